@@ -1,0 +1,60 @@
+# The two commands of the README are `make reproduce` and `make test`; `make setup` does their set-up alone.
+PYTHON ?= python3
+# Name PyTorch's CPU index here to keep pip from fetching a CUDA build:
+#   make setup TORCH_INDEX=<address of the CPU wheels>
+TORCH_INDEX ?=
+BIN := .venv/bin
+MARK := .venv/.ready
+RUN := PATH="$(CURDIR)/$(BIN):$$PATH"
+
+.PHONY: help setup reproduce smoke test check format lint types clean
+
+help:
+	@sed -n 's/^## //p' $(MAKEFILE_LIST)
+
+## make setup       create .venv and install the pinned dependencies
+setup: $(MARK)
+
+$(MARK): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is required; name one with make PYTHON=python3.11")'
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) "$$(grep '^torch==' constraints.txt)"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[experiments,dev]'
+	touch $(MARK)
+
+## make reproduce   train, evaluate and report every study at the quick scale
+reproduce: setup
+	$(RUN) snakemake reproduce $(ARGS)
+	@$(BIN)/python -m experiments where $(ARGS)
+
+## make smoke       the same at the smallest scale, in two minutes
+smoke: setup
+	$(RUN) snakemake smoke
+
+## make test        run the tests
+test: setup
+	$(RUN) $(BIN)/python -m pytest -n 2
+
+## make check       lint, types, workflow lint and the fast tests
+check: setup lint types
+	$(RUN) $(BIN)/python -m pytest -n 2 -m "not slow"
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/snakefmt --check Snakefile workflow
+	$(RUN) snakemake --lint
+
+types: setup
+	$(BIN)/mypy
+
+## make format      rewrite the code in the house style
+format: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/snakefmt Snakefile workflow
+
+## make clean       remove what runs made; results/reference and .venv stay
+clean:
+	rm -rf state logs resources reports/smoke reports/quick reports/small reports/paper .snakemake
+	rm -rf results/smoke results/quick results/small results/paper

@@ -1,0 +1,1 @@
+"""The studies: specs, data, models, training, evaluation, analysis and reports."""

@@ -1,0 +1,193 @@
+"""Commands that the workflow's rules call; a person can call them too.
+
+``python -m experiments --help`` lists them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from experiments import plan
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
+
+RunId = Annotated[str, typer.Option("--run", help="a run id, as `plan` prints it")]
+Scale = Annotated[str, typer.Option(help="smoke, quick, small or paper")]
+StudyName = Annotated[str, typer.Option("--study", help="a file of experiments/studies")]
+Mirror = Annotated[Path | None, typer.Option(help="folder with <root>/<hub id> datasets")]
+
+
+def data_folder(label: str) -> Path:
+    """Where prepared data lies, relative to the repository."""
+    return Path("resources/data") / label
+
+
+def run_folder(run: plan.Run) -> Path:
+    """Where a run's files lie, relative to the repository."""
+    return Path("results") / run.scale / "runs" / run.id
+
+
+def mirror_root(mirror: Path | None) -> Path | None:
+    """The option, or the environment variable SPARSE_MIRROR."""
+    value = mirror or os.environ.get("SPARSE_MIRROR")
+    return Path(value) if value else None
+
+
+@app.command("plan")
+def print_plan(scale: Scale = "quick", study: str = "all") -> None:
+    """Print the runs of a scale and their expected cost in core-seconds."""
+    runs = plan.all_runs(scale).values()
+    chosen = [run for run in runs if study in ("all", *run.studies)]
+    for run in chosen:
+        print(f"{run.core_seconds:8.0f}  {run.id}  ({', '.join(run.studies)})")
+    total = sum(run.core_seconds for run in chosen)
+    budget = plan.BUDGET_CORE_S.get(scale)
+    print(f"{total:8.0f}  core-seconds in {len(chosen)} runs" + (f" of {budget}" if budget else ""))
+
+
+@app.command()
+def check() -> None:
+    """Validate every study at every scale, sparsity configurations included."""
+    from sparse_lib.configure import configure
+
+    seen: set[str] = set()
+    for scale in plan.SCALES:
+        for run in plan.all_runs(scale).values():
+            text = json.dumps(run.spec["sparsity"], sort_keys=True)
+            if run.spec["sparsity"] is None or text in seen:
+                continue
+            seen.add(text)
+            try:
+                configure(run.spec["sparsity"])
+            except (ValueError, TypeError) as error:
+                study, method = run.studies[0], run.spec["method"]
+                raise plan.SpecError(f"{study}.yaml: methods.{method}.sparsity: {error}") from None
+
+
+@app.command()
+def prepare(
+    data: Annotated[str, typer.Option(help="<name>-v<vocabulary>, as in run ids")],
+    mirror: Mirror = None,
+    online: bool = False,
+) -> None:
+    """Prepare one dataset under resources/data."""
+    from experiments import data as registry
+
+    name, _, vocab_size = data.rpartition("-v")
+    registry.prepare(
+        name,
+        out=data_folder(data),
+        vocab_size=int(vocab_size),
+        mirror=mirror_root(mirror),
+        offline=not online,
+    )
+
+
+@app.command()
+def train(
+    run: RunId,
+    device: str = "cpu",
+    threads: Annotated[int, typer.Option(min=1)] = 1,
+    log: Annotated[Path | None, typer.Option(help="also write the status lines here")] = None,
+) -> None:
+    """Train one run, or go on where an interrupted one stopped."""
+    from experiments import training
+
+    chosen = plan.find_run(run)
+    training.train(
+        chosen.spec,
+        spec_hash=chosen.spec_hash,
+        code_hash=plan.training_code_hash(chosen.spec),
+        command=f"snakemake rerun --config run={run}",
+        data_dir=data_folder(chosen.data_label),
+        out=run_folder(chosen),
+        state_root=Path("state"),
+        num_threads=threads,
+        device=device,
+        log=log,
+    )
+
+
+@app.command()
+def evaluate(run: RunId, mirror: Mirror = None) -> None:
+    """Score a trained run with its suite, and write its record."""
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    from experiments.evaluation import evaluate as score
+
+    chosen = plan.find_run(run)
+    folder = run_folder(chosen)
+    score(
+        folder / "model",
+        data_folder(chosen.data_label),
+        chosen.spec["suite"],
+        out=folder / "eval.json",
+        mirror=mirror_root(mirror),
+    )
+
+
+@app.command()
+def record(run: RunId) -> None:
+    """Merge a run's files into its small record."""
+    from experiments.analysis import records
+
+    folder = run_folder(plan.find_run(run))
+    value = records.make_record(
+        folder / "train.json", folder / "eval.json", folder / "metrics.jsonl"
+    )
+    (folder / "record.json").write_text(json.dumps(value, indent=1) + "\n")
+
+
+def study_dict(study: str, scale: str) -> dict:
+    """What analysis and report know of a study."""
+    return plan.study_as_dict(plan.load_study(study), scale)
+
+
+def study_folder(study: str, scale: str) -> Path:
+    """Where a study's collected tables lie."""
+    return Path("results") / scale / study
+
+
+def page_folder(study: str, scale: str) -> Path:
+    """Where a study's page lies."""
+    return Path("reports") / scale / study
+
+
+@app.command()
+def collect(study: StudyName, scale: Scale, files: list[Path]) -> None:
+    """Collect the records of a study into tidy tables."""
+    from experiments.analysis import records
+
+    out = study_folder(study, scale) / "records.csv"
+    out.parent.mkdir(parents=True, exist_ok=True)
+    records.collect(files, study_dict(study, scale), out)
+
+
+@app.command()
+def keep(scale: Scale = "quick") -> None:
+    """Copy the finished records of a scale to results/reference, to be committed."""
+    for run in plan.all_runs(scale).values():
+        path = run_folder(run) / "record.json"
+        if path.is_file():
+            run.reference.parent.mkdir(parents=True, exist_ok=True)
+            run.reference.write_text(path.read_text())
+            print(run.reference.relative_to(plan.ROOT))
+
+
+def main() -> None:
+    """Run a command; a user's mistake ends in one sentence, not in a traceback."""
+    try:
+        app()
+    except (plan.SpecError, RuntimeError, FloatingPointError) as error:
+        if os.environ.get("SPARSE_DEBUG"):
+            raise
+        sys.exit(f"Error: {error}")
+
+
+if __name__ == "__main__":
+    main()

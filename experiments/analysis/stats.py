@@ -1,0 +1,139 @@
+"""Small-sample statistics over seeds.
+
+With three to five seeds a percentile bootstrap is far too narrow, so intervals and tests here
+use Student's t distribution.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import stats
+
+LEVEL = 0.95
+MIN_SEEDS = 3
+
+
+@dataclass(frozen=True)
+class Paired:
+    """Comparison of two treatments that share their seeds.
+
+    Attributes:
+        num_seeds: Number of pairs.
+        effect: Mean difference a - b, in the metric's units; NaN without pairs.
+        low: Lower end of the two-sided 95% t interval of the difference; NaN below two pairs.
+        high: Upper end of that interval.
+        p: p value of the alternative that was asked for; NaN where no t test exists.
+        p_opposite: p value of the opposite alternative; equal to ``p`` when two-sided.
+    """
+
+    num_seeds: int
+    effect: float
+    low: float
+    high: float
+    p: float
+    p_opposite: float
+
+
+def t_interval(values: Sequence[float], *, level: float = LEVEL) -> tuple[float, float, float]:
+    """Return mean, lower and upper end of the two-sided t interval of the mean.
+
+    Args:
+        values: One value per seed.
+        level: Coverage, in (0, 1).
+
+    Returns:
+        ``(mean, low, high)``; the ends are NaN for fewer than two values, all NaN for none.
+    """
+    values = np.asarray(values, dtype=float)
+    if values.size == 0:
+        return math.nan, math.nan, math.nan
+    mean = float(values.mean())
+    if values.size == 1:
+        return mean, math.nan, math.nan
+    half = stats.t.ppf((1 + level) / 2, values.size - 1) * stats.sem(values)
+    return mean, float(mean - half), float(mean + half)
+
+
+def paired(
+    a: Mapping[int, float],
+    b: Mapping[int, float],
+    *,
+    direction: str = "differ",
+    margin: float = 0.0,
+) -> Paired:
+    """Test a against b with a t test over the seeds both have.
+
+    Args:
+        a: Seed to value.
+        b: Seed to value.
+        direction: ``less`` tests a < b - margin, ``greater`` a > b + margin, ``differ`` a != b.
+        margin: Smallest difference that counts, in the metric's units, at least 0.
+
+    Returns:
+        The comparison. Where all differences are equal the t statistic does not exist and both
+        p values are NaN.
+
+    Raises:
+        ValueError: If the direction is unknown or the margin negative.
+    """
+    if direction not in ("less", "greater", "differ"):
+        raise ValueError(f"direction is {direction!r}: it must be less, greater or differ")
+    if margin < 0:
+        raise ValueError(f"margin is {margin}: it must be at least 0")
+    differences = np.array([a[seed] - b[seed] for seed in sorted(set(a) & set(b))], dtype=float)
+    effect, low, high = t_interval(differences)
+    count = differences.size
+    if count < 2 or np.ptp(differences) <= 1e-12 * max(1.0, abs(effect)):
+        return Paired(count, effect, low, high, math.nan, math.nan)
+    p, p_opposite = _p_values(differences, direction, margin)
+    return Paired(count, effect, low, high, p, p_opposite)
+
+
+def _p_values(differences: np.ndarray, direction: str, margin: float) -> tuple[float, float]:
+    if direction == "differ":
+        p = float(stats.ttest_1samp(differences, 0.0).pvalue)
+        return p, p
+    sign = -1.0 if direction == "less" else 1.0
+    forward = stats.ttest_1samp(sign * differences, margin, alternative="greater").pvalue
+    # The claim is contradicted by a difference against it, not by one smaller than the margin.
+    backward = stats.ttest_1samp(sign * differences, 0.0, alternative="less").pvalue
+    return float(forward), float(backward)
+
+
+def holm(p_values: Mapping[str, float]) -> dict[str, float]:
+    """Return Holm's step-down adjusted p values.
+
+    Args:
+        p_values: Name to p value; a NaN counts in the number of tests and stays NaN.
+
+    Returns:
+        Name to adjusted p value, in the order given. Source: Holm (1979).
+    """
+    count = len(p_values)
+    ordered = sorted((p, name) for name, p in p_values.items() if not math.isnan(p))
+    adjusted: dict[str, float] = dict.fromkeys(p_values, math.nan)
+    running = 0.0
+    for rank, (p, name) in enumerate(ordered):
+        running = max(running, min(1.0, (count - rank) * p))
+        adjusted[name] = running
+    return adjusted
+
+
+def distinguishable(value: float, stderr: float | None, chance: float | None) -> bool | None:
+    """Return whether a score differs from chance at the 95% level (normal approximation).
+
+    Args:
+        value: Measured score.
+        stderr: Its standard error over test items.
+        chance: Score of guessing.
+
+    Returns:
+        None where the standard error or the chance level is unknown.
+    """
+    if stderr is None or chance is None or math.isnan(stderr) or math.isnan(chance):
+        return None
+    if stderr == 0:
+        return value != chance
+    return abs(value - chance) > stats.norm.ppf((1 + LEVEL) / 2) * stderr

@@ -1,0 +1,77 @@
+"""What a dataset is, and what all datasets share."""
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+SPLITS = ("train", "validation", "test")
+END_OF_TEXT = "<|endoftext|>"
+
+
+class MissingData(RuntimeError):
+    """A dataset is neither installed, mirrored nor reachable; the message is one sentence."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where texts may be looked for.
+
+    Attributes:
+        mirror: Folder that holds `<hub id>` folders, or None.
+        offline: Whether the hub must not be asked.
+    """
+
+    mirror: Path | None = None
+    offline: bool = True
+
+
+@dataclass(frozen=True)
+class Texts:
+    """The documents of a dataset.
+
+    Attributes:
+        splits: Documents of each split, in their fixed order.
+        meta: Facts for meta.json, such as versions or a known entropy.
+    """
+
+    splits: Mapping[str, list[str]]
+    meta: Mapping[str, Any] = field(default_factory=dict)
+
+    def digest(self) -> str:
+        """Return the SHA-256 of all documents, split by split."""
+        digest = hashlib.sha256()
+        for split in SPLITS:
+            digest.update(f"{split}\0".encode())
+            for document in self.splits.get(split, []):
+                digest.update(document.encode() + b"\0")
+        return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """One entry of the registry.
+
+    Attributes:
+        name: Name used in studies.
+        license: Licence of the text.
+        source: Where the text comes from, for reports.
+        splits: How the splits were made, in words.
+        read: Returns the documents; may take a minute, may raise `MissingData`.
+        missing: Says cheaply, in one sentence, what `read` would lack; None if nothing.
+        build_tokenizer: Replaces the default byte-level BPE where given.
+        write_extras: Writes further files of the dataset into a folder, if given.
+    """
+
+    name: str
+    license: str
+    source: str
+    splits: str
+    read: Callable[[Source], Texts]
+    missing: Callable[[Source], str | None] = lambda source: None
+    build_tokenizer: "Callable[[], Tokenizer] | None" = None
+    write_extras: Callable[[Path], None] | None = None

@@ -1,0 +1,296 @@
+"""Evaluation of one trained model: perplexity of its dataset, and a suite of lm-eval tasks.
+
+`evaluate` reads an exported model folder and a prepared dataset and writes ``eval.json``. It runs
+in a process of its own, never in the training process, and never asks the network unless
+``HF_HUB_OFFLINE=0`` is set.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib.metadata
+import json
+import os
+import tempfile
+import time
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from experiments.evaluation.suite import Suite, TaskEntry, digest, load_suite
+
+if TYPE_CHECKING:
+    from experiments.evaluation.scoring import Scorer
+
+HERE = Path(__file__).parent
+
+
+def evaluate(
+    model_dir: Path, data_dir: Path, suite: str, *, out: Path, mirror: Path | None = None
+) -> dict[str, Any]:
+    """Score a model and write the result; what is already scored is kept.
+
+    Every task is a unit keyed by the hashes of weights, settings, data and code. Units found in
+    ``out``, or in the partial file of an interrupted call, are not run again: an unchanged call
+    returns at once, a task added to the suite is the only one run, and an interrupted evaluation
+    goes on at the task it was in.
+
+    Args:
+        model_dir: folder that ``AutoModelForCausalLM.from_pretrained`` loads, tokenizer included.
+        data_dir: prepared dataset: ``{validation,test}.bin`` (uint16 tokens),
+            ``text/{validation,test}.jsonl``, ``meta.json``; ``pairs.jsonl`` where it has pairs.
+        suite: name of a suite, or path of a YAML file.
+        out: file to write (``eval.json``), or the folder to write it into.
+        mirror: root under which ``<hub id>`` folders hold datasets; None asks the hub, which
+            needs ``HF_HUB_OFFLINE=0``.
+
+    Returns:
+        What was written: run, hashes, ``units`` (key and wall_s per task), ``scores``, wall_s.
+
+    Raises:
+        MissingData: if a dataset of the suite is not available; nothing was run then.
+        ValueError: if the suite is unknown or wrong.
+    """
+    _quiet_and_offline()
+    model_dir, data_dir, out = Path(model_dir), Path(data_dir), Path(out)
+    out = out if out.suffix == ".json" else out / "eval.json"
+    job = _Job(model_dir, data_dir, load_suite(suite), None if mirror is None else Path(mirror))
+    previous = _read(out)
+    if previous.get("inputs_hash") == job.inputs_hash(previous.get("datasets", {})):
+        return previous
+
+    partial = out.with_suffix(".partial.json")
+    saved = [previous, _read(partial)]
+    units: dict[str, Any] = {}
+    scores: list[dict[str, Any]] = []
+    for name, key, entry in job.units:
+        kept = next((file for file in saved if _key(file, name) == key), None)
+        if kept is not None:
+            units[name] = kept["units"][name]
+            scores += [score for score in kept["scores"] if score["task"] == name]
+            continue
+        job.scorer  # loaded before the clock starts
+        began = time.perf_counter()
+        scores += job.run(name, entry)
+        units[name] = {"key": key, "wall_s": round(time.perf_counter() - began, 3)}
+        _write(partial, {"units": units, "scores": scores})
+    result = {
+        "run": model_dir.resolve().parent.name if model_dir.name == "model" else model_dir.name,
+        "weights_hash": job.weights_hash,
+        "suite": job.suite.name,
+        "suite_hash": job.suite.hash,
+        "data_hash": job.data_hash,
+        "inputs_hash": job.inputs_hash(job.datasets),
+        "datasets": job.datasets,
+        "units": units,
+        "scores": scores + job.group_scores(scores),
+        "wall_s": round(sum(unit["wall_s"] for unit in units.values()), 3),
+    }
+    _write(out, result)
+    partial.unlink(missing_ok=True)
+    return result
+
+
+def weights_hash(model_dir: Path) -> str:
+    """SHA-256 over a model folder's weights, config and tokenizer.
+
+    Raises:
+        ValueError: if the folder holds no config.json or no weights.
+    """
+    weights = [*model_dir.glob("*.safetensors"), *model_dir.glob("*.bin")]
+    if not weights or not (model_dir / "config.json").is_file():
+        raise ValueError(f"{model_dir} holds no config.json with weights; export the model there")
+    others = [model_dir / name for name in ("config.json", "tokenizer.json")]
+    return hash_files(model_dir, [*weights, *others])
+
+
+def hash_files(root: Path, paths: Iterable[Path]) -> str:
+    """SHA-256 over names and contents of the files that exist."""
+    contents = {}
+    for path in paths:
+        if path.is_file():
+            with path.open("rb") as file:
+                contents[path.relative_to(root).as_posix()] = hashlib.file_digest(
+                    file, "sha256"
+                ).hexdigest()
+    return digest(contents)
+
+
+class _Job:
+    """One call of `evaluate`: what it depends on, its units, and how to run one."""
+
+    def __init__(self, model_dir: Path, data_dir: Path, suite: Suite, mirror: Path | None) -> None:
+        self.model_dir = model_dir
+        self.data_dir = data_dir
+        self.suite = suite
+        self.mirror = mirror
+        self.weights_hash = weights_hash(model_dir)
+        self.files_hash = hash_files(data_dir, _data_files(data_dir))
+        meta = _read(data_dir / "meta.json")
+        self.data_hash = meta.get("hash", self.files_hash)
+        self.entries = [entry for entry in suite.tasks if entry.applies(data_dir)]
+
+    def inputs_hash(self, hub_ids: Iterable[str]) -> str:
+        """Digest of all that the scores depend on, given the hub datasets in use."""
+        hubs = {hub: self._hub_digest(hub) for hub in hub_ids}
+        return digest(
+            [self.weights_hash, self.suite.hash, self.data_hash, self.files_hash, hubs, _code()]
+        )
+
+    @cached_property
+    def manager(self) -> Any:
+        from experiments.evaluation.tasks import task_manager
+
+        return task_manager(self.entries)
+
+    @cached_property
+    def datasets(self) -> dict[str, str]:
+        """Digest of each hub dataset that the suite's tasks read."""
+        from experiments.evaluation.tasks import hub_id, leaves, local_dataset
+
+        names = [leaf for entry in self.entries for leaf in leaves(self.manager, entry.task)]
+        hubs = sorted({hub for name in names if (hub := hub_id(self.manager, name))})
+        for hub in hubs:
+            local_dataset(hub, self.mirror)
+        return {hub: self._hub_digest(hub) for hub in hubs}
+
+    @property
+    def units(self) -> list[tuple[str, str, TaskEntry | None]]:
+        """Name, key and suite entry of each unit; perplexity has no entry."""
+        shared = [self.weights_hash, self.suite.batch_size, self.suite.dtype, _code()]
+        found: list[tuple[str, str, TaskEntry | None]] = []
+        if self.suite.perplexity is not None:
+            settings = self.suite.perplexity.model_dump(mode="json")
+            found.append(("perplexity", digest([*shared, settings, self.files_hash]), None))
+        if not self.entries:
+            return found
+        from experiments.evaluation.tasks import hub_id, leaves
+
+        for entry in self.entries:
+            settings = {"num_fewshot": entry.num_fewshot, "limit": entry.limit}
+            for leaf in leaves(self.manager, entry.task):
+                hub = hub_id(self.manager, leaf)
+                data = self.datasets[hub] if hub else self.files_hash
+                extra = [leaf, settings, self.suite.bootstrap_iters, data]
+                found.append((leaf, digest([*shared, *extra]), entry))
+        return found
+
+    def run(self, name: str, entry: TaskEntry | None) -> list[dict[str, Any]]:
+        """Scores of one unit, in the form of eval.json."""
+        if entry is None:
+            return [{**score, "data_hash": self.data_hash} for score in self._perplexity()]
+        from experiments.evaluation.harness import CausalLM
+        from experiments.evaluation.tasks import hub_id, run_task
+
+        hub = hub_id(self.manager, name)
+        data_hash = self.datasets[hub] if hub else self.data_hash
+        with tempfile.TemporaryDirectory(prefix="evaluate-") as scratch:
+            rows = run_task(
+                CausalLM(self.scorer),
+                self.manager,
+                name,
+                entry,
+                self.suite,
+                data_dir=self.data_dir,
+                mirror=self.mirror,
+                scratch=Path(scratch),
+            )
+        return [{**row, "data_hash": data_hash} for row in rows]
+
+    def group_scores(self, scores: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Scores of the suite's groups, from those of their tasks."""
+        rows: list[dict[str, Any]] = []
+        for entry in self.entries:
+            from experiments.evaluation.tasks import group_scores, leaves
+
+            names = leaves(self.manager, entry.task)
+            if names != [entry.task]:
+                by_task = {name: [s for s in scores if s["task"] == name] for name in names}
+                rows += group_scores(self.manager, entry.task, by_task)
+        return rows
+
+    @cached_property
+    def scorer(self) -> Scorer:
+        """The model, loaded when the first unit needs it."""
+        from experiments.evaluation.scoring import load
+
+        return load(self.model_dir, batch_size=self.suite.batch_size, dtype=self.suite.dtype)
+
+    def _perplexity(self) -> list[dict[str, Any]]:
+        from experiments.evaluation.perplexity import split_scores
+
+        settings = self.suite.perplexity
+        assert settings is not None
+        return [
+            {
+                "task": "perplexity",
+                **row,
+                "chance": None,
+                "higher_is_better": False,
+                "num_fewshot": 0,
+                "limit": settings.max_tokens,
+                "batch_size": self.suite.batch_size,
+                "dtype": self.suite.dtype,
+                "truncated_fraction": 0.0,
+                "split": split,
+            }
+            for split in settings.splits
+            for row in split_scores(self.scorer, self.data_dir, split, settings)
+        ]
+
+    def _hub_digest(self, hub: str) -> str:
+        """Digest of a mirrored dataset's files, or a name for what the hub serves."""
+        folder = None if self.mirror is None else self.mirror / hub
+        if folder is None or not folder.is_dir():
+            return f"hub:{hub}"
+        return hash_files(folder, sorted(path for path in folder.rglob("*") if path.is_file()))
+
+
+def _data_files(data_dir: Path) -> list[Path]:
+    """Files of a prepared dataset that an evaluation may read."""
+    splits = ("validation", "test")
+    names = [f"{s}.bin" for s in splits] + [f"text/{s}.jsonl" for s in splits] + ["pairs.jsonl"]
+    return [data_dir / name for name in names]
+
+
+def _code() -> str:
+    """Digest of this package's code and tasks, comments left out, and of lm-eval's version."""
+    trees = [ast.dump(ast.parse(path.read_text())) for path in sorted(HERE.glob("*.py"))]
+    tasks = [path.read_text() for path in sorted((HERE / "tasks").iterdir())]
+    try:
+        version = importlib.metadata.version("lm_eval")
+    except importlib.metadata.PackageNotFoundError:
+        version = None
+    return digest([trees, tasks, version])
+
+
+def _key(file: Mapping[str, Any], name: str) -> str | None:
+    """Key of a unit in an evaluation file, if it is there."""
+    unit = file.get("units", {}).get(name)
+    return None if unit is None else unit["key"]
+
+
+def _quiet_and_offline() -> None:
+    """Defaults that must be set before datasets and lm_eval are imported."""
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    os.environ.setdefault("TQDM_DISABLE", "1")
+    os.environ.setdefault("DISABLE_MULTIPROC", "1")
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """A JSON file's content; nothing if it is missing or was cut short."""
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _write(path: Path, content: Mapping[str, Any]) -> None:
+    """Replace a file as a whole."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(json.dumps(content, indent=1) + "\n")
+    os.replace(temporary, path)

@@ -1,0 +1,91 @@
+"""Suites: which scores a model gets, and under which conditions. One YAML file each."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, ValidationError
+
+FOLDER = Path(__file__).parent / "suites"
+
+
+class Strict(BaseModel):
+    """An unknown key is an error."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Perplexity(Strict):
+    """Perplexity of the dataset's own held-out splits."""
+
+    splits: tuple[Literal["validation", "test"], ...] = ("validation", "test")
+    stride: PositiveInt | None = Field(None, description="tokens; None is half the context")
+    max_tokens: PositiveInt | None = Field(
+        None, description="tokens per split, spread over it; None takes all"
+    )
+
+
+class TaskEntry(Strict):
+    """One lm-eval task or group."""
+
+    task: str
+    folder: str | None = Field(
+        None, description="folder of the task below lm_eval/tasks; None for our own tasks"
+    )
+    num_fewshot: NonNegativeInt = 0
+    limit: PositiveInt | None = Field(None, description="first documents; None takes all")
+    enabled: bool = True
+    if_present: str | None = Field(None, description="file of the data folder that it needs")
+    if_absent: str | None = Field(None, description="file of the data folder that replaces it")
+
+    def applies(self, data_dir: Path) -> bool:
+        """Whether the task fits this dataset and is switched on."""
+        needed = self.if_present is None or (data_dir / self.if_present).exists()
+        replaced = self.if_absent is not None and (data_dir / self.if_absent).exists()
+        return self.enabled and needed and not replaced
+
+
+class Suite(Strict):
+    """What is scored, and the batch size and number format that every score records."""
+
+    name: str
+    batch_size: PositiveInt = 32
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    bootstrap_iters: PositiveInt = Field(
+        1000, description="resamples for the standard errors that have no closed form"
+    )
+    perplexity: Perplexity | None = Perplexity()
+    tasks: tuple[TaskEntry, ...] = ()
+
+    @property
+    def hash(self) -> str:
+        """Digest of every setting."""
+        return digest(self.model_dump(mode="json"))
+
+
+def digest(value: Any) -> str:
+    """SHA-256 of a JSON value, keys sorted."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def load_suite(name: str) -> Suite:
+    """Read a suite by name, or by the path of a YAML file.
+
+    Raises:
+        ValueError: if there is no such suite, or a key or value in it is wrong.
+    """
+    path = Path(name) if name.endswith(".yaml") else FOLDER / f"{name}.yaml"
+    if not path.is_file():
+        known = ", ".join(sorted(file.stem for file in FOLDER.glob("*.yaml")))
+        raise ValueError(f"suite is {name!r}; it must be one of {known}, or the path of a YAML")
+    content = yaml.safe_load(path.read_text()) or {}
+    try:
+        return Suite(name=path.stem, **content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"])
+        raise ValueError(f"{path.name}: {key} is {first['input']!r}: {first['msg']}") from None

@@ -1,0 +1,21 @@
+"""Models by file name: each file holds a pydantic ``Config`` and ``build(config, ...)``.
+
+Only ``Config`` is used while Snakemake parses, so torch and transformers are imported inside
+``build``.
+"""
+
+import importlib
+import pkgutil
+from types import ModuleType
+
+
+def names() -> list[str]:
+    """Names of the models that a spec may use."""
+    return sorted(module.name for module in pkgutil.iter_modules(__path__))
+
+
+def get(name: str) -> ModuleType:
+    """The module of the model ``name``; raises ``KeyError`` for an unknown name."""
+    if name not in names():
+        raise KeyError(name)
+    return importlib.import_module(f"{__name__}.{name}")

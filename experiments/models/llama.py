@@ -1,0 +1,61 @@
+"""Llama-style decoder of transformers, built from a config (Touvron et al. 2023)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pydantic import BaseModel, ConfigDict, PositiveInt, model_validator
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+class Config(BaseModel):
+    """Sizes of the decoder; ``hidden_size`` must be a multiple of ``2 * num_heads``."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    hidden_size: PositiveInt
+    intermediate_size: PositiveInt
+    num_layers: PositiveInt
+    num_heads: PositiveInt
+    tie_embeddings: bool = False
+
+    @model_validator(mode="after")
+    def heads_divide_width(self) -> Config:
+        """Rotary embeddings rotate pairs, so each head's width must be even."""
+        if self.hidden_size % (2 * self.num_heads):
+            raise ValueError(
+                f"hidden_size is {self.hidden_size}; it must be a multiple of "
+                f"2 * num_heads = {2 * self.num_heads}"
+            )
+        return self
+
+
+def build(config: Config, *, vocab_size: int, context: int, eos_id: int) -> PreTrainedModel:
+    """A randomly initialised ``LlamaForCausalLM``; draws from torch's global generator.
+
+    Args:
+        config: sizes.
+        vocab_size: rows of the embedding and of the head.
+        context: longest sequence in tokens.
+        eos_id: id of the end-of-document token.
+    """
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=vocab_size,
+            hidden_size=config.hidden_size,
+            intermediate_size=config.intermediate_size,
+            num_hidden_layers=config.num_layers,
+            num_attention_heads=config.num_heads,
+            num_key_value_heads=config.num_heads,
+            max_position_embeddings=context,
+            tie_word_embeddings=config.tie_embeddings,
+            bos_token_id=eos_id,
+            eos_token_id=eos_id,
+            attention_dropout=0.0,
+            use_cache=False,
+        )
+    )

@@ -1,0 +1,465 @@
+"""Studies become runs: YAML in, validated specs with readable ids out.
+
+Snakemake imports this module at parse time, so it imports neither torch nor pandas.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import functools
+import hashlib
+import json
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+    field_validator,
+)
+
+from experiments import models
+
+ROOT = Path(__file__).resolve().parent.parent
+STUDIES = ROOT / "experiments" / "studies"
+REFERENCE = ROOT / "results" / "reference" / "runs"
+SCALES = ("smoke", "quick", "small", "paper")
+#: Core-seconds that all studies together may cost, start-up included.
+BUDGET_CORE_S = {"smoke": 240, "quick": 2000}
+
+Scale = Literal["smoke", "quick", "small", "paper"]
+
+
+class SpecError(ValueError):
+    """A study file is wrong; the message is one sentence that names the key."""
+
+
+class Strict(BaseModel):
+    """Base of all sections: an unknown key is an error."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class Data(Strict):
+    """A registered dataset and how it is cut into tokens."""
+
+    name: str
+    vocab_size: int = Field(ge=2, le=65536, description="tokens in the vocabulary")
+    context: int = Field(ge=2, description="tokens per training sequence")
+
+    @property
+    def label(self) -> str:
+        """Folder name under ``resources/data``."""
+        return f"{self.name}-v{self.vocab_size}"
+
+
+class Recipe(Strict):
+    """Optimisation of one run: AdamW, warm-up, cosine decay, clipping."""
+
+    tokens: PositiveInt = Field(description="training tokens of a run")
+    batch_size: PositiveInt = Field(description="sequences per optimizer step at batch_scale 1")
+    learning_rate: PositiveFloat
+    min_learning_rate: NonNegativeFloat = 0.0
+    warmup: float = Field(0.1, ge=0, lt=1, description="share of the steps")
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: PositiveFloat = 1e-8
+    weight_decay: NonNegativeFloat = 0.1
+    clip_norm: PositiveFloat = 1.0
+    validations: PositiveInt = Field(4, description="validation passes, evenly spaced")
+    validation_tokens: PositiveInt = Field(
+        65536, description="tokens of each pass on the way; the last pass takes the whole split"
+    )
+
+
+class Method(Strict):
+    """One row of a study: how sparse, and by which recipe variant."""
+
+    recipe: str
+    final_sparsity: float = Field(0.0, ge=0, lt=1)
+    sparsity: dict[str, Any] | None = None
+
+    @field_validator("sparsity")
+    @classmethod
+    def known_algorithm(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
+        """The algorithm must be a file of ``sparse_lib/algorithms``."""
+        if value is not None:
+            check_choice("sparsity.algorithm", value.get("algorithm"), algorithm_names())
+        return value
+
+
+class Variant(Strict):
+    """A recipe variant: the batch is scaled, the steps adapt, the tokens stay equal."""
+
+    batch_scale: PositiveFloat = 1.0
+
+
+class Model(BaseModel):
+    """A model file's name, a label for run ids, and the keys of that file's ``Config``."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: str
+    label: str
+
+
+class Grid(Strict):
+    """One model on one dataset, and the number of seeds of each method."""
+
+    model: Model
+    data: Data
+    recipe: Recipe
+    suite: str
+    methods: dict[str, PositiveInt] = Field(description="method -> number of seeds")
+    core_seconds: PositiveFloat = Field(description="expected cost of one run, start-up included")
+
+
+class Claims(Strict):
+    """Claims that the study tests; primary ones are fixed before training."""
+
+    primary: list[str] = Field(default=[], max_length=6)
+    exploratory: list[str] = []
+
+
+class Study(Strict):
+    """One file of ``experiments/studies``."""
+
+    name: str
+    title: str
+    source: str
+    description: str
+    tables: list[str]
+    figures: list[str]
+    claims: Claims = Claims()
+    recipes: dict[str, Variant]
+    methods: dict[str, Method]
+    scales: dict[Scale, list[Grid]]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A frozen row: everything that determines a result, under a readable id."""
+
+    id: str
+    scale: str
+    spec: dict[str, Any]
+    core_seconds: float
+    studies: tuple[str, ...] = field(default=(), compare=False)
+
+    @functools.cached_property
+    def spec_hash(self) -> str:
+        """Hash of what determines the trained weights, the evaluation suite left out."""
+        return digest({key: value for key, value in self.spec.items() if key != "suite"})
+
+    @property
+    def data_label(self) -> str:
+        """Folder of the prepared data under ``resources/data``."""
+        return Data(**self.spec["data"]).label
+
+    @property
+    def reference(self) -> Path:
+        """Where the committed record of this run lies, if there is one."""
+        return REFERENCE / f"{self.id}.json"
+
+
+def digest(value: Any) -> str:
+    """SHA-256 of a JSON value, independent of key order."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def check_choice(key: str, value: Any, allowed: Iterable[str]) -> None:
+    """Raise a sentence that names the key, the value, the closest name and all names."""
+    allowed = sorted(allowed)
+    if value in allowed:
+        return
+    close = difflib.get_close_matches(str(value), allowed, n=1)
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    raise ValueError(f"{key} is {value!r}, but must be one of {', '.join(allowed)}{hint}")
+
+
+def algorithm_names() -> list[str]:
+    """Algorithms on disk; their constructors are checked by ``python -m experiments check``."""
+    folder = ROOT / "sparse_lib" / "algorithms"
+    return sorted(path.stem for path in folder.glob("*.py") if not path.stem.startswith("_"))
+
+
+def suite_names() -> list[str]:
+    """Evaluation suites on disk."""
+    return sorted(path.stem for path in (ROOT / "experiments/evaluation/suites").glob("*.yaml"))
+
+
+def study_names() -> list[str]:
+    """All studies, in alphabetical order."""
+    return sorted(path.stem for path in STUDIES.glob("*.yaml"))
+
+
+def load_study(name: str, *, folder: Path | None = None) -> Study:
+    """Read and validate one study; raises `SpecError` with one sentence."""
+    path = (folder or STUDIES) / f"{name}.yaml"
+    try:
+        text = path.read_text()
+        study = Study.model_validate(yaml.safe_load(text))
+        _check_names(study, path.stem)
+    except FileNotFoundError:
+        allowed = ", ".join(study_names())
+        raise SpecError(f"study is {name!r}, but must be one of {allowed}") from None
+    except yaml.YAMLError as error:
+        raise SpecError(f"{path.name}: not valid YAML: {' '.join(str(error).split())}") from None
+    except ValidationError as error:
+        raise SpecError(f"{path.name}: {_sentence(error)}") from None
+    except ValueError as error:
+        raise SpecError(f"{path.name}: {error}") from None
+    return study
+
+
+def _sentence(error: ValidationError) -> str:
+    """The first problem of a pydantic error as one sentence."""
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"]) or "the file"
+    if first["type"] == "extra_forbidden":
+        return f"unknown key {where}"
+    if first["type"] == "missing":
+        return f"the key {where} is missing"
+    message = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "value_error":
+        return f"{where}: {message}"
+    message = message[0].lower() + message[1:]
+    return f"{where} is {first['input']!r}: {message}"
+
+
+def _check_names(study: Study, stem: str) -> None:
+    """Check what one section says against what another section or a folder holds."""
+    if study.name != stem:
+        raise ValueError(f"name is {study.name!r}, but must equal the file's name {stem!r}")
+    for name, method in study.methods.items():
+        check_choice(f"methods.{name}.recipe", method.recipe, study.recipes)
+        if method.sparsity is None and method.final_sparsity:
+            raise ValueError(f"methods.{name}.final_sparsity needs methods.{name}.sparsity")
+        if name.count("__"):
+            raise ValueError(f"methods.{name}: a method's name may not hold a double underscore")
+    for scale, grids in study.scales.items():
+        for index, grid in enumerate(grids):
+            where = f"scales.{scale}.{index}"
+            for method_name in grid.methods:
+                check_choice(f"{where}.methods", method_name, study.methods)
+            check_choice(f"{where}.model.name", grid.model.name, models.names())
+            check_choice(f"{where}.suite", grid.suite, suite_names())
+            try:
+                models.get(grid.model.name).Config.model_validate(grid.model.model_extra)
+            except ValidationError as error:
+                raise ValueError(f"{where}.model: {_sentence(error)}") from None
+
+
+def _resolve_shares(value: Any, num_steps: int, key: str) -> Any:
+    """Replace strings such as ``75%`` by that share of the run's steps (at least 1)."""
+    if isinstance(value, dict):
+        return {name: _resolve_shares(item, num_steps, name) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_resolve_shares(item, num_steps, key) for item in value]
+    if isinstance(value, str) and value.endswith("%"):
+        try:
+            share = float(value[:-1]) / 100
+        except ValueError:
+            raise SpecError(f"{key} is {value!r}, but a share of the run reads like 75%") from None
+        return max(1, math.floor(share * num_steps + 0.5))
+    return value
+
+
+def make_spec(study: Study, scale: str, grid: Grid, method_name: str, seed: int) -> dict[str, Any]:
+    """The JSON-serialisable spec of one run."""
+    method = study.methods[method_name]
+    variant = study.recipes[method.recipe]
+    recipe = grid.recipe.model_dump(mode="json")
+    recipe["name"] = method.recipe
+    recipe["batch_size"] = max(1, round(grid.recipe.batch_size * variant.batch_scale))
+    recipe["steps"] = grid.recipe.tokens // (recipe["batch_size"] * grid.data.context)
+    if recipe["steps"] < 1:
+        raise SpecError(
+            f"{study.name}.yaml: scales.{scale}: recipe.tokens is {grid.recipe.tokens}, but one "
+            f"step takes {recipe['batch_size'] * grid.data.context} tokens"
+        )
+    sparsity = _resolve_shares(method.sparsity, recipe["steps"], "sparsity")
+    label = method_name
+    if sparsity is not None:
+        sparsity.setdefault("seed", seed)
+        label = f"{method_name}-s{method.final_sparsity:.2f}"
+    name = [scale, grid.model.label, label, grid.data.label, method.recipe, f"seed{seed}"]
+    return {
+        "id": "__".join(name),
+        "scale": scale,
+        "task": "lm",
+        "model": grid.model.model_dump(mode="json"),
+        "data": grid.data.model_dump(mode="json"),
+        "recipe": recipe,
+        "method": method_name,
+        "final_sparsity": method.final_sparsity,
+        "sparsity": sparsity,
+        "seed": seed,
+        "suite": grid.suite,
+    }
+
+
+def study_runs(study: Study, scale: str) -> list[Run]:
+    """All runs of one study at one scale; an empty list where the scale is not defined."""
+    runs: dict[str, Run] = {}
+    for grid in study.scales.get(scale, []):  # type: ignore[call-overload]
+        for method_name, num_seeds in grid.methods.items():
+            for seed in range(num_seeds):
+                spec = make_spec(study, scale, grid, method_name, seed)
+                run = Run(spec["id"], scale, spec, grid.core_seconds, (study.name,))
+                if run.id in runs:
+                    raise SpecError(f"{study.name}.yaml: the run id {run.id} occurs twice")
+                runs[run.id] = run
+    return list(runs.values())
+
+
+def all_runs(scale: str, *, folder: Path | None = None) -> dict[str, Run]:
+    """Runs of all studies by id; a run that two studies share trains once.
+
+    Raises:
+        SpecError: when a study is wrong, or one id stands for two different specs.
+    """
+    if scale not in SCALES:
+        raise SpecError(f"scale is {scale!r}, but must be one of {', '.join(SCALES)}")
+    names = sorted(path.stem for path in (folder or STUDIES).glob("*.yaml"))
+    runs: dict[str, Run] = {}
+    for name in names:
+        for run in study_runs(load_study(name, folder=folder), scale):
+            known = runs.setdefault(run.id, run)
+            if known is run:
+                continue
+            if known.spec != run.spec:
+                raise SpecError(
+                    f"the run id {run.id} has one spec in {known.studies[0]}.yaml and another "
+                    f"in {name}.yaml; give one of them another model label or recipe name"
+                )
+            shared = (*known.studies, name)
+            runs[run.id] = Run(run.id, run.scale, run.spec, run.core_seconds, shared)
+    return runs
+
+
+def find_run(run_id: str) -> Run:
+    """The run with this id; its first part names the scale."""
+    runs = all_runs(run_id.split("__")[0]) if run_id.split("__")[0] in SCALES else {}
+    if run_id not in runs:
+        known = [name for scale in SCALES for name in all_runs(scale)]
+        close = difflib.get_close_matches(run_id, known, n=1)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        raise SpecError(f"run is {run_id!r}, which no study defines{hint}")
+    return runs[run_id]
+
+
+def study_as_dict(study: Study, scale: str) -> dict[str, Any]:
+    """What tables, figures, claims and the report know of a study."""
+    return {
+        **study.model_dump(mode="json", exclude={"scales"}),
+        "scale": scale,
+        "runs": [
+            {
+                "id": run.id,
+                "method": run.spec["method"],
+                "seed": run.spec["seed"],
+                "spec": run.spec,
+                "command": f"snakemake rerun --config run={run.id}",
+            }
+            for run in study_runs(study, scale)
+        ],
+    }
+
+
+def imported_files(*entries: Path) -> list[Path]:
+    """Files of this repository that the entries import, directly or not, entries included.
+
+    Packages' ``__init__`` count only where they are imported by name, so discovery folders
+    (algorithms, models) do not tie each run to every file in them. Prepared data is covered by
+    its own hash, so ``experiments/data`` is left out.
+    """
+    found: set[Path] = set()
+    queue = list(entries)
+    while queue:
+        path = queue.pop()
+        if path in found:
+            continue
+        found.add(path)
+        for node in ast.walk(ast.parse(path.read_text())):
+            modules: list[str] = []
+            if isinstance(node, ast.Import):
+                modules = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                modules = [node.module, *(f"{node.module}.{a.name}" for a in node.names)]
+            queue += [file for name in modules for file in _module_files(name)]
+    return sorted(found)
+
+
+def _module_files(module: str) -> list[Path]:
+    """The file of a module of ours, or nothing."""
+    if module.split(".")[0] not in ("sparse_lib", "experiments"):
+        return []
+    if module == "sparse_lib" or module.startswith("experiments.data"):
+        return []
+    base = ROOT.joinpath(*module.split("."))
+    candidates = [base.with_suffix(".py"), base / "__init__.py"]
+    return [path for path in candidates if path.is_file()]
+
+
+@functools.cache
+def code_hash(*entries: Path) -> str:
+    """Hash of the syntax trees of the import closure: comments and docstrings do not count."""
+    trees = {}
+    for path in imported_files(*entries):
+        tree = ast.parse(path.read_text())
+        for node in ast.walk(tree):
+            body = getattr(node, "body", None)
+            if (
+                isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef))
+                and body
+                and isinstance(body[0], ast.Expr)
+                and isinstance(body[0].value, ast.Constant)
+                and isinstance(body[0].value.value, str)
+            ):
+                node.body = body[1:]
+        trees[path.relative_to(ROOT).as_posix()] = ast.dump(tree)
+    return digest(trees)
+
+
+def training_code_hash(spec: dict[str, Any]) -> str:
+    """Hash of the code that one run's training executes: core, its model, its algorithm."""
+    entries = [
+        ROOT / "experiments" / "training.py",
+        ROOT / "experiments" / "tasks" / f"{spec['task']}.py",
+        ROOT / "experiments" / "models" / f"{spec['model']['name']}.py",
+    ]
+    if spec["sparsity"] is not None:
+        entries.append(ROOT / "sparse_lib" / "algorithms" / f"{spec['sparsity']['algorithm']}.py")
+    return code_hash(*entries)
+
+
+def evaluation_code_hash(suite: str) -> str:
+    """Hash of the evaluation code, one suite file and our own task definitions."""
+    folder = ROOT / "experiments" / "evaluation"
+    texts = {
+        path.name: path.read_text()
+        for path in [folder / "suites" / f"{suite}.yaml", *sorted(folder.glob("tasks/*.yaml"))]
+    }
+    return digest([code_hash(*sorted(folder.glob("*.py"))), texts])
+
+
+def reusable(run: Run, *, data_folder: Path) -> bool:
+    """Whether a committed record answers for this run: same spec, and same data if prepared."""
+    if not run.reference.is_file():
+        return False
+    record = json.loads(run.reference.read_text())
+    if record["spec_hash"] != run.spec_hash or record["spec"]["suite"] != run.spec["suite"]:
+        return False
+    meta = data_folder / run.data_label / "meta.json"
+    return not meta.is_file() or json.loads(meta.read_text())["hash"] == record["data"]["hash"]

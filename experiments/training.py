@@ -1,0 +1,448 @@
+"""One training loop for all tasks: exact resume, one lock per run, small records.
+
+Everything that a run needs to go on lies in ``state/<run>-<spec hash>/``. It is written now and
+then and on SIGINT or SIGTERM, read at the start, and removed on success.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import shutil
+import signal
+import time
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from filelock import FileLock, Timeout
+
+from experiments import tasks
+from sparse_lib.algorithm import SparsityAlgorithm
+from sparse_lib.configure import configure
+
+SAVE_EVERY_S = 15.0
+STATUS_EVERY_S = 5.0
+NUM_LOG_ROWS = 120
+
+
+class Interrupted(SystemExit):
+    """Raised between two steps after a signal; the state has been saved."""
+
+
+@dataclass
+class Progress:
+    """What is not in the model, the optimizer or the sparsity algorithm."""
+
+    step: int = 0
+    elapsed_s: float = 0.0
+    flops_executed: float = 0.0
+    loss_sum: float = 0.0
+    loss_count: int = 0
+    rows: list[dict[str, Any]] = field(default_factory=list)
+
+
+def learning_rate(step: int, recipe: dict[str, Any]) -> float:
+    """Rate of optimizer step ``step`` (from 0): linear warm-up, then a cosine to the minimum."""
+    steps, warmup = recipe["steps"], math.ceil(recipe["warmup"] * recipe["steps"])
+    if step < warmup:
+        return recipe["learning_rate"] * (step + 1) / warmup
+    share = (step - warmup) / max(1, steps - warmup)
+    low, high = recipe["min_learning_rate"], recipe["learning_rate"]
+    return low + 0.5 * (high - low) * (1 + math.cos(math.pi * share))
+
+
+def make_optimizer(model: torch.nn.Module, recipe: dict[str, Any]) -> torch.optim.Optimizer:
+    """AdamW; vectors (norms, biases) get no weight decay."""
+    matrices = [p for p in model.parameters() if p.dim() > 1]
+    vectors = [p for p in model.parameters() if p.dim() <= 1]
+    groups = [
+        {"params": matrices, "weight_decay": recipe["weight_decay"]},
+        {"params": vectors, "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(
+        [group for group in groups if group["params"]],
+        lr=recipe["learning_rate"],
+        betas=tuple(recipe["betas"]),
+        eps=recipe["eps"],
+    )
+
+
+def processor() -> str:
+    """Model name of the processor, without anything that names the host."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def versions() -> dict[str, str]:
+    """Versions that can change a result."""
+    names = ("torch", "transformers", "numpy")
+    return {"python": platform.python_version(), **{name: version(name) for name in names}}
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a file so that a reader sees all of it or none."""
+    part = path.with_name(path.name + ".part")
+    part.write_text(json.dumps(value, indent=1) + "\n")
+    os.replace(part, path)
+
+
+def say(line: str, log: Path | None) -> None:
+    """Print a line and append it to the log; a closed terminal must not end a training."""
+    if log is not None:
+        with log.open("a") as stream:
+            stream.write(line + "\n")
+    with suppress(OSError):
+        print(line, flush=True)
+
+
+@contextmanager
+def stop_signals():
+    """Collect SIGINT and SIGTERM in a list instead of dying in the middle of a step."""
+    received: list[int] = []
+    old = {
+        number: signal.signal(number, lambda number, _frame: received.append(number))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield received
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)
+
+
+class Trainer:
+    """One run from its spec to its files.
+
+    Args:
+        spec: the run's spec.
+        spec_hash: names the state folder, so a changed spec never resumes an older state.
+        data_dir: prepared data.
+        state_root: folder of all states.
+        num_threads: threads of this process; part of what makes a run bit-reproducible.
+        device: a torch device.
+        log: a file that gets the status lines too.
+    """
+
+    def __init__(
+        self,
+        spec: dict[str, Any],
+        *,
+        spec_hash: str,
+        data_dir: Path,
+        state_root: Path,
+        num_threads: int = 1,
+        device: str = "cpu",
+        log: Path | None = None,
+    ) -> None:
+        self.log = log
+        torch.set_num_threads(num_threads)
+        torch.manual_seed(spec["seed"])
+        self.spec, self.recipe, self.device = spec, spec["recipe"], torch.device(device)
+        self.num_threads = num_threads
+        self.state_dir = state_root / f"{spec['id']}-{spec_hash[:12]}"
+        self.task = tasks.get(spec["task"]).Task(spec, data_dir)
+        self.model = self.task.build_model().to(self.device)
+        self.flops = self.task.flops(self.model)
+        self.optimizer = make_optimizer(self.model, self.recipe)
+        self.sparsity: SparsityAlgorithm | None = None
+        if spec["sparsity"] is not None:
+            self.sparsity = configure(spec["sparsity"])
+            self.sparsity.apply(self.model)
+            self.sparsity.apply(self.optimizer)
+        self.progress = Progress()
+        self._masks_version: int | None = None
+        self._levels: dict[str, float] = {}
+        self._dense_step_flops = self.flops.training_step()
+
+    # State
+
+    def save(self) -> None:
+        """Replace the saved state atomically."""
+        self.state_dir.mkdir(parents=True, exist_ok=True)
+        state = {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "sparsity": None if self.sparsity is None else self.sparsity.state_dict(),
+            "rng": torch.get_rng_state(),
+            "progress": vars(self.progress),
+        }
+        part = self.state_dir / "state.pt.part"
+        torch.save(state, part)
+        os.replace(part, self.state_dir / "state.pt")
+
+    def resume(self) -> bool:
+        """Load the saved state if there is one."""
+        path = self.state_dir / "state.pt"
+        if not path.is_file():
+            return False
+        state = torch.load(path, map_location=self.device, weights_only=True)
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        if self.sparsity is not None:
+            self.sparsity.load_state_dict(state["sparsity"])
+        torch.set_rng_state(state["rng"].cpu())
+        self.progress = Progress(**state["progress"])
+        return True
+
+    # Steps
+
+    def step(self) -> float:
+        """One optimizer step; returns its loss in nats."""
+        rate = learning_rate(self.progress.step, self.recipe)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        batch = self.task.batch(self.progress.step).to(self.device)
+        dense_gradient = self.sparsity is not None and self.sparsity.needs_dense_gradient
+        loss = self.task.loss(self.model, batch)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe["clip_norm"])
+        self.progress.flops_executed += self.flops.training_step(
+            self.levels(), dense_weight_grad=dense_gradient
+        )
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.progress.step += 1
+        return loss.item()
+
+    def levels(self) -> dict[str, float] | None:
+        """Actual sparsity by weight name; counted again only after masks have changed."""
+        if self.sparsity is None:
+            return None
+        masks = {name: p.mask for name, p in self.sparsity.sparse_params.items()}
+        version = sum(mask._version for mask in masks.values())
+        if version != self._masks_version:
+            self._masks_version = version
+            self._levels = {
+                name: 1.0 - mask.count_nonzero().item() / mask.numel()
+                for name, mask in masks.items()
+            }
+        return self._levels
+
+    def log_row(self) -> dict[str, Any]:
+        """A training row since the last one."""
+        progress = self.progress
+        summary = {} if self.sparsity is None else self.sparsity.metrics()
+        row = {
+            "kind": "train",
+            "step": progress.step,
+            "tokens": progress.step * self.task.units_per_step,
+            "loss": progress.loss_sum / max(1, progress.loss_count),
+            "learning_rate": self.optimizer.param_groups[0]["lr"],
+            "sparsity": summary.get("sparsity", 0.0),
+            "drop_fraction": summary.get("drop_fraction"),
+            "churn": summary.get("churn"),
+            "itop": summary.get("itop"),
+            "flops_executed": progress.flops_executed,
+            "flops_dense": progress.step * self._dense_step_flops,
+            "elapsed_s": round(progress.elapsed_s, 3),
+            "tokens_per_s": round(
+                progress.step * self.task.units_per_step / max(progress.elapsed_s, 1e-9), 1
+            ),
+        }
+        progress.loss_sum, progress.loss_count = 0.0, 0
+        return row
+
+    def validation_row(self) -> dict[str, Any]:
+        """A validation row; the last one covers the whole split."""
+        last = self.progress.step == self.recipe["steps"]
+        limit = None if last else self.recipe["validation_tokens"]
+        scores = self.task.validate(self.model, max_units=limit)
+        step = self.progress.step
+        return {
+            "kind": "validation",
+            "step": step,
+            "tokens": step * self.task.units_per_step,
+            **scores,
+        }
+
+    def run(self, received: list[int]) -> None:
+        """Train to the last step; saves and raises `Interrupted` after a signal."""
+        steps, progress = self.recipe["steps"], self.progress
+        log_every = max(1, steps // NUM_LOG_ROWS)
+        validate_every = max(1, steps // self.recipe["validations"])
+        before, saved, told = progress.elapsed_s, time.monotonic(), time.monotonic()
+        start = time.monotonic()
+        first = progress.step
+        self.model.train()
+        while progress.step < steps:
+            loss = self.step()
+            progress.elapsed_s = before + time.monotonic() - start
+            if not math.isfinite(loss):
+                raise FloatingPointError(
+                    f"the loss of {self.spec['id']} is {loss} at step {progress.step}; "
+                    "lower recipe.learning_rate"
+                )
+            progress.loss_sum += loss
+            progress.loss_count += 1
+            if progress.step % log_every == 0 or progress.step == steps:
+                progress.rows.append(self.log_row())
+            # The last validation waits for the last step, so there is exactly one full pass.
+            left = steps - progress.step
+            if left == 0 or (progress.step % validate_every == 0 and left >= validate_every):
+                progress.rows.append(self.validation_row())
+            now = time.monotonic()
+            if received:
+                self.save()
+                self.say(f"stopped by signal {received[0]} at step {progress.step}; state saved")
+                raise Interrupted(128 + received[0])
+            if now - saved >= SAVE_EVERY_S:
+                self.save()
+                saved = now
+            if now - told >= STATUS_EVERY_S:
+                self.status(loss, first, now - start)
+                told = now
+        self.save()
+
+    def status(self, loss: float, first: int, seconds: float) -> None:
+        """One line for a person who waits."""
+        done, steps = self.progress.step, self.recipe["steps"]
+        speed = (done - first) / max(seconds, 1e-9)
+        levels = self.levels() or {}
+        level = sum(levels.values()) / len(levels) if levels else 0.0
+        self.say(
+            f"step {done}/{steps}  loss {loss:.3f}  "
+            f"{speed * self.task.units_per_step:,.0f} {self.task.unit}/s  "
+            f"ETA {(steps - done) / max(speed, 1e-9):.0f} s  sparsity {level:.2f}"
+        )
+
+    def say(self, text: str) -> None:
+        """Print under the run's id, at once even into a pipe that nobody reads any more."""
+        say(f"{self.spec['id']}  {text}", self.log)
+
+    def summary(self) -> dict[str, Any]:
+        """The run's facts, without paths or host names."""
+        progress, rows = self.progress, self.progress.rows
+        final_train = next(row for row in reversed(rows) if row["kind"] == "train")
+        final_validation = next(row for row in reversed(rows) if row["kind"] == "validation")
+        tensors = {} if self.sparsity is None else self.sparsity.metrics()["tensors"]
+        num_masked = 0
+        if self.sparsity is not None:
+            num_masked = sum(
+                p.mask.numel() - int(p.mask.count_nonzero())
+                for p in self.sparsity.sparse_params.values()
+            )
+        num_parameters = sum(p.numel() for p in self.model.parameters())
+        return {
+            "data": {"name": self.task.data_name, "hash": self.task.data_hash},
+            "versions": versions(),
+            "cpu": processor(),
+            "device": str(self.device),
+            "num_threads": self.num_threads,
+            "wall_s": round(progress.elapsed_s, 2),
+            "num_parameters": num_parameters,
+            "num_nonzero": num_parameters - num_masked,
+            "final": {
+                "train_loss": final_train["loss"],
+                "validation_loss": final_validation["loss"],
+                "validation_perplexity": final_validation["perplexity"],
+                "tokens": final_validation["tokens"],
+                "steps": final_validation["step"],
+                "tokens_per_s": final_train["tokens_per_s"],
+                "sparsity": final_train["sparsity"],
+                "itop": final_train["itop"],
+            },
+            "flops": {
+                "executed": progress.flops_executed,
+                "dense_equivalent": progress.step * self._dense_step_flops,
+                "dense_step": self._dense_step_flops,
+            },
+            "layers": [{"name": name, **values} for name, values in tensors.items()],
+        }
+
+
+def train(
+    spec: dict[str, Any],
+    *,
+    spec_hash: str,
+    code_hash: str,
+    command: str,
+    data_dir: Path,
+    out: Path,
+    state_root: Path,
+    num_threads: int = 1,
+    device: str = "cpu",
+    log: Path | None = None,
+) -> None:
+    """Train one run into ``out``: ``metrics.jsonl``, ``model/`` and, last, ``train.json``.
+
+    A second trainer of the same run waits for the first one's lock, and then finds its result.
+
+    Raises:
+        Interrupted: after SIGINT or SIGTERM, with the state saved.
+        FloatingPointError: when the loss is not finite.
+    """
+    state_root.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(state_root / f"{spec['id']}-{spec_hash[:12]}.lock")
+    waited = False
+    with stop_signals() as received:
+        while True:
+            try:
+                lock.acquire(timeout=0.5)
+                break
+            except Timeout:
+                if received:
+                    raise Interrupted(128 + received[0]) from None
+                if not waited:
+                    say(f"{spec['id']}  another trainer has this run; waiting for it", log)
+                waited = True
+        try:
+            if waited and _finished(out, spec_hash):
+                return
+            trainer = Trainer(
+                spec,
+                spec_hash=spec_hash,
+                data_dir=data_dir,
+                state_root=state_root,
+                num_threads=num_threads,
+                device=device,
+                log=log,
+            )
+            if trainer.resume():
+                trainer.say(f"resumes at step {trainer.progress.step}")
+            trainer.run(received)
+            _write(trainer, out, spec_hash=spec_hash, code_hash=code_hash, command=command)
+            shutil.rmtree(trainer.state_dir, ignore_errors=True)
+            final = trainer.progress.rows[-1]
+            trainer.say(
+                f"done: {trainer.progress.step} steps in {trainer.progress.elapsed_s:.0f} s, "
+                f"validation loss {final['loss']:.4f}"
+            )
+        finally:
+            lock.release()
+
+
+def _finished(out: Path, spec_hash: str) -> bool:
+    path = out / "train.json"
+    return path.is_file() and json.loads(path.read_text())["spec_hash"] == spec_hash
+
+
+def _write(trainer: Trainer, out: Path, *, spec_hash: str, code_hash: str, command: str) -> None:
+    """The files of a finished run; ``train.json`` last, since it says that the rest is there."""
+    out.mkdir(parents=True, exist_ok=True)
+    lines = [json.dumps(row) for row in trainer.progress.rows]
+    (out / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    trainer.task.export(trainer.model, out / "model")
+    write_json(
+        out / "train.json",
+        {
+            "run": trainer.spec["id"],
+            "spec": trainer.spec,
+            "spec_hash": spec_hash,
+            "code_hash": code_hash,
+            **trainer.summary(),
+            "command": command,
+        },
+    )
+
+

@@ -1,0 +1,492 @@
+"""SparsityAlgorithm: when masks exist, and how they stay enforced.
+
+Order of events in ``optimizer.step()``: gradients are masked (they were already, in the backward
+pass) -> the optimizer updates -> weights and states are masked -> ``step += 1`` -> the algorithm
+updates its masks, if due, from the *updated* weights -> weights and states are masked again.
+Optimizer step n is therefore schedule step n; step 0 is initialisation.
+"""
+
+from __future__ import annotations
+
+import inspect
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from sparse_lib import distributed
+from sparse_lib.init import make_init_method
+from sparse_lib.levels import Levels
+from sparse_lib.masks import ScoreShaper, check_compat, generator
+from sparse_lib.parameters import (
+    SparseParameter,
+    attach,
+    find_parameters,
+    is_outermost_apply,
+    unwrap,
+    warn,
+)
+
+_REGISTRY: weakref.WeakValueDictionary[str, type[SparsityAlgorithm]] = (
+    weakref.WeakValueDictionary()
+)
+
+
+def algorithm_classes() -> dict[str, type[SparsityAlgorithm]]:
+    """Every live, concrete algorithm by lower-cased class name, sorted by name."""
+    return {
+        name: cls for name, cls in sorted(_REGISTRY.items()) if not inspect.isabstract(cls)
+    }
+
+
+class SparsityAlgorithm(ABC):
+    """Base of all sparsity algorithms; subclasses define :meth:`update`.
+
+    ``update`` is called after every optimizer step while ``autoupdate`` is true; both
+    ``update(self)`` and ``update(self, optimizer)`` work. Subclasses need no ``__init__``.
+
+    Args:
+        sparsity: Fraction of zeros: a number in [0, 1], a schedule in any form that
+            :func:`sparse_lib.schedules.make_hyperparameter_schedule` takes, or a dict from
+            parameter name (glob) to these. None starts dense.
+        init_method: First masks: ``"random"``, ``"topk"``, ... or a callable; see
+            :mod:`sparse_lib.init`.
+        seed: Seed of every random choice; None derives it from ``torch.initial_seed()``.
+        distribution: How the sparsity is spread over tensors (``"uniform"``, ``"er"``, ``"erk"``,
+            ...); None means uniform. See :mod:`sparse_lib.distributions`.
+        score_shaper: Which weights of a tensor compete; None means all.
+        compat: ``"cstorch-2.10"`` for that library's truncated counts and its dense start when
+            the update schedule starts late; None for exact counts.
+
+    Raises:
+        ValueError: If an argument is out of range or unknown.
+        TypeError: If an argument has a wrong type.
+    """
+
+    needs_sparsity: ClassVar[bool] = False
+    """True if the algorithm means nothing without ``sparsity`` (or ``init_method``)."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        key = cls.__name__.lower()
+        known = _REGISTRY.get(key)
+        if known is not None and known.__module__.startswith("sparse_lib."):
+            if known.__module__ != cls.__module__:
+                raise ValueError(f"the name {cls.__name__!r} belongs to a built-in algorithm")
+        _REGISTRY[key] = cls
+
+    def __init__(
+        self,
+        sparsity: Any = None,
+        init_method: str | Callable = "random",
+        *,
+        seed: int | None = None,
+        distribution: str | Mapping | Callable | None = None,
+        score_shaper: ScoreShaper | None = None,
+        compat: str | None = None,
+    ) -> None:
+        if sparsity is None and self.needs_sparsity and init_method != "from_zeros":
+            raise ValueError(f"{type(self).__name__} needs a sparsity, a number in [0, 1]")
+        if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
+            raise TypeError(f"seed must be an integer or None, not {seed!r}")
+        self.compat = check_compat(compat)
+        self.init_method = init_method
+        self.seed = seed
+        self.score_shaper = score_shaper
+        self._init = make_init_method(init_method)
+        self._distribution = distribution
+        self._levels = Levels(0.0 if sparsity is None else sparsity, distribution)
+        self._reset()
+
+    def _reset(self) -> None:
+        self.step = 0
+        """Optimizer steps taken; a step that a GradScaler skips does not count."""
+        self.num_updates = 0
+        """Mask updates made; index of the random streams, where 0 is initialisation."""
+        self.sparse_params: dict[str, SparseParameter] = {}
+        """Sparse parameters by full name, in model order."""
+        self._autoupdate = True
+        self._target_hooks: dict[int, Callable] = {}
+        self._computed_hooks: dict[int, Callable] = {}
+        self._unplug()
+
+    def _unplug(self) -> None:
+        self._optimizer: Any = None
+        self._handles: list[Any] = []
+        self._states_settled = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        transient = {"_optimizer", "_handles", "_target_hooks", "_computed_hooks"}
+        return {key: value for key, value in self.__dict__.items() if key not in transient}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._target_hooks, self._computed_hooks = {}, {}
+        self._unplug()
+        for sparse in self.sparse_params.values():
+            sparse.guard.owner = type(self).__name__
+
+    # ------------------------------------------------------------------ what a subclass defines
+
+    @abstractmethod
+    def update(self, optimizer: Optimizer | None = None) -> None:
+        """Change masks, by setting ``.mask`` of entries of :attr:`sparse_params`."""
+
+    # --------------------------------------------------------------------------------- settings
+
+    @property
+    def sparsity(self) -> Levels:
+        """Schedules of the target sparsity; ``sparsity[parameter or name]`` is one of them."""
+        return self._levels
+
+    @sparsity.setter
+    def sparsity(self, spec: Any) -> None:
+        params = self._levels.params
+        self._levels = Levels(spec, self._distribution)
+        self._levels.params = params
+
+    @property
+    def autoupdate(self) -> bool:
+        """Whether masks are updated automatically after optimizer steps; masking always is."""
+        return self._autoupdate
+
+    @autoupdate.setter
+    def autoupdate(self, value: bool) -> None:
+        self._autoupdate = bool(value)
+        self._prepare_next_step()
+
+    @property
+    def needs_dense_gradient(self) -> bool:
+        """True if masks will be updated with dense gradients on the step about to be taken."""
+        return False
+
+    @property
+    def num_sparse_params(self) -> int:
+        """Number of sparse parameter tensors."""
+        return len(self.sparse_params)
+
+    def get_sparse_params(
+        self, obj: Tensor | nn.Module | Optimizer
+    ) -> SparseParameter | list[SparseParameter] | None:
+        """The sparse parameter of a tensor (None if it has none), or those of a container."""
+        if isinstance(obj, Tensor):
+            return next((s for s in self.sparse_params.values() if s.param is obj), None)
+        if isinstance(obj, nn.Module):
+            wanted = {id(param) for param in obj.parameters()}
+        elif hasattr(obj, "param_groups"):
+            wanted = {id(param) for group in obj.param_groups for param in group["params"]}
+        else:
+            raise TypeError(f"expected a tensor, a module or an optimizer, not {type(obj).__name__}")
+        return [s for s in self.sparse_params.values() if id(s.param) in wanted]
+
+    def generator(self, param: Tensor | str) -> torch.Generator:
+        """The private CPU generator of a parameter for the mask update going on."""
+        name = param if isinstance(param, str) else self._by_param(param).name
+        if self.seed is None:
+            self.seed = torch.initial_seed()
+        return generator(self.seed, name, self.num_updates)
+
+    def _by_param(self, param: Tensor) -> SparseParameter:
+        found = self.get_sparse_params(param)
+        if not isinstance(found, SparseParameter):
+            raise ValueError("this tensor is not a sparse parameter of the algorithm")
+        return found
+
+    # ---------------------------------------------------------------------------------- applying
+
+    def apply(self, target: Any) -> Any:
+        """Sparsify a model (first) or an optimizer, in place.
+
+        On a model: every parameter gets a ``<name>_mask`` bool buffer and its masked weights
+        become zero now. On an optimizer: its states are masked, and masks are enforced and
+        updated by ``optimizer.step()``.
+
+        Returns:
+            The target.
+
+        Raises:
+            ValueError: If the model or optimizer cannot be sparsified; the message says why.
+        """
+        if isinstance(target, nn.Module):
+            self._apply_to_model(target)
+        elif hasattr(target, "param_groups"):
+            self._apply_to_optimizer(target)
+        else:
+            raise TypeError(
+                f"apply takes a torch module or optimizer, not {type(target).__name__}"
+            )
+        return target
+
+    def __call__(self, target: Any) -> None:
+        """What ``model.apply(self)`` calls for each submodule, children first."""
+        if not isinstance(target, nn.Module) or is_outermost_apply(target):
+            self.apply(target)
+
+    def _apply_to_model(self, model: nn.Module) -> None:
+        found = list(find_parameters(model))
+        root = unwrap(model)
+        self._agree_on_seed(root)
+        new = self._adopt(found, root)
+        self._initialize_parameters(new)
+        if not found:
+            warn(f"{type(self).__name__} found no parameter to sparsify")
+
+    def _agree_on_seed(self, model: nn.Module) -> None:
+        if self.seed is None:
+            self.seed = torch.initial_seed()
+            param = next(model.parameters(), None)
+            if param is not None:
+                self.seed = distributed.shared_seed(self.seed, param.device)
+
+    def _adopt(
+        self, found: Iterable[tuple[str, nn.Module, str]], model: nn.Module
+    ) -> list[SparseParameter]:
+        new = []
+        for name, module, param_name in found:
+            known = self.sparse_params.get(name)
+            if known is not None and known.module is module:
+                continue
+            if known is not None:
+                raise ValueError(
+                    f"this algorithm already sparsifies a parameter {name!r} of another model; "
+                    "make a second algorithm for it"
+                )
+            new.append(attach(self, module, param_name, name))
+            self.sparse_params[name] = new[-1]
+        self._levels.params = self.sparse_params
+        return new
+
+    def initialize(self) -> None:
+        """Make the masks that do not exist yet; :meth:`apply` has done it already."""
+        self._initialize_parameters(self.sparse_params.values())
+
+    @torch.no_grad()
+    def _initialize_parameters(self, params: Iterable[SparseParameter]) -> None:
+        targets = self._initial_targets()
+        for sparse in params:
+            sparse.target = targets[sparse.name]
+            if not sparse.initialized:
+                sparse.mask = self._initial_mask(sparse, sparse.target)
+            else:
+                sparse.prune()
+
+    def _initial_targets(self) -> dict[str, float]:
+        return self._levels.targets(0, is_update_step=True)
+
+    def _initial_mask(self, sparse: SparseParameter, sparsity: float) -> Tensor:
+        return self._init(
+            sparse.param, sparsity, self.score_shaper, self.generator(sparse.name)
+        )
+
+    def _apply_to_optimizer(self, optimizer: Any) -> None:
+        if self._optimizer is not None:
+            if self._optimizer() is optimizer:
+                return
+            raise ValueError("this algorithm already drives another optimizer")
+        if not self.sparse_params:
+            raise ValueError("apply the algorithm to the model before its optimizer")
+        if not self.get_sparse_params(optimizer):
+            raise ValueError("the optimizer holds none of the sparse parameters")
+        self._optimizer = weakref.ref(optimizer)
+        self._handles = [
+            optimizer.register_step_pre_hook(self._before_step),
+            optimizer.register_step_post_hook(self._after_step),
+        ]
+        self._mask_states(optimizer)
+        self._prepare_next_step()
+
+    # ------------------------------------------------------------------------------ every step
+
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        for sparse in self.sparse_params.values():
+            sparse.guard.ensure()
+            sparse.guard.select_gradient()
+
+    @torch.no_grad()
+    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self._mask_weights_and_states(optimizer)
+        if not _overflowed(optimizer):
+            changed = self._advance(optimizer, self.autoupdate)
+            if changed:
+                self._mask_weights_and_states(optimizer)
+            self._report()
+            self._prepare_next_step()
+        for sparse in self.sparse_params.values():
+            sparse.guard.forget_gradient()
+
+    def _advance(self, optimizer: Optimizer, autoupdate: bool) -> bool:
+        """Count the step and update masks if due; True if they may have changed."""
+        self.step += 1
+        if not autoupdate:
+            return False
+        self.num_updates += 1
+        call_update(self, optimizer)
+        return True
+
+    def _prepare_next_step(self) -> None:
+        """Called once a step is over, and when the optimizer is applied."""
+
+    def _mask_weights_and_states(self, optimizer: Optimizer) -> None:
+        for sparse in self.sparse_params.values():
+            sparse.guard.select_weight()
+        self._mask_states(optimizer)
+
+    def _mask_states(self, optimizer: Optimizer) -> None:
+        for sparse in self.sparse_params.values():
+            for state in states_like(optimizer, sparse.param):
+                sparse.guard.select(state)
+
+    # --------------------------------------------------------------------------- hooks, metrics
+
+    def register_target_sparsity_hook(self, hook: Callable) -> Any:
+        """Call ``hook(algorithm, name, target)`` once per distinct schedule after each step.
+
+        ``name`` is the common prefix of the parameters' names and ``*``.
+
+        Returns:
+            A handle with ``remove()``.
+        """
+        return _register(self._target_hooks, hook)
+
+    def register_computed_sparsity_hook(self, hook: Callable) -> Any:
+        """Call ``hook(algorithm, name, sparsity of the mask)`` per parameter after each step.
+
+        Returns:
+            A handle with ``remove()``.
+        """
+        return _register(self._computed_hooks, hook)
+
+    def _report(self) -> None:
+        if self._target_hooks:
+            groups: dict[int, list[str]] = {}
+            for name in self.sparse_params:
+                groups.setdefault(id(self._levels[name]), []).append(name)
+            for names in groups.values():
+                target = self._scheduled(names[0])
+                for hook in list(self._target_hooks.values()):
+                    hook(self, common_prefix(names) + "*", target)
+        if self._computed_hooks:
+            for name, sparse in self.sparse_params.items():
+                for hook in list(self._computed_hooks.values()):
+                    hook(self, name, sparse.sparsity)
+
+    def _scheduled(self, name: str) -> float:
+        return min(max(float(self._levels[name](0)), 0.0), 1.0)
+
+    def metrics(self) -> dict[str, Any]:
+        """What the masks are and did.
+
+        Returns:
+            ``{"tensors": {full name: {"sparsity", "target", "churn", "itop", "num_updates"}},
+            "sparsity", "churn", "itop"}``; the last three are weighted by tensor size. Churn is
+            the share of present weights that the last update brought, ITOP the share of positions
+            that were ever present.
+        """
+        tensors: dict[str, dict[str, float]] = {}
+        sizes, counts = {}, {}
+        for name, sparse in self.sparse_params.items():
+            sizes[name] = sparse.param.numel()
+            counts[name] = int(sparse.mask.count_nonzero())
+            tensors[name] = {
+                "sparsity": 1.0 - counts[name] / max(sizes[name], 1),
+                "target": sparse.target,
+                "churn": sparse.churn,
+                "itop": sparse.itop,
+                "num_updates": sparse.num_updates,
+            }
+        total, present = max(sum(sizes.values()), 1), max(sum(counts.values()), 1)
+        return {
+            "tensors": tensors,
+            "sparsity": 1.0 - sum(counts.values()) / total if tensors else 0.0,
+            "churn": sum(tensors[n]["churn"] * counts[n] for n in tensors) / present,
+            "itop": sum(tensors[n]["itop"] * sizes[n] for n in tensors) / total,
+        }
+
+    # ------------------------------------------------------------------------------------- state
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that the model's mask buffers do not say, for a bit-exact resume."""
+        return {
+            "step": self.step,
+            "num_updates": self.num_updates,
+            "seed": self.seed,
+            "sparsity": self._levels.state_dict(),
+            "params": {
+                name: {
+                    "target": sparse.target,
+                    "churn": sparse.churn,
+                    "num_updates": sparse.num_updates,
+                    "union": None if sparse.union is None else sparse.union.clone(),
+                }
+                for name, sparse in self.sparse_params.items()
+            },
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Restore :meth:`state_dict`; the masks come with the model's own state dict.
+
+        Raises:
+            ValueError: If the state does not fit this algorithm.
+        """
+        if not isinstance(state_dict, Mapping) or "step" not in state_dict:
+            raise ValueError(f"not the state of a {type(self).__name__}: it has no 'step'")
+        self.step = int(state_dict["step"])
+        self.num_updates = int(state_dict.get("num_updates", 0))
+        self.seed = state_dict.get("seed", self.seed)
+        if isinstance(state_dict.get("sparsity"), list):
+            self._levels.load_state_dict(state_dict["sparsity"])
+        for name, saved in state_dict.get("params", {}).items():
+            sparse = self.sparse_params.get(name)
+            if sparse is None:
+                raise ValueError(f"the state has {name!r}, which the algorithm does not sparsify")
+            sparse.target = saved["target"]
+            sparse.churn = saved["churn"]
+            sparse.num_updates = saved["num_updates"]
+            union = saved["union"]
+            sparse.union = None if union is None else union.to(sparse.mask.device, copy=True)
+        self._prepare_next_step()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(step={self.step}, num_sparse_params={self.num_sparse_params})"
+
+
+def call_update(algorithm: SparsityAlgorithm, optimizer: Optimizer) -> None:
+    """Call ``algorithm.update`` with or without the optimizer, as its signature wants."""
+    if inspect.signature(algorithm.update).parameters:
+        algorithm.update(optimizer)
+    else:
+        algorithm.update()
+
+
+def states_like(optimizer: Optimizer, param: Tensor) -> Iterator[Tensor]:
+    """Optimizer states of a parameter's shape that are to be masked."""
+    for state in optimizer.state.get(param, {}).values():
+        is_weightlike = isinstance(state, Tensor) and state.dim() and state.shape == param.shape
+        if is_weightlike and not getattr(state, "requires_dense", False):
+            yield state
+
+
+def common_prefix(names: list[str]) -> str:
+    """The longest prefix that all names share; empty for a single name's dots and all."""
+    first, last = min(names), max(names)
+    length = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), None)
+    return first[:length] if length is not None else first[: min(len(first), len(last))]
+
+
+def _overflowed(optimizer: Optimizer) -> bool:
+    # Optimizers that take part in loss scaling skip the step themselves.
+    found = getattr(optimizer, "found_inf", None)
+    return found is not None and bool(found)
+
+
+def _register(hooks: dict[int, Callable], hook: Callable) -> RemovableHandle:
+    if not callable(hook):
+        raise TypeError(f"a hook must be callable, not {hook!r}")
+    handle = RemovableHandle(hooks)
+    hooks[handle.id] = hook
+    return handle

@@ -1,0 +1,83 @@
+"""Checks of arguments, each of which raises one clear sentence."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import math
+import numbers
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+CSTORCH = "cstorch-2.10"
+"""The only value, besides None, that ``compat`` arguments take."""
+
+
+def check_compat(compat: str | None) -> str | None:
+    """Return ``compat`` if it is None or ``"cstorch-2.10"``, else raise ValueError."""
+    if compat not in (None, CSTORCH):
+        raise ValueError(f"compat must be None or {CSTORCH!r}, not {compat!r}")
+    return compat
+
+
+def check_fraction(value: Any, key: str) -> float:
+    """Return ``value`` as a float in [0, 1].
+
+    Raises:
+        TypeError: If it is not a number (a bool is not).
+        ValueError: If it is NaN or outside [0, 1].
+    """
+    if isinstance(value, (bool, str)) or value is None:
+        raise TypeError(f"{key} must be a number between 0 and 1, not {value!r}")
+    try:
+        number = float(value)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"{key} must be a number between 0 and 1, not {value!r}") from error
+    if not 0.0 <= number <= 1.0:  # also false for NaN
+        raise ValueError(f"{key} must be between 0 and 1, not {value!r}")
+    return number
+
+
+def check_finite(value: Any, key: str) -> float:
+    """Return ``value`` as a finite float, else raise TypeError or ValueError."""
+    if isinstance(value, (bool, str)) or value is None:
+        raise TypeError(f"{key} must be a number, not {value!r}")
+    try:
+        number = float(value)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"{key} must be a number, not {value!r}") from error
+    if not math.isfinite(number):
+        raise ValueError(f"{key} must be finite, not {value!r}")
+    return number
+
+
+def check_integer(value: Any, key: str, least: int) -> int:
+    """Return ``value`` as an integer of at least ``least``, else raise TypeError or ValueError."""
+    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if not is_number or not math.isfinite(value) or int(value) != value:
+        raise TypeError(f"{key} must be an integer, not {value!r}")
+    if value < least:
+        raise ValueError(f"{key} must be at least {least}, not {value!r}")
+    return int(value)
+
+
+def closest(name: str, known: Iterable[str]) -> str:
+    """A sentence that names the closest of some names, and all of them."""
+    known = sorted(known)
+    match = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.4)
+    hint = f"did you mean {match[0]!r}? " if match else ""
+    return f"{hint}Known: {', '.join(known)}"
+
+
+def build(cls: type, arguments: Mapping[str, Any], key: str) -> Any:
+    """``cls(**arguments)``, where every wrong argument is an error that starts with ``key``."""
+    try:
+        inspect.signature(cls).bind(**arguments)
+    except TypeError as error:
+        parameters = inspect.signature(cls).parameters.values()
+        allowed = ", ".join(str(parameter) for parameter in parameters)
+        raise ValueError(f"{key}: {error} for {cls.__name__}({allowed})") from None
+    try:
+        return cls(**arguments)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{key}: {error}") from error

@@ -1,0 +1,571 @@
+/* Sparse layer kernels: forward, and both gradients, without the masked work.
+ *
+ * A matrix product with a masked weight is a sum over its non-zeros, each of which scales a row of
+ * tokens. Tokens are therefore packed into panels [feature][PANEL], PANEL being four vectors, and
+ * the mask into CSR cut into column tiles, so that the panel rows a tile refers to stay in L1.
+ * The backward walks the transposed structure once: a row of the output gradient is loaded once and
+ * used twice, for the input gradient (scaled by the weight) and for the weight gradient (dot product
+ * with the input).
+ *
+ * The file includes itself, once for each instruction set; the widest the processor has is chosen
+ * when the library loads. Nothing is needed but a C compiler (GCC or Clang); OpenMP is optional.
+ */
+#ifndef LANES
+
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+/* One orientation of a mask: `rows` outputs of the product, `columns` inputs, tiled by column.
+ * Entries of (tile, row) are start[tile * rows + row] .. start[tile * rows + row + 1]. */
+typedef struct {
+    int64_t rows, columns, tile;
+    int32_t *start;
+    int32_t *column;   /* within its tile */
+    int32_t *position; /* in the dense weight */
+    float *value;
+} Structure;
+
+/* Where the features of a token lie. kind 0: row-major [token][feature] with `stride` floats between
+ * tokens. kind 1: an image batch [image][channel][height][width] whose tokens are the positions of a
+ * sliding window and whose features are (channel, window row, window column). */
+typedef struct {
+    float *data;
+    int64_t kind, tokens, features, stride;
+    int64_t channels, height, width, out_height, out_width;
+    int64_t kernel_h, kernel_w, stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
+} View;
+
+typedef struct {
+    int lanes;
+    void (*transpose_in)(const float *, int64_t, int64_t, int64_t, float *);
+    void (*transpose_out)(float *, int64_t, int64_t, int64_t, const float *);
+    void (*multiply)(const Structure *, int64_t, const float *, float *, const float *);
+    void (*gradients)(const Structure *, int64_t, const float *, const float *, float *, float *);
+} Kernels;
+
+static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+
+#define GLUE2(a, b) a##b
+#define GLUE(a, b) GLUE2(a, b)
+#define NAME(stem) GLUE(stem, SUFFIX)
+
+#define LANES 4
+#define SUFFIX _portable
+#define TARGET
+#include "kernels.c"
+#undef LANES
+#undef SUFFIX
+#undef TARGET
+
+#if defined(__x86_64__)
+#define LANES 8
+#define SUFFIX _avx2
+#define TARGET __attribute__((target("avx2,fma")))
+#include "kernels.c"
+#undef LANES
+#undef SUFFIX
+#undef TARGET
+
+#define LANES 16
+#define SUFFIX _avx512
+#define TARGET __attribute__((target("avx512f,avx512vl,avx512dq,avx2,fma")))
+#include "kernels.c"
+#undef LANES
+#undef SUFFIX
+#undef TARGET
+#endif
+
+static const Kernels *choose(int lanes)
+{
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    int wide = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
+               __builtin_cpu_supports("avx512dq");
+    int middle = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    if (lanes >= 16 && wide)
+        return &kernels_avx512;
+    if (lanes >= 8 && middle)
+        return &kernels_avx2;
+#endif
+    (void)lanes;
+    return &kernels_portable;
+}
+
+/* The vector width that runs when `lanes` is asked for: 16 (AVX-512), 8 (AVX2) or 4 (portable). */
+int choose_lanes(int lanes) { return choose(lanes)->lanes; }
+
+/* ---- structure ---- */
+
+/* A 64-bit fingerprint of a mask, so that a change is seen however it was made. */
+uint64_t fingerprint(const uint8_t *mask, int64_t size)
+{
+    const uint64_t prime = 0x9E3779B97F4A7C15ull;
+    uint64_t h[4] = {1, 2, 3, 4}, word[4];
+    int64_t i = 0;
+    for (; i + 32 <= size; i += 32) {
+        memcpy(word, mask + i, 32);
+        for (int k = 0; k < 4; k++) {
+            h[k] = (h[k] ^ word[k]) * prime;
+            h[k] ^= h[k] >> 29;
+        }
+    }
+    for (; i < size; i++)
+        h[0] = (h[0] ^ mask[i]) * prime;
+    return h[0] ^ (h[1] * 3) ^ (h[2] * 5) ^ (h[3] * 7);
+}
+
+int64_t count_nonzero(const uint8_t *mask, int64_t size)
+{
+    int64_t total = 0;
+    for (int64_t i = 0; i < size; i++)
+        total += mask[i];
+    return total;
+}
+
+/* Calls for every set byte among `size` contiguous ones; sparse words of eight cost one test. */
+#define FOR_EACH_SET(bytes, size, index, body)                             \
+    for (int64_t base_ = 0; base_ < (size); base_ += 8) {                  \
+        uint64_t word_ = 0;                                                \
+        memcpy(&word_, (bytes) + base_, (size)-base_ < 8 ? (size)-base_ : 8); \
+        for (; word_; word_ &= word_ - 1) {                                \
+            int64_t index = base_ + BYTE_OF(word_);                        \
+            body                                                           \
+        }                                                                  \
+    }
+#if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+#define BYTE_OF(word) (__builtin_ctzll(word) >> 3)
+#else
+#define BYTE_OF(word) (7 - (__builtin_ctzll(word) >> 3))
+#endif
+
+/* Fills start, column and position. `mask` is dense and contiguous; `by_column` says that it is
+ * stored [columns][rows], that is, that the structure is the transposed one. */
+void build(Structure *s, const uint8_t *mask, int by_column)
+{
+    int64_t tiles = (s->columns + s->tile - 1) / s->tile;
+    memset(s->start, 0, (tiles * s->rows + 1) * sizeof(int32_t));
+    int32_t filled = 0;
+    int32_t *next = by_column ? malloc((s->rows + 1) * sizeof(int32_t)) : NULL;
+    for (int64_t t = 0; t < tiles; t++) {
+        int64_t first = t * s->tile;
+        int64_t width = s->columns - first < s->tile ? s->columns - first : s->tile;
+        int32_t *start = s->start + t * s->rows;
+        if (!by_column) {
+            for (int64_t r = 0; r < s->rows; r++) {
+                const uint8_t *bytes = mask + r * s->columns + first;
+                start[r] = filled;
+                FOR_EACH_SET(bytes, width, c, {
+                    s->column[filled] = (int32_t)c;
+                    s->position[filled++] = (int32_t)(r * s->columns + first + c);
+                })
+            }
+            continue;
+        }
+        memset(next, 0, (s->rows + 1) * sizeof(int32_t));
+        for (int64_t c = 0; c < width; c++)
+            FOR_EACH_SET(mask + (first + c) * s->rows, s->rows, r, { next[r]++; })
+        for (int64_t r = 0; r < s->rows; r++) {
+            int32_t count = next[r];
+            start[r] = next[r] = filled;
+            filled += count;
+        }
+        for (int64_t c = 0; c < width; c++)
+            FOR_EACH_SET(mask + (first + c) * s->rows, s->rows, r, {
+                int32_t i = next[r]++;
+                s->column[i] = (int32_t)c;
+                s->position[i] = (int32_t)((first + c) * s->rows + r);
+            })
+    }
+    s->start[tiles * s->rows] = filled;
+    free(next);
+}
+
+/* ---- packing ---- */
+
+/* Walks the runs of tokens that are consecutive in one output row of a sliding window. */
+static void window(const View *v, int64_t token, int64_t num_tokens, int64_t feature,
+                   int64_t num_features, float *panel, int64_t width, int add_back)
+{
+    int64_t area = v->out_height * v->out_width, taps = v->kernel_h * v->kernel_w;
+    for (int64_t done = 0; done < num_tokens;) {
+        int64_t image = (token + done) / area, place = (token + done) % area;
+        int64_t row = place / v->out_width, col = place % v->out_width;
+        int64_t run = smaller(v->out_width - col, num_tokens - done);
+        /* Plain 1 x 1 windows of stride 1 are contiguous over the whole image. */
+        int plain = taps == 1 && v->stride_h == 1 && v->stride_w == 1 && !v->pad_h && !v->pad_w;
+        if (plain)
+            run = smaller(area - place, num_tokens - done);
+        for (int64_t f = feature; f < feature + num_features; f++) {
+            float *p = panel + (f - feature) * width + done;
+            int64_t channel = f / taps, tap = f % taps;
+            float *map = v->data + (image * v->channels + channel) * v->height * v->width;
+            if (plain) {
+                if (add_back)
+                    memcpy(map + place, p, run * sizeof(float));
+                else
+                    memcpy(p, map + place, run * sizeof(float));
+                continue;
+            }
+            int64_t y = row * v->stride_h - v->pad_h + tap / v->kernel_w * v->dilation_h;
+            int64_t x = col * v->stride_w - v->pad_w + tap % v->kernel_w * v->dilation_w;
+            int inside = y >= 0 && y < v->height;
+            if (!inside) {
+                if (!add_back)
+                    memset(p, 0, run * sizeof(float));
+                continue;
+            }
+            float *line = map + y * v->width;
+            for (int64_t i = 0; i < run; i++, x += v->stride_w) {
+                int valid = x >= 0 && x < v->width;
+                if (!add_back)
+                    p[i] = valid ? line[x] : 0.0f;
+                else if (valid)
+                    line[x] += p[i];
+            }
+        }
+        done += run;
+    }
+}
+
+static void pack(const Kernels *k, const View *v, int64_t token, int64_t num_tokens,
+                 int64_t feature, int64_t num_features, float *panel)
+{
+    int64_t width = 4 * k->lanes;
+    if (v->kind == 0) {
+        k->transpose_in(v->data + token * v->stride + feature, v->stride, num_tokens, num_features,
+                        panel);
+        return;
+    }
+    if (num_tokens < width)
+        memset(panel, 0, num_features * width * sizeof(float));
+    window(v, token, num_tokens, feature, num_features, panel, width, 0);
+}
+
+static void unpack(const Kernels *k, const View *v, int64_t token, int64_t num_tokens,
+                   const float *panel)
+{
+    if (v->kind == 0)
+        k->transpose_out(v->data + token * v->stride, v->stride, num_tokens, v->features, panel);
+    else
+        window(v, token, num_tokens, 0, v->features, (float *)panel, 4 * k->lanes, 1);
+}
+
+/* ---- driver ---- */
+
+/* Scratch memory belongs to its thread and is kept: fresh pages would cost more than the packing. */
+static float *scratch(int64_t floats)
+{
+    static _Thread_local float *memory;
+    static _Thread_local int64_t size;
+    if (floats > size) {
+        free(memory);
+        memory = aligned_alloc(4096, (floats * sizeof(float) + 4095) / 4096 * 4096);
+        size = memory ? floats : 0;
+    }
+    return memory;
+}
+
+static int thread_index(void)
+{
+#ifdef _OPENMP
+    return omp_get_thread_num();
+#else
+    return 0;
+#endif
+}
+
+static int thread_count(void)
+{
+#ifdef _OPENMP
+    return omp_get_num_threads();
+#else
+    return 1;
+#endif
+}
+
+/* Tokens of one thread: whole panels, or whole images, whose overlapping windows add up in place. */
+static void share(const View *v, int64_t panel, int64_t *begin, int64_t *end)
+{
+    int64_t grain = v->kind == 0 ? panel : v->out_height * v->out_width;
+    int64_t units = (v->tokens + grain - 1) / grain;
+    int64_t threads = thread_count(), index = thread_index();
+    *begin = smaller(units * index / threads * grain, v->tokens);
+    *end = smaller(units * (index + 1) / threads * grain, v->tokens);
+}
+
+static int64_t num_tiles(const Structure *s) { return (s->columns + s->tile - 1) / s->tile; }
+
+static void product(const Kernels *k, const Structure *s, const View *in, const View *out,
+                    const float *bias, int64_t token, int64_t num_tokens, float *tile, float *result)
+{
+    for (int64_t t = 0; t < num_tiles(s); t++) {
+        int64_t first = t * s->tile;
+        pack(k, in, token, num_tokens, first, smaller(s->tile, s->columns - first), tile);
+        k->multiply(s, t, tile, result, bias);
+    }
+    unpack(k, out, token, num_tokens, result);
+}
+
+/* out = in * W^T + bias, with `weight` the dense weight (its masked entries are never read). */
+int multiply(int lanes, Structure *s, const float *weight, const View *in, const View *out,
+             const float *bias, int num_threads)
+{
+    const Kernels *k = choose(lanes);
+    int64_t panel = 4 * k->lanes, nonzero = s->start[num_tiles(s) * s->rows];
+    int failed = 0;
+#pragma omp parallel num_threads(num_threads) if (num_threads > 1)
+    {
+        int64_t begin, end, threads = thread_count(), index = thread_index();
+        for (int64_t i = nonzero * index / threads; i < nonzero * (index + 1) / threads; i++)
+            s->value[i] = weight[s->position[i]];
+        float *tile = scratch((s->tile + s->rows) * panel);
+        if (!tile)
+            failed = 1;
+#pragma omp barrier
+        share(out->kind ? out : in, panel, &begin, &end);
+        for (int64_t token = begin; tile && token < end; token += panel)
+            product(k, s, in, out, bias, token, smaller(panel, end - token), tile,
+                    tile + s->tile * panel);
+    }
+    return failed;
+}
+
+/* Both gradients from the transposed structure: in_gradient = out_gradient * W, and
+ * weight_gradient, dense with zeros where masked. `partial` holds num_threads * nonzero floats. */
+int gradients(int lanes, Structure *s, const float *weight, const View *in,
+              const View *out_gradient, const View *in_gradient, float *weight_gradient,
+              int64_t weight_size, float *partial, int num_threads)
+{
+    const Kernels *k = choose(lanes);
+    int64_t panel = 4 * k->lanes, tiles = num_tiles(s), nonzero = s->start[tiles * s->rows];
+    int failed = 0;
+#pragma omp parallel num_threads(num_threads) if (num_threads > 1)
+    {
+        int64_t begin, end, threads = thread_count(), index = thread_index();
+        int64_t first = nonzero * index / threads, last = nonzero * (index + 1) / threads;
+        for (int64_t i = first; i < last; i++)
+            s->value[i] = weight[s->position[i]];
+        int64_t zero = weight_size * index / threads;
+        memset(weight_gradient + zero, 0,
+               (weight_size * (index + 1) / threads - zero) * sizeof(float));
+        float *sum = partial + index * nonzero;
+        memset(sum, 0, nonzero * sizeof(float));
+        float *tile = scratch((s->tile + 2 * s->rows) * panel);
+        if (!tile)
+            failed = 1;
+#pragma omp barrier
+        share(out_gradient->kind ? out_gradient : in, panel, &begin, &end);
+        float *input = tile + s->tile * panel, *result = input + s->rows * panel;
+        for (int64_t token = begin; tile && token < end; token += panel) {
+            int64_t count = smaller(panel, end - token);
+            pack(k, in, token, count, 0, s->rows, input);
+            for (int64_t t = 0; t < tiles; t++) {
+                int64_t from = t * s->tile;
+                pack(k, out_gradient, token, count, from, smaller(s->tile, s->columns - from), tile);
+                k->gradients(s, t, tile, input, result, sum);
+            }
+            if (in_gradient)
+                unpack(k, in_gradient, token, count, result);
+        }
+#pragma omp barrier
+        for (int64_t i = first; i < last; i++) {
+            float total = partial[i];
+            for (int64_t j = 1; j < threads; j++)
+                total += partial[j * nonzero + i];
+            weight_gradient[s->position[i]] = total;
+        }
+    }
+    return failed;
+}
+
+#else /* ---- kernels of one instruction set ---- */
+
+typedef float NAME(vec) __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+#define VEC NAME(vec)
+#define PANEL (4 * LANES)
+#define LOAD(p) (*(const VEC *)(p))
+#define STORE(p, v) (*(VEC *)(p) = (v))
+
+/* Element i of both: pairs of lanes within each group of four, as the hardware shuffles. */
+#if LANES == 4
+#define GROUPS(a, b, c, d) a, b, (c) + 4, (d) + 4
+#elif LANES == 8
+#define GROUPS(a, b, c, d) a, b, (c) + 8, (d) + 8, (a) + 4, (b) + 4, (c) + 12, (d) + 12
+#else
+#define GROUPS(a, b, c, d)                                                                   \
+    a, b, (c) + 16, (d) + 16, (a) + 4, (b) + 4, (c) + 20, (d) + 20, (a) + 8, (b) + 8, (c) + 24, \
+        (d) + 24, (a) + 12, (b) + 12, (c) + 28, (d) + 28
+#endif
+#define SHUFFLE(x, y, a, b, c, d) __builtin_shufflevector(x, y, GROUPS(a, b, c, d))
+
+typedef float NAME(four) __attribute__((vector_size(16), aligned(4), may_alias));
+#define FOUR NAME(four)
+
+/* Sums of four vectors, as four floats. */
+TARGET static inline __attribute__((always_inline)) FOUR NAME(sum_of_four)(VEC a, VEC b, VEC c,
+                                                                           VEC d)
+{
+    VEC ab = SHUFFLE(a, b, 0, 1, 0, 1) + SHUFFLE(a, b, 2, 3, 2, 3);
+    VEC cd = SHUFFLE(c, d, 0, 1, 0, 1) + SHUFFLE(c, d, 2, 3, 2, 3);
+    VEC all = SHUFFLE(ab, cd, 0, 2, 0, 2) + SHUFFLE(ab, cd, 1, 3, 1, 3);
+#if LANES == 4
+    return all;
+#elif LANES == 8
+    return __builtin_shufflevector(all, all, 0, 1, 2, 3) +
+           __builtin_shufflevector(all, all, 4, 5, 6, 7);
+#else
+    return __builtin_shufflevector(all, all, 0, 1, 2, 3) +
+           __builtin_shufflevector(all, all, 4, 5, 6, 7) +
+           __builtin_shufflevector(all, all, 8, 9, 10, 11) +
+           __builtin_shufflevector(all, all, 12, 13, 14, 15);
+#endif
+}
+
+/* Four rows of four floats, transposed in registers. */
+TARGET static inline __attribute__((always_inline)) void NAME(transpose4)(const float *from,
+                                                                          int64_t from_stride,
+                                                                          float *to,
+                                                                          int64_t to_stride)
+{
+    FOUR a = *(const FOUR *)from, b = *(const FOUR *)(from + from_stride);
+    FOUR c = *(const FOUR *)(from + 2 * from_stride), d = *(const FOUR *)(from + 3 * from_stride);
+    FOUR ab = __builtin_shufflevector(a, b, 0, 4, 1, 5), cd = __builtin_shufflevector(c, d, 0, 4, 1, 5);
+    FOUR AB = __builtin_shufflevector(a, b, 2, 6, 3, 7), CD = __builtin_shufflevector(c, d, 2, 6, 3, 7);
+    *(FOUR *)to = __builtin_shufflevector(ab, cd, 0, 1, 4, 5);
+    *(FOUR *)(to + to_stride) = __builtin_shufflevector(ab, cd, 2, 3, 6, 7);
+    *(FOUR *)(to + 2 * to_stride) = __builtin_shufflevector(AB, CD, 0, 1, 4, 5);
+    *(FOUR *)(to + 3 * to_stride) = __builtin_shufflevector(AB, CD, 2, 3, 6, 7);
+}
+
+TARGET static void NAME(transpose)(const float *from, int64_t from_stride, int64_t rows,
+                                   int64_t columns, float *to, int64_t to_stride)
+{
+    int64_t r = 0;
+    for (; r + 4 <= rows; r += 4) {
+        int64_t c = 0;
+        for (; c + 4 <= columns; c += 4)
+            NAME(transpose4)(from + r * from_stride + c, from_stride, to + c * to_stride + r, to_stride);
+        for (; c < columns; c++)
+            for (int i = 0; i < 4; i++)
+                to[c * to_stride + r + i] = from[(r + i) * from_stride + c];
+    }
+    for (; r < rows; r++)
+        for (int64_t c = 0; c < columns; c++)
+            to[c * to_stride + r] = from[r * from_stride + c];
+}
+
+TARGET static void NAME(transpose_in)(const float *from, int64_t stride, int64_t num_tokens,
+                                      int64_t num_features, float *panel)
+{
+    if (num_tokens < PANEL)
+        memset(panel, 0, num_features * PANEL * sizeof(float));
+    NAME(transpose)(from, stride, num_tokens, num_features, panel, PANEL);
+}
+
+TARGET static void NAME(transpose_out)(float *to, int64_t stride, int64_t num_tokens,
+                                       int64_t num_features, const float *panel)
+{
+    int64_t f = 0; /* features innermost in memory: blocks of 64 keep the written lines in L1 */
+    for (; f < num_features; f += 64)
+        NAME(transpose)(panel + f * PANEL, PANEL, smaller(64, num_features - f), num_tokens, to + f, stride);
+}
+
+/* result[row] (+)= sum of value * tile[column] over the entries of one tile. */
+TARGET static void NAME(multiply)(const Structure *s, int64_t t, const float *tile, float *result,
+                                  const float *bias)
+{
+    const int32_t *start = s->start + t * s->rows;
+    const int32_t *column = s->column;
+    const float *value = s->value;
+    for (int64_t r = 0; r < s->rows; r++, result += PANEL) {
+        int32_t i = start[r], end = start[r + 1];
+        VEC zero = {0}, a0 = zero, a1 = zero, a2 = zero, a3 = zero;
+        VEC b0 = zero, b1 = zero, b2 = zero, b3 = zero;
+        if (t > 0) {
+            if (i == end)
+                continue;
+            a0 = LOAD(result), a1 = LOAD(result + LANES);
+            a2 = LOAD(result + 2 * LANES), a3 = LOAD(result + 3 * LANES);
+        } else if (bias) {
+            a0 = a1 = a2 = a3 = zero + bias[r];
+        }
+        for (; i + 1 < end; i += 2) {
+            const float *p = tile + (int64_t)column[i] * PANEL;
+            const float *q = tile + (int64_t)column[i + 1] * PANEL;
+            float v = value[i], w = value[i + 1];
+            a0 += v * LOAD(p), a1 += v * LOAD(p + LANES);
+            a2 += v * LOAD(p + 2 * LANES), a3 += v * LOAD(p + 3 * LANES);
+            b0 += w * LOAD(q), b1 += w * LOAD(q + LANES);
+            b2 += w * LOAD(q + 2 * LANES), b3 += w * LOAD(q + 3 * LANES);
+        }
+        if (i < end) {
+            const float *p = tile + (int64_t)column[i] * PANEL;
+            float v = value[i];
+            a0 += v * LOAD(p), a1 += v * LOAD(p + LANES);
+            a2 += v * LOAD(p + 2 * LANES), a3 += v * LOAD(p + 3 * LANES);
+        }
+        STORE(result, a0 + b0), STORE(result + LANES, a1 + b1);
+        STORE(result + 2 * LANES, a2 + b2), STORE(result + 3 * LANES, a3 + b3);
+    }
+}
+
+/* result[row] (+)= sum of value * tile[column]; sum[entry] += input[row] . tile[column]. */
+TARGET static void NAME(gradients)(const Structure *s, int64_t t, const float *tile,
+                                   const float *input, float *result, float *sum)
+{
+    const int32_t *start = s->start + t * s->rows;
+    const int32_t *column = s->column;
+    const float *value = s->value;
+    for (int64_t r = 0; r < s->rows; r++, input += PANEL, result += PANEL) {
+        int32_t i = start[r], end = start[r + 1];
+        VEC zero = {0}, a0 = zero, a1 = zero, a2 = zero, a3 = zero;
+        if (t > 0) {
+            if (i == end)
+                continue;
+            a0 = LOAD(result), a1 = LOAD(result + LANES);
+            a2 = LOAD(result + 2 * LANES), a3 = LOAD(result + 3 * LANES);
+        }
+        VEC x0 = LOAD(input), x1 = LOAD(input + LANES);
+        VEC x2 = LOAD(input + 2 * LANES), x3 = LOAD(input + 3 * LANES);
+#define ENTRY(i, dot)                                            \
+    {                                                            \
+        const float *p = tile + (int64_t)column[i] * PANEL;      \
+        float v = value[i];                                      \
+        VEC d = LOAD(p);                                         \
+        a0 += v * d, dot = x0 * d, d = LOAD(p + LANES);          \
+        a1 += v * d, dot += x1 * d, d = LOAD(p + 2 * LANES);     \
+        a2 += v * d, dot += x2 * d, d = LOAD(p + 3 * LANES);     \
+        a3 += v * d, dot += x3 * d;                              \
+    }
+        for (; i + 3 < end; i += 4) {
+            VEC d0, d1, d2, d3;
+            ENTRY(i, d0) ENTRY(i + 1, d1) ENTRY(i + 2, d2) ENTRY(i + 3, d3)
+            *(FOUR *)(sum + i) += NAME(sum_of_four)(d0, d1, d2, d3);
+        }
+        for (; i < end; i++) {
+            VEC dot;
+            ENTRY(i, dot)
+            sum[i] += NAME(sum_of_four)(dot, dot, dot, dot)[0];
+        }
+#undef ENTRY
+        STORE(result, a0), STORE(result + LANES, a1);
+        STORE(result + 2 * LANES, a2), STORE(result + 3 * LANES, a3);
+    }
+}
+
+static const Kernels NAME(kernels) = {LANES, NAME(transpose_in), NAME(transpose_out),
+                                      NAME(multiply), NAME(gradients)};
+
+#undef VEC
+#undef FOUR
+#undef PANEL
+#undef LOAD
+#undef STORE
+#undef GROUPS
+#undef SHUFFLE
+
+#endif

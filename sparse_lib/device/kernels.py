@@ -1,0 +1,256 @@
+"""The compiled kernels of `kernels.c`: found or built on first use, called through ctypes.
+
+Nothing here knows of autograd or modules; `sparse_lib.device.layers` does.
+"""
+
+import ctypes
+import functools
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from ctypes import c_int, c_int64, c_void_p
+from pathlib import Path
+
+import torch
+
+_SOURCE = Path(__file__).with_name("kernels.c")
+_FLAGS = ("-O3", "-std=gnu11", "-fPIC", "-shared")
+_L1_BYTES = 32 * 1024
+_MAX_LANES = 16
+
+
+class KernelError(RuntimeError):
+    """The kernels cannot be built or run on this machine."""
+
+
+class _CStructure(ctypes.Structure):
+    _fields_ = [(name, c_int64) for name in ("rows", "columns", "tile")] + [
+        (name, c_void_p) for name in ("start", "column", "position", "value")
+    ]
+
+
+class View(ctypes.Structure):
+    """Where the features of each token lie; see `rows_view` and `image_view`."""
+
+    _fields_ = [("data", c_void_p)] + [
+        (name, c_int64)
+        for name in (
+            *("kind", "tokens", "features", "stride"),
+            *("channels", "height", "width", "out_height", "out_width"),
+            *("kernel_h", "kernel_w", "stride_h", "stride_w"),
+            *("pad_h", "pad_w", "dilation_h", "dilation_w"),
+        )
+    ]
+
+
+def _cache_dir() -> Path:
+    """A folder only this user writes to, since what lies in it gets executed."""
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    folder = Path(base) / "sparse_lib"
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if os.access(folder, os.W_OK):
+            return folder
+    except OSError:
+        pass
+    return Path(tempfile.mkdtemp(prefix="sparse_lib-"))
+
+
+def _build() -> Path:
+    """Compiles the kernels unless this source was compiled before; returns the library's path."""
+    digest = hashlib.sha256(_SOURCE.read_bytes() + " ".join(_FLAGS).encode())
+    digest.update(os.uname().machine.encode())
+    target = _cache_dir() / f"kernels-{digest.hexdigest()[:16]}.so"
+    if target.exists():
+        return target
+    named = os.environ.get("CC", "cc")
+    compilers = [path for name in (named, "gcc", "clang") if (path := shutil.which(name))]
+    if not compilers:
+        raise KernelError("no C compiler was found (tried $CC, cc, gcc, clang)")
+    message = ""
+    for compiler in dict.fromkeys(compilers):
+        for openmp in (["-fopenmp"], []):
+            handle, path = tempfile.mkstemp(suffix=".so", dir=target.parent)
+            os.close(handle)
+            command = [compiler, *_FLAGS, *openmp, "-o", path, str(_SOURCE)]
+            result = subprocess.run(command, capture_output=True, text=True)
+            if result.returncode == 0:
+                os.replace(path, target)
+                return target
+            os.unlink(path)
+            message = message or (result.stderr.strip().splitlines() or ["no message"])[0]
+    raise KernelError(f"the C compiler failed on {_SOURCE.name}: {message}")
+
+
+@functools.cache
+def _load() -> ctypes.CDLL | KernelError:
+    try:
+        installed = sorted(_SOURCE.parent.glob("_kernels*.so"))
+        library = ctypes.CDLL(str(installed[0] if installed else _build()))
+    except KernelError as error:
+        return error
+    except OSError as error:
+        return KernelError(f"the kernels cannot be built or loaded: {error}")
+    library.fingerprint.argtypes = [c_void_p, c_int64]
+    library.fingerprint.restype = ctypes.c_uint64
+    library.count_nonzero.argtypes = [c_void_p, c_int64]
+    library.count_nonzero.restype = c_int64
+    structure, view = ctypes.POINTER(_CStructure), ctypes.POINTER(View)
+    library.build.argtypes = [structure, c_void_p, c_int]
+    library.build.restype = None
+    library.multiply.argtypes = [c_int, structure, c_void_p, view, view, c_void_p, c_int]
+    library.gradients.argtypes = [c_int, structure, c_void_p, view, view, view, c_void_p]
+    library.gradients.argtypes += [c_int64, c_void_p, c_int]
+    return library
+
+
+def library() -> ctypes.CDLL:
+    """The loaded kernels.
+
+    Raises:
+        KernelError: They can be neither found nor built.
+    """
+    loaded = _load()
+    if isinstance(loaded, KernelError):
+        raise loaded
+    return loaded
+
+
+def unavailable() -> str | None:
+    """Why the kernels cannot run on this machine, or None if they can."""
+    loaded = _load()
+    return str(loaded) if isinstance(loaded, KernelError) else None
+
+
+def num_lanes(limit: int = _MAX_LANES) -> int:
+    """Floats per vector of the kernels in use: 16 (AVX-512), 8 (AVX2) or 4 (portable)."""
+    return library().choose_lanes(limit)
+
+
+def fingerprint(mask: torch.Tensor) -> int:
+    """A 64-bit hash of a contiguous bool mask, cheap enough to take at every step."""
+    return library().fingerprint(mask.data_ptr(), mask.numel())
+
+
+def default_tile(sparsity: float, *, lanes: int | None = None) -> int:
+    """Columns per tile: what fits in L1, twice that where rows would be left nearly empty."""
+    columns = _L1_BYTES // (16 * (lanes or num_lanes()))
+    return 2 * columns if sparsity >= 0.93 else columns
+
+
+class Structure:
+    """The non-zeros of a mask as the kernels read them; immutable, hence safe to share.
+
+    Args:
+        mask: Bool tensor, contiguous, `[rows, columns]`, or `[columns, rows]` if `transposed`.
+        transposed: Whether `mask` is stored with its columns first.
+        tile: Columns per tile; by default what suits the L1 cache and the sparsity.
+        lanes: Upper limit of the vector width in floats, for tests.
+
+    Raises:
+        ValueError: The mask is not a contiguous bool matrix on the CPU with under 2^31 elements.
+    """
+
+    def __init__(
+        self,
+        mask: torch.Tensor,
+        *,
+        transposed: bool = False,
+        tile: int | None = None,
+        lanes: int = _MAX_LANES,
+    ):
+        if mask.dtype != torch.bool or mask.dim() != 2 or not mask.is_contiguous():
+            raise ValueError(f"mask must be a contiguous bool matrix, got {mask.dtype}")
+        if mask.device.type != "cpu" or mask.numel() >= 2**31:
+            raise ValueError("mask must lie on the CPU and have fewer than 2^31 elements")
+        self.rows, self.columns = mask.shape[::-1] if transposed else mask.shape
+        self.lanes = lanes
+        self.num_nonzero = library().count_nonzero(mask.data_ptr(), mask.numel())
+        self.sparsity = 1 - self.num_nonzero / max(mask.numel(), 1)
+        self.tile = tile or default_tile(self.sparsity, lanes=num_lanes(lanes))
+        num_starts = -(-self.columns // self.tile) * self.rows + 1
+        self._start = torch.empty(num_starts, dtype=torch.int32)
+        self._column = torch.empty(self.num_nonzero, dtype=torch.int32)
+        self._position = torch.empty(self.num_nonzero, dtype=torch.int32)
+        library().build(self._as_c(None), mask.data_ptr(), int(transposed))
+
+    def _as_c(self, values: torch.Tensor | None) -> _CStructure:
+        value = values.data_ptr() if values is not None else None
+        pointers = (self._start.data_ptr(), self._column.data_ptr(), self._position.data_ptr())
+        return _CStructure(self.rows, self.columns, self.tile, *pointers, value)
+
+    def multiply(
+        self, weight: torch.Tensor, source: View, target: View, bias: torch.Tensor | None = None
+    ) -> None:
+        """Writes `target = source @ W.T + bias`, W being the masked `weight` of this structure.
+
+        Args:
+            weight: Dense, contiguous float32, laid out as the mask was.
+            source: `columns` features per token.
+            target: `rows` features per token.
+            bias: `[rows]`.
+        """
+        values = torch.empty(self.num_nonzero)
+        bias_pointer = bias.data_ptr() if bias is not None else None
+        failed = library().multiply(
+            self.lanes, self._as_c(values), weight.data_ptr(), source, target, bias_pointer,
+            torch.get_num_threads(),
+        )  # fmt: skip
+        if failed:
+            raise MemoryError("no memory for the panels of a sparse layer")
+
+    def gradients(
+        self,
+        weight: torch.Tensor,
+        source: View,
+        target_gradient: View,
+        source_gradient: View | None,
+    ) -> torch.Tensor:
+        """Both gradients of a product, in one pass; call it on the transposed structure.
+
+        Args:
+            weight: Dense, contiguous float32, laid out as the mask was.
+            source: Input of the product, `rows` features per token.
+            target_gradient: `columns` features per token.
+            source_gradient: Written, if given; windows that overlap add up, so zero it then.
+
+        Returns:
+            The weight's gradient, dense and zero where masked, shaped like `weight`.
+        """
+        num_threads = torch.get_num_threads()
+        values = torch.empty(self.num_nonzero)
+        partial = torch.empty(num_threads * self.num_nonzero)
+        gradient = torch.empty_like(weight, memory_format=torch.contiguous_format)
+        failed = library().gradients(
+            self.lanes, self._as_c(values), weight.data_ptr(), source, target_gradient,
+            source_gradient, gradient.data_ptr(), gradient.numel(), partial.data_ptr(),
+            num_threads,
+        )  # fmt: skip
+        if failed:
+            raise MemoryError("no memory for the panels of a sparse layer")
+        return gradient
+
+
+def rows_view(matrix: torch.Tensor) -> View:
+    """Tokens are the rows of a float32 matrix whose features are contiguous."""
+    tokens, features = matrix.shape
+    return View(data=matrix.data_ptr(), tokens=tokens, features=features, stride=matrix.stride(0))
+
+
+def image_view(
+    images: torch.Tensor,
+    *,
+    out_size: tuple[int, int],
+    kernel: tuple[int, int] = (1, 1),
+    stride: tuple[int, int] = (1, 1),
+    padding: tuple[int, int] = (0, 0),
+    dilation: tuple[int, int] = (1, 1),
+) -> View:
+    """Tokens are the window positions of contiguous float32 `[image, channel, height, width]`."""
+    batch, channels, height, width = images.shape
+    return View(
+        images.data_ptr(), 1, batch * out_size[0] * out_size[1], channels * kernel[0] * kernel[1],
+        0, channels, height, width, *out_size, *kernel, *stride, *padding, *dilation,
+    )  # fmt: skip

@@ -1,0 +1,325 @@
+"""Sparse layers that skip the masked work: autograd over the kernels, and masked dense beside it.
+
+A layer is masked when it owns a `weight_mask` buffer; a mask that appears or changes is noticed at
+the next forward. Both executions give the masked positions a gradient of exactly zero, except on
+steps for which a training algorithm has set `weight._needs_dense_gradient`: then the gradient is
+that of the dense weight, as the growth of RigL needs it.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from sparse_lib.device import kernels
+
+CROSSOVER_SPARSITY = 0.25
+"""Below this sparsity a dense product is faster than skipping (measured on 256-bit vectors)."""
+
+
+def _wants_dense_gradient(weight: torch.Tensor) -> bool:
+    return getattr(weight, "_needs_dense_gradient", False)
+
+
+class MaskedWeight(torch.autograd.Function):
+    """Selects the unmasked weights, and their gradients, so that no NaN leaks through a mask."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        ctx.mask, ctx.parameter = mask, weight
+        return weight.where(mask, weight.new_zeros(()))
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        if _wants_dense_gradient(ctx.parameter):
+            return gradient, None
+        return gradient.where(ctx.mask, gradient.new_zeros(())), None
+
+
+@dataclass(frozen=True)
+class Structures:
+    """A mask in both orientations, built once per mask.
+
+    Attributes:
+        forward: Rows are output features.
+        backward: Rows are input features.
+        fingerprint: Hash of that mask.
+    """
+
+    forward: kernels.Structure
+    backward: kernels.Structure
+    fingerprint: int
+
+    @classmethod
+    def build(cls, mask: torch.Tensor, *, inputs_first: bool, fingerprint: int) -> "Structures":
+        return cls(
+            kernels.Structure(mask, transposed=inputs_first),
+            kernels.Structure(mask, transposed=not inputs_first),
+            fingerprint,
+        )
+
+
+class Rows:
+    """Geometry of a matrix product: the tokens are all leading dimensions of the input."""
+
+    def prepare(self, source: torch.Tensor) -> torch.Tensor:
+        matrix = source.reshape(-1, source.shape[-1])
+        return matrix if matrix.stride(-1) == 1 else matrix.contiguous()
+
+    def source_view(self, source: torch.Tensor) -> kernels.View:
+        return kernels.rows_view(source)
+
+    target_view = source_view
+
+    def new_target(self, source: torch.Tensor, features: int) -> torch.Tensor:
+        return source.new_empty(source.shape[0], features)
+
+    def new_source_gradient(self, source: torch.Tensor) -> torch.Tensor:
+        return torch.empty_like(source, memory_format=torch.contiguous_format)
+
+    def bias_gradient(self, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient.sum(0)
+
+    def weight_gradient(
+        self, source: torch.Tensor, gradient: torch.Tensor, shape: torch.Size, inputs_first: bool
+    ) -> torch.Tensor:
+        product = source.T @ gradient if inputs_first else gradient.T @ source
+        return product.view(shape)
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Geometry of a convolution: the tokens are window positions, unfolded panel by panel."""
+
+    kernel: tuple[int, int]
+    stride: tuple[int, int]
+    padding: tuple[int, int]
+    dilation: tuple[int, int]
+
+    def _out_size(self, source: torch.Tensor) -> tuple[int, int]:
+        sizes = zip(source.shape[2:], self.kernel, self.stride, self.padding, self.dilation)
+        height, width = ((n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in sizes)
+        return height, width
+
+    def prepare(self, source: torch.Tensor) -> torch.Tensor:
+        return source.contiguous()
+
+    def source_view(self, source: torch.Tensor) -> kernels.View:
+        return kernels.image_view(
+            source,
+            out_size=self._out_size(source),
+            kernel=self.kernel,
+            stride=self.stride,
+            padding=self.padding,
+            dilation=self.dilation,
+        )
+
+    def target_view(self, target: torch.Tensor) -> kernels.View:
+        return kernels.image_view(target, out_size=(target.shape[2], target.shape[3]))
+
+    def new_target(self, source: torch.Tensor, features: int) -> torch.Tensor:
+        return source.new_empty(source.shape[0], features, *self._out_size(source))
+
+    def new_source_gradient(self, source: torch.Tensor) -> torch.Tensor:
+        return torch.zeros_like(source, memory_format=torch.contiguous_format)
+
+    def bias_gradient(self, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient.sum((0, 2, 3))
+
+    def weight_gradient(
+        self, source: torch.Tensor, gradient: torch.Tensor, shape: torch.Size, inputs_first: bool
+    ) -> torch.Tensor:
+        return nn.grad.conv2d_weight(
+            source, shape, gradient, self.stride, self.padding, self.dilation
+        )
+
+
+class SkipProduct(torch.autograd.Function):
+    """The product of a layer and its gradients, over the unmasked weights only."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        source: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        geometry: Rows | Windows,
+        structures: Structures,
+        inputs_first: bool,
+    ) -> torch.Tensor:
+        ctx.save_for_backward(source, weight)
+        ctx.parameter, ctx.geometry, ctx.structures = weight, geometry, structures
+        ctx.inputs_first = inputs_first
+        target = geometry.new_target(source, structures.forward.rows)
+        structures.forward.multiply(
+            weight.contiguous(),
+            geometry.source_view(source),
+            geometry.target_view(target),
+            bias.contiguous() if bias is not None else None,
+        )
+        return target
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        source, weight = ctx.saved_tensors
+        geometry, structure = ctx.geometry, ctx.structures.backward
+        needs_source, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+        dense = needs_weight and _wants_dense_gradient(ctx.parameter)
+        gradient = geometry.prepare(gradient)
+        source_gradient = geometry.new_source_gradient(source) if needs_source else None
+        view = geometry.source_view(source_gradient) if needs_source else None
+        weight_gradient = None
+        if needs_weight and not dense:
+            weight_gradient = structure.gradients(
+                weight.contiguous(),
+                geometry.source_view(source),
+                geometry.target_view(gradient),
+                view,
+            )
+        elif needs_source:
+            structure.multiply(weight.contiguous(), geometry.target_view(gradient), view)
+        if dense:
+            weight_gradient = geometry.weight_gradient(
+                source, gradient, weight.shape, ctx.inputs_first
+            )
+        bias_gradient = geometry.bias_gradient(gradient) if needs_bias else None
+        return source_gradient, weight_gradient, bias_gradient, None, None, None
+
+
+@dataclass
+class Execution:
+    """How one layer runs, and what it remembers of its mask.
+
+    Attributes:
+        name: Module path, for notices.
+        skip: Whether to skip at all; masked dense otherwise.
+        crossover: Sparsity below which dense is faster.
+        notice: Called with the layer's name and the reason whenever it has to run dense.
+    """
+
+    name: str
+    skip: bool
+    crossover: float
+    notice: Callable[[str, str], None]
+    structures: Structures | None = field(default=None, repr=False)
+
+    def reason_for_dense(self, source: torch.Tensor, weight: torch.Tensor) -> str | None:
+        for label, tensor in (("input", source), ("weight", weight)):
+            if tensor.device.type != "cpu":
+                return f"its {label} is on {tensor.device}, the kernels need the CPU"
+            if tensor.dtype != torch.float32:
+                return f"its {label} is {tensor.dtype}, the kernels need torch.float32"
+            if tensor.layout != torch.strided:
+                return f"its {label} has layout {tensor.layout}, the kernels need torch.strided"
+        if torch.is_autocast_enabled("cpu"):
+            return "autocast is on, the kernels need torch.float32"
+        if weight.numel() >= 2**31:
+            return f"its weight has {weight.numel()} elements, the kernels need fewer than 2^31"
+        return None
+
+    def find_structures(self, mask: torch.Tensor, *, inputs_first: bool) -> Structures:
+        mask = mask.flatten(1).contiguous()
+        fingerprint = kernels.fingerprint(mask)
+        if self.structures is None or self.structures.fingerprint != fingerprint:
+            self.structures = Structures.build(
+                mask, inputs_first=inputs_first, fingerprint=fingerprint
+            )
+        return self.structures
+
+
+class SparseLayer(nn.Module):
+    """Mixin that gives a layer class a forward over its unmasked weights."""
+
+    _execution: Execution
+    inputs_first = False
+
+    def geometry(self) -> Rows | Windows | str:
+        """How tokens lie in the input, or why the kernels cannot run this layer."""
+        return Rows()
+
+    def dense_forward(self, source: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        raise NotImplementedError
+
+    def forward(self, source: torch.Tensor) -> torch.Tensor:
+        mask = getattr(self, "weight_mask", None)
+        weight: torch.Tensor = self.weight  # type: ignore[assignment]
+        if mask is None:
+            return self.dense_forward(source, weight)
+        mask = mask if mask.dtype == torch.bool else mask != 0
+        execution = self._execution
+        geometry = self.geometry()
+        if execution.skip and not torch.compiler.is_compiling():
+            reason = execution.reason_for_dense(source, weight)
+            reason = reason or (geometry if isinstance(geometry, str) else None)
+            if reason:
+                execution.notice(execution.name, reason)
+            else:
+                structures = execution.find_structures(mask, inputs_first=self.inputs_first)
+                if structures.forward.sparsity >= execution.crossover:
+                    return self._skip(source, weight, geometry, structures)  # type: ignore[arg-type]
+        return self.dense_forward(source, MaskedWeight.apply(weight, mask))
+
+    def _skip(
+        self,
+        source: torch.Tensor,
+        weight: torch.Tensor,
+        geometry: Rows | Windows,
+        structures: Structures,
+    ) -> torch.Tensor:
+        bias: torch.Tensor | None = self.bias  # type: ignore[assignment]
+        unbatched = isinstance(geometry, Windows) and source.dim() == 3
+        batched = source.unsqueeze(0) if unbatched else source
+        target = SkipProduct.apply(
+            geometry.prepare(batched), weight, bias, geometry, structures, self.inputs_first
+        )
+        if isinstance(geometry, Rows):
+            return target.view(*source.shape[:-1], target.shape[-1])
+        return target.squeeze(0) if unbatched else target
+
+
+class SkipLinear(SparseLayer):
+    """`torch.nn.Linear` over its unmasked weights."""
+
+    def dense_forward(self, source: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return F.linear(source, weight, self.bias)  # type: ignore[arg-type]
+
+
+class SkipConv2d(SparseLayer):
+    """`torch.nn.Conv2d` over its unmasked weights."""
+
+    def geometry(self: Any) -> Windows | str:
+        if self.groups != 1:
+            return f"it has groups={self.groups}, the kernels need groups=1"
+        if self.padding_mode != "zeros":
+            return f"it has padding_mode={self.padding_mode!r}, the kernels need 'zeros'"
+        if isinstance(self.padding, str) and self.padding != "valid":
+            return f"it has padding={self.padding!r}, the kernels need numbers"
+        padding = (0, 0) if isinstance(self.padding, str) else self.padding
+        return Windows(self.kernel_size, self.stride, padding, self.dilation)
+
+    def dense_forward(self: Any, source: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return self._conv_forward(source, weight, self.bias)
+
+
+class SkipConv1D(SparseLayer):
+    """`transformers.pytorch_utils.Conv1D`: a linear layer whose weight is `[inputs, outputs]`."""
+
+    inputs_first = True
+
+    def dense_forward(self, source: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return F.linear(source, weight.T, self.bias)  # type: ignore[arg-type]
+
+
+def skipping_mixin(kind: type[nn.Module]) -> tuple[type[SparseLayer], ...]:
+    """The mixin whose forward skips for this class of layers, in a tuple; empty if there is none."""
+    if kind is nn.Linear:
+        return (SkipLinear,)
+    if kind is nn.Conv2d:
+        return (SkipConv2d,)
+    if (kind.__module__, kind.__name__) == ("transformers.pytorch_utils", "Conv1D"):
+        return (SkipConv1D,)
+    return ()

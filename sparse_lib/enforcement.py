@@ -1,0 +1,154 @@
+"""Keeps masked weights, gradients and optimizer states at zero, by selection.
+
+A :class:`MaskGuard` sits beside each sparse parameter, in the module that owns it, so that copying
+or pickling the module copies the enforcement too.
+"""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+_SAME_SIZE_INTEGER = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_GUARDS = "_mask_guards"
+
+
+def mask_name(name: str) -> str:
+    """Name of the mask buffer that belongs to the parameter ``name``."""
+    return f"{name}_mask"
+
+
+def guards(module: nn.Module) -> dict[str, MaskGuard]:
+    """The guards of the parameters that ``module`` itself owns, by parameter name."""
+    return module.__dict__.get(_GUARDS, {})
+
+
+class MaskGuard:
+    """Masks one parameter, its gradient and its optimizer states.
+
+    Zeros are *selected*, by a bitwise AND with all-ones or all-zeros words, never multiplied: a
+    NaN or an infinity where the mask is zero becomes zero.
+    """
+
+    def __init__(self, module: nn.Module, name: str) -> None:
+        self.module = module
+        self.name = name
+        self._forget()
+        module.__dict__.setdefault(_GUARDS, {})[name] = self
+        if _settle_loaded not in module._load_state_dict_post_hooks.values():
+            module.register_load_state_dict_post_hook(_settle_loaded)
+        self._install(self.param)
+
+    def _forget(self) -> None:
+        self.owner: str | None = None  # a copy belongs to no algorithm until one adopts it
+        self._words: dict[tuple[int, torch.device], Tensor] = {}
+        self._words_of: tuple[Tensor | None, int] = (None, -1)
+        self._clean_gradient: tuple[Tensor | None, int] = (None, -1)
+        self._handle: Any = None
+        self._hooked: Tensor | None = None
+
+    @property
+    def param(self) -> nn.Parameter:
+        """The parameter that the module holds now."""
+        return self.module._parameters[self.name]  # type: ignore[return-value]
+
+    @property
+    def mask(self) -> Tensor:
+        """The bool mask buffer, of the parameter's shape."""
+        return self.module._buffers[mask_name(self.name)]  # type: ignore[return-value]
+
+    def ensure(self) -> None:
+        """Watch the module's current parameter, if it was replaced or has become trainable."""
+        param = self.param
+        if self._hooked is not param and param.requires_grad:
+            self._install(param)
+
+    def _install(self, param: Tensor) -> None:
+        if self._handle is not None:
+            self._handle.remove()
+            self._handle = self._hooked = None
+        if not param.requires_grad:
+            return
+        ref = weakref.ref(self)  # a strong reference would tie parameter and module in a C++ cycle
+
+        def mask_gradient(parameter: Tensor) -> None:
+            guard = ref()
+            if guard is not None and parameter.grad is not None:
+                guard.select(parameter.grad)
+                guard._clean_gradient = (parameter.grad, parameter.grad._version)
+
+        self._handle = param.register_post_accumulate_grad_hook(mask_gradient)
+        self._hooked = param
+
+    def select(self, tensor: Tensor) -> None:
+        """Set a tensor of the mask's shape to zero, in place, where the mask is zero."""
+        tensor = tensor.detach()
+        if self.mask is None:  # the model was made dense
+            return
+        integer = _SAME_SIZE_INTEGER.get(tensor.element_size())
+        if integer is None or tensor.is_sparse or tensor.is_complex():
+            tensor.masked_fill_(self.mask.to(tensor.device).logical_not(), 0)
+            return
+        tensor.view(integer).bitwise_and_(self._words_for(integer, tensor))
+
+    def _words_for(self, integer: torch.dtype, tensor: Tensor) -> Tensor:
+        mask = self.mask
+        if self._words_of[0] is not mask or self._words_of[1] != mask._version:
+            self._words.clear()
+            self._words_of = (mask, mask._version)
+        key = (tensor.element_size(), tensor.device)
+        words = self._words.get(key)
+        if words is None:
+            words = mask.to(device=tensor.device, dtype=integer).neg_()
+            self._words[key] = words
+        return words
+
+    def select_gradient(self) -> None:
+        """Mask ``param.grad``, unless the backward hook did and nothing touched it since."""
+        gradient = self.param.grad
+        if gradient is None or self.gradient_is_clean:
+            return
+        self.select(gradient)
+
+    @property
+    def gradient_is_clean(self) -> bool:
+        """True if ``param.grad`` is untouched since this guard masked it."""
+        known, version = self._clean_gradient
+        gradient = self.param.grad
+        return known is gradient and gradient is not None and gradient._version == version
+
+    def forget_gradient(self) -> None:
+        """Let go of the gradient, so that ``zero_grad`` can free it."""
+        self._clean_gradient = (None, -1)
+
+    def select_weight(self) -> None:
+        """Mask the weight in place."""
+        self.select(self.param)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> MaskGuard:
+        twin = object.__new__(MaskGuard)
+        memo[id(self)] = twin
+        twin.module = copy.deepcopy(self.module, memo)
+        twin.name = self.name
+        twin._forget()
+        twin._install(copy.deepcopy(self.param, memo))
+        return twin
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"module": self.module, "name": self.name, "param": self.param}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.module, self.name = state["module"], state["name"]
+        self._forget()
+        self._install(state["param"])
+
+
+def _settle_loaded(module: nn.Module, _: Any) -> None:
+    """After ``load_state_dict``: the loaded weights obey the loaded masks."""
+    for guard in guards(module).values():
+        guard.ensure()
+        guard.select_weight()

@@ -1,0 +1,104 @@
+"""Which sparsity each parameter should have at a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from sparse_lib.distributions import make_distribution
+from sparse_lib.schedules import HyperParameterSchedule, make_hyperparameter_schedule
+
+if TYPE_CHECKING:
+    from sparse_lib.parameters import SparseParameter
+
+
+class Levels:
+    """Sparsity schedules, one for all parameters or several by name, and a distribution.
+
+    ``levels[p]`` is the schedule of a parameter, given by full name or as the tensor itself.
+
+    Args:
+        spec: What :func:`make_hyperparameter_schedule` takes, or a dict from full parameter name
+            (a glob, or the parameter itself) to that; the first match wins.
+        distribution: Name or callable that spreads the scheduled sparsity over the tensors; None
+            gives each tensor the same.
+    """
+
+    def __init__(self, spec: Any, distribution: str | Mapping | Callable | None = None) -> None:
+        self.rules: list[tuple[Any, HyperParameterSchedule]]
+        if _is_map(spec):
+            self.rules = [
+                (key, make_hyperparameter_schedule(value, key="sparsity"))
+                for key, value in spec.items()
+            ]
+        else:
+            self.rules = [("*", make_hyperparameter_schedule(spec, key="sparsity"))]
+        self.distribution = None if distribution is None else make_distribution(distribution)
+        self.params: dict[str, SparseParameter] = {}
+
+    @property
+    def schedules(self) -> list[HyperParameterSchedule]:
+        """The schedules, each once."""
+        return list({id(schedule): schedule for _, schedule in self.rules}.values())
+
+    def __getitem__(self, key: str | Tensor) -> HyperParameterSchedule:
+        param = key if isinstance(key, Tensor) else None
+        name = key if isinstance(key, str) else ""
+        for full_name, sparse in self.params.items():
+            if sparse.param is param or full_name == name:
+                param, name = sparse.param, full_name
+        for rule, schedule in self.rules:
+            matches = fnmatchcase(name, rule) if isinstance(rule, str) else rule is param
+            if matches:
+                return schedule
+        raise KeyError(f"no sparsity is given for parameter {name!r}")
+
+    def targets(self, step: int, *, is_update_step: bool = False) -> dict[str, float]:
+        """The sparsity of every parameter at a step, in [0, 1], by full name."""
+        values = {
+            id(s): min(max(float(s(step, is_update_step)), 0.0), 1.0) for s in self.schedules
+        }
+        groups: dict[int, dict[str, SparseParameter]] = {}
+        for name, sparse in self.params.items():
+            groups.setdefault(id(self[name]), {})[name] = sparse
+        targets: dict[str, float] = {}
+        for key, group in groups.items():
+            if self.distribution is None:
+                targets |= dict.fromkeys(group, values[key])
+            else:
+                weights = {name: sparse.param for name, sparse in group.items()}
+                targets |= self.distribution(weights, values[key])
+        return {name: targets[name] for name in self.params}
+
+    def advance(self, is_update_step: bool) -> None:
+        """Tell stateful schedules that a step is over."""
+        for schedule in self.schedules:
+            schedule.update(is_update_step)
+
+    def state_dict(self) -> list[dict[str, Any]]:
+        """State of each schedule, in order."""
+        return [dict(schedule.state_dict()) for schedule in self.schedules]
+
+    def load_state_dict(self, state: list[dict[str, Any]]) -> None:
+        """Restore what :meth:`state_dict` returned."""
+        schedules = self.schedules
+        if len(state) != len(schedules):
+            raise ValueError(
+                f"the state holds {len(state)} sparsity schedules, the algorithm {len(schedules)}"
+            )
+        for schedule, saved in zip(schedules, state, strict=True):
+            schedule.load_state_dict(dict(saved))
+
+
+def _is_map(spec: Any) -> bool:
+    if not isinstance(spec, Mapping) or not spec:
+        return False
+    # A schedule's dict has plain identifiers for keys, and "type" or a constructor's names.
+    return "type" not in spec and any(
+        isinstance(key, Tensor) or "." in key or "*" in key or isinstance(value, (Mapping, list))
+        or isinstance(value, HyperParameterSchedule)
+        for key, value in spec.items()
+    )

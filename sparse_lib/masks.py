@@ -1,0 +1,363 @@
+"""Mask makers: pure functions from scores to boolean masks.
+
+Everything that turns a sparsity into a number of weights goes through :func:`num_nonzero`, and
+everything random goes through :func:`generator`, so masks are exact and reproducible.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sparse_lib.checks import CSTORCH, check_compat, check_fraction
+from sparse_lib.counts import num_nonzero
+from sparse_lib.shapers import (
+    BlockScoreShaper,
+    FirstTieBreaker,
+    InputGroupScoreShaper,
+    NMScoreShaper,
+    OutputGroupScoreShaper,
+    RandomTieBreaker,
+    ScoreFlattener,
+    ScoreShaper,
+    ScoreTieBreaker,
+    make_tie_breaker,
+)
+
+__all__ = [
+    "CSTORCH",
+    "BlockScoreShaper",
+    "FirstTieBreaker",
+    "InputGroupScoreShaper",
+    "NMScoreShaper",
+    "OutputGroupScoreShaper",
+    "RandomTieBreaker",
+    "ScoreFlattener",
+    "ScoreShaper",
+    "ScoreTieBreaker",
+    "check_compat",
+    "check_fraction",
+    "generator",
+    "make_mask_drop_minimum",
+    "make_mask_grow_maximum",
+    "make_mask_topk_sparsity",
+    "make_masks_global_topk",
+    "make_tie_breaker",
+    "num_nonzero",
+    "random_score",
+]
+
+_MANY_POOLS = 64  # above this, one sort of all pools beats a quick select of each
+
+
+# ------------------------------------------------------------------------------------------------
+# Randomness
+
+
+def generator(
+    seed: int, name: str, index: int, device: torch.device | str = "cpu"
+) -> torch.Generator:
+    """A private random generator for one parameter at one mask update.
+
+    The seed is the SHA-256 of the three values, so it depends neither on the order of parameters,
+    nor on the process, nor on what was drawn before; adding a layer changes no other mask.
+
+    Args:
+        seed: The algorithm's seed, any integer.
+        name: Full parameter name.
+        index: Index of the mask update; 0 is initialisation.
+        device: Where random numbers will be drawn.
+    """
+    digest = hashlib.sha256(f"{int(seed)}\0{name}\0{int(index)}".encode()).digest()
+    private = torch.Generator(device=device)
+    private.manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+    return private
+
+
+def random_score(like: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    """Uniform float32 scores of the shape of ``like``, drawn where the generator lives.
+
+    They are float32 whatever the dtype of ``like``: bfloat16 has so few values in [0, 1) that
+    most weights of a layer would tie.
+    """
+    where = like.device if generator is None else generator.device
+    score = torch.rand(like.shape, generator=generator, device=where, dtype=torch.float32)
+    return score.to(like.device)
+
+
+# ------------------------------------------------------------------------------------------------
+# Mask makers
+
+
+@torch.no_grad()
+def make_mask_topk_sparsity(
+    score: Tensor,
+    sparsity: float,
+    score_shaper: ScoreShaper | None = None,
+    *,
+    tie_breaker: str | ScoreTieBreaker | None = None,
+    generator: torch.Generator | None = None,
+    compat: str | None = None,
+) -> Tensor:
+    """Keep the highest scores.
+
+    Args:
+        score: Scores of any shape and real dtype. NaN is never kept.
+        sparsity: Fraction of zeros wanted, in [0, 1].
+        score_shaper: Which scores compete; by default the whole tensor.
+        tie_breaker: ``"first"`` (default, lower index) or ``"random"``.
+        generator: For ``"random"``.
+        compat: See :func:`num_nonzero`.
+
+    Returns:
+        Boolean mask of the shape of ``score`` with exactly ``num_nonzero(sparsity, pool)`` True
+        in each pool (fewer only if too few scores are numbers).
+    """
+    shaper = score_shaper or ScoreFlattener()
+    pools, undo = shaper(score)
+    keep = shaper.count(sparsity, _pool_size(pools), compat=compat)
+    breaker = make_tie_breaker(tie_breaker, generator)
+    return undo(_select(pools, None, keep, breaker))
+
+
+@torch.no_grad()
+def make_mask_drop_minimum(
+    score: Tensor,
+    mask: Tensor,
+    drop_fraction: float,
+    score_shaper: ScoreShaper | None = None,
+    *,
+    tie_breaker: str | ScoreTieBreaker | None = None,
+    generator: torch.Generator | None = None,
+    compat: str | None = None,
+) -> tuple[Tensor, int]:
+    """Drop the lowest scores of a mask; only present weights compete.
+
+    Args:
+        score: Scores of any shape. NaN is always dropped.
+        mask: Boolean mask, shape of ``score``.
+        drop_fraction: Fraction of the present weights to drop, in [0, 1].
+        score_shaper: Which scores compete; by default the whole tensor.
+        tie_breaker: Which of equal scores *stays*.
+        generator: For ``"random"``.
+        compat: See :func:`num_nonzero`.
+
+    Returns:
+        The smaller mask, which in each pool keeps ``num_nonzero(drop_fraction, present)``, and
+        how many weights it has in total.
+    """
+    shaper = score_shaper or ScoreFlattener()
+    pools, undo = shaper(score)
+    present, _ = shaper(mask.bool())
+    breaker = make_tie_breaker(tie_breaker, generator)
+
+    def keep(count: int) -> int:
+        return num_nonzero(drop_fraction, count, compat=compat)
+
+    keeps: int | Tensor
+    if pools.dim() == 1:
+        keeps = keep(_count(present))
+    else:
+        counts = present.sum(-1)
+        table = {count: keep(count) for count in counts.unique().tolist()}
+        keeps = counts.clone()
+        for before, after in table.items():
+            keeps[counts == before] = after
+    kept = undo(_select(pools, present, keeps, breaker))
+    return kept, _count(kept)
+
+
+@torch.no_grad()
+def make_mask_grow_maximum(
+    score: Tensor,
+    mask: Tensor,
+    sparsity: float,
+    mask_nonzero: int | None = None,
+    score_shaper: ScoreShaper | None = None,
+    *,
+    tie_breaker: str | ScoreTieBreaker | None = None,
+    generator: torch.Generator | None = None,
+    compat: str | None = None,
+) -> Tensor:
+    """Add the highest scores among absent weights until a mask has the wanted sparsity.
+
+    Args:
+        score: Scores of any shape. NaN never grows.
+        mask: Boolean mask, shape of ``score``; all of it stays.
+        sparsity: Fraction of zeros wanted, in [0, 1]. A mask that already has more weights than
+            that is returned as it is.
+        mask_nonzero: Number of weights in ``mask``, if known (saves a count).
+        score_shaper: Which scores compete; by default the whole tensor.
+        tie_breaker: ``"first"`` (default, lower index) or ``"random"``.
+        generator: For ``"random"``.
+        compat: See :func:`num_nonzero`.
+
+    Returns:
+        Boolean mask, a superset of ``mask``.
+    """
+    shaper = score_shaper or ScoreFlattener()
+    pools, undo = shaper(score)
+    present, _ = shaper(mask.bool())
+    target = shaper.count(sparsity, _pool_size(pools), compat=compat)
+    breaker = make_tie_breaker(tie_breaker, generator)
+    grow: int | Tensor
+    if pools.dim() == 1:
+        # A given count is of weights, so it says nothing about blocks.
+        known = mask_nonzero is not None and pools.numel() == mask.numel()
+        grow = max(0, target - (int(mask_nonzero or 0) if known else _count(present)))
+    else:
+        grow = (target - present.sum(-1)).clamp(min=0)
+    grown = _select(pools, ~present, grow, breaker)
+    return undo(grown.logical_or_(present))
+
+
+@torch.no_grad()
+def make_masks_global_topk(
+    scores: Mapping[str, Tensor], sparsity: float, *, compat: str | None = None
+) -> dict[str, Tensor]:
+    """Keep the highest scores over several tensors together (global magnitude pruning).
+
+    Args:
+        scores: Name to scores. NaN is never kept.
+        sparsity: Fraction of zeros wanted over all tensors, in [0, 1].
+        compat: See :func:`num_nonzero`; also lets a tensor lose everything.
+
+    Returns:
+        Name to boolean mask; ``num_nonzero(sparsity, total)`` True in all. Unless the sparsity is
+        1, each tensor keeps at least its best weight, in place of the weakest elsewhere. Ties go
+        to the earlier tensor and the lower index.
+    """
+    flat = {name: _comparable(score).reshape(-1) for name, score in scores.items()}
+    sizes = [values.numel() for values in flat.values()]
+    if sum(sizes) == 0:
+        return {name: torch.zeros_like(score, dtype=torch.bool) for name, score in scores.items()}
+    pool = torch.cat(list(flat.values()))
+    keep = num_nonzero(sparsity, pool.numel(), compat=compat)
+    chosen = torch.zeros_like(pool, dtype=torch.bool)
+    if keep and compat is None:
+        best = [_select(values, None, 1, FirstTieBreaker()) for values in flat.values()]
+        chosen = torch.cat(best)
+        keep = max(0, keep - _count(chosen))
+    rest = _select(pool, ~chosen, keep, FirstTieBreaker())
+    parts = (chosen | rest).split(sizes)
+    return {
+        name: part.reshape(score.shape)
+        for (name, score), part in zip(scores.items(), parts, strict=True)
+    }
+
+
+# ------------------------------------------------------------------------------------------------
+# Selection
+
+
+def _pool_size(pools: Tensor) -> int:
+    return pools.shape[-1] if pools.dim() else 1
+
+
+def _count(mask: Tensor) -> int:
+    # NumPy counts booleans some ten times faster than a torch reduction on the CPU.
+    if mask.device.type == "cpu":
+        return int(np.count_nonzero(mask.numpy()))
+    return int(torch.count_nonzero(mask))
+
+
+def _comparable(score: Tensor) -> Tensor:
+    """A float32 or float64 tensor (what NumPy and quick select know) in the same order."""
+    score = score.detach()
+    if score.dtype in (torch.float32, torch.float64):
+        return score
+    if score.is_complex():
+        raise TypeError(f"scores must be real numbers, not {score.dtype}")
+    wide = score.dtype in (torch.int32, torch.int64)
+    return score.to(torch.float64 if wide else torch.float32)
+
+
+def _select(
+    pools: Tensor, among: Tensor | None, keep: int | Tensor, breaker: ScoreTieBreaker
+) -> Tensor:
+    """Mask of the ``keep`` best scores in each pool, restricted to ``among``, never NaN."""
+    pools = _comparable(pools)
+    if pools.dim() == 1:
+        return _select_flat(pools, among, int(keep), breaker)
+    rows = pools.reshape(-1, pools.shape[-1])
+    inside = None if among is None else among.reshape(rows.shape)
+    keeps = torch.as_tensor(keep, device=rows.device).reshape(-1).expand(rows.shape[0])
+    if rows.shape[0] > _MANY_POOLS:
+        return _select_rows(rows, inside, keeps, breaker).reshape(pools.shape)
+    chosen = torch.zeros_like(rows, dtype=torch.bool)
+    for row, count in enumerate(keeps.tolist()):
+        candidates = None if inside is None else inside[row]
+        chosen[row] = _select_flat(rows[row], candidates, count, breaker)
+    return chosen.reshape(pools.shape)
+
+
+def _threshold(values: Tensor, keep: int, *, scratch: bool) -> float:
+    """The ``keep``-th largest of some values, NaN counting as lowest; 1 <= keep <= len.
+
+    ``scratch`` says that the values may be reordered.
+    """
+    position = values.numel() - keep
+    if values.device.type != "cpu":
+        lowest = values.nan_to_num(nan=-math.inf, posinf=math.inf, neginf=-math.inf)
+        return float(lowest.kthvalue(position + 1).values)
+    # NumPy's vectorised quick select is some ten times faster than torch's.
+    array = values.numpy() if scratch else values.numpy().copy()
+    num_nan = int(np.count_nonzero(np.isnan(array)))
+    # NumPy orders NaN last, so numbers occupy the first places.
+    if position < num_nan:
+        return -math.inf
+    array.partition(position - num_nan)
+    return float(array[position - num_nan])
+
+
+def _select_flat(
+    values: Tensor, among: Tensor | None, keep: int, breaker: ScoreTieBreaker
+) -> Tensor:
+    candidates = values if among is None else values[among]
+    if keep <= 0 or candidates.numel() == 0:
+        return torch.zeros_like(values, dtype=torch.bool)
+    if keep >= candidates.numel():
+        numbers = ~values.isnan()
+        return numbers if among is None else numbers.logical_and_(among)
+    threshold = _threshold(candidates, keep, scratch=among is not None)
+    chosen = values > threshold
+    ties = values == threshold
+    if among is not None:
+        chosen.logical_and_(among)
+        ties.logical_and_(among)
+    wanted = keep - _count(chosen)
+    if wanted >= _count(ties):
+        return chosen.logical_or_(ties)
+    positions = ties.nonzero().squeeze(1)
+    order = breaker.order((positions.numel(),), positions.device)
+    if order is not None:
+        positions = positions[order]
+    chosen[positions[:wanted]] = True
+    return chosen
+
+
+def _select_rows(
+    values: Tensor, among: Tensor | None, keeps: Tensor, breaker: ScoreTieBreaker
+) -> Tensor:
+    valid = ~values.isnan()
+    if among is not None:
+        valid.logical_and_(among)
+    # -inf is a legal score, so validity is the primary key and the score the secondary one.
+    filled = values.masked_fill(~valid, -math.inf)
+    order = breaker.order(tuple(values.shape), values.device)
+    if order is not None:
+        filled, valid = filled.gather(-1, order), valid.gather(-1, order)
+    ranking = filled.sort(dim=-1, descending=True, stable=True).indices
+    by_validity = valid.gather(-1, ranking).sort(dim=-1, descending=True, stable=True).indices
+    ranking = ranking.gather(-1, by_validity)
+    places = torch.arange(values.shape[-1], device=values.device)
+    taken = places.expand_as(ranking) < keeps.unsqueeze(-1)
+    chosen = torch.zeros_like(valid).scatter_(-1, ranking, taken).logical_and_(valid)
+    if order is not None:
+        chosen = torch.zeros_like(chosen).scatter_(-1, order, chosen)
+    return chosen

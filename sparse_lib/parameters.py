@@ -1,0 +1,221 @@
+"""Sparse parameters: finding a model's parameters, and one parameter with its mask."""
+
+from __future__ import annotations
+
+import re
+import sys
+import warnings
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from sparse_lib.enforcement import MaskGuard, guards, mask_name
+from sparse_lib.metrics import churn
+
+if TYPE_CHECKING:
+    from sparse_lib.algorithm import SparsityAlgorithm
+
+_WRAPPER = re.compile(r"(?<![^.])(_orig_mod|_checkpoint_wrapped_module)\.")
+
+
+class SparseParameter:
+    """A parameter, its mask, and what happened to the mask.
+
+    Attributes:
+        module: The module that owns the parameter and the ``<name>_mask`` buffer.
+        param_name: Name of the parameter inside ``module``.
+        name: Full name from the model that the algorithm was applied to, without the prefixes
+            that ``torch.compile``, DDP and checkpoint wrappers add.
+        initialized: True once the mask holds a pattern (made here, or loaded).
+        num_updates: How many times the mask was replaced since initialisation.
+        churn: Share of the present weights that came with the last replacement.
+        union: OR of all masks so far, or None while there was only one.
+    """
+
+    def __init__(
+        self, algorithm: SparsityAlgorithm, module: nn.Module, param_name: str, name: str
+    ) -> None:
+        self.algorithm = algorithm
+        self.module = module
+        self.param_name = param_name
+        self.name = name
+        self.initialized = False
+        self.num_updates = 0
+        self.churn = 0.0
+        self.target = 0.0
+        self.union: Tensor | None = None
+
+    @property
+    def guard(self) -> MaskGuard:
+        """What enforces the mask."""
+        return guards(self.module)[self.param_name]
+
+    @property
+    def param(self) -> nn.Parameter:
+        """The parameter itself."""
+        return self.module._parameters[self.param_name]  # type: ignore[return-value]
+
+    @property
+    def data(self) -> Tensor:
+        """The parameter's values, detached; zero where the mask is."""
+        return self.param.data
+
+    @property
+    def mask(self) -> Tensor:
+        """The bool mask, of the parameter's shape. Setting it also zeroes the weights it drops."""
+        return self.module._buffers[mask_name(self.param_name)]  # type: ignore[return-value]
+
+    @mask.setter
+    def mask(self, new: Tensor) -> None:
+        old = self.mask
+        if not isinstance(new, Tensor) or new.shape != old.shape:
+            shape = tuple(new.shape) if isinstance(new, Tensor) else type(new).__name__
+            raise ValueError(
+                f"the mask of {self.name!r} must be a tensor of shape {tuple(old.shape)}, "
+                f"not {shape}"
+            )
+        new = new.detach().to(device=old.device, dtype=torch.bool)
+        if self.initialized:
+            self.churn = churn(old, new)
+            self.num_updates += 1
+            self.union = old | new if self.union is None else self.union.logical_or_(new)
+        self.initialized = True
+        if new is not old:
+            old.copy_(new)
+        self.prune()
+
+    @property
+    def sparsity(self) -> float:
+        """Fraction of zeros in the mask, in [0, 1]."""
+        mask = self.mask
+        return 1.0 - int(mask.count_nonzero()) / max(mask.numel(), 1)
+
+    @property
+    def itop(self) -> float:
+        """Share of positions that were ever present, in [0, 1] (ITOP, Liu et al. 2021)."""
+        union = self.mask if self.union is None else self.union
+        return int(union.count_nonzero()) / max(union.numel(), 1)
+
+    def initialize(self) -> None:
+        """Make the first mask, unless there is one."""
+        self.algorithm._initialize_parameters([self])
+
+    @torch.no_grad()
+    def prune(self) -> None:
+        """Set the weights that the mask drops to zero."""
+        self.guard.select_weight()
+
+    def __repr__(self) -> str:
+        shape = tuple(self.param.shape)
+        return f"SparseParameter({self.name!r}, shape={shape}, sparsity={self.sparsity:.4f})"
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """The model inside ``torch.compile`` and data-parallel wrappers."""
+    parallel = (nn.parallel.DistributedDataParallel, nn.DataParallel)
+    while True:
+        if "_orig_mod" in model._modules:
+            model = model._modules["_orig_mod"]  # type: ignore[assignment]
+        elif isinstance(model, parallel):
+            model = model.module
+        else:
+            return model
+
+
+def find_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
+    """Yields (full name, owning module, name there) for every parameter that may become sparse.
+
+    Tied parameters come once, under their first name. Left out: what carries
+    ``requires_dense = True``, or lies inside a module that does, and what is not floating point.
+    """
+    seen: set[int] = set()
+    dense: list[str] = []
+    for path, module in unwrap(model).named_modules():
+        inside_dense = any(path == top or path.startswith(f"{top}.") or not top for top in dense)
+        if getattr(module, "requires_dense", False) and not inside_dense:
+            dense.append(path)
+            inside_dense = True
+        for name, param in module._parameters.items():
+            if param is None or id(param) in seen:
+                continue
+            seen.add(id(param))
+            full_name = _WRAPPER.sub("", f"{path}.{name}" if path else name)
+            if inside_dense or getattr(param, "requires_dense", False):
+                continue
+            _check_parameter(full_name, param)
+            if param.is_floating_point():
+                yield full_name, module, name
+
+
+def _check_parameter(name: str, param: nn.Parameter) -> None:
+    if isinstance(param, nn.parameter.UninitializedParameter):
+        raise ValueError(f"{name!r} has no shape yet; run one forward pass before applying sparsity")
+    if hasattr(param, "device_mesh"):
+        raise ValueError(
+            f"{name!r} is a DTensor; fully_shard (FSDP2) and tensor parallelism are not supported, "
+            "use DistributedDataParallel"
+        )
+    if param.device.type == "meta":
+        raise ValueError(f"{name!r} is on the meta device; materialise the model first")
+
+
+def attach(
+    algorithm: SparsityAlgorithm, module: nn.Module, param_name: str, name: str
+) -> SparseParameter:
+    """Give a parameter a mask buffer and a guard.
+
+    A mask buffer that is there already, from a checkpoint or a copied model, is kept as it is.
+
+    Raises:
+        ValueError: If the parameter belongs to another algorithm, or a buffer has the mask's name
+            without being one.
+    """
+    param = module._parameters[param_name]
+    assert param is not None
+    buffer = module._buffers.get(mask_name(param_name))
+    guard = guards(module).get(param_name)
+    if guard is not None and buffer is not None and guard.owner is not None:
+        raise ValueError(
+            f"{name!r} is already sparsified by {guard.owner}; make the model dense first "
+            "(sparse_lib.checkpoint.densify)"
+        )
+    sparse = SparseParameter(algorithm, module, param_name, name)
+    if buffer is None:
+        if hasattr(module, mask_name(param_name)):
+            raise ValueError(f"{name!r} needs a buffer {mask_name(param_name)!r}, a name in use")
+        full = torch.ones(param.shape, dtype=torch.bool, device=param.device)
+        module.register_buffer(mask_name(param_name), full)
+    elif buffer.dtype != torch.bool or buffer.shape != param.shape:
+        raise ValueError(f"{name!r} has a buffer {mask_name(param_name)!r} that is not its mask")
+    else:
+        sparse.initialized = True
+    if guard is None:
+        guard = MaskGuard(module, param_name)
+    guard.owner = type(algorithm).__name__
+    return sparse
+
+
+def is_outermost_apply(module: nn.Module) -> bool:
+    """True if the running ``nn.Module.apply`` was called on ``module`` itself.
+
+    ``Module.apply`` visits children first and does not say where it started; only the call stack
+    does. An algorithm must act once, at the top, where full parameter names are known.
+    """
+    frame = sys._getframe(2)
+    outermost: Any = None
+    while frame is not None and frame.f_code.co_name == "apply":
+        caller = frame.f_locals.get("self")
+        if not isinstance(caller, nn.Module):
+            break
+        if outermost is not None and outermost not in (caller, *caller.children()):
+            break
+        outermost = caller
+        frame = frame.f_back  # type: ignore[assignment]
+    return outermost is None or outermost is module
+
+
+def warn(message: str) -> None:
+    """One warning, attributed to the caller's code."""
+    warnings.warn(message, UserWarning, stacklevel=4)

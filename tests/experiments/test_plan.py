@@ -1,0 +1,173 @@
+"""Studies become runs; every mistake is one sentence that names the key."""
+
+import copy
+import json
+
+import pytest
+import yaml
+
+from experiments import plan
+
+BASE = yaml.safe_load((plan.STUDIES / "sparsity_library.yaml").read_text())
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Write an edited study and return its folder."""
+
+    def edit(change, name="sparsity_library"):
+        study = copy.deepcopy(BASE)
+        change(study)
+        (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(study))
+        return tmp_path
+
+    return edit
+
+
+def error_of(folder) -> str:
+    with pytest.raises(plan.SpecError) as caught:
+        for scale in plan.SCALES:
+            plan.all_runs(scale, folder=folder)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda s: s.update(sede=1), ["unknown key sede"]),
+        (
+            lambda s: s["scales"]["smoke"][0]["recipe"].update(learning_rat=1),
+            ["unknown key", "learning_rat"],
+        ),
+        (
+            lambda s: s["methods"]["rigl"]["sparsity"].update(algorithm="rigll"),
+            ["'rigll'", "did you mean 'rigl'"],
+        ),
+        (lambda s: s["methods"]["rigl"].update(final_sparsity=1.2), ["final_sparsity", "1.2"]),
+        (lambda s: s["methods"]["rigl"].update(recipe="half"), ["'half'", "half-batch"]),
+        (
+            lambda s: s["scales"]["smoke"][0]["recipe"].update(learning_rate=-1),
+            ["learning_rate", "-1", "greater than 0"],
+        ),
+        (lambda s: s["scales"]["smoke"][0]["model"].update(name="lama"), ["'lama'", "'llama'"]),
+        (lambda s: s["scales"]["smoke"][0]["model"].update(num_heads=5), ["multiple"]),
+        (lambda s: s["scales"]["smoke"][0].update(suite="smok"), ["'smok'", "'smoke'"]),
+        (lambda s: s["scales"]["smoke"][0]["recipe"].update(tokens=10), ["tokens"]),
+        (lambda s: s["scales"]["smoke"].append(s["scales"]["smoke"][0]), ["occurs twice"]),
+        (
+            lambda s: s["methods"]["rigl"]["sparsity"]["update"].update(stop="most%"),
+            ["stop", "'most%'", "75%"],
+        ),
+        (lambda s: s.update(name="other"), ["'other'", "sparsity_library"]),
+    ],
+)
+def test_a_mistake_is_one_sentence(write, change, words):
+    message = error_of(write(change))
+    for word in words:
+        assert word in message
+
+
+def test_one_id_with_two_specs_is_refused(write):
+    write(lambda s: None)
+    folder = write(
+        lambda s: (s.update(name="twin"), s["scales"]["smoke"][0]["recipe"].update(tokens=81920)),
+        name="twin",
+    )
+    assert "sparsity_library.yaml" in error_of(folder)
+
+
+def test_two_studies_share_a_run(write):
+    write(lambda s: None)
+    folder = write(lambda s: s.update(name="twin"), name="twin")
+    runs = plan.all_runs("smoke", folder=folder)
+    assert {run.studies for run in runs.values()} == {("sparsity_library", "twin")}
+
+
+def test_sparse_runs_halve_the_batch_and_double_the_steps():
+    runs = {run.spec["method"]: run.spec["recipe"] for run in plan.all_runs("quick").values()}
+    assert runs["static"]["batch_size"] * 2 == runs["dense"]["batch_size"]
+    assert runs["static"]["steps"] == 2 * runs["dense"]["steps"]
+
+
+def test_shares_of_the_run_become_steps():
+    run = next(r for r in plan.all_runs("quick").values() if r.spec["method"] == "rigl")
+    steps = run.spec["recipe"]["steps"]
+    assert run.spec["sparsity"]["update"]["stop"] == round(0.75 * steps)
+    assert run.spec["sparsity"]["seed"] == run.spec["seed"]
+
+
+@pytest.mark.parametrize("scale", plan.BUDGET_CORE_S)
+def test_the_planned_cost_stays_in_the_budget(scale):
+    runs = plan.all_runs(scale).values()
+    assert sum(run.core_seconds for run in runs) <= plan.BUDGET_CORE_S[scale]
+
+
+def test_quick_stays_in_this_studys_share():
+    runs = plan.study_runs(plan.load_study("sparsity_library"), "quick")
+    assert sum(run.core_seconds for run in runs) <= 600
+
+
+def test_spec_hash_ignores_the_suite():
+    spec = next(iter(plan.all_runs("smoke").values())).spec
+    other = {**spec, "suite": "quick"}
+    hashes = {plan.Run(s["id"], "smoke", s, 1.0).spec_hash for s in (spec, other)}
+    assert len(hashes) == 1
+    assert plan.Run("x", "smoke", {**spec, "seed": 9}, 1.0).spec_hash not in hashes
+
+
+def test_code_hash_ignores_comments_and_docstrings(tmp_path):
+    texts = {
+        "a": '"""Doc."""\nX = 1\n',
+        "b": '"""Other."""\n\n# why\nX = 1\n',
+        "c": "X = 2\n",
+    }
+    hashes = {}
+    for name, text in texts.items():
+        path = plan.ROOT / "tests" / "experiments" / "_code_hash_probe.py"
+        path.write_text(text)
+        try:
+            plan.code_hash.cache_clear()
+            hashes[name] = plan.code_hash(path)
+        finally:
+            path.unlink()
+    plan.code_hash.cache_clear()
+    assert hashes["a"] == hashes["b"] != hashes["c"]
+
+
+def algorithm_files(name: str) -> set[str]:
+    """Algorithm files that a run of this algorithm depends on."""
+    entries = [
+        plan.ROOT / "experiments/training.py",
+        plan.ROOT / f"sparse_lib/algorithms/{name}.py",
+    ]
+    files = plan.imported_files(*entries)
+    return {p.stem for p in files if p.parent.name == "algorithms"} - {"__init__"}
+
+
+def test_a_run_depends_on_its_own_algorithm_only():
+    assert algorithm_files("static") == {"static"}
+    assert "rigl" not in algorithm_files("set")
+    assert "rigl" in algorithm_files("granet")
+    assert "granet" not in algorithm_files("rigl")
+
+
+def test_a_reference_record_is_reused_only_if_spec_and_data_agree(tmp_path, monkeypatch):
+    monkeypatch.setattr(plan, "REFERENCE", tmp_path / "reference")
+    run = next(iter(plan.all_runs("smoke").values()))
+    data = tmp_path / "data"
+    assert not plan.reusable(run, data_folder=data)
+    run.reference.parent.mkdir()
+    record = {"spec_hash": run.spec_hash, "spec": run.spec, "data": {"hash": "h"}}
+    run.reference.write_text(json.dumps(record))
+    assert plan.reusable(run, data_folder=data)
+    meta = data / run.data_label / "meta.json"
+    meta.parent.mkdir(parents=True)
+    meta.write_text('{"hash": "h"}')
+    assert plan.reusable(run, data_folder=data)
+    meta.write_text('{"hash": "other"}')
+    assert not plan.reusable(run, data_folder=data)
+    run.reference.write_text(json.dumps({**record, "spec_hash": "old"}))
+    meta.unlink()
+    assert not plan.reusable(run, data_folder=data)

@@ -1,0 +1,311 @@
+"""Compiled twins against masked dense execution, layer by layer and as whole models."""
+
+import copy
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+from sparse_lib.device import kernels
+from sparse_lib.device.backend import backend, compile
+
+TOLERANCE = 1e-5
+
+
+def add_mask(layer, sparsity, seed=0):
+    mask = torch.rand(layer.weight.shape, generator=torch.Generator().manual_seed(seed)) >= sparsity
+    layer.register_buffer("weight_mask", mask)
+    layer.weight.data.mul_(mask)
+
+
+def relative_error(result, expected):
+    return ((result - expected).abs().max() / expected.abs().max().clamp(min=1e-20)).item()
+
+
+def conv1d(inputs, outputs):
+    from transformers.pytorch_utils import Conv1D
+
+    return Conv1D(outputs, inputs)
+
+
+LAYERS = {
+    "linear": (lambda: nn.Linear(33, 21), (3, 17, 33)),
+    "linear without bias": (lambda: nn.Linear(33, 21, bias=False), (5, 33)),
+    "linear on one vector": (lambda: nn.Linear(33, 21), (33,)),
+    "linear on nothing": (lambda: nn.Linear(33, 21), (0, 33)),
+    "conv1d": (lambda: conv1d(33, 21), (2, 9, 33)),
+    "1x1": (lambda: nn.Conv2d(12, 10, 1), (2, 12, 5, 7)),
+    "1x1 stride 2": (lambda: nn.Conv2d(12, 10, 1, stride=2, bias=False), (2, 12, 5, 7)),
+    "3x3": (lambda: nn.Conv2d(12, 10, 3, padding=1), (3, 12, 6, 7)),
+    "3x3 unbatched": (lambda: nn.Conv2d(12, 10, 3, stride=2, padding=1), (12, 6, 7)),
+}
+
+
+def step(module, source, gradient=None):
+    """Output and all gradients of one pass."""
+    source = source.clone().requires_grad_()
+    module.zero_grad()
+    target = module(source)
+    target.backward(torch.ones_like(target) if gradient is None else gradient)
+    return [target.detach(), source.grad, *(p.grad for p in module.parameters())]
+
+
+@pytest.mark.parametrize("sparsity", (0.0, 0.1, 0.6, 0.95, 1.0))
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers_equal_masked_dense(name, sparsity):
+    torch.manual_seed(0)
+    make, shape = LAYERS[name]
+    layer, source = make(), torch.randn(shape)
+    add_mask(layer, sparsity)
+    reference = copy.deepcopy(layer)
+    expected = step(reference, source)
+    expected[2] = expected[2] * layer.weight_mask
+    for options in ({"name": "skip", "strict": True}, {"name": "dense"}):
+        result = step(compile(layer, backend(crossover=0.0, **options)), source)
+        for value, truth in zip(result, expected, strict=True):
+            assert value.shape == truth.shape
+            assert value.numel() == 0 or relative_error(value, truth) < TOLERANCE
+        assert not layer.weight.grad[~layer.weight_mask].any()
+
+
+def test_non_contiguous_inputs_gradients_and_weights():
+    torch.manual_seed(1)
+    layer = nn.Linear(20, 30)
+    layer.weight = nn.Parameter(torch.randn(20, 30).T)
+    add_mask(layer, 0.7)
+    source = torch.randn(20, 8, 5).permute(2, 1, 0)
+    gradient = torch.randn(30, 1, 5).permute(2, 1, 0).expand(5, 8, 30)
+    expected = step(copy.deepcopy(layer), source, gradient)
+    expected[2] = expected[2] * layer.weight_mask
+    for value, truth in zip(step(compile(layer), source, gradient), expected, strict=True):
+        assert relative_error(value, truth) < TOLERANCE
+
+
+@pytest.mark.parametrize("name", ("linear", "conv1d", "3x3"))
+@pytest.mark.parametrize("execution", ("skip", "dense"))
+def test_dense_gradient_only_when_asked_for(name, execution):
+    torch.manual_seed(2)
+    make, shape = LAYERS[name]
+    layer, source = make(), torch.randn(shape)
+    add_mask(layer, 0.8)
+    expected = step(copy.deepcopy(layer), source)
+    layer.weight._needs_dense_gradient = True
+    for value, truth in zip(step(compile(layer, execution), source), expected, strict=True):
+        assert relative_error(value, truth) < TOLERANCE
+    layer.weight._needs_dense_gradient = False
+    step(compile(layer, execution), source)
+    assert not layer.weight.grad[~layer.weight_mask].any()
+
+
+def test_frozen_parts_get_no_gradient():
+    layer = nn.Linear(8, 8)
+    add_mask(layer, 0.5)
+    twin, source = compile(layer), torch.randn(4, 8)
+    layer.weight.requires_grad_(False)
+    twin(source.requires_grad_()).sum().backward()
+    assert layer.weight.grad is None
+    assert relative_error(source.grad, (layer.weight * layer.weight_mask).sum(0).expand(4, 8)) < 1e-5
+    layer.weight.requires_grad_(True)
+    twin(source.detach()).sum().backward()
+    assert layer.weight.grad is not None
+
+
+def test_masks_may_come_late_and_change():
+    layer = nn.Linear(16, 16)
+    twin, source = compile(layer, backend("skip", strict=True)), torch.randn(4, 16)
+    assert torch.equal(twin(source), layer(source))
+    for seed in range(3):
+        add_mask(layer, 0.5, seed)
+        layer.weight.data.normal_()
+        expected = source @ (layer.weight * layer.weight_mask).T + layer.bias
+        assert relative_error(twin(source), expected) < TOLERANCE
+    layer.weight_mask[0] = False
+    assert torch.equal(twin(source)[:, 0], layer.bias[0].expand(4))
+    layer.weight_mask.data[1] = False  # unseen by the version counter
+    assert torch.equal(twin(source)[:, 1], layer.bias[1].expand(4))
+
+
+def test_backward_uses_the_mask_of_its_forward():
+    layer = nn.Linear(6, 6)
+    add_mask(layer, 0.5)
+    before = layer.weight_mask.clone()
+    target = compile(layer)(torch.ones(1, 6))
+    layer.weight_mask.logical_not_()
+    target.sum().backward()
+    assert torch.equal(layer.weight.grad, before.float())
+
+
+def test_twin_and_original_share_everything():
+    model = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5), nn.Linear(8, 8))
+    model.tied = model[0]
+    twin = compile(model)
+    assert isinstance(twin, nn.Sequential) and isinstance(twin[0], nn.Linear)
+    assert twin.tied is twin[0] and model.tied is model[0]
+    assert [n for n, _ in twin.named_parameters()] == [n for n, _ in model.named_parameters()]
+    assert all(a is b for a, b in zip(twin.parameters(), model.parameters(), strict=True))
+    twin.eval()
+    assert not model.training and not model[1].training
+    model.train()
+    assert twin.training and twin[1].training
+    add_mask(model[0], 0.9)
+    assert twin[0].weight_mask is model[0].weight_mask
+    assert list(twin.state_dict()) == list(model.state_dict())
+    twin.double()
+    assert model[2].weight.dtype == torch.float64 and type(model[0]) is nn.Linear
+    copy.deepcopy(twin)
+
+
+def test_repeated_backward_and_accumulation():
+    layer = nn.Linear(10, 10)
+    add_mask(layer, 0.8)
+    loss = compile(layer)(torch.ones(3, 10)).sum()
+    loss.backward(retain_graph=True)
+    once = layer.weight.grad.clone()
+    loss.backward()
+    assert torch.equal(layer.weight.grad, 2 * once)
+
+
+def test_no_grad_and_inference_mode():
+    layer = nn.Linear(10, 10)
+    add_mask(layer, 0.8)
+    twin, source = compile(layer), torch.randn(3, 10)
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            assert relative_error(twin(source), layer(source)) < TOLERANCE
+
+
+def test_float64_falls_back_with_one_notice_and_passes_gradcheck():
+    layer = nn.Linear(5, 4).double()
+    add_mask(layer, 0.5)
+    twin = compile(nn.Sequential(layer))
+    source = torch.randn(3, 5, dtype=torch.float64, requires_grad=True)
+    with pytest.warns(RuntimeWarning, match="layer '0' runs masked dense: .*float64"):
+        twin(source)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert torch.autograd.gradcheck(twin, source)
+    with pytest.raises(ValueError, match="layer '0' runs masked dense: .*float64"):
+        compile(nn.Sequential(layer), backend("skip", strict=True))(source)
+
+
+@pytest.mark.parametrize(
+    ("layer", "reason"),
+    (
+        (nn.Conv2d(4, 4, 3, groups=2), "groups=2"),
+        (nn.Conv2d(4, 4, 3, padding="same"), "padding='same'"),
+        (nn.Conv2d(4, 4, 3, padding=1, padding_mode="circular"), "padding_mode='circular'"),
+    ),
+)
+def test_unsupported_convolutions_run_dense(layer, reason):
+    add_mask(layer, 0.5)
+    source = torch.randn(2, 4, 6, 6)
+    with pytest.warns(RuntimeWarning, match=reason):
+        result = compile(layer)(source)
+    assert torch.equal(result, layer(source))
+
+
+def test_unsupported_layer_is_named():
+    model = nn.Sequential(nn.Conv1d(4, 4, 3))
+    add_mask(model[0], 0.5)
+    with pytest.warns(RuntimeWarning, match="layer '0' .* Conv1d is not supported"):
+        compile(model)
+    with pytest.raises(ValueError, match="Conv1d is not supported"):
+        compile(model, backend("skip", strict=True))
+
+
+def test_autocast_runs_dense():
+    layer = nn.Linear(8, 8)
+    add_mask(layer, 0.5)
+    with pytest.warns(RuntimeWarning, match="autocast"), torch.autocast("cpu", torch.bfloat16):
+        assert compile(layer)(torch.randn(2, 8)).dtype == torch.bfloat16
+
+
+def test_without_compiler_one_notice(monkeypatch):
+    monkeypatch.setattr(kernels, "_load", lambda: kernels.KernelError("no C compiler was found"))
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    for layer in model:
+        add_mask(layer, 0.5)
+    with pytest.warns(RuntimeWarning, match="no C compiler") as notices:
+        twin = compile(model)
+        step(twin, torch.randn(2, 8))
+    assert len(notices) == 1
+    with pytest.raises(ValueError, match="no C compiler"):
+        compile(model, backend("skip", strict=True))
+
+
+def test_masked_nan_never_leaks():
+    layer = nn.Linear(8, 8)
+    add_mask(layer, 0.5)
+    layer.weight.data[~layer.weight_mask] = torch.nan
+    for name in ("skip", "dense"):
+        assert all(value.isfinite().all() for value in step(compile(layer, name), torch.ones(2, 8)))
+
+
+def test_errors_name_the_key():
+    with pytest.raises(ValueError, match="backend must be one of dense, skip, got 'fast'"):
+        backend("fast")
+    with pytest.raises(ValueError, match=r"crossover must be in \[0, 1\], got 2"):
+        backend("skip", crossover=2)
+    with pytest.raises(TypeError, match="backend must be a Backend or a name, got int"):
+        compile(nn.Linear(1, 1), 3)
+
+
+def tiny_language_model(kind):
+    import transformers
+
+    torch.manual_seed(0)
+    if kind == "llama":
+        config = transformers.LlamaConfig(
+            vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+            num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=32,
+        )  # fmt: skip
+        return transformers.LlamaForCausalLM(config)
+    config = transformers.GPT2Config(
+        vocab_size=64, n_embd=32, n_layer=2, n_head=4, n_positions=32, resid_pdrop=0.0,
+        embd_pdrop=0.0, attn_pdrop=0.0,
+    )  # fmt: skip
+    return transformers.GPT2LMHeadModel(config)
+
+
+@pytest.mark.parametrize("kind", ("llama", "gpt2"))
+def test_language_models_train_alike(kind):
+    model = tiny_language_model(kind)
+    for name, module in model.named_modules():
+        if getattr(module, "weight", None) is not None and module.weight.dim() == 2:
+            if not any(part in name for part in ("embed", "wte", "wpe", "lm_head")):
+                add_mask(module, 0.8)
+    reference = copy.deepcopy(model)
+    losses = []
+    for runner in (compile(model, backend("skip", strict=True)), compile(reference, "dense")):
+        optimizer = torch.optim.AdamW(runner.parameters(), lr=1e-2)
+        tokens = torch.randint(0, 64, (3, 16), generator=torch.Generator().manual_seed(1))
+        for _ in range(4):
+            loss = runner(input_ids=tokens, labels=tokens).loss
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+    assert losses[:4] == pytest.approx(losses[4:], rel=1e-4)
+    assert losses[3] < losses[0]
+    assert compile(model).generate(tokens[:, :4], max_new_tokens=3, do_sample=False).shape == (3, 7)
+
+
+def test_skip_really_calls_the_kernels(monkeypatch):
+    calls = []
+    for name in ("multiply", "gradients"):
+        original = getattr(kernels.Structure, name)
+
+        def counted(self, *args, _name=name, _original=original):
+            calls.append(_name)
+            return _original(self, *args)
+
+        monkeypatch.setattr(kernels.Structure, name, counted)
+    layer = nn.Linear(8, 8)
+    add_mask(layer, 0.5)
+    step(compile(layer), torch.randn(2, 8))
+    assert calls == ["multiply", "gradients"]
+    calls.clear()
+    add_mask(layer, 0.1, seed=3)
+    step(compile(layer), torch.randn(2, 8))
+    assert calls == []

@@ -1,0 +1,172 @@
+"""The kernels against dense torch, at every vector width that this machine has."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from sparse_lib.device import kernels
+from sparse_lib.device.kernels import Structure, image_view, rows_view
+
+TOLERANCE = 1e-5
+SHAPES = [(1, 5, 3), (37, 130, 67), (64, 64, 64), (65, 33, 17), (100, 600, 300), (3, 1, 1)]
+
+
+@pytest.fixture(params=(4, 8, 16), ids="lanes{}".format)
+def lanes(request):
+    return request.param
+
+
+def relative_error(result, expected):
+    return ((result - expected).abs().max() / expected.abs().max().clamp(min=1e-20)).item()
+
+
+def random_mask(rows, columns, sparsity):
+    mask = torch.rand(rows, columns) >= sparsity
+    mask[rows // 2] = False
+    mask[:, columns // 3] = False
+    return mask
+
+
+def run_both(mask, weight, source, gradient, bias, lanes, inputs_first=False, tile=None):
+    """Output and the two gradients; weight and mask are stored as `inputs_first` says."""
+    stored_weight = weight.T.contiguous() if inputs_first else weight
+    stored_mask = mask.T.contiguous() if inputs_first else mask
+    options = {"lanes": lanes, "tile": tile}
+    forward = Structure(stored_mask, transposed=inputs_first, **options)
+    backward = Structure(stored_mask, transposed=not inputs_first, **options)
+    target = torch.full((source.shape[0], mask.shape[0]), torch.nan)
+    source_gradient = torch.full(source.shape, torch.nan)
+    forward.multiply(stored_weight, rows_view(source), rows_view(target), bias)
+    weight_gradient = backward.gradients(
+        stored_weight, rows_view(source), rows_view(gradient), rows_view(source_gradient)
+    )
+    return target, source_gradient, weight_gradient.T if inputs_first else weight_gradient
+
+
+@pytest.mark.parametrize("inputs_first", (False, True))
+@pytest.mark.parametrize("sparsity", (0.0, 0.5, 0.95, 1.0))
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_products_equal_masked_dense(shape, sparsity, inputs_first, lanes):
+    tokens, inputs, outputs = shape
+    torch.manual_seed(0)
+    mask = random_mask(outputs, inputs, sparsity) if 0 < sparsity < 1 else None
+    if mask is None:
+        mask = torch.full((outputs, inputs), sparsity == 0)
+    weight, bias = torch.randn(outputs, inputs), torch.randn(outputs)
+    source, gradient = torch.randn(tokens, inputs), torch.randn(tokens, outputs)
+    results = run_both(mask, weight, source, gradient, bias, lanes, inputs_first)
+    masked = (weight * mask).double()
+    expected = (
+        source.double() @ masked.T + bias,
+        gradient.double() @ masked,
+        (gradient.double().T @ source.double()) * mask,
+    )
+    for result, truth in zip(results, expected, strict=True):
+        assert relative_error(result, truth) < TOLERANCE
+    assert not results[2][~mask].any()
+
+
+@pytest.mark.parametrize("tile", (1, 7, 4096))
+def test_tile_width_does_not_matter(tile, lanes):
+    torch.manual_seed(1)
+    mask, weight = random_mask(40, 90, 0.7), torch.randn(40, 90)
+    source, gradient = torch.randn(50, 90), torch.randn(50, 40)
+    result = run_both(mask, weight, source, gradient, None, lanes, tile=tile)
+    assert relative_error(result[0], source @ (weight * mask).T) < TOLERANCE
+    assert relative_error(result[2], (gradient.T @ source) * mask) < TOLERANCE
+
+
+def test_masked_weights_are_never_read(lanes):
+    mask = random_mask(20, 30, 0.8)
+    weight = torch.randn(20, 30).masked_fill(~mask, torch.nan)
+    source, gradient = torch.randn(9, 30), torch.randn(9, 20)
+    for result in run_both(mask, weight, source, gradient, None, lanes):
+        assert result.isfinite().all()
+
+
+def test_threads_agree(lanes):
+    torch.manual_seed(2)
+    mask, weight = random_mask(70, 110, 0.8), torch.randn(70, 110)
+    source, gradient = torch.randn(300, 110), torch.randn(300, 70)
+    single = run_both(mask, weight, source, gradient, None, lanes)
+    torch.set_num_threads(2)
+    try:
+        double = run_both(mask, weight, source, gradient, None, lanes)
+    finally:
+        torch.set_num_threads(1)
+    assert torch.equal(single[0], double[0]) and torch.equal(single[1], double[1])
+    assert relative_error(double[2], single[2]) < TOLERANCE
+
+
+def test_strided_rows(lanes):
+    torch.manual_seed(3)
+    mask, weight = random_mask(11, 13, 0.5), torch.randn(11, 13)
+    wide = torch.randn(40, 29)
+    target = torch.zeros(40, 11)
+    Structure(mask, lanes=lanes).multiply(weight, rows_view(wide[:, 5:18]), rows_view(target))
+    assert relative_error(target, wide[:, 5:18] @ (weight * mask).T) < TOLERANCE
+
+
+CONVOLUTIONS = [
+    {"kernel": (1, 1)},
+    {"kernel": (3, 3), "padding": (1, 1)},
+    {"kernel": (3, 2), "padding": (0, 1), "stride": (2, 1)},
+    {"kernel": (1, 1), "stride": (2, 2)},
+    {"kernel": (3, 3), "padding": (2, 3), "dilation": (2, 2)},
+]
+
+
+@pytest.mark.parametrize("options", CONVOLUTIONS, ids=str)
+@pytest.mark.parametrize("size", ((9, 11), (4, 4)), ids=str)
+def test_windows_equal_conv2d(options, size, lanes):
+    torch.manual_seed(4)
+    rest = {key: value for key, value in options.items() if key != "kernel"}
+    weight = torch.randn(10, 6, *options["kernel"], requires_grad=True)
+    mask = random_mask(10, weight[0].numel(), 0.6)
+    images = torch.randn(5, 6, *size, requires_grad=True)
+    masked = weight * mask.view_as(weight)
+    expected = torch.nn.functional.conv2d(images, masked, **rest)
+    gradient = torch.randn_like(expected)
+    expected.backward(gradient)
+
+    dense = weight.detach()
+    out_size = expected.shape[2:]
+    target, image_gradient = torch.zeros_like(expected), torch.zeros_like(images)
+    source = image_view(images, out_size=out_size, **options)
+    back = image_view(image_gradient, out_size=out_size, **options)
+    target_view = image_view(target, out_size=out_size)
+    Structure(mask, lanes=lanes).multiply(dense, source, target_view)
+    transposed = Structure(mask, transposed=True, lanes=lanes)
+    weight_gradient = transposed.gradients(
+        dense, source, image_view(gradient, out_size=out_size), back
+    )
+    assert relative_error(target, expected.detach()) < TOLERANCE
+    assert relative_error(image_gradient, images.grad) < TOLERANCE
+    assert relative_error(weight_gradient, weight.grad) < TOLERANCE
+
+
+def test_fingerprint_sees_every_single_change():
+    mask = torch.rand(7, 19) > 0.5
+    prints = {kernels.fingerprint(mask)}
+    for index in range(mask.numel()):
+        changed = mask.clone()
+        changed.view(-1)[index] ^= True
+        prints.add(kernels.fingerprint(changed))
+    assert len(prints) == mask.numel() + 1
+
+
+@pytest.mark.parametrize("mask", (torch.ones(3, 3), torch.ones(3, dtype=torch.bool)))
+def test_structure_rejects_other_tensors(mask):
+    with pytest.raises(ValueError, match="mask must be a contiguous bool matrix"):
+        Structure(mask)
+
+
+def test_library_is_built_once_and_without_compiler_reported(tmp_path):
+    code = "from sparse_lib.device import kernels; print(kernels.unavailable())"
+    run = [sys.executable, "-c", code]
+    environment = {"XDG_CACHE_HOME": str(tmp_path), "PATH": "/nowhere", "CC": "missing-compiler"}
+    result = subprocess.run(run, env=environment, capture_output=True, text=True, check=True)
+    assert "no C compiler was found" in result.stdout
+    assert not list(tmp_path.rglob("*.so"))

@@ -1,0 +1,79 @@
+"""The import graph follows docs/architecture.md."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def imports(path: Path, *, top_level_only: bool = False) -> set[str]:
+    """Modules that a file imports; inside functions too unless told otherwise."""
+    tree = ast.parse(path.read_text())
+    nodes = ast.walk(tree)
+    if top_level_only:
+        nodes = iter(tree.body)
+    found = set()
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found.add(node.module)
+    return found
+
+
+def roots(modules: set[str]) -> set[str]:
+    return {module.split(".")[0] for module in modules}
+
+
+def files(folder: str) -> list[Path]:
+    return sorted((ROOT / folder).rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", files("sparse_lib"), ids=lambda p: p.relative_to(ROOT).as_posix())
+def test_the_library_needs_only_torch_and_numpy(path):
+    allowed = set(sys.stdlib_module_names) | {"torch", "numpy", "sparse_lib"}
+    assert roots(imports(path, top_level_only=True)) <= allowed
+    assert "experiments" not in roots(imports(path))
+
+
+@pytest.mark.parametrize(
+    "path",
+    files("experiments/analysis") + files("experiments/report"),
+    ids=lambda p: p.relative_to(ROOT).as_posix(),
+)
+def test_analysis_never_imports_torch(path):
+    assert not roots(imports(path)) & {"torch", "transformers", "sparse_lib"}
+
+
+def test_rules_import_only_the_plan_and_the_data_registry():
+    for path in sorted((ROOT / "workflow").rglob("*.smk")):
+        lines = [line for line in path.read_text().splitlines() if "experiments" in line]
+        for line in lines:
+            if line.startswith(("import ", "from ")):
+                assert line in (
+                    "from experiments import plan",
+                    "from experiments.data import available",
+                )
+
+
+def loaded_by(statement: str) -> set[str]:
+    code = f"import sys; {statement}; print(*{{m.split('.')[0] for m in sys.modules}})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
+def test_planning_is_light():
+    heavy = {"torch", "transformers", "pandas", "datasets", "matplotlib"}
+    assert not loaded_by("import experiments.plan, experiments.data") & heavy
+
+
+def test_importing_the_library_loads_no_experiment_package():
+    heavy = {"transformers", "pandas", "datasets", "safetensors", "rich", "experiments"}
+    loaded = loaded_by(
+        "import sparse_lib as sl; assert sl.optim and sl.device and sl.ift and sl.configure"
+    )
+    assert not loaded & heavy

@@ -1,0 +1,186 @@
+import ast
+import difflib
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+from snakemake.exceptions import WorkflowError
+from snakemake.logging import logger
+
+from experiments import plan
+from experiments.data import available
+
+CONFIG_KEYS = ("scale", "study", "reuse", "mirror", "offline", "device", "run")
+PYTHON = shlex.quote(sys.executable)
+MIRROR = config["mirror"] or os.environ.get("SPARSE_MIRROR")
+DATA = Path("resources/data")
+
+
+def checked_plan():
+    """All studies and runs; a wrong key anywhere is one sentence before any job."""
+    for key, allowed in {
+        **{key: CONFIG_KEYS for key in config if key not in CONFIG_KEYS},
+    }.items():
+        close = difflib.get_close_matches(key, allowed, n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise plan.SpecError(
+            f"unknown config key {key!r}: known are {', '.join(allowed)}{hint}"
+        )
+    plan.check_choice("scale", config["scale"], plan.SCALES)
+    plan.check_choice("study", config["study"], ["all", *plan.study_names()])
+    plan.check_choice("reuse", config["reuse"], ["none", "reference"])
+    runs = {scale: plan.all_runs(scale) for scale in plan.SCALES}
+    if config["run"] is not None:
+        plan.find_run(config["run"])
+    check_sparsity(runs)
+    return {name: plan.load_study(name) for name in plan.study_names()}, runs
+
+
+def check_sparsity(runs):
+    """Let the library check the sparsity configurations, once per change of either."""
+    specs = [run.spec["sparsity"] for table in runs.values() for run in table.values()]
+    code = plan.code_hash(
+        plan.ROOT / "sparse_lib/configure.py",
+        *sorted(plan.ROOT.glob("sparse_lib/algorithms/*.py")),
+    )
+    mark = Path(".snakemake/checked") / plan.digest([specs, code])
+    if mark.exists():
+        return
+    done = subprocess.run(
+        [sys.executable, "-m", "experiments", "check"],
+        capture_output=True,
+        text=True,
+        cwd=plan.ROOT,
+    )
+    if done.returncode:
+        raise plan.SpecError(
+            (done.stderr or done.stdout).strip().removeprefix("Error: ")
+        )
+    mark.parent.mkdir(parents=True, exist_ok=True)
+    mark.touch()
+
+
+def warn_missing_data(runs):
+    """A sentence for each dataset that neither lies here nor can be made here."""
+    for label, name in sorted({(r.data_label, r.spec["data"]["name"]) for r in runs}):
+        problem = None
+        if config["offline"] and not (DATA / label / "meta.json").is_file():
+            problem = available(name, mirror=MIRROR and Path(MIRROR))
+        if problem:
+            logger.warning(f"Missing data: {problem}")
+
+
+try:
+    STUDIES, RUNS = checked_plan()
+except ValueError as error:
+    raise WorkflowError(str(error)) from None
+
+SCALE = config["scale"] if config["run"] is None else config["run"].split("__")[0]
+ALL_RUNS = {run_id: run for table in RUNS.values() for run_id, run in table.items()}
+DATASETS = {run.data_label: run.spec["data"] for run in ALL_RUNS.values()}
+CHOSEN = [
+    name
+    for name, study in STUDIES.items()
+    if config["study"] in ("all", name) and study.scales.get(SCALE)
+]
+RESULTS_LOCK = FileLock("results/.lock")
+
+warn_missing_data(RUNS[SCALE].values())
+
+
+def study_runs(wildcards):
+    """Runs of one study at one scale."""
+    return [
+        run for run in RUNS[wildcards.scale].values() if wildcards.study in run.studies
+    ]
+
+
+def record_files(wildcards):
+    """One record per run: the committed one where it is asked for and fits."""
+    return [
+        (
+            run.reference.relative_to(plan.ROOT).as_posix()
+            if config["reuse"] == "reference" and plan.reusable(run, data_folder=DATA)
+            else f"results/{run.scale}/runs/{run.id}/record.json"
+        )
+        for run in study_runs(wildcards)
+    ]
+
+
+def study_figures(wildcards):
+    """The figures that a study's file names."""
+    return expand(
+        "reports/{scale}/{study}/figures/{figure}.svg",
+        scale=wildcards.scale,
+        study=wildcards.study,
+        figure=STUDIES[wildcards.study].figures,
+    )
+
+
+def study_tables(wildcards):
+    """The tables that a study's file names."""
+    return expand(
+        "reports/{scale}/{study}/tables/{table}.csv",
+        scale=wildcards.scale,
+        study=wildcards.study,
+        table=STUDIES[wildcards.study].tables,
+    )
+
+
+def chosen_figures(scale):
+    """All figures of the chosen studies."""
+    return [
+        f"reports/{scale}/{name}/figures/{figure}.svg"
+        for name in CHOSEN
+        for figure in STUDIES[name].figures
+    ]
+
+
+def chosen_reports(scale):
+    """Report pages of all studies that a scale defines."""
+    return [
+        f"reports/{scale}/{name}/index.html"
+        for name in STUDIES
+        if STUDIES[name].scales.get(scale)
+    ]
+
+
+def study_hash(wildcards):
+    """Changes when the study's file or its runs change."""
+    return plan.digest(plan.study_as_dict(STUDIES[wildcards.study], wildcards.scale))
+
+
+def code(*paths):
+    """Hash of what these files execute."""
+    return plan.code_hash(*(plan.ROOT / path for path in paths))
+
+
+def files_hash(pattern):
+    """Hash of the texts of all files that match."""
+    return plan.digest([path.read_text() for path in sorted(plan.ROOT.glob(pattern))])
+
+
+def caption(path):
+    """The module docstring of a figure."""
+    return ast.get_docstring(ast.parse((plan.ROOT / path).read_text()))
+
+
+wildcard_constraints:
+    scale="|".join(plan.SCALES),
+    study="|".join(STUDIES),
+    run="[^/]+",
+    data="[^/]+",
+    figure="[a-z0-9_]+",
+    table="[a-z0-9_]+",
+
+
+onstart:
+    try:
+        RESULTS_LOCK.acquire(timeout=0)
+    except Timeout:
+        raise WorkflowError(
+            "another snakemake is working on results/; wait for it or stop it"
+        )

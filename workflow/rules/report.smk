@@ -1,0 +1,114 @@
+rule collect:
+    """All records of a study as tidy tables."""
+    input:
+        record_files,
+    output:
+        records="results/{scale}/{study}/records.csv",
+        curves="results/{scale}/{study}/curves.csv",
+    log:
+        "logs/collect/{scale}/{study}.log",
+    params:
+        python=PYTHON,
+        code=code("experiments/analysis/records.py"),
+        study=study_hash,
+    shell:
+        "{params.python} -m experiments collect --study {wildcards.study}"
+        " --scale {wildcards.scale} {input} > {log} 2>&1"
+
+
+rule claims:
+    """A verdict for each claim of the study."""
+    input:
+        rules.collect.output.records,
+        "experiments/published/claims.csv",
+    output:
+        "results/{scale}/{study}/claims.csv",
+    log:
+        "logs/claims/{scale}/{study}.log",
+    params:
+        python=PYTHON,
+        code=code("experiments/analysis/claims.py"),
+    shell:
+        "{params.python} -m experiments claims --study {wildcards.study}"
+        " --scale {wildcards.scale} > {log} 2>&1"
+
+
+rule table:
+    """One table of a study, by the file of its name."""
+    input:
+        rules.collect.output,
+    output:
+        "reports/{scale}/{study}/tables/{table}.csv",
+    log:
+        "logs/table/{scale}/{study}/{table}.log",
+    params:
+        python=PYTHON,
+        code=lambda wildcards: code(f"experiments/analysis/tables/{wildcards.table}.py"),
+    shell:
+        "{params.python} -m experiments table {wildcards.table} --study {wildcards.study}"
+        " --scale {wildcards.scale} > {log} 2>&1"
+
+
+rule figure:
+    """One figure of a study, by the file of its name: SVG, PNG and the data drawn."""
+    input:
+        rules.collect.output,
+    output:
+        report(
+            "reports/{scale}/{study}/figures/{figure}.svg",
+            caption="../report/figure.rst",
+            category="{study}",
+            labels={"scale": "{scale}", "figure": "{figure}"},
+        ),
+        "reports/{scale}/{study}/figures/{figure}.png",
+        "reports/{scale}/{study}/figures/{figure}.csv",
+    log:
+        "logs/figure/{scale}/{study}/{figure}.log",
+    params:
+        python=PYTHON,
+        caption=lambda wildcards: caption(
+            f"experiments/analysis/figures/{wildcards.figure}.py"
+        ),
+        code=lambda wildcards: code(
+            f"experiments/analysis/figures/{wildcards.figure}.py"
+        ),
+    shell:
+        "{params.python} -m experiments figure {wildcards.figure} --study {wildcards.study}"
+        " --scale {wildcards.scale} > {log} 2>&1"
+
+
+rule study_page:
+    """The page of one study: HTML and its Markdown twin."""
+    input:
+        rules.collect.output,
+        rules.claims.output,
+        figures=study_figures,
+        tables=study_tables,
+    output:
+        "reports/{scale}/{study}/index.html",
+        "reports/{scale}/{study}/README.md",
+    log:
+        "logs/report/{scale}/{study}.log",
+    params:
+        python=PYTHON,
+        code=code("experiments/report/render.py"),
+        templates=files_hash("experiments/report/templates/*"),
+    shell:
+        "{params.python} -m experiments report --study {wildcards.study}"
+        " --scale {wildcards.scale} > {log} 2>&1"
+
+
+rule index:
+    """The front page of a scale."""
+    input:
+        lambda wildcards: chosen_reports(wildcards.scale),
+    output:
+        "reports/{scale}/index.html",
+    log:
+        "logs/report/{scale}/index.log",
+    params:
+        python=PYTHON,
+        code=code("experiments/report/render.py"),
+        templates=files_hash("experiments/report/templates/*"),
+    shell:
+        "{params.python} -m experiments index --scale {wildcards.scale} > {log} 2>&1"
