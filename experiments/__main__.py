@@ -168,6 +168,26 @@ def collect(study: StudyName, scale: Scale, files: list[Path]) -> None:
     records.collect(files, study_dict(study, scale), out)
 
 
+def read_study(study: str, scale: str) -> tuple:
+    """Records, curves and the study's dict: what every table and figure takes."""
+    from experiments.analysis import records
+
+    folder = study_folder(study, scale)
+    return (
+        records.read_records(folder / "records.csv"),
+        records.read_curves(folder / "curves.csv"),
+        study_dict(study, scale),
+    )
+
+
+@app.command()
+def figure(name: str, study: StudyName, scale: Scale) -> None:
+    """Draw one figure of a study from its records."""
+    from experiments.analysis import figures
+
+    figures.write(name, *read_study(study, scale), page_folder(study, scale) / "figures")
+
+
 @app.command()
 def keep(scale: Scale = "quick") -> None:
     """Copy the finished records of a scale to results/reference, to be committed."""

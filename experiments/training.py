@@ -26,7 +26,8 @@ from experiments import tasks
 from sparse_lib.algorithm import SparsityAlgorithm
 from sparse_lib.configure import configure
 
-SAVE_EVERY_S = 15.0
+#: Seconds between two saved states; the variable is for steps of unusual length, and for tests.
+SAVE_EVERY_S = float(os.environ.get("SPARSE_SAVE_EVERY_S", 15.0))
 STATUS_EVERY_S = 5.0
 NUM_LOG_ROWS = 120
 

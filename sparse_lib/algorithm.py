@@ -22,7 +22,9 @@ from torch.utils.hooks import RemovableHandle
 from sparse_lib import distributed
 from sparse_lib.init import make_init_method
 from sparse_lib.levels import Levels
-from sparse_lib.masks import ScoreShaper, check_compat, generator
+from sparse_lib.checks import check_compat
+from sparse_lib.masks import generator
+from sparse_lib.shapers import ScoreShaper
 from sparse_lib.parameters import (
     SparseParameter,
     attach,
@@ -40,7 +42,9 @@ _REGISTRY: weakref.WeakValueDictionary[str, type[SparsityAlgorithm]] = (
 def algorithm_classes() -> dict[str, type[SparsityAlgorithm]]:
     """Every live, concrete algorithm by lower-cased class name, sorted by name."""
     return {
-        name: cls for name, cls in sorted(_REGISTRY.items()) if not inspect.isabstract(cls)
+        name: cls
+        for name, cls in sorted(_REGISTRY.items())
+        if not inspect.isabstract(cls) and cls.in_registry
     }
 
 
@@ -71,6 +75,9 @@ class SparsityAlgorithm(ABC):
     needs_sparsity: ClassVar[bool] = False
     """True if the algorithm means nothing without ``sparsity`` (or ``init_method``)."""
 
+    in_registry: ClassVar[bool] = True
+    """False for classes that ``configure`` should not find by name."""
+
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         key = cls.__name__.lower()
@@ -98,9 +105,11 @@ class SparsityAlgorithm(ABC):
         self.init_method = init_method
         self.seed = seed
         self.score_shaper = score_shaper
-        self._init = make_init_method(init_method)
+        self._init = make_init_method(init_method, compat=compat)
         self._distribution = distribution
-        self._levels = Levels(0.0 if sparsity is None else sparsity, distribution)
+        self._levels = Levels(
+            0.0 if sparsity is None else sparsity, distribution, compat=compat
+        )
         self._reset()
 
     def _reset(self) -> None:
@@ -147,7 +156,7 @@ class SparsityAlgorithm(ABC):
     @sparsity.setter
     def sparsity(self, spec: Any) -> None:
         params = self._levels.params
-        self._levels = Levels(spec, self._distribution)
+        self._levels = Levels(spec, self._distribution, compat=self.compat)
         self._levels.params = params
 
     @property
@@ -309,6 +318,7 @@ class SparsityAlgorithm(ABC):
 
     @torch.no_grad()
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self._restore_gradients()
         self._mask_weights_and_states(optimizer)
         if not _overflowed(optimizer):
             changed = self._advance(optimizer, self.autoupdate)
@@ -327,6 +337,9 @@ class SparsityAlgorithm(ABC):
         self.num_updates += 1
         call_update(self, optimizer)
         return True
+
+    def _restore_gradients(self) -> None:
+        """Undo what :meth:`_before_step` did to gradients besides masking them."""
 
     def _prepare_next_step(self) -> None:
         """Called once a step is over, and when the optimizer is applied."""
@@ -463,11 +476,13 @@ def call_update(algorithm: SparsityAlgorithm, optimizer: Optimizer) -> None:
         algorithm.update()
 
 
-def states_like(optimizer: Optimizer, param: Tensor) -> Iterator[Tensor]:
-    """Optimizer states of a parameter's shape that are to be masked."""
+def states_like(
+    optimizer: Optimizer, param: Tensor, *, with_dense: bool = False
+) -> Iterator[Tensor]:
+    """Optimizer states of a parameter's shape, without those marked ``requires_dense``."""
     for state in optimizer.state.get(param, {}).values():
         is_weightlike = isinstance(state, Tensor) and state.dim() and state.shape == param.shape
-        if is_weightlike and not getattr(state, "requires_dense", False):
+        if is_weightlike and (with_dense or not getattr(state, "requires_dense", False)):
             yield state
 
 

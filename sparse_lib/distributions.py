@@ -142,7 +142,7 @@ def from_map(
     result = {}
     for name in names:
         values = (v for glob, v in sparsity_map.items() if fnmatch.fnmatchcase(name, glob))
-        value = next(values, sparsity)
+        value: float | None = next(values, sparsity)
         if value is None:
             raise ValueError(f"the map gives no sparsity for {name!r}")
         result[name] = float(value)
@@ -185,7 +185,6 @@ def _proportional(
             f"for {sum(numel[name] for name in free)} other weights"
         )
     counts = _solve(raw, numel, free, budget)
-    # The middle of the count's interval survives rounding to a sparsity and back.
     result.update({name: 1.0 - counts[name] / numel[name] for name in free})
     return {name: result.get(name, float(sparsity)) for name in shapes}
 
@@ -258,7 +257,9 @@ def distribute(
     Raises:
         ValueError: If the name or an argument is unknown.
     """
-    arguments = {"type": spec} if isinstance(spec, str) else dict(spec)
+    if not isinstance(spec, (str, Mapping)):
+        raise TypeError(f"distribution must be a name or a dict, not {spec!r}")
+    arguments: dict[str, Any] = {"type": spec} if isinstance(spec, str) else dict(spec)
     if "type" not in arguments:
         arguments = {"type": "map", "sparsity_map": arguments}
     name = str(arguments.pop("type")).lower()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from sparse_lib import distributed
-from sparse_lib.algorithm import SparsityAlgorithm, states_like
+from sparse_lib.algorithm import SparsityAlgorithm, call_update, states_like
 from sparse_lib.masks import (
     make_mask_drop_minimum,
     make_mask_grow_maximum,
@@ -91,7 +92,7 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
     @property
     def needs_dense_gradient(self) -> bool:
         """True if masks will be updated with dense gradients on the step about to be taken."""
-        if not (self.uses_dense_gradient or self.grown_init.startswith("gradient")):
+        if not self._reads_dense_gradient:
             return False
         return not self.autoupdate or self.is_update_step(self.step + 1)
 
@@ -117,7 +118,12 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
             for name, sparse in self.sparse_params.items()
             if name not in self._without_gradient
         }
-        self._set_masks(self.new_masks(active, targets), targets, optimizer)
+        self._updating = True
+        try:
+            masks = self.new_masks(active, targets)
+        finally:
+            self._updating = False
+        self._set_masks(masks, targets, optimizer)
         distributed.check_equal({n: s.mask for n, s in self.sparse_params.items()})
 
     def new_masks(
@@ -163,16 +169,193 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
         start = (start * self.grown_init_scale).to(weight.dtype)
         weight.copy_(torch.where(grown, start, weight))
 
+    # ------------------------------------------------------------------------------ every step
+
+    def _reset(self) -> None:
+        self._without_gradient: set[str] = set()
+        self._updating = False
+        super()._reset()
+
+    def _unplug(self) -> None:
+        self._dense: dict[str, Tensor] = {}
+        self._captures: list[Any] = []
+        self._set_aside: list[tuple[Tensor, Tensor]] = []
+        super()._unplug()
+
+    def __getstate__(self) -> dict[str, Any]:
+        transient = {"_dense", "_captures", "_set_aside"}
+        return {key: v for key, v in super().__getstate__().items() if key not in transient}
+
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if self.needs_dense_gradient:
+            for name, sparse in self.sparse_params.items():
+                gradient = sparse.param.grad
+                if name not in self._dense and gradient is not None:  # set by hand
+                    self._dense[name] = gradient.detach().clone()
+        super()._before_step(optimizer, args, kwargs)
+        due = self.autoupdate and self.is_update_step(self.step + 1)
+        if due and self.skip_update_on_mask_steps:
+            self._hide_gradients(optimizer)
+
+    def _hide_gradients(self, optimizer: Optimizer) -> None:
+        # Torch optimizers pass over parameters without a gradient, states and decay included.
+        for group in optimizer.param_groups:
+            for param in group["params"]:
+                if param.grad is not None:
+                    self._set_aside.append((param, param.grad))
+                    param.grad = None
+
+    def _restore_gradients(self) -> None:
+        for param, gradient in self._set_aside:
+            param.grad = gradient
+        self._set_aside.clear()
+
     def _advance(self, optimizer: Optimizer, autoupdate: bool) -> bool:
+        self._restore_gradients()
         self.step += 1
-        due = autoupdate and self.is_update_step(self.step)
         self._without_gradient = {
             name for name, sparse in self.sparse_params.items() if sparse.param.grad is None
         }
-        self._give_back_gradients()
+        due = autoupdate and self.is_update_step(self.step)
         if due:
-            self._without_gradient -= self._set_aside_names()
             self.num_updates += 1
-            self._run_update(optimizer)
-        self._advance_schedules(due)
+            call_update(self, optimizer)
+        if due or autoupdate:
+            self._advance_schedules(due)
         return due
+
+    def _advance_schedules(self, due: bool) -> None:
+        self._levels.advance(due)
+
+    def _initial_targets(self) -> dict[str, float]:
+        starts_dense = self.compat is not None and not self.is_update_step(0)
+        if starts_dense:
+            return dict.fromkeys(self.sparse_params, 0.0)
+        return super()._initial_targets()
+
+    def _initialize_parameters(self, params: Iterable[SparseParameter]) -> None:
+        params = list(params)
+        fresh = any(not sparse.initialized for sparse in params)
+        super()._initialize_parameters(params)
+        if fresh and self.is_update_step(0):
+            self._advance_schedules(True)  # step 0 counts as an update for a list of values
+
+    def _scheduled(self, name: str) -> float:
+        return min(max(float(self._levels[name](self.step)), 0.0), 1.0)
+
+    # --------------------------------------------------------------------------- dense gradients
+
+    def _prepare_next_step(self) -> None:
+        wanted = self._optimizer is not None and self.needs_dense_gradient
+        for handle in self._captures:
+            handle.remove()
+        self._captures.clear()
+        self._dense.clear()
+        if wanted:
+            for sparse in self.sparse_params.values():
+                if sparse.param.requires_grad:
+                    self._captures.append(self._capture(sparse))
+
+    def _capture(self, sparse: SparseParameter) -> Any:
+        # Weak: the hook lives on the parameter, which must not keep the algorithm alive.
+        reference = weakref.ref(self)
+
+        def keep(gradient: Tensor) -> None:
+            algorithm = reference()
+            if algorithm is not None:
+                algorithm._keep_dense(sparse, gradient.detach())
+
+        return sparse.param.register_hook(keep)
+
+    @torch.no_grad()
+    def _keep_dense(self, sparse: SparseParameter, gradient: Tensor) -> None:
+        # Runs before the gradient is added to ``.grad``: what is there tells whether this is the
+        # first micro-batch since ``zero_grad`` (a step that overflowed leaves a stale sum).
+        so_far = self._dense.get(sparse.name)
+        accumulated = sparse.param.grad
+        goes_on = accumulated is not None and (
+            sparse.guard.gradient_is_clean or bool(accumulated.any())
+        )
+        if so_far is not None and goes_on:
+            so_far.add_(gradient)
+        else:
+            self._dense[sparse.name] = gradient.clone()
+
+    def _share_dense_gradients(self) -> None:
+        if distributed.world_size() == 1 or not self._reads_dense_gradient:
+            return
+        for name, sparse in self.sparse_params.items():
+            if name not in self._dense:
+                self._dense[name] = torch.zeros_like(sparse.param)
+        distributed.average_(self._dense[name] for name in self.sparse_params)
+
+    @property
+    def _reads_dense_gradient(self) -> bool:
+        return self.uses_dense_gradient or self.grown_init.startswith("gradient")
+
+
+class DropAndGrow(DynamicSparsityAlgorithm):
+    """Base of algorithms that drop the smallest weights and grow others: SET, RigL and their kin.
+
+    Subclasses define :meth:`grow_score`; a weight dropped in an update competes for regrowth in
+    it, and if it comes back keeps its value. The scheduled sparsity is met at every update: where
+    it rises by more than ``drop_fraction`` frees, more of the smallest weights are dropped
+    (with ``compat`` the sparsity lags instead).
+
+    Args:
+        sparsity: See :class:`SparsityAlgorithm`.
+        update: See :class:`DynamicSparsityAlgorithm`.
+        init_method: See :class:`SparsityAlgorithm`.
+        drop_fraction: Fraction of the present weights dropped in an update, in [0, 1]; a number
+            or a schedule, evaluated at every update step.
+        **kwargs: See :class:`DynamicSparsityAlgorithm`.
+    """
+
+    def __init__(
+        self,
+        sparsity: Any = None,
+        update: Any = None,
+        init_method: str | Callable = "random",
+        *,
+        drop_fraction: Any = 0.3,
+        **kwargs: Any,
+    ) -> None:
+        self.drop_schedule = make_hyperparameter_schedule(
+            drop_fraction, key="drop_fraction", compat=kwargs.get("compat")
+        )
+        super().__init__(sparsity, update, init_method, **kwargs)
+
+    @abstractmethod
+    def grow_score(self, p: Tensor) -> Tensor:
+        """Scores of a parameter's shape; absent weights with the highest are grown."""
+
+    @property
+    def drop_fraction(self) -> float:
+        """Drop fraction at the current step, in [0, 1]."""
+        value = float(self.drop_schedule(self.step, self._updating))
+        return min(max(value, 0.0), 1.0)
+
+    def update_mask(self, p: Tensor, mask: Tensor, sparsity: float) -> Tensor:
+        """Drop by magnitude, then grow by :meth:`grow_score`."""
+        options: dict[str, Any] = {"score_shaper": self.score_shaper, "compat": self.compat}
+        magnitude = p.abs()
+        kept, _ = make_mask_drop_minimum(magnitude, mask, self.drop_fraction, **options)
+        if self.compat is None:
+            kept &= make_mask_topk_sparsity(
+                magnitude.masked_fill(~kept, -1), sparsity, score_shaper=self.score_shaper
+            )
+        return make_mask_grow_maximum(self.grow_score(p), kept, sparsity, **options)
+
+    def _advance_schedules(self, due: bool) -> None:
+        super()._advance_schedules(due)
+        self.drop_schedule.update(due)
+
+    def state_dict(self) -> dict[str, Any]:
+        """See :meth:`SparsityAlgorithm.state_dict`; also the state of the drop schedule."""
+        return super().state_dict() | {"drop_fraction": dict(self.drop_schedule.state_dict())}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Restore :meth:`state_dict`."""
+        super().load_state_dict(state_dict)
+        if "drop_fraction" in state_dict:
+            self.drop_schedule.load_state_dict(dict(state_dict["drop_fraction"]))

@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
-from sparse_lib.distributions import make_distribution
+from sparse_lib.distributions import DISTRIBUTIONS, distribute
 from sparse_lib.schedules import HyperParameterSchedule, make_hyperparameter_schedule
 
 if TYPE_CHECKING:
@@ -27,16 +28,25 @@ class Levels:
             gives each tensor the same.
     """
 
-    def __init__(self, spec: Any, distribution: str | Mapping | Callable | None = None) -> None:
+    def __init__(
+        self,
+        spec: Any,
+        distribution: str | Mapping | Callable | None = None,
+        *,
+        compat: str | None = None,
+    ) -> None:
+        self.compat = compat
         self.rules: list[tuple[Any, HyperParameterSchedule]]
         if _is_map(spec):
             self.rules = [
-                (key, make_hyperparameter_schedule(value, key="sparsity"))
+                (key, make_hyperparameter_schedule(value, key="sparsity", compat=compat))
                 for key, value in spec.items()
             ]
         else:
-            self.rules = [("*", make_hyperparameter_schedule(spec, key="sparsity"))]
-        self.distribution = None if distribution is None else make_distribution(distribution)
+            schedule = make_hyperparameter_schedule(spec, key="sparsity", compat=compat)
+            self.rules = [("*", schedule)]
+        self.distribution = distribution
+        _check_distribution(distribution, compat)
         self.params: dict[str, SparseParameter] = {}
 
     @property
@@ -70,8 +80,14 @@ class Levels:
                 targets |= dict.fromkeys(group, values[key])
             else:
                 weights = {name: sparse.param for name, sparse in group.items()}
-                targets |= self.distribution(weights, values[key])
+                targets |= self._distribute(weights, values[key])
         return {name: targets[name] for name in self.params}
+
+    def _distribute(self, weights: dict[str, Tensor], sparsity: float) -> dict[str, float]:
+        if callable(self.distribution):
+            return self.distribution(weights, sparsity)
+        assert self.distribution is not None
+        return distribute(self.distribution, weights, sparsity, compat=self.compat)
 
     def advance(self, is_update_step: bool) -> None:
         """Tell stateful schedules that a step is over."""
@@ -94,11 +110,14 @@ class Levels:
 
 
 def _is_map(spec: Any) -> bool:
-    if not isinstance(spec, Mapping) or not spec:
-        return False
-    # A schedule's dict has plain identifiers for keys, and "type" or a constructor's names.
-    return "type" not in spec and any(
-        isinstance(key, Tensor) or "." in key or "*" in key or isinstance(value, (Mapping, list))
-        or isinstance(value, HyperParameterSchedule)
-        for key, value in spec.items()
-    )
+    return isinstance(spec, Mapping) and bool(spec) and "type" not in spec
+
+
+def _check_distribution(spec: Any, compat: str | None) -> None:
+    """Raise now what would otherwise be raised once there is a model."""
+    if spec is None or callable(spec):
+        return
+    is_map = isinstance(spec, Mapping) and spec.get("type", "map") == "map"
+    if is_map and DISTRIBUTIONS:
+        return
+    distribute(spec, {"weight": torch.zeros(2, 2)}, 0.5, compat=compat)

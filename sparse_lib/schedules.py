@@ -387,7 +387,9 @@ def _num_required(fn: Callable[..., Any]) -> int:
 def _progress(step: float, start: float, stop: float) -> float:
     if step >= stop:
         return 1.0
-    return max(0.0, (step - start) / (stop - start))
+    if step <= start:
+        return 0.0
+    return (step - start) / (stop - start)
 
 
 def _decay(init: float, final: float, progress: float, power: float) -> float:

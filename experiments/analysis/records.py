@@ -411,20 +411,54 @@ def missing_runs(records: pd.DataFrame, study: dict[str, Any]) -> list[str]:
     return [run["id"] for run in study.get("runs", []) if run["id"] not in present]
 
 
-def perplexity(records: pd.DataFrame, *, split: str = "validation") -> pd.DataFrame:
-    """Return one perplexity row per run: the evaluation's where it exists, else training's."""
-    rows = records[(records["metric"] == "perplexity") & (records["split"] == split)]
+def select(
+    records: pd.DataFrame, metric: str, *, split: str | None = None, task: str | None = None
+) -> pd.DataFrame:
+    """Return one row per run of a metric: the evaluation's where it exists, else training's.
+
+    Args:
+        records: Tidy records.
+        metric: Name of the metric.
+        split: Part of the data; None takes any.
+        task: Task; None takes any, evaluation tasks first.
+    """
+    rows = records[records["metric"] == metric]
+    if split is not None:
+        rows = rows[rows["split"] == split]
+    if task is not None:
+        rows = rows[rows["task"] == task]
     rows = rows.assign(own=rows["task"] == "training")
     rows = rows.sort_values("own", kind="stable").drop_duplicates("run")
     return rows.drop(columns="own").sort_index()
 
 
-def select(records: pd.DataFrame, metric: str, *, split: str | None = None) -> pd.DataFrame:
-    """Return the rows of one metric; perplexity is chosen as in ``perplexity``."""
-    if metric == "perplexity":
-        return perplexity(records, split=split or "validation")
-    rows = records[records["metric"] == metric]
-    return rows if split is None else rows[rows["split"] == split]
+def validation_perplexity(records: pd.DataFrame) -> pd.DataFrame:
+    """Return one row per run: perplexity on the validation split (else on the test split)."""
+    rows = select(records, "perplexity", split="validation")
+    return rows if len(rows) else select(records, "perplexity", split="test")
+
+
+def cells(records: pd.DataFrame) -> list[tuple[str, str]]:
+    """Return the (model, dataset) pairs of the records, in the order they occur."""
+    pairs = records[["model", "dataset"]].drop_duplicates()
+    return [(row.model, row.dataset) for row in pairs.itertuples()]
+
+
+def in_cell(table: pd.DataFrame, cell: tuple[str, str]) -> pd.DataFrame:
+    """Return the rows of one (model, dataset) pair."""
+    return table[(table["model"] == cell[0]) & (table["dataset"] == cell[1])]
+
+
+def treatments(records: pd.DataFrame) -> list[tuple[str, float]]:
+    """Return the (method, sparsity) pairs of the records, in the order they occur."""
+    pairs = records[["method", "sparsity"]].drop_duplicates()
+    return [(row.method, float(row.sparsity)) for row in pairs.itertuples()]
+
+
+def by_seed(rows: pd.DataFrame) -> dict[int, float]:
+    """Return seed to value; several rows of one seed are averaged."""
+    means = rows.dropna(subset=["value"]).groupby("seed")["value"].mean()
+    return {int(seed): float(value) for seed, value in means.items()}
 
 
 def label_curves(curves: pd.DataFrame, records: pd.DataFrame) -> pd.DataFrame:

@@ -1,0 +1,201 @@
+"""Registry of datasets: `available` says what is missing, `prepare` makes token files, `load`
+reads them.
+
+A dataset is one entry in the `DATASETS` of any file in this folder. Importing this package
+imports no heavy dependency.
+"""
+
+import difflib
+import functools
+import importlib
+import json
+import os
+import pkgutil
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from experiments.data.base import END_OF_TEXT, SPLITS, Dataset, MissingData, Source, Texts
+
+if TYPE_CHECKING:
+    import numpy as np
+    from tokenizers import Tokenizer
+
+__all__ = ["Corpus", "MissingData", "available", "get", "load", "names", "prepare"]
+
+MIRROR_VARIABLE = "SPARSE_MIRROR"
+
+
+@functools.cache
+def _datasets() -> dict[str, Dataset]:
+    found: dict[str, Dataset] = {}
+    for module in pkgutil.iter_modules(__path__):
+        if module.name in _TOOLS:
+            continue
+        for entry in importlib.import_module(f"{__name__}.{module.name}").DATASETS:
+            if entry.name in found:
+                raise ValueError(f"dataset {entry.name!r} is defined twice.")
+            found[entry.name] = entry
+    return found
+
+
+# Files of this folder that define no dataset.
+_TOOLS = frozenset({"base", "packing", "prose", "tokenizer"})
+
+
+def names() -> list[str]:
+    """Return the names of all datasets."""
+    return sorted(_datasets())
+
+
+def get(name: str) -> Dataset:
+    """Return a registered dataset.
+
+    Raises:
+        ValueError: If there is none of that name.
+    """
+    if name not in _datasets():
+        close = difflib.get_close_matches(name, names(), n=1)
+        hint = f" (closest: {close[0]!r})" if close else ""
+        raise ValueError(f"data.name is {name!r}{hint}, but must be one of {', '.join(names())}.")
+    return _datasets()[name]
+
+
+def available(name: str, mirror: Path | None = None) -> str | None:
+    """Say what a dataset lacks to be prepared offline.
+
+    Args:
+        name: Dataset name.
+        mirror: Folder of `<hub id>` folders; default: environment variable SPARSE_MIRROR.
+
+    Returns:
+        One sentence, or None if nothing is missing.
+    """
+    return get(name).missing(Source(_mirror(mirror)))
+
+
+def prepare(
+    name: str,
+    *,
+    out: Path,
+    vocab_size: int,
+    mirror: Path | None = None,
+    offline: bool = True,
+) -> dict[str, Any]:
+    """Write a dataset's token files, tokenizer, held-out texts and facts.
+
+    Args:
+        name: Dataset name.
+        out: Folder to write: `train.bin`, `validation.bin`, `test.bin` (uint16), `tokenizer/`,
+            `text/validation.jsonl`, `text/test.jsonl` and, last, `meta.json`.
+        vocab_size: Size of the BPE vocabulary, 257 to 65536; ignored by datasets that bring
+            their own vocabulary.
+        mirror: Folder of `<hub id>` folders; default: environment variable SPARSE_MIRROR.
+        offline: Whether the hub must not be asked.
+
+    Returns:
+        The content of `meta.json`.
+
+    Raises:
+        MissingData: If the text cannot be had.
+        ValueError: If the name or the vocabulary size is not allowed.
+    """
+    from experiments.data import packing
+
+    dataset = get(name)
+    texts = dataset.read(Source(_mirror(mirror), offline))
+    out = Path(out)
+    out.mkdir(parents=True, exist_ok=True)
+    tokenizer = _tokenizer(dataset, texts, out, vocab_size)
+    num_tokens = {
+        split: packing.write_tokens(texts.splits.get(split, []), tokenizer, out / f"{split}.bin")
+        for split in SPLITS
+    }
+    for split in ("validation", "test"):
+        packing.write_texts(texts.splits.get(split, []), out / "text" / f"{split}.jsonl")
+    if dataset.write_extras:
+        dataset.write_extras(out)
+    files = [*(out / f"{split}.bin" for split in SPLITS), out / "tokenizer" / "tokenizer.json"]
+    meta = {
+        "name": name,
+        "hash": packing.files_digest(files),
+        "vocab_size": tokenizer.get_vocab_size(),
+        "eos_id": tokenizer.token_to_id(END_OF_TEXT),
+        "num_tokens": num_tokens,
+        "num_documents": {split: len(texts.splits.get(split, [])) for split in SPLITS},
+        "license": dataset.license,
+        "source": dataset.source,
+        "splits": dataset.splits,
+        **texts.meta,
+    }
+    partial = out / "meta.json.partial"
+    partial.write_text(json.dumps(meta, indent=2) + "\n")
+    os.replace(partial, out / "meta.json")
+    return meta
+
+
+def load(out: Path) -> "Corpus":
+    """Open a prepared dataset.
+
+    Raises:
+        MissingData: If the folder holds no prepared dataset.
+    """
+    path = Path(out) / "meta.json"
+    if not path.is_file():
+        raise MissingData(f"{out} holds no prepared dataset: run `snakemake {path}` first.")
+    return Corpus(Path(out), json.loads(path.read_text()))
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """A prepared dataset.
+
+    Attributes:
+        folder: Its folder.
+        meta: Content of its `meta.json`.
+    """
+
+    folder: Path
+    meta: dict[str, Any]
+
+    @property
+    def tokenizer_dir(self) -> Path:
+        """Folder that `AutoTokenizer.from_pretrained` loads."""
+        return self.folder / "tokenizer"
+
+    def tokens(self, split: str) -> "np.memmap":
+        """Return all tokens of a split, shape (number of tokens,), dtype uint16, read-only."""
+        from experiments.data import packing
+
+        return packing.read_tokens(self.folder / f"{split}.bin")
+
+    def text(self, split: str) -> list[str]:
+        """Return the documents of the validation or test split."""
+        from experiments.data import packing
+
+        return packing.read_texts(self.folder / "text" / f"{split}.jsonl")
+
+
+def _mirror(mirror: Path | None) -> Path | None:
+    named = mirror or os.environ.get(MIRROR_VARIABLE)
+    return Path(named).expanduser() if named else None
+
+
+def _tokenizer(dataset: Dataset, texts: Texts, out: Path, vocab_size: int) -> "Tokenizer":
+    """Build or train the tokenizer into `out/tokenizer`; reuse one trained on the same text."""
+    from experiments.data import tokenizer as tools
+
+    folder, key_file = out / "tokenizer", out / "tokenizer.key"
+    key = f"{texts.digest()} {vocab_size}"
+    if dataset.build_tokenizer is None and key_file.is_file() and key_file.read_text() == key:
+        return tools.load(folder)
+    shutil.rmtree(folder, ignore_errors=True)
+    key_file.unlink(missing_ok=True)
+    if dataset.build_tokenizer is not None:
+        tokenizer = dataset.build_tokenizer()
+    else:
+        tokenizer = tools.train_bpe(texts.splits["train"], vocab_size=vocab_size)
+    tools.save(tokenizer, folder)
+    key_file.write_text(key)
+    return tokenizer

@@ -71,9 +71,9 @@ def evaluate(
             units[name] = kept["units"][name]
             scores += [score for score in kept["scores"] if score["task"] == name]
             continue
-        job.scorer  # loaded before the clock starts
+        scorer = job.scorer  # loaded before the clock starts
         began = time.perf_counter()
-        scores += job.run(name, entry)
+        scores += job.run(name, entry, scorer)
         units[name] = {"key": key, "wall_s": round(time.perf_counter() - began, 3)}
         _write(partial, {"units": units, "scores": scores})
     result = {
@@ -177,10 +177,10 @@ class _Job:
                 found.append((leaf, digest([*shared, *extra]), entry))
         return found
 
-    def run(self, name: str, entry: TaskEntry | None) -> list[dict[str, Any]]:
+    def run(self, name: str, entry: TaskEntry | None, scorer: Scorer) -> list[dict[str, Any]]:
         """Scores of one unit, in the form of eval.json."""
         if entry is None:
-            return [{**score, "data_hash": self.data_hash} for score in self._perplexity()]
+            return [{**score, "data_hash": self.data_hash} for score in self._perplexity(scorer)]
         from experiments.evaluation.harness import CausalLM
         from experiments.evaluation.tasks import hub_id, run_task
 
@@ -188,7 +188,7 @@ class _Job:
         data_hash = self.datasets[hub] if hub else self.data_hash
         with tempfile.TemporaryDirectory(prefix="evaluate-") as scratch:
             rows = run_task(
-                CausalLM(self.scorer),
+                CausalLM(scorer),
                 self.manager,
                 name,
                 entry,
@@ -218,7 +218,7 @@ class _Job:
 
         return load(self.model_dir, batch_size=self.suite.batch_size, dtype=self.suite.dtype)
 
-    def _perplexity(self) -> list[dict[str, Any]]:
+    def _perplexity(self, scorer: Scorer) -> list[dict[str, Any]]:
         from experiments.evaluation.perplexity import split_scores
 
         settings = self.suite.perplexity
@@ -237,7 +237,7 @@ class _Job:
                 "split": split,
             }
             for split in settings.splits
-            for row in split_scores(self.scorer, self.data_dir, split, settings)
+            for row in split_scores(scorer, self.data_dir, split, settings)
         ]
 
     def _hub_digest(self, hub: str) -> str:
@@ -276,6 +276,7 @@ def _quiet_and_offline() -> None:
     """Defaults that must be set before datasets and lm_eval are imported."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("TQDM_DISABLE", "1")
+    os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("DISABLE_MULTIPROC", "1")
 
 

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import logging
+import math
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -133,6 +136,7 @@ def run_task(
     """
     from lm_eval.evaluator import evaluate
 
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)
     hub = hub_id(manager, task)
     if hub is None:
         overrides = _json_dataset(task, own_documents(task, data_dir), scratch)
@@ -196,14 +200,16 @@ def group_scores(
         sizes = [part["num_items"] for part in parts]
         errors = [part["stderr"] for part in parts]
         mean_of = {
-            key: aggregate_subtask_metrics([part[key] for part in parts], sizes, weighted)
+            key: float(aggregate_subtask_metrics([part[key] for part in parts], sizes, weighted))
             for key in ("value", "chance", "truncated_fraction")
             if all(part[key] is not None for part in parts)
         }
         stderr = None
         if None not in errors:
-            pooled = pooled_sample_stderr(errors, sizes) if weighted else None
-            stderr = pooled if weighted else unweighted_mean_stderr(errors)
+            pool = (
+                partial(pooled_sample_stderr, sizes=sizes) if weighted else unweighted_mean_stderr
+            )
+            stderr = float(pool(errors))
         rows.append(
             {**parts[0], "task": group, "chance": None, **mean_of}
             | {"stderr": stderr, "num_items": sum(sizes)}
@@ -226,13 +232,18 @@ def _scores(
                 "task": task,
                 "metric": metric if filter_name == "none" else key,
                 "value": float(value),
-                "stderr": float(error) if isinstance(error, (int, float)) else None,
+                "stderr": float(error) if _is_finite(error) else None,
                 "num_items": int(results["sample_len"]),
                 "chance": chance if metric in CHOICE_METRICS else None,
                 "higher_is_better": bool(built.higher_is_better()[metric]),
             }
         )
     return rows
+
+
+def _is_finite(value: Any) -> bool:
+    """Whether lm-eval gave a number (it writes N/A, nan and inf where it has none)."""
+    return isinstance(value, (int, float)) and math.isfinite(value)
 
 
 def _chance(task: Task) -> float | None:

@@ -110,11 +110,19 @@ def _twin(
 def _twin_class(kind: type[nn.Module]) -> type[nn.Module]:
     """The class of a twin: its mode is that of the original, and supported layers skip."""
 
+    def holder(self: nn.Module) -> nn.Module:
+        return self.__dict__.get("_original", self)
+
     def mode(self: nn.Module) -> bool:
-        return self._original.training  # type: ignore[union-attr, return-value]
+        owner = holder(self)
+        return self.__dict__["training"] if owner is self else owner.training
 
     def set_mode(self: nn.Module, training: bool) -> None:
-        self._original.training = training  # type: ignore[union-attr]
+        owner = holder(self)
+        if owner is self:  # made by the class itself, as when a ModuleList is sliced
+            self.__dict__["training"] = training
+        else:
+            owner.training = training
 
     members = {"training": property(mode, set_mode), "__module__": kind.__module__}
     return type(kind.__name__, (*skipping_mixin(kind), kind), members)

@@ -22,9 +22,9 @@
 /* One orientation of a mask: `rows` outputs of the product, `columns` inputs, tiled by column.
  * Entries of (tile, row) are start[tile * rows + row] .. start[tile * rows + row + 1]. */
 typedef struct {
-    int64_t rows, columns, tile;
+    int64_t rows, columns, tile, lanes;
     int32_t *start;
-    int32_t *column;   /* within its tile */
+    uint32_t *offset;  /* in bytes, of its panel row within the tile */
     int32_t *position; /* in the dense weight */
     float *value;
 } Structure;
@@ -52,6 +52,13 @@ static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 #define GLUE2(a, b) a##b
 #define GLUE(a, b) GLUE2(a, b)
 #define NAME(stem) GLUE(stem, SUFFIX)
+
+/* Compilers fold a load into each of its two uses, but loads are what these loops are short of. */
+#if defined(__x86_64__)
+#define KEEP_IN_REGISTER(v) __asm__("" : "+v"(v))
+#else
+#define KEEP_IN_REGISTER(v) (void)(v)
+#endif
 
 #define LANES 4
 #define SUFFIX _portable
@@ -142,13 +149,14 @@ int64_t count_nonzero(const uint8_t *mask, int64_t size)
 #define BYTE_OF(word) (7 - (__builtin_ctzll(word) >> 3))
 #endif
 
-/* Fills start, column and position. `mask` is dense and contiguous; `by_column` says that it is
+/* Fills start, offset and position. `mask` is dense and contiguous; `by_column` says that it is
  * stored [columns][rows], that is, that the structure is the transposed one. */
 void build(Structure *s, const uint8_t *mask, int by_column)
 {
     int64_t tiles = (s->columns + s->tile - 1) / s->tile;
     memset(s->start, 0, (tiles * s->rows + 1) * sizeof(int32_t));
     int32_t filled = 0;
+    uint32_t row_bytes = 4 * choose((int)s->lanes)->lanes * sizeof(float);
     int32_t *next = by_column ? malloc((s->rows + 1) * sizeof(int32_t)) : NULL;
     for (int64_t t = 0; t < tiles; t++) {
         int64_t first = t * s->tile;
@@ -159,7 +167,7 @@ void build(Structure *s, const uint8_t *mask, int by_column)
                 const uint8_t *bytes = mask + r * s->columns + first;
                 start[r] = filled;
                 FOR_EACH_SET(bytes, width, c, {
-                    s->column[filled] = (int32_t)c;
+                    s->offset[filled] = (uint32_t)c * row_bytes;
                     s->position[filled++] = (int32_t)(r * s->columns + first + c);
                 })
             }
@@ -176,7 +184,7 @@ void build(Structure *s, const uint8_t *mask, int by_column)
         for (int64_t c = 0; c < width; c++)
             FOR_EACH_SET(mask + (first + c) * s->rows, s->rows, r, {
                 int32_t i = next[r]++;
-                s->column[i] = (int32_t)c;
+                s->offset[i] = (uint32_t)c * row_bytes;
                 s->position[i] = (int32_t)((first + c) * s->rows + r);
             })
     }
@@ -311,10 +319,10 @@ static void product(const Kernels *k, const Structure *s, const View *in, const 
 }
 
 /* out = in * W^T + bias, with `weight` the dense weight (its masked entries are never read). */
-int multiply(int lanes, Structure *s, const float *weight, const View *in, const View *out,
+int multiply(Structure *s, const float *weight, const View *in, const View *out,
              const float *bias, int num_threads)
 {
-    const Kernels *k = choose(lanes);
+    const Kernels *k = choose((int)s->lanes);
     int64_t panel = 4 * k->lanes, nonzero = s->start[num_tiles(s) * s->rows];
     int failed = 0;
 #pragma omp parallel num_threads(num_threads) if (num_threads > 1)
@@ -336,11 +344,11 @@ int multiply(int lanes, Structure *s, const float *weight, const View *in, const
 
 /* Both gradients from the transposed structure: in_gradient = out_gradient * W, and
  * weight_gradient, dense with zeros where masked. `partial` holds num_threads * nonzero floats. */
-int gradients(int lanes, Structure *s, const float *weight, const View *in,
+int gradients(Structure *s, const float *weight, const View *in,
               const View *out_gradient, const View *in_gradient, float *weight_gradient,
               int64_t weight_size, float *partial, int num_threads)
 {
-    const Kernels *k = choose(lanes);
+    const Kernels *k = choose((int)s->lanes);
     int64_t panel = 4 * k->lanes, tiles = num_tiles(s), nonzero = s->start[tiles * s->rows];
     int failed = 0;
 #pragma omp parallel num_threads(num_threads) if (num_threads > 1)
@@ -425,36 +433,69 @@ TARGET static inline __attribute__((always_inline)) FOUR NAME(sum_of_four)(VEC a
 #endif
 }
 
-/* Four rows of four floats, transposed in registers. */
-TARGET static inline __attribute__((always_inline)) void NAME(transpose4)(const float *from,
-                                                                          int64_t from_stride,
-                                                                          float *to,
-                                                                          int64_t to_stride)
+#if LANES == 4
+#define BLOCK 4
+#else
+#define BLOCK 8
+#endif
+
+/* A block of BLOCK rows and columns, transposed in registers. */
+TARGET static inline __attribute__((always_inline)) void
+NAME(transpose_block)(const float *from, int64_t from_stride, float *to, int64_t to_stride)
 {
+#if BLOCK == 4
     FOUR a = *(const FOUR *)from, b = *(const FOUR *)(from + from_stride);
     FOUR c = *(const FOUR *)(from + 2 * from_stride), d = *(const FOUR *)(from + 3 * from_stride);
-    FOUR ab = __builtin_shufflevector(a, b, 0, 4, 1, 5), cd = __builtin_shufflevector(c, d, 0, 4, 1, 5);
-    FOUR AB = __builtin_shufflevector(a, b, 2, 6, 3, 7), CD = __builtin_shufflevector(c, d, 2, 6, 3, 7);
-    *(FOUR *)to = __builtin_shufflevector(ab, cd, 0, 1, 4, 5);
-    *(FOUR *)(to + to_stride) = __builtin_shufflevector(ab, cd, 2, 3, 6, 7);
-    *(FOUR *)(to + 2 * to_stride) = __builtin_shufflevector(AB, CD, 0, 1, 4, 5);
-    *(FOUR *)(to + 3 * to_stride) = __builtin_shufflevector(AB, CD, 2, 3, 6, 7);
+    FOUR e = __builtin_shufflevector(a, b, 0, 4, 1, 5), f = __builtin_shufflevector(c, d, 0, 4, 1, 5);
+    FOUR g = __builtin_shufflevector(a, b, 2, 6, 3, 7), h = __builtin_shufflevector(c, d, 2, 6, 3, 7);
+    *(FOUR *)to = __builtin_shufflevector(e, f, 0, 1, 4, 5);
+    *(FOUR *)(to + to_stride) = __builtin_shufflevector(e, f, 2, 3, 6, 7);
+    *(FOUR *)(to + 2 * to_stride) = __builtin_shufflevector(g, h, 0, 1, 4, 5);
+    *(FOUR *)(to + 3 * to_stride) = __builtin_shufflevector(g, h, 2, 3, 6, 7);
+#else
+    typedef float eight __attribute__((vector_size(32), aligned(4), may_alias));
+    eight a[8], b[8];
+    /* Rows i and i + 4 share a vector, so the halves need no crossing later. */
+    for (int i = 0; i < 4; i++)
+        for (int half = 0; half < 2; half++) {
+            FOUR low = *(const FOUR *)(from + i * from_stride + 4 * half);
+            FOUR high = *(const FOUR *)(from + (i + 4) * from_stride + 4 * half);
+            a[i + 4 * half] = __builtin_shufflevector(low, high, 0, 1, 2, 3, 4, 5, 6, 7);
+        }
+    for (int k = 0; k < 8; k += 4)
+        for (int i = 0; i < 2; i++) {
+            eight x = a[k + 2 * i], y = a[k + 2 * i + 1];
+            b[k + 2 * i] = __builtin_shufflevector(x, y, 0, 8, 1, 9, 4, 12, 5, 13);
+            b[k + 2 * i + 1] = __builtin_shufflevector(x, y, 2, 10, 3, 11, 6, 14, 7, 15);
+        }
+    for (int k = 0; k < 8; k += 4)
+        for (int i = 0; i < 2; i++) {
+            eight x = b[k + i], y = b[k + 2 + i];
+            float *out = to + (k + 2 * i) * to_stride;
+            *(eight *)out = __builtin_shufflevector(x, y, 0, 1, 8, 9, 4, 5, 12, 13);
+            *(eight *)(out + to_stride) = __builtin_shufflevector(x, y, 2, 3, 10, 11, 6, 7, 14, 15);
+        }
+#endif
 }
 
-TARGET static void NAME(transpose)(const float *from, int64_t from_stride, int64_t rows,
-                                   int64_t columns, float *to, int64_t to_stride)
+/* to[column][row] = from[row][column]; `by_column` chooses which of the two sides is swept. */
+TARGET static inline __attribute__((always_inline)) void
+NAME(transpose)(const float *from, int64_t from_stride, int64_t rows, int64_t columns, float *to,
+                int64_t to_stride, int by_column)
 {
-    int64_t r = 0;
-    for (; r + 4 <= rows; r += 4) {
-        int64_t c = 0;
-        for (; c + 4 <= columns; c += 4)
-            NAME(transpose4)(from + r * from_stride + c, from_stride, to + c * to_stride + r, to_stride);
-        for (; c < columns; c++)
-            for (int i = 0; i < 4; i++)
-                to[c * to_stride + r + i] = from[(r + i) * from_stride + c];
-    }
-    for (; r < rows; r++)
-        for (int64_t c = 0; c < columns; c++)
+    int64_t whole_rows = rows - rows % BLOCK, whole_columns = columns - columns % BLOCK;
+    if (by_column)
+        for (int64_t c = 0; c < whole_columns; c += BLOCK)
+            for (int64_t r = 0; r < whole_rows; r += BLOCK)
+                NAME(transpose_block)(from + r * from_stride + c, from_stride,
+                                      to + c * to_stride + r, to_stride);
+    else
+        for (int64_t r = 0; r < whole_rows; r += BLOCK)
+            for (int64_t c = 0; c < whole_columns; c += BLOCK)
+                NAME(transpose_block)(from + r * from_stride + c, from_stride,
+                                      to + c * to_stride + r, to_stride);
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t c = r < whole_rows ? whole_columns : 0; c < columns; c++)
             to[c * to_stride + r] = from[r * from_stride + c];
 }
 
@@ -463,23 +504,25 @@ TARGET static void NAME(transpose_in)(const float *from, int64_t stride, int64_t
 {
     if (num_tokens < PANEL)
         memset(panel, 0, num_features * PANEL * sizeof(float));
-    NAME(transpose)(from, stride, num_tokens, num_features, panel, PANEL);
+    NAME(transpose)(from, stride, num_tokens, num_features, panel, PANEL, 0);
 }
 
+/* Few output rows at a time, in full lines: rows a power of two apart would evict each other. */
 TARGET static void NAME(transpose_out)(float *to, int64_t stride, int64_t num_tokens,
                                        int64_t num_features, const float *panel)
 {
-    int64_t f = 0; /* features innermost in memory: blocks of 64 keep the written lines in L1 */
-    for (; f < num_features; f += 64)
-        NAME(transpose)(panel + f * PANEL, PANEL, smaller(64, num_features - f), num_tokens, to + f, stride);
+    for (int64_t f = 0; f < num_features; f += 64)
+        NAME(transpose)(panel + f * PANEL, PANEL, smaller(64, num_features - f), num_tokens,
+                        to + f, stride, 1);
 }
 
-/* result[row] (+)= sum of value * tile[column] over the entries of one tile. */
+/* result[row] (+)= sum of value * tile[offset] over the entries of one tile. */
 TARGET static void NAME(multiply)(const Structure *s, int64_t t, const float *tile, float *result,
                                   const float *bias)
 {
     const int32_t *start = s->start + t * s->rows;
-    const int32_t *column = s->column;
+    const uint32_t *offset = s->offset;
+    const char *base = (const char *)tile;
     const float *value = s->value;
     for (int64_t r = 0; r < s->rows; r++, result += PANEL) {
         int32_t i = start[r], end = start[r + 1];
@@ -494,8 +537,8 @@ TARGET static void NAME(multiply)(const Structure *s, int64_t t, const float *ti
             a0 = a1 = a2 = a3 = zero + bias[r];
         }
         for (; i + 1 < end; i += 2) {
-            const float *p = tile + (int64_t)column[i] * PANEL;
-            const float *q = tile + (int64_t)column[i + 1] * PANEL;
+            const float *p = (const float *)(base + offset[i]);
+            const float *q = (const float *)(base + offset[i + 1]);
             float v = value[i], w = value[i + 1];
             a0 += v * LOAD(p), a1 += v * LOAD(p + LANES);
             a2 += v * LOAD(p + 2 * LANES), a3 += v * LOAD(p + 3 * LANES);
@@ -503,7 +546,7 @@ TARGET static void NAME(multiply)(const Structure *s, int64_t t, const float *ti
             b2 += w * LOAD(q + 2 * LANES), b3 += w * LOAD(q + 3 * LANES);
         }
         if (i < end) {
-            const float *p = tile + (int64_t)column[i] * PANEL;
+            const float *p = (const float *)(base + offset[i]);
             float v = value[i];
             a0 += v * LOAD(p), a1 += v * LOAD(p + LANES);
             a2 += v * LOAD(p + 2 * LANES), a3 += v * LOAD(p + 3 * LANES);
@@ -513,12 +556,13 @@ TARGET static void NAME(multiply)(const Structure *s, int64_t t, const float *ti
     }
 }
 
-/* result[row] (+)= sum of value * tile[column]; sum[entry] += input[row] . tile[column]. */
+/* result[row] (+)= sum of value * tile[offset]; sum[entry] += input[row] . tile[offset]. */
 TARGET static void NAME(gradients)(const Structure *s, int64_t t, const float *tile,
                                    const float *input, float *result, float *sum)
 {
     const int32_t *start = s->start + t * s->rows;
-    const int32_t *column = s->column;
+    const uint32_t *offset = s->offset;
+    const char *base = (const char *)tile;
     const float *value = s->value;
     for (int64_t r = 0; r < s->rows; r++, input += PANEL, result += PANEL) {
         int32_t i = start[r], end = start[r + 1];
@@ -531,15 +575,18 @@ TARGET static void NAME(gradients)(const Structure *s, int64_t t, const float *t
         }
         VEC x0 = LOAD(input), x1 = LOAD(input + LANES);
         VEC x2 = LOAD(input + 2 * LANES), x3 = LOAD(input + 3 * LANES);
-#define ENTRY(i, dot)                                            \
-    {                                                            \
-        const float *p = tile + (int64_t)column[i] * PANEL;      \
-        float v = value[i];                                      \
-        VEC d = LOAD(p);                                         \
-        a0 += v * d, dot = x0 * d, d = LOAD(p + LANES);          \
-        a1 += v * d, dot += x1 * d, d = LOAD(p + 2 * LANES);     \
-        a2 += v * d, dot += x2 * d, d = LOAD(p + 3 * LANES);     \
-        a3 += v * d, dot += x3 * d;                              \
+#define QUARTER(part, dot, operation)       \
+    {                                    \
+        VEC d = LOAD(p + part * LANES);  \
+        KEEP_IN_REGISTER(d);             \
+        a##part += v * d;                \
+        dot operation x##part * d;       \
+    }
+#define ENTRY(i, dot)                                       \
+    {                                                       \
+        const float *p = (const float *)(base + offset[i]); \
+        float v = value[i];                                 \
+        QUARTER(0, dot, =) QUARTER(1, dot, +=) QUARTER(2, dot, +=) QUARTER(3, dot, +=) \
     }
         for (; i + 3 < end; i += 4) {
             VEC d0, d1, d2, d3;
@@ -552,6 +599,7 @@ TARGET static void NAME(gradients)(const Structure *s, int64_t t, const float *t
             sum[i] += NAME(sum_of_four)(dot, dot, dot, dot)[0];
         }
 #undef ENTRY
+#undef QUARTER
         STORE(result, a0), STORE(result + LANES, a1);
         STORE(result + 2 * LANES, a2), STORE(result + 3 * LANES, a3);
     }
@@ -567,5 +615,6 @@ static const Kernels NAME(kernels) = {LANES, NAME(transpose_in), NAME(transpose_
 #undef STORE
 #undef GROUPS
 #undef SHUFFLE
+#undef BLOCK
 
 #endif

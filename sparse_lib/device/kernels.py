@@ -26,8 +26,8 @@ class KernelError(RuntimeError):
 
 
 class _CStructure(ctypes.Structure):
-    _fields_ = [(name, c_int64) for name in ("rows", "columns", "tile")] + [
-        (name, c_void_p) for name in ("start", "column", "position", "value")
+    _fields_ = [(name, c_int64) for name in ("rows", "columns", "tile", "lanes")] + [
+        (name, c_void_p) for name in ("start", "offset", "position", "value")
     ]
 
 
@@ -100,8 +100,8 @@ def _load() -> ctypes.CDLL | KernelError:
     structure, view = ctypes.POINTER(_CStructure), ctypes.POINTER(View)
     library.build.argtypes = [structure, c_void_p, c_int]
     library.build.restype = None
-    library.multiply.argtypes = [c_int, structure, c_void_p, view, view, c_void_p, c_int]
-    library.gradients.argtypes = [c_int, structure, c_void_p, view, view, view, c_void_p]
+    library.multiply.argtypes = [structure, c_void_p, view, view, c_void_p, c_int]
+    library.gradients.argtypes = [structure, c_void_p, view, view, view, c_void_p]
     library.gradients.argtypes += [c_int64, c_void_p, c_int]
     return library
 
@@ -172,14 +172,14 @@ class Structure:
         self.tile = tile or default_tile(self.sparsity, lanes=num_lanes(lanes))
         num_starts = -(-self.columns // self.tile) * self.rows + 1
         self._start = torch.empty(num_starts, dtype=torch.int32)
-        self._column = torch.empty(self.num_nonzero, dtype=torch.int32)
+        self._offset = torch.empty(self.num_nonzero, dtype=torch.int32)
         self._position = torch.empty(self.num_nonzero, dtype=torch.int32)
         library().build(self._as_c(None), mask.data_ptr(), int(transposed))
 
     def _as_c(self, values: torch.Tensor | None) -> _CStructure:
         value = values.data_ptr() if values is not None else None
-        pointers = (self._start.data_ptr(), self._column.data_ptr(), self._position.data_ptr())
-        return _CStructure(self.rows, self.columns, self.tile, *pointers, value)
+        pointers = (self._start.data_ptr(), self._offset.data_ptr(), self._position.data_ptr())
+        return _CStructure(self.rows, self.columns, self.tile, self.lanes, *pointers, value)
 
     def multiply(
         self, weight: torch.Tensor, source: View, target: View, bias: torch.Tensor | None = None
@@ -195,7 +195,7 @@ class Structure:
         values = torch.empty(self.num_nonzero)
         bias_pointer = bias.data_ptr() if bias is not None else None
         failed = library().multiply(
-            self.lanes, self._as_c(values), weight.data_ptr(), source, target, bias_pointer,
+            self._as_c(values), weight.data_ptr(), source, target, bias_pointer,
             torch.get_num_threads(),
         )  # fmt: skip
         if failed:
@@ -224,7 +224,7 @@ class Structure:
         partial = torch.empty(num_threads * self.num_nonzero)
         gradient = torch.empty_like(weight, memory_format=torch.contiguous_format)
         failed = library().gradients(
-            self.lanes, self._as_c(values), weight.data_ptr(), source, target_gradient,
+            self._as_c(values), weight.data_ptr(), source, target_gradient,
             source_gradient, gradient.data_ptr(), gradient.numel(), partial.data_ptr(),
             num_threads,
         )  # fmt: skip

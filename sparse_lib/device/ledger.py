@@ -15,6 +15,7 @@ included). Kernels that truly skip are no torch operators; they report through :
 
 from __future__ import annotations
 
+import io
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -243,9 +244,9 @@ class Ledger(TorchDispatchMode):
                 *(f"{value:.4g}" for value in parts),
                 end_section=(name, operation) == names[-1] if names else False,
             )
-        console = Console(width=140, record=True, quiet=True)
-        console.print(table)
-        return console.export_text()
+        with io.StringIO() as text:
+            Console(width=140, file=text).print(table)
+            return text.getvalue()
 
     def _book_contraction(self, name: str, args: tuple[Any, ...], out: Any, flops: int) -> None:
         weight = self._index.find(args)

@@ -158,9 +158,14 @@ def code(*paths):
     return plan.code_hash(*(plan.ROOT / path for path in paths))
 
 
+def glob(pattern):
+    """Files of the repository that match, in order."""
+    return [path.relative_to(plan.ROOT) for path in sorted(plan.ROOT.glob(pattern))]
+
+
 def files_hash(pattern):
     """Hash of the texts of all files that match."""
-    return plan.digest([path.read_text() for path in sorted(plan.ROOT.glob(pattern))])
+    return plan.digest([(plan.ROOT / path).read_text() for path in glob(pattern)])
 
 
 def caption(path):

@@ -6,7 +6,7 @@ rule prepare:
         "logs/prepare/{data}.log",
     params:
         python=PYTHON,
-        code=code("experiments/data/__init__.py"),
+        code=code(*glob("experiments/data/*.py")),
         mirror=f"--mirror {shlex.quote(str(MIRROR))}" if MIRROR else "",
         online="" if config["offline"] else "--online",
     shell:

@@ -70,6 +70,13 @@ def model(tokenizer):
 
 
 @pytest.fixture(scope="session")
+def scorer(model, tokenizer):
+    from experiments.evaluation.scoring import Scorer
+
+    return Scorer(model, tokenizer, batch_size=4)
+
+
+@pytest.fixture(scope="session")
 def model_dir(model, tokenizer, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("run") / "model"
     model.save_pretrained(folder)

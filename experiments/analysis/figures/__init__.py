@@ -1,0 +1,80 @@
+"""Figures, one file each; a study names the files it shows.
+
+A figure module has a docstring (its caption), ``draw(records, curves, study)`` and
+``data(records, curves, study)`` (the table that is drawn). Optional are ``caption`` (sentences
+generated from the data) and ``AXES`` (further x axes that ``draw`` takes as ``x=``).
+"""
+
+import importlib
+import re
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from experiments.analysis.style import sheet
+
+
+def names() -> list[str]:
+    """Return the names of all figures."""
+    files = Path(__file__).parent.glob("*.py")
+    return sorted(path.stem for path in files if not path.stem.startswith("_"))
+
+
+def load(name: str) -> ModuleType:
+    """Return the module of one figure.
+
+    Raises:
+        ValueError: If there is no such figure.
+    """
+    if name not in names():
+        raise ValueError(f"figure is {name!r}: it must be one of {', '.join(names())}")
+    return importlib.import_module(f"{__name__}.{name}")
+
+
+def caption(
+    name: str, records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]
+) -> str:
+    """Return a figure's docstring, followed by the sentences its data generates."""
+    module = load(name)
+    text = " ".join((module.__doc__ or "").split())
+    generate = getattr(module, "caption", None)
+    return f"{text} {generate(records, curves, study)}".strip() if generate else text
+
+
+def save(name: str, figure: Figure, out_dir: Path, data: pd.DataFrame | None = None) -> None:
+    """Write a figure as SVG and PNG, and its data as CSV, byte for byte repeatable.
+
+    Args:
+        name: Name of the files without suffix.
+        figure: What to draw.
+        out_dir: Folder to write to.
+        data: The table that was drawn; None writes no CSV.
+    """
+    out_dir.mkdir(parents=True, exist_ok=True)
+    figure.patch.set_gid("background")
+    with sheet():
+        import matplotlib
+
+        matplotlib.rcParams["svg.hashsalt"] = name
+        figure.savefig(out_dir / f"{name}.svg", metadata={"Date": None, "Creator": None})
+        figure.savefig(out_dir / f"{name}.png", metadata={"Software": None})
+    path = out_dir / f"{name}.svg"
+    path.write_text(re.sub(r"[ \t]+\n", "\n", path.read_text(encoding="utf-8")), encoding="utf-8")
+    if data is not None:
+        data.to_csv(out_dir / f"{name}.csv", index=False)
+
+
+def write(
+    name: str, records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any], out_dir: Path
+) -> None:
+    """Draw one figure over every x axis it knows, and save it with its data."""
+    module = load(name)
+    with sheet():
+        figure = module.draw(records, curves, study)
+        save(name, figure, out_dir, module.data(records, curves, study))
+        for axis in getattr(module, "AXES", ())[1:]:
+            figure = module.draw(records, curves, study, x=axis)
+            save(f"{name}-by-{axis}", figure, out_dir)

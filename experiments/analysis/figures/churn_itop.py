@@ -1,0 +1,64 @@
+"""How masks move. Churn: share of the present weights that an update replaces. In-time
+over-parameterization: share of all maskable weights that have been present at least once; it can
+only grow. Lines are means over seeds. Compare Figure 3 of the source."""
+
+from typing import Any
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from experiments.analysis import records as tidy
+from experiments.analysis import style
+
+AXES = ("tokens", "steps", "flops")
+TITLES = {"churn": "Churn", "itop": "In-time over-parameterization rate"}
+
+
+def data(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
+    """Churn and exploration of every sparse run."""
+    rows = curves[curves["metric"].isin(list(TITLES))]
+    return tidy.label_curves(rows, records)
+
+
+def draw(
+    records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any], *, x: str = "tokens"
+) -> Figure:
+    """Two panels per model and dataset."""
+    coordinate, name = style.AXES[x]
+    moves = data(records, curves, study)
+    shown = [(cell, metric) for cell in tidy.cells(moves) for metric in TITLES]
+    figure, axes = style.panels(len(shown))
+    if not shown:
+        style.say_empty(axes[0], "No sparse run has logged its masks.")
+    for panel, (cell, metric) in zip(axes, shown, strict=False):
+        rows = tidy.in_cell(moves, cell)
+        rows = rows[rows["metric"] == metric]
+        labels = []
+        for (method, sparsity), group in rows.groupby(["method", "sparsity"], sort=False):
+            look = style.method_style(method)
+            mean = style.mean_by(group, coordinate)
+            if mean.empty:
+                mean = group.set_index("step")[[coordinate, "value"]].sort_index()
+            panel.plot(mean[coordinate], mean["value"], color=look.color)
+            text = style.treatment_name(method, sparsity)
+            labels.append((mean["value"].iloc[-1], text, look.color))
+        if not labels:
+            style.say_empty(panel, f"No run has logged {TITLES[metric].lower()}.")
+            continue
+        panel.set_ylim(bottom=0)
+        style.label_ends(panel, labels)
+        panel.set_title(f"{TITLES[metric]} · {cell[0]} on {cell[1]}")
+        panel.set_xlabel(name)
+        panel.set_ylabel("fraction of weights")
+    return figure
+
+
+def caption(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> str:
+    """State how much of the weights each method has explored at the end."""
+    moves = data(records, curves, study)
+    final = moves[moves["metric"] == "itop"].sort_values("step").groupby("run").last()
+    if final.empty:
+        return ""
+    means = final.groupby(["method", "sparsity"])["value"].mean().sort_values()
+    parts = [f"{style.treatment_name(*pair)} {100 * value:.0f}%" for pair, value in means.items()]
+    return f"Explored by the end, mean over runs: {', '.join(parts)}."

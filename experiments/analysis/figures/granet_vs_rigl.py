@@ -1,0 +1,95 @@
+"""Training loss of GraNet, which ramps its sparsity up, against RigL at constant sparsity: thin
+lines are seeds, thick lines their mean. Below: GraNet minus RigL at equal steps, seeds that both
+have; negative favours GraNet. Compare Figure 8 of the source, whose values are not published as
+numbers."""
+
+from typing import Any
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from experiments.analysis import records as tidy
+from experiments.analysis import style
+
+AXES = ("tokens", "steps", "flops")
+METHODS = ("rigl", "granet")
+
+
+def data(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
+    """Training loss of the two methods on the first model and dataset that has both."""
+    rows = tidy.label_curves(curves[curves["metric"] == "loss"], records)
+    rows = rows[(rows["kind"] == "train") & rows["method"].isin(METHODS)]
+    for cell in tidy.cells(rows):
+        chosen = tidy.in_cell(rows, cell)
+        if set(METHODS) <= set(chosen["method"]):
+            return chosen
+    return rows.iloc[:0]
+
+
+def difference(rows: pd.DataFrame) -> pd.DataFrame:
+    """GraNet minus RigL for each seed and step that both have."""
+    keys = ["seed", "step"]
+    columns = [*keys, "tokens", "flops_executed", "value"]
+    rigl = rows[rows["method"] == "rigl"][columns]
+    granet = rows[rows["method"] == "granet"][[*keys, "value"]]
+    both = rigl.merge(granet, on=keys, suffixes=("_rigl", "_granet"))
+    return both.assign(difference=both["value_granet"] - both["value_rigl"])
+
+
+def draw(
+    records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any], *, x: str = "tokens"
+) -> Figure:
+    """Losses above, their difference below."""
+    coordinate, name = style.AXES[x]
+    rows = data(records, curves, study)
+    figure, (upper, lower) = style.panels(2)
+    if rows.empty:
+        style.say_empty(upper, "No model has finished runs of both RigL and GraNet.")
+        style.say_empty(lower, "")
+        return figure
+    _draw_losses(upper, rows, coordinate)
+    paired = difference(rows)
+    look = style.method_style("granet")
+    for _, group in paired.groupby("seed"):
+        lower.plot(group[coordinate], group["difference"], color=look.color, lw=0.8)
+    lower.axhline(0, color=style.INK, lw=0.8)
+    late = paired[paired["step"] > 0.08 * paired["step"].max()]["difference"]
+    if len(late):
+        bound = 1.1 * late.abs().max() or 1.0
+        lower.set_ylim(-bound, bound)
+    lower.set_title("GraNet minus RigL, by seed")
+    for panel in (upper, lower):
+        panel.set_xlabel(name)
+        panel.set_ylabel("nats per token")
+    return figure
+
+
+def _draw_losses(axes: Axes, rows: pd.DataFrame, coordinate: str) -> None:
+    labels = []
+    for (method, _), group in rows.groupby(["method", "sparsity"], sort=False):
+        look = style.method_style(method)
+        for _, run in group.groupby("run"):
+            axes.plot(run[coordinate], run["value"], color=look.color, lw=0.7, alpha=0.45)
+        mean = style.mean_by(group, coordinate)
+        axes.plot(mean[coordinate], mean["value"], color=look.color)
+        last = group.sort_values("step").groupby("run")["value"].last().mean()
+        labels.append((last, look.name, look.color))
+    late = rows[rows["step"] > 0.08 * rows["step"].max()]["value"]
+    axes.set_ylim(rows["value"].min() - 0.02, late.max() + 0.05)
+    style.label_ends(axes, labels)
+    axes.set_title("Training loss")
+
+
+def caption(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> str:
+    """State the mean difference over the last tenth of the steps."""
+    paired = difference(data(records, curves, study))
+    if paired.empty:
+        return ""
+    late = paired[paired["step"] >= 0.9 * paired["step"].max()]
+    mean, seeds = late["difference"].mean(), paired["seed"].nunique()
+    word = "below" if mean < 0 else "above"
+    return (
+        f"Over the last tenth of the steps GraNet is {abs(mean):.3f} nats {word} RigL on average "
+        f"({seeds} paired {'seed' if seeds == 1 else 'seeds'})."
+    )

@@ -1,0 +1,65 @@
+"""Validation perplexity after training: small points are seeds, the large point their mean, the
+bar its 95% t interval over seeds (no bar below two seeds). Lower is better."""
+
+from typing import Any
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from experiments.analysis import records as tidy
+from experiments.analysis import stats, style
+
+
+def data(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
+    """Validation perplexity of every run."""
+    columns = ["run", "model", "dataset", "method", "sparsity", "seed", "split", "task", "value"]
+    return tidy.validation_perplexity(records)[columns]
+
+
+def draw(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> Figure:
+    """One panel per model and dataset, one row per method."""
+    values = data(records, curves, study)
+    cells = tidy.cells(values)
+    most = max((len(tidy.treatments(tidy.in_cell(values, cell))) for cell in cells), default=1)
+    figure, axes = style.panels(len(cells), height=0.9 + 0.36 * most)
+    if not cells:
+        style.say_empty(axes[0], "No run has a perplexity yet.")
+    for panel, cell in zip(axes, cells, strict=False):
+        rows = tidy.in_cell(values, cell)
+        pairs = tidy.treatments(rows)
+        for place, (method, sparsity) in enumerate(pairs):
+            chosen = rows[(rows["method"] == method) & (rows["sparsity"] == sparsity)]
+            look = style.method_style(method)
+            mean, low, high = stats.t_interval(chosen["value"])
+            if low == low:
+                panel.plot([low, high], [place, place], color=look.color, lw=2)
+            panel.plot(chosen["value"], [place] * len(chosen), "o", color=look.color, ms=3)
+            panel.plot(mean, place, look.marker, color=look.color, ms=8, alpha=0.8)
+            panel.annotate(
+                f"{mean:.2f}", (mean, place), (0, 7), textcoords="offset points", ha="center",
+                fontsize=8.5,
+            )  # fmt: skip
+        panel.set_yticks(range(len(pairs)), [style.treatment_name(*pair) for pair in pairs])
+        panel.set_ylim(len(pairs) - 0.4, -0.7)
+        panel.grid(axis="y", visible=False)
+        panel.set_xlabel("validation perplexity per token")
+        panel.set_title(f"{cell[0]} on {cell[1]}")
+    return figure
+
+
+def caption(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> str:
+    """Name the best sparse method of each cell, and how it stands to dense."""
+    values = data(records, curves, study)
+    sentences = []
+    for cell in tidy.cells(values):
+        means = tidy.in_cell(values, cell).groupby(["method", "sparsity"])["value"].mean()
+        sparse = means[means.index.get_level_values("sparsity") > 0]
+        if not len(sparse):
+            continue
+        best = style.treatment_name(*sparse.idxmin())
+        sentence = f"Lowest sparse mean on {cell[1]}: {best} at {sparse.min():.2f}"
+        if ("dense", 0.0) in means.index:
+            ratio = sparse.min() / means[("dense", 0.0)]
+            sentence += f", {ratio:.3f} times the dense mean"
+        sentences.append(sentence + ".")
+    return " ".join(sentences)

@@ -1,0 +1,61 @@
+"""The sources' numbers and claims, read from ``experiments/published``."""
+
+import functools
+from pathlib import Path
+
+import pandas as pd
+import yaml
+
+FOLDER = Path(__file__).resolve().parent.parent / "published"
+UNKNOWN = "not published as a number"
+TEXT = "string"
+
+
+@functools.cache
+def results() -> pd.DataFrame:
+    """Return all published values as text, one per row."""
+    return pd.read_csv(FOLDER / "results.csv", dtype=TEXT, keep_default_na=False)
+
+
+@functools.cache
+def claims() -> pd.DataFrame:
+    """Return all claims, one per row."""
+    return pd.read_csv(FOLDER / "claims.csv", dtype=TEXT, keep_default_na=False)
+
+
+@functools.cache
+def tests() -> dict[str, dict]:
+    """Return the machine form of each claim by its id."""
+    return yaml.safe_load((FOLDER / "tests.yaml").read_text(encoding="utf-8"))
+
+
+def source_id(study: dict) -> str | None:
+    """Return the id of a study's source: the one whose name the study's source begins with."""
+    rows = results()
+    for row in rows[["source_id", "source"]].drop_duplicates().itertuples():
+        if study.get("source", "").startswith(row.source):
+            return row.source_id
+    return None
+
+
+def value(
+    source: str | None, *, metric: str, method: str = "", sparsity: float | None = None
+) -> str:
+    """Return a published value as its source prints it, or the words that say it is unknown.
+
+    Args:
+        source: Source id.
+        metric: Metric as ``results.csv`` names it.
+        method: Method in any case; empty matches any.
+        sparsity: Sparsity in [0, 1]; None matches any.
+    """
+    rows = results()
+    rows = rows[(rows["source_id"] == source) & (rows["metric"] == metric)]
+    if method:
+        rows = rows[rows["method"].str.lower() == method.lower()]
+    if sparsity is not None:
+        rows = rows[pd.to_numeric(rows["sparsity"], errors="coerce") == sparsity]
+    if rows.empty:
+        return UNKNOWN
+    row = rows.iloc[0]
+    return f"{row['value']} {row['unit']}".strip()

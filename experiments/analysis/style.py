@@ -1,0 +1,118 @@
+"""What all figures share: a fixed look per method, axes, and labels at the ends of lines."""
+
+import hashlib
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+
+import matplotlib
+import matplotlib.pyplot as plt
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+matplotlib.use("Agg")
+
+WIDTH = 5.6
+PANEL_HEIGHT = 2.5
+INK = "#1b1f24"
+SHEET = Path(__file__).with_name("style.mplstyle")
+
+
+@dataclass(frozen=True)
+class MethodStyle:
+    """How one method looks in every figure and table."""
+
+    name: str
+    color: str
+    marker: str
+
+
+# Okabe and Ito's colour-blind-safe set; markers carry the same information without colour.
+METHODS = {
+    "dense": MethodStyle("Dense", "#7F7F7F", "o"),
+    "static": MethodStyle("Static", "#D55E00", "s"),
+    "set": MethodStyle("SET", "#009E73", "^"),
+    "rigl": MethodStyle("RigL", "#0072B2", "D"),
+    "granet": MethodStyle("GraNet", "#E69F00", "v"),
+    "gmp": MethodStyle("GMP", "#CC79A7", "P"),
+}
+# Tol's muted set, for methods that the list above does not know.
+SPARE_COLORS = ("#332288", "#88CCEE", "#44AA99", "#999933", "#882255", "#AA4499", "#CC6677")
+SPARE_MARKERS = ("X", "<", ">", "p", "h", "*", "d")
+
+AXES = {
+    "tokens": ("tokens", "training tokens"),
+    "steps": ("step", "optimizer steps"),
+    "flops": ("flops_executed", "executed training FLOPs"),
+}
+
+
+def method_style(method: str) -> MethodStyle:
+    """Return the look of a method; an unknown one gets a look derived from its name."""
+    if method in METHODS:
+        return METHODS[method]
+    number = int.from_bytes(hashlib.sha256(method.encode()).digest()[:4], "big")
+    return MethodStyle(
+        method,
+        SPARE_COLORS[number % len(SPARE_COLORS)],
+        SPARE_MARKERS[number // len(SPARE_COLORS) % len(SPARE_MARKERS)],
+    )
+
+
+def treatment_name(method: str, sparsity: float) -> str:
+    """Return for example ``RigL 80%``; ``Dense`` alone at sparsity 0."""
+    name = method_style(method).name
+    return name if sparsity == 0 else f"{name} {100 * sparsity:g}%"
+
+
+def sheet() -> AbstractContextManager[None]:
+    """Return the context in which a figure is drawn."""
+    return plt.style.context(SHEET)
+
+
+def panels(rows: int, *, height: float = PANEL_HEIGHT, sharex: bool = False) -> tuple:
+    """Return a figure of stacked panels that stays readable on a phone, and its axes."""
+    figure = Figure(figsize=(WIDTH, max(1, rows) * height))
+    axes = figure.subplots(max(1, rows), 1, squeeze=False, sharex=sharex)[:, 0]
+    return figure, list(axes)
+
+
+def say_empty(axes: Axes, sentence: str) -> None:
+    """Write why a panel shows nothing."""
+    axes.set_axis_off()
+    axes.text(0.5, 0.5, sentence, ha="center", va="center", transform=axes.transAxes)
+
+
+def label_ends(axes: Axes, labels: Sequence[tuple[float, str, str]]) -> None:
+    """Name lines at their right ends, moved apart where they would overlap.
+
+    Args:
+        axes: Panel with its final y limits.
+        labels: (y of the line's end, text, colour of the line) per line.
+    """
+    low, high = axes.get_ylim()
+    if axes.get_yscale() == "log":
+        raise ValueError("label_ends needs a linear y axis")
+    height = axes.get_figure().get_figheight() / max(1, len(axes.get_figure().axes))
+    gap = 0.17 / (0.72 * height)
+    ordered = sorted(labels, key=lambda label: label[0])
+    spots: list[float] = []
+    for y, _, _ in ordered:
+        spot = (y - low) / (high - low) if high > low else 0.5
+        spots.append(max(spot, spots[-1] + gap) if spots else spot)
+    overflow = max(0.0, spots[-1] - 1.0) if spots else 0.0
+    for (_, text, color), spot in zip(ordered, spots, strict=True):
+        y = spot - overflow
+        axes.plot(
+            [1.012, 1.035], [y, y], transform=axes.transAxes, color=color, lw=3, clip_on=False
+        )
+        axes.text(1.05, y, text, transform=axes.transAxes, va="center", fontsize=9)
+
+
+def mean_by(rows: pd.DataFrame, coordinate: str) -> pd.DataFrame:
+    """Return the mean over seeds at each step, placed at the mean of the coordinate."""
+    grouped = rows.groupby("step")[[coordinate, "value"]]
+    full = grouped.size() == rows["run"].nunique()
+    return grouped.mean()[full]

@@ -1,0 +1,45 @@
+"""Tables, one file each; a study names the files it shows.
+
+A table module has a docstring (its caption) and ``make(records, curves, study) -> DataFrame``.
+Conventions that the report understands: a column ``runs`` holds the ids of the runs behind a
+row, separated by spaces; a column whose name ends in ``(published)`` holds the source's value.
+"""
+
+import importlib
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pandas as pd
+
+
+def names() -> list[str]:
+    """Return the names of all tables."""
+    files = Path(__file__).parent.glob("*.py")
+    return sorted(path.stem for path in files if not path.stem.startswith("_"))
+
+
+def load(name: str) -> ModuleType:
+    """Return the module of one table.
+
+    Raises:
+        ValueError: If there is no such table.
+    """
+    if name not in names():
+        raise ValueError(f"table is {name!r}: it must be one of {', '.join(names())}")
+    return importlib.import_module(f"{__name__}.{name}")
+
+
+def caption(name: str) -> str:
+    """Return a table's docstring on one line."""
+    return " ".join((load(name).__doc__ or "").split())
+
+
+def write(
+    name: str, records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any], out_dir: Path
+) -> Path:
+    """Write one table as CSV, and return its path."""
+    out_dir.mkdir(parents=True, exist_ok=True)
+    path = out_dir / f"{name}.csv"
+    load(name).make(records, curves, study).to_csv(path, index=False)
+    return path

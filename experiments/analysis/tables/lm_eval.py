@@ -1,0 +1,47 @@
+"""Scores of the lm-eval tasks: mean over seeds; the standard error is that of one run over its
+test items, the same items for every run. A score whose mean lies within 1.96 standard errors of
+guessing is not distinguishable from chance."""
+
+from typing import Any
+
+import pandas as pd
+
+from experiments.analysis import published, stats
+from experiments.analysis import records as tidy
+
+COLUMNS = ["model", "dataset", "task", "metric", "method", "sparsity", "seeds", "score", "stderr"]
+COLUMNS += ["items", "shots", "chance", "against chance", "score (published)", "runs"]
+
+
+def make(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
+    """One row per model, dataset, task, metric, method and sparsity."""
+    accuracies = records["metric"].map(lambda m: tidy.is_accuracy(m) or m == "accuracy_mean")
+    scores = records[accuracies.astype(bool) & records["value"].notna()]
+    keys = ["model", "dataset", "task", "metric", "method", "sparsity"]
+    source = published.source_id(study)
+    rows = [
+        _row(dict(zip(keys, key, strict=True)), group, source)
+        for key, group in scores.groupby(keys, sort=False)
+    ]
+    return pd.DataFrame(rows, columns=COLUMNS)
+
+
+def _row(key: dict[str, Any], group: pd.DataFrame, source: str | None) -> dict[str, Any]:
+    score, stderr = group["value"].mean(), group["stderr"].mean()
+    chance = group["chance"].iloc[0]
+    apart = stats.distinguishable(score, stderr, chance)
+    words = {None: "not known", False: "not distinguishable from chance"}
+    verdict = words.get(apart, "above chance" if score > chance else "below chance")
+    return key | {
+        "seeds": group["run"].nunique(),
+        "score": score,
+        "stderr": stderr,
+        "items": group["num_items"].iloc[0],
+        "shots": group["num_fewshot"].iloc[0],
+        "chance": chance,
+        "against chance": verdict,
+        "score (published)": published.value(
+            source, metric="few-shot accuracy", method=key["method"], sparsity=key["sparsity"]
+        ),
+        "runs": " ".join(group["run"].drop_duplicates()),
+    }

@@ -1,0 +1,50 @@
+"""Every run of the study, the missing ones too: what it cost, on what it ran, and the command
+that repeats it."""
+
+from typing import Any
+
+import pandas as pd
+
+METRICS = ("wall_s", "steps", "tokens", "num_nonzero")
+COLUMNS = ["run", "status", "seed", "data", "data hash", "steps", "tokens", "non-zero parameters"]
+COLUMNS += ["wall time (s)", "processor", "threads", "versions", "command"]
+
+
+def make(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
+    """One row per run, in the study's order."""
+    training = records[(records["task"] == "training") & records["metric"].isin(METRICS)]
+    measured = training.pivot_table("value", "run", "metric")
+    facts = training.drop_duplicates("run").set_index("run")
+    planned = {run["id"]: run for run in study.get("runs", [])}
+    rows = []
+    for run in [*planned, *(run for run in facts.index if run not in planned)]:
+        if run in facts.index:
+            rows.append(_row(run, facts.loc[run], measured.loc[run]))
+        else:
+            plan = planned[run]
+            row = {"run": run, "status": "missing", "seed": plan.get("seed")}
+            rows.append(row | {"command": plan.get("command")})
+    return pd.DataFrame(rows, columns=COLUMNS)
+
+
+def _row(run: str, facts: pd.Series, measured: pd.Series) -> dict[str, Any]:
+    counts = {name: measured.get(name) for name in METRICS}
+    return {
+        "run": run,
+        "status": "finished",
+        "seed": int(facts["seed"]),
+        "data": facts["dataset"],
+        "data hash": facts["data_hash"],
+        "steps": _count(counts["steps"]),
+        "tokens": _count(counts["tokens"]),
+        "non-zero parameters": _count(counts["num_nonzero"]),
+        "wall time (s)": counts["wall_s"],
+        "processor": facts["cpu"],
+        "threads": facts["num_threads"],
+        "versions": facts["versions"],
+        "command": facts["command"],
+    }
+
+
+def _count(value: float | None) -> int | None:
+    return None if value is None or value != value else int(value)

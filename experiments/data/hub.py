@@ -1,0 +1,154 @@
+"""Text datasets by hub id: read from a mirror folder, or from the hub where allowed.
+
+A mirror holds `<root>/<hub id>/` with parquet files and a README.md that declares the configs,
+which is how `datasets.load_dataset` reads a local folder. A new dataset is one line in `DATASETS`.
+"""
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from experiments.data.base import SPLITS, Dataset, MissingData, Source, Texts
+
+
+def _one_row_each(rows: list[str]) -> list[str]:
+    return [row.strip() for row in rows if row.strip()]
+
+
+def _wikitext_articles(rows: list[str]) -> list[str]:
+    """Join the rows (lines) of WikiText into articles: each starts at a heading ` = Title = `."""
+    articles: list[list[str]] = [[]]
+    for position, row in enumerate(rows):
+        if _is_title(row) and all(not rows[i].strip() for i in _neighbours(position, len(rows))):
+            articles.append([])
+        articles[-1].append(row.strip("\n"))
+    return _one_row_each(["\n".join(article) for article in articles])
+
+
+def _is_title(row: str) -> bool:
+    text = row.strip()
+    return text.startswith("= ") and text.endswith(" =") and not text.startswith("= =")
+
+
+def _neighbours(position: int, num_rows: int) -> list[int]:
+    """Rows before and after: blank around a heading, unlike around a formula that looks so."""
+    return [i for i in (position - 1, position + 1) if 0 <= i < num_rows]
+
+
+def hub_dataset(
+    name: str,
+    hub_id: str,
+    *,
+    config: str | None = None,
+    license: str,
+    to_documents: Callable[[list[str]], list[str]] = _one_row_each,
+    column: str = "text",
+    splits: str = "as published",
+) -> Dataset:
+    """Describe a text dataset by its hub id.
+
+    Args:
+        name: Name used in studies.
+        hub_id: "<owner>/<name>" on the hub and below the mirror root.
+        config: Config (subset) of the dataset.
+        license: Licence as published.
+        to_documents: Turns the rows of a split into documents.
+        column: Column that holds the text.
+        splits: How the splits were made, in words.
+    """
+
+    def missing(source: Source) -> str | None:
+        return _missing(name, hub_id, config, source)
+
+    def read(source: Source) -> Texts:
+        rows = _load(name, hub_id, config, column, source)
+        documents = {split: to_documents(rows[split]) for split in SPLITS}
+        return Texts(documents, {"hub_id": hub_id, "config": config})
+
+    return Dataset(
+        name=name,
+        license=license,
+        source=f"{hub_id} ({config})" if config else hub_id,
+        splits=splits,
+        read=read,
+        missing=missing,
+    )
+
+
+def _missing(name: str, hub_id: str, config: str | None, source: Source) -> str | None:
+    folder = source.mirror / hub_id if source.mirror else None
+    if folder is not None and any(folder.glob("**/*.parquet")):
+        declared = _declared_splits(folder / "README.md", config)
+        absent = [split for split in SPLITS if declared is not None and split not in declared]
+        if not absent:
+            return None
+        return (
+            f"{name} needs the {' and '.join(absent)} split of {hub_id}"
+            f"{f' ({config})' if config else ''}, which {folder} lacks: complete that folder or "
+            "unset the mirror and allow the hub with --config offline=false."
+        )
+    return (
+        f"{name} needs {hub_id}, which is not mirrored: put its parquet files and README.md into "
+        f"{folder or f'<mirror>/{hub_id}'}, name the mirror root by config key 'mirror' or "
+        f"variable SPARSE_MIRROR, or allow the hub with --config offline=false."
+    )
+
+
+def _declared_splits(readme: Path, config: str | None) -> list[str] | None:
+    """Splits of a config that a README's YAML header declares; None if it declares no configs."""
+    import yaml
+
+    header = readme.read_text().split("---\n") if readme.is_file() else []
+    configs = (yaml.safe_load(header[1]) or {}).get("configs") if len(header) > 2 else None
+    if not configs:
+        return None
+    for entry in configs:
+        files = entry.get("data_files")
+        if entry["config_name"] == (config or "default") and isinstance(files, list):
+            return [file["split"] for file in files]
+    return [] if config else None
+
+
+def _load(
+    name: str, hub_id: str, config: str | None, column: str, source: Source
+) -> dict[str, list[str]]:
+    """Return the texts of each split."""
+    problem = _missing(name, hub_id, config, source)
+    if problem and (source.offline or (source.mirror and (source.mirror / hub_id).is_dir())):
+        raise MissingData(problem)
+    from datasets import load_dataset
+
+    path = str(Path(source.mirror or "") / hub_id) if problem is None else hub_id
+    # `datasets` keys its cache of a local folder by the README's header, not by the data: a
+    # throw-away cache cannot be stale.
+    with tempfile.TemporaryDirectory() as scratch:
+        try:
+            loaded = load_dataset(path, config, cache_dir=scratch if problem is None else None)
+            absent = [split for split in SPLITS if split not in loaded]
+            if absent:
+                raise MissingData(f"{name}: {path} has no {' and no '.join(absent)} split.")
+            return {split: list(loaded[split][column]) for split in SPLITS}
+        except (OSError, ValueError, KeyError) as error:
+            reason = str(error).strip().split("\n")[0]
+            raise MissingData(f"{name}: {path} cannot be read: {reason}") from error
+
+
+_WIKIPEDIA = "CC BY-SA 3.0 and GFDL"
+
+DATASETS = (
+    hub_dataset(
+        "wikitext-2",
+        "Salesforce/wikitext",
+        config="wikitext-2-v1",
+        license=_WIKIPEDIA,
+        to_documents=_wikitext_articles,
+    ),
+    hub_dataset(
+        "wikitext-103",
+        "Salesforce/wikitext",
+        config="wikitext-103-v1",
+        license=_WIKIPEDIA,
+        to_documents=_wikitext_articles,
+    ),
+    hub_dataset("enwiki-slice", "local/enwiki-2014-slice", license=_WIKIPEDIA),
+)

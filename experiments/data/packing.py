@@ -1,0 +1,73 @@
+"""Token files: one flat uint16 array per split, each document followed by the end of text."""
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from experiments.data.base import END_OF_TEXT
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+BATCH = 512
+
+
+def write_tokens(documents: Sequence[str], tokenizer: "Tokenizer", path: Path) -> int:
+    """Write the tokens of all documents, replacing `path` only when complete.
+
+    Args:
+        documents: Texts, in order.
+        tokenizer: At most 65536 tokens.
+        path: File of little-endian uint16 tokens.
+
+    Returns:
+        Number of tokens, one end of text per document included.
+    """
+    end = tokenizer.token_to_id(END_OF_TEXT)
+    num_tokens = 0
+    partial = path.with_name(path.name + ".partial")
+    with partial.open("wb") as file:
+        for start in range(0, len(documents), BATCH):
+            for encoding in tokenizer.encode_batch(list(documents[start : start + BATCH])):
+                tokens = np.array([*encoding.ids, end], dtype="<u2")
+                file.write(tokens.tobytes())
+                num_tokens += len(tokens)
+    os.replace(partial, path)
+    return num_tokens
+
+
+def read_tokens(path: Path) -> np.memmap:
+    """Map a token file, shape (number of tokens,), dtype uint16, read-only.
+
+    Raises:
+        ValueError: If the file is empty.
+    """
+    return np.memmap(path, dtype="<u2", mode="r")
+
+
+def write_texts(documents: Sequence[str], path: Path) -> None:
+    """Write documents as JSON lines `{"text": ...}`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", encoding="utf-8") as file:
+        for document in documents:
+            file.write(json.dumps({"text": document}, ensure_ascii=False) + "\n")
+
+
+def read_texts(path: Path) -> list[str]:
+    """Read documents written by `write_texts`."""
+    with path.open(encoding="utf-8") as file:
+        return [json.loads(line)["text"] for line in file]
+
+
+def files_digest(paths: Sequence[Path]) -> str:
+    """Return one SHA-256 over the names and contents of files, in the given order."""
+    digest = hashlib.sha256()
+    for path in paths:
+        content = hashlib.sha256(path.read_bytes()).hexdigest()
+        digest.update(f"{path.name} {content}\n".encode())
+    return digest.hexdigest()

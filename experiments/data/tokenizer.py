@@ -1,0 +1,72 @@
+"""Tokenizers trained or built here, saved as folders that `AutoTokenizer` loads."""
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from experiments.data.base import END_OF_TEXT
+
+MIN_VOCAB_SIZE = 257  # 256 bytes and the end-of-text token
+MAX_VOCAB_SIZE = 65536  # tokens are stored as uint16
+
+
+def train_bpe(documents: Iterable[str], *, vocab_size: int) -> Tokenizer:
+    """Train a byte-level BPE whose token 0 is the end of text.
+
+    Args:
+        documents: Training texts.
+        vocab_size: Largest vocabulary; little text may give a smaller one.
+
+    Raises:
+        ValueError: If `vocab_size` is not in 257..65536.
+    """
+    if not MIN_VOCAB_SIZE <= vocab_size <= MAX_VOCAB_SIZE:
+        raise ValueError(
+            f"vocab_size is {vocab_size}, but must be in {MIN_VOCAB_SIZE}..{MAX_VOCAB_SIZE}."
+        )
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(documents, trainer)
+    return tokenizer
+
+
+def word_level(vocabulary: Sequence[str]) -> Tokenizer:
+    """Build a tokenizer with one token per space-separated word; token 0 is the end of text."""
+    ids = {word: index for index, word in enumerate([END_OF_TEXT, *vocabulary])}
+    tokenizer = Tokenizer(models.WordLevel(ids, unk_token=END_OF_TEXT))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.add_special_tokens([END_OF_TEXT])
+    return tokenizer
+
+
+def save(tokenizer: Tokenizer, folder: Path) -> None:
+    """Write a tokenizer as a Hugging Face folder.
+
+    Args:
+        tokenizer: Tokenizer that knows the end-of-text token.
+        folder: Created if absent.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    special = {name: END_OF_TEXT for name in ("bos_token", "eos_token", "unk_token", "pad_token")}
+    config = {
+        **special,
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "clean_up_tokenization_spaces": False,
+    }
+    for name, content in (("tokenizer_config", config), ("special_tokens_map", special)):
+        (folder / f"{name}.json").write_text(json.dumps(content, indent=2) + "\n")
+
+
+def load(folder: Path) -> Tokenizer:
+    """Read a tokenizer saved by `save`."""
+    return Tokenizer.from_file(str(folder / "tokenizer.json"))

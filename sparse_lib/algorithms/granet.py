@@ -1,0 +1,75 @@
+"""GraNet: gradual pruning with neuroregeneration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparse_lib.algorithms.rigl import RigL
+from sparse_lib.masks import (
+    make_mask_drop_minimum,
+    make_masks_global_topk,
+)
+from sparse_lib.parameters import SparseParameter
+
+PRUNING = ("tensor", "global")
+
+
+class GraNet(RigL):
+    """GraNet (Liu et al. 2021, arXiv:2106.10404).
+
+    ``pruning="tensor"``, the default, is the GraNet of the Cerebras blog: RigL with a rising
+    sparsity schedule and nothing else. ``pruning="global"`` is the paper's own: (1) prune to the
+    scheduled sparsity by magnitude over all tensors together, (2) in each tensor drop
+    ``drop_fraction`` of what is left and grow as many by dense gradient.
+
+    Args:
+        sparsity: Schedule of the sparsity, such as ``cubic`` from 0 or 0.5 to 0.8.
+        update: See :class:`DynamicSparsityAlgorithm`.
+        init_method: See :class:`SparsityAlgorithm`.
+        pruning: ``"tensor"`` or ``"global"``.
+        **kwargs: See :class:`RigL`.
+    """
+
+    def __init__(
+        self,
+        sparsity: Any = None,
+        update: Any = None,
+        init_method: str | Callable = "random",
+        *,
+        pruning: str = "tensor",
+        **kwargs: Any,
+    ) -> None:
+        if pruning not in PRUNING:
+            raise ValueError(f"pruning must be one of {PRUNING}, not {pruning!r}")
+        self.pruning = pruning
+        super().__init__(sparsity, update, init_method, **kwargs)
+
+    def new_masks(
+        self, params: Mapping[str, SparseParameter], targets: Mapping[str, float]
+    ) -> dict[str, Tensor]:
+        """As RigL, or over all tensors."""
+        if self.pruning == "tensor" or not params:
+            return super().new_masks(params, targets)
+        total = sum(sparse.param.numel() for sparse in params.values())
+        zeros = sum(targets[name] * sparse.param.numel() for name, sparse in params.items())
+        scores = {n: s.param.abs().masked_fill(~s.mask, -1) for n, s in params.items()}
+        pruned = make_masks_global_topk(scores, round(zeros / total, 12), compat=self.compat)
+        masks = {}
+        for name, sparse in params.items():
+            kept, _ = make_mask_drop_minimum(scores[name], pruned[name], self.drop_fraction)
+            num_grown = int(pruned[name].count_nonzero()) - int(kept.count_nonzero())
+            masks[name] = _grow(self.grow_score(sparse.param), kept, num_grown)
+        return masks
+
+
+def _grow(score: Tensor, mask: Tensor, count: int) -> Tensor:
+    """Add the ``count`` best absent positions."""
+    score = score.nan_to_num(nan=-1.0).masked_fill(mask, -2).flatten()
+    grown = torch.zeros_like(mask).flatten()
+    best = score.sort(descending=True, stable=True).indices[:count]
+    grown[best] = True
+    return mask | (grown & (score >= 0)).view_as(mask)

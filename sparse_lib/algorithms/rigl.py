@@ -1,0 +1,59 @@
+"""RigL: rigging the lottery."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from sparse_lib.dynamic import DropAndGrow
+from sparse_lib.shapers import InputGroupScoreShaper, OutputGroupScoreShaper
+
+
+class RigL(DropAndGrow):
+    """RigL (Evci et al. 2020, arXiv:1911.11134).
+
+    At each update step the ``drop_fraction`` smallest weights are dropped and as many positions
+    grown where the dense gradient of the same step is largest; a position dropped just now may
+    grow again. With micro-batches the gradient is their sum, with data-parallel ranks their mean.
+    The paper's algorithm 1 replaces the weight update on such steps; that is
+    ``skip_update_on_mask_steps=True``, the default here is the Cerebras library's.
+
+    Args:
+        sparsity: See :class:`SparsityAlgorithm`; with a schedule this is the GraNet of the
+            Cerebras blog.
+        update: See :class:`DynamicSparsityAlgorithm`.
+        init_method: See :class:`SparsityAlgorithm`.
+        drop_fraction: See :class:`DropAndGrow`.
+        balance_in_groups: Number of groups of inputs that each keep the same sparsity.
+        balance_out_groups: Number of groups of outputs (such as attention heads) likewise; not
+            together with ``balance_in_groups``.
+        **kwargs: See :class:`DynamicSparsityAlgorithm`.
+    """
+
+    needs_sparsity: ClassVar[bool] = True
+    uses_dense_gradient: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        sparsity: Any = None,
+        update: Any = None,
+        init_method: str | Callable = "random",
+        *,
+        drop_fraction: Any = 0.3,
+        balance_in_groups: int | None = None,
+        balance_out_groups: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if balance_in_groups is not None and balance_out_groups is not None:
+            raise ValueError("give balance_in_groups or balance_out_groups, not both")
+        if balance_in_groups is not None:
+            kwargs["score_shaper"] = InputGroupScoreShaper(balance_in_groups)
+        if balance_out_groups is not None:
+            kwargs["score_shaper"] = OutputGroupScoreShaper(balance_out_groups)
+        super().__init__(sparsity, update, init_method, drop_fraction=drop_fraction, **kwargs)
+
+    def grow_score(self, p: Tensor) -> Tensor:
+        """Magnitude of the dense gradient."""
+        return self.dense_gradient(p).abs()

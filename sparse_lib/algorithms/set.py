@@ -1,0 +1,26 @@
+"""Sparse evolutionary training."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from torch import Tensor
+
+from sparse_lib.dynamic import DropAndGrow
+from sparse_lib.masks import random_score
+
+
+class SET(DropAndGrow):
+    """Sparse evolutionary training (Mocanu et al. 2018, doi:10.1038/s41467-018-04316-3).
+
+    At each update step the ``drop_fraction`` smallest weights are dropped and as many random
+    positions grown; a position dropped just now may grow again. Grown weights start at zero as in
+    the Cerebras library; ``grown_init="normal"`` re-draws them as the paper does. Arguments: see
+    :class:`sparse_lib.dynamic.DropAndGrow`.
+    """
+
+    needs_sparsity: ClassVar[bool] = True
+
+    def grow_score(self, p: Tensor) -> Tensor:
+        """Uniform random, from the parameter's own generator."""
+        return random_score(p, self.generator(p))

@@ -1,0 +1,26 @@
+"""Static sparsity: one mask, kept for the whole training."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from torch.optim import Optimizer
+
+from sparse_lib.algorithm import SparsityAlgorithm
+
+
+class Static(SparsityAlgorithm):
+    """Masks chosen before training and never changed.
+
+    With ``init_method="snip"`` this is SNIP (Lee et al. 2019); with ``"topk"`` it is one-shot
+    magnitude pruning. Arguments: see :class:`SparsityAlgorithm`.
+    """
+
+    needs_sparsity: ClassVar[bool] = True
+
+    def update(self, optimizer: Optimizer | None = None) -> None:
+        """Nothing changes."""
+
+    def _advance(self, optimizer: Optimizer, autoupdate: bool) -> bool:
+        self.step += 1
+        return False

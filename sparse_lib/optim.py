@@ -1,0 +1,47 @@
+"""Torch's optimizers with ``.apply(sparsity)``, as the Cerebras documents use them.
+
+Any other optimizer works through ``sparsity.apply(optimizer)``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+
+class SparseOptimizer:
+    """Adds ``apply`` to a torch optimizer."""
+
+    def apply(self, sparsity: Any) -> Any:
+        """Have a sparsity algorithm mask this optimizer's states and update masks in ``step``.
+
+        Args:
+            sparsity: The algorithm, already applied to the model.
+
+        Returns:
+            The optimizer.
+        """
+        sparsity.apply(self)
+        return self
+
+
+def with_apply(cls: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
+    """A subclass of a torch optimizer class that has ``apply``."""
+    return type(cls.__name__, (SparseOptimizer, cls), {"__module__": __name__, "__doc__": cls.__doc__})
+
+
+def _all_optimizers() -> dict[str, type[torch.optim.Optimizer]]:
+    return {
+        name: with_apply(cls)
+        for name, cls in vars(torch.optim).items()
+        if isinstance(cls, type)
+        and issubclass(cls, torch.optim.Optimizer)
+        and cls is not torch.optim.Optimizer
+        and not name.startswith("_")
+    }
+
+
+_OPTIMIZERS = _all_optimizers()
+globals().update(_OPTIMIZERS)
+__all__ = ["SparseOptimizer", "with_apply", *_OPTIMIZERS]  # noqa: PLE0604

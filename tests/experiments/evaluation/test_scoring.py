@@ -1,0 +1,93 @@
+import pytest
+import torch
+
+from experiments.evaluation import scoring
+from experiments.evaluation.scoring import Scorer, Span
+
+
+def direct(model, span: Span) -> tuple[float, bool]:
+    """One row, no padding, full logits, explicit softmax in float64."""
+    with torch.no_grad():
+        logits = model(torch.tensor([span.inputs])).logits[0].double()
+    predictions = torch.log_softmax(logits, -1)[span.start :]
+    total = sum(float(row[token]) for row, token in zip(predictions, span.targets, strict=True))
+    greedy = predictions.argmax(-1).tolist() == list(span.targets)
+    return total, greedy
+
+
+def random_spans(num: int) -> list[Span]:
+    generator = torch.Generator().manual_seed(3)
+    spans = []
+    for _ in range(num):
+        length = int(torch.randint(1, 33, (1,), generator=generator))
+        scored = int(torch.randint(1, length + 1, (1,), generator=generator))
+        tokens = torch.randint(0, 300, (length + scored,), generator=generator).tolist()
+        spans.append(Span(tuple(tokens[:length]), tuple(tokens[length:])))
+    return spans
+
+
+def check(model, spans, scores):
+    for span, (nats, is_greedy) in zip(spans, scores, strict=True):
+        expected, greedy = direct(model, span)
+        assert nats == pytest.approx(expected, rel=1e-5, abs=1e-4)
+        assert is_greedy == greedy
+
+
+@pytest.mark.parametrize("batch_size", [1, 4, 64])
+def test_scores_equal_one_row_at_a_time(model, tokenizer, batch_size):
+    spans = random_spans(40)
+    check(model, spans, Scorer(model, tokenizer, batch_size=batch_size).score(spans))
+
+
+def test_greedy_continuation_is_recognised(model, scorer):
+    tokens = [5, 6, 7]
+    with torch.no_grad():
+        for _ in range(4):
+            tokens.append(int(model(torch.tensor([tokens])).logits[0, -1].argmax()))
+    right = Span(tuple(tokens[:-1]), tuple(tokens[3:]))
+    wrong = Span(right.inputs, (*right.targets[:-1], (right.targets[-1] + 1) % 300))
+    assert [greedy for _, greedy in scorer.score([right, wrong])] == [True, False]
+
+
+def test_equal_inputs_run_once_and_keep_their_order(model, tokenizer):
+    spans = [Span((1, 2, 3), (9,)), Span((4, 5), (7, 8)), Span((1, 2, 3), (5, 6))]
+    rows = []
+    handle = model.register_forward_pre_hook(lambda module, args: rows.append(len(args[0])))
+    try:
+        scores = Scorer(model, tokenizer, batch_size=8).score(spans)
+    finally:
+        handle.remove()
+    assert sum(rows) == 2
+    check(model, spans, scores)
+
+
+def test_memory_limit_splits_batches(model, tokenizer, monkeypatch):
+    monkeypatch.setattr(scoring, "MAX_LOGITS", 8 * 320)
+    spans = [Span(tuple(range(i, i + 4)), (1, 2, 3, 4)) for i in range(6)]
+    sizes = []
+    handle = model.register_forward_pre_hook(lambda module, args: sizes.append(len(args[0])))
+    try:
+        scores = Scorer(model, tokenizer, batch_size=64).score(spans)
+    finally:
+        handle.remove()
+    assert sizes == [2, 2, 2]
+    check(model, spans, scores)
+
+
+def test_nothing_to_score(scorer):
+    assert scorer.score([]) == []
+    assert scorer.score([Span((1, 2), ())]) == [(0.0, True)]
+    assert scorer.encode([]) == []
+
+
+def test_context_and_prefix_are_read_from_the_model(scorer, model, tokenizer):
+    assert scorer.context == 32
+    assert scorer.prefix == tokenizer.eos_token_id
+
+
+def test_tokenizer_without_a_prefix_is_refused(model):
+    class Bare:
+        bos_token_id = eos_token_id = None
+
+    with pytest.raises(ValueError, match="neither bos_token nor eos_token"):
+        Scorer(model, Bare(), batch_size=1)

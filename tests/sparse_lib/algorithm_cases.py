@@ -1,0 +1,103 @@
+"""Every registered algorithm with arguments that make its masks move in a few steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+import sparse_lib.algorithms  # noqa: F401 (fills the registry)
+from sparse_lib.algorithm import SparsityAlgorithm, algorithm_classes
+from sparse_lib.dynamic import DropAndGrow, DynamicSparsityAlgorithm
+from sparse_lib.masks import make_mask_drop_minimum, make_mask_grow_maximum
+
+
+class Momentum(DropAndGrow):
+    """An algorithm of a user, in the class of RigL: grow where the column is strong."""
+
+    def grow_score(self, p: torch.Tensor) -> torch.Tensor:
+        return p.abs().sum(0, keepdim=True).expand_as(p)
+
+
+class ByHand(DynamicSparsityAlgorithm):
+    """The documents' custom algorithm: only ``update_mask``, no ``__init__``."""
+
+    uses_dense_gradient = True
+
+    def update_mask(self, p, mask, sparsity):
+        kept, _ = make_mask_drop_minimum(p.abs(), mask, 0.2)
+        return make_mask_grow_maximum(self.dense_gradient(p).abs(), kept, sparsity)
+
+
+class Rolling(SparsityAlgorithm):
+    """Only the abstract method, without the optimizer argument."""
+
+    def update(self):
+        for sparse_param in self.sparse_params.values():
+            sparse_param.mask = sparse_param.mask.roll(1, 0)
+
+
+def is_builtin(name: str) -> bool:
+    return algorithm_classes()[name].__module__.startswith("sparse_lib.")
+
+
+ALGORITHMS = [
+    name for name in algorithm_classes() if is_builtin(name) or name in ("momentum", "byhand",
+                                                                       "rolling")
+]
+
+SCHEDULES: dict[str, Any] = {
+    "constant": 0.6,
+    "linear": {"type": "linear", "init": 0.2, "slope": 0.05},
+    "cosine": {"type": "cosine", "init": 0.4, "minimum": 0.8, "half_period": 10},
+    "list": [0.3, 0.5, 0.7],
+}
+
+
+def make(name: str, sparsity: Any = 0.6, **options: Any) -> SparsityAlgorithm:
+    cls = algorithm_classes()[name]
+    if issubclass(cls, DynamicSparsityAlgorithm):
+        options.setdefault("update", {"freq": 2})
+    if issubclass(cls, DropAndGrow):
+        options.setdefault("drop_fraction", {"type": "cosine", "init": 0.5, "half_period": 20})
+    return cls(sparsity=sparsity, seed=options.pop("seed", 3), **options)
+
+
+def make_model(seed: int = 0, dtype: torch.dtype = torch.float32) -> nn.Module:
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(12, 16), nn.Tanh(), nn.Linear(16, 6, bias=False))
+    return model.to(dtype)
+
+
+def train(model, optimizer, num_steps: int, start: int = 0, after=None) -> None:
+    dtype = next(model.parameters()).dtype
+    for step in range(start, start + num_steps):
+        data = torch.randn(8, 12, generator=torch.Generator().manual_seed(step), dtype=dtype)
+        optimizer.zero_grad()
+        model(data).pow(2).sum(1).sub(1).pow(2).mean().backward()
+        optimizer.step()
+        if after is not None:
+            after()
+
+
+def snapshot(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def assert_equal(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> None:
+    assert list(first) == list(second)
+    for name in first:
+        assert torch.equal(first[name], second[name]), name
+
+
+def assert_enforced(algorithm: SparsityAlgorithm, optimizer=None) -> None:
+    """Invariant 1, and that gradients that the optimizer saw are zero where masked."""
+    assert algorithm.sparse_params
+    for name, sparse in algorithm.sparse_params.items():
+        off = ~sparse.mask
+        assert not sparse.param.detach()[off].any(), name
+        if optimizer is not None:
+            for state in optimizer.state[sparse.param].values():
+                if isinstance(state, torch.Tensor) and state.shape == sparse.param.shape:
+                    assert not state[off].any(), name

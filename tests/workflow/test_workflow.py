@@ -1,0 +1,120 @@
+"""What a user types at the workflow, and what is retrained by what."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from experiments import plan
+
+pytestmark = pytest.mark.slow
+
+
+def snakemake(*arguments: str, cwd: Path = plan.ROOT) -> subprocess.CompletedProcess:
+    """Call snakemake; never raises."""
+    return subprocess.run(
+        [sys.executable, "-m", "snakemake", *arguments],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(cwd)},
+    )
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory) -> Path:
+    """A copy of the tracked and untracked sources, without any results."""
+    target = tmp_path_factory.mktemp("checkout") / "repository"
+    ignore = shutil.ignore_patterns(
+        ".venv", ".git", ".snakemake", "state", "logs", "resources", "__pycache__",
+        ".*_cache", ".hypothesis", "smoke", "quick", "small", "paper",
+    )  # fmt: skip
+    shutil.copytree(plan.ROOT, target, ignore=ignore)
+    return target
+
+
+@pytest.mark.parametrize("scale", plan.SCALES)
+@pytest.mark.parametrize("study", plan.study_names())
+def test_dry_run_on_a_clean_checkout(checkout, study, scale):
+    done = snakemake(
+        "-n", "reproduce", "--config", f"scale={scale}", f"study={study}", cwd=checkout
+    )
+    text = done.stdout + done.stderr
+    assert done.returncode == 0, text
+    assert "train" in text
+
+
+def test_missing_data_is_a_warning_at_dry_run(checkout):
+    done = snakemake("-n", "reproduce", "--config", "scale=paper", cwd=checkout)
+    assert done.returncode == 0
+    assert "Missing data:" in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["scale=smokee"], ["scale", "'smokee'", "did you mean 'smoke'"]),
+        (["study=sparsity"], ["study", "'sparsity'"]),
+        (["reuse=always"], ["reuse", "'always'"]),
+        (["sacle=smoke"], ["unknown config key 'sacle'", "did you mean 'scale'"]),
+        (["run=smoke__nothing"], ["run is 'smoke__nothing'"]),
+    ],
+)
+def test_a_wrong_config_is_one_sentence(checkout, arguments, words):
+    done = snakemake("-n", "reproduce", "--config", *arguments, cwd=checkout)
+    text = done.stdout + done.stderr
+    assert done.returncode != 0
+    assert "Traceback" not in text
+    for word in words:
+        assert word in text
+
+
+def test_a_wrong_sparsity_argument_fails_before_any_job(checkout, tmp_path):
+    copy = tmp_path / "repository"
+    shutil.copytree(checkout, copy)
+    path = copy / "experiments/studies/sparsity_library.yaml"
+    path.write_text(path.read_text().replace("drop_fraction:", "drop_fractoin:", 1))
+    done = snakemake("-n", "reproduce", "--config", "scale=smoke", cwd=copy)
+    text = done.stdout + done.stderr
+    assert done.returncode != 0
+    assert "drop_fractoin" in text
+    assert "Traceback" not in text
+
+
+def test_rerun_names_one_run_only(checkout):
+    run = next(iter(plan.all_runs("smoke")))
+    done = snakemake("-n", "rerun", "--config", f"run={run}", cwd=checkout)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_retraining_follows_the_code_that_a_run_uses(checkout):
+    """Hashes in a copy: a comment changes none, RigL's file changes RigL and GraNet."""
+    script = (
+        "from experiments import plan\n"
+        "for run in plan.all_runs('smoke').values():\n"
+        "    print(run.spec['method'], plan.training_code_hash(run.spec))\n"
+    )
+
+    def hashes() -> dict[str, str]:
+        done = subprocess.run(
+            [sys.executable, "-c", script],
+            cwd=checkout,
+            capture_output=True,
+            text=True,
+            check=True,
+            env={**os.environ, "PYTHONPATH": str(checkout)},
+        )
+        return dict(line.split() for line in done.stdout.splitlines())
+
+    before = hashes()
+    path = checkout / "sparse_lib/algorithms/rigl.py"
+    text = path.read_text()
+    path.write_text(text + "\n# A comment changes nothing.\n")
+    assert hashes() == before
+    path.write_text(text + "\nEXTRA = 1\n")
+    after = hashes()
+    path.write_text(text)
+    assert {name for name in before if before[name] != after[name]} == {"rigl", "granet"}
