@@ -335,7 +335,7 @@ class Trainer:
             )
         num_parameters = sum(p.numel() for p in self.model.parameters())
         return {
-            "data": {"name": self.task.data_name, "hash": self.task.data_hash},
+            "data": self.task.data,
             "versions": versions(),
             "cpu": processor(),
             "device": str(self.device),

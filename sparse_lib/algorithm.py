@@ -9,8 +9,10 @@ Optimizer step n is therefore schedule step n; step 0 is initialisation.
 from __future__ import annotations
 
 import inspect
+import os
 import weakref
 from abc import ABC, abstractmethod
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, ClassVar
 
@@ -20,11 +22,10 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from sparse_lib import distributed
+from sparse_lib.checks import check_compat
 from sparse_lib.init import make_init_method
 from sparse_lib.levels import Levels
-from sparse_lib.checks import check_compat
 from sparse_lib.masks import generator
-from sparse_lib.shapers import ScoreShaper
 from sparse_lib.parameters import (
     SparseParameter,
     attach,
@@ -33,10 +34,9 @@ from sparse_lib.parameters import (
     unwrap,
     warn,
 )
+from sparse_lib.shapers import ScoreShaper
 
-_REGISTRY: weakref.WeakValueDictionary[str, type[SparsityAlgorithm]] = (
-    weakref.WeakValueDictionary()
-)
+_REGISTRY: weakref.WeakValueDictionary[str, type[SparsityAlgorithm]] = weakref.WeakValueDictionary()
 
 
 def algorithm_classes() -> dict[str, type[SparsityAlgorithm]]:
@@ -107,9 +107,7 @@ class SparsityAlgorithm(ABC):
         self.score_shaper = score_shaper
         self._init = make_init_method(init_method, compat=compat)
         self._distribution = distribution
-        self._levels = Levels(
-            0.0 if sparsity is None else sparsity, distribution, compat=compat
-        )
+        self._levels = Levels(0.0 if sparsity is None else sparsity, distribution, compat=compat)
         self._reset()
 
     def _reset(self) -> None:
@@ -120,14 +118,13 @@ class SparsityAlgorithm(ABC):
         self.sparse_params: dict[str, SparseParameter] = {}
         """Sparse parameters by full name, in model order."""
         self._autoupdate = True
-        self._target_hooks: dict[int, Callable] = {}
-        self._computed_hooks: dict[int, Callable] = {}
+        self._target_hooks: OrderedDict[int, Callable] = OrderedDict()
+        self._computed_hooks: OrderedDict[int, Callable] = OrderedDict()
         self._unplug()
 
     def _unplug(self) -> None:
         self._optimizer: Any = None
         self._handles: list[Any] = []
-        self._states_settled = False
 
     def __getstate__(self) -> dict[str, Any]:
         transient = {"_optimizer", "_handles", "_target_hooks", "_computed_hooks"}
@@ -135,7 +132,7 @@ class SparsityAlgorithm(ABC):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._target_hooks, self._computed_hooks = {}, {}
+        self._target_hooks, self._computed_hooks = OrderedDict(), OrderedDict()
         self._unplug()
         for sparse in self.sparse_params.values():
             sparse.guard.owner = type(self).__name__
@@ -145,8 +142,6 @@ class SparsityAlgorithm(ABC):
     @abstractmethod
     def update(self, optimizer: Optimizer | None = None) -> None:
         """Change masks, by setting ``.mask`` of entries of :attr:`sparse_params`."""
-
-    # --------------------------------------------------------------------------------- settings
 
     @property
     def sparsity(self) -> Levels:
@@ -190,7 +185,9 @@ class SparsityAlgorithm(ABC):
         elif hasattr(obj, "param_groups"):
             wanted = {id(param) for group in obj.param_groups for param in group["params"]}
         else:
-            raise TypeError(f"expected a tensor, a module or an optimizer, not {type(obj).__name__}")
+            raise TypeError(
+                f"expected a tensor, a module or an optimizer, not {type(obj).__name__}"
+            )
         return [s for s in self.sparse_params.values() if id(s.param) in wanted]
 
     def generator(self, param: Tensor | str) -> torch.Generator:
@@ -205,8 +202,6 @@ class SparsityAlgorithm(ABC):
         if not isinstance(found, SparseParameter):
             raise ValueError("this tensor is not a sparse parameter of the algorithm")
         return found
-
-    # ---------------------------------------------------------------------------------- applying
 
     def apply(self, target: Any) -> Any:
         """Sparsify a model (first) or an optimizer, in place.
@@ -226,9 +221,7 @@ class SparsityAlgorithm(ABC):
         elif hasattr(target, "param_groups"):
             self._apply_to_optimizer(target)
         else:
-            raise TypeError(
-                f"apply takes a torch module or optimizer, not {type(target).__name__}"
-            )
+            raise TypeError(f"apply takes a torch module or optimizer, not {type(target).__name__}")
         return target
 
     def __call__(self, target: Any) -> None:
@@ -288,9 +281,7 @@ class SparsityAlgorithm(ABC):
         return self._levels.targets(0, is_update_step=True)
 
     def _initial_mask(self, sparse: SparseParameter, sparsity: float) -> Tensor:
-        return self._init(
-            sparse.param, sparsity, self.score_shaper, self.generator(sparse.name)
-        )
+        return self._init(sparse.param, sparsity, self.score_shaper, self.generator(sparse.name))
 
     def _apply_to_optimizer(self, optimizer: Any) -> None:
         if self._optimizer is not None:
@@ -308,8 +299,6 @@ class SparsityAlgorithm(ABC):
         ]
         self._mask_states(optimizer)
         self._prepare_next_step()
-
-    # ------------------------------------------------------------------------------ every step
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         for sparse in self.sparse_params.values():
@@ -353,8 +342,6 @@ class SparsityAlgorithm(ABC):
         for sparse in self.sparse_params.values():
             for state in states_like(optimizer, sparse.param):
                 sparse.guard.select(state)
-
-    # --------------------------------------------------------------------------- hooks, metrics
 
     def register_target_sparsity_hook(self, hook: Callable) -> Any:
         """Call ``hook(algorithm, name, target)`` once per distinct schedule after each step.
@@ -420,8 +407,6 @@ class SparsityAlgorithm(ABC):
             "itop": sum(tensors[n]["itop"] * sizes[n] for n in tensors) / total,
         }
 
-    # ------------------------------------------------------------------------------------- state
-
     def state_dict(self) -> dict[str, Any]:
         """Everything that the model's mask buffers do not say, for a bit-exact resume."""
         return {
@@ -465,7 +450,9 @@ class SparsityAlgorithm(ABC):
         self._prepare_next_step()
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}(step={self.step}, num_sparse_params={self.num_sparse_params})"
+        return (
+            f"{type(self).__name__}(step={self.step}, num_sparse_params={self.num_sparse_params})"
+        )
 
 
 def call_update(algorithm: SparsityAlgorithm, optimizer: Optimizer) -> None:
@@ -487,10 +474,8 @@ def states_like(
 
 
 def common_prefix(names: list[str]) -> str:
-    """The longest prefix that all names share; empty for a single name's dots and all."""
-    first, last = min(names), max(names)
-    length = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), None)
-    return first[:length] if length is not None else first[: min(len(first), len(last))]
+    """The longest prefix that all names share."""
+    return os.path.commonprefix(names)
 
 
 def _overflowed(optimizer: Optimizer) -> bool:
@@ -499,7 +484,7 @@ def _overflowed(optimizer: Optimizer) -> bool:
     return found is not None and bool(found)
 
 
-def _register(hooks: dict[int, Callable], hook: Callable) -> RemovableHandle:
+def _register(hooks: OrderedDict[int, Callable], hook: Callable) -> RemovableHandle:
     if not callable(hook):
         raise TypeError(f"a hook must be callable, not {hook!r}")
     handle = RemovableHandle(hooks)

@@ -142,10 +142,10 @@ def from_map(
     result = {}
     for name in names:
         values = (v for glob, v in sparsity_map.items() if fnmatch.fnmatchcase(name, glob))
-        value: float | None = next(values, sparsity)
-        if value is None:
+        chosen: float | None = next(values, sparsity)
+        if chosen is None:
             raise ValueError(f"the map gives no sparsity for {name!r}")
-        result[name] = float(value)
+        result[name] = float(chosen)
     return result
 
 

@@ -111,6 +111,7 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
     @torch.no_grad()
     def update(self, optimizer: Optimizer | None = None) -> None:
         """Update every mask now, whatever the update schedule says."""
+        self.num_updates += 1
         self._share_dense_gradients()
         targets = self._levels.targets(self.step, is_update_step=True)
         active = {
@@ -123,7 +124,10 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
             masks = self.new_masks(active, targets)
         finally:
             self._updating = False
-        self._set_masks(masks, targets, optimizer)
+        driven = self._optimizer() if self._optimizer is not None else None
+        self._set_masks(masks, targets, optimizer or driven)
+        if driven is not None:
+            self._mask_states(driven)
         distributed.check_equal({n: s.mask for n, s in self.sparse_params.items()})
 
     def new_masks(
@@ -218,7 +222,6 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
         }
         due = autoupdate and self.is_update_step(self.step)
         if due:
-            self.num_updates += 1
             call_update(self, optimizer)
         if due or autoupdate:
             self._advance_schedules(due)
@@ -250,7 +253,8 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
         for handle in self._captures:
             handle.remove()
         self._captures.clear()
-        self._dense.clear()
+        if self.autoupdate:  # else the user may call update before the next backward pass
+            self._dense.clear()
         if wanted:
             for sparse in self.sparse_params.values():
                 if sparse.param.requires_grad:

@@ -173,8 +173,12 @@ def default_filter(
         return False
     if model is None:
         return True
-    uses = [d for d in describe(model) if name in (d.weight_name, d.tied_to)]
-    return all(use.role not in ("embedding", "norm", "head") for use in uses)
+    head = _output_embeddings(model)
+    for module in model.modules():
+        if any(own is param for own in module._parameters.values()):
+            if module is head or layer_kind(module) in ("embedding", "norm"):
+                return False
+    return True
 
 
 def _weights(module_name: str, module: nn.Module) -> Iterator[tuple[str, nn.Parameter, str]]:

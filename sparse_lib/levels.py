@@ -68,9 +68,7 @@ class Levels:
 
     def targets(self, step: int, *, is_update_step: bool = False) -> dict[str, float]:
         """The sparsity of every parameter at a step, in [0, 1], by full name."""
-        values = {
-            id(s): min(max(float(s(step, is_update_step)), 0.0), 1.0) for s in self.schedules
-        }
+        values = {id(s): min(max(float(s(step, is_update_step)), 0.0), 1.0) for s in self.schedules}
         groups: dict[int, dict[str, SparseParameter]] = {}
         for name, sparse in self.params.items():
             groups.setdefault(id(self[name]), {})[name] = sparse
@@ -83,7 +81,7 @@ class Levels:
                 targets |= self._distribute(weights, values[key])
         return {name: targets[name] for name in self.params}
 
-    def _distribute(self, weights: dict[str, Tensor], sparsity: float) -> dict[str, float]:
+    def _distribute(self, weights: Mapping[str, Tensor], sparsity: float) -> dict[str, float]:
         if callable(self.distribution):
             return self.distribution(weights, sparsity)
         assert self.distribution is not None

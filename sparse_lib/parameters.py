@@ -151,7 +151,9 @@ def find_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
 
 def _check_parameter(name: str, param: nn.Parameter) -> None:
     if isinstance(param, nn.parameter.UninitializedParameter):
-        raise ValueError(f"{name!r} has no shape yet; run one forward pass before applying sparsity")
+        raise ValueError(
+            f"{name!r} has no shape yet; run one forward pass before applying sparsity"
+        )
     if hasattr(param, "device_mesh"):
         raise ValueError(
             f"{name!r} is a DTensor; fully_shard (FSDP2) and tensor parallelism are not supported, "

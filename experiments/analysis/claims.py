@@ -99,9 +99,7 @@ def compare(test: Mapping[str, Any], records: pd.DataFrame) -> Outcome:
     """Test one selection of runs against another on the cell with most paired seeds."""
     rows = tidy.select(records, test["metric"], split=test.get("split"))
     words = describe(test)
-    missing = [
-        _name(test[side]) for side in ("a", "b") if _selected(rows, test[side]).empty
-    ]
+    missing = [_name(test[side]) for side in ("a", "b") if _selected(rows, test[side]).empty]
     if missing:
         reason = f"this scale has no finished run of {' or '.join(missing)} with this metric"
         return Outcome(words, verdict=NOT_TESTED, reason=reason)

@@ -107,9 +107,9 @@ def thin_curve(
 ) -> list[dict[str, Any]]:
     """Keep at most ``max_rows`` rows of a learning curve.
 
-    A quarter goes to validation rows, a quarter to the steps that moved a mask (they are sparse
-    in time and would otherwise be lost), the rest to training steps. First and last rows of each
-    kind stay.
+    A quarter goes to validation rows, up to half to training rows that carry no churn, the rest to
+    those that do (where only updates log it, they are sparse in time and would otherwise be lost).
+    First and last rows of each kind stay.
 
     Args:
         rows: Rows of ``metrics.jsonl`` in the order they were written.
@@ -125,7 +125,8 @@ def thin_curve(
     train = [row for row in rows if row["kind"] == "train"]
     moved = [row for row in train if row.get("churn") is not None]
     still = [row for row in train if row.get("churn") is None]
-    kept = _evenly(validation, quarter) + _evenly(moved, quarter)
+    kept = _evenly(validation, quarter)
+    kept += _evenly(moved, max_rows - len(kept) - min(len(still), 2 * quarter))
     kept += _evenly(still, max_rows - len(kept))
     return sorted(kept, key=lambda row: (row["step"], row["kind"]))
 

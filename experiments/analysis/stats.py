@@ -135,5 +135,5 @@ def distinguishable(value: float, stderr: float | None, chance: float | None) ->
     if stderr is None or chance is None or math.isnan(stderr) or math.isnan(chance):
         return None
     if stderr == 0:
-        return value != chance
-    return abs(value - chance) > stats.norm.ppf((1 + LEVEL) / 2) * stderr
+        return bool(value != chance)
+    return bool(abs(value - chance) > stats.norm.ppf((1 + LEVEL) / 2) * stderr)

@@ -98,17 +98,29 @@ def label_ends(axes: Axes, labels: Sequence[tuple[float, str, str]]) -> None:
     height = axes.get_figure().get_figheight() / max(1, len(axes.get_figure().axes))
     gap = 0.17 / (0.72 * height)
     ordered = sorted(labels, key=lambda label: label[0])
-    spots: list[float] = []
-    for y, _, _ in ordered:
-        spot = (y - low) / (high - low) if high > low else 0.5
-        spots.append(max(spot, spots[-1] + gap) if spots else spot)
-    overflow = max(0.0, spots[-1] - 1.0) if spots else 0.0
-    for (_, text, color), spot in zip(ordered, spots, strict=True):
-        y = spot - overflow
+    spots = spread([(y - low) / (high - low) if high > low else 0.5 for y, _, _ in ordered], gap)
+    for (_, text, color), y in zip(ordered, spots, strict=True):
         axes.plot(
             [1.012, 1.035], [y, y], transform=axes.transAxes, color=color, lw=3, clip_on=False
         )
         axes.text(1.05, y, text, transform=axes.transAxes, va="center", fontsize=9)
+
+
+def spread(places: Sequence[float], gap: float, *, top: float = 0.96) -> list[float]:
+    """Return ascending places moved apart to at least ``gap``, none above ``top``."""
+    spots: list[float] = []
+    for place in places:
+        spots.append(max(place, spots[-1] + gap) if spots else place)
+    ceiling = top
+    for index in reversed(range(len(spots))):
+        spots[index] = min(spots[index], ceiling)
+        ceiling = spots[index] - gap
+    return spots
+
+
+def nested_width(index: int) -> float:
+    """Return a line width that leaves earlier lines visible beneath later ones."""
+    return max(1.2, 4.2 - 0.8 * index)
 
 
 def mean_by(rows: pd.DataFrame, coordinate: str) -> pd.DataFrame:

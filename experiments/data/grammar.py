@@ -57,11 +57,12 @@ VERBS = [
 DETERMINERS = {"singular": "the this every each".split(), "plural": "the these some many".split()}
 ADJECTIVES = "old young small tall happy quiet clever brave tired strange".split()
 ADVERBS = "often today again quickly slowly here".split()
+LEXICAL = ("Det", "Noun", "Verb", "Adj", "Adverb", "Prep")
 PREPOSITIONS = "near behind beside with above".split()
 
 
-def _words(words: list[str] | tuple[str, ...]) -> list[Production]:
-    """Lexical rules with probabilities proportional to 1/rank (Zipf's law)."""
+def zipf(words: list[str]) -> list[Production]:
+    """Return one rule per word, with probabilities proportional to 1/rank (Zipf's law)."""
     total = sum(1 / rank for rank in range(1, len(words) + 1))
     return [(1 / rank / total, (word,)) for rank, word in enumerate(words, start=1)]
 
@@ -75,9 +76,9 @@ def _grammar() -> Grammar:
         "S": [(0.5, (f"NP.{n}", f"VP.{n}")) for n in NUMBERS],
         "PP": [(1.0, ("Prep", "Object"))],
         "Object": _either("NP'"),
-        "Prep": _words(PREPOSITIONS),
-        "Adj": _words(ADJECTIVES),
-        "Adverb": _words(ADVERBS),
+        "Prep": zipf(PREPOSITIONS),
+        "Adj": zipf(ADJECTIVES),
+        "Adverb": zipf(ADVERBS),
     }
     for i, n in enumerate(NUMBERS):
         inner = [(0.25, ("that", f"NP'.{m}", f"Verb.{m}")) for m in NUMBERS]
@@ -97,9 +98,9 @@ def _grammar() -> Grammar:
                 (0.5, (f"Verb.{n}", "Object")),
                 (0.25, (f"Verb.{n}", "Adverb")),
             ],
-            f"Det.{n}": _words(DETERMINERS[n]),
-            f"Noun.{n}": _words([forms[i] for forms in NOUNS]),
-            f"Verb.{n}": _words([forms[i] for forms in VERBS]),
+            f"Det.{n}": zipf(DETERMINERS[n]),
+            f"Noun.{n}": zipf([forms[i] for forms in NOUNS]),
+            f"Verb.{n}": zipf([forms[i] for forms in VERBS]),
         }
     return rules
 
@@ -267,7 +268,7 @@ def _pairs(kind: str, num_pairs: int) -> list[tuple[str, str]]:
 
 
 def _inflected(word: str) -> str:
-    """The same word in the other number; a determiner's counterpart has the same rank."""
+    """Return the word in the other number; a determiner's counterpart has the same rank."""
     forms = [*NOUNS, *VERBS, *zip(*(DETERMINERS[number] for number in NUMBERS), strict=True)]
     for singular, plural in forms:
         if word in (singular, plural):

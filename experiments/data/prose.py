@@ -124,7 +124,9 @@ def _blocks(docstring: str) -> Iterator[str]:
         ):
             yield " ".join(block)
             block = []
-        if skipped or is_fence or underlined or not text or _CODE_LINE.match(text):
+        if skipped or is_fence or underlined or not text:
+            continue
+        if _CODE_LINE.match(text) or _UNDERLINE.match(text):
             continue
         if _is_dropped_header(text) or _DIRECTIVE.match(text):
             skipped_indent = indent

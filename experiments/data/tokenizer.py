@@ -57,7 +57,7 @@ def save(tokenizer: Tokenizer, folder: Path) -> None:
     """
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
-    special = {name: END_OF_TEXT for name in ("bos_token", "eos_token", "unk_token", "pad_token")}
+    special = dict.fromkeys(("bos_token", "eos_token", "unk_token", "pad_token"), END_OF_TEXT)
     config = {
         **special,
         "tokenizer_class": "PreTrainedTokenizerFast",

@@ -147,7 +147,7 @@ class CausalLM(LM):
                         open_rows[row] = not any(stop in text for stop in stops)
                 if not any(open_rows):
                     break
-        return [_before(self.scorer.tokenizer.decode(row), stops) for row in produced]
+        return [_before(str(self.scorer.tokenizer.decode(row)), stops) for row in produced]
 
 
 def _before(text: str, stops: Sequence[str]) -> str:

@@ -12,8 +12,8 @@ import hashlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-#: Sentences outside this range are mostly headings, fragments and run-on lists.
-NUM_WORDS = range(6, 31)
+#: Shorter ones are mostly headings and fragments; longer ones would not fit small contexts.
+NUM_WORDS = range(6, 19)
 
 _BOUNDARY = re.compile(r"(?<=[.!?])\s+(?=[A-Z])")
 _SENTENCE = re.compile(r"[A-Z][A-Za-z ,;:'()-]*[.!?]")

@@ -155,7 +155,10 @@ def _score_batch(
     heads = [spans[row[0]].inputs for row in rows]
     longest = max(map(len, heads))
     inputs = torch.tensor([[*head, *[0] * (longest - len(head))] for head in heads])
-    owner, row_index, position, target = [], [], [], []
+    owner: list[int] = []
+    row_index: list[int] = []
+    position: list[int] = []
+    target: list[int] = []
     num_spans = 0
     for number, row in enumerate(rows):
         for index in row:

@@ -23,9 +23,9 @@ class Perplexity(Strict):
     """Perplexity of the dataset's own held-out splits."""
 
     splits: tuple[Literal["validation", "test"], ...] = ("validation", "test")
-    stride: PositiveInt | None = Field(None, description="tokens; None is half the context")
+    stride: PositiveInt | None = Field(default=None, description="tokens; None is half the context")
     max_tokens: PositiveInt | None = Field(
-        None, description="tokens per split, spread over it; None takes all"
+        default=None, description="tokens per split, spread over it; None takes all"
     )
 
 
@@ -34,13 +34,17 @@ class TaskEntry(Strict):
 
     task: str
     folder: str | None = Field(
-        None, description="folder of the task below lm_eval/tasks; None for our own tasks"
+        default=None, description="folder of the task below lm_eval/tasks; None for our own tasks"
     )
     num_fewshot: NonNegativeInt = 0
-    limit: PositiveInt | None = Field(None, description="first documents; None takes all")
+    limit: PositiveInt | None = Field(default=None, description="first documents; None takes all")
     enabled: bool = True
-    if_present: str | None = Field(None, description="file of the data folder that it needs")
-    if_absent: str | None = Field(None, description="file of the data folder that replaces it")
+    if_present: str | None = Field(
+        default=None, description="file of the data folder that it needs"
+    )
+    if_absent: str | None = Field(
+        default=None, description="file of the data folder that replaces it"
+    )
 
     def applies(self, data_dir: Path) -> bool:
         """Whether the task fits this dataset and is switched on."""
@@ -56,7 +60,7 @@ class Suite(Strict):
     batch_size: PositiveInt = 32
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     bootstrap_iters: PositiveInt = Field(
-        1000, description="resamples for the standard errors that have no closed form"
+        default=1000, description="resamples for the standard errors that have no closed form"
     )
     perplexity: Perplexity | None = Perplexity()
     tasks: tuple[TaskEntry, ...] = ()

@@ -6,6 +6,7 @@ folders are named exactly, because letting lm-eval index all of its tasks takes 
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import json
 import logging
@@ -103,6 +104,8 @@ def own_documents(task: str, data_dir: Path) -> list[dict[str, str]]:
         rows = prose_pairs(texts)
     else:
         raise ValueError(f"task is {task!r}; our own are grammar_pairs and prose_pairs")
+    # Mixed by hash, so that the first `limit` rows are a fair sample of all kinds.
+    rows.sort(key=lambda row: hashlib.sha256(row["good"].encode()).digest())
     if not rows:
         raise ValueError(f"task {task} finds no pairs in {data_dir}")
     return rows
@@ -232,7 +235,7 @@ def _scores(
                 "task": task,
                 "metric": metric if filter_name == "none" else key,
                 "value": float(value),
-                "stderr": float(error) if _is_finite(error) else None,
+                "stderr": _number(error),
                 "num_items": int(results["sample_len"]),
                 "chance": chance if metric in CHOICE_METRICS else None,
                 "higher_is_better": bool(built.higher_is_better()[metric]),
@@ -241,9 +244,9 @@ def _scores(
     return rows
 
 
-def _is_finite(value: Any) -> bool:
-    """Whether lm-eval gave a number (it writes N/A, nan and inf where it has none)."""
-    return isinstance(value, (int, float)) and math.isfinite(value)
+def _number(value: Any) -> float | None:
+    """A finite number, or None where lm-eval writes N/A, nan or inf instead."""
+    return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
 
 
 def _chance(task: Task) -> float | None:

@@ -39,7 +39,10 @@ class Task:
         self.spec = spec
         self.corpus = load(data_dir)
         self.data_name = spec["data"]["name"]
-        self.data_hash = self.corpus.meta["hash"]
+        self.data = {"name": self.data_name, "hash": self.corpus.meta["hash"]}
+        if "floor" in self.corpus.meta:
+            # Known exactly for generated text: no model can be below it on average.
+            self.data["floor_nats_per_token"] = self.corpus.meta["floor_of_split"]["validation"]
         self.context = spec["data"]["context"]
         self.batch_size = spec["recipe"]["batch_size"]
         self.units_per_step = self.batch_size * self.context
@@ -112,6 +115,9 @@ class Task:
 
     def export(self, model: torch.nn.Module, folder: Path) -> None:
         """A folder that ``AutoModelForCausalLM`` and ``AutoTokenizer`` load."""
+        from transformers.utils import logging
+
+        logging.disable_progress_bar()
         buffers = {name for name, _ in model.named_buffers() if name.endswith("_mask")}
         weights = {k: v for k, v in model.state_dict().items() if k not in buffers}
         model.save_pretrained(folder, state_dict=weights)  # type: ignore[operator]

@@ -413,12 +413,9 @@ typedef float NAME(vec) __attribute__((vector_size(4 * LANES), aligned(4), may_a
 typedef float NAME(four) __attribute__((vector_size(16), aligned(4), may_alias));
 #define FOUR NAME(four)
 
-/* Sums of four vectors, as four floats. */
-TARGET static inline __attribute__((always_inline)) FOUR NAME(sum_of_four)(VEC a, VEC b, VEC c,
-                                                                           VEC d)
+/* Sums of four vectors, as four floats; each argument holds two that were shuffled and added. */
+TARGET static inline __attribute__((always_inline)) FOUR NAME(sum_of_pairs)(VEC ab, VEC cd)
 {
-    VEC ab = SHUFFLE(a, b, 0, 1, 0, 1) + SHUFFLE(a, b, 2, 3, 2, 3);
-    VEC cd = SHUFFLE(c, d, 0, 1, 0, 1) + SHUFFLE(c, d, 2, 3, 2, 3);
     VEC all = SHUFFLE(ab, cd, 0, 2, 0, 2) + SHUFFLE(ab, cd, 1, 3, 1, 3);
 #if LANES == 4
     return all;
@@ -527,7 +524,6 @@ TARGET static void NAME(multiply)(const Structure *s, int64_t t, const float *ti
     for (int64_t r = 0; r < s->rows; r++, result += PANEL) {
         int32_t i = start[r], end = start[r + 1];
         VEC zero = {0}, a0 = zero, a1 = zero, a2 = zero, a3 = zero;
-        VEC b0 = zero, b1 = zero, b2 = zero, b3 = zero;
         if (t > 0) {
             if (i == end)
                 continue;
@@ -540,10 +536,10 @@ TARGET static void NAME(multiply)(const Structure *s, int64_t t, const float *ti
             const float *p = (const float *)(base + offset[i]);
             const float *q = (const float *)(base + offset[i + 1]);
             float v = value[i], w = value[i + 1];
-            a0 += v * LOAD(p), a1 += v * LOAD(p + LANES);
-            a2 += v * LOAD(p + 2 * LANES), a3 += v * LOAD(p + 3 * LANES);
-            b0 += w * LOAD(q), b1 += w * LOAD(q + LANES);
-            b2 += w * LOAD(q + 2 * LANES), b3 += w * LOAD(q + 3 * LANES);
+            a0 += v * LOAD(p) + w * LOAD(q);
+            a1 += v * LOAD(p + LANES) + w * LOAD(q + LANES);
+            a2 += v * LOAD(p + 2 * LANES) + w * LOAD(q + 2 * LANES);
+            a3 += v * LOAD(p + 3 * LANES) + w * LOAD(q + 3 * LANES);
         }
         if (i < end) {
             const float *p = (const float *)(base + offset[i]);
@@ -551,8 +547,8 @@ TARGET static void NAME(multiply)(const Structure *s, int64_t t, const float *ti
             a0 += v * LOAD(p), a1 += v * LOAD(p + LANES);
             a2 += v * LOAD(p + 2 * LANES), a3 += v * LOAD(p + 3 * LANES);
         }
-        STORE(result, a0 + b0), STORE(result + LANES, a1 + b1);
-        STORE(result + 2 * LANES, a2 + b2), STORE(result + 3 * LANES, a3 + b3);
+        STORE(result, a0), STORE(result + LANES, a1);
+        STORE(result + 2 * LANES, a2), STORE(result + 3 * LANES, a3);
     }
 }
 
@@ -575,30 +571,47 @@ TARGET static void NAME(gradients)(const Structure *s, int64_t t, const float *t
         }
         VEC x0 = LOAD(input), x1 = LOAD(input + LANES);
         VEC x2 = LOAD(input + 2 * LANES), x3 = LOAD(input + 3 * LANES);
-#define QUARTER(part, dot, operation)       \
-    {                                    \
-        VEC d = LOAD(p + part * LANES);  \
-        KEEP_IN_REGISTER(d);             \
-        a##part += v * d;                \
-        dot operation x##part * d;       \
+#define QUARTER(part, operation)                                         \
+    {                                                                    \
+        VEC d = LOAD(p + part * LANES), e = LOAD(q + part * LANES);      \
+        KEEP_IN_REGISTER(d);                                             \
+        KEEP_IN_REGISTER(e);                                             \
+        a##part += v * d + w * e;                                        \
+        dot operation x##part * d;                                       \
+        next operation x##part * e;                                      \
     }
-#define ENTRY(i, dot)                                       \
-    {                                                       \
-        const float *p = (const float *)(base + offset[i]); \
-        float v = value[i];                                 \
-        QUARTER(0, dot, =) QUARTER(1, dot, +=) QUARTER(2, dot, +=) QUARTER(3, dot, +=) \
+#define PAIR(i, pair)                                                    \
+    {                                                                    \
+        const float *p = (const float *)(base + offset[i]);              \
+        const float *q = (const float *)(base + offset[(i) + 1]);        \
+        float v = value[i], w = value[(i) + 1];                          \
+        VEC dot, next;                                                   \
+        QUARTER(0, =) QUARTER(1, +=) QUARTER(2, +=) QUARTER(3, +=)       \
+        pair = SHUFFLE(dot, next, 0, 1, 0, 1) + SHUFFLE(dot, next, 2, 3, 2, 3); \
     }
         for (; i + 3 < end; i += 4) {
-            VEC d0, d1, d2, d3;
-            ENTRY(i, d0) ENTRY(i + 1, d1) ENTRY(i + 2, d2) ENTRY(i + 3, d3)
-            *(FOUR *)(sum + i) += NAME(sum_of_four)(d0, d1, d2, d3);
+            VEC first, second;
+            PAIR(i, first)
+            PAIR(i + 2, second)
+            *(FOUR *)(sum + i) += NAME(sum_of_pairs)(first, second);
         }
-        for (; i < end; i++) {
-            VEC dot;
-            ENTRY(i, dot)
-            sum[i] += NAME(sum_of_four)(dot, dot, dot, dot)[0];
+        for (; i + 1 < end; i += 2) {
+            VEC pair;
+            PAIR(i, pair)
+            FOUR both = NAME(sum_of_pairs)(pair, pair);
+            sum[i] += both[0], sum[i + 1] += both[1];
         }
-#undef ENTRY
+        if (i < end) {
+            const float *p = (const float *)(base + offset[i]);
+            float v = value[i];
+            VEC d0 = LOAD(p), d1 = LOAD(p + LANES);
+            VEC d2 = LOAD(p + 2 * LANES), d3 = LOAD(p + 3 * LANES);
+            a0 += v * d0, a1 += v * d1, a2 += v * d2, a3 += v * d3;
+            VEC dot = (x0 * d0 + x1 * d1) + (x2 * d2 + x3 * d3);
+            dot = SHUFFLE(dot, dot, 0, 1, 0, 1) + SHUFFLE(dot, dot, 2, 3, 2, 3);
+            sum[i] += NAME(sum_of_pairs)(dot, dot)[0];
+        }
+#undef PAIR
 #undef QUARTER
         STORE(result, a0), STORE(result + LANES, a1);
         STORE(result + 2 * LANES, a2), STORE(result + 3 * LANES, a3);

@@ -187,12 +187,13 @@ _CS2 = DeviceSpec(
     sparse_overhead=sparse_overhead(),
     max_systems=192,
     sources={
-        "peak_flops": f"850,000 cores x 4 FP16 multiply-adds at 1.1 GHz; {_ANANDTECH}, {_HOT_CHIPS}",
+        "peak_flops": "850,000 cores x 4 FP16 multiply-adds at 1.1 GHz; "
+        f"{_ANANDTECH}, {_HOT_CHIPS}",
         "memory_bytes": _ANANDTECH,
         "memory_bandwidth": _ANANDTECH,
         "power_w": "power supplies of the system, an upper bound (the chip takes 15 kW); "
         "press coverage of the CS-2, 2021",
-        "stream_bandwidth": "1.2 Tb/s of I/O per system; Argonne ALCF AI accelerators tutorial, SC24",
+        "stream_bandwidth": "1.2 Tb/s of I/O per system; Argonne ALCF tutorial, SC24",
         "sparse_overhead": f"fitted for 1/(1-s) <= 5; {_SPDF}",
         "max_systems": "IEEE Spectrum (2021-08)",
     },

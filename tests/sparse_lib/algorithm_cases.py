@@ -43,8 +43,9 @@ def is_builtin(name: str) -> bool:
 
 
 ALGORITHMS = [
-    name for name in algorithm_classes() if is_builtin(name) or name in ("momentum", "byhand",
-                                                                       "rolling")
+    name
+    for name in algorithm_classes()
+    if is_builtin(name) or name in ("momentum", "byhand", "rolling")
 ]
 
 SCHEDULES: dict[str, Any] = {

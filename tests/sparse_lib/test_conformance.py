@@ -5,10 +5,10 @@ import pickle
 
 import pytest
 import torch
+
 from sparse_lib.algorithm import algorithm_classes
 from sparse_lib.dynamic import DynamicSparsityAlgorithm
 from sparse_lib.masks import num_nonzero
-
 from tests.sparse_lib.algorithm_cases import (
     ALGORITHMS,
     SCHEDULES,

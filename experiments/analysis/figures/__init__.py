@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import matplotlib
 import pandas as pd
 from matplotlib.figure import Figure
 
@@ -34,9 +35,7 @@ def load(name: str) -> ModuleType:
     return importlib.import_module(f"{__name__}.{name}")
 
 
-def caption(
-    name: str, records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]
-) -> str:
+def caption(name: str, records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> str:
     """Return a figure's docstring, followed by the sentences its data generates."""
     module = load(name)
     text = " ".join((module.__doc__ or "").split())
@@ -45,22 +44,25 @@ def caption(
 
 
 def save(name: str, figure: Figure, out_dir: Path, data: pd.DataFrame | None = None) -> None:
-    """Write a figure as SVG and PNG, and its data as CSV, byte for byte repeatable.
+    """Write a figure as SVG, and with its data also as PNG and CSV; files are repeatable.
 
     Args:
         name: Name of the files without suffix.
         figure: What to draw.
         out_dir: Folder to write to.
-        data: The table that was drawn; None writes no CSV.
+        data: The table that was drawn; None (another axis of the same
+            figure) writes the SVG only.
     """
     out_dir.mkdir(parents=True, exist_ok=True)
     figure.patch.set_gid("background")
     with sheet():
-        import matplotlib
-
+        # Solving the layout is the slow part: once is enough for both formats.
+        figure.draw_without_rendering()
+        figure.set_layout_engine("none")
         matplotlib.rcParams["svg.hashsalt"] = name
         figure.savefig(out_dir / f"{name}.svg", metadata={"Date": None, "Creator": None})
-        figure.savefig(out_dir / f"{name}.png", metadata={"Software": None})
+        if data is not None:
+            figure.savefig(out_dir / f"{name}.png", metadata={"Software": None})
     path = out_dir / f"{name}.svg"
     path.write_text(re.sub(r"[ \t]+\n", "\n", path.read_text(encoding="utf-8")), encoding="utf-8")
     if data is not None:

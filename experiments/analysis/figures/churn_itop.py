@@ -1,6 +1,7 @@
 """How masks move. Churn: share of the present weights that an update replaces. In-time
 over-parameterization: share of all maskable weights that have been present at least once; it can
-only grow. Lines are means over seeds. Compare Figure 3 of the source."""
+only grow. Lines are means over seeds; where lines coincide, the thicker one lies beneath. Compare
+Figure 3 of the source."""
 
 from typing import Any
 
@@ -11,7 +12,7 @@ from experiments.analysis import records as tidy
 from experiments.analysis import style
 
 AXES = ("tokens", "steps", "flops")
-TITLES = {"churn": "Churn", "itop": "In-time over-parameterization rate"}
+TITLES = {"churn": "Churn", "itop": "In-time over-parameterization"}
 
 
 def data(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
@@ -35,11 +36,11 @@ def draw(
         rows = rows[rows["metric"] == metric]
         labels = []
         for (method, sparsity), group in rows.groupby(["method", "sparsity"], sort=False):
-            look = style.method_style(method)
+            look, width = style.method_style(method), style.nested_width(len(labels))
             mean = style.mean_by(group, coordinate)
             if mean.empty:
                 mean = group.set_index("step")[[coordinate, "value"]].sort_index()
-            panel.plot(mean[coordinate], mean["value"], color=look.color)
+            panel.plot(mean[coordinate], mean["value"], color=look.color, lw=width)
             text = style.treatment_name(method, sparsity)
             labels.append((mean["value"].iloc[-1], text, look.color))
         if not labels:

@@ -54,7 +54,7 @@ def draw(
     for _, group in paired.groupby("seed"):
         lower.plot(group[coordinate], group["difference"], color=look.color, lw=0.8)
     lower.axhline(0, color=style.INK, lw=0.8)
-    late = paired[paired["step"] > 0.08 * paired["step"].max()]["difference"]
+    late = paired[paired["step"] > 0.15 * paired["step"].max()]["difference"]
     if len(late):
         bound = 1.1 * late.abs().max() or 1.0
         lower.set_ylim(-bound, bound)
@@ -75,7 +75,7 @@ def _draw_losses(axes: Axes, rows: pd.DataFrame, coordinate: str) -> None:
         axes.plot(mean[coordinate], mean["value"], color=look.color)
         last = group.sort_values("step").groupby("run")["value"].last().mean()
         labels.append((last, look.name, look.color))
-    late = rows[rows["step"] > 0.08 * rows["step"].max()]["value"]
+    late = rows[rows["step"] > 0.15 * rows["step"].max()]["value"]
     axes.set_ylim(rows["value"].min() - 0.02, late.max() + 0.05)
     style.label_ends(axes, labels)
     axes.set_title("Training loss")

@@ -51,7 +51,7 @@ def _draw_panel(axes: Axes, rows: pd.DataFrame, x: str) -> None:
         style.say_empty(axes, "No run has logged this loss.")
         return
     # The first steps fall from the loss of a uniform guess and would flatten everything else.
-    upper = rows[rows["step"] > 0.08 * rows["step"].max()]["value"].max()
+    upper = rows[rows["step"] > 0.15 * rows["step"].max()]["value"].max()
     lower = rows["value"].min()
     axes.set_ylim(lower - 0.05 * (upper - lower), upper + 0.05 * (upper - lower) or upper + 1)
     style.label_ends(axes, labels)

@@ -1,4 +1,5 @@
-"""Sparsity, drop fraction and learning rate as the runs followed them, one seed per method.
+"""Sparsity, drop fraction and learning rate as the runs followed them, one seed per method;
+where lines coincide, the thicker one lies beneath.
 Compare Figure 7 of the source: constant sparsity for RigL, a cubic ramp for GraNet."""
 
 from typing import Any
@@ -37,9 +38,9 @@ def draw(
     for panel, (metric, title) in zip(axes, TITLES.items(), strict=True):
         labels = []
         chosen = rows[rows["metric"] == metric]
-        for (method, sparsity), group in chosen.groupby(["method", "sparsity"], sort=False):
-            look = style.method_style(method)
-            panel.plot(group[coordinate], group["value"], color=look.color)
+        for method, group in chosen.groupby("method", sort=False):
+            look, width = style.method_style(method), style.nested_width(len(labels))
+            panel.plot(group[coordinate], group["value"], color=look.color, lw=width)
             labels.append((group["value"].iloc[-1], style.method_style(method).name, look.color))
         if not labels:
             style.say_empty(panel, f"No run has logged its {title.lower()}.")

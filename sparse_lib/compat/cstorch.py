@@ -1,0 +1,94 @@
+"""``import sparse_lib.compat.cstorch as cstorch`` in place of ``import cerebras.pytorch as cstorch``.
+
+Holds what the Cerebras documents' scripts use: ``backend``, ``compile``, ``sparse``, ``optim``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import nn
+
+from sparse_lib import optim, schedules, shapers
+from sparse_lib.algorithm import SparsityAlgorithm, algorithm_classes
+from sparse_lib.configure import configure
+from sparse_lib.dynamic import DynamicSparsityAlgorithm
+from sparse_lib.group import Group
+from sparse_lib.masks import (
+    make_mask_drop_minimum,
+    make_mask_grow_maximum,
+    make_mask_topk_sparsity,
+)
+from sparse_lib.parameters import SparseParameter
+from sparse_lib.wrapper import (
+    BaseHyperParameter,
+    BaseSparsityOptimizer,
+    configure_sparsity_wrapper,
+)
+
+__all__ = ["Backend", "backend", "compile", "optim", "sparse"]
+
+importlib.import_module("sparse_lib.algorithms")
+
+
+class Backend:
+    """Where a model lives: a torch device, as a context manager too.
+
+    Attributes:
+        backend_type: ``"CPU"``, ``"GPU"`` or the name that was asked for.
+        torch_device: The torch device.
+    """
+
+    def __init__(self, backend_type: str = "CPU", **_: Any) -> None:
+        self.backend_type = str(backend_type).upper()
+        self.torch_device = torch.device("cuda" if self.backend_type == "GPU" else "cpu")
+
+    @property
+    def device(self) -> contextlib.AbstractContextManager:
+        """Context in which new tensors are made on the device."""
+        return torch.device(self.torch_device)
+
+    def __repr__(self) -> str:
+        return f"Backend({self.backend_type!r})"
+
+
+def backend(backend_type: str = "CPU", **kwargs: Any) -> Backend:
+    """A backend by name: ``"CPU"``, ``"GPU"``, or ``"CSX"`` (which runs on the CPU here)."""
+    if str(backend_type).upper() not in ("CPU", "GPU", "CSX"):
+        raise ValueError(f"backend_type must be 'CPU', 'GPU' or 'CSX', not {backend_type!r}")
+    return Backend(backend_type, **kwargs)
+
+
+def compile(model: nn.Module, backend: Backend | None = None) -> nn.Module:
+    """Move a model to the backend's device; it needs no other preparation here."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"compile takes a torch module, not {model!r}")
+    return model if backend is None else model.to(backend.torch_device)
+
+
+sparse = SimpleNamespace(
+    **{cls.__name__: cls for cls in algorithm_classes().values()},
+    BaseHyperParameter=BaseHyperParameter,
+    BaseSparsityOptimizer=BaseSparsityOptimizer,
+    DynamicSparsityAlgorithm=DynamicSparsityAlgorithm,
+    Group=Group,
+    SparseParameter=SparseParameter,
+    SparsityAlgorithm=SparsityAlgorithm,
+    configure=configure,
+    configure_sparsity_wrapper=configure_sparsity_wrapper,
+    make_mask_drop_minimum=make_mask_drop_minimum,
+    make_mask_grow_maximum=make_mask_grow_maximum,
+    make_mask_topk_sparsity=make_mask_topk_sparsity,
+    **{name: getattr(schedules, name) for name in schedules.__all__},
+    **{
+        name: value
+        for name, value in vars(shapers).items()
+        if isinstance(value, type)
+        and name[0] != "_"
+        and name.endswith(("Shaper", "Flattener", "TieBreaker"))
+    },
+)

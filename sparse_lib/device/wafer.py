@@ -1,0 +1,268 @@
+"""Simulated training steps: time, energy, utilisation and memory of a model on a device.
+
+A small analytic model, not a measurement, and everything it returns is labelled *simulated*:
+
+- A layer at sparsity ``s`` takes ``(1 - s) + c s`` of its dense time on a device that skips zeros
+  (``c`` fitted to the published CS-2 curve, :mod:`sparse_lib.device.spec`), else
+  all of it. Nothing was published above 90% sparsity; beyond, ``extrapolated`` is set.
+- The dense time is FLOPs over peak times an efficiency that you choose; 1 gives a lower bound.
+- A layer can't be faster than its weights arrive: streamed in twice (forward, backward) and their
+  gradients once out on a wafer, read from memory on other devices. The two overlap.
+- Several systems split the batch (data parallel) and each sees all weights; the reduction of
+  gradients overlaps with their streaming.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from sparse_lib.device.spec import DeviceSpec, device_spec
+from sparse_lib.flops import LayerFlops, ModelFlops, count
+from sparse_lib.layers import LayerDescription, describe
+from sparse_lib.masks import num_nonzero
+
+# The sparsest published point of the CS-2's speed-up curve.
+MAX_PUBLISHED_SPARSITY = 0.9
+# Mixed-precision Adam: weight 2, gradient 2, float32 copy and two moments 12 (ZeRO, Rajbhandari
+# et al., 2020, section 3.1).
+_STATE_BYTES_PER_WEIGHT = 16
+
+
+@dataclass(frozen=True, slots=True)
+class LayerTime:
+    """Simulated seconds of one layer in one training step, and what bounds it."""
+
+    name: str
+    operation: str
+    sparsity: float
+    compute_s: float
+    transfer_s: float
+    flops: int
+
+    @property
+    def time_s(self) -> float:
+        """Compute and transfer overlap, so the longer one."""
+        return max(self.compute_s, self.transfer_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Simulation:
+    """A simulated training step; see the module for what it assumes.
+
+    Attributes:
+        device: The device.
+        num_systems: Systems that split the batch.
+        layers: Seconds by layer.
+        weight_csr_bytes: Weights on one system: sparse ones as CSR, dense ones plain.
+        activation_bytes: Inputs of the layers with weights that one system keeps for backward.
+        fits: Whether one system holds what must stay on it: the activations where weights are
+            streamed, else weights and optimizer state (dense, mixed-precision Adam) too.
+        extrapolated: True if a weight is sparser than anything published.
+    """
+
+    device: DeviceSpec
+    num_systems: int
+    layers: tuple[LayerTime, ...]
+    weight_csr_bytes: int
+    activation_bytes: int
+    fits: bool
+    extrapolated: bool
+    label: str = "simulated"
+
+    @property
+    def step_s(self) -> float:
+        """Seconds per training step, layers one after another."""
+        return sum(layer.time_s for layer in self.layers)
+
+    @property
+    def flops(self) -> int:
+        """FLOPs executed on all systems together, masked work left out where it is skipped."""
+        return sum(layer.flops for layer in self.layers)
+
+    @property
+    def utilisation(self) -> float:
+        """Executed FLOPs over what the systems could do in that time, in [0, 1]."""
+        return self.flops / (self.step_s * self.device.peak_flops * self.num_systems)
+
+    @property
+    def energy_j(self) -> float:
+        """Joules per step: power of the systems times the time."""
+        return self.step_s * self.device.power_w * self.num_systems
+
+    def record(self) -> dict[str, Any]:
+        """One row for a table."""
+        return {
+            "label": self.label + (" (extrapolated beyond 90%)" if self.extrapolated else ""),
+            "device": self.device.name,
+            "num_systems": self.num_systems,
+            "step_s": self.step_s,
+            "flops": self.flops,
+            "utilisation": self.utilisation,
+            "energy_j": self.energy_j,
+            "weight_csr_bytes": self.weight_csr_bytes,
+            "activation_bytes": self.activation_bytes,
+            "fits": self.fits,
+        }
+
+    def records(self) -> list[dict[str, Any]]:
+        """One row per layer."""
+        return [
+            {
+                "label": self.label,
+                "device": self.device.name,
+                "name": layer.name,
+                "operation": layer.operation,
+                "sparsity": layer.sparsity,
+                "compute_s": layer.compute_s,
+                "transfer_s": layer.transfer_s,
+                "time_s": layer.time_s,
+                "flops": layer.flops,
+            }
+            for layer in self.layers
+        ]
+
+
+def simulate(
+    model: nn.Module,
+    device: str | DeviceSpec,
+    *,
+    batch_size: int,
+    sequence_length: int | None = None,
+    image_size: int | tuple[int, int] | None = None,
+    sparsity: Mapping[str, float] | float | None = None,
+    dense_weight_grad: bool = False,
+    num_systems: int = 1,
+    efficiency: float = 1.0,
+    flops: ModelFlops | None = None,
+) -> Simulation:
+    """Simulates one training step. The model may live on the meta device.
+
+    Args:
+        model: The model; only shapes are read.
+        device: A name (``"cs2"``, ``"cs3"``, ``"h100"``, ``"a100"``, ``"host"``) or a spec.
+        batch_size: Samples per step over all systems.
+        sequence_length: Tokens per sample, for language models.
+        image_size: Pixels per side, or (height, width), for vision models.
+        sparsity: Sparsity by full parameter name, or one number for the default filter.
+        dense_weight_grad: True for a step that computes masked weights' gradients as well.
+        num_systems: Systems that split the batch.
+        efficiency: Share of the peak that dense layers reach, in (0, 1].
+        flops: What ``count`` returned for these sizes, to simulate many cases of one model.
+
+    Raises:
+        ValueError: If the device is unknown, it can't be joined by so many systems, or the
+            efficiency is out of range.
+    """
+    spec = device_spec(device)
+    if not 1 <= num_systems <= spec.max_systems:
+        raise ValueError(
+            f"num_systems is {num_systems}; {spec.name} allows 1 to {spec.max_systems}."
+        )
+    if not 0 < efficiency <= 1:
+        raise ValueError(f"efficiency is {efficiency}; it must be in (0, 1].")
+    sizes: dict[str, Any] = {"sequence_length": sequence_length, "image_size": image_size}
+    counted = flops or count(model, batch_size=batch_size, **sizes)
+    levels = counted.uniform(sparsity) if isinstance(sparsity, int | float) else sparsity
+    counted.forward(levels)  # rejects names and values that are wrong
+    described = {layer.weight_name: layer for layer in describe(model)}
+    rate = spec.peak_flops * efficiency * num_systems
+    layers = tuple(
+        _layer_time(layer, described, spec, rate, layer.sparsity(levels), dense_weight_grad)
+        for layer in counted.layers
+    )
+    activations = spec.weight_bytes * sum(
+        _input_elements(layer, described) for layer in counted.layers
+    )
+    activations //= num_systems
+    weights = weight_csr_bytes(model, levels, weight_bytes=spec.weight_bytes)
+    num_weights = sum(parameter.numel() for parameter in model.parameters())
+    resident = 0 if spec.streams_weights else num_weights * _STATE_BYTES_PER_WEIGHT
+    return Simulation(
+        device=spec,
+        num_systems=num_systems,
+        layers=layers,
+        weight_csr_bytes=weights,
+        activation_bytes=activations,
+        fits=activations + resident <= spec.memory_bytes,
+        extrapolated=spec.skips_zeros
+        and any(layer.sparsity > MAX_PUBLISHED_SPARSITY for layer in layers),
+    )
+
+
+def relative_time(sparsity: float, overhead: float) -> float:
+    """``T(s) / T(0) = (1 - s) + c s`` of one matrix product."""
+    return (1 - sparsity) + overhead * sparsity
+
+
+def weight_csr_bytes(
+    model: nn.Module, sparsity: Mapping[str, float] | None, *, weight_bytes: int = 2
+) -> int:
+    """Bytes of all parameters, sparse ones as CSR: value and column per weight, row starts.
+
+    Columns take 2 bytes up to 65,536 columns and 4 beyond; row starts take 4.
+    """
+    levels = sparsity or {}
+    return sum(
+        _weight_bytes(tuple(parameter.shape), levels.get(name, 0.0), weight_bytes)
+        for name, parameter in model.named_parameters()
+    )
+
+
+def _weight_bytes(shape: tuple[int, ...], sparsity: float, weight_bytes: int) -> int:
+    numel = 1
+    for size in shape:
+        numel *= size
+    if sparsity == 0 or len(shape) < 2:
+        return numel * weight_bytes
+    rows, columns = shape[0], numel // shape[0]
+    index_bytes = 2 if columns <= 2**16 else 4
+    return num_nonzero(sparsity, numel) * (weight_bytes + index_bytes) + 4 * (rows + 1)
+
+
+def _layer_time(
+    layer: LayerFlops,
+    described: Mapping[str, LayerDescription],
+    spec: DeviceSpec,
+    rate: float,
+    sparsity: float,
+    dense_weight_grad: bool,
+) -> LayerTime:
+    """Forward, input gradient and weight gradient of one layer, in seconds."""
+    skipped = sparsity if spec.skips_zeros else 0.0
+    share = relative_time(skipped, spec.sparse_overhead)
+    shares = 2 * share + (1.0 if dense_weight_grad or not layer.num_weights else share)
+    executed = layer.dense_flops
+    if skipped:
+        executed = 2 * layer.num_positions * num_nonzero(skipped, layer.num_weights)
+    weight_grad = layer.dense_flops if dense_weight_grad else executed
+    transfer_s = 0.0
+    if layer.weight_name is not None:
+        shape = described[layer.weight_name].weight_shape
+        value_bytes = _weight_bytes(shape, skipped, spec.weight_bytes)
+        gradient_bytes = layer.num_weights * spec.weight_bytes
+        if not dense_weight_grad and skipped:
+            gradient_bytes = num_nonzero(skipped, layer.num_weights) * spec.weight_bytes
+        bandwidth = spec.stream_bandwidth if spec.streams_weights else spec.memory_bandwidth
+        transfer_s = (2 * value_bytes + gradient_bytes) / bandwidth
+    return LayerTime(
+        name=layer.name,
+        operation=layer.operation,
+        sparsity=sparsity,
+        compute_s=layer.dense_flops * shares / rate,
+        transfer_s=transfer_s,
+        flops=2 * executed + weight_grad,
+    )
+
+
+def _input_elements(layer: LayerFlops, described: Mapping[str, LayerDescription]) -> int:
+    """Elements of a layer's input, strides of convolutions not counted."""
+    if layer.weight_name is None:
+        return 0
+    description = described[layer.weight_name]
+    if description.kind.startswith("conv") and description.kind != "conv1d":
+        return layer.num_positions * description.weight_shape[1] * description.groups
+    return layer.num_positions * description.fan_in

@@ -1,0 +1,257 @@
+"""What a sparsity config will do to a model, before anything is trained."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from torch import nn
+
+from sparse_lib.algorithm import SparsityAlgorithm
+from sparse_lib.configure import configure
+from sparse_lib.flops import ModelFlops, count
+from sparse_lib.group import Group
+from sparse_lib.layers import LayerDescription, default_filter, describe
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedParameter:
+    """One parameter of a plan.
+
+    Attributes:
+        name: Full parameter name.
+        kind: Kind of its layer, or ``"bias"``.
+        shape: Its shape.
+        algorithm: Class name of the algorithm that masks it, None if it stays dense.
+        reason: Why it is sparse or dense.
+        sparsity: Target at the first step, in [0, 1].
+        final_sparsity: Target at the last step, where the number of steps is known.
+        num_weights: Number of elements.
+        num_nonzero: Exact number of elements that the first mask keeps.
+    """
+
+    name: str
+    kind: str
+    shape: tuple[int, ...]
+    algorithm: str | None
+    reason: str
+    sparsity: float
+    final_sparsity: float
+    num_weights: int
+    num_nonzero: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A table of parameters, with FLOPs (2 per multiply-add) and warnings.
+
+    Attributes:
+        parameters: One row per parameter, in the order of the model.
+        warnings: Sentences about what looks like a mistake.
+        flops: FLOPs of the model, None if no input size was given.
+    """
+
+    parameters: tuple[PlannedParameter, ...]
+    warnings: tuple[str, ...]
+    flops: ModelFlops | None = None
+
+    @property
+    def num_parameters(self) -> int:
+        """Parameters of the model, tied ones once."""
+        return sum(row.num_weights for row in self.parameters)
+
+    @property
+    def num_nonzero(self) -> int:
+        """Parameters that the first masks keep."""
+        return sum(row.num_nonzero for row in self.parameters)
+
+    def records(self) -> list[dict[str, Any]]:
+        """One row per parameter."""
+        return [asdict(row) for row in self.parameters]
+
+    def flops_records(self) -> list[dict[str, Any]]:
+        """Inference and training-step FLOPs: dense, at the first and at the last step."""
+        if self.flops is None:
+            return []
+        start = {row.name: row.sparsity for row in self.parameters}
+        end = {row.name: row.final_sparsity for row in self.parameters}
+        return [
+            _flops_record(self.flops, "dense", {}),
+            _flops_record(self.flops, "start", start),
+            _flops_record(self.flops, "end", end),
+        ]
+
+    def to_markdown(self) -> str:
+        """Summary, tables and warnings as Markdown."""
+        share = 1 - self.num_nonzero / max(self.num_parameters, 1)
+        lines = [
+            f"{self.num_parameters:,} parameters, {self.num_nonzero:,} non-zero "
+            f"({share:.2%} of the whole model is sparse).",
+            "",
+            *_table(
+                ("parameter", "kind", "shape", "sparsity", "final", "non-zero", "why"),
+                [
+                    (
+                        row.name,
+                        row.kind,
+                        " x ".join(map(str, row.shape)),
+                        f"{row.sparsity:.4g}",
+                        f"{row.final_sparsity:.4g}",
+                        f"{row.num_nonzero:,} / {row.num_weights:,}",
+                        row.reason,
+                    )
+                    for row in self.parameters
+                    if len(row.shape) > 1 or row.algorithm
+                ],
+            ),
+        ]
+        if self.flops is not None:
+            keys = ("inference_flops", "training_flops", "training_flops_dense_weight_grad")
+            rows = [
+                (record["when"], *(f"{record[key]:.4g}" for key in keys))
+                for record in self.flops_records()
+            ]
+            headings = ("FLOPs per batch", "inference", "training", "with dense weight gradients")
+            lines += ["", *_table(headings, rows)]
+        lines += ["", *(f"Warning: {warning}" for warning in self.warnings)]
+        return "\n".join(lines).rstrip() + "\n"
+
+    def __str__(self) -> str:
+        return self.to_markdown()
+
+
+def plan(
+    model: nn.Module,
+    config: Any,
+    *,
+    num_steps: int | None = None,
+    batch_size: int = 1,
+    sequence_length: int | None = None,
+    image_size: int | tuple[int, int] | None = None,
+) -> Plan:
+    """Says what a config makes sparse in a model, and what that saves. The model is not changed.
+
+    The masks are really made, on a copy, so counts are exact.
+
+    Args:
+        model: The model, with memory (not on the meta device).
+        config: What ``configure`` takes.
+        num_steps: Optimizer steps of the run, to tell the sparsity at its end.
+        batch_size: Samples per batch, for FLOPs.
+        sequence_length: Tokens per sample of a language model; FLOPs are counted if given.
+        image_size: Pixels per side of a vision model; FLOPs are counted if given.
+
+    Raises:
+        ValueError: If the config is wrong; the message names the key.
+    """
+    group = copy.deepcopy(config) if isinstance(config, Group) else configure(config)
+    twin = copy.deepcopy(model)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        if group is not None:
+            group.apply(twin)
+    owners: dict[str, SparsityAlgorithm] = {
+        name: algorithm
+        for algorithm in (group.algorithms if group is not None else ())
+        for name in algorithm.sparse_params
+    }
+    end = {
+        name: level
+        for algorithm in set(owners.values())
+        for name, level in algorithm.sparsity.targets(
+            max((num_steps or 1) - 1, 0), is_update_step=True
+        ).items()
+    }
+    layers = {layer.weight_name: layer for layer in describe(model)}
+    rows = tuple(
+        _planned(name, tuple(parameter.shape), layers.get(name), owners.get(name), end)
+        if name in owners
+        else _dense(name, parameter, layers.get(name), model)
+        for name, parameter in model.named_parameters()
+    )
+    flops = None
+    if sequence_length is not None or image_size is not None:
+        flops = count(
+            model, batch_size=batch_size, sequence_length=sequence_length, image_size=image_size
+        )
+    notes = [str(warning.message) for warning in caught]
+    notes += [note for row in rows for note in _warnings(row, layers.get(row.name))]
+    return Plan(parameters=rows, warnings=tuple(notes), flops=flops)
+
+
+def _planned(
+    name: str,
+    shape: tuple[int, ...],
+    layer: LayerDescription | None,
+    algorithm: SparsityAlgorithm | None,
+    end: Mapping[str, float],
+) -> PlannedParameter:
+    assert algorithm is not None
+    sparse = algorithm.sparse_params[name]
+    return PlannedParameter(
+        name=name,
+        kind=layer.kind if layer else "bias",
+        shape=shape,
+        algorithm=type(algorithm).__name__,
+        reason=f"sparsified by {type(algorithm).__name__}",
+        sparsity=float(sparse.target),
+        final_sparsity=float(end[name]),
+        num_weights=sparse.mask.numel(),
+        num_nonzero=int(sparse.mask.count_nonzero()),
+    )
+
+
+def _dense(
+    name: str, parameter: nn.Parameter, layer: LayerDescription | None, model: nn.Module
+) -> PlannedParameter:
+    if parameter.dim() < 2:
+        reason = "one dimension"
+    elif default_filter(name, parameter, model):
+        reason = "no filter matched"
+    else:
+        reason = layer.role if layer else "excluded by name"
+    return PlannedParameter(
+        name=name,
+        kind=layer.kind if layer else "bias",
+        shape=tuple(parameter.shape),
+        algorithm=None,
+        reason=reason,
+        sparsity=0.0,
+        final_sparsity=0.0,
+        num_weights=parameter.numel(),
+        num_nonzero=parameter.numel(),
+    )
+
+
+def _warnings(row: PlannedParameter, layer: LayerDescription | None) -> list[str]:
+    if row.algorithm is None:
+        return []
+    notes = []
+    if layer is None or layer.role in ("embedding", "norm", "head"):
+        role = layer.role if layer else "bias"
+        notes.append(f"{row.name} has the role {role!r} and is sparsified.")
+    smallest = max(row.shape[:2], default=1)
+    if row.num_nonzero < smallest:
+        notes.append(
+            f"{row.name} keeps {row.num_nonzero} weights for {smallest} rows or columns: "
+            "the layer may collapse."
+        )
+    return notes
+
+
+def _flops_record(flops: ModelFlops, when: str, sparsity: Mapping[str, float]) -> dict[str, Any]:
+    named = {name: value for name, value in sparsity.items() if value}
+    return {
+        "when": when,
+        "inference_flops": flops.forward(named),
+        "training_flops": flops.training_step(named),
+        "training_flops_dense_weight_grad": flops.training_step(named, dense_weight_grad=True),
+    }
+
+
+def _table(headings: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
+    lines = [headings, tuple("---" for _ in headings), *rows]
+    return ["| " + " | ".join(cells) + " |" for cells in lines]

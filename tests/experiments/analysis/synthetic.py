@@ -1,0 +1,120 @@
+"""Synthetic run records with known truth, in the form that training and evaluation write."""
+
+import math
+
+import numpy as np
+
+METHODS = {"dense": 0.0, "static": 0.8, "set": 0.8, "rigl": 0.8, "granet": 0.8, "gmp": 0.8}
+EFFECTS = {"dense": -0.3, "static": 0.0, "set": -0.06, "rigl": -0.1, "granet": -0.14, "gmp": -0.12}
+
+
+def spec(method, seed, *, scale="quick", dataset="docs-prose", label="llama-0.2m"):
+    sparsity = None if method == "dense" else {"algorithm": method, "sparsity": 0.8, "seed": seed}
+    name = method if sparsity is None else f"{method}-s0.80"
+    recipe = {"name": "full-batch" if method == "dense" else "half-batch", "tokens": 65536}
+    recipe |= {"steps": 120, "learning_rate": 0.005, "betas": [0.9, 0.95]}
+    run = f"{scale}__{label}__{name}__{dataset}-v1024__{recipe['name']}__seed{seed}"
+    return {
+        "id": run,
+        "scale": scale,
+        "task": "lm",
+        "model": {"name": "llama", "label": label},
+        "data": {"name": dataset, "vocab_size": 1024, "context": 64},
+        "recipe": recipe,
+        "method": method,
+        "final_sparsity": METHODS[method],
+        "sparsity": sparsity,
+        "seed": seed,
+        "suite": "quick",
+    }
+
+
+def metrics(method, seed, *, effect, noise, rng):
+    rows = []
+    shift = effect + rng.normal(0, noise)
+    sparse = method != "dense"
+    for step in range(1, 121):
+        share = step / 120
+        loss = 2.5 + shift * share + 4 * math.exp(-6 * share) + rng.normal(0, 0.02)
+        moves = sparse and step % 6 == 0 and share <= 0.75 and method != "static"
+        rows.append(
+            {
+                "kind": "train", "step": step, "tokens": step * 512, "loss": loss,
+                "learning_rate": 0.005 * (1 - share), "sparsity": METHODS[method],
+                "drop_fraction": 0.5 * max(0.0, 1 - share / 0.75) if sparse else None,
+                "churn": 0.5 * (1 - share) if moves else None,
+                "itop": 0.2 + 0.3 * share if sparse else None,
+                "flops_executed": step * (4e6 if sparse else 9e6), "flops_dense": step * 9e6,
+                "elapsed_s": step * 0.1, "tokens_per_s": 5120.0,
+            }
+        )  # fmt: skip
+        if step % 30 == 0:
+            loss = 2.6 + shift * share + 4 * math.exp(-6 * share)
+            rows.append({"kind": "validation", "step": step, "tokens": step * 512,
+                         "loss": loss, "perplexity": math.exp(loss)})  # fmt: skip
+    return rows
+
+
+def train_json(spec, rows):
+    executed = rows[-2]["flops_executed"] * (1.01 if spec["method"] == "rigl" else 1.0)
+    return {
+        "run": spec["id"], "spec": spec, "spec_hash": "0123456789", "code_hash": "00112233",
+        "data": {"name": spec["data"]["name"], "hash": "12345678"},
+        "versions": {"torch": "2.0", "python": "3.11"}, "cpu": "Example CPU", "num_threads": 1,
+        "wall_s": 12.0, "num_parameters": 200000, "num_nonzero": 120000, "final": {},
+        "flops": {"executed": executed, "dense_equivalent": rows[-2]["flops_dense"]},
+        "layers": [{"name": "model.layers.0.mlp.up_proj.weight", "sparsity": 0.8, "target": 0.8,
+                    "churn": 0.0, "itop": 0.5}],
+        "command": f"snakemake rerun --config run={spec['id']}",
+    }  # fmt: skip
+
+
+def eval_json(spec, rows, rng):
+    loss = rows[-1]["loss"] + 0.01
+    shared = {"num_fewshot": 0, "limit": None, "batch_size": 8, "dtype": "float32"}
+    shared |= {"truncated_fraction": 0.0, "split": "validation", "data_hash": "87654321"}
+    score = 0.5 + 0.1 * (spec["method"] == "dense") + rng.normal(0, 0.01)
+    return {
+        "run": spec["id"], "weights_hash": "aa", "suite": "quick", "suite_hash": "bb",
+        "scores": [
+            {"task": "perplexity", "metric": "perplexity", "value": math.exp(loss), "stderr": 0.1,
+             "num_items": 4096, "chance": None, "higher_is_better": False, **shared},
+            {"task": "pairs", "metric": "acc", "value": score, "stderr": 0.02, "num_items": 500,
+             "chance": 0.5, "higher_is_better": True, **shared},
+        ],
+        "wall_s": 3.0,
+    }  # fmt: skip
+
+
+def make(make_record, *, seeds=3, effects=EFFECTS, noise=0.01, rng_seed=0, methods=METHODS):
+    """Records of every method and seed; ``make_record`` is the function under test."""
+    records = []
+    for method in methods:
+        for seed in range(seeds):
+            rng = np.random.default_rng([rng_seed, seed, sorted(METHODS).index(method)])
+            run = spec(method, seed)
+            rows = metrics(method, seed, effect=effects[method], noise=noise, rng=rng)
+            records.append(make_record(train_json(run, rows), eval_json(run, rows, rng), rows))
+    return records
+
+
+def study(records, **changes):
+    """The study that asks for these records' runs."""
+    base = {
+        "name": "sparsity_library",
+        "title": "Do dynamic masks beat a static one?",
+        "source": "Cerebras blog: Sparsity Made Easy",
+        "scale": "quick",
+        "description": "Synthetic.",
+        "tables": ["runs", "perplexity", "flops", "lm_eval", "configs", "hyperparameters",
+                   "evaluation"],
+        "figures": ["loss_curves", "perplexity_by_method", "churn_itop", "schedules",
+                    "granet_vs_rigl"],
+        "claims": {"primary": ["C001", "C002"], "exploratory": ["C003", "C004", "C005"]},
+        "runs": [
+            {"id": r["run"], "method": r["spec"]["method"], "seed": r["spec"]["seed"],
+             "spec": r["spec"], "command": r["command"]}
+            for r in records
+        ],
+    }  # fmt: skip
+    return base | changes

@@ -1,0 +1,98 @@
+"""Every figure and table is drawn from full, partial and empty records."""
+
+import subprocess
+import sys
+
+import pandas as pd
+import pytest
+
+from experiments.analysis import figures, records, style, tables
+from tests.experiments.analysis import synthetic
+
+
+def frames(made):
+    study = synthetic.study(synthetic.make(records.make_record, seeds=1))
+    return records.records_table(made, study), records.curves_table(made), study
+
+
+@pytest.fixture(scope="module")
+def full():
+    made = synthetic.make(records.make_record, seeds=2)
+    study = synthetic.study(made)
+    return records.records_table(made, study), records.curves_table(made), study
+
+
+@pytest.mark.parametrize("name", figures.names())
+def test_figures_draw_full_and_empty_records(name, full, tmp_path):
+    module = figures.load(name)
+    with style.sheet():
+        figure = module.draw(*full)
+        module.draw(*frames([]))
+    figures.save(name, figure, tmp_path, module.data(*full))
+    assert {path.suffix for path in tmp_path.iterdir()} == {".svg", ".png", ".csv"}
+    first = (tmp_path / f"{name}.svg").read_bytes()
+    figures.save(name, figure, tmp_path, module.data(*full))
+    assert (tmp_path / f"{name}.svg").read_bytes() == first
+    assert figures.caption(name, *full)
+    assert figures.caption(name, *frames([]))
+
+
+@pytest.mark.parametrize("name", tables.names())
+def test_tables_are_made_from_full_and_empty_records(name, full):
+    module = tables.load(name)
+    assert len(module.make(*full))
+    assert isinstance(module.make(*frames([])), pd.DataFrame)
+    assert tables.caption(name)
+
+
+def test_perplexity_rows_by_hand(full):
+    table = tables.load("perplexity").make(*full).set_index("method")
+    values = records.validation_perplexity(full[0])
+    for method in synthetic.METHODS:
+        own = values[values["method"] == method]["value"]
+        assert table.loc[method, "perplexity"] == pytest.approx(own.mean())
+        assert table.loc[method, "seeds"] == 2
+    assert set(table["perplexity (published)"]) == {"not published as a number"}
+
+
+def test_missing_runs_stay_in_the_run_table(full):
+    shown = full[0][full[0]["method"] != "set"]
+    table = tables.load("runs").make(shown, full[1], full[2]).set_index("run")
+    assert set(table[table["status"] == "missing"].index) == {
+        run["id"] for run in full[2]["runs"] if run["method"] == "set"
+    }
+
+
+def test_chance_in_words(full):
+    table = tables.load("lm_eval").make(*full)
+    words = dict(zip(table["method"], table["against chance"], strict=True))
+    assert words["static"] == "not distinguishable from chance"
+    assert words["dense"] == "above chance"
+
+
+def test_labels_keep_their_distance():
+    spots = style.spread([0.5, 0.51, 0.99, 0.99], 0.1)
+    assert all(b - a >= 0.1 - 1e-9 for a, b in zip(spots, spots[1:], strict=False))
+    assert spots[-1] <= 0.96 and spots[0] == 0.5
+
+
+def test_an_unknown_method_always_looks_the_same():
+    assert style.method_style("newcomer") == style.method_style("newcomer")
+    assert style.method_style("rigl").color == "#0072B2"
+
+
+def test_unknown_names_are_refused():
+    with pytest.raises(ValueError, match="loss_curves"):
+        figures.load("nothing")
+    with pytest.raises(ValueError, match="perplexity"):
+        tables.load("nothing")
+
+
+def test_analysis_and_report_do_not_import_torch():
+    code = (
+        "import sys; from experiments.report import render;"
+        "from experiments.analysis import claims, figures, tables;"
+        "[figures.load(n) for n in figures.names()];"
+        "[tables.load(n) for n in tables.names()]; sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,165 @@
+"""Registry, tokenizers, token files and mirrored datasets."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from experiments import data
+from experiments.data import base, docs_prose, hub, packing, tokenizer
+
+DOCUMENTS = ["The cat sat on the mat.", "A dog is not a cat, is it?\n\nNo.", "naïve ☃ text"] * 5
+
+
+def test_names_and_unknown_name():
+    assert {"docs-prose", "grammar", "wikitext-2", "wikitext-103"} <= set(data.names())
+    with pytest.raises(ValueError, match="'wikitext2' .closest: 'wikitext-2'"):
+        data.get("wikitext2")
+
+
+def test_bpe_round_trips_any_text_and_is_deterministic(tmp_path):
+    first, second = (tokenizer.train_bpe(DOCUMENTS, vocab_size=300) for _ in range(2))
+    assert first.to_str() == second.to_str()
+    assert first.token_to_id(base.END_OF_TEXT) == 0
+    for text in [*DOCUMENTS, "ünseen \t bytes 𝄞"]:
+        assert first.decode(first.encode(text).ids) == text
+
+
+@pytest.mark.parametrize("size", [256, 65537])
+def test_vocabulary_must_fit_bytes_and_uint16(size):
+    with pytest.raises(ValueError, match=f"vocab_size is {size}"):
+        tokenizer.train_bpe(DOCUMENTS, vocab_size=size)
+
+
+def test_tokenizer_folder_loads_with_transformers(tmp_path):
+    from transformers import AutoTokenizer
+
+    built = tokenizer.train_bpe(DOCUMENTS, vocab_size=300)
+    tokenizer.save(built, tmp_path / "bpe")
+    tokenizer.save(tokenizer.word_level(["cats", "see"]), tmp_path / "words")
+    bpe = AutoTokenizer.from_pretrained(tmp_path / "bpe")
+    assert bpe(DOCUMENTS[0]).input_ids == built.encode(DOCUMENTS[0]).ids
+    assert (bpe.eos_token, bpe.eos_token_id) == (base.END_OF_TEXT, 0)
+    words = AutoTokenizer.from_pretrained(tmp_path / "words")
+    assert words("see cats").input_ids == [2, 1]
+    assert words.decode([2, 1]) == "see cats"
+
+
+def test_tokens_are_documents_with_an_end_each(tmp_path):
+    built = tokenizer.train_bpe(DOCUMENTS, vocab_size=300)
+    count = packing.write_tokens(DOCUMENTS, built, tmp_path / "x.bin")
+    tokens = packing.read_tokens(tmp_path / "x.bin")
+    assert tokens.dtype == np.uint16 and len(tokens) == count
+    ends = np.flatnonzero(np.asarray(tokens) == 0)
+    pieces = np.split(np.asarray(tokens), ends + 1)[:-1]
+    assert [built.decode(piece[:-1].tolist()) for piece in pieces] == DOCUMENTS
+
+
+def write_mirror(root, hub_id, splits, configs=("default",), digest="0"):
+    """Write parquet files and the README that declares them."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    folder = root / hub_id
+    lines = ["---", "configs:"]
+    for config in configs:
+        lines += [f"- config_name: {config}", "  data_files:"]
+        (folder / config).mkdir(parents=True, exist_ok=True)
+        for split, rows in splits.items():
+            pq.write_table(pa.table({"text": rows}), folder / config / f"{split}.parquet")
+            lines += [f"  - split: {split}", f"    path: {config}/{split}.parquet"]
+    (folder / "README.md").write_text("\n".join([*lines, f"content: '{digest}'", "---", ""]))
+
+
+ROWS = ["", " = One = \n", "", " Text of <unk> one . \n", " = = Part = = \n", "", " More . \n", "",
+        " = Two = \n", "", " x \n", " = y = \n", " z \n"]  # fmt: skip
+
+
+def test_mirrored_dataset_is_prepared_and_loaded(tmp_path):
+    rows = dict.fromkeys(("train", "validation", "test"), ROWS)
+    write_mirror(tmp_path, "Salesforce/wikitext", rows, ["wikitext-2-v1"])
+    assert data.available("wikitext-2", tmp_path) is None
+    out = tmp_path / "out"
+    meta = data.prepare("wikitext-2", out=out, vocab_size=300, mirror=tmp_path)
+    assert json.loads((out / "meta.json").read_text()) == meta
+    corpus = data.load(out)
+    assert meta["num_documents"] == {"train": 2, "validation": 2, "test": 2}
+    first, second = corpus.text("test")
+    assert first.startswith("= One =") and "= = Part = =" in first
+    assert "= y =" in second  # a formula line between text lines is no title
+    assert len(corpus.tokens("train")) == meta["num_tokens"]["train"]
+    assert {"hash", "license", "source", "splits", "eos_id", "hub_id"} <= meta.keys()
+    assert corpus.tokenizer_dir.is_dir()
+
+
+def test_changed_mirror_under_an_unchanged_header_is_read_anew(tmp_path):
+    for mark in ("first", "second"):
+        rows = {split: [f"{mark} text"] for split in ("train", "validation", "test")}
+        write_mirror(tmp_path, "local/enwiki-2014-slice", rows)
+        data.prepare("enwiki-slice", out=tmp_path / "out", vocab_size=260, mirror=tmp_path)
+        assert data.load(tmp_path / "out").text("test") == [f"{mark} text"]
+
+
+def test_what_is_missing_is_one_sentence_before_any_work(tmp_path):
+    problem = data.available("wikitext-2")
+    assert problem and "Salesforce/wikitext" in problem and "SPARSE_MIRROR" in problem
+    with pytest.raises(data.MissingData, match="Salesforce/wikitext"):
+        data.prepare("wikitext-2", out=tmp_path / "out", vocab_size=300)
+    assert not (tmp_path / "out").exists()
+    write_mirror(tmp_path, "Salesforce/wikitext", {"test": ROWS}, ["wikitext-103-v1"])
+    problem = data.available("wikitext-103", tmp_path)
+    assert problem and "train and validation" in problem
+    with pytest.raises(data.MissingData, match="train and validation"):
+        data.prepare("wikitext-103", out=tmp_path / "out", vocab_size=300, mirror=tmp_path)
+    problem = data.available("wikitext-2", tmp_path)
+    assert problem and "wikitext-2-v1" in problem
+
+
+def test_mirror_from_the_environment(tmp_path, monkeypatch):
+    rows = {split: ["some text"] for split in ("train", "validation", "test")}
+    write_mirror(tmp_path, "local/enwiki-2014-slice", rows)
+    monkeypatch.setenv("SPARSE_MIRROR", str(tmp_path))
+    assert data.available("enwiki-slice") is None
+
+
+def test_readme_without_configs_leaves_the_splits_to_the_loader(tmp_path):
+    assert hub._declared_splits(tmp_path / "README.md", None) is None
+
+
+def test_hash_follows_text_and_vocabulary_and_tokenizer_is_reused(tmp_path):
+    mirror, out = tmp_path / "mirror", tmp_path / "out"
+
+    def prepared(train, vocab_size):
+        rows = {"train": [train], "validation": ["v v v"], "test": ["t t t"]}
+        write_mirror(mirror, "local/enwiki-2014-slice", rows)
+        return data.prepare("enwiki-slice", out=out, vocab_size=vocab_size, mirror=mirror)["hash"]
+
+    first = prepared("the cat and the dog and the cat", 260)
+    made = (out / "tokenizer" / "tokenizer.json").stat().st_mtime_ns
+    assert prepared("the cat and the dog and the cat", 260) == first
+    assert (out / "tokenizer" / "tokenizer.json").stat().st_mtime_ns == made
+    assert prepared("the cat and the dog and the cat", 262) != first
+    assert prepared("the cat and the cow and the cat", 260) != first
+
+
+def test_load_of_nothing_is_one_sentence(tmp_path):
+    with pytest.raises(data.MissingData, match="no prepared dataset"):
+        data.load(tmp_path)
+
+
+def test_asking_what_is_available_imports_nothing_heavy():
+    code = (
+        "import sys; from experiments import data\n"
+        "[data.available(name) for name in data.names()]\n"
+        "print(*{m.split('.')[0] for m in sys.modules})"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    heavy = {"torch", "transformers", "datasets", "numpy", "tokenizers", "pandas", "pyarrow"}
+    assert not set(done.stdout.split()) & heavy
+
+
+def test_embedded_data_need_no_mirror():
+    assert data.available("grammar") is None
+    assert data.get("docs-prose") in docs_prose.DATASETS

@@ -1,0 +1,177 @@
+"""The loop: exact resume, data order, FLOPs, records; on a corpus of random tokens."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from filelock import FileLock
+
+from experiments import plan, training
+from experiments.tasks.lm import epoch_order
+
+RUNS = {run.spec["method"]: run for run in plan.all_runs("smoke").values()}
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory) -> Path:
+    """3,000 tokens of 50 kinds in the layout of `experiments.data`."""
+    folder = tmp_path_factory.mktemp("corpus")
+    rng = np.random.default_rng(0)
+    for split in ("train", "validation", "test"):
+        rng.integers(0, 50, 3000).astype(np.uint16).tofile(folder / f"{split}.bin")
+    (folder / "tokenizer").mkdir()
+    meta = {"name": "grammar", "hash": "random", "vocab_size": 50, "eos_id": 0}
+    (folder / "meta.json").write_text(json.dumps(meta))
+    return folder
+
+
+def short_spec(method: str, steps: int = 24) -> dict:
+    """The smoke run of a method, with fewer steps and updates that fall into them."""
+    spec = json.loads(json.dumps(RUNS[method].spec))
+    spec["recipe"].update(steps=steps, batch_size=4)
+    if spec["sparsity"] and "update" in spec["sparsity"]:
+        spec["sparsity"]["update"] = {"freq": 3, "stop": 18}
+    return spec
+
+
+def run_training(spec, corpus, folder, **options) -> dict:
+    training.train(
+        spec,
+        spec_hash="0" * 64,
+        code_hash="1" * 64,
+        command="test",
+        data_dir=corpus,
+        out=folder / "out",
+        state_root=folder / "state",
+        **options,
+    )
+    return json.loads((folder / "out" / "train.json").read_text())
+
+
+def weights(folder: Path) -> bytes:
+    return (folder / "out" / "model" / "model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("method", sorted(RUNS))
+def test_an_interrupted_run_ends_with_the_same_bits(method, corpus, tmp_path, monkeypatch):
+    spec = short_spec(method)
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    run_training(spec, corpus, whole)
+
+    step = training.Trainer.step
+
+    def step_then_die(trainer):
+        loss = step(trainer)
+        if trainer.progress.step in (7, 16):
+            trainer.save()
+            raise KeyboardInterrupt
+        return loss
+
+    monkeypatch.setattr(training.Trainer, "step", step_then_die)
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            run_training(spec, corpus, parts)
+    result = run_training(spec, corpus, parts)
+    assert weights(parts) == weights(whole)
+    expected = json.loads((whole / "out" / "train.json").read_text())
+    for key in ("layers", "num_nonzero", "flops"):
+        assert result[key] == expected[key]
+    assert not (parts / "state").joinpath(f"{spec['id']}-{'0' * 12}").exists()
+
+
+def test_a_signal_saves_and_says_so(corpus, tmp_path, capsys):
+    spec = short_spec("rigl")
+    trainer = training.Trainer(
+        spec, spec_hash="0" * 64, data_dir=corpus, state_root=tmp_path / "state"
+    )
+    with pytest.raises(training.Interrupted) as caught:
+        trainer.run([15])
+    assert caught.value.code == 143
+    assert (trainer.state_dir / "state.pt").is_file()
+    assert "state saved" in capsys.readouterr().out
+
+
+def test_records_hold_what_the_report_needs(corpus, tmp_path):
+    result = run_training(short_spec("rigl"), corpus, tmp_path)
+    assert result["data"] == {"name": "grammar", "hash": "random"}
+    assert result["final"]["steps"] == 24
+    assert result["final"]["validation_perplexity"] == pytest.approx(
+        math.exp(result["final"]["validation_loss"])
+    )
+    assert {layer["sparsity"] for layer in result["layers"]} == pytest.approx({0.8}, abs=1e-3)
+    text = json.dumps(result)
+    assert str(tmp_path) not in text and str(Path.home()) not in text
+    rows = [json.loads(r) for r in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
+    assert [row["kind"] for row in rows].count("validation") == 2
+    assert rows[-1]["kind"] == "validation" and rows[-1]["step"] == 24
+
+
+def test_flops_executed_lie_between_sparse_and_dense(corpus, tmp_path):
+    dense = run_training(short_spec("dense"), corpus, tmp_path / "dense")["flops"]
+    static = run_training(short_spec("static"), corpus, tmp_path / "static")["flops"]
+    rigl = run_training(short_spec("rigl"), corpus, tmp_path / "rigl")["flops"]
+    assert dense["executed"] == dense["dense_equivalent"] == static["dense_equivalent"]
+    assert static["executed"] < rigl["executed"] < dense["executed"]
+
+
+def test_masked_weights_are_zero_in_the_export(corpus, tmp_path):
+    result = run_training(short_spec("set"), corpus, tmp_path)
+    from safetensors.torch import load_file
+
+    tensors = load_file(tmp_path / "out" / "model" / "model.safetensors")
+    assert not any(name.endswith("_mask") for name in tensors)
+    num_zeros = sum(int((t == 0).sum()) for t in tensors.values())
+    assert num_zeros >= result["num_parameters"] - result["num_nonzero"] > 0
+
+
+def test_a_second_trainer_waits_and_finds_the_result(corpus, tmp_path):
+    spec = short_spec("dense", steps=2)
+    run_training(spec, corpus, tmp_path)
+    before = (tmp_path / "out" / "train.json").stat().st_mtime_ns
+    path = tmp_path / "state" / f"{spec["id"]}-{"0" * 12}.lock"
+    lock = FileLock(path, thread_local=False)
+    lock.acquire()
+    import threading
+
+    timer = threading.Timer(0.8, lock.release)
+    timer.start()
+    run_training(spec, corpus, tmp_path)
+    timer.join()
+    assert (tmp_path / "out" / "train.json").stat().st_mtime_ns == before
+
+
+def test_a_diverging_run_is_one_sentence(corpus, tmp_path, monkeypatch):
+    monkeypatch.setattr(training.Trainer, "step", lambda self: float("nan"))
+    with pytest.raises(FloatingPointError, match="lower recipe.learning_rate"):
+        run_training(short_spec("dense"), corpus, tmp_path)
+
+
+def test_methods_see_the_same_tokens_in_the_same_order(corpus, tmp_path):
+    """Half the batch and twice the steps read the stream that the full batch reads."""
+    full, half = short_spec("dense"), short_spec("static")
+    full["recipe"]["batch_size"], half["recipe"]["batch_size"] = 8, 4
+    make = lambda spec: training.Trainer(  # noqa: E731
+        spec, spec_hash="0" * 64, data_dir=corpus, state_root=tmp_path
+    ).task
+    a, b = make(full), make(half)
+    for step in range(30):
+        assert torch.equal(a.batch(step), torch.cat([b.batch(2 * step), b.batch(2 * step + 1)]))
+
+
+def test_an_epoch_visits_each_window_once():
+    order = epoch_order(93, seed=1, epoch=0)
+    assert sorted(order) == list(range(93))
+    assert not np.array_equal(order, epoch_order(93, seed=1, epoch=1))
+    assert not np.array_equal(order, epoch_order(93, seed=2, epoch=0))
+
+
+def test_learning_rate_at_its_edges():
+    recipe = {"steps": 100, "warmup": 0.1, "learning_rate": 1.0, "min_learning_rate": 0.2}
+    assert training.learning_rate(0, recipe) == pytest.approx(0.1)
+    assert training.learning_rate(9, recipe) == pytest.approx(1.0)
+    assert training.learning_rate(10, recipe) == pytest.approx(1.0)
+    assert training.learning_rate(55, recipe) == pytest.approx(0.6)
+    assert training.learning_rate(100, recipe) == pytest.approx(0.2)

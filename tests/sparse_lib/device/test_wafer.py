@@ -1,0 +1,126 @@
+"""Simulated steps: against the formula, hand counts, and limits."""
+
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from sparse_lib.device.spec import SPECS
+from sparse_lib.device.wafer import relative_time, simulate, weight_csr_bytes
+from sparse_lib.flops import count
+
+UNBOUND = replace(SPECS["cs2"], stream_bandwidth=1e30)
+
+
+def gpt(num_layers=2, hidden_size=64, num_heads=2):
+    with torch.device("meta"):
+        return GPT2LMHeadModel(
+            GPT2Config(
+                n_layer=num_layers, n_embd=hidden_size, n_head=num_heads, n_positions=2048
+            )
+        )
+
+
+@pytest.mark.parametrize("sparsity", [0.0, 0.5, 0.9])
+def test_one_layer_follows_the_curve(sparsity):
+    model = nn.Sequential(nn.Linear(100, 100, bias=False))
+    result = simulate(model, UNBOUND, batch_size=10, sparsity={"0.weight": sparsity})
+    dense_s = 3 * 2 * 10 * 100 * 100 / UNBOUND.peak_flops
+    assert result.step_s == pytest.approx(
+        dense_s * relative_time(sparsity, UNBOUND.sparse_overhead), rel=1e-12
+    )
+
+
+def test_a_dense_weight_gradient_costs_its_dense_time():
+    model = nn.Sequential(nn.Linear(100, 100, bias=False))
+    kwargs = {"batch_size": 10, "sparsity": {"0.weight": 0.9}}
+    sparse = simulate(model, UNBOUND, **kwargs)
+    dense = simulate(model, UNBOUND, dense_weight_grad=True, **kwargs)
+    share = relative_time(0.9, UNBOUND.sparse_overhead)
+    assert dense.step_s / sparse.step_s == pytest.approx((2 * share + 1) / (3 * share))
+
+
+def test_a_gpu_gains_nothing_from_masks():
+    model = gpt()
+    steps = {
+        s: simulate(model, "h100", batch_size=8, sequence_length=128, sparsity=s).step_s
+        for s in (0.0, 0.75)
+    }
+    assert steps[0.0] == steps[0.75]
+
+
+def test_small_batches_are_bound_by_streaming():
+    result = simulate(gpt(), "cs2", batch_size=1, sequence_length=8)
+    block = [layer for layer in result.layers if layer.operation != "attention"]
+    assert all(layer.transfer_s > layer.compute_s for layer in block)
+    assert result.utilisation < 0.01
+
+
+def test_dense_compute_bound_steps_use_all_of_the_chosen_efficiency():
+    result = simulate(gpt(), UNBOUND, batch_size=8, sequence_length=128, efficiency=0.5)
+    assert result.utilisation == pytest.approx(0.5)
+    flops = count(gpt(), batch_size=8, sequence_length=128)
+    assert result.flops == flops.training_step()
+    assert result.energy_j == pytest.approx(result.step_s * 23_000)
+
+
+def test_systems_split_the_batch():
+    one, four = (
+        simulate(gpt(), UNBOUND, batch_size=8, sequence_length=128, num_systems=n) for n in (1, 4)
+    )
+    assert one.step_s / four.step_s == pytest.approx(4)
+    assert one.activation_bytes == 4 * four.activation_bytes
+
+
+def test_gpt3_xl_stays_below_the_flop_bound_of_spdf():
+    model = gpt(num_layers=24, hidden_size=2048, num_heads=16)
+    flops = count(model, batch_size=64, sequence_length=2048)
+    dense, sparse = (
+        simulate(model, "cs2", batch_size=64, sequence_length=2048, sparsity=s, flops=flops)
+        for s in (0.0, 0.75)
+    )
+    bound = flops.training_step() / flops.training_step(flops.uniform(0.75))
+    assert bound == pytest.approx(2.49, abs=0.01)
+    assert 2.2 < dense.step_s / sparse.step_s < bound
+
+
+def test_csr_bytes_by_hand():
+    model = nn.Sequential(nn.Linear(100, 10))
+    assert weight_csr_bytes(model, None) == 2 * 1010
+    # 100 values of 2 bytes with 2-byte columns, 11 row starts, and a dense bias.
+    assert weight_csr_bytes(model, {"0.weight": 0.9}) == 100 * 4 + 11 * 4 + 20
+
+
+def test_what_was_never_measured_is_labelled():
+    results = {
+        s: simulate(gpt(), "cs2", batch_size=1, sequence_length=8, sparsity=s).record()
+        for s in (0.9, 0.95)
+    }
+    assert results[0.9]["label"] == "simulated"
+    assert results[0.95]["label"] == "simulated (extrapolated beyond 90%)"
+
+
+def test_175_billion_parameters_in_under_a_second_without_memory():
+    model = gpt(num_layers=96, hidden_size=12288, num_heads=96)
+    start = time.process_time()
+    result = simulate(model, "cs2", batch_size=1, sequence_length=2048, sparsity=0.75)
+    elapsed_s = time.process_time() - start
+    assert elapsed_s < 1.0
+    assert result.fits
+    assert not simulate(model, "h100", batch_size=1, sequence_length=2048).fits
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"num_systems": 193}, "193.*1 to 192"),
+        ({"efficiency": 0}, "efficiency is 0"),
+        ({"sparsity": {"nope": 0.5}}, "nope"),
+    ],
+)
+def test_wrong_arguments_are_named(kwargs, message):
+    with pytest.raises(ValueError, match=message):
+        simulate(nn.Linear(2, 2), "cs2", batch_size=1, **kwargs)

@@ -1,0 +1,310 @@
+"""Behaviour of SparsityAlgorithm; "defect n" is a row of the reference library's defect table."""
+
+import copy
+import gc
+import io
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+from sparse_lib.algorithms.gmp import GMP
+from sparse_lib.algorithms.rigl import RigL
+from sparse_lib.algorithms.set import SET
+from sparse_lib.algorithms.static import Static
+from tests.sparse_lib.algorithm_cases import assert_enforced, make_model, snapshot, train
+
+
+def applied(algorithm, model=None, lr=0.1):
+    model = make_model() if model is None else model
+    algorithm.apply(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr, momentum=0.9)
+    algorithm.apply(optimizer)
+    return model, optimizer
+
+
+def test_every_parameter_is_sparse_without_a_filter_and_zero_at_once():
+    model = make_model()
+    algorithm = Static(sparsity=0.3)
+    model.apply(algorithm)
+    counts = {n: int(s.mask.sum()) for n, s in algorithm.sparse_params.items()}
+    assert counts == {"0.weight": 134, "0.bias": 11, "2.weight": 67}  # half-up of 0.7 n
+    assert {k for k in model.state_dict() if k.endswith("_mask")} == {f"{n}_mask" for n in counts}
+    assert model[0].weight_mask.dtype == torch.bool
+    assert_enforced(algorithm)  # defects 8 and 24: no forward, no initialize() yet
+    algorithm.initialize()
+    assert algorithm.num_sparse_params == 3
+
+
+def test_defect_8_static_in_a_plain_loop_trains_sparse():
+    model = make_model()
+    Static(0.5).apply(model)  # not even applied to the optimizer, nor kept
+    gc.collect()
+    train(model, torch.optim.Adam(model.parameters(), 0.1), 3)
+    assert not model[0].weight.detach()[~model[0].weight_mask].any()
+
+
+def test_defect_7_a_mask_loaded_through_a_wrapper_stays():
+    source = make_model()
+    Static(0.5, seed=1).apply(source)
+    model = make_model(1)
+    algorithm = Static(0.5, seed=2)
+    algorithm.apply(model)
+    wrapped = nn.DataParallel(model)
+    wrapped.load_state_dict({f"module.{k}": v for k, v in source.state_dict().items()})
+    algorithm.initialize()
+    model, optimizer = wrapped.module, torch.optim.SGD(model.parameters(), 0.1)
+    algorithm.apply(optimizer)
+    train(model, optimizer, 2)
+    assert torch.equal(model[0].weight_mask, source[0].weight_mask)
+    assert_enforced(algorithm)
+
+
+def test_names_have_no_wrapper_prefix():
+    plain, wrapped = make_model(), make_model()
+    one, two = Static(0.5, seed=1), Static(0.5, seed=1)
+    one.apply(plain)
+    two.apply(nn.DataParallel(wrapped))
+    assert list(one.sparse_params) == list(two.sparse_params)
+    assert torch.equal(plain[0].weight_mask, wrapped[0].weight_mask)
+
+
+def test_before_or_after_compile_is_the_same():
+    results = []
+    for late in (False, True):
+        model, algorithm = make_model(), RigL(0.5, 2, seed=1)
+        if not late:
+            algorithm.apply(model)
+        compiled = torch.compile(model, backend="eager")
+        if late:
+            compiled.apply(algorithm)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        algorithm.apply(optimizer)
+        train(compiled, optimizer, 5)
+        assert list(algorithm.sparse_params) == ["0.weight", "0.bias", "2.weight"]
+        results.append(snapshot(model))
+    assert all(torch.equal(results[0][k], results[1][k]) for k in results[0])
+
+
+def test_defect_13_a_second_algorithm_is_refused_not_ignored():
+    model = make_model()
+    Static(0.5).apply(model)
+    with pytest.raises(ValueError, match="already sparsified by Static"):
+        SET(0.5).apply(model)
+
+
+def test_defect_14_a_second_model_with_the_same_names_is_refused():
+    algorithm = Static(0.5)
+    algorithm.apply(make_model())
+    with pytest.raises(ValueError, match="another model"):
+        algorithm.apply(make_model())
+
+
+def test_applying_twice_changes_nothing():
+    model, algorithm = make_model(), Static(0.5)
+    algorithm.apply(model)
+    before = snapshot(model)
+    model.apply(algorithm)
+    assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
+
+
+def test_defect_15_16_copies_and_files_stay_enforced():
+    model, algorithm = make_model(), RigL(0.5, 1)
+    applied(algorithm, model)
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    for twin in (copy.deepcopy(model), torch.load(file, weights_only=False)):
+        twin(torch.ones(2, 12)).sum().backward()
+        assert not twin[0].weight.grad[~twin[0].weight_mask].any()
+        assert twin[0].weight.grad[twin[0].weight_mask].any()
+
+
+@pytest.mark.parametrize("cls", [GMP, SET, RigL])
+def test_defect_18_no_bias(cls):
+    algorithm = cls(0.5)
+    _, optimizer = applied(algorithm, nn.Sequential(nn.Linear(12, 6, bias=False)))
+    train_linear(_, optimizer)
+    assert_enforced(algorithm, optimizer)
+
+
+def train_linear(model, optimizer):
+    model(torch.ones(2, 12)).sum().backward()
+    optimizer.step()
+
+
+def test_defect_12_a_small_tensor_keeps_a_weight():
+    model = nn.Linear(3, 2, bias=False)
+    Static(0.9).apply(model)
+    assert int(model.weight_mask.sum()) == 1
+
+
+def test_defect_23_parameters_get_no_global_mask_property():
+    applied(SET(0.5))
+    assert not hasattr(nn.Parameter, "mask")
+
+
+def test_defect_28_integers_are_sparsities():
+    model = make_model()
+    Static(sparsity=0).apply(model)
+    assert model[0].weight_mask.all()
+
+
+def test_defect_31_static_reports_what_is_there():
+    model = make_model()
+    algorithm = Static(0.9, init_method="from_zeros")
+    _, optimizer = applied(algorithm, model)
+    seen = {}
+    algorithm.register_computed_sparsity_hook(lambda alg, name, level: seen.update({name: level}))
+    train(model, optimizer, 1)
+    assert seen["0.weight"] == 0.0
+
+
+def test_hooks_report_targets_by_common_prefix_and_can_be_removed():
+    algorithm = GMP({"type": "linear", "init": 0.0, "slope": 0.1}, update=1)
+    model, optimizer = applied(algorithm)
+    seen = []
+    handle = algorithm.register_target_sparsity_hook(lambda alg, name, t: seen.append((name, t)))
+    train(model, optimizer, 2)
+    handle.remove()
+    train(model, optimizer, 1)
+    assert seen == [("*", pytest.approx(0.1)), ("*", pytest.approx(0.2))]
+
+
+def test_dense_optimizer_states_are_left_alone():
+    algorithm = Static(0.5)
+    model, optimizer = applied(algorithm)
+    train(model, optimizer, 1)
+    buffer = optimizer.state[model[0].weight]["momentum_buffer"]
+    buffer.requires_dense = True
+    buffer.fill_(1.0)
+    train(model, optimizer, 1)
+    assert buffer[~model[0].weight_mask].all()
+
+
+def test_a_scalar_parameter_does_not_drag_in_the_step_counter():  # defect 37
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(torch.tensor(2.0))
+
+    model, algorithm = Scaled(), Static(1.0)
+    algorithm.apply(model)
+    optimizer = torch.optim.Adam(model.parameters())
+    algorithm.apply(optimizer)
+    (model.scale * 3).backward()
+    optimizer.step()
+    assert optimizer.state[model.scale]["step"] == 1
+
+
+def test_tied_weights_are_one_sparse_parameter():
+    model = nn.ModuleDict({"a": nn.Linear(4, 4, bias=False), "b": nn.Linear(4, 4, bias=False)})
+    model["b"].weight = model["a"].weight
+    algorithm = Static(0.5)
+    algorithm.apply(model)
+    assert list(algorithm.sparse_params) == ["a.weight"]
+    (model["a"](torch.ones(1, 4)) + model["b"](torch.ones(1, 4))).sum().backward()
+    assert not model["b"].weight.grad[~model["a"].weight_mask].any()
+
+
+def test_activation_checkpointing():
+    from torch.utils.checkpoint import checkpoint
+
+    algorithm = RigL(0.5, 1)
+    model, optimizer = applied(algorithm)
+    for _ in range(3):
+        optimizer.zero_grad()
+        checkpoint(model, torch.ones(2, 12), use_reentrant=False).sum().backward()
+        optimizer.step()
+        assert_enforced(algorithm, optimizer)
+
+
+def test_an_ema_copy_keeps_the_zeros():
+    algorithm = Static(0.5)
+    model, optimizer = applied(algorithm)
+    ema = torch.optim.swa_utils.AveragedModel(model)
+    train(model, optimizer, 3, after=lambda: ema.update_parameters(model))
+    assert not ema.module[0].weight.detach()[~ema.module[0].weight_mask].any()
+
+
+def test_loading_dense_weights_masks_them_at_once():
+    model, algorithm = make_model(), Static(0.5)
+    algorithm.apply(model)
+    model.load_state_dict(make_model(5).state_dict(), strict=False)
+    assert_enforced(algorithm)
+
+
+def test_setting_a_mask_by_hand():
+    model, algorithm = make_model(), Static(0.5)
+    algorithm.apply(model)
+    sparse = algorithm.get_sparse_params(model[0].weight)
+    sparse.mask = torch.eye(16, 12)
+    assert int(model[0].weight_mask.sum()) == 12
+    assert_enforced(algorithm)
+    with pytest.raises(ValueError, match="shape"):
+        sparse.mask = torch.ones(3)
+    assert [s.name for s in algorithm.get_sparse_params(model[0])] == ["0.weight", "0.bias"]
+    assert algorithm.get_sparse_params(torch.ones(1)) is None
+
+
+def test_autoupdate_off_keeps_masks_and_masking():
+    algorithm = SET(0.5, update=1)
+    model, optimizer = applied(algorithm)
+    algorithm.autoupdate = False
+    before = model[0].weight_mask.clone()
+    train(model, optimizer, 3, after=lambda: assert_enforced(algorithm, optimizer))
+    assert torch.equal(before, model[0].weight_mask)
+    algorithm.update()
+    assert not torch.equal(before, model[0].weight_mask)
+
+
+def test_rigl_by_hand_has_its_dense_gradient():
+    algorithm = RigL(0.5, update=1)
+    model, optimizer = applied(algorithm)
+    algorithm.autoupdate = False
+    assert algorithm.needs_dense_gradient
+    for step in range(3):
+        train(model, optimizer, 1, start=step)
+        before = model[0].weight_mask.clone()
+        algorithm.update()
+        assert not torch.equal(before, model[0].weight_mask)
+        assert_enforced(algorithm, optimizer)
+
+
+def test_misuse_is_one_sentence():
+    model, algorithm = make_model(), Static(0.5)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with pytest.raises(ValueError, match="model before its optimizer"):
+        algorithm.apply(optimizer)
+    with pytest.raises(TypeError, match="module or optimizer"):
+        algorithm.apply(3)
+    algorithm.apply(model)
+    with pytest.raises(ValueError, match="none of the sparse parameters"):
+        algorithm.apply(torch.optim.SGD(make_model().parameters(), 0.1))
+    algorithm.apply(optimizer)
+    with pytest.raises(ValueError, match="another optimizer"):
+        algorithm.apply(torch.optim.SGD(model.parameters(), 0.1))
+    with pytest.raises(ValueError, match="needs a sparsity"):
+        RigL()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        Static(0.5).apply(nn.ReLU())
+    assert "no parameter" in str(caught[0].message)
+
+
+def test_two_algorithms_on_disjoint_parts():
+    model = make_model()
+    Static(0.5).apply(model[0])
+    Static(0.25).apply(model[2])
+    assert model[0].weight_mask.float().mean() == 0.5
+    assert model[2].weight_mask.float().mean() == 0.75
+
+
+def test_sparsity_by_parameter():
+    model = make_model()
+    algorithm = Static({"0.*": 0.5, "*": 0.25})
+    algorithm.apply(model)
+    assert algorithm.sparsity[model[2].weight](0) == 0.25
+    assert model[0].weight_mask.float().mean() == 0.5
+    assert model[2].weight_mask.float().mean() == 0.75

@@ -1,0 +1,154 @@
+"""Each algorithm against a hand-made truth."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from sparse_lib.algorithms.gmp import GMP
+from sparse_lib.algorithms.granet import GraNet
+from sparse_lib.algorithms.rigl import RigL
+from sparse_lib.algorithms.set import SET
+from tests.sparse_lib.algorithm_cases import assert_equal, make_model, snapshot, train
+
+WEIGHTS = torch.tensor([[0.0, 3.0, -1.0, 0.0, 2.0, -4.0, 0.0, 0.0]])
+GRADIENT = torch.tensor([[5.0, 9.0, 8.0, -7.0, 0.0, 0.0, 6.0, math.nan]])
+
+
+def one_update(algorithm, lr=0.0):
+    model = nn.Linear(8, 1, bias=False)
+    with torch.no_grad():
+        model.weight.copy_(WEIGHTS)
+    algorithm.apply(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr)
+    algorithm.apply(optimizer)
+    model.weight.grad = GRADIENT.clone()
+    optimizer.step()
+    return model
+
+
+def mask(*positions):
+    return torch.tensor([[i in positions for i in range(8)]])
+
+
+def test_rigl_drops_the_smallest_and_grows_by_dense_gradient():
+    algorithm = RigL(0.5, update=1, drop_fraction=0.5, init_method="from_zeros")
+    model = one_update(algorithm)
+    assert torch.equal(model.weight_mask, mask(1, 5, 2, 3))  # 2 was dropped and regrew; NaN never
+    assert model.weight.tolist() == [[0, 3, -1, 0, 0, -4, 0, 0]]
+
+
+def test_rigl_skips_the_weight_update_like_the_paper():
+    options = {"update": 1, "drop_fraction": 0.5, "init_method": "from_zeros"}
+    model = one_update(RigL(0.5, skip_update_on_mask_steps=True, **options), lr=1.0)
+    assert model.weight.tolist() == [[0, 3, -1, 0, 0, -4, 0, 0]]
+    assert model.weight.grad is not None
+
+
+@pytest.mark.parametrize(("name", "value"), [("gradient", 7.0), ("gradient_sign", 1.0)])
+def test_grown_weights_start_where_asked(name, value):
+    algorithm = RigL(0.5, 1, "from_zeros", drop_fraction=0.5, grown_init=name)
+    assert one_update(algorithm).weight[0, 3] == value
+
+
+def test_random_grown_weights_are_reproducible():
+    weights = [
+        one_update(SET(0.5, 1, "from_zeros", drop_fraction=0.75, grown_init="normal", seed=seed))
+        for seed in (1, 1)
+    ]
+    assert torch.equal(weights[0].weight, weights[1].weight)
+    present = weights[0].weight_mask
+    assert weights[0].weight.detach()[present].all()
+
+
+def test_gmp_keeps_the_largest():
+    model = one_update(GMP([0.5, 0.75], update=1, init_method="from_zeros"))
+    assert torch.equal(model.weight_mask, mask(1, 5))
+
+
+def test_defect_1_a_cosine_drop_fraction_anneals():
+    seen = []
+
+    class Watching(SET):
+        in_registry = False
+
+        def update_mask(self, p, mask, sparsity):
+            seen.append(self.drop_fraction)
+            return super().update_mask(p, mask, sparsity)
+
+    algorithm = Watching(0.5, 1, drop_fraction={"type": "cosine", "init": 0.5, "half_period": 8})
+    model = nn.Sequential(nn.Linear(12, 6, bias=False))
+    algorithm.apply(model)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    algorithm.apply(optimizer)
+    train(model, optimizer, 8)
+    assert seen == pytest.approx([0.25 * (1 + math.cos(math.pi * t / 8)) for t in range(1, 9)])
+
+
+def test_granet_is_rigl_with_a_schedule():
+    results = []
+    for cls in (RigL, GraNet):
+        schedule = {"type": "linear", "init": 0.2, "slope": 0.05}
+        algorithm, model = cls(schedule, update=2, seed=1), make_model()
+        algorithm.apply(model)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        algorithm.apply(optimizer)
+        train(model, optimizer, 8)
+        results.append(snapshot(model))
+    assert_equal(*results)
+
+
+def test_global_granet_prunes_over_all_tensors_then_regrows_each():
+    algorithm = GraNet([0.0, 0.5], update=1, pruning="global", drop_fraction=0.5, seed=1)
+    model = make_model()
+    with torch.no_grad():
+        model[0].weight.mul_(100)
+    algorithm.apply(model)
+    optimizer = torch.optim.SGD(model.parameters(), 0.0)
+    algorithm.apply(optimizer)
+    train(model, optimizer, 1)
+    total = sum(int(s.mask.sum()) for s in algorithm.sparse_params.values())
+    assert total == (192 + 16 + 96) // 2
+    assert int(model[0].weight_mask.sum()) > 140  # its weights are the largest
+
+
+def test_rigl_adds_up_micro_batches_and_forgets_them():
+    algorithm = RigL(0.5, update=2, seed=1)
+    model = make_model()
+    algorithm.apply(model)
+    optimizer = torch.optim.SGD(model.parameters(), 0.0)
+    algorithm.apply(optimizer)
+    train(model, optimizer, 1)
+    assert algorithm.needs_dense_gradient
+    kept = {}
+    for clear in (True, False):  # a step that overflowed leaves its sum behind
+        optimizer.zero_grad(set_to_none=clear)
+        model(torch.full((1, 12), 9.0)).sum().backward()
+    optimizer.zero_grad(set_to_none=False)
+    for scale in (1.0, 2.0):
+        (scale * model(torch.ones(1, 12)).sum()).backward()
+    kept = {name: value.clone() for name, value in algorithm._dense.items()}
+    expected = torch.autograd.grad(3 * model(torch.ones(1, 12)).sum(), model[0].weight)[0]
+    torch.testing.assert_close(kept["0.weight"], expected)
+    optimizer.step()
+    assert not algorithm._dense and not algorithm._captures
+
+
+def test_a_parameter_without_gradient_keeps_its_mask():
+    model = make_model()
+    algorithm = SET(0.5, update=1)
+    algorithm.apply(model)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    algorithm.apply(optimizer)
+    before = model[2].weight_mask.clone()
+    model[0](torch.ones(1, 12)).sum().backward()
+    optimizer.step()
+    assert torch.equal(before, model[2].weight_mask)
+
+
+def test_defect_19_a_late_start_is_sparse_unless_compat():
+    for compat, expected in ((None, 0.5), ("cstorch-2.10", 0.0)):
+        algorithm = SET(0.5, update={"freq": 5, "start": 10}, compat=compat)
+        algorithm.apply(make_model())
+        assert algorithm.metrics()["sparsity"] == expected

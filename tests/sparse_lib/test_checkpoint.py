@@ -1,0 +1,226 @@
+"""Exports and imports: every form says the same, and dense models are dense."""
+
+import copy
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import prune
+
+from sparse_lib import checkpoint
+from sparse_lib.algorithms.static import Static
+from sparse_lib.masks import NMScoreShaper, make_mask_topk_sparsity
+
+INPUTS = (torch.linspace(-1, 1, 2 * 3 * 8 * 8).reshape(2, 3, 8, 8),)
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 10)
+    ).eval()
+
+
+def masked_network() -> nn.Sequential:
+    model = network()
+    for index in (0, 4):
+        mask = make_mask_topk_sparsity(torch.rand_like(model[index].weight), 0.75)
+        model[index].register_buffer("weight_mask", mask)
+        model[index].weight.data.masked_fill_(~mask, 0)
+    model[4].weight.data[model[4].weight_mask.nonzero()[0].unbind()] = 0.0  # a present zero
+    return model
+
+
+def test_finalize_leaves_the_dense_model():
+    model, dense = masked_network(), network()
+    expected, masks = model(*INPUTS), checkpoint.masks_of(model)
+    assert list(masks) == ["0.weight", "4.weight"] and checkpoint.is_sparse(model)
+    assert checkpoint.finalize(model).keys() == masks.keys()
+    assert torch.equal(model(*INPUTS), expected)
+    assert model.state_dict().keys() == dense.state_dict().keys()
+    assert not checkpoint.is_sparse(model) and checkpoint.finalize(model) == {}
+
+
+def test_finalize_selects():
+    model = masked_network()
+    model[0].weight.data.masked_fill_(~model[0].weight_mask, math.nan)
+    checkpoint.finalize(model)
+    assert model[0].weight.isfinite().all()
+
+
+@pytest.mark.parametrize("keep_optimizer", [True, False])
+def test_sparse_pretraining_dense_finetuning(keep_optimizer):
+    model = network().train()
+    algorithm = Static(sparsity=0.5)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    algorithm.apply(model)
+    algorithm.apply(optimizer)
+
+    def step(optimizer):
+        optimizer.zero_grad()
+        model(*INPUTS).square().sum().backward()
+        optimizer.step()
+
+    step(optimizer)
+    mask = checkpoint.masks_of(model)["4.weight"].clone()
+    weight = model[4].weight
+    assert checkpoint.densify(model, algorithm=algorithm) is model
+    assert model[4].weight is weight and (weight[~mask] == 0).all()
+    step(optimizer if keep_optimizer else torch.optim.SGD(model.parameters(), lr=0.1))
+    assert (weight[~mask] != 0).any()  # what was masked has grown
+
+
+EXPORTS = {
+    "dense": checkpoint.export_dense,
+    "nan": checkpoint.export_nan,
+    "csr": checkpoint.export_csr,
+}
+
+
+@pytest.mark.parametrize("layout", EXPORTS)
+def test_exports_agree(layout):
+    model = masked_network()
+    before = copy.deepcopy(model.state_dict())
+    state = EXPORTS[layout](model)
+    checkpoint.check_agrees(model, state, INPUTS)
+    assert state.keys() == network().state_dict().keys()
+    assert all(torch.equal(before[name], t) for name, t in model.state_dict().items())
+    weights, masks = checkpoint.split_state(state)
+    if layout != "dense":
+        owned = checkpoint.masks_of(model)
+        assert {n: m.tolist() for n, m in masks.items()} == {
+            n: m.reshape(masks[n].shape).tolist() for n, m in owned.items()
+        }
+
+
+def test_csr_by_hand():
+    model = nn.Linear(3, 2, bias=False)
+    model.weight.data = torch.tensor([[1.0, 0, 2], [0, 0, 0]])
+    model.register_buffer("weight_mask", torch.tensor([[True, False, True], [False, True, False]]))
+    csr = checkpoint.export_csr(model)["weight"]
+    assert csr.crow_indices().tolist() == [0, 2, 3]
+    assert csr.col_indices().tolist() == [0, 2, 1]
+    assert csr.values().tolist() == [1, 2, 0]  # present, though zero
+
+
+def test_differences_are_named():
+    model = masked_network()
+    state = checkpoint.export_dense(model)
+    state["4.weight"][0, 0] += 1
+    with pytest.raises(ValueError, match="differ in the values of '4.weight'"):
+        checkpoint.check_agrees(model, state)
+    del state["0.bias"]
+    with pytest.raises(ValueError, match=r"differ in the names \['0.bias'\]"):
+        checkpoint.check_agrees(model, state)
+    model[4].weight.data.fill_(math.nan)
+    with pytest.raises(ValueError, match="'4.weight' has a present weight that is NaN"):
+        checkpoint.export_nan(model)
+
+
+@pytest.mark.parametrize("layout", ["dense", "masks", "nan", "csr"])
+def test_safetensors(layout, tmp_path):
+    model = masked_network()
+    path = checkpoint.export_safetensors(model, tmp_path / "model.safetensors", layout=layout)
+    weights, masks = checkpoint.read_safetensors(path)
+    checkpoint.check_agrees(model, weights, INPUTS)
+    expected = {} if layout == "dense" else checkpoint.masks_of(model)
+    assert masks.keys() == expected.keys()
+    assert all(torch.equal(masks[name], mask) for name, mask in expected.items())
+
+
+def test_unknown_layout(tmp_path):
+    with pytest.raises(ValueError, match="layout 'csc' is unknown; did you mean 'csr'"):
+        checkpoint.export_safetensors(masked_network(), tmp_path / "x", layout="csc")
+
+
+def peer_forms(model):
+    """The same model as each relative would have saved it."""
+    masks = {name: mask.clone() for name, mask in checkpoint.masks_of(model).items()}
+    dense = checkpoint.export_dense(model)
+    buffers = dict(model.state_dict())
+    in_optimizer = {"sparsity": {"state": {name: {"mask": m} for name, m in masks.items()}}}
+    pruned = {n: t for n, t in dense.items() if n not in masks}
+    for name, mask in masks.items():
+        pruned[f"{name}_orig"] = dense[name].masked_fill(~mask, 7.0)
+        pruned[f"{name}_mask"] = mask.float()
+    return {
+        "own": buffers,
+        "2.2": {"model": buffers, "optimizer": {"state": {}}},
+        "2.1": {"model": dense, "optimizer": in_optimizer},
+        "sideband": {"model": checkpoint.export_nan(model)},
+        "torch.prune": pruned,
+        "wrapped": {f"module.{name}": tensor for name, tensor in buffers.items()},
+        "compiled": {f"_orig_mod.{name}": tensor for name, tensor in buffers.items()},
+    }
+
+
+@pytest.mark.parametrize("form", peer_forms(masked_network()))
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_peer_checkpoints_load(form, wrapped):
+    source = masked_network()
+    target = network()
+    target[0].weight.data.fill_(3.0)
+    checkpoint.load_checkpoint(
+        nn.DataParallel(target) if wrapped else target, peer_forms(source)[form]
+    )
+    assert torch.equal(target(*INPUTS), source(*INPUTS))
+    # An algorithm applied afterwards keeps these masks instead of drawing its own.
+    Static(sparsity=0.1).apply(target)
+    assert all(
+        torch.equal(mask, checkpoint.masks_of(source)[name])
+        for name, mask in checkpoint.masks_of(target).items()
+        if name in checkpoint.masks_of(source)
+    )
+
+
+def test_mismatches_are_explained():
+    source, target = masked_network(), masked_network()
+    del target[0].weight_mask
+    with pytest.raises(ValueError, match=r"differ in which weights are masked: \['0.weight'\]"):
+        checkpoint.load_checkpoint(target, source.state_dict())
+    with pytest.raises(ValueError, match="does not fit the model"):
+        checkpoint.load_checkpoint(network(), {"0.weight": torch.ones(4, 3, 3, 3)})
+    with pytest.raises(ValueError, match="masks 'x.weight', which the model does not have"):
+        state = {"x.weight": torch.ones(2), "x.weight_mask": torch.ones(2, dtype=torch.bool)}
+        checkpoint.load_checkpoint(network(), state)
+    with pytest.raises(ValueError, match=r"mask of 'w' has no weight of its shape \(3,\)"):
+        checkpoint.split_state({"w": torch.ones(2), "w_mask": torch.ones(3, dtype=torch.bool)})
+
+
+def test_dense_checkpoint_into_a_sparse_model():
+    target = masked_network()
+    checkpoint.load_checkpoint(target, network().state_dict(), strict=False)
+    assert all(mask.all() for mask in checkpoint.masks_of(target).values())
+    assert torch.equal(target(*INPUTS), network()(*INPUTS))
+
+
+def test_import_from_torch_prune():
+    model = network()
+    prune.l1_unstructured(model[4], "weight", amount=0.5)
+    prune.random_unstructured(model[0], "bias", amount=1)
+    original, expected = model[4].weight_orig, model(*INPUTS)
+    masks = checkpoint.import_torch_prune(model)
+    assert {name: int(mask.sum()) for name, mask in masks.items()} == {
+        "0.bias": 3, "4.weight": 720,
+    }  # fmt: skip
+    assert model[4].weight is original and not prune.is_pruned(model)
+    assert torch.equal(model(*INPUTS), expected)
+    checkpoint.finalize(model)
+    assert model.state_dict().keys() == network().state_dict().keys()
+    assert checkpoint.import_torch_prune(model) == {}
+
+
+def test_two_of_four():
+    model = nn.Linear(16, 8)
+    with pytest.raises(ValueError, match="no masked matrix"):
+        checkpoint.export_semi_structured(model)
+    mask = make_mask_topk_sparsity(model.weight.abs(), 0.5, NMScoreShaper(2, 4))
+    assert checkpoint.allows_two_of_four(mask)
+    model.register_buffer("weight_mask", mask)
+    with pytest.raises(ValueError, match="'weight' must be float16 or bfloat16 on a CUDA device"):
+        checkpoint.export_semi_structured(model)
+    model.weight_mask[0, :3] = True
+    assert not checkpoint.allows_two_of_four(model.weight_mask)
+    with pytest.raises(ValueError, match="'weight' keeps more than 2 of some 4"):
+        checkpoint.export_semi_structured(model)

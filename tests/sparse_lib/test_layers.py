@@ -1,0 +1,133 @@
+"""describe and default_filter on torch layers and transformers' models."""
+
+import pytest
+import torch
+from torch import nn
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    ResNetConfig,
+    ResNetForImageClassification,
+)
+
+from sparse_lib.layers import default_filter, describe, fans
+
+
+def gpt2():
+    with torch.device("meta"):
+        return GPT2LMHeadModel(
+            GPT2Config(n_layer=1, n_embd=8, n_head=2, vocab_size=11, n_positions=16)
+        )
+
+
+def llama():
+    config = LlamaConfig(
+        num_hidden_layers=1,
+        hidden_size=8,
+        intermediate_size=12,
+        num_attention_heads=2,
+        vocab_size=11,
+    )
+    with torch.device("meta"):
+        return LlamaForCausalLM(config)
+
+
+def resnet():
+    config = ResNetConfig(
+        embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="basic", num_labels=3
+    )
+    with torch.device("meta"):
+        return ResNetForImageClassification(config)
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape", "groups", "expected"),
+    [
+        ("linear", (5, 3), 1, (3, 5)),
+        ("conv1d", (3, 5), 1, (3, 5)),
+        ("conv2d", (8, 4, 3, 3), 1, (36, 72)),
+        ("conv2d", (8, 2, 3, 3), 2, (18, 36)),
+        ("conv_transpose", (4, 8, 2, 2), 1, (16, 32)),
+        ("norm", (7,), 1, (1, 1)),
+    ],
+)
+def test_fans_follow_the_storage_order_of_each_kind(kind, shape, groups, expected):
+    assert fans(shape, kind=kind, groups=groups) == expected
+
+
+def test_gpt2_conv1d_is_transposed_and_the_head_tied():
+    layers = {layer.weight_name: layer for layer in describe(gpt2())}
+    c_fc = layers["transformer.h.0.mlp.c_fc.weight"]
+    assert (c_fc.kind, c_fc.transposed, c_fc.fan_in, c_fc.fan_out) == ("conv1d", True, 8, 32)
+    head = layers["lm_head.weight"]
+    assert (head.role, head.tied_to) == ("head", "transformer.wte.weight")
+    assert layers["transformer.wte.weight"].role == "embedding"
+
+
+def test_resnet_roles():
+    roles = {layer.weight_name: layer.role for layer in describe(resnet())}
+    assert roles["resnet.embedder.embedder.convolution.weight"] == "stem"
+    assert roles["classifier.1.weight"] == "head"
+    assert roles["resnet.encoder.stages.1.layers.0.shortcut.convolution.weight"] == "block"
+
+
+@pytest.mark.parametrize(
+    ("build", "num_sparse"), [(gpt2, 4), (llama, 7), (resnet, 6)], ids=["gpt2", "llama", "resnet"]
+)
+def test_default_filter_takes_blocks_only_with_or_without_the_model(build, num_sparse):
+    model = build()
+    by_name = [n for n, p in model.named_parameters() if default_filter(n, p)]
+    by_model = [n for n, p in model.named_parameters() if default_filter(n, p, model)]
+    assert by_name == by_model
+    assert len(by_name) == num_sparse
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model.embed_tokens.weight",
+        "transformer.wte.weight",
+        "transformer.wpe.weight",
+        "lm_head.weight",
+        "head.weight",
+        "ln_f.weight",
+        "block.norm1.weight",
+        "pos_embed",
+        "token_embedding.weight",
+        "pe_helper.weight",
+        "fc.weight",
+    ],
+)
+def test_default_filter_leaves_out_by_name(name):
+    assert not default_filter(name, torch.empty(4, 4))
+
+
+@pytest.mark.parametrize("name", ["layers.0.fc.weight", "attn.q_proj.weight", "overhead.weight"])
+def test_default_filter_keeps(name):
+    assert default_filter(name, torch.empty(4, 4))
+
+
+def test_default_filter_leaves_out_vectors():
+    assert not default_filter("layers.0.q_proj.bias", torch.empty(4))
+
+
+def test_default_filter_sees_tied_weights_whatever_their_name():
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.project = nn.Linear(4, 9, bias=False)
+            self.symbols = nn.Embedding(9, 4)
+            self.symbols.weight = self.project.weight
+
+    model = Tied()
+    weight = model.project.weight
+    assert default_filter("project.weight", weight)
+    assert not default_filter("project.weight", weight, model)
+
+
+def test_weights_of_unknown_modules_are_described():
+    model = nn.MultiheadAttention(4, 2)
+    kinds = {layer.weight_name: layer.kind for layer in describe(model)}
+    assert kinds == {"in_proj_weight": "parameter", "out_proj.weight": "linear"}
