@@ -25,7 +25,7 @@ $(MARK): pyproject.toml constraints.txt
 ## make reproduce   train, evaluate and report every study at the quick scale
 reproduce: setup
 	$(RUN) snakemake reproduce $(ARGS)
-	@$(BIN)/python -m experiments where $(ARGS)
+	@$(BIN)/python -m experiments where -- $(ARGS)
 
 ## make smoke       the same at the smallest scale, in two minutes
 smoke: setup

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -140,7 +141,7 @@ def record(run: RunId) -> None:
     value = records.make_record(
         folder / "train.json", folder / "eval.json", folder / "metrics.jsonl"
     )
-    (folder / "record.json").write_text(json.dumps(value, indent=1) + "\n")
+    records.write_record(value, folder / "record.json")
 
 
 def study_dict(study: str, scale: str) -> dict:
@@ -163,9 +164,14 @@ def collect(study: StudyName, scale: Scale, files: list[Path]) -> None:
     """Collect the records of a study into tidy tables."""
     from experiments.analysis import records
 
-    out = study_folder(study, scale) / "records.csv"
-    out.parent.mkdir(parents=True, exist_ok=True)
-    records.collect(files, study_dict(study, scale), out)
+    folder = study_folder(study, scale)
+    kept = folder / "records"
+    shutil.rmtree(kept, ignore_errors=True)
+    kept.mkdir(parents=True)
+    for path in files:
+        name = path.parent.name if path.name == "record.json" else path.stem
+        shutil.copy(path, kept / f"{name}.json")
+    records.collect(files, study_dict(study, scale), folder / "records.csv")
 
 
 def read_study(study: str, scale: str) -> tuple:
@@ -186,6 +192,72 @@ def figure(name: str, study: StudyName, scale: Scale) -> None:
     from experiments.analysis import figures
 
     figures.write(name, *read_study(study, scale), page_folder(study, scale) / "figures")
+
+
+@app.command()
+def table(name: str, study: StudyName, scale: Scale) -> None:
+    """Make one table of a study from its records."""
+    from experiments.analysis import tables
+
+    tables.write(name, *read_study(study, scale), page_folder(study, scale) / "tables")
+
+
+@app.command()
+def claims(study: StudyName, scale: Scale) -> None:
+    """Write the ledger of a study: a verdict for each published claim."""
+    from experiments.analysis import claims as ledger
+
+    records, _, facts = read_study(study, scale)
+    ledger.write(records, facts, study_folder(study, scale) / "claims.csv")
+
+
+@app.command()
+def report(study: StudyName, scale: Scale) -> None:
+    """Write the page of a study."""
+    from experiments.report import render
+
+    folder, page = study_folder(study, scale), page_folder(study, scale)
+    render.render_study(
+        study_dict(study, scale),
+        folder / "records.csv",
+        folder / "curves.csv",
+        folder / "records",
+        page / "figures",
+        page / "tables",
+        folder / "claims.csv",
+        page,
+    )
+
+
+@app.command()
+def index(scale: Scale) -> None:
+    """Write the front page over all studies of a scale."""
+    from experiments.report import render
+
+    names = [name for name in plan.study_names() if page_folder(name, scale).is_dir()]
+    studies = [study_dict(name, scale) for name in names]
+    render.render_index(studies, scale, Path("results") / scale, Path("reports") / scale)
+
+
+@app.command()
+def publish(scale: Scale) -> None:
+    """Make the report of a scale the committed reference, its records included."""
+    from experiments.report import render
+
+    render.publish(Path("reports") / scale, Path("reports"))
+    keep(scale)
+
+
+@app.command()
+def where(arguments: Annotated[list[str] | None, typer.Argument()] = None) -> None:
+    """Print where the report of the configured scale is."""
+    import yaml
+
+    scale = yaml.safe_load((plan.ROOT / "experiments/config.yaml").read_text())["scale"]
+    for word in arguments or []:
+        if word.startswith("scale="):
+            scale = word.removeprefix("scale=")
+    print(f"The report is reports/{scale}/index.html")
 
 
 @app.command()

@@ -1,0 +1,91 @@
+"""Sparse training for any ``nn.Module`` and any torch optimizer.
+
+>>> import torch
+>>> import sparse_lib as sl
+>>> model = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.ReLU(), torch.nn.Linear(32, 4))
+>>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+>>> sparsity = sl.RigL(sparsity=0.75, update={"freq": 10, "stop": 75}, drop_fraction=0.3, seed=0)
+>>> _ = sparsity.apply(model)
+>>> _ = sparsity.apply(optimizer)
+>>> loss = model(torch.ones(2, 8)).square().mean()
+>>> loss.backward()
+>>> optimizer.step()
+>>> int(model[0].weight.count_nonzero()), model[0].weight.numel()
+(64, 256)
+"""
+
+from sparse_lib import algorithms, device, distributions, ift, init, masks, optim, schedules
+from sparse_lib.algorithm import SparsityAlgorithm
+from sparse_lib.algorithms.gmp import GMP
+from sparse_lib.algorithms.granet import GraNet
+from sparse_lib.algorithms.rigl import RigL
+from sparse_lib.algorithms.set import SET
+from sparse_lib.algorithms.static import Static
+from sparse_lib.checkpoint import densify, finalize, is_sparse, load_checkpoint
+from sparse_lib.configure import configure
+from sparse_lib.dynamic import DynamicSparsityAlgorithm
+from sparse_lib.flops import count as count_flops
+from sparse_lib.group import Group
+from sparse_lib.masks import (
+    make_mask_drop_minimum,
+    make_mask_grow_maximum,
+    make_mask_topk_sparsity,
+    num_nonzero,
+)
+from sparse_lib.parameters import SparseParameter
+from sparse_lib.plan import plan
+from sparse_lib.schedules import HyperParameterSchedule
+from sparse_lib.shapers import (
+    InputGroupScoreShaper,
+    OutputGroupScoreShaper,
+    ScoreFlattener,
+    ScoreShaper,
+)
+from sparse_lib.update_schedules import UpdateSchedule
+from sparse_lib.wrapper import (
+    BaseHyperParameter,
+    BaseSparsityOptimizer,
+    configure_sparsity_wrapper,
+)
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "GMP",
+    "SET",
+    "BaseHyperParameter",
+    "BaseSparsityOptimizer",
+    "DynamicSparsityAlgorithm",
+    "GraNet",
+    "Group",
+    "HyperParameterSchedule",
+    "InputGroupScoreShaper",
+    "OutputGroupScoreShaper",
+    "RigL",
+    "ScoreFlattener",
+    "ScoreShaper",
+    "SparseParameter",
+    "SparsityAlgorithm",
+    "Static",
+    "UpdateSchedule",
+    "algorithms",
+    "configure",
+    "configure_sparsity_wrapper",
+    "count_flops",
+    "densify",
+    "device",
+    "distributions",
+    "finalize",
+    "ift",
+    "init",
+    "is_sparse",
+    "load_checkpoint",
+    "make_mask_drop_minimum",
+    "make_mask_grow_maximum",
+    "make_mask_topk_sparsity",
+    "masks",
+    "num_nonzero",
+    "optim",
+    "plan",
+    "schedules",
+]

@@ -327,10 +327,10 @@ class SparsityAlgorithm(ABC):
         call_update(self, optimizer)
         return True
 
-    def _restore_gradients(self) -> None:
+    def _restore_gradients(self) -> None:  # noqa: B027 (most algorithms only mask them)
         """Undo what :meth:`_before_step` did to gradients besides masking them."""
 
-    def _prepare_next_step(self) -> None:
+    def _prepare_next_step(self) -> None:  # noqa: B027 (most algorithms need no preparation)
         """Called once a step is over, and when the optimizer is applied."""
 
     def _mask_weights_and_states(self, optimizer: Optimizer) -> None:

@@ -151,4 +151,9 @@ DATASETS = (
         to_documents=_wikitext_articles,
     ),
     hub_dataset("enwiki-slice", "local/enwiki-2014-slice", license=_WIKIPEDIA),
+    hub_dataset(
+        "slimpajama",
+        "cerebras/SlimPajama-627B",
+        license="that of each source; see the data card",
+    ),
 )

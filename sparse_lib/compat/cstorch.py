@@ -1,4 +1,4 @@
-"""``import sparse_lib.compat.cstorch as cstorch`` in place of ``import cerebras.pytorch as cstorch``.
+"""``from sparse_lib.compat import cstorch`` in place of ``import cerebras.pytorch as cstorch``.
 
 Holds what the Cerebras documents' scripts use: ``backend``, ``compile``, ``sparse``, ``optim``.
 """

@@ -38,9 +38,7 @@ class Backend:
             warnings.warn(message, RuntimeWarning, stacklevel=2)
 
 
-def backend(
-    name: str, *, strict: bool = False, crossover: float = CROSSOVER_SPARSITY
-) -> Backend:
+def backend(name: str, *, strict: bool = False, crossover: float = CROSSOVER_SPARSITY) -> Backend:
     """Chooses how masked layers are executed.
 
     Args:
@@ -92,7 +90,7 @@ def _twin(
     """A module that shares the dictionaries of another: parameters, masks and hooks, even later."""
     if module in twins:
         return twins[module]
-    twin = twins[module] = object.__new__(_twin_class(type(module)))
+    twin = twins[module] = object.__new__(_twin_class(type(module)))  # type: ignore[arg-type]
     twin.__dict__.update(module.__dict__, _original=module)
     if isinstance(twin, SparseLayer):
         execution = Execution(path, skip, backend.crossover, backend.notice)

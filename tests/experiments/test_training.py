@@ -101,7 +101,9 @@ def test_records_hold_what_the_report_needs(corpus, tmp_path):
     assert result["final"]["validation_perplexity"] == pytest.approx(
         math.exp(result["final"]["validation_loss"])
     )
-    assert {layer["sparsity"] for layer in result["layers"]} == pytest.approx({0.8}, abs=1e-3)
+    assert result["layers"]
+    for layer in result["layers"]:
+        assert layer["sparsity"] == pytest.approx(0.8, abs=1e-3)
     text = json.dumps(result)
     assert str(tmp_path) not in text and str(Path.home()) not in text
     rows = [json.loads(r) for r in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
@@ -131,7 +133,7 @@ def test_a_second_trainer_waits_and_finds_the_result(corpus, tmp_path):
     spec = short_spec("dense", steps=2)
     run_training(spec, corpus, tmp_path)
     before = (tmp_path / "out" / "train.json").stat().st_mtime_ns
-    path = tmp_path / "state" / f"{spec["id"]}-{"0" * 12}.lock"
+    path = tmp_path / 'state' / f"{spec['id']}-{'0' * 12}.lock"
     lock = FileLock(path, thread_local=False)
     lock.acquire()
     import threading

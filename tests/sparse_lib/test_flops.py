@@ -129,9 +129,7 @@ def test_spdf_table(config, sparsity, published):
     num_layers, hidden_size, num_heads = config
     with torch.device("meta"):
         model = GPT2LMHeadModel(
-            GPT2Config(
-                n_layer=num_layers, n_embd=hidden_size, n_head=num_heads, n_positions=2048
-            )
+            GPT2Config(n_layer=num_layers, n_embd=hidden_size, n_head=num_heads, n_positions=2048)
         )
     flops = count(model, batch_size=1, sequence_length=2048)
     ours = flops.training_step(flops.uniform(sparsity))
@@ -155,7 +153,7 @@ def test_sparse_cost_is_two_flops_per_position_and_nonzero():
 
 def test_attention_is_never_sparse_and_a_tied_weight_follows_its_first_name():
     flops = count(gpt2(), batch_size=1, sequence_length=T)
-    gone = flops.forward({name: 1.0 for name in flops.uniform(1.0)})
+    gone = flops.forward(dict.fromkeys(flops.uniform(1.0), 1.0))
     assert gone == L * 4 * T * T * D + 2 * T * D * V
     assert flops.forward() - flops.forward({"transformer.wte.weight": 1.0}) == 2 * T * D * V
 

@@ -19,8 +19,7 @@ rule collect:
 rule claims:
     """A verdict for each claim of the study."""
     input:
-        rules.collect.output.records,
-        "experiments/published/claims.csv",
+        rules.collect.output,
     output:
         "results/{scale}/{study}/claims.csv",
     log:
@@ -28,6 +27,8 @@ rule claims:
     params:
         python=PYTHON,
         code=code("experiments/analysis/claims.py"),
+        published=files_hash("experiments/published/*"),
+        study=study_hash,
     shell:
         "{params.python} -m experiments claims --study {wildcards.study}"
         " --scale {wildcards.scale} > {log} 2>&1"
@@ -93,6 +94,7 @@ rule study_page:
         python=PYTHON,
         code=code("experiments/report/render.py"),
         templates=files_hash("experiments/report/templates/*"),
+        published=files_hash("experiments/published/*"),
     shell:
         "{params.python} -m experiments report --study {wildcards.study}"
         " --scale {wildcards.scale} > {log} 2>&1"
@@ -110,5 +112,21 @@ rule index:
         python=PYTHON,
         code=code("experiments/report/render.py"),
         templates=files_hash("experiments/report/templates/*"),
+        published=files_hash("experiments/published/*"),
     shell:
         "{params.python} -m experiments index --scale {wildcards.scale} > {log} 2>&1"
+
+
+rule publish:
+    """Make the report of the configured scale the committed reference."""
+    input:
+        f"reports/{SCALE}/index.html",
+    output:
+        "reports/index.html",
+    log:
+        "logs/report/publish.log",
+    params:
+        python=PYTHON,
+        scale=SCALE,
+    shell:
+        "{params.python} -m experiments publish --scale {params.scale} > {log} 2>&1"

@@ -1,8 +1,5 @@
 """The kernels against dense torch, at every vector width that this machine has."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
 
@@ -163,10 +160,26 @@ def test_structure_rejects_other_tensors(mask):
         Structure(mask)
 
 
-def test_library_is_built_once_and_without_compiler_reported(tmp_path):
-    code = "from sparse_lib.device import kernels; print(kernels.unavailable())"
-    run = [sys.executable, "-c", code]
-    environment = {"XDG_CACHE_HOME": str(tmp_path), "PATH": "/nowhere", "CC": "missing-compiler"}
-    result = subprocess.run(run, env=environment, capture_output=True, text=True, check=True)
-    assert "no C compiler was found" in result.stdout
+def test_library_is_built_once_into_the_users_cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    built = kernels._build()
+    assert built.parent == tmp_path / "sparse_lib" and kernels._build() == built
+    assert list(tmp_path.rglob("*.so")) == [built]
+
+
+def test_a_missing_compiler_is_reported(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setenv("CC", "missing-compiler")
+    with pytest.raises(kernels.KernelError, match="no C compiler was found"):
+        kernels._build()
+
+
+def test_a_failing_compiler_is_reported_and_leaves_nothing(monkeypatch, tmp_path):
+    source = tmp_path / "kernels.c"
+    source.write_text("this is no C")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(kernels, "_SOURCE", source)
+    with pytest.raises(kernels.KernelError, match="the C compiler failed on kernels.c"):
+        kernels._build()
     assert not list(tmp_path.rglob("*.so"))

@@ -179,9 +179,8 @@ def test_rigl_mean_step_emerges_from_a_schedule():
         layer.register_buffer("weight_mask", mask)
     flops = count(model, batch_size=5)
     delta_t = 9
-    step = 0
-    with Ledger(model, dense_weight_gradient=lambda: step == delta_t) as ledger:
-        for step in range(delta_t + 1):
+    with Ledger(model, dense_weight_gradient=lambda: len(ledger.steps) == delta_t) as ledger:
+        for _ in range(delta_t + 1):
             x = torch.ones(5, 8, requires_grad=True)
             model(x).sum().backward()
             ledger.end_step()

@@ -18,9 +18,7 @@ UNBOUND = replace(SPECS["cs2"], stream_bandwidth=1e30)
 def gpt(num_layers=2, hidden_size=64, num_heads=2):
     with torch.device("meta"):
         return GPT2LMHeadModel(
-            GPT2Config(
-                n_layer=num_layers, n_embd=hidden_size, n_head=num_heads, n_positions=2048
-            )
+            GPT2Config(n_layer=num_layers, n_embd=hidden_size, n_head=num_heads, n_positions=2048)
         )
 
 
