@@ -445,5 +445,3 @@ def _write(trainer: Trainer, out: Path, *, spec_hash: str, code_hash: str, comma
             "command": command,
         },
     )
-
-

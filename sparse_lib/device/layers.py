@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.grad import conv2d_weight
+from torch.utils._python_dispatch import _disable_current_modes
 
 from sparse_lib.device import kernels
 from sparse_lib.device.ledger import is_recording, record
@@ -137,10 +138,10 @@ class Windows:
         return conv2d_weight(source, shape, gradient, self.stride, self.padding, self.dilation)
 
 
-def _report(part: str, weight: torch.Tensor, structure: kernels.Structure, tokens: int) -> None:
+def _report(part: str, weight: torch.Tensor, num_weights: int, tokens: int) -> None:
     """Tells listening ledgers of one product, at 2 FLOPs per multiply-add."""
     if is_recording():
-        executed = 2 * tokens * structure.num_nonzero
+        executed = 2 * tokens * num_weights
         record(weight, part, dense_flops=2 * tokens * weight.numel(), executed_flops=executed)
 
 
@@ -168,7 +169,7 @@ class SkipProduct(torch.autograd.Function):
             geometry.target_view(target),
             bias.contiguous() if bias is not None else None,
         )
-        _report("forward", weight, structures.forward, view.tokens)
+        _report("forward", weight, structures.forward.num_nonzero, view.tokens)
         return target
 
     @staticmethod
@@ -193,13 +194,15 @@ class SkipProduct(torch.autograd.Function):
             structure.multiply(weight.contiguous(), geometry.target_view(gradient), view)
         tokens = geometry.source_view(source).tokens
         if needs_source:
-            _report("input_gradient", ctx.parameter, structure, tokens)
-        if needs_weight and not dense:
-            _report("weight_gradient", ctx.parameter, structure, tokens)
+            _report("input_gradient", ctx.parameter, structure.num_nonzero, tokens)
+        if needs_weight:
+            num_weights = weight.numel() if dense else structure.num_nonzero
+            _report("weight_gradient", ctx.parameter, num_weights, tokens)
         if dense:
-            weight_gradient = geometry.weight_gradient(
-                source, gradient, weight.shape, ctx.inputs_first
-            )
+            with _disable_current_modes():  # a ledger would not know whose operators these are
+                weight_gradient = geometry.weight_gradient(
+                    source, gradient, weight.shape, ctx.inputs_first
+                )
         bias_gradient = geometry.bias_gradient(gradient) if needs_bias else None
         return source_gradient, weight_gradient, bias_gradient, None, None, None
 

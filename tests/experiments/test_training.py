@@ -133,7 +133,7 @@ def test_a_second_trainer_waits_and_finds_the_result(corpus, tmp_path):
     spec = short_spec("dense", steps=2)
     run_training(spec, corpus, tmp_path)
     before = (tmp_path / "out" / "train.json").stat().st_mtime_ns
-    path = tmp_path / 'state' / f"{spec['id']}-{'0' * 12}.lock"
+    path = tmp_path / "state" / f"{spec['id']}-{'0' * 12}.lock"
     lock = FileLock(path, thread_local=False)
     lock.acquire()
     import threading
@@ -155,9 +155,11 @@ def test_methods_see_the_same_tokens_in_the_same_order(corpus, tmp_path):
     """Half the batch and twice the steps read the stream that the full batch reads."""
     full, half = short_spec("dense"), short_spec("static")
     full["recipe"]["batch_size"], half["recipe"]["batch_size"] = 8, 4
-    make = lambda spec: training.Trainer(  # noqa: E731
-        spec, spec_hash="0" * 64, data_dir=corpus, state_root=tmp_path
-    ).task
+    make = lambda spec: (
+        training.Trainer(  # noqa: E731
+            spec, spec_hash="0" * 64, data_dir=corpus, state_root=tmp_path
+        ).task
+    )
     a, b = make(full), make(half)
     for step in range(30):
         assert torch.equal(a.batch(step), torch.cat([b.batch(2 * step), b.batch(2 * step + 1)]))

@@ -312,12 +312,14 @@ def test_skip_really_calls_the_kernels(monkeypatch):
     assert calls == []
 
 
-def test_ledger_hears_what_the_kernels_executed():
+@pytest.mark.parametrize("dense_gradient", (False, True))
+def test_ledger_hears_what_the_kernels_executed(dense_gradient):
     from sparse_lib.device.ledger import Ledger
 
     model = nn.Sequential(nn.Linear(12, 8), nn.Conv2d(2, 3, 3, padding=1))
     for layer in model:
         add_mask(layer, 0.6)
+        layer.weight._needs_dense_gradient = dense_gradient
     twin = compile(model, backend("skip", strict=True))
     with Ledger(model) as ledger:
         step(twin[0], torch.randn(5, 12))
@@ -325,7 +327,9 @@ def test_ledger_hears_what_the_kernels_executed():
     tokens = {"0": 5, "1": 4 * 6 * 7}
     rows = {(row["name"], row["part"]): row for row in ledger.records()}
     assert len(rows) == 6
-    for (name, _), row in rows.items():
+    for (name, part), row in rows.items():
         mask = model[int(name)].weight_mask
+        if dense_gradient and part == "weight_gradient":
+            mask = torch.ones_like(mask)
         assert row["dense_flops"] == 2 * tokens[name] * mask.numel()
         assert row["executed_flops"] == 2 * tokens[name] * int(mask.sum())
