@@ -1,5 +1,6 @@
 import ast
 import difflib
+import json
 import os
 import shlex
 import subprocess
@@ -87,6 +88,13 @@ CHOSEN = [
     if config["study"] in ("all", name) and study.scales.get(SCALE)
 ]
 RESULTS_LOCK = FileLock("results/.lock")
+
+# How often each run was asked for again. The number is a parameter of its training, so one more
+# makes Snakemake train that run, and a later command without `run` finds nothing to do.
+RERUNS_FILE = Path("state/reruns.json")
+RERUNS = json.loads(RERUNS_FILE.read_text()) if RERUNS_FILE.is_file() else {}
+if config["run"] is not None:
+    RERUNS[config["run"]] = RERUNS.get(config["run"], 0) + 1
 
 warn_missing_data(RUNS[SCALE].values())
 
@@ -189,3 +197,6 @@ onstart:
         raise WorkflowError(
             "another snakemake is working on results/; wait for it or stop it"
         )
+    if config["run"] is not None:
+        RERUNS_FILE.parent.mkdir(exist_ok=True)
+        RERUNS_FILE.write_text(json.dumps(RERUNS, indent=1))

@@ -16,6 +16,8 @@ rule train:
         python=PYTHON,
         spec=lambda wildcards: ALL_RUNS[wildcards.run].spec_hash,
         code=lambda wildcards: plan.training_code_hash(ALL_RUNS[wildcards.run].spec),
+        reruns=lambda wildcards: RERUNS.get(wildcards.run, 0),
+        device=config["device"],
     shell:
         "{params.python} -m experiments train --run {wildcards.run} --log {log}"
-        " --threads {threads} --device " + config["device"] + " 2>> {log}"
+        " --threads {threads} --device {params.device} 2>> {log}"
