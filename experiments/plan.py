@@ -388,48 +388,48 @@ def imported_files(*entries: Path) -> list[Path]:
     queue = list(entries)
     while queue:
         path = queue.pop()
-        if path in found:
-            continue
-        found.add(path)
-        for node in ast.walk(ast.parse(path.read_text())):
-            modules: list[str] = []
-            if isinstance(node, ast.Import):
-                modules = [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom) and node.module:
-                modules = [node.module, *(f"{node.module}.{a.name}" for a in node.names)]
+        if path not in found:
+            found.add(path)
+            modules, _ = _syntax(path)
             queue += [file for name in modules for file in _module_files(name)]
     return sorted(found)
 
 
-def _module_files(module: str) -> list[Path]:
+@functools.cache
+def _module_files(module: str) -> tuple[Path, ...]:
     """The file of a module of ours, or nothing."""
     if module.split(".")[0] not in ("sparse_lib", "experiments"):
-        return []
+        return ()
     if module == "sparse_lib" or module.startswith("experiments.data"):
-        return []
+        return ()
     base = ROOT.joinpath(*module.split("."))
     candidates = [base.with_suffix(".py"), base / "__init__.py"]
-    return [path for path in candidates if path.is_file()]
+    return tuple(path for path in candidates if path.is_file())
+
+
+@functools.cache
+def _syntax(path: Path) -> tuple[tuple[str, ...], str]:
+    """Modules that a file names in imports, and the hash of its tree without docstrings."""
+    tree = ast.parse(path.read_text())
+    modules: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            modules |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            modules |= {node.module, *(f"{node.module}.{a.name}" for a in node.names)}
+        elif (
+            isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef))
+            and ast.get_docstring(node, clean=False) is not None
+        ):
+            node.body = node.body[1:]
+    return tuple(sorted(modules)), hashlib.sha256(ast.dump(tree).encode()).hexdigest()
 
 
 @functools.cache
 def code_hash(*entries: Path) -> str:
     """Hash of the syntax trees of the import closure: comments and docstrings do not count."""
-    trees = {}
-    for path in imported_files(*entries):
-        tree = ast.parse(path.read_text())
-        for node in ast.walk(tree):
-            body = getattr(node, "body", None)
-            if (
-                isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef))
-                and body
-                and isinstance(body[0], ast.Expr)
-                and isinstance(body[0].value, ast.Constant)
-                and isinstance(body[0].value.value, str)
-            ):
-                node.body = body[1:]
-        trees[path.relative_to(ROOT).as_posix()] = ast.dump(tree)
-    return digest(trees)
+    files = imported_files(*entries)
+    return digest({path.relative_to(ROOT).as_posix(): _syntax(path)[1] for path in files})
 
 
 def training_code_hash(spec: dict[str, Any]) -> str:

@@ -117,6 +117,12 @@ def test_spec_hash_ignores_the_suite():
     assert plan.Run("x", "smoke", {**spec, "seed": 9}, 1.0).spec_hash not in hashes
 
 
+def forget() -> None:
+    """Drop what was read of files that a test rewrites."""
+    plan.code_hash.cache_clear()
+    plan._syntax.cache_clear()
+
+
 def test_code_hash_ignores_comments_and_docstrings(tmp_path):
     texts = {
         "a": '"""Doc."""\nX = 1\n',
@@ -128,11 +134,11 @@ def test_code_hash_ignores_comments_and_docstrings(tmp_path):
         path = plan.ROOT / "tests" / "experiments" / "_code_hash_probe.py"
         path.write_text(text)
         try:
-            plan.code_hash.cache_clear()
+            forget()
             hashes[name] = plan.code_hash(path)
         finally:
             path.unlink()
-    plan.code_hash.cache_clear()
+    forget()
     assert hashes["a"] == hashes["b"] != hashes["c"]
 
 
