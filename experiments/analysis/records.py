@@ -235,6 +235,10 @@ def _training_metrics(record: dict[str, Any]) -> list[dict[str, Any]]:
     if validation:
         add("loss", validation[-1].get("loss"), "validation", False)
         add("perplexity", validation[-1].get("perplexity"), "validation", False)
+        floor = record["data"].get("floor_nats_per_token")
+        if floor is not None:
+            add("floor_loss", floor, "validation")
+            add("excess_loss", validation[-1]["loss"] - floor, "validation", False)
     if train:
         add("steps", train[-1].get("step"))
         add("tokens", train[-1].get("tokens"))

@@ -96,3 +96,17 @@ def test_analysis_and_report_do_not_import_torch():
         "[tables.load(n) for n in tables.names()]; sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+
+def test_the_floor_is_subtracted(full):
+    table = tables.load("floor").make(*full)
+    assert (table["floor"] == 2.0).all()
+    assert table["excess"].to_numpy() == pytest.approx(table["loss"].to_numpy() - 2.0)
+
+
+def test_without_a_known_floor_the_floor_table_is_empty():
+    made = synthetic.make(records.make_record, seeds=1)
+    for record in made:
+        record["data"].pop("floor_nats_per_token")
+    assert tables.load("floor").make(*frames(made)).empty

@@ -1,0 +1,28 @@
+"""Validation loss above a provable floor, in nats per token: on text drawn from a grammar whose
+exact probabilities are known, no model can on average predict better than the floor. Means over
+seeds; only datasets with a known floor are listed."""
+
+from typing import Any
+
+import pandas as pd
+
+from experiments.analysis import records as tidy
+
+COLUMNS = ["model", "dataset", "method", "sparsity", "seeds", "floor", "loss", "excess", "runs"]
+
+
+def make(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
+    """One row per model, dataset with a floor, method and sparsity."""
+    own = records[(records["task"] == "training") & (records["split"] == "validation")]
+    own = own[own["run"].isin(own[own["metric"] == "floor_loss"]["run"])]
+    rows = []
+    for cell in tidy.cells(own):
+        for method, sparsity in tidy.treatments(tidy.in_cell(own, cell)):
+            chosen = tidy.in_cell(own, cell)
+            chosen = chosen[(chosen["method"] == method) & (chosen["sparsity"] == sparsity)]
+            means = chosen.groupby("metric")["value"].mean()
+            runs = chosen["run"].drop_duplicates()
+            values = (means["floor_loss"], means["loss"], means["excess_loss"])
+            row = (*cell, method, sparsity, len(runs), *values, " ".join(runs))
+            rows.append(dict(zip(COLUMNS, row, strict=True)))
+    return pd.DataFrame(rows, columns=COLUMNS)
