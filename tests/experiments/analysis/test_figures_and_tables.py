@@ -98,7 +98,6 @@ def test_analysis_and_report_do_not_import_torch():
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-
 def test_the_floor_is_subtracted(full):
     table = tables.load("floor").make(*full)
     assert (table["floor"] == 2.0).all()
