@@ -132,18 +132,17 @@ def check_ift_identities(_: pd.DataFrame) -> Check:
 
 
 def check_ift_whole_model(_: pd.DataFrame) -> Check:
-    """GPT-3 Small at T = 1024: widened by 1/sqrt(1-s), attention and head grow with it."""
+    """GPT-3 Small at T = 1024, at the source's widths: attention and head grow with them."""
     layers, width, vocabulary, length = 12, 768, 50257, 1024
     dense = spdf_flops(layers, width, vocabulary, length, 0)
     ratios = []
-    for sparsity in (0.5, 0.75):
-        wide = width * math.sqrt(1 / (1 - sparsity))
-        blocks = 6 * length * 12 * layers * width**2
+    for sparsity, wide in ((0.5, 1092), (0.75, 1536)):
+        blocks = 6 * length * 12 * layers * (1 - sparsity) * wide**2
         rest = 12 * layers * length**2 * wide + 6 * length * wide * vocabulary
         ratios.append((blocks + rest) / dense)
-    text = f"{ratios[0]:.2f}x dense at s = 0.5 (quoted 1.18x), {ratios[1]:.2f}x at 0.75 (1.40x)"
-    # The quoted values may rest on rounded widths, so they need to agree within 2% only.
-    holds = all(abs(r / q - 1) < 0.02 for r, q in zip(ratios, (1.18, 1.40), strict=True))
+    text = f"{ratios[0]:.3f}x dense at s = 0.5 (quoted 1.18x), {ratios[1]:.3f}x at 0.75 (1.40x)"
+    # The quoted values have two decimals, so ours must round to them.
+    holds = all(abs(r - q) <= 0.005 for r, q in zip(ratios, (1.18, 1.40), strict=True))
     return Check(holds, text)
 
 

@@ -155,12 +155,10 @@ def test_methods_see_the_same_tokens_in_the_same_order(corpus, tmp_path):
     """Half the batch and twice the steps read the stream that the full batch reads."""
     full, half = short_spec("dense"), short_spec("static")
     full["recipe"]["batch_size"], half["recipe"]["batch_size"] = 8, 4
-    make = lambda spec: (
-        training.Trainer(  # noqa: E731
-            spec, spec_hash="0" * 64, data_dir=corpus, state_root=tmp_path
-        ).task
+    a, b = (
+        training.Trainer(spec, spec_hash="0" * 64, data_dir=corpus, state_root=tmp_path).task
+        for spec in (full, half)
     )
-    a, b = make(full), make(half)
     for step in range(30):
         assert torch.equal(a.batch(step), torch.cat([b.batch(2 * step), b.batch(2 * step + 1)]))
 
