@@ -4,7 +4,7 @@ from snakemake.utils import min_version
 min_version("9.20")
 
 
-configfile: "experiments/config.yaml"
+configfile: f"{workflow.basedir}/experiments/config.yaml"
 
 
 # Used with `--sdm apptainer`; without it the active environment runs everything.

@@ -86,7 +86,7 @@ def test_two_studies_share_a_run(write):
 
 
 def test_sparse_runs_halve_the_batch_and_double_the_steps():
-    runs = {run.spec["method"]: run.spec["recipe"] for run in plan.all_runs("quick").values()}
+    runs = {run.spec["method"]: run.spec["recipe"] for run in plan.all_runs("smoke").values()}
     assert runs["static"]["batch_size"] * 2 == runs["dense"]["batch_size"]
     assert runs["static"]["steps"] == 2 * runs["dense"]["steps"]
 

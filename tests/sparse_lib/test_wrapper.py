@@ -33,7 +33,7 @@ def test_the_wrapper_is_a_drop_in():
     assert other.sparsity.step == 4
 
 
-class Cubic(BaseHyperParameter):
+class BlogCubic(BaseHyperParameter):
     """The blog's Figure 7, with its slips mended."""
 
     TYPE = "blog_cubic"
