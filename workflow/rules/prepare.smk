@@ -11,4 +11,4 @@ rule prepare:
         online="" if config["offline"] else "--online",
     shell:
         "{params.python} -m experiments prepare --data {wildcards.data}"
-        " {params.mirror} {params.online} > {log} 2>&1"
+        " {params.mirror} {params.online} 2>&1 | tee {log}"
