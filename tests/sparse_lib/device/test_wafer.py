@@ -1,6 +1,5 @@
 """Simulated steps: against the formula, hand counts, and limits."""
 
-import time
 from dataclasses import replace
 
 import pytest
@@ -101,12 +100,10 @@ def test_what_was_never_measured_is_labelled():
     assert results[0.95]["label"] == "simulated (extrapolated beyond 90%)"
 
 
-def test_175_billion_parameters_in_under_a_second_without_memory():
+def test_175_billion_parameters_need_no_memory():
     model = gpt(num_layers=96, hidden_size=12288, num_heads=96)
-    start = time.process_time()
     result = simulate(model, "cs2", batch_size=1, sequence_length=2048, sparsity=0.75)
-    elapsed_s = time.process_time() - start
-    assert elapsed_s < 1.0
+    assert all(parameter.is_meta for parameter in model.parameters())
     assert result.fits
     assert not simulate(model, "h100", batch_size=1, sequence_length=2048).fits
 
