@@ -128,6 +128,7 @@ def evaluate(run: RunId, mirror: Mirror = None) -> None:
         data_folder(chosen.data_label),
         chosen.spec["suite"],
         out=folder / "eval.json",
+        cache=Path("state/evaluation"),
         mirror=mirror_root(mirror),
     )
 

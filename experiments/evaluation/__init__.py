@@ -28,14 +28,19 @@ HERE = Path(__file__).parent
 
 
 def evaluate(
-    model_dir: Path, data_dir: Path, suite: str, *, out: Path, mirror: Path | None = None
+    model_dir: Path,
+    data_dir: Path,
+    suite: str,
+    *,
+    out: Path,
+    cache: Path | None = None,
+    mirror: Path | None = None,
 ) -> dict[str, Any]:
     """Score a model and write the result; what is already scored is kept.
 
     Every task is a unit keyed by the hashes of weights, settings, data and code. Units found in
-    ``out``, or in the partial file of an interrupted call, are not run again: an unchanged call
-    returns at once, a task added to the suite is the only one run, and an interrupted evaluation
-    goes on at the task it was in.
+    the cache are not run again: an unchanged call returns at once, a task added to the suite is
+    the only one run, and an interrupted evaluation goes on at the task it was in.
 
     Args:
         model_dir: folder that ``AutoModelForCausalLM.from_pretrained`` loads, tokenizer included.
@@ -43,6 +48,8 @@ def evaluate(
             ``text/{validation,test}.jsonl``, ``meta.json``; ``pairs.jsonl`` where it has pairs.
         suite: name of a suite, or path of a YAML file.
         out: file to write (``eval.json``), or the folder to write it into.
+        cache: folder of the units scored so far, one file per weights; None is ``out``'s folder.
+            Keep it where a workflow does not delete it before a new evaluation.
         mirror: root under which ``<hub id>`` folders hold datasets; None asks the hub, which
             needs ``HF_HUB_OFFLINE=0``.
 
@@ -61,21 +68,19 @@ def evaluate(
     if previous.get("inputs_hash") == job.inputs_hash(previous.get("datasets", {})):
         return previous
 
-    partial = out.with_suffix(".partial.json")
-    saved = [previous, _read(partial)]
+    store = (cache or out.parent) / f"scores-{job.weights_hash[:16]}.json"
+    known = _read(store)
     units: dict[str, Any] = {}
     scores: list[dict[str, Any]] = []
     for name, key, entry in job.units:
-        kept = next((file for file in saved if _key(file, name) == key), None)
-        if kept is not None:
-            units[name] = kept["units"][name]
-            scores += [score for score in kept["scores"] if score["task"] == name]
-            continue
-        scorer = job.scorer  # loaded before the clock starts
-        began = time.perf_counter()
-        scores += job.run(name, entry, scorer)
-        units[name] = {"key": key, "wall_s": round(time.perf_counter() - began, 3)}
-        _write(partial, {"units": units, "scores": scores})
+        if key not in known:
+            scorer = job.scorer  # loaded before the clock starts
+            began = time.perf_counter()
+            rows = job.run(name, entry, scorer)
+            known[key] = {"wall_s": round(time.perf_counter() - began, 3), "scores": rows}
+            _write(store, known)
+        units[name] = {"key": key, "wall_s": known[key]["wall_s"]}
+        scores += known[key]["scores"]
     result = {
         "run": model_dir.resolve().parent.name if model_dir.name == "model" else model_dir.name,
         "weights_hash": job.weights_hash,
@@ -89,7 +94,6 @@ def evaluate(
         "wall_s": round(sum(unit["wall_s"] for unit in units.values()), 3),
     }
     _write(out, result)
-    partial.unlink(missing_ok=True)
     return result
 
 
@@ -264,12 +268,6 @@ def _code() -> str:
     except importlib.metadata.PackageNotFoundError:
         version = None
     return digest([trees, tasks, version])
-
-
-def _key(file: Mapping[str, Any], name: str) -> str | None:
-    """Key of a unit in an evaluation file, if it is there."""
-    unit = file.get("units", {}).get(name)
-    return None if unit is None else unit["key"]
 
 
 def _quiet_and_offline() -> None:

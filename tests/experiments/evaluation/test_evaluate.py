@@ -183,7 +183,7 @@ def test_changed_weights_have_another_hash(model_dir, tmp_path):
 def test_interrupted_evaluation_goes_on_where_it_stopped(
     model_dir, data_dir, suite, tmp_path, calls, monkeypatch
 ):
-    whole = evaluate(model_dir, data_dir, suite(PROSE), out=tmp_path / "whole.json")
+    whole = evaluate(model_dir, data_dir, suite(PROSE), out=tmp_path / "whole" / "eval.json")
 
     def stop(*args, **kwargs):
         raise KeyboardInterrupt
@@ -192,12 +192,21 @@ def test_interrupted_evaluation_goes_on_where_it_stopped(
         patch.setattr("experiments.evaluation.tasks.run_task", stop)
         with pytest.raises(KeyboardInterrupt):
             evaluate(model_dir, data_dir, suite(PROSE), out=tmp_path / "eval.json")
-    assert (tmp_path / "eval.partial.json").exists() and not (tmp_path / "eval.json").exists()
+    assert not (tmp_path / "eval.json").exists()
     calls.clear()
     resumed = evaluate(model_dir, data_dir, suite(PROSE), out=tmp_path / "eval.json")
     assert len(calls) == 1
     assert resumed["scores"] == whole["scores"]
-    assert not (tmp_path / "eval.partial.json").exists()
+
+
+def test_a_deleted_result_comes_back_from_the_cache(model_dir, data_dir, suite, tmp_path, calls):
+    """Snakemake deletes a rule's output before it runs the rule again."""
+    options = {"out": tmp_path / "run" / "eval.json", "cache": tmp_path / "cache"}
+    first = evaluate(model_dir, data_dir, suite(PROSE), **options)
+    (tmp_path / "run" / "eval.json").unlink()
+    calls.clear()
+    assert evaluate(model_dir, data_dir, suite(PROSE), **options) == first
+    assert not calls
 
 
 def test_damaged_result_is_made_anew(model_dir, data_dir, suite, tmp_path):
