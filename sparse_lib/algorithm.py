@@ -29,6 +29,7 @@ from sparse_lib.masks import generator
 from sparse_lib.parameters import (
     SparseParameter,
     attach,
+    check_parameter,
     find_parameters,
     is_outermost_apply,
     unwrap,
@@ -134,8 +135,11 @@ class SparsityAlgorithm(ABC):
         self.__dict__.update(state)
         self._target_hooks, self._computed_hooks = OrderedDict(), OrderedDict()
         self._unplug()
+        self._claim()
+
+    def _claim(self) -> None:
         for sparse in self.sparse_params.values():
-            sparse.guard.owner = type(self).__name__
+            sparse.guard.claim(type(sparse.algorithm).__name__, self)
 
     # ------------------------------------------------------------------ what a subclass defines
 
@@ -261,6 +265,7 @@ class SparsityAlgorithm(ABC):
             new.append(attach(self, module, param_name, name))
             self.sparse_params[name] = new[-1]
         self._levels.params = self.sparse_params
+        self._claim()
         return new
 
     def initialize(self) -> None:
@@ -290,6 +295,9 @@ class SparsityAlgorithm(ABC):
             raise ValueError("this algorithm already drives another optimizer")
         if not self.sparse_params:
             raise ValueError("apply the algorithm to the model before its optimizer")
+        for name, sparse in self.sparse_params.items():
+            check_parameter(name, sparse.param)  # it may have been replaced since
+            sparse.guard.ensure()
         if not self.get_sparse_params(optimizer):
             raise ValueError("the optimizer holds none of the sparse parameters")
         self._optimizer = weakref.ref(optimizer)
@@ -299,6 +307,29 @@ class SparsityAlgorithm(ABC):
         ]
         self._mask_states(optimizer)
         self._prepare_next_step()
+
+    def detach(self, module: nn.Module | None = None) -> None:
+        """Let go of a model's parameters and, when none are left, of the optimizer.
+
+        Masks stay in the model as buffers, still enforced on weights' gradients; another
+        algorithm may adopt them. :func:`sparse_lib.finalize` and :func:`sparse_lib.densify`
+        call this themselves. Counters, seed and schedules stay as they are.
+
+        Args:
+            module: Whose parameters to let go; None means all.
+        """
+        gone = self.sparse_params.values() if module is None else self.get_sparse_params(module)
+        assert isinstance(gone, Iterable)
+        self._stop_preparing()
+        for sparse in list(gone):
+            sparse.guard.release()
+            self.sparse_params.pop(sparse.name, None)
+        if self.sparse_params:
+            self._prepare_next_step()
+            return
+        for handle in self._handles:
+            handle.remove()
+        self._unplug()
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         for sparse in self.sparse_params.values():
@@ -330,18 +361,24 @@ class SparsityAlgorithm(ABC):
     def _restore_gradients(self) -> None:  # noqa: B027 (most algorithms only mask them)
         """Undo what :meth:`_before_step` did to gradients besides masking them."""
 
+    def _stop_preparing(self) -> None:  # noqa: B027
+        """Undo what :meth:`_prepare_next_step` did."""
+
     def _prepare_next_step(self) -> None:  # noqa: B027 (most algorithms need no preparation)
         """Called once a step is over, and when the optimizer is applied."""
 
     def _mask_weights_and_states(self, optimizer: Optimizer) -> None:
         for sparse in self.sparse_params.values():
             sparse.guard.select_weight()
-        self._mask_states(optimizer)
+            self._mask_states_of(sparse, optimizer)  # now, while the mask is in the cache
 
     def _mask_states(self, optimizer: Optimizer) -> None:
         for sparse in self.sparse_params.values():
-            for state in states_like(optimizer, sparse.param):
-                sparse.guard.select(state)
+            self._mask_states_of(sparse, optimizer)
+
+    def _mask_states_of(self, sparse: SparseParameter, optimizer: Optimizer) -> None:
+        for state in states_like(optimizer, sparse.param):
+            sparse.guard.select(state)
 
     def register_target_sparsity_hook(self, hook: Callable) -> Any:
         """Call ``hook(algorithm, name, target)`` once per distinct schedule after each step.

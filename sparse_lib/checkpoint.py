@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from sparse_lib.checks import closest
+from sparse_lib.enforcement import guards, mask_name
 
 State = dict[str, Tensor]
 
@@ -49,31 +50,38 @@ def finalize(model: nn.Module) -> dict[str, Tensor]:
     """Remove masks and their enforcement in place; masked weights stay as zeros.
 
     The counterpart of ``torch.nn.utils.prune.remove`` for a whole model: names and tensors are
-    those of the dense model again, and further training is dense.
+    those of the dense model again, and further training is dense. Algorithms let go of these
+    parameters, so their optimizer may be kept.
+
+    Args:
+        model: Model, or a part of one, with or without masks.
 
     Returns:
         Full parameter name to the mask that was removed.
     """
     masks = masks_of(model)
+    for module in model.modules():
+        for guard in list(guards(module).values()):
+            if guard.driver is not None:
+                guard.driver.detach(model)
+            guard.remove()
     for _, module, name, mask in list(_masked(model)):
         param = module.get_parameter(name)
-        delattr(module, f"{name}_mask")
+        delattr(module, mask_name(name))
         param.masked_fill_(~mask.to(param.device), 0)
-        _remove_guard(module, name)
     return masks
 
 
 @torch.no_grad()
-def densify(model: nn.Module, *, algorithm: Any = None) -> nn.Module:
+def densify(model: nn.Module) -> nn.Module:
     """Dense fine-tuning from sparse weights, in place: what was masked may grow, from 0.
 
     Sparse pre-training and dense fine-tuning (SPDF, Thangarasa et al. 2023, section 2). NaN, the
-    sideband's mark of an absent weight, becomes 0 too. Make a new optimizer afterwards.
+    sideband's mark of an absent weight, becomes 0 too. The optimizer may be kept, with its states
+    (zero where the mask was), or made anew.
 
     Args:
-        model: Model with masks.
-        algorithm: The algorithm that was applied; it lets go of its optimizer and parameters, so
-            that the old optimizer may also be kept.
+        model: Model with masks, or with NaN in their place.
 
     Returns:
         The model.
@@ -82,11 +90,6 @@ def densify(model: nn.Module, *, algorithm: Any = None) -> nn.Module:
     for param in model.parameters():
         if param.is_floating_point():
             param.masked_fill_(param.isnan(), 0)
-    for part in _algorithms(algorithm):
-        for handle in getattr(part, "_handles", []):
-            handle.remove()
-        part._handles, part._optimizer = [], None
-        part.sparse_params.clear()
     return model
 
 
@@ -403,23 +406,6 @@ def _masked(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, Tensor]]:
             mask = module._buffers.get(f"{name}_mask")
             if param is not None and mask is not None and mask.dtype == torch.bool:
                 yield path, module, name, mask
-
-
-def _remove_guard(module: nn.Module, name: str) -> None:
-    # Guards live beside the parameter (see enforcement.py); not imported, since loading and
-    # exporting need no enforcement.
-    guard = module.__dict__.get("_mask_guards", {}).pop(name, None)
-    handle = getattr(guard, "_handle", None)
-    if handle is not None:
-        handle.remove()
-
-
-def _algorithms(algorithm: Any) -> list[Any]:
-    if algorithm is None:
-        return []
-    nested = getattr(algorithm, "algorithms", None)
-    parts = list(nested.values()) if isinstance(nested, Mapping) else list(nested or [])
-    return [algorithm, *(part for part in parts if hasattr(part, "sparse_params"))]
 
 
 def _register_mask(module: nn.Module, name: str, mask: Tensor) -> None:

@@ -194,8 +194,9 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
         if self.needs_dense_gradient:
             for name, sparse in self.sparse_params.items():
                 gradient = sparse.param.grad
-                if name not in self._dense and gradient is not None:  # set by hand
-                    self._dense[name] = gradient.detach().clone()
+                if name in self._dense or gradient is None or sparse.guard.gradient_is_clean:
+                    continue
+                self._dense[name] = gradient.detach().clone()  # set by hand
         super()._before_step(optimizer, args, kwargs)
         due = self.autoupdate and self.is_update_step(self.step + 1)
         if due and self.skip_update_on_mask_steps:
@@ -216,10 +217,13 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
 
     def _advance(self, optimizer: Optimizer, autoupdate: bool) -> bool:
         self._restore_gradients()
-        self.step += 1
+        lacking = self.needs_dense_gradient  # such as of a parameter unfrozen just now
         self._without_gradient = {
-            name for name, sparse in self.sparse_params.items() if sparse.param.grad is None
+            name
+            for name, sparse in self.sparse_params.items()
+            if sparse.param.grad is None or (lacking and name not in self._dense)
         }
+        self.step += 1
         due = autoupdate and self.is_update_step(self.step)
         if due:
             call_update(self, optimizer)
@@ -249,16 +253,22 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
     # --------------------------------------------------------------------------- dense gradients
 
     def _prepare_next_step(self) -> None:
-        wanted = self._optimizer is not None and self.needs_dense_gradient
+        self._stop_preparing()
+        if self.autoupdate:  # else the user may call update before the next backward pass
+            self._dense.clear()
+        if self._optimizer is not None and self.needs_dense_gradient:
+            for sparse in self.sparse_params.values():
+                if sparse.param.requires_grad:
+                    sparse.guard.want_dense_gradient(True)
+                    self._captures.append(self._capture(sparse))
+
+    def _stop_preparing(self) -> None:
+        if self._captures:
+            for sparse in self.sparse_params.values():
+                sparse.guard.want_dense_gradient(False)
         for handle in self._captures:
             handle.remove()
         self._captures.clear()
-        if self.autoupdate:  # else the user may call update before the next backward pass
-            self._dense.clear()
-        if wanted:
-            for sparse in self.sparse_params.values():
-                if sparse.param.requires_grad:
-                    self._captures.append(self._capture(sparse))
 
     def _capture(self, sparse: SparseParameter) -> Any:
         # Weak: the hook lives on the parameter, which must not keep the algorithm alive.

@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import copy
 import weakref
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+if TYPE_CHECKING:
+    from sparse_lib.algorithm import SparsityAlgorithm
+
 _SAME_SIZE_INTEGER = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _GUARDS = "_mask_guards"
+_WANTS_DENSE = "_needs_dense_gradient"
 
 
 def mask_name(name: str) -> str:
@@ -45,11 +49,13 @@ class MaskGuard:
 
     def _forget(self) -> None:
         self.owner: str | None = None  # a copy belongs to no algorithm until one adopts it
+        self._driver: weakref.ref[SparsityAlgorithm] | None = None
         self._words: dict[tuple[int, torch.device], Tensor] = {}
         self._words_of: tuple[Tensor | None, int] = (None, -1)
         self._clean_gradient: tuple[Tensor | None, int] = (None, -1)
         self._handle: Any = None
         self._hooked: Tensor | None = None
+        self._hooked_contents = 0
 
     @property
     def param(self) -> nn.Parameter:
@@ -61,10 +67,40 @@ class MaskGuard:
         """The bool mask buffer, of the parameter's shape."""
         return self.module._buffers[mask_name(self.name)]  # type: ignore[return-value]
 
+    @property
+    def driver(self) -> SparsityAlgorithm | None:
+        """The outermost algorithm that decides about the mask, if it is still there."""
+        return None if self._driver is None else self._driver()
+
+    def claim(self, owner: str, driver: SparsityAlgorithm) -> None:
+        """Belong to an algorithm: its name for messages, and the one to tell of a removal."""
+        self.owner, self._driver = owner, weakref.ref(driver)
+
+    def release(self) -> None:
+        """Belong to no algorithm; the mask stays enforced and another may adopt it."""
+        self.owner, self._driver = None, None
+        self.want_dense_gradient(False)
+
+    def remove(self) -> None:
+        """Stop enforcing."""
+        self.release()
+        if self._handle is not None:
+            self._handle.remove()
+        guards(self.module).pop(self.name, None)
+
+    def want_dense_gradient(self, wanted: bool) -> None:
+        """Tell layers that skip masked work whether the next backward pass must be dense."""
+        if wanted:
+            setattr(self.param, _WANTS_DENSE, True)
+        else:
+            self.param.__dict__.pop(_WANTS_DENSE, None)
+
     def ensure(self) -> None:
         """Watch the module's current parameter, if it was replaced or has become trainable."""
         param = self.param
-        if self._hooked is not param and param.requires_grad:
+        # A conversion may swap a tensor's contents: the object stays and loses its hooks.
+        known = self._hooked is param and self._hooked_contents == param._cdata
+        if param.requires_grad and not known:
             self._install(param)
 
     def _install(self, param: Tensor) -> None:
@@ -82,7 +118,7 @@ class MaskGuard:
                 guard._clean_gradient = (parameter.grad, parameter.grad._version)
 
         self._handle = param.register_post_accumulate_grad_hook(mask_gradient)
-        self._hooked = param
+        self._hooked, self._hooked_contents = param, param._cdata
 
     def select(self, tensor: Tensor) -> None:
         """Set a tensor of the mask's shape to zero, in place, where the mask is zero."""
@@ -144,6 +180,7 @@ class MaskGuard:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.module, self.name = state["module"], state["name"]
         self._forget()
+        state["param"].__dict__.pop(_WANTS_DENSE, None)
         self._install(state["param"])
 
 

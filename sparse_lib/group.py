@@ -52,6 +52,7 @@ class Group(SparsityAlgorithm):
         _check_filter(param_filter)
         if isinstance(param_filter, tuple):
             param_filter = list(param_filter)
+        algorithm.autoupdate = algorithm.autoupdate and self._autoupdate
         self._members.append((param_filter, algorithm))
 
     def extend(self, group: Group) -> None:
@@ -80,12 +81,14 @@ class Group(SparsityAlgorithm):
 
     @property
     def autoupdate(self) -> bool:
-        """Whether members are updated automatically; a member's own setting counts too."""
+        """Whether members are updated automatically; setting it sets every member's."""
         return self._autoupdate
 
     @autoupdate.setter
     def autoupdate(self, value: bool) -> None:
         self._autoupdate = bool(value)
+        for algorithm in self.algorithms:
+            algorithm.autoupdate = value
 
     def _apply_to_model(self, model: nn.Module) -> None:
         if not self._members:
@@ -107,6 +110,7 @@ class Group(SparsityAlgorithm):
             if not part:
                 name = type(algorithm).__name__
                 warn(f"no parameter matches {_describe(param_filter)}, given to {name}")
+        self._claim()
 
     def _initialize_parameters(self, params: Iterable[SparseParameter]) -> None:
         for sparse in params:
@@ -117,6 +121,12 @@ class Group(SparsityAlgorithm):
         for algorithm in self.algorithms:
             algorithm._optimizer = self._optimizer
             algorithm._prepare_next_step()
+
+    def detach(self, module: nn.Module | None = None) -> None:
+        """As :meth:`SparsityAlgorithm.detach`, for every member."""
+        for algorithm in self.algorithms:
+            algorithm.detach(module)
+        super().detach(module)
 
     def update(self, optimizer: Optimizer | None = None) -> None:
         """Update the masks of every member now."""

@@ -144,12 +144,13 @@ def find_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
             full_name = _WRAPPER.sub("", f"{path}.{name}" if path else name)
             if inside_dense or getattr(param, "requires_dense", False):
                 continue
-            _check_parameter(full_name, param)
+            check_parameter(full_name, param)
             if param.is_floating_point():
                 yield full_name, module, name
 
 
-def _check_parameter(name: str, param: nn.Parameter) -> None:
+def check_parameter(name: str, param: nn.Parameter) -> None:
+    """Raise ValueError, with what to do instead, if a parameter cannot carry a mask."""
     if isinstance(param, nn.parameter.UninitializedParameter):
         raise ValueError(
             f"{name!r} has no shape yet; run one forward pass before applying sparsity"
@@ -181,7 +182,7 @@ def attach(
     if guard is not None and buffer is not None and guard.owner is not None:
         raise ValueError(
             f"{name!r} is already sparsified by {guard.owner}; make the model dense first "
-            "(sparse_lib.checkpoint.densify)"
+            "(sparse_lib.densify)"
         )
     sparse = SparseParameter(algorithm, module, param_name, name)
     if buffer is None:
@@ -194,8 +195,7 @@ def attach(
     else:
         sparse.initialized = True
     if guard is None:
-        guard = MaskGuard(module, param_name)
-    guard.owner = type(algorithm).__name__
+        MaskGuard(module, param_name)
     return sparse
 
 

@@ -65,7 +65,7 @@ def test_sparse_pretraining_dense_finetuning(keep_optimizer):
     step(optimizer)
     mask = checkpoint.masks_of(model)["4.weight"].clone()
     weight = model[4].weight
-    assert checkpoint.densify(model, algorithm=algorithm) is model
+    assert checkpoint.densify(model) is model
     assert model[4].weight is weight and (weight[~mask] == 0).all()
     step(optimizer if keep_optimizer else torch.optim.SGD(model.parameters(), lr=0.1))
     assert (weight[~mask] != 0).any()  # what was masked has grown
