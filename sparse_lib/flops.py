@@ -248,6 +248,18 @@ def gpt_training_step(
     return 6 * sequence_length * (block + vocab_size * hidden_size) + attention
 
 
+_MATMULS = frozenset(
+    f"aten::{name}"
+    for name in ("mm addmm _addmm_activation baddbmm bmm mv addmv dot linear").split()
+)
+_CONVOLUTIONS = frozenset({"aten::convolution", "aten::_convolution", "aten::cudnn_convolution"})
+
+
+def is_contraction(name: str) -> bool:
+    """True if ``contraction_flops`` counts the operator of this schema name."""
+    return name in _MATMULS or name in _CONVOLUTIONS or name in ATTENTION_FORWARD
+
+
 def contraction_flops(name: str, args: tuple[Any, ...], out: Any) -> int | None:
     """FLOPs of one dense forward operator, or None if it is not counted.
 
@@ -268,7 +280,7 @@ def contraction_flops(name: str, args: tuple[Any, ...], out: Any) -> int | None:
         return 2 * args[0].numel()
     if name == "aten::linear":
         return 2 * out.numel() * args[1].shape[-1]
-    if name in ("aten::convolution", "aten::_convolution", "aten::cudnn_convolution"):
+    if name in _CONVOLUTIONS:
         transposed = bool(args[6]) if len(args) > 6 else False
         return convolution_flops(args[0], args[1], out, transposed=transposed)
     if name in ATTENTION_FORWARD:

@@ -66,6 +66,11 @@ class WeightIndex:
             return
 
 
+def keeps_weight(operator: str) -> bool:
+    """True if the result of the operator may still be the weight that went in."""
+    return operator in _WEIGHT_PRESERVING
+
+
 def storage_key(tensor: torch.Tensor) -> int:
     """Identity of a tensor's storage while it lives, on any device (meta too)."""
     return tensor.untyped_storage()._cdata
@@ -73,12 +78,16 @@ def storage_key(tensor: torch.Tensor) -> int:
 
 @contextmanager
 def module_stack(model: nn.Module) -> Iterator[list[str]]:
-    """Keeps the path of the running module on top of a list."""
+    """Keeps the path of the running module on top of a list.
+
+    The twins that ``device.compile`` makes of the model's modules go by their originals' names.
+    """
     names = {id(module): name for name, module in model.named_modules()}
     stack = [""]
 
     def enter(module: nn.Module, _: Any) -> None:
-        stack.append(names.get(id(module), stack[-1]))
+        owner = module.__dict__.get("_original", module)
+        stack.append(names.get(id(module), names.get(id(owner), stack[-1])))
 
     def leave(module: nn.Module, _: Any, __: Any) -> None:
         stack.pop()

@@ -138,11 +138,17 @@ class Windows:
         return conv2d_weight(source, shape, gradient, self.stride, self.padding, self.dilation)
 
 
-def _report(part: str, weight: torch.Tensor, num_weights: int, tokens: int) -> None:
-    """Tells listening ledgers of one product, at 2 FLOPs per multiply-add."""
+def _report(
+    part: str,
+    weight: torch.Tensor,
+    num_weights: int,
+    tokens: int,
+    source: torch.Tensor | None = None,
+) -> None:
+    """Tells listening ledgers of one product, at 2 FLOPs per multiply-add, and what it keeps."""
     if is_recording():
-        executed = 2 * tokens * num_weights
-        record(weight, part, dense_flops=2 * tokens * weight.numel(), executed_flops=executed)
+        dense, executed = 2 * tokens * weight.numel(), 2 * tokens * num_weights
+        record(weight, part, dense_flops=dense, executed_flops=executed, source=source)
 
 
 class SkipProduct(torch.autograd.Function):
@@ -169,7 +175,8 @@ class SkipProduct(torch.autograd.Function):
             geometry.target_view(target),
             bias.contiguous() if bias is not None else None,
         )
-        _report("forward", weight, structures.forward.num_nonzero, view.tokens)
+        kept = source if any(ctx.needs_input_grad) else None
+        _report("forward", weight, structures.forward.num_nonzero, view.tokens, kept)
         return target
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""Counts what a training step really runs: dense-equivalent, executed and skipped FLOPs.
+"""Counts what a training step really runs: dense-equivalent, executed and skipped FLOPs, and bytes.
 
 The closed forms of :mod:`sparse_lib.flops` say what a step should cost; the ledger listens below
 autograd to every operator that runs, forward and backward, and books it on its layer. The two must
@@ -8,19 +8,23 @@ agree to the last digit. Where they differ on purpose:
 - Fused attention computes its scores again in the backward pass. The closed form is what the
   gradients need, so the repeated work has its own column, ``recomputed_flops``.
 
-Dense operators on masked weights: a skipping device leaves the masked part out, so the masks tell
-executed from skipped FLOPs (``skipping=False`` books what the dense operator multiplies, zeros
-included). Kernels that truly skip are no torch operators; they report through :func:`record`.
+Columns, all at 2 FLOPs per multiply-add:
+
+- ``dense_flops``: what the layer would cost without masks.
+- ``executed_flops``: what ran. A dense operator multiplies its masked weights too; kernels that
+  skip are no torch operators and report through :func:`record`.
+- ``skipped_flops``: dense less executed.
+- ``sparse_flops``: what the masks leave, so what a device that skips everything it can would run:
+  the number that sparse training papers report, and what executed FLOPs reach under ``"skip"``.
 """
 
 from __future__ import annotations
 
 import io
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -31,51 +35,58 @@ from sparse_lib.flops import (
     attention_flops,
     contraction_flops,
     convolution_flops,
+    is_contraction,
     is_outer_product,
 )
 from sparse_lib.layers import describe
-from sparse_lib.trace import WeightIndex, all_parameters, module_stack, storage_key
+from sparse_lib.trace import (
+    WeightIndex,
+    all_parameters,
+    keeps_weight,
+    module_stack,
+    storage_key,
+)
 
 PARTS = ("forward", "input_gradient", "weight_gradient")
+COLUMNS = ("dense_flops", "executed_flops", "skipped_flops", "sparse_flops", "recomputed_flops")
+MEMORY_COLUMNS = (
+    "weight_bytes",
+    "nonzero_weight_bytes",
+    "activation_bytes",
+    "optimizer_bytes",
+    "nonzero_optimizer_bytes",
+)
 # Enough for every operator of a step of the largest models; older graphs are dead by then.
 _MAX_NODES = 100_000
 
 _active: list[Ledger] = []
 
 
-@dataclass(slots=True)
-class Entry:
-    """What one layer did in one part of the step; FLOPs are 2 per multiply-add."""
+class Key(NamedTuple):
+    """Whose work it is: one part of one layer, or of the weightless products of a module."""
 
     name: str
     operation: str
     weight_name: str | None
     part: str
+
+
+class Counts(NamedTuple):
+    """What was booked under one key."""
+
     num_calls: int = 0
     dense_flops: int = 0
     executed_flops: int = 0
+    sparse_flops: int = 0
     recomputed_flops: int = 0
 
-    def add(self, dense: int, executed: int, recomputed: int = 0) -> None:
-        """Books one call."""
-        self.num_calls += 1
-        self.dense_flops += dense
-        self.executed_flops += executed
-        self.recomputed_flops += recomputed
+    def plus(self, other: Counts, sign: int = 1) -> Counts:
+        """Sum, or difference, column by column."""
+        return Counts(*(a + sign * b for a, b in zip(self, other)))
 
-    def record(self) -> dict[str, Any]:
-        """The entry as a row."""
-        return {
-            "name": self.name,
-            "operation": self.operation,
-            "weight_name": self.weight_name,
-            "part": self.part,
-            "num_calls": self.num_calls,
-            "dense_flops": self.dense_flops,
-            "executed_flops": self.executed_flops,
-            "skipped_flops": self.dense_flops - self.executed_flops,
-            "recomputed_flops": self.recomputed_flops,
-        }
+    def record(self) -> dict[str, int]:
+        """The columns as a row."""
+        return {**self._asdict(), "skipped_flops": self.dense_flops - self.executed_flops}
 
 
 class Ledger(TorchDispatchMode):
@@ -84,12 +95,12 @@ class Ledger(TorchDispatchMode):
     Nothing is hooked outside of ``with``, so a ledger that is off costs nothing.
 
     Args:
-        model: The model; its module names and weights label the entries, its ``<name>_mask``
-            buffers tell executed from skipped work.
+        model: The model, or what it was compiled from; its module names and weights label the
+            entries, its ``<name>_mask`` buffers tell which work is needed.
         dense_weight_gradient: Says whether the weight gradients of the running step are needed
             dense, at update steps of RigL and GraNet. A boolean or a function without arguments,
-            for example ``lambda: algorithm.needs_dense_gradient``.
-        skipping: True books masked weights as skipped, False as executed.
+            for example ``lambda: algorithm.needs_dense_gradient``; None asks each weight, as the
+            skipping layers do.
 
     Example:
         >>> model = nn.Linear(3, 5)
@@ -103,26 +114,28 @@ class Ledger(TorchDispatchMode):
         self,
         model: nn.Module,
         *,
-        dense_weight_gradient: bool | Callable[[], bool] = False,
-        skipping: bool = True,
+        dense_weight_gradient: bool | Callable[[], bool] | None = None,
     ) -> None:
         super().__init__()
         self._model = model
         self._dense_weight_gradient = dense_weight_gradient
-        self._skipping = skipping
         parameters = dict(all_parameters(model))
         self._layers = {d.weight_name: d for d in describe(model) if d.is_matmul}
         self._weights = {name: parameters[name] for name in self._layers}
         self._index = WeightIndex(self._weights)
-        self._first_names = {id(parameter): name for name, parameter in parameters.items()}
+        self._owners = _mask_owners(model)
         self._nodes: OrderedDict[int, tuple[str | None, str]] = OrderedDict()
-        self._entries: dict[tuple[str | None, str, str], Entry] = {}
+        self._entries: dict[Key, Counts] = {}
+        self._before_step: dict[Key, Counts] = {}
+        self._steps: list[tuple[tuple[Key, Counts], ...]] = []
+        self._distinct_steps: dict[tuple[tuple[Key, Counts], ...], Any] = {}
         self._num_nonzero: dict[str, tuple[Any, int]] = {}
         self._stack: list[str] = [""]
         self._exits: list[ExitStack] = []
-        self._activations: dict[int, int] = {}
-        self._activation_bytes = 0
-        self.steps: list[dict[str, int]] = []
+        self._kept: dict[int, tuple[tuple[str | None, str], int]] = {}
+        self._in_backward = False
+        self._peak: dict[tuple[str | None, str], int] = {}
+        self._interest: dict[Any, str] = {}
 
     def __enter__(self) -> Ledger:
         exits = ExitStack()
@@ -141,20 +154,30 @@ class Ledger(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         out = func(*args, **(kwargs or {}))
-        name = func._schema.name
+        name = self._interest.get(func)
+        if name is None:
+            name = self._interest[func] = _interesting(func._schema.name)
+        if not name:
+            return out
         if name == "aten::convolution_backward":
             self._book_convolution_backward(args)
         elif name in ATTENTION_BACKWARD:
-            self._book_attention_backward(name, args)
+            self._book_attention_backward(args)
+        elif is_contraction(name):
+            self._book_contraction(name, args, out)
         else:
-            flops = contraction_flops(name, args, out)
-            if flops is None:
-                self._index.follow(name, args, out)
-            else:
-                self._book_contraction(name, args, out, flops)
+            self._index.follow(name, args, out)
         return out
 
-    def book(self, weight_name: str, part: str, *, dense_flops: int, executed_flops: int) -> None:
+    def book(
+        self,
+        weight_name: str,
+        part: str,
+        *,
+        dense_flops: int,
+        executed_flops: int,
+        source: torch.Tensor | None = None,
+    ) -> None:
         """Books work on a weight that no torch operator shows.
 
         Args:
@@ -162,160 +185,224 @@ class Ledger(TorchDispatchMode):
             part: ``"forward"``, ``"input_gradient"`` or ``"weight_gradient"``.
             dense_flops: What dense execution would have cost.
             executed_flops: What ran.
+            source: Input that is kept for the backward pass, if any.
 
         Raises:
             ValueError: If the part has another name.
         """
         if part not in PARTS:
             raise ValueError(f"part is {part!r}; it must be one of {', '.join(PARTS)}.")
-        self._entry(weight_name, "", part).add(dense_flops, executed_flops)
+        self._start_phase(backward=part != "forward")
+        if source is not None:
+            self._keep((weight_name, ""), source)
+        self._add(weight_name, "", part, dense_flops, executed_flops)
 
     def name_of(self, weight: torch.Tensor) -> str | None:
         """Full parameter name of a weight of the model, or None."""
         return self._index.name_of(weight)
 
     def end_step(self) -> dict[str, int]:
-        """Closes a step: returns its totals and appends them to ``steps``."""
-        totals, before = self.totals(), self.steps
-        step = {key: value - sum(done[key] for done in before) for key, value in totals.items()}
-        self.steps.append(step)
-        self._activations.clear()
-        return step
+        """Closes a step: what was booked since the last one becomes its own; returns its totals."""
+        step = tuple(
+            (key, counts.plus(self._before_step.get(key, Counts()), -1))
+            for key, counts in self._entries.items()
+            if counts != self._before_step.get(key)
+        )
+        # Most steps of a run are equal: one object for all of them.
+        self._steps.append(self._distinct_steps.setdefault(step, step))
+        self._before_step = dict(self._entries)
+        self._close_phase()
+        return _sum(counts for _, counts in step)
+
+    @property
+    def num_steps(self) -> int:
+        """Steps that were closed."""
+        return len(self._steps)
+
+    @property
+    def steps(self) -> list[dict[str, int]]:
+        """Totals of each closed step."""
+        return [_sum(counts for _, counts in step) for step in self._steps]
 
     def records(self) -> list[dict[str, Any]]:
         """One row per layer and part, over everything booked so far."""
-        return [entry.record() for entry in self._entries.values()]
+        return [{**key._asdict(), **counts.record()} for key, counts in self._entries.items()]
+
+    def step_records(self) -> list[dict[str, Any]]:
+        """One row per closed step, layer and part; ``step`` counts from 0."""
+        return [
+            {"step": number, **key._asdict(), **counts.record()}
+            for number, step in enumerate(self._steps)
+            for key, counts in step
+        ]
 
     def totals(self, part: str | None = None) -> dict[str, int]:
-        """Sums of the FLOP columns, over one part or all."""
-        keys = ("dense_flops", "executed_flops", "skipped_flops", "recomputed_flops")
-        rows = [row for row in self.records() if part in (None, row["part"])]
-        return {key: sum(row[key] for row in rows) for key in keys}
+        """Sums of the FLOP columns over everything booked so far, over one part or all."""
+        return _sum(c for key, c in self._entries.items() if part in (None, key.part))
+
+    def memory_records(
+        self, optimizer: torch.optim.Optimizer | None = None
+    ) -> list[dict[str, Any]]:
+        """Bytes by layer: weights, activations, optimizer state.
+
+        Activations are the distinct inputs of the booked forward operators, in the forward pass
+        that kept most: what its backward pass needs. An input that several layers share is booked
+        on the first. ``nonzero_...`` is what is left where the masks are zero.
+
+        Args:
+            optimizer: The optimizer whose state counts.
+        """
+        self._close_phase()
+        rows: dict[str, dict[str, Any]] = {}
+        for name, parameter in self._model.named_parameters():
+            share = self._nonzero(name, parameter) / parameter.numel()
+            state = [] if optimizer is None else optimizer.state.get(parameter, {}).values()
+            tensors = [value for value in state if isinstance(value, torch.Tensor)]
+            alike = sum(_num_bytes(t) for t in tensors if t.shape == parameter.shape)
+            other = sum(_num_bytes(t) for t in tensors if t.shape != parameter.shape)
+            rows[name] = {
+                "name": name,
+                "weight_bytes": _num_bytes(parameter),
+                "nonzero_weight_bytes": round(share * _num_bytes(parameter)),
+                "activation_bytes": 0,
+                "optimizer_bytes": alike + other,
+                "nonzero_optimizer_bytes": round(share * alike) + other,
+            }
+        for (weight, module), size in self._peak.items():
+            name = weight or module
+            empty = dict.fromkeys(MEMORY_COLUMNS, 0)
+            rows.setdefault(name, {"name": name, **empty})["activation_bytes"] += size
+        return list(rows.values())
 
     def memory(self, optimizer: torch.optim.Optimizer | None = None) -> dict[str, int]:
-        """Bytes of the weights, their non-zeros, the step's activations and optimizer state.
-
-        Activations are the distinct inputs of the booked forward operators since the last
-        ``end_step`` (at its largest): what their backward pass must keep.
-        """
-        parameters = dict(self._model.named_parameters())
-        nonzero = {name: self._nonzero(name, parameter) for name, parameter in parameters.items()}
-        state = (
-            [] if optimizer is None else [v for s in optimizer.state.values() for v in s.values()]
-        )
-        return {
-            "weight_bytes": sum(p.numel() * p.element_size() for p in parameters.values()),
-            "nonzero_weight_bytes": sum(
-                nonzero[name] * p.element_size() for name, p in parameters.items()
-            ),
-            "activation_bytes": self._activation_bytes,
-            "optimizer_bytes": sum(
-                value.numel() * value.element_size()
-                for value in state
-                if isinstance(value, torch.Tensor)
-            ),
-        }
+        """Sums of ``memory_records`` over the model."""
+        rows = self.memory_records(optimizer)
+        return {key: sum(row[key] for row in rows) for key in MEMORY_COLUMNS}
 
     def report(self) -> str:
-        """A table for people: per layer, FLOPs by part, and the share that was skipped."""
+        """A table for people: FLOPs per layer and part, and the share that was skipped."""
         from rich.console import Console
         from rich.table import Table
 
         table = Table(title="FLOPs (2 per multiply-add)")
         table.add_column("layer")
-        for column in ("dense", "executed", "skipped", *PARTS):
+        for column in ("dense", "executed", "skipped", "masked", *PARTS):
             table.add_column(column, justify="right")
-        names = list(dict.fromkeys((e.name, e.operation) for e in self._entries.values()))
-        for name, operation in [*names, ("total", "")]:
-            rows = [
-                entry
-                for entry in self._entries.values()
-                if (entry.name, entry.operation) == (name, operation) or name == "total"
-            ]
-            dense = sum(row.dense_flops for row in rows)
-            executed = sum(row.executed_flops for row in rows)
-            parts = [sum(r.executed_flops for r in rows if r.part == part) for part in PARTS]
-            skipped = f"{1 - executed / dense:.1%}" if dense else "-"
+        layers = list(dict.fromkeys(key[:3] for key in self._entries))
+        groups = [
+            (name or operation, {key: c for key, c in self._entries.items() if key[:3] == layer})
+            for layer in layers
+            for name, operation, _ in [layer]
+        ]
+        for title, entries in [*groups, ("total", self._entries)]:
+            total = _sum(entries.values())
+            parts = (_sum(c for k, c in entries.items() if k.part == part) for part in PARTS)
             table.add_row(
-                name or operation,
-                f"{dense:.4g}",
-                f"{executed:.4g}",
-                skipped,
-                *(f"{value:.4g}" for value in parts),
-                end_section=(name, operation) == names[-1] if names else False,
+                title,
+                f"{total['dense_flops']:.4g}",
+                f"{total['executed_flops']:.4g}",
+                _share(total["skipped_flops"], total["dense_flops"]),
+                _share(total["dense_flops"] - total["sparse_flops"], total["dense_flops"]),
+                *(f"{part['executed_flops']:.4g}" for part in parts),
+                end_section=bool(groups) and title == groups[-1][0],
             )
         with io.StringIO() as text:
-            Console(width=140, file=text).print(table)
+            Console(width=150, file=text).print(table)
             return text.getvalue()
 
-    def _book_contraction(self, name: str, args: tuple[Any, ...], out: Any, flops: int) -> None:
+    def _book_contraction(self, name: str, args: tuple[Any, ...], out: Any) -> None:
+        flops = contraction_flops(name, args, out) or 0
         weight = self._index.find(args)
         node = _backward_node()
         if node is not None:
             known, module = self._nodes.get(node, (weight, ""))
             part = "weight_gradient" if known is not None and weight is None else "input_gradient"
-            self._book(known, module, part, flops)
+            self._start_phase(backward=True)
+            self._add(known, module, part, flops, flops)
         elif weight is not None or not is_outer_product(name, args):
+            self._start_phase(backward=False)
             self._remember(weight, args)
-            self._book(weight, self._stack[-1], "forward", flops)
+            self._add(weight, self._stack[-1], "forward", flops, flops)
 
     def _book_convolution_backward(self, args: tuple[Any, ...]) -> None:
         grad, x, kernel, transposed, needed = args[0], args[1], args[2], args[7], args[10]
         flops = convolution_flops(x, kernel, grad, transposed=transposed)
         weight = self._index.name_of(kernel)
+        self._start_phase(backward=True)
         for part, is_needed in zip(PARTS[1:], needed):
             if is_needed:
-                self._book(weight, "", part, flops)
+                self._add(weight, "", part, flops, flops)
 
-    def _book_attention_backward(self, name: str, args: tuple[Any, ...]) -> None:
+    def _book_attention_backward(self, args: tuple[Any, ...]) -> None:
         query, key, value = args[1:4]
         flops = attention_flops(query, key, value)
         scores = flops * query.shape[-1] // (query.shape[-1] + value.shape[-1])
         _, module = self._nodes.get(_backward_node() or -1, (None, ""))
-        self._entry(None, module, "input_gradient").add(2 * flops, 2 * flops, scores)
+        self._start_phase(backward=True)
+        self._add(None, module, "input_gradient", 2 * flops, 2 * flops, recomputed=scores)
 
-    def _book(self, weight: str | None, module: str, part: str, flops: int) -> None:
-        executed = flops
-        if weight is not None and self._skipping:
+    def _add(
+        self,
+        weight: str | None,
+        module: str,
+        part: str,
+        dense: int,
+        executed: int,
+        recomputed: int = 0,
+    ) -> None:
+        sparse = dense
+        if weight is not None:
             parameter = self._weights[weight]
-            nonzero = self._nonzero(weight, parameter)
-            if part != "weight_gradient" or not self._needs_dense():
-                executed = flops * nonzero // parameter.numel()
-        self._entry(weight, module, part).add(flops, executed)
-
-    def _entry(self, weight: str | None, module: str, part: str) -> Entry:
-        key = (weight, "" if weight else module, part)
-        if key not in self._entries:
-            layer = self._layers[weight] if weight else None
-            self._entries[key] = Entry(
-                name=layer.name if layer else module,
-                operation=layer.kind if layer else "attention",
-                weight_name=weight,
-                part=part,
-            )
-        return self._entries[key]
+            if part != "weight_gradient" or not self._needs_dense(parameter):
+                sparse = dense * self._nonzero(weight, parameter) // parameter.numel()
+            layer = self._layers[weight]
+            key = Key(layer.name, layer.kind, weight, part)
+        else:
+            key = Key(module, "attention", None, part)
+        booked = Counts(1, dense, executed, sparse, recomputed)
+        known = self._entries.get(key)
+        self._entries[key] = booked if known is None else known.plus(booked)
 
     def _remember(self, weight: str | None, args: tuple[Any, ...]) -> None:
         """Notes which autograd node the running operator belongs to, and its inputs' bytes."""
         sequence = torch._C._autograd._get_sequence_nr() - 1
         value = (weight, self._stack[-1])
-        if torch.is_grad_enabled():
-            self._nodes[sequence] = value
-        else:
+        if not torch.is_grad_enabled():
             self._nodes.setdefault(sequence, value)
+            return
+        self._nodes[sequence] = value
         if len(self._nodes) > _MAX_NODES:
             self._nodes.popitem(last=False)
+        owner = (weight, "" if weight else value[1])
         for arg in args:
             if isinstance(arg, torch.Tensor) and arg.dim() > 1 and not self._index.name_of(arg):
-                self._activations[storage_key(arg)] = arg.untyped_storage().nbytes()
-        self._activation_bytes = max(self._activation_bytes, sum(self._activations.values()))
+                self._keep(owner, arg)
 
-    def _needs_dense(self) -> bool:
+    def _keep(self, owner: tuple[str | None, str], tensor: torch.Tensor) -> None:
+        self._kept.setdefault(storage_key(tensor), (owner, tensor.untyped_storage().nbytes()))
+
+    def _start_phase(self, *, backward: bool) -> None:
+        """Activations belong to one forward pass: the next one starts after a backward pass."""
+        if self._in_backward and not backward:
+            self._close_phase()
+        self._in_backward = backward
+
+    def _close_phase(self) -> None:
+        if sum(size for _, size in self._kept.values()) > sum(self._peak.values()):
+            self._peak = {}
+            for owner, size in self._kept.values():
+                self._peak[owner] = self._peak.get(owner, 0) + size
+        self._kept.clear()
+
+    def _needs_dense(self, parameter: torch.Tensor) -> bool:
         needs = self._dense_weight_gradient
+        if needs is None:
+            return bool(getattr(parameter, "_needs_dense_gradient", False))
         return bool(needs() if callable(needs) else needs)
 
     def _nonzero(self, name: str, parameter: torch.Tensor) -> int:
-        mask = self._mask(self._first_names.get(id(parameter), name))
+        module, mask_name = self._owners[name]
+        mask = module._buffers.get(mask_name)
         if mask is None:
             return parameter.numel()
         version = (id(mask), mask._version)
@@ -325,12 +412,15 @@ class Ledger(TorchDispatchMode):
             self._num_nonzero[name] = known
         return known[1]
 
-    def _mask(self, weight_name: str) -> torch.Tensor | None:
-        module_name, _, name = weight_name.rpartition(".")
-        return self._model.get_submodule(module_name)._buffers.get(f"{name}_mask")
 
-
-def record(weight: torch.Tensor, part: str, *, dense_flops: int, executed_flops: int) -> None:
+def record(
+    weight: torch.Tensor,
+    part: str,
+    *,
+    dense_flops: int,
+    executed_flops: int,
+    source: torch.Tensor | None = None,
+) -> None:
     """Reports the work of a kernel that is no torch operator to the ledgers that listen.
 
     Args:
@@ -338,16 +428,51 @@ def record(weight: torch.Tensor, part: str, *, dense_flops: int, executed_flops:
         part: ``"forward"``, ``"input_gradient"`` or ``"weight_gradient"``.
         dense_flops: What dense execution would have cost.
         executed_flops: What the kernel multiplied and added.
+        source: Input that the kernel keeps for its backward pass, if any.
     """
     for ledger in _active:
         name = ledger.name_of(weight)
         if name is not None:
-            ledger.book(name, part, dense_flops=dense_flops, executed_flops=executed_flops)
+            ledger.book(
+                name, part, dense_flops=dense_flops, executed_flops=executed_flops, source=source
+            )
 
 
 def is_recording() -> bool:
     """True while a ledger listens, so that kernels may save themselves the counting."""
     return bool(_active)
+
+
+def _interesting(name: str) -> str:
+    """The operator's name if the ledger looks at it, else an empty string."""
+    own = name == "aten::convolution_backward" or name in ATTENTION_BACKWARD
+    return name if own or is_contraction(name) or keeps_weight(name) else ""
+
+
+def _mask_owners(model: nn.Module) -> dict[str, tuple[nn.Module, str]]:
+    """Where the mask of each parameter is, by each of its names; tied weights share the first's."""
+    owners: dict[str, tuple[nn.Module, str]] = {}
+    first: dict[int, str] = {}
+    for name, parameter in all_parameters(model):
+        module_name, _, leaf = first.setdefault(id(parameter), name).rpartition(".")
+        owners[name] = (model.get_submodule(module_name), f"{leaf}_mask")
+    return owners
+
+
+def _sum(counts: Iterable[Counts]) -> dict[str, int]:
+    total = Counts()
+    for each in counts:
+        total = total.plus(each)
+    row = total.record()
+    return {column: row[column] for column in COLUMNS}
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{part / whole:.1%}" if whole else "-"
+
+
+def _num_bytes(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
 
 
 def _backward_node() -> int | None:

@@ -14,7 +14,10 @@ from transformers import (
     ResNetForImageClassification,
 )
 
-from sparse_lib.device.ledger import PARTS, Ledger, is_recording, record
+from sparse_lib.algorithms.rigl import RigL
+from sparse_lib.device import kernels
+from sparse_lib.device.backend import backend, compile
+from sparse_lib.device.ledger import MEMORY_COLUMNS, PARTS, Ledger, is_recording, record
 from sparse_lib.flops import count, rigl_mean_step
 
 B, T = 3, 16
@@ -45,10 +48,10 @@ def language_model(family, attention):
     )
 
 
-def language_step(model):
+def language_step(model, run=None, **options):
     ids = torch.arange(B * T).view(B, T) % 11
-    with Ledger(model) as ledger:
-        model(ids, labels=ids).loss.backward()
+    with Ledger(model, **options) as ledger:
+        (run or model)(ids, labels=ids).loss.backward()
     return ledger
 
 
@@ -118,26 +121,55 @@ def test_resnet_equals_the_closed_form_but_for_the_gradient_of_the_images(layer_
 
 
 @pytest.mark.parametrize("dense_weight_grad", [False, True])
-def test_masks_tell_executed_from_skipped(dense_weight_grad):
-    model = language_model("gpt2", "sdpa")
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_masks_leave_the_closed_form_though_dense_operators_run_all(family, dense_weight_grad):
+    model = language_model(family, "sdpa")
     flops = count(model, batch_size=B, sequence_length=T)
     levels = add_masks(model)
-    ids = torch.zeros(B, T, dtype=torch.long)
-    with Ledger(model, dense_weight_gradient=lambda: dense_weight_grad) as ledger:
-        model(ids, labels=ids).loss.backward()
-    assert by_part(ledger) == flops.parts(levels, dense_weight_grad=dense_weight_grad)
+    ledger = language_step(model, dense_weight_gradient=lambda: dense_weight_grad)
+    assert by_part(ledger, "sparse_flops") == flops.parts(
+        levels, dense_weight_grad=dense_weight_grad
+    )
+    assert by_part(ledger) == by_part(ledger, "dense_flops") == flops.parts()
+    assert ledger.totals()["skipped_flops"] == 0
+
+
+@pytest.mark.skipif(kernels.unavailable() is not None, reason="no kernels here")
+@pytest.mark.parametrize("dense_weight_grad", [False, True])
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_skipping_kernels_execute_the_closed_form(family, dense_weight_grad):
+    model = language_model(family, "sdpa")
+    flops = count(model, batch_size=B, sequence_length=T)
+    levels = add_masks(model)
+    for name, parameter in model.named_parameters():
+        parameter._needs_dense_gradient = dense_weight_grad and name in levels
+    ledger = language_step(model, run=compile(model, backend("skip", crossover=0)))
+    expected = flops.parts(levels, dense_weight_grad=dense_weight_grad)
+    assert by_part(ledger) == by_part(ledger, "sparse_flops") == expected
     assert by_part(ledger, "dense_flops") == flops.parts()
     totals = ledger.totals()
     assert totals["skipped_flops"] == totals["dense_flops"] - totals["executed_flops"] > 0
+    assert {row["name"] for row in ledger.records()} == {row.name for row in flops.layers}
 
 
-def test_dense_operators_can_be_booked_as_they_run():
-    model = language_model("gpt2", "sdpa")
-    add_masks(model)
-    ids = torch.zeros(B, T, dtype=torch.long)
-    with Ledger(model, skipping=False) as ledger:
-        model(ids)
-    assert ledger.totals()["skipped_flops"] == 0
+@pytest.mark.parametrize(
+    ("layer", "multiply_adds"),
+    [
+        (nn.Conv2d(4, 6, 3, stride=2, padding=1), 5 * 5 * 6 * 4 * 9),
+        (nn.Conv2d(4, 6, 3, groups=2, dilation=2), 5 * 5 * 6 * 2 * 9),
+        (nn.Conv2d(4, 8, (3, 1), groups=4, stride=(1, 2)), 7 * 5 * 8 * 1 * 3),
+        (nn.Conv2d(4, 6, 1, bias=False), 9 * 9 * 6 * 4),
+        (nn.Conv2d(4, 6, 1, stride=2), 5 * 5 * 6 * 4),
+        (nn.ConvTranspose2d(4, 6, 3, stride=2), 9 * 9 * 4 * 6 * 9),
+    ],
+    ids=lambda value: str(value) if isinstance(value, nn.Module) else "",
+)
+def test_convolutions_by_hand(layer, multiply_adds):
+    x = torch.ones(2, 4, 9, 9, requires_grad=True)
+    with Ledger(layer) as ledger:
+        layer(x).sum().backward()
+    assert by_part(ledger) == dict.fromkeys(PARTS, 2 * 2 * multiply_adds)
+    assert by_part(ledger) == count(layer, batch_size=2, inputs={"input": x}).parts()
 
 
 def test_a_changed_mask_is_seen():
@@ -147,7 +179,7 @@ def test_a_changed_mask_is_seen():
         model(torch.ones(1, 4))
         model.weight_mask[0] = True
         model(torch.ones(1, 4))
-    assert ledger.totals()["executed_flops"] == 2 * 4
+    assert ledger.totals()["sparse_flops"] == 2 * 4
 
 
 def test_masked_and_cast_weights_are_still_their_layer():
@@ -173,22 +205,47 @@ def test_checkpointing_books_the_second_forward_pass():
 
 
 def test_rigl_mean_step_emerges_from_a_schedule():
+    """Every tenth step of RigL needs the dense weight gradient: delta T is 9."""
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
-    for layer in (model[0], model[2]):
-        mask = torch.arange(layer.weight.numel()).view_as(layer.weight) % 4 == 0
-        layer.register_buffer("weight_mask", mask)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    algorithm = RigL(sparsity=0.75, update={"freq": 10, "stop": 1000}, drop_fraction=0.3, seed=0)
+    algorithm.apply(model)
+    algorithm.apply(optimizer)
     flops = count(model, batch_size=5)
-    delta_t = 9
-    with Ledger(model, dense_weight_gradient=lambda: len(ledger.steps) == delta_t) as ledger:
-        for _ in range(delta_t + 1):
+    with Ledger(model, dense_weight_gradient=lambda: algorithm.needs_dense_gradient) as ledger:
+        for _ in range(30):
             x = torch.ones(5, 8, requires_grad=True)
-            model(x).sum().backward()
+            model(x).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
             ledger.end_step()
-    mean = ledger.totals()["executed_flops"] / (delta_t + 1)
     sparse = flops.forward({"0.weight": 0.75, "2.weight": 0.75})
-    assert mean == pytest.approx(rigl_mean_step(sparse, flops.forward(), delta_t), rel=1e-12)
-    assert len(ledger.steps) == delta_t + 1
-    assert sum(s["executed_flops"] for s in ledger.steps) == ledger.totals()["executed_flops"]
+    steps = [step["sparse_flops"] for step in ledger.steps]
+    dense_steps = [number for number, value in enumerate(steps) if value > 3 * sparse]
+    assert len(dense_steps) == 3 and set(steps) == {3 * sparse, 2 * sparse + flops.forward()}
+    assert sum(steps) / len(steps) == pytest.approx(
+        rigl_mean_step(sparse, flops.forward(), 9), rel=1e-12
+    )
+    assert sum(steps) == ledger.totals()["sparse_flops"]
+
+
+def test_each_step_is_booked_by_layer():
+    model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2))
+    with Ledger(model) as ledger:
+        for batch_size in (1, 3):
+            model(torch.ones(batch_size, 4)).sum().backward()
+            ledger.end_step()
+        model(torch.ones(5, 4))
+    assert ledger.num_steps == 2
+    forward = {
+        (row["step"], row["name"]): row["executed_flops"]
+        for row in ledger.step_records()
+        if row["part"] == "forward"
+    }
+    assert forward == {(0, "0"): 64, (0, "1"): 32, (1, "0"): 192, (1, "1"): 96}
+    whole = sum(row["executed_flops"] for row in ledger.records())
+    steps = sum(row["executed_flops"] for row in ledger.step_records())
+    assert whole - steps == 5 * (64 + 32)
 
 
 def test_kernels_report_their_own_work():
@@ -214,24 +271,43 @@ def test_nothing_is_booked_outside_and_hooks_are_gone():
 
 
 def test_memory_of_weights_masks_activations_and_optimizer():
-    model = nn.Sequential(nn.Linear(8, 4, bias=False))
+    model = nn.Sequential(nn.Linear(8, 4, bias=False), nn.Tanh(), nn.Linear(4, 3))
     model[0].register_buffer("weight_mask", torch.arange(32).view(4, 8) < 8)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
     with Ledger(model) as ledger:
-        model(torch.ones(2, 8)).sum().backward()
+        for batch_size in (2, 5, 1):
+            model(torch.ones(batch_size, 8)).sum().backward()
         optimizer.step()
-    assert ledger.memory(optimizer) == {
+    rows = {row.pop("name"): row for row in ledger.memory_records(optimizer)}
+    # AdamW keeps two moments of the weight's shape and one float that counts steps.
+    assert rows["0.weight"] == {
         "weight_bytes": 128,
         "nonzero_weight_bytes": 32,
-        "activation_bytes": 64,
-        "optimizer_bytes": 128,
+        "activation_bytes": 5 * 8 * 4,
+        "optimizer_bytes": 2 * 128 + 4,
+        "nonzero_optimizer_bytes": 2 * 32 + 4,
     }
+    assert rows["2.weight"]["activation_bytes"] == 5 * 4 * 4
+    assert ledger.memory(optimizer) == {
+        column: sum(row[column] for row in rows.values()) for column in MEMORY_COLUMNS
+    }
+    assert ledger.memory()["optimizer_bytes"] == 0
+
+
+@pytest.mark.skipif(kernels.unavailable() is not None, reason="no kernels here")
+def test_kernels_keep_the_same_activations_as_dense_operators():
+    model = language_model("llama", "sdpa")
+    dense = language_step(model).memory()["activation_bytes"]
+    add_masks(model)
+    skipping = language_step(model, run=compile(model, backend("skip", crossover=0)))
+    assert skipping.memory()["activation_bytes"] == dense
 
 
 def test_report_shows_layers_and_total():
     model = language_model("gpt2", "sdpa")
     add_masks(model)
-    text = language_step(model).report()
-    assert "transformer.h.0.mlp.c_fc" in text
-    assert "75.0%" in text
-    assert "total" in text
+    lines = language_step(model).report().splitlines()
+    row = next(line for line in lines if "transformer.h.0.mlp.c_fc" in line)
+    assert "75.0%" in row and "0.0%" in row
+    dense = count(model, batch_size=B, sequence_length=T).training_step()
+    assert f"{dense:.4g}" in next(line for line in lines if "total" in line)
