@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import shutil
@@ -14,7 +15,7 @@ from typing import Annotated
 
 import typer
 
-from experiments import plan
+from experiments import plan, tasks
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 
@@ -73,20 +74,14 @@ def check() -> None:
 
 @app.command()
 def prepare(
-    data: Annotated[str, typer.Option(help="<name>-v<vocabulary>, as in run ids")],
+    data: Annotated[str, typer.Option(help="a folder of resources/data, as in run ids")],
     mirror: Mirror = None,
     online: bool = False,
 ) -> None:
     """Prepare one dataset under resources/data."""
-    from experiments import data as registry
-
-    name, _, vocab_size = data.rpartition("-v")
-    registry.prepare(
-        name,
-        out=data_folder(data),
-        vocab_size=int(vocab_size),
-        mirror=mirror_root(mirror),
-        offline=not online,
+    task, section = plan.find_data(data)
+    tasks.get(task).prepare(
+        section, out=data_folder(data), mirror=mirror_root(mirror), offline=not online
     )
 
 
@@ -119,16 +114,13 @@ def train(
 def evaluate(run: RunId, mirror: Mirror = None) -> None:
     """Score a trained run with its suite, and write its record."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    from experiments.evaluation import evaluate as score
-
     chosen = plan.find_run(run)
     folder = run_folder(chosen)
-    score(
+    importlib.import_module(tasks.get(chosen.spec["task"]).EVALUATION).evaluate(
         folder / "model",
         data_folder(chosen.data_label),
         chosen.spec["suite"],
         out=folder / "eval.json",
-        cache=Path("state/evaluation"),
         mirror=mirror_root(mirror),
     )
 

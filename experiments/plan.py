@@ -17,18 +17,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    NonNegativeFloat,
-    PositiveFloat,
-    PositiveInt,
-    ValidationError,
-    field_validator,
-)
+from pydantic import Field, PositiveFloat, PositiveInt, ValidationError, field_validator
 
-from experiments import models
+from experiments import models, tasks
+from experiments.tasks import Strict
 
 ROOT = Path(__file__).resolve().parent.parent
 STUDIES = ROOT / "experiments" / "studies"
@@ -42,43 +34,6 @@ Scale = Literal["smoke", "quick", "small", "paper"]
 
 class SpecError(ValueError):
     """A study file is wrong; the message is one sentence that names the key."""
-
-
-class Strict(BaseModel):
-    """Base of all sections: an unknown key is an error."""
-
-    model_config = ConfigDict(extra="forbid")
-
-
-class Data(Strict):
-    """A registered dataset and how it is cut into tokens."""
-
-    name: str
-    vocab_size: int = Field(ge=2, le=65536, description="tokens in the vocabulary")
-    context: int = Field(ge=2, description="tokens per training sequence")
-
-    @property
-    def label(self) -> str:
-        """Folder name under ``resources/data``."""
-        return f"{self.name}-v{self.vocab_size}"
-
-
-class Recipe(Strict):
-    """Optimisation of one run: AdamW, warm-up, cosine decay, clipping."""
-
-    tokens: PositiveInt = Field(description="training tokens of a run")
-    batch_size: PositiveInt = Field(description="sequences per optimizer step at batch_scale 1")
-    learning_rate: PositiveFloat
-    min_learning_rate: NonNegativeFloat = 0.0
-    warmup: float = Field(0.1, ge=0, lt=1, description="share of the steps")
-    betas: tuple[float, float] = (0.9, 0.95)
-    eps: PositiveFloat = 1e-8
-    weight_decay: NonNegativeFloat = 0.1
-    clip_norm: PositiveFloat = 1.0
-    validations: PositiveInt = Field(4, description="validation passes, evenly spaced")
-    validation_tokens: PositiveInt = Field(
-        65536, description="tokens of each pass on the way; the last pass takes the whole split"
-    )
 
 
 class Method(Strict):
@@ -103,10 +58,8 @@ class Variant(Strict):
     batch_scale: PositiveFloat = 1.0
 
 
-class Model(BaseModel):
+class Model(Strict, extra="allow"):
     """A model file's name, a label for run ids, and the keys of that file's ``Config``."""
-
-    model_config = ConfigDict(extra="allow")
 
     name: str
     label: str
@@ -116,11 +69,22 @@ class Grid(Strict):
     """One model on one dataset, and the number of seeds of each method."""
 
     model: Model
-    data: Data
-    recipe: Recipe
+    data: dict[str, Any] = Field(description="``Data`` of the model's task")
+    recipe: dict[str, Any] = Field(description="``Recipe`` of the model's task")
     suite: str
     methods: dict[str, PositiveInt] = Field(description="method -> number of seeds")
     core_seconds: PositiveFloat = Field(description="expected cost of one run, start-up included")
+
+    @property
+    def task(self) -> str:
+        """Name of the task that the model is for."""
+        return models.task(self.model.name)
+
+    @property
+    def typed(self) -> tuple[tasks.Data, tasks.Recipe]:
+        """``data`` and ``recipe`` as the task reads them."""
+        task = tasks.get(self.task)
+        return task.Data.model_validate(self.data), task.Recipe.model_validate(self.recipe)
 
 
 class Claims(Strict):
@@ -163,12 +127,17 @@ class Run:
     @property
     def data_label(self) -> str:
         """Folder of the prepared data under ``resources/data``."""
-        return Data(**self.spec["data"]).label
+        return data_of(self.spec).label
 
     @property
     def reference(self) -> Path:
         """Where the committed record of this run lies, if there is one."""
         return REFERENCE / f"{self.id}.json"
+
+
+def data_of(spec: dict[str, Any]) -> tasks.Data:
+    """The data of a run, as its task reads it."""
+    return tasks.get(spec["task"]).Data(**spec["data"])
 
 
 def digest(value: Any) -> str:
@@ -222,10 +191,10 @@ def load_study(name: str, *, folder: Path | None = None) -> Study:
     return study
 
 
-def _sentence(error: ValidationError) -> str:
-    """The first problem of a pydantic error as one sentence."""
+def _sentence(error: ValidationError, *section: str) -> str:
+    """The first problem of a pydantic error as one sentence; ``section`` is where it was read."""
     first = error.errors()[0]
-    where = ".".join(str(part) for part in first["loc"]) or "the file"
+    where = ".".join(str(part) for part in (*section, *first["loc"])) or "the file"
     if first["type"] == "extra_forbidden":
         return f"unknown key {where}"
     if first["type"] == "missing":
@@ -254,10 +223,16 @@ def _check_names(study: Study, stem: str) -> None:
                 check_choice(f"{where}.methods", method_name, study.methods)
             check_choice(f"{where}.model.name", grid.model.name, models.names())
             check_choice(f"{where}.suite", grid.suite, suite_names())
-            try:
-                models.get(grid.model.name).Config.model_validate(grid.model.model_extra)
-            except ValidationError as error:
-                raise ValueError(f"{where}.model: {_sentence(error)}") from None
+            task = tasks.get(grid.task)
+            for key, section, value in (
+                ("model", models.get(grid.model.name).Config, grid.model.model_extra),
+                ("data", task.Data, grid.data),
+                ("recipe", task.Recipe, grid.recipe),
+            ):
+                try:
+                    section.model_validate(value)
+                except ValidationError as error:
+                    raise ValueError(_sentence(error, where, key)) from None
 
 
 def _resolve_shares(value: Any, num_steps: int, key: str) -> Any:
@@ -279,27 +254,26 @@ def make_spec(study: Study, scale: str, grid: Grid, method_name: str, seed: int)
     """The JSON-serialisable spec of one run."""
     method = study.methods[method_name]
     variant = study.recipes[method.recipe]
-    recipe = grid.recipe.model_dump(mode="json")
+    data, base = grid.typed
+    recipe = base.model_dump(mode="json")
     recipe["name"] = method.recipe
-    recipe["batch_size"] = max(1, round(grid.recipe.batch_size * variant.batch_scale))
-    recipe["steps"] = grid.recipe.tokens // (recipe["batch_size"] * grid.data.context)
-    if recipe["steps"] < 1:
-        raise SpecError(
-            f"{study.name}.yaml: scales.{scale}: recipe.tokens is {grid.recipe.tokens}, but one "
-            f"step takes {recipe['batch_size'] * grid.data.context} tokens"
-        )
+    recipe["batch_size"] = max(1, round(base.batch_size * variant.batch_scale))
+    try:
+        recipe["steps"] = base.num_steps(data, recipe["batch_size"])
+    except ValueError as error:
+        raise SpecError(f"{study.name}.yaml: scales.{scale}: {error}") from None
     sparsity = _resolve_shares(method.sparsity, recipe["steps"], "sparsity")
     label = method_name
     if sparsity is not None:
         sparsity.setdefault("seed", seed)
         label = f"{method_name}-s{method.final_sparsity:.2f}"
-    name = [scale, grid.model.label, label, grid.data.label, method.recipe, f"seed{seed}"]
+    name = [scale, grid.model.label, label, data.label, method.recipe, f"seed{seed}"]
     return {
         "id": "__".join(name),
         "scale": scale,
-        "task": "lm",
+        "task": grid.task,
         "model": grid.model.model_dump(mode="json"),
-        "data": grid.data.model_dump(mode="json"),
+        "data": data.model_dump(mode="json"),
         "recipe": recipe,
         "method": method_name,
         "final_sparsity": method.final_sparsity,
@@ -357,6 +331,16 @@ def find_run(run_id: str) -> Run:
         hint = f"; did you mean {close[0]}?" if close else ""
         raise SpecError(f"run is {run_id!r}, which no study defines{hint}")
     return runs[run_id]
+
+
+def find_data(label: str) -> tuple[str, tasks.Data]:
+    """Task and data of a folder of ``resources/data``, as the studies ask for it."""
+    known = {run.data_label: run.spec for scale in SCALES for run in all_runs(scale).values()}
+    try:
+        check_choice("data", label, known)
+    except ValueError as error:
+        raise SpecError(str(error)) from None
+    return known[label]["task"], data_of(known[label])
 
 
 def study_as_dict(study: Study, scale: str) -> dict[str, Any]:
@@ -444,14 +428,14 @@ def training_code_hash(spec: dict[str, Any]) -> str:
     return code_hash(*entries)
 
 
-def evaluation_code_hash(suite: str) -> str:
-    """Hash of the evaluation code, one suite file and our own task definitions."""
+def evaluation_code_hash(spec: dict[str, Any]) -> str:
+    """Hash of the task's evaluation code, one suite file and our own task definitions."""
     folder = ROOT / "experiments" / "evaluation"
     texts = {
         path.name: path.read_text()
-        for path in [folder / "suites" / f"{suite}.yaml", *sorted(folder.glob("tasks/*.yaml"))]
+        for path in [folder / "suites" / f"{spec['suite']}.yaml", *folder.glob("tasks/*.yaml")]
     }
-    return digest([code_hash(*sorted(folder.glob("*.py"))), texts])
+    return digest([code_hash(*_module_files(tasks.get(spec["task"]).EVALUATION)), texts])
 
 
 def reusable(run: Run, *, data_folder: Path) -> bool:

@@ -48,32 +48,6 @@ class Progress:
     rows: list[dict[str, Any]] = field(default_factory=list)
 
 
-def learning_rate(step: int, recipe: dict[str, Any]) -> float:
-    """Rate of optimizer step ``step`` (from 0): linear warm-up, then a cosine to the minimum."""
-    steps, warmup = recipe["steps"], math.ceil(recipe["warmup"] * recipe["steps"])
-    if step < warmup:
-        return recipe["learning_rate"] * (step + 1) / warmup
-    share = (step - warmup) / max(1, steps - warmup)
-    low, high = recipe["min_learning_rate"], recipe["learning_rate"]
-    return low + 0.5 * (high - low) * (1 + math.cos(math.pi * share))
-
-
-def make_optimizer(model: torch.nn.Module, recipe: dict[str, Any]) -> torch.optim.Optimizer:
-    """AdamW; vectors (norms, biases) get no weight decay."""
-    matrices = [p for p in model.parameters() if p.dim() > 1]
-    vectors = [p for p in model.parameters() if p.dim() <= 1]
-    groups = [
-        {"params": matrices, "weight_decay": recipe["weight_decay"]},
-        {"params": vectors, "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW(
-        [group for group in groups if group["params"]],
-        lr=recipe["learning_rate"],
-        betas=tuple(recipe["betas"]),
-        eps=recipe["eps"],
-    )
-
-
 def processor() -> str:
     """Model name of the processor, without anything that names the host."""
     try:
@@ -155,7 +129,7 @@ class Trainer:
         self.task = tasks.get(spec["task"]).Task(spec, data_dir)
         self.model = self.task.build_model().to(self.device)
         self.flops = self.task.flops(self.model)
-        self.optimizer = make_optimizer(self.model, self.recipe)
+        self.optimizer = self.task.optimizer(self.model)
         self.sparsity: SparsityAlgorithm | None = None
         if spec["sparsity"] is not None:
             self.sparsity = configure(spec["sparsity"])
@@ -200,14 +174,15 @@ class Trainer:
 
     def step(self) -> float:
         """One optimizer step; returns its loss in nats."""
-        rate = learning_rate(self.progress.step, self.recipe)
+        rate = self.task.learning_rate(self.progress.step)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        batch = self.task.batch(self.progress.step).to(self.device)
+        batch = self.to_device(self.task.batch(self.progress.step))
         dense_gradient = self.sparsity is not None and self.sparsity.needs_dense_gradient
         loss = self.task.loss(self.model, batch)
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe["clip_norm"])
+        if self.recipe.get("clip_norm"):
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe["clip_norm"])
         self.progress.flops_executed += self.flops.training_step(
             self.levels(), dense_weight_grad=dense_gradient
         )
@@ -215,6 +190,12 @@ class Trainer:
         self.optimizer.zero_grad(set_to_none=True)
         self.progress.step += 1
         return loss.item()
+
+    def to_device(self, batch: Any) -> Any:
+        """A batch, a tensor or a tuple of them, on the run's device."""
+        if isinstance(batch, tuple):
+            return tuple(part.to(self.device) for part in batch)
+        return batch.to(self.device)
 
     def levels(self) -> dict[str, float] | None:
         """Actual sparsity by weight name; counted again only after masks have changed."""
@@ -234,10 +215,11 @@ class Trainer:
         """A training row since the last one."""
         progress = self.progress
         summary = {} if self.sparsity is None else self.sparsity.metrics()
+        units = progress.step * self.task.units_per_step
         row = {
             "kind": "train",
             "step": progress.step,
-            "tokens": progress.step * self.task.units_per_step,
+            self.task.unit: units,
             "loss": progress.loss_sum / max(1, progress.loss_count),
             "learning_rate": self.optimizer.param_groups[0]["lr"],
             "sparsity": summary.get("sparsity", 0.0),
@@ -247,25 +229,20 @@ class Trainer:
             "flops_executed": progress.flops_executed,
             "flops_dense": progress.step * self._dense_step_flops,
             "elapsed_s": round(progress.elapsed_s, 3),
-            "tokens_per_s": round(
-                progress.step * self.task.units_per_step / max(progress.elapsed_s, 1e-9), 1
-            ),
+            f"{self.task.unit}_per_s": round(units / max(progress.elapsed_s, 1e-9), 1),
         }
         progress.loss_sum, progress.loss_count = 0.0, 0
         return row
 
     def validation_row(self) -> dict[str, Any]:
         """A validation row; the last one covers the whole split."""
-        last = self.progress.step == self.recipe["steps"]
-        limit = None if last else self.recipe["validation_tokens"]
-        scores = self.task.validate(self.model, max_units=limit)
         step = self.progress.step
-        return {
-            "kind": "validation",
-            "step": step,
-            "tokens": step * self.task.units_per_step,
-            **scores,
-        }
+        self.model.eval()
+        with torch.no_grad():
+            scores = self.task.validate(self.model, full=step == self.recipe["steps"])
+        self.model.train()
+        units = step * self.task.units_per_step
+        return {"kind": "validation", "step": step, self.task.unit: units, **scores}
 
     def run(self, received: list[int]) -> None:
         """Train to the last step; saves and raises `Interrupted` after a signal."""
@@ -323,9 +300,10 @@ class Trainer:
 
     def summary(self) -> dict[str, Any]:
         """The run's facts, without paths or host names."""
-        progress, rows = self.progress, self.progress.rows
-        final_train = next(row for row in reversed(rows) if row["kind"] == "train")
-        final_validation = next(row for row in reversed(rows) if row["kind"] == "validation")
+        progress, unit = self.progress, self.task.unit
+        last = {row["kind"]: row for row in progress.rows}
+        final_train = last["train"]
+        scores = {k: v for k, v in last["validation"].items() if k not in ("kind", "step", unit)}
         tensors = {} if self.sparsity is None else self.sparsity.metrics()["tensors"]
         num_masked = 0
         if self.sparsity is not None:
@@ -345,13 +323,9 @@ class Trainer:
             "num_nonzero": num_parameters - num_masked,
             "final": {
                 "train_loss": final_train["loss"],
-                "validation_loss": final_validation["loss"],
-                "validation_perplexity": final_validation["perplexity"],
-                "tokens": final_validation["tokens"],
-                "steps": final_validation["step"],
-                "tokens_per_s": final_train["tokens_per_s"],
-                "sparsity": final_train["sparsity"],
-                "itop": final_train["itop"],
+                **{f"validation_{name}": value for name, value in scores.items()},
+                "steps": final_train["step"],
+                **{name: final_train[name] for name in (unit, f"{unit}_per_s", "sparsity", "itop")},
             },
             "flops": {
                 "executed": progress.flops_executed,

@@ -50,22 +50,25 @@ CURVE_COLUMNS = {
     "run": "run id",
     "kind": "train or validation",
     "step": "optimizer step",
-    "tokens": "training tokens seen",
+    "tokens": "training tokens seen, of a language model",
+    "images": "training images seen, of a vision model",
     "flops_executed": "training FLOPs executed so far",
     "elapsed_s": "seconds of training so far",
     "metric": "what was measured",
     "value": "measured value",
 }
+UNITS = ("tokens", "images")
 CURVE_METRICS = (
     "loss",
     "perplexity",
+    "accuracy",
     "learning_rate",
     "sparsity",
     "drop_fraction",
     "churn",
     "itop",
     "flops_dense",
-    "tokens_per_s",
+    *(f"{unit}_per_s" for unit in UNITS),
 )
 MAX_CURVE_ROWS = 200
 FINAL_SHARE = 0.1
@@ -235,13 +238,15 @@ def _training_metrics(record: dict[str, Any]) -> list[dict[str, Any]]:
     if validation:
         add("loss", validation[-1].get("loss"), "validation", False)
         add("perplexity", validation[-1].get("perplexity"), "validation", False)
+        add("accuracy", validation[-1].get("accuracy"), "validation", True)
         floor = record["data"].get("floor_nats_per_token")
         if floor is not None:
             add("floor_loss", floor, "validation")
             add("excess_loss", validation[-1]["loss"] - floor, "validation", False)
     if train:
         add("steps", train[-1].get("step"))
-        add("tokens", train[-1].get("tokens"))
+        for unit in UNITS:
+            add(unit, train[-1].get(unit))
     flops = record.get("flops") or {}
     executed, dense = flops.get("executed"), flops.get("dense_equivalent")
     add("flops_executed", executed, better=False)
@@ -337,7 +342,7 @@ def curve_rows(record: dict[str, Any]) -> list[dict[str, Any]]:
     rows = []
     for row in curve:
         coordinates = {"run": record["run"], "kind": row["kind"]}
-        coordinates |= {"step": row["step"], "tokens": row.get("tokens")}
+        coordinates |= {"step": row["step"], **{unit: row.get(unit) for unit in UNITS}}
         for name in ("flops_executed", "elapsed_s"):
             known = row.get(name)
             if known is None and train and train[0].get(name) is not None:

@@ -1,7 +1,8 @@
 """Models by file name: each file holds a pydantic ``Config`` and ``build(config, ...)``.
 
-Only ``Config`` is used while Snakemake parses, so torch and transformers are imported inside
-``build``.
+``TASK`` in the file names its task (a file of `experiments.tasks`), by default ``"lm"``; the task
+calls ``build``. Only ``Config`` is used while Snakemake parses, so torch and transformers are
+imported inside ``build``.
 """
 
 import importlib
@@ -19,3 +20,8 @@ def get(name: str) -> ModuleType:
     if name not in names():
         raise KeyError(name)
     return importlib.import_module(f"{__name__}.{name}")
+
+
+def task(name: str) -> str:
+    """Name of the task that the model ``name`` is for."""
+    return getattr(get(name), "TASK", "lm")

@@ -1,11 +1,205 @@
-"""What a training run trains: one file per task, each with a ``Task`` class.
+"""What a training run trains: one file per task.
 
-A task gives the loop its model, its batches, its loss and its validation; the loop in
-`experiments.training` knows nothing else of text or images.
+A task's file is imported while Snakemake parses, so it imports torch inside functions only. It
+holds
+
+``Data`` and ``Recipe``
+    The sections ``data`` and ``recipe`` of a study's grids: subclasses of the ones here.
+``Task``
+    What the loop in `experiments.training` asks for: a subclass of the one here.
+``prepare(data, *, out, mirror, offline)``
+    Writes ``meta.json`` (with a ``hash``) and what belongs to it into ``out``.
+``EVALUATION``
+    Module with ``evaluate(model_dir, data_dir, suite, *, out, mirror)``, which writes
+    ``eval.json``.
+
+A model's file names its task by ``TASK``; see `experiments.models`.
 """
 
+from __future__ import annotations
+
+import hashlib
 import importlib
+import math
+from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+)
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
+    from sparse_lib.flops import ModelFlops
+
+
+class Strict(BaseModel):
+    """Base of all sections: an unknown key is an error."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class Data(Strict):
+    """A registered dataset and how a task cuts it into samples."""
+
+    name: str
+
+    @property
+    def label(self) -> str:
+        """Folder name under ``resources/data``; what is prepared alike shares a label."""
+        return self.name
+
+
+class Recipe(Strict):
+    """Optimisation of one run, as far as tasks share it: linear warm-up, then a cosine."""
+
+    batch_size: PositiveInt = Field(description="samples per optimizer step at batch_scale 1")
+    learning_rate: PositiveFloat
+    min_learning_rate: NonNegativeFloat = 0.0
+    warmup: float = Field(0.1, ge=0, lt=1, description="share of the steps")
+    weight_decay: NonNegativeFloat = 0.1
+    validations: PositiveInt = Field(4, description="validation passes, evenly spaced")
+
+    def num_steps(self, data: Any, batch_size: int) -> int:
+        """Optimizer steps of a run whose variant of the recipe has this batch size.
+
+        Raises:
+            ValueError: if the recipe ends before the first step.
+        """
+        raise NotImplementedError
+
+
+class Task:
+    """What one run trains. Everything is a function of the spec and the step.
+
+    Batches must not depend on what ran before, so that a resumed run sees what an uninterrupted
+    one sees.
+
+    Args:
+        spec: the run's spec (`experiments.plan.make_spec`).
+        data_dir: folder of prepared data.
+
+    Attributes:
+        unit: what training counts: ``tokens``, ``images``.
+        units_per_step: units of one optimizer step.
+        data: facts for the record: ``name``, ``hash`` and what else is known of the data.
+    """
+
+    unit: ClassVar[str]
+    units_per_step: int
+    data: dict[str, Any]
+
+    def __init__(self, spec: dict[str, Any], data_dir: Path) -> None:
+        self.spec = spec
+        self.data_dir = data_dir
+        self.recipe = spec["recipe"]
+
+    def build_model(self) -> torch.nn.Module:
+        """The dense model with fresh weights from torch's global generator."""
+        raise NotImplementedError
+
+    def flops(self, model: torch.nn.Module) -> ModelFlops:
+        """FLOPs of one optimizer step's batch."""
+        raise NotImplementedError
+
+    def batch(self, step: int) -> Any:
+        """Samples of optimizer step ``step`` (from 0): a tensor or a tuple of tensors."""
+        raise NotImplementedError
+
+    def loss(self, model: torch.nn.Module, batch: Any) -> torch.Tensor:
+        """Loss of a batch in nats, a scalar."""
+        raise NotImplementedError
+
+    def validate(self, model: torch.nn.Module, *, full: bool) -> dict[str, float]:
+        """``loss`` (nats) and the task's score on validation data, in evaluation mode.
+
+        The mode is left as it was. ``full`` is true after the last step and takes the whole
+        split; on the way a fixed part of it is enough.
+        """
+        raise NotImplementedError
+
+    def export(self, model: torch.nn.Module, folder: Path) -> None:
+        """Write what the task's evaluation loads, ``model.safetensors`` without masks included."""
+        raise NotImplementedError
+
+    def optimizer(self, model: torch.nn.Module) -> torch.optim.Optimizer:
+        """The optimizer that the recipe names, by default AdamW.
+
+        Vectors (norms, biases) get no weight decay.
+        """
+        import torch
+
+        recipe = self.recipe
+        matrices = [p for p in model.parameters() if p.dim() > 1]
+        vectors = [p for p in model.parameters() if p.dim() <= 1]
+        groups = [
+            {"params": matrices, "weight_decay": recipe["weight_decay"]},
+            {"params": vectors, "weight_decay": 0.0},
+        ]
+        groups = [group for group in groups if group["params"]]
+        if recipe.get("optimizer", "adamw") == "sgd":
+            return torch.optim.SGD(
+                groups,
+                lr=recipe["learning_rate"],
+                momentum=recipe["momentum"],
+                nesterov=recipe.get("nesterov", False),
+            )
+        return torch.optim.AdamW(
+            groups,
+            lr=recipe["learning_rate"],
+            betas=tuple(recipe["betas"]),
+            eps=recipe["eps"],
+        )
+
+    def learning_rate(self, step: int) -> float:
+        """Rate of optimizer step ``step`` (from 0)."""
+        return warmup_cosine(step, self.recipe)
+
+
+def warmup_cosine(step: int, recipe: dict[str, Any]) -> float:
+    """Linear warm-up over a share of the steps, then a cosine to the minimum."""
+    steps, warmup = recipe["steps"], math.ceil(recipe["warmup"] * recipe["steps"])
+    if step < warmup:
+        return recipe["learning_rate"] * (step + 1) / warmup
+    share = (step - warmup) / max(1, steps - warmup)
+    low, high = recipe["min_learning_rate"], recipe["learning_rate"]
+    return low + 0.5 * (high - low) * (1 + math.cos(math.pi * share))
+
+
+class EpochOrder:
+    """Samples in an order that is drawn anew for each epoch, by position in the whole run.
+
+    Args:
+        num_samples: samples of one epoch.
+        seed: the run's seed.
+    """
+
+    def __init__(self, num_samples: int, *, seed: int) -> None:
+        self.num_samples, self.seed = num_samples, seed
+        self._epoch, self._order = -1, None
+
+    def __getitem__(self, index: int) -> int:
+        epoch, position = divmod(index, self.num_samples)
+        if epoch != self._epoch:
+            self._epoch = epoch
+            self._order = epoch_order(self.num_samples, seed=self.seed, epoch=epoch)
+        return int(self._order[position])
+
+
+def epoch_order(num_samples: int, *, seed: int, epoch: int) -> np.ndarray:
+    """Order of the samples in one epoch: a function of (seed, epoch) only."""
+    import numpy as np
+
+    key = hashlib.sha256(f"order:{seed}:{epoch}".encode()).digest()
+    return np.random.default_rng(int.from_bytes(key[:8], "big")).permutation(num_samples)
 
 
 def get(name: str) -> ModuleType:

@@ -5,38 +5,72 @@ Shape suffixes: B sequences, T tokens of context.
 
 from __future__ import annotations
 
-import hashlib
 import math
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import torch
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
-from experiments import models
+from experiments import models, tasks
 from experiments.data import load
-from sparse_lib.flops import ModelFlops, count
+from experiments.data import prepare as prepare_text
+
+if TYPE_CHECKING:
+    import torch
+
+    from sparse_lib.flops import ModelFlops
+
+EVALUATION = "experiments.evaluation"
 
 
-def epoch_order(num_windows: int, *, seed: int, epoch: int) -> np.ndarray:
-    """Order of the packed windows in one epoch: a function of (seed, epoch) only."""
-    key = hashlib.sha256(f"order:{seed}:{epoch}".encode()).digest()
-    return np.random.default_rng(int.from_bytes(key[:8], "big")).permutation(num_windows)
+class Data(tasks.Data):
+    """A registered dataset and how it is cut into tokens."""
+
+    vocab_size: int = Field(ge=2, le=65536, description="tokens in the vocabulary")
+    context: int = Field(ge=2, description="tokens per training sequence")
+
+    @property
+    def label(self) -> str:
+        """Folder name under ``resources/data``."""
+        return f"{self.name}-v{self.vocab_size}"
 
 
-class Task:
-    """Batches are a function of the step, so a resumed run sees what an uninterrupted one sees.
+class Recipe(tasks.Recipe):
+    """AdamW, warm-up, cosine decay, clipping, on a number of tokens."""
 
-    Args:
-        spec: the run's spec (`experiments.plan.make_spec`).
-        data_dir: folder of prepared data.
-    """
+    tokens: PositiveInt = Field(description="training tokens of a run")
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: PositiveFloat = 1e-8
+    weight_decay: NonNegativeFloat = 0.1
+    clip_norm: PositiveFloat = 1.0
+    validation_tokens: PositiveInt = Field(
+        65536, description="tokens of each pass on the way; the last pass takes the whole split"
+    )
+
+    def num_steps(self, data: Data, batch_size: int) -> int:
+        """As many steps as the tokens allow."""
+        steps = self.tokens // (batch_size * data.context)
+        if steps < 1:
+            raise ValueError(
+                f"recipe.tokens is {self.tokens}, but one step takes "
+                f"{batch_size * data.context} tokens"
+            )
+        return steps
+
+
+def prepare(data: Data, *, out: Path, mirror: Path | None, offline: bool) -> None:
+    """Turn text into tokens."""
+    prepare_text(data.name, out=out, vocab_size=data.vocab_size, mirror=mirror, offline=offline)
+
+
+class Task(tasks.Task):
+    """Packed windows of one token stream; next-token cross-entropy."""
 
     unit = "tokens"
 
     def __init__(self, spec: dict[str, Any], data_dir: Path) -> None:
-        self.spec = spec
+        super().__init__(spec, data_dir)
         self.corpus = load(data_dir)
         self.data_name = spec["data"]["name"]
         self.data = {"name": self.data_name, "hash": self.corpus.meta["hash"]}
@@ -53,8 +87,7 @@ class Task:
                 f"data.context is {self.context}, but the training split of {self.data_name} has "
                 f"only {len(self._train)} tokens"
             )
-        self._epoch = -1
-        self._order = np.empty(0, dtype=np.int64)
+        self._order = tasks.EpochOrder(self._num_windows, seed=spec["seed"])
 
     def build_model(self) -> torch.nn.Module:
         """The model with fresh weights from torch's global generator."""
@@ -69,47 +102,53 @@ class Task:
 
     def flops(self, model: torch.nn.Module) -> ModelFlops:
         """FLOPs of one optimizer step's batch."""
+        from sparse_lib.flops import count
+
         return count(model, batch_size=self.batch_size, sequence_length=self.context)
 
     def batch(self, step: int) -> torch.Tensor:
         """Token windows of optimizer step ``step`` (from 0), shape (B, T + 1), int64."""
+        import torch
+
         first = step * self.batch_size
         return torch.stack([self._window(i) for i in range(first, first + self.batch_size)])
 
     def _window(self, index: int) -> torch.Tensor:
-        epoch, position = divmod(index, self._num_windows)
-        if epoch != self._epoch:
-            self._epoch = epoch
-            self._order = epoch_order(self._num_windows, seed=self.spec["seed"], epoch=epoch)
-        start = int(self._order[position]) * self.context
+        import numpy as np
+        import torch
+
+        start = self._order[index] * self.context
         return torch.from_numpy(self._train[start : start + self.context + 1].astype(np.int64))
 
     def loss(self, model: torch.nn.Module, batch: torch.Tensor) -> torch.Tensor:
         """Mean next-token cross-entropy in nats, a scalar."""
-        logits = model(input_ids=batch[:, :-1]).logits
-        return torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
+        from torch.nn.functional import cross_entropy
 
-    @torch.no_grad()
-    def validate(self, model: torch.nn.Module, *, max_units: int | None) -> dict[str, float]:
+        logits = model(input_ids=batch[:, :-1]).logits
+        return cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
+
+    def validate(self, model: torch.nn.Module, *, full: bool) -> dict[str, float]:
         """Loss (nats per token) and perplexity on the head of the validation split.
 
-        Windows of T tokens without overlap; ``max_units=None`` takes the whole split.
+        Windows of T tokens without overlap.
         """
+        import numpy as np
+        import torch
+        from torch.nn.functional import cross_entropy
+
         tokens = self.corpus.tokens("validation")
         num_windows = (len(tokens) - 1) // self.context
-        if max_units is not None:
-            num_windows = min(num_windows, max(1, max_units // self.context))
+        if not full:
+            limit = max(1, self.recipe["validation_tokens"] // self.context)
+            num_windows = min(num_windows, limit)
         total, device = 0.0, next(model.parameters()).device
-        was_training = model.training
-        model.eval()
         for first in range(0, num_windows, 32):
             last = min(first + 32, num_windows)
             chunk = np.asarray(tokens[first * self.context : last * self.context + 1], np.int64)
             ids = torch.from_numpy(chunk).to(device)
             inputs, targets = ids[:-1].view(last - first, -1), ids[1:]
             logits = model(input_ids=inputs).logits.flatten(0, 1)
-            total += torch.nn.functional.cross_entropy(logits, targets, reduction="sum").item()
-        model.train(was_training)
+            total += cross_entropy(logits, targets, reduction="sum").item()
         loss = total / (num_windows * self.context)
         return {"loss": loss, "perplexity": math.exp(min(loss, 700.0))}
 

@@ -177,3 +177,19 @@ def test_a_reference_record_is_reused_only_if_spec_and_data_agree(tmp_path, monk
     run.reference.write_text(json.dumps({**record, "spec_hash": "old"}))
     meta.unlink()
     assert not plan.reusable(run, data_folder=data)
+
+
+def test_committed_records_answer_for_todays_runs(tmp_path):
+    """A new key of the spec must not change the hash of runs that do not use it."""
+    planned = plan.all_runs("quick")
+    committed = {path.stem for path in plan.REFERENCE.glob("quick__*.json")}
+    assert committed
+    for run_id in committed:
+        assert plan.reusable(planned[run_id], data_folder=tmp_path)
+
+
+def test_data_of_a_folder_is_found_and_a_wrong_folder_is_one_sentence():
+    task, data = plan.find_data("grammar-v256")
+    assert (task, data.name, data.label) == ("lm", "grammar", "grammar-v256")
+    with pytest.raises(plan.SpecError, match="data is 'gramar-v256'.*did you mean"):
+        plan.find_data("gramar-v256")

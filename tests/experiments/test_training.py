@@ -10,7 +10,7 @@ import torch
 from filelock import FileLock
 
 from experiments import plan, training
-from experiments.tasks.lm import epoch_order
+from experiments.tasks import epoch_order, warmup_cosine
 
 RUNS = {run.spec["method"]: run for run in plan.all_runs("smoke").values()}
 
@@ -172,8 +172,8 @@ def test_an_epoch_visits_each_window_once():
 
 def test_learning_rate_at_its_edges():
     recipe = {"steps": 100, "warmup": 0.1, "learning_rate": 1.0, "min_learning_rate": 0.2}
-    assert training.learning_rate(0, recipe) == pytest.approx(0.1)
-    assert training.learning_rate(9, recipe) == pytest.approx(1.0)
-    assert training.learning_rate(10, recipe) == pytest.approx(1.0)
-    assert training.learning_rate(55, recipe) == pytest.approx(0.6)
-    assert training.learning_rate(100, recipe) == pytest.approx(0.2)
+    assert warmup_cosine(0, recipe) == pytest.approx(0.1)
+    assert warmup_cosine(9, recipe) == pytest.approx(1.0)
+    assert warmup_cosine(10, recipe) == pytest.approx(1.0)
+    assert warmup_cosine(55, recipe) == pytest.approx(0.6)
+    assert warmup_cosine(100, recipe) == pytest.approx(0.2)

@@ -81,7 +81,6 @@ except ValueError as error:
 
 SCALE = config["scale"] if config["run"] is None else config["run"].split("__")[0]
 ALL_RUNS = {run_id: run for table in RUNS.values() for run_id, run in table.items()}
-DATASETS = {run.data_label: run.spec["data"] for run in ALL_RUNS.values()}
 CHOSEN = [
     name
     for name, study in STUDIES.items()

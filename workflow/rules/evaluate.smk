@@ -10,7 +10,7 @@ rule evaluate:
         python=PYTHON,
         suite=lambda wildcards: ALL_RUNS[wildcards.run].spec["suite"],
         code=lambda wildcards: plan.evaluation_code_hash(
-            ALL_RUNS[wildcards.run].spec["suite"]
+            ALL_RUNS[wildcards.run].spec
         ),
         mirror=f"--mirror {shlex.quote(str(MIRROR))}" if MIRROR else "",
     shell:
