@@ -36,15 +36,22 @@ from sparse_lib.parameters import SparseParameter
 from sparse_lib.plan import plan
 from sparse_lib.schedules import HyperParameterSchedule
 from sparse_lib.shapers import (
+    BlockScoreShaper,
+    FirstTieBreaker,
     InputGroupScoreShaper,
+    NMScoreShaper,
     OutputGroupScoreShaper,
+    RandomTieBreaker,
     ScoreFlattener,
     ScoreShaper,
+    ScoreTieBreaker,
 )
 from sparse_lib.update_schedules import UpdateSchedule
 from sparse_lib.wrapper import (
     BaseHyperParameter,
     BaseSparsityOptimizer,
+    SparsityWrapperOptimizer,
+    configure_sparsity_optimizer,
     configure_sparsity_wrapper,
 )
 
@@ -55,21 +62,28 @@ __all__ = [
     "SET",
     "BaseHyperParameter",
     "BaseSparsityOptimizer",
+    "BlockScoreShaper",
     "DynamicSparsityAlgorithm",
+    "FirstTieBreaker",
     "GraNet",
     "Group",
     "HyperParameterSchedule",
     "InputGroupScoreShaper",
+    "NMScoreShaper",
     "OutputGroupScoreShaper",
+    "RandomTieBreaker",
     "RigL",
     "ScoreFlattener",
     "ScoreShaper",
+    "ScoreTieBreaker",
     "SparseParameter",
     "SparsityAlgorithm",
+    "SparsityWrapperOptimizer",
     "Static",
     "UpdateSchedule",
     "algorithms",
     "configure",
+    "configure_sparsity_optimizer",
     "configure_sparsity_wrapper",
     "count_flops",
     "densify",

@@ -137,7 +137,7 @@ def _add(group: Group, config: Mapping[str, Any]) -> None:
         param_filter = config.get("param_filter")
         if patterns is not None:
             param_filter = NamePatterns(patterns)
-        group.add(default_filter if param_filter is None else param_filter, _algorithm(config))
+        group.add(default_filter if param_filter is None else param_filter, make_algorithm(config))
         return
     if not patterns:
         raise ValueError("param_name_patterns must not be empty")
@@ -145,10 +145,22 @@ def _add(group: Group, config: Mapping[str, Any]) -> None:
     for pattern, settings in patterns.items():
         if not isinstance(settings, Mapping):
             raise TypeError(f"param_name_patterns[{pattern!r}] must be a dict, not {settings!r}")
-        group.add(NamePatterns([pattern]), _algorithm({**common, **settings}))
+        group.add(NamePatterns([pattern]), make_algorithm({**common, **settings}))
 
 
-def _algorithm(config: Mapping[str, Any]) -> SparsityAlgorithm:
+def make_algorithm(config: Mapping[str, Any]) -> SparsityAlgorithm:
+    """The algorithm of one dict, in any dialect; filters in it are passed over.
+
+    Args:
+        config: ``algorithm`` or ``type``, and the arguments of that class.
+
+    Raises:
+        ValueError: If a key, name or value is not allowed; the message names it.
+        TypeError: If a value has a wrong type.
+
+    >>> make_algorithm({"type": "set", "sparsity": 0.5, "schedule": 10}).update_schedule
+    FreqSchedule(freq=10, start=0, stop=None)
+    """
     arguments = {k: v for k, v in config.items() if k not in (*_OWN_KEYS, *_IGNORED_KEYS)}
     if "algorithm" in config and "type" in config:
         raise ValueError("give algorithm or type (its old name), not both")
