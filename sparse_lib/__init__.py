@@ -14,7 +14,18 @@
 (64, 256)
 """
 
-from sparse_lib import algorithms, device, distributions, ift, init, masks, optim, schedules
+from sparse_lib import (
+    algorithms,
+    checkpoint,
+    device,
+    distributions,
+    ift,
+    init,
+    masks,
+    metrics,
+    optim,
+    schedules,
+)
 from sparse_lib.algorithm import SparsityAlgorithm
 from sparse_lib.algorithms.gmp import GMP
 from sparse_lib.algorithms.granet import GraNet
@@ -82,6 +93,7 @@ __all__ = [
     "Static",
     "UpdateSchedule",
     "algorithms",
+    "checkpoint",
     "configure",
     "configure_sparsity_optimizer",
     "configure_sparsity_wrapper",
@@ -98,6 +110,7 @@ __all__ = [
     "make_mask_grow_maximum",
     "make_mask_topk_sparsity",
     "masks",
+    "metrics",
     "num_nonzero",
     "optim",
     "plan",

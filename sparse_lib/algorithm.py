@@ -14,7 +14,7 @@ import weakref
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,7 @@ from torch.utils.hooks import RemovableHandle
 
 from sparse_lib import distributed
 from sparse_lib.checks import check_compat
+from sparse_lib.counts import num_true
 from sparse_lib.init import make_init_method
 from sparse_lib.levels import Levels
 from sparse_lib.masks import generator
@@ -36,6 +37,9 @@ from sparse_lib.parameters import (
     warn,
 )
 from sparse_lib.shapers import ScoreShaper
+
+if TYPE_CHECKING:
+    from sparse_lib.flops import ModelFlops
 
 _REGISTRY: weakref.WeakValueDictionary[str, type[SparsityAlgorithm]] = weakref.WeakValueDictionary()
 
@@ -415,33 +419,60 @@ class SparsityAlgorithm(ABC):
     def _scheduled(self, name: str) -> float:
         return min(max(float(self._levels[name](0)), 0.0), 1.0)
 
-    def metrics(self) -> dict[str, Any]:
-        """What the masks are and did.
+    def metrics(self, flops: ModelFlops | None = None) -> dict[str, Any]:
+        """What the masks are and did, as a plain dict that can be written as JSON.
+
+        Args:
+            flops: What :func:`sparse_lib.count_flops` says of the model, to have FLOPs too.
 
         Returns:
-            ``{"tensors": {full name: {"sparsity", "target", "churn", "itop", "num_updates"}},
-            "sparsity", "churn", "itop"}``; the last three are weighted by tensor size. Churn is
-            the share of present weights that the last update brought, ITOP the share of positions
-            that were ever present.
+            ``"tensors"``: by full name, the mask's ``"sparsity"``, the last ``"target"``,
+            ``"churn"`` (share of present weights that the last update brought), ``"itop"`` (share
+            of positions ever present; in-time over-parameterization, Liu et al. 2021),
+            ``"degree_of_constraint"`` (share of the first mask's weights never dropped),
+            ``"survival"`` (share of grown weights that outlived the next update; None before
+            any could), ``"dead_units"`` (outputs without an incoming weight; None for vectors)
+            and ``"num_updates"``. Beside it ``"sparsity"``, ``"churn"``, ``"itop"`` and
+            ``"degree_of_constraint"`` over all weights together, ``"survival"``, the sum of
+            ``"dead_units"``, and ``"flops"``: of a ``"forward"`` pass and a ``"training_step"``
+            at the present masks, of the same step ``"dense"``, and whether the next step's weight
+            gradient has to be ``"dense_weight_gradient"``.
         """
-        tensors: dict[str, dict[str, float]] = {}
-        sizes, counts = {}, {}
-        for name, sparse in self.sparse_params.items():
-            sizes[name] = sparse.param.numel()
-            counts[name] = int(sparse.mask.count_nonzero())
-            tensors[name] = {
-                "sparsity": 1.0 - counts[name] / max(sizes[name], 1),
-                "target": sparse.target,
-                "churn": sparse.churn,
-                "itop": sparse.itop,
-                "num_updates": sparse.num_updates,
-            }
-        total, present = max(sum(sizes.values()), 1), max(sum(counts.values()), 1)
-        return {
+        params = self.sparse_params
+        tensors = {name: sparse.metrics() for name, sparse in params.items()}
+        sizes = {name: sparse.param.numel() for name, sparse in params.items()}
+        present = {name: num_true(sparse.mask) for name, sparse in params.items()}
+        initial = {n: s.history.num_initial or present[n] for n, s in params.items()}
+        grown = sum(sparse.history.num_grown for sparse in params.values())
+        survived = sum(sparse.history.num_survived for sparse in params.values())
+
+        def mean(key: str, weights: dict[str, int]) -> float:
+            total = sum(weights.values())
+            return sum(tensors[n][key] * weights[n] for n in tensors) / total if total else 0.0
+
+        summary = {
             "tensors": tensors,
-            "sparsity": 1.0 - sum(counts.values()) / total if tensors else 0.0,
-            "churn": sum(tensors[n]["churn"] * counts[n] for n in tensors) / present,
-            "itop": sum(tensors[n]["itop"] * sizes[n] for n in tensors) / total,
+            "sparsity": 1.0 - sum(present.values()) / sum(sizes.values()) if tensors else 0.0,
+            "churn": mean("churn", present),
+            "itop": mean("itop", sizes),
+            "degree_of_constraint": mean("degree_of_constraint", initial),
+            "survival": survived / grown if grown else None,
+            "dead_units": sum(tensor["dead_units"] or 0 for tensor in tensors.values()),
+        }
+        return summary if flops is None else summary | {"flops": self._flops(flops)}
+
+    def _flops(self, flops: ModelFlops) -> dict[str, Any]:
+        levels = {
+            name: sparse.sparsity
+            for name, sparse in self.sparse_params.items()
+            if name in flops.weight_names
+        }
+        dense = self.needs_dense_gradient
+        return {
+            "forward": flops.forward(levels),
+            "training_step": flops.training_step(levels, dense_weight_grad=dense),
+            "dense": flops.training_step(),
+            "dense_weight_gradient": dense,
         }
 
     def state_dict(self) -> dict[str, Any]:
@@ -454,9 +485,7 @@ class SparsityAlgorithm(ABC):
             "params": {
                 name: {
                     "target": sparse.target,
-                    "churn": sparse.churn,
-                    "num_updates": sparse.num_updates,
-                    "union": None if sparse.union is None else sparse.union.clone(),
+                    "history": sparse.history.state_dict(),
                 }
                 for name, sparse in self.sparse_params.items()
             },
@@ -480,10 +509,7 @@ class SparsityAlgorithm(ABC):
             if sparse is None:
                 raise ValueError(f"the state has {name!r}, which the algorithm does not sparsify")
             sparse.target = saved["target"]
-            sparse.churn = saved["churn"]
-            sparse.num_updates = saved["num_updates"]
-            union = saved["union"]
-            sparse.union = None if union is None else union.to(sparse.mask.device, copy=True)
+            sparse.history.load_state_dict(saved["history"], sparse.mask.device)
         self._prepare_next_step()
 
     def __repr__(self) -> str:

@@ -1,22 +1,33 @@
-"""What masks did, as plain numbers."""
+"""What masks did, as plain numbers.
+
+:meth:`sparse_lib.SparsityAlgorithm.metrics` puts them together for a run; the functions here are
+their definitions.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
+import torch
 from torch import Tensor, nn
 
+from sparse_lib.counts import num_true
 from sparse_lib.enforcement import mask_name
+from sparse_lib.layers import layer_kind
+
+_INPUTS_FIRST = ("conv1d", "conv_transpose", "embedding")
+_EVER, _ALWAYS, _NEW = 1, 2, 4
 
 
 def sparsity(mask: Tensor) -> float:
     """Fraction of zeros of a mask, in [0, 1] (0 for an empty one)."""
-    return 1.0 - int(mask.count_nonzero()) / mask.numel() if mask.numel() else 0.0
+    return 1.0 - num_true(mask) / mask.numel() if mask.numel() else 0.0
 
 
 def churn(old: Tensor, new: Tensor) -> float:
     """Fraction of the connections in ``new`` that were not in ``old``, in [0, 1]."""
-    present = int(new.count_nonzero())
-    grown = int((new & ~old).count_nonzero())
-    return grown / present if present else 0.0
+    return _ratio(num_true(new & ~old), num_true(new))
 
 
 def in_time_overparameterization(union: Tensor) -> float:
@@ -26,20 +37,31 @@ def in_time_overparameterization(union: Tensor) -> float:
         union: OR of all masks so far (Liu et al. 2021, "Do we actually need dense
             over-parameterization?", the rate R_s).
     """
-    return int(union.count_nonzero()) / union.numel() if union.numel() else 0.0
+    return _ratio(num_true(union), union.numel())
 
 
 def degree_of_constraint(ever_dropped: Tensor, initial: Tensor) -> float:
     """Share of the initial connections that were never dropped, in [0, 1]."""
-    present = int(initial.count_nonzero())
-    return int((initial & ~ever_dropped).count_nonzero()) / present if present else 0.0
+    return _ratio(num_true(initial & ~ever_dropped), num_true(initial))
+
+
+def dead_outputs(weight_mask: Tensor, module: nn.Module | None = None) -> int:
+    """Number of outputs of one weight without any incoming connection.
+
+    Args:
+        weight_mask: Mask of at least two dimensions, outputs first.
+        module: The layer that owns it, if known; transformers' ``Conv1D``, transposed
+            convolutions and embeddings store inputs first.
+    """
+    inputs_first = module is not None and layer_kind(module) in _INPUTS_FIRST
+    by_output = weight_mask.transpose(0, 1) if inputs_first else weight_mask
+    return num_true(~by_output.flatten(1).any(1))
 
 
 def dead_units(model: nn.Module) -> dict[str, int]:
     """Number of outputs without any incoming weight, by full name of the masked parameter.
 
-    The first dimension of a weight counts as its outputs (``Linear``, ``Conv2d``). Only
-    parameters with at least two dimensions are listed.
+    Only parameters with at least two dimensions are listed; see :func:`dead_outputs`.
     """
     counts = {}
     for prefix, module in model.named_modules():
@@ -47,6 +69,75 @@ def dead_units(model: nn.Module) -> dict[str, int]:
             mask = module._buffers.get(mask_name(name))
             if param is None or mask is None or mask.dim() < 2:
                 continue
-            full_name = f"{prefix}.{name}" if prefix else name
-            counts[full_name] = int((~mask.flatten(1).any(1)).sum())
+            counts[f"{prefix}.{name}" if prefix else name] = dead_outputs(mask, module)
     return counts
+
+
+class MaskHistory:
+    """What happened to one mask, in one byte per weight, which is allotted at its first change.
+
+    Attributes:
+        num_updates: How many times the mask was replaced.
+        churn: Share of the present weights that came with the last replacement, in [0, 1].
+        num_initial: Weights of the first mask, once it was replaced.
+        num_grown: Weights grown by all replacements but the last.
+        num_survived: How many of these outlived the replacement after the one that grew them.
+    """
+
+    def __init__(self) -> None:
+        self.num_updates = 0
+        self.num_initial = 0
+        self.churn = 0.0
+        self.num_grown = 0
+        self.num_survived = 0
+        self._flags: Tensor | None = None
+
+    def record(self, old: Tensor, new: Tensor) -> None:
+        """Note that ``new`` replaces ``old``; bool masks of one shape, not yet changed."""
+        before, after = (mask.contiguous().view(torch.uint8) for mask in (old, new))
+        if self._flags is None:
+            self._flags = before * (_EVER | _ALWAYS)
+            self.num_initial = num_true(old)
+        newest = self._with(_NEW)
+        self.num_grown += num_true(newest)
+        self.num_survived += num_true(newest.logical_and_(new))
+        grown = before.bitwise_xor(1).bitwise_and_(after)
+        self.churn = _ratio(num_true(grown.view(torch.bool)), num_true(new))
+        self.num_updates += 1
+        flags = self._flags
+        flags.bitwise_and_(after.mul(_ALWAYS).bitwise_or_(_EVER))
+        flags.bitwise_or_(after).bitwise_or_(grown.mul_(_NEW))
+
+    def in_time_overparameterization(self, mask: Tensor) -> float:
+        """See :func:`in_time_overparameterization`; ``mask`` is the present one."""
+        return in_time_overparameterization(mask if self._flags is None else self._with(_EVER))
+
+    def degree_of_constraint(self) -> float:
+        """See :func:`degree_of_constraint`; 1 while the first mask stands."""
+        if self._flags is None:
+            return 1.0
+        return _ratio(num_true(self._with(_ALWAYS)), self.num_initial)
+
+    @property
+    def survival(self) -> float | None:
+        """Share of grown weights that outlived the next replacement; None before any could."""
+        return self.num_survived / self.num_grown if self.num_grown else None
+
+    def _with(self, flag: int) -> Tensor:
+        assert self._flags is not None
+        return self._flags.bitwise_and(flag).ne_(0).view(torch.bool)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain numbers and one uint8 tensor; None before the first replacement."""
+        state = {key: value for key, value in vars(self).items() if key != "_flags"}
+        return state | {"flags": None if self._flags is None else self._flags.clone()}
+
+    def load_state_dict(self, state: Mapping[str, Any], device: torch.device) -> None:
+        """Restore :meth:`state_dict`; tensors are copied to a device."""
+        flags = state["flags"]
+        vars(self).update({key: value for key, value in state.items() if key != "flags"})
+        self._flags = None if flags is None else flags.to(device, copy=True)
+
+
+def _ratio(part: int, whole: int) -> float:
+    return part / whole if whole else 0.0

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from sparse_lib.enforcement import MaskGuard, guards, mask_name
-from sparse_lib.metrics import churn
+from sparse_lib.metrics import MaskHistory, dead_outputs, sparsity
 
 if TYPE_CHECKING:
     from sparse_lib.algorithm import SparsityAlgorithm
@@ -29,9 +29,8 @@ class SparseParameter:
         name: Full name from the model that the algorithm was applied to, without the prefixes
             that ``torch.compile``, DDP and checkpoint wrappers add.
         initialized: True once the mask holds a pattern (made here, or loaded).
-        num_updates: How many times the mask was replaced since initialisation.
-        churn: Share of the present weights that came with the last replacement.
-        union: OR of all masks so far, or None while there was only one.
+        target: The sparsity that the mask was last asked to have, in [0, 1].
+        history: What happened to the mask since initialisation.
     """
 
     def __init__(
@@ -42,10 +41,8 @@ class SparseParameter:
         self.param_name = param_name
         self.name = name
         self.initialized = False
-        self.num_updates = 0
-        self.churn = 0.0
         self.target = 0.0
-        self.union: Tensor | None = None
+        self.history = MaskHistory()
 
     @property
     def guard(self) -> MaskGuard:
@@ -78,9 +75,7 @@ class SparseParameter:
             )
         new = new.detach().to(device=old.device, dtype=torch.bool)
         if self.initialized:
-            self.churn = churn(old, new)
-            self.num_updates += 1
-            self.union = old | new if self.union is None else self.union.logical_or_(new)
+            self.history.record(old, new)
         self.initialized = True
         if new is not old:
             old.copy_(new)
@@ -89,14 +84,21 @@ class SparseParameter:
     @property
     def sparsity(self) -> float:
         """Fraction of zeros in the mask, in [0, 1]."""
-        mask = self.mask
-        return 1.0 - int(mask.count_nonzero()) / max(mask.numel(), 1)
+        return sparsity(self.mask)
 
-    @property
-    def itop(self) -> float:
-        """Share of positions that were ever present, in [0, 1] (ITOP, Liu et al. 2021)."""
-        union = self.mask if self.union is None else self.union
-        return int(union.count_nonzero()) / max(union.numel(), 1)
+    def metrics(self) -> dict[str, Any]:
+        """One entry of ``"tensors"`` in :meth:`sparse_lib.SparsityAlgorithm.metrics`."""
+        mask, history = self.mask, self.history
+        return {
+            "sparsity": sparsity(mask),
+            "target": self.target,
+            "churn": history.churn,
+            "itop": history.in_time_overparameterization(mask),
+            "degree_of_constraint": history.degree_of_constraint(),
+            "survival": history.survival,
+            "dead_units": dead_outputs(mask, self.module) if mask.dim() > 1 else None,
+            "num_updates": history.num_updates,
+        }
 
     def initialize(self) -> None:
         """Make the first mask, unless there is one."""
