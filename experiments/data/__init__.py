@@ -1,5 +1,5 @@
-"""Registry of datasets: `available` says what is missing, `prepare` makes token files, `load`
-reads them.
+"""Registry of datasets: `available` says what is missing, `prepare` makes files of tokens or
+pixels, `load` reads them.
 
 A dataset is one entry in the `DATASETS` of any file in this folder. Importing this package
 imports no heavy dependency.
@@ -16,11 +16,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from experiments.data.base import END_OF_TEXT, SPLITS, Dataset, MissingData, Source, Texts
+from experiments.data.base import (
+    END_OF_TEXT,
+    SPLITS,
+    Dataset,
+    ImageDataset,
+    MissingData,
+    Source,
+    Texts,
+)
 
 if TYPE_CHECKING:
     import numpy as np
     from tokenizers import Tokenizer
+
+    from experiments.data.images import ImageFolder
 
 __all__ = ["Corpus", "MissingData", "available", "get", "load", "names", "prepare"]
 
@@ -28,8 +38,8 @@ MIRROR_VARIABLE = "SPARSE_MIRROR"
 
 
 @functools.cache
-def _datasets() -> dict[str, Dataset]:
-    found: dict[str, Dataset] = {}
+def _datasets() -> dict[str, Dataset | ImageDataset]:
+    found: dict[str, Dataset | ImageDataset] = {}
     for module in pkgutil.iter_modules(__path__):
         if module.name in _TOOLS:
             continue
@@ -41,7 +51,7 @@ def _datasets() -> dict[str, Dataset]:
 
 
 # Files of this folder that define no dataset.
-_TOOLS = frozenset({"base", "packing", "prose", "tokenizer"})
+_TOOLS = frozenset({"base", "images", "packing", "prose", "rendering", "tokenizer"})
 
 
 def names() -> list[str]:
@@ -49,7 +59,7 @@ def names() -> list[str]:
     return sorted(_datasets())
 
 
-def get(name: str) -> Dataset:
+def get(name: str) -> Dataset | ImageDataset:
     """Return a registered dataset.
 
     Raises:
@@ -79,18 +89,21 @@ def prepare(
     name: str,
     *,
     out: Path,
-    vocab_size: int,
+    vocab_size: int | None = None,
+    num_images: int | None = None,
     mirror: Path | None = None,
     offline: bool = True,
 ) -> dict[str, Any]:
-    """Write a dataset's token files, tokenizer, held-out texts and facts.
+    """Write a dataset's files and facts.
 
     Args:
         name: Dataset name.
-        out: Folder to write: `train.bin`, `validation.bin`, `test.bin` (uint16), `tokenizer/`,
-            `text/validation.jsonl`, `text/test.jsonl` and, last, `meta.json`.
-        vocab_size: Size of the BPE vocabulary, 257 to 65536; ignored by datasets that bring
-            their own vocabulary.
+        out: Folder to write. Text: `train.bin`, `validation.bin`, `test.bin` (uint16),
+            `tokenizer/`, `text/validation.jsonl`, `text/test.jsonl`; images: see
+            `experiments.data.images.prepare`. Last, `meta.json`.
+        vocab_size: For text: size of the BPE vocabulary, 257 to 65536; ignored by datasets that
+            bring their own vocabulary.
+        num_images: For images: how many to train on; None takes all that there are.
         mirror: Folder of `<hub id>` folders; default: environment variable SPARSE_MIRROR.
         offline: Whether the hub must not be asked.
 
@@ -98,14 +111,18 @@ def prepare(
         The content of `meta.json`.
 
     Raises:
-        MissingData: If the text cannot be had.
-        ValueError: If the name or the vocabulary size is not allowed.
+        MissingData: If the data cannot be had.
+        ValueError: If the name, the vocabulary size or the number of images is not allowed.
     """
-    from experiments.data import packing
+    from experiments.data import images, packing
 
-    dataset = get(name)
+    dataset, out = get(name), Path(out)
+    if isinstance(dataset, ImageDataset):
+        source = Source(_mirror(mirror), offline)
+        return images.prepare(dataset, source, out=out, num_images=num_images)
+    if vocab_size is None:
+        raise ValueError(f"data.vocab_size is missing, but {name} is text and needs it.")
     texts = dataset.read(Source(_mirror(mirror), offline))
-    out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
     tokenizer = _tokenizer(dataset, texts, out, vocab_size)
     num_tokens = {
@@ -135,8 +152,8 @@ def prepare(
     return meta
 
 
-def load(out: Path) -> "Corpus":
-    """Open a prepared dataset.
+def load(out: Path) -> "Corpus | ImageFolder":
+    """Open a prepared dataset: a `Corpus` of text or an `ImageFolder`.
 
     Raises:
         MissingData: If the folder holds no prepared dataset.
@@ -144,7 +161,12 @@ def load(out: Path) -> "Corpus":
     path = Path(out) / "meta.json"
     if not path.is_file():
         raise MissingData(f"{out} holds no prepared dataset: run `snakemake {path}` first.")
-    return Corpus(Path(out), json.loads(path.read_text()))
+    meta = json.loads(path.read_text())
+    if meta.get("kind") == "images":
+        from experiments.data.images import ImageFolder
+
+        return ImageFolder(Path(out), meta)
+    return Corpus(Path(out), meta)
 
 
 @dataclass(frozen=True)

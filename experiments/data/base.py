@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import numpy as np
     from tokenizers import Tokenizer
 
 SPLITS = ("train", "validation", "test")
@@ -19,7 +20,7 @@ class MissingData(RuntimeError):
 
 @dataclass(frozen=True)
 class Source:
-    """Where texts may be looked for.
+    """Where data may be looked for.
 
     Attributes:
         mirror: Folder that holds `<hub id>` folders, or None.
@@ -75,3 +76,58 @@ class Dataset:
     missing: Callable[[Source], str | None] = lambda source: None
     build_tokenizer: "Callable[[], Tokenizer] | None" = None
     write_extras: Callable[[Path], None] | None = None
+
+
+@dataclass(frozen=True)
+class Split:
+    """Images and what they show.
+
+    Attributes:
+        pixels: (N, C, H, W), uint8.
+        labels: (N,), int64, each from 0 to the number of classes - 1.
+    """
+
+    pixels: "np.ndarray"
+    labels: "np.ndarray"
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+@dataclass(frozen=True)
+class Images:
+    """The images of a dataset.
+
+    Attributes:
+        splits: Train, validation and test.
+        classes: Names of the classes, in the order of their labels.
+        meta: Facts for meta.json.
+    """
+
+    splits: Mapping[str, Split]
+    classes: list[str]
+    meta: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ImageDataset:
+    """One entry of the registry that holds images.
+
+    Attributes:
+        name: Name used in studies.
+        license: Licence of the images.
+        source: Where they come from, for reports.
+        splits: How the splits were made, in words.
+        read: Takes where to look and the number of training images (None: all there are); returns
+            the images, or raises `MissingData`.
+        missing: Says cheaply, in one sentence, what `read` would lack; None if nothing.
+        flip: Whether a mirrored image shows the same class, so that training may mirror.
+    """
+
+    name: str
+    license: str
+    source: str
+    splits: str
+    read: "Callable[[Source, int | None], Images]"
+    missing: Callable[[Source], str | None] = lambda source: None
+    flip: bool = True

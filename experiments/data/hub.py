@@ -1,12 +1,13 @@
-"""Text datasets by hub id: read from a mirror folder, or from the hub where allowed.
+"""Datasets by hub id, read from a mirror folder, or from the hub where allowed.
 
 A mirror holds `<root>/<hub id>/` with parquet files and a README.md that declares the configs,
 which is how `datasets.load_dataset` reads a local folder. A new dataset is one line in `DATASETS`.
 """
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from experiments.data.base import SPLITS, Dataset, MissingData, Source, Texts
 
@@ -58,11 +59,11 @@ def hub_dataset(
     """
 
     def missing(source: Source) -> str | None:
-        return _missing(name, hub_id, config, source)
+        return missing_rows(name, hub_id, config, source)
 
     def read(source: Source) -> Texts:
-        rows = _load(name, hub_id, config, column, source)
-        documents = {split: to_documents(rows[split]) for split in SPLITS}
+        rows = load_rows(name, hub_id, config, [column], source)
+        documents = {split: to_documents(rows[split][column]) for split in SPLITS}
         return Texts(documents, {"hub_id": hub_id, "config": config})
 
     return Dataset(
@@ -75,11 +76,18 @@ def hub_dataset(
     )
 
 
-def _missing(name: str, hub_id: str, config: str | None, source: Source) -> str | None:
+def missing_rows(
+    name: str,
+    hub_id: str,
+    config: str | None,
+    source: Source,
+    splits: Sequence[str] = SPLITS,
+) -> str | None:
+    """Say in one sentence what of a dataset is not mirrored; None if nothing."""
     folder = source.mirror / hub_id if source.mirror else None
     if folder is not None and any(folder.glob("**/*.parquet")):
         declared = _declared_splits(folder / "README.md", config)
-        absent = [split for split in SPLITS if declared is not None and split not in declared]
+        absent = [split for split in splits if declared is not None and split not in declared]
         if not absent:
             return None
         return (
@@ -109,11 +117,20 @@ def _declared_splits(readme: Path, config: str | None) -> list[str] | None:
     return [] if config else None
 
 
-def _load(
-    name: str, hub_id: str, config: str | None, column: str, source: Source
-) -> dict[str, list[str]]:
-    """Return the texts of each split."""
-    problem = _missing(name, hub_id, config, source)
+def load_rows(
+    name: str,
+    hub_id: str,
+    config: str | None,
+    columns: Sequence[str],
+    source: Source,
+    splits: Sequence[str] = SPLITS,
+) -> dict[str, dict[str, list[Any]]]:
+    """Return the columns of each split.
+
+    Raises:
+        MissingData: If the dataset cannot be had, or lacks a split or a column.
+    """
+    problem = missing_rows(name, hub_id, config, source, splits)
     if problem and (source.offline or (source.mirror and (source.mirror / hub_id).is_dir())):
         raise MissingData(problem)
     from datasets import load_dataset
@@ -124,10 +141,13 @@ def _load(
     with tempfile.TemporaryDirectory() as scratch:
         try:
             loaded = load_dataset(path, config, cache_dir=scratch if problem is None else None)
-            absent = [split for split in SPLITS if split not in loaded]
+            absent = [split for split in splits if split not in loaded]
             if absent:
                 raise MissingData(f"{name}: {path} has no {' and no '.join(absent)} split.")
-            return {split: list(loaded[split][column]) for split in SPLITS}
+            return {
+                split: {column: list(loaded[split][column]) for column in columns}
+                for split in splits
+            }
         except (OSError, ValueError, KeyError) as error:
             reason = str(error).strip().split("\n")[0]
             raise MissingData(f"{name}: {path} cannot be read: {reason}") from error

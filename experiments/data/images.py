@@ -1,0 +1,112 @@
+"""Image files: one array of uint8 pixels and one of labels per split, and the facts in meta.json.
+
+A dataset of images is prepared in the place of one of text; `experiments.data` chooses by the kind
+of the registered entry.
+"""
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from experiments.data.base import SPLITS, ImageDataset, Source, Split
+from experiments.data.packing import files_digest
+
+
+def prepare(
+    dataset: ImageDataset, source: Source, *, out: Path, num_images: int | None = None
+) -> dict[str, Any]:
+    """Write `{train,validation,test}.{pixels,labels}.npy` and, last, `meta.json`.
+
+    Args:
+        dataset: What to prepare.
+        source: Where to look.
+        out: Folder to write.
+        num_images: Images of the training split; None takes all that the dataset has.
+
+    Returns:
+        The content of `meta.json`; mean and standard deviation of the training pixels are per
+        channel, on the scale from 0 to 1.
+
+    Raises:
+        MissingData: If the images cannot be had.
+        ValueError: If there are fewer images than asked for.
+    """
+    if num_images is not None and num_images < 1:
+        raise ValueError(f"data.num_images is {num_images}, but must be at least 1.")
+    images = dataset.read(source, num_images)
+    found = len(images.splits["train"])
+    if num_images is not None and found != num_images:
+        raise ValueError(
+            f"data.num_images is {num_images}, but {dataset.name} has only {found} images to "
+            "train on."
+        )
+    out.mkdir(parents=True, exist_ok=True)
+    files = []
+    for split in SPLITS:
+        for part in ("pixels", "labels"):
+            files.append(out / f"{split}.{part}.npy")
+            with _partial(files[-1]).open("wb") as file:
+                np.save(file, getattr(images.splits[split], part))
+            os.replace(_partial(files[-1]), files[-1])
+    pixels = images.splits["train"].pixels
+    mean, std = _moments(pixels)
+    meta = {
+        "name": dataset.name,
+        "kind": "images",
+        "hash": files_digest(files),
+        "classes": images.classes,
+        "num_images": {split: len(images.splits[split]) for split in SPLITS},
+        "num_channels": int(pixels.shape[1]),
+        "image_size": int(pixels.shape[2]),
+        "mean": mean,
+        "std": std,
+        "flip": dataset.flip,
+        "license": dataset.license,
+        "source": dataset.source,
+        "splits": dataset.splits,
+        **images.meta,
+    }
+    path = out / "meta.json"
+    _partial(path).write_text(json.dumps(meta, indent=2) + "\n")
+    os.replace(_partial(path), path)
+    return meta
+
+
+def _partial(path: Path) -> Path:
+    return path.with_name(path.name + ".partial")
+
+
+def _moments(pixels: np.ndarray) -> tuple[list[float], list[float]]:
+    """Mean and standard deviation of each channel, exact: counts of the 256 levels decide them."""
+    levels = np.arange(256) / 255
+    means, deviations = [], []
+    for channel in range(pixels.shape[1]):
+        share = np.bincount(pixels[:, channel].reshape(-1), minlength=256) / pixels[:, channel].size
+        mean = float(share @ levels)
+        means.append(mean)
+        deviations.append(float(np.sqrt(share @ (levels - mean) ** 2)))
+    return means, deviations
+
+
+@dataclass(frozen=True)
+class ImageFolder:
+    """A prepared dataset of images.
+
+    Attributes:
+        folder: Its folder.
+        meta: Content of its `meta.json`.
+    """
+
+    folder: Path
+    meta: dict[str, Any]
+
+    def split(self, name: str) -> Split:
+        """Return one split, its pixels mapped read-only."""
+        return Split(
+            np.load(self.folder / f"{name}.pixels.npy", mmap_mode="r"),
+            np.load(self.folder / f"{name}.labels.npy"),
+        )
