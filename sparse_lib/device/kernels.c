@@ -1,11 +1,11 @@
 /* Sparse layer kernels: forward, and both gradients, without the masked work.
  *
  * A matrix product with a masked weight is a sum over its non-zeros, each of which scales a row of
- * tokens. Tokens are therefore packed into panels [feature][PANEL], PANEL being four vectors, and
+ * tokens. Tokens are therefore packed into panels [feature][PANEL], PANEL being a few vectors, and
  * the mask into CSR cut into column tiles, so that the panel rows a tile refers to stay in L1.
- * The backward walks the transposed structure once: a row of the output gradient is loaded once and
- * used twice, for the input gradient (scaled by the weight) and for the weight gradient (dot product
- * with the input).
+ * The forward, and the input gradient from the transposed structure, hold one output row in
+ * registers and add scaled rows of the tile. The weight gradient holds one row in registers and
+ * takes its dot products with rows of the tile. Rows go in blocks that stay in L2.
  *
  * The file includes itself, once for each instruction set; the widest the processor has is chosen
  * when the library loads. Nothing is needed but a C compiler (GCC or Clang); OpenMP is optional.
@@ -20,9 +20,10 @@
 #endif
 
 /* One orientation of a mask: `rows` outputs of the product, `columns` inputs, tiled by column.
- * Entries of (tile, row) are start[tile * rows + row] .. start[tile * rows + row + 1]. */
+ * Entries of (tile, row) are start[tile * rows + row] .. start[tile * rows + row + 1]. `by_column`
+ * says that the mask and the weight are stored [columns][rows]. */
 typedef struct {
-    int64_t rows, columns, tile, lanes;
+    int64_t rows, columns, tile, lanes, by_column;
     int32_t *start;
     uint32_t *offset;  /* in bytes, of its panel row within the tile */
     int32_t *position; /* in the dense weight */
@@ -40,12 +41,17 @@ typedef struct {
 } View;
 
 typedef struct {
-    int lanes;
+    int lanes, panel;
     void (*transpose_in)(const float *, int64_t, int64_t, int64_t, float *);
     void (*transpose_out)(float *, int64_t, int64_t, int64_t, const float *);
-    void (*multiply)(const Structure *, int64_t, const float *, float *, const float *);
-    void (*gradients)(const Structure *, int64_t, const float *, const float *, float *, float *);
+    void (*multiply)(const Structure *, int64_t, int64_t, int64_t, const float *, float *,
+                     const float *);
+    void (*dot)(const Structure *, int64_t, int64_t, int64_t, const float *, const float *, float *);
+    void (*add_sums)(const float *, int64_t, float *);
 } Kernels;
+
+/* Rows whose panels, two of them, stay in L2 while the tiles pass. */
+#define ROW_BLOCK 512
 
 static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
@@ -105,6 +111,9 @@ static const Kernels *choose(int lanes)
 /* The vector width that runs when `lanes` is asked for: 16 (AVX-512), 8 (AVX2) or 4 (portable). */
 int choose_lanes(int lanes) { return choose(lanes)->lanes; }
 
+/* Tokens of a panel at that width. */
+int choose_panel(int lanes) { return choose(lanes)->panel; }
+
 /* ---- structure ---- */
 
 /* A 64-bit fingerprint of a mask, so that a change is seen however it was made. */
@@ -149,14 +158,14 @@ int64_t count_nonzero(const uint8_t *mask, int64_t size)
 #define BYTE_OF(word) (7 - (__builtin_ctzll(word) >> 3))
 #endif
 
-/* Fills start, offset and position. `mask` is dense and contiguous; `by_column` says that it is
- * stored [columns][rows], that is, that the structure is the transposed one. */
-void build(Structure *s, const uint8_t *mask, int by_column)
+/* Fills start, offset and position from a contiguous mask. */
+void build(Structure *s, const uint8_t *mask)
 {
+    int by_column = s->by_column != 0;
     int64_t tiles = (s->columns + s->tile - 1) / s->tile;
     memset(s->start, 0, (tiles * s->rows + 1) * sizeof(int32_t));
     int32_t filled = 0;
-    uint32_t row_bytes = 4 * choose((int)s->lanes)->lanes * sizeof(float);
+    uint32_t row_bytes = choose((int)s->lanes)->panel * sizeof(float);
     int32_t *next = by_column ? malloc((s->rows + 1) * sizeof(int32_t)) : NULL;
     for (int64_t t = 0; t < tiles; t++) {
         int64_t first = t * s->tile;
@@ -242,7 +251,7 @@ static void window(const View *v, int64_t token, int64_t num_tokens, int64_t fea
 static void pack(const Kernels *k, const View *v, int64_t token, int64_t num_tokens,
                  int64_t feature, int64_t num_features, float *panel)
 {
-    int64_t width = 4 * k->lanes;
+    int64_t width = k->panel;
     if (v->kind == 0) {
         k->transpose_in(v->data + token * v->stride + feature, v->stride, num_tokens, num_features,
                         panel);
@@ -259,7 +268,7 @@ static void unpack(const Kernels *k, const View *v, int64_t token, int64_t num_t
     if (v->kind == 0)
         k->transpose_out(v->data + token * v->stride, v->stride, num_tokens, v->features, panel);
     else
-        window(v, token, num_tokens, 0, v->features, (float *)panel, 4 * k->lanes, 1);
+        window(v, token, num_tokens, 0, v->features, (float *)panel, k->panel, 1);
 }
 
 /* ---- driver ---- */
@@ -307,15 +316,58 @@ static void share(const View *v, int64_t panel, int64_t *begin, int64_t *end)
 
 static int64_t num_tiles(const Structure *s) { return (s->columns + s->tile - 1) / s->tile; }
 
-static void product(const Kernels *k, const Structure *s, const View *in, const View *out,
-                    const float *bias, int64_t token, int64_t num_tokens, float *tile, float *result)
+/* result = tile product, over all tiles of the packed `input`; `in`, if given, is packed into it. */
+static void product(const Kernels *k, const Structure *s, const View *in, int64_t token,
+                    int64_t num_tokens, float *input, float *result, const float *bias)
 {
-    for (int64_t t = 0; t < num_tiles(s); t++) {
-        int64_t first = t * s->tile;
-        pack(k, in, token, num_tokens, first, smaller(s->tile, s->columns - first), tile);
-        k->multiply(s, t, tile, result, bias);
+    for (int64_t row = 0; row < s->rows; row += ROW_BLOCK)
+        for (int64_t t = 0; t < num_tiles(s); t++) {
+            int64_t first = t * s->tile;
+            float *tile = input + first * k->panel;
+            if (in && row == 0)
+                pack(k, in, token, num_tokens, first, smaller(s->tile, s->columns - first), tile);
+            k->multiply(s, t, row, smaller(row + ROW_BLOCK, s->rows), tile, result, bias);
+        }
+}
+
+/* sum[entry] += rows[its row] . columns[its column] over the tokens of a panel. */
+static void dots(const Kernels *k, const Structure *s, const float *rows, const float *columns,
+                 float *sum)
+{
+    for (int64_t row = 0; row < s->rows; row += ROW_BLOCK)
+        for (int64_t t = 0; t < num_tiles(s); t++)
+            k->dot(s, t, row, smaller(row + ROW_BLOCK, s->rows), rows,
+                   columns + t * s->tile * k->panel, sum);
+}
+
+static void gather(Structure *s, const float *weight)
+{
+    int64_t nonzero = s->start[num_tiles(s) * s->rows];
+    int64_t threads = thread_count(), index = thread_index();
+    for (int64_t i = nonzero * index / threads; i < nonzero * (index + 1) / threads; i++)
+        s->value[i] = weight[s->position[i]];
+}
+
+/* Writes one thread's share of a dense gradient, stored as the rows of `s`: zeros and sums. */
+static void scatter(const Structure *s, const float *partial, float *gradient)
+{
+    int64_t nonzero = s->start[num_tiles(s) * s->rows];
+    int64_t threads = thread_count(), index = thread_index();
+    int64_t end = s->rows * (index + 1) / threads;
+    for (int64_t row = s->rows * index / threads; row < end;) {
+        int64_t next = smaller(row + 8, end);
+        memset(gradient + row * s->columns, 0, (next - row) * s->columns * sizeof(float));
+        for (int64_t t = 0; t < num_tiles(s); t++) {
+            const int32_t *start = s->start + t * s->rows;
+            for (int32_t i = start[row]; i < start[next]; i++) {
+                float total = partial[i];
+                for (int64_t j = 1; j < threads; j++)
+                    total += partial[j * nonzero + i];
+                gradient[s->position[i]] = total;
+            }
+        }
+        row = next;
     }
-    unpack(k, out, token, num_tokens, result);
 }
 
 /* out = in * W^T + bias, with `weight` the dense weight (its masked entries are never read). */
@@ -323,68 +375,76 @@ int multiply(Structure *s, const float *weight, const View *in, const View *out,
              const float *bias, int num_threads)
 {
     const Kernels *k = choose((int)s->lanes);
-    int64_t panel = 4 * k->lanes, nonzero = s->start[num_tiles(s) * s->rows];
     int failed = 0;
 #pragma omp parallel num_threads(num_threads) if (num_threads > 1)
     {
-        int64_t begin, end, threads = thread_count(), index = thread_index();
-        for (int64_t i = nonzero * index / threads; i < nonzero * (index + 1) / threads; i++)
-            s->value[i] = weight[s->position[i]];
-        float *tile = scratch((s->tile + s->rows) * panel);
-        if (!tile)
+        int64_t begin, end;
+        gather(s, weight);
+        float *input = scratch((s->columns + s->rows) * k->panel);
+        float *result = input + s->columns * k->panel;
+        if (!input)
             failed = 1;
 #pragma omp barrier
-        share(out->kind ? out : in, panel, &begin, &end);
-        for (int64_t token = begin; tile && token < end; token += panel)
-            product(k, s, in, out, bias, token, smaller(panel, end - token), tile,
-                    tile + s->tile * panel);
+        share(out->kind ? out : in, k->panel, &begin, &end);
+        for (int64_t token = begin; input && token < end; token += k->panel) {
+            int64_t count = smaller(k->panel, end - token);
+            product(k, s, in, token, count, input, result, bias);
+            unpack(k, out, token, count, result);
+        }
     }
     return failed;
 }
 
-/* Both gradients from the transposed structure: in_gradient = out_gradient * W, and
- * weight_gradient, dense with zeros where masked. `partial` holds num_threads * nonzero floats. */
-int gradients(Structure *s, const float *weight, const View *in,
+/* The gradients of a product: in_gradient = out_gradient * W unless NULL, weight_gradient, dense
+ * with zeros where masked, and bias_gradient unless NULL. `partial` holds, for each thread, as many
+ * floats as there are non-zeros and output features. */
+int gradients(Structure *forward, Structure *backward, const float *weight, const View *in,
               const View *out_gradient, const View *in_gradient, float *weight_gradient,
-              int64_t weight_size, float *partial, int num_threads)
+              float *bias_gradient, float *partial, int num_threads)
 {
-    const Kernels *k = choose((int)s->lanes);
-    int64_t panel = 4 * k->lanes, tiles = num_tiles(s), nonzero = s->start[tiles * s->rows];
+    const Kernels *k = choose((int)forward->lanes);
+    int64_t inputs = forward->columns, outputs = forward->rows;
+    int64_t nonzero = forward->start[num_tiles(forward) * outputs];
+    /* Dot products may be taken from either side; the one in storage order scatters in order. */
+    const Structure *stored = forward->by_column ? backward : forward;
     int failed = 0;
 #pragma omp parallel num_threads(num_threads) if (num_threads > 1)
     {
         int64_t begin, end, threads = thread_count(), index = thread_index();
-        int64_t first = nonzero * index / threads, last = nonzero * (index + 1) / threads;
-        for (int64_t i = first; i < last; i++)
-            s->value[i] = weight[s->position[i]];
-        int64_t zero = weight_size * index / threads;
-        memset(weight_gradient + zero, 0,
-               (weight_size * (index + 1) / threads - zero) * sizeof(float));
-        float *sum = partial + index * nonzero;
+        if (in_gradient)
+            gather(backward, weight);
+        float *sum = partial + index * nonzero, *bias_sums = partial + threads * nonzero;
+        float *bias_sum = bias_sums + index * outputs;
         memset(sum, 0, nonzero * sizeof(float));
-        float *tile = scratch((s->tile + 2 * s->rows) * panel);
-        if (!tile)
+        memset(bias_sum, 0, outputs * sizeof(float));
+        float *input = scratch((2 * inputs + outputs) * k->panel);
+        float *output = input + inputs * k->panel, *result = output + outputs * k->panel;
+        if (!input)
             failed = 1;
 #pragma omp barrier
-        share(out_gradient->kind ? out_gradient : in, panel, &begin, &end);
-        float *input = tile + s->tile * panel, *result = input + s->rows * panel;
-        for (int64_t token = begin; tile && token < end; token += panel) {
-            int64_t count = smaller(panel, end - token);
-            pack(k, in, token, count, 0, s->rows, input);
-            for (int64_t t = 0; t < tiles; t++) {
-                int64_t from = t * s->tile;
-                pack(k, out_gradient, token, count, from, smaller(s->tile, s->columns - from), tile);
-                k->gradients(s, t, tile, input, result, sum);
-            }
-            if (in_gradient)
+        share(out_gradient->kind ? out_gradient : in, k->panel, &begin, &end);
+        for (int64_t token = begin; input && token < end; token += k->panel) {
+            int64_t count = smaller(k->panel, end - token);
+            pack(k, in, token, count, 0, inputs, input);
+            if (in_gradient) {
+                product(k, backward, out_gradient, token, count, output, result, NULL);
                 unpack(k, in_gradient, token, count, result);
+            } else
+                pack(k, out_gradient, token, count, 0, outputs, output);
+            if (stored == forward)
+                dots(k, stored, output, input, sum);
+            else
+                dots(k, stored, input, output, sum);
+            if (bias_gradient)
+                k->add_sums(output, outputs, bias_sum);
         }
 #pragma omp barrier
-        for (int64_t i = first; i < last; i++) {
-            float total = partial[i];
+        scatter(stored, partial, weight_gradient);
+        for (int64_t i = outputs * index / threads;
+             bias_gradient && i < outputs * (index + 1) / threads; i++) {
+            bias_gradient[i] = bias_sums[i];
             for (int64_t j = 1; j < threads; j++)
-                total += partial[j * nonzero + i];
-            weight_gradient[s->position[i]] = total;
+                bias_gradient[i] += bias_sums[j * outputs + i];
         }
     }
     return failed;
@@ -394,7 +454,12 @@ int gradients(Structure *s, const float *weight, const View *in,
 
 typedef float NAME(vec) __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 #define VEC NAME(vec)
-#define PANEL (4 * LANES)
+#if LANES == 16
+#define VECTORS 4
+#else
+#define VECTORS 8
+#endif
+#define PANEL (VECTORS * LANES)
 #define LOAD(p) (*(const VEC *)(p))
 #define STORE(p, v) (*(VEC *)(p) = (v))
 
@@ -513,117 +578,120 @@ TARGET static void NAME(transpose_out)(float *to, int64_t stride, int64_t num_to
                         to + f, stride, 1);
 }
 
-/* result[row] (+)= sum of value * tile[offset] over the entries of one tile. */
-TARGET static void NAME(multiply)(const Structure *s, int64_t t, const float *tile, float *result,
-                                  const float *bias)
+/* The vectors of one panel row. Loops over them must unroll for the array to live in registers. */
+#define EACH_VECTOR _Pragma("GCC unroll 8") for (int k = 0; k < VECTORS; k++)
+
+/* result[row] (+)= sum of value * tile[offset] over the entries of one tile, rows begin .. end. */
+TARGET static void NAME(multiply)(const Structure *s, int64_t t, int64_t begin, int64_t end,
+                                  const float *tile, float *result, const float *bias)
 {
     const int32_t *start = s->start + t * s->rows;
     const uint32_t *offset = s->offset;
     const char *base = (const char *)tile;
     const float *value = s->value;
-    for (int64_t r = 0; r < s->rows; r++, result += PANEL) {
-        int32_t i = start[r], end = start[r + 1];
-        VEC zero = {0}, a0 = zero, a1 = zero, a2 = zero, a3 = zero;
+    for (int64_t r = begin; r < end; r++) {
+        int32_t i = start[r], stop = start[r + 1];
+        float *out = result + r * PANEL;
+        VEC a[VECTORS], zero = {0};
         if (t > 0) {
-            if (i == end)
+            if (i == stop)
                 continue;
-            a0 = LOAD(result), a1 = LOAD(result + LANES);
-            a2 = LOAD(result + 2 * LANES), a3 = LOAD(result + 3 * LANES);
-        } else if (bias) {
-            a0 = a1 = a2 = a3 = zero + bias[r];
+            EACH_VECTOR a[k] = LOAD(out + k * LANES);
+        } else {
+            VEC initial = zero + (bias ? bias[r] : 0.0f);
+            EACH_VECTOR a[k] = initial;
         }
-        for (; i + 1 < end; i += 2) {
+        for (; i + 1 < stop; i += 2) {
             const float *p = (const float *)(base + offset[i]);
             const float *q = (const float *)(base + offset[i + 1]);
             float v = value[i], w = value[i + 1];
-            a0 += v * LOAD(p) + w * LOAD(q);
-            a1 += v * LOAD(p + LANES) + w * LOAD(q + LANES);
-            a2 += v * LOAD(p + 2 * LANES) + w * LOAD(q + 2 * LANES);
-            a3 += v * LOAD(p + 3 * LANES) + w * LOAD(q + 3 * LANES);
+            EACH_VECTOR a[k] += v * LOAD(p + k * LANES);
+            EACH_VECTOR a[k] += w * LOAD(q + k * LANES);
         }
-        if (i < end) {
+        if (i < stop) {
             const float *p = (const float *)(base + offset[i]);
             float v = value[i];
-            a0 += v * LOAD(p), a1 += v * LOAD(p + LANES);
-            a2 += v * LOAD(p + 2 * LANES), a3 += v * LOAD(p + 3 * LANES);
+            EACH_VECTOR a[k] += v * LOAD(p + k * LANES);
         }
-        STORE(result, a0), STORE(result + LANES, a1);
-        STORE(result + 2 * LANES, a2), STORE(result + 3 * LANES, a3);
+        EACH_VECTOR STORE(out + k * LANES, a[k]);
     }
 }
 
-/* result[row] (+)= sum of value * tile[offset]; sum[entry] += input[row] . tile[offset]. */
-TARGET static void NAME(gradients)(const Structure *s, int64_t t, const float *tile,
-                                   const float *input, float *result, float *sum)
+/* Partial sums of row . p, in two chains because one would wait for each addition. */
+TARGET static inline __attribute__((always_inline)) VEC NAME(partial_dot)(const VEC *row,
+                                                                         const float *p)
+{
+    VEC even = row[0] * LOAD(p), odd = row[1] * LOAD(p + LANES);
+    _Pragma("GCC unroll 8") for (int k = 2; k < VECTORS; k += 2)
+    {
+        even += row[k] * LOAD(p + k * LANES);
+        odd += row[k + 1] * LOAD(p + (k + 1) * LANES);
+    }
+    return even + odd;
+}
+
+TARGET static inline __attribute__((always_inline)) VEC NAME(pair)(VEC a, VEC b)
+{
+    return SHUFFLE(a, b, 0, 1, 0, 1) + SHUFFLE(a, b, 2, 3, 2, 3);
+}
+
+/* sum[entry] += rows[its row] . tile[offset] over the entries of one tile, rows begin .. end. */
+TARGET static void NAME(dot)(const Structure *s, int64_t t, int64_t begin, int64_t end,
+                             const float *rows, const float *tile, float *sum)
 {
     const int32_t *start = s->start + t * s->rows;
     const uint32_t *offset = s->offset;
     const char *base = (const char *)tile;
-    const float *value = s->value;
-    for (int64_t r = 0; r < s->rows; r++, input += PANEL, result += PANEL) {
-        int32_t i = start[r], end = start[r + 1];
-        VEC zero = {0}, a0 = zero, a1 = zero, a2 = zero, a3 = zero;
-        if (t > 0) {
-            if (i == end)
-                continue;
-            a0 = LOAD(result), a1 = LOAD(result + LANES);
-            a2 = LOAD(result + 2 * LANES), a3 = LOAD(result + 3 * LANES);
+#define DOT(i) NAME(partial_dot)(row, (const float *)(base + offset[i]))
+    for (int64_t r = begin; r < end; r++) {
+        int32_t i = start[r], stop = start[r + 1];
+        if (i == stop)
+            continue;
+        VEC row[VECTORS];
+        EACH_VECTOR
+        {
+            row[k] = LOAD(rows + r * PANEL + k * LANES);
+            KEEP_IN_REGISTER(row[k]);
         }
-        VEC x0 = LOAD(input), x1 = LOAD(input + LANES);
-        VEC x2 = LOAD(input + 2 * LANES), x3 = LOAD(input + 3 * LANES);
-#define QUARTER(part, operation)                                         \
-    {                                                                    \
-        VEC d = LOAD(p + part * LANES), e = LOAD(q + part * LANES);      \
-        KEEP_IN_REGISTER(d);                                             \
-        KEEP_IN_REGISTER(e);                                             \
-        a##part += v * d + w * e;                                        \
-        dot operation x##part * d;                                       \
-        next operation x##part * e;                                      \
-    }
-#define PAIR(i, pair)                                                    \
-    {                                                                    \
-        const float *p = (const float *)(base + offset[i]);              \
-        const float *q = (const float *)(base + offset[(i) + 1]);        \
-        float v = value[i], w = value[(i) + 1];                          \
-        VEC dot, next;                                                   \
-        QUARTER(0, =) QUARTER(1, +=) QUARTER(2, +=) QUARTER(3, +=)       \
-        pair = SHUFFLE(dot, next, 0, 1, 0, 1) + SHUFFLE(dot, next, 2, 3, 2, 3); \
-    }
-        for (; i + 3 < end; i += 4) {
-            VEC first, second;
-            PAIR(i, first)
-            PAIR(i + 2, second)
-            *(FOUR *)(sum + i) += NAME(sum_of_pairs)(first, second);
+        for (; i + 3 < stop; i += 4) {
+            VEC a = DOT(i), b = DOT(i + 1), ab = NAME(pair)(a, b);
+            VEC c = DOT(i + 2), d = DOT(i + 3);
+            *(FOUR *)(sum + i) += NAME(sum_of_pairs)(ab, NAME(pair)(c, d));
         }
-        for (; i + 1 < end; i += 2) {
-            VEC pair;
-            PAIR(i, pair)
-            FOUR both = NAME(sum_of_pairs)(pair, pair);
+        if (i + 1 < stop) {
+            VEC ab = NAME(pair)(DOT(i), DOT(i + 1));
+            FOUR both = NAME(sum_of_pairs)(ab, ab);
             sum[i] += both[0], sum[i + 1] += both[1];
+            i += 2;
         }
-        if (i < end) {
-            const float *p = (const float *)(base + offset[i]);
-            float v = value[i];
-            VEC d0 = LOAD(p), d1 = LOAD(p + LANES);
-            VEC d2 = LOAD(p + 2 * LANES), d3 = LOAD(p + 3 * LANES);
-            a0 += v * d0, a1 += v * d1, a2 += v * d2, a3 += v * d3;
-            VEC dot = (x0 * d0 + x1 * d1) + (x2 * d2 + x3 * d3);
-            dot = SHUFFLE(dot, dot, 0, 1, 0, 1) + SHUFFLE(dot, dot, 2, 3, 2, 3);
-            sum[i] += NAME(sum_of_pairs)(dot, dot)[0];
+        if (i < stop) {
+            VEC a = DOT(i), aa = NAME(pair)(a, a);
+            sum[i] += NAME(sum_of_pairs)(aa, aa)[0];
         }
-#undef PAIR
-#undef QUARTER
-        STORE(result, a0), STORE(result + LANES, a1);
-        STORE(result + 2 * LANES, a2), STORE(result + 3 * LANES, a3);
+    }
+#undef DOT
+}
+
+/* sum[row] += the sum of its tokens. */
+TARGET static void NAME(add_sums)(const float *panel, int64_t rows, float *sum)
+{
+    for (int64_t r = 0; r < rows; r++, panel += PANEL) {
+        VEC a = LOAD(panel);
+        for (int k = 1; k < VECTORS; k++)
+            a += LOAD(panel + k * LANES);
+        a = NAME(pair)(a, a);
+        sum[r] += NAME(sum_of_pairs)(a, a)[0];
     }
 }
 
-static const Kernels NAME(kernels) = {LANES, NAME(transpose_in), NAME(transpose_out),
-                                      NAME(multiply), NAME(gradients)};
+static const Kernels NAME(kernels) = {LANES, PANEL, NAME(transpose_in), NAME(transpose_out),
+                                      NAME(multiply), NAME(dot), NAME(add_sums)};
 
 #undef VEC
 #undef FOUR
+#undef VECTORS
 #undef PANEL
+#undef EACH_VECTOR
 #undef LOAD
 #undef STORE
 #undef GROUPS

@@ -26,7 +26,7 @@ class KernelError(RuntimeError):
 
 
 class _CStructure(ctypes.Structure):
-    _fields_ = [(name, c_int64) for name in ("rows", "columns", "tile", "lanes")] + [
+    _fields_ = [(name, c_int64) for name in ("rows", "columns", "tile", "lanes", "by_column")] + [
         (name, c_void_p) for name in ("start", "offset", "position", "value")
     ]
 
@@ -98,11 +98,11 @@ def _load() -> ctypes.CDLL | KernelError:
     library.count_nonzero.argtypes = [c_void_p, c_int64]
     library.count_nonzero.restype = c_int64
     structure, view = ctypes.POINTER(_CStructure), ctypes.POINTER(View)
-    library.build.argtypes = [structure, c_void_p, c_int]
+    library.build.argtypes = [structure, c_void_p]
     library.build.restype = None
     library.multiply.argtypes = [structure, c_void_p, view, view, c_void_p, c_int]
-    library.gradients.argtypes = [structure, c_void_p, view, view, view, c_void_p]
-    library.gradients.argtypes += [c_int64, c_void_p, c_int]
+    library.gradients.argtypes = [structure, structure, c_void_p, view, view, view]
+    library.gradients.argtypes += [c_void_p, c_void_p, c_void_p, c_int]
     return library
 
 
@@ -134,10 +134,9 @@ def fingerprint(mask: torch.Tensor) -> int:
     return library().fingerprint(mask.data_ptr(), mask.numel())
 
 
-def default_tile(sparsity: float, *, lanes: int | None = None) -> int:
-    """Columns per tile: what fits in L1, twice that where rows would be left nearly empty."""
-    columns = _L1_BYTES // (16 * (lanes or num_lanes()))
-    return 2 * columns if sparsity >= 0.93 else columns
+def default_tile(*, lanes: int = _MAX_LANES) -> int:
+    """Columns per tile: seven eighths of the L1 cache, the rest is for what streams by."""
+    return _L1_BYTES * 7 // 8 // (4 * library().choose_panel(lanes))
 
 
 class Structure:
@@ -146,7 +145,7 @@ class Structure:
     Args:
         mask: Bool tensor, contiguous, `[rows, columns]`, or `[columns, rows]` if `transposed`.
         transposed: Whether `mask` is stored with its columns first.
-        tile: Columns per tile; by default what suits the L1 cache and the sparsity.
+        tile: Columns per tile; by default what suits the L1 cache.
         lanes: Upper limit of the vector width in floats, for tests.
 
     Raises:
@@ -166,20 +165,21 @@ class Structure:
         if mask.device.type != "cpu" or mask.numel() >= 2**31:
             raise ValueError("mask must lie on the CPU and have fewer than 2^31 elements")
         self.rows, self.columns = mask.shape[::-1] if transposed else mask.shape
-        self.lanes = lanes
+        self.lanes, self.transposed = lanes, transposed
         self.num_nonzero = library().count_nonzero(mask.data_ptr(), mask.numel())
         self.sparsity = 1 - self.num_nonzero / max(mask.numel(), 1)
-        self.tile = tile or default_tile(self.sparsity, lanes=num_lanes(lanes))
+        self.tile = tile or default_tile(lanes=lanes)
         num_starts = -(-self.columns // self.tile) * self.rows + 1
         self._start = torch.empty(num_starts, dtype=torch.int32)
         self._offset = torch.empty(self.num_nonzero, dtype=torch.int32)
         self._position = torch.empty(self.num_nonzero, dtype=torch.int32)
-        library().build(self._as_c(None), mask.data_ptr(), int(transposed))
+        library().build(self._as_c(None), mask.data_ptr())
 
     def _as_c(self, values: torch.Tensor | None) -> _CStructure:
         value = values.data_ptr() if values is not None else None
         pointers = (self._start.data_ptr(), self._offset.data_ptr(), self._position.data_ptr())
-        return _CStructure(self.rows, self.columns, self.tile, self.lanes, *pointers, value)
+        sizes = (self.rows, self.columns, self.tile, self.lanes, self.transposed)
+        return _CStructure(*sizes, *pointers, value)
 
     def multiply(
         self, weight: torch.Tensor, source: View, target: View, bias: torch.Tensor | None = None
@@ -201,36 +201,43 @@ class Structure:
         if failed:
             raise MemoryError("no memory for the panels of a sparse layer")
 
-    def gradients(
-        self,
-        weight: torch.Tensor,
-        source: View,
-        target_gradient: View,
-        source_gradient: View | None,
-    ) -> torch.Tensor:
-        """Both gradients of a product, in one pass; call it on the transposed structure.
 
-        Args:
-            weight: Dense, contiguous float32, laid out as the mask was.
-            source: Input of the product, `rows` features per token.
-            target_gradient: `columns` features per token.
-            source_gradient: Written, if given; windows that overlap add up, so zero it then.
+def gradients(
+    forward: Structure,
+    backward: Structure,
+    weight: torch.Tensor,
+    source: View,
+    target_gradient: View,
+    source_gradient: View | None,
+    bias_gradient: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The gradients of a product in one pass.
 
-        Returns:
-            The weight's gradient, dense and zero where masked, shaped like `weight`.
-        """
-        num_threads = torch.get_num_threads()
-        values = torch.empty(self.num_nonzero)
-        partial = torch.empty(num_threads * self.num_nonzero)
-        gradient = torch.empty_like(weight, memory_format=torch.contiguous_format)
-        failed = library().gradients(
-            self._as_c(values), weight.data_ptr(), source, target_gradient,
-            source_gradient, gradient.data_ptr(), gradient.numel(), partial.data_ptr(),
-            num_threads,
-        )  # fmt: skip
-        if failed:
-            raise MemoryError("no memory for the panels of a sparse layer")
-        return gradient
+    Args:
+        forward: The structure that made the product.
+        backward: The same mask, transposed.
+        weight: Dense, contiguous float32, laid out as the mask was.
+        source: Input of the product.
+        target_gradient: Gradient of its output.
+        source_gradient: Written, if given; windows that overlap add up, so zero it then.
+        bias_gradient: Written, if given: `[forward.rows]`.
+
+    Returns:
+        The weight's gradient, dense and zero where masked, shaped like `weight`.
+    """
+    num_threads = torch.get_num_threads()
+    values = torch.empty(backward.num_nonzero)
+    partial = torch.empty(num_threads * (forward.num_nonzero + forward.rows))
+    gradient = torch.empty_like(weight, memory_format=torch.contiguous_format)
+    failed = library().gradients(
+        forward._as_c(None), backward._as_c(values), weight.data_ptr(), source, target_gradient,
+        source_gradient, gradient.data_ptr(),
+        bias_gradient.data_ptr() if bias_gradient is not None else None,
+        partial.data_ptr(), num_threads,
+    )  # fmt: skip
+    if failed:
+        raise MemoryError("no memory for the panels of a sparse layer")
+    return gradient
 
 
 def rows_view(matrix: torch.Tensor) -> View:

@@ -183,34 +183,41 @@ class SkipProduct(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         source, weight = ctx.saved_tensors
-        geometry, structure = ctx.geometry, ctx.structures.backward
+        geometry, structures = ctx.geometry, ctx.structures
         needs_source, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         dense = needs_weight and _wants_dense_gradient(ctx.parameter)
         gradient = geometry.prepare(gradient)
         source_gradient = geometry.new_source_gradient(source) if needs_source else None
         view = geometry.source_view(source_gradient) if needs_source else None
-        weight_gradient = None
+        weight_gradient = bias_gradient = None
         if needs_weight and not dense:
-            weight_gradient = structure.gradients(
+            if needs_bias:
+                bias_gradient = gradient.new_empty(structures.forward.rows)
+            weight_gradient = kernels.gradients(
+                structures.forward,
+                structures.backward,
                 weight.contiguous(),
                 geometry.source_view(source),
                 geometry.target_view(gradient),
                 view,
+                bias_gradient,
             )
-        elif needs_source:
-            structure.multiply(weight.contiguous(), geometry.target_view(gradient), view)
+        elif view is not None:
+            structures.backward.multiply(weight.contiguous(), geometry.target_view(gradient), view)
+        num_nonzero = structures.forward.num_nonzero
         tokens = geometry.source_view(source).tokens
         if needs_source:
-            _report("input_gradient", ctx.parameter, structure.num_nonzero, tokens)
+            _report("input_gradient", ctx.parameter, num_nonzero, tokens)
         if needs_weight:
-            num_weights = weight.numel() if dense else structure.num_nonzero
+            num_weights = weight.numel() if dense else num_nonzero
             _report("weight_gradient", ctx.parameter, num_weights, tokens)
         if dense:
             with _disable_current_modes():  # a ledger would not know whose operators these are
                 weight_gradient = geometry.weight_gradient(
                     source, gradient, weight.shape, ctx.inputs_first
                 )
-        bias_gradient = geometry.bias_gradient(gradient) if needs_bias else None
+        if needs_bias and bias_gradient is None:
+            bias_gradient = geometry.bias_gradient(gradient)
         return source_gradient, weight_gradient, bias_gradient, None, None, None
 
 

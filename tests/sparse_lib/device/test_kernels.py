@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from sparse_lib.device import kernels
-from sparse_lib.device.kernels import Structure, image_view, rows_view
+from sparse_lib.device.kernels import Structure, gradients, image_view, rows_view
 
 TOLERANCE = 1e-5
 SHAPES = [(1, 5, 3), (37, 130, 67), (64, 64, 64), (65, 33, 17), (100, 600, 300), (3, 1, 1)]
@@ -36,9 +36,10 @@ def run_both(mask, weight, source, gradient, bias, lanes, inputs_first=False, ti
     target = torch.full((source.shape[0], mask.shape[0]), torch.nan)
     source_gradient = torch.full(source.shape, torch.nan)
     forward.multiply(stored_weight, rows_view(source), rows_view(target), bias)
-    weight_gradient = backward.gradients(
-        stored_weight, rows_view(source), rows_view(gradient), rows_view(source_gradient)
-    )
+    weight_gradient = gradients(
+        forward, backward, stored_weight, rows_view(source), rows_view(gradient),
+        rows_view(source_gradient),
+    )  # fmt: skip
     return target, source_gradient, weight_gradient.T if inputs_first else weight_gradient
 
 
@@ -134,10 +135,11 @@ def test_windows_equal_conv2d(options, size, lanes):
     source = image_view(images, out_size=out_size, **options)
     back = image_view(image_gradient, out_size=out_size, **options)
     target_view = image_view(target, out_size=out_size)
-    Structure(mask, lanes=lanes).multiply(dense, source, target_view)
+    forward = Structure(mask, lanes=lanes)
+    forward.multiply(dense, source, target_view)
     transposed = Structure(mask, transposed=True, lanes=lanes)
-    weight_gradient = transposed.gradients(
-        dense, source, image_view(gradient, out_size=out_size), back
+    weight_gradient = gradients(
+        forward, transposed, dense, source, image_view(gradient, out_size=out_size), back
     )
     assert relative_error(target, expected.detach()) < TOLERANCE
     assert relative_error(image_gradient, images.grad) < TOLERANCE
