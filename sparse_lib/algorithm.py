@@ -348,6 +348,7 @@ class SparsityAlgorithm(ABC):
             changed = self._advance(optimizer, self.autoupdate)
             if changed:
                 self._mask_weights_and_states(optimizer)
+                forget_curvature(optimizer)
             self._report()
             self._prepare_next_step()
         for sparse in self.sparse_params.values():
@@ -534,6 +535,12 @@ def states_like(
         is_weightlike = isinstance(state, Tensor) and state.dim() and state.shape == param.shape
         if is_weightlike and (with_dense or not getattr(state, "requires_dense", False)):
             yield state
+
+
+def forget_curvature(optimizer: Optimizer) -> None:
+    """Have LBFGS start anew: its flat history of all weights cannot follow changed masks."""
+    if isinstance(optimizer, torch.optim.LBFGS):
+        optimizer.state.clear()
 
 
 def common_prefix(names: list[str]) -> str:

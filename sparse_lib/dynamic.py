@@ -12,7 +12,13 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from sparse_lib import distributed
-from sparse_lib.algorithm import SparsityAlgorithm, call_update, states_like
+from sparse_lib.algorithm import (
+    SparsityAlgorithm,
+    call_update,
+    forget_curvature,
+    states_like,
+)
+from sparse_lib.checks import check_bool, check_finite
 from sparse_lib.masks import (
     make_mask_drop_minimum,
     make_mask_grow_maximum,
@@ -39,7 +45,7 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
         grown_init: Where grown weights start: ``"zeros"`` (RigL, Evci et al. 2020), ``"normal"``
             or ``"uniform"`` (drawn with the spread of the present weights; SET, Mocanu et al.
             2018, re-draws), ``"gradient"`` or ``"gradient_sign"`` (minus the dense gradient or
-            its sign, times ``grown_init_scale``; options of the RigL authors' code).
+            its sign; options of the RigL authors' code).
         grown_init_scale: Factor of ``grown_init``.
         skip_update_on_mask_steps: Leave the weights alone on mask-update steps, as the RigL paper
             (algorithm 1) and JaxPruner do.
@@ -67,9 +73,11 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
             raise ValueError(f"grown_init must be one of {GROWN_INITS}, not {grown_init!r}")
         self.update_schedule = make_update_schedule(update)
         self.grown_init = grown_init
-        self.grown_init_scale = float(grown_init_scale)
-        self.skip_update_on_mask_steps = bool(skip_update_on_mask_steps)
-        self.reset_momentum = bool(reset_momentum)
+        self.grown_init_scale = check_finite(grown_init_scale, "grown_init_scale")
+        self.skip_update_on_mask_steps = check_bool(
+            skip_update_on_mask_steps, "skip_update_on_mask_steps"
+        )
+        self.reset_momentum = check_bool(reset_momentum, "reset_momentum")
         super().__init__(sparsity, init_method, **kwargs)
 
     @abstractmethod
@@ -128,6 +136,7 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
         self._set_masks(masks, targets, optimizer or driven)
         if driven is not None:
             self._mask_states(driven)
+            forget_curvature(driven)
         distributed.check_equal({n: s.mask for n, s in self.sparse_params.items()})
 
     def new_masks(
@@ -159,7 +168,7 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
     def _start_grown(self, sparse: SparseParameter, grown: Tensor) -> None:
         weight = sparse.param
         if self.grown_init.startswith("gradient"):
-            gradient = self.dense_gradient(weight)
+            gradient = self._as_optimized(weight, self.dense_gradient(weight))
             start = -(gradient.sign() if self.grown_init == "gradient_sign" else gradient)
         else:
             source = self.generator(f"{sparse.name}/grown")
@@ -172,6 +181,15 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
             start = draw.to(weight.device) * spread
         start = (start * self.grown_init_scale).to(weight.dtype)
         weight.copy_(torch.where(grown, start, weight))
+
+    def _as_optimized(self, weight: Tensor, gradient: Tensor) -> Tensor:
+        """A dense gradient, unscaled and clipped as ``.grad`` was before the optimizer saw it."""
+        if weight.grad is None:
+            return gradient
+        seen = weight.grad.double()
+        kept = gradient.double().masked_fill_(seen == 0, 0)
+        norm = kept.pow(2).sum()
+        return gradient * float((seen * kept).sum() / norm) if norm > 0 else gradient
 
     # ------------------------------------------------------------------------------ every step
 
@@ -200,6 +218,11 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
         super()._before_step(optimizer, args, kwargs)
         due = self.autoupdate and self.is_update_step(self.step + 1)
         if due and self.skip_update_on_mask_steps:
+            if kwargs.get("closure") is not None or any(arg is not None for arg in args[1:]):
+                raise ValueError(
+                    "skip_update_on_mask_steps needs optimizer.step() without a closure, which "
+                    "would compute the gradients anew"
+                )
             self._hide_gradients(optimizer)
 
     def _hide_gradients(self, optimizer: Optimizer) -> None:

@@ -20,6 +20,12 @@ if TYPE_CHECKING:
 _WRAPPER = re.compile(r"(?<![^.])(_orig_mod|_checkpoint_wrapped_module)\.")
 
 
+_SHARDED = (
+    "{what}; sharded parameters (FSDP, fully_shard, tensor parallelism) are not supported, "
+    "use DistributedDataParallel"
+)
+
+
 class SparseParameter:
     """A parameter, its mask, and what happened to the mask.
 
@@ -135,6 +141,8 @@ def find_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
     seen: set[int] = set()
     dense: list[str] = []
     for path, module in unwrap(model).named_modules():
+        if any(cls.__name__ == "FullyShardedDataParallel" for cls in type(module).__mro__):
+            raise ValueError(_SHARDED.format(what="the model holds FullyShardedDataParallel"))
         inside_dense = any(path == top or path.startswith(f"{top}.") or not top for top in dense)
         if getattr(module, "requires_dense", False) and not inside_dense:
             dense.append(path)
@@ -158,10 +166,7 @@ def check_parameter(name: str, param: nn.Parameter) -> None:
             f"{name!r} has no shape yet; run one forward pass before applying sparsity"
         )
     if hasattr(param, "device_mesh"):
-        raise ValueError(
-            f"{name!r} is a DTensor; fully_shard (FSDP2) and tensor parallelism are not supported, "
-            "use DistributedDataParallel"
-        )
+        raise ValueError(_SHARDED.format(what=f"{name!r} is a DTensor"))
     if param.device.type == "meta":
         raise ValueError(f"{name!r} is on the meta device; materialise the model first")
 
