@@ -1,0 +1,68 @@
+"""Sparse-Doped: the layer itself, sparse, plus a dense low-rank part."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from sparse_lib.ift.replacement import (
+    Replacement,
+    draw,
+    layer_from,
+    layer_to,
+    output_scale,
+    replace_layers,
+)
+from sparse_lib.ift.sizes import doped_rank, round_size
+
+
+class DopedLayer(Replacement):
+    """``W x + V (U x)``: W is the dense layer as it was, U has its geometry, V is pointwise.
+
+    The low-rank part starts with the share of the output variance that the mask takes from W.
+
+    Args:
+        dense: The layer, kept as the sparse part.
+        num_inputs: Its inputs per output.
+        rank: Features (channels) between U and V.
+        sparsity: Of W, in [0, 1).
+    """
+
+    sparse_weights = ("sparse.weight",)
+
+    def __init__(self, dense: nn.Module, num_inputs: int, rank: int, sparsity: float) -> None:
+        super().__init__(dense)
+        self.sparse = dense
+        self.low_rank_in = layer_from(dense, rank)
+        self.low_rank_out = layer_to(dense, rank, bias=False)
+        draw(self.low_rank_in, 1.0)
+        draw(self.low_rank_out, output_scale(dense, num_inputs) * sparsity**0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The sparse part plus the low-rank part."""
+        return self.sparse(x) + self.low_rank_out(self.low_rank_in(x))
+
+
+def apply(
+    model: nn.Module, sparsity: float, layers: Sequence[str] | None = None
+) -> tuple[nn.Module, list[str]]:
+    """Put a low-rank part of rank s m n / (m + n) beside layers of m inputs and n outputs.
+
+    The rank is rounded to the nearest whole number: a layer's FLOPs are off by at most
+    ``(m + n) / (2 m n)`` of the dense ones.
+
+    Raises:
+        ValueError: If a rank rounds to nothing.
+    """
+
+    def make(dense: nn.Module, num_inputs: int, num_outputs: int) -> Replacement:
+        rank = doped_rank(num_inputs, num_outputs, sparsity)
+        if rank < 0.5:
+            raise ValueError(
+                f"a layer of {num_inputs} inputs and {num_outputs} outputs is too small, since its "
+                f"rank {rank:.2g} at sparsity {sparsity:g} rounds to 0"
+            )
+        return DopedLayer(dense, num_inputs, round_size(rank), sparsity)
+
+    return replace_layers(model, layers, "doped", make)

@@ -1,0 +1,210 @@
+"""What the layer-local families share: which layers, and one layer in place of another."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from fnmatch import fnmatchcase
+
+import torch
+from torch import Tensor, nn
+
+from sparse_lib.layers import LayerDescription, describe
+
+# What owners of a layer read from it; MobileNetV2, for one, pads by these.
+_GEOMETRY = (
+    "in_features",
+    "out_features",
+    "nf",
+    "nx",
+    "in_channels",
+    "out_channels",
+    "kernel_size",
+    "stride",
+    "padding",
+    "dilation",
+    "groups",
+    "padding_mode",
+)
+
+
+class Replacement(nn.Module):
+    """Several layers that look to their owner like the one that they replace.
+
+    Attributes:
+        sparse_weights: Names inside the module of the weights that masks go on.
+    """
+
+    sparse_weights: tuple[str, ...]
+
+    def __init__(self, dense: nn.Module) -> None:
+        super().__init__()
+        for name in _GEOMETRY:
+            if hasattr(dense, name):
+                setattr(self, name, getattr(dense, name))
+
+
+def transformable(model: nn.Module, layers: Sequence[str] | None = None) -> list[LayerDescription]:
+    """The layers that Sparse-IFT makes sparse, in the order of the model.
+
+    These are the weights of role ``"block"``: not the first convolution, embeddings, norms and
+    output heads, nor what carries ``requires_dense``. Grouped (depthwise) convolutions stay dense
+    too: each of their outputs sums over a few weights only.
+
+    Args:
+        model: Any module.
+        layers: Globs on module names that choose among these layers; default all.
+
+    Raises:
+        ValueError: If nothing is left.
+    """
+    found = [
+        layer
+        for layer in describe(model)
+        if layer.is_matmul
+        and layer.role == "block"
+        and layer.groups == 1
+        and layer.tied_to is None
+        and not _requires_dense(model, layer)
+        and (layers is None or any(fnmatchcase(layer.name, glob) for glob in layers))
+    ]
+    if not found:
+        where = f" matches layers={list(layers)!r}" if layers is not None else ""
+        raise ValueError(
+            f"{type(model).__name__} has no layer to transform: none{where} that is neither input, "
+            "output, embedding, norm nor grouped convolution"
+        )
+    return found
+
+
+def _requires_dense(model: nn.Module, layer: LayerDescription) -> bool:
+    modules = [model]
+    for part in layer.name.split(".") if layer.name else ():
+        modules.append(modules[-1].get_submodule(part))
+    weight = model.get_parameter(layer.weight_name)
+    return any(getattr(owner, "requires_dense", False) for owner in (*modules, weight))
+
+
+def replace_layers(
+    model: nn.Module,
+    layers: Sequence[str] | None,
+    family: str,
+    make: Callable[[nn.Module, int, int], Replacement],
+) -> tuple[nn.Module, list[str]]:
+    """A copy of a model with every chosen layer replaced, and the names of its sparse weights.
+
+    Args:
+        model: Any module.
+        layers: See :func:`transformable`.
+        family: Name of the family, for messages.
+        make: Takes a layer of the copy, its inputs per output and its outputs.
+
+    Raises:
+        ValueError: If a layer is not a Linear, a transformers ``Conv1D`` or a ``Conv2d``.
+    """
+    model = copy.deepcopy(model)
+    names: list[str] = []
+    for layer in transformable(model, layers):
+        dense = model.get_submodule(layer.name)
+        if layer.kind != "conv1d" and type(dense) not in (nn.Linear, nn.Conv2d):
+            raise ValueError(
+                f"family {family!r} cannot apply to layer {layer.name!r}, a "
+                f"{type(dense).__name__}: it replaces Linear, Conv1D and Conv2d only; choose other "
+                "layers with layers=[globs]"
+            )
+        try:
+            new = make(dense, layer.fan_in, layer.numel // layer.fan_in)
+        except ValueError as error:
+            raise ValueError(f"family {family!r} at layer {layer.name!r}: {error}") from None
+        new.train(dense.training)
+        prefix = f"{layer.name}." if layer.name else ""
+        if layer.name:
+            model.set_submodule(layer.name, new)
+        else:
+            model = new
+        names += [prefix + weight for weight in new.sparse_weights]
+    return model, names
+
+
+def layer_from(dense: nn.Module, num_outputs: int) -> nn.Linear | nn.Conv2d:
+    """A layer without bias on the inputs of ``dense``, of its geometry, to other outputs."""
+    weight = dense.weight
+    assert isinstance(weight, Tensor)
+    if isinstance(dense, nn.Conv2d):
+        new: nn.Linear | nn.Conv2d = nn.Conv2d(
+            dense.in_channels,
+            num_outputs,
+            dense.kernel_size,  # type: ignore[arg-type]
+            dense.stride,  # type: ignore[arg-type]
+            dense.padding,  # type: ignore[arg-type]
+            dense.dilation,  # type: ignore[arg-type]
+            bias=False,
+            padding_mode=dense.padding_mode,
+            device=weight.device,
+            dtype=weight.dtype,
+        )
+    else:
+        new = nn.Linear(
+            sizes(dense)[0], num_outputs, bias=False, device=weight.device, dtype=weight.dtype
+        )
+    return new
+
+
+def layer_to(dense: nn.Module, num_inputs: int, *, bias: bool) -> nn.Linear | nn.Conv2d:
+    """A pointwise layer to the outputs of ``dense``, with a copy of its bias if asked for."""
+    weight = dense.weight
+    assert isinstance(weight, Tensor)
+    num_outputs = sizes(dense)[1]
+    own = dense.bias if bias else None
+    if isinstance(dense, nn.Conv2d):
+        new: nn.Linear | nn.Conv2d = nn.Conv2d(
+            num_inputs,
+            num_outputs,
+            1,
+            bias=own is not None,
+            device=weight.device,
+            dtype=weight.dtype,
+        )
+    else:
+        new = nn.Linear(
+            num_inputs, num_outputs, own is not None, device=weight.device, dtype=weight.dtype
+        )
+    if isinstance(own, Tensor):
+        assert new.bias is not None
+        with torch.no_grad():
+            new.bias.copy_(own)
+    return new
+
+
+def sizes(dense: nn.Module) -> tuple[int, int]:
+    """Input features (channels) and output features (channels) of a layer."""
+    if isinstance(dense, nn.Conv2d):
+        return dense.in_channels, dense.out_channels
+    if isinstance(dense, nn.Linear):
+        return dense.in_features, dense.out_features
+    assert isinstance(dense.weight, Tensor)
+    return dense.weight.shape[0], dense.weight.shape[1]
+
+
+def norm(dense: nn.Module, size: int) -> nn.BatchNorm2d | nn.LayerNorm:
+    """What stands inside a replacement: batch norm after convolutions, layer norm after others."""
+    weight = dense.weight
+    assert isinstance(weight, Tensor)
+    kind = nn.BatchNorm2d if isinstance(dense, nn.Conv2d) else nn.LayerNorm
+    return kind(size, device=weight.device, dtype=weight.dtype)
+
+
+def output_scale(dense: nn.Module, num_inputs: int) -> Tensor:
+    """Root mean square that the layer's outputs have for independent inputs of unit variance."""
+    assert isinstance(dense.weight, Tensor)
+    return dense.weight.detach().float().square().mean().mul(num_inputs).sqrt()
+
+
+@torch.no_grad()
+def draw(layer: nn.Linear | nn.Conv2d, scale: Tensor | float) -> None:
+    """Draw normal weights whose outputs have that root mean square for inputs of unit variance.
+
+    Draws from torch's global generator, as building the model did.
+    """
+    fan_in = layer.weight[0].numel()
+    layer.weight.normal_().mul_(torch.as_tensor(scale) / fan_in**0.5)

@@ -1,0 +1,221 @@
+"""What a transform did to each layer: parameters and FLOPs, before and after."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from torch import nn
+
+from sparse_lib.flops import ModelFlops
+from sparse_lib.layers import LayerDescription, describe
+from sparse_lib.masks import num_nonzero
+
+
+@dataclass(frozen=True, slots=True)
+class LayerReport:
+    """One layer of the dense model and what took its place.
+
+    Attributes:
+        name: Module path in the dense model.
+        operation: Kind of the layer, or ``"attention"`` for products of activations.
+        sparsity: Of its masked weights; 0 where the layer was not transformed.
+        weights_before: Weights of the dense layer.
+        weights_after: Weights that took their place.
+        nonzero_after: Those of them that masks keep.
+        flops_before: Forward FLOPs of one sample; None if the size of an input is unknown.
+        flops_after: The same after the transform.
+    """
+
+    name: str
+    operation: str
+    sparsity: float
+    weights_before: int
+    weights_after: int
+    nonzero_after: int
+    flops_before: int | None
+    flops_after: int | None
+
+    @property
+    def ratio(self) -> float:
+        """FLOPs after over before; all weights of a layer are used equally often."""
+        if self.flops_before and self.flops_after is not None:
+            return self.flops_after / self.flops_before
+        return self.nonzero_after / self.weights_before if self.weights_before else 1.0
+
+
+@dataclass(frozen=True)
+class Report:
+    """Layers and totals of a transformed model. FLOPs: forward, one sample, 2 per multiply-add.
+
+    Attributes:
+        family: The family of the transform.
+        sparsity: What set the sizes.
+        mask_sparsity: What the masks get; the same unless a budget for the whole model was given.
+        layers: One row per layer that multiplies, transformed or not.
+        parameters_before: All parameters of the dense model.
+        parameters_after: All parameters of the new model.
+        nonzero_after: Those of them that masks keep.
+        flops_before: Of the dense model; None if the size of an input is unknown.
+        flops_after: Of the new model with its masks.
+        input_size: ``sequence_length`` or ``image_size`` that FLOPs are counted for.
+    """
+
+    family: str
+    sparsity: float
+    mask_sparsity: float
+    layers: tuple[LayerReport, ...]
+    parameters_before: int
+    parameters_after: int
+    nonzero_after: int
+    flops_before: int | None
+    flops_after: int | None
+    input_size: Mapping[str, Any]
+
+    @property
+    def flops_ratio(self) -> float | None:
+        """Whole-model FLOPs after over before, None if they are unknown."""
+        if not self.flops_before or self.flops_after is None:
+            return None
+        return self.flops_after / self.flops_before
+
+    def records(self) -> list[dict[str, Any]]:
+        """One row per layer."""
+        return [asdict(row) | {"ratio": row.ratio} for row in self.layers]
+
+    def summary(self) -> dict[str, Any]:
+        """Totals, for a record of a run."""
+        keys = [field.name for field in fields(self) if field.name not in ("layers", "input_size")]
+        return {key: getattr(self, key) for key in (*keys, "flops_ratio")}
+
+    def to_markdown(self) -> str:
+        """Totals and the table of layers as Markdown."""
+        size = ", ".join(f"{k} {v}" for k, v in self.input_size.items() if v is not None)
+        masks = f"masks at sparsity {self.mask_sparsity:.4g}"
+        lines = [
+            f"Sparse-{self.family.capitalize()} at sparsity {self.sparsity:g}, {masks}: "
+            f"{self.parameters_before:,} parameters became {self.parameters_after:,}, "
+            f"of which {self.nonzero_after:,} are non-zero."
+        ]
+        if self.flops_before is not None:
+            lines.append(
+                f"Forward FLOPs of one sample{f' ({size})' if size else ''}: "
+                f"{self.flops_before:,} became {self.flops_after:,} ({self.flops_ratio:.4f}x)."
+            )
+        lines += ["", "| layer | kind | sparsity | weights | non-zero | FLOPs | ratio |"]
+        lines.append("|---|---|---|---|---|---|---|")
+        for row in self.layers:
+            flops = (
+                "" if row.flops_before is None else f"{row.flops_before:,} → {row.flops_after:,}"
+            )
+            lines.append(
+                f"| {row.name} | {row.operation} | {row.sparsity:.4g} "
+                f"| {row.weights_before:,} → {row.weights_after:,} | {row.nonzero_after:,} "
+                f"| {flops} | {row.ratio:.4f} |"
+            )
+        return "\n".join(lines) + "\n"
+
+    def __str__(self) -> str:
+        return self.to_markdown()
+
+
+def make_report(
+    model: nn.Module,
+    new: nn.Module,
+    before: ModelFlops | None,
+    after: ModelFlops | None,
+    family: str,
+    sparsity: float,
+    targets: Mapping[str, float],
+    input_size: Mapping[str, Any],
+) -> Report:
+    """Compare a model with its transformed one.
+
+    Args:
+        model: The dense model.
+        new: The transformed model.
+        before: FLOPs of the dense model, None if unknown.
+        after: FLOPs of the transformed model, None if unknown.
+        family: Name of the family.
+        sparsity: What set the sizes.
+        targets: Sparsity by name of masked weight of the new model.
+        input_size: What FLOPs are counted for.
+    """
+    parts = _parts(describe(model), describe(new))
+    old_flops, new_flops = _by_layer(before), _by_layer(after, targets)
+    rows = []
+    for name, (old, replaced) in parts.items():
+        names = [layer.weight_name for layer in replaced]
+        rows.append(
+            LayerReport(
+                name=name,
+                operation=old[0].kind,
+                sparsity=max((targets.get(weight, 0.0) for weight in names), default=0.0),
+                weights_before=sum(layer.numel for layer in old),
+                weights_after=sum(layer.numel for layer in replaced),
+                nonzero_after=_nonzero(replaced, targets),
+                flops_before=_total(old_flops, [layer.weight_name for layer in old]),
+                flops_after=_total(new_flops, names),
+            )
+        )
+    rows += [
+        LayerReport(name, "attention", 0.0, 0, 0, 0, flops, new_flops.get((name, None)))
+        for (name, weight), flops in (old_flops or {}).items()
+        if weight is None and new_flops is not None
+    ]
+    masked = [layer for layer in describe(new) if layer.weight_name in targets]
+    parameters = sum(p.numel() for p in new.parameters())
+    zeros = sum(layer.numel for layer in masked) - _nonzero(masked, targets)
+    return Report(
+        family=family,
+        sparsity=float(sparsity),
+        mask_sparsity=max(targets.values()),
+        layers=tuple(rows),
+        parameters_before=sum(p.numel() for p in model.parameters()),
+        parameters_after=parameters,
+        nonzero_after=parameters - zeros,
+        flops_before=None if before is None else before.forward(),
+        flops_after=None if after is None else after.forward(targets),
+        input_size=dict(input_size),
+    )
+
+
+def _parts(
+    before: Iterable[LayerDescription], after: Iterable[LayerDescription]
+) -> dict[str, tuple[list[LayerDescription], list[LayerDescription]]]:
+    """Layers of the dense model by module path, each with what took its place."""
+    parts: dict[str, tuple[list[LayerDescription], list[LayerDescription]]] = {}
+    for layer in before:
+        if layer.is_matmul:
+            parts.setdefault(layer.name, ([], []))[0].append(layer)
+    for layer in after:
+        name = layer.name
+        while name not in parts and name:
+            name = name.rpartition(".")[0]
+        if layer.is_matmul and name in parts:
+            parts[name][1].append(layer)
+    return parts
+
+
+def _by_layer(
+    flops: ModelFlops | None, targets: Mapping[str, float] | None = None
+) -> dict[tuple[str, str | None], int] | None:
+    if flops is None:
+        return None
+    return {
+        (layer.name if layer.weight_name is None else "", layer.weight_name): layer.forward_flops(
+            targets
+        )
+        for layer in flops.layers
+    }
+
+
+def _total(flops: Mapping[tuple[str, str | None], int] | None, weights: list[str]) -> int | None:
+    if flops is None:
+        return None
+    return sum(flops.get(("", weight), 0) for weight in weights)
+
+
+def _nonzero(layers: list[LayerDescription], targets: Mapping[str, float]) -> int:
+    return sum(num_nonzero(targets.get(layer.weight_name, 0.0), layer.numel) for layer in layers)

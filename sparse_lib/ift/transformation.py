@@ -1,0 +1,187 @@
+"""``transform`` and ``solve_sparsity``: one call for every family."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from sparse_lib.checks import closest
+from sparse_lib.flops import ModelFlops, count
+from sparse_lib.ift import doped, factorized, parallel, wide
+from sparse_lib.ift.replacement import transformable
+from sparse_lib.ift.report import Report, make_report
+from sparse_lib.ift.sizes import check_sparsity
+from sparse_lib.layers import describe
+from sparse_lib.trace import to_meta
+
+FAMILIES = {
+    "wide": wide.apply,
+    "parallel": parallel.apply,
+    "factorized": factorized.apply,
+    "doped": doped.apply,
+}
+"""Name to ``apply(model, sparsity, layers) -> (new model, names of its sparse weights)``."""
+
+TOLERANCE = 1e-3
+"""How far the FLOPs of a model may be from a budget that was asked for."""
+
+
+def transform(
+    model: nn.Module,
+    family: str,
+    sparsity: float,
+    *,
+    budget: str | int = "layer",
+    layers: Sequence[str] | None = None,
+    sequence_length: int | None = None,
+    image_size: int | tuple[int, int] | None = None,
+) -> tuple[nn.Module, dict[str, Any], Report]:
+    """Make a larger model that, once sparse, costs the FLOPs of the given one.
+
+    Stem, embeddings, norms, output heads, attention products, grouped (depthwise) convolutions and
+    what carries ``requires_dense`` get no masks. New sizes are rounded to the nearest legal size,
+    halves up; how far FLOPs are off by that is said by ``apply`` of each family, and measured in
+    the report. At sparsity 0 the model comes back as it was, as a copy.
+
+    Args:
+        model: Any module for ``"parallel"``, ``"factorized"`` and ``"doped"``, with Linear,
+            transformers' ``Conv1D`` or ``Conv2d`` layers; for ``"wide"`` a model of a known
+            architecture (``sparse_lib.ift.adapters``). It is not changed.
+        family: A key of ``FAMILIES``.
+        sparsity: In [0, 1): sets the new sizes.
+        budget: Which sparsity the masks get. ``"layer"``: the same, so that every transformed layer
+            costs what it did. ``"dense"``: the one at which the whole model costs what it did, for
+            widened models the higher one. A number: forward FLOPs of one sample.
+        layers: Globs on module names, to transform only some layers (not for ``"wide"``).
+        sequence_length: Tokens per sample, for FLOPs; default the config's
+            ``max_position_embeddings``.
+        image_size: Pixels per side, for FLOPs; default the config's ``image_size``.
+
+    Returns:
+        The new model, with weights drawn anew from torch's global generator where layers are new;
+        the ``param_filter`` and ``sparsity`` for ``sparse_lib.configure``, to which an algorithm
+        and its options are added as ``config | {"algorithm": "rigl", ...}``; and the report.
+
+    Raises:
+        ValueError: If the family is unknown or cannot apply to the model or a layer, a sparsity is
+            outside [0, 1), widths are not legal, or the budget cannot be met.
+    """
+    new, names = _apply(model, family, sparsity, layers)
+    size = _input_size(model, sequence_length, image_size)
+    before, after = _count(model, size), _count(new, size)
+    masks = float(sparsity) if budget == "layer" else _solve(before, after, names, budget)
+    config = {"param_filter": names, "sparsity": masks}
+    targets = dict.fromkeys(names, masks)
+    report = make_report(model, new, before, after, family, sparsity, targets, size or {})
+    return new, config, report
+
+
+def solve_sparsity(
+    model: nn.Module,
+    family: str,
+    sparsity: float,
+    *,
+    budget: str | int = "dense",
+    layers: Sequence[str] | None = None,
+    sequence_length: int | None = None,
+    image_size: int | tuple[int, int] | None = None,
+) -> float:
+    """The sparsity of the masks at which the whole transformed model meets a budget, within 0.1%.
+
+    Growing a model by the layers' own identity makes the rest of it more expensive: stem, heads and
+    attention grow with the width. As in the authors' code, the sizes stay those of ``sparsity``
+    and the masks make up for the rest. Nothing is built: tensors are on the meta device.
+
+    Args:
+        model: As for :func:`transform`, as are the other arguments.
+        family: A key of ``FAMILIES``.
+        sparsity: In [0, 1): sets the sizes.
+        budget: ``"dense"``, the forward FLOPs of ``model``; or a number of FLOPs of one sample.
+        layers: Globs on module names.
+        sequence_length: Tokens per sample.
+        image_size: Pixels per side.
+
+    Returns:
+        The sparsity, in [0, 1).
+
+    Raises:
+        ValueError: As :func:`transform`.
+    """
+    model = _on_meta(model)
+    new, names = _apply(model, family, sparsity, layers)
+    size = _input_size(model, sequence_length, image_size)
+    return _solve(_count(model, size), _count(new, size), names, budget)
+
+
+def _apply(
+    model: nn.Module, family: str, sparsity: float, layers: Sequence[str] | None
+) -> tuple[nn.Module, list[str]]:
+    if family not in FAMILIES:
+        raise ValueError(f"family {family!r} is unknown; {closest(family, FAMILIES)}")
+    if check_sparsity(sparsity) == 0:
+        return copy.deepcopy(model), [layer.weight_name for layer in transformable(model, layers)]
+    return FAMILIES[family](model, sparsity, layers)
+
+
+def _input_size(
+    model: nn.Module, sequence_length: int | None, image_size: int | tuple[int, int] | None
+) -> dict[str, Any] | None:
+    """Arguments of ``count``, or None where nobody says how large an input is."""
+    if sequence_length is not None or image_size is not None:
+        return {"sequence_length": sequence_length, "image_size": image_size}
+    config = getattr(model, "config", None)
+    for key, name in (
+        ("sequence_length", "max_position_embeddings"),
+        ("image_size", "image_size"),
+    ):
+        if (value := getattr(config, name, None)) is not None:
+            return {key: tuple(value) if isinstance(value, list) else value}
+    kinds = {layer.kind for layer in describe(model)}
+    return {} if kinds <= {"linear", "conv1d", "norm"} else None
+
+
+def _count(model: nn.Module, size: dict[str, Any] | None) -> ModelFlops | None:
+    return None if size is None else count(model, batch_size=1, **size)
+
+
+def _solve(
+    before: ModelFlops | None, after: ModelFlops | None, names: list[str], budget: str | int
+) -> float:
+    """FLOPs are linear in the sparsity, up to the rounding of counts."""
+    if before is None or after is None:
+        raise ValueError(f"budget {budget!r} needs sequence_length or image_size to count FLOPs")
+    if isinstance(budget, str) and budget != "dense":
+        raise ValueError(f"budget is {budget!r}, but must be 'layer', 'dense' or a number of FLOPs")
+    target = before.forward() if isinstance(budget, str) else budget
+    full, least = after.forward(), after.forward(dict.fromkeys(names, 1.0))
+    sparsity = 1 - (target - least) / (full - least)
+    if sparsity < 0 and full >= target * (1 - TOLERANCE):
+        return 0.0
+    if not 0 <= sparsity < 1:
+        raise ValueError(
+            f"budget of {target:,} FLOPs cannot be met: the transformed model costs {least:,} "
+            f"without its sparse weights and {full:,} with all of them"
+        )
+    got = after.forward(dict.fromkeys(names, sparsity))
+    if abs(got - target) > TOLERANCE * target:
+        raise ValueError(
+            f"budget of {target:,} FLOPs cannot be met within {TOLERANCE:.1%}: whole weights make "
+            f"{got:,} of it"
+        )
+    return sparsity
+
+
+def _on_meta(model: nn.Module) -> nn.Module:
+    """A copy of a model without memory."""
+    memo: dict[int, Any] = {}
+    for parameter in model.parameters():
+        memo[id(parameter)] = nn.Parameter(
+            to_meta(parameter), requires_grad=parameter.requires_grad
+        )
+    memo |= {id(buffer): to_meta(buffer) for buffer in model.buffers()}
+    with torch.no_grad():
+        return copy.deepcopy(model, memo)
