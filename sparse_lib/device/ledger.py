@@ -28,7 +28,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
 from sparse_lib.flops import (
     ATTENTION_BACKWARD,
@@ -136,19 +140,41 @@ class Ledger(TorchDispatchMode):
         self._in_backward = False
         self._peak: dict[tuple[str | None, str], int] = {}
         self._interest: dict[Any, str] = {}
+        self._is_paused = False
 
     def __enter__(self) -> Ledger:
         exits = ExitStack()
         self._stack = exits.enter_context(module_stack(self._model))
+        exits.callback(register_optimizer_step_pre_hook(self._pause).remove)
+        exits.callback(register_optimizer_step_post_hook(self._go_on).remove)
         self._exits.append(exits)
         _active.append(self)
         super().__enter__()
         return self
 
     def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
+        if not self._is_paused:  # an optimizer may have failed
+            super().__exit__(*error)
+        self._is_paused = False
         _active.remove(self)
         self._exits.pop().close()
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # The guard that True installs costs more than the ledger's own work on most operators.
+        return False
+
+    def _pause(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Optimizers are not counted, so their many small operators needn't come by."""
+        has_closure = len(args) > 1 or kwargs.get("closure") is not None
+        if _get_current_dispatch_mode() is self and not has_closure:
+            super().__exit__(None, None, None)
+            self._is_paused = True
+
+    def _go_on(self, *_: Any) -> None:
+        if self._is_paused:
+            super().__enter__()
+            self._is_paused = False
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None

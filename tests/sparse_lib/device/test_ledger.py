@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 from torch.utils.checkpoint import checkpoint
 from transformers import (
     GPT2Config,
@@ -311,3 +312,42 @@ def test_report_shows_layers_and_total():
     assert "75.0%" in row and "0.0%" in row
     dense = count(model, batch_size=B, sequence_length=T).training_step()
     assert f"{dense:.4g}" in next(line for line in lines if "total" in line)
+
+
+def test_optimizers_are_not_counted_but_their_closures_are():
+    class Whitening(torch.optim.SGD):
+        """Multiplies matrices in its step, as second-order optimizers do."""
+
+        def step(self, closure=None):
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    parameter.grad = parameter.grad @ torch.eye(parameter.shape[1])
+            return super().step(closure)
+
+    model = nn.Linear(4, 4, bias=False)
+    x = torch.ones(3, 4)
+    with Ledger(model) as ledger:
+        for _ in range(2):
+            model(x).sum().backward()
+            Whitening(model.parameters(), lr=0.1).step()
+    assert by_part(ledger) == {"forward": 192, "input_gradient": 0, "weight_gradient": 192}
+
+    def closure():
+        loss = model(x).sum()
+        loss.backward()
+        return loss
+
+    with Ledger(model) as ledger:
+        torch.optim.SGD(model.parameters(), lr=0.1).step(closure)
+    assert by_part(ledger) == {"forward": 96, "input_gradient": 0, "weight_gradient": 96}
+
+
+def test_a_failing_optimizer_leaves_no_listener_behind():
+    class Failing(torch.optim.SGD):
+        def step(self, closure=None):
+            raise ArithmeticError
+
+    model = nn.Linear(4, 4, bias=False)
+    with pytest.raises(ArithmeticError), Ledger(model):
+        Failing(model.parameters(), lr=0.1).step()
+    assert _get_current_dispatch_mode() is None
