@@ -48,7 +48,12 @@ def print_plan(scale: Scale = "quick", study: str = "all") -> None:
     chosen = [run for run in runs if study in ("all", *run.studies)]
     for run in chosen:
         print(f"{run.core_seconds:8.0f}  {run.id}  ({', '.join(run.studies)})")
-    total = sum(run.core_seconds for run in chosen)
+    chosen_studies = [name for name in plan.study_names() if study in ("all", name)]
+    names = {c.name for name in chosen_studies for c in plan.load_study(name).computations}
+    costs = {name: cost for name, cost in plan.computation_costs(scale).items() if name in names}
+    for name, cost in costs.items():
+        print(f"{cost:8.0f}  computation {name}")
+    total = sum(run.core_seconds for run in chosen) + sum(costs.values())
     budget = plan.BUDGET_CORE_S.get(scale)
     print(f"{total:8.0f}  core-seconds in {len(chosen)} runs" + (f" of {budget}" if budget else ""))
 
@@ -61,12 +66,17 @@ def check() -> None:
     seen: set[str] = set()
     for scale in plan.SCALES:
         for run in plan.all_runs(scale).values():
-            text = json.dumps(run.spec["sparsity"], sort_keys=True)
-            if run.spec["sparsity"] is None or text in seen:
+            if run.spec["sparsity"] is None:
+                continue
+            # A transformation brings the level, unless the method has a schedule of its own.
+            level = {"sparsity": run.spec["final_sparsity"]} if "transform" in run.spec else {}
+            config = {**level, **run.spec["sparsity"]}
+            text = json.dumps(config, sort_keys=True)
+            if text in seen:
                 continue
             seen.add(text)
             try:
-                configure(run.spec["sparsity"])
+                configure(config)
             except (ValueError, TypeError) as error:
                 study, method = run.studies[0], run.spec["method"]
                 raise plan.SpecError(f"{study}.yaml: methods.{method}.sparsity: {error}") from None
@@ -89,6 +99,7 @@ def prepare(
 def train(
     run: RunId,
     device: str = "cpu",
+    execution: Annotated[str, typer.Option(help="auto, dense or skip")] = "auto",
     threads: Annotated[int, typer.Option(min=1)] = 1,
     log: Annotated[Path | None, typer.Option(help="also write the status lines here")] = None,
 ) -> None:
@@ -96,18 +107,26 @@ def train(
     from experiments import training
 
     chosen = plan.find_run(run)
-    training.train(
-        chosen.spec,
-        spec_hash=chosen.spec_hash,
-        code_hash=plan.training_code_hash(chosen.spec),
-        command=f"snakemake rerun --config run={run}",
-        data_dir=data_folder(chosen.data_label),
-        out=run_folder(chosen),
-        state_root=Path("state"),
-        num_threads=threads,
-        device=device,
-        log=log,
-    )
+    first = chosen.first and run_folder(plan.find_run(chosen.first)) / "model"
+    try:
+        training.train(
+            chosen.spec,
+            spec_hash=chosen.spec_hash,
+            code_hash=plan.training_code_hash(chosen.spec),
+            command=f"snakemake rerun --config run={run}",
+            data_dir=data_folder(chosen.data_label),
+            out=run_folder(chosen),
+            state_root=Path("state"),
+            num_threads=threads,
+            device=device,
+            execution=execution,
+            first=first,
+            log=log,
+        )
+    except (FloatingPointError, ValueError) as error:
+        # The rule sends stderr to a file; standard output reaches who waits.
+        training.say(f"Error: {error}", None)
+        raise
 
 
 @app.command()
@@ -123,6 +142,14 @@ def evaluate(run: RunId, mirror: Mirror = None) -> None:
         out=folder / "eval.json",
         mirror=mirror_root(mirror),
     )
+
+
+@app.command()
+def compute(name: str, scale: Scale = "quick") -> None:
+    """Make the tables of one computation under results/<scale>/computations."""
+    from experiments import computations
+
+    computations.write(name, scale, Path("results") / scale / "computations" / name)
 
 
 @app.command()
@@ -153,7 +180,9 @@ def page_folder(study: str, scale: str) -> Path:
 
 
 @app.command()
-def collect(study: StudyName, scale: Scale, files: list[Path]) -> None:
+def collect(
+    study: StudyName, scale: Scale, files: Annotated[list[Path] | None, typer.Argument()] = None
+) -> None:
     """Collect the records of a study into tidy tables."""
     from experiments.analysis import records
 
@@ -161,6 +190,7 @@ def collect(study: StudyName, scale: Scale, files: list[Path]) -> None:
     kept = folder / "records"
     shutil.rmtree(kept, ignore_errors=True)
     kept.mkdir(parents=True)
+    files = files or []
     for path in files:
         name = path.parent.name if path.name == "record.json" else path.stem
         shutil.copy(path, kept / f"{name}.json")

@@ -26,6 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent
 STUDIES = ROOT / "experiments" / "studies"
 REFERENCE = ROOT / "results" / "reference" / "runs"
 SCALES = ("smoke", "quick", "small", "paper")
+EXECUTIONS = ("auto", "dense", "skip")
 #: Core-seconds that all studies together may cost, start-up included.
 BUDGET_CORE_S = {"smoke": 240, "quick": 2000}
 
@@ -36,12 +37,31 @@ class SpecError(ValueError):
     """A study file is wrong; the message is one sentence that names the key."""
 
 
+class Transform(Strict):
+    """Sparse replacement of the model's layers at the FLOPs of the dense ones (Sparse-IFT)."""
+
+    family: Literal["wide", "parallel", "factorized", "doped"]
+    sparsity: float = Field(gt=0, lt=1, description="sets the new sizes")
+    budget: Literal["layer", "dense"] = Field(
+        "layer", description="what meets the dense FLOPs: each layer, or the whole model"
+    )
+
+
+class Start(Strict):
+    """The run whose final weights a second phase starts from: same seed, same model."""
+
+    method: str
+    densify: bool = Field(True, description="whether the first phase's masks are dropped")
+
+
 class Method(Strict):
     """One row of a study: how sparse, and by which recipe variant."""
 
     recipe: str
     final_sparsity: float = Field(0.0, ge=0, lt=1)
     sparsity: dict[str, Any] | None = None
+    transform: Transform | None = None
+    starts_from: Start | None = None
 
     @field_validator("sparsity")
     @classmethod
@@ -72,6 +92,8 @@ class Grid(Strict):
     data: dict[str, Any] = Field(description="``Data`` of the model's task")
     recipe: dict[str, Any] = Field(description="``Recipe`` of the model's task")
     suite: str
+    label: str | None = Field(None, description="name of this grid for others to start from")
+    pretrained: str | None = Field(None, description="label of the grid that phase two starts from")
     methods: dict[str, PositiveInt] = Field(description="method -> number of seeds")
     core_seconds: PositiveFloat = Field(description="expected cost of one run, start-up included")
 
@@ -85,6 +107,21 @@ class Grid(Strict):
         """``data`` and ``recipe`` as the task reads them."""
         task = tasks.get(self.task)
         return task.Data.model_validate(self.data), task.Recipe.model_validate(self.recipe)
+
+
+class Computation(Strict):
+    """A result that needs no training: a file of ``experiments/computations``."""
+
+    name: str
+    core_seconds: PositiveFloat | dict[Scale, PositiveFloat] = Field(
+        5.0, description="expected cost, start-up included; one number or one per scale"
+    )
+
+    def cost(self, scale: str) -> float:
+        """Expected core-seconds at a scale; nothing where the mapping does not name it."""
+        if isinstance(self.core_seconds, dict):
+            return self.core_seconds.get(scale, 0.0)  # type: ignore[call-overload]
+        return self.core_seconds
 
 
 class Claims(Strict):
@@ -104,9 +141,21 @@ class Study(Strict):
     tables: list[str]
     figures: list[str]
     claims: Claims = Claims()
-    recipes: dict[str, Variant]
-    methods: dict[str, Method]
-    scales: dict[Scale, list[Grid]]
+    computations: list[Computation] = []
+    recipes: dict[str, Variant] = {}
+    methods: dict[str, Method] = {}
+    scales: dict[Scale, list[Grid]] = {}
+
+    @field_validator("computations", mode="before")
+    @classmethod
+    def name_alone(cls, value: Any) -> Any:
+        """A computation may be given by its name alone."""
+        names = value if isinstance(value, list) else []
+        return [{"name": item} if isinstance(item, str) else item for item in names] or value
+
+    def shows(self, scale: str) -> bool:
+        """Whether the study has anything at this scale; computations are made at every scale."""
+        return bool(self.scales.get(scale) or self.computations)  # type: ignore[call-overload]
 
 
 @dataclass(frozen=True)
@@ -128,6 +177,11 @@ class Run:
     def data_label(self) -> str:
         """Folder of the prepared data under ``resources/data``."""
         return data_of(self.spec).label
+
+    @property
+    def first(self) -> str | None:
+        """Id of the run that this one starts from, if it is a second phase."""
+        return self.spec["starts_from"]["run"] if "starts_from" in self.spec else None
 
     @property
     def reference(self) -> Path:
@@ -165,6 +219,12 @@ def algorithm_names() -> list[str]:
 def suite_names() -> list[str]:
     """Evaluation suites on disk."""
     return sorted(path.stem for path in (ROOT / "experiments/evaluation/suites").glob("*.yaml"))
+
+
+def computation_names() -> list[str]:
+    """Computations on disk."""
+    folder = ROOT / "experiments" / "computations"
+    return sorted(path.stem for path in folder.glob("*.py") if not path.stem.startswith("_"))
 
 
 def study_names() -> list[str]:
@@ -216,11 +276,17 @@ def _check_names(study: Study, stem: str) -> None:
             raise ValueError(f"methods.{name}.final_sparsity needs methods.{name}.sparsity")
         if name.count("__"):
             raise ValueError(f"methods.{name}: a method's name may not hold a double underscore")
+        _check_method(study, name, method)
+    for computation in study.computations:
+        check_choice("computations", computation.name, computation_names())
     for scale, grids in study.scales.items():
         for index, grid in enumerate(grids):
             where = f"scales.{scale}.{index}"
             for method_name in grid.methods:
                 check_choice(f"{where}.methods", method_name, study.methods)
+            if grid.pretrained is not None:
+                labels = [other.label for other in grids if other.label is not None]
+                check_choice(f"{where}.pretrained", grid.pretrained, labels)
             check_choice(f"{where}.model.name", grid.model.name, models.names())
             check_choice(f"{where}.suite", grid.suite, suite_names())
             task = tasks.get(grid.task)
@@ -233,6 +299,52 @@ def _check_names(study: Study, stem: str) -> None:
                     section.model_validate(value)
                 except ValidationError as error:
                     raise ValueError(_sentence(error, where, key)) from None
+
+
+def _check_method(study: Study, name: str, method: Method) -> None:
+    """Check how a method's transformation and first phase fit the rest of it."""
+    key = f"methods.{name}"
+    if method.transform is not None and method.final_sparsity != method.transform.sparsity:
+        raise ValueError(
+            f"{key}.final_sparsity is {method.final_sparsity}, but {key}.transform.sparsity "
+            f"is {method.transform.sparsity}; they must be equal"
+        )
+    start = method.starts_from
+    if start is None:
+        return
+    check_choice(f"{key}.starts_from.method", start.method, study.methods)
+    if study.methods[start.method].starts_from is not None:
+        raise ValueError(
+            f"{key}.starts_from.method is {start.method!r}, but a first phase may not itself "
+            "start from another run"
+        )
+    if method.transform is not None:
+        raise ValueError(f"{key}.transform: a second phase has the model of its first phase")
+    if not start.densify and method.sparsity is None:
+        raise ValueError(f"{key}.starts_from.densify is false, which needs {key}.sparsity")
+
+
+def _first_phase(
+    study: Study, scale: str, grid: Grid, method_name: str, seed: int
+) -> dict[str, Any]:
+    """The spec of the run that a second phase starts from."""
+    where, start = f"{study.name}.yaml: scales.{scale}", study.methods[method_name].starts_from
+    assert start is not None
+    if grid.pretrained is None:
+        raise SpecError(
+            f"{where}: method {method_name} starts from {start.method}, but its grid has no key "
+            "pretrained with the label of the first phase's grid"
+        )
+    grids = study.scales[scale]  # type: ignore[index]
+    first = next(other for other in grids if other.label == grid.pretrained)
+    if first.model != grid.model:
+        raise SpecError(f"{where}: model differs from that of the grid {grid.pretrained!r}")
+    if first.methods.get(start.method, 0) <= seed:
+        raise SpecError(
+            f"{where}: method {method_name} needs seed {seed} of {start.method}, but the grid "
+            f"{grid.pretrained!r} has {first.methods.get(start.method, 0)} seeds of it"
+        )
+    return make_spec(study, scale, first, start.method, seed)
 
 
 def _resolve_shares(value: Any, num_steps: int, key: str) -> Any:
@@ -268,7 +380,7 @@ def make_spec(study: Study, scale: str, grid: Grid, method_name: str, seed: int)
         sparsity.setdefault("seed", seed)
         label = f"{method_name}-s{method.final_sparsity:.2f}"
     name = [scale, grid.model.label, label, data.label, method.recipe, f"seed{seed}"]
-    return {
+    spec = {
         "id": "__".join(name),
         "scale": scale,
         "task": grid.task,
@@ -281,6 +393,17 @@ def make_spec(study: Study, scale: str, grid: Grid, method_name: str, seed: int)
         "seed": seed,
         "suite": grid.suite,
     }
+    # Unused keys are left out, so that a new one changes the hash of no run without it.
+    if method.transform is not None:
+        spec["transform"] = method.transform.model_dump(mode="json", exclude_defaults=True)
+    if method.starts_from is not None:
+        first = _first_phase(study, scale, grid, method_name, seed)
+        run = Run(first["id"], scale, first, 0.0)
+        start = {"run": run.id, "spec_hash": run.spec_hash, "densify": method.starts_from.densify}
+        spec["starts_from"] = start
+        if "transform" in first:
+            spec["transform"] = first["transform"]
+    return spec
 
 
 def study_runs(study: Study, scale: str) -> list[Run]:
@@ -320,6 +443,16 @@ def all_runs(scale: str, *, folder: Path | None = None) -> dict[str, Run]:
             shared = (*known.studies, name)
             runs[run.id] = Run(run.id, run.scale, run.spec, run.core_seconds, shared)
     return runs
+
+
+def computation_costs(scale: str, *, folder: Path | None = None) -> dict[str, float]:
+    """Expected core-seconds of the computations of all studies; each is made once."""
+    costs: dict[str, float] = {}
+    for name in sorted(path.stem for path in (folder or STUDIES).glob("*.yaml")):
+        for computation in load_study(name, folder=folder).computations:
+            cost = computation.cost(scale)
+            costs[computation.name] = max(cost, costs.get(computation.name, 0.0))
+    return costs
 
 
 def find_run(run_id: str) -> Run:
@@ -425,6 +558,8 @@ def training_code_hash(spec: dict[str, Any]) -> str:
     ]
     if spec["sparsity"] is not None:
         entries.append(ROOT / "sparse_lib" / "algorithms" / f"{spec['sparsity']['algorithm']}.py")
+    if "transform" in spec:
+        entries.append(ROOT / "experiments" / "transforms.py")
     return code_hash(*entries)
 
 

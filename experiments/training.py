@@ -6,6 +6,8 @@ then and on SIGINT or SIGTERM, read at the start, and removed on success.
 
 from __future__ import annotations
 
+import hashlib
+import importlib
 import json
 import math
 import os
@@ -17,6 +19,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -24,12 +27,20 @@ from filelock import FileLock, Timeout
 
 from experiments import tasks
 from sparse_lib.algorithm import SparsityAlgorithm
+from sparse_lib.checkpoint import densify, load_checkpoint, masks_of
 from sparse_lib.configure import configure
 
 #: Seconds between two saved states; the variable is for steps of unusual length, and for tests.
 SAVE_EVERY_S = float(os.environ.get("SPARSE_SAVE_EVERY_S", 15.0))
 STATUS_EVERY_S = 5.0
 NUM_LOG_ROWS = 120
+#: Beside the exported weights: the masks that they were trained with.
+MASKS = "masks.safetensors"
+
+
+def _transforms() -> ModuleType:
+    """Imported by name, so that runs without a transformation do not depend on its code."""
+    return importlib.import_module("experiments.transforms")
 
 
 class Interrupted(SystemExit):
@@ -106,6 +117,8 @@ class Trainer:
         state_root: folder of all states.
         num_threads: threads of this process; part of what makes a run bit-reproducible.
         device: a torch device.
+        execution: how masked layers run: ``dense``, ``skip``, or ``auto`` for what is faster.
+        first: what the run of the first phase exported, for a second phase.
         log: a file that gets the status lines too.
     """
 
@@ -118,6 +131,8 @@ class Trainer:
         state_root: Path,
         num_threads: int = 1,
         device: str = "cpu",
+        execution: str = "auto",
+        first: Path | None = None,
         log: Path | None = None,
     ) -> None:
         self.log = log
@@ -127,18 +142,65 @@ class Trainer:
         self.num_threads = num_threads
         self.state_dir = state_root / f"{spec['id']}-{spec_hash[:12]}"
         self.task = tasks.get(spec["task"]).Task(spec, data_dir)
-        self.model = self.task.build_model().to(self.device)
+        model, options = self.task.build_model(), spec["sparsity"]
+        self.transform: dict[str, Any] | None = None
+        if "transform" in spec:
+            self.dense_config = model.config.to_dict()
+            dense_step = self.task.flops(model).training_step()
+            model, options, totals = _transforms().apply(model, spec["transform"], options)
+            self.transform = {**totals, "dense_step": dense_step}
+        self.model = model.to(self.device)
         self.flops = self.task.flops(self.model)
+        self.first_weights = None if first is None else self.start_from(first)
         self.optimizer = self.task.optimizer(self.model)
         self.sparsity: SparsityAlgorithm | None = None
-        if spec["sparsity"] is not None:
-            self.sparsity = configure(spec["sparsity"])
+        if options is not None:
+            self.sparsity = configure(options)
             self.sparsity.apply(self.model)
             self.sparsity.apply(self.optimizer)
+        self.execute(self.choose(execution))
         self.progress = Progress()
         self._masks_version: int | None = None
         self._levels: dict[str, float] = {}
         self._dense_step_flops = self.flops.training_step()
+
+    # Start
+
+    def start_from(self, folder: Path) -> str:
+        """Take over the weights and masks of a finished run; returns the hash of the weights.
+
+        Raises:
+            ValueError: if they do not fit the model.
+        """
+        from safetensors.torch import load_file, load_model
+
+        path, masks = folder / "model.safetensors", folder / MASKS
+        try:
+            load_model(self.model, path)
+        except RuntimeError as error:
+            raise ValueError(
+                f"the weights of {self.spec['starts_from']['run']} do not fit the model of "
+                f"{self.spec['id']}: {' '.join(str(error).split())}"
+            ) from None
+        if masks.is_file():
+            found = {f"{name}_mask": mask for name, mask in load_file(masks).items()}
+            load_checkpoint(self.model, {**self.model.state_dict(), **found})
+        if self.spec["starts_from"]["densify"]:
+            densify(self.model)
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+
+    def choose(self, execution: str) -> str:
+        """``dense`` or ``skip`` for this run."""
+        if execution != "auto":
+            return execution
+        return "dense"
+
+    def execute(self, execution: str) -> None:
+        """Run masked layers this way from now on."""
+        self.execution, self.runner = execution, self.model
+        if execution == "skip" and self.sparsity is not None:
+            device = importlib.import_module("sparse_lib.device")
+            self.runner = device.compile(self.model, device.backend("skip"))
 
     # State
 
@@ -150,6 +212,8 @@ class Trainer:
             "optimizer": self.optimizer.state_dict(),
             "sparsity": None if self.sparsity is None else self.sparsity.state_dict(),
             "rng": torch.get_rng_state(),
+            "execution": self.execution,
+            "first_weights": self.first_weights,
             "progress": vars(self.progress),
         }
         part = self.state_dir / "state.pt.part"
@@ -157,11 +221,15 @@ class Trainer:
         os.replace(part, self.state_dir / "state.pt")
 
     def resume(self) -> bool:
-        """Load the saved state if there is one."""
+        """Load the saved state if there is one, and if it began with the same weights."""
         path = self.state_dir / "state.pt"
         if not path.is_file():
             return False
         state = torch.load(path, map_location=self.device, weights_only=True)
+        if state["first_weights"] != self.first_weights:
+            self.say("the first phase was trained again, so this one begins anew")
+            return False
+        self.execute(state["execution"])
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         if self.sparsity is not None:
@@ -179,7 +247,7 @@ class Trainer:
             group["lr"] = rate
         batch = self.to_device(self.task.batch(self.progress.step))
         dense_gradient = self.sparsity is not None and self.sparsity.needs_dense_gradient
-        loss = self.task.loss(self.model, batch)
+        loss = self.task.loss(self.runner, batch)
         loss.backward()
         if self.recipe.get("clip_norm"):
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe["clip_norm"])
@@ -239,7 +307,7 @@ class Trainer:
         step = self.progress.step
         self.model.eval()
         with torch.no_grad():
-            scores = self.task.validate(self.model, full=step == self.recipe["steps"])
+            scores = self.task.validate(self.runner, full=step == self.recipe["steps"])
         self.model.train()
         units = step * self.task.units_per_step
         return {"kind": "validation", "step": step, self.task.unit: units, **scores}
@@ -298,6 +366,18 @@ class Trainer:
         """Print under the run's id, at once even into a pipe that nobody reads any more."""
         say(f"{self.spec['id']}  {text}", self.log)
 
+    def export(self, folder: Path) -> None:
+        """Write the model: dense weights, what they were transformed by, and their masks."""
+        shutil.rmtree(folder, ignore_errors=True)
+        self.task.export(self.model, folder)
+        if self.transform is not None:
+            _transforms().write(folder, self.dense_config, self.spec["transform"])
+        masks = {name: mask.cpu() for name, mask in masks_of(self.model).items()}
+        if masks:
+            from safetensors.torch import save_file
+
+            save_file(masks, folder / MASKS)
+
     def summary(self) -> dict[str, Any]:
         """The run's facts, without paths or host names."""
         progress, unit = self.progress, self.task.unit
@@ -312,11 +392,18 @@ class Trainer:
                 for p in self.sparsity.sparse_params.values()
             )
         num_parameters = sum(p.numel() for p in self.model.parameters())
+        origin: dict[str, Any] = {}
+        if self.transform is not None:
+            origin["transform"] = self.transform
+        if self.first_weights is not None:
+            origin["first_weights"] = self.first_weights
         return {
+            **origin,
             "data": self.task.data,
             "versions": versions(),
             "cpu": processor(),
             "device": str(self.device),
+            "execution": self.execution,
             "num_threads": self.num_threads,
             "wall_s": round(progress.elapsed_s, 2),
             "num_parameters": num_parameters,
@@ -347,6 +434,8 @@ def train(
     state_root: Path,
     num_threads: int = 1,
     device: str = "cpu",
+    execution: str = "auto",
+    first: Path | None = None,
     log: Path | None = None,
 ) -> None:
     """Train one run into ``out``: ``metrics.jsonl``, ``model/`` and, last, ``train.json``.
@@ -381,6 +470,8 @@ def train(
                 state_root=state_root,
                 num_threads=num_threads,
                 device=device,
+                execution=execution,
+                first=first,
                 log=log,
             )
             if trainer.resume():
@@ -407,7 +498,7 @@ def _write(trainer: Trainer, out: Path, *, spec_hash: str, code_hash: str, comma
     out.mkdir(parents=True, exist_ok=True)
     lines = [json.dumps(row) for row in trainer.progress.rows]
     (out / "metrics.jsonl").write_text("\n".join(lines) + "\n")
-    trainer.task.export(trainer.model, out / "model")
+    trainer.export(out / "model")
     write_json(
         out / "train.json",
         {

@@ -415,6 +415,21 @@ def read_curves(path: Path) -> pd.DataFrame:
     return pd.read_csv(path, dtype={"run": "string", "kind": "string", "metric": "string"})
 
 
+def computed(scale: str, name: str, table: str) -> pd.DataFrame:
+    """Read one table of a computation; see `experiments.computations`.
+
+    Raises:
+        ValueError: If the computation has not been made at this scale, or has no such table.
+    """
+    path = Path("results") / scale / "computations" / name / f"{table}.csv"
+    if not path.is_file():
+        raise ValueError(
+            f"{path} is missing: run `python -m experiments compute {name} "
+            f"--scale {scale}`, or correct the table's name"
+        )
+    return pd.read_csv(path)
+
+
 def missing_runs(records: pd.DataFrame, study: dict[str, Any]) -> list[str]:
     """Return the ids of the study's runs that have no record, in the study's order."""
     present = set(records["run"])

@@ -193,3 +193,137 @@ def test_data_of_a_folder_is_found_and_a_wrong_folder_is_one_sentence():
     assert (task, data.name, data.label) == ("lm", "grammar", "grammar-v256")
     with pytest.raises(plan.SpecError, match="data is 'gramar-v256'.*did you mean"):
         plan.find_data("gramar-v256")
+
+
+def two_phases(study: dict) -> None:
+    """Add sparse pre-training and dense fine-tuning to the smoke scale."""
+    study["methods"]["finetuned"] = {
+        "recipe": "full-batch",
+        "starts_from": {"method": "set", "densify": True},
+    }
+    pretraining = study["scales"]["smoke"][0]
+    pretraining["label"] = "pretraining"
+    second = copy.deepcopy(pretraining)
+    second.update(label=None, pretrained="pretraining", methods={"finetuned": 1})
+    second["recipe"]["tokens"] = 8192
+    study["scales"]["smoke"].append(second)
+
+
+def test_a_second_phase_names_its_first(write):
+    runs = plan.all_runs("smoke", folder=write(two_phases))
+    second = next(run for run in runs.values() if run.spec["method"] == "finetuned")
+    first = runs[second.first]
+    assert first.spec["method"] == "set" and first.spec["seed"] == second.spec["seed"]
+    assert second.spec["starts_from"]["spec_hash"] == first.spec_hash
+    assert first.first is None
+
+    def other_first(study):
+        two_phases(study)
+        study["methods"]["set"]["sparsity"]["seed"] = 7
+
+    other = plan.all_runs("smoke", folder=write(other_first))[second.id]
+    assert other.spec_hash != second.spec_hash
+
+
+def with_transform(study: dict, **changes) -> None:
+    study["methods"]["wide"] = {
+        "recipe": "full-batch",
+        "final_sparsity": 0.5,
+        "transform": {"family": "wide", "sparsity": 0.5},
+        "sparsity": {"algorithm": "rigl", "update": {"freq": "2%"}},
+        **changes,
+    }
+    study["scales"]["smoke"][0]["methods"]["wide"] = 1
+
+
+def test_a_transformation_is_part_of_the_spec(write):
+    runs = plan.all_runs("smoke", folder=write(with_transform))
+    run = next(run for run in runs.values() if run.spec["method"] == "wide")
+    assert run.spec["transform"] == {"family": "wide", "sparsity": 0.5}
+    assert "wide-s0.50" in run.id
+    assert all("transform" not in r.spec for r in runs.values() if r is not run)
+    assert plan.training_code_hash(run.spec) != plan.training_code_hash(
+        {k: v for k, v in run.spec.items() if k != "transform"}
+    )
+
+
+def edit(key: str, value, phases=two_phases):
+    """A change that adds a method and then spoils one of its keys."""
+
+    def change(study):
+        phases(study)
+        *path, last = key.split(".")
+        place = study
+        for part in path:
+            place = place[int(part) if part.isdigit() else part]
+        place[last] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (edit("methods.finetuned.starts_from.method", "sett"), ["'sett'", "did you mean 'set'"]),
+        (edit("scales.smoke.1.pretrained", "pile"), ["pretrained", "'pile'", "pretraining"]),
+        (edit("scales.smoke.1.pretrained", None), ["finetuned", "no key pretrained"]),
+        (edit("scales.smoke.1.methods.finetuned", 2), ["needs seed 1 of set", "has 1 seeds"]),
+        (edit("scales.smoke.1.model.num_heads", 4), ["model differs", "'pretraining'"]),
+        (edit("methods.set.starts_from", {"method": "rigl"}), ["may not itself start"]),
+        (edit("methods.finetuned.starts_from.densify", False), ["densify is false", "sparsity"]),
+        (
+            edit("methods.wide.transform.family", "wider", with_transform),
+            ["methods.wide.transform.family", "'wider'", "'factorized'"],
+        ),
+        (
+            edit("methods.wide.transform.sparsity", 0.9, with_transform),
+            ["methods.wide.final_sparsity is 0.5", "0.9"],
+        ),
+        (edit("methods.wide.sparsity", None, with_transform), ["needs methods.wide.sparsity"]),
+        (edit("computations", ["flopps"]), ["computations is 'flopps'"]),
+    ],
+)
+def test_a_mistake_in_phases_or_transformations_is_one_sentence(write, change, words):
+    message = error_of(write(change))
+    for word in words:
+        assert word in message
+
+
+@pytest.fixture
+def computation():
+    """A computation on disk for the length of a test."""
+    path = plan.ROOT / "experiments/computations/probe_of_a_test.py"
+    path.write_text(
+        '"""Probe."""\nimport pandas as pd\n\n\n'
+        'def compute(scale):\n    return {"words": pd.DataFrame({"word": [scale]})}\n'
+    )
+    yield path.stem
+    path.unlink()
+
+
+def test_a_study_may_have_computations_only(tmp_path, monkeypatch, computation):
+    study = {
+        "name": "alone",
+        "title": "t",
+        "source": "s",
+        "description": "d",
+        "tables": [],
+        "figures": [],
+        "computations": [{"name": computation, "core_seconds": {"smoke": 3}}],
+    }
+    (tmp_path / "alone.yaml").write_text(yaml.safe_dump(study))
+    loaded = plan.load_study("alone", folder=tmp_path)
+    assert loaded.shows("smoke") and plan.all_runs("smoke", folder=tmp_path) == {}
+    assert plan.computation_costs("smoke", folder=tmp_path) == {computation: 3}
+
+    from experiments import computations
+    from experiments.analysis import records
+
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "results" / "smoke" / "computations" / computation
+    computations.write(computation, "smoke", folder)
+    assert list(records.computed("smoke", computation, "words")["word"]) == ["smoke"]
+    with pytest.raises(ValueError, match="experiments compute"):
+        records.computed("smoke", computation, "word")
+    records.collect([], plan.study_as_dict(loaded, "smoke"), tmp_path / "records.csv")
+    assert records.read_records(tmp_path / "records.csv").empty

@@ -177,3 +177,105 @@ def test_learning_rate_at_its_edges():
     assert warmup_cosine(10, recipe) == pytest.approx(1.0)
     assert warmup_cosine(55, recipe) == pytest.approx(0.6)
     assert warmup_cosine(100, recipe) == pytest.approx(0.2)
+
+
+def with_id(spec: dict, name: str) -> dict:
+    """A spec under another id, for a state folder of its own."""
+    return {**spec, "id": f"smoke__{name}"}
+
+
+@pytest.mark.parametrize("family", ["wide", "parallel", "factorized", "doped"])
+def test_a_transformed_run_trains_and_loads_again(family, corpus, tmp_path):
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from experiments import transforms
+
+    spec = short_spec("set", steps=4)
+    spec["final_sparsity"] = 0.75
+    spec["transform"] = {"family": family, "sparsity": 0.75}
+    del spec["sparsity"]["sparsity"]
+    result = run_training(spec, corpus, tmp_path)
+    assert result["transform"]["parameters_before"] < result["num_parameters"]
+    for layer in result["layers"]:
+        assert layer["sparsity"] == pytest.approx(0.75, abs=0.01)
+    # The block's layers cost what they did; norms and a wider rest are not part of the identity.
+    assert result["flops"]["executed"] < result["flops"]["dense_equivalent"]
+    dense = run_training(with_id(short_spec("dense", steps=4), "dense"), corpus, tmp_path / "d")
+    assert result["transform"]["dense_step"] == dense["flops"]["dense_step"]
+
+    model = transforms.load(
+        tmp_path / "out" / "model",
+        lambda config: AutoModelForCausalLM.from_config(AutoConfig.for_model(**config)),
+    )
+    task = training.Trainer(
+        with_id(spec, "again"), spec_hash="1" * 64, data_dir=corpus, state_root=tmp_path
+    ).task
+    with torch.no_grad():
+        scores = task.validate(model.eval(), full=True)
+    assert scores["loss"] == pytest.approx(result["final"]["validation_loss"], rel=1e-5)
+
+
+def second_phase(densify: bool, method: str = "dense") -> dict:
+    spec = with_id(short_spec(method), f"second-{densify}")
+    spec["starts_from"] = {"run": "smoke__first", "spec_hash": "0" * 64, "densify": densify}
+    return spec
+
+
+@pytest.fixture
+def first(corpus, tmp_path) -> Path:
+    """The model folder of a finished SET run at 80%."""
+    run_training(with_id(short_spec("set"), "first"), corpus, tmp_path / "first")
+    return tmp_path / "first" / "out" / "model"
+
+
+def start(spec: dict, corpus: Path, folder: Path, first: Path) -> training.Trainer:
+    return training.Trainer(
+        spec, spec_hash="0" * 64, data_dir=corpus, state_root=folder, first=first
+    )
+
+
+def test_a_second_phase_starts_from_the_first_ones_end(first, corpus, tmp_path):
+    from safetensors.torch import load_file
+
+    weights, masks = load_file(first / "model.safetensors"), load_file(first / training.MASKS)
+    trainer = start(second_phase(densify=True), corpus, tmp_path, first)
+    for name, value in trainer.model.state_dict().items():
+        assert torch.equal(value, weights[name])
+    assert set(trainer.model.state_dict()) == set(weights)  # no masks are left
+    name = next(iter(masks))
+    for _ in range(3):
+        trainer.step()
+    revived = trainer.model.state_dict()[name][~masks[name]]
+    assert (revived != 0).float().mean() > 0.5
+
+    kept = start(second_phase(densify=False, method="static"), corpus, tmp_path, first)
+    for _ in range(3):
+        kept.step()
+    state = kept.model.state_dict()
+    assert masks
+    for name, mask in masks.items():
+        assert torch.equal(state[f"{name}_mask"], mask)
+        assert not state[name][~mask].any()
+
+
+def test_a_second_phase_resumes_only_over_the_same_first_phase(first, corpus, tmp_path, capsys):
+    spec = second_phase(densify=True)
+    trainer = start(spec, corpus, tmp_path, first)
+    trainer.step()
+    trainer.save()
+    again = start(spec, corpus, tmp_path, first)
+    assert again.resume() and again.progress.step == 1
+
+    other = with_id(short_spec("set", steps=12), "first")
+    run_training(other, corpus, tmp_path / "other")
+    anew = start(spec, corpus, tmp_path, tmp_path / "other" / "out" / "model")
+    assert not anew.resume() and anew.progress.step == 0
+    assert "begins anew" in capsys.readouterr().out
+
+
+def test_weights_of_another_model_are_refused_in_one_sentence(first, corpus, tmp_path):
+    spec = second_phase(densify=True)
+    spec["model"] = {**spec["model"], "hidden_size": 64}
+    with pytest.raises(ValueError, match="weights of smoke__first do not fit") as caught:
+        start(spec, corpus, tmp_path, first)
+    assert "\n" not in str(caught.value)

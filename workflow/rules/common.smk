@@ -14,7 +14,16 @@ from snakemake.logging import logger
 from experiments import plan
 from experiments.data import available
 
-CONFIG_KEYS = ("scale", "study", "reuse", "mirror", "offline", "device", "run")
+CONFIG_KEYS = (
+    "scale",
+    "study",
+    "reuse",
+    "mirror",
+    "offline",
+    "device",
+    "execution",
+    "run",
+)
 PYTHON = shlex.quote(sys.executable)
 MIRROR = config["mirror"] or os.environ.get("SPARSE_MIRROR")
 DATA = Path("resources/data")
@@ -33,6 +42,7 @@ def checked_plan():
     plan.check_choice("scale", config["scale"], plan.SCALES)
     plan.check_choice("study", config["study"], ["all", *plan.study_names()])
     plan.check_choice("reuse", config["reuse"], ["none", "reference"])
+    plan.check_choice("execution", config["execution"], plan.EXECUTIONS)
     runs = {scale: plan.all_runs(scale) for scale in plan.SCALES}
     if config["run"] is not None:
         plan.find_run(config["run"])
@@ -42,7 +52,11 @@ def checked_plan():
 
 def check_sparsity(runs):
     """Let the library check the sparsity configurations, once per change of either."""
-    specs = [run.spec["sparsity"] for table in runs.values() for run in table.values()]
+    specs = [
+        (run.spec["sparsity"], run.spec.get("transform"))
+        for table in runs.values()
+        for run in table.values()
+    ]
     code = plan.code_hash(
         plan.ROOT / "sparse_lib/configure.py",
         *sorted(plan.ROOT.glob("sparse_lib/algorithms/*.py")),
@@ -81,11 +95,6 @@ except ValueError as error:
 
 SCALE = config["scale"] if config["run"] is None else config["run"].split("__")[0]
 ALL_RUNS = {run_id: run for table in RUNS.values() for run_id, run in table.items()}
-CHOSEN = [
-    name
-    for name, study in STUDIES.items()
-    if config["study"] in ("all", name) and study.scales.get(SCALE)
-]
 RESULTS_LOCK = FileLock("results/.lock")
 
 # How often each run was asked for again. The number is a parameter of its training, so one more
@@ -96,6 +105,15 @@ if config["run"] is not None:
     RERUNS[config["run"]] = RERUNS.get(config["run"], 0) + 1
 
 warn_missing_data(RUNS[SCALE].values())
+
+
+def chosen(scale):
+    """The studies that were asked for and have something at a scale."""
+    return [
+        name
+        for name, study in STUDIES.items()
+        if config["study"] in ("all", name) and study.shows(scale)
+    ]
 
 
 def study_runs(wildcards):
@@ -141,18 +159,34 @@ def chosen_figures(scale):
     """All figures of the chosen studies."""
     return [
         f"reports/{scale}/{name}/figures/{figure}.svg"
-        for name in CHOSEN
+        for name in chosen(scale)
         for figure in STUDIES[name].figures
     ]
 
 
 def chosen_reports(scale):
-    """Report pages of all studies that a scale defines."""
+    """Report pages of the chosen studies."""
+    return expand(
+        "reports/{scale}/{study}/index.html", scale=scale, study=chosen(scale)
+    )
+
+
+def study_computations(wildcards):
+    """Folders of tables that the study's results need beside its runs."""
     return [
-        f"reports/{scale}/{name}/index.html"
-        for name in STUDIES
-        if STUDIES[name].scales.get(scale)
+        f"results/{wildcards.scale}/computations/{computation.name}"
+        for computation in STUDIES[wildcards.study].computations
     ]
+
+
+def train_inputs(wildcards):
+    """Prepared data, and for a second phase what the first one wrote."""
+    run = ALL_RUNS[wildcards.run]
+    files = [f"resources/data/{run.data_label}/meta.json"]
+    if run.first is not None:
+        folder = f"results/{run.scale}/runs/{run.first}"
+        files += [f"{folder}/train.json", f"{folder}/model"]
+    return files
 
 
 def study_hash(wildcards):
@@ -185,6 +219,7 @@ wildcard_constraints:
     study="|".join(STUDIES),
     run="[^/]+",
     data="[^/]+",
+    computation="[a-z0-9_]+",
     figure="[a-z0-9_]+",
     table="[a-z0-9_]+",
 

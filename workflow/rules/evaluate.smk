@@ -9,9 +9,7 @@ rule evaluate:
     params:
         python=PYTHON,
         suite=lambda wildcards: ALL_RUNS[wildcards.run].spec["suite"],
-        code=lambda wildcards: plan.evaluation_code_hash(
-            ALL_RUNS[wildcards.run].spec
-        ),
+        code=lambda wildcards: plan.evaluation_code_hash(ALL_RUNS[wildcards.run].spec),
         mirror=f"--mirror {shlex.quote(str(MIRROR))}" if MIRROR else "",
     shell:
         "{params.python} -m experiments evaluate --run {wildcards.run}"

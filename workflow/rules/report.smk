@@ -16,10 +16,27 @@ rule collect:
         " --scale {wildcards.scale} {input} > {log} 2>&1"
 
 
+rule compute:
+    """The tables of one computation, by the file of its name."""
+    output:
+        directory("results/{scale}/computations/{computation}"),
+    log:
+        "logs/compute/{scale}/{computation}.log",
+    params:
+        python=PYTHON,
+        code=lambda wildcards: code(
+            f"experiments/computations/{wildcards.computation}.py"
+        ),
+    shell:
+        "{params.python} -m experiments compute {wildcards.computation}"
+        " --scale {wildcards.scale} > {log} 2>&1"
+
+
 rule claims:
     """A verdict for each claim of the study."""
     input:
         rules.collect.output,
+        study_computations,
     output:
         "results/{scale}/{study}/claims.csv",
     log:
@@ -38,6 +55,7 @@ rule table:
     """One table of a study, by the file of its name."""
     input:
         rules.collect.output,
+        study_computations,
     output:
         "reports/{scale}/{study}/tables/{table}.csv",
     log:
@@ -54,6 +72,7 @@ rule figure:
     """One figure of a study, by the file of its name: SVG, PNG and the data drawn."""
     input:
         rules.collect.output,
+        study_computations,
     output:
         report(
             "reports/{scale}/{study}/figures/{figure}.svg",

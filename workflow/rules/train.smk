@@ -1,7 +1,7 @@
 rule train:
     """Train one run; an interrupted one goes on from state/."""
     input:
-        lambda wildcards: f"resources/data/{ALL_RUNS[wildcards.run].data_label}/meta.json",
+        train_inputs,
     output:
         summary="results/{scale}/runs/{run}/train.json",
         metrics="results/{scale}/runs/{run}/metrics.jsonl",
@@ -18,6 +18,7 @@ rule train:
         code=lambda wildcards: plan.training_code_hash(ALL_RUNS[wildcards.run].spec),
         reruns=lambda wildcards: RERUNS.get(wildcards.run, 0),
         device=config["device"],
+        execution=config["execution"],
     shell:
         "{params.python} -m experiments train --run {wildcards.run} --log {log}"
-        " --threads {threads} --device {params.device} 2>> {log}"
+        " --threads {threads} --device {params.device} --execution {params.execution} 2>> {log}"

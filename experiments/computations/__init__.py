@@ -1,0 +1,27 @@
+"""Results that need no training: one file each, named by the studies that show them.
+
+A computation's file has a docstring and ``compute(scale) -> dict[str, pandas.DataFrame]``: its
+tables by name (lower-case words joined by underscores). It is made again when its file, or a file
+of this repository that it imports, changes; ``import sparse_lib as sl`` does not say which of the
+library's files are used, so import from those (``from sparse_lib.flops import count``). Tables,
+figures and claims read the result with `experiments.analysis.records.computed`.
+"""
+
+import importlib
+import shutil
+from pathlib import Path
+from types import ModuleType
+
+
+def get(name: str) -> ModuleType:
+    """The module of the computation ``name``."""
+    return importlib.import_module(f"{__name__}.{name}")
+
+
+def write(name: str, scale: str, folder: Path) -> None:
+    """Compute, and replace the folder by one CSV file for each table."""
+    tables = get(name).compute(scale)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    for table, rows in tables.items():
+        rows.to_csv(folder / f"{table}.csv", index=False)

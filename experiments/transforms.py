@@ -1,0 +1,54 @@
+"""Sparse-IFT in a run: the transformed model, the config of its masks, and its exported form."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from sparse_lib import ift
+
+#: Beside exported weights: what `load` needs to build the model that they belong to.
+FILE = "transform.json"
+
+
+def apply(
+    model: nn.Module, transform: dict[str, Any], options: dict[str, Any] | None
+) -> tuple[nn.Module, dict[str, Any] | None, dict[str, Any]]:
+    """The transformed model, the config of its masks, and the totals of the transformation.
+
+    Args:
+        model: a dense model.
+        transform: arguments of `sparse_lib.ift.transform`.
+        options: the method's ``sparsity`` section: the algorithm and its settings. It goes before
+            what the transformation says, so a schedule may replace the constant sparsity. None
+            gives no masks.
+    """
+    transformed, config, report = ift.transform(model, **transform)
+    return transformed, None if options is None else config | options, report.summary()
+
+
+def write(folder: Path, config: dict[str, Any], transform: dict[str, Any]) -> None:
+    """Describe a transformation beside the exported weights; ``config`` is the dense model's."""
+    description = {"transform": transform, "config": config}
+    (folder / FILE).write_text(json.dumps(description, indent=1) + "\n")
+
+
+def load(folder: Path, build: Callable[[dict[str, Any]], nn.Module]) -> nn.Module | None:
+    """An exported model, or None if it was not transformed and loads like any other.
+
+    Args:
+        folder: exported model.
+        build: the dense model of a config, which comes as a dict.
+    """
+    if not (folder / FILE).is_file():
+        return None
+    from safetensors.torch import load_model
+
+    saved = json.loads((folder / FILE).read_text())
+    model, _, _ = ift.transform(build(saved["config"]), **saved["transform"])
+    load_model(model, folder / "model.safetensors")
+    return model
