@@ -31,6 +31,8 @@ def check_fraction(value: Any, key: str) -> float:
         raise TypeError(f"{key} must be a number between 0 and 1, not {value!r}")
     try:
         number = float(value)
+    except OverflowError:
+        raise ValueError(f"{key} must be between 0 and 1, not {value!r}") from None
     except (TypeError, ValueError) as error:
         raise TypeError(f"{key} must be a number between 0 and 1, not {value!r}") from error
     if not 0.0 <= number <= 1.0:  # also false for NaN
@@ -44,6 +46,8 @@ def check_finite(value: Any, key: str) -> float:
         raise TypeError(f"{key} must be a number, not {value!r}")
     try:
         number = float(value)
+    except OverflowError:
+        raise ValueError(f"{key} must be finite, not {value!r}") from None
     except (TypeError, ValueError) as error:
         raise TypeError(f"{key} must be a number, not {value!r}") from error
     if not math.isfinite(number):
@@ -51,10 +55,18 @@ def check_finite(value: Any, key: str) -> float:
     return number
 
 
+def check_bool(value: Any, key: str) -> bool:
+    """Return ``value`` if it is True or False, else raise TypeError."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{key} must be true or false, not {value!r}")
+    return value
+
+
 def check_integer(value: Any, key: str, least: int) -> int:
     """Return ``value`` as an integer of at least ``least``, else raise TypeError or ValueError."""
     is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value) or int(value) != value:
+    is_whole = is_number and (isinstance(value, int) or math.isfinite(value))
+    if not is_whole or int(value) != value:
         raise TypeError(f"{key} must be an integer, not {value!r}")
     if value < least:
         raise ValueError(f"{key} must be at least {least}, not {value!r}")

@@ -59,7 +59,7 @@ def configure(config: Any) -> Group | None:
             of globs; default :func:`sparse_lib.layers.default_filter`) and the arguments of that
             algorithm, where ``schedule`` may stand for ``sparsity``; a list of such dicts, of
             which the first match wins; ``{"groups": list, ...defaults}``; any of these under a
-            ``sparsity`` key; an algorithm; or None (dense).
+            ``sparsity`` key or at ``trainer.init.sparsity``; an algorithm; or None (dense).
 
     Returns:
         A :class:`Group`, or None for None.
@@ -86,7 +86,7 @@ def configure(config: Any) -> Group | None:
         for entry in config:
             if not isinstance(entry, Mapping):
                 raise TypeError(f"a list of sparsity configs must hold dicts, not {entry!r}")
-            _add(group, _unwrap(entry))
+            _extend(group, entry)
     else:
         raise TypeError(
             f"a sparsity config must be a number, a dict or a list of dicts, not {config!r}"
@@ -98,14 +98,28 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
+def _extend(group: Group, config: Mapping[str, Any]) -> None:
+    inner = _unwrap(config)
+    if isinstance(inner, Mapping):
+        _add(group, inner)
+    else:
+        made = configure(inner)
+        if made is None:
+            raise ValueError(f"{config!r}, in a list of sparsity configs, describes no algorithm")
+        group.extend(made)
+
+
 def _unwrap(config: Any) -> Any:
-    """Take off an outer ``sparsity`` or ``groups`` key."""
+    """Take off what surrounds a config: ``sparsity``, ``groups`` or a whole trainer's settings."""
     while isinstance(config, Mapping):
-        if set(config) == {"sparsity"} and _is_config(config["sparsity"]):
+        if "trainer" in config:
+            init = _mapping(_mapping(config["trainer"], "trainer").get("init"), "trainer.init")
+            config = init.get("sparsity")
+        elif set(config) == {"sparsity"} and _is_config(config["sparsity"]):
             config = config["sparsity"]
         elif "groups" in config:
             defaults = {k: v for k, v in config.items() if k not in ("groups", "params")}
-            defaults |= config.get("params") or {}
+            defaults |= _mapping(config.get("params"), "params")
             entries = config["groups"]
             if not isinstance(entries, (list, tuple)) or not entries:
                 raise TypeError(f"groups must be a list of dicts, not {entries!r}")
@@ -115,6 +129,12 @@ def _unwrap(config: Any) -> Any:
         else:
             break
     return config
+
+
+def _mapping(value: Any, key: str) -> Mapping[str, Any]:
+    if value is not None and not isinstance(value, Mapping):
+        raise TypeError(f"{key} must be a dict, not {value!r}")
+    return value or {}
 
 
 def _is_config(value: Any) -> bool:

@@ -5,6 +5,7 @@ Step ``t`` is the number of finished optimizer steps; step 0 is initialisation.
 
 from __future__ import annotations
 
+import copy
 import inspect
 import math
 from abc import ABC, abstractmethod
@@ -48,6 +49,7 @@ __all__ = [
 ]
 
 _MOST_SAMPLES = 1001
+_LONG = 10**12  # steps, more than any run has
 
 
 class HyperParameterSchedule(ABC):
@@ -74,8 +76,22 @@ class HyperParameterSchedule(ABC):
         """Value in effect at a step, a non-negative integer."""
 
     def __call__(self, step: int, is_update_step: bool = False) -> float:
-        """Value at a step; ``is_update_step`` says that masks are updated at this step."""
-        return float(self.compute(int(step)))
+        """Value at a step; ``is_update_step`` says that masks are updated at this step.
+
+        Raises:
+            ValueError: If the value is NaN.
+            TypeError: If it is no number.
+        """
+        return self._number(self.compute(int(step)), step)
+
+    def _number(self, value: Any, step: Any) -> float:
+        try:
+            number = float(value)
+        except (TypeError, ValueError, OverflowError):
+            raise TypeError(f"{self!r} gave {value!r} at step {step}, which is no number") from None
+        if math.isnan(number):
+            raise ValueError(f"{self!r} gave NaN at step {step}")
+        return number
 
     def update(self, is_update_step: bool) -> None:  # noqa: B027 (most schedules have no state)
         """Advance the state; called once at the end of each step."""
@@ -102,7 +118,7 @@ class HyperParameterSchedule(ABC):
 
     def state_dict(self) -> dict[str, Any]:
         """State to save; empty for functions of the step alone."""
-        return {name: getattr(self, name) for name in self._state_names()}
+        return {name: copy.deepcopy(getattr(self, name)) for name in self._state_names()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore :meth:`state_dict`; the argument is not changed.
@@ -117,7 +133,7 @@ class HyperParameterSchedule(ABC):
                 f"not {sorted(state)}"
             )
         for name in expected:
-            setattr(self, name, state[name])
+            setattr(self, name, copy.deepcopy(state[name]))
 
     def __repr__(self) -> str:
         shown = (f"{name}={value!r}" for name, value in vars(self).items() if name[0] != "_")
@@ -163,7 +179,7 @@ class Exp(_Monotone):
         self.final = check_finite(final, "final")
 
     def compute(self, step: int) -> float:
-        return self.final + (self.init - self.final) * math.exp(self.gamma * step)
+        return self.final + _scaled(self.init - self.final, math.e, self.gamma * step)
 
 
 class Power(_Monotone):
@@ -177,7 +193,7 @@ class Power(_Monotone):
             raise ValueError(f"beta must be at least 0, not {beta!r}")
 
     def compute(self, step: int) -> float:
-        return self.init * self.beta**step
+        return _scaled(self.init, self.beta, step)
 
 
 class Polynomial(_Monotone):
@@ -372,7 +388,16 @@ class Lambda(HyperParameterSchedule):
         return self(step)
 
     def __call__(self, step: int, is_update_step: bool = False) -> float:
-        return float(self.fn(step, is_update_step) if self._takes_two else self.fn(step))
+        value = self.fn(step, is_update_step) if self._takes_two else self.fn(step)
+        return self._number(value, step)
+
+
+def _scaled(factor: float, base: float, exponent: float) -> float:
+    """``factor * base**exponent``, infinite where it does not fit a float."""
+    try:
+        return factor * base**exponent if factor else 0.0
+    except OverflowError:
+        return math.copysign(math.inf, factor)
 
 
 def _num_required(fn: Callable[..., Any]) -> int:
@@ -398,6 +423,10 @@ def _decay(init: float, final: float, progress: float, power: float) -> float:
     if progress == 0.0:
         value = init
     return min(max(value, min(init, final)), max(init, final))
+
+
+# Their values are meant as given; the others are clamped where they are used.
+_BOUNDED = (Constant, Cosine, Cubic, Cycling, Periodic, Polynomial)
 
 
 def make_hyperparameter_schedule(
@@ -450,4 +479,9 @@ def _schedule_from_dict(
     cls = known[name.lower()]
     if compat is not None and "compat" in inspect.signature(cls).parameters:
         arguments.setdefault("compat", compat)
-    return build(cls, arguments, key)
+    schedule = build(cls, arguments, key)
+    if isinstance(schedule, _BOUNDED):
+        low, high, _ = schedule.get_min_max_end(0, _LONG)
+        check_fraction(low, f"the lowest value of {key}")
+        check_fraction(high, f"the highest value of {key}")
+    return schedule

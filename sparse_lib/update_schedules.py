@@ -35,13 +35,13 @@ class FreqSchedule(UpdateSchedule):
     Args:
         freq: At least 1.
         start: At least 0.
-        stop: First step without updates, or None for no end.
+        stop: First step without updates, at least ``start``, or None for no end.
     """
 
     def __init__(self, freq: int = 1, start: int = 0, stop: int | None = None) -> None:
         self.freq = check_integer(freq, "freq", 1)
         self.start = check_integer(start, "start", 0)
-        self.stop = None if stop is None else check_integer(stop, "stop", 0)
+        self.stop = None if stop is None else check_integer(stop, "stop", self.start)
 
     def is_update_step(self, step: int) -> bool:
         if step < self.start or (self.stop is not None and step >= self.stop):
@@ -50,11 +50,14 @@ class FreqSchedule(UpdateSchedule):
 
 
 class ListSchedule(UpdateSchedule):
-    """The steps listed, in any order."""
+    """The steps listed, one or more integers of at least 0, in any order."""
 
     def __init__(self, steps: Iterable[int]) -> None:
         if isinstance(steps, (str, Mapping)) or not isinstance(steps, Iterable):
             raise TypeError(f"steps must be a list of integers, not {steps!r}")
+        steps = list(steps)
+        if not steps:
+            raise ValueError("steps must hold at least one step")
         self.steps = sorted({check_integer(step, f"steps[{i}]", 0) for i, step in enumerate(steps)})
 
     def is_update_step(self, step: int) -> bool:
