@@ -147,7 +147,8 @@ class Trainer:
         if "transform" in spec:
             self.dense_config = model.config.to_dict()
             dense_step = self.task.flops(model).training_step()
-            model, options, totals = _transforms().apply(model, spec["transform"], options)
+            arguments = {**spec["transform"], **self.task.input_size}
+            model, options, totals = _transforms().apply(model, arguments, options)
             self.transform = {**totals, "dense_step": dense_step}
         self.model = model.to(self.device)
         self.flops = self.task.flops(self.model)

@@ -41,6 +41,7 @@ RECORD_COLUMNS = {
     "chance": "value that guessing would reach, where it is known",
     "higher_is_better": "True, False, or empty where neither applies",
     "num_fewshot": "number of solved examples shown before each test item",
+    "truncated_fraction": "share of prompts cut on the left to fit the context",
     "cpu": "processor model",
     "num_threads": "threads of the training process",
     "versions": "library versions, as 'name version; name version'",
@@ -57,6 +58,7 @@ CURVE_COLUMNS = {
     "metric": "what was measured",
     "value": "measured value",
 }
+SCORE_FACTS = ("num_items", "chance", "num_fewshot", "truncated_fraction")
 UNITS = ("tokens", "images")
 CURVE_METRICS = (
     "loss",
@@ -253,6 +255,11 @@ def _training_metrics(record: dict[str, Any]) -> list[dict[str, Any]]:
     add("flops_dense_equivalent", dense)
     if executed and dense:
         add("flops_ratio", executed / dense, better=False)
+    step = (record.get("transform") or {}).get("dense_step")
+    if executed and step and train:
+        untransformed = step * train[-1]["step"]
+        add("flops_untransformed", untransformed)
+        add("flops_untransformed_ratio", executed / untransformed, better=False)
     by_part = flops.get("by_part")
     for part, value in by_part.items() if isinstance(by_part, dict) else ():
         if isinstance(value, int | float):
@@ -285,7 +292,7 @@ def _evaluation_metrics(record: dict[str, Any]) -> list[dict[str, Any]]:
     rows = []
     for score in (record.get("evaluation") or {}).get("scores", []):
         row = {key: score.get(key) for key in ("task", "metric", "value", "stderr", "split")}
-        row |= {key: score.get(key) for key in ("num_items", "chance", "num_fewshot")}
+        row |= {key: score.get(key) for key in SCORE_FACTS}
         row["higher_is_better"] = score.get("higher_is_better")
         row["data_hash"] = score.get("data_hash")
         rows.append(row)
@@ -371,7 +378,7 @@ def _typed(table: pd.DataFrame) -> pd.DataFrame:
     table = table.copy()
     for name in TEXT_COLUMNS:
         table[name] = table[name].astype("string")
-    for name in ("value", "stderr", "chance", "sparsity"):
+    for name in ("value", "stderr", "chance", "sparsity", "truncated_fraction"):
         table[name] = pd.to_numeric(table[name]).astype("float64")
     for name in ("seed", "num_items", "num_fewshot", "num_threads"):
         table[name] = pd.to_numeric(table[name]).astype("Int64")

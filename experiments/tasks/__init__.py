@@ -91,11 +91,13 @@ class Task:
         unit: what training counts: ``tokens``, ``images``.
         units_per_step: units of one optimizer step.
         data: facts for the record: ``name``, ``hash`` and what else is known of the data.
+        input_size: ``sequence_length`` or ``image_size``, for counting FLOPs.
     """
 
     unit: ClassVar[str]
     units_per_step: int
     data: dict[str, Any]
+    input_size: dict[str, int]
 
     def __init__(self, spec: dict[str, Any], data_dir: Path) -> None:
         self.spec = spec
@@ -108,7 +110,9 @@ class Task:
 
     def flops(self, model: torch.nn.Module) -> ModelFlops:
         """FLOPs of one optimizer step's batch."""
-        raise NotImplementedError
+        from sparse_lib.flops import count
+
+        return count(model, batch_size=self.recipe["batch_size"], **self.input_size)
 
     def batch(self, step: int) -> Any:
         """Samples of optimizer step ``step`` (from 0): a tensor or a tuple of tensors."""

@@ -19,8 +19,6 @@ from experiments.data import prepare as prepare_text
 if TYPE_CHECKING:
     import torch
 
-    from sparse_lib.flops import ModelFlops
-
 EVALUATION = "experiments.evaluation"
 
 
@@ -78,6 +76,7 @@ class Task(tasks.Task):
             # Known exactly for generated text: no model can be below it on average.
             self.data["floor_nats_per_token"] = self.corpus.meta["floor_of_split"]["validation"]
         self.context = spec["data"]["context"]
+        self.input_size = {"sequence_length": self.context}
         self.batch_size = spec["recipe"]["batch_size"]
         self.units_per_step = self.batch_size * self.context
         self._train = self.corpus.tokens("train")
@@ -99,12 +98,6 @@ class Task(tasks.Task):
             context=self.context,
             eos_id=self.corpus.meta.get("eos_id", 0),
         )
-
-    def flops(self, model: torch.nn.Module) -> ModelFlops:
-        """FLOPs of one optimizer step's batch."""
-        from sparse_lib.flops import count
-
-        return count(model, batch_size=self.batch_size, sequence_length=self.context)
 
     def batch(self, step: int) -> torch.Tensor:
         """Token windows of optimizer step ``step`` (from 0), shape (B, T + 1), int64."""

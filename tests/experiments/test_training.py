@@ -279,3 +279,35 @@ def test_weights_of_another_model_are_refused_in_one_sentence(first, corpus, tmp
     with pytest.raises(ValueError, match="weights of smoke__first do not fit") as caught:
         start(spec, corpus, tmp_path, first)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("method", ["static", "rigl", "granet"])
+def test_skipping_the_masked_work_ends_at_the_same_loss(method, corpus, tmp_path):
+    from sparse_lib.device import kernels
+
+    if kernels.unavailable():
+        pytest.skip(kernels.unavailable())
+    spec = short_spec(method)
+    dense = run_training(spec, corpus, tmp_path / "dense", execution="dense")
+    skip = run_training(spec, corpus, tmp_path / "skip", execution="skip")
+    assert (dense["execution"], skip["execution"]) == ("dense", "skip")
+    for split in ("train_loss", "validation_loss"):
+        assert skip["final"][split] == pytest.approx(dense["final"][split], abs=2e-3)
+    assert skip["flops"] == dense["flops"]
+
+
+def test_a_resumed_run_keeps_the_execution_it_began_with(corpus, tmp_path):
+    spec = short_spec("static")
+
+    def trainer(execution: str) -> training.Trainer:
+        return training.Trainer(
+            spec, spec_hash="0" * 64, data_dir=corpus, state_root=tmp_path, execution=execution
+        )
+
+    began = trainer("skip")
+    began.step()
+    began.save()
+    again = trainer("dense")
+    assert again.resume()
+    assert again.execution == "skip"
+    assert again.runner is not again.model
