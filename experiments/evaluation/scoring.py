@@ -1,16 +1,19 @@
 """Log-likelihood of token spans under a causal language model: the one place that runs it.
 
 Perplexity and the lm-eval adapter both reduce to *spans*: ``inputs`` fed to the model and
-``targets`` predicted by its last ``len(targets)`` positions. Rows are padded on the right; a
-causal model never looks there, so no attention mask is needed and results don't depend on the
-neighbours in the batch.
+``targets`` predicted by its last ``len(targets)`` positions. Spans that begin alike share a row
+(`experiments.evaluation.rows`). Rows are padded on the right, where no token looks, so results
+don't depend on the neighbours in the batch.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from experiments.evaluation.rows import Row, share, single
 
 if TYPE_CHECKING:
     import torch
@@ -18,6 +21,8 @@ if TYPE_CHECKING:
 
 #: Logits held at once (elements); keeps a batch of long rows over a large vocabulary in memory.
 MAX_LOGITS = 2**26
+#: Tokens whose logits are reduced together, few enough to stay in a processor's cache.
+NUM_TOGETHER = 64
 
 
 class Span(NamedTuple):
@@ -53,6 +58,8 @@ class Scorer:
         self.batch_size = batch_size
         self.context = _context_length(model)
         self.prefix = _prefix_token(tokenizer)
+        taken = inspect.signature(model.forward).parameters
+        self._takes_branches = "position_ids" in taken and "attention_mask" in taken
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Tokens of each text; the tokenizer adds no special ones."""
@@ -63,7 +70,8 @@ class Scorer:
     def score(self, spans: Sequence[Span]) -> list[tuple[float, bool]]:
         """Log-likelihood of each span's targets, and whether greedy decoding yields them.
 
-        Spans with equal ``inputs`` share one forward pass.
+        Spans with equal ``inputs`` are run once, a common beginning of ``inputs`` is run once
+        where the model takes positions and a mask.
 
         Returns:
             One ``(nats, is_greedy)`` per span, in the order of ``spans``.
@@ -73,9 +81,10 @@ class Scorer:
         results: list[tuple[float, bool]] = [(0.0, True)] * len(spans)
         vocab_size = int(self.model.config.vocab_size)
         with torch.inference_mode():
-            for rows in _batches(spans, self.batch_size, vocab_size):
-                members = [index for row in rows for index in row]
-                totals, greedy = _score_batch(self.model, spans, rows)
+            rows = _rows(spans, longest=self.context if self._takes_branches else 0)
+            for batch in _batches(spans, rows, self.batch_size, vocab_size):
+                members = [i for row in batch for branch in row.members for i in branch]
+                totals, greedy = _score_batch(self.model, spans, batch)
                 for index, total, is_greedy in zip(members, totals, greedy, strict=True):
                     results[index] = (total, is_greedy)
         return results
@@ -90,12 +99,17 @@ def load(model_dir: Path, *, batch_size: int, dtype: str) -> Scorer:
         dtype: name of the number format to compute in, as in ``torch.<dtype>``.
     """
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    from experiments import transforms
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    model = AutoModelForCausalLM.from_pretrained(
-        model_dir, dtype=getattr(torch, dtype), local_files_only=True
+    model = transforms.load(
+        model_dir, lambda config: AutoModelForCausalLM.from_config(AutoConfig.for_model(**config))
     )
+    if model is None:
+        model = AutoModelForCausalLM.from_pretrained(model_dir, local_files_only=True)
+    model = model.to(getattr(torch, dtype))
     tokenizer = AutoTokenizer.from_pretrained(model_dir, local_files_only=True)
     return Scorer(model.eval().to(device), tokenizer, batch_size=batch_size)
 
@@ -120,17 +134,34 @@ def _prefix_token(tokenizer: PreTrainedTokenizerBase) -> int:
     raise ValueError("the tokenizer has neither bos_token nor eos_token; scoring needs one")
 
 
-def _batches(spans: Sequence[Span], batch_size: int, vocab_size: int) -> Iterator[list[list[int]]]:
-    """Rows (lists of span indices with equal inputs), longest first, cut into batches."""
+def _rows(spans: Sequence[Span], *, longest: int) -> list[Row]:
+    """Rows of all spans that have something to score; ``longest=0`` shares no beginnings."""
     by_inputs: dict[tuple[int, ...], list[int]] = {}
     for index, span in enumerate(spans):
         if span.targets:
             by_inputs.setdefault(span.inputs, []).append(index)
-    batch: list[list[int]] = []
+    if longest:
+        return share(by_inputs, longest=longest)
+    return [single(inputs, members) for inputs, members in by_inputs.items()]
+
+
+def _places(spans: Sequence[Span], row: Row) -> Iterator[tuple[int, list[int]]]:
+    """Each span of a row, and the places in the row that predict its targets."""
+    for number, members in enumerate(row.members):
+        for index in members:
+            span = spans[index]
+            scored = range(span.start, len(span.inputs))
+            yield index, [row.place(number, position) for position in scored]
+
+
+def _batches(
+    spans: Sequence[Span], rows: Sequence[Row], batch_size: int, vocab_size: int
+) -> Iterator[list[Row]]:
+    """Rows, longest first, cut into batches."""
+    batch: list[Row] = []
     longest, first = 0, 0
-    for inputs in sorted(by_inputs, key=lambda inputs: (-len(inputs), inputs)):
-        row = by_inputs[inputs]
-        start = min(spans[index].start for index in row)
+    for row in sorted(rows, key=lambda row: (-row.length, row.trunk, row.branches)):
+        start = min(places[0] for _, places in _places(spans, row))
         kept = longest - min(first, start)
         if batch and (
             len(batch) == batch_size or (len(batch) + 1) * kept * vocab_size > MAX_LOGITS
@@ -138,7 +169,7 @@ def _batches(spans: Sequence[Span], batch_size: int, vocab_size: int) -> Iterato
             yield batch
             batch = []
         if not batch:
-            longest, first = len(inputs), start
+            longest, first = row.length, start
         first = min(first, start)
         batch.append(row)
     if batch:
@@ -146,43 +177,81 @@ def _batches(spans: Sequence[Span], batch_size: int, vocab_size: int) -> Iterato
 
 
 def _score_batch(
-    model: PreTrainedModel, spans: Sequence[Span], rows: Sequence[Sequence[int]]
+    model: PreTrainedModel, spans: Sequence[Span], rows: Sequence[Row]
 ) -> tuple[list[float], list[bool]]:
     """Totals and greediness of the spans in ``rows``, in row order."""
     import torch
-    from torch.nn.functional import cross_entropy
 
-    heads = [spans[row[0]].inputs for row in rows]
-    longest = max(map(len, heads))
-    inputs = torch.tensor([[*head, *[0] * (longest - len(head))] for head in heads])
+    longest = rows[0].length
     owner: list[int] = []
     row_index: list[int] = []
-    position: list[int] = []
+    place: list[int] = []
     target: list[int] = []
     num_spans = 0
     for number, row in enumerate(rows):
-        for index in row:
-            span = spans[index]
-            owner += [num_spans] * len(span.targets)
-            row_index += [number] * len(span.targets)
-            position += range(span.start, len(span.inputs))
-            target += span.targets
+        for index, places in _places(spans, row):
+            owner += [num_spans] * len(places)
+            row_index += [number] * len(places)
+            place += places
+            target += spans[index].targets
             num_spans += 1
-    first = min(position)
-    logits = _logits(model, inputs.to(model.device), first)
-    targets = torch.tensor(target, device=logits.device)
-    scored = logits[row_index, [p - first for p in position]].float()
-    losses = cross_entropy(scored, targets, reduction="none").double().cpu()
-    wrong = (scored.argmax(-1) != targets).double().cpu()
+    first = min(place)
+    logits = _logits(model, rows, first)
+    kept = longest - first
+    flat = torch.tensor([r * kept + p - first for r, p in zip(row_index, place, strict=True)])
+    targets = torch.tensor(target)
+    logits = logits.flatten(0, 1)
+    parts = [
+        _score_tokens(logits.index_select(0, part.to(logits.device)), wanted.to(logits.device))
+        for part, wanted in zip(flat.split(NUM_TOGETHER), targets.split(NUM_TOGETHER), strict=True)
+    ]
+    scores = torch.cat(parts, 1).double().cpu()
     sums = torch.zeros(2, num_spans, dtype=torch.float64)
-    sums.index_add_(1, torch.tensor(owner), torch.stack([-losses, wrong]))
+    sums.index_add_(1, torch.tensor(owner), scores)
     return sums[0].tolist(), [count == 0 for count in sums[1].tolist()]
 
 
-def _logits(model: PreTrainedModel, inputs: torch.Tensor, first: int) -> torch.Tensor:
-    """Logits of positions ``first`` on, shape (rows, length - first, vocabulary)."""
-    keep = inputs.shape[1] - first
+def _score_tokens(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Log-likelihood of each target, and 1 where it is not the greedy choice, shape (2, tokens)."""
+    import torch
+
+    logits = logits.float()
+    chosen = logits.gather(1, targets[:, None])[:, 0]
+    wrong = chosen < logits.amax(-1)
+    tied = (~wrong).nonzero()[:, 0]  # of equal maxima, the first is the greedy choice
+    wrong[tied] = logits[tied].argmax(-1) != targets[tied]
+    return torch.stack([chosen - logits.logsumexp(-1), wrong.float()])
+
+
+def _logits(model: PreTrainedModel, rows: Sequence[Row], first: int) -> torch.Tensor:
+    """Logits of places ``first`` on, shape (rows, longest - first, vocabulary)."""
+    import torch
+
+    longest = rows[0].length
+
+    def padded(values: list[int], filler: int) -> list[int]:
+        return values + [filler] * (longest - len(values))
+
+    inputs = torch.tensor([padded(row.tokens, 0) for row in rows], device=model.device)
+    options: dict[str, Any] = {"use_cache": False}
+    if any(len(row.branches) > 1 for row in rows):
+        positions = torch.tensor([padded(row.positions, 0) for row in rows])
+        owners = torch.tensor([padded(row.owners, len(row.branches)) for row in rows])
+        options["position_ids"] = positions.to(model.device)
+        options["attention_mask"] = _mask(owners, model.dtype).to(model.device)
     try:
-        return model(inputs, use_cache=False, logits_to_keep=keep).logits
+        return model(inputs, logits_to_keep=longest - first, **options).logits
     except TypeError:  # a model class without logits_to_keep
-        return model(inputs, use_cache=False).logits[:, first:]
+        return model(inputs, **options).logits[:, first:]
+
+
+def _mask(owners: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """What is added to attention scores, shape (rows, 1, longest, longest).
+
+    Zero for earlier places of the trunk and of the own branch, else the lowest number.
+    """
+    import torch
+
+    own = owners[:, :, None] == owners[:, None, :]
+    seen = (own | (owners[:, None, :] == -1)).tril()
+    return torch.zeros(seen.shape, dtype=dtype).masked_fill_(~seen, torch.finfo(dtype).min)[:, None]

@@ -1,6 +1,7 @@
 """Scores of the lm-eval tasks: mean over seeds; the standard error is that of one run over its
 test items, the same items for every run. A score whose mean lies within 1.96 standard errors of
-guessing is not distinguishable from chance."""
+guessing is not distinguishable from chance. "cut prompts" is the share of prompts that lost their
+beginning because they did not fit the context: above zero, the score is not the task's own."""
 
 from typing import Any
 
@@ -10,7 +11,15 @@ from experiments.analysis import published, stats
 from experiments.analysis import records as tidy
 
 COLUMNS = ["model", "dataset", "task", "metric", "method", "sparsity", "seeds", "score", "stderr"]
-COLUMNS += ["items", "shots", "chance", "against chance", "score (published)", "runs"]
+COLUMNS += [
+    "items",
+    "shots",
+    "chance",
+    "against chance",
+    "cut prompts",
+    "score (published)",
+    "runs",
+]
 
 
 def make(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
@@ -40,6 +49,7 @@ def _row(key: dict[str, Any], group: pd.DataFrame, source: str | None) -> dict[s
         "shots": group["num_fewshot"].iloc[0],
         "chance": chance,
         "against chance": verdict,
+        "cut prompts": group["truncated_fraction"].max(),
         "score (published)": published.value(
             source, metric="few-shot accuracy", method=key["method"], sparsity=key["sparsity"]
         ),

@@ -91,3 +91,62 @@ def test_tokenizer_without_a_prefix_is_refused(model):
 
     with pytest.raises(ValueError, match="neither bos_token nor eos_token"):
         Scorer(model, Bare(), batch_size=1)
+
+
+def branching_spans() -> list[Span]:
+    """Questions with several choices, pairs that differ in the middle, prefixes of one another."""
+    generator = torch.Generator().manual_seed(5)
+
+    def draw(num):
+        return tuple(torch.randint(0, 300, (num,), generator=generator).tolist())
+
+    spans = []
+    for length in (3, 9, 20):
+        question = draw(length)
+        for size in (1, 4, 7):
+            choice = draw(size)
+            spans.append(Span((*question, *choice[:-1]), choice))
+    whole = draw(14)
+    for cut in (4, 9, 14):
+        spans.append(Span(whole[:cut], draw(cut)))
+    changed = (*whole[:7], *draw(7))
+    spans += [Span(changed, draw(14)), Span(whole, draw(2))]
+    return spans
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 64])
+def test_sequences_that_begin_alike_score_as_if_alone(model, tokenizer, batch_size):
+    spans = branching_spans() + random_spans(8)
+    fed = []
+    handle = model.register_forward_pre_hook(lambda module, args: fed.append(args[0].numel()))
+    try:
+        scores = Scorer(model, tokenizer, batch_size=batch_size).score(spans)
+    finally:
+        handle.remove()
+    check(model, spans, scores)
+    if batch_size == 1:  # no padding: a shared beginning is fed once
+        assert sum(fed) < 0.75 * sum(len(inputs) for inputs in {span.inputs for span in spans})
+
+
+def test_gpt2_shares_beginnings_too(tokenizer):
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        config = GPT2Config(
+            vocab_size=320, n_positions=32, n_embd=32, n_layer=2, n_head=2, initializer_range=0.3
+        )
+        model = GPT2LMHeadModel(config).eval()
+    spans = branching_spans()
+    check(model, spans, Scorer(model, tokenizer, batch_size=4).score(spans))
+
+
+def test_a_model_without_positions_runs_each_sequence_alone(model, tokenizer):
+    class Plain(torch.nn.Module):
+        config, dtype, device = model.config, model.dtype, model.device
+
+        def forward(self, input_ids, use_cache=False):
+            return model(input_ids)
+
+    spans = branching_spans()
+    check(model, spans, Scorer(Plain(), tokenizer, batch_size=4).score(spans))
