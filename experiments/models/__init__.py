@@ -12,7 +12,8 @@ from types import ModuleType
 
 def names() -> list[str]:
     """Names of the models that a spec may use."""
-    return sorted(module.name for module in pkgutil.iter_modules(__path__))
+    found = (module.name for module in pkgutil.iter_modules(__path__))
+    return sorted(name for name in found if not name.startswith("_"))
 
 
 def get(name: str) -> ModuleType:

@@ -1,0 +1,53 @@
+"""Image classifiers of transformers, changed where small images and training need it.
+
+The file imports nothing of this repository: an exported model carries a copy of it, so that
+``AutoModelForImageClassification.from_pretrained(folder, trust_remote_code=True)`` works anywhere.
+"""
+
+from torch import nn
+from transformers import AutoConfig, AutoModelForImageClassification
+from transformers.models.mobilenet_v2.modeling_mobilenet_v2 import MobileNetV2ForImageClassification
+from transformers.models.resnet.configuration_resnet import ResNetConfig
+from transformers.models.resnet.modeling_resnet import ResNetForImageClassification
+
+
+class CifarResNetConfig(ResNetConfig):
+    """ResNet whose stem keeps the resolution."""
+
+    model_type = "cifar_resnet"
+
+
+class CifarResNetForImageClassification(ResNetForImageClassification):
+    """ResNet with the stem that is usual on 32 x 32 images: a 3 x 3 convolution, no pooling."""
+
+    config_class = CifarResNetConfig
+
+    def __init__(self, config: CifarResNetConfig) -> None:
+        super().__init__(config)
+        stem = self.resnet.embedder
+        stem.embedder.convolution = nn.Conv2d(
+            config.num_channels, config.embedding_size, kernel_size=3, padding=1, bias=False
+        )
+        stem.pooler = nn.Identity()
+        self.post_init()
+
+
+class TrainableMobileNetV2(MobileNetV2ForImageClassification):
+    """MobileNetV2 whose running statistics average over batches.
+
+    The momentum of its norms reads 0.997, the share of the past; torch's is the share of the new
+    batch, so that evaluation would see little more than the last batch. Weights and config are
+    those of the class above.
+    """
+
+    def __init__(self, config) -> None:
+        super().__init__(config)
+        for module in self.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                module.momentum = 0.1
+
+
+AutoConfig.register(CifarResNetConfig.model_type, CifarResNetConfig)
+AutoModelForImageClassification.register(CifarResNetConfig, CifarResNetForImageClassification)
+CifarResNetConfig.register_for_auto_class()
+CifarResNetForImageClassification.register_for_auto_class("AutoModelForImageClassification")
