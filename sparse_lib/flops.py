@@ -36,6 +36,7 @@ from sparse_lib.trace import (
     module_stack,
     on_meta,
     shape_only,
+    storage_key,
     to_meta,
 )
 
@@ -65,6 +66,9 @@ class LayerFlops:
         num_weights: Elements of the weight, 0 without one.
         dense_flops: Forward FLOPs without sparsity, for the whole batch.
         sparsified: True if the default filter would sparsify the weight.
+        num_kept: Elements of its inputs that the backward pass needs, for the whole batch; an input
+            shared with an earlier layer counts there. Attention keeps queries, keys and values
+            (one of each per head), not its scores, as fused kernels do.
     """
 
     name: str
@@ -75,6 +79,7 @@ class LayerFlops:
     num_weights: int
     dense_flops: int
     sparsified: bool
+    num_kept: int
 
     @property
     def num_positions(self) -> int:
@@ -166,6 +171,7 @@ class ModelFlops:
                 "weight_name": layer.weight_name,
                 "num_weights": layer.num_weights,
                 "num_positions": layer.num_positions,
+                "num_kept": layer.num_kept,
                 "sparsity": layer.sparsity(sparsity),
                 "dense_flops": layer.dense_flops,
                 "flops": layer.forward_flops(sparsity),
@@ -217,7 +223,7 @@ def count(
             with tracer:
                 call(args, {key: to_meta(value) for key, value in kwargs.items()})
     return ModelFlops(
-        layers=tuple(_layers(tracer.flops, descriptions)),
+        layers=tuple(_layers(tracer, descriptions)),
         batch_size=batch_size,
         weight_names=frozenset(name for name, _ in all_parameters(model)),
     )
@@ -308,13 +314,17 @@ def _matmul(a: torch.Tensor, b: torch.Tensor) -> int:
 
 
 class _Tracer(TorchDispatchMode):
-    """Sums forward FLOPs by (weight name, None) or (None, module path)."""
+    """Sums forward FLOPs and kept inputs by (weight name, "") or (None, module path)."""
 
     def __init__(self, index: WeightIndex) -> None:
         super().__init__()
         self.index = index
         self.stack: list[str] = [""]
         self.flops: dict[tuple[str | None, str], int] = {}
+        self.kept: dict[tuple[str | None, str], int] = {}
+        # Held, since a new tensor must not take the address of a dead one; they hold no memory.
+        self._inputs: dict[int, torch.Tensor] = {}
+        self._num_products: dict[str, int] = {}
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -334,7 +344,26 @@ class _Tracer(TorchDispatchMode):
         if weight is not None or not is_outer_product(name, args):
             key = (weight, "" if weight else self.stack[-1])
             self.flops[key] = self.flops.get(key, 0) + flops
+            self.kept[key] = self.kept.get(key, 0) + self._num_new(weight, name, args)
         return out
+
+    def _num_new(self, weight: str | None, name: str, args: tuple[Any, ...]) -> int:
+        """Elements of the inputs that no earlier layer keeps."""
+        inputs = [a for a in args if isinstance(a, torch.Tensor) and a.dim() > 1]
+        if weight is None and name in ATTENTION_FORWARD:
+            return sum(a.numel() for a in inputs[:3])
+        if weight is None:
+            # Products of activations come in pairs; the second takes the first's scores.
+            number = self._num_products.get(self.stack[-1], 0)
+            self._num_products[self.stack[-1]] = number + 1
+            return sum(a.numel() for a in inputs[-1 if number % 2 else -2 :])
+        new = [
+            a
+            for a in inputs
+            if self.index.name_of(a) is None and storage_key(a) not in self._inputs
+        ]
+        self._inputs.update((storage_key(a), a) for a in new)
+        return sum(a.numel() for a in new)
 
 
 def is_outer_product(name: str, args: tuple[Any, ...]) -> bool:
@@ -344,14 +373,15 @@ def is_outer_product(name: str, args: tuple[Any, ...]) -> bool:
     return name == "aten::baddbmm" and args[1].shape[-1] == 1
 
 
-def _layers(
-    flops: Mapping[tuple[str | None, str], int], descriptions: list[LayerDescription]
-) -> Iterator[LayerFlops]:
+def _layers(tracer: _Tracer, descriptions: list[LayerDescription]) -> Iterator[LayerFlops]:
     by_weight = {d.weight_name: d for d in descriptions}
     tied = {d.tied_to for d in descriptions if d.tied_to and d.role in ("head", "embedding")}
-    for (weight, module), dense_flops in flops.items():
+    for (weight, module), dense_flops in tracer.flops.items():
+        kept = tracer.kept[weight, module]
         if weight is None:
-            yield LayerFlops(module, "attention", None, None, "attention", 0, dense_flops, False)
+            yield LayerFlops(
+                module, "attention", None, None, "attention", 0, dense_flops, False, kept
+            )
             continue
         layer = by_weight[weight]
         shape = torch.empty(layer.weight_shape, device="meta")
@@ -366,4 +396,5 @@ def _layers(
             sparsified=default_filter(weight, shape)
             and layer.role != "head"
             and weight not in tied,
+            num_kept=kept,
         )

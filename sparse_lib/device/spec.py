@@ -8,12 +8,17 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-_ANANDTECH = "AnandTech 16626 (WSE-2 table, 2021)"
-_HOT_CHIPS = "Lie, Hot Chips 34 (2022) and IEEE Micro 43(3)"
-_TOMS = "Tom's Hardware, CS-3 announcement (2024-03)"
+_ANANDTECH = "AnandTech 16626, table of the WSE-2 (2021)"
+_HOT_CHIPS = "Lie, Hot Chips 34 (2022) and IEEE Micro 43(3), read in summaries"
+_ALCF = "Argonne ALCF, tutorial on AI accelerators, SC24"
+_TOMS = "Tom's Hardware, launch of the WSE-3 (2024-03)"
 _NEXT = "The Next Platform (2024-03-14)"
-_H100 = "NVIDIA H100 Tensor Core GPU data sheet, SXM5"
-_A100 = "NVIDIA A100 Tensor Core GPU data sheet, 80 GB SXM"
+_CLUSTER = "cerebras.net/product-cluster"
+_H100 = "glennklockwood.com/garden/processors/h100, after NVIDIA's H100 white paper and data sheet"
+_H100_MEMORY = "exxactcorp.com/blog/HPC/NVIDIA-H100, table of the SXM5 module"
+_A100 = "glennklockwood.com/garden/processors/A100, after NVIDIA's A100 data sheet"
+_A100_MEMORY = "thundercompute.com/blog/nvidia-a100-specs-full-guide, column SXM 80 GB"
+_NO_LIMIT = "no limit known; a bound for the simulation"
 _SPDF = "Thangarasa et al., SPDF (UAI 2023), supplement figure 1, digitised"
 
 # 1 / (1 - sparsity): measured speed-up of a 12k x 12k matrix product of GPT-3 on a CS-2.
@@ -47,10 +52,14 @@ class DeviceSpec:
         streams_weights: True if weights arrive from outside layer by layer and only activations
             stay, so ``stream_bandwidth`` bounds a layer.
         stream_bandwidth: Bytes per second into the system, 0 if weights stay.
+        link_bandwidth: Bytes per second and direction to other systems, for exchanging gradients;
+            0 where that is part of the streaming, or where there is one system.
         skips_zeros: True if masked weights cost (almost) no time.
         sparse_overhead: ``c`` of ``T(s) / T(0) = (1 - s) + c s``; 1 on devices that skip nothing.
         max_systems: Largest number of systems that train one model data-parallel.
         sources: Where each value comes from, by attribute.
+        unverified: Attributes whose source is no document that states the value: assumptions,
+            bounds, and values read second hand.
     """
 
     name: str
@@ -63,10 +72,25 @@ class DeviceSpec:
     power_w: float
     streams_weights: bool = False
     stream_bandwidth: float = 0.0
+    link_bandwidth: float = 0.0
     skips_zeros: bool = False
     sparse_overhead: float = 1.0
     max_systems: int = 1
     sources: dict[str, str] = field(default_factory=dict)
+    unverified: frozenset[str] = frozenset()
+
+    def records(self) -> list[dict[str, object]]:
+        """One row per fact: device, attribute, value, source, and whether it is verified."""
+        return [
+            {
+                "device": self.title,
+                "fact": name,
+                "value": getattr(self, name),
+                "verified": name not in self.unverified,
+                "source": source,
+            }
+            for name, source in self.sources.items()
+        ]
 
 
 def sparse_overhead(
@@ -150,7 +174,14 @@ def probe_host(*, duration_s: float = 5.0, power_w: float = 0.0) -> DeviceSpec:
         memory_bytes=float(_physical_memory()),
         memory_bandwidth=2 * source.numel() * source.element_size() / copy_s,
         power_w=power_w,
-        sources={"peak_flops": measured, "memory_bandwidth": measured, "power_w": "given"},
+        sources={
+            "peak_flops": measured,
+            "memory_bytes": "the operating system",
+            "memory_bandwidth": measured,
+            "power_w": "given by the caller" if power_w else "unknown, so energy is not simulated",
+            "max_systems": "this machine alone",
+        },
+        unverified=frozenset({"power_w"}),
     )
 
 
@@ -184,19 +215,19 @@ _CS2 = DeviceSpec(
     streams_weights=True,
     stream_bandwidth=1.2e12 / 8,
     skips_zeros=True,
-    sparse_overhead=sparse_overhead(),
+    sparse_overhead=sparse_overhead(max_inverse_density=10),
     max_systems=192,
     sources={
-        "peak_flops": "850,000 cores x 4 FP16 multiply-adds at 1.1 GHz; "
-        f"{_ANANDTECH}, {_HOT_CHIPS}",
+        "peak_flops": f"850,000 cores ({_ANANDTECH}) x 4 FP16 multiply-adds ({_NEXT}) at 1.1 GHz "
+        f"({_HOT_CHIPS})",
         "memory_bytes": _ANANDTECH,
         "memory_bandwidth": _ANANDTECH,
-        "power_w": "power supplies of the system, an upper bound (the chip takes 15 kW); "
-        "press coverage of the CS-2, 2021",
-        "stream_bandwidth": "1.2 Tb/s of I/O per system; Argonne ALCF tutorial, SC24",
-        "sparse_overhead": f"fitted for 1/(1-s) <= 5; {_SPDF}",
-        "max_systems": "IEEE Spectrum (2021-08)",
+        "power_w": "its power supplies, an upper bound (the wafer takes 15 kW); press, 2021",
+        "stream_bandwidth": f"1.2 Tb/s of I/O per system; {_ALCF}",
+        "sparse_overhead": f"least squares over all published points; {_SPDF}",
+        "max_systems": _CLUSTER,
     },
+    unverified=frozenset({"peak_flops", "power_w"}),
 )
 
 SPECS: dict[str, DeviceSpec] = {
@@ -210,15 +241,16 @@ SPECS: dict[str, DeviceSpec] = {
         memory_bandwidth=21e15,
         max_systems=2048,
         sources={
-            "peak_flops": f"900,000 cores x 8 FP16 multiply-adds ({_TOMS}, {_NEXT}) at the WSE-2's "
-            "1.1 GHz, an assumption; the advertised 125 PFLOP/s agrees only with 8x sparsity",
+            "peak_flops": f"900,000 cores ({_TOMS}) x 8 FP16 multiply-adds ({_NEXT}) at the "
+            "WSE-2's 1.1 GHz, an assumption; the advertised 125 PFLOP/s needs 8x sparsity",
             "memory_bytes": _TOMS,
-            "memory_bandwidth": _TOMS,
-            "power_w": "same as the CS-2, according to the vendor",
-            "stream_bandwidth": _CS2.sources["stream_bandwidth"],
+            "memory_bandwidth": _NEXT,
+            "power_w": f"as the CS-2; that the two are equal: {_TOMS}",
+            "stream_bandwidth": f"1.2 Tb/s of I/O per system; {_ALCF}",
             "sparse_overhead": f"assumed equal to the CS-2's; {_SPDF}",
             "max_systems": _TOMS,
         },
+        unverified=frozenset({"peak_flops", "power_w", "sparse_overhead"}),
     ),
     "h100": DeviceSpec(
         name="h100",
@@ -229,14 +261,18 @@ SPECS: dict[str, DeviceSpec] = {
         memory_bytes=80e9,
         memory_bandwidth=3.35e12,
         power_w=700,
-        max_systems=4096,
+        link_bandwidth=450e9,
+        max_systems=1024,
         sources={
             "peak_flops": f"dense tensor-core rate; {_H100}",
             "memory_bytes": _H100,
-            "memory_bandwidth": _H100,
-            "power_w": f"board alone, host not included; {_H100}",
-            "max_systems": "no limit known; a bound for the simulation",
+            "memory_bandwidth": _H100_MEMORY,
+            "power_w": f"the module's limit, host not included; {_H100_MEMORY}",
+            "link_bandwidth": f"NVLink, half of 900 GB/s for both directions; {_H100}; more than 8 "
+            "modules need a slower network, which is not simulated",
+            "max_systems": _NO_LIMIT,
         },
+        unverified=frozenset({"max_systems"}),
     ),
     "a100": DeviceSpec(
         name="a100",
@@ -247,13 +283,17 @@ SPECS: dict[str, DeviceSpec] = {
         memory_bytes=80e9,
         memory_bandwidth=2.039e12,
         power_w=400,
-        max_systems=4096,
+        link_bandwidth=300e9,
+        max_systems=1024,
         sources={
             "peak_flops": f"dense tensor-core rate; {_A100}",
             "memory_bytes": _A100,
-            "memory_bandwidth": _A100,
-            "power_w": f"board alone, host not included; {_A100}",
-            "max_systems": "no limit known; a bound for the simulation",
+            "memory_bandwidth": _A100_MEMORY,
+            "power_w": f"the module's limit, host not included; {_A100}",
+            "link_bandwidth": f"NVLink, per direction; {_A100}; more than 8 modules need a slower "
+            "network, which is not simulated",
+            "max_systems": _NO_LIMIT,
         },
+        unverified=frozenset({"max_systems"}),
     ),
 }

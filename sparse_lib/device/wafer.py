@@ -8,8 +8,11 @@ A small analytic model, not a measurement, and everything it returns is labelled
 - The dense time is FLOPs over peak times an efficiency that you choose; 1 gives a lower bound.
 - A layer can't be faster than its weights arrive: streamed in twice (forward, backward) and their
   gradients once out on a wafer, read from memory on other devices. The two overlap.
-- Several systems split the batch (data parallel) and each sees all weights; the reduction of
-  gradients overlaps with their streaming.
+- Several systems split the batch (data parallel) and each sees all weights. Wafers' gradients are
+  reduced on their way out; other devices exchange theirs around a ring, ``2 (n - 1) / n`` of them
+  over each link, while the layer computes.
+- Activations are those of :class:`sparse_lib.flops.LayerFlops`; element-wise functions are taken to
+  be computed again.
 """
 
 from __future__ import annotations
@@ -41,24 +44,36 @@ class LayerTime:
     sparsity: float
     compute_s: float
     transfer_s: float
+    exchange_s: float
     flops: int
 
     @property
     def time_s(self) -> float:
-        """Compute and transfer overlap, so the longer one."""
-        return max(self.compute_s, self.transfer_s)
+        """Compute, transfer of weights and exchange of gradients overlap, so the longest."""
+        return max(self.compute_s, self.transfer_s, self.exchange_s)
+
+    @property
+    def bound_by(self) -> str:
+        """What takes longest: ``"compute"``, ``"transfer"`` or ``"exchange"``."""
+        times = {
+            "compute": self.compute_s,
+            "transfer": self.transfer_s,
+            "exchange": self.exchange_s,
+        }
+        return max(times, key=lambda name: times[name])
 
 
 @dataclass(frozen=True, slots=True)
 class Simulation:
-    """A simulated training step; see the module for what it assumes.
+    """A simulated training step; the module says what it assumes.
 
     Attributes:
         device: The device.
         num_systems: Systems that split the batch.
         layers: Seconds by layer.
-        weight_csr_bytes: Weights on one system: sparse ones as CSR, dense ones plain.
-        activation_bytes: Inputs of the layers with weights that one system keeps for backward.
+        weight_csr_bytes: All weights once: sparse ones as CSR, dense ones plain.
+        weight_dense_bytes: All weights once, without sparsity.
+        activation_bytes: Inputs of the layers that one system keeps for its backward pass.
         fits: Whether one system holds what must stay on it: the activations where weights are
             streamed, else weights and optimizer state (dense, mixed-precision Adam) too.
         extrapolated: True if a weight is sparser than anything published.
@@ -68,6 +83,7 @@ class Simulation:
     num_systems: int
     layers: tuple[LayerTime, ...]
     weight_csr_bytes: int
+    weight_dense_bytes: int
     activation_bytes: int
     fits: bool
     extrapolated: bool
@@ -93,16 +109,30 @@ class Simulation:
         """Joules per step: power of the systems times the time."""
         return self.step_s * self.device.power_w * self.num_systems
 
+    @property
+    def _label(self) -> str:
+        return self.label + (" (extrapolated beyond 90%)" if self.extrapolated else "")
+
+    @property
+    def bound_by(self) -> str:
+        """What bounds most of the step: ``"compute"``, ``"transfer"`` or ``"exchange"``."""
+        times: dict[str, float] = {}
+        for layer in self.layers:
+            times[layer.bound_by] = times.get(layer.bound_by, 0.0) + layer.time_s
+        return max(times, key=lambda name: times[name])
+
     def record(self) -> dict[str, Any]:
         """One row for a table."""
         return {
-            "label": self.label + (" (extrapolated beyond 90%)" if self.extrapolated else ""),
+            "label": self._label,
             "device": self.device.name,
             "num_systems": self.num_systems,
             "step_s": self.step_s,
             "flops": self.flops,
             "utilisation": self.utilisation,
+            "bound_by": self.bound_by,
             "energy_j": self.energy_j,
+            "weight_dense_bytes": self.weight_dense_bytes,
             "weight_csr_bytes": self.weight_csr_bytes,
             "activation_bytes": self.activation_bytes,
             "fits": self.fits,
@@ -112,14 +142,16 @@ class Simulation:
         """One row per layer."""
         return [
             {
-                "label": self.label,
+                "label": self._label,
                 "device": self.device.name,
                 "name": layer.name,
                 "operation": layer.operation,
                 "sparsity": layer.sparsity,
                 "compute_s": layer.compute_s,
                 "transfer_s": layer.transfer_s,
+                "exchange_s": layer.exchange_s,
                 "time_s": layer.time_s,
+                "bound_by": layer.bound_by,
                 "flops": layer.flops,
             }
             for layer in self.layers
@@ -171,13 +203,14 @@ def simulate(
     described = {layer.weight_name: layer for layer in describe(model)}
     rate = spec.peak_flops * efficiency * num_systems
     layers = tuple(
-        _layer_time(layer, described, spec, rate, layer.sparsity(levels), dense_weight_grad)
+        _layer_time(
+            layer, described, spec, rate, num_systems, layer.sparsity(levels), dense_weight_grad
+        )
         for layer in counted.layers
     )
-    activations = spec.weight_bytes * sum(
-        _input_elements(layer, described) for layer in counted.layers
-    )
-    activations //= num_systems
+    largest_share = -(-batch_size // num_systems) / batch_size
+    activations = sum(layer.num_kept for layer in counted.layers) * spec.weight_bytes
+    activations = round(activations * largest_share)
     weights = weight_csr_bytes(model, levels, weight_bytes=spec.weight_bytes)
     num_weights = sum(parameter.numel() for parameter in model.parameters())
     resident = 0 if spec.streams_weights else num_weights * _STATE_BYTES_PER_WEIGHT
@@ -186,6 +219,7 @@ def simulate(
         num_systems=num_systems,
         layers=layers,
         weight_csr_bytes=weights,
+        weight_dense_bytes=num_weights * spec.weight_bytes,
         activation_bytes=activations,
         fits=activations + resident <= spec.memory_bytes,
         extrapolated=spec.skips_zeros
@@ -228,6 +262,7 @@ def _layer_time(
     described: Mapping[str, LayerDescription],
     spec: DeviceSpec,
     rate: float,
+    num_systems: int,
     sparsity: float,
     dense_weight_grad: bool,
 ) -> LayerTime:
@@ -239,7 +274,7 @@ def _layer_time(
     if skipped:
         executed = 2 * layer.num_positions * num_nonzero(skipped, layer.num_weights)
     weight_grad = layer.dense_flops if dense_weight_grad else executed
-    transfer_s = 0.0
+    transfer_s = exchange_s = 0.0
     if layer.weight_name is not None:
         shape = described[layer.weight_name].weight_shape
         value_bytes = _weight_bytes(shape, skipped, spec.weight_bytes)
@@ -248,21 +283,15 @@ def _layer_time(
             gradient_bytes = num_nonzero(skipped, layer.num_weights) * spec.weight_bytes
         bandwidth = spec.stream_bandwidth if spec.streams_weights else spec.memory_bandwidth
         transfer_s = (2 * value_bytes + gradient_bytes) / bandwidth
+        if num_systems > 1 and not spec.streams_weights:
+            ring = 2 * (num_systems - 1) / num_systems
+            exchange_s = ring * gradient_bytes / spec.link_bandwidth
     return LayerTime(
         name=layer.name,
         operation=layer.operation,
         sparsity=sparsity,
         compute_s=layer.dense_flops * shares / rate,
         transfer_s=transfer_s,
+        exchange_s=exchange_s,
         flops=2 * executed + weight_grad,
     )
-
-
-def _input_elements(layer: LayerFlops, described: Mapping[str, LayerDescription]) -> int:
-    """Elements of a layer's input, strides of convolutions not counted."""
-    if layer.weight_name is None:
-        return 0
-    description = described[layer.weight_name]
-    if description.kind.startswith("conv") and description.kind != "conv1d":
-        return layer.num_positions * description.weight_shape[1] * description.groups
-    return layer.num_positions * description.fan_in

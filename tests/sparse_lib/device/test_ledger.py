@@ -295,6 +295,17 @@ def test_memory_of_weights_masks_activations_and_optimizer():
     assert ledger.memory()["optimizer_bytes"] == 0
 
 
+def test_kept_activations_equal_the_closed_form_and_a_hand_count():
+    """Per block: inputs of attention and its output (1 + 1 widths), queries, keys and values (3),
+    inputs of the feed-forward layers (1 + 4); then the head's input."""
+    model = language_model("gpt2", "sdpa")
+    model.config.use_cache = False
+    flops = count(model, batch_size=B, sequence_length=T)
+    by_hand = 4 * B * T * 8 * (2 * 10 + 1)
+    assert 4 * sum(layer.num_kept for layer in flops.layers) == by_hand
+    assert language_step(model).memory()["activation_bytes"] == by_hand
+
+
 @pytest.mark.skipif(kernels.unavailable() is not None, reason="no kernels here")
 def test_kernels_keep_the_same_activations_as_dense_operators():
     model = language_model("llama", "sdpa")

@@ -20,6 +20,8 @@ def test_overhead_of_half_the_points_predicts_the_others():
     assert [row["fitted"] for row in rows] == [True] * 5 + [False] * 5
     assert max(abs(row["relative_error"]) for row in rows if row["fitted"]) < 0.005
     assert max(abs(row["relative_error"]) for row in rows if not row["fitted"]) < 0.021
+    assert sparse_overhead() == pytest.approx(0.0192, abs=5e-5)
+    assert SPECS["cs2"].sparse_overhead == sparse_overhead(max_inverse_density=10)
 
 
 def test_a_made_up_curve_is_recovered():
@@ -37,7 +39,15 @@ def test_every_fact_has_a_source(spec):
     facts = {"peak_flops", "memory_bytes", "memory_bandwidth", "power_w", "max_systems"}
     if spec.streams_weights:
         facts |= {"stream_bandwidth", "sparse_overhead"}
+    else:
+        facts |= {"link_bandwidth"}
     assert facts <= spec.sources.keys()
+    assert spec.unverified <= spec.sources.keys()
+    rows = {row["fact"]: row for row in spec.records()}
+    assert rows["memory_bytes"]["value"] == spec.memory_bytes and rows["memory_bytes"]["verified"]
+    assert [name for name, row in rows.items() if not row["verified"]] == [
+        name for name in spec.sources if name in spec.unverified
+    ]
 
 
 def test_wse2_peak_is_the_published_one():

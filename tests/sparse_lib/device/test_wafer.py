@@ -98,14 +98,56 @@ def test_what_was_never_measured_is_labelled():
     }
     assert results[0.9]["label"] == "simulated"
     assert results[0.95]["label"] == "simulated (extrapolated beyond 90%)"
+    layers = simulate(gpt(), "cs2", batch_size=1, sequence_length=8, sparsity=0.95).records()
+    assert {row["label"] for row in layers} == {"simulated (extrapolated beyond 90%)"}
+
+
+def test_activation_memory_of_a_gpt_by_hand():
+    """Per block: 10 times the width; the embedding's output is the first block's input."""
+    batch, length, layers, width = 4, 128, 2, 64
+    result = simulate(gpt(layers, width), "cs2", batch_size=batch, sequence_length=length)
+    assert result.activation_bytes == 2 * batch * length * width * (10 * layers + 1)
+    share = simulate(
+        gpt(layers, width), "cs2", batch_size=batch, sequence_length=length, num_systems=3
+    )
+    assert share.activation_bytes == result.activation_bytes / 2  # one system has two of four
+
+
+def test_systems_without_streaming_exchange_gradients():
+    model = nn.Sequential(nn.Linear(1000, 1000, bias=False))
+    result = simulate(model, "h100", batch_size=4, num_systems=4)
+    (layer,) = result.layers
+    assert layer.exchange_s == pytest.approx(2 * 3 / 4 * 2e6 / 450e9)
+    assert layer.transfer_s == pytest.approx(3 * 2e6 / 3.35e12)
+    assert layer.bound_by == result.bound_by == "exchange"
+    assert result.step_s == layer.exchange_s
+    assert simulate(model, "h100", batch_size=4).layers[0].exchange_s == 0
+    assert simulate(model, "cs2", batch_size=4, num_systems=4).layers[0].exchange_s == 0
+
+
+def test_scaling_ends_where_each_system_waits_for_the_weights():
+    """Compute shrinks with the systems' number, streaming does not."""
+    model = gpt(num_layers=24, hidden_size=2048, num_heads=16)
+    sizes = {"batch_size": 192, "sequence_length": 2048}
+    flops = count(model, **sizes)
+    steps = {n: simulate(model, "cs2", num_systems=n, flops=flops, **sizes) for n in (1, 2, 4, 192)}
+    assert steps[1].step_s / steps[4].step_s == pytest.approx(4, rel=0.01)
+    assert steps[1].bound_by == "compute" and steps[192].bound_by == "transfer"
+    stream_s = 3 * 2 * sum(p.numel() for p in model.parameters()) / 150e9
+    assert steps[192].step_s > 0.9 * stream_s
 
 
 def test_175_billion_parameters_need_no_memory():
     model = gpt(num_layers=96, hidden_size=12288, num_heads=96)
     result = simulate(model, "cs2", batch_size=1, sequence_length=2048, sparsity=0.75)
     assert all(parameter.is_meta for parameter in model.parameters())
-    assert result.fits
-    assert not simulate(model, "h100", batch_size=1, sequence_length=2048).fits
+    assert result.weight_dense_bytes == 2 * sum(p.numel() for p in model.parameters())
+    # Block weights: a quarter is left and takes twice the bytes, its column included.
+    assert result.weight_csr_bytes == pytest.approx(result.weight_dense_bytes / 2, rel=0.01)
+    # Without computing anything again, one sequence of 2,048 tokens needs 48 GB.
+    assert not result.fits
+    assert simulate(model, "cs2", batch_size=1, sequence_length=1024, sparsity=0.75).fits
+    assert not simulate(model, "h100", batch_size=1, sequence_length=1024).fits
 
 
 @pytest.mark.parametrize(
