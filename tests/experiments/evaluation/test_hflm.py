@@ -72,3 +72,10 @@ def test_an_official_task_scores_the_same(scorer, theirs, tmp_path):
         return results["acc,none"], results["acc_norm,none"]
 
     assert scores(CausalLM(scorer)) == scores(theirs)
+
+
+def test_hflm_reads_the_exported_folder(model_dir, scorer):
+    lm = HFLM(pretrained=str(model_dir), batch_size=4, device="cpu")
+    ours = CausalLM(scorer).loglikelihood(requests("loglikelihood", PAIRS[:2]))
+    theirs = lm.loglikelihood(requests("loglikelihood", PAIRS[:2]), disable_tqdm=True)
+    assert [nats for nats, _ in ours] == pytest.approx([nats for nats, _ in theirs], rel=1e-5)
