@@ -6,6 +6,7 @@ everything random goes through :func:`generator`, so masks are exact and reprodu
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
 from collections.abc import Mapping
@@ -52,7 +53,8 @@ __all__ = [
     "random_score",
 ]
 
-_MANY_POOLS = 64  # above this, one sort of all pools beats a quick select of each
+_MANY_POOLS = 64  # above this, one sort of all pools beats a selection in each
+_SMALL = 2**16  # up to this many scores, sorting them is the fastest selection
 
 
 # ------------------------------------------------------------------------------------------------
@@ -259,13 +261,6 @@ def _pool_size(pools: Tensor) -> int:
     return pools.shape[-1] if pools.dim() else 1
 
 
-def _take(values: Tensor, among: Tensor) -> Tensor:
-    # NumPy gathers by mask up to four times faster than torch on the CPU.
-    if values.device.type == "cpu":
-        return torch.from_numpy(values.numpy()[among.numpy()])
-    return values[among]
-
-
 def _comparable(score: Tensor) -> Tensor:
     """A float32 or float64 tensor (what NumPy and quick select know) in the same order."""
     score = score.detach()
@@ -296,49 +291,106 @@ def _select(
     return chosen.reshape(pools.shape)
 
 
-def _threshold(values: Tensor, keep: int, *, scratch: bool) -> float:
-    """The ``keep``-th largest of some values, NaN counting as lowest; 1 <= keep <= len.
-
-    ``scratch`` says that the values may be reordered.
-    """
-    position = values.numel() - keep
-    if values.device.type != "cpu":
-        lowest = values.nan_to_num(nan=-math.inf, posinf=math.inf, neginf=-math.inf)
-        return float(lowest.kthvalue(position + 1).values)
-    # NumPy's vectorised quick select is some ten times faster than torch's.
-    array = values.numpy() if scratch else values.numpy().copy()
-    num_nan = int(np.count_nonzero(np.isnan(array)))
-    # NumPy orders NaN last, so numbers occupy the first places.
-    if position < num_nan:
-        return -math.inf
-    array.partition(position - num_nan)
-    return float(array[position - num_nan])
-
-
 def _select_flat(
     values: Tensor, among: Tensor | None, keep: int, breaker: ScoreTieBreaker
 ) -> Tensor:
-    candidates = values if among is None else _take(values, among)
-    if keep <= 0 or candidates.numel() == 0:
+    num_candidates = values.numel() if among is None else num_true(among)
+    if keep <= 0 or num_candidates == 0:
         return torch.zeros_like(values, dtype=torch.bool)
-    if keep >= candidates.numel():
+    if keep >= num_candidates:
         numbers = ~values.isnan()
         return numbers if among is None else numbers.logical_and_(among)
-    threshold = _threshold(candidates, keep, scratch=among is not None)
-    chosen = values > threshold
-    ties = values == threshold
+    if values.device.type == "cpu":
+        inside = None if among is None else among.numpy()
+        threshold = _kth_largest(values.numpy(), inside, keep, num_candidates)
+        chosen = torch.from_numpy(values.numpy() >= threshold)  # three times faster than torch's
+    else:
+        pool = values if among is None else values[among]
+        pool = pool.nan_to_num(nan=-math.inf, posinf=math.inf, neginf=-math.inf)
+        threshold = pool.kthvalue(num_candidates - keep + 1).values
+        chosen = values >= threshold
     if among is not None:
         chosen.logical_and_(among)
-        ties.logical_and_(among)
-    wanted = keep - num_true(chosen)
-    if wanted >= num_true(ties):
-        return chosen.logical_or_(ties)
-    positions = ties.nonzero().squeeze(1)
-    order = breaker.order((positions.numel(),), positions.device)
-    if order is not None:
-        positions = positions[order]
-    chosen[positions[:wanted]] = True
+    surplus = num_true(chosen) - keep
+    if surplus > 0:
+        ties = (values == threshold).logical_and_(chosen).nonzero().squeeze(1)
+        order = breaker.order((ties.numel(),), ties.device)
+        chosen[(ties if order is None else ties[order])[-surplus:]] = False
     return chosen
+
+
+def _kth_largest(
+    values: np.ndarray, among: np.ndarray | None, keep: int, num_candidates: int
+) -> np.floating:
+    """The ``keep``-th largest of some values; minus infinity if there are fewer but for NaN.
+
+    A sample brackets it, and only what lies between is sorted. The bracket's ends, being values
+    that occur, are examined first: that makes masses of equal scores (zeros) the easy case, which
+    for quick select is the hard one. Where the sample misleads, the search goes on outside.
+
+    Args:
+        values: float32 or float64, shape [n].
+        among: Which of them count, bool [n]; None means all.
+        keep: From 1 to ``num_candidates``.
+        num_candidates: How many count, NaN included.
+    """
+    if values.size <= _SMALL or num_candidates <= _SMALL // 8:
+        candidates = values if among is None else values[among]
+        ranked = np.sort(candidates[~np.isnan(candidates)])
+        return ranked[-keep] if keep <= ranked.size else values.dtype.type(-math.inf)
+
+    low, high = _bracket(values, among, keep / num_candidates)
+
+    def where(mask: np.ndarray) -> tuple[np.ndarray, int]:
+        if among is not None:
+            mask &= among
+        return mask, int(np.count_nonzero(mask))
+
+    above, num_above = where(values > high)
+    if keep <= num_above:
+        return _kth_largest(values[above], None, keep, num_above)
+    inside, num_from_low = where(values >= low)
+    if keep > num_from_low:
+        below, num_below = where(values < low)
+        if keep - num_from_low > num_below:
+            return values.dtype.type(-math.inf)
+        return _kth_largest(values[below], None, keep - num_from_low, num_below)
+    inside ^= above
+    num_inside = num_from_low - num_above
+    if num_inside > _SMALL:
+        num_from_high = where(values >= high)[1]
+        if keep <= num_from_high:
+            return high
+        inside, num_above_low = where(values > low)
+        if keep > num_above_low:
+            return low
+        inside &= values < high
+        num_above, num_inside = num_from_high, num_above_low - num_from_high
+    return _kth_largest(values[inside], None, keep - num_above, num_inside)
+
+
+def _bracket(
+    values: np.ndarray, among: np.ndarray | None, fraction: float
+) -> tuple[np.floating, np.floating]:
+    """Two values between which the best ``fraction`` most likely ends; infinite where unsure."""
+    positions = (_spread_points() * values.size).astype(np.int64)
+    sample = values[positions]
+    usable = ~np.isnan(sample)
+    if among is not None:
+        usable &= among[positions]
+    sample = np.sort(sample[usable])
+    place, margin = sample.size * (1 - fraction), 3 * math.sqrt(sample.size) + 1
+    low, high = math.floor(place - margin), math.ceil(place + margin)
+    return (
+        sample[low] if low >= 0 else values.dtype.type(-math.inf),
+        sample[high] if high < sample.size else values.dtype.type(math.inf),
+    )
+
+
+@functools.cache
+def _spread_points() -> np.ndarray:
+    # Multiples of the golden ratio: evenly spread, and in step with no layout of rows.
+    return np.arange(1, _SMALL // 4 + 1) * ((math.sqrt(5) - 1) / 2) % 1.0
 
 
 def _select_rows(
