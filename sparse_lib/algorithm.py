@@ -36,7 +36,7 @@ from sparse_lib.parameters import (
     unwrap,
     warn,
 )
-from sparse_lib.shapers import ScoreShaper
+from sparse_lib.shapers import ScoreShaper, make_score_shaper
 
 if TYPE_CHECKING:
     from sparse_lib.flops import ModelFlops
@@ -68,7 +68,9 @@ class SparsityAlgorithm(ABC):
         seed: Seed of every random choice; None derives it from ``torch.initial_seed()``.
         distribution: How the sparsity is spread over tensors (``"uniform"``, ``"er"``, ``"erk"``,
             ...); None means uniform. See :mod:`sparse_lib.distributions`.
-        score_shaper: Which weights of a tensor compete; None means all.
+        score_shaper: Which weights of a tensor compete; None means all. What
+            :func:`sparse_lib.shapers.make_score_shaper` takes, such as ``"2:4"``.
+        schedule: Another name of ``sparsity``, as configs have it.
         compat: ``"cstorch-2.10"`` for that library's truncated counts and its dense start when
             the update schedule starts late; None for exact counts.
 
@@ -99,9 +101,14 @@ class SparsityAlgorithm(ABC):
         *,
         seed: int | None = None,
         distribution: str | Mapping | Callable | None = None,
-        score_shaper: ScoreShaper | None = None,
+        score_shaper: str | Mapping | ScoreShaper | None = None,
+        schedule: Any = None,
         compat: str | None = None,
     ) -> None:
+        if schedule is not None:
+            if sparsity is not None:
+                raise ValueError("give sparsity or schedule, not both")
+            sparsity = schedule
         if sparsity is None and self.needs_sparsity and init_method != "from_zeros":
             raise ValueError(f"{type(self).__name__} needs a sparsity, a number in [0, 1]")
         if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
@@ -109,7 +116,7 @@ class SparsityAlgorithm(ABC):
         self.compat = check_compat(compat)
         self.init_method = init_method
         self.seed = seed
-        self.score_shaper = score_shaper
+        self.score_shaper = make_score_shaper(score_shaper)
         self._init = make_init_method(init_method, compat=compat)
         self._distribution = distribution
         self._levels = Levels(0.0 if sparsity is None else sparsity, distribution, compat=compat)

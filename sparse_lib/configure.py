@@ -195,6 +195,8 @@ def make_algorithm(config: Mapping[str, Any]) -> SparsityAlgorithm:
             raise ValueError("schedule is no key of type 'sideband'")
     else:
         _convert_schedules(arguments, config)
+        if "tiebreak" in arguments:
+            arguments["tie_breaker"] = _tie_breaker(arguments.pop("tiebreak"))
     cls = _find(name)
     _check_keys(cls, arguments)
     try:
@@ -243,6 +245,12 @@ def _convert_schedules(arguments: dict[str, Any], config: Mapping[str, Any]) -> 
             arguments["update"] = {"freq": 1000, **schedule}  # its default in 2.0 and 2.1
     else:
         raise ValueError("give sparsity or schedule, not both")
+
+
+def _tie_breaker(spec: Any) -> Any:
+    """2.0 and 2.1 wrote ``{"type": "random", "eps": 1e-6}``; exact ties need no ``eps``."""
+    name = spec.get("type") if isinstance(spec, Mapping) else spec
+    return "first" if name in (None, "none") else name
 
 
 def _split(pairs: Any) -> tuple[list[Any], list[Any]]:

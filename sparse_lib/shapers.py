@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from sparse_lib.checks import build, check_integer, closest
 from sparse_lib.counts import num_nonzero
 
 Undo = Callable[[Tensor], Tensor]
@@ -49,9 +52,7 @@ class _GroupShaper(ScoreShaper):
     dim = 0
 
     def __init__(self, num_groups: int) -> None:
-        if isinstance(num_groups, bool) or int(num_groups) != num_groups or num_groups < 1:
-            raise ValueError(f"num_groups must be a positive integer, not {num_groups!r}")
-        self.num_groups = int(num_groups)
+        self.num_groups = check_integer(num_groups, "num_groups", 1)
 
     def __call__(self, tensor: Tensor) -> tuple[Tensor, Undo]:
         if tensor.dim() <= self.dim:
@@ -102,9 +103,10 @@ class NMScoreShaper(ScoreShaper):
     """
 
     def __init__(self, n: int = 2, m: int = 4, *, dim: int = 1) -> None:
-        if not 1 <= n <= m:
+        self.n, self.m = check_integer(n, "n", 1), check_integer(m, "m", 1)
+        self.dim = check_integer(dim, "dim", 0)
+        if n > m:
             raise ValueError(f"NMScoreShaper needs 1 <= n <= m, not n={n!r}, m={m!r}")
-        self.n, self.m, self.dim = int(n), int(m), int(dim)
 
     def __call__(self, tensor: Tensor) -> tuple[Tensor, Undo]:
         if tensor.dim() <= self.dim or tensor.shape[self.dim] % self.m:
@@ -138,12 +140,12 @@ class BlockScoreShaper(ScoreShaper):
     """
 
     def __init__(self, block: int | Sequence[int] = (4, 4), *, pooling: str = "avg") -> None:
-        sizes = (block, block) if isinstance(block, int) else tuple(block)
-        if len(sizes) != 2 or any(int(size) != size or size < 1 for size in sizes):
+        sizes = tuple(block) if isinstance(block, (list, tuple)) else (block, block)
+        if len(sizes) != 2:
             raise ValueError(f"block must be one or two positive integers, not {block!r}")
         if pooling not in ("avg", "max"):
             raise ValueError(f"pooling must be 'avg' or 'max', not {pooling!r}")
-        self.block = (int(sizes[0]), int(sizes[1]))
+        self.block = (check_integer(sizes[0], "block", 1), check_integer(sizes[1], "block", 1))
         self.pooling = pooling
 
     def __call__(self, tensor: Tensor) -> tuple[Tensor, Undo]:
@@ -176,6 +178,44 @@ class BlockScoreShaper(ScoreShaper):
 
     def __repr__(self) -> str:
         return f"BlockScoreShaper(block={self.block}, pooling={self.pooling!r})"
+
+
+SHAPERS: dict[str, type[ScoreShaper]] = {
+    "flat": ScoreFlattener,
+    "output_groups": OutputGroupScoreShaper,
+    "input_groups": InputGroupScoreShaper,
+    "n:m": NMScoreShaper,
+    "block": BlockScoreShaper,
+}
+
+
+def make_score_shaper(spec: Any, *, key: str = "score_shaper") -> ScoreShaper | None:
+    """A score shaper from what a config may hold.
+
+    Args:
+        spec: None; a name of ``SHAPERS`` or ``"N:M"`` with two numbers; a dict with ``type``, one
+            of these names, and the arguments of that class; a shaper, returned as it is.
+        key: Name of the setting, for messages.
+
+    Raises:
+        TypeError: If ``spec`` is none of these.
+        ValueError: If the name or an argument is not allowed.
+
+    >>> make_score_shaper("2:4"), make_score_shaper({"type": "block", "block": [4, 1]})
+    (NMScoreShaper(n=2, m=4, dim=1), BlockScoreShaper(block=(4, 1), pooling='avg'))
+    """
+    if spec is None or isinstance(spec, ScoreShaper):
+        return spec
+    if not isinstance(spec, (str, Mapping)):
+        raise TypeError(f"{key} must be a name, a dict with 'type' or a ScoreShaper, not {spec!r}")
+    arguments: dict[str, Any] = {"type": spec} if isinstance(spec, str) else dict(spec)
+    name = str(arguments.pop("type", None)).lower()
+    n_m = re.fullmatch(r"(\d+):(\d+)", name)
+    if n_m:
+        name, arguments = "n:m", {"n": int(n_m[1]), "m": int(n_m[2]), **arguments}
+    if name not in SHAPERS:
+        raise ValueError(f"{key} {name!r} is unknown; {closest(name, SHAPERS)}")
+    return build(SHAPERS[name], arguments, key)
 
 
 class ScoreTieBreaker(ABC):

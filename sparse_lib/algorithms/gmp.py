@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -15,15 +16,42 @@ class GMP(DynamicSparsityAlgorithm):
 
     At each update step the mask becomes the largest weights at the scheduled sparsity. Since
     masked weights are zero, a rising schedule only removes weights; a falling one brings back
-    positions in order of index. Arguments: see :class:`DynamicSparsityAlgorithm`; ``sparsity`` is
-    meant to be a schedule, such as the paper's ``cubic``.
+    positions in order of index.
+
+    Args:
+        sparsity: See :class:`SparsityAlgorithm`; meant to be a schedule, such as the paper's
+            ``cubic``.
+        update: See :class:`DynamicSparsityAlgorithm`.
+        init_method: See :class:`SparsityAlgorithm`.
+        tie_breaker: Which of equal magnitudes stays: ``"first"`` (the lower index) or
+            ``"random"`` (from the parameter's own generator).
+        **kwargs: See :class:`DynamicSparsityAlgorithm`.
     """
 
     needs_sparsity: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        sparsity: Any = None,
+        update: Any = None,
+        init_method: str | Callable = "random",
+        *,
+        tie_breaker: str = "first",
+        **kwargs: Any,
+    ) -> None:
+        if tie_breaker not in ("first", "random"):
+            raise ValueError(f"tie_breaker must be 'first' or 'random', not {tie_breaker!r}")
+        self.tie_breaker = tie_breaker
+        super().__init__(sparsity, update, init_method, **kwargs)
 
     def update_mask(self, p: Tensor, mask: Tensor, sparsity: float) -> Tensor:
         """The largest magnitudes; among zeros, present weights first."""
         score = p.abs().masked_fill(~mask, -1)
         return make_mask_topk_sparsity(
-            score, sparsity, score_shaper=self.score_shaper, compat=self.compat
+            score,
+            sparsity,
+            score_shaper=self.score_shaper,
+            tie_breaker=self.tie_breaker,
+            generator=self.generator(p) if self.tie_breaker == "random" else None,
+            compat=self.compat,
         )

@@ -109,6 +109,7 @@ VALUES = {
     "compat": st.one_of(st.just("cstorch-2.10"), wild_scalars),
     "balance_in_groups": wild_scalars,
     "balance_out_groups": wild_scalars,
+    "score_shaper": st.one_of(st.sampled_from(["2:4", "block", "n:m", "0:1"]), json_values),
     "grown_init": st.one_of(st.sampled_from(["zeros", "normal", "gradient"]), wild_scalars),
 }
 
