@@ -1,0 +1,171 @@
+"""Two invariants over every algorithm and every torch optimizer, under whatever a user may do.
+
+1. After every step, weights and optimizer states are exactly zero where the mask is zero.
+2. A NaN or an infinity at a masked position never reaches the optimizer.
+"""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from tests.sparse_lib.algorithm_cases import ALGORITHMS, SCHEDULES, make, make_model
+
+OPTIMIZERS = {
+    "SGD": {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1},
+    "Adam": {"amsgrad": True, "weight_decay": 0.1},
+    "AdamW": {"weight_decay": 0.1},
+    "Adagrad": {"initial_accumulator_value": 0.1},
+    "RMSprop": {"momentum": 0.9, "centered": True},
+    "Adadelta": {},
+    "NAdam": {},
+    "RAdam": {},
+    "Adamax": {},
+    "Rprop": {},
+    "ASGD": {},
+    "Adafactor": {},
+    "LBFGS": {"max_iter": 3, "history_size": 4, "line_search_fn": "strong_wolfe"},
+}
+PATHS = {"single": {"foreach": False}, "foreach": {"foreach": True}, "fused": {"fused": True}}
+FUSED = ("SGD", "Adam", "AdamW", "Adagrad")
+
+
+def paths(optimizer):
+    if optimizer == "LBFGS":
+        return {"own": {}}
+    return {k: v for k, v in PATHS.items() if k != "fused" or optimizer in FUSED}
+
+
+COMBINATIONS = [(name, path) for name in OPTIMIZERS for path in paths(name)]
+
+
+def build(algorithm, optimizer, path, model=None):
+    model = make_model() if model is None else model
+    algorithm.apply(model)
+    options = OPTIMIZERS[optimizer] | paths(optimizer)[path]
+    optim = getattr(torch.optim, optimizer)(model.parameters(), lr=0.01, **options)
+    algorithm.apply(optim)
+    return model, optim
+
+
+def check(algorithm, optim):
+    for name, sparse in algorithm.sparse_params.items():
+        off = ~sparse.mask
+        assert not sparse.param.detach()[off].any(), name
+        assert sparse.param.isfinite().all(), name
+        for key, state in optim.state[sparse.param].items():
+            if isinstance(state, torch.Tensor) and state.shape == sparse.param.shape:
+                assert not state[off].any(), (name, key)
+                assert state.isfinite().all(), (name, key)
+
+
+def spoil(algorithm, where, value):
+    for sparse in algorithm.sparse_params.values():
+        if where == "gradient":
+            sparse.param.grad[~sparse.mask] = value
+        elif where == "weight":
+            sparse.param.data[~sparse.mask] = value
+
+
+@pytest.mark.parametrize(("optimizer", "path"), COMBINATIONS)
+@settings(max_examples=6, deadline=None, derandomize=True)
+@given(
+    name=st.sampled_from(ALGORITHMS),
+    schedule=st.sampled_from(sorted(SCHEDULES)),
+    seed=st.integers(0, 99),
+    events=st.lists(
+        st.tuples(
+            st.sampled_from(["nothing", "gradient", "weight", "no gradient"]),
+            st.sampled_from([float("nan"), float("inf"), -float("inf"), 1e38]),
+            st.booleans(),
+        ),
+        min_size=4,
+        max_size=6,
+    ),
+)
+def test_invariants(optimizer, path, name, schedule, seed, events):
+    algorithm = make(name, SCHEDULES[schedule], seed=seed)
+    model, optim = build(algorithm, optimizer, path)
+    check(algorithm, optim)
+    for step, (event, value, set_to_none) in enumerate(events):
+        data = torch.randn(8, 12, generator=torch.Generator().manual_seed(seed + step))
+
+        def closure(data=data, set_to_none=set_to_none):
+            optim.zero_grad(set_to_none=set_to_none)
+            loss = model(data).pow(2).sum(1).sub(1).pow(2).mean()
+            loss.backward()
+            return loss
+
+        if optimizer == "LBFGS":
+            optim.step(closure)
+        else:
+            closure()
+            if event == "no gradient":
+                optim.zero_grad(set_to_none=set_to_none)
+            elif event != "weight" or optimizer != "Adafactor":  # it scales by a weight's norm
+                spoil(algorithm, event, value)
+            optim.step()
+        check(algorithm, optim)
+    assert algorithm.step == len(events)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_nan_from_the_backward_pass_stops_at_the_mask(name):
+    algorithm = make(name)
+    model, optim = build(algorithm, "AdamW", "foreach")
+    seen = []
+
+    class Spoiled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, weight, off):
+            ctx.off = off
+            return weight.clone()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return gradient.masked_fill(ctx.off, float("nan")), None
+
+    optim.register_step_pre_hook(
+        lambda *_: seen.extend(p.grad.clone() for p in model.parameters() if p.grad is not None)
+    )
+    for _ in range(4):
+        optim.zero_grad()
+        hidden = nn.functional.linear(
+            torch.ones(2, 12), Spoiled.apply(model[0].weight, ~model[0].weight_mask)
+        )
+        model[2](hidden.tanh()).pow(2).sum().backward()
+        optim.step()
+        check(algorithm, optim)
+    assert len(seen) == 8 and all(gradient.isfinite().all() for gradient in seen)
+
+
+def test_lbfgs_forgets_its_curvature_when_masks_change_and_only_then():
+    algorithm = make("set", update={"steps": [3]})
+    model, optim = build(algorithm, "LBFGS", "own")
+
+    def closure():
+        optim.zero_grad()
+        loss = model(torch.ones(2, 12)).sub(1).pow(2).sum()
+        loss.backward()
+        return loss
+
+    first = next(model.parameters())
+    iterations = []
+    for _ in range(4):
+        optim.step(closure)
+        iterations.append(optim.state[first].get("n_iter", 0) if first in optim.state else 0)
+    assert iterations[1] > iterations[0] > 0 and iterations[2] == 0 and iterations[3] > 0
+
+
+def test_muon_orthogonalises_and_stays_masked():
+    model = nn.Sequential(nn.Linear(12, 16, bias=False), nn.Tanh(), nn.Linear(16, 6, bias=False))
+    algorithm = make("rigl")
+    algorithm.apply(model)
+    optim = torch.optim.Muon(model.parameters(), lr=0.01)
+    algorithm.apply(optim)
+    for step in range(5):
+        optim.zero_grad()
+        model(torch.randn(4, 12)).pow(2).sum().backward()
+        optim.step()
+        check(algorithm, optim)
