@@ -164,7 +164,7 @@ def test_muon_orthogonalises_and_stays_masked():
     algorithm.apply(model)
     optim = torch.optim.Muon(model.parameters(), lr=0.01)
     algorithm.apply(optim)
-    for step in range(5):
+    for _ in range(5):
         optim.zero_grad()
         model(torch.randn(4, 12)).pow(2).sum().backward()
         optim.step()
