@@ -26,7 +26,18 @@ _WEIGHT_PRESERVING = frozenset(
 )
 _UNARY = frozenset(
     f"aten::{name}"
-    for name in ("gelu", "relu", "silu", "tanh", "pow", "_softmax", "_safe_softmax", "tril", "neg")
+    for name in (
+        "gelu",
+        "relu",
+        "hardtanh",
+        "silu",
+        "tanh",
+        "pow",
+        "_softmax",
+        "_safe_softmax",
+        "tril",
+        "neg",
+    )
 )
 _BINARY = frozenset({"aten::add", "aten::mul", "aten::sub"})
 
@@ -185,7 +196,7 @@ def shape_only(name: str, args: tuple[Any, ...]) -> Any:
     if name == "aten::addmm":
         rows, columns = args[1].shape[0], args[2].shape[1]
         return torch.empty(rows, columns, dtype=args[1].dtype, device="meta")
-    if name == "aten::native_layer_norm":
+    if name in ("aten::native_layer_norm", "aten::native_batch_norm"):
         return to_meta(args[0]), args[0], args[0]
     if name in _UNARY and args[0].is_floating_point():
         return to_meta(args[0])
