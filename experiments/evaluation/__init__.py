@@ -8,17 +8,16 @@ in a process of its own, never in the training process, and never asks the netwo
 from __future__ import annotations
 
 import ast
-import hashlib
 import importlib.metadata
-import json
 import os
 import tempfile
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from experiments.evaluation.files import hash_files, read_json, run_of, weights_hash, write_json
 from experiments.evaluation.suite import Suite, TaskEntry, digest, load_suite
 
 if TYPE_CHECKING:
@@ -64,12 +63,12 @@ def evaluate(
     model_dir, data_dir, out = Path(model_dir), Path(data_dir), Path(out)
     out = out if out.suffix == ".json" else out / "eval.json"
     job = _Job(model_dir, data_dir, load_suite(suite), None if mirror is None else Path(mirror))
-    previous = _read(out)
+    previous = read_json(out)
     if previous.get("inputs_hash") == job.inputs_hash(previous.get("datasets", {})):
         return previous
 
     store = (cache or out.parent) / f"scores-{job.weights_hash[:16]}.json"
-    known = _read(store)
+    known = read_json(store)
     units: dict[str, Any] = {}
     scores: list[dict[str, Any]] = []
     for name, key, entry in job.units:
@@ -78,11 +77,11 @@ def evaluate(
             began = time.perf_counter()
             rows = job.run(name, entry, scorer)
             known[key] = {"wall_s": round(time.perf_counter() - began, 3), "scores": rows}
-            _write(store, known)
+            write_json(store, known)
         units[name] = {"key": key, "wall_s": known[key]["wall_s"]}
         scores += known[key]["scores"]
     result = {
-        "run": model_dir.resolve().parent.name if model_dir.name == "model" else model_dir.name,
+        "run": run_of(model_dir),
         "weights_hash": job.weights_hash,
         "suite": job.suite.name,
         "suite_hash": job.suite.hash,
@@ -93,33 +92,8 @@ def evaluate(
         "scores": scores + job.group_scores(scores),
         "wall_s": round(sum(unit["wall_s"] for unit in units.values()), 3),
     }
-    _write(out, result)
+    write_json(out, result)
     return result
-
-
-def weights_hash(model_dir: Path) -> str:
-    """SHA-256 over a model folder's weights, config and tokenizer.
-
-    Raises:
-        ValueError: if the folder holds no config.json or no weights.
-    """
-    weights = [*model_dir.glob("*.safetensors"), *model_dir.glob("*.bin")]
-    if not weights or not (model_dir / "config.json").is_file():
-        raise ValueError(f"{model_dir} holds no config.json with weights; export the model there")
-    others = [model_dir / name for name in ("config.json", "tokenizer.json")]
-    return hash_files(model_dir, [*weights, *others])
-
-
-def hash_files(root: Path, paths: Iterable[Path]) -> str:
-    """SHA-256 over names and contents of the files that exist."""
-    contents = {}
-    for path in paths:
-        if path.is_file():
-            with path.open("rb") as file:
-                contents[path.relative_to(root).as_posix()] = hashlib.file_digest(
-                    file, "sha256"
-                ).hexdigest()
-    return digest(contents)
 
 
 class _Job:
@@ -132,7 +106,7 @@ class _Job:
         self.mirror = mirror
         self.weights_hash = weights_hash(model_dir)
         self.files_hash = hash_files(data_dir, _data_files(data_dir))
-        meta = _read(data_dir / "meta.json")
+        meta = read_json(data_dir / "meta.json")
         self.data_hash = meta.get("hash", self.files_hash)
         self.entries = [entry for entry in suite.tasks if entry.applies(data_dir)]
 
@@ -276,20 +250,3 @@ def _quiet_and_offline() -> None:
     os.environ.setdefault("TQDM_DISABLE", "1")
     os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("DISABLE_MULTIPROC", "1")
-
-
-def _read(path: Path) -> dict[str, Any]:
-    """A JSON file's content; nothing if it is missing or was cut short."""
-    try:
-        content = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
-
-
-def _write(path: Path, content: Mapping[str, Any]) -> None:
-    """Replace a file as a whole."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(json.dumps(content, indent=1) + "\n")
-    os.replace(temporary, path)

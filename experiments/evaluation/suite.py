@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, ValidationError
@@ -53,17 +53,12 @@ class TaskEntry(Strict):
         return self.enabled and needed and not replaced
 
 
-class Suite(Strict):
-    """What is scored, and the batch size and number format that every score records."""
+class Common(Strict):
+    """What every suite has: the batch size and number format that every score records."""
 
     name: str
     batch_size: PositiveInt = 32
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    bootstrap_iters: PositiveInt = Field(
-        default=1000, description="resamples for the standard errors that have no closed form"
-    )
-    perplexity: Perplexity | None = Perplexity()
-    tasks: tuple[TaskEntry, ...] = ()
 
     @property
     def hash(self) -> str:
@@ -71,13 +66,30 @@ class Suite(Strict):
         return digest(self.model_dump(mode="json"))
 
 
+class Suite(Common):
+    """What is scored of a language model."""
+
+    bootstrap_iters: PositiveInt = Field(
+        default=1000, description="resamples for the standard errors that have no closed form"
+    )
+    perplexity: Perplexity | None = Perplexity()
+    tasks: tuple[TaskEntry, ...] = ()
+
+
+Kind = TypeVar("Kind", bound=Common)
+
+
 def digest(value: Any) -> str:
     """SHA-256 of a JSON value, keys sorted."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
-def load_suite(name: str) -> Suite:
+def load_suite(name: str, kind: type[Kind] = Suite) -> Kind:  # type: ignore[assignment]
     """Read a suite by name, or by the path of a YAML file.
+
+    Args:
+        name: name or path.
+        kind: what the file must describe.
 
     Raises:
         ValueError: if there is no such suite, or a key or value in it is wrong.
@@ -88,7 +100,7 @@ def load_suite(name: str) -> Suite:
         raise ValueError(f"suite is {name!r}; it must be one of {known}, or the path of a YAML")
     content = yaml.safe_load(path.read_text()) or {}
     try:
-        return Suite(name=path.stem, **content)
+        return kind(name=path.stem, **content)
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])

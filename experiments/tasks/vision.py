@@ -11,7 +11,6 @@ Shape suffixes: B images, C channels, S pixels per side.
 from __future__ import annotations
 
 import hashlib
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -159,9 +158,8 @@ class Task(tasks.Task):
     def export(self, model: torch.nn.Module, folder: Path) -> None:
         """A folder that ``AutoModelForImageClassification`` loads.
 
-        Layers that a Sparse-IFT family other than Sparse-Wide put in place of others are unknown to
-        transformers: such a folder names no model type that it knows, so that nobody loads it
-        without them by accident; `experiments.evaluation.accuracy.load_classifier` puts them back.
+        Layers that Sparse-IFT put in place of others are unknown to transformers;
+        `experiments.evaluation.accuracy.load_classifier` puts them back.
         """
         from transformers.utils import logging
 
@@ -169,13 +167,6 @@ class Task(tasks.Task):
         buffers = {name for name, _ in model.named_buffers() if name.endswith("_mask")}
         weights = {k: v for k, v in model.state_dict().items() if k not in buffers}
         model.save_pretrained(folder, state_dict=weights)  # type: ignore[operator]
-        transform = self.spec.get("transform")
-        if transform is not None and transform["family"] != "wide":
-            path = folder / "config.json"
-            config = json.loads(path.read_text()) | {"sparse_ift": transform}
-            config["model_type"] = f"sparse_ift_{config['model_type']}"
-            config.pop("auto_map", None)
-            path.write_text(json.dumps(config, indent=2) + "\n")
 
 
 def augment(

@@ -275,7 +275,7 @@ def test_group_average_follows_the_groups_rule(suite):
 def test_all_suites_on_disk_load():
     from experiments.evaluation.suite import FOLDER, load_suite
 
-    names = {path.stem for path in FOLDER.glob("*.yaml")}
+    names = {path.stem for path in FOLDER.glob("*.yaml") if not path.stem.startswith("vision")}
     assert names >= {"smoke", "quick", "small", "leaderboard"}
     shots = {entry.task: entry.num_fewshot for entry in load_suite("leaderboard").tasks}
     assert shots == {
