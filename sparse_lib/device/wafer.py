@@ -6,8 +6,11 @@ A small analytic model, not a measurement, and everything it returns is labelled
   (``c`` fitted to the published CS-2 curve, :mod:`sparse_lib.device.spec`), else
   all of it. Nothing was published above 90% sparsity; beyond, ``extrapolated`` is set.
 - The dense time is FLOPs over peak times an efficiency that you choose; 1 gives a lower bound.
-- A layer can't be faster than its weights arrive: streamed in twice (forward, backward) and their
-  gradients once out on a wafer, read from memory on other devices. The two overlap.
+- A layer can't be faster than its weights arrive. A wafer streams them in twice (forward and
+  backward) while gradients stream out; other devices read and write them in their memory. Both
+  overlap with the computation.
+- A system that can't keep the activations of its share of the batch takes it in micro-batches, as
+  few as fit, and needs the weights for each.
 - Several systems split the batch (data parallel) and each sees all weights. Wafers' gradients are
   reduced on their way out; other devices exchange theirs around a ring, ``2 (n - 1) / n`` of them
   over each link, while the layer computes.
@@ -73,9 +76,12 @@ class Simulation:
         layers: Seconds by layer.
         weight_csr_bytes: All weights once: sparse ones as CSR, dense ones plain.
         weight_dense_bytes: All weights once, without sparsity.
-        activation_bytes: Inputs of the layers that one system keeps for its backward pass.
-        fits: Whether one system holds what must stay on it: the activations where weights are
-            streamed, else weights and optimizer state (dense, mixed-precision Adam) too.
+        activation_bytes: Inputs of the layers that one system keeps for the backward pass of a
+            micro-batch.
+        num_micro_batches: Parts in which one system takes its share of the batch.
+        fits: Whether one system holds what must stay on it for a single sample: the activations
+            where weights are streamed, else weights and optimizer state (dense, mixed-precision
+            Adam) too.
         extrapolated: True if a weight is sparser than anything published.
     """
 
@@ -85,6 +91,7 @@ class Simulation:
     weight_csr_bytes: int
     weight_dense_bytes: int
     activation_bytes: int
+    num_micro_batches: int
     fits: bool
     extrapolated: bool
     label: str = "simulated"
@@ -135,6 +142,7 @@ class Simulation:
             "weight_dense_bytes": self.weight_dense_bytes,
             "weight_csr_bytes": self.weight_csr_bytes,
             "activation_bytes": self.activation_bytes,
+            "num_micro_batches": self.num_micro_batches,
             "fits": self.fits,
         }
 
@@ -200,28 +208,33 @@ def simulate(
     counted = flops or count(model, batch_size=batch_size, **sizes)
     levels = counted.uniform(sparsity) if isinstance(sparsity, int | float) else sparsity
     counted.forward(levels)  # rejects names and values that are wrong
-    described = {layer.weight_name: layer for layer in describe(model)}
-    rate = spec.peak_flops * efficiency * num_systems
-    layers = tuple(
-        _layer_time(
-            layer, described, spec, rate, num_systems, layer.sparsity(levels), dense_weight_grad
-        )
-        for layer in counted.layers
-    )
-    largest_share = -(-batch_size // num_systems) / batch_size
-    activations = sum(layer.num_kept for layer in counted.layers) * spec.weight_bytes
-    activations = round(activations * largest_share)
-    weights = weight_csr_bytes(model, levels, weight_bytes=spec.weight_bytes)
     num_weights = sum(parameter.numel() for parameter in model.parameters())
     resident = 0 if spec.streams_weights else num_weights * _STATE_BYTES_PER_WEIGHT
+    sample_bytes = sum(layer.num_kept for layer in counted.layers) * spec.weight_bytes / batch_size
+    share = -(-batch_size // num_systems)
+    num_fitting = int((spec.memory_bytes - resident) // sample_bytes) if sample_bytes else share
+    micro_batch = min(share, max(num_fitting, 1))
+    num_micro_batches = -(-share // micro_batch)
+    run = _Run(
+        spec=spec,
+        seconds_per_flop=share / batch_size / (spec.peak_flops * efficiency),
+        num_systems=num_systems,
+        num_micro_batches=num_micro_batches,
+        dense_weight_grad=dense_weight_grad,
+    )
+    described = {layer.weight_name: layer for layer in describe(model)}
+    layers = tuple(
+        _layer_time(layer, described, layer.sparsity(levels), run) for layer in counted.layers
+    )
     return Simulation(
         device=spec,
         num_systems=num_systems,
         layers=layers,
-        weight_csr_bytes=weights,
+        weight_csr_bytes=weight_csr_bytes(model, levels, weight_bytes=spec.weight_bytes),
         weight_dense_bytes=num_weights * spec.weight_bytes,
-        activation_bytes=activations,
-        fits=activations + resident <= spec.memory_bytes,
+        activation_bytes=round(sample_bytes * micro_batch),
+        num_micro_batches=num_micro_batches,
+        fits=num_fitting >= 1,
         extrapolated=spec.skips_zeros
         and any(layer.sparsity > MAX_PUBLISHED_SPARSITY for layer in layers),
     )
@@ -257,40 +270,49 @@ def _weight_bytes(shape: tuple[int, ...], sparsity: float, weight_bytes: int) ->
     return num_nonzero(sparsity, numel) * (weight_bytes + index_bytes) + 4 * (rows + 1)
 
 
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """What is the same for all layers of a step."""
+
+    spec: DeviceSpec
+    seconds_per_flop: float
+    num_systems: int
+    num_micro_batches: int
+    dense_weight_grad: bool
+
+
 def _layer_time(
-    layer: LayerFlops,
-    described: Mapping[str, LayerDescription],
-    spec: DeviceSpec,
-    rate: float,
-    num_systems: int,
-    sparsity: float,
-    dense_weight_grad: bool,
+    layer: LayerFlops, described: Mapping[str, LayerDescription], sparsity: float, run: _Run
 ) -> LayerTime:
     """Forward, input gradient and weight gradient of one layer, in seconds."""
+    spec = run.spec
     skipped = sparsity if spec.skips_zeros else 0.0
     share = relative_time(skipped, spec.sparse_overhead)
-    shares = 2 * share + (1.0 if dense_weight_grad or not layer.num_weights else share)
+    shares = 2 * share + (1.0 if run.dense_weight_grad or not layer.num_weights else share)
     executed = layer.dense_flops
     if skipped:
         executed = 2 * layer.num_positions * num_nonzero(skipped, layer.num_weights)
-    weight_grad = layer.dense_flops if dense_weight_grad else executed
+    weight_grad = layer.dense_flops if run.dense_weight_grad else executed
     transfer_s = exchange_s = 0.0
     if layer.weight_name is not None:
         shape = described[layer.weight_name].weight_shape
-        value_bytes = _weight_bytes(shape, skipped, spec.weight_bytes)
-        gradient_bytes = layer.num_weights * spec.weight_bytes
-        if not dense_weight_grad and skipped:
-            gradient_bytes = num_nonzero(skipped, layer.num_weights) * spec.weight_bytes
-        bandwidth = spec.stream_bandwidth if spec.streams_weights else spec.memory_bandwidth
-        transfer_s = (2 * value_bytes + gradient_bytes) / bandwidth
-        if num_systems > 1 and not spec.streams_weights:
-            ring = 2 * (num_systems - 1) / num_systems
-            exchange_s = ring * gradient_bytes / spec.link_bandwidth
+        weights = 2 * _weight_bytes(shape, skipped, spec.weight_bytes)
+        gradients = layer.num_weights * spec.weight_bytes
+        if skipped and not run.dense_weight_grad:
+            gradients = num_nonzero(skipped, layer.num_weights) * spec.weight_bytes
+        if spec.streams_weights:
+            transfer_s = max(weights, gradients) / spec.stream_bandwidth
+        else:
+            transfer_s = (weights + gradients) / spec.memory_bandwidth
+        transfer_s *= run.num_micro_batches
+        if run.num_systems > 1 and not spec.streams_weights:
+            ring = 2 * (run.num_systems - 1) / run.num_systems
+            exchange_s = ring * gradients / spec.link_bandwidth
     return LayerTime(
         name=layer.name,
         operation=layer.operation,
         sparsity=sparsity,
-        compute_s=layer.dense_flops * shares / rate,
+        compute_s=layer.dense_flops * shares * run.seconds_per_flop,
         transfer_s=transfer_s,
         exchange_s=exchange_s,
         flops=2 * executed + weight_grad,
