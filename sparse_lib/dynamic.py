@@ -19,6 +19,7 @@ from sparse_lib.algorithm import (
     states_like,
 )
 from sparse_lib.checks import check_bool, check_finite
+from sparse_lib.counts import num_nonzero, num_true
 from sparse_lib.masks import (
     make_mask_drop_minimum,
     make_mask_grow_maximum,
@@ -128,12 +129,12 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
             if name not in self._without_gradient
         }
         self._updating = True
+        driven = self._optimizer() if self._optimizer is not None else None
         try:
-            masks = self.new_masks(active, targets)
+            for name, mask in self.new_masks(active, targets):
+                self._set_mask(name, mask, targets[name], optimizer or driven)
         finally:
             self._updating = False
-        driven = self._optimizer() if self._optimizer is not None else None
-        self._set_masks(masks, targets, optimizer or driven)
         if driven is not None:
             self._mask_states(driven)
             forget_curvature(driven)
@@ -141,29 +142,29 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
 
     def new_masks(
         self, params: Mapping[str, SparseParameter], targets: Mapping[str, float]
-    ) -> dict[str, Tensor]:
-        """New masks by full name; override this to decide over all tensors together."""
-        return {
-            name: self.update_mask(sparse.param, sparse.mask, targets[name])
-            for name, sparse in params.items()
-        }
+    ) -> Iterable[tuple[str, Tensor]]:
+        """Full names and new masks; override this to decide over all tensors together.
 
-    def _set_masks(
-        self,
-        masks: Mapping[str, Tensor],
-        targets: Mapping[str, float],
-        optimizer: Optimizer | None,
-    ) -> None:
-        for name, new in masks.items():
-            sparse = self.sparse_params[name]
-            grown = new.to(sparse.mask.device) & ~sparse.mask
-            sparse.target = targets[name]
+        Each mask is put in place before the next one is asked for, so that a whole model's are
+        never held at once.
+        """
+        for name, sparse in params.items():
+            yield name, self.update_mask(sparse.param, sparse.mask, targets[name])
+
+    def _set_mask(self, name: str, new: Tensor, target: float, optimizer: Optimizer | None) -> None:
+        sparse = self.sparse_params[name]
+        sparse.target = target
+        resets = self.reset_momentum and optimizer is not None
+        if self.grown_init == "zeros" and not resets:
             sparse.mask = new
-            if self.grown_init != "zeros":
-                self._start_grown(sparse, grown)
-            if self.reset_momentum and optimizer is not None:
-                for state in states_like(optimizer, sparse.param, with_dense=True):
-                    state.masked_fill_(grown, 0)
+            return
+        grown = new.to(sparse.mask.device) & ~sparse.mask
+        sparse.mask = new
+        if self.grown_init != "zeros":
+            self._start_grown(sparse, grown)
+        if self.reset_momentum and optimizer is not None:
+            for state in states_like(optimizer, sparse.param, with_dense=True):
+                state.masked_fill_(grown, 0)
 
     def _start_grown(self, sparse: SparseParameter, grown: Tensor) -> None:
         weight = sparse.param
@@ -376,12 +377,14 @@ class DropAndGrow(DynamicSparsityAlgorithm):
         """Drop by magnitude, then grow by :meth:`grow_score`."""
         options: dict[str, Any] = {"score_shaper": self.score_shaper, "compat": self.compat}
         magnitude = p.abs()
-        kept, _ = make_mask_drop_minimum(magnitude, mask, self.drop_fraction, **options)
-        if self.compat is None:
-            kept &= make_mask_topk_sparsity(
-                magnitude.masked_fill(~kept, -1), sparsity, score_shaper=self.score_shaper
-            )
-        return make_mask_grow_maximum(self.grow_score(p), kept, sparsity, **options)
+        kept, count = make_mask_drop_minimum(magnitude, mask, self.drop_fraction, **options)
+        may_exceed = self.score_shaper is not None or count > num_nonzero(sparsity, p.numel())
+        if self.compat is None and may_exceed:
+            magnitude = torch.where(kept, magnitude, -1)
+            kept &= make_mask_topk_sparsity(magnitude, sparsity, score_shaper=self.score_shaper)
+            count = num_true(kept)
+        del magnitude
+        return make_mask_grow_maximum(self.grow_score(p), kept, sparsity, count, **options)
 
     def _advance_schedules(self, due: bool) -> None:
         super()._advance_schedules(due)

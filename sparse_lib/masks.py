@@ -42,6 +42,7 @@ __all__ = [
     "ScoreShaper",
     "ScoreTieBreaker",
     "check_compat",
+    "add_best",
     "check_fraction",
     "generator",
     "make_mask_drop_minimum",
@@ -219,6 +220,23 @@ def make_mask_grow_maximum(
 
 
 @torch.no_grad()
+def add_best(score: Tensor, mask: Tensor, count: int) -> Tensor:
+    """Add the ``count`` highest scores among the absent weights of a mask.
+
+    Args:
+        score: Scores of any shape. NaN never grows.
+        mask: Boolean mask, shape of ``score``; all of it stays.
+        count: How many to add, at least 0. Of equal scores the lower index comes first.
+
+    Returns:
+        Boolean mask, a superset of ``mask``.
+    """
+    absent = mask.logical_not().reshape(-1)
+    grown = _select_flat(_comparable(score).reshape(-1), absent, count, FirstTieBreaker())
+    return grown.view_as(mask).logical_or_(mask)
+
+
+@torch.no_grad()
 def make_masks_global_topk(
     scores: Mapping[str, Tensor], sparsity: float, *, compat: str | None = None
 ) -> dict[str, Tensor]:
@@ -302,12 +320,12 @@ def _select_flat(
         return numbers if among is None else numbers.logical_and_(among)
     if values.device.type == "cpu":
         inside = None if among is None else among.numpy()
-        threshold = _kth_largest(values.numpy(), inside, keep, num_candidates)
+        threshold = float(_kth_largest(values.numpy(), inside, keep, num_candidates))
         chosen = torch.from_numpy(values.numpy() >= threshold)  # three times faster than torch's
     else:
         pool = values if among is None else values[among]
         pool = pool.nan_to_num(nan=-math.inf, posinf=math.inf, neginf=-math.inf)
-        threshold = pool.kthvalue(num_candidates - keep + 1).values
+        threshold = float(pool.kthvalue(num_candidates - keep + 1).values)
         chosen = values >= threshold
     if among is not None:
         chosen.logical_and_(among)

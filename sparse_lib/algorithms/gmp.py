@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from sparse_lib.dynamic import DynamicSparsityAlgorithm
@@ -46,7 +47,7 @@ class GMP(DynamicSparsityAlgorithm):
 
     def update_mask(self, p: Tensor, mask: Tensor, sparsity: float) -> Tensor:
         """The largest magnitudes; among zeros, present weights first."""
-        score = p.abs().masked_fill(~mask, -1)
+        score = torch.where(mask, p.abs(), -1)
         return make_mask_topk_sparsity(
             score,
             sparsity,

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from sparse_lib.algorithms.rigl import RigL
-from sparse_lib.masks import (
-    make_mask_drop_minimum,
-    make_masks_global_topk,
-)
+from sparse_lib.counts import num_true
+from sparse_lib.masks import add_best, make_mask_drop_minimum, make_masks_global_topk
 from sparse_lib.parameters import SparseParameter
 
 PRUNING = ("tensor", "global")
@@ -50,26 +48,17 @@ class GraNet(RigL):
 
     def new_masks(
         self, params: Mapping[str, SparseParameter], targets: Mapping[str, float]
-    ) -> dict[str, Tensor]:
+    ) -> Iterable[tuple[str, Tensor]]:
         """As RigL, or over all tensors."""
         if self.pruning == "tensor" or not params:
             return super().new_masks(params, targets)
         total = sum(sparse.param.numel() for sparse in params.values())
         zeros = sum(targets[name] * sparse.param.numel() for name, sparse in params.items())
-        scores = {n: s.param.abs().masked_fill(~s.mask, -1) for n, s in params.items()}
+        scores = {n: torch.where(s.mask, s.param.abs(), -1) for n, s in params.items()}
         pruned = make_masks_global_topk(scores, round(zeros / total, 12), compat=self.compat)
         masks = {}
         for name, sparse in params.items():
-            kept, _ = make_mask_drop_minimum(scores[name], pruned[name], self.drop_fraction)
-            num_grown = int(pruned[name].count_nonzero()) - int(kept.count_nonzero())
-            masks[name] = _grow(self.grow_score(sparse.param), kept, num_grown)
-        return masks
-
-
-def _grow(score: Tensor, mask: Tensor, count: int) -> Tensor:
-    """Add the ``count`` best absent positions."""
-    score = score.nan_to_num(nan=-1.0).masked_fill(mask, -2).flatten()
-    grown = torch.zeros_like(mask).flatten()
-    best = score.sort(descending=True, stable=True).indices[:count]
-    grown[best] = True
-    return mask | (grown & (score >= 0)).view_as(mask)
+            kept, count = make_mask_drop_minimum(scores[name], pruned[name], self.drop_fraction)
+            num_grown = num_true(pruned[name]) - count
+            masks[name] = add_best(self.grow_score(sparse.param), kept, num_grown)
+        return masks.items()
