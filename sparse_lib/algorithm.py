@@ -185,6 +185,11 @@ class SparsityAlgorithm(ABC):
         return False
 
     @property
+    def drives_optimizer(self) -> bool:
+        """True if an optimizer's steps enforce and update the masks."""
+        return self._optimizer is not None and self._optimizer() is not None
+
+    @property
     def num_sparse_params(self) -> int:
         """Number of sparse parameter tensors."""
         return len(self.sparse_params)
@@ -309,6 +314,7 @@ class SparsityAlgorithm(ABC):
         for name, sparse in self.sparse_params.items():
             check_parameter(name, sparse.param)  # it may have been replaced since
             sparse.guard.ensure()
+            sparse.prune()
         if not self.get_sparse_params(optimizer):
             raise ValueError("the optimizer holds none of the sparse parameters")
         self._optimizer = weakref.ref(optimizer)

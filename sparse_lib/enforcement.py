@@ -45,6 +45,7 @@ class MaskGuard:
         module.__dict__.setdefault(_GUARDS, {})[name] = self
         if _settle_loaded not in module._load_state_dict_post_hooks.values():
             module.register_load_state_dict_post_hook(_settle_loaded)
+            module.register_forward_pre_hook(_settle_alone)
         self._install(self.param)
 
     def _forget(self) -> None:
@@ -56,6 +57,7 @@ class MaskGuard:
         self._handle: Any = None
         self._hooked: Tensor | None = None
         self._hooked_contents = 0
+        self._settled: tuple[int, int] | None = None
 
     @property
     def param(self) -> nn.Parameter:
@@ -107,6 +109,7 @@ class MaskGuard:
         if self._handle is not None:
             self._handle.remove()
             self._handle = self._hooked = None
+        self._settled = None
         if not param.requires_grad:
             return
         ref = weakref.ref(self)  # a strong reference would tie parameter and module in a C++ cycle
@@ -161,6 +164,23 @@ class MaskGuard:
         """Let go of the gradient, so that ``zero_grad`` can free it."""
         self._clean_gradient = (None, -1)
 
+    def settle_alone(self) -> None:
+        """Mask the weight if nobody does it after optimizer steps and it may have changed.
+
+        So a copy, such as a moving average that gets weights and masks by assignment, computes
+        with masked weights.
+        """
+        driver = self.driver
+        if driver is not None and driver.drives_optimizer:
+            return
+        self.ensure()
+        param, mask = self.param, self.mask
+        if mask is None or param.is_inference() or mask.is_inference():
+            return
+        if self._settled != (param._version, mask._version):
+            self.select_weight()
+            self._settled = (param._version, mask._version)
+
     def select_weight(self) -> None:
         """Mask the weight in place."""
         self.select(self.param)
@@ -189,3 +209,11 @@ def _settle_loaded(module: nn.Module, _: Any) -> None:
     for guard in guards(module).values():
         guard.ensure()
         guard.select_weight()
+
+
+@torch.no_grad()
+def _settle_alone(module: nn.Module, _: Any) -> None:
+    """Before a forward pass; as a module-level function it survives copying and pickling."""
+    if not torch.compiler.is_compiling():
+        for guard in guards(module).values():
+            guard.settle_alone()
