@@ -508,6 +508,8 @@ class SparsityAlgorithm(ABC):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Restore :meth:`state_dict`; the masks come with the model's own state dict.
 
+        The state that cerebras-pytorch 2.2 and later save loads too.
+
         Raises:
             ValueError: If the state does not fit this algorithm.
         """
@@ -518,6 +520,9 @@ class SparsityAlgorithm(ABC):
         self.seed = state_dict.get("seed", self.seed)
         if isinstance(state_dict.get("sparsity"), list):
             self._levels.load_state_dict(state_dict["sparsity"])
+        elif isinstance(state_dict.get("sparsity"), Mapping):
+            for name, saved in state_dict["sparsity"].items():
+                self._levels[name].load_state_dict(dict(saved))
         for name, saved in state_dict.get("params", {}).items():
             sparse = self.sparse_params.get(name)
             if sparse is None:

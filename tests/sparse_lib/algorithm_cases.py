@@ -48,11 +48,30 @@ ALGORITHMS = [
     if is_builtin(name) or name in ("momentum", "byhand", "rolling")
 ]
 
+
+def by_thirds(step: int) -> float:
+    return 0.3 + 0.1 * (step // 3)
+
+
 SCHEDULES: dict[str, Any] = {
     "constant": 0.6,
     "linear": {"type": "linear", "init": 0.2, "slope": 0.05},
+    "exp": {"type": "exp", "init": 0.2, "final": 0.8, "gamma": -0.2},
+    "power": {"type": "power", "init": 0.8, "beta": 0.9},
+    "polynomial": {"type": "polynomial", "init": 0.2, "final": 0.8, "start": 1, "stop": 9},
+    "cubic": {
+        "type": "cubic",
+        "init_sparsity": 0.2,
+        "end_sparsity": 0.8,
+        "sparsity_start_step": 0,
+        "sparsity_end_step": 9,
+        "prune_every_k_steps": 2,
+    },
     "cosine": {"type": "cosine", "init": 0.4, "minimum": 0.8, "half_period": 10},
+    "periodic": {"type": "periodic", "values": [0.4, 0.6, 0.5], "period": 3},
     "list": [0.3, 0.5, 0.7],
+    "cycling": {"type": "cycling", "values": [0.3, 0.6]},
+    "function": by_thirds,
 }
 
 
