@@ -375,7 +375,7 @@ def _kth_largest(
         return _kth_largest(values[below], None, keep - num_from_low, num_below)
     inside ^= above
     num_inside = num_from_low - num_above
-    if num_inside > _SMALL:
+    if num_inside > values.size // 8:
         num_from_high = where(values >= high)[1]
         if keep <= num_from_high:
             return high
@@ -384,7 +384,8 @@ def _kth_largest(
             return low
         inside &= values < high
         num_above, num_inside = num_from_high, num_above_low - num_from_high
-    return _kth_largest(values[inside], None, keep - num_above, num_inside)
+    between = values[np.flatnonzero(inside)]  # of a few, faster than by mask
+    return _kth_largest(between, None, keep - num_above, num_inside)
 
 
 def _bracket(
@@ -397,7 +398,8 @@ def _bracket(
     if among is not None:
         usable &= among[positions]
     sample = np.sort(sample[usable])
-    place, margin = sample.size * (1 - fraction), 3 * math.sqrt(sample.size) + 1
+    place = sample.size * (1 - fraction)
+    margin = 3 * math.sqrt(place * fraction) + 2
     low, high = math.floor(place - margin), math.ceil(place + margin)
     return (
         sample[low] if low >= 0 else values.dtype.type(-math.inf),
