@@ -102,9 +102,10 @@ def replace_layers(
     Raises:
         ValueError: If a layer is not a Linear, a transformers ``Conv1D`` or a ``Conv2d``.
     """
+    chosen = transformable(model, layers)
     model = copy.deepcopy(model)
     names: list[str] = []
-    for layer in transformable(model, layers):
+    for layer in chosen:
         dense = model.get_submodule(layer.name)
         if layer.kind != "conv1d" and type(dense) not in (nn.Linear, nn.Conv2d):
             raise ValueError(

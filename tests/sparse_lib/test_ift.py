@@ -1,13 +1,106 @@
-"""Each size keeps the layer's multiply-adds (paper, section 3)."""
+"""Sparse-IFT against its identities, its rounding bounds and the published sizes."""
+
+import copy
 
 import pytest
-from hypothesis import given
+import torch
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MobileNetV2Config,
+    MobileNetV2ForImageClassification,
+    ResNetConfig,
+    ResNetForImageClassification,
+)
 
+import sparse_lib as sl
 from sparse_lib import ift
+from sparse_lib.ift import adapters
+from sparse_lib.ift.sizes import widen
+from sparse_lib.layers import describe
 
+LOCAL = ["parallel", "factorized", "doped"]
 sparsities = st.floats(0, 0.99)
 sizes = st.integers(1, 10_000)
+
+
+def gpt2():
+    return GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=24, n_head=3, vocab_size=32, n_positions=8))
+
+
+def llama():
+    return LlamaForCausalLM(
+        LlamaConfig(
+            num_hidden_layers=1,
+            hidden_size=32,
+            intermediate_size=88,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            vocab_size=32,
+            max_position_embeddings=8,
+        )
+    )
+
+
+def resnet(layer_type="basic", *, cifar=False):
+    model = ResNetForImageClassification(
+        ResNetConfig(
+            embedding_size=8,
+            hidden_sizes=[8, 16],
+            depths=[1, 2],
+            layer_type=layer_type,
+            num_labels=5,
+        )
+    )
+    if cifar:
+        model.resnet.embedder.embedder.convolution = nn.Conv2d(3, 8, 3, padding=1, bias=False)
+        model.resnet.embedder.pooler = nn.Identity()
+    return model
+
+
+def mobilenet():
+    return MobileNetV2ForImageClassification(
+        MobileNetV2Config(depth_multiplier=0.35, image_size=32, num_labels=5)
+    )
+
+
+def mlp():
+    return nn.Sequential(nn.Linear(40, 64), nn.ReLU(), nn.Linear(64, 24))
+
+
+MODELS = {
+    "gpt2": gpt2,
+    "llama": llama,
+    "resnet": resnet,
+    "bottleneck": lambda: resnet("bottleneck"),
+    "mlp": mlp,
+}
+SIZED = ("gpt2", "llama", "mlp")  # models whose input size is known without being told
+PAIRS = [(f, name) for f in ift.FAMILIES for name in MODELS if (f, name) != ("wide", "mlp")]
+
+
+def run(model):
+    """Logits of a model on a fixed input of its kind."""
+    generator = torch.Generator().manual_seed(0)
+    if isinstance(model, nn.Sequential):
+        return model(torch.randn(2, 40, generator=generator))
+    if "vocab_size" in model.config.to_dict():
+        return model(torch.randint(0, 32, (2, 8), generator=generator)).logits
+    return model(torch.randn(2, 3, 32, 32, generator=generator)).logits
+
+
+def transform(model, *args, **kwargs):
+    if isinstance(model, ResNetForImageClassification):
+        kwargs.setdefault("image_size", 32)
+    return ift.transform(model, *args, **kwargs)
+
+
+# Closed forms
 
 
 @given(sparsities, sizes, sizes)
@@ -22,18 +115,403 @@ def test_every_member_keeps_the_multiply_adds(s, m, n):
     assert m * n * (1 - s) + rank * (m + n) == pytest.approx(dense)
 
 
-def test_published_widths():
-    # The source rounds 1086.1 up to a legal width, 1092 = 12 heads of 91.
-    assert 768 * ift.wide_factor(0.5) == pytest.approx(1086.1, abs=0.1)
-    assert 768 * ift.wide_factor(0.75) == 1536
+@given(st.floats(0.01, 1e6), st.integers(1, 64))
+def test_rounding_is_to_the_nearest_multiple(size, multiple):
+    rounded = ift.round_size(size, multiple)
+    assert rounded % multiple == 0 and rounded >= multiple
+    assert abs(rounded - size) <= multiple / 2 + 1e-9 or rounded == multiple
 
 
-@pytest.mark.parametrize("sparsity", [-0.1, 1.0, 2])
+# Identities of whole layers, as counted on the transformed module
+
+
+def layer_ratio(layer, family, sparsity, **size):
+    _, _, report = ift.transform(layer, family, sparsity, **size)
+    (row,) = report.layers
+    return row.ratio
+
+
+def bound(family, m, n, s):
+    """Rounding bound of a layer's FLOPs, as the families' docstrings state it."""
+    mask = (m + n) / (m * n)  # rounding of the masks' counts to whole weights
+    if family == "parallel":
+        return (1 - s) / 2 + mask
+    if family == "factorized":
+        twice = 1 if ift.factorized_size(m, n, s) >= 1 else 2
+        return twice * (1 - s) * (m + n) / (2 * m * n) + mask
+    return (m + n) / (2 * m * n) + mask
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.sampled_from(LOCAL), st.integers(8, 300), st.integers(8, 300), st.floats(0.34, 0.97))
+def test_linear_layers_are_iso_flop_up_to_rounding(family, m, n, s):
+    layer = nn.Linear(m, n, device="meta")
+    assert abs(layer_ratio(layer, family, s) - 1) <= bound(family, m, n, s)
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    st.sampled_from(LOCAL),
+    st.integers(4, 80),
+    st.integers(4, 80),
+    st.sampled_from([1, 3]),
+    st.sampled_from([1, 2]),
+    st.floats(0.34, 0.97),
+)
+def test_convolutions_are_iso_flop_up_to_rounding(family, channels, n, kernel, stride, s):
+    with torch.device("meta"):
+        model = nn.Sequential(
+            nn.Conv2d(3, channels, 1),
+            nn.Conv2d(channels, n, kernel, stride, kernel // 2, bias=False),
+        )
+    _, _, report = ift.transform(model, family, s, image_size=9)
+    stem, row = report.layers
+    assert stem.ratio == 1 and stem.sparsity == 0
+    assert abs(row.ratio - 1) <= bound(family, channels * kernel**2, n, s)
+
+
+@pytest.mark.parametrize("sparsity", [0.3, 0.5, 0.75, 0.9])
+@pytest.mark.parametrize("name", ["gpt2", "llama", "resnet", "bottleneck"])
+def test_widened_layers_are_iso_flop_up_to_rounding(name, sparsity):
+    with torch.device("meta"):
+        model = MODELS[name]()
+    new, config, report = transform(model, "wide", sparsity)
+    half = {"gpt2": 3, "llama": 8, "resnet": 1, "bottleneck": 4}[name] / 2
+    shapes = {layer.weight_name: layer.weight_shape for layer in describe(model)}
+    sparse = set(config["param_filter"])
+    factor = ift.wide_factor(sparsity)
+    for row in report.layers:
+        weight = f"{row.name}.weight"
+        if weight in sparse:
+            # Inner widths of a block (heads x k/v, channels / 4) can be smaller than the stage's.
+            least = min(shapes[weight][:2])
+            allowed = (1 + half / (factor * least)) ** 2 - 1
+            assert abs(row.ratio - 1) <= allowed + 2 / row.weights_before, row
+
+
+def test_known_sizes_of_one_layer():
+    # m = 64 * 9 and n = 128 at 75%: the numbers are worked out by hand.
+    convs = nn.Sequential(nn.Conv2d(3, 64, 1), nn.Conv2d(64, 128, 3, padding=1))
+    with torch.device("meta"):
+        convs = copy.deepcopy(convs).to("meta")
+    parallel = ift.transform(convs, "parallel", 0.75, image_size=8)[0][1]
+    assert len(parallel.branches) == 4
+    factorized = ift.transform(convs, "factorized", 0.75, image_size=8)[0][1]
+    assert factorized.sparse_in.weight.shape == (419, 64, 3, 3)  # 73728 / (704 / 4) = 418.9
+    assert factorized.sparse_out.weight.shape == (128, 419, 1, 1)
+    doped = ift.transform(convs, "doped", 0.75, image_size=8)[0][1]
+    assert doped.low_rank_in.weight.shape == (79, 64, 3, 3)  # 0.75 * 73728 / 704 = 78.5
+
+
+# What a transform does to a model
+
+
+@pytest.mark.parametrize("name", list(MODELS))
+@pytest.mark.parametrize("family", list(ift.FAMILIES))
+def test_sparsity_zero_is_the_same_function(family, name):
+    model = MODELS[name]().eval()
+    new, config, report = transform(model, family, 0)
+    assert new is not model
+    torch.testing.assert_close(run(new), run(model), rtol=0, atol=0)
+    assert config["sparsity"] == 0
+    assert all(row.ratio == 1 for row in report.layers) and report.flops_ratio == 1
+
+
+@pytest.mark.parametrize(("family", "name"), PAIRS)
+def test_models_run_and_keep_inputs_outputs_and_the_given_model(family, name):
+    torch.manual_seed(0)
+    model = MODELS[name]()
+    state = {key: value.clone() for key, value in model.state_dict().items()}
+    new, config, report = transform(model, family, 0.75)
+    assert all(torch.equal(state[key], value) for key, value in model.state_dict().items())
+    assert run(new).shape == run(model).shape
+    roles = {layer.weight_name: layer for layer in describe(new)}
+    assert {roles[weight].role for weight in config["param_filter"]} == {"block"}
+    assert {roles[weight].groups for weight in config["param_filter"]} == {1}
+    if family != "wide":
+        old = dict(model.named_parameters(remove_duplicate=False))
+        for weight, layer in roles.items():
+            if layer.role in ("stem", "head", "embedding") or layer.groups > 1:
+                assert roles[weight].weight_shape == tuple(old[weight].shape)
+    names = {layer.name for layer in describe(model) if layer.role == "block" and layer.groups == 1}
+    assert {row.name for row in report.layers if row.sparsity} == names
+
+
+@pytest.mark.parametrize("family", ["wide", "factorized"])
+def test_mobilenet_keeps_depthwise_convolutions_dense(family):
+    new, config, report = ift.transform(mobilenet(), family, 0.75)
+    depthwise = {layer.weight_name for layer in describe(new) if layer.groups > 1}
+    assert depthwise and not depthwise & set(config["param_filter"])
+    for row in report.layers:
+        if row.sparsity == 0 and row.operation == "conv2d":
+            assert 0.75 <= row.ratio / (2 if family == "wide" else 1) <= 1.25  # multiples of 8
+    assert run(new).shape == (2, 5)
+
+
+@pytest.mark.parametrize("algorithm", ["static", "set", "rigl", "granet", "gmp"])
+@pytest.mark.parametrize("family", list(ift.FAMILIES))
+def test_any_algorithm_drives_the_masks(family, algorithm):
+    torch.manual_seed(0)
+    model, config, report = ift.transform(llama(), family, 0.75)
+    options = {"algorithm": algorithm}
+    if algorithm != "static":
+        options["update"] = {"freq": 1}
+    group = sl.configure(config | options)
+    group.apply(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    group.apply(optimizer)
+    for _ in range(3):
+        run(model).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    masks = {name: sparse.mask for name, sparse in group.sparse_params.items()}
+    assert set(masks) == set(config["param_filter"])
+    dropped = sum(int((~mask).sum()) for mask in masks.values())
+    assert dropped == report.parameters_after - report.nonzero_after
+
+
+@pytest.mark.parametrize("family", list(ift.FAMILIES))
+def test_the_same_seed_draws_the_same_weights(family):
+    model, states = gpt2(), []
+    for seed in (3, 3, 4):
+        torch.manual_seed(seed)
+        states.append(ift.transform(model, family, 0.5)[0].state_dict())
+    assert all(torch.equal(states[0][key], states[1][key]) for key in states[0])
+    assert any(not torch.equal(states[0][key], states[2][key]) for key in states[0])
+
+
+def test_wide_keeps_head_counts_and_pairs():
+    new, _, _ = ift.transform(llama(), "wide", 0.5)  # 32 * 1.414 = 45.3, multiples of 8
+    assert (new.config.hidden_size, new.config.head_dim) == (48, 12)
+    assert new.config.num_attention_heads == 4 and new.config.num_key_value_heads == 2
+    assert new.config.intermediate_size == 124  # 88 * 1.414 = 124.5
+    model = gpt2()
+    new, _, _ = ift.transform(model, "wide", 0.5)  # 24 * 1.414 = 33.9, multiples of 3
+    assert new.config.n_embd == 33 and new.config.n_head == 3
+    assert model.config.n_embd == 24
+
+
+def test_wide_scales_explicit_inner_widths():
+    config = GPT2Config(n_layer=1, n_embd=24, n_head=3, n_inner=50, vocab_size=32, n_positions=8)
+    new, _, _ = ift.transform(GPT2LMHeadModel(config), "wide", 0.75)
+    assert new.transformer.h[0].mlp.c_fc.weight.shape == (48, 100)
+    config = LlamaConfig(
+        num_hidden_layers=1,
+        hidden_size=32,
+        head_dim=6,
+        intermediate_size=50,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        vocab_size=32,
+    )
+    new, _, _ = ift.transform(LlamaForCausalLM(config), "wide", 0.5, sequence_length=8)
+    assert new.config.head_dim == 8 and new.config.hidden_size == 44  # 8.5 and 45.3
+    run(new)
+
+
+def test_wide_keeps_a_stem_for_small_images():
+    model = resnet(cifar=True)
+    new, _, _ = transform(model, "wide", 0.75)
+    stem = new.resnet.embedder.embedder.convolution
+    assert stem.weight.shape == (16, 3, 3, 3) and stem.stride == (1, 1)
+    assert isinstance(new.resnet.embedder.pooler, nn.Identity)
+    assert 0.1 < stem.weight.std() / (2 / (16 * 9)) ** 0.5 < 2  # drawn as the architecture does
+
+
+def test_wide_keeps_dtype_mode_and_device():
+    model = gpt2().to(torch.bfloat16).eval()
+    new, _, _ = ift.transform(model, "wide", 0.5)
+    assert new.dtype == torch.bfloat16 and not new.training
+    for family in LOCAL:
+        new, _, _ = ift.transform(model, family, 0.5)
+        assert {p.dtype for p in new.parameters()} == {torch.bfloat16}
+        assert not any(module.training for module in new.modules())
+
+
+def test_layers_can_be_chosen():
+    model = gpt2()
+    new, config, report = ift.transform(model, "doped", 0.5, layers=["*.mlp.*"])
+    assert config["param_filter"] == [
+        "transformer.h.0.mlp.c_fc.sparse.weight",
+        "transformer.h.0.mlp.c_proj.sparse.weight",
+    ]
+    assert sum(row.sparsity > 0 for row in report.layers) == 2
+
+
+def test_what_asks_to_stay_dense_stays_so():
+    model = gpt2()
+    model.transformer.h[0].mlp.requires_dense = True
+    model.transformer.h[0].attn.c_proj.weight.requires_dense = True
+    _, config, _ = ift.transform(model, "parallel", 0.5)
+    assert {name.split(".branches")[0] for name in config["param_filter"]} == {
+        "transformer.h.0.attn.c_attn"
+    }
+
+
+def test_a_single_layer_is_a_model():
+    new, config, _ = ift.transform(nn.Linear(6, 6), "doped", 0.5)
+    assert config["param_filter"] == ["sparse.weight"]
+    assert new(torch.ones(2, 6)).shape == (2, 6)
+
+
+# What stands inside
+
+
+def test_parallel_is_the_sum_of_normed_branches():
+    torch.manual_seed(0)
+    conv = nn.Conv2d(4, 6, 3, 2, 1, padding_mode="reflect")
+    dense = nn.Sequential(nn.Conv2d(3, 4, 1), conv).eval()
+    layer = ift.transform(dense, "parallel", 0.5, image_size=8)[0][1]
+    with torch.no_grad():
+        for branch in layer.branches:
+            assert isinstance(branch.norm, nn.BatchNorm2d)
+            branch.sparse.weight.copy_(conv.weight / 2)
+            branch.norm.weight.fill_((1 + branch.norm.eps) ** 0.5)
+    x = torch.randn(2, 4, 8, 8)
+    torch.testing.assert_close(layer(x), conv(x))
+
+
+def test_factorized_has_norm_and_relu_between():
+    layer = ift.transform(nn.Linear(12, 20), "factorized", 0.5)[0]
+    x = torch.randn(5, 12)
+    inner = torch.relu(nn.functional.layer_norm(x @ layer.sparse_in.weight.T, (15,)))
+    torch.testing.assert_close(layer(x), inner @ layer.sparse_out.weight.T + layer.sparse_out.bias)
+
+
+def test_doped_is_the_layer_plus_a_low_rank_part():
+    dense = nn.Linear(12, 20)
+    layer = ift.transform(dense, "doped", 0.5)[0]
+    with torch.no_grad():
+        layer.low_rank_out.weight.zero_()
+    x = torch.randn(5, 12)
+    torch.testing.assert_close(layer(x), dense(x))
+
+
+@pytest.mark.parametrize("family", LOCAL)
+def test_outputs_start_at_the_scale_of_the_dense_layer(family):
+    torch.manual_seed(0)
+    dense = nn.Linear(256, 256, bias=False)
+    nn.init.normal_(dense.weight, std=0.02)
+    new, config, _ = ift.transform(dense, family, 0.75)
+    group = sl.configure(config)
+    if family == "doped":  # the others meet a norm after the masks
+        group.apply(new)
+    x = torch.randn(512, 256)
+    assert new(x).std().item() == pytest.approx(dense(x).std().item(), rel=0.1)
+
+
+# Report
+
+
+def test_report_adds_up():
+    model, config, report = ift.transform(gpt2(), "wide", 0.75)
+    flops = sl.count_flops(model, batch_size=1, sequence_length=8)
+    masks = dict.fromkeys(config["param_filter"], config["sparsity"])
+    assert report.flops_after == flops.forward(masks) == sum(r.flops_after for r in report.layers)
+    assert report.flops_before == sum(row.flops_before for row in report.layers)
+    assert report.parameters_after == sum(p.numel() for p in model.parameters())
+    assert report.input_size["sequence_length"] == 8
+    attention = [row for row in report.layers if row.operation == "attention"]
+    assert [row.ratio for row in attention] == [2.0]
+    rows = report.records()
+    assert rows[0]["name"] == "transformer.h.0.attn.c_attn" and rows[0]["ratio"] == 1
+    assert f"({report.flops_ratio:.4f}x)" in str(report)
+    assert report.summary()["flops_ratio"] == report.flops_ratio
+    # By hand: head and attention double, blocks stay.
+    blocks, rest = 2 * 8 * 12 * 24**2, 4 * 8 * 8 * 24 + 2 * 8 * 24 * 32
+    assert report.flops_before == blocks + rest and report.flops_after == blocks + 2 * rest
+
+
+def test_without_an_input_size_layers_are_still_compared():
+    _, _, report = ift.transform(resnet(), "wide", 0.75)
+    assert report.flops_before is None and report.flops_ratio is None
+    assert {row.ratio for row in report.layers if row.sparsity} == {1.0}
+    assert "FLOPs of one sample" not in str(report)
+
+
+# Budgets of the whole model
+
+
+@pytest.mark.parametrize(("family", "name"), [pair for pair in PAIRS if pair[1] in SIZED])
+def test_solved_sparsity_meets_the_dense_budget(family, name):
+    model = MODELS[name]()
+    solved = ift.solve_sparsity(model, family, 0.75)
+    _, config, report = ift.transform(model, family, 0.75, budget="dense")
+    assert config["sparsity"] == report.mask_sparsity == solved
+    assert abs(report.flops_ratio - 1) <= 1e-3
+    if family == "wide":
+        assert solved > 0.75
+
+
+def test_a_budget_can_be_a_number_of_flops():
+    model = gpt2()
+    dense = sl.count_flops(model, batch_size=1, sequence_length=8).forward()
+    _, _, report = ift.transform(model, "wide", 0.5, budget=dense // 5 * 4)
+    assert report.flops_after == pytest.approx(0.8 * dense, rel=1e-3)
+
+
+# Errors
+
+
+@pytest.mark.parametrize("sparsity", [-0.1, 1.0, 2, float("nan")])
 def test_bad_sparsity_is_named(sparsity):
     with pytest.raises(ValueError, match="sparsity is"):
         ift.wide_factor(sparsity)
+    with pytest.raises(ValueError, match="sparsity is"):
+        ift.transform(mlp(), "doped", sparsity)
 
 
 def test_bad_size_is_named():
     with pytest.raises(ValueError, match="num_outputs is 0"):
         ift.doped_rank(4, 0, 0.5)
+
+
+def test_unknown_family_is_named():
+    with pytest.raises(ValueError, match="family 'wider' is unknown.*wide"):
+        ift.transform(mlp(), "wider", 0.5)
+
+
+def test_unknown_architecture_is_told_which_are_known():
+    with pytest.raises(ValueError, match="gpt2, llama, mobilenet_v2, resnet"):
+        ift.transform(mlp(), "wide", 0.5)
+    assert adapters.names() == ["gpt2", "llama", "mobilenet_v2", "resnet"]
+
+
+def test_families_that_cannot_apply_say_so():
+    with pytest.raises(ValueError, match="'parallel'.*0.2.*at least 1/3"):
+        ift.transform(mlp(), "parallel", 0.2)
+    with pytest.raises(ValueError, match="'doped' at layer '0'.*rank 0.25.*rounds to 0"):
+        ift.transform(nn.Sequential(nn.Linear(1, 1)), "doped", 0.5)
+    attention = nn.MultiheadAttention(8, 2)
+    with pytest.raises(ValueError, match="'doped' cannot apply to layer"):
+        ift.transform(attention, "doped", 0.5)
+    with pytest.raises(ValueError, match="no layer to transform"):
+        ift.transform(nn.Embedding(3, 4), "doped", 0.5)
+    with pytest.raises(ValueError, match=r"layers=\['nope'\]"):
+        ift.transform(mlp(), "doped", 0.5, layers=["nope"])
+    with pytest.raises(ValueError, match="'wide' takes no layers"):
+        ift.transform(gpt2(), "wide", 0.5, layers=["*"])
+    exchanged = gpt2()
+    exchanged.transformer.h[0].mlp.c_fc = nn.Linear(24, 96)
+    with pytest.raises(ValueError, match="'wide' cannot widen 'transformer.h.0.mlp.c_fc'"):
+        ift.transform(exchanged, "wide", 0.5)
+
+
+def test_a_width_that_heads_do_not_divide_is_named():
+    with pytest.raises(ValueError, match="n_embd is 10.*multiple of n_head = 3"):
+        adapters.gpt2.widen_config(GPT2Config(n_embd=10, n_head=3), 1.4)
+    config = LlamaConfig(hidden_size=12, num_attention_heads=4, num_hidden_layers=1)
+    with pytest.raises(ValueError, match="hidden_size is 12.*2 x num_attention_heads = 8"):
+        adapters.llama.widen_config(config, 1.4)
+    with pytest.raises(ValueError, match="width is 7"):
+        widen("width", 7, 1.4, multiple=2, why="a pair")
+
+
+def test_budgets_that_cannot_be_met_are_named():
+    model = gpt2()
+    with pytest.raises(ValueError, match="budget of 10 FLOPs cannot be met"):
+        ift.solve_sparsity(model, "wide", 0.5, budget=10)
+    with pytest.raises(ValueError, match="budget is 'much'"):
+        ift.solve_sparsity(model, "wide", 0.5, budget="much")
+    with pytest.raises(ValueError, match="needs sequence_length or image_size"):
+        ift.solve_sparsity(resnet(), "wide", 0.5)
