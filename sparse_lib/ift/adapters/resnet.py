@@ -12,7 +12,7 @@ BASE = "ResNetPreTrainedModel"
 def widen_config(config: Any, factor: float) -> None:
     """Widths become whole numbers; multiples of 4 with bottlenecks, which divide them by 4."""
     multiple = 4 if config.layer_type == "bottleneck" else 1
-    legal = {"multiple": multiple, "why": "the reduction of a bottleneck"}
+    legal: dict[str, Any] = {"multiple": multiple, "why": "the reduction of a bottleneck"}
     # The same rule for both, since an identity shortcut needs the first two to be equal.
     config.embedding_size = widen("embedding_size", config.embedding_size, factor, **legal)
     config.hidden_sizes = [
