@@ -123,7 +123,7 @@ def train(
             first=first,
             log=log,
         )
-    except (FloatingPointError, ValueError) as error:
+    except (FloatingPointError, ValueError, RuntimeError) as error:
         # The rule sends stderr to a file; standard output reaches who waits.
         training.say(f"Error: {error}", None)
         raise

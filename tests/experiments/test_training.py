@@ -311,3 +311,17 @@ def test_a_resumed_run_keeps_the_execution_it_began_with(corpus, tmp_path):
     assert again.resume()
     assert again.execution == "skip"
     assert again.runner is not again.model
+
+
+def test_an_error_in_training_reaches_the_terminal_as_one_sentence(monkeypatch, capsys):
+    from experiments import __main__ as commands
+
+    def diverge(*_args, **_options):
+        raise FloatingPointError("the loss is nan at step 3; lower recipe.learning_rate")
+
+    monkeypatch.setattr(training, "train", diverge)
+    monkeypatch.setattr("sys.argv", ["experiments", "train", "--run", RUNS["dense"].id])
+    with pytest.raises(SystemExit, match="^Error: the loss is nan"):
+        commands.main()
+    sentence = "Error: the loss is nan at step 3; lower recipe.learning_rate\n"
+    assert capsys.readouterr().out == sentence
