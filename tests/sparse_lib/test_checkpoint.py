@@ -9,7 +9,9 @@ from torch import nn
 from torch.nn.utils import prune
 
 from sparse_lib import checkpoint
+from sparse_lib.algorithms.rigl import RigL
 from sparse_lib.algorithms.static import Static
+from sparse_lib.group import Group
 from sparse_lib.masks import NMScoreShaper, make_mask_topk_sparsity
 
 INPUTS = (torch.linspace(-1, 1, 2 * 3 * 8 * 8).reshape(2, 3, 8, 8),)
@@ -71,6 +73,49 @@ def test_sparse_pretraining_dense_finetuning(keep_optimizer):
     assert (weight[~mask] != 0).any()  # what was masked has grown
 
 
+@pytest.mark.parametrize("grouped", [False, True])
+def test_a_densified_run_is_a_dense_run_from_the_same_point(grouped):
+    def go(model, optimizer):
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(*INPUTS).square().sum().backward()
+            optimizer.step()
+
+    model = network().train()
+    algorithm = RigL(sparsity=0.5, update=1)
+    algorithm = Group({"*weight": algorithm}) if grouped else algorithm
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    algorithm.apply(model)
+    algorithm.apply(optimizer)
+    go(model, optimizer)
+    dense = network().train()
+    dense.load_state_dict(checkpoint.export_dense(model))
+    dense_optimizer = torch.optim.AdamW(dense.parameters(), lr=0.01)
+    dense_optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    assert checkpoint.densify(model) is model
+    assert algorithm.num_sparse_params == 0 and not optimizer._optimizer_step_post_hooks
+    go(model, optimizer)  # one call, and the optimizer is kept
+    go(dense, dense_optimizer)
+    assert model.state_dict().keys() == dense.state_dict().keys()
+    assert all(torch.equal(t, dense.state_dict()[n]) for n, t in model.state_dict().items())
+    assert model[0].weight.detach().all()
+
+
+def test_finalizing_a_part_leaves_the_rest_sparse():
+    model = network()
+    algorithm = Static(sparsity=0.5)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    algorithm.apply(model)
+    algorithm.apply(optimizer)
+    checkpoint.finalize(model[4])
+    assert set(checkpoint.masks_of(model)) == {"0.weight", "0.bias", "1.weight", "1.bias"}
+    assert set(algorithm.sparse_params) == set(checkpoint.masks_of(model))
+    model(*INPUTS).square().sum().backward()
+    optimizer.step()
+    assert int(model[4].weight.count_nonzero()) > 720  # half of it, until then
+    assert not model[0].weight[~model[0].weight_mask].any()
+
+
 EXPORTS = {
     "dense": checkpoint.export_dense,
     "nan": checkpoint.export_nan,
@@ -92,6 +137,32 @@ def test_exports_agree(layout):
         assert {n: m.tolist() for n, m in masks.items()} == {
             n: m.reshape(masks[n].shape).tolist() for n, m in owned.items()
         }
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.inner, self.outer = nn.Linear(6, 6), nn.Linear(6, 6)
+        self.outer.weight = self.inner.weight
+
+    def forward(self, data):
+        return self.outer(self.inner(data))
+
+
+@pytest.mark.parametrize("layout", ["dense", "masks", "nan", "csr"])
+@pytest.mark.parametrize("wrap", [lambda model: model, nn.DataParallel, torch.compile])
+def test_tied_and_wrapped_models_go_out_and_come_back(layout, wrap, tmp_path):
+    model, inputs = Tied(), torch.linspace(-1, 1, 12).reshape(2, 6)
+    Static(sparsity=0.5, seed=1).apply(model)
+    path = checkpoint.export_safetensors(wrap(model), tmp_path / "tied", layout=layout)
+    weights, masks = checkpoint.read_safetensors(path)
+    assert weights.keys() == Tied().state_dict().keys()
+    target = Tied()
+    state = weights | {f"{name}_mask": mask for name, mask in masks.items()}
+    checkpoint.load_checkpoint(target, state)
+    assert torch.equal(target(inputs), model(inputs))
+    assert target.outer.weight is target.inner.weight
 
 
 def test_csr_by_hand():
@@ -209,6 +280,25 @@ def test_import_from_torch_prune():
     checkpoint.finalize(model)
     assert model.state_dict().keys() == network().state_dict().keys()
     assert checkpoint.import_torch_prune(model) == {}
+
+
+def pruned_network():
+    model = network()
+    pairs = [(model[0], "weight"), (model[0], "bias")]
+    prune.l1_unstructured(model[4], "weight", amount=0.5)
+    prune.ln_structured(model[4], "weight", amount=2, n=2, dim=0)
+    prune.global_unstructured(pairs, prune.L1Unstructured, amount=9)
+    return model, [*pairs, (model[4], "weight")]
+
+
+def test_import_of_repeated_and_structured_pruning():
+    (model, _), (truth, pairs) = pruned_network(), pruned_network()
+    for module, name in pairs:
+        prune.remove(module, name)
+    checkpoint.import_torch_prune(model)
+    checkpoint.finalize(model)  # the same as torch's own remove
+    assert model.state_dict().keys() == truth.state_dict().keys()
+    assert all(torch.equal(model.state_dict()[n], t) for n, t in truth.state_dict().items())
 
 
 def test_two_of_four():
