@@ -98,7 +98,7 @@ def test_a_densified_run_is_a_dense_run_from_the_same_point(grouped):
     go(dense, dense_optimizer)
     assert model.state_dict().keys() == dense.state_dict().keys()
     assert all(torch.equal(t, dense.state_dict()[n]) for n, t in model.state_dict().items())
-    assert model[0].weight.detach().all()
+    assert int(model[4].weight.count_nonzero()) > 720 and int(model[0].weight.count_nonzero()) > 54
 
 
 def test_finalizing_a_part_leaves_the_rest_sparse():
