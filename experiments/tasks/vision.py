@@ -194,9 +194,11 @@ def augment(
     if not (crop_padding or flip):
         return pixels
     padded = torch.nn.functional.pad(pixels, (crop_padding,) * 4)
-    image = torch.arange(num)[:, None, None]
-    cropped = padded.movedim(1, -1)[image, rows[:, :, None], columns[:, None, :]]
-    return cropped.movedim(-1, 1).contiguous()
+    image = torch.arange(num)[:, None, None, None]
+    channel = torch.arange(pixels.shape[1])[None, :, None, None]
+    # Indexing all dimensions gives the strides of a new tensor. Those of a view of one channel can
+    # look like channels last too, which makes torch's CPU convolution write past its buffers.
+    return padded[image, channel, rows[:, None, :, None], columns[:, None, None, :]]
 
 
 def normalise(pixels: torch.Tensor, meta: dict[str, Any]) -> torch.Tensor:
