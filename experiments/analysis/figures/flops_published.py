@@ -1,0 +1,77 @@
+"""How far our FLOP counts are from the published ones: grey rings follow our own conventions,
+filled points the source's. The band is 1%; rounding of the printed digits alone moves a point by
+up to 5%. Points beyond the axis stand at its end, with their value."""
+
+from typing import Any
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from experiments.analysis import records as tidy
+from experiments.analysis import style
+
+LIMIT = 6.0
+NAMES = {
+    "SPDF_UAI23": "SPDF",
+    "RIGL_ICML20": "RigL, paper",
+    "RIGL_GH": "RigL, README",
+    "SPARSE_IFT_ICML24": "Sparse-IFT",
+    "CB_IFT_BLOG": "Sparse-IFT blog",
+}
+
+
+def data(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
+    """Differences in percent, one row per published number."""
+    rows = tidy.computed(study["scale"], "flops", "published")
+    best = rows["remaining difference"].fillna(rows["difference"])
+    return pd.DataFrame(
+        {
+            "source": rows["source"],
+            "quantity": rows["quantity"],
+            "method": rows["method"],
+            "sparsity": rows["sparsity"],
+            "difference %": 100 * rows["difference"],
+            "remaining difference %": 100 * best,
+            "met": rows["met"],
+        }
+    )
+
+
+def draw(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> Figure:
+    """One row per source, numbers spread over the row in their order."""
+    rows = data(records, curves, study)
+    sources = [source for source in NAMES if source in set(rows["source"])]
+    figure, (axes,) = style.panels(1, height=0.8 + 0.75 * len(sources))
+    axes.axvspan(-1, 1, color="#999999", alpha=0.18, lw=0)
+    for place, source in enumerate(sources):
+        own = rows[rows["source"] == source]
+        spread = [place - 0.33 + 0.66 * (i + 0.5) / len(own) for i in range(len(own))]
+        axes.plot(own["difference %"].clip(-LIMIT, LIMIT), spread, "o", mfc="none", mec="#888888",
+                  ms=4, zorder=2)  # fmt: skip
+        axes.plot(own["remaining difference %"].clip(-LIMIT, LIMIT), spread, "o",
+                  color=style.method_style("rigl").color, ms=4, zorder=3)  # fmt: skip
+        for y, value in zip(spread, own["remaining difference %"], strict=True):
+            if abs(value) > LIMIT:
+                axes.annotate(f"{value:+.0f}%", (min(max(value, -LIMIT), LIMIT), y), (-6, 0),
+                              textcoords="offset points", ha="right", va="center",
+                              fontsize=8)  # fmt: skip
+    axes.set_yticks(range(len(sources)), [NAMES[source] for source in sources])
+    axes.set_ylim(len(sources) - 0.5, -0.5)
+    axes.set_xlim(-LIMIT - 0.4, LIMIT + 0.4)
+    axes.set_xlabel("ours over published, difference in percent")
+    axes.grid(axis="y", visible=False)
+    return figure
+
+
+def caption(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> str:
+    """How many are met, and what is not."""
+    rows = data(records, curves, study)
+    open_rows = rows[~rows["met"].astype(bool)]
+    text = f"{int(rows['met'].sum())} of {len(rows)} published numbers are met."
+    if len(open_rows):
+        names = "; ".join(
+            f"{row.method} of {NAMES.get(row.source, row.source)} ({row.quantity})"
+            for row in open_rows.itertuples()
+        )
+        text += f" Not met: {names}."
+    return text

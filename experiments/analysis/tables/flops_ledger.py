@@ -1,0 +1,13 @@
+"""FLOPs of one training step as the device's ledger counts them while it runs, beside the closed
+form: they must be equal to the last digit."""
+
+from typing import Any
+
+import pandas as pd
+
+from experiments.analysis import records as tidy
+
+
+def make(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
+    """One row per model and sparsity."""
+    return tidy.computed(study["scale"], "flops", "ledger")
