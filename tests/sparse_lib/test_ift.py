@@ -280,6 +280,13 @@ def test_the_same_seed_draws_the_same_weights(family):
     assert any(not torch.equal(states[0][key], states[2][key]) for key in states[0])
 
 
+@pytest.mark.parametrize("family", list(ift.FAMILIES))
+def test_a_checkpoint_loads_into_the_same_transform(family):
+    first, second = (ift.transform(gpt2(), family, 0.5)[0].eval() for _ in range(2))
+    second.load_state_dict(first.state_dict())
+    torch.testing.assert_close(run(second), run(first), rtol=0, atol=0)
+
+
 def test_wide_keeps_head_counts_and_pairs():
     new, _, _ = ift.transform(llama(), "wide", 0.5)  # 32 * 1.414 = 45.3, multiples of 8
     assert (new.config.hidden_size, new.config.head_dim) == (48, 12)
