@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
@@ -71,7 +72,7 @@ class Levels:
         values = {id(s): min(max(float(s(step, is_update_step)), 0.0), 1.0) for s in self.schedules}
         groups: dict[int, dict[str, SparseParameter]] = {}
         for name, sparse in self.params.items():
-            groups.setdefault(id(self[name]), {})[name] = sparse
+            groups.setdefault(id(self._known(name)), {})[name] = sparse
         targets: dict[str, float] = {}
         for key, group in groups.items():
             if self.distribution is None:
@@ -80,6 +81,15 @@ class Levels:
                 weights = {name: sparse.param for name, sparse in group.items()}
                 targets |= self._distribute(weights, values[key])
         return {name: targets[name] for name in self.params}
+
+    def _known(self, name: str) -> HyperParameterSchedule:
+        try:
+            return self[name]
+        except KeyError:
+            keys = [rule for rule, _ in self.rules if isinstance(rule, str)]
+            raise ValueError(
+                f"sparsity by parameter has nothing for {name!r}, only for {keys}; add '*'"
+            ) from None
 
     def _distribute(self, weights: Mapping[str, Tensor], sparsity: float) -> dict[str, float]:
         if callable(self.distribution):
@@ -108,7 +118,12 @@ class Levels:
 
 
 def _is_map(spec: Any) -> bool:
-    return isinstance(spec, Mapping) and bool(spec) and "type" not in spec
+    """Whether a dict is from parameters to sparsities, not a schedule that lacks its ``type``."""
+    if not isinstance(spec, Mapping) or not spec or "type" in spec:
+        return False
+    classes = HyperParameterSchedule.registry.values()
+    arguments = {name for cls in classes for name in inspect.signature(cls).parameters}
+    return not all(isinstance(key, str) and key in arguments for key in spec)
 
 
 def _check_distribution(spec: Any, compat: str | None) -> None:

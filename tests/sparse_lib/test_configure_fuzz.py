@@ -79,6 +79,7 @@ schedules = st.one_of(
         },
     ),
     st.lists(wild_numbers, max_size=3),
+    st.dictionaries(st.sampled_from(["*", "lin*", "value", "", "init"]), wild_numbers, max_size=2),
     st.floats(0, 1),
     wild_scalars,
 )
