@@ -129,6 +129,40 @@ def train(
         raise
 
 
+@app.command("run")
+def run_single(
+    params: Annotated[Path, typer.Option("--params", "-p", help="YAML file of the run")],
+    model_dir: Annotated[Path, typer.Option("--model_dir", "-o", help="folder of its results")],
+    mode: Annotated[
+        str, typer.Option("--mode", "-m", help="train, eval or train_and_eval")
+    ] = "train",
+    checkpoint_path: Annotated[
+        Path | None, typer.Option("--checkpoint_path", help="safetensors file to begin with")
+    ] = None,
+    max_steps: Annotated[
+        int | None, typer.Option("--max_steps", min=1, help="bound on the optimizer steps")
+    ] = None,
+    eval_steps: Annotated[
+        int | None, typer.Option("--eval_steps", min=1, help="bound on the evaluated batches")
+    ] = None,
+    mirror: Mirror = None,
+) -> None:
+    """Train or evaluate one run from one YAML file, outside of the studies."""
+    from experiments import single
+
+    scores = single.run(
+        mode,
+        params,
+        model_dir,
+        checkpoint=checkpoint_path,
+        max_steps=max_steps,
+        eval_steps=eval_steps,
+        mirror=mirror_root(mirror),
+    )
+    if scores:
+        print(json.dumps(scores))
+
+
 @app.command()
 def evaluate(run: RunId, mirror: Mirror = None) -> None:
     """Score a trained run with its suite, and write its record."""

@@ -11,7 +11,8 @@ import functools
 import hashlib
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -85,17 +86,12 @@ class Model(Strict, extra="allow"):
     label: str
 
 
-class Grid(Strict):
-    """One model on one dataset, and the number of seeds of each method."""
+class Workload(Strict):
+    """One model on one dataset by one recipe."""
 
     model: Model
     data: dict[str, Any] = Field(description="``Data`` of the model's task")
     recipe: dict[str, Any] = Field(description="``Recipe`` of the model's task")
-    suite: str
-    label: str | None = Field(None, description="name of this grid for others to start from")
-    pretrained: str | None = Field(None, description="label of the grid that phase two starts from")
-    methods: dict[str, PositiveInt] = Field(description="method -> number of seeds")
-    core_seconds: PositiveFloat = Field(description="expected cost of one run, start-up included")
 
     @property
     def task(self) -> str:
@@ -107,6 +103,24 @@ class Grid(Strict):
         """``data`` and ``recipe`` as the task reads them."""
         task = tasks.get(self.task)
         return task.Data.model_validate(self.data), task.Recipe.model_validate(self.recipe)
+
+
+class Grid(Workload):
+    """A workload, and the number of seeds of each method on it."""
+
+    suite: str
+    label: str | None = Field(None, description="name of this grid for others to start from")
+    pretrained: str | None = Field(None, description="label of the grid that phase two starts from")
+    methods: dict[str, PositiveInt] = Field(description="method -> number of seeds")
+    core_seconds: PositiveFloat = Field(description="expected cost of one run, start-up included")
+
+
+class Single(Workload):
+    """One run by itself, outside of studies; `load_single` reads its YAML."""
+
+    sparsity: Any = Field(None, description="whatever `sparse_lib.configure` takes")
+    transform: Transform | None = None
+    seed: int = Field(0, ge=0)
 
 
 class Computation(Strict):
@@ -235,20 +249,28 @@ def study_names() -> list[str]:
 def load_study(name: str, *, folder: Path | None = None) -> Study:
     """Read and validate one study; raises `SpecError` with one sentence."""
     path = (folder or STUDIES) / f"{name}.yaml"
-    try:
-        text = path.read_text()
-        study = Study.model_validate(yaml.safe_load(text))
-        _check_names(study, path.stem)
-    except FileNotFoundError:
+    if not path.is_file():
         allowed = ", ".join(study_names())
-        raise SpecError(f"study is {name!r}, but must be one of {allowed}") from None
+        raise SpecError(f"study is {name!r}, but must be one of {allowed}")
+    with _one_sentence(path):
+        study = Study.model_validate(yaml.safe_load(path.read_text()))
+        _check_names(study, path.stem)
+    return study
+
+
+@contextmanager
+def _one_sentence(path: Path) -> Iterator[None]:
+    """Turn what is wrong with a file into a `SpecError` that begins with its name."""
+    try:
+        yield
+    except OSError as error:
+        raise SpecError(f"{path}: {error.strerror}") from None
     except yaml.YAMLError as error:
         raise SpecError(f"{path.name}: not valid YAML: {' '.join(str(error).split())}") from None
     except ValidationError as error:
         raise SpecError(f"{path.name}: {_sentence(error)}") from None
     except ValueError as error:
         raise SpecError(f"{path.name}: {error}") from None
-    return study
 
 
 def _sentence(error: ValidationError, *section: str) -> str:
@@ -287,18 +309,24 @@ def _check_names(study: Study, stem: str) -> None:
             if grid.pretrained is not None:
                 labels = [other.label for other in grids if other.label is not None]
                 check_choice(f"{where}.pretrained", grid.pretrained, labels)
-            check_choice(f"{where}.model.name", grid.model.name, models.names())
             check_choice(f"{where}.suite", grid.suite, suite_names())
-            task = tasks.get(grid.task)
-            for key, section, value in (
-                ("model", models.get(grid.model.name).Config, grid.model.model_extra),
-                ("data", task.Data, grid.data),
-                ("recipe", task.Recipe, grid.recipe),
-            ):
-                try:
-                    section.model_validate(value)
-                except ValidationError as error:
-                    raise ValueError(_sentence(error, where, key)) from None
+            _check_workload(grid, where)
+
+
+def _check_workload(workload: Workload, *where: str) -> None:
+    """Check what the model's file and its task say about their sections."""
+    name = workload.model.name
+    check_choice(".".join((*where, "model.name")), name, models.names())
+    task = tasks.get(workload.task)
+    for key, section, value in (
+        ("model", models.get(name).Config, workload.model.model_extra),
+        ("data", task.Data, workload.data),
+        ("recipe", task.Recipe, workload.recipe),
+    ):
+        try:
+            section.model_validate(value)
+        except ValidationError as error:
+            raise ValueError(_sentence(error, *where, key)) from None
 
 
 def _check_method(study: Study, name: str, method: Method) -> None:
@@ -362,16 +390,55 @@ def _resolve_shares(value: Any, num_steps: int, key: str) -> Any:
     return value
 
 
+def _recipe(workload: Workload, name: str, batch_scale: float = 1.0) -> dict[str, Any]:
+    """The recipe as a run's spec holds it, with its steps."""
+    data, base = workload.typed
+    batch_size = max(1, round(base.batch_size * batch_scale))
+    steps = base.num_steps(data, batch_size)
+    values = {"name": name, "batch_size": batch_size, "steps": steps}
+    return base.model_dump(mode="json") | values
+
+
+def load_single(path: Path, *, run_id: str, max_steps: int | None = None) -> dict[str, Any]:
+    """The spec of a run that one YAML file describes by itself.
+
+    Args:
+        path: file with the keys of `Single`.
+        run_id: what the run is called in its messages.
+        max_steps: bound on the optimizer steps of the recipe.
+
+    Raises:
+        SpecError: if the file is missing or wrong; one sentence.
+    """
+    with _one_sentence(path):
+        run = Single.model_validate(yaml.safe_load(path.read_text()))
+        _check_workload(run)
+        recipe = _recipe(run, path.stem)
+        recipe["steps"] = min(recipe["steps"], max_steps or recipe["steps"])
+        sparsity = _resolve_shares(run.sparsity, recipe["steps"], "sparsity")
+    if isinstance(sparsity, dict):
+        sparsity.setdefault("seed", run.seed)
+    spec = {
+        "id": run_id,
+        "task": run.task,
+        "model": run.model.model_dump(mode="json"),
+        "data": run.typed[0].model_dump(mode="json"),
+        "recipe": recipe,
+        "sparsity": sparsity,
+        "seed": run.seed,
+    }
+    if run.transform is not None:
+        spec["transform"] = run.transform.model_dump(mode="json", exclude_defaults=True)
+    return spec
+
+
 def make_spec(study: Study, scale: str, grid: Grid, method_name: str, seed: int) -> dict[str, Any]:
     """The JSON-serialisable spec of one run."""
     method = study.methods[method_name]
     variant = study.recipes[method.recipe]
-    data, base = grid.typed
-    recipe = base.model_dump(mode="json")
-    recipe["name"] = method.recipe
-    recipe["batch_size"] = max(1, round(base.batch_size * variant.batch_scale))
+    data, _ = grid.typed
     try:
-        recipe["steps"] = base.num_steps(data, recipe["batch_size"])
+        recipe = _recipe(grid, method.recipe, variant.batch_scale)
     except ValueError as error:
         raise SpecError(f"{study.name}.yaml: scales.{scale}: {error}") from None
     sparsity = _resolve_shares(method.sparsity, recipe["steps"], "sparsity")

@@ -27,7 +27,7 @@ from filelock import FileLock, Timeout
 
 from experiments import tasks
 from sparse_lib.algorithm import SparsityAlgorithm
-from sparse_lib.checkpoint import densify, load_checkpoint, masks_of
+from sparse_lib.checkpoint import densify, load_checkpoint, masks_of, read_safetensors
 from sparse_lib.configure import configure
 
 #: Seconds between two saved states; the variable is for steps of unusual length, and for tests.
@@ -36,6 +36,10 @@ STATUS_EVERY_S = 5.0
 NUM_LOG_ROWS = 120
 #: Beside the exported weights: the masks that they were trained with.
 MASKS = "masks.safetensors"
+
+
+def _as_buffers(masks: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {f"{name}_mask": mask for name, mask in masks.items()}
 
 
 def _transforms() -> ModuleType:
@@ -118,7 +122,7 @@ class Trainer:
         num_threads: threads of this process; part of what makes a run bit-reproducible.
         device: a torch device.
         execution: how masked layers run: ``dense``, ``skip``, or ``auto`` for what is faster.
-        first: what the run of the first phase exported, for a second phase.
+        first: where the weights come from if the spec ``starts_from`` others; see `start_from`.
         log: a file that gets the status lines too.
     """
 
@@ -167,28 +171,41 @@ class Trainer:
 
     # Start
 
-    def start_from(self, folder: Path) -> str:
-        """Take over the weights and masks of a finished run; returns the hash of the weights.
+    def start_from(self, path: Path) -> str:
+        """Take over weights and masks; returns the hash of the file.
+
+        Args:
+            path: the ``model`` folder of a finished run, or a safetensors file of any layout of
+                `sparse_lib.checkpoint`.
 
         Raises:
             ValueError: if they do not fit the model.
         """
-        from safetensors.torch import load_file, load_model
-
-        path, masks = folder / "model.safetensors", folder / MASKS
+        start = self.spec["starts_from"]
         try:
-            load_model(self.model, path)
-        except RuntimeError as error:
+            if path.is_dir():
+                self.load_export(path)
+                path /= "model.safetensors"
+            else:
+                weights, masks = read_safetensors(path)
+                load_checkpoint(self.model, {**weights, **_as_buffers(masks)})
+        except (OSError, RuntimeError, ValueError) as error:
             raise ValueError(
-                f"the weights of {self.spec['starts_from']['run']} do not fit the model of "
-                f"{self.spec['id']}: {' '.join(str(error).split())}"
+                f"the weights of {start['run']} do not fit the model of {self.spec['id']}: "
+                f"{' '.join(str(error).split())}"
             ) from None
-        if masks.is_file():
-            found = {f"{name}_mask": mask for name, mask in load_file(masks).items()}
-            load_checkpoint(self.model, {**self.model.state_dict(), **found})
-        if self.spec["starts_from"]["densify"]:
+        if start["densify"]:
             densify(self.model)
         return hashlib.sha256(path.read_bytes()).hexdigest()
+
+    def load_export(self, folder: Path) -> None:
+        """Load what `export` wrote, masks included."""
+        from safetensors.torch import load_file, load_model
+
+        load_model(self.model, folder / "model.safetensors")
+        if (folder / MASKS).is_file():
+            masks = _as_buffers(load_file(folder / MASKS))
+            load_checkpoint(self.model, {**self.model.state_dict(), **masks})
 
     def choose(self, execution: str) -> str:
         """``dense`` or ``skip`` for this run."""
@@ -303,13 +320,18 @@ class Trainer:
         progress.loss_sum, progress.loss_count = 0.0, 0
         return row
 
+    def validate(self, *, full: bool) -> dict[str, float]:
+        """The task's scores in evaluation mode."""
+        self.model.eval()
+        with torch.no_grad():
+            scores = self.task.validate(self.runner, full=full)
+        self.model.train()
+        return scores
+
     def validation_row(self) -> dict[str, Any]:
         """A validation row; the last one covers the whole split."""
         step = self.progress.step
-        self.model.eval()
-        with torch.no_grad():
-            scores = self.task.validate(self.runner, full=step == self.recipe["steps"])
-        self.model.train()
+        scores = self.validate(full=step == self.recipe["steps"])
         units = step * self.task.units_per_step
         return {"kind": "validation", "step": step, self.task.unit: units, **scores}
 
@@ -462,7 +484,7 @@ def train(
                     say(f"{spec['id']}  another trainer has this run; waiting for it", log)
                 waited = True
         try:
-            if waited and _finished(out, spec_hash):
+            if waited and finished(out, spec_hash):
                 return
             trainer = Trainer(
                 spec,
@@ -489,7 +511,8 @@ def train(
             lock.release()
 
 
-def _finished(out: Path, spec_hash: str) -> bool:
+def finished(out: Path, spec_hash: str) -> bool:
+    """Whether a run with this spec has written all of its files."""
     path = out / "train.json"
     return path.is_file() and json.loads(path.read_text())["spec_hash"] == spec_hash
 

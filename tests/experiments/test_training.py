@@ -15,19 +15,6 @@ from experiments.tasks import epoch_order, warmup_cosine
 RUNS = {run.spec["method"]: run for run in plan.all_runs("smoke").values()}
 
 
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory) -> Path:
-    """3,000 tokens of 50 kinds in the layout of `experiments.data`."""
-    folder = tmp_path_factory.mktemp("corpus")
-    rng = np.random.default_rng(0)
-    for split in ("train", "validation", "test"):
-        rng.integers(0, 50, 3000).astype(np.uint16).tofile(folder / f"{split}.bin")
-    (folder / "tokenizer").mkdir()
-    meta = {"name": "grammar", "hash": "random", "vocab_size": 50, "eos_id": 0}
-    (folder / "meta.json").write_text(json.dumps(meta))
-    return folder
-
-
 def short_spec(method: str, steps: int = 24) -> dict:
     """The smoke run of a method, with fewer steps and updates that fall into them."""
     spec = json.loads(json.dumps(RUNS[method].spec))

@@ -1,0 +1,18 @@
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory) -> Path:
+    """3,000 tokens of 50 kinds in the layout of `experiments.data`."""
+    folder = tmp_path_factory.mktemp("corpus")
+    rng = np.random.default_rng(0)
+    for split in ("train", "validation", "test"):
+        rng.integers(0, 50, 3000).astype(np.uint16).tofile(folder / f"{split}.bin")
+    (folder / "tokenizer").mkdir()
+    meta = {"name": "grammar", "hash": "random", "vocab_size": 50, "eos_id": 0}
+    (folder / "meta.json").write_text(json.dumps(meta))
+    return folder
