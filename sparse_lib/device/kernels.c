@@ -120,18 +120,20 @@ int choose_panel(int lanes) { return choose(lanes)->panel; }
 uint64_t fingerprint(const uint8_t *mask, int64_t size)
 {
     const uint64_t prime = 0x9E3779B97F4A7C15ull;
-    uint64_t h[4] = {1, 2, 3, 4}, word[4];
-    int64_t i = 0;
-    for (; i + 32 <= size; i += 32) {
-        memcpy(word, mask + i, 32);
-        for (int k = 0; k < 4; k++) {
+    uint64_t h[8] = {1, 2, 3, 4, 5, 6, 7, 8}, word[8], total = (uint64_t)size;
+    int64_t whole = size - size % 64;
+    for (int64_t i = 0; i < whole; i += 64) {
+        memcpy(word, mask + i, 64);
+        for (int k = 0; k < 8; k++) {
             h[k] = (h[k] ^ word[k]) * prime;
-            h[k] ^= h[k] >> 29;
+            h[k] = h[k] << 29 | h[k] >> 35;
         }
     }
-    for (; i < size; i++)
-        h[0] = (h[0] ^ mask[i]) * prime;
-    return h[0] ^ (h[1] * 3) ^ (h[2] * 5) ^ (h[3] * 7);
+    for (int64_t i = whole; i < size; i++)
+        h[i % 8] = (h[i % 8] ^ mask[i]) * prime;
+    for (int k = 0; k < 8; k++)
+        total = (total ^ h[k]) * prime, total ^= total >> 29;
+    return total;
 }
 
 int64_t count_nonzero(const uint8_t *mask, int64_t size)
@@ -174,6 +176,8 @@ void build(Structure *s, const uint8_t *mask)
         if (!by_column) {
             for (int64_t r = 0; r < s->rows; r++) {
                 const uint8_t *bytes = mask + r * s->columns + first;
+                __builtin_prefetch(bytes + 16 * s->columns);
+                __builtin_prefetch(bytes + 16 * s->columns + 64);
                 start[r] = filled;
                 FOR_EACH_SET(bytes, width, c, {
                     s->offset[filled] = (uint32_t)c * row_bytes;
@@ -540,42 +544,46 @@ NAME(transpose_block)(const float *from, int64_t from_stride, float *to, int64_t
 #endif
 }
 
-/* to[column][row] = from[row][column]; `by_column` chooses which of the two sides is swept. */
-TARGET static inline __attribute__((always_inline)) void
-NAME(transpose)(const float *from, int64_t from_stride, int64_t rows, int64_t columns, float *to,
-                int64_t to_stride, int by_column)
+/* The edges that whole blocks leave: to[column][row] = from[row][column]. */
+static void NAME(transpose_edges)(const float *from, int64_t from_stride, int64_t rows,
+                                  int64_t columns, float *to, int64_t to_stride)
 {
     int64_t whole_rows = rows - rows % BLOCK, whole_columns = columns - columns % BLOCK;
-    if (by_column)
-        for (int64_t c = 0; c < whole_columns; c += BLOCK)
-            for (int64_t r = 0; r < whole_rows; r += BLOCK)
-                NAME(transpose_block)(from + r * from_stride + c, from_stride,
-                                      to + c * to_stride + r, to_stride);
-    else
-        for (int64_t r = 0; r < whole_rows; r += BLOCK)
-            for (int64_t c = 0; c < whole_columns; c += BLOCK)
-                NAME(transpose_block)(from + r * from_stride + c, from_stride,
-                                      to + c * to_stride + r, to_stride);
     for (int64_t r = 0; r < rows; r++)
         for (int64_t c = r < whole_rows ? whole_columns : 0; c < columns; c++)
             to[c * to_stride + r] = from[r * from_stride + c];
 }
 
+/* Tokens are far apart, which hardware prefetchers follow badly: lines are asked for ahead, at the
+ * end of the panel those of the columns that come next. */
 TARGET static void NAME(transpose_in)(const float *from, int64_t stride, int64_t num_tokens,
                                       int64_t num_features, float *panel)
 {
     if (num_tokens < PANEL)
         memset(panel, 0, num_features * PANEL * sizeof(float));
-    NAME(transpose)(from, stride, num_tokens, num_features, panel, PANEL, 0);
+    for (int64_t r = 0; r + BLOCK <= num_tokens; r += BLOCK) {
+        int64_t ahead = r + 2 * BLOCK;
+        const float *next = from + ahead * stride;
+        if (ahead >= PANEL)
+            next += num_features - PANEL * stride;
+        for (int64_t c = 0; c + BLOCK <= num_features; c += BLOCK) {
+            if (c % 16 == 0)
+                for (int64_t i = 0; i < BLOCK; i++)
+                    __builtin_prefetch(next + i * stride + c, 0, 2);
+            NAME(transpose_block)(from + r * stride + c, stride, panel + c * PANEL + r, PANEL);
+        }
+    }
+    NAME(transpose_edges)(from, stride, num_tokens, num_features, panel, PANEL);
 }
 
-/* Few output rows at a time, in full lines: rows a power of two apart would evict each other. */
+/* Whole rows of the output, in full lines. */
 TARGET static void NAME(transpose_out)(float *to, int64_t stride, int64_t num_tokens,
                                        int64_t num_features, const float *panel)
 {
-    for (int64_t f = 0; f < num_features; f += 64)
-        NAME(transpose)(panel + f * PANEL, PANEL, smaller(64, num_features - f), num_tokens,
-                        to + f, stride, 1);
+    for (int64_t c = 0; c + BLOCK <= num_tokens; c += BLOCK)
+        for (int64_t r = 0; r + BLOCK <= num_features; r += BLOCK)
+            NAME(transpose_block)(panel + r * PANEL + c, PANEL, to + c * stride + r, stride);
+    NAME(transpose_edges)(panel, PANEL, num_features, num_tokens, to, stride);
 }
 
 /* The vectors of one panel row. Loops over them must unroll for the array to live in registers. */

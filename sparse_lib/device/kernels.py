@@ -134,9 +134,11 @@ def fingerprint(mask: torch.Tensor) -> int:
     return library().fingerprint(mask.data_ptr(), mask.numel())
 
 
-def default_tile(*, lanes: int = _MAX_LANES) -> int:
-    """Columns per tile: seven eighths of the L1 cache, the rest is for what streams by."""
-    return _L1_BYTES * 7 // 8 // (4 * library().choose_panel(lanes))
+def default_tile(columns: int, *, lanes: int = _MAX_LANES) -> int:
+    """Columns per tile: as many as fit in the L1 cache, shared out evenly."""
+    most = _L1_BYTES // (4 * library().choose_panel(lanes))
+    num_tiles = max(1, -(-columns // most))
+    return max(1, -(-columns // num_tiles))
 
 
 class Structure:
@@ -168,7 +170,7 @@ class Structure:
         self.lanes, self.transposed = lanes, transposed
         self.num_nonzero = library().count_nonzero(mask.data_ptr(), mask.numel())
         self.sparsity = 1 - self.num_nonzero / max(mask.numel(), 1)
-        self.tile = tile or default_tile(lanes=lanes)
+        self.tile = tile or default_tile(self.columns, lanes=lanes)
         num_starts = -(-self.columns // self.tile) * self.rows + 1
         self._start = torch.empty(num_starts, dtype=torch.int32)
         self._offset = torch.empty(self.num_nonzero, dtype=torch.int32)
