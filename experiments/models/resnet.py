@@ -27,6 +27,7 @@ class Config(BaseModel):
     embedding_size: PositiveInt
     layer_type: Literal["basic", "bottleneck"] = "basic"
     stem: Literal["cifar", "imagenet"] = "cifar"
+    downsample_in_first_stage: bool = False
 
     @model_validator(mode="after")
     def one_width_per_stage(self) -> Config:
@@ -62,6 +63,7 @@ def build(
         hidden_sizes=config.hidden_sizes,
         depths=config.depths,
         layer_type=config.layer_type,
+        downsample_in_first_stage=config.downsample_in_first_stage,
         id2label=dict(enumerate(classes)),
         label2id={name: label for label, name in enumerate(classes)},
         image_size=image_size,

@@ -1,0 +1,62 @@
+"""GPT-2 of transformers, built from a config (Radford et al. 2019); GPT-3's small sizes too."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+class Config(BaseModel):
+    """Sizes of the decoder; ``hidden_size`` must be a multiple of ``num_heads``."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    hidden_size: PositiveInt
+    num_layers: PositiveInt
+    num_heads: PositiveInt
+    intermediate_size: PositiveInt | None = Field(None, description="None is 4 x hidden_size")
+    dropout: float = Field(0.0, ge=0, lt=1)
+
+    @model_validator(mode="after")
+    def heads_divide_width(self) -> Config:
+        """Each head has the same width."""
+        if self.hidden_size % self.num_heads:
+            raise ValueError(
+                f"hidden_size is {self.hidden_size}; it must be a multiple of "
+                f"num_heads = {self.num_heads}"
+            )
+        return self
+
+
+def build(config: Config, *, vocab_size: int, context: int, eos_id: int) -> PreTrainedModel:
+    """A randomly initialised ``GPT2LMHeadModel``, embedding and head tied; draws from torch's
+    global generator.
+
+    Args:
+        config: sizes.
+        vocab_size: rows of the embedding.
+        context: longest sequence in tokens, the number of learned positions.
+        eos_id: id of the end-of-document token.
+    """
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    return GPT2LMHeadModel(
+        GPT2Config(
+            vocab_size=vocab_size,
+            n_positions=context,
+            n_embd=config.hidden_size,
+            n_layer=config.num_layers,
+            n_head=config.num_heads,
+            n_inner=config.intermediate_size,
+            resid_pdrop=config.dropout,
+            embd_pdrop=config.dropout,
+            attn_pdrop=config.dropout,
+            bos_token_id=eos_id,
+            eos_token_id=eos_id,
+            use_cache=False,
+        )
+    )
