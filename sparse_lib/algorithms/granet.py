@@ -45,6 +45,11 @@ class GraNet(RigL):
             raise ValueError(f"pruning must be one of {PRUNING}, not {pruning!r}")
         self.pruning = pruning
         super().__init__(sparsity, update, init_method, **kwargs)
+        if pruning == "global" and self.score_shaper is not None:
+            raise ValueError(
+                "pruning='global' decides over all tensors together; it takes no score_shaper and "
+                "no balance_in_groups or balance_out_groups"
+            )
 
     def new_masks(
         self, params: Mapping[str, SparseParameter], targets: Mapping[str, float]
