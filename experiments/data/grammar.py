@@ -283,7 +283,8 @@ def _read(source: Source) -> Texts:
     return Texts(splits, {"floor": asdict(floor()), "floor_of_split": losses})
 
 
-def _tokenizer() -> "Tokenizer":
+def build_tokenizer() -> "Tokenizer":
+    """One token per word of the grammar."""
     from experiments.data.tokenizer import word_level
 
     return word_level(vocabulary())
@@ -301,7 +302,7 @@ DATASETS = (
         source="probabilistic grammar (experiments/data/grammar.py)",
         splits="independent draws",
         read=_read,
-        build_tokenizer=_tokenizer,
+        build_tokenizer=build_tokenizer,
         write_extras=_write_pairs,
     ),
 )

@@ -229,7 +229,11 @@ class _Job:
 def _data_files(data_dir: Path) -> list[Path]:
     """Files of a prepared dataset that an evaluation may read."""
     splits = ("validation", "test")
-    names = [f"{s}.bin" for s in splits] + [f"text/{s}.jsonl" for s in splits] + ["pairs.jsonl"]
+    names = (
+        [f"{s}.bin" for s in splits]
+        + [f"text/{s}.jsonl" for s in splits]
+        + ["pairs.jsonl", "facts.jsonl"]
+    )
     return [data_dir / name for name in names]
 
 

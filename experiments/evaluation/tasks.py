@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from experiments.evaluation.harness import CausalLM
 
 OWN_TASKS = Path(__file__).parent / "tasks"
+#: Files of a prepared dataset that hold the documents of our own tasks.
+OWN_FILES = {"grammar_pairs": "pairs.jsonl", "facts_to_text": "facts.jsonl"}
 #: Metrics for which guessing among the choices is right once in `number of choices` times.
 CHOICE_METRICS = ("acc", "acc_norm", "acc_bytes")
 
@@ -97,15 +99,15 @@ def own_documents(task: str, data_dir: Path) -> list[dict[str, str]]:
     Raises:
         ValueError: if the task is unknown or the data yield no rows.
     """
-    if task == "grammar_pairs":
-        rows = read_jsonl(data_dir / "pairs.jsonl")
-    elif task == "prose_pairs":
-        texts = [row["text"] for row in read_jsonl(data_dir / "text" / "test.jsonl")]
-        rows = prose_pairs(texts)
+    if task == "prose_pairs":
+        rows = prose_pairs([row["text"] for row in read_jsonl(data_dir / "text" / "test.jsonl")])
+    elif task in OWN_FILES:
+        rows = read_jsonl(data_dir / OWN_FILES[task])
     else:
-        raise ValueError(f"task is {task!r}; our own are grammar_pairs and prose_pairs")
+        own = ", ".join([*OWN_FILES, "prose_pairs"])
+        raise ValueError(f"task is {task!r}; our own are {own}")
     # Mixed by hash, so that the first `limit` rows are a fair sample of all kinds.
-    rows.sort(key=lambda row: hashlib.sha256(row["good"].encode()).digest())
+    rows.sort(key=lambda row: hashlib.sha256(next(iter(row.values())).encode()).digest())
     if not rows:
         raise ValueError(f"task {task} finds no pairs in {data_dir}")
     return rows
