@@ -11,6 +11,8 @@ A small analytic model, not a measurement, and everything it returns is labelled
   overlap with the computation.
 - A system that can't keep the activations of its share of the batch takes it in micro-batches, as
   few as fit, and needs the weights for each.
+- With recomputation only the input of each block stays, and one block's other activations at a
+  time; all products of the forward pass run twice, and need the weights a third time.
 - Several systems split the batch (data parallel) and each sees all weights. Wafers' gradients are
   reduced on their way out; other devices exchange theirs around a ring, ``2 (n - 1) / n`` of them
   over each link, while the layer computes.
@@ -79,6 +81,7 @@ class Simulation:
         activation_bytes: Inputs of the layers that one system keeps for the backward pass of a
             micro-batch.
         num_micro_batches: Parts in which one system takes its share of the batch.
+        recompute: Whether activations are computed again in the backward pass.
         fits: Whether one system holds what must stay on it for a single sample: the activations
             where weights are streamed, else weights and optimizer state (dense, mixed-precision
             Adam) too.
@@ -92,6 +95,7 @@ class Simulation:
     weight_dense_bytes: int
     activation_bytes: int
     num_micro_batches: int
+    recompute: bool
     fits: bool
     extrapolated: bool
     label: str = "simulated"
@@ -143,6 +147,7 @@ class Simulation:
             "weight_csr_bytes": self.weight_csr_bytes,
             "activation_bytes": self.activation_bytes,
             "num_micro_batches": self.num_micro_batches,
+            "recompute": self.recompute,
             "fits": self.fits,
         }
 
@@ -177,6 +182,7 @@ def simulate(
     dense_weight_grad: bool = False,
     num_systems: int = 1,
     efficiency: float = 1.0,
+    recompute: bool | None = None,
     flops: ModelFlops | None = None,
 ) -> Simulation:
     """Simulates one training step. The model may live on the meta device.
@@ -191,6 +197,8 @@ def simulate(
         dense_weight_grad: True for a step that computes masked weights' gradients as well.
         num_systems: Systems that split the batch.
         efficiency: Share of the peak that dense layers reach, in (0, 1].
+        recompute: Whether blocks keep their input only; None does so where a single sample would
+            not fit otherwise.
         flops: What ``count`` returned for these sizes, to simulate many cases of one model.
 
     Raises:
@@ -210,9 +218,13 @@ def simulate(
     counted.forward(levels)  # rejects names and values that are wrong
     num_weights = sum(parameter.numel() for parameter in model.parameters())
     resident = 0 if spec.streams_weights else num_weights * _STATE_BYTES_PER_WEIGHT
-    sample_bytes = sum(layer.num_kept for layer in counted.layers) * spec.weight_bytes / batch_size
     share = -(-batch_size // num_systems)
-    num_fitting = int((spec.memory_bytes - resident) // sample_bytes) if sample_bytes else share
+    room = spec.memory_bytes - resident
+    sample_bytes = _kept(counted, recompute=bool(recompute)) * spec.weight_bytes / batch_size
+    if recompute is None:
+        recompute = sample_bytes > room
+        sample_bytes = _kept(counted, recompute=recompute) * spec.weight_bytes / batch_size
+    num_fitting = int(room // sample_bytes) if sample_bytes else share
     micro_batch = min(share, max(num_fitting, 1))
     num_micro_batches = -(-share // micro_batch)
     run = _Run(
@@ -220,6 +232,7 @@ def simulate(
         seconds_per_flop=share / batch_size / (spec.peak_flops * efficiency),
         num_systems=num_systems,
         num_micro_batches=num_micro_batches,
+        num_forward=2 if recompute else 1,
         dense_weight_grad=dense_weight_grad,
     )
     described = {layer.weight_name: layer for layer in describe(model)}
@@ -234,6 +247,7 @@ def simulate(
         weight_dense_bytes=num_weights * spec.weight_bytes,
         activation_bytes=round(sample_bytes * micro_batch),
         num_micro_batches=num_micro_batches,
+        recompute=recompute,
         fits=num_fitting >= 1,
         extrapolated=spec.skips_zeros
         and any(layer.sparsity > MAX_PUBLISHED_SPARSITY for layer in layers),
@@ -270,6 +284,25 @@ def _weight_bytes(shape: tuple[int, ...], sparsity: float, weight_bytes: int) ->
     return num_nonzero(sparsity, numel) * (weight_bytes + index_bytes) + 4 * (rows + 1)
 
 
+def _kept(flops: ModelFlops, *, recompute: bool) -> int:
+    """Elements of activations that the backward pass of the batch needs at once.
+
+    A block is what shares a name up to its first number, ``model.layers.3`` for example; its first
+    layer keeps its input.
+    """
+    if not recompute:
+        return sum(layer.num_kept for layer in flops.layers)
+    inputs: dict[str, int] = {}
+    blocks: dict[str, int] = {}
+    for layer in flops.layers:
+        parts = layer.name.split(".")
+        numbers = [index for index, part in enumerate(parts) if part.isdigit()]
+        block = ".".join(parts[: numbers[0] + 1] if numbers else parts)
+        inputs.setdefault(block, layer.num_kept)
+        blocks[block] = blocks.get(block, 0) + layer.num_kept
+    return sum(inputs.values()) + max(blocks[name] - inputs[name] for name in blocks)
+
+
 @dataclass(frozen=True, slots=True)
 class _Run:
     """What is the same for all layers of a step."""
@@ -278,6 +311,7 @@ class _Run:
     seconds_per_flop: float
     num_systems: int
     num_micro_batches: int
+    num_forward: int
     dense_weight_grad: bool
 
 
@@ -288,7 +322,9 @@ def _layer_time(
     spec = run.spec
     skipped = sparsity if spec.skips_zeros else 0.0
     share = relative_time(skipped, spec.sparse_overhead)
-    shares = 2 * share + (1.0 if run.dense_weight_grad or not layer.num_weights else share)
+    shares = (1 + run.num_forward) * share + (
+        1.0 if run.dense_weight_grad or not layer.num_weights else share
+    )
     executed = layer.dense_flops
     if skipped:
         executed = 2 * layer.num_positions * num_nonzero(skipped, layer.num_weights)
@@ -296,7 +332,7 @@ def _layer_time(
     transfer_s = exchange_s = 0.0
     if layer.weight_name is not None:
         shape = described[layer.weight_name].weight_shape
-        weights = 2 * _weight_bytes(shape, skipped, spec.weight_bytes)
+        weights = (1 + run.num_forward) * _weight_bytes(shape, skipped, spec.weight_bytes)
         gradients = layer.num_weights * spec.weight_bytes
         if skipped and not run.dense_weight_grad:
             gradients = num_nonzero(skipped, layer.num_weights) * spec.weight_bytes
@@ -315,5 +351,5 @@ def _layer_time(
         compute_s=layer.dense_flops * shares * run.seconds_per_flop,
         transfer_s=transfer_s,
         exchange_s=exchange_s,
-        flops=2 * executed + weight_grad,
+        flops=(1 + run.num_forward) * executed + weight_grad,
     )

@@ -159,6 +159,7 @@ def test_micro_batches_keep_what_fits_and_stream_weights_again():
     assert parts.layers[0].compute_s == whole.layers[0].compute_s
     assert parts.fits
     assert not simulate(model, replace(tight, memory_bytes=1999), batch_size=7).fits
+    assert parts.record()["num_micro_batches"] == 3
 
 
 def test_175_billion_parameters_need_no_memory():
@@ -168,10 +169,26 @@ def test_175_billion_parameters_need_no_memory():
     assert result.weight_dense_bytes == 2 * sum(p.numel() for p in model.parameters())
     # Block weights: a quarter is left and takes twice the bytes, its column included.
     assert result.weight_csr_bytes == pytest.approx(result.weight_dense_bytes / 2, rel=0.01)
-    # Without computing anything again, one sequence of 2,048 tokens needs 48 GB.
-    assert not result.fits
-    assert simulate(model, "cs2", batch_size=1, sequence_length=1024, sparsity=0.75).fits
-    assert not simulate(model, "h100", batch_size=1, sequence_length=1024).fits
+    # Without computing anything again, one sequence of 2,048 tokens needs 48 GB; with it, the
+    # input of each block (one width), the other nine widths of one block, and the head's input.
+    kept = simulate(model, "cs2", batch_size=1, sequence_length=2048, recompute=False)
+    assert kept.activation_bytes == 2 * 2048 * 12288 * (10 * 96 + 1) and not kept.fits
+    assert result.activation_bytes == 2 * 2048 * 12288 * (96 + 9 + 1) and result.fits
+    assert result.recompute
+    assert not simulate(model, "h100", batch_size=1, sequence_length=2048).fits
+
+
+def test_recomputation_costs_a_forward_pass_and_the_weights_again():
+    sizes = {"batch_size": 8, "sequence_length": 128}
+    kept, again = (simulate(gpt(), UNBOUND, recompute=r, **sizes) for r in (False, True))
+    assert again.step_s / kept.step_s == pytest.approx(4 / 3)
+    assert again.flops * 3 == kept.flops * 4
+    streamed = [
+        sum(layer.transfer_s for layer in simulate(gpt(), "cs2", recompute=r, **sizes).layers)
+        for r in (False, True)
+    ]
+    assert streamed[1] / streamed[0] == pytest.approx(3 / 2)
+    assert not simulate(gpt(), "cs2", **sizes).recompute
 
 
 @pytest.mark.parametrize(
