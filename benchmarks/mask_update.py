@@ -14,10 +14,13 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import multiprocessing
 import re
 import statistics
 import time
+from collections import defaultdict
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import torch
@@ -27,7 +30,16 @@ import sparse_lib as sl
 
 WIDTH = 768
 SHAPES = ((3 * WIDTH, WIDTH), (WIDTH, WIDTH), (4 * WIDTH, WIDTH), (WIDTH, 4 * WIDTH))
+_M_MMAP_THRESHOLD = -3  # of glibc's malloc.h
 TIME_LIMIT, MEMORY_LIMIT = 1.0, 1.3
+
+
+def make_work(num_layers: int, sparsity: float, dtype: str) -> dict[str, Callable[[], None]]:
+    """Name to what is measured; the first is the yardstick."""
+    torch.manual_seed(0)
+    size = (num_layers, sparsity, getattr(torch, dtype))
+    updates = {kind.__name__: make_update(kind, *size) for kind in (sl.GMP, sl.SET, sl.RigL)}
+    return {"torch.topk": make_topk(*size)} | updates
 
 
 def make_model(num_layers: int, dtype: torch.dtype) -> nn.Module:
@@ -70,22 +82,51 @@ def make_topk(num_layers: int, sparsity: float, dtype: torch.dtype) -> Callable[
     return topk
 
 
+def measure_times(size: tuple, num_rounds: int) -> dict[str, float]:
+    """Median CPU seconds of each kind of work, the kinds taking turns."""
+    work = make_work(*size)
+    times: dict[str, list[float]] = {name: [] for name in work}
+    for turn in range(num_rounds + 1):
+        for name, function in work.items():
+            start = time.process_time()
+            function()
+            if turn:  # the first turn fills caches
+                times[name].append(time.process_time() - start)
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def measure_memory(size: tuple) -> dict[str, float]:
+    """Bytes by which the process grows at most during each kind of work; NaN if unknown."""
+    try:
+        # Large blocks shall come from the system and go back at once: no reserves, no holes.
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 2**16)
+    except (OSError, AttributeError):
+        return defaultdict(lambda: float("nan"))
+    return {name: peak_growth(function) for name, function in make_work(*size).items()}
+
+
+def peak_growth(function: Callable[[], None]) -> float:
+    """Bytes by which the process grows at most while a function runs again; NaN if unknown."""
+    function()
+    try:
+        Path("/proc/self/clear_refs").write_text("5")  # resets the peak
+        before = _memory("VmRSS")
+        function()
+        return _memory("VmHWM") - before
+    except OSError:
+        return float("nan")
+
+
 def _memory(field: str) -> int:
     status = Path("/proc/self/status").read_text()
     return int(re.search(rf"{field}:\s+(\d+) kB", status)[1]) * 1024  # type: ignore[index]
 
 
-def peak_growth(function: Callable[[], None]) -> float:
-    """Bytes by which the process grows at most while a function runs; NaN if unknown."""
-    try:
-        ctypes.CDLL(None).malloc_trim(0)  # else the allocator reuses what it holds in reserve
-        Path("/proc/self/clear_refs").write_text("5")  # resets the peak
-        before = _memory("VmRSS")
-        function()
-        return _memory("VmHWM") - before
-    except (OSError, AttributeError):
-        function()
-        return float("nan")
+def in_fresh_process(function: Callable, *arguments: object) -> dict[str, float]:
+    """What a function returns in a process of its own, on one thread."""
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, context, torch.set_num_threads, (1,)) as pool:
+        return pool.submit(function, *arguments).result()
 
 
 def main() -> None:
@@ -96,32 +137,16 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="float32")
     arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
 
-    dtype = getattr(torch, arguments.dtype)
-    size = (arguments.layers, arguments.sparsity, dtype)
-    work = {"torch.topk": make_topk(*size)}
-    work |= {kind.__name__: make_update(kind, *size) for kind in (sl.GMP, sl.SET, sl.RigL)}
-    times: dict[str, list[float]] = {name: [] for name in work}
-    for turn in range(arguments.rounds + 1):
-        for name, function in work.items():
-            start = time.process_time()
-            function()
-            if turn:  # the first turn fills caches
-                times[name].append(time.process_time() - start)
-    memory = {
-        name: statistics.median(peak_growth(function) for _ in range(3))
-        for name, function in work.items()
-    }
-    seconds = {name: statistics.median(values) for name, values in times.items()}
-
+    size = (arguments.layers, arguments.sparsity, arguments.dtype)
+    seconds = in_fresh_process(measure_times, size, arguments.rounds)
+    memory = in_fresh_process(measure_memory, size)
     num_parameters = arguments.layers * sum(rows * columns for rows, columns in SHAPES)
     print(f"mask update of {num_parameters / 1e6:.0f} million {arguments.dtype} weights, "
           f"sparsity {arguments.sparsity}, one thread, torch {torch.__version__}")  # fmt: skip
     print(f"torch.topk: {seconds['torch.topk']:.2f} s, {memory['torch.topk'] / 2**20:.0f} MiB")
     print(f"{'over torch.topk':<16}{'time':>7}{'limit':>7}{'memory':>8}{'limit':>7}")
-    for name in list(work)[1:]:
+    for name in list(seconds)[1:]:
         print(
             f"{name:<16}{seconds[name] / seconds['torch.topk']:>7.2f}{TIME_LIMIT:>7.2f}"
             f"{memory[name] / memory['torch.topk']:>8.2f}{MEMORY_LIMIT:>7.2f}"

@@ -136,9 +136,13 @@ class MaskGuard:
 
     def _words_for(self, integer: torch.dtype, tensor: Tensor) -> Tensor:
         mask = self.mask
-        if self._words_of[0] is not mask or self._words_of[1] != mask._version:
+        known, version = self._words_of
+        if known is not mask:
             self._words.clear()
-            self._words_of = (mask, mask._version)
+        elif version != mask._version:
+            for stale in self._words.values():
+                stale.copy_(mask).neg_()
+        self._words_of = (mask, mask._version)
         key = (tensor.element_size(), tensor.device)
         words = self._words.get(key)
         if words is None:
