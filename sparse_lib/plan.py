@@ -138,7 +138,8 @@ def plan(
 
     Args:
         model: The model, with memory (not on the meta device).
-        config: What ``configure`` takes.
+        config: What ``configure`` takes, or an algorithm, which is planned as its ``apply`` would
+            do it and left as it is.
         num_steps: Optimizer steps of the run, to tell the sparsity at its end.
         batch_size: Samples per batch, for FLOPs.
         sequence_length: Tokens per sample of a language model; FLOPs are counted if given.
@@ -147,29 +148,36 @@ def plan(
     Raises:
         ValueError: If the config is wrong; the message names the key.
     """
-    group = copy.deepcopy(config) if isinstance(config, Group) else configure(config)
+    is_algorithm = isinstance(config, SparsityAlgorithm)
+    algorithm = copy.deepcopy(config) if is_algorithm else configure(config)
     twin = copy.deepcopy(model)
+    for parameter, original in zip(twin.parameters(), model.parameters(), strict=True):
+        parameter.grad = original.grad  # which SNIP reads and deepcopy leaves behind
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        if group is not None:
-            group.apply(twin)
+        if algorithm is not None:
+            algorithm.apply(twin)
+    members = algorithm.algorithms if isinstance(algorithm, Group) else [algorithm]
     owners: dict[str, SparsityAlgorithm] = {
-        name: algorithm
-        for algorithm in (group.algorithms if group is not None else ())
-        for name in algorithm.sparse_params
+        name: member for member in members if member is not None for name in member.sparse_params
     }
     end = {
         name: level
-        for algorithm in set(owners.values())
-        for name, level in algorithm.sparsity.targets(
+        for member in set(owners.values())
+        for name, level in member.sparsity.targets(
             max((num_steps or 1) - 1, 0), is_update_step=True
         ).items()
     }
-    layers = {layer.weight_name: layer for layer in describe(model)}
+    described = describe(model)
+    layers = {layer.weight_name: layer for layer in described}
+    ties: dict[str, list[str]] = {}
+    for layer in described:
+        if layer.tied_to is not None:
+            ties.setdefault(layer.tied_to, []).append(layer.weight_name)
     rows = tuple(
-        _planned(name, tuple(parameter.shape), layers.get(name), owners.get(name), end)
+        _planned(name, tuple(parameter.shape), layers.get(name), owners[name], end, ties.get(name))
         if name in owners
-        else _dense(name, parameter, layers.get(name), model)
+        else _dense(name, parameter, layers.get(name), model, ties.get(name))
         for name, parameter in model.named_parameters()
     )
     flops = None
@@ -178,7 +186,7 @@ def plan(
             model, batch_size=batch_size, sequence_length=sequence_length, image_size=image_size
         )
     notes = [str(warning.message) for warning in caught]
-    notes += [note for row in rows for note in _warnings(row, layers.get(row.name))]
+    notes += [n for row in rows for n in _warnings(row, layers.get(row.name), ties.get(row.name))]
     return Plan(parameters=rows, warnings=tuple(notes), flops=flops)
 
 
@@ -186,17 +194,17 @@ def _planned(
     name: str,
     shape: tuple[int, ...],
     layer: LayerDescription | None,
-    algorithm: SparsityAlgorithm | None,
+    algorithm: SparsityAlgorithm,
     end: Mapping[str, float],
+    tied: list[str] | None,
 ) -> PlannedParameter:
-    assert algorithm is not None
     sparse = algorithm.sparse_params[name]
     return PlannedParameter(
         name=name,
         kind=layer.kind if layer else "bias",
         shape=shape,
         algorithm=type(algorithm).__name__,
-        reason=f"sparsified by {type(algorithm).__name__}",
+        reason=f"sparsified by {type(algorithm).__name__}{_also(tied)}",
         sparsity=float(sparse.target),
         final_sparsity=float(end[name]),
         num_weights=sparse.mask.numel(),
@@ -205,7 +213,11 @@ def _planned(
 
 
 def _dense(
-    name: str, parameter: nn.Parameter, layer: LayerDescription | None, model: nn.Module
+    name: str,
+    parameter: nn.Parameter,
+    layer: LayerDescription | None,
+    model: nn.Module,
+    tied: list[str] | None,
 ) -> PlannedParameter:
     if parameter.dim() < 2:
         reason = "one dimension"
@@ -218,7 +230,7 @@ def _dense(
         kind=layer.kind if layer else "bias",
         shape=tuple(parameter.shape),
         algorithm=None,
-        reason=reason,
+        reason=reason + _also(tied),
         sparsity=0.0,
         final_sparsity=0.0,
         num_weights=parameter.numel(),
@@ -226,15 +238,23 @@ def _dense(
     )
 
 
-def _warnings(row: PlannedParameter, layer: LayerDescription | None) -> list[str]:
+def _also(tied: list[str] | None) -> str:
+    return f" (also {', '.join(tied)})" if tied else ""
+
+
+def _warnings(
+    row: PlannedParameter, layer: LayerDescription | None, tied: list[str] | None
+) -> list[str]:
     if row.algorithm is None:
         return []
     notes = []
     if layer is None or layer.role in ("embedding", "norm", "head"):
         role = layer.role if layer else "bias"
         notes.append(f"{row.name} has the role {role!r} and is sparsified.")
+    if tied:
+        notes.append(f"{row.name} is also {', '.join(tied)}: one tensor, one mask.")
     smallest = max(row.shape[:2], default=1)
-    if row.num_nonzero < smallest:
+    if len(row.shape) > 1 and row.num_nonzero < smallest:
         notes.append(
             f"{row.name} keeps {row.num_nonzero} weights for {smallest} rows or columns: "
             "the layer may collapse."

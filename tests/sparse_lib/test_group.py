@@ -1,12 +1,17 @@
 """Group: filters, order, and settings of members."""
 
+import copy
+import warnings
+
 import pytest
 import torch
 from torch import nn
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from sparse_lib.algorithms.rigl import RigL
 from sparse_lib.algorithms.set import SET
 from sparse_lib.algorithms.static import Static
+from sparse_lib.configure import configure
 from sparse_lib.group import Group
 from tests.sparse_lib.algorithm_cases import (
     assert_enforced,
@@ -82,3 +87,92 @@ def test_misuse():
         Group({"*": 0.5})
     with pytest.warns(UserWarning, match="matches 'nothing'"):
         Group({"nothing": Static(0.5)}).apply(nn.Linear(2, 2))
+
+
+class TwoLayers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc1, self.fc2 = nn.Linear(6, 8), nn.Linear(8, 4, bias=False)
+
+
+def gpt2():
+    return GPT2LMHeadModel(GPT2Config(n_layer=2, n_embd=8, n_head=2, vocab_size=11, n_positions=8))
+
+
+def llama():
+    config = LlamaConfig(
+        num_hidden_layers=2,
+        hidden_size=8,
+        intermediate_size=12,
+        num_attention_heads=2,
+        vocab_size=11,
+        tie_word_embeddings=True,
+    )
+    return LlamaForCausalLM(config)
+
+
+class Nested(nn.Module):
+    """A module that is called by the name of the function under test, and one that is shared."""
+
+    def __init__(self):
+        super().__init__()
+        self.apply_ = nn.ModuleDict({"fc1": nn.Linear(4, 4)})
+        self.again = self.apply_
+
+
+def set_and_static():
+    return Group({"fc1.*": Static(0.3, seed=1), "fc2.*": SET(0.9, {"freq": 1000}, seed=2)})
+
+
+def by_globs():
+    return configure(
+        [
+            {"sparsity": 0.3, "param_filter": "*attn*"},
+            {"algorithm": "set", "sparsity": 0.9, "param_filter": ["*mlp*weight", "*mlp*bias"]},
+            {"sparsity": 0.5, "param_filter": "nothing*"},
+        ]
+    )
+
+
+def masks_and_warnings(model, apply):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        apply(model)
+    return snapshot(model), [str(warning.message) for warning in caught]
+
+
+@pytest.mark.parametrize(
+    ("build", "make"),
+    [
+        (TwoLayers, set_and_static),
+        (TwoLayers, lambda: Group({"nothing": Static(0.5)})),
+        (TwoLayers, lambda: Static(0.5)),
+        (TwoLayers, lambda: configure(0.5)),
+        (Nested, lambda: Group({"apply_.fc1.*": Static(0.5), "again.*": SET(0.5)})),
+        (gpt2, by_globs),
+        (gpt2, lambda: configure(0.75)),
+        (gpt2, lambda: Static(0.5)),
+        (llama, by_globs),
+        (llama, lambda: configure({"algorithm": "rigl", "sparsity": 0.8, "distribution": "erk"})),
+        (llama, lambda: Group({"model.layers.1.*": Static(0.5)})),
+    ],
+)
+def test_applying_from_the_model_is_bit_identical(build, make):
+    torch.manual_seed(0)
+    one = build()
+    two = copy.deepcopy(one)
+    first, second = make(), make()
+    state, notes = masks_and_warnings(one, lambda model: model.apply(first))
+    expected, expected_notes = masks_and_warnings(two, second.apply)
+    assert_equal(state, expected)
+    assert notes == expected_notes
+    assert list(first.sparse_params) == list(second.sparse_params)
+
+
+def test_a_part_of_a_model_can_be_applied_from_that_part():
+    one, two = gpt2(), gpt2()
+    two.load_state_dict(one.state_dict())
+    one.transformer.h.apply(Static(0.5, seed=1))
+    Static(0.5, seed=1).apply(two.transformer.h)
+    assert_equal(snapshot(one), snapshot(two))
+    assert not hasattr(one.transformer.wte, "weight_mask")

@@ -1,9 +1,14 @@
 """plan: exact counts, reasons, FLOPs and warnings, and a model left alone."""
 
+import pytest
 import torch
 from torch import nn
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
+from sparse_lib.algorithms.rigl import RigL
+from sparse_lib.algorithms.static import Static
 from sparse_lib.flops import count
+from sparse_lib.group import Group
 from sparse_lib.plan import plan
 
 
@@ -83,3 +88,91 @@ def test_a_dense_plan_and_its_markdown():
     assert "| up.weight | linear | 100 x 10 | 0 | 0 | 1,000 / 1,000 | no filter matched |" in str(
         result
     )
+
+
+def gpt2():
+    return GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=8, n_head=2, vocab_size=11, n_positions=16))
+
+
+def llama(tied=False):
+    return LlamaForCausalLM(
+        LlamaConfig(
+            num_hidden_layers=1,
+            hidden_size=8,
+            intermediate_size=12,
+            num_attention_heads=2,
+            vocab_size=11,
+            tie_word_embeddings=tied,
+        )
+    )
+
+
+def test_gpt2_by_hand():
+    result = plan(gpt2(), 0.75, sequence_length=4)
+    block = "transformer.h.0."
+    sparse = {name: row["num_nonzero"] for name, row in rows(result).items() if row["algorithm"]}
+    assert sparse == {
+        block + "attn.c_attn.weight": 48,
+        block + "attn.c_proj.weight": 16,
+        block + "mlp.c_fc.weight": 64,
+        block + "mlp.c_proj.weight": 64,
+    }
+    assert rows(result)["transformer.wte.weight"]["reason"] == "embedding (also lm_head.weight)"
+    assert result.num_parameters == 1104 and result.num_nonzero == 1104 - 576
+    dense, start, _ = result.flops_records()
+    # 2 FLOPs per multiply-add, 4 tokens, 576 of 768 weights gone
+    assert dense["inference_flops"] - start["inference_flops"] == 2 * 4 * 576
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_llama_with_and_without_a_tied_head(tied):
+    result = plan(llama(tied), {"algorithm": "rigl", "sparsity": 0.8, "distribution": "erk"})
+    table = rows(result)
+    assert table["model.embed_tokens.weight"]["algorithm"] is None
+    assert table["model.norm.weight"]["reason"] == "one dimension"
+    assert ("lm_head.weight" in table) == (not tied)
+    assert "lm_head" in table["model.embed_tokens.weight"]["reason"] or not tied
+    sizes = [row["num_weights"] for row in table.values() if row["algorithm"]]
+    counts = [row["num_nonzero"] for row in table.values() if row["algorithm"]]
+    assert len(sizes) == 7 and sum(counts) == round(0.2 * sum(sizes))
+
+
+def test_warnings_about_tied_weights_and_idle_filters():
+    config = [
+        {"sparsity": 0.5, "param_filter": "*wte*"},
+        {"sparsity": 0.5, "param_filter": "lm_head*"},
+    ]
+    notes = plan(gpt2(), config).warnings
+    assert any("'embedding'" in note for note in notes)
+    assert any("wte.weight is also lm_head.weight" in note for note in notes)
+    assert any("lm_head*" in note and "no parameter matches" in note for note in notes)
+
+
+def test_an_algorithm_is_planned_as_it_would_be_applied_and_stays_fresh():
+    model = Tiny()
+    for algorithm in (Static(0.5, seed=1), Group({"up.*": RigL(0.5)})):
+        result = plan(model, algorithm)
+        assert not algorithm.sparse_params
+        algorithm.apply(other := Tiny())
+        sparse = {row["name"] for row in result.records() if row["algorithm"]}
+        assert sparse == set(algorithm.sparse_params)
+        counts = {n: int(s.mask.sum()) for n, s in algorithm.sparse_params.items()}
+        assert counts == {name: rows(result)[name]["num_nonzero"] for name in counts}
+        assert other is not model
+
+
+def test_snip_is_planned_with_the_gradients_that_are_there():
+    model = Tiny()
+    config = {"sparsity": 0.5, "init_method": "snip", "distribution": "global"}
+    with pytest.raises(ValueError, match="needs gradients"):
+        plan(model, config)
+    model(torch.arange(11).view(1, 11)).pow(2).sum().backward()
+    result = plan(model, config)
+    assert sum(r["num_nonzero"] for r in result.records() if r["algorithm"]) == 1000
+
+
+def test_markdown_is_one_row_per_weight_and_lists_warnings():
+    lines = str(plan(Tiny(), [{"sparsity": 0.99, "param_filter": "up.weight"}])).splitlines()
+    assert lines[0].startswith("2,")
+    assert sum(line.startswith("| ") for line in lines) == 2 + 4
+    assert lines[-1].startswith("Warning: up.weight keeps 10 weights for 100 rows")
