@@ -296,12 +296,12 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
 
     def _capture(self, sparse: SparseParameter) -> Any:
         # Weak: the hook lives on the parameter, which must not keep the algorithm alive.
-        reference = weakref.ref(self)
+        reference, name = weakref.ref(self), sparse.name
 
         def keep(gradient: Tensor) -> None:
             algorithm = reference()
-            if algorithm is not None:
-                algorithm._keep_dense(sparse, gradient.detach())
+            if algorithm is not None and name in algorithm.sparse_params:
+                algorithm._keep_dense(algorithm.sparse_params[name], gradient.detach())
 
         return sparse.param.register_hook(keep)
 
@@ -335,10 +335,20 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
 class DropAndGrow(DynamicSparsityAlgorithm):
     """Base of algorithms that drop the smallest weights and grow others: SET, RigL and their kin.
 
-    Subclasses define :meth:`grow_score`; a weight dropped in an update competes for regrowth in
-    it, and if it comes back keeps its value. The scheduled sparsity is met at every update: where
-    it rises by more than ``drop_fraction`` frees, more of the smallest weights are dropped
-    (with ``compat`` the sparsity lags instead).
+    Subclasses define :meth:`grow_score`. After the weight update of an update step ``t``, in a
+    tensor of ``n`` weights of which ``m`` are present:
+
+    1. The target is ``k = num_nonzero(sparsity(t), n)``.
+    2. Drop: of the present weights the ``min(num_nonzero(drop_fraction(t), m), k)`` largest in
+       magnitude stay, so the target is met even where the sparsity rises by more than
+       ``drop_fraction`` frees (with ``compat`` it lags instead). NaN is dropped.
+    3. Grow: the absent positions with the highest scores are added until there are ``k``. Those
+       dropped just now compete too; one that wins keeps its value and optimizer states. All
+       others start at 0 (or as ``grown_init`` says), with states of 0. NaN scores never grow, so
+       there may be fewer than ``k``.
+
+    Of equal values the lower index (row-major) wins. With a ``score_shaper`` all counts are per
+    pool.
 
     Args:
         sparsity: See :class:`SparsityAlgorithm`.

@@ -15,9 +15,10 @@ from sparse_lib.masks import make_mask_topk_sparsity
 class GMP(DynamicSparsityAlgorithm):
     """Gradual magnitude pruning (Zhu and Gupta 2017, arXiv:1710.01878).
 
-    At each update step the mask becomes the largest weights at the scheduled sparsity. Since
-    masked weights are zero, a rising schedule only removes weights; a falling one brings back
-    positions in order of index.
+    After the weight update of an update step ``t``, the mask of a tensor of ``n`` weights becomes
+    the ``num_nonzero(sparsity(t), n)`` largest magnitudes, present positions before absent ones.
+    So a rising schedule only removes weights, and never brings one back; a falling one also
+    revives absent positions, in order of index (row-major) and from 0. No gradient is used.
 
     Args:
         sparsity: See :class:`SparsityAlgorithm`; meant to be a schedule, such as the paper's

@@ -20,9 +20,19 @@ class GraNet(RigL):
     """GraNet (Liu et al. 2021, arXiv:2106.10404).
 
     ``pruning="tensor"``, the default, is the GraNet of the Cerebras blog: RigL with a rising
-    sparsity schedule and nothing else. ``pruning="global"`` is the paper's own: (1) prune to the
-    scheduled sparsity by magnitude over all tensors together, (2) in each tensor drop
-    ``drop_fraction`` of what is left and grow as many by dense gradient.
+    sparsity schedule and nothing else.
+
+    ``pruning="global"`` is the paper's own. After the weight update of an update step ``t``:
+
+    1. Prune: of all tensors' present weights together, the largest magnitudes stay, as many as the
+       scheduled sparsity allows over all weights; each tensor keeps at least its best weight.
+    2. Regrow: each tensor drops the ``drop_fraction(t)`` smallest of what is left, and grows as
+       many absent positions, where the dense gradient of the step is largest in magnitude.
+       Positions pruned or dropped just now compete too, and keep their values if they win.
+
+    Values, ties, NaN and gradients are as in :class:`RigL`. The paper's code drops
+    ``ceil(drop_fraction * n)``; here it is rounded to the nearest. Its recipe: a ``cubic``
+    schedule, and a cosine ``drop_fraction`` from 0.5 to 0.005 over the whole run.
 
     Args:
         sparsity: Schedule of the sparsity, such as ``cubic`` from 0 or 0.5 to 0.8.

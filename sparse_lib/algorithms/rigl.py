@@ -14,11 +14,12 @@ from sparse_lib.shapers import InputGroupScoreShaper, OutputGroupScoreShaper
 class RigL(DropAndGrow):
     """RigL (Evci et al. 2020, arXiv:1911.11134).
 
-    At each update step the ``drop_fraction`` smallest weights are dropped and as many positions
-    grown where the dense gradient of the same step is largest; a position dropped just now may
-    grow again. With micro-batches the gradient is their sum, with data-parallel ranks their mean.
-    The paper's algorithm 1 replaces the weight update on such steps; that is
-    ``skip_update_on_mask_steps=True``, the default here is the Cerebras library's.
+    :class:`DropAndGrow` with the magnitude of the dense gradient as growth score: that of the
+    optimizer step just taken, before its weight update, unmasked. With micro-batches it is their
+    sum, with data-parallel ranks their mean; loss scaling does not matter. It is kept only in the
+    backward pass of a step at which masks are due. The paper's algorithm 1 has the mask update
+    *replace* the weight update; that is ``skip_update_on_mask_steps=True``, while by default, as
+    in the Cerebras library, weights are updated first.
 
     Args:
         sparsity: See :class:`SparsityAlgorithm`; with a schedule this is the GraNet of the

@@ -13,9 +13,11 @@ from sparse_lib.masks import random_score
 class SET(DropAndGrow):
     """Sparse evolutionary training (Mocanu et al. 2018, doi:10.1038/s41467-018-04316-3).
 
-    At each update step the ``drop_fraction`` smallest weights are dropped and as many random
-    positions grown; a position dropped just now may grow again. Grown weights start at zero as in
-    the Cerebras library; ``grown_init="normal"`` re-draws them as the paper does. Arguments: see
+    :class:`DropAndGrow` with uniform random growth scores, drawn for each parameter and update
+    from a generator of their own (see ``seed`` of :class:`SparsityAlgorithm`). By default grown
+    weights start at zero as in the Cerebras library; ``grown_init="normal"`` re-draws them as the
+    paper does. The paper drops as many of the smallest positive as of the largest negative
+    weights; here both compete by magnitude, as in the Cerebras library. Arguments: see
     :class:`sparse_lib.dynamic.DropAndGrow`.
     """
 
