@@ -12,9 +12,10 @@ BASE = "ResNetPreTrainedModel"
 def widen_config(config: Any, factor: float) -> None:
     """Widths become whole numbers; multiples of 4 with bottlenecks, which divide them by 4."""
     multiple = 4 if config.layer_type == "bottleneck" else 1
-    legal: dict[str, Any] = {"multiple": multiple, "why": "the reduction of a bottleneck"}
-    # The same rule for both, since an identity shortcut needs the first two to be equal.
-    config.embedding_size = widen("embedding_size", config.embedding_size, factor, **legal)
+    # An identity shortcut needs the stem's width to round as the first stage's does.
+    stem = multiple if config.embedding_size % multiple == 0 else 1
+    config.embedding_size = widen("embedding_size", config.embedding_size, factor, multiple=stem)
     config.hidden_sizes = [
-        widen("hidden_sizes", width, factor, **legal) for width in config.hidden_sizes
+        widen("hidden_sizes", width, factor, multiple=multiple, why="a bottleneck's reduction")
+        for width in config.hidden_sizes
     ]
