@@ -158,7 +158,8 @@ def _name(selection: Mapping[str, Any]) -> str:
 def describe(test: Mapping[str, Any]) -> str:
     """Return the machine form of a comparison in words."""
     sides = f"{_name(test['a'])} {SIGNS[test['direction']]} {_name(test['b'])}"
-    margin = f" by at least {test['margin']}" if test.get("margin") else ""
+    size = test.get("margin", 0.0)
+    margin = f" by at least {size}" if size > 0 else f", {-size} allowed" if size else ""
     split = f"{test['split']} " if test.get("split") else ""
     return f"{split}{test['metric']}: {sides}{margin}"
 

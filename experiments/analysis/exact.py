@@ -74,6 +74,24 @@ def check_spdf_ratios(_: pd.DataFrame) -> Check:
     return _worst(errors, PRINTED_DIGITS, "published ratios")
 
 
+def check_fine_tuning_share(_: pd.DataFrame) -> Check:
+    """Largest share of fine-tuning in the total FLOPs of the dense rows, per model."""
+    rows = published.results()
+    rows = rows[rows["source_id"] == "SPDF_UAI23"]
+    dense = rows[pd.to_numeric(rows["sparsity"], errors="coerce") == 0]
+    totals = dense[dense["metric"] == "total pre-train+finetune FLOPs"]
+    before = dense[dense["metric"] == "total pre-train exaFLOPs"]
+    shares = {}
+    for model in SPDF_MODELS:
+        start = float(before[before["model"] == model]["value"].iloc[0])
+        most = totals[totals["model"] == model]["value"].astype(float).max()
+        shares[model] = 1 - start / most
+    text = ", ".join(f"{model} {100 * share:.2f}%" for model, share in shares.items())
+    limits = (0.021, 0.0022)  # printed with two digits
+    holds = all(round(s, 4) <= limit for s, limit in zip(shares.values(), limits, strict=True))
+    return Check(holds, f"at most {text} of the printed totals")
+
+
 def check_cs2_curve(_: pd.DataFrame) -> Check:
     """The calibrated curve against every measured point."""
     errors = [abs(cs2_speedup(sparsity) / value - 1) for sparsity, value in cs2_points()]
@@ -183,6 +201,7 @@ def _worst(errors: list[float], allowed: float, what: str) -> Check:
 CHECKS: dict[str, Callable[[pd.DataFrame], Check]] = {
     "spdf_table": check_spdf_table,
     "spdf_ratios": check_spdf_ratios,
+    "fine_tuning_share": check_fine_tuning_share,
     "cs2_curve": check_cs2_curve,
     "cs2_efficiency": check_cs2_efficiency,
     "wse2_peak": check_wse2_peak,

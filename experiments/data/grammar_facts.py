@@ -1,11 +1,12 @@
 """Sentences of the probabilistic grammar from facts: a data-to-text task with the same words.
 
 A document is a meaning, a separator and a sentence: ``follow many the old farmer near each this dog
-each every cat that that the old farmers near this dog follow every cat``. The meaning names the main verb
-first, then subject, modifier and object; verbs stand in their plural form, nouns in the singular,
-after a number (``each`` or ``many``). Writing the sentence means moving the verb, inflecting nouns
-and making verbs agree, across attractors too. Each meaning has exactly one sentence. The separator,
-``that that``, occurs in no sentence, so that models of the dataset `grammar` know every token.
+each every cat that that the old farmers near this dog follow every cat``. The meaning names the
+main verb first, then subject, modifier and object; verbs stand in their plural form, nouns in the
+singular, after a number (``each`` or ``many``). Writing the sentence means moving the verb,
+inflecting nouns and making verbs agree, across attractors too. Each meaning has exactly one
+sentence. The separator, ``that that``, occurs in no sentence, so that models of the dataset
+`grammar` know every token.
 """
 
 import json

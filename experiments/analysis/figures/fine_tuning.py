@@ -1,0 +1,73 @@
+"""BLEU after fine-tuning against the sparsity of pre-training, for dense and for sparse
+fine-tuning: small points are seeds, the line joins their means. Higher is better."""
+
+from typing import Any
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from experiments.analysis import records as tidy
+from experiments.analysis import style
+from experiments.analysis.tables.generation import TASK
+
+#: Method of the study: (sparsity of pre-training, fine-tuning).
+PHASES = {
+    "dense-dense": (0.0, "dense"),
+    "spdf-50": (0.5, "dense"),
+    "spdf-75": (0.75, "dense"),
+    "sparse-50": (0.5, "sparse"),
+    "sparse-75": (0.75, "sparse"),
+}
+LINES = {"dense": "rigl", "sparse": "static"}  # whose colours and markers they borrow
+
+
+def data(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
+    """BLEU of every fine-tuned run, with the sparsity of its pre-training."""
+    rows = records[
+        (records["task"] == TASK)
+        & (records["metric"] == "bleu")
+        & records["method"].isin(PHASES)
+        & records["value"].notna()
+    ]
+    rows = rows[["run", "model", "dataset", "method", "seed", "value"]].copy()
+    rows["pre-training sparsity"] = [PHASES[method][0] for method in rows["method"]]
+    rows["fine-tuning"] = [PHASES[method][1] for method in rows["method"]]
+    return rows
+
+
+def draw(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> Figure:
+    """One panel per model and dataset."""
+    values = data(records, curves, study)
+    cells = tidy.cells(values)
+    figure, axes = style.panels(len(cells), height=3.0)
+    if not cells:
+        style.say_empty(axes[0], "No fine-tuned run has been evaluated yet.")
+    for panel, cell in zip(axes, cells, strict=False):
+        rows = tidy.in_cell(values, cell)
+        labels = []
+        for fine_tuning, look in LINES.items():
+            own = rows[(rows["fine-tuning"] == fine_tuning)]
+            if own.empty:
+                continue
+            shape = style.method_style(look)
+            means = own.groupby("pre-training sparsity")["value"].mean()
+            panel.plot(own["pre-training sparsity"], own["value"], shape.marker, ms=3,
+                       color=shape.color, alpha=0.6)  # fmt: skip
+            panel.plot(means.index, means, marker=shape.marker, ms=7, color=shape.color)
+            labels.append((means.iloc[-1], f"{fine_tuning} fine-tuning", shape.color))
+        panel.set_xticks([0, 0.5, 0.75], ["dense", "50%", "75%"])
+        panel.set_xlabel("sparsity of pre-training")
+        panel.set_ylabel("BLEU")
+        panel.set_title(f"{cell[0]} on {cell[1]}")
+        style.label_ends(panel, labels)
+    return figure
+
+
+def caption(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> str:
+    """State the mean BLEU of each method."""
+    values = data(records, curves, study)
+    means = values.groupby(["fine-tuning", "pre-training sparsity"])["value"].mean()
+    parts = [f"{kind} after {level:.0%}: {mean:.1f}" for (kind, level), mean in means.items()]
+    return f"Mean BLEU by fine-tuning and sparsity of pre-training: {'; '.join(parts)}." * bool(
+        parts
+    )
