@@ -207,49 +207,116 @@ void build(Structure *s, const uint8_t *mask)
 
 /* ---- packing ---- */
 
-/* Walks the runs of tokens that are consecutive in one output row of a sliding window. */
+static inline void copy(float *to, const float *from, int64_t size)
+{
+    int64_t i = 0;
+    if (size >= 8) {
+        for (; i + 8 < size; i += 8)
+            memcpy(to + i, from + i, 32);
+        memcpy(to + size - 8, from + size - 8, 32);
+    } else if (size >= 4) {
+        memcpy(to, from, 16);
+        memcpy(to + size - 4, from + size - 4, 16);
+    } else
+        for (; i < size; i++)
+            to[i] = from[i];
+}
+
+static inline void add(float *to, const float *from, int64_t size)
+{
+    typedef float four __attribute__((vector_size(16), aligned(4), may_alias));
+    int64_t i = 0;
+    for (; i + 4 <= size; i += 4)
+        *(four *)(to + i) += *(const four *)(from + i);
+    for (; i < size; i++)
+        to[i] += from[i];
+}
+
+#define MAX_PANEL 64
+
+/* Tokens that are consecutive in one output row of a sliding window. */
+typedef struct {
+    int64_t first, size, image, y, x;
+} Run;
+
+static int64_t find_runs(const View *v, int64_t token, int64_t num_tokens, Run *run)
+{
+    int64_t area = v->out_height * v->out_width, num_runs = 0;
+    for (int64_t done = 0; done < num_tokens; done += run[num_runs++].size) {
+        int64_t image = (token + done) / area, place = (token + done) % area;
+        int64_t row = place / v->out_width, col = place % v->out_width;
+        run[num_runs] = (Run){done, smaller(v->out_width - col, num_tokens - done), image,
+                              row * v->stride_h - v->pad_h, col * v->stride_w - v->pad_w};
+    }
+    return num_runs;
+}
+
+/* Copies windows into a panel, or adds them back to where they came from. */
 static void window(const View *v, int64_t token, int64_t num_tokens, int64_t feature,
                    int64_t num_features, float *panel, int64_t width, int add_back)
 {
-    int64_t area = v->out_height * v->out_width, taps = v->kernel_h * v->kernel_w;
-    for (int64_t done = 0; done < num_tokens;) {
-        int64_t image = (token + done) / area, place = (token + done) % area;
-        int64_t row = place / v->out_width, col = place % v->out_width;
-        int64_t run = smaller(v->out_width - col, num_tokens - done);
-        /* Plain 1 x 1 windows of stride 1 are contiguous over the whole image. */
-        int plain = taps == 1 && v->stride_h == 1 && v->stride_w == 1 && !v->pad_h && !v->pad_w;
-        if (plain)
-            run = smaller(area - place, num_tokens - done);
-        for (int64_t f = feature; f < feature + num_features; f++) {
-            float *p = panel + (f - feature) * width + done;
-            int64_t channel = f / taps, tap = f % taps;
-            float *map = v->data + (image * v->channels + channel) * v->height * v->width;
-            if (plain) {
-                if (add_back)
-                    memcpy(map + place, p, run * sizeof(float));
-                else
-                    memcpy(p, map + place, run * sizeof(float));
+    Run runs[MAX_PANEL];
+    int64_t num_runs = find_runs(v, token, num_tokens, runs), step = v->stride_w;
+    int64_t taps = v->kernel_h * v->kernel_w;
+    for (int64_t f = feature; f < feature + num_features; f++, panel += width) {
+        int64_t channel = f / taps, tap = f % taps;
+        int64_t down = tap / v->kernel_w * v->dilation_h, right = tap % v->kernel_w * v->dilation_w;
+        for (const Run *run = runs; run < runs + num_runs; run++) {
+            float *p = panel + run->first;
+            int64_t y = run->y + down, x = run->x + right, size = run->size;
+            if (y < 0 || y >= v->height) {
+                if (!add_back)
+                    memset(p, 0, size * sizeof(float));
                 continue;
             }
-            int64_t y = row * v->stride_h - v->pad_h + tap / v->kernel_w * v->dilation_h;
-            int64_t x = col * v->stride_w - v->pad_w + tap % v->kernel_w * v->dilation_w;
-            int inside = y >= 0 && y < v->height;
-            if (!inside) {
-                if (!add_back)
-                    memset(p, 0, run * sizeof(float));
-                continue;
+            float *line = v->data + ((run->image * v->channels + channel) * v->height + y) * v->width;
+            int64_t begin = x >= 0 ? 0 : step == 1 ? -x : (step - 1 - x) / step;
+            int64_t end = v->width - x;
+            end = end <= 0 ? 0 : step == 1 ? end : (end + step - 1) / step;
+            begin = smaller(begin, size), end = smaller(end, size);
+            if (!add_back) {
+                for (int64_t i = 0; i < begin; i++)
+                    p[i] = 0.0f;
+                for (int64_t i = end; i < size; i++)
+                    p[i] = 0.0f;
             }
-            float *line = map + y * v->width;
-            for (int64_t i = 0; i < run; i++, x += v->stride_w) {
-                int valid = x >= 0 && x < v->width;
-                if (!add_back)
-                    p[i] = valid ? line[x] : 0.0f;
-                else if (valid)
-                    line[x] += p[i];
-            }
+            if (step == 1 && add_back)
+                add(line + x + begin, p + begin, end - begin);
+            else if (step == 1)
+                copy(p + begin, line + x + begin, end - begin);
+            else if (add_back)
+                for (int64_t i = begin; i < end; i++)
+                    line[x + i * step] += p[i];
+            else
+                for (int64_t i = begin; i < end; i++)
+                    p[i] = line[x + i * step];
         }
-        done += run;
     }
+}
+
+/* Windows of one position, whose tokens are consecutive over the whole image. */
+static void positions(const View *v, int64_t token, int64_t num_tokens, int64_t feature,
+                      int64_t num_features, float *panel, int64_t width, int add_back)
+{
+    int64_t area = v->out_height * v->out_width;
+    for (int64_t done = 0, run; done < num_tokens; done += run) {
+        int64_t image = (token + done) / area, place = (token + done) % area;
+        run = smaller(area - place, num_tokens - done);
+        float *map = v->data + (image * v->channels + feature) * area + place, *p = panel + done;
+        for (int64_t f = 0; f < num_features; f++, map += area, p += width)
+            if (add_back)
+                copy(map, p, run);
+            else
+                copy(p, map, run);
+    }
+}
+
+static void unfold(const View *v, int64_t token, int64_t num_tokens, int64_t feature,
+                   int64_t num_features, float *panel, int64_t width, int add_back)
+{
+    int plain = v->kernel_h == 1 && v->kernel_w == 1 && v->stride_h == 1 && v->stride_w == 1 &&
+                !v->pad_h && !v->pad_w;
+    (plain ? positions : window)(v, token, num_tokens, feature, num_features, panel, width, add_back);
 }
 
 static void pack(const Kernels *k, const View *v, int64_t token, int64_t num_tokens,
@@ -263,7 +330,7 @@ static void pack(const Kernels *k, const View *v, int64_t token, int64_t num_tok
     }
     if (num_tokens < width)
         memset(panel, 0, num_features * width * sizeof(float));
-    window(v, token, num_tokens, feature, num_features, panel, width, 0);
+    unfold(v, token, num_tokens, feature, num_features, panel, width, 0);
 }
 
 static void unpack(const Kernels *k, const View *v, int64_t token, int64_t num_tokens,
@@ -272,7 +339,7 @@ static void unpack(const Kernels *k, const View *v, int64_t token, int64_t num_t
     if (v->kind == 0)
         k->transpose_out(v->data + token * v->stride, v->stride, num_tokens, v->features, panel);
     else
-        window(v, token, num_tokens, 0, v->features, (float *)panel, k->panel, 1);
+        unfold(v, token, num_tokens, 0, v->features, (float *)panel, k->panel, 1);
 }
 
 /* ---- driver ---- */
