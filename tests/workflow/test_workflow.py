@@ -1,12 +1,14 @@
 """What a user types at the workflow, and what is retrained by what."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from experiments import plan
 
@@ -59,6 +61,7 @@ def test_missing_data_is_a_warning_at_dry_run(checkout):
         (["scale=smokee"], ["scale", "'smokee'", "did you mean 'smoke'"]),
         (["study=sparsity"], ["study", "'sparsity'"]),
         (["reuse=always"], ["reuse", "'always'"]),
+        (["execution=skipp"], ["execution", "'skipp'", "did you mean 'skip'"]),
         (["sacle=smoke"], ["unknown config key 'sacle'", "did you mean 'scale'"]),
         (["run=smoke__nothing"], ["run is 'smoke__nothing'"]),
     ],
@@ -118,3 +121,35 @@ def test_retraining_follows_the_code_that_a_run_uses(checkout):
     after = hashes()
     path.write_text(text)
     assert {name for name in before if before[name] != after[name]} == {"rigl", "granet"}
+
+
+def test_a_second_phase_waits_for_its_first_and_computations_stand_alone(checkout, tmp_path):
+    copy = tmp_path / "repository"
+    shutil.copytree(checkout, copy)
+    study = yaml.safe_load((copy / "experiments/studies/sparsity_library.yaml").read_text())
+    first = study["scales"]["smoke"][0]
+    first.update(label="first", methods={"set": 1})
+    second = {**first, "label": None, "pretrained": "first", "methods": {"finetuned": 1}}
+    start = {"method": "set", "densify": True}
+    study["methods"]["finetuned"] = {"recipe": "full-batch", "starts_from": start}
+    study.update(name="phases", scales={"smoke": [first, second]})
+    facts = {key: study[key] for key in ("title", "source", "description")}
+    alone = {**facts, "name": "alone", "tables": [], "figures": [], "computations": ["nothing"]}
+    for content in (study, alone):
+        path = copy / f"experiments/studies/{content['name']}.yaml"
+        path.write_text(yaml.safe_dump(content))
+    (copy / "experiments/computations/nothing.py").write_text(
+        "def compute(scale):\n    return {}\n"
+    )
+
+    phases = plan.load_study("phases", folder=copy / "experiments/studies")
+    run = next(run for run in plan.study_runs(phases, "smoke") if run.spec["method"] == "finetuned")
+    done = snakemake("-n", f"results/smoke/runs/{run.id}/train.json", cwd=copy)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"^train +2$", done.stdout + done.stderr, re.MULTILINE)
+
+    done = snakemake("-n", "reproduce", "--config", "scale=smoke", "study=alone", cwd=copy)
+    text = done.stdout + done.stderr
+    assert done.returncode == 0, text
+    assert re.search(r"^compute +1$", text, re.MULTILINE)
+    assert not re.search(r"^train ", text, re.MULTILINE)
