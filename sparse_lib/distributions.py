@@ -14,6 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from sparse_lib.checks import check_compat, check_finite, check_fraction, closest
+from sparse_lib.init import connection_sensitivity
 from sparse_lib.masks import make_masks_global_topk, num_nonzero
 
 Shapes = Mapping[str, Sequence[int]]
@@ -116,6 +117,26 @@ def global_(
         name: 1.0 - int(mask.count_nonzero()) / mask.numel() if mask.numel() else float(sparsity)
         for name, mask in masks.items()
     }
+
+
+def snip(weights: Mapping[str, Tensor], sparsity: float) -> dict[str, float]:
+    """What pruning all tensors together by connection sensitivity leaves in each.
+
+    With ``init_method="snip"`` this is SNIP (Lee et al. 2019). Meant for static masks: at a mask
+    update, the gradients of that step count.
+
+    Args:
+        weights: Name to weights, each with the gradient of a first batch in ``.grad``.
+        sparsity: Over all tensors together, in [0, 1].
+
+    Returns:
+        Name to sparsity, as :func:`global_`.
+
+    Raises:
+        ValueError: If a weight has no gradient.
+    """
+    scores = {name: connection_sensitivity(weight) for name, weight in weights.items()}
+    return global_(weights, sparsity, scores=scores)
 
 
 def from_map(
@@ -234,6 +255,7 @@ DISTRIBUTIONS: dict[str, Callable[..., dict[str, float]]] = {
     "er": er,
     "erk": erk,
     "global": global_,
+    "snip": snip,
     "map": from_map,
 }
 
@@ -248,8 +270,8 @@ def distribute(
     """Sparsity per tensor by the name of a distribution.
 
     Args:
-        spec: ``"uniform"``, ``"er"``, ``"erk"``, ``"global"``; a dict with ``type`` and that
-            function's arguments; or a map of globs to sparsities.
+        spec: ``"uniform"``, ``"er"``, ``"erk"``, ``"global"`` or ``"snip"``; a dict with ``type``
+            and that function's arguments; or a map of globs to sparsities.
         weights: Name to weights, from input to output.
         sparsity: Wanted sparsity, in [0, 1].
         compat: ``"cstorch-2.10"`` knows ``"uniform"`` only.
@@ -268,7 +290,7 @@ def distribute(
     if check_compat(compat) is not None and name != "uniform":
         raise ValueError(f"distribution {name!r} is not known to compat={compat!r}")
     shapes: Any = weights
-    if name not in ("global", "map"):
+    if name not in ("global", "snip", "map"):
         shapes = {key: tuple(weight.shape) for key, weight in weights.items()}
     try:
         return DISTRIBUTIONS[name](shapes, sparsity, **arguments)

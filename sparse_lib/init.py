@@ -127,22 +127,35 @@ def snip(
     *,
     compat: str | None = None,
 ) -> Tensor:
-    """Keep the weights whose removal changes the loss most: the largest ``abs(weight * gradient)``.
+    """Keep the weights of largest :func:`connection_sensitivity`.
 
-    Lee et al., "SNIP: single-shot network pruning based on connection sensitivity", 2019,
-    equation 5 (their ranking is over all layers: use it with the ``global`` distribution).
-    Arguments as in :func:`random`; ``param.grad`` must hold the gradient of a first batch.
+    Lee et al., "SNIP: single-shot network pruning based on connection sensitivity", 2019. Their
+    ranking is over all layers: ``Static(s, init_method="snip", distribution="snip")``. Arguments
+    as in :func:`random`.
+
+    Raises:
+        ValueError: If there is no gradient.
+    """
+    return make_mask_topk_sparsity(
+        connection_sensitivity(param), sparsity, score_shaper, compat=compat
+    )
+
+
+def connection_sensitivity(param: Tensor) -> Tensor:
+    """How much the loss changes when a weight is removed: ``abs(weight * gradient)``.
+
+    Equation 5 of Lee et al. 2019, but for its scale. ``param.grad`` must hold the gradient of a
+    first batch of the dense model.
 
     Raises:
         ValueError: If there is no gradient.
     """
     if param.grad is None:
         raise ValueError(
-            "init_method 'snip' needs gradients: call loss.backward() on a dense model before "
-            "the masks are made"
+            "init_method or distribution 'snip' needs gradients: call loss.backward() on a dense "
+            "model before the masks are made"
         )
-    score = (param.detach() * param.grad.detach()).abs()
-    return make_mask_topk_sparsity(score, sparsity, score_shaper, compat=compat)
+    return (param.detach() * param.grad.detach()).abs()
 
 
 INIT_METHODS: dict[str, InitMethod] = {

@@ -133,4 +133,6 @@ def _check_distribution(spec: Any, compat: str | None) -> None:
     is_map = isinstance(spec, Mapping) and spec.get("type", "map") == "map"
     if is_map and DISTRIBUTIONS:
         return
-    distribute(spec, {"weight": torch.zeros(2, 2)}, 0.5, compat=compat)
+    weight = torch.nn.Parameter(torch.zeros(2, 2))
+    weight.grad = torch.zeros(2, 2)
+    distribute(spec, {"weight": weight}, 0.5, compat=compat)

@@ -15,8 +15,9 @@ class Static(SparsityAlgorithm):
     ``init_method`` chooses them at :meth:`apply`, with the sparsity of step 0. Nothing grows, and
     masked weights stay at 0: see :mod:`sparse_lib.algorithm` for what is enforced in a step.
 
-    With ``init_method="snip"`` this is SNIP (Lee et al. 2019); with ``"topk"`` it is one-shot
-    magnitude pruning. Arguments: see :class:`SparsityAlgorithm`.
+    With ``init_method="snip"`` and ``distribution="snip"`` this is SNIP (Lee et al. 2019); with
+    ``init_method="topk"`` it is one-shot magnitude pruning. Arguments: see
+    :class:`SparsityAlgorithm`.
     """
 
     needs_sparsity: ClassVar[bool] = True

@@ -913,7 +913,7 @@ def test_E2_the_other_members_exist():
 @pytest.mark.parametrize(
     "variant",
     [
-        {"algorithm": "static", "init_method": "snip", "distribution": "global"},
+        {"algorithm": "static", "init_method": "snip", "distribution": "snip"},
         {"algorithm": "set", "grown_init": "normal"},
         {"algorithm": "set", "grown_init": "uniform"},
         {"algorithm": "rigl", "grown_init": "gradient"},
