@@ -82,7 +82,12 @@ def closest(name: str, known: Iterable[str]) -> str:
 
 
 def build(cls: type, arguments: Mapping[str, Any], key: str) -> Any:
-    """``cls(**arguments)``, where every wrong argument is an error that starts with ``key``."""
+    """``cls(**arguments)``, where every wrong argument is an error that starts with ``key``.
+
+    Raises:
+        ValueError: If an argument is missing, unknown or out of range.
+        TypeError: If one has a wrong type.
+    """
     try:
         inspect.signature(cls).bind(**arguments)
     except TypeError as error:

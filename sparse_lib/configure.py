@@ -29,7 +29,16 @@ _IGNORED_KEYS = ("add_summaries", "dump_masks")
 
 
 class NamePatterns:
-    """A filter by regular expressions, searched anywhere in the full parameter name."""
+    """A filter by regular expressions, searched anywhere in the full parameter name.
+
+    Args:
+        patterns: One expression or a list of them, of which one must be found.
+        key: Name of the setting, for messages.
+
+    Raises:
+        ValueError: If one is no regular expression.
+        TypeError: If one is no string, or there is none.
+    """
 
     def __init__(self, patterns: str | Sequence[str], key: str = "param_name_patterns") -> None:
         self.patterns = [patterns] if isinstance(patterns, str) else patterns

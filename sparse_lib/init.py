@@ -54,7 +54,7 @@ def topk(
     *,
     compat: str | None = None,
 ) -> Tensor:
-    """Keep the weights of largest magnitude; arguments as in :func:`random`."""
+    """Keep the weights of largest magnitude. Arguments as in :func:`random`."""
     return make_mask_topk_sparsity(param.detach().abs(), sparsity, score_shaper, compat=compat)
 
 
@@ -66,7 +66,10 @@ def balanced_topk(
     *,
     compat: str | None = None,
 ) -> Tensor:
-    """Keep the largest weights of each row of dimension 0, equally many; as :func:`random`."""
+    """Keep the largest weights of each row of dimension 0, equally many in each.
+
+    Arguments as in :func:`random`; a shaper takes the place of the rows.
+    """
     shaper = score_shaper or OutputGroupScoreShaper(max(1, param.shape[0]))
     return make_mask_topk_sparsity(param.detach().abs(), sparsity, shaper, compat=compat)
 
@@ -79,7 +82,8 @@ def from_zeros(
 ) -> Tensor:
     """Keep what is neither zero nor NaN (a sideband checkpoint's absent weights are NaN).
 
-    The sparsity is what the weights have; the configured one is ignored.
+    The sparsity is what the weights have; the configured one is ignored. Arguments as in
+    :func:`random`.
     """
     weight = param.detach()
     return (weight != 0).logical_and_(~weight.isnan())

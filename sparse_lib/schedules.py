@@ -56,7 +56,15 @@ class HyperParameterSchedule(ABC):
     """A value that depends on the step. Subclasses implement :meth:`compute`.
 
     Subclasses are found in configs by their lower-cased class name and by ``TYPE``. One with
-    state names the attributes in ``STATE`` and changes them in :meth:`update`.
+    state names the attributes in ``STATE`` and changes them in :meth:`update`. Where the value is
+    a sparsity or a drop fraction, it is clamped to [0, 1] in use. Constructors raise TypeError or
+    ValueError, with the argument's name, for what is not finite or out of range.
+
+    >>> class Halving(HyperParameterSchedule):
+    ...     def compute(self, step):
+    ...         return 0.5**step
+    >>> make_hyperparameter_schedule({"type": "halving"})(2)
+    0.25
     """
 
     TYPE: ClassVar[str | None] = None
@@ -146,7 +154,11 @@ class _Monotone(HyperParameterSchedule):
 
 
 class Constant(_Monotone):
-    """``y(t) = value``."""
+    """``y(t) = value``.
+
+    Args:
+        value: Any finite number.
+    """
 
     TYPE = "constant"
 
@@ -158,7 +170,12 @@ class Constant(_Monotone):
 
 
 class Linear(_Monotone):
-    """``y(t) = init + slope * t``."""
+    """``y(t) = init + slope * t``.
+
+    Args:
+        init: Value at step 0.
+        slope: Change per step.
+    """
 
     TYPE = "linear"
 
@@ -170,7 +187,13 @@ class Linear(_Monotone):
 
 
 class Exp(_Monotone):
-    """``y(t) = final + (init - final) * exp(gamma * t)``; gamma < 0 approaches ``final``."""
+    """``y(t) = final + (init - final) * exp(gamma * t)``.
+
+    Args:
+        init: Value at step 0.
+        gamma: Rate per step; below 0 the value approaches ``final``.
+        final: Limit.
+    """
 
     TYPE = "exp"
 
@@ -183,7 +206,15 @@ class Exp(_Monotone):
 
 
 class Power(_Monotone):
-    """``y(t) = init * beta**t``, beta >= 0."""
+    """``y(t) = init * beta**t``.
+
+    Args:
+        init: Value at step 0.
+        beta: Factor per step, at least 0.
+
+    Raises:
+        ValueError: If ``beta`` is below 0.
+    """
 
     TYPE = "power"
 
@@ -374,7 +405,11 @@ class Periodic(HyperParameterSchedule):
 
 
 class Lambda(HyperParameterSchedule):
-    """``y(t) = fn(t)``, or ``fn(t, is_update_step)`` if ``fn`` needs two arguments."""
+    """``y(t) = fn(t)``, or ``fn(t, is_update_step)`` if ``fn`` needs two arguments.
+
+    Args:
+        fn: Function from the step, an integer, to a number; it must not change between calls.
+    """
 
     TYPE = "lambda"
 

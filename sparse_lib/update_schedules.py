@@ -50,7 +50,11 @@ class FreqSchedule(UpdateSchedule):
 
 
 class ListSchedule(UpdateSchedule):
-    """The steps listed, one or more integers of at least 0, in any order."""
+    """The steps listed.
+
+    Args:
+        steps: One or more integers of at least 0, in any order.
+    """
 
     def __init__(self, steps: Iterable[int]) -> None:
         if isinstance(steps, (str, Mapping)) or not isinstance(steps, Iterable):
@@ -65,7 +69,11 @@ class ListSchedule(UpdateSchedule):
 
 
 class CallableSchedule(UpdateSchedule):
-    """Wherever ``fn(step)`` is true; ``fn`` must depend on the step alone."""
+    """Wherever ``fn(step)`` is true.
+
+    Args:
+        fn: Function of the step, an integer, and of nothing else.
+    """
 
     def __init__(self, fn: Callable[[int], bool]) -> None:
         if not callable(fn):

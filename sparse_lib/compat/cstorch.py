@@ -63,14 +63,33 @@ class Backend:
 
 
 def backend(backend_type: str = "CPU", **kwargs: Any) -> Backend:
-    """A backend by name: ``"CPU"``, ``"GPU"``, or ``"CSX"`` (which runs on the CPU here)."""
+    """A backend by name.
+
+    Args:
+        backend_type: ``"CPU"``, ``"GPU"``, or ``"CSX"`` (which runs on the CPU here); any case.
+        **kwargs: Taken, so that scripts run, and not used.
+
+    Raises:
+        ValueError: If the name is another.
+    """
     if str(backend_type).upper() not in ("CPU", "GPU", "CSX"):
         raise ValueError(f"backend_type must be 'CPU', 'GPU' or 'CSX', not {backend_type!r}")
     return Backend(backend_type, **kwargs)
 
 
 def compile(model: nn.Module, backend: Backend | None = None) -> nn.Module:
-    """Move a model to the backend's device; it needs no other preparation here."""
+    """Move a model to the backend's device; it needs no other preparation here.
+
+    Args:
+        model: Any module, before or after sparsity is applied to it.
+        backend: What :func:`backend` returned; None leaves the model where it is.
+
+    Returns:
+        The model itself.
+
+    Raises:
+        TypeError: If ``model`` is no module.
+    """
     if not isinstance(model, nn.Module):
         raise TypeError(f"compile takes a torch module, not {model!r}")
     return model if backend is None else model.to(backend.torch_device)
