@@ -252,18 +252,15 @@ class SparsityAlgorithm(ABC):
     def _apply_to_model(self, model: nn.Module) -> None:
         found = list(find_parameters(model))
         root = unwrap(model)
-        self._agree_on_seed(root)
+        self._agree_on_seed()
         new = self._adopt(found, root)
         self._initialize_parameters(new)
         if not found:
             warn(f"{type(self).__name__} found no parameter to sparsify")
 
-    def _agree_on_seed(self, model: nn.Module) -> None:
+    def _agree_on_seed(self) -> None:
         if self.seed is None:
-            self.seed = torch.initial_seed()
-            param = next(model.parameters(), None)
-            if param is not None:
-                self.seed = distributed.shared_seed(self.seed, param.device)
+            self.seed = distributed.shared_seed(torch.initial_seed())
 
     def _adopt(
         self, found: Iterable[tuple[str, nn.Module, str]], model: nn.Module
@@ -305,10 +302,12 @@ class SparsityAlgorithm(ABC):
         return self._init(sparse.param, sparsity, self.score_shaper, self.generator(sparse.name))
 
     def _apply_to_optimizer(self, optimizer: Any) -> None:
-        if self._optimizer is not None:
+        if self.drives_optimizer:
             if self._optimizer() is optimizer:
                 return
-            raise ValueError("this algorithm already drives another optimizer")
+            raise ValueError("this algorithm already drives another optimizer; detach it first")
+        if not hasattr(optimizer, "register_step_post_hook"):
+            raise TypeError(f"apply takes a torch optimizer, not {type(optimizer).__name__}")
         if not self.sparse_params:
             raise ValueError("apply the algorithm to the model before its optimizer")
         for name, sparse in self.sparse_params.items():

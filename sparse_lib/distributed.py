@@ -14,13 +14,13 @@ def world_size() -> int:
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
-def shared_seed(seed: int, device: torch.device) -> int:
+def shared_seed(seed: int) -> int:
     """The seed of rank 0, on every rank."""
     if world_size() == 1:
         return seed
-    box = torch.tensor([seed], dtype=torch.int64, device=device)
-    dist.broadcast(box, 0)
-    return int(box)
+    box = [seed]
+    dist.broadcast_object_list(box, 0)
+    return box[0]
 
 
 def average_(tensors: Iterable[Tensor]) -> None:

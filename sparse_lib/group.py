@@ -94,7 +94,7 @@ class Group(SparsityAlgorithm):
         if not self._members:
             raise ValueError("a Group needs at least one algorithm before it is applied")
         root = unwrap(model)
-        self._agree_on_seed(root)
+        self._agree_on_seed()
         parts: list[list[tuple[str, nn.Module, str]]] = [[] for _ in self._members]
         for found in find_parameters(model):
             for part, (param_filter, _) in zip(parts, self._members, strict=True):

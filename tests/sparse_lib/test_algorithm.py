@@ -1,6 +1,8 @@
 """Behaviour of SparsityAlgorithm."""
 
+import gc
 import warnings
+import weakref
 
 import pytest
 import torch
@@ -142,6 +144,39 @@ def test_misuse_is_one_sentence():
         warnings.simplefilter("always")
         Static(0.5).apply(nn.ReLU())
     assert "no parameter" in str(caught[0].message)
+
+
+def test_a_new_optimizer_after_the_old_one_is_gone():
+    algorithm = RigL(0.5, update=1)
+    model, optimizer = applied(algorithm)
+    train(model, optimizer, 2)
+    del optimizer
+    gc.collect()
+    optimizer = torch.optim.AdamW(model.parameters(), 0.01)
+    algorithm.apply(optimizer)
+    train(model, optimizer, 2, after=lambda: assert_enforced(algorithm, optimizer))
+    assert algorithm.step == algorithm.num_updates == 4
+
+
+def test_a_dropped_algorithm_is_freed_and_lets_its_masks_go_on():
+    algorithm = RigL(0.5, update=1)
+    model, optimizer = applied(algorithm)
+    train(model, optimizer, 1)
+    reference = weakref.ref(algorithm)
+    optimizer._optimizer_step_pre_hooks.clear()
+    optimizer._optimizer_step_post_hooks.clear()
+    del algorithm
+    gc.collect()
+    assert reference() is None  # though it was waiting for the next dense gradient
+    train(model, optimizer, 2)
+    assert not model[0].weight.detach()[~model[0].weight_mask].any()
+
+
+def test_what_only_looks_like_an_optimizer_is_refused():
+    model, algorithm = make_model(), Static(0.5)
+    algorithm.apply(model)
+    with pytest.raises(TypeError, match="torch optimizer, not Strange"):
+        algorithm.apply(type("Strange", (), {"param_groups": [{"params": []}]})())
 
 
 def test_two_algorithms_on_disjoint_parts():

@@ -83,7 +83,7 @@ def check_that_masks_are_compared(rank):
 
 
 def check_that_seeds_are_shared(rank):
-    assert distributed.shared_seed(rank + 3, torch.device("cpu")) == 3
+    assert distributed.shared_seed(rank + 3) == 3
     torch.manual_seed(rank)
     model, algorithm = make_model(), SET(0.7, update=1)
     algorithm.apply(model)
