@@ -43,11 +43,17 @@ def start(algorithm, model=None):
 def test_defect_1_a_drop_fraction_anneals(name, spec, values):
     algorithm = getattr(sl, name)(0.5, {"freq": 1}, drop_fraction=spec)
     model, optimizer = start(algorithm)
+    seen, update_mask = [], algorithm.update_mask
+
+    def watch(p, mask, sparsity):
+        seen.append(algorithm.drop_fraction)
+        return update_mask(p, mask, sparsity)
+
+    algorithm.update_mask = watch
     for step in range(1, 7):
-        seen = []
-        algorithm.grow_score = lambda p, seen=seen: seen.append(algorithm.drop_fraction) or p.abs()
+        seen.clear()
         train(model, optimizer, 1, start=step)
-        assert seen[0] == pytest.approx(values[step], abs=1e-12), step
+        assert seen == pytest.approx([values[step]] * 3, abs=1e-12), step
 
 
 def test_defect_2_a_list_resumes_where_it_was_and_the_state_is_left_alone():
