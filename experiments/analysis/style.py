@@ -1,6 +1,7 @@
 """What all figures share: a fixed look per method, axes, and labels at the ends of lines."""
 
 import hashlib
+import re
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -38,6 +39,16 @@ METHODS = {
     "granet": MethodStyle("GraNet", "#E69F00", "v"),
     "gmp": MethodStyle("GMP", "#CC79A7", "P"),
 }
+# A study's Sparse-IFT methods are named <family><sparsity>-<algorithm>, un-widened ones
+# <algorithm><sparsity>; the sparsity is a column of its own.
+FAMILIES = {
+    "wide": ("Sparse-Wide", "#332288"),
+    "parallel": ("Sparse-Parallel", "#44AA99"),
+    "factorized": ("Sparse-Factorized", "#999933"),
+    "doped": ("Sparse-Doped", "#AA4499"),
+}
+WIDE_COLORS = {"static": "#88CCEE", "set": "#117733"}
+METHOD_NAME = re.compile(rf"(?:({'|'.join(FAMILIES)})\d*-)?([a-z]+)\d*")
 # Tol's muted set, for methods that the list above does not know.
 SPARE_COLORS = ("#332288", "#88CCEE", "#44AA99", "#999933", "#882255", "#AA4499", "#CC6677")
 SPARE_MARKERS = ("X", "<", ">", "p", "h", "*", "d")
@@ -51,14 +62,27 @@ AXES = {
 
 def method_style(method: str) -> MethodStyle:
     """Return the look of a method; an unknown one gets a look derived from its name."""
-    if method in METHODS:
-        return METHODS[method]
+    family, algorithm = split_method(method)
+    if algorithm in METHODS:
+        look = METHODS[algorithm]
+        if family is None:
+            return look
+        name, color = FAMILIES[family]
+        if family == "wide":
+            color = WIDE_COLORS.get(algorithm, color)
+        return MethodStyle(f"{name} {look.name}", color, look.marker)
     number = int.from_bytes(hashlib.sha256(method.encode()).digest()[:4], "big")
     return MethodStyle(
         method,
         SPARE_COLORS[number % len(SPARE_COLORS)],
         SPARE_MARKERS[number // len(SPARE_COLORS) % len(SPARE_MARKERS)],
     )
+
+
+def split_method(method: str) -> tuple[str | None, str]:
+    """Return the Sparse-IFT family (None without one) and the algorithm of a method's name."""
+    found = METHOD_NAME.fullmatch(method)
+    return (found.group(1), found.group(2)) if found else (None, method)
 
 
 def treatment_name(method: str, sparsity: float) -> str:

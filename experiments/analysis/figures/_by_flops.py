@@ -1,0 +1,149 @@
+"""Scores against training FLOPs, with the arrows of the Sparse-IFT blog's Figures 1 and 4."""
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from experiments.analysis import records as tidy
+from experiments.analysis import style
+
+#: How far the FLOPs of a run may be from those of the dense model to count as equal.
+EQUAL = 0.15
+KEYS = ["dataset", "model", "method", "sparsity"]
+
+
+def scores(records: pd.DataFrame, metric: str, split: str) -> pd.DataFrame:
+    """One row per run that has the metric: its value, and its executed training FLOPs."""
+    values = tidy.select(records, metric, split=split)
+    flops = tidy.select(records, "flops_executed").set_index("run")["value"]
+    columns = ["run", *KEYS, "seed", "split", "value"]
+    return values[columns].assign(flops=values["run"].map(flops)).dropna(subset=["flops"])
+
+
+def base_model(rows: pd.DataFrame) -> str | None:
+    """The model that most methods were applied to, if it has dense runs."""
+    counts = rows.groupby("model", sort=False)["method"].nunique()
+    dense = set(rows[rows["method"] == "dense"]["model"])
+    counts = counts[counts.index.isin(dense)]
+    return None if counts.empty else str(counts.idxmax())
+
+
+def means(rows: pd.DataFrame) -> pd.DataFrame:
+    """Mean over seeds of each model, method and sparsity; FLOPs relative to the dense base."""
+    table = rows.groupby(KEYS, sort=False)[["value", "flops"]].mean().reset_index()
+    base = base_model(rows)
+    if base is None:
+        return table.iloc[:0].assign(ratio=[])
+    dense = table[(table["model"] == base) & (table["method"] == "dense")]["flops"].iloc[0]
+    return table.assign(ratio=table["flops"] / dense)
+
+
+def corners(table: pd.DataFrame, base: str, *, better: str) -> dict[str, pd.Series]:
+    """The points of the blog's figures, as far as there are runs for them.
+
+    A is the dense base; B the best un-widened sparse run of it, which costs less; C the best
+    transformed run at about the FLOPs of A; D the larger dense model.
+    """
+    own = table[table["model"] == base]
+    family = own["method"].map(lambda name: style.split_method(name)[0])
+    groups = {
+        "A": own[own["method"] == "dense"],
+        "B": own[family.isna() & (own["sparsity"] > 0)],
+        "C": own[family.notna() & ((own["ratio"] - 1).abs() <= EQUAL)],
+        "D": table[(table["model"] != base) & (table["method"] == "dense")],
+    }
+    pick = "idxmax" if better == "higher" else "idxmin"
+    return {
+        name: table.loc[getattr(group["value"], pick)()]
+        for name, group in groups.items()
+        if len(group)
+    }
+
+
+def draw(rows: pd.DataFrame, *, label: str, better: str, empty: str) -> Figure:
+    """One panel per dataset."""
+    datasets = [name for name in rows["dataset"].unique() if base_model(_of(rows, name))]
+    figure, axes = style.panels(len(datasets), height=3.6)
+    if not datasets:
+        style.say_empty(axes[0], empty)
+    for panel, name in zip(axes, datasets, strict=False):
+        _draw_panel(panel, _of(rows, name), better)
+        panel.set_title(name)
+        panel.set_xlabel("executed training FLOPs, relative to the dense model")
+        panel.set_ylabel(label)
+    return figure
+
+
+def _of(rows: pd.DataFrame, dataset: str) -> pd.DataFrame:
+    return rows[rows["dataset"] == dataset]
+
+
+def _draw_panel(axes: Axes, rows: pd.DataFrame, better: str) -> None:
+    table, base = means(rows), base_model(rows)
+    dense = table[(table["model"] == base) & (table["method"] == "dense")]["flops"].iloc[0]
+    known: dict[str, str] = {}
+    for row in table.itertuples():
+        look = style.method_style(row.method)
+        own = rows[(rows["model"] == row.model) & (rows["method"] == row.method)]
+        own = own[own["sparsity"] == row.sparsity]
+        axes.plot(own["flops"] / dense, own["value"], ".", color=look.color, ms=3, zorder=2)
+        is_larger = row.model != base
+        label = f"{look.name}, {row.model}" if is_larger else look.name
+        axes.plot(
+            row.ratio, row.value, look.marker, color=look.color, ms=8, zorder=3,
+            markerfacecolor="none" if is_larger else look.color,
+            label=None if label in known else label,
+        )  # fmt: skip
+        known[label] = look.color
+        if row.sparsity:
+            axes.annotate(
+                f"{100 * row.sparsity:g}", (row.ratio, row.value), (6, -3), fontsize=7,
+                textcoords="offset points",
+            )  # fmt: skip
+    axes.set_xscale("log")
+    low, high = axes.get_xlim()
+    ticks = [tick for tick in (0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 5) if low <= tick <= high]
+    axes.set_xticks(ticks, [f"{tick:g}x" for tick in ticks])
+    axes.minorticks_off()
+    axes.margins(y=0.12)
+    points = corners(table, base or "", better=better)
+    for name, point in points.items():
+        axes.annotate(
+            name, (point["ratio"], point["value"]), (-13, 6), textcoords="offset points",
+            fontweight="bold",
+        )  # fmt: skip
+    for name in points.keys() & {"B", "C", "D"}:
+        axes.annotate(
+            "",
+            (points[name]["ratio"], points[name]["value"]),
+            (points["A"]["ratio"], points["A"]["value"]),
+            arrowprops={
+                "arrowstyle": "->", "lw": 1.2, "shrinkA": 7, "shrinkB": 7, "color": style.INK,
+                "linestyle": ":" if name == "D" else "-",
+            },
+        )  # fmt: skip
+    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), fontsize=8)
+
+
+def caption(rows: pd.DataFrame, *, unit: str, better: str, scale: float = 1.0) -> str:
+    """Say for each dataset where the arrows lead."""
+    sentences = []
+    for name in rows["dataset"].unique():
+        own = _of(rows, name)
+        base = base_model(own)
+        if base is None:
+            continue
+        points = corners(means(own), base, better=better)
+        a = points["A"]
+        parts = [f"On {name}, A ({base}, dense) has {scale * a['value']:.1f}{unit}"]
+        for corner in ("B", "C", "D"):
+            if corner in points:
+                point = points[corner]
+                who = style.treatment_name(point["method"], point["sparsity"])
+                who += f" {point['model']}" if corner == "D" else ""
+                parts.append(
+                    f"{corner} ({who}) {scale * point['value']:.1f}{unit} at "
+                    f"{point['ratio']:.2f}x the FLOPs"
+                )
+        sentences.append(", ".join(parts) + ".")
+    return " ".join(sentences)

@@ -1,0 +1,30 @@
+"""Test accuracy against executed training FLOPs: small points are seeds, large ones their mean, the
+number beside a point its sparsity in percent. A is the dense model. Sparsity without widening
+(arrow to B) saves FLOPs; Sparse-IFT (arrow to C) spends them on a larger, sparse model; a larger
+dense model (D, dotted) needs more. Compare Figures 1 and 4 of the Sparse-IFT blog."""
+
+from typing import Any
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from experiments.analysis.figures import _by_flops
+
+
+def data(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
+    """Test accuracy and executed FLOPs of every run."""
+    return _by_flops.scores(records, "accuracy", "test")
+
+
+def draw(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> Figure:
+    """One panel per dataset."""
+    rows = data(records, curves, study)
+    rows = rows.assign(value=100 * rows["value"])
+    empty = "No dense model has a test accuracy yet."
+    return _by_flops.draw(rows, label="top-1 test accuracy (%)", better="higher", empty=empty)
+
+
+def caption(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> str:
+    """Where the arrows lead."""
+    rows = data(records, curves, study)
+    return _by_flops.caption(rows, unit="%", better="higher", scale=100)

@@ -1,0 +1,31 @@
+"""Validation perplexity against executed training FLOPs: small points are seeds, large ones their
+mean, the number beside a point its sparsity in percent. A is the dense model. Sparse-IFT (arrow to
+C) spends its FLOPs on a larger, sparse model; a larger dense model (D, dotted) needs more. Lower is
+better. Compare Figure 4 of the Sparse-IFT blog."""
+
+from typing import Any
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from experiments.analysis.figures import _by_flops
+
+
+def data(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
+    """Validation perplexity and executed FLOPs of every run."""
+    return _by_flops.scores(records, "perplexity", "validation")
+
+
+def draw(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> Figure:
+    """One panel per dataset."""
+    return _by_flops.draw(
+        data(records, curves, study),
+        label="validation perplexity per token",
+        better="lower",
+        empty="No dense model has a validation perplexity yet.",
+    )
+
+
+def caption(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> str:
+    """Where the arrows lead."""
+    return _by_flops.caption(data(records, curves, study), unit="", better="lower")

@@ -1,0 +1,76 @@
+"""Test accuracy of each member of the Sparse-IFT family by sparsity, at about the dense model's
+FLOPs: small points are seeds, large ones their mean, the bar its 95% t interval over seeds (no bar
+below two seeds). The horizontal line is the dense model."""
+
+from typing import Any
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from experiments.analysis import records as tidy
+from experiments.analysis import stats, style
+
+
+def data(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
+    """Test accuracy of every dense and every transformed run."""
+    rows = tidy.select(records, "accuracy", split="test")
+    rows = rows[["run", "model", "dataset", "method", "sparsity", "seed", "value"]]
+    family = rows["method"].map(lambda name: style.split_method(name)[0])
+    return rows.assign(family=family)[family.notna() | (rows["method"] == "dense")]
+
+
+def draw(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> Figure:
+    """One panel per model and dataset that has transformed runs."""
+    rows = data(records, curves, study)
+    shown = tidy.cells(rows[rows["family"].notna()])
+    figure, axes = style.panels(len(shown), height=3.2)
+    if not shown:
+        style.say_empty(axes[0], "No transformed model has a test accuracy yet.")
+    for panel, cell in zip(axes, shown, strict=False):
+        _draw_panel(panel, tidy.in_cell(rows, cell))
+        panel.set_title(f"{cell[0]} on {cell[1]}")
+    return figure
+
+
+def _draw_panel(axes: Axes, rows: pd.DataFrame) -> None:
+    labels = []
+    dense = rows[rows["method"] == "dense"]["value"]
+    if len(dense):
+        look = style.method_style("dense")
+        axes.axhline(100 * dense.mean(), color=look.color, lw=1.5)
+        labels.append((100 * dense.mean(), look.name, look.color))
+    transformed = rows[rows["family"].notna()]
+    names = transformed["method"].map(lambda name: style.method_style(name).name)
+    for offset, (name, group) in enumerate(transformed.groupby(names, sort=False)):
+        look = style.method_style(group["method"].iloc[0])
+        shift = 0.5 * (offset - (names.nunique() - 1) / 2)
+        points = []
+        for sparsity, own in group.groupby("sparsity"):
+            mean, low, high = stats.t_interval(100 * own["value"])
+            place = 100 * sparsity + shift
+            points.append((place, mean))
+            axes.plot([place] * len(own), 100 * own["value"], ".", color=look.color, ms=3)
+            if low == low:
+                axes.plot([place, place], [low, high], color=look.color, lw=1.5)
+        axes.plot(*zip(*points, strict=True), color=look.color, marker=look.marker, ms=7, lw=1)
+        labels.append((points[-1][1], name, look.color))
+    axes.set_xticks(sorted({round(100 * s) for s in transformed["sparsity"]}))
+    axes.set_xlabel("sparsity that sets the size (%)")
+    axes.set_ylabel("top-1 test accuracy (%)")
+    style.label_ends(axes, labels)
+
+
+def caption(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> str:
+    """Name the best treatment of each cell."""
+    rows = data(records, curves, study)
+    sentences = []
+    for cell in tidy.cells(rows[rows["family"].notna()]):
+        own = tidy.in_cell(rows, cell)
+        means = own.groupby(["method", "sparsity"])["value"].mean()
+        method, sparsity = means.idxmax()
+        sentences.append(
+            f"Highest mean of {cell[0]} on {cell[1]}: {style.treatment_name(method, sparsity)} at "
+            f"{100 * means.max():.1f}%."
+        )
+    return " ".join(sentences)

@@ -1,0 +1,82 @@
+"""Test accuracy of image classifiers (higher is better): mean over seeds with its 95% t interval,
+and the mean difference to the same model trained dense over the seeds that both have; top-5
+accuracy, loss in nats and expected calibration error beside it. The standard error is that of one
+run over its test images. FLOPs are those executed in training, relative to the dense model."""
+
+from typing import Any
+
+import pandas as pd
+
+from experiments.analysis import published, stats, style
+from experiments.analysis import records as tidy
+
+SPLIT = "test"
+COLUMNS = ["model", "dataset", "method", "sparsity", "seeds", "accuracy", "low", "high", "stderr"]
+COLUMNS += ["images", "chance", "against chance", "minus dense", "paired seeds", "top-5", "loss"]
+COLUMNS += ["calibration error", "FLOPs / dense", "non-zero parameters"]
+COLUMNS += ["accuracy (published)", "runs"]
+
+
+def make(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
+    """One row per model, dataset, method and sparsity."""
+    values = tidy.select(records, "accuracy", split=SPLIT)
+    source = published.source_id(study)
+    rows = []
+    for cell in tidy.cells(values):
+        chosen = tidy.in_cell(values, cell)
+        for method, sparsity in tidy.treatments(chosen):
+            rows.append(_row(records, chosen, cell, method, sparsity, source))
+    return pd.DataFrame(rows, columns=COLUMNS)
+
+
+def _row(
+    records: pd.DataFrame,
+    values: pd.DataFrame,
+    cell: tuple[str, str],
+    method: str,
+    sparsity: float,
+    source: str | None,
+) -> dict[str, Any]:
+    own = values[(values["method"] == method) & (values["sparsity"] == sparsity)]
+    dense = values[values["method"] == "dense"]
+    mean, low, high = stats.t_interval(own["value"])
+    row = dict(zip(COLUMNS, (*cell, method, sparsity, len(own), mean, low, high), strict=False))
+    stderr, chance = own["stderr"].mean(), own["chance"].mean()
+    words = {None: "not known", False: "not distinguishable from chance"}
+    apart = stats.distinguishable(mean, stderr, chance)
+    row |= {"stderr": stderr, "images": own["num_items"].iloc[0], "chance": chance}
+    row["against chance"] = words.get(apart, "above chance" if mean > chance else "below chance")
+    if method != "dense":
+        pair = stats.paired(tidy.by_seed(own), tidy.by_seed(dense))
+        if pair.num_seeds:
+            row |= {"minus dense": pair.effect, "paired seeds": pair.num_seeds}
+
+    def average(metric: str, runs: pd.Series, split: str | None = None) -> float:
+        found = tidy.select(records, metric, split=split)
+        return found[found["run"].isin(runs)]["value"].mean()
+
+    row["top-5"] = average("accuracy_top5", own["run"], SPLIT)
+    row["loss"] = average("loss", own["run"], SPLIT)
+    row["calibration error"] = average("calibration_error", own["run"], SPLIT)
+    cost = average("flops_executed", dense["run"])
+    row["FLOPs / dense"] = average("flops_executed", own["run"]) / cost
+    row["non-zero parameters"] = average("num_nonzero", own["run"])
+    row["accuracy (published)"] = _published(source, method, sparsity)
+    row["runs"] = " ".join(own["run"])
+    return row
+
+
+def _published(source: str | None, method: str, sparsity: float) -> str:
+    """The source's value for its ResNet-18 on CIFAR-100, shown beside any model of ours."""
+    family, algorithm = style.split_method(method)
+    name = style.method_style(algorithm).name
+    if family:
+        name = f"Sparse {family.capitalize()} + {name}"
+    rows = published.results()
+    rows = rows[(rows["source_id"] == source) & (rows["metric"] == "test accuracy")]
+    rows = rows[(rows["model"] == "ResNet-18") & (rows["method"] == name)]
+    rows = rows[pd.to_numeric(rows["sparsity"]) == sparsity]
+    if rows.empty:
+        return published.UNKNOWN
+    row = rows.iloc[0]
+    return f"{row['value']} {row['unit']} ({row['model']}, {row['dataset']})"

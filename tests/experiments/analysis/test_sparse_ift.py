@@ -1,0 +1,147 @@
+"""Figures and tables of the Sparse-IFT studies, from records with known truth."""
+
+import numpy as np
+import pytest
+
+from experiments.analysis import figures, records, style, tables
+from experiments.analysis.figures import _by_flops
+
+# Method: sparsity, test accuracy, FLOPs relative to dense.
+METHODS = {
+    "dense": (0.0, 0.50, 1.0),
+    "wide50-rigl": (0.5, 0.55, 1.01),
+    "wide75-rigl": (0.75, 0.60, 1.02),
+    "wide90-rigl": (0.9, 0.58, 1.03),
+    "wide75-static": (0.75, 0.57, 1.0),
+    "parallel75-rigl": (0.75, 0.54, 1.0),
+    "doped75-rigl": (0.75, 0.45, 1.0),
+    "static80": (0.8, 0.35, 0.25),
+    "rigl80": (0.8, 0.40, 0.26),
+}
+
+
+def record(method, seed, *, model="resnet-1mf", accuracy=None, flops=None, dataset="glyphs"):
+    sparsity, value, ratio = METHODS[method]
+    value = (accuracy or value) + 0.01 * (seed - 1)
+    label = f"{method}-s{sparsity:.2f}" if sparsity else method
+    run = f"small__{model}__{label}__{dataset}-n9600__sgd__seed{seed}"
+    spec = {
+        "id": run, "scale": "small", "task": "vision", "model": {"name": "resnet", "label": model},
+        "data": {"name": dataset, "num_images": 9600}, "recipe": {"name": "sgd", "steps": 10},
+        "method": method, "final_sparsity": sparsity, "sparsity": None, "seed": seed,
+    }  # fmt: skip
+    rows = []
+    for step in (5, 10):
+        rows.append({"kind": "train", "step": step, "images": 64 * step, "loss": 2.0,
+                     "flops_executed": step * 1e6 * (flops or ratio), "flops_dense": step * 1e6,
+                     "elapsed_s": step, "images_per_s": 64.0, "sparsity": sparsity})  # fmt: skip
+    rows.append({"kind": "validation", "step": 10, "images": 640, "loss": 2.1, "accuracy": value})
+    train = {
+        "run": run, "spec": spec, "spec_hash": "0", "code_hash": "1", "cpu": "Example CPU",
+        "data": {"name": dataset, "hash": "2"}, "versions": {"torch": "2.0"}, "num_threads": 1,
+        "wall_s": 1.0, "num_parameters": 1000, "num_nonzero": 500, "final": {}, "layers": [],
+        "flops": {"executed": 1e7 * (flops or ratio), "dense_equivalent": 1e7},
+        "command": f"snakemake rerun --config run={run}",
+    }  # fmt: skip
+    shared = {"num_items": 400, "chance": 0.02, "higher_is_better": True, "num_fewshot": 0,
+              "data_hash": "2", "stderr": 0.02, "split": "test"}  # fmt: skip
+    scores = [
+        {"task": "images", "metric": "accuracy", "value": value, **shared},
+        {"task": "images", "metric": "accuracy_top5", "value": value + 0.2, **shared},
+        {"task": "images", "metric": "loss", "value": 2.2, **shared},
+        {"task": "images", "metric": "calibration_error", "value": 0.05, **shared},
+        {"task": "class:A", "metric": "class_accuracy", "value": value, **shared},
+        {"task": "class:B", "metric": "class_accuracy", "value": value / 2, **shared},
+    ]
+    evaluation = {"run": run, "suite": "vision", "scores": scores}
+    return records.make_record(train, evaluation, rows)
+
+
+STUDY = {
+    "name": "sparse_ift_vision",
+    "source": "Thangarasa et al., Sparse-IFT, ICML 2024, PMLR 235 (arXiv:2303.11525)",
+    "runs": [],
+}
+
+
+@pytest.fixture(scope="module")
+def full():
+    made = [record(method, seed) for method in METHODS for seed in (0, 1, 2)]
+    made.append(record("dense", 0, model="resnet-2mf", accuracy=0.56, flops=2.1))
+    return records.records_table(made, STUDY), records.curves_table(made), STUDY
+
+
+def test_methods_are_named_and_look_by_family_and_algorithm():
+    assert style.treatment_name("wide75-rigl", 0.75) == "Sparse-Wide RigL 75%"
+    assert style.treatment_name("rigl80", 0.8) == "RigL 80%"
+    assert style.treatment_name("dense", 0.0) == "Dense"
+    assert style.method_style("rigl90") == style.method_style("rigl")
+    looks = {style.method_style(name).color for name in ("wide75-rigl", "doped75-rigl", "rigl80")}
+    assert len(looks) == 3
+    assert style.method_style("new-method").name == "new-method"
+
+
+def test_the_arrows_lead_to_the_known_corners(full):
+    rows = figures.load("accuracy_by_flops").data(*full)
+    assert _by_flops.base_model(rows) == "resnet-1mf"
+    table = _by_flops.means(rows)
+    corners = _by_flops.corners(table, "resnet-1mf", better="higher")
+    assert {name: point["method"] for name, point in corners.items()} == {
+        "A": "dense", "B": "rigl80", "C": "wide75-rigl", "D": "dense",
+    }  # fmt: skip
+    assert corners["D"]["model"] == "resnet-2mf"
+    assert corners["D"]["ratio"] == pytest.approx(2.1)
+    assert corners["C"]["value"] == pytest.approx(0.60)
+    worst = _by_flops.corners(table, "resnet-1mf", better="lower")
+    assert worst["C"]["method"] == "doped75-rigl"
+    text = figures.caption("accuracy_by_flops", *full)
+    assert "A (resnet-1mf, dense) has 50.0%" in text
+    assert "C (Sparse-Wide RigL 75%) 60.0% at 1.02x the FLOPs" in text
+
+
+@pytest.mark.parametrize("name", ["accuracy_by_flops", "sparse_ift_families"])
+def test_figures_show_every_point(name, full, tmp_path):
+    module = figures.load(name)
+    with style.sheet():
+        figure = module.draw(*full)
+    figures.save(name, figure, tmp_path, module.data(*full))
+    seen = np.concatenate(
+        [line.get_ydata() for line in figure.axes[0].get_lines() if len(line.get_ydata())]
+    )
+    for _, value in zip(range(7), [50, 55, 60, 58, 57, 54, 45], strict=True):
+        assert np.isclose(np.asarray(seen, float), value).any()
+
+
+def test_without_a_dense_model_there_are_no_arrows():
+    made = [record("wide75-rigl", 0)]
+    tables_of = records.records_table(made, STUDY), records.curves_table(made), STUDY
+    for name in ("accuracy_by_flops", "sparse_ift_families"):
+        figures.load(name).draw(*tables_of)
+        assert figures.caption(name, *tables_of)
+    assert tables.load("class_accuracy").make(*tables_of).empty
+    assert len(tables.load("accuracy").make(*tables_of)) == 1
+
+
+def test_accuracy_rows_by_hand(full):
+    table = tables.load("accuracy").make(*full)
+    assert len(table) == len(METHODS) + 1
+    row = table[(table["method"] == "wide75-rigl")].iloc[0]
+    assert row["accuracy"] == pytest.approx(0.60) and row["seeds"] == 3
+    # Three values 0.01 apart: standard error 0.01 / sqrt(3), t quantile 4.303 with 2 degrees.
+    assert row["high"] - row["accuracy"] == pytest.approx(4.303 * 0.01 / 3**0.5, rel=1e-3)
+    assert row["minus dense"] == pytest.approx(0.10) and row["paired seeds"] == 3
+    assert row["top-5"] == pytest.approx(0.80) and row["FLOPs / dense"] == pytest.approx(1.02)
+    assert row["against chance"] == "above chance"
+    assert row["accuracy (published)"] == "not published as a number"
+    by_method = table.set_index(["model", "method"])["accuracy (published)"]
+    assert by_method["resnet-1mf", "dense"] == "77.0 % (ResNet-18, CIFAR-100)"
+    assert by_method["resnet-1mf", "wide90-rigl"] == "80.1 % (ResNet-18, CIFAR-100)"
+
+
+def test_class_rows_by_hand(full):
+    table = tables.load("class_accuracy").make(*full).set_index("class")
+    assert set(table.index) == {"A", "B"}
+    assert table.loc["B", "dense"] == pytest.approx(0.25)
+    assert table.loc["B", "best"] == pytest.approx(0.30)
+    assert table.loc["A", "best treatment"] == "Sparse-Wide RigL 75%"
+    assert table.loc["A", "difference"] == pytest.approx(0.10)
