@@ -182,6 +182,8 @@ class Trainer:
             ValueError: if they do not fit the model.
         """
         start = self.spec["starts_from"]
+        if path.is_dir():
+            self.task.check_start(path)
         try:
             if path.is_dir():
                 self.load_export(path)

@@ -134,6 +134,12 @@ class Task:
         """Write what the task's evaluation loads, ``model.safetensors`` without masks included."""
         raise NotImplementedError
 
+    def check_start(self, folder: Path) -> None:
+        """Raise ``ValueError`` if an exported model of another run reads other data than this one.
+
+        Weights of the right shapes may still mean something else, such as other tokens.
+        """
+
     def optimizer(self, model: torch.nn.Module) -> torch.optim.Optimizer:
         """The optimizer that the recipe names, by default AdamW.
 

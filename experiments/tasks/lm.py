@@ -99,6 +99,15 @@ class Task(tasks.Task):
             eos_id=self.corpus.meta.get("eos_id", 0),
         )
 
+    def check_start(self, folder: Path) -> None:
+        """The vocabularies must be equal."""
+        files = (folder / "tokenizer.json", Path(self.corpus.tokenizer_dir) / "tokenizer.json")
+        if all(file.is_file() for file in files) and len({f.read_bytes() for f in files}) > 1:
+            raise ValueError(
+                f"data.name is {self.data_name}, whose tokenizer differs from that of the run "
+                f"{self.spec['starts_from']['run']}, with which {self.spec['id']} starts"
+            )
+
     def batch(self, step: int) -> torch.Tensor:
         """Token windows of optimizer step ``step`` (from 0), shape (B, T + 1), int64."""
         import torch

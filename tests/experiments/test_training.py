@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -258,6 +259,15 @@ def test_a_second_phase_resumes_only_over_the_same_first_phase(first, corpus, tm
     anew = start(spec, corpus, tmp_path, tmp_path / "other" / "out" / "model")
     assert not anew.resume() and anew.progress.step == 0
     assert "begins anew" in capsys.readouterr().out
+
+
+def test_weights_for_another_vocabulary_are_refused(first, corpus, tmp_path):
+    data = tmp_path / "data"
+    shutil.copytree(corpus, data)
+    for folder, text in ((first, "{}"), (data / "tokenizer", "[]")):
+        (folder / "tokenizer.json").write_text(text)
+    with pytest.raises(ValueError, match="tokenizer differs from that of the run smoke__first"):
+        start(second_phase(densify=True), data, tmp_path, first)
 
 
 def test_weights_of_another_model_are_refused_in_one_sentence(first, corpus, tmp_path):
