@@ -51,6 +51,8 @@ class Backend:
 
     def __init__(self, backend_type: str = "CPU", **_: Any) -> None:
         self.backend_type = str(backend_type).upper()
+        if self.backend_type == "GPU" and not torch.cuda.is_available():
+            raise ValueError("backend_type 'GPU' needs a CUDA device, and torch sees none")
         self.torch_device = torch.device("cuda" if self.backend_type == "GPU" else "cpu")
 
     @property
@@ -70,7 +72,7 @@ def backend(backend_type: str = "CPU", **kwargs: Any) -> Backend:
         **kwargs: Taken, so that scripts run, and not used.
 
     Raises:
-        ValueError: If the name is another.
+        ValueError: If the name is another, or there is no GPU.
     """
     if str(backend_type).upper() not in ("CPU", "GPU", "CSX"):
         raise ValueError(f"backend_type must be 'CPU', 'GPU' or 'CSX', not {backend_type!r}")

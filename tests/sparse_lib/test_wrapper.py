@@ -302,6 +302,20 @@ def test_the_documents_script_with_another_import_line():
     assert int(model.weight_mask.sum()) == 70
 
 
+def test_backends_by_name(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert cstorch.backend("csx").torch_device.type == "cpu"
+    assert repr(cstorch.backend("CPU", compile_dir=".")) == "Backend('CPU')"
+    with pytest.raises(ValueError, match="needs a CUDA device"):
+        cstorch.backend("GPU")
+    with pytest.raises(ValueError, match="'CPU', 'GPU' or 'CSX'"):
+        cstorch.backend("TPU")
+    with pytest.raises(TypeError, match="torch module"):
+        cstorch.compile(lambda x: x, cstorch.backend())
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert cstorch.backend("GPU").torch_device.type == "cuda"
+
+
 def test_every_torch_optimizer_has_apply():
     model = nn.Linear(4, 4)
     sparsity = Static(0.5)
