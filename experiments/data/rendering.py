@@ -19,13 +19,13 @@ EM, CANVAS = 44, 72
 CHUNK = 1024
 
 # Ranges of the uniform draws. Angles in degrees, lengths in pixels of the image, grey in [0, 1].
-ANGLE = 18.0
-SHEAR = 0.25
-SCALE = (0.45, 0.85)
-SHIFT = 3.5
-CONTRAST = (0.25, 0.9)
+ANGLE = 15.0
+SHEAR = 0.2
+SCALE = (0.5, 0.85)
+SHIFT = 2.5
+CONTRAST = (0.3, 0.9)
 SLOPE = 0.25
-NOISE = (0.02, 0.16)
+NOISE = (0.02, 0.12)
 RECTANGLES = 2
 RECTANGLE = (4, 13)
 

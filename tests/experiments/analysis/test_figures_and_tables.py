@@ -40,7 +40,8 @@ def test_figures_draw_full_and_empty_records(name, full, tmp_path):
 @pytest.mark.parametrize("name", tables.names())
 def test_tables_are_made_from_full_and_empty_records(name, full):
     module = tables.load(name)
-    assert len(module.make(*full))
+    made = module.make(*full)
+    assert len(made) or name not in full[2]["tables"]  # those of other studies find nothing here
     assert isinstance(module.make(*frames([])), pd.DataFrame)
     assert tables.caption(name)
 
