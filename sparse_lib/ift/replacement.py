@@ -129,49 +129,46 @@ def replace_layers(
 
 def layer_from(dense: nn.Module, num_outputs: int) -> nn.Linear | nn.Conv2d:
     """A layer without bias on the inputs of ``dense``, of its geometry, to other outputs."""
+    if isinstance(dense, nn.Conv2d):
+        return convolution(dense, dense.in_channels, num_outputs)
     weight = dense.weight
     assert isinstance(weight, Tensor)
-    if isinstance(dense, nn.Conv2d):
-        new: nn.Linear | nn.Conv2d = nn.Conv2d(
-            dense.in_channels,
-            num_outputs,
-            dense.kernel_size,  # type: ignore[arg-type]
-            dense.stride,  # type: ignore[arg-type]
-            dense.padding,  # type: ignore[arg-type]
-            dense.dilation,  # type: ignore[arg-type]
-            bias=False,
-            padding_mode=dense.padding_mode,
-            device=weight.device,
-            dtype=weight.dtype,
-        )
-    else:
-        new = nn.Linear(
-            sizes(dense)[0], num_outputs, bias=False, device=weight.device, dtype=weight.dtype
-        )
-    return new
+    return nn.Linear(
+        sizes(dense)[0], num_outputs, bias=False, device=weight.device, dtype=weight.dtype
+    )
+
+
+def convolution(
+    like: nn.Conv2d, in_channels: int, out_channels: int, *, groups: int = 1, bias: bool = False
+) -> nn.Conv2d:
+    """A convolution of the kernel, stride, padding and dilation of another, with other channels."""
+    return nn.Conv2d(
+        in_channels,
+        out_channels,
+        like.kernel_size,  # type: ignore[arg-type]
+        like.stride,  # type: ignore[arg-type]
+        like.padding,  # type: ignore[arg-type]
+        like.dilation,  # type: ignore[arg-type]
+        groups,
+        bias,
+        like.padding_mode,
+        device=like.weight.device,
+        dtype=like.weight.dtype,
+    )
 
 
 def layer_to(dense: nn.Module, num_inputs: int, *, bias: bool) -> nn.Linear | nn.Conv2d:
     """A pointwise layer to the outputs of ``dense``, with a copy of its bias if asked for."""
-    weight = dense.weight
+    weight, own = dense.weight, dense.bias if bias else None
     assert isinstance(weight, Tensor)
-    num_outputs = sizes(dense)[1]
-    own = dense.bias if bias else None
-    if isinstance(dense, nn.Conv2d):
-        new: nn.Linear | nn.Conv2d = nn.Conv2d(
-            num_inputs,
-            num_outputs,
-            1,
-            bias=own is not None,
-            device=weight.device,
-            dtype=weight.dtype,
-        )
-    else:
-        new = nn.Linear(
-            num_inputs, num_outputs, own is not None, device=weight.device, dtype=weight.dtype
-        )
-    if isinstance(own, Tensor):
-        assert new.bias is not None
+    num_outputs, has_bias = sizes(dense)[1], own is not None
+    new: nn.Linear | nn.Conv2d
+    with weight.device:
+        if isinstance(dense, nn.Conv2d):
+            new = nn.Conv2d(num_inputs, num_outputs, 1, bias=has_bias, dtype=weight.dtype)
+        else:
+            new = nn.Linear(num_inputs, num_outputs, has_bias, dtype=weight.dtype)
+    if isinstance(own, Tensor) and new.bias is not None:
         with torch.no_grad():
             new.bias.copy_(own)
     return new

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from sparse_lib.ift import adapters
-from sparse_lib.ift.replacement import transformable
+from sparse_lib.ift.replacement import convolution, transformable
 from sparse_lib.ift.sizes import wide_factor
 
 
@@ -53,7 +53,16 @@ def _keep_exchanged_modules(model: nn.Module, wide: nn.Module) -> None:
             built = None
         if isinstance(module, nn.Conv2d) and isinstance(built, nn.Conv2d):
             if _geometry(module) != _geometry(built):
-                wide.set_submodule(name, _reshaped(module, built, wide))
+                conv = convolution(
+                    module,
+                    built.in_channels,
+                    built.out_channels,
+                    groups=built.groups,
+                    bias=module.bias is not None,
+                ).to(built.weight)
+                with torch.no_grad():
+                    wide._init_weights(conv)  # type: ignore[operator]
+                wide.set_submodule(name, conv)
         elif built is not None and type(module) is not type(built):
             if any(True for _ in module.parameters()):
                 raise ValueError(
@@ -66,22 +75,3 @@ def _keep_exchanged_modules(model: nn.Module, wide: nn.Module) -> None:
 def _geometry(conv: nn.Conv2d) -> tuple:
     padding = (conv.padding, conv.padding_mode, conv.bias is not None)
     return (conv.kernel_size, conv.stride, conv.dilation, *padding)
-
-
-def _reshaped(module: nn.Conv2d, built: nn.Conv2d, wide: nn.Module) -> nn.Conv2d:
-    conv = nn.Conv2d(
-        built.in_channels,
-        built.out_channels,
-        module.kernel_size,  # type: ignore[arg-type]
-        module.stride,  # type: ignore[arg-type]
-        module.padding,  # type: ignore[arg-type]
-        module.dilation,  # type: ignore[arg-type]
-        built.groups,
-        module.bias is not None,
-        module.padding_mode,
-        device=built.weight.device,
-        dtype=built.weight.dtype,
-    )
-    with torch.no_grad():
-        wide._init_weights(conv)  # type: ignore[operator]
-    return conv
