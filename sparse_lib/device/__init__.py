@@ -6,6 +6,7 @@ labelled *simulated*).
 """
 
 from sparse_lib.device.backend import Backend, backend, compile
+from sparse_lib.device.kernels import worth_skipping
 from sparse_lib.device.ledger import Ledger
 from sparse_lib.device.spec import DeviceSpec, device_spec, probe_host
 from sparse_lib.device.wafer import Simulation, simulate
@@ -20,4 +21,5 @@ __all__ = [
     "device_spec",
     "probe_host",
     "simulate",
+    "worth_skipping",
 ]

@@ -2,12 +2,16 @@
 
 import functools
 import warnings
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import nn
 
 from sparse_lib.device import kernels
-from sparse_lib.device.layers import CROSSOVER_SPARSITY, Execution, SparseLayer, skipping_mixin
+from sparse_lib.device.layers import Execution, SparseLayer, skipping_mixin
+from sparse_lib.device.spec import SPECS, DeviceSpec, device_spec
+from sparse_lib.device.wafer import Simulation, simulate
 
 EXECUTIONS = ("dense", "skip")
 
@@ -17,15 +21,20 @@ class Backend:
     """How the masked layers of a model are executed.
 
     Attributes:
-        name: `"dense"` (masked dense, any torch device), `"skip"` (the masked work is not done;
-            CPU, float32).
+        name: What `backend` was asked for.
+        execution: `"dense"` (masked dense, any torch device) or `"skip"` (the masked work is not
+            done; CPU, float32).
+        spec: The device whose time `simulate` predicts, or None.
         strict: Raise where a layer would fall back to masked dense, instead of one notice.
-        crossover: Sparsity in [0, 1] below which a layer runs dense because that is faster.
+        crossover: Sparsity in [0, 1] below which a layer runs dense; None runs it dense where
+            `worth_skipping` expects that to be faster.
     """
 
     name: str
+    execution: str
+    spec: DeviceSpec | None = None
     strict: bool = False
-    crossover: float = CROSSOVER_SPARSITY
+    crossover: float | None = None
     _noticed: set[tuple[str, str]] = field(default_factory=set, repr=False)
 
     def notice(self, layer: str, reason: str) -> None:
@@ -37,23 +46,58 @@ class Backend:
             self._noticed.add((layer, reason))
             warnings.warn(message, RuntimeWarning, stacklevel=2)
 
+    def simulate(self, model: nn.Module, **sizes: Any) -> Simulation:
+        """Predicts a training step of the model on this backend's device; *simulated*.
 
-def backend(name: str, *, strict: bool = False, crossover: float = CROSSOVER_SPARSITY) -> Backend:
+        Args:
+            model: Any module, also a compiled one.
+            **sizes: As in `sparse_lib.device.simulate`.
+
+        Raises:
+            ValueError: The backend has no device, or as in `sparse_lib.device.simulate`.
+        """
+        if self.spec is None:
+            raise ValueError(f"backend {self.name!r} has no timing model; take {_names(SPECS)}")
+        return simulate(model.__dict__.get("_original", model), self.spec, **sizes)
+
+
+def _names(names: Iterable[str]) -> str:
+    return ", ".join(names)
+
+
+def backend(
+    name: str,
+    *,
+    execution: str | None = None,
+    strict: bool = False,
+    crossover: float | None = None,
+) -> Backend:
     """Chooses how masked layers are executed.
 
     Args:
-        name: `"dense"` or `"skip"`.
+        name: `"dense"`, `"skip"`, or a device (`"cs2"`, ...), which adds its timing model.
+        execution: `"dense"` or `"skip"`, for a device; by default skip on those that skip zeros.
         strict: Raise instead of falling back to masked dense.
-        crossover: Sparsity in [0, 1] below which a layer runs dense.
+        crossover: Sparsity in [0, 1] below which a layer runs dense; decided by each layer's size
+            and sparsity if None.
 
     Raises:
-        ValueError: The name is unknown or the crossover is not in [0, 1].
+        ValueError: A name is unknown, or the crossover is not in [0, 1].
     """
-    if name not in EXECUTIONS:
-        raise ValueError(f"backend must be one of {', '.join(EXECUTIONS)}, got {name!r}")
-    if not 0 <= crossover <= 1:
+    if name not in (*EXECUTIONS, *SPECS, "host"):
+        allowed = _names((*EXECUTIONS, *SPECS, "host"))
+        raise ValueError(f"backend must be one of {allowed}, got {name!r}")
+    if execution not in (None, *EXECUTIONS):
+        raise ValueError(f"execution must be one of {_names(EXECUTIONS)}, got {execution!r}")
+    if crossover is not None and not 0 <= crossover <= 1:
         raise ValueError(f"crossover must be in [0, 1], got {crossover!r}")
-    return Backend(name, strict, crossover)
+    if name in EXECUTIONS:
+        if execution not in (None, name):
+            raise ValueError(f"execution must be {name!r} for backend {name!r}, got {execution!r}")
+        return Backend(name, name, None, strict, crossover)
+    spec = device_spec(name)
+    chosen = execution or ("skip" if spec.skips_zeros else "dense")
+    return Backend(name, chosen, spec, strict, crossover)
 
 
 def compile(model: nn.Module, backend: Backend | str = "skip") -> nn.Module:
@@ -75,10 +119,10 @@ def compile(model: nn.Module, backend: Backend | str = "skip") -> nn.Module:
         backend = globals()["backend"](backend)
     if not isinstance(backend, Backend):
         raise TypeError(f"backend must be a Backend or a name, got {type(backend).__name__}")
-    skip = backend.name == "skip"
+    skip = backend.execution == "skip"
     if skip and (why := kernels.unavailable()):
         if backend.strict:
-            raise ValueError(f"backend 'skip' cannot run here: {why}")
+            raise ValueError(f"backend {backend.name!r} cannot skip here: {why}")
         warnings.warn(f"every sparse layer runs masked dense: {why}", RuntimeWarning, stacklevel=2)
         skip = False
     return _twin(model, "", backend, skip, {})

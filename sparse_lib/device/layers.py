@@ -19,9 +19,6 @@ from torch.utils._python_dispatch import _disable_current_modes
 from sparse_lib.device import kernels
 from sparse_lib.device.ledger import is_recording, record
 
-CROSSOVER_SPARSITY = 0.45
-"""Below this sparsity a dense product is faster than skipping (measured with AVX2)."""
-
 
 def _wants_dense_gradient(weight: torch.Tensor) -> bool:
     return getattr(weight, "_needs_dense_gradient", False)
@@ -228,13 +225,13 @@ class Execution:
     Attributes:
         name: Module path, for notices.
         skip: Whether to skip at all; masked dense otherwise.
-        crossover: Sparsity below which dense is faster.
+        crossover: Sparsity below which to run dense; None decides by the layer's size as well.
         notice: Called with the layer's name and the reason whenever it has to run dense.
     """
 
     name: str
     skip: bool
-    crossover: float
+    crossover: float | None
     notice: Callable[[str, str], None]
     structures: Structures | None = field(default=None, repr=False)
 
@@ -251,6 +248,11 @@ class Execution:
         if weight.numel() >= 2**31:
             return f"its weight has {weight.numel()} elements, the kernels need fewer than 2^31"
         return None
+
+    def worth_skipping(self, structure: kernels.Structure) -> bool:
+        if self.crossover is not None:
+            return structure.sparsity >= self.crossover
+        return kernels.worth_skipping(structure.rows, structure.columns, structure.sparsity)
 
     def find_structures(self, mask: torch.Tensor, *, inputs_first: bool) -> Structures:
         mask = mask.flatten(1).contiguous()
@@ -290,7 +292,7 @@ class SparseLayer(nn.Module):
                 execution.notice(execution.name, reason)
             else:
                 structures = execution.find_structures(mask, inputs_first=self.inputs_first)
-                if structures.forward.sparsity >= execution.crossover:
+                if execution.worth_skipping(structures.forward):
                     return self._skip(source, weight, geometry, structures)  # type: ignore[arg-type]
         return self.dense_forward(source, MaskedWeight.apply(weight, mask))
 

@@ -19,6 +19,11 @@ def add_mask(layer, sparsity, seed=0):
     layer.weight.data.mul_(mask)
 
 
+def always(name="skip"):
+    """Layers of any size skip."""
+    return backend(name, strict=True, crossover=0.0)
+
+
 def relative_error(result, expected):
     return ((result - expected).abs().max() / expected.abs().max().clamp(min=1e-20)).item()
 
@@ -78,7 +83,9 @@ def test_non_contiguous_inputs_gradients_and_weights():
     gradient = torch.randn(30, 1, 5).permute(2, 1, 0).expand(5, 8, 30)
     expected = step(copy.deepcopy(layer), source, gradient)
     expected[2] = expected[2] * layer.weight_mask
-    for value, truth in zip(step(compile(layer), source, gradient), expected, strict=True):
+    for value, truth in zip(
+        step(compile(layer, always()), source, gradient), expected, strict=True
+    ):
         assert relative_error(value, truth) < TOLERANCE
 
 
@@ -91,17 +98,17 @@ def test_dense_gradient_only_when_asked_for(name, execution):
     add_mask(layer, 0.8)
     expected = step(copy.deepcopy(layer), source)
     layer.weight._needs_dense_gradient = True
-    for value, truth in zip(step(compile(layer, execution), source), expected, strict=True):
+    for value, truth in zip(step(compile(layer, always(execution)), source), expected, strict=True):
         assert relative_error(value, truth) < TOLERANCE
     layer.weight._needs_dense_gradient = False
-    step(compile(layer, execution), source)
+    step(compile(layer, always(execution)), source)
     assert not layer.weight.grad[~layer.weight_mask].any()
 
 
 def test_frozen_parts_get_no_gradient():
     layer = nn.Linear(8, 8)
     add_mask(layer, 0.5)
-    twin, source = compile(layer), torch.randn(4, 8)
+    twin, source = compile(layer, always()), torch.randn(4, 8)
     layer.weight.requires_grad_(False)
     twin(source.requires_grad_()).sum().backward()
     assert layer.weight.grad is None
@@ -114,7 +121,7 @@ def test_frozen_parts_get_no_gradient():
 
 def test_masks_may_come_late_and_change():
     layer = nn.Linear(16, 16)
-    twin, source = compile(layer, backend("skip", strict=True)), torch.randn(4, 16)
+    twin, source = compile(layer, always()), torch.randn(4, 16)
     assert torch.equal(twin(source), layer(source))
     for seed in range(3):
         add_mask(layer, 0.5, seed)
@@ -131,7 +138,7 @@ def test_backward_uses_the_mask_of_its_forward():
     layer = nn.Linear(6, 6)
     add_mask(layer, 0.5)
     before = layer.weight_mask.clone()
-    target = compile(layer)(torch.ones(1, 6))
+    target = compile(layer, always())(torch.ones(1, 6))
     layer.weight_mask.logical_not_()
     target.sum().backward()
     assert torch.equal(layer.weight.grad, before.float())
@@ -160,7 +167,7 @@ def test_twin_and_original_share_everything():
 def test_repeated_backward_and_accumulation():
     layer = nn.Linear(10, 10)
     add_mask(layer, 0.8)
-    loss = compile(layer)(torch.ones(3, 10)).sum()
+    loss = compile(layer, always())(torch.ones(3, 10)).sum()
     loss.backward(retain_graph=True)
     once = layer.weight.grad.clone()
     loss.backward()
@@ -170,7 +177,7 @@ def test_repeated_backward_and_accumulation():
 def test_no_grad_and_inference_mode():
     layer = nn.Linear(10, 10)
     add_mask(layer, 0.8)
-    twin, source = compile(layer), torch.randn(3, 10)
+    twin, source = compile(layer, always()), torch.randn(3, 10)
     for mode in (torch.no_grad, torch.inference_mode):
         with mode():
             assert relative_error(twin(source), layer(source)) < TOLERANCE
@@ -240,16 +247,69 @@ def test_masked_nan_never_leaks():
     add_mask(layer, 0.5)
     layer.weight.data[~layer.weight_mask] = torch.nan
     for name in ("skip", "dense"):
-        assert all(value.isfinite().all() for value in step(compile(layer, name), torch.ones(2, 8)))
+        assert all(
+            value.isfinite().all() for value in step(compile(layer, always(name)), torch.ones(2, 8))
+        )
 
 
 def test_errors_name_the_key():
-    with pytest.raises(ValueError, match="backend must be one of dense, skip, got 'fast'"):
+    with pytest.raises(ValueError, match="backend must be one of dense, skip, cs2, .* got 'fast'"):
         backend("fast")
+    with pytest.raises(ValueError, match="execution must be one of dense, skip, got 'fast'"):
+        backend("cs2", execution="fast")
+    with pytest.raises(ValueError, match="execution must be 'dense' for backend 'dense'"):
+        backend("dense", execution="skip")
+    with pytest.raises(ValueError, match="backend 'skip' has no timing model; take cs2, "):
+        backend("skip").simulate(nn.Linear(1, 1), batch_size=1)
     with pytest.raises(ValueError, match=r"crossover must be in \[0, 1\], got 2"):
         backend("skip", crossover=2)
     with pytest.raises(TypeError, match="backend must be a Backend or a name, got int"):
         compile(nn.Linear(1, 1), 3)
+
+
+def test_a_device_adds_its_timing_model_to_either_execution():
+    from sparse_lib.device import simulate
+
+    model = tiny_language_model("gpt2")
+    for name, layer in model.named_modules():
+        if "c_fc" in name:
+            add_mask(layer, 0.9)
+    sizes = {"batch_size": 2, "sequence_length": 16, "sparsity": 0.75}
+    assert backend("cs2").execution == "skip" and backend("h100").execution == "dense"
+    tokens = torch.randint(0, 64, (2, 16))
+    outputs = []
+    for execution in ("dense", "skip"):
+        device = backend("cs2", execution=execution)
+        twin = compile(model, device)
+        outputs.append(twin(tokens).logits)
+        assert device.simulate(twin, **sizes).step_s == simulate(model, "cs2", **sizes).step_s
+    assert relative_error(*outputs) < TOLERANCE
+
+
+def test_worth_skipping_grows_with_sparsity_and_size(monkeypatch):
+    levels = [i / 100 for i in range(101)]
+    first = []
+    for width in (32, 64, 128, 512, 4096):
+        worth = [kernels.worth_skipping(width, width, sparsity) for sparsity in levels]
+        assert worth == sorted(worth)
+        first.append(levels[worth.index(True)] if any(worth) else 1.0)
+    assert first == sorted(first, reverse=True) and first[0] == 1.0
+    assert 0.2 < first[-1] < first[-2] < 0.35
+    monkeypatch.setattr(kernels, "_load", lambda: kernels.KernelError("no C compiler was found"))
+    assert not kernels.worth_skipping(4096, 4096, 0.99)
+
+
+def test_layers_not_worth_it_run_dense(monkeypatch):
+    calls = []
+    original = kernels.Structure.multiply
+    monkeypatch.setattr(
+        kernels.Structure, "multiply", lambda *a: calls.append(a[0].rows) or original(*a)
+    )
+    model = nn.Sequential(nn.Linear(256, 320), nn.Linear(320, 16), nn.Linear(16, 16))
+    for layer, sparsity in zip(model, (0.6, 0.1, 0.6), strict=True):
+        add_mask(layer, sparsity)
+    compile(model, backend("skip", strict=True))(torch.randn(4, 256))
+    assert calls == [320]
 
 
 def tiny_language_model(kind):
@@ -278,7 +338,7 @@ def test_language_models_train_alike(kind):
                 add_mask(module, 0.8)
     reference = copy.deepcopy(model)
     losses = []
-    for runner in (compile(model, backend("skip", strict=True)), compile(reference, "dense")):
+    for runner in (compile(model, always()), compile(reference, "dense")):
         optimizer = torch.optim.AdamW(runner.parameters(), lr=1e-2)
         tokens = torch.randint(0, 64, (3, 16), generator=torch.Generator().manual_seed(1))
         for _ in range(4):
@@ -304,11 +364,10 @@ def test_skip_really_calls_the_kernels(monkeypatch):
         monkeypatch.setattr(owner, name, counted)
     layer = nn.Linear(8, 8)
     add_mask(layer, 0.5)
-    step(compile(layer), torch.randn(2, 8))
+    step(compile(layer, always()), torch.randn(2, 8))
     assert calls == ["multiply", "gradients"]
     calls.clear()
-    add_mask(layer, 0.1, seed=3)
-    step(compile(layer), torch.randn(2, 8))
+    step(compile(layer, backend("skip", crossover=1.0)), torch.randn(2, 8))
     assert calls == []
 
 
@@ -320,7 +379,7 @@ def test_ledger_hears_what_the_kernels_executed(dense_gradient):
     for layer in model:
         add_mask(layer, 0.6)
         layer.weight._needs_dense_gradient = dense_gradient
-    twin = compile(model, backend("skip", strict=True))
+    twin = compile(model, always())
     with Ledger(model) as ledger:
         step(twin[0], torch.randn(5, 12))
         step(twin[1], torch.randn(4, 2, 6, 7))
