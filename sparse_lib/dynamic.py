@@ -384,7 +384,7 @@ class DropAndGrow(DynamicSparsityAlgorithm):
         return min(max(value, 0.0), 1.0)
 
     def update_mask(self, p: Tensor, mask: Tensor, sparsity: float) -> Tensor:
-        """Drop by magnitude, then grow by :meth:`grow_score`."""
+        """Drop by magnitude, then :meth:`grow`."""
         options: dict[str, Any] = {"score_shaper": self.score_shaper, "compat": self.compat}
         magnitude = p.abs()
         kept, count = make_mask_drop_minimum(magnitude, mask, self.drop_fraction, **options)
@@ -394,6 +394,18 @@ class DropAndGrow(DynamicSparsityAlgorithm):
             kept &= make_mask_topk_sparsity(magnitude, sparsity, score_shaper=self.score_shaper)
             count = num_true(kept)
         del magnitude
+        return self.grow(p, kept, count, sparsity)
+
+    def grow(self, p: Tensor, kept: Tensor, count: int, sparsity: float) -> Tensor:
+        """Add weights to a mask until it has the sparsity: those of the best :meth:`grow_score`.
+
+        Args:
+            p: The parameter.
+            kept: Bool mask, to be left as it is; ``count`` weights.
+            count: See ``kept``.
+            sparsity: Target fraction of zeros, in [0, 1].
+        """
+        options: dict[str, Any] = {"score_shaper": self.score_shaper, "compat": self.compat}
         return make_mask_grow_maximum(self.grow_score(p), kept, sparsity, count, **options)
 
     def _advance_schedules(self, due: bool) -> None:

@@ -43,6 +43,7 @@ __all__ = [
     "ScoreTieBreaker",
     "check_compat",
     "add_best",
+    "add_random",
     "check_fraction",
     "generator",
     "make_mask_drop_minimum",
@@ -234,6 +235,32 @@ def add_best(score: Tensor, mask: Tensor, count: int) -> Tensor:
     absent = mask.logical_not().reshape(-1)
     grown = _select_flat(_comparable(score).reshape(-1), absent, count, FirstTieBreaker())
     return grown.view_as(mask).logical_or_(mask)
+
+
+@torch.no_grad()
+def add_random(mask: Tensor, count: int, generator: torch.Generator) -> Tensor:
+    """Add ``count`` absent weights to a mask; every set of that size is as likely.
+
+    Args:
+        mask: Boolean mask of any shape; all of it stays.
+        count: How many to add; if there are fewer absent ones, all are.
+        generator: A private CPU generator.
+
+    Returns:
+        Boolean mask, a superset of ``mask``.
+    """
+    grown = mask.clone(memory_format=torch.contiguous_format)
+    flat, size, num_present = grown.view(-1), mask.numel(), num_true(mask)
+    num_absent = size - num_present
+    if 2 * count > num_absent or 4 * num_absent < size:
+        absent = flat.logical_not().nonzero().squeeze(1)
+        order = torch.randperm(num_absent, generator=generator)
+        flat[absent[order[: max(count, 0)].to(absent.device)]] = True
+        return grown
+    # Draws that hit a weight leave some missing, and never add too many.
+    while (missing := num_present + count - num_true(grown)) > 0:
+        flat[torch.randint(size, (missing,), generator=generator).to(flat.device)] = True
+    return grown
 
 
 @torch.no_grad()

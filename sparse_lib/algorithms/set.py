@@ -7,21 +7,28 @@ from typing import ClassVar
 from torch import Tensor
 
 from sparse_lib.dynamic import DropAndGrow
-from sparse_lib.masks import random_score
+from sparse_lib.masks import add_random, num_nonzero, random_score
 
 
 class SET(DropAndGrow):
     """Sparse evolutionary training (Mocanu et al. 2018, doi:10.1038/s41467-018-04316-3).
 
-    :class:`DropAndGrow` with uniform random growth scores, drawn for each parameter and update
-    from a generator of their own (see ``seed`` of :class:`SparsityAlgorithm`). By default grown
-    weights start at zero as in the Cerebras library; ``grown_init="normal"`` re-draws them as the
-    paper does. The paper drops as many of the smallest positive as of the largest negative
+    :class:`DropAndGrow` with growth at random, drawn for each parameter and update from a generator
+    of their own (see ``seed`` of :class:`SparsityAlgorithm`). By default grown weights start at
+    zero as in the Cerebras library; ``grown_init="normal"`` re-draws them as the paper does. The
+    paper drops as many of the smallest positive as of the largest negative
     weights; here both compete by magnitude, as in the Cerebras library. Arguments: see
     :class:`sparse_lib.dynamic.DropAndGrow`.
     """
 
     needs_sparsity: ClassVar[bool] = True
+
+    def grow(self, p: Tensor, kept: Tensor, count: int, sparsity: float) -> Tensor:
+        """Every set of absent weights is as likely, from the parameter's own generator."""
+        if self.score_shaper is not None:
+            return super().grow(p, kept, count, sparsity)
+        missing = num_nonzero(sparsity, p.numel(), compat=self.compat) - count
+        return add_random(kept, missing, self.generator(p))
 
     def grow_score(self, p: Tensor) -> Tensor:
         """Uniform random, from the parameter's own generator."""

@@ -31,11 +31,24 @@ def count(sparsity, numel):
     return max(1, math.floor((1 - sparsity) * numel + 0.5))
 
 
-def uniform(name, index, shape):
-    """The documented stream: SHA-256 of seed, name and number of the update."""
+def stream(name, index):
+    """The documented one: SHA-256 of seed, name and number of the update."""
     digest = hashlib.sha256(f"{SEED}\0{name}\0{index}".encode()).digest()
-    source = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
-    return torch.rand(shape, generator=source)
+    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+
+
+def at_random(among, num, source):
+    """``num`` of some positions: draws until enough differ, or where they are few, a shuffle."""
+    candidates = [i for i, candidate in enumerate(among) if candidate]
+    chosen = [False] * len(among)
+    if num > len(candidates) / 2 or len(candidates) < len(among) / 4:
+        for i in torch.randperm(len(candidates), generator=source).tolist()[:num]:
+            chosen[candidates[i]] = True
+        return chosen
+    while sum(chosen) < num:
+        for i in torch.randint(len(among), (num - sum(chosen),), generator=source).tolist():
+            chosen[i] = among[i]
+    return chosen
 
 
 def best(scores, among, num):
@@ -65,7 +78,7 @@ def replay(by_gradient, sparsity):
     }
     masks, momenta, trail = {}, {}, []
     for name, weight in weights.items():
-        score = uniform(name, 0, weight.shape).flatten().tolist()
+        score = torch.rand(weight.numel(), generator=stream(name, 0)).tolist()
         kept = best(score, [True] * len(score), count(sparsity(0), len(score)))
         masks[name] = torch.tensor(kept).view_as(weight)
         weight[~masks[name]] = 0
@@ -92,9 +105,11 @@ def replay(by_gradient, sparsity):
                 target = count(sparsity(step), size)
                 keep = min(count(drop_fraction(step), sum(mask)), target)
                 kept = best(weight.abs().flatten().tolist(), mask, keep)
-                source = dense[name].abs() if by_gradient else uniform(name, num_updates, size)
-                absent = [not present for present in kept]
-                grown = best(source.flatten().tolist(), absent, target - sum(kept))
+                absent, missing = [not present for present in kept], target - sum(kept)
+                if by_gradient:
+                    grown = best(dense[name].abs().flatten().tolist(), absent, missing)
+                else:
+                    grown = at_random(absent, missing, stream(name, num_updates))
                 new = [a or b for a, b in zip(kept, grown)]
                 masks[name] = torch.tensor(new).view_as(weight)
                 for tensor in (weight, momenta[name]):

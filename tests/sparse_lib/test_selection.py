@@ -9,6 +9,7 @@ import torch
 from sparse_lib.masks import (
     _kth_largest,
     _spread_points,
+    add_random,
     make_mask_drop_minimum,
     make_mask_grow_maximum,
     make_mask_topk_sparsity,
@@ -80,3 +81,18 @@ def test_the_threshold_is_that_rank(kind):
     for keep in (1, 17, SIZE // 10, SIZE // 2, SIZE - 1):
         expected = numbers[keep - 1] if keep <= numbers.size else -math.inf
         assert _kth_largest(scores, None, keep, SIZE) == expected
+
+
+def test_every_pair_of_absent_positions_is_added_equally_often():
+    mask = torch.tensor([True, False, False, True, False, False])  # 2 of 4 come by drawing
+    for count, num_sets in ((0, 1), (1, 4), (2, 6), (3, 4), (4, 1), (9, 1)):
+        seen: dict[tuple, int] = {}
+        for seed in range(600):
+            grown = add_random(mask, count, torch.Generator().manual_seed(seed))
+            added = tuple((grown & ~mask).nonzero().flatten().tolist())
+            assert len(added) == min(count, 4) and bool(grown[mask].all())
+            seen[added] = seen.get(added, 0) + 1
+        assert len(seen) == num_sets
+        expected = 600 / num_sets
+        statistic = sum((times - expected) ** 2 / expected for times in seen.values())
+        assert statistic < 20.5  # chi-square, 5 degrees of freedom: p = 0.001
