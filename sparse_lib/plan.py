@@ -11,10 +11,15 @@ from typing import Any
 from torch import nn
 
 from sparse_lib.algorithm import SparsityAlgorithm
+from sparse_lib.algorithms.static import Static
+from sparse_lib.checks import check_integer
 from sparse_lib.configure import configure
+from sparse_lib.counts import num_nonzero
+from sparse_lib.dynamic import DynamicSparsityAlgorithm
 from sparse_lib.flops import ModelFlops, count
 from sparse_lib.group import Group
 from sparse_lib.layers import LayerDescription, default_filter, describe
+from sparse_lib.schedules import Constant
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +33,8 @@ class PlannedParameter:
         algorithm: Class name of the algorithm that masks it, None if it stays dense.
         reason: Why it is sparse or dense.
         sparsity: Target at the first step, in [0, 1].
-        final_sparsity: Target at the last step, where the number of steps is known.
+        final_sparsity: Target at the last mask update; None if that depends on a number of steps
+            which was not given.
         num_weights: Number of elements.
         num_nonzero: Exact number of elements that the first mask keeps.
     """
@@ -39,7 +45,7 @@ class PlannedParameter:
     algorithm: str | None
     reason: str
     sparsity: float
-    final_sparsity: float
+    final_sparsity: float | None
     num_weights: int
     num_nonzero: int
 
@@ -73,16 +79,22 @@ class Plan:
         return [asdict(row) for row in self.parameters]
 
     def flops_records(self) -> list[dict[str, Any]]:
-        """Inference and training-step FLOPs: dense, at the first and at the last step."""
+        """Inference and training-step FLOPs: dense, at the first and (if known) the last step."""
         if self.flops is None:
             return []
-        start = {row.name: row.sparsity for row in self.parameters}
-        end = {row.name: row.final_sparsity for row in self.parameters}
-        return [
+        rows = self.parameters
+        start = {row.name: 1 - row.num_nonzero / max(row.num_weights, 1) for row in rows}
+        end = dict(start)
+        for row in rows:
+            if row.final_sparsity is not None and row.final_sparsity != row.sparsity:
+                end[row.name] = row.final_sparsity
+        records = [
             _flops_record(self.flops, "dense", {}),
             _flops_record(self.flops, "start", start),
-            _flops_record(self.flops, "end", end),
         ]
+        if all(row.final_sparsity is not None for row in rows):
+            records.append(_flops_record(self.flops, "end", end))
+        return records
 
     def to_markdown(self) -> str:
         """Summary, tables and warnings as Markdown."""
@@ -99,7 +111,7 @@ class Plan:
                         row.kind,
                         " x ".join(map(str, row.shape)),
                         f"{row.sparsity:.4g}",
-                        f"{row.final_sparsity:.4g}",
+                        "?" if row.final_sparsity is None else f"{row.final_sparsity:.4g}",
                         f"{row.num_nonzero:,} / {row.num_weights:,}",
                         row.reason,
                     )
@@ -140,7 +152,7 @@ def plan(
         model: The model, with memory (not on the meta device).
         config: What ``configure`` takes, or an algorithm, which is planned as its ``apply`` would
             do it and left as it is.
-        num_steps: Optimizer steps of the run, to tell the sparsity at its end.
+        num_steps: Optimizer steps of the run, at least 1, to tell the sparsity at its end.
         batch_size: Samples per batch, for FLOPs.
         sequence_length: Tokens per sample of a language model; FLOPs are counted if given.
         image_size: Pixels per side of a vision model; FLOPs are counted if given.
@@ -161,13 +173,9 @@ def plan(
     owners: dict[str, SparsityAlgorithm] = {
         name: member for member in members if member is not None for name in member.sparse_params
     }
-    end = {
-        name: level
-        for member in set(owners.values())
-        for name, level in member.sparsity.targets(
-            max((num_steps or 1) - 1, 0), is_update_step=True
-        ).items()
-    }
+    end: dict[str, float | None] = {}
+    for member in set(owners.values()):
+        end |= _final_targets(member, num_steps)
     described = describe(model)
     layers = {layer.weight_name: layer for layer in described}
     ties: dict[str, list[str]] = {}
@@ -190,12 +198,33 @@ def plan(
     return Plan(parameters=rows, warnings=tuple(notes), flops=flops)
 
 
+def _final_targets(algorithm: SparsityAlgorithm, num_steps: int | None) -> dict[str, float | None]:
+    """Targets at the last mask update of a run; the algorithm's schedules move on to it."""
+    start: dict[str, float | None] = {
+        n: float(s.target) for n, s in algorithm.sparse_params.items()
+    }
+    levels = algorithm.sparsity
+    is_fixed = all(isinstance(schedule, Constant) for schedule in levels.schedules)
+    if is_fixed or isinstance(algorithm, Static):
+        return start
+    if num_steps is None:
+        return dict.fromkeys(start)
+    steps = range(1, check_integer(num_steps, "num_steps", 1) + 1)
+    if isinstance(algorithm, DynamicSparsityAlgorithm):
+        steps = [step for step in steps if algorithm.is_update_step(step)]  # type: ignore[assignment]
+    if not steps:
+        return start
+    for _ in steps[:-1]:
+        levels.advance(True)
+    return dict(levels.targets(steps[-1], is_update_step=True))
+
+
 def _planned(
     name: str,
     shape: tuple[int, ...],
     layer: LayerDescription | None,
     algorithm: SparsityAlgorithm,
-    end: Mapping[str, float],
+    end: Mapping[str, float | None],
     tied: list[str] | None,
 ) -> PlannedParameter:
     sparse = algorithm.sparse_params[name]
@@ -206,7 +235,7 @@ def _planned(
         algorithm=type(algorithm).__name__,
         reason=f"sparsified by {type(algorithm).__name__}{_also(tied)}",
         sparsity=float(sparse.target),
-        final_sparsity=float(end[name]),
+        final_sparsity=end[name],
         num_weights=sparse.mask.numel(),
         num_nonzero=int(sparse.mask.count_nonzero()),
     )
@@ -254,9 +283,12 @@ def _warnings(
     if tied:
         notes.append(f"{row.name} is also {', '.join(tied)}: one tensor, one mask.")
     smallest = max(row.shape[:2], default=1)
-    if len(row.shape) > 1 and row.num_nonzero < smallest:
+    fewest = row.num_nonzero
+    if row.final_sparsity is not None and row.final_sparsity > row.sparsity:
+        fewest = min(fewest, num_nonzero(row.final_sparsity, row.num_weights))
+    if len(row.shape) > 1 and fewest < smallest:
         notes.append(
-            f"{row.name} keeps {row.num_nonzero} weights for {smallest} rows or columns: "
+            f"{row.name} keeps {fewest} weights for {smallest} rows or columns: "
             "the layer may collapse."
         )
     return notes

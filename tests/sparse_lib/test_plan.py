@@ -7,6 +7,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 from sparse_lib.algorithms.rigl import RigL
 from sparse_lib.algorithms.static import Static
+from sparse_lib.configure import configure
 from sparse_lib.flops import count
 from sparse_lib.group import Group
 from sparse_lib.plan import plan
@@ -55,10 +56,51 @@ def test_flops_are_those_of_the_closed_form():
 
 def test_gradual_schedules_end_elsewhere():
     schedule = {"type": "linear", "init": 0.0, "slope": 0.01}
-    config = {"algorithm": "gmp", "schedule": schedule, "update": {"freq": 1}}
-    row = rows(plan(Tiny(), config, num_steps=51))["up.weight"]
-    assert row["sparsity"] == 0.0
-    assert abs(row["final_sparsity"] - 0.5) < 1e-9
+    config = {"algorithm": "gmp", "schedule": schedule, "update": {"freq": 20, "stop": 99}}
+    for num_steps, final in ((10, 0.0), (20, 0.2), (39, 0.2), (70, 0.6), (1000, 0.8)):
+        row = rows(plan(Tiny(), config, num_steps=num_steps))["up.weight"]
+        assert row["sparsity"] == 0.0 and row["num_nonzero"] == 1000
+        assert row["final_sparsity"] == pytest.approx(final)
+    result = plan(Tiny(), config, sequence_length=4)
+    assert rows(result)["up.weight"]["final_sparsity"] is None
+    assert [record["when"] for record in result.flops_records()] == ["dense", "start"]
+    assert "| 0 | ? |" in str(result)
+    listed = {"algorithm": "gmp", "schedule": [0.1, 0.2, 0.999], "update": {"freq": 5}}
+    result = plan(Tiny(), listed, num_steps=12, sequence_length=4)
+    assert rows(result)["up.weight"]["final_sparsity"] == 0.999
+    assert any("up.weight keeps 1 weights" in note for note in result.warnings)
+    assert rows(plan(Tiny(), listed, num_steps=9))["up.weight"]["final_sparsity"] == 0.2
+    with pytest.raises(ValueError, match="num_steps"):
+        plan(Tiny(), listed, num_steps=0)
+
+
+def test_the_final_sparsity_is_that_of_a_run():
+    schedule = {"type": "cubic", "init_sparsity": 0.3, "end_sparsity": 0.8,
+                "sparsity_start_step": 1, "sparsity_end_step": 6}  # fmt: skip
+    for config in (
+        {"algorithm": "set", "schedule": schedule, "update": {"freq": 2, "start": 1}},
+        {"algorithm": "rigl", "schedule": [0.3, 0.4, 0.5, 0.6], "update": {"steps": [2, 5]}},
+        {"algorithm": "gmp", "schedule": [0.3, 0.4, 0.5, 0.6], "update": {"freq": 3}},
+        {"algorithm": "static", "sparsity": 0.7},
+    ):
+        model = Tiny()
+        expected = rows(plan(model, config, num_steps=7))["up.weight"]["final_sparsity"]
+        group = configure(config)
+        group.apply(model)
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+        group.apply(optimizer)
+        for _ in range(7):
+            model(torch.arange(11).view(1, 11)).sum().backward()
+            optimizer.step()
+        assert group.sparse_params["up.weight"].sparsity == pytest.approx(expected, abs=5e-4)
+
+
+def test_flops_follow_the_mask_where_a_structure_raises_the_sparsity():
+    config = {"sparsity": 0.1, "score_shaper": "2:4", "param_filter": "down.weight"}
+    result = plan(Tiny(), config, sequence_length=1)
+    dense, start, end = result.flops_records()
+    assert dense["inference_flops"] - start["inference_flops"] == 2 * 500
+    assert start == {**end, "when": "start"}
 
 
 def test_warnings_name_collapse_embedding_and_idle_filter():
