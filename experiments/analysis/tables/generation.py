@@ -16,8 +16,8 @@ BASELINE = "dense-dense"
 #: Rows of the source's Table 1 (E2E, GPT-2 Small) that stand beside ours.
 PUBLISHED = {
     "dense-dense": ("dense pre-train + dense fine-tune", 0.0),
-    "spdf-50": ("SPDF", 0.5),
-    "spdf-75": ("SPDF", 0.75),
+    "spdf-50": ("static sparse pre-train (Pile) + dense fine-tune", 0.5),
+    "spdf-75": ("static sparse pre-train (Pile) + dense fine-tune", 0.75),
 }
 
 
