@@ -197,8 +197,7 @@ def simulate(
         dense_weight_grad: True for a step that computes masked weights' gradients as well.
         num_systems: Systems that split the batch.
         efficiency: Share of the peak that dense layers reach, in (0, 1].
-        recompute: Whether blocks keep their input only; None does so where a single sample would
-            not fit otherwise.
+        recompute: Whether blocks keep their input only; None takes what is faster and fits.
         flops: What ``count`` returned for these sizes, to simulate many cases of one model.
 
     Raises:
@@ -216,14 +215,27 @@ def simulate(
     counted = flops or count(model, batch_size=batch_size, **sizes)
     levels = counted.uniform(sparsity) if isinstance(sparsity, int | float) else sparsity
     counted.forward(levels)  # rejects names and values that are wrong
+    if recompute is None:
+        options = [
+            simulate(
+                model,
+                spec,
+                batch_size=batch_size,
+                sparsity=levels,
+                dense_weight_grad=dense_weight_grad,
+                num_systems=num_systems,
+                efficiency=efficiency,
+                recompute=choice,
+                flops=counted,
+            )
+            for choice in (False, True)
+        ]
+        return min(options, key=lambda option: (not option.fits, option.step_s))
     num_weights = sum(parameter.numel() for parameter in model.parameters())
     resident = 0 if spec.streams_weights else num_weights * _STATE_BYTES_PER_WEIGHT
     share = -(-batch_size // num_systems)
     room = spec.memory_bytes - resident
-    sample_bytes = _kept(counted, recompute=bool(recompute)) * spec.weight_bytes / batch_size
-    if recompute is None:
-        recompute = sample_bytes > room
-        sample_bytes = _kept(counted, recompute=recompute) * spec.weight_bytes / batch_size
+    sample_bytes = _kept(counted, recompute=recompute) * spec.weight_bytes / batch_size
     num_fitting = int(room // sample_bytes) if sample_bytes else share
     micro_batch = min(share, max(num_fitting, 1))
     num_micro_batches = -(-share // micro_batch)

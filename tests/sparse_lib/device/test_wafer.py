@@ -189,6 +189,11 @@ def test_recomputation_costs_a_forward_pass_and_the_weights_again():
     ]
     assert streamed[1] / streamed[0] == pytest.approx(3 / 2)
     assert not simulate(gpt(), "cs2", **sizes).recompute
+    # Where the kept activations of few samples fit, streaming for many micro-batches costs more.
+    tight = replace(SPECS["cs2"], memory_bytes=1.5 * kept.activation_bytes / 8)
+    chosen = simulate(gpt(), tight, **sizes)
+    assert chosen.recompute and chosen.num_micro_batches < 8
+    assert chosen.step_s < simulate(gpt(), tight, recompute=False, **sizes).step_s
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,69 @@
+"""Simulated: training throughput of data-parallel clusters by their number of systems, at a batch
+of 1.6 million tokens, dense (solid) and with 75% of the block weights masked (dashed). Lines rise
+in proportion until streaming the weights takes longer than the work that is left for one system.
+Hollow: blocks compute their activations again, because that is faster or the only way to fit; it is
+charged. Devices that cannot hold the model are left out. Peak rates, so an upper bound. Compare
+Figure 5 of "Sparsity Made Easy", which says that training on several systems is as easy as naming
+their number."""
+
+from typing import Any
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from experiments.analysis import records as tidy
+from experiments.analysis import style
+
+COLORS = {"cs2": "#E69F00", "cs3": "#D55E00", "h100": "#009E73"}
+NAMES = {"cs2": "CS-2", "cs3": "CS-3", "h100": "H100"}
+
+
+def data(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
+    """Simulated steps by model, device, sparsity and number of systems."""
+    return tidy.computed(study["scale"], "device", "steps")
+
+
+def draw(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> Figure:
+    """One panel per model."""
+    rows = data(records, curves, study)
+    models = list(rows["model"].drop_duplicates())
+    figure, axes = style.panels(len(models), height=2.6)
+    for panel, model in zip(axes, models, strict=True):
+        own = rows[(rows["model"] == model) & rows["fits"]]
+        for (device, sparsity), line in own.groupby(["device", "sparsity"], sort=False):
+            color = COLORS[device]
+            if sparsity and device == "h100":
+                continue  # a GPU gains nothing from masks
+            name = f"{NAMES[device]}, {f'{100 * sparsity:g}%' if sparsity else 'dense'}"
+            dashes = "--" if sparsity else "-"
+            panel.plot(line["num_systems"], line["tokens_per_s"], dashes, color=color, label=name)
+            for row in line.itertuples():
+                face = {"mfc": "white"} if row.recompute else {}
+                panel.plot(row.num_systems, row.tokens_per_s, "o", color=color, ms=4, **face)
+        panel.set_xscale("log")
+        panel.set_yscale("log")
+        ticks = sorted(own["num_systems"].unique())
+        panel.set_xticks(ticks, [str(tick) for tick in ticks])
+        panel.minorticks_off()
+        panel.set_title(f"Simulated · {model}")
+        panel.set_ylabel("tokens per second")
+    axes[-1].set_xlabel("systems")
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=3)
+    return figure
+
+
+def caption(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> str:
+    """State how far one CS-2 is from the largest cluster, dense and sparse."""
+    rows = data(records, curves, study)
+    rows = rows[(rows["device"] == "cs2") & rows["fits"]]
+    sentences = []
+    for model, own in rows.groupby("model", sort=False):
+        parts = []
+        for sparsity, line in own.groupby("sparsity"):
+            line = line.sort_values("num_systems")
+            gain = line["tokens_per_s"].iloc[-1] / line["tokens_per_s"].iloc[0]
+            parts.append(f"{gain:.0f}x {'dense' if sparsity == 0 else f'at {100 * sparsity:g}%'}")
+        most = int(own["num_systems"].max())
+        sentences.append(f"{model} on {most} CS-2 against one: {' and '.join(parts)}.")
+    return "Simulated. " + " ".join(sentences)

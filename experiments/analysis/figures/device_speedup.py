@@ -1,0 +1,84 @@
+"""Speed-up of one layer's training step by unstructured sparsity: measured on this CPU against
+dense float32 (hollow where the device chooses dense by itself), published for a 12k x 12k product
+on a CS-2, simulated for the CS-2, and the ideal of skipping all masked work. Bars of the measured
+points are quartiles over rounds; the dotted end of the simulated line lies beyond 90% sparsity,
+where nothing was published. The published points are digitised from SPDF's supplement, figure 1
+(Thangarasa et al., 2023)."""
+
+from typing import Any
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from experiments.analysis import records as tidy
+from experiments.analysis import style
+
+TICKS = (0.0, 0.5, 0.75, 0.8, 0.9, 0.95)
+SPEEDS = (0.5, 1, 2, 5, 10, 20)
+
+
+def data(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
+    """All points of the four series."""
+    return tidy.computed(study["scale"], "device", "speedup")
+
+
+def crossover(study: dict[str, Any]) -> float:
+    """Lowest measured sparsity at which the device skips by itself."""
+    layer = tidy.computed(study["scale"], "device", "layer_speed")
+    return float(layer[layer["chosen"] == "skip"]["sparsity"].min()) if len(layer) else 0.0
+
+
+def draw(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> Figure:
+    """One panel, both axes logarithmic."""
+    series = dict(list(data(records, curves, study).groupby("series")))
+    figure, (panel,) = style.panels(1, height=4.0)
+    ideal, simulated = series["ideal"], series["simulated"]
+    panel.plot(ideal["inverse_density"], ideal["speedup"], ":", color="#7F7F7F", label="ideal")
+    fitted = simulated[simulated["sparsity"] <= 0.9]
+    beyond = simulated[simulated["sparsity"] >= 0.9]
+    panel.plot(
+        fitted["inverse_density"], fitted["speedup"], color="#E69F00", label="CS-2, simulated"
+    )
+    panel.plot(beyond["inverse_density"], beyond["speedup"], ":", color="#E69F00")
+    published = series["published"]
+    panel.plot(
+        published["inverse_density"], published["speedup"], "s", color="#D55E00",
+        label="CS-2, published",
+    )  # fmt: skip
+    if "measured" in series:
+        measured = series["measured"]
+        errors = [measured["speedup"] - measured["low"], measured["high"] - measured["speedup"]]
+        panel.errorbar(
+            measured["inverse_density"], measured["speedup"], yerr=errors, color="#0072B2",
+            marker="D", capsize=2, label="this CPU, measured",
+        )  # fmt: skip
+        unused = measured[measured["sparsity"] < crossover(study)]
+        panel.plot(
+            unused["inverse_density"], unused["speedup"], "D", color="#0072B2", mfc="white",
+            label="this CPU, where it would run dense", zorder=3,
+        )  # fmt: skip
+    panel.set_xscale("log")
+    panel.set_yscale("log")
+    panel.set_xticks([1 / (1 - s) for s in TICKS], [f"{100 * s:g}%" for s in TICKS])
+    panel.set_yticks(SPEEDS, [f"{value:g}x" for value in SPEEDS])
+    panel.minorticks_off()
+    panel.set_xlabel("sparsity, at 1 / (1 - sparsity)")
+    panel.set_ylabel("speed-up over dense")
+    panel.set_title("Layer training step · measured, published, simulated")
+    panel.legend(loc="upper left")
+    return figure
+
+
+def caption(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> str:
+    """State the measured and the published speed-ups at 80 and 90%."""
+    rows = data(records, curves, study)
+    sentences = []
+    for name, words in (("measured", "Measured here"), ("published", "Published for the CS-2")):
+        own = rows[rows["series"] == name]
+        own = own.set_index(own["sparsity"].round(4))["speedup"]
+        parts = [f"{own[s]:.2f}x at {100 * s:g}%" for s in (0.5, 0.8, 0.9, 0.95) if s in own.index]
+        if parts:
+            sentences.append(f"{words}: {', '.join(parts)}.")
+    if not (rows["series"] == "measured").any():
+        sentences.append("The kernels could not be built here, so nothing was measured.")
+    return " ".join(sentences)

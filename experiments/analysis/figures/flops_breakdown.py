@@ -1,0 +1,59 @@
+"""Training FLOPs of one sequence by layer type, as a share of the dense model's, when the weights
+of the decoder blocks are made sparse. Counted from shapes, 2 per multiply-add. Attention's products
+of activations and the output head stay dense, so they bound what sparsity can save."""
+
+from typing import Any
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from experiments.analysis import records as tidy
+from experiments.analysis import style
+
+COLORS = {
+    "feed-forward weights": "#0072B2",
+    "attention weights": "#56B4E9",
+    "attention products": "#E69F00",
+    "output head": "#D55E00",
+}
+
+
+def data(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
+    """FLOPs by model, sparsity and layer type."""
+    return tidy.computed(study["scale"], "device", "breakdown")
+
+
+def draw(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> Figure:
+    """One panel per model, one stacked bar per sparsity."""
+    rows = data(records, curves, study)
+    models = list(rows["model"].drop_duplicates())
+    figure, axes = style.panels(len(models), height=2.1)
+    for panel, model in zip(axes, models, strict=True):
+        own = rows[rows["model"] == model]
+        shares = own.pivot(index="sparsity", columns="layer_type", values="share_of_dense")
+        places, left = range(len(shares)), 0 * shares.iloc[:, 0]
+        for kind, color in COLORS.items():
+            panel.barh(places, shares[kind], 0.7, left, color=color, label=kind)
+            left = left + shares[kind]
+        for place, total in zip(places, left, strict=True):
+            panel.text(total + 0.01, place, f"{1 / total:.2f}x fewer" if place else "dense",
+                       va="center", fontsize=8.5)  # fmt: skip
+        panel.set_yticks(places, [f"{100 * s:g}%" for s in shares.index])
+        panel.set_ylabel("sparsity")
+        panel.set_ylim(len(shares) - 0.5, -0.5)
+        panel.set_xlim(0, 1.15)
+        panel.grid(axis="y", visible=False)
+        panel.set_title(f"{model}, {own['context'].iloc[0]:,} tokens")
+    axes[-1].set_xlabel("share of the dense training FLOPs")
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=2)
+    return figure
+
+
+def caption(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> str:
+    """State the FLOP ratio at 75% for each model."""
+    rows = data(records, curves, study)
+    rows = rows[rows["sparsity"] == 0.75]
+    totals = rows.groupby("model", sort=False)["share_of_dense"].sum()
+    parts = [f"{1 / share:.2f} for {model}" for model, share in totals.items()]
+    return f"Dense over sparse FLOPs at 75%: {', '.join(parts)}."

@@ -1,0 +1,56 @@
+"""Measured on this CPU: the training step of a small GPT, AdamW and mask upkeep included, on one
+thread. The mark is the step's own Amdahl bound: everything outside the blocks' linear layers kept,
+those layers at the speed of the single layer in the speed-up figure."""
+
+from typing import Any
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from experiments.analysis import records as tidy
+from experiments.analysis import style
+
+
+def data(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
+    """Measured and bounding seconds per sparsity."""
+    return tidy.computed(study["scale"], "device", "amdahl")
+
+
+def draw(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> Figure:
+    """One bar per sparsity, split in what is outside the sparse layers and what is not."""
+    rows = data(records, curves, study)
+    figure, (panel,) = style.panels(1, height=0.9 + 0.5 * len(rows))
+    places = range(len(rows))
+    milliseconds = 1e3 * rows[["step_s", "bound_s", "outside_s"]]
+    panel.barh(places, milliseconds["step_s"], 0.6, color="#0072B2", label="measured step")
+    panel.barh(places, milliseconds["outside_s"], 0.6, color="#7F7F7F",
+               label="outside the blocks' linear layers")  # fmt: skip
+    panel.plot(milliseconds["bound_s"][1:], list(places)[1:], "|", color="#D55E00", ms=22, mew=2.5,
+               label="Amdahl bound")  # fmt: skip
+    for place, row in zip(places, rows.itertuples(), strict=True):
+        words = "dense" if place == 0 else f"{row.speedup:.2f}x, {row.over_bound:.2f} of the bound"
+        panel.text(1e3 * max(row.step_s, row.bound_s), place, f"  {words}", va="center",
+                   fontsize=8.5)  # fmt: skip
+    panel.set_yticks(places, [f"{100 * s:g}%" for s in rows["sparsity"]])
+    panel.set_ylim(len(rows) - 0.5, -0.5)
+    panel.set_xlim(0, 1.35 * milliseconds.max().max())
+    panel.grid(axis="y", visible=False)
+    panel.set_ylabel("sparsity")
+    panel.set_xlabel("milliseconds of CPU time per step")
+    first = rows.iloc[0]
+    panel.set_title(
+        f"Measured · GPT of {first['num_layers']:.0f} layers, width {first['width']:.0f}, "
+        f"{first['batch_size']:.0f} x {first['context']:.0f} tokens"
+    )
+    figure.legend(loc="outside lower center", ncols=2)
+    return figure
+
+
+def caption(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> str:
+    """State the measured speed-ups and how close they come to the bound."""
+    rows = data(records, curves, study).iloc[1:]
+    parts = [
+        f"{row.speedup:.2f}x at {100 * row.sparsity:g}%, {row.over_bound:.2f} times the bound"
+        for row in rows.itertuples()
+    ]
+    return f"Measured: {'; '.join(parts)}." if parts else "The kernels could not be built here."

@@ -1,0 +1,75 @@
+"""Rooflines: FLOPs per second against FLOPs per byte that must move. Above, measured on this CPU in
+float32 on one thread: the layer's training step, dense and skipping, in FLOPs that really ran; its
+roof is a probe's fastest matrix product and copy. Below, simulated at peak: GPT-3 XL on one CS-2,
+where bytes are streamed weights, and on one H100, where they are reads and writes of its memory."""
+
+from typing import Any
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from experiments.analysis import records as tidy
+from experiments.analysis import style
+
+COLORS = {"host": "#0072B2", "cs2": "#E69F00", "h100": "#009E73"}
+PANELS = {"Measured · this CPU": ("host",), "Simulated · GPT-3 XL": ("cs2", "h100")}
+
+
+def data(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
+    """The points, each with the roof of its device."""
+    points = tidy.computed(study["scale"], "device", "roofline")
+    return points.merge(tidy.computed(study["scale"], "device", "roofs"), on="device")
+
+
+def draw(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> Figure:
+    """Two panels: measured and simulated."""
+    rows = data(records, curves, study)
+    figure, axes = style.panels(2, height=3.0)
+    for panel, (title, devices) in zip(axes, PANELS.items(), strict=True):
+        shown = rows[rows["device"].isin(devices)]
+        panel.set_title(title)
+        if shown.empty:
+            style.say_empty(panel, "The kernels could not be built here.")
+            continue
+        low, high = shown["intensity"].min() / 4, shown["intensity"].max() * 4
+        for device, own in shown.groupby("device", sort=False):
+            _draw_device(panel, own, COLORS[str(device)], low, high)
+        panel.set_xscale("log")
+        panel.set_yscale("log")
+        panel.set_xlim(low, high)
+        panel.set_ylim(shown["flops_per_s"].min() / 2.5, shown["peak_flops"].max() * 1.5)
+        panel.set_xlabel("FLOPs per byte")
+        panel.set_ylabel("FLOPs per second")
+        panel.legend(loc="lower right")
+    return figure
+
+
+def _draw_device(panel: Axes, own: pd.DataFrame, color: str, low: float, high: float) -> None:
+    peak, bandwidth = own["peak_flops"].iloc[0], own["bandwidth"].iloc[0]
+    ridge = peak / bandwidth
+    places = sorted({low, min(max(ridge, low), high), high})
+    roof = [min(peak, bandwidth * place) for place in places]
+    panel.plot(places, roof, color=color, lw=1.2, label=f"{own['title'].iloc[0]}, roof")
+    for number, row in enumerate(own.sort_values("intensity").itertuples()):
+        dense = row.sparsity == 0 and row.series != "skip"
+        panel.plot(row.intensity, row.flops_per_s, "o", color=color, mfc=color if dense else "none")
+        words = "dense" if dense else f"{100 * row.sparsity:g}%"
+        offset, side = ((3, -10), "left") if number % 2 == 0 else ((-3, 6), "right")
+        panel.annotate(words, (row.intensity, row.flops_per_s), offset, ha=side, fontsize=7.5,
+                       textcoords="offset points")  # fmt: skip
+
+
+def caption(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> str:
+    """State the useful rate at 90% against dense, and against the machine's peak."""
+    rows = data(records, curves, study)
+    host = rows[rows["device"] == "host"]
+    sparse = host[(host["series"] == "skip") & (host["sparsity"] == 0.9)]
+    if sparse.empty:
+        return ""
+    dense = host[host["series"] == "dense"]["flops_per_s"].iloc[0]
+    rate, peak = sparse["flops_per_s"].iloc[0], host["peak_flops"].iloc[0]
+    return (
+        f"On this CPU the skipping layer at 90% runs {rate / 1e9:.0f} useful GFLOP/s, the dense "
+        f"one {dense / 1e9:.0f}, of a probed peak of {peak / 1e9:.0f}."
+    )

@@ -1,0 +1,31 @@
+"""Simulated training steps of 768 sequences of 2,048 tokens at peak rates: time, energy and what
+bounds them. Energy is the power of the systems times the time. Devices that cannot hold one
+sequence and what must stay with it are left out."""
+
+from typing import Any
+
+import pandas as pd
+
+from experiments.analysis import records as tidy
+
+
+def make(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
+    """One row per model, device, sparsity and number of systems: one, and the most."""
+    rows = tidy.computed(study["scale"], "device", "steps")
+    most = rows.groupby("device")["num_systems"].transform("max")
+    rows = rows[rows["fits"] & (rows["num_systems"].isin([1]) | (rows["num_systems"] == most))]
+    return pd.DataFrame(
+        {
+            "model": rows["model"],
+            "device": rows["device"],
+            "systems": rows["num_systems"],
+            "sparsity": rows["sparsity"],
+            "seconds per step": rows["step_s"],
+            "kJ per step": rows["energy_j"] / 1e3,
+            "utilisation": rows["utilisation"],
+            "bound by": rows["bound_by"],
+            "micro-batches": rows["num_micro_batches"],
+            "activations": rows["recompute"].map({True: "computed again", False: "kept"}),
+            "label": rows["label"],
+        }
+    )

@@ -1,0 +1,529 @@
+"""What sparsity buys on a device: measured on this CPU, published and simulated for the CS-2.
+
+Measured are one layer and one small GPT, on one thread, in CPU time, the variants in turn. All else
+follows from shapes and from the facts in ``sparse_lib.device.spec``, and is labelled *simulated*.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pandas as pd
+import torch
+from torch import nn
+
+from experiments.models import llama
+from sparse_lib.configure import configure
+from sparse_lib.device import kernels
+from sparse_lib.device.backend import backend, compile
+from sparse_lib.device.spec import (
+    CS2_MATMUL_SPEEDUP,
+    SPECS,
+    DeviceSpec,
+    probe_host,
+    validate_overhead,
+)
+from sparse_lib.device.wafer import (
+    MAX_PUBLISHED_SPARSITY,
+    Simulation,
+    relative_time,
+    simulate,
+)
+from sparse_lib.flops import LayerFlops, ModelFlops, count, gpt_training_step
+
+CONTEXT, BATCH_SIZE = 2048, 768
+SPARSITIES = (0.0, 0.5, 0.75, 0.8, 0.9)
+FLOAT_BYTES, INDEX_BYTES = 4, 4
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much is measured and simulated at a scale."""
+
+    width: int
+    rounds: int
+    sparsities: tuple[float, ...]
+    probe_s: float
+    gpt: dict[str, int]
+    gpt_rounds: int
+    models: tuple[str, ...]
+    systems: tuple[int, ...]
+
+
+_QUICK = Sizes(
+    width=1024,
+    rounds=11,
+    sparsities=(0.0, 0.25, 0.5, 0.65, 0.75, 0.8, 0.875, 0.9, 0.925, 0.95),
+    probe_s=5.0,
+    gpt={"num_layers": 4, "width": 256, "num_heads": 4, "context": 128, "batch_size": 8},
+    gpt_rounds=5,
+    models=("GPT-3 XL", "Llama 1.3B", "GPT-3 13B", "GPT-3 175B"),
+    systems=(1, 4, 16, 64, 192),
+)
+_SMOKE = replace(
+    _QUICK,
+    width=256,
+    rounds=3,
+    sparsities=(0.5, 0.8, 0.9),
+    probe_s=0.2,
+    gpt={"num_layers": 2, "width": 64, "num_heads": 2, "context": 64, "batch_size": 4},
+    gpt_rounds=2,
+    models=("GPT-3 XL",),
+    systems=(1, 4, 16),
+)
+SCALES = {"smoke": _SMOKE, "quick": _QUICK}
+
+
+def compute(scale: str) -> dict[str, pd.DataFrame]:
+    """All tables of the study ``device``; scales above ``quick`` compute what ``quick`` does."""
+    sizes = SCALES.get(scale, _QUICK)
+    with one_thread():
+        host = probe_host(duration_s=sizes.probe_s)
+        layer = layer_speed(sizes.width, sizes.sparsities, sizes.rounds)
+        amdahl = gpt_steps(layer, sizes)
+    models = {name: build(name) for name in sizes.models}
+    flops = {
+        name: count(model, batch_size=BATCH_SIZE, sequence_length=CONTEXT)
+        for name, model in models.items()
+    }
+    steps = [row for name in models for row in simulated_steps(name, models, flops, sizes)]
+    tables = {
+        "facts": [row for spec in (*SPECS.values(), host) for row in spec.records()],
+        "layer_speed": layer,
+        "speedup": speedup_curves(layer),
+        "overhead": validate_overhead(),
+        "breakdown": [row for name in BREAKDOWN for row in breakdown(name)],
+        "roofs": roofs(host),
+        "roofline": [*host_points(layer), *simulated_points(models["GPT-3 XL"], flops["GPT-3 XL"])],
+        "steps": steps,
+        "memory": [row for name, model in models.items() for row in memory(name, model)],
+        "whole_model": whole_model(),
+        "amdahl": amdahl,
+        "training": training(),
+    }
+    return {name: pd.DataFrame(rows) for name, rows in tables.items()}
+
+
+# Measured
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """CPU time of one thread says nothing about how others share a machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def cpu_seconds(steps: Sequence[Callable[[], None]], rounds: int) -> list[list[float]]:
+    """CPU seconds of each step in each round, the steps in turn; a first round warms up."""
+    samples: list[list[float]] = [[] for _ in steps]
+    for number in range(rounds + 1):
+        for step, own in zip(steps, samples, strict=True):
+            start = time.process_time()
+            step()
+            if number:
+                own.append(time.process_time() - start)
+    return samples
+
+
+def layer_step(layer: nn.Module, tokens: int, width: int) -> Callable[[], None]:
+    """Forward and both gradients of one layer, as a user runs them."""
+    source = torch.randn(tokens, width, requires_grad=True)
+    gradient = torch.randn(tokens, width)
+
+    def step() -> None:
+        source.grad = None
+        layer.zero_grad()
+        layer(source).backward(gradient)
+
+    return step
+
+
+def layer_speed(width: int, sparsities: Sequence[float], rounds: int) -> list[dict[str, Any]]:
+    """Training step of a square layer, skipping against dense, with ``width`` tokens."""
+    torch.manual_seed(0)
+    steps = [layer_step(nn.Linear(width, width, bias=False), width, width)]
+    if kernels.unavailable():
+        sparsities = ()
+    for sparsity in sparsities:
+        layer = nn.Linear(width, width, bias=False)
+        layer.register_buffer("weight_mask", torch.rand(width, width) >= sparsity)
+        skipping = compile(layer, backend("skip", strict=True, crossover=0.0))
+        steps.append(layer_step(skipping, width, width))
+    dense, *sparse = cpu_seconds(steps, rounds)
+    rows = []
+    for sparsity, own in zip(sparsities, sparse, strict=True):
+        ratios = sorted(a / b for a, b in zip(dense, own, strict=True))
+        rows.append(
+            {
+                "width": width,
+                "tokens": width,
+                "sparsity": sparsity,
+                "dense_s": statistics.median(dense),
+                "skip_s": statistics.median(own),
+                "speedup": statistics.median(ratios),
+                "low": ratios[len(ratios) // 4],
+                "high": ratios[-1 - len(ratios) // 4],
+                "chosen": "skip" if kernels.worth_skipping(width, width, sparsity) else "dense",
+            }
+        )
+    return rows
+
+
+class Narrow(nn.Module):
+    """In place of a linear layer: the right shape, and next to no work."""
+
+    def __init__(self, outputs: int) -> None:
+        super().__init__()
+        self.outputs = outputs
+
+    def forward(self, source: torch.Tensor) -> torch.Tensor:
+        repeats = math.ceil(self.outputs / source.shape[-1])
+        return source.repeat(1, 1, repeats)[..., : self.outputs]
+
+
+def gpt_steps(layer: list[dict[str, Any]], sizes: Sizes) -> list[dict[str, Any]]:
+    """Training step of a small GPT, AdamW included: dense, skipping, and without its block layers.
+
+    The bound keeps what is outside the block's linear layers, and runs those at the speed of the
+    measured layer.
+    """
+    levels = [row["sparsity"] for row in layer if row["sparsity"] in (0.8, 0.9, 0.95)]
+    steps = [gpt_step(sizes.gpt, 0.0), gpt_step(sizes.gpt, 0.0, empty=True)]
+    steps += [gpt_step(sizes.gpt, sparsity) for sparsity in levels]
+    dense, outside, *sparse = (
+        statistics.median(own) for own in cpu_seconds(steps, sizes.gpt_rounds)
+    )
+    speeds = {row["sparsity"]: row["speedup"] for row in layer}
+    rows = [{"sparsity": 0.0, "step_s": dense, "bound_s": dense}]
+    rows += [
+        {
+            "sparsity": sparsity,
+            "step_s": own,
+            "bound_s": outside + (dense - outside) / speeds[sparsity],
+        }
+        for sparsity, own in zip(levels, sparse, strict=True)
+    ]
+    return [
+        {**sizes.gpt, **row, "outside_s": outside, "speedup": dense / row["step_s"],
+         "over_bound": row["step_s"] / row["bound_s"]}
+        for row in rows
+    ]  # fmt: skip
+
+
+def gpt_step(gpt: dict[str, int], sparsity: float, *, empty: bool = False) -> Callable[[], None]:
+    """One optimizer step of a GPT-2 with 256 tokens in its vocabulary."""
+    torch.manual_seed(0)
+    model = gpt2(gpt["num_layers"], gpt["width"], gpt["num_heads"], gpt["context"], 256)
+    model.train()
+    if empty:
+        for block in model.transformer.h:
+            for part, name in ((block.attn, "c_attn"), (block.attn, "c_proj"), (block.mlp, "c_fc"),
+                               (block.mlp, "c_proj")):  # fmt: skip
+                setattr(part, name, Narrow(getattr(part, name).weight.shape[1]))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    if sparsity:
+        algorithm = configure({"algorithm": "static", "sparsity": sparsity, "seed": 0})
+        algorithm.apply(model)
+        algorithm.apply(optimizer)
+    run = compile(model, "skip") if sparsity else model
+    ids = torch.randint(256, (gpt["batch_size"], gpt["context"]))
+
+    def step() -> None:
+        run(input_ids=ids, labels=ids, use_cache=False).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+# Curves and breakdowns
+
+
+def speedup_curves(layer: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Speed-up of one layer by sparsity: measured here, published, simulated, and ideal."""
+    rows = [
+        {"series": "measured", "sparsity": row["sparsity"], "speedup": row["speedup"],
+         "low": row["low"], "high": row["high"], "label": "measured on this CPU"}
+        for row in layer
+    ]  # fmt: skip
+    rows += [
+        {"series": "published", "sparsity": 1 - 1 / inverse, "speedup": value,
+         "label": "published for the CS-2"}
+        for inverse, value in CS2_MATMUL_SPEEDUP.items()
+    ]  # fmt: skip
+    c = SPECS["cs2"].sparse_overhead
+    for sparsity in [0.0, 0.25, 0.5, 0.65, 0.75, 0.8, 0.85, 0.875, 0.9, 0.92, 0.94, 0.95]:
+        beyond = " (extrapolated beyond 90%)" if sparsity > MAX_PUBLISHED_SPARSITY else ""
+        rows.append(
+            {"series": "simulated", "sparsity": sparsity,
+             "speedup": 1 / relative_time(sparsity, c), "label": f"simulated{beyond}"}
+        )  # fmt: skip
+        rows.append(
+            {"series": "ideal", "sparsity": sparsity, "speedup": 1 / (1 - sparsity),
+             "label": "ideal"}
+        )  # fmt: skip
+    return [{"inverse_density": 1 / (1 - row["sparsity"]), **row} for row in rows]
+
+
+def gpt2(num_layers: int, width: int, num_heads: int, context: int, vocab_size: int) -> nn.Module:
+    """A GPT-2 without dropout."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    return GPT2LMHeadModel(
+        GPT2Config(
+            n_layer=num_layers, n_embd=width, n_head=num_heads, n_positions=context,
+            vocab_size=vocab_size, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
+            bos_token_id=0, eos_token_id=0, loss_type="ForCausalLM",
+        )
+    )  # fmt: skip
+
+
+# Layers, width and heads of GPT-2 Small and GPT-3 XL: SPDF, supplement table 2.
+GPTS = {
+    "GPT-2 Small": (12, 768, 12),
+    "GPT-3 XL": (24, 2048, 16),
+    "GPT-3 13B": (40, 5120, 40),
+    "GPT-3 175B": (96, 12288, 96),
+}
+# Width, width of the feed-forward layers, layers, heads, vocabulary: the studies' own models.
+LLAMAS = {"Llama 1.3B": (2048, 5504, 24, 16, 32000), "Llama 0.2M": (64, 172, 2, 4, 1024)}
+BREAKDOWN = {"GPT-3 XL": CONTEXT, "GPT-2 Small": CONTEXT, "Llama 0.2M": 64}
+
+
+def build(name: str) -> nn.Module:
+    """A model by name, on the meta device: shapes without memory."""
+    with torch.device("meta"):
+        if name in GPTS:
+            return gpt2(*GPTS[name], CONTEXT, 50257)
+        width, inner, num_layers, num_heads, vocab_size = LLAMAS[name]
+        config = llama.Config(
+            hidden_size=width,
+            intermediate_size=inner,
+            num_layers=num_layers,
+            num_heads=num_heads,
+        )
+        return llama.build(config, vocab_size=vocab_size, context=CONTEXT, eos_id=0)
+
+
+def layer_type(layer: LayerFlops) -> str:
+    """What a layer does in a transformer, in words."""
+    if layer.weight_name is None:
+        return "attention products"
+    if layer.role == "head":
+        return "output head"
+    return "attention weights" if "attn" in layer.name else "feed-forward weights"
+
+
+def breakdown(name: str) -> list[dict[str, Any]]:
+    """Training FLOPs of one sequence by layer type, with the default weights sparsified."""
+    flops = count(build(name), batch_size=1, sequence_length=BREAKDOWN[name])
+    dense = flops.training_step()
+    rows = []
+    for sparsity in SPARSITIES:
+        totals: dict[str, int] = {}
+        levels = flops.uniform(sparsity)
+        for layer in flops.layers:
+            kind = layer_type(layer)
+            totals[kind] = totals.get(kind, 0) + 3 * layer.forward_flops(levels)
+        rows += [
+            {"model": name, "context": BREAKDOWN[name], "sparsity": sparsity, "layer_type": kind,
+             "flops": value, "share_of_dense": value / dense}
+            for kind, value in totals.items()
+        ]  # fmt: skip
+    return rows
+
+
+def roofs(host: DeviceSpec) -> list[dict[str, Any]]:
+    """Compute and memory limits of the devices that the roofline shows."""
+    rows = []
+    for spec in (host, SPECS["cs2"], SPECS["h100"]):
+        bandwidth = spec.stream_bandwidth if spec.streams_weights else spec.memory_bandwidth
+        rows.append(
+            {"device": spec.name, "title": spec.title, "peak_flops": spec.peak_flops,
+             "bandwidth": bandwidth, "kind": "streamed weights" if spec.streams_weights
+             else "memory"}
+        )  # fmt: skip
+    return rows
+
+
+def host_points(layer: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The measured layer steps: FLOPs that ran over time, and over the bytes they can't avoid.
+
+    Each operation reads its operands once and writes its result once; a sparse weight is a value
+    and an index per non-zero, its gradient a dense tensor.
+    """
+    rows = []
+    for row in layer:
+        width, tokens = row["width"], row["tokens"]
+        activations = FLOAT_BYTES * tokens * width
+        numel = width * width
+        num_nonzero = (1 - row["sparsity"]) * numel
+        entries = [("dense", numel, FLOAT_BYTES, row["dense_s"])] if row is layer[0] else []
+        entries.append(("skip", num_nonzero, FLOAT_BYTES + INDEX_BYTES, row["skip_s"]))
+        for series, num_weights, weight_bytes, seconds in entries:
+            flops = 6 * tokens * num_weights
+            moved = 6 * activations + 2 * num_weights * weight_bytes + numel * FLOAT_BYTES
+            rows.append(
+                {"device": "host", "series": series, "label": "measured",
+                 "sparsity": row["sparsity"] if series == "skip" else 0.0,
+                 "intensity": flops / moved, "flops_per_s": flops / seconds}
+            )  # fmt: skip
+    return rows
+
+
+def simulated_points(model: nn.Module, flops: ModelFlops) -> list[dict[str, Any]]:
+    """GPT-3 XL's step on one CS-2 and one H100: FLOPs over weight bytes moved."""
+    rows = []
+    for device in ("cs2", "h100"):
+        spec = SPECS[device]
+        bandwidth = spec.stream_bandwidth if spec.streams_weights else spec.memory_bandwidth
+        for sparsity in SPARSITIES if spec.skips_zeros else (0.0,):
+            step = simulate(
+                model,
+                spec,
+                batch_size=BATCH_SIZE,
+                sequence_length=CONTEXT,
+                sparsity=sparsity,
+                flops=flops,
+            )
+            moved = sum(layer.transfer_s for layer in step.layers) * bandwidth
+            rows.append(
+                {"device": device, "series": "GPT-3 XL", "label": "simulated",
+                 "sparsity": sparsity, "intensity": step.flops / moved,
+                 "flops_per_s": step.flops / step.step_s}
+            )  # fmt: skip
+    return rows
+
+
+# Simulated
+
+
+def simulated_steps(
+    name: str, models: dict[str, nn.Module], flops: dict[str, ModelFlops], sizes: Sizes
+) -> Iterator[dict[str, Any]]:
+    """Time and energy of a training step by device, sparsity and number of systems."""
+    for device in ("cs2", "cs3", "h100"):
+        for sparsity in (0.0, 0.75):
+            for num_systems in sizes.systems:
+                step = simulate(
+                    models[name],
+                    device,
+                    batch_size=BATCH_SIZE,
+                    sequence_length=CONTEXT,
+                    sparsity=sparsity,
+                    num_systems=num_systems,
+                    flops=flops[name],
+                )
+                yield {
+                    "model": name,
+                    "sparsity": sparsity,
+                    "batch_size": BATCH_SIZE,
+                    "context": CONTEXT,
+                    "tokens_per_s": BATCH_SIZE * CONTEXT / step.step_s,
+                    **step.record(),
+                }
+
+
+def memory(name: str, model: nn.Module) -> Iterator[dict[str, Any]]:
+    """Bytes of the weights, dense and as CSR, and of one sequence's activations, in FP16."""
+    sizes: dict[str, Any] = {"batch_size": 1, "sequence_length": CONTEXT}
+    sizes["flops"] = count(model, **sizes)
+    for sparsity in SPARSITIES:
+        kept, again = (
+            simulate(model, "cs2", sparsity=sparsity, recompute=recompute, **sizes)
+            for recompute in (False, True)
+        )
+        yield {
+            "model": name,
+            "sparsity": sparsity,
+            "num_parameters": kept.weight_dense_bytes // 2,
+            "dense_bytes": kept.weight_dense_bytes,
+            "csr_bytes": kept.weight_csr_bytes,
+            "activation_bytes": kept.activation_bytes,
+            "recomputed_activation_bytes": again.activation_bytes,
+            "fits": kept.fits,
+            "fits_recomputing": again.fits,
+        }
+
+
+def whole_model() -> list[dict[str, Any]]:
+    """Simulated whole-model speed-ups beside the FLOP ratios of SPDF's formula."""
+    rows = []
+    for name in ("GPT-2 Small", "GPT-3 XL"):
+        model, (num_layers, width, _) = build(name), GPTS[name]
+        flops = count(model, batch_size=BATCH_SIZE, sequence_length=CONTEXT)
+        unlimited = replace(SPECS["cs2"], stream_bandwidth=math.inf)
+
+        def seconds(
+            device: DeviceSpec,
+            sparsity: float,
+            model: nn.Module = model,
+            flops: ModelFlops = flops,
+        ) -> Simulation:
+            return simulate(
+                model,
+                device,
+                batch_size=BATCH_SIZE,
+                sequence_length=CONTEXT,
+                sparsity=sparsity,
+                flops=flops,
+            )
+
+        for sparsity in (0.5, 0.75):
+            formula = [
+                gpt_training_step(
+                    num_layers=num_layers,
+                    hidden_size=width,
+                    vocab_size=50257,
+                    sequence_length=CONTEXT,
+                    sparsity=level,
+                )
+                for level in (0.0, sparsity)
+            ]
+            row = {
+                "model": name,
+                "sparsity": sparsity,
+                "flops_ratio": formula[0] / formula[1],
+                "label": "simulated",
+            }
+            for key, device in (("compute_bound", unlimited), ("streaming", SPECS["cs2"])):
+                row[key] = seconds(device, 0.0).step_s / seconds(device, sparsity).step_s
+            rows.append(row)
+    return rows
+
+
+def training() -> list[dict[str, Any]]:
+    """Days to train a Llama of 1.3B on 112B tokens with four CS-2, by simulation.
+
+    The recipe of "Sparsity Made Easy": sparse runs at 80% halve the batch and double the steps.
+    """
+    model, num_tokens = build("Llama 1.3B"), 112e9
+    rows = []
+    for method, sparsity, batch_size in (("dense", 0.0, 512), ("static", 0.8, 256)):
+        step = simulate(
+            model,
+            "cs2",
+            batch_size=batch_size,
+            sequence_length=CONTEXT,
+            sparsity=sparsity,
+            num_systems=4,
+        )
+        num_steps = num_tokens / (batch_size * CONTEXT)
+        rows.append(
+            {"model": "Llama 1.3B", "method": method, "sparsity": sparsity,
+             "batch_size": batch_size, "num_steps": num_steps, "step_s": step.step_s,
+             "days": num_steps * step.step_s / 86400, "bound_by": step.bound_by,
+             "energy_kwh": num_steps * step.energy_j / 3.6e6, "label": step.label}
+        )  # fmt: skip
+    return rows

@@ -1,0 +1,129 @@
+"""Figures and tables of the study ``device``: labels, numbers by hand, and a machine without
+kernels."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from experiments import plan
+from experiments.analysis import figures, records, style, tables
+from tests.experiments.analysis import synthetic
+
+
+@pytest.fixture(scope="module")
+def frames():
+    made = synthetic.make(records.make_record, seeds=2)
+    study = synthetic.study(made, name="device")
+    return records.records_table(made, study), records.curves_table(made), study
+
+
+def draw(name, frames):
+    with style.sheet():
+        return figures.load(name).draw(*frames)
+
+
+def words(figure):
+    """Everything that is written in a figure."""
+    texts = [axes.get_title(loc="left") for axes in figure.axes]
+    legends = [axes.get_legend() for axes in figure.axes] + figure.legends
+    texts += [text.get_text() for legend in legends if legend for text in legend.get_texts()]
+    return " ".join(texts + [axes.get_xlabel() for axes in figure.axes])
+
+
+@pytest.mark.parametrize(
+    ("name", "labels"),
+    [
+        ("device_speedup", ["measured", "published", "simulated", "ideal"]),
+        ("gpt_step", ["Measured"]),
+        ("roofline", ["Measured", "Simulated"]),
+        ("device_scaling", ["Simulated"]),
+        ("time_to_loss", ["Measured", "Simulated"]),
+    ],
+)
+def test_what_is_measured_and_what_is_simulated_is_written_on_the_figure(name, labels, frames):
+    assert all(label in words(draw(name, frames)) for label in labels)
+
+
+def test_the_simulated_line_passes_near_the_published_points(frames):
+    rows = figures.load("device_speedup").data(*frames)
+    ours = rows[rows["series"] == "simulated"].sort_values("sparsity")
+    theirs = rows[rows["series"] == "published"]
+    assert len(theirs) == 10 and theirs["sparsity"].max() == pytest.approx(0.9)
+    at = 1 / np.interp(theirs["sparsity"], ours["sparsity"], 1 / ours["speedup"])
+    assert at == pytest.approx(theirs["speedup"], rel=0.015)
+    beyond = ours["sparsity"] > 0.9
+    assert ours["label"].str.contains("extrapolated").eq(beyond).all()
+
+
+def test_simulated_time_by_hand(frames):
+    """The synthetic sparse runs execute 4 of 9 MFLOP per step; c and the peak are the CS-2's."""
+    rows = figures.load("time_to_loss").data(*frames)
+    ends = rows[rows["step"] == 120].set_index("method")["simulated_s"]
+    assert ends["dense"].to_numpy() == pytest.approx(120 * 9e6 / 7.48e15)
+    sparse = 120 * (4e6 + 0.02078 * 5e6) / 7.48e15
+    assert ends["set"].to_numpy() == pytest.approx(sparse, rel=1e-4)
+
+
+def test_time_to_loss_by_hand(frames):
+    """Elapsed times are 0.1 s per step; the slowest learner needs its whole run."""
+    table = tables.load("time_to_loss").make(*frames).set_index("method")
+    losses = figures.load("time_to_loss").data(*frames)
+    ends = losses[losses["step"] == 120].groupby("method")["value"].max()
+    slowest = ends.idxmax()
+    assert table["target loss"].to_numpy() == pytest.approx(ends.max())
+    assert 9 < table.loc[slowest, "measured (s)"] <= 12
+    assert table.loc["dense", "speed-up (measured)"] == 1
+    assert (table["measured (s)"] <= 12 + 1e-9).all()
+    faster = table["speed-up (simulated)"] / table["speed-up (measured)"]
+    assert faster.drop("dense").to_numpy() == pytest.approx(9 / 4.104, rel=0.02)
+
+
+def test_the_errors_of_the_timing_model_are_printed(frames):
+    table = tables.load("cs2_overhead").make(*frames)
+    assert list(table["use"]) == ["fitted"] * 5 + ["predicted"] * 5
+    assert table["error of the simulation"].iloc[-1] == "+2.0%"
+
+
+def test_flop_ratios_stand_beside_the_published_ones(frames):
+    table = tables.load("whole_model_speedup").make(*frames)
+    row = table[(table["model"] == "GPT-3 XL") & (table["sparsity"] == 0.75)].iloc[0]
+    assert row["ratio of FLOPs"] == pytest.approx(2.49, abs=0.01)
+    assert row["ratio of FLOPs (published)"] == "2.48 to 2.49"
+    assert row["ratio of FLOPs"] > row["speed-up, computing alone (simulated)"] > 1
+
+
+def test_without_kernels_the_rest_is_still_drawn(computed, frames):
+    kept = {
+        "layer_speed": lambda rows: rows[:0],
+        "speedup": lambda rows: rows[rows["series"] != "measured"],
+        "roofline": lambda rows: rows[rows["device"] != "host"],
+        "amdahl": lambda rows: rows[:1],
+    }
+    for table, keep in kept.items():
+        computed["device", table] = keep(records.computed("quick", "device", table))
+    for name in ("device_speedup", "roofline", "gpt_step"):
+        draw(name, frames)
+        figures.caption(name, *frames)
+    assert "nothing was measured" in figures.caption("device_speedup", *frames)
+
+
+def test_every_fact_shows_its_source(frames):
+    table = tables.load("device_facts").make(*frames)
+    assert table["source"].str.len().min() > 5
+    unverified = table[~table["verified"]]
+    assert {"peak flops", "power w"} <= set(unverified["fact"])
+
+
+@pytest.mark.parametrize("scale", ["smoke", "quick", "small"])
+def test_the_runs_are_those_of_the_sparsity_library(scale):
+    own = plan.study_runs(plan.load_study("device"), scale)
+    theirs = {run.id: run for run in plan.study_runs(plan.load_study("sparsity_library"), scale)}
+    assert own and all(theirs[run.id].spec_hash == run.spec_hash for run in own)
+
+
+def test_names_in_the_study_exist():
+    study = plan.load_study("device")
+    assert set(study.figures) <= set(figures.names())
+    assert set(study.tables) <= set(tables.names())
+    assert isinstance(plan.computation_costs("quick")["device"], float)
+    assert pd.Series(study.tables).is_unique
