@@ -11,13 +11,28 @@ from transformers.models.resnet.configuration_resnet import ResNetConfig
 from transformers.models.resnet.modeling_resnet import ResNetForImageClassification
 
 
+class TrainableResNet(ResNetForImageClassification):
+    """ResNet whose residual branches start at zero where ``config.zero_init_residual`` is true.
+
+    The weight of each block's last norm is zero then (Goyal et al. 2017), so that a deep network
+    starts as a shallow one. Weights and config are those of the class above.
+    """
+
+    def __init__(self, config: ResNetConfig) -> None:
+        super().__init__(config)
+        if getattr(config, "zero_init_residual", False):
+            for stage in self.resnet.encoder.stages:
+                for block in stage.layers:
+                    nn.init.zeros_(block.layer[-1].normalization.weight)
+
+
 class CifarResNetConfig(ResNetConfig):
     """ResNet whose stem keeps the resolution."""
 
     model_type = "cifar_resnet"
 
 
-class CifarResNetForImageClassification(ResNetForImageClassification):
+class CifarResNetForImageClassification(TrainableResNet):
     """ResNet with the stem that is usual on 32 x 32 images: a 3 x 3 convolution, no pooling."""
 
     config_class = CifarResNetConfig
@@ -29,7 +44,7 @@ class CifarResNetForImageClassification(ResNetForImageClassification):
             config.num_channels, config.embedding_size, kernel_size=3, padding=1, bias=False
         )
         stem.pooler = nn.Identity()
-        self.post_init()
+        self._init_weights(stem.embedder.convolution)
 
 
 class TrainableMobileNetV2(MobileNetV2ForImageClassification):

@@ -60,6 +60,25 @@ def test_the_cifar_stem_keeps_the_resolution():
     assert model(torch.zeros(2, 1, 32, 32)).logits.shape == (2, 3)
 
 
+@pytest.mark.parametrize("family", [None, "wide", "parallel", "factorized", "doped"])
+@pytest.mark.parametrize("stem", ["cifar", "imagenet"])
+def test_residual_branches_start_at_zero(family, stem):
+    config = resnet.Config(**TINY, stem=stem)
+    model = resnet.build(config, classes=names(3), num_channels=1, image_size=32)
+    if family is not None:
+        model, _, _ = transforms.apply(model, {"family": family, "sparsity": 0.75}, None)
+    block = model.resnet.encoder.stages[1].layers[0]
+    x = torch.rand(2, block.shortcut.convolution.in_channels, 8, 8)
+    assert torch.equal(block(x), block.activation(block.shortcut(x)))
+    plain = resnet.Config(**TINY, stem=stem, zero_init_residual=False)
+    model = resnet.build(plain, classes=names(3), num_channels=1, image_size=32)
+    assert all(
+        (module.weight == 1).all()
+        for module in model.modules()
+        if isinstance(module, torch.nn.BatchNorm2d)
+    )
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -186,7 +205,7 @@ def test_a_tiny_model_learns_its_batch(glyphs):
     optimizer = task.optimizer(model)
     assert isinstance(optimizer, torch.optim.SGD) and optimizer.defaults["nesterov"]
     losses = []
-    for _ in range(25):
+    for _ in range(40):
         loss = task.loss(model, batch)
         loss.backward()
         optimizer.step()
