@@ -1,45 +1,89 @@
 """Speed of the skipping execution against dense torch, as ratios.
 
-    python benchmarks/device.py [--shapes 512x512,512x2048] [--tokens 1024] [--threads 1] [--json F]
+    python benchmarks/device.py [--quick] [--output FOLDER] [--only layers,gpt,...]
 
-One layer's training step (forward, input gradient, weight gradient, autograd, packing and the
-scatter into the dense gradient included) of a compiled layer over that of a dense `nn.Linear` in
-float32. Samples of both are interleaved in one process. The clock is the CPU time of the process,
-which leaves out pre-emption but not polluted caches; with several threads it is their sum.
+Parts, each dense float32 time over the other's time, so above 1 is faster:
+
+- layers: training step of a compiled linear layer (forward, both gradients, autograd, packing and
+  the scatter into the dense gradient), 1,024 tokens, against a dense ``nn.Linear``;
+- peers: one layer in dense bfloat16, MKL's CSR through ``torch.sparse`` and, if it is installed,
+  SparseProp;
+- gpt: optimizer step of a 4-layer GPT (context 128, batch 16, 256 bytes, AdamW), its linear layers
+  static sparse;
+- resnet: training step of a CIFAR ResNet-18;
+- update: a RigL update of one layer, its structures rebuilt, over a dense step at 2,048 tokens.
+
+In each part all variants take turns in one process and medians are compared. The clock is the CPU
+time of the process, which leaves out pre-emption, but not caches that others have polluted; with
+several threads it is their sum.
 """
 
 import argparse
-import json
+import csv
+import importlib
+import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
+from torch.nn import functional as F
 
-from sparse_lib.device.backend import backend, compile
-from sparse_lib.device.kernels import num_lanes
+import sparse_lib as sl
+from sparse_lib.configure import configure
+from sparse_lib.device import kernels
 
 SPARSITIES = (0.5, 0.8, 0.9, 0.95)
+REQUIRED = {
+    "layers": {0.5: 1.4, 0.8: 3.0, 0.9: 5.0, 0.95: 7.5},
+    "gpt 256": {0.8: 2.0, 0.9: 2.4, 0.95: 2.8},
+    "gpt 512": {0.8: 2.3, 0.9: 3.0, 0.95: 3.7},
+    "resnet": {0.9: 2.0},
+}
+SHAPES = ((512, 512), (768, 768), (512, 2048), (2048, 512), (768, 3072), (2048, 2048))
+TOKENS = 1024
+Step = Callable[[], Any]
+Row = dict[str, Any]
 
 
-def median_times(functions: Sequence[Callable[[], None]], num_samples: int) -> list[float]:
-    """Median CPU seconds of each function, their samples interleaved."""
-    times: list[list[float]] = [[] for _ in functions]
-    for sample in range(num_samples + 1):
-        for function, record in zip(functions, times, strict=True):
+def medians(steps: dict[Any, Step], rounds: int) -> dict[Any, float]:
+    """Median CPU seconds of each step; they take turns, after one round that warms up."""
+    times: dict[Any, list[float]] = {name: [] for name in steps}
+    for turn in range(rounds + 1):
+        for name, step in steps.items():
             start = time.process_time()
-            function()
-            if sample:  # the first round warms up
-                record.append(time.process_time() - start)
-    return [statistics.median(record) for record in times]
+            step()
+            if turn:
+                times[name].append(time.process_time() - start)
+    return {name: statistics.median(values) for name, values in times.items()}
 
 
-def training_step(layer: Callable, parameters: list, tokens: int, inputs: int, outputs: int):
-    """A function that runs forward and backward once."""
-    source = torch.randn(tokens, inputs, requires_grad=True)
-    gradient = torch.randn(tokens, outputs)
+def compare(part: str, case: str, steps: dict[Any, Step], rounds: int) -> list[Row]:
+    """A row for each step that is not the dense one, named by its sparsity or by a word."""
+    seconds = medians(steps, rounds)
+    return [
+        {
+            "part": part,
+            "case": case,
+            "threads": torch.get_num_threads(),
+            "variant": name if isinstance(name, str) else "skip",
+            "sparsity": name if not isinstance(name, str) else None,
+            "dense_s": seconds["dense"],
+            "seconds": value,
+            "ratio": seconds["dense"] / value,
+        }
+        for name, value in seconds.items()
+        if name != "dense"
+    ]
+
+
+def layer_step(layer: Callable, parameters: list, inputs: int, outputs: int, **kind: Any) -> Step:
+    """Forward and backward of a layer, from gradients set to None."""
+    source = torch.randn(TOKENS, inputs, requires_grad=True, **kind)
+    gradient = torch.randn(TOKENS, outputs, **kind)
 
     def step() -> None:
         for tensor in (source, *parameters):
@@ -49,58 +93,297 @@ def training_step(layer: Callable, parameters: list, tokens: int, inputs: int, o
     return step
 
 
-def measure(inputs: int, outputs: int, tokens: int, num_samples: int) -> list[dict]:
-    """One record per sparsity for one layer shape."""
-    torch.manual_seed(0)
-    dense = nn.Linear(inputs, outputs)
-    steps = [training_step(dense, list(dense.parameters()), tokens, inputs, outputs)]
-    for sparsity in SPARSITIES:
-        layer = nn.Linear(inputs, outputs)
-        layer.register_buffer("weight_mask", torch.rand(outputs, inputs) >= sparsity)
-        twin = compile(layer, backend("skip", strict=True))
-        steps.append(training_step(twin, list(layer.parameters()), tokens, inputs, outputs))
-    dense_s, *sparse_s = median_times(steps, num_samples)
-    return [
-        {
-            "inputs": inputs,
-            "outputs": outputs,
-            "tokens": tokens,
-            "sparsity": sparsity,
-            "dense_s": dense_s,
-            "skip_s": skip_s,
-            "speedup": dense_s / skip_s,
-        }
-        for sparsity, skip_s in zip(SPARSITIES, sparse_s, strict=True)
-    ]
+def masked_linear(inputs: int, outputs: int, sparsity: float) -> nn.Linear:
+    """A linear layer with a random mask."""
+    layer = nn.Linear(inputs, outputs)
+    layer.register_buffer("weight_mask", torch.rand(outputs, inputs) >= sparsity)
+    layer.weight.data.mul_(layer.weight_mask)
+    return layer
+
+
+def layers(shapes: tuple, rounds: int) -> Iterator[Row]:
+    """Linear layers of several shapes and sparsities."""
+    skip = sl.device.backend("skip", strict=True, crossover=0.0)
+    for inputs, outputs in shapes:
+        dense = nn.Linear(inputs, outputs)
+        steps = {"dense": layer_step(dense, list(dense.parameters()), inputs, outputs)}
+        for sparsity in SPARSITIES:
+            layer = masked_linear(inputs, outputs, sparsity)
+            twin = sl.device.compile(layer, skip)
+            steps[sparsity] = layer_step(twin, list(layer.parameters()), inputs, outputs)
+        yield from compare("layers", f"{inputs}x{outputs}", steps, rounds)
+
+
+class CsrLinear(torch.autograd.Function):
+    """A linear layer on MKL: CSR weight, its transpose, sampled weight gradient."""
+
+    @staticmethod
+    def forward(ctx, source, csr, transposed, pattern):
+        ctx.save_for_backward(source, transposed, pattern)
+        return (csr @ source.T).T
+
+    @staticmethod
+    def backward(ctx, gradient):
+        source, transposed, pattern = ctx.saved_tensors
+        torch.sparse.sampled_addmm(pattern, gradient.T, source, beta=0.0)
+        return (transposed @ gradient.T).T, None, None, None
+
+
+def peers(width: int, rounds: int) -> Iterator[Row]:
+    """Other ways to run one square layer."""
+    dense = nn.Linear(width, width)
+    half = nn.Linear(width, width, dtype=torch.bfloat16)
+    steps = {
+        "dense": layer_step(dense, list(dense.parameters()), width, width),
+        "bfloat16 dense": layer_step(
+            half, list(half.parameters()), width, width, dtype=torch.bfloat16
+        ),
+    }
+    for sparsity in (0.8, 0.9, 0.95):
+        layer = masked_linear(width, width, sparsity)
+        weight = layer.weight.detach()
+        csr, transposed = weight.to_sparse_csr(), weight.T.to_sparse_csr()
+        steps[f"MKL CSR {sparsity:.0%}"] = layer_step(
+            lambda source, a=csr, b=transposed: CsrLinear.apply(source, a, b, a), [], width, width
+        )
+        try:
+            modules = importlib.import_module("sparseprop.modules")
+        except ImportError:
+            continue
+        other = modules.SparseLinear.from_dense(layer)
+        steps[f"SparseProp {sparsity:.0%}"] = layer_step(
+            other, list(other.parameters()), width, width
+        )
+    yield from compare("peers", f"{width}x{width}", steps, rounds)
+
+
+LINEARS = ("qkv", "out", "up", "down")
+
+
+class Block(nn.Module):
+    """A transformer block with 64 features per head."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList([nn.LayerNorm(width), nn.LayerNorm(width)])
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, context, width = x.shape
+        parts = self.qkv(self.norms[0](x)).view(batch, context, 3, -1, 64)
+        query, key, value = parts.permute(2, 0, 3, 1, 4)
+        heads = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        x = x + self.out(heads.transpose(1, 2).reshape(batch, context, width))
+        return x + self.down(F.gelu(self.up(self.norms[1](x))))
+
+
+class Gpt(nn.Module):
+    """Four blocks between byte embeddings and a head."""
+
+    def __init__(self, width: int, context: int = 128) -> None:
+        super().__init__()
+        self.bytes, self.places = nn.Embedding(256, width), nn.Embedding(context, width)
+        self.blocks = nn.Sequential(*(Block(width) for _ in range(4)))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 256, bias=False)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.bytes(ids) + self.places.weight
+        return self.head(self.norm(self.blocks(x)))
+
+
+class Absent(nn.Module):
+    """In place of a linear layer: the right shape, and next to no work."""
+
+    def __init__(self, outputs: int) -> None:
+        super().__init__()
+        self.outputs = outputs
+
+    def forward(self, source: torch.Tensor) -> torch.Tensor:
+        repeats = math.ceil(self.outputs / source.shape[-1])
+        return source.repeat(1, 1, repeats)[..., : self.outputs]
+
+
+def model_step(model: nn.Module, sparsity: float, patterns: list[str], loss: Callable) -> Step:
+    """One AdamW step of a model, static sparse in the weights that the patterns name, compiled."""
+    optimizer, run = torch.optim.AdamW(model.parameters(), lr=1e-4), model
+    if sparsity:
+        settings = {"algorithm": "static", "sparsity": sparsity, "seed": 0}
+        algorithm = configure({**settings, "param_filter": patterns})
+        algorithm.apply(model)
+        algorithm.apply(optimizer)
+        run = sl.device.compile(model, sl.device.backend("skip", strict=True))
+
+    def step() -> None:
+        loss(run).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def gpt(width: int, rounds: int) -> Iterator[Row]:
+    """The optimizer step of a GPT; "bound" has no linear layers in its blocks."""
+    ids = torch.randint(256, (16, 129))
+
+    def loss(model: nn.Module) -> torch.Tensor:
+        return F.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
+
+    def make(sparsity: float) -> Step:
+        torch.manual_seed(0)
+        return model_step(
+            Gpt(width), sparsity, [f"blocks.*.{name}.weight" for name in LINEARS], loss
+        )
+
+    empty = Gpt(width)
+    for block in empty.blocks:
+        for name in LINEARS:
+            setattr(block, name, Absent(getattr(block, name).out_features))
+    steps = {"dense": make(0.0), "bound": model_step(empty, 0.0, [], loss)}
+    steps |= {sparsity: make(sparsity) for sparsity in SPARSITIES[1:]}
+    yield from compare(f"gpt {width}", f"d={width}", steps, rounds)
+
+
+def resnet(batch: int, rounds: int) -> Iterator[Row]:
+    """The optimizer step of a ResNet-18 on 32 x 32 images, sparse but for the first and last layer."""
+    from experiments.models.resnet import Config, build
+
+    images, labels = torch.randn(batch, 3, 32, 32), torch.randint(10, (batch,))
+
+    def make(sparsity: float) -> Step:
+        torch.manual_seed(0)
+        config = Config(
+            stem="cifar", embedding_size=64, hidden_sizes=[64, 128, 256, 512],
+            depths=[2, 2, 2, 2], layer_type="basic",
+        )  # fmt: skip
+        model = build(config, classes=list("0123456789"), num_channels=3, image_size=32)
+        return model_step(
+            model,
+            sparsity,
+            ["*encoder*convolution.weight"],
+            lambda run: F.cross_entropy(run(images).logits, labels),
+        )
+
+    steps = {"dense": make(0.0), 0.9: make(0.9)}
+    yield from compare("resnet", f"ResNet-18, batch {batch}", steps, rounds)
+
+
+def update(width: int, rounds: int) -> Iterator[Row]:
+    """Dense step at 2,048 tokens over one mask update and the rebuilding of both structures."""
+    from sparse_lib.masks import make_mask_drop_minimum, make_mask_grow_maximum
+
+    dense = nn.Linear(width, width)
+    source = torch.randn(2 * TOKENS, width, requires_grad=True)
+    gradient = torch.randn(2 * TOKENS, width)
+    weight, growth = torch.randn(width, width), torch.randn(width, width).abs_()
+    mask = torch.rand(width, width) >= 0.9
+
+    def step() -> None:
+        dense.weight.grad = source.grad = None
+        dense(source).backward(gradient)
+
+    def masks() -> torch.Tensor:
+        kept, num_kept = make_mask_drop_minimum(weight.abs(), mask, 0.3)
+        return make_mask_grow_maximum(growth, kept, 0.9, num_kept)
+
+    def rebuild() -> None:
+        new = masks()
+        kernels.fingerprint(new)
+        kernels.Structure(new)
+        kernels.Structure(new, transposed=True)
+
+    steps = {"dense": step, "update": rebuild, "masks alone": masks}
+    yield from compare("update", f"{width}x{width}, 90%", steps, rounds)
+
+
+def parts(quick: bool) -> dict[str, Callable[[], Iterator[Row]]]:
+    """What is measured, by name."""
+
+    def two_threads() -> Iterator[Row]:
+        torch.set_num_threads(2)
+        try:
+            yield from layers(((512, 512), (2048, 512)), rounds)
+        finally:
+            torch.set_num_threads(1)
+
+    rounds = 5 if quick else 9
+    return {
+        "layers": lambda: layers(SHAPES[:3] if quick else SHAPES, rounds),
+        "threads": two_threads,
+        "peers": lambda: peers(512, 3 if quick else 5),
+        "gpt256": lambda: gpt(256, 3 if quick else 7),
+        "gpt512": lambda: gpt(512, 1 if quick else 5),
+        "resnet": lambda: resnet(8 if quick else 32, 1 if quick else 4),
+        "update": lambda: update(1024 if quick else 2048, 3),
+    }
+
+
+def show(row: Row) -> None:
+    """One line: the ratio and, where there is one, the requirement."""
+    variant = f"{row['sparsity']:.0%}" if row["sparsity"] is not None else row["variant"]
+    line = f"{row['part']:>10}  {row['case']:<22}{row['threads']} thread(s)  {variant:<16}"
+    line += f"{row['dense_s'] * 1e3:9.2f} ms /{row['seconds'] * 1e3:9.2f} ms ={row['ratio']:6.2f}x"
+    required = REQUIRED.get(row["part"], {}).get(row["sparsity"])
+    print(line + (f"   required {required}x" if required else ""), flush=True)
+
+
+def summarise(rows: list[Row]) -> None:
+    """Medians over the shapes."""
+    for threads in (1, 2):
+        for sparsity, required in REQUIRED["layers"].items():
+            key = ("layers", threads, sparsity)
+            ratios = [r["ratio"] for r in rows if (r["part"], r["threads"], r["sparsity"]) == key]
+            if ratios:
+                print(f"layers, {threads} thread(s), {sparsity:.0%}: median "
+                      f"{statistics.median(ratios):.2f}x ({min(ratios):.2f} to {max(ratios):.2f}), "
+                      f"required {required}x")  # fmt: skip
+
+
+def write(rows: list[Row], folder: Path) -> None:
+    """The rows as CSV, and the layers' speed-up against sparsity as a figure."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot as plt
+
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / "device.csv", "w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+    figure, axes = plt.subplots(figsize=(5, 3.5), layout="constrained")
+    axes.plot(SPARSITIES, [1 / (1 - s) for s in SPARSITIES], "k--", label="ideal")
+    cases = dict.fromkeys(row["case"] for row in rows if row["part"] == "layers")
+    for case in cases:
+        line = [r for r in rows if (r["part"], r["case"], r["threads"]) == ("layers", case, 1)]
+        axes.plot([r["sparsity"] for r in line], [r["ratio"] for r in line], ".-", label=case)
+    axes.set(xlabel="sparsity", ylabel="dense time / skipping time", yscale="log")
+    axes.legend(title="inputs x outputs", fontsize="small")
+    figure.savefig(folder / "device.svg")
 
 
 def main() -> None:
-    """Prints one line of speed-ups per shape and their medians."""
+    """Runs the parts and prints every ratio."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--shapes", default="512x512,512x2048,2048x512", help="inputs x outputs")
-    parser.add_argument("--tokens", type=int, default=1024)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--samples", type=int, default=9)
-    parser.add_argument("--json", type=Path, help="write the records to this file")
+    parser.add_argument("--quick", action="store_true", help="fewer shapes and rounds, a minute")
+    parser.add_argument("--only", help="parts by name, with commas")
+    parser.add_argument("--output", type=Path, help="folder for device.csv and device.svg")
     arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
-
-    print(f"layer step, skip over dense float32: {num_lanes()} floats per vector, "
-          f"{arguments.tokens} tokens, {arguments.threads} thread(s)")  # fmt: skip
-    print(f"{'shape':>12}" + "".join(f"{sparsity:>8.0%}" for sparsity in SPARSITIES))
-    records = []
-    for shape in arguments.shapes.split(","):
-        inputs, outputs = map(int, shape.split("x"))
-        rows = measure(inputs, outputs, arguments.tokens, arguments.samples)
-        print(f"{shape:>12}" + "".join(f"{row['speedup']:>7.2f}x" for row in rows), flush=True)
-        records += rows
-    medians = [
-        statistics.median(row["speedup"] for row in records if row["sparsity"] == sparsity)
-        for sparsity in SPARSITIES
-    ]
-    print(f"{'median':>12}" + "".join(f"{value:>7.2f}x" for value in medians))
-    if arguments.json:
-        arguments.json.write_text(json.dumps(records, indent=1) + "\n")
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    available = parts(arguments.quick)
+    names = arguments.only.split(",") if arguments.only else list(available)
+    if unknown := set(names) - set(available):
+        parser.error(f"--only must name some of {', '.join(available)}, got {', '.join(unknown)}")
+    print(f"{kernels.num_lanes()} floats per vector")
+    rows = []
+    for name in names:
+        for row in available[name]():
+            show(row)
+            rows.append(row)
+    summarise(rows)
+    if arguments.output:
+        write(rows, arguments.output)
 
 
 if __name__ == "__main__":
