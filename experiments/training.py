@@ -47,6 +47,11 @@ def _transforms() -> ModuleType:
     return importlib.import_module("experiments.transforms")
 
 
+def _device() -> ModuleType:
+    """Imported by name: how a layer is executed changes no result but by rounding."""
+    return importlib.import_module("sparse_lib.device")
+
+
 class Interrupted(SystemExit):
     """Raised between two steps after a signal; the state has been saved."""
 
@@ -163,11 +168,11 @@ class Trainer:
             self.sparsity = configure(options)
             self.sparsity.apply(self.model)
             self.sparsity.apply(self.optimizer)
-        self.execute(self.choose(execution))
         self.progress = Progress()
         self._masks_version: int | None = None
         self._levels: dict[str, float] = {}
         self._dense_step_flops = self.flops.training_step()
+        self.execute(self.choose(execution))
 
     # Start
 
@@ -210,17 +215,26 @@ class Trainer:
             load_checkpoint(self.model, {**self.model.state_dict(), **masks})
 
     def choose(self, execution: str) -> str:
-        """``dense`` or ``skip`` for this run."""
+        """``dense`` where the run has no masked layer that is worth skipping."""
+        if self.sparsity is None or self.device.type != "cpu":
+            return "dense"
         if execution != "auto":
             return execution
+        levels, final = self.levels() or {}, self.spec.get("final_sparsity", 0.0)
+        for name, param in self.sparsity.sparse_params.items():
+            rows = param.mask.shape[0]
+            level = max(levels[name], final)
+            if _device().worth_skipping(rows, param.mask.numel() // rows, level):
+                return "auto"
         return "dense"
 
     def execute(self, execution: str) -> None:
-        """Run masked layers this way from now on."""
+        """Run masked layers this way from now on: all dense, all skipping, or each as it pays."""
         self.execution, self.runner = execution, self.model
-        if execution == "skip" and self.sparsity is not None:
-            device = importlib.import_module("sparse_lib.device")
-            self.runner = device.compile(self.model, device.backend("skip"))
+        if execution != "dense":
+            crossover = 0.0 if execution == "skip" else None
+            backend = _device().backend("skip", crossover=crossover)
+            self.runner = _device().compile(self.model, backend)
 
     # State
 

@@ -86,13 +86,15 @@ def test_two_studies_share_a_run(write):
 
 
 def test_sparse_runs_halve_the_batch_and_double_the_steps():
-    runs = {run.spec["method"]: run.spec["recipe"] for run in plan.all_runs("smoke").values()}
+    study = plan.load_study("sparsity_library")
+    runs = {run.spec["method"]: run.spec["recipe"] for run in plan.study_runs(study, "smoke")}
     assert runs["static"]["batch_size"] * 2 == runs["dense"]["batch_size"]
     assert runs["static"]["steps"] == 2 * runs["dense"]["steps"]
 
 
 def test_shares_of_the_run_become_steps():
-    run = next(r for r in plan.all_runs("quick").values() if r.spec["method"] == "rigl")
+    study = plan.load_study("sparsity_library")
+    run = next(r for r in plan.study_runs(study, "quick") if r.spec["method"] == "rigl")
     steps = run.spec["recipe"]["steps"]
     assert run.spec["sparsity"]["update"]["stop"] == round(0.75 * steps)
     assert run.spec["sparsity"]["seed"] == run.spec["seed"]

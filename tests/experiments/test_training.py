@@ -13,7 +13,8 @@ from filelock import FileLock
 from experiments import plan, training
 from experiments.tasks import epoch_order, warmup_cosine
 
-RUNS = {run.spec["method"]: run for run in plan.all_runs("smoke").values()}
+STUDY = plan.load_study("sparsity_library")
+RUNS = {run.spec["method"]: run for run in plan.study_runs(STUDY, "smoke")}
 
 
 def short_spec(method: str, steps: int = 24) -> dict:
@@ -43,11 +44,15 @@ def weights(folder: Path) -> bytes:
     return (folder / "out" / "model" / "model.safetensors").read_bytes()
 
 
-@pytest.mark.parametrize("method", sorted(RUNS))
-def test_an_interrupted_run_ends_with_the_same_bits(method, corpus, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("method", "execution"), [*((method, "dense") for method in sorted(RUNS)), ("rigl", "skip")]
+)
+def test_an_interrupted_run_ends_with_the_same_bits(
+    method, execution, corpus, tmp_path, monkeypatch
+):
     spec = short_spec(method)
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    run_training(spec, corpus, whole)
+    run_training(spec, corpus, whole, execution=execution)
 
     step = training.Trainer.step
 
@@ -61,11 +66,11 @@ def test_an_interrupted_run_ends_with_the_same_bits(method, corpus, tmp_path, mo
     monkeypatch.setattr(training.Trainer, "step", step_then_die)
     for _ in range(2):
         with pytest.raises(KeyboardInterrupt):
-            run_training(spec, corpus, parts)
+            run_training(spec, corpus, parts, execution=execution)
     result = run_training(spec, corpus, parts)
     assert weights(parts) == weights(whole)
     expected = json.loads((whole / "out" / "train.json").read_text())
-    for key in ("layers", "num_nonzero", "flops"):
+    for key in ("layers", "num_nonzero", "flops", "execution"):
         assert result[key] == expected[key]
     assert not (parts / "state").joinpath(f"{spec['id']}-{'0' * 12}").exists()
 
@@ -322,3 +327,18 @@ def test_an_error_in_training_reaches_the_terminal_as_one_sentence(monkeypatch, 
         commands.main()
     sentence = "Error: the loss is nan at step 3; lower recipe.learning_rate\n"
     assert capsys.readouterr().out == sentence
+
+
+def test_auto_skips_only_in_runs_with_a_layer_that_gains(corpus, tmp_path):
+    from sparse_lib.device import kernels
+
+    def execution(spec: dict) -> str:
+        return training.Trainer(
+            spec, spec_hash="0" * 64, data_dir=corpus, state_root=tmp_path
+        ).execution
+
+    small, dense = short_spec("static"), short_spec("dense")
+    large = json.loads(json.dumps(small))
+    large["model"].update(hidden_size=256, intermediate_size=688)
+    assert execution(small) == execution(dense) == "dense"
+    assert execution(large) == ("dense" if kernels.unavailable() else "auto")

@@ -14,7 +14,8 @@ import pytest
 from experiments import plan
 
 pytestmark = pytest.mark.slow
-RUN = next(r for r in plan.all_runs("smoke").values() if r.spec["method"] == "rigl")
+STUDY = plan.load_study("sparsity_library")
+RUN = next(r for r in plan.study_runs(STUDY, "smoke") if r.spec["method"] == "rigl")
 TARGET = f"results/smoke/runs/{RUN.id}/train.json"
 WEIGHTS = f"results/smoke/runs/{RUN.id}/model/model.safetensors"
 COMMAND = [

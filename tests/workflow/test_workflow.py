@@ -97,7 +97,7 @@ def test_retraining_follows_the_code_that_a_run_uses(checkout):
     """Hashes in a copy: a comment changes none, RigL's file changes RigL and GraNet."""
     script = (
         "from experiments import plan\n"
-        "for run in plan.all_runs('smoke').values():\n"
+        "for run in plan.study_runs(plan.load_study('sparsity_library'), 'smoke'):\n"
         "    print(run.spec['method'], plan.training_code_hash(run.spec))\n"
     )
 
