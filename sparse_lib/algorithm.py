@@ -14,6 +14,7 @@ import weakref
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -27,6 +28,7 @@ from sparse_lib.counts import num_true
 from sparse_lib.init import make_init_method
 from sparse_lib.levels import Levels
 from sparse_lib.masks import generator
+from sparse_lib.metrics import Work, training_flops
 from sparse_lib.parameters import (
     SparseParameter,
     attach,
@@ -447,9 +449,10 @@ class SparsityAlgorithm(ABC):
             any could), ``"dead_units"`` (outputs without an incoming weight; None for vectors)
             and ``"num_updates"``. Beside it ``"sparsity"``, ``"churn"``, ``"itop"`` and
             ``"degree_of_constraint"`` over all weights together, ``"survival"``, the sum of
-            ``"dead_units"``, and ``"flops"``: of a ``"forward"`` pass and a ``"training_step"``
-            at the present masks, of the same step ``"dense"``, and whether the next step's weight
-            gradient has to be ``"dense_weight_gradient"``.
+            ``"dead_units"``, and ``"flops"``: of a ``"forward"`` pass with the present masks, of
+            the next ``"training_step"`` (with a dense weight gradient where one is due), of the
+            whole ``"run"`` so far with the masks as they were, and of these two if dense
+            (``"dense_training_step"``, ``"dense_run"``).
         """
         params = self.sparse_params
         tensors = {name: sparse.metrics() for name, sparse in params.items()}
@@ -475,17 +478,18 @@ class SparsityAlgorithm(ABC):
         return summary if flops is None else summary | {"flops": self._flops(flops)}
 
     def _flops(self, flops: ModelFlops) -> dict[str, Any]:
-        levels = {
-            name: sparse.sparsity
-            for name, sparse in self.sparse_params.items()
-            if name in flops.weight_names
-        }
-        dense = self.needs_dense_gradient
+        params = self.sparse_params
+        levels = {n: s.sparsity for n, s in params.items() if n in flops.weight_names}
         return {
             "forward": flops.forward(levels),
-            "training_step": flops.training_step(levels, dense_weight_grad=dense),
-            "dense": flops.training_step(),
-            "dense_weight_gradient": dense,
+            "training_step": training_flops(
+                flops, 1, {name: sparse.next_work for name, sparse in params.items()}
+            ),
+            "dense_training_step": flops.training_step(),
+            "run": training_flops(
+                flops, self.step, {name: sparse.count_work() for name, sparse in params.items()}
+            ),
+            "dense_run": self.step * flops.training_step(),
         }
 
     def state_dict(self) -> dict[str, Any]:
@@ -499,6 +503,7 @@ class SparsityAlgorithm(ABC):
                 name: {
                     "target": sparse.target,
                     "history": sparse.history.state_dict(),
+                    "work": asdict(sparse.count_work()),
                 }
                 for name, sparse in self.sparse_params.items()
             },
@@ -528,6 +533,7 @@ class SparsityAlgorithm(ABC):
                 raise ValueError(f"the state has {name!r}, which the algorithm does not sparsify")
             sparse.target = saved["target"]
             sparse.history.load_state_dict(saved["history"], sparse.mask.device)
+            sparse.work = Work(**saved["work"])
         self._prepare_next_step()
 
     def __repr__(self) -> str:

@@ -247,6 +247,9 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
             for name, sparse in self.sparse_params.items()
             if sparse.param.grad is None or (lacking and name not in self._dense)
         }
+        if lacking:
+            for name in self._dense:
+                self.sparse_params[name].count_dense_gradient()
         self.step += 1
         due = autoupdate and self.is_update_step(self.step)
         if due:

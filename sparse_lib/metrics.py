@@ -7,7 +7,8 @@ their definitions.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,9 @@ from torch import Tensor, nn
 from sparse_lib.counts import num_true
 from sparse_lib.enforcement import mask_name
 from sparse_lib.layers import layer_kind
+
+if TYPE_CHECKING:
+    from sparse_lib.flops import ModelFlops
 
 _INPUTS_FIRST = ("conv1d", "conv_transpose", "embedding")
 _EVER, _ALWAYS, _NEW = 1, 2, 4
@@ -71,6 +75,45 @@ def dead_units(model: nn.Module) -> dict[str, int]:
                 continue
             counts[f"{prefix}.{name}" if prefix else name] = dead_outputs(mask, module)
     return counts
+
+
+@dataclass
+class Work:
+    """What training steps made of one weight tensor, in counts that add up over steps.
+
+    Attributes:
+        present: Present weights, summed over steps.
+        dense_steps: Steps whose weight gradient was that of the dense tensor.
+        dense_present: Present weights, summed over these steps.
+        until: The step up to which they are counted.
+    """
+
+    present: int = 0
+    dense_steps: int = 0
+    dense_present: int = 0
+    until: int = 0
+
+
+def training_flops(flops: ModelFlops, num_steps: int, work: Mapping[str, Work]) -> int:
+    """FLOPs of training steps: forward, input gradient and weight gradient, 2 per multiply-add.
+
+    Exact where masks changed on the way, unlike ``flops.training_step`` times the steps.
+
+    Args:
+        flops: What :func:`sparse_lib.count_flops` says of the model and one batch.
+        num_steps: How many steps.
+        work: Full parameter name to the work of these steps; other weights are dense.
+    """
+    total = 0
+    for layer in flops.layers:
+        name = layer.weight_name if layer.weight_name in work else layer.tied_to
+        if name is None or name not in work:
+            total += 3 * layer.dense_flops * num_steps
+            continue
+        done = work[name]
+        weights = 3 * done.present + layer.num_weights * done.dense_steps - done.dense_present
+        total += 2 * layer.num_positions * weights
+    return total
 
 
 class MaskHistory:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from sparse_lib.counts import num_true
 from sparse_lib.enforcement import MaskGuard, guards, mask_name
-from sparse_lib.metrics import MaskHistory, dead_outputs, sparsity
+from sparse_lib.metrics import MaskHistory, Work, dead_outputs, sparsity
 
 if TYPE_CHECKING:
     from sparse_lib.algorithm import SparsityAlgorithm
@@ -37,6 +38,7 @@ class SparseParameter:
         initialized: True once the mask holds a pattern (made here, or loaded).
         target: The sparsity that the mask was last asked to have, in [0, 1].
         history: What happened to the mask since initialisation.
+        work: What training steps cost, up to the last change of the mask.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class SparseParameter:
         self.initialized = False
         self.target = 0.0
         self.history = MaskHistory()
+        self.work = Work()
 
     @property
     def guard(self) -> MaskGuard:
@@ -81,11 +84,31 @@ class SparseParameter:
             )
         new = new.detach().to(device=old.device, dtype=torch.bool)
         if self.initialized:
+            self.count_work()
             self.history.record(old, new)
         self.initialized = True
         if new is not old:
             old.copy_(new)
         self.prune()
+
+    def count_work(self) -> Work:
+        """Count the steps taken with the present mask."""
+        steps = self.algorithm.step - self.work.until
+        if steps:
+            self.work.present += steps * num_true(self.mask)
+            self.work.until = self.algorithm.step
+        return self.work
+
+    def count_dense_gradient(self) -> None:
+        """Count a dense weight gradient in the step being taken."""
+        self.work.dense_steps += 1
+        self.work.dense_present += num_true(self.mask)
+
+    @property
+    def next_work(self) -> Work:
+        """What the step about to be taken will cost."""
+        present, dense = num_true(self.mask), self.algorithm.needs_dense_gradient
+        return Work(present, int(dense), present * dense)
 
     @property
     def sparsity(self) -> float:

@@ -9,6 +9,7 @@ from torch import nn
 import sparse_lib as sl
 from sparse_lib import metrics
 from sparse_lib.metrics import MaskHistory
+from tests.sparse_lib.algorithm_cases import make_model, train
 
 
 def mask(bits):
@@ -148,12 +149,13 @@ def test_a_runs_metrics_by_hand():
     assert summary["flops"] == {
         "forward": 3 * 2 * 6,
         "training_step": 3 * 3 * 2 * 6,
-        "dense": 3 * 3 * 2 * 12,
-        "dense_weight_gradient": False,
+        "dense_training_step": 3 * 3 * 2 * 12,
+        "run": 0,
+        "dense_run": 0,
     }
 
 
-def test_flops_say_when_the_next_weight_gradient_is_dense():
+def test_flops_know_when_the_next_weight_gradient_is_dense():
     model = nn.Sequential(nn.Linear(4, 2, bias=False))
     algorithm = sl.RigL(0.5, update={"freq": 2})
     algorithm.apply(model)
@@ -163,10 +165,41 @@ def test_flops_say_when_the_next_weight_gradient_is_dense():
     steps = []
     for _ in range(4):
         summary = algorithm.metrics(flops)["flops"]
-        steps.append((summary["dense_weight_gradient"], summary["training_step"]))
+        steps.append(summary["training_step"])
         model(torch.ones(1, 4)).sum().backward()
         optimizer.step()
-    assert steps == [(False, 24), (True, 32)] * 2  # 8 + 8 + 8, or the last one dense: 16
+    assert steps == [24, 32] * 2  # 8 + 8 + 8, or the last one dense: 16
+    total = algorithm.metrics(flops)["flops"]
+    assert total["run"] == sum(steps) and total["dense_run"] == 4 * 48
+
+
+@pytest.mark.parametrize("sparsity", [0.6, {"type": "linear", "init": 0.3, "slope": 0.05}])
+def test_flops_of_a_run_are_the_sum_of_its_steps(sparsity):
+    def build(seed):
+        model = make_model(seed)
+        members = {"0.weight": sl.RigL(sparsity, update={"freq": 3}), "2.*": sl.SET(0.7, 2)}
+        algorithm = sl.Group({**members, "*": sl.Static(0.5)}, seed=1)
+        algorithm.apply(model)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        algorithm.apply(optimizer)
+        return model, algorithm, optimizer
+
+    model, algorithm, optimizer = build(0)
+    flops, total = sl.count_flops(model, batch_size=8), 0
+    for step in range(10):
+        # Linear layers of 12 x 16 and 16 x 6 weights; every third weight gradient is dense.
+        first, second = (int(layer.weight_mask.sum()) for layer in (model[0], model[2]))
+        gradient = 12 * 16 if (step + 1) % 3 == 0 else first
+        total += 2 * 8 * (2 * first + gradient + 3 * second)
+        if step == 5:  # the count goes on in another process
+            states = [part.state_dict() for part in (model, algorithm, optimizer)]
+            model, algorithm, optimizer = build(1)
+            for part, state in zip((model, algorithm, optimizer), states):
+                part.load_state_dict(state)
+        train(model, optimizer, 1, start=step)
+    summary = algorithm.metrics(flops)["flops"]
+    assert summary["run"] == total
+    assert summary["dense_run"] == 10 * 3 * 2 * 8 * (12 * 16 + 16 * 6)
 
 
 def test_metrics_of_a_group_are_of_all_members():
