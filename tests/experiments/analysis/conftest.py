@@ -1,23 +1,22 @@
-"""Computations are read from the small tables in ``computed/<name>``: no pipeline has run here."""
+"""Every computation at its smallest, made once, where figures and tables look for it."""
 
-from pathlib import Path
-
-import pandas as pd
 import pytest
 
-from experiments.analysis import records
-
-FOLDER = Path(__file__).with_name("computed")
+from experiments import computations, plan
 
 
-@pytest.fixture(autouse=True)
-def computed(monkeypatch):
-    """Replaces the folder of results by ours; returns tables that a test may change."""
-    tables = {}
+@pytest.fixture(scope="session")
+def computed_root(tmp_path_factory):
+    """A folder with the results of all computations."""
+    root = tmp_path_factory.mktemp("root")
+    for name in plan.computation_names():
+        computations.write(name, "smoke", root / "results/quick/computations" / name)
+    return root
 
-    def read(scale, name, table):
-        path = FOLDER / name / f"{table}.csv"
-        return tables.setdefault((name, table), pd.read_csv(path)).copy()
 
-    monkeypatch.setattr(records, "computed", read)
-    return tables
+@pytest.fixture(scope="module")
+def computed(computed_root):
+    """That folder as the current one, for the tests of one file."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(computed_root)
+        yield

@@ -6,9 +6,10 @@ import sys
 import pandas as pd
 import pytest
 
-from experiments import computations, plan
 from experiments.analysis import figures, records, style, tables
 from tests.experiments.analysis import synthetic
+
+pytestmark = pytest.mark.usefixtures("computed")
 
 
 def frames(made):
@@ -21,17 +22,6 @@ def full():
     made = synthetic.make(records.make_record, seeds=2)
     study = synthetic.study(made)
     return records.records_table(made, study), records.curves_table(made), study
-
-
-@pytest.fixture(scope="module", autouse=True)
-def computed(tmp_path_factory):
-    """Every computation at its smallest, where figures and tables look for it."""
-    root = tmp_path_factory.mktemp("root")
-    for name in plan.computation_names():
-        computations.write(name, "smoke", root / "results/quick/computations" / name)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(root)
-        yield
 
 
 @pytest.mark.parametrize("name", figures.names())
