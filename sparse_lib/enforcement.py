@@ -217,7 +217,8 @@ def _settle_loaded(module: nn.Module, _: Any) -> None:
 
 @torch.no_grad()
 def _settle_alone(module: nn.Module, _: Any) -> None:
-    """Before a forward pass; as a module-level function it survives copying and pickling."""
+    """Before a forward pass that is not compiled."""
+    # A function of the module's, not a method of a guard's: it survives copying and pickling.
     if not torch.compiler.is_compiling():
         for guard in guards(module).values():
             guard.settle_alone()

@@ -82,6 +82,33 @@ def test_compiled_training_is_the_same(name, backend):
     assert_equal(*results)
 
 
+def test_a_compiled_model_is_one_graph_whatever_the_masks_do():
+    torch._dynamo.reset()
+    model, optim = start(RigL(0.5, update=1, seed=1))
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    torch._dynamo.utils.counters.clear()
+    train(compiled, optim, 4)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+
+
+@pytest.mark.parametrize("assign", [False, True])
+def test_loaded_weights_obey_loaded_masks(assign):
+    source = make_model(1)
+    Static(0.7, seed=5).apply(source)
+    state = copy.deepcopy(source.state_dict())
+    state["0.weight"].fill_(float("nan"))
+    model = make_model()
+    algorithm = Static(0.5)
+    algorithm.apply(model)
+    model.load_state_dict(state, assign=assign)
+    off = ~source[0].weight_mask
+    assert torch.equal(model[0].weight_mask, source[0].weight_mask)
+    assert not model[0].weight.detach()[off].any() and model[0].weight.isnan().any()
+    model[0].weight.data.fill_(1.0)
+    train(model, torch.optim.AdamW(model.parameters(), 0.1), 2)
+    assert not model[0].weight.detach()[off].any() and not model[0].weight.grad[off].any()
+
+
 @pytest.mark.parametrize("name", ALGORITHMS)
 @pytest.mark.parametrize("use_reentrant", [False, True])
 def test_activation_checkpointing_is_the_same(name, use_reentrant):
