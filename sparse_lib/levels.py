@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
@@ -48,7 +49,20 @@ class Levels:
             self.rules = [("*", schedule)]
         self.distribution = distribution
         _check_distribution(distribution, compat)
-        self.params: dict[str, SparseParameter] = {}
+        self._params: dict[str, SparseParameter] = {}
+
+    @property
+    def params(self) -> dict[str, SparseParameter]:
+        """The sparse parameters by full name; a name or glob that matches none is warned of."""
+        return self._params
+
+    @params.setter
+    def params(self, params: dict[str, SparseParameter]) -> None:
+        self._params = params
+        for rule, _ in self.rules:
+            idle = isinstance(rule, str) and not any(fnmatchcase(name, rule) for name in params)
+            if params and idle:
+                warnings.warn(f"no parameter matches {rule!r}, given a sparsity", stacklevel=2)
 
     @property
     def schedules(self) -> list[HyperParameterSchedule]:

@@ -190,6 +190,14 @@ def test_warnings_about_tied_weights_and_idle_filters():
     assert any("lm_head*" in note and "no parameter matches" in note for note in notes)
 
 
+def test_warnings_about_idle_names_of_a_map():
+    config = {"algorithm": "static", "sparsity": {"up.weigth": 0.9, "*": 0.5}}
+    result = plan(Tiny(), config)
+    assert result.warnings == ("no parameter matches 'up.weigth', given a sparsity",)
+    with pytest.raises(ValueError, match="nothing for 'up.weight'.*add '\\*'"):
+        plan(Tiny(), {"algorithm": "static", "sparsity": {"down.*": 0.9}})
+
+
 def test_an_algorithm_is_planned_as_it_would_be_applied_and_stays_fresh():
     model = Tiny()
     for algorithm in (Static(0.5, seed=1), Group({"up.*": RigL(0.5)})):
