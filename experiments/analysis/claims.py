@@ -2,8 +2,8 @@
 
 A claim's machine form stands in ``experiments/published/tests.yaml``. ``compare`` claims test one
 selection of runs against another, paired by seed; ``order`` claims test each neighbouring pair of
-a chain; ``exact`` claims are arithmetic on published values or records (``exact.py``); the rest
-say why no study tests them.
+a chain; ``every`` claims hold if each of several comparisons does; ``exact`` claims are arithmetic
+on published values or records (``exact.py``); the rest say why no study tests them.
 """
 
 import math
@@ -20,6 +20,7 @@ HOLDS, CONTRADICTED = "holds", "contradicted"
 INCONCLUSIVE, NOT_TESTED = "inconclusive", "not tested"
 VERDICTS = (HOLDS, CONTRADICTED, INCONCLUSIVE, NOT_TESTED)
 ALPHA = 0.05
+LARGER = "larger"
 SIGNS = {"less": "<", "greater": ">", "differ": "differs from"}
 COLUMNS = ["id", "role", "statement", "source", "published", "tested_as", "verdict", "effect"]
 COLUMNS += ["low", "high", "interval", "p", "p_adjusted", "num_seeds", "reason", "concerns"]
@@ -91,7 +92,14 @@ def _outcome(name: str, test: Mapping[str, Any], records: pd.DataFrame) -> Outco
         verdict = {True: HOLDS, False: CONTRADICTED, None: NOT_TESTED}[check.holds]
         return Outcome(test["tested_as"], verdict=verdict, reason=check.reason)
     if "order" in test:
-        return _order(test, records)
+        pairs = zip(test["order"], test["order"][1:], strict=False)
+        links = [{"a": a, "b": b, "direction": "less"} for a, b in pairs]
+        words = f"{test['metric']}: " + " < ".join(_name(side) for side in test["order"])
+        return _every(test, links, words, records)
+    if "every" in test:
+        links = [{"direction": test.get("direction"), **link} for link in test["every"]]
+        words = "; ".join(describe({**test, **link}) for link in links)
+        return _every(test, links, words, records)
     return compare(test, records)
 
 
@@ -99,14 +107,13 @@ def compare(test: Mapping[str, Any], records: pd.DataFrame) -> Outcome:
     """Test one selection of runs against another on the cell with most paired seeds."""
     rows = tidy.select(records, test["metric"], split=test.get("split"))
     words = describe(test)
-    missing = [_name(test[side]) for side in ("a", "b") if _selected(rows, test[side]).empty]
+    missing = [_name(test[side]) for side in ("a", "b") if _sided(rows, None, test[side]).empty]
     if missing:
         reason = f"this scale has no finished run of {' or '.join(missing)} with this metric"
         return Outcome(words, verdict=NOT_TESTED, reason=reason)
     best: Outcome | None = None
     for cell in tidy.cells(rows):
-        chosen = tidy.in_cell(rows, cell)
-        a, b = _selected(chosen, test["a"]), _selected(chosen, test["b"])
+        a, b = _sided(rows, cell, test["a"]), _sided(rows, cell, test["b"])
         pair = stats.paired(
             tidy.by_seed(a),
             tidy.by_seed(b),
@@ -121,12 +128,11 @@ def compare(test: Mapping[str, Any], records: pd.DataFrame) -> Outcome:
     return best or Outcome(words, verdict=NOT_TESTED, reason="no seed is on both sides")
 
 
-def _order(test: Mapping[str, Any], records: pd.DataFrame) -> Outcome:
-    """A chain holds if each link does (intersection-union: the largest p counts)."""
-    links = []
-    for a, b in zip(test["order"], test["order"][1:], strict=False):
-        links.append(compare({**test, "a": a, "b": b, "direction": "less"}, records))
-    words = f"{test['metric']}: " + " < ".join(_name(side) for side in test["order"])
+def _every(
+    test: Mapping[str, Any], parts: list[dict[str, Any]], words: str, records: pd.DataFrame
+) -> Outcome:
+    """Several comparisons hold if each does (intersection-union: the largest p counts)."""
+    links = [compare({**test, **part}, records) for part in parts]
     untested = [link for link in links if link.pair is None]
     if untested:
         return replace(untested[0], tested_as=words)
@@ -139,6 +145,18 @@ def _order(test: Mapping[str, Any], records: pd.DataFrame) -> Outcome:
     )
     reason = f"{weakest.reason}; effect and p are those of the weakest link ({weakest.tested_as})"
     return Outcome(words, pair, reason, runs=" ".join(link.runs for link in links))
+
+
+def _sided(
+    rows: pd.DataFrame, cell: tuple[str, str] | None, selection: Mapping[str, Any]
+) -> pd.DataFrame:
+    """A selection within a cell, or with ``model: larger`` from the dataset's other models."""
+    wanted = {key: value for key, value in selection.items() if value != LARGER}
+    if cell is not None:
+        is_model = rows["model"] == cell[0]
+        is_other = selection.get("model") == LARGER
+        rows = rows[(rows["dataset"] == cell[1]) & (~is_model if is_other else is_model)]
+    return _selected(rows, wanted)
 
 
 def _selected(rows: pd.DataFrame, selection: Mapping[str, Any]) -> pd.DataFrame:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from experiments.analysis import figures, records, style, tables
+from experiments.analysis import claims, figures, records, style, tables
 from experiments.analysis.figures import _by_flops
 
 # Method: sparsity, test accuracy, FLOPs relative to dense.
@@ -145,3 +145,37 @@ def test_class_rows_by_hand(full):
     assert table.loc["B", "best"] == pytest.approx(0.30)
     assert table.loc["A", "best treatment"] == "Sparse-Wide RigL 75%"
     assert table.loc["A", "difference"] == pytest.approx(0.10)
+
+
+def verdicts(made, primary):
+    study = STUDY | {"claims": {"primary": primary, "exploratory": []}}
+    table = claims.evaluate(records.records_table(made, STUDY), study)
+    return table.set_index("id")
+
+
+def test_a_claim_of_several_parts_holds_only_if_each_part_does():
+    made = [record(method, seed) for method in METHODS for seed in (0, 1, 2)]
+    for number, item in enumerate(made):  # unequal differences, so that a t test exists
+        score = item["evaluation"]["scores"][0]
+        score["value"] += 0.002 * (number**2 % 7)
+    table = verdicts(made, ["C015"])
+    assert table.loc["C015", "verdict"] == "holds"
+    assert "wide50-rigl > dense" in table.loc["C015", "tested_as"]
+    assert "weakest link" in table.loc["C015", "reason"]
+    # 90% is below 75% by construction.
+    assert table.loc["C017", "verdict"] != "holds"
+    assert table.loc["C016", "verdict"] == "not tested"
+    worse = [item for item in made if item["spec"]["method"] != "wide90-rigl"]
+    worse += [record("wide90-rigl", seed, accuracy=0.3 + 0.003 * seed**2) for seed in (0, 1, 2)]
+    assert verdicts(worse, ["C015"]).loc["C015", "verdict"] == "contradicted"
+
+
+def test_a_transformed_model_is_compared_with_a_larger_dense_one():
+    made = [record(method, seed) for method in METHODS for seed in (0, 1, 2)]
+    assert verdicts(made, ["C019"]).loc["C019", "verdict"] == "not tested"
+    for seed in (0, 1, 2):
+        accuracy = 0.5 + 0.003 * seed**2
+        made.append(record("dense", seed, model="resnet-2mf", accuracy=accuracy, flops=2.1))
+    row = verdicts(made, ["C019"]).loc["C019"]
+    assert row["verdict"] == "holds" and row["num_seeds"] == 3
+    assert row["effect"] == pytest.approx(0.58 - 0.505)
