@@ -319,13 +319,18 @@ def where(arguments: Annotated[list[str] | None, typer.Argument()] = None) -> No
 
 @app.command()
 def keep(scale: Scale = "quick") -> None:
-    """Copy the finished records of a scale to results/reference, to be committed."""
+    """Copy records and computed tables of a scale to results/reference, to be committed."""
     for run in plan.all_runs(scale).values():
         path = run_folder(run) / "record.json"
         if path.is_file():
             run.reference.parent.mkdir(parents=True, exist_ok=True)
             run.reference.write_text(path.read_text())
             print(run.reference.relative_to(plan.ROOT))
+    for path in sorted((Path("results") / scale / "computations").glob("*/*.csv")):
+        kept = plan.REFERENCE.parent / path.parent.name / path.name
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        kept.write_text(path.read_text())
+        print(kept.relative_to(plan.ROOT))
 
 
 def main() -> None:
