@@ -395,6 +395,7 @@ def simulated_points(model: nn.Module, flops: ModelFlops) -> list[dict[str, Any]
                 batch_size=BATCH_SIZE,
                 sequence_length=CONTEXT,
                 sparsity=sparsity,
+                recompute=False,
                 flops=flops,
             )
             moved = sum(layer.transfer_s for layer in step.layers) * bandwidth

@@ -42,7 +42,7 @@ def draw(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> 
         f"Measured · GPT of {first['num_layers']:.0f} layers, width {first['width']:.0f}, "
         f"{first['batch_size']:.0f} x {first['context']:.0f} tokens"
     )
-    figure.legend(loc="outside lower center", ncols=2)
+    figure.legend(loc="outside lower center", ncols=2, markerscale=0.6)
     return figure
 
 

@@ -15,6 +15,8 @@ from experiments.analysis import style
 COLORS = {"host": "#0072B2", "cs2": "#E69F00", "h100": "#009E73"}
 PANELS = {"Measured · this CPU": ("host",), "Simulated · GPT-3 XL": ("cs2", "h100")}
 
+NAMED = (0.0, 0.5, 0.75, 0.9, 0.95)
+
 
 def data(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
     """The points, each with the roof of its device."""
@@ -39,6 +41,7 @@ def draw(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> 
         panel.set_yscale("log")
         panel.set_xlim(low, high)
         panel.set_ylim(shown["flops_per_s"].min() / 2.5, shown["peak_flops"].max() * 1.5)
+        panel.xaxis.set_minor_formatter("")
         panel.set_xlabel("FLOPs per byte")
         panel.set_ylabel("FLOPs per second")
         panel.legend(loc="lower right")
@@ -51,13 +54,14 @@ def _draw_device(panel: Axes, own: pd.DataFrame, color: str, low: float, high: f
     places = sorted({low, min(max(ridge, low), high), high})
     roof = [min(peak, bandwidth * place) for place in places]
     panel.plot(places, roof, color=color, lw=1.2, label=f"{own['title'].iloc[0]}, roof")
-    for number, row in enumerate(own.sort_values("intensity").itertuples()):
+    for row in own.itertuples():
         dense = row.sparsity == 0 and row.series != "skip"
         panel.plot(row.intensity, row.flops_per_s, "o", color=color, mfc=color if dense else "none")
         words = "dense" if dense else f"{100 * row.sparsity:g}%"
-        offset, side = ((3, -10), "left") if number % 2 == 0 else ((-3, 6), "right")
-        panel.annotate(words, (row.intensity, row.flops_per_s), offset, ha=side, fontsize=7.5,
-                       textcoords="offset points")  # fmt: skip
+        if dense or row.sparsity in NAMED:
+            offset = (3, 5 if dense else -10)
+            panel.annotate(words, (row.intensity, row.flops_per_s), offset, fontsize=7.5,
+                           textcoords="offset points")  # fmt: skip
 
 
 def caption(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> str:
