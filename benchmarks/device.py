@@ -245,7 +245,7 @@ def gpt(width: int, rounds: int) -> Iterator[Row]:
 
 
 def resnet(batch: int, rounds: int) -> Iterator[Row]:
-    """The optimizer step of a ResNet-18 on 32 x 32 images, sparse but for the first and last layer."""
+    """The optimizer step of a ResNet-18 on 32 x 32 images, all but its ends sparse."""
     from experiments.models.resnet import Config, build
 
     images, labels = torch.randn(batch, 3, 32, 32), torch.randint(10, (batch,))

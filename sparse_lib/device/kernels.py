@@ -1,4 +1,4 @@
-"""The compiled kernels of `kernels.c`: found or built on first use, called through ctypes.
+"""The compiled kernels of `kernels.c`: installed or built on first use, called through ctypes.
 
 Nothing here knows of autograd or modules; `sparse_lib.device.layers` does.
 """
@@ -84,11 +84,18 @@ def _build() -> Path:
     raise KernelError(f"the C compiler failed on {_SOURCE.name}: {message}")
 
 
+def _installed() -> Path | None:
+    """The library that setuptools built, unless the source was edited since."""
+    for path in _SOURCE.parent.glob("_kernels*.so"):
+        if path.stat().st_mtime >= _SOURCE.stat().st_mtime:
+            return path
+    return None
+
+
 @functools.cache
 def _load() -> ctypes.CDLL | KernelError:
     try:
-        installed = sorted(_SOURCE.parent.glob("_kernels*.so"))
-        library = ctypes.CDLL(str(installed[0] if installed else _build()))
+        library = ctypes.CDLL(str(_installed() or _build()))
     except KernelError as error:
         return error
     except OSError as error:

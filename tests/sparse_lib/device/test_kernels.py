@@ -1,5 +1,8 @@
 """The kernels against dense torch, at every vector width that this machine has."""
 
+import os
+import re
+
 import pytest
 import torch
 
@@ -185,3 +188,40 @@ def test_a_failing_compiler_is_reported_and_leaves_nothing(monkeypatch, tmp_path
     with pytest.raises(kernels.KernelError, match="the C compiler failed on kernels.c"):
         kernels._build()
     assert not list(tmp_path.rglob("*.so"))
+
+
+def test_an_installed_library_counts_unless_the_source_is_newer(monkeypatch, tmp_path):
+    source, installed = tmp_path / "kernels.c", tmp_path / "_kernels.abi3.so"
+    monkeypatch.setattr(kernels, "_SOURCE", source)
+    source.touch()
+    assert kernels._installed() is None
+    installed.touch()
+    assert kernels._installed() == installed
+    os.utime(installed, (0, 0))
+    assert kernels._installed() is None
+
+
+@pytest.mark.slow
+def test_the_widest_source_is_right_where_the_compiler_lowers_it(monkeypatch, tmp_path):
+    if kernels.num_lanes() != 8:
+        pytest.skip("AVX-512 runs itself here, or AVX2 is missing")
+    text = kernels._SOURCE.read_text()
+    for pattern, replacement in (
+        (r"avx512f,avx512vl,avx512dq,", ""),
+        (r'__builtin_cpu_supports\("avx512\w+"\)', "1"),
+        (r'__asm__\("" : "\+v"\(v\)\)', "(void)(v)"),
+    ):
+        text, count = re.subn(pattern, replacement, text)
+        assert count
+    (tmp_path / "kernels.c").write_text(text)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(kernels, "_SOURCE", tmp_path / "kernels.c")
+    loaded = kernels._load.__wrapped__()
+    monkeypatch.setattr(kernels, "_load", lambda: loaded)
+    assert kernels.num_lanes() == 16
+    for shape in SHAPES:
+        test_products_equal_masked_dense(shape, 0.6, False, 16)
+        test_products_equal_masked_dense(shape, 0.6, True, 16)
+    test_masked_weights_are_never_read(16)
+    for options in CONVOLUTIONS:
+        test_windows_equal_conv2d(options, (9, 11), 16)
