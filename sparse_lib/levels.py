@@ -147,6 +147,8 @@ def _check_distribution(spec: Any, compat: str | None) -> None:
     is_map = isinstance(spec, Mapping) and spec.get("type", "map") == "map"
     if is_map and DISTRIBUTIONS:
         return
-    weight = torch.nn.Parameter(torch.zeros(2, 2))
-    weight.grad = torch.zeros(2, 2)
-    distribute(spec, {"weight": weight}, 0.5, compat=compat)
+    weights = {}
+    for name, size in (("first", 2), ("middle", 64), ("last", 2)):  # room for dense ends
+        weights[name] = torch.nn.Parameter(torch.zeros(size, size))
+        weights[name].grad = torch.zeros(size, size)
+    distribute(spec, weights, 0.5, compat=compat)

@@ -46,10 +46,13 @@ class SparseOptimizer:
 
 
 def with_apply(cls: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
-    """A subclass of a torch optimizer class that has ``apply``."""
-    return type(
-        cls.__name__, (SparseOptimizer, cls), {"__module__": __name__, "__doc__": cls.__doc__}
-    )
+    """A subclass of a torch optimizer class that has ``apply``.
+
+    >>> with_apply(torch.optim.SGD).__mro__[1:3] == (SparseOptimizer, torch.optim.SGD)
+    True
+    """
+    text = f"``torch.optim.{cls.__name__}`` and :meth:`SparseOptimizer.apply`; arguments: torch's."
+    return type(cls.__name__, (SparseOptimizer, cls), {"__module__": __name__, "__doc__": text})
 
 
 def _all_optimizers() -> dict[str, type[torch.optim.Optimizer]]:

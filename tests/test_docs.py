@@ -1,0 +1,119 @@
+"""The documentation: every example runs, every link leads somewhere, every key is taken."""
+
+import doctest
+import gc
+import importlib
+import inspect
+import pkgutil
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+import sparse_lib as sl
+from sparse_lib.algorithm import algorithm_classes
+from sparse_lib.configure import constructor_keys
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted([ROOT / "README.md", ROOT / "benchmarks" / "README.md", *ROOT.glob("docs/*.md")])
+MODULES = sorted(
+    module.name for module in pkgutil.walk_packages(sl.__path__, "sparse_lib.")
+) + ["sparse_lib"]  # fmt: skip
+DOCTEST_OPTIONS = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
+BUILT_IN = {n: c for n, c in algorithm_classes().items() if c.__module__.startswith("sparse_lib.")}
+
+
+def page_id(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_examples_of_pages_run_in_order(page, tmp_path, monkeypatch):
+    text = page.read_text()
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    names = {"__name__": "__main__"}
+    for match in re.finditer(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
+        code, line = match[1], text.count("\n", 0, match.start()) + 1
+        if ">>>" not in code:
+            exec(compile("\n" * line + code, page.name, "exec"), names)
+            continue
+        test = doctest.DocTestParser().get_doctest(code, names, page.name, str(page), line)
+        runner = doctest.DocTestRunner(optionflags=DOCTEST_OPTIONS, verbose=False)
+        report: list[str] = []
+        runner.run(test, out=report.append, clear_globs=False)
+        assert not runner.failures, "".join(report)
+        names = test.globs
+    names.clear()
+    gc.collect()  # algorithms that a page defines leave the registry
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_examples_of_docstrings_run(name):
+    result = doctest.testmod(importlib.import_module(name), optionflags=DOCTEST_OPTIONS)
+    assert result.failed == 0
+    gc.collect()
+
+
+def _public_members(cls: type):
+    for name, _ in inspect.getmembers(cls):
+        owner = next((base for base in cls.__mro__ if name in vars(base)), None)
+        if name.startswith("_") or owner is None or not owner.__module__.startswith("sparse_lib"):
+            continue
+        member = vars(owner)[name]
+        member = getattr(member, "__func__", member)
+        if isinstance(member, property) or inspect.isfunction(member):
+            yield f"{cls.__name__}.{name}", member
+
+
+def _described_in_a_base(cls: type, name: str) -> bool:
+    return any(getattr(vars(b).get(name), "__doc__", None) for b in cls.__mro__)
+
+
+@pytest.mark.parametrize("name", sl.__all__)
+def test_public_names_have_docstrings(name):
+    value = getattr(sl, name)
+    assert inspect.getdoc(value), name
+    if inspect.isclass(value):
+        for full_name, member in _public_members(value):
+            described = member.__doc__ or _described_in_a_base(value, full_name.split(".")[1])
+            assert described, full_name
+
+
+def _anchors(page: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    plain = (re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings)
+    return {heading.strip().replace(" ", "-") for heading in plain}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_links_between_pages_lead_somewhere(page):
+    prose = re.sub(r"```.*?```|`[^`\n]*`", "code", page.read_text(), flags=re.DOTALL)
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose):
+        if re.match(r"\w+:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        linked = (page.parent / path).resolve() if path else page
+        assert linked.exists(), target
+        if anchor and linked.suffix == ".md":
+            assert anchor in _anchors(linked), target
+
+
+def _documented_keys() -> dict[str, set[str]]:
+    """Key to lower-case names of algorithms, from the table of keys in ``docs/library.md``."""
+    section = (ROOT / "docs/library.md").read_text().split("### Keys of a config")[1]
+    table = section.split("\n#")[0]
+    rows = re.findall(r"^\| `(\w+)` \| ([\w, ]+) \|", table, re.MULTILINE)
+    return {
+        key: set(BUILT_IN) if owners == "all" else {o.strip().lower() for o in owners.split(",")}
+        for key, owners in rows
+    }
+
+
+def test_documented_keys_are_the_keys_that_configs_take():
+    documented = _documented_keys()
+    for name, cls in BUILT_IN.items():
+        listed = {key for key, owners in documented.items() if name in owners}
+        taken = constructor_keys(cls) | {"algorithm", "param_filter", "schedule"}
+        assert listed == taken, name
