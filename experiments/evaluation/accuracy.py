@@ -117,7 +117,7 @@ def _scores(
     import torch
 
     from experiments.data import load
-    from experiments.tasks.vision import normalise
+    from experiments.tasks.vision import centre, normalise
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     dtype = getattr(torch, suite.dtype)
@@ -136,6 +136,7 @@ def _scores(
         for first in range(0, count, suite.batch_size):
             last = min(first + suite.batch_size, count)
             pixels = torch.from_numpy(split.pixels[first:last].copy())
+            pixels = centre(pixels, getattr(model.config, "image_size", pixels.shape[-1]))
             with torch.no_grad():
                 inputs = normalise(pixels, images.meta).to(device=device, dtype=dtype)
                 parts.append(model(pixel_values=inputs).logits.double().cpu().numpy())

@@ -56,6 +56,9 @@ class Recipe(tasks.Recipe):
     crop_padding: NonNegativeInt = Field(
         4, description="black pixels around an image, of which a random crop takes its size"
     )
+    resized_crop: PositiveInt | None = Field(
+        None, description="pixels per side of random parts of an image, resized, in place of crops"
+    )
     validation_images: PositiveInt = Field(
         2000, description="images of each pass on the way; the last pass takes the whole split"
     )
@@ -88,7 +91,8 @@ class Task(tasks.Task):
         self.data = {"name": spec["data"]["name"], "hash": self.meta["hash"]}
         self.batch_size = self.recipe["batch_size"]
         self.units_per_step = self.batch_size
-        self.input_size = {"image_size": self.meta["image_size"]}
+        self.image_size = self.recipe["resized_crop"] or self.meta["image_size"]
+        self.input_size = {"image_size": self.image_size}
         self._train = self.images.split("train")
         self._order = tasks.EpochOrder(len(self._train), seed=spec["seed"])
 
@@ -100,7 +104,7 @@ class Task(tasks.Task):
             module.Config.model_validate(sizes),
             classes=self.meta["classes"],
             num_channels=self.meta["num_channels"],
-            image_size=self.meta["image_size"],
+            image_size=self.image_size,
         )
 
     def batch(self, step: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -112,12 +116,10 @@ class Task(tasks.Task):
         pixels = torch.from_numpy(self._train.pixels[chosen])
         key = hashlib.sha256(f"augment:{self.spec['seed']}:{step}".encode()).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(key[:8], "big") >> 1)
-        pixels = augment(
-            pixels,
-            generator,
-            crop_padding=self.recipe["crop_padding"],
-            flip=self.meta["flip"],
-        )
+        padding = self.recipe["crop_padding"]
+        if self.recipe["resized_crop"]:
+            pixels, padding = resized_crop(pixels, generator, size=self.image_size), 0
+        pixels = augment(pixels, generator, crop_padding=padding, flip=self.meta["flip"])
         return normalise(pixels, self.meta), torch.from_numpy(self._train.labels[chosen])
 
     def loss(
@@ -140,7 +142,7 @@ class Task(tasks.Task):
         loss, correct = 0.0, 0
         for first in range(0, count, 250):
             last = min(first + 250, count)
-            pixels = torch.from_numpy(split.pixels[first:last].copy())
+            pixels = centre(torch.from_numpy(split.pixels[first:last].copy()), self.image_size)
             labels = torch.from_numpy(split.labels[first:last]).to(device)
             logits = model(pixel_values=normalise(pixels, self.meta).to(device)).logits
             loss += cross_entropy(logits, labels, reduction="sum").item()
@@ -199,6 +201,52 @@ def augment(
     # Indexing all dimensions gives the strides of a new tensor. Those of a view of one channel can
     # look like channels last too, which makes torch's CPU convolution write past its buffers.
     return padded[image, channel, rows[:, None, :, None], columns[:, None, None, :]]
+
+
+def resized_crop(
+    pixels: torch.Tensor,
+    generator: torch.Generator,
+    *,
+    size: int,
+    area: tuple[float, float] = (0.08, 1.0),
+    ratio: tuple[float, float] = (3 / 4, 4 / 3),
+) -> torch.Tensor:
+    """A random part of each image, resized (Szegedy et al. 2015); bilinear.
+
+    Args:
+        pixels: (B, C, S, S), any type.
+        generator: where the randomness comes from.
+        size: pixels per side of the result.
+        area: range of the part's share of the image, uniform.
+        ratio: range of its width over its height, uniform on a log scale.
+
+    Returns:
+        (B, C, size, size), float32.
+    """
+    import math
+
+    import torch
+    from torch.nn.functional import affine_grid, grid_sample
+
+    num, channels = pixels.shape[:2]
+    share, shape, right, down = torch.rand(4, num, generator=generator)
+    share = area[0] + (area[1] - area[0]) * share
+    low, high = math.log(ratio[0]), math.log(ratio[1])
+    shape = torch.exp(low + (high - low) * shape)
+    width, height = (share * shape).sqrt().clamp(max=1), (share / shape).sqrt().clamp(max=1)
+    zero = torch.zeros(num)
+    # Corners lie at -1 and 1, so a part of width w can move by 1 - w to either side.
+    theta = torch.stack(
+        [width, zero, (1 - width) * (2 * right - 1), zero, height, (1 - height) * (2 * down - 1)], 1
+    ).view(num, 2, 3)
+    grid = affine_grid(theta, [num, channels, size, size], align_corners=False)
+    return grid_sample(pixels.to(torch.float32), grid, padding_mode="border", align_corners=False)
+
+
+def centre(pixels: torch.Tensor, size: int) -> torch.Tensor:
+    """The middle of each image, (B, C, size, size)."""
+    first = (pixels.shape[-1] - size) // 2
+    return pixels[..., first : first + size, first : first + size].contiguous()
 
 
 def normalise(pixels: torch.Tensor, meta: dict[str, Any]) -> torch.Tensor:

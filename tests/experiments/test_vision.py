@@ -158,6 +158,30 @@ def test_augmentation_crops_and_mirrors_what_it_pads():
         assert mirrored == 0 if not flip else 16 < mirrored < 48
 
 
+def test_resized_crops_against_exact_cases():
+    images = torch.randint(0, 256, (8, 3, 6, 6), dtype=torch.uint8)
+    generator = torch.Generator().manual_seed(0)
+    whole = {"area": (1.0, 1.0), "ratio": (1.0, 1.0)}
+    same = vision.resized_crop(images, generator, size=6, **whole)
+    assert torch.allclose(same, images.float(), atol=1e-3)
+    half = vision.resized_crop(images, generator, size=3, **whole)
+    assert torch.allclose(half, torch.nn.functional.avg_pool2d(images.float(), 2), atol=1e-3)
+    # A ramp stays a ramp: its slope is the part's width over the result's, its values within it.
+    ramp = torch.arange(64.0).expand(500, 1, 64, 64)
+    parts = vision.resized_crop(ramp, generator, size=16)
+    slopes = (parts[..., 0, 8] - parts[..., 0, 7]).squeeze(1) * 16 / 64
+    heights = vision.resized_crop(ramp.transpose(2, 3), torch.Generator().manual_seed(1), size=16)
+    assert heights.shape == (500, 1, 16, 16)
+    assert 0.08**0.5 * (3 / 4) ** 0.5 - 1e-3 <= slopes.min() and slopes.max() <= 1 + 1e-3
+    assert parts.min() >= 0 and parts.max() <= 63 and parts[..., 0, 0].std() > 1
+
+
+def test_images_larger_than_the_model_are_cut_to_their_middle():
+    images = torch.arange(36).reshape(1, 1, 6, 6)
+    assert vision.centre(images, 4)[0, 0, 0].tolist() == [7, 8, 9, 10]
+    assert torch.equal(vision.centre(images, 6), images)
+
+
 def test_learning_rates_of_both_schedules(glyphs):
     task = vision.Task(spec(schedule="step", milestones=[0.3, 0.6, 0.8]), glyphs)
     task.recipe["steps"] = 200

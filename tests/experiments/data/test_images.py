@@ -167,3 +167,24 @@ def test_moments_are_those_of_numpy():
     mean, std = images._moments(pixels)
     assert mean == pytest.approx((pixels / 255).mean((0, 2, 3)))
     assert std == pytest.approx((pixels / 255).std((0, 2, 3)))
+
+
+def test_imagenet_is_cut_to_squares_and_says_what_is_missing(tmp_path):
+    from PIL import Image
+
+    from experiments.data import imagenet
+
+    wide = np.zeros((4, 8, 3), np.uint8)
+    wide[:, 2:6] = 200
+    squared = imagenet.square(Image.fromarray(wide), 4)
+    assert squared.shape == (3, 4, 4) and (squared == 200).all()
+
+    class Rows:
+        def take(self, count):
+            image = Image.fromarray(wide)
+            return [{"image": image, "label": i} for i in range(min(count, 3))]
+
+    split = imagenet.take(Rows(), 5, size=4)
+    assert split.pixels.shape == (3, 3, 4, 4) and split.labels.tolist() == [0, 1, 2]
+    with pytest.raises(base.MissingData, match="imagenet needs ILSVRC/imagenet-1k"):
+        data.prepare("imagenet", out=tmp_path)
