@@ -186,6 +186,7 @@ class SkipProduct(torch.autograd.Function):
         gradient = geometry.prepare(gradient)
         source_gradient = geometry.new_source_gradient(source) if needs_source else None
         view = geometry.source_view(source_gradient) if needs_source else None
+        source_view, target_view = geometry.source_view(source), geometry.target_view(gradient)
         weight_gradient = bias_gradient = None
         if needs_weight and not dense:
             if needs_bias:
@@ -194,15 +195,14 @@ class SkipProduct(torch.autograd.Function):
                 structures.forward,
                 structures.backward,
                 weight.contiguous(),
-                geometry.source_view(source),
-                geometry.target_view(gradient),
+                source_view,
+                target_view,
                 view,
                 bias_gradient,
             )
         elif view is not None:
-            structures.backward.multiply(weight.contiguous(), geometry.target_view(gradient), view)
-        num_nonzero = structures.forward.num_nonzero
-        tokens = geometry.source_view(source).tokens
+            structures.backward.multiply(weight.contiguous(), target_view, view)
+        num_nonzero, tokens = structures.forward.num_nonzero, source_view.tokens
         if needs_source:
             _report("input_gradient", ctx.parameter, num_nonzero, tokens)
         if needs_weight:
