@@ -33,7 +33,7 @@ def draw(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> 
                    fontsize=8.5)  # fmt: skip
     panel.set_yticks(places, [f"{100 * s:g}%" for s in rows["sparsity"]])
     panel.set_ylim(len(rows) - 0.5, -0.5)
-    panel.set_xlim(0, 1.35 * milliseconds.max().max())
+    panel.set_xlim(0, 1.6 * milliseconds.max().max())
     panel.grid(axis="y", visible=False)
     panel.set_ylabel("sparsity")
     panel.set_xlabel("milliseconds of CPU time per step")
