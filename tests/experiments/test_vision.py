@@ -9,7 +9,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from experiments import data, transforms
+from experiments import data, plan, training, transforms
 from experiments.evaluation.accuracy import load_classifier
 from experiments.models import mobilenet_v2, resnet
 from experiments.tasks import vision
@@ -261,6 +261,41 @@ def test_exported_models_give_the_same_logits(family, glyphs, tmp_path):
         assert torch.equal(loaded(pixels).logits, model.eval()(pixels).logits)
     labels = json.loads((tmp_path / "model" / "config.json").read_text())["id2label"]
     assert labels["10"] == "A"
+
+
+@pytest.mark.parametrize("method", ["wide75-rigl", "factorized75-rigl", "gmp80"])
+def test_an_interrupted_run_ends_with_the_same_bits(method, glyphs, tmp_path, monkeypatch):
+    study = plan.load_study("sparse_ift_vision")
+    grid = study.scales["smoke"][0]
+    grid.data["num_images"], grid.recipe["batch_size"] = 94, 8
+    chosen = plan.make_spec(study, "smoke", grid, method, 0)
+    chosen["sparsity"]["update"] = {"freq": 2, "stop": 9}
+
+    def run(folder):
+        training.train(
+            chosen, spec_hash="0" * 64, code_hash="1" * 64, command="test", data_dir=glyphs,
+            out=folder / "out", state_root=folder / "state",
+        )  # fmt: skip
+        return (folder / "out" / "model" / "model.safetensors").read_bytes()
+
+    whole = run(tmp_path / "whole")
+    step = training.Trainer.step
+
+    def step_then_die(trainer):
+        loss = step(trainer)
+        if trainer.progress.step in (3, 7):
+            trainer.save()
+            raise KeyboardInterrupt
+        return loss
+
+    monkeypatch.setattr(training.Trainer, "step", step_then_die)
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            run(tmp_path / "parts")
+    assert run(tmp_path / "parts") == whole
+    record = json.loads((tmp_path / "parts" / "out" / "train.json").read_text())
+    assert 0 < record["final"]["validation_accuracy"] < 1 and record["final"]["images"] == 88
+    assert record["flops"]["executed"] < record["flops"]["dense_equivalent"]
 
 
 @pytest.mark.slow
