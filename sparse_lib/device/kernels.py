@@ -167,9 +167,14 @@ def fingerprint(mask: torch.Tensor) -> int:
     return library().fingerprint(mask.data_ptr(), mask.numel())
 
 
-def default_tile(columns: int, *, lanes: int = _MAX_LANES) -> int:
-    """Columns per tile: as many as fit in the L1 cache, shared out evenly."""
-    most = _L1_BYTES // (4 * library().choose_panel(lanes))
+def default_tile(columns: int, sparsity: float, *, lanes: int = _MAX_LANES) -> int:
+    """Columns per tile, shared out evenly: what fits in the L1 cache, and more from 80% on.
+
+    Wider tiles miss the cache more often but are visited by fewer rows that are nearly empty; the
+    measured optimum grows with the square root of the entries' distance.
+    """
+    in_cache = _L1_BYTES // (4 * library().choose_panel(lanes))
+    most = int(in_cache * min(max(0.2 / max(1 - sparsity, 1e-9), 1), 16) ** 0.5)
     num_tiles = max(1, -(-columns // most))
     return max(1, -(-columns // num_tiles))
 
@@ -180,7 +185,7 @@ class Structure:
     Args:
         mask: Bool tensor, contiguous, `[rows, columns]`, or `[columns, rows]` if `transposed`.
         transposed: Whether `mask` is stored with its columns first.
-        tile: Columns per tile; by default what suits the L1 cache.
+        tile: Columns per tile; by default what suits the L1 cache and the sparsity.
         lanes: Upper limit of the vector width in floats, for tests.
 
     Raises:
@@ -203,7 +208,7 @@ class Structure:
         self.lanes, self.transposed = lanes, transposed
         self.num_nonzero = library().count_nonzero(mask.data_ptr(), mask.numel())
         self.sparsity = 1 - self.num_nonzero / max(mask.numel(), 1)
-        self.tile = tile or default_tile(self.columns, lanes=lanes)
+        self.tile = tile or default_tile(self.columns, self.sparsity, lanes=lanes)
         num_starts = -(-self.columns // self.tile) * self.rows + 1
         self._start = torch.empty(num_starts, dtype=torch.int32)
         self._offset = torch.empty(self.num_nonzero, dtype=torch.int32)
