@@ -80,10 +80,9 @@ def compare(part: str, case: str, steps: dict[Any, Step], rounds: int) -> list[R
     ]
 
 
-def layer_step(layer: Callable, parameters: list, inputs: int, outputs: int, **kind: Any) -> Step:
+def layer_step(layer: Callable, parameters: list, ends: tuple[torch.Tensor, torch.Tensor]) -> Step:
     """Forward and backward of a layer, from gradients set to None."""
-    source = torch.randn(TOKENS, inputs, requires_grad=True, **kind)
-    gradient = torch.randn(TOKENS, outputs, **kind)
+    source, gradient = ends
 
     def step() -> None:
         for tensor in (source, *parameters):
@@ -91,6 +90,12 @@ def layer_step(layer: Callable, parameters: list, inputs: int, outputs: int, **k
         layer(source).backward(gradient)
 
     return step
+
+
+def random_ends(inputs: int, outputs: int, **kind: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Input and output gradient of a layer, the same for all variants."""
+    source = torch.randn(TOKENS, inputs, requires_grad=True, **kind)
+    return source, torch.randn(TOKENS, outputs, **kind)
 
 
 def masked_linear(inputs: int, outputs: int, sparsity: float) -> nn.Linear:
@@ -105,12 +110,12 @@ def layers(shapes: tuple, rounds: int) -> Iterator[Row]:
     """Linear layers of several shapes and sparsities."""
     skip = sl.device.backend("skip", strict=True, crossover=0.0)
     for inputs, outputs in shapes:
-        dense = nn.Linear(inputs, outputs)
-        steps = {"dense": layer_step(dense, list(dense.parameters()), inputs, outputs)}
+        dense, ends = nn.Linear(inputs, outputs), random_ends(inputs, outputs)
+        steps = {"dense": layer_step(dense, list(dense.parameters()), ends)}
         for sparsity in SPARSITIES:
             layer = masked_linear(inputs, outputs, sparsity)
             twin = sl.device.compile(layer, skip)
-            steps[sparsity] = layer_step(twin, list(layer.parameters()), inputs, outputs)
+            steps[sparsity] = layer_step(twin, list(layer.parameters()), ends)
         yield from compare("layers", f"{inputs}x{outputs}", steps, rounds)
 
 
@@ -131,12 +136,12 @@ class CsrLinear(torch.autograd.Function):
 
 def peers(width: int, rounds: int) -> Iterator[Row]:
     """Other ways to run one square layer."""
-    dense = nn.Linear(width, width)
+    dense, ends = nn.Linear(width, width), random_ends(width, width)
     half = nn.Linear(width, width, dtype=torch.bfloat16)
     steps = {
-        "dense": layer_step(dense, list(dense.parameters()), width, width),
+        "dense": layer_step(dense, list(dense.parameters()), ends),
         "bfloat16 dense": layer_step(
-            half, list(half.parameters()), width, width, dtype=torch.bfloat16
+            half, list(half.parameters()), random_ends(width, width, dtype=torch.bfloat16)
         ),
     }
     for sparsity in (0.8, 0.9, 0.95):
@@ -144,16 +149,14 @@ def peers(width: int, rounds: int) -> Iterator[Row]:
         weight = layer.weight.detach()
         csr, transposed = weight.to_sparse_csr(), weight.T.to_sparse_csr()
         steps[f"MKL CSR {sparsity:.0%}"] = layer_step(
-            lambda source, a=csr, b=transposed: CsrLinear.apply(source, a, b, a), [], width, width
+            lambda source, a=csr, b=transposed: CsrLinear.apply(source, a, b, a), [], ends
         )
         try:
             modules = importlib.import_module("sparseprop.modules")
         except ImportError:
             continue
         other = modules.SparseLinear.from_dense(layer)
-        steps[f"SparseProp {sparsity:.0%}"] = layer_step(
-            other, list(other.parameters()), width, width
-        )
+        steps[f"SparseProp {sparsity:.0%}"] = layer_step(other, list(other.parameters()), ends)
     yield from compare("peers", f"{width}x{width}", steps, rounds)
 
 
