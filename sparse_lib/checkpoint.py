@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from sparse_lib.checks import closest
 from sparse_lib.enforcement import guards, mask_name
+from sparse_lib.parameters import unwrap
 
 State = dict[str, Tensor]
 
@@ -232,7 +233,7 @@ def check_agrees(
         return
     with torch.no_grad():
         expected = model(*inputs)
-        actual = torch.func.functional_call(_unwrapped(model), weights, inputs)
+        actual = torch.func.functional_call(unwrap(model), weights, inputs)
     torch.testing.assert_close(actual, expected, rtol=0, atol=0, equal_nan=True)
 
 
@@ -336,7 +337,7 @@ def load_checkpoint(
         ValueError: If names or shapes do not match.
     """
     weights, masks = split_state(state)
-    target = _unwrapped(model)
+    target = unwrap(model)
     owned = masks_of(model)
     if strict and owned and set(owned) != set(masks):
         differing = sorted(set(owned) ^ set(masks))
@@ -388,16 +389,6 @@ def import_torch_prune(model: nn.Module) -> dict[str, Tensor]:
 
 def _plain(name: str) -> str:
     return _WRAPPER.sub("", name)
-
-
-def _unwrapped(model: nn.Module) -> nn.Module:
-    while True:
-        if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
-            model = model.module
-        elif "_orig_mod" in model._modules:
-            model = model.get_submodule("_orig_mod")
-        else:
-            return model
 
 
 def _masked(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, Tensor]]:

@@ -148,6 +148,8 @@ def _mapping(value: Any, key: str) -> Mapping[str, Any]:
 
 def _is_config(value: Any) -> bool:
     """False for what is a sparsity (a number, a schedule) rather than a config of its own."""
+    if value is None:
+        return True
     if isinstance(value, Mapping):
         kind = value.get("type")
         return not (isinstance(kind, str) and kind.lower() in HyperParameterSchedule.registry)

@@ -40,8 +40,11 @@ class Group(SparsityAlgorithm):
     ) -> None:
         self._members: list[tuple[Filter, SparsityAlgorithm]] = []
         super().__init__(seed=seed)
-        for param_filter, algorithm in groups.items() if isinstance(groups, Mapping) else groups:
-            self.add(param_filter, algorithm)
+        pairs = list(groups.items() if isinstance(groups, Mapping) else groups)
+        for pair in pairs:
+            if not isinstance(pair, (list, tuple)) or len(pair) != 2:
+                raise TypeError(f"a Group takes a dict or (filter, algorithm) pairs, not {pair!r}")
+            self.add(*pair)
 
     def add(self, param_filter: Filter, algorithm: SparsityAlgorithm) -> None:
         """Add a member after the others."""

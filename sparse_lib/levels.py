@@ -100,9 +100,9 @@ class Levels:
         try:
             return self[name]
         except KeyError:
-            keys = [rule for rule, _ in self.rules if isinstance(rule, str)]
+            given = [rule if isinstance(rule, str) else "a tensor" for rule, _ in self.rules]
             raise ValueError(
-                f"sparsity by parameter has nothing for {name!r}, only for {keys}; add '*'"
+                f"sparsity by parameter has nothing for {name!r}, only for {given}; add '*'"
             ) from None
 
     def _distribute(self, weights: Mapping[str, Tensor], sparsity: float) -> dict[str, float]:

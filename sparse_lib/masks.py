@@ -10,6 +10,7 @@ import functools
 import hashlib
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,6 +28,7 @@ from sparse_lib.shapers import (
     ScoreFlattener,
     ScoreShaper,
     ScoreTieBreaker,
+    make_score_shaper,
     make_tie_breaker,
 )
 
@@ -102,7 +104,7 @@ def random_score(like: Tensor, generator: torch.Generator | None = None) -> Tens
 def make_mask_topk_sparsity(
     score: Tensor,
     sparsity: float,
-    score_shaper: ScoreShaper | None = None,
+    score_shaper: str | Mapping | ScoreShaper | None = None,
     *,
     tie_breaker: str | ScoreTieBreaker | None = None,
     generator: torch.Generator | None = None,
@@ -113,7 +115,8 @@ def make_mask_topk_sparsity(
     Args:
         score: Scores of any shape and real dtype. NaN is never kept.
         sparsity: Fraction of zeros wanted, in [0, 1].
-        score_shaper: Which scores compete; by default the whole tensor.
+        score_shaper: Which scores compete, as
+            :func:`sparse_lib.shapers.make_score_shaper` takes it; by default the whole tensor.
         tie_breaker: ``"first"`` (default, lower index) or ``"random"``.
         generator: For ``"random"``.
         compat: See :func:`num_nonzero`.
@@ -121,8 +124,12 @@ def make_mask_topk_sparsity(
     Returns:
         Boolean mask of the shape of ``score`` with exactly ``num_nonzero(sparsity, pool)`` True
         in each pool (fewer only if too few scores are numbers).
+
+    Raises:
+        TypeError: If an argument has a wrong type.
+        ValueError: If an argument is out of range, or the shaper does not fit the shape.
     """
-    shaper = score_shaper or ScoreFlattener()
+    shaper = _shaper_for(score, score_shaper)
     pools, undo = shaper(score)
     keep = shaper.count(sparsity, _pool_size(pools), compat=compat)
     breaker = make_tie_breaker(tie_breaker, generator)
@@ -134,7 +141,7 @@ def make_mask_drop_minimum(
     score: Tensor,
     mask: Tensor,
     drop_fraction: float,
-    score_shaper: ScoreShaper | None = None,
+    score_shaper: str | Mapping | ScoreShaper | None = None,
     *,
     tie_breaker: str | ScoreTieBreaker | None = None,
     generator: torch.Generator | None = None,
@@ -154,10 +161,14 @@ def make_mask_drop_minimum(
     Returns:
         The smaller mask, which in each pool keeps ``num_nonzero(drop_fraction, present)``, and
         how many weights it has in total.
+
+    Raises:
+        TypeError: If an argument has a wrong type.
+        ValueError: If an argument is out of range, or shapes do not agree.
     """
-    shaper = score_shaper or ScoreFlattener()
+    shaper = _shaper_for(score, score_shaper)
     pools, undo = shaper(score)
-    present, _ = shaper(mask.bool())
+    present, _ = shaper(_checked_mask(mask, score))
     breaker = make_tie_breaker(tie_breaker, generator)
 
     def keep(count: int) -> int:
@@ -182,7 +193,7 @@ def make_mask_grow_maximum(
     mask: Tensor,
     sparsity: float,
     mask_nonzero: int | None = None,
-    score_shaper: ScoreShaper | None = None,
+    score_shaper: str | Mapping | ScoreShaper | None = None,
     *,
     tie_breaker: str | ScoreTieBreaker | None = None,
     generator: torch.Generator | None = None,
@@ -203,10 +214,14 @@ def make_mask_grow_maximum(
 
     Returns:
         Boolean mask, a superset of ``mask``.
+
+    Raises:
+        TypeError: If an argument has a wrong type.
+        ValueError: If an argument is out of range, or shapes do not agree.
     """
-    shaper = score_shaper or ScoreFlattener()
+    shaper = _shaper_for(score, score_shaper)
     pools, undo = shaper(score)
-    present, _ = shaper(mask.bool())
+    present, _ = shaper(_checked_mask(mask, score))
     target = shaper.count(sparsity, _pool_size(pools), compat=compat)
     breaker = make_tie_breaker(tie_breaker, generator)
     grow: int | Tensor
@@ -300,6 +315,21 @@ def make_masks_global_topk(
 
 # ------------------------------------------------------------------------------------------------
 # Selection
+
+
+def _shaper_for(score: Tensor, spec: Any) -> ScoreShaper:
+    if not isinstance(score, Tensor):
+        raise TypeError(f"score must be a tensor, not {score!r}")
+    return make_score_shaper(spec) or ScoreFlattener()
+
+
+def _checked_mask(mask: Tensor, score: Tensor) -> Tensor:
+    if not isinstance(mask, Tensor):
+        raise TypeError(f"mask must be a tensor, not {mask!r}")
+    if mask.shape != score.shape:
+        shapes = f"{tuple(score.shape)}, not {tuple(mask.shape)}"
+        raise ValueError(f"mask must have the shape of score, {shapes}")
+    return mask.bool()
 
 
 def _pool_size(pools: Tensor) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from sparse_lib.algorithm import SparsityAlgorithm
 from sparse_lib.algorithms.static import Static
@@ -57,7 +57,7 @@ class Plan:
     Attributes:
         parameters: One row per parameter, in the order of the model.
         warnings: Sentences about what looks like a mistake.
-        flops: FLOPs of the model, None if no input size was given.
+        flops: FLOPs of the model, None if no size of a batch was given.
     """
 
     parameters: tuple[PlannedParameter, ...]
@@ -140,9 +140,10 @@ def plan(
     config: Any,
     *,
     num_steps: int | None = None,
-    batch_size: int = 1,
+    batch_size: int | None = None,
     sequence_length: int | None = None,
     image_size: int | tuple[int, int] | None = None,
+    inputs: Mapping[str, Tensor] | None = None,
 ) -> Plan:
     """Says what a config makes sparse in a model, and what that saves. The model is not changed.
 
@@ -153,13 +154,18 @@ def plan(
         config: What ``configure`` takes, or an algorithm, which is planned as its ``apply`` would
             do it and left as it is.
         num_steps: Optimizer steps of the run, at least 1, to tell the sparsity at its end.
-        batch_size: Samples per batch, for FLOPs.
-        sequence_length: Tokens per sample of a language model; FLOPs are counted if given.
-        image_size: Pixels per side of a vision model; FLOPs are counted if given.
+        batch_size: Samples per batch, by default 1. FLOPs are counted if this or one of the
+            following is given; for a model of features, (B, F), it is all that is needed.
+        sequence_length: Tokens per sample of a language model.
+        image_size: Pixels per side of a vision model.
+        inputs: Keyword arguments of any other model, as :func:`sparse_lib.count_flops` takes them.
 
     Raises:
+        TypeError: If ``model`` is no module, or a value of the config has a wrong type.
         ValueError: If the config is wrong; the message names the key.
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"plan takes a torch module, not {model!r}")
     is_algorithm = isinstance(config, SparsityAlgorithm)
     algorithm = copy.deepcopy(config) if is_algorithm else configure(config)
     twin = copy.deepcopy(model)
@@ -189,10 +195,13 @@ def plan(
         for name, parameter in model.named_parameters()
     )
     flops = None
-    if sequence_length is not None or image_size is not None:
-        flops = count(
-            model, batch_size=batch_size, sequence_length=sequence_length, image_size=image_size
-        )
+    size: dict[str, Any] = {
+        "sequence_length": sequence_length,
+        "image_size": image_size,
+        "inputs": inputs,
+    }
+    if batch_size is not None or any(value is not None for value in size.values()):
+        flops = count(model, batch_size=1 if batch_size is None else batch_size, **size)
     notes = [str(warning.message) for warning in caught]
     notes += [n for row in rows for n in _warnings(row, layers.get(row.name), ties.get(row.name))]
     return Plan(parameters=rows, warnings=tuple(notes), flops=flops)

@@ -114,3 +114,4 @@ def test_every_mistake_is_one_sentence(config, words):
 
 def test_none_is_dense():
     assert configure(None) is None
+    assert configure({"sparsity": None}) is None

@@ -176,3 +176,9 @@ def test_a_part_of_a_model_can_be_applied_from_that_part():
     Static(0.5, seed=1).apply(two.transformer.h)
     assert_equal(snapshot(one), snapshot(two))
     assert not hasattr(one.transformer.wte, "weight_mask")
+
+
+@pytest.mark.parametrize("groups", [[1], [("*",)], [Static(0.5)], ["ab"]])
+def test_what_are_no_pairs_is_refused(groups):
+    with pytest.raises(TypeError, match="takes a dict or .filter, algorithm. pairs, not"):
+        Group(groups)

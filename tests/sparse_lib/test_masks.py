@@ -337,6 +337,34 @@ def test_shapers_refuse_arguments(make):
         make()
 
 
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: make_mask_topk_sparsity([1, 2], 0.5), TypeError, "score must be a tensor"),
+        (lambda: make_mask_topk_sparsity(torch.rand(4), 0.5, 3), TypeError, "score_shaper must be"),
+        (
+            lambda: make_mask_drop_minimum(torch.rand(4), torch.ones(3), 0.5),
+            ValueError,
+            r"shape of score, \(4,\), not \(3,\)",
+        ),
+        (
+            lambda: make_mask_grow_maximum(torch.rand(4), None, 0.5),
+            TypeError,
+            "mask must be a tensor, not None",
+        ),
+    ],
+)
+def test_mask_makers_refuse_arguments(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
+
+
+def test_shapers_have_names():
+    score = torch.rand(3, 8, generator=torch.Generator().manual_seed(0))
+    expected = make_mask_topk_sparsity(score, 0.5, NMScoreShaper(2, 4))
+    assert torch.equal(make_mask_topk_sparsity(score, 0.5, "2:4"), expected)
+
+
 def test_a_users_shaper():
     class Columns(ScoreFlattener):
         def __call__(self, tensor):

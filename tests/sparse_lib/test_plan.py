@@ -54,6 +54,33 @@ def test_flops_are_those_of_the_closed_form():
     assert start == {**end, "when": "start"}
 
 
+def test_flops_of_a_model_of_features_need_a_batch_size_only():
+    model = nn.Sequential(nn.Linear(10, 20, bias=False), nn.ReLU(), nn.Linear(20, 5, bias=False))
+    dense, start, _ = plan(model, 0.5, batch_size=3).flops_records()
+    assert dense["inference_flops"] == 2 * 3 * (200 + 100)
+    assert start["inference_flops"] == 2 * 3 * (100 + 50)
+    assert start["training_flops_dense_weight_grad"] == 2 * 3 * (2 * 150 + 300)
+    assert plan(model, 0.5).flops_records() == []
+
+
+def test_flops_of_any_inputs():
+    class Named(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up = nn.Linear(10, 100)
+
+        def forward(self, *, features):
+            return self.up(features)
+
+    dense = plan(Named(), 0.5, inputs={"features": torch.zeros(7, 10)}).flops_records()[0]
+    assert dense["inference_flops"] == 2 * 7 * 1000
+
+
+def test_what_is_no_model_is_refused():
+    with pytest.raises(TypeError, match="plan takes a torch module, not 3"):
+        plan(3, 0.5)
+
+
 def test_gradual_schedules_end_elsewhere():
     schedule = {"type": "linear", "init": 0.0, "slope": 0.01}
     config = {"algorithm": "gmp", "schedule": schedule, "update": {"freq": 20, "stop": 99}}
