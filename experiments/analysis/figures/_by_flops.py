@@ -101,11 +101,11 @@ def _draw_panel(axes: Axes, rows: pd.DataFrame, better: str) -> None:
                 textcoords="offset points",
             )  # fmt: skip
     axes.set_xscale("log")
+    axes.margins(x=0.1, y=0.12)
     low, high = axes.get_xlim()
     ticks = [tick for tick in (0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 5) if low <= tick <= high]
     axes.set_xticks(ticks, [f"{tick:g}x" for tick in ticks])
     axes.minorticks_off()
-    axes.margins(y=0.12)
     points = corners(table, base or "", better=better)
     for name, point in points.items():
         axes.annotate(
