@@ -9,6 +9,7 @@ Optimizer step n is therefore schedule step n; step 0 is initialisation.
 from __future__ import annotations
 
 import inspect
+import operator
 import os
 import weakref
 from abc import ABC, abstractmethod
@@ -32,10 +33,10 @@ from sparse_lib.metrics import Work, training_flops
 from sparse_lib.parameters import (
     SparseParameter,
     attach,
+    candidate,
     check_parameter,
     find_parameters,
     is_outermost_apply,
-    unwrap,
     warn,
 )
 from sparse_lib.shapers import ScoreShaper, make_score_shaper
@@ -113,11 +114,11 @@ class SparsityAlgorithm(ABC):
             sparsity = schedule
         if sparsity is None and self.needs_sparsity and init_method != "from_zeros":
             raise ValueError(f"{type(self).__name__} needs a sparsity, a number in [0, 1]")
-        if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
+        if seed is not None and (isinstance(seed, bool) or not hasattr(seed, "__index__")):
             raise TypeError(f"seed must be an integer or None, not {seed!r}")
         self.compat = check_compat(compat)
         self.init_method = init_method
-        self.seed = seed
+        self.seed = None if seed is None else operator.index(seed)
         self.score_shaper = make_score_shaper(score_shaper)
         self._init = make_init_method(init_method, compat=compat)
         self._distribution = distribution
@@ -253,10 +254,8 @@ class SparsityAlgorithm(ABC):
 
     def _apply_to_model(self, model: nn.Module) -> None:
         found = list(find_parameters(model))
-        root = unwrap(model)
         self._agree_on_seed()
-        new = self._adopt(found, root)
-        self._initialize_parameters(new)
+        sparsify([(self, found)])
         if not found:
             warn(f"{type(self).__name__} found no parameter to sparsify")
 
@@ -264,9 +263,8 @@ class SparsityAlgorithm(ABC):
         if self.seed is None:
             self.seed = distributed.shared_seed(torch.initial_seed())
 
-    def _adopt(
-        self, found: Iterable[tuple[str, nn.Module, str]], model: nn.Module
-    ) -> list[SparseParameter]:
+    def _adopt(self, found: Iterable[tuple[str, nn.Module, str]]) -> list[SparseParameter]:
+        """Enter new parameters in the books; their modules are left as they are."""
         new = []
         for name, module, param_name in found:
             known = self.sparse_params.get(name)
@@ -277,25 +275,41 @@ class SparsityAlgorithm(ABC):
                     f"this algorithm already sparsifies a parameter {name!r} of another model; "
                     "make a second algorithm for it"
                 )
-            new.append(attach(self, module, param_name, name))
-            self.sparse_params[name] = new[-1]
+            new.append(candidate(self, module, param_name, name))
+        self.sparse_params |= {sparse.name: sparse for sparse in new}
         self._levels.params = self.sparse_params
-        self._claim()
         return new
 
     def initialize(self) -> None:
         """Make the masks that do not exist yet; :meth:`apply` has done it already."""
         self._initialize_parameters(self.sparse_params.values())
 
-    @torch.no_grad()
     def _initialize_parameters(self, params: Iterable[SparseParameter]) -> None:
+        params = list(params)
+        self._put_first_masks(params, self._first_masks(params))
+
+    @torch.no_grad()
+    def _first_masks(self, params: Iterable[SparseParameter]) -> list[tuple[float, Tensor | None]]:
+        """Target and first mask of each, None where it has one; changes nothing yet."""
         targets = self._initial_targets()
-        for sparse in params:
-            sparse.target = targets[sparse.name]
-            if not sparse.initialized:
-                sparse.mask = self._initial_mask(sparse, sparse.target)
-            else:
+        return [
+            (
+                targets[sparse.name],
+                None if sparse.initialized else self._initial_mask(sparse, targets[sparse.name]),
+            )
+            for sparse in params
+        ]
+
+    @torch.no_grad()
+    def _put_first_masks(
+        self, params: list[SparseParameter], first: list[tuple[float, Tensor | None]]
+    ) -> None:
+        for sparse, (target, mask) in zip(params, first, strict=True):
+            sparse.target = target
+            if mask is None:
                 sparse.prune()
+            else:
+                sparse.mask = mask
 
     def _initial_targets(self) -> dict[str, float]:
         return self._levels.targets(0, is_update_step=True)
@@ -540,6 +554,27 @@ class SparsityAlgorithm(ABC):
         return (
             f"{type(self).__name__}(step={self.step}, num_sparse_params={self.num_sparse_params})"
         )
+
+
+def sparsify(
+    parts: Iterable[tuple[SparsityAlgorithm, Iterable[tuple[str, nn.Module, str]]]],
+) -> None:
+    """Give algorithms parameters, and these masks; if that fails, all is left as it was."""
+    adopted: list[tuple[SparsityAlgorithm, list[SparseParameter]]] = []
+    try:
+        for algorithm, found in parts:
+            adopted.append((algorithm, algorithm._adopt(found)))
+        masks = [algorithm._first_masks(new) for algorithm, new in adopted]
+    except BaseException:
+        for algorithm, new in adopted:
+            for sparse in new:
+                del algorithm.sparse_params[sparse.name]
+        raise
+    for (algorithm, new), first in zip(adopted, masks, strict=True):
+        for sparse in new:
+            attach(sparse)
+        algorithm._claim()
+        algorithm._put_first_masks(new, first)
 
 
 def call_update(algorithm: SparsityAlgorithm, optimizer: Optimizer) -> None:

@@ -267,10 +267,11 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
             return dict.fromkeys(self.sparse_params, 0.0)
         return super()._initial_targets()
 
-    def _initialize_parameters(self, params: Iterable[SparseParameter]) -> None:
-        params = list(params)
+    def _put_first_masks(
+        self, params: list[SparseParameter], first: list[tuple[float, Tensor | None]]
+    ) -> None:
         fresh = any(not sparse.initialized for sparse in params)
-        super()._initialize_parameters(params)
+        super()._put_first_masks(params, first)
         if fresh and self.is_update_step(0):
             self._advance_schedules(True)  # step 0 counts as an update for a list of values
 

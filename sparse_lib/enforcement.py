@@ -217,8 +217,8 @@ def _settle_loaded(module: nn.Module, _: Any) -> None:
 
 @torch.no_grad()
 def _settle_alone(module: nn.Module, _: Any) -> None:
-    """Before a forward pass that is not compiled."""
+    """Before a forward pass that is neither compiled nor traced."""
     # A function of the module's, not a method of a guard's: it survives copying and pickling.
-    if not torch.compiler.is_compiling():
+    if not (torch.compiler.is_compiling() or torch.jit.is_tracing()):
         for guard in guards(module).values():
             guard.settle_alone()

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from torch import nn
 from torch.optim import Optimizer
 
-from sparse_lib.algorithm import SparsityAlgorithm, call_update
+from sparse_lib.algorithm import SparsityAlgorithm, call_update, sparsify
 from sparse_lib.parameters import SparseParameter, find_parameters, unwrap, warn
 
 Filter = str | Sequence[str] | Callable[..., bool]
@@ -27,7 +27,7 @@ class Group(SparsityAlgorithm):
 
     Raises:
         TypeError: If a member is no algorithm, or a filter neither globs nor callable.
-        ValueError: If a member is a Group.
+        ValueError: If a member is a Group, or comes twice.
     """
 
     in_registry: ClassVar[bool] = False
@@ -52,6 +52,8 @@ class Group(SparsityAlgorithm):
             raise TypeError(f"a Group holds sparsity algorithms, not {algorithm!r}")
         if isinstance(algorithm, Group):
             raise ValueError("a Group cannot hold a Group; use extend")
+        if any(known is algorithm for known in self.algorithms):
+            raise ValueError("this algorithm is in the Group already; give it a list of globs")
         _check_filter(param_filter)
         if isinstance(param_filter, tuple):
             param_filter = list(param_filter)
@@ -104,11 +106,11 @@ class Group(SparsityAlgorithm):
                 if _matches(param_filter, found, root):
                     part.append(found)
                     break
-        for part, (param_filter, algorithm) in zip(parts, self._members, strict=True):
+        for algorithm in self.algorithms:
             if algorithm.seed is None:
                 algorithm.seed = self.seed
-            new = algorithm._adopt(part, root)
-            algorithm._initialize_parameters(new)
+        sparsify(list(zip(self.algorithms, parts, strict=True)))
+        for part, (param_filter, algorithm) in zip(parts, self._members, strict=True):
             self.sparse_params |= algorithm.sparse_params
             if not part:
                 name = type(algorithm).__name__

@@ -194,12 +194,10 @@ def check_parameter(name: str, param: nn.Parameter) -> None:
         raise ValueError(f"{name!r} is on the meta device; materialise the model first")
 
 
-def attach(
+def candidate(
     algorithm: SparsityAlgorithm, module: nn.Module, param_name: str, name: str
 ) -> SparseParameter:
-    """Give a parameter a mask buffer and a guard.
-
-    A mask buffer that is there already, from a checkpoint or a copied model, is kept as it is.
+    """A parameter that may get a mask; the module is left as it is until :func:`attach`.
 
     Raises:
         ValueError: If the parameter belongs to another algorithm, or a buffer has the mask's name
@@ -214,19 +212,26 @@ def attach(
             f"{name!r} is already sparsified by {guard.owner}; make the model dense first "
             "(sparse_lib.densify)"
         )
-    sparse = SparseParameter(algorithm, module, param_name, name)
-    if buffer is None:
-        if hasattr(module, mask_name(param_name)):
-            raise ValueError(f"{name!r} needs a buffer {mask_name(param_name)!r}, a name in use")
-        full = torch.ones(param.shape, dtype=torch.bool, device=param.device)
-        module.register_buffer(mask_name(param_name), full)
-    elif buffer.dtype != torch.bool or buffer.shape != param.shape:
+    if buffer is None and hasattr(module, mask_name(param_name)):
+        raise ValueError(f"{name!r} needs a buffer {mask_name(param_name)!r}, a name in use")
+    if buffer is not None and (buffer.dtype != torch.bool or buffer.shape != param.shape):
         raise ValueError(f"{name!r} has a buffer {mask_name(param_name)!r} that is not its mask")
-    else:
-        sparse.initialized = True
-    if guard is None:
-        MaskGuard(module, param_name)
+    sparse = SparseParameter(algorithm, module, param_name, name)
+    sparse.initialized = buffer is not None
     return sparse
+
+
+def attach(sparse: SparseParameter) -> None:
+    """Give a candidate a mask buffer, of ones, and a guard, where it has none.
+
+    A mask buffer that is there already, from a checkpoint or a copied model, is kept as it is.
+    """
+    module, param = sparse.module, sparse.param
+    if module._buffers.get(mask_name(sparse.param_name)) is None:
+        full = torch.ones(param.shape, dtype=torch.bool, device=param.device)
+        module.register_buffer(mask_name(sparse.param_name), full)
+    if sparse.param_name not in guards(module):
+        MaskGuard(module, sparse.param_name)
 
 
 def is_outermost_apply(module: nn.Module) -> bool:

@@ -4,6 +4,7 @@ import gc
 import warnings
 import weakref
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -12,7 +13,14 @@ from sparse_lib.algorithms.gmp import GMP
 from sparse_lib.algorithms.rigl import RigL
 from sparse_lib.algorithms.set import SET
 from sparse_lib.algorithms.static import Static
-from tests.sparse_lib.algorithm_cases import assert_enforced, make_model, snapshot, train
+from sparse_lib.group import Group
+from tests.sparse_lib.algorithm_cases import (
+    assert_enforced,
+    assert_equal,
+    make_model,
+    snapshot,
+    train,
+)
 
 
 def applied(algorithm, model=None, lr=0.1):
@@ -194,3 +202,32 @@ def test_sparsity_by_parameter():
     assert algorithm.sparsity[model[2].weight](0) == 0.25
     assert model[0].weight_mask.float().mean() == 0.5
     assert model[2].weight_mask.float().mean() == 0.75
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: RigL(0.5, balance_out_groups=7),
+        lambda: Static({"0.weight": 0.5}),
+        lambda: Static(0.5, init_method="snip"),
+        lambda: Group({"0*": Static(0.5), "2*": Static(0.5, init_method=lambda p, s: p[:1])}),
+    ],
+)
+def test_a_refused_apply_leaves_the_model_as_it_was(make):
+    model = make_model()
+    before = snapshot(model)
+    refused = make()
+    with pytest.raises(ValueError):
+        refused.apply(model)
+    assert refused.num_sparse_params == 0
+    assert_equal(snapshot(model), before)
+    Static(0.5).apply(model)
+    with pytest.raises(ValueError, match="already sparsified by Static"):
+        Group({"*": Static(0.5)}).apply(model)
+    assert model[0].weight_mask.sum() == 96
+
+
+def test_numpy_integers_are_seeds():
+    assert type(Static(0.5, seed=np.int64(3)).seed) is int
+    with pytest.raises(TypeError, match="seed must be an integer or None, not 3.0"):
+        Static(0.5, seed=3.0)

@@ -376,3 +376,11 @@ def test_a_closure_and_a_skipped_weight_update_do_not_mix():
     model, optim = start(algorithm)
     with pytest.raises(ValueError, match="without a closure"):
         optim.step(lambda: model(torch.ones(1, 12)).sum())
+
+
+@pytest.mark.filterwarnings("ignore")  # torch says that tracing is old
+def test_a_masked_model_can_be_traced():
+    model = torch.nn.Sequential(torch.nn.Linear(6, 4))
+    Static(0.5).apply(model)
+    inputs = torch.ones(2, 6)
+    assert torch.equal(torch.jit.trace(model, inputs)(inputs), model(inputs))

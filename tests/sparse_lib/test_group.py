@@ -182,3 +182,9 @@ def test_a_part_of_a_model_can_be_applied_from_that_part():
 def test_what_are_no_pairs_is_refused(groups):
     with pytest.raises(TypeError, match="takes a dict or .filter, algorithm. pairs, not"):
         Group(groups)
+
+
+def test_an_algorithm_stands_in_a_group_once():
+    algorithm = SET(0.5, update=1)
+    with pytest.raises(ValueError, match="in the Group already; give it a list of globs"):
+        Group({"0*": algorithm, "2*": algorithm})
