@@ -112,7 +112,10 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
         """
         sparse = self._by_param(p)
         if sparse.name not in self._dense:
-            raise RuntimeError(f"no dense gradient of {sparse.name!r} was kept for this step")
+            raise RuntimeError(
+                f"no dense gradient of {sparse.name!r} was kept for this step; to update masks by "
+                "hand, set autoupdate to False before the backward pass"
+            )
         return self._dense[sparse.name]
 
     # ---------------------------------------------------------------------------------- updating
