@@ -169,7 +169,7 @@ def default_filter(
         param: The parameter; only its shape is read.
         model: The model that owns it, if known.
     """
-    if param.dim() < 2 or _role(name, "parameter") != "block":
+    if param.dim() < 2 or role_of_name(name) != "block":
         return False
     if model is None:
         return True
@@ -179,6 +179,15 @@ def default_filter(
             if module is head or layer_kind(module) in ("embedding", "norm"):
                 return False
     return True
+
+
+def role_of_name(name: str) -> str:
+    """What a full parameter name alone says: ``"embedding"``, ``"norm"``, ``"head"``, ``"block"``.
+
+    >>> role_of_name("model.embed_tokens.weight"), role_of_name("encoder.fc.weight")
+    ('embedding', 'block')
+    """
+    return _role(name, "parameter")
 
 
 def _weights(module_name: str, module: nn.Module) -> Iterator[tuple[str, nn.Parameter, str]]:

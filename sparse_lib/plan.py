@@ -18,8 +18,10 @@ from sparse_lib.counts import num_nonzero
 from sparse_lib.dynamic import DynamicSparsityAlgorithm
 from sparse_lib.flops import ModelFlops, count
 from sparse_lib.group import Group
-from sparse_lib.layers import LayerDescription, default_filter, describe
+from sparse_lib.layers import LayerDescription, default_filter, describe, role_of_name
 from sparse_lib.schedules import Constant
+
+_DENSE_ROLES = ("embedding", "norm", "head")
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,8 +263,11 @@ def _dense(
         reason = "one dimension"
     elif default_filter(name, parameter, model):
         reason = "no filter matched"
+    elif layer and layer.role in _DENSE_ROLES:
+        reason = layer.role
     else:
-        reason = layer.role if layer else "excluded by name"
+        named = role_of_name(name)
+        reason = f"{named} by its name" if named in _DENSE_ROLES else "tied"
     return PlannedParameter(
         name=name,
         kind=layer.kind if layer else "bias",
@@ -286,7 +291,7 @@ def _warnings(
     if row.algorithm is None:
         return []
     notes = []
-    if layer is None or layer.role in ("embedding", "norm", "head"):
+    if layer is None or layer.role in _DENSE_ROLES:
         role = layer.role if layer else "bias"
         notes.append(f"{row.name} has the role {role!r} and is sparsified.")
     if tied:

@@ -43,6 +43,20 @@ def test_counts_are_exact_and_reasons_given():
     assert result.warnings == ()
 
 
+def test_a_name_is_a_reason():
+    class Named(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.patch_embed = nn.Conv2d(3, 4, 2)
+            self.norm_proj = nn.Linear(4, 4)
+            self.fc = nn.Linear(4, 4)
+
+    reasons = {name: row["reason"] for name, row in rows(plan(Named(), 0.5)).items()}
+    assert reasons["patch_embed.weight"] == "embedding by its name"
+    assert reasons["norm_proj.weight"] == "norm by its name"
+    assert reasons["fc.weight"] == "head"
+
+
 def test_flops_are_those_of_the_closed_form():
     model = Tiny()
     result = plan(model, 0.9, batch_size=2, sequence_length=5)
