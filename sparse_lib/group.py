@@ -180,10 +180,13 @@ class Group(SparsityAlgorithm):
         """Restore :meth:`state_dict`; the Cerebras library's list of states loads too.
 
         Raises:
+            TypeError: If it is neither a dict nor a list.
             ValueError: If the number of members differs.
         """
         is_list = isinstance(state_dict, (list, tuple))
-        states = list(state_dict) if is_list else list(dict(state_dict).get("groups", ()))
+        if not is_list and not isinstance(state_dict, Mapping):
+            raise TypeError(f"the state of a Group must be a dict or a list, not {state_dict!r}")
+        states = list(state_dict if is_list else state_dict.get("groups", ()))
         if len(states) != len(self._members):
             raise ValueError(
                 f"the state holds {len(states)} algorithms, the group {len(self._members)}"

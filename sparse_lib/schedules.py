@@ -12,6 +12,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
+from torch import nn
+
 from sparse_lib.checks import (
     build,
     check_compat,
@@ -491,9 +493,10 @@ def make_hyperparameter_schedule(
     if isinstance(spec, (list, tuple)):
         values = [check_fraction(value, f"{key}[{i}]") for i, value in enumerate(spec)]
         return build(Cycling, {"values": values, "repeat": compat is not None}, key)
-    if callable(spec) and not isinstance(spec, type):
+    # A module is callable too: ``model.apply(Static)``, of the class, would pass it in here.
+    if callable(spec) and not isinstance(spec, (type, nn.Module)):
         return Lambda(spec)
-    if spec is None or isinstance(spec, (str, bool, type)):
+    if spec is None or isinstance(spec, (str, bool, type, nn.Module)):
         raise TypeError(
             f"{key} must be a number, a list, a dict with 'type', a function of the step or a "
             f"schedule, not {spec!r}"

@@ -609,6 +609,9 @@ def configure_sparsity_wrapper(
         sparse_param_filter=sparse_param_filter,
         **kwargs,
     )
+    held = {id(param) for group in optimizer.param_groups for param in group["params"]}
+    if held.isdisjoint(id(p) for group in sparsity_optimizer.param_groups for p in group["params"]):
+        raise ValueError("the optimizer holds none of the sparse parameters")
     sparsity_optimizer.hook_module(model)
     return SparsityWrapperOptimizer(optimizer, sparsity_optimizer)
 

@@ -231,3 +231,8 @@ def test_numpy_integers_are_seeds():
     assert type(Static(0.5, seed=np.int64(3)).seed) is int
     with pytest.raises(TypeError, match="seed must be an integer or None, not 3.0"):
         Static(0.5, seed=3.0)
+
+
+def test_applying_the_class_is_refused():
+    with pytest.raises(TypeError, match="sparsity must be a number"):
+        make_model().apply(Static)

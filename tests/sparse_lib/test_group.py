@@ -188,3 +188,8 @@ def test_an_algorithm_stands_in_a_group_once():
     algorithm = SET(0.5, update=1)
     with pytest.raises(ValueError, match="in the Group already; give it a list of globs"):
         Group({"0*": algorithm, "2*": algorithm})
+
+
+def test_what_is_no_state_is_refused():
+    with pytest.raises(TypeError, match="must be a dict or a list, not None"):
+        Group({"*": Static(0.5)}).load_state_dict(None)

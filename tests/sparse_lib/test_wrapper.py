@@ -342,3 +342,12 @@ def test_optimizers_name_the_states_that_become_sparse(name, options, states):
     optimizer = getattr(optim, name)(model.parameters(), **options)
     assert optimizer.state_names_to_sparsify() == states
     assert all(not state for state in optimizer.state.values()) or name == "Adagrad"
+
+
+def test_an_optimizer_of_another_model_is_refused_before_anything_is_masked():
+    model, other = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(other.parameters(), 0.1)
+    with pytest.raises(ValueError, match="holds none of the sparse parameters"):
+        configure_sparsity_wrapper(model, optimizer, "set", sparsity=0.5)
+    assert list(model.state_dict()) == ["weight", "bias"]
+    assert model.weight.count_nonzero() == 16
