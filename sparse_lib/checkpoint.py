@@ -287,8 +287,11 @@ def split_state(state: Mapping[str, Any]) -> tuple[State, dict[str, Tensor]]:
         Full name to dense tensor with zeros where masked, and full name to boolean mask.
 
     Raises:
+        TypeError: If the checkpoint is no mapping.
         ValueError: If a mask has no weight or another shape.
     """
+    if not isinstance(state, Mapping) or not isinstance(state.get("model", state), Mapping):
+        raise TypeError(f"a checkpoint must be a mapping of names to tensors, not {state!r:.80}")
     tensors = {_plain(n): t for n, t in state.get("model", state).items() if torch.is_tensor(t)}
     masks = {_plain(n): m for n, m in _masks_of_optimizer(state).items()}
     weights: State = {}
@@ -334,7 +337,8 @@ def load_checkpoint(
         Full name to the masks that were loaded.
 
     Raises:
-        ValueError: If names or shapes do not match.
+        TypeError: If the checkpoint is no mapping, or the model no module.
+        ValueError: If names or shapes do not match; the model is as it was then.
     """
     weights, masks = split_state(state)
     target = unwrap(model)
@@ -342,12 +346,16 @@ def load_checkpoint(
     if strict and owned and set(owned) != set(masks):
         differing = sorted(set(owned) ^ set(masks))
         raise ValueError(f"model and checkpoint differ in which weights are masked: {differing}")
-    for name, mask in masks.items():
-        path, _, leaf = name.rpartition(".")
-        _register_mask(_submodule(target, path, name), leaf, mask)
     full = {**weights, **{f"{name}_mask": mask for name, mask in masks.items()}}
     for name in set(owned) - set(masks):
         full[f"{name}_mask"] = torch.ones_like(owned[name])
+    places = []
+    for name, mask in masks.items():
+        path, _, leaf = name.rpartition(".")
+        places.append((_submodule(target, path, name), leaf, mask))
+    _check_fit(target, full, strict=strict)
+    for module, leaf, mask in places:
+        _register_mask(module, leaf, mask)
     names = {_plain(name): name for name in target.state_dict()}
     try:
         target.load_state_dict({names.get(n, n): t for n, t in full.items()}, strict=strict)
@@ -392,11 +400,36 @@ def _plain(name: str) -> str:
 
 
 def _masked(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, Tensor]]:
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"expected a torch module, not {type(model).__name__}")
     for path, module in model.named_modules():
         for name, param in module._parameters.items():
             mask = module._buffers.get(f"{name}_mask")
             if param is not None and mask is not None and mask.dtype == torch.bool:
                 yield path, module, name, mask
+
+
+def _check_fit(model: nn.Module, state: State, *, strict: bool) -> None:
+    """Refuse tensors of other shapes and, if strict, other names, before anything is loaded."""
+    shapes = {_plain(n): t.shape for n, t in model.state_dict().items() if torch.is_tensor(t)}
+    for name, tensor in state.items():
+        wanted = shapes.get(name)
+        if wanted is not None and wanted != tensor.shape:
+            raise ValueError(
+                f"the checkpoint does not fit the model: {name!r} has shape "
+                f"{tuple(tensor.shape)}, the model's {tuple(wanted)}"
+            )
+    missing = sorted(shapes.keys() - state.keys())
+    unknown = sorted(n for n in state.keys() - shapes.keys() if not _is_mask_of(n, shapes))
+    if strict and (missing or unknown):
+        raise ValueError(
+            f"the checkpoint does not fit the model: it lacks {missing or 'nothing'} and has "
+            f"{unknown or 'nothing'} besides"
+        )
+
+
+def _is_mask_of(name: str, names: Mapping[str, Any]) -> bool:
+    return name.endswith("_mask") and name.removesuffix("_mask") in names
 
 
 def _register_mask(module: nn.Module, name: str, mask: Tensor) -> None:

@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from sparse_lib.algorithm import SparsityAlgorithm
+
 
 class SparseOptimizer:
     """Adds ``apply`` to a torch optimizer."""
@@ -23,7 +25,12 @@ class SparseOptimizer:
 
         Returns:
             The optimizer.
+
+        Raises:
+            TypeError: If this is no sparsity algorithm.
         """
+        if not isinstance(sparsity, SparsityAlgorithm):
+            raise TypeError(f"apply takes a sparsity algorithm, not {sparsity!r}")
         sparsity.apply(self)
         return self
 

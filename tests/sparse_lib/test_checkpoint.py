@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.nn.utils import prune
 
+import sparse_lib as sl
 from sparse_lib import checkpoint
 from sparse_lib.algorithms.rigl import RigL
 from sparse_lib.algorithms.static import Static
@@ -314,3 +315,27 @@ def test_two_of_four():
     assert not checkpoint.allows_two_of_four(model.weight_mask)
     with pytest.raises(ValueError, match="'weight' keeps more than 2 of some 4"):
         checkpoint.export_semi_structured(model)
+
+
+@pytest.mark.parametrize("call", [sl.finalize, sl.densify, sl.is_sparse, checkpoint.export_csr])
+def test_what_is_no_model_is_refused_in_a_sentence(call):
+    with pytest.raises(TypeError, match="expected a torch module, not int"):
+        call(3)
+
+
+@pytest.mark.parametrize("state", [None, 3, {"model": 3}])
+def test_what_is_no_checkpoint_is_refused_in_a_sentence(state):
+    with pytest.raises(TypeError, match="a checkpoint must be a mapping"):
+        sl.load_checkpoint(torch.nn.Linear(2, 2), state)
+
+
+def test_a_checkpoint_that_does_not_fit_leaves_the_model_as_it_was():
+    source = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 3))
+    sl.Static(0.5, seed=0).apply(source)
+    target = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2))
+    before = {name: tensor.clone() for name, tensor in target.state_dict().items()}
+    with pytest.raises(ValueError, match="'1.weight' has shape .3, 4., the model's .2, 4."):
+        sl.load_checkpoint(target, source.state_dict())
+    after = target.state_dict()
+    assert after.keys() == before.keys()
+    assert all(torch.equal(after[name], before[name]) for name in before)
