@@ -260,12 +260,52 @@ def table(name: str, study: StudyName, scale: Scale) -> None:
 
 
 @app.command()
-def claims(study: StudyName, scale: Scale) -> None:
-    """Write the ledger of a study: a verdict for each published claim."""
-    from experiments.analysis import claims as ledger
+def claims(
+    scale: Scale,
+    study: Annotated[str | None, typer.Option(help="write this study's ledger")] = None,
+    every: Annotated[bool, typer.Option(help="print claims without a test too")] = False,
+) -> None:
+    """Write the ledger of a study, or print the ledgers of all studies of a scale."""
+    from experiments.analysis import claims as claims_ledger
 
-    records, _, facts = read_study(study, scale)
-    ledger.write(records, facts, study_folder(study, scale) / "claims.csv")
+    if study is not None:
+        records, _, facts = read_study(study, scale)
+        claims_ledger.write(records, facts, study_folder(study, scale) / "claims.csv")
+        return
+    from rich.console import Console
+
+    from experiments.analysis import terminal
+
+    made = [n for n in plan.study_names() if (study_folder(n, scale) / "claims.csv").is_file()]
+    if not made:
+        raise plan.SpecError(
+            f"no study has results at scale {scale!r} yet: run "
+            f"`snakemake reproduce --config scale={scale}`"
+        )
+    for name in made:
+        rows = claims_ledger.read(study_folder(name, scale) / "claims.csv")
+        rows = rows[rows["role"] != ""] if not every else rows
+        table = terminal.ledger(rows)
+        table.title = f"Claims of {name}, scale {scale}"
+        Console().print(table)
+
+
+@app.command()
+def compare(runs: Annotated[list[str], typer.Argument(help="run ids")]) -> None:
+    """Print runs side by side: finished ones of this folder, else committed records."""
+    from rich.console import Console
+
+    from experiments.analysis import records, terminal
+
+    found = []
+    for name in runs:
+        run = plan.find_run(name)
+        here = run_folder(run) / "record.json"
+        path = here if here.is_file() else run.reference
+        if not path.is_file():
+            raise plan.SpecError(f"run {name} has no record, neither here nor among the committed")
+        found.append(records.read_json(path))
+    Console().print(terminal.compare(found))
 
 
 @app.command()
