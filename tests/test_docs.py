@@ -17,9 +17,12 @@ from sparse_lib.configure import constructor_keys
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", ROOT / "benchmarks" / "README.md", *ROOT.glob("docs/*.md")])
-MODULES = sorted(
-    module.name for module in pkgutil.walk_packages(sl.__path__, "sparse_lib.")
-) + ["sparse_lib"]  # fmt: skip
+# The kernels, where an install has built them, are a shared library that Python does not import.
+MODULES = ["sparse_lib"] + sorted(
+    module.name
+    for module in pkgutil.walk_packages(sl.__path__, "sparse_lib.")
+    if module.name != "sparse_lib.device._kernels"
+)
 DOCTEST_OPTIONS = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
 BUILT_IN = {n: c for n, c in algorithm_classes().items() if c.__module__.startswith("sparse_lib.")}
 
