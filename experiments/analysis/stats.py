@@ -69,19 +69,18 @@ def paired(
         a: Seed to value.
         b: Seed to value.
         direction: ``less`` tests a < b - margin, ``greater`` a > b + margin, ``differ`` a != b.
-        margin: Smallest difference that counts, in the metric's units, at least 0.
+        margin: Smallest difference that counts, in the metric's units; a negative one is a
+            loss that the claim allows (``greater`` with -1 tests that a loses less than 1).
 
     Returns:
         The comparison. Where all differences are equal the t statistic does not exist and both
         p values are NaN.
 
     Raises:
-        ValueError: If the direction is unknown or the margin negative.
+        ValueError: If the direction is unknown.
     """
     if direction not in ("less", "greater", "differ"):
         raise ValueError(f"direction is {direction!r}: it must be less, greater or differ")
-    if margin < 0:
-        raise ValueError(f"margin is {margin}: it must be at least 0")
     differences = np.array([a[seed] - b[seed] for seed in sorted(set(a) & set(b))], dtype=float)
     effect, low, high = t_interval(differences)
     count = differences.size
@@ -97,8 +96,9 @@ def _p_values(differences: np.ndarray, direction: str, margin: float) -> tuple[f
         return p, p
     sign = -1.0 if direction == "less" else 1.0
     forward = stats.ttest_1samp(sign * differences, margin, alternative="greater").pvalue
-    # The claim is contradicted by a difference against it, not by one smaller than the margin.
-    backward = stats.ttest_1samp(sign * differences, 0.0, alternative="less").pvalue
+    # The claim is contradicted by a difference against it, not by one smaller than the margin;
+    # where it allows a loss, by a larger loss.
+    backward = stats.ttest_1samp(sign * differences, min(margin, 0.0), alternative="less").pvalue
     return float(forward), float(backward)
 
 

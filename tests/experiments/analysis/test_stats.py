@@ -49,10 +49,17 @@ def test_equal_differences_have_no_t_test():
     assert math.isnan(stats.paired({0: 1.0, 1: 2.0, 2: 3.0}, {0: 0.0, 1: 1.0, 2: 2.0}).p)
 
 
-@pytest.mark.parametrize("bad", [{"direction": "smaller"}, {"margin": -1.0}])
-def test_wrong_options_are_named(bad):
-    with pytest.raises(ValueError, match=next(iter(bad))):
-        stats.paired({}, {}, **bad)
+def test_a_negative_margin_allows_a_loss():
+    b = {0: 0.0, 1: 0.0, 2: 0.0}
+    small = stats.paired({0: -0.2, 1: -0.1, 2: -0.3}, b, direction="greater", margin=-1.0)
+    assert small.p < 0.05 and small.p_opposite > 0.5
+    large = stats.paired({0: -2.0, 1: -2.1, 2: -1.9}, b, direction="greater", margin=-1.0)
+    assert large.p > 0.5 and large.p_opposite < 0.05
+
+
+def test_an_unknown_direction_is_named():
+    with pytest.raises(ValueError, match="direction is 'smaller'"):
+        stats.paired({}, {}, direction="smaller")
 
 
 def test_holm_by_hand():
