@@ -21,6 +21,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import math
+from abc import ABC, abstractmethod
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -58,7 +59,7 @@ class Data(Strict):
         return self.name
 
 
-class Recipe(Strict):
+class Recipe(Strict, ABC):
     """Optimisation of one run, as far as tasks share it: linear warm-up, then a cosine."""
 
     batch_size: PositiveInt = Field(description="samples per optimizer step at batch_scale 1")
@@ -68,16 +69,16 @@ class Recipe(Strict):
     weight_decay: NonNegativeFloat = 0.1
     validations: PositiveInt = Field(4, description="validation passes, evenly spaced")
 
+    @abstractmethod
     def num_steps(self, data: Any, batch_size: int) -> int:
         """Optimizer steps of a run whose variant of the recipe has this batch size.
 
         Raises:
             ValueError: if the recipe ends before the first step.
         """
-        raise NotImplementedError
 
 
-class Task:
+class Task(ABC):
     """What one run trains. Everything is a function of the spec and the step.
 
     Batches must not depend on what ran before, so that a resumed run sees what an uninterrupted
@@ -104,9 +105,9 @@ class Task:
         self.data_dir = data_dir
         self.recipe = spec["recipe"]
 
+    @abstractmethod
     def build_model(self) -> torch.nn.Module:
         """The dense model with fresh weights from torch's global generator."""
-        raise NotImplementedError
 
     def flops(self, model: torch.nn.Module) -> ModelFlops:
         """FLOPs of one optimizer step's batch."""
@@ -114,27 +115,27 @@ class Task:
 
         return count(model, batch_size=self.recipe["batch_size"], **self.input_size)
 
+    @abstractmethod
     def batch(self, step: int) -> Any:
         """Samples of optimizer step ``step`` (from 0): a tensor or a tuple of tensors."""
-        raise NotImplementedError
 
+    @abstractmethod
     def loss(self, model: torch.nn.Module, batch: Any) -> torch.Tensor:
         """Loss of a batch in nats, a scalar."""
-        raise NotImplementedError
 
+    @abstractmethod
     def validate(self, model: torch.nn.Module, *, full: bool) -> dict[str, float]:
         """``loss`` (nats) and the task's score on validation data, in evaluation mode.
 
         The mode is left as it was. ``full`` is true after the last step and takes the whole
         split; on the way a fixed part of it is enough.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def export(self, model: torch.nn.Module, folder: Path) -> None:
         """Write what the task's evaluation loads, ``model.safetensors`` without masks included."""
-        raise NotImplementedError
 
-    def check_start(self, folder: Path) -> None:
+    def check_start(self, folder: Path) -> None:  # noqa: B027 (a task may have nothing to check)
         """Raise ``ValueError`` if an exported model of another run reads other data than this one.
 
         Weights of the right shapes may still mean something else, such as other tokens.
