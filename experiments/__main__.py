@@ -359,13 +359,22 @@ def where(arguments: Annotated[list[str] | None, typer.Argument()] = None) -> No
 
 @app.command()
 def keep(scale: Scale = "quick") -> None:
-    """Copy records and computed tables of a scale to results/reference, to be committed."""
+    """Copy records and tables of a scale to results/reference, to be committed."""
     for run in plan.all_runs(scale).values():
         path = run_folder(run) / "record.json"
         if path.is_file():
             run.reference.parent.mkdir(parents=True, exist_ok=True)
             run.reference.write_text(path.read_text())
             print(run.reference.relative_to(plan.ROOT))
+    for name in plan.study_names():
+        kept_name = "trials" if plan.load_study(name).trials else "records"
+        for table, kept_as in (("records", kept_name), ("curves", "curves"), ("claims", "claims")):
+            path = study_folder(name, scale) / f"{table}.csv"
+            if path.is_file() and plan.study_runs(plan.load_study(name), scale):
+                kept = plan.REFERENCE.parent / name / f"{kept_as}.csv"
+                kept.parent.mkdir(parents=True, exist_ok=True)
+                kept.write_text(path.read_text())
+                print(kept.relative_to(plan.ROOT))
     for path in sorted((Path("results") / scale / "computations").glob("*/*.csv")):
         kept = plan.REFERENCE.parent / path.parent.name / path.name
         kept.parent.mkdir(parents=True, exist_ok=True)

@@ -18,7 +18,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import Field, PositiveFloat, PositiveInt, ValidationError, field_validator
+from pydantic import (
+    Field,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+    field_validator,
+)
 
 from experiments import models, tasks
 from experiments.tasks import Strict
@@ -74,9 +81,14 @@ class Method(Strict):
 
 
 class Variant(Strict):
-    """A recipe variant: the batch is scaled, the steps adapt, the tokens stay equal."""
+    """A recipe variant: how it differs from the grid's recipe.
+
+    When the batch is scaled, the steps adapt and the tokens stay equal.
+    """
 
     batch_scale: PositiveFloat = 1.0
+    learning_rate_scale: PositiveFloat = 1.0
+    budget_scale: PositiveFloat = Field(1.0, description="of the tokens, or of the epochs")
 
 
 class Model(Strict, extra="allow"):
@@ -111,8 +123,16 @@ class Grid(Workload):
     suite: str
     label: str | None = Field(None, description="name of this grid for others to start from")
     pretrained: str | None = Field(None, description="label of the grid that phase two starts from")
-    methods: dict[str, PositiveInt] = Field(description="method -> number of seeds")
+    variant: str | None = Field(None, description="recipe variant in place of the methods' own")
+    methods: dict[str, PositiveInt | list[NonNegativeInt]] = Field(
+        description="method -> number of seeds, counted from 0, or the seeds themselves"
+    )
     core_seconds: PositiveFloat = Field(description="expected cost of one run, start-up included")
+
+    def seeds(self, method: str) -> list[int]:
+        """The seeds of a method; none where the grid does not have it."""
+        seeds = self.methods.get(method, [])
+        return seeds if isinstance(seeds, list) else list(range(seeds))
 
 
 class Single(Workload):
@@ -154,6 +174,9 @@ class Study(Strict):
     description: str
     tables: list[str]
     figures: list[str]
+    trials: bool = Field(
+        False, description="runs that choose settings: kept as trials.csv, evidence for no claim"
+    )
     claims: Claims = Claims()
     computations: list[Computation] = []
     recipes: dict[str, Variant] = {}
@@ -309,6 +332,8 @@ def _check_names(study: Study, stem: str) -> None:
             if grid.pretrained is not None:
                 labels = [other.label for other in grids if other.label is not None]
                 check_choice(f"{where}.pretrained", grid.pretrained, labels)
+            if grid.variant is not None:
+                check_choice(f"{where}.variant", grid.variant, study.recipes)
             check_choice(f"{where}.suite", grid.suite, suite_names())
             _check_workload(grid, where)
 
@@ -367,10 +392,10 @@ def _first_phase(
     first = next(other for other in grids if other.label == grid.pretrained)
     if first.model != grid.model:
         raise SpecError(f"{where}: model differs from that of the grid {grid.pretrained!r}")
-    if first.methods.get(start.method, 0) <= seed:
+    if seed not in first.seeds(start.method):
         raise SpecError(
             f"{where}: method {method_name} needs seed {seed} of {start.method}, but the grid "
-            f"{grid.pretrained!r} has {first.methods.get(start.method, 0)} seeds of it"
+            f"{grid.pretrained!r} has the seeds {first.seeds(start.method)} of it"
         )
     return make_spec(study, scale, first, start.method, seed)
 
@@ -390,12 +415,20 @@ def _resolve_shares(value: Any, num_steps: int, key: str) -> Any:
     return value
 
 
-def _recipe(workload: Workload, name: str, batch_scale: float = 1.0) -> dict[str, Any]:
+def _recipe(workload: Workload, name: str, variant: Variant | None = None) -> dict[str, Any]:
     """The recipe as a run's spec holds it, with its steps."""
     data, base = workload.typed
-    batch_size = max(1, round(base.batch_size * batch_scale))
+    variant = variant or Variant()
+    base = base.with_budget(variant.budget_scale)
+    batch_size = max(1, round(base.batch_size * variant.batch_scale))
     steps = base.num_steps(data, batch_size)
-    values = {"name": name, "batch_size": batch_size, "steps": steps}
+    learning_rate = base.learning_rate * variant.learning_rate_scale
+    values = {
+        "name": name,
+        "batch_size": batch_size,
+        "steps": steps,
+        "learning_rate": learning_rate,
+    }
     return base.model_dump(mode="json") | values
 
 
@@ -435,10 +468,10 @@ def load_single(path: Path, *, run_id: str, max_steps: int | None = None) -> dic
 def make_spec(study: Study, scale: str, grid: Grid, method_name: str, seed: int) -> dict[str, Any]:
     """The JSON-serialisable spec of one run."""
     method = study.methods[method_name]
-    variant = study.recipes[method.recipe]
+    variant = grid.variant or method.recipe
     data, _ = grid.typed
     try:
-        recipe = _recipe(grid, method.recipe, variant.batch_scale)
+        recipe = _recipe(grid, variant, study.recipes[variant])
     except ValueError as error:
         raise SpecError(f"{study.name}.yaml: scales.{scale}: {error}") from None
     sparsity = _resolve_shares(method.sparsity, recipe["steps"], "sparsity")
@@ -446,7 +479,7 @@ def make_spec(study: Study, scale: str, grid: Grid, method_name: str, seed: int)
     if sparsity is not None:
         sparsity.setdefault("seed", seed)
         label = f"{method_name}-s{method.final_sparsity:.2f}"
-    name = [scale, grid.model.label, label, data.label, method.recipe, f"seed{seed}"]
+    name = [scale, grid.model.label, label, data.label, variant, f"seed{seed}"]
     spec = {
         "id": "__".join(name),
         "scale": scale,
@@ -477,8 +510,8 @@ def study_runs(study: Study, scale: str) -> list[Run]:
     """All runs of one study at one scale; an empty list where the scale is not defined."""
     runs: dict[str, Run] = {}
     for grid in study.scales.get(scale, []):  # type: ignore[call-overload]
-        for method_name, num_seeds in grid.methods.items():
-            for seed in range(num_seeds):
+        for method_name in grid.methods:
+            for seed in grid.seeds(method_name):
                 spec = make_spec(study, scale, grid, method_name, seed)
                 run = Run(spec["id"], scale, spec, grid.core_seconds, (study.name,))
                 if run.id in runs:

@@ -6,6 +6,7 @@ then and on SIGINT or SIGTERM, read at the start, and removed on success.
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import importlib
 import json
@@ -50,6 +51,15 @@ def _transforms() -> ModuleType:
 def _device() -> ModuleType:
     """Imported by name: how a layer is executed changes no result but by rounding."""
     return importlib.import_module("sparse_lib.device")
+
+
+def keep_memory() -> None:
+    """Let glibc keep freed memory: a step's large tensors else cost page faults each time."""
+    # Numbers of M_MMAP_THRESHOLD and M_TRIM_THRESHOLD in malloc.h.
+    with suppress(OSError, AttributeError):
+        mallopt = ctypes.CDLL(None).mallopt
+        for option in (-3, -1):
+            mallopt(option, 1 << 30)
 
 
 class Interrupted(SystemExit):
@@ -488,6 +498,7 @@ def train(
     state_root.mkdir(parents=True, exist_ok=True)
     lock = FileLock(state_root / f"{spec['id']}-{spec_hash[:12]}.lock")
     waited = False
+    keep_memory()
     with stop_signals() as received:
         while True:
             try:

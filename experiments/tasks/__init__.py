@@ -24,7 +24,7 @@ import math
 from abc import ABC, abstractmethod
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from pydantic import (
     BaseModel,
@@ -68,6 +68,14 @@ class Recipe(Strict, ABC):
     warmup: float = Field(0.1, ge=0, lt=1, description="share of the steps")
     weight_decay: NonNegativeFloat = 0.1
     validations: PositiveInt = Field(4, description="validation passes, evenly spaced")
+
+    #: The key that says how much a run trains.
+    BUDGET: ClassVar[str]
+
+    def with_budget(self, scale: float) -> Self:
+        """This recipe with its budget times ``scale``, rounded to a whole number from 1."""
+        budget = max(1, round(getattr(self, self.BUDGET) * scale))
+        return self.model_copy(update={self.BUDGET: budget})
 
     @abstractmethod
     def num_steps(self, data: Any, batch_size: int) -> int:

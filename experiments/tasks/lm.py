@@ -43,8 +43,13 @@ class Recipe(tasks.Recipe):
     weight_decay: NonNegativeFloat = 0.1
     clip_norm: PositiveFloat = 1.0
     validation_tokens: PositiveInt = Field(
-        65536, description="tokens of each pass on the way; the last pass takes the whole split"
+        65536, description="tokens of each validation pass on the way"
     )
+    final_validation_tokens: PositiveInt | None = Field(
+        None, description="tokens of the last pass; None takes the whole split"
+    )
+
+    BUDGET = "tokens"
 
     def num_steps(self, data: Data, batch_size: int) -> int:
         """As many steps as the tokens allow."""
@@ -140,9 +145,9 @@ class Task(tasks.Task):
 
         tokens = self.corpus.tokens("validation")
         num_windows = (len(tokens) - 1) // self.context
-        if not full:
-            limit = max(1, self.recipe["validation_tokens"] // self.context)
-            num_windows = min(num_windows, limit)
+        limit = self.recipe["final_validation_tokens" if full else "validation_tokens"]
+        if limit is not None:
+            num_windows = min(num_windows, max(1, limit // self.context))
         total, device = 0.0, next(model.parameters()).device
         for first in range(0, num_windows, 32):
             last = min(first + 32, num_windows)

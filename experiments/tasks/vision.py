@@ -63,6 +63,8 @@ class Recipe(tasks.Recipe):
         2000, description="images of each pass on the way; the last pass takes the whole split"
     )
 
+    BUDGET = "epochs"
+
     def num_steps(self, data: Data, batch_size: int) -> int:
         """As many steps as the epochs allow; an epoch may end within a batch."""
         steps = self.epochs * data.num_images // batch_size
