@@ -49,6 +49,6 @@ rule figures:
 
 
 rule rerun:
-    """Train one run again, and redo what depends on it: --config run=ID."""
+    """Train runs again, and redo what depends on them: --config run=ID[,SEED...][,ID...]."""
     input:
         f"reports/{SCALE}/index.html",

@@ -566,6 +566,35 @@ def find_run(run_id: str) -> Run:
     return runs[run_id]
 
 
+def find_runs(text: str) -> list[Run]:
+    """The runs of a comma-separated list of ids, as `rerun_command` writes it.
+
+    A number alone is a further seed of the run before it: ``ID__seed0,1,ID2__seed0``.
+
+    Raises:
+        SpecError: for an id that no study defines, or runs of several scales.
+    """
+    ids: list[str] = []
+    for part in text.split(","):
+        further = part.isdigit() and ids
+        ids.append(f"{ids[-1].rpartition('__')[0]}__seed{part}" if further else part)
+    runs = [find_run(run_id) for run_id in ids]
+    scales = sorted({run.scale for run in runs})
+    if len(scales) > 1:
+        raise SpecError(f"run is {text!r}, but all runs must be of one scale, not {scales}")
+    return runs
+
+
+def rerun_command(ids: Iterable[str]) -> str:
+    """The one command that repeats these runs and what depends on them."""
+    seeds: dict[str, list[str]] = {}
+    for run_id in ids:
+        stem, _, seed = run_id.rpartition("__seed")
+        seeds.setdefault(stem, []).append(seed)
+    names = ",".join(f"{stem}__seed{','.join(numbers)}" for stem, numbers in seeds.items())
+    return f"snakemake rerun --config run={names}"
+
+
 def find_data(label: str) -> tuple[str, tasks.Data]:
     """Task and data of a folder of ``resources/data``, as the studies ask for it."""
     known = {run.data_label: run.spec for scale in SCALES for run in all_runs(scale).values()}
@@ -587,7 +616,7 @@ def study_as_dict(study: Study, scale: str) -> dict[str, Any]:
                 "method": run.spec["method"],
                 "seed": run.spec["seed"],
                 "spec": run.spec,
-                "command": f"snakemake rerun --config run={run.id}",
+                "command": rerun_command([run.id]),
             }
             for run in study_runs(study, scale)
         ],

@@ -330,3 +330,18 @@ def test_a_study_may_have_computations_only(tmp_path, monkeypatch, computation):
         records.computed("smoke", computation, "word")
     records.collect([], plan.study_as_dict(loaded, "smoke"), tmp_path / "records.csv")
     assert records.read_records(tmp_path / "records.csv").empty
+
+
+def test_one_command_repeats_several_runs():
+    runs = [run for run in plan.all_runs("quick").values() if "sparsity_library" in run.studies]
+    command = plan.rerun_command(run.id for run in runs)
+    assert [run.id for run in plan.find_runs(command.rpartition("=")[2])] == [r.id for r in runs]
+    by_seed = sorted(run.id for run in runs if "__rigl-s0.80__docs-prose" in run.id)
+    assert len(by_seed) == 3
+    assert plan.rerun_command(by_seed) == f"snakemake rerun --config run={by_seed[0]},1,2"
+
+
+def test_runs_of_one_command_are_of_one_scale():
+    ids = [next(iter(plan.all_runs(scale))) for scale in ("smoke", "quick")]
+    with pytest.raises(plan.SpecError, match="one scale"):
+        plan.find_runs(",".join(ids))

@@ -44,10 +44,9 @@ def checked_plan():
     plan.check_choice("reuse", config["reuse"], ["none", "reference"])
     plan.check_choice("execution", config["execution"], plan.EXECUTIONS)
     runs = {scale: plan.all_runs(scale) for scale in plan.SCALES}
-    if config["run"] is not None:
-        plan.find_run(config["run"])
+    again = [] if config["run"] is None else plan.find_runs(str(config["run"]))
     check_sparsity(runs)
-    return {name: plan.load_study(name) for name in plan.study_names()}, runs
+    return {name: plan.load_study(name) for name in plan.study_names()}, runs, again
 
 
 def check_sparsity(runs):
@@ -89,11 +88,11 @@ def warn_missing_data(runs):
 
 
 try:
-    STUDIES, RUNS = checked_plan()
+    STUDIES, RUNS, AGAIN = checked_plan()
 except ValueError as error:
     raise WorkflowError(str(error)) from None
 
-SCALE = config["scale"] if config["run"] is None else config["run"].split("__")[0]
+SCALE = AGAIN[0].scale if AGAIN else config["scale"]
 ALL_RUNS = {run_id: run for table in RUNS.values() for run_id, run in table.items()}
 RESULTS_LOCK = FileLock("results/.lock")
 
@@ -101,8 +100,8 @@ RESULTS_LOCK = FileLock("results/.lock")
 # makes Snakemake train that run, and a later command without `run` finds nothing to do.
 RERUNS_FILE = Path("state/reruns.json")
 RERUNS = json.loads(RERUNS_FILE.read_text()) if RERUNS_FILE.is_file() else {}
-if config["run"] is not None:
-    RERUNS[config["run"]] = RERUNS.get(config["run"], 0) + 1
+for run in AGAIN:
+    RERUNS[run.id] = RERUNS.get(run.id, 0) + 1
 
 warn_missing_data(RUNS[SCALE].values())
 
@@ -231,6 +230,6 @@ onstart:
         raise WorkflowError(
             "another snakemake is working on results/; wait for it or stop it"
         )
-    if config["run"] is not None:
+    if AGAIN:
         RERUNS_FILE.parent.mkdir(exist_ok=True)
         RERUNS_FILE.write_text(json.dumps(RERUNS, indent=1))
