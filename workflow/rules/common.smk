@@ -41,7 +41,7 @@ def checked_plan():
         )
     plan.check_choice("scale", config["scale"], plan.SCALES)
     plan.check_choice("study", config["study"], ["all", *plan.study_names()])
-    plan.check_choice("reuse", config["reuse"], ["none", "reference"])
+    plan.check_choice("reuse", config["reuse"], ["none", "reference", "only"])
     plan.check_choice("execution", config["execution"], plan.EXECUTIONS)
     runs = {scale: plan.all_runs(scale) for scale in plan.SCALES}
     again = [] if config["run"] is None else plan.find_runs(str(config["run"]))
@@ -124,13 +124,20 @@ def study_runs(wildcards):
 
 def record_files(wildcards):
     """One record per run: the committed one where it is asked for and fits."""
+    runs = study_runs(wildcards)
+    committed = {
+        run.id
+        for run in runs
+        if config["reuse"] != "none" and plan.reusable(run, data_folder=DATA)
+    }
     return [
         (
             run.reference.relative_to(plan.ROOT).as_posix()
-            if config["reuse"] == "reference" and plan.reusable(run, data_folder=DATA)
+            if run.id in committed
             else f"results/{run.scale}/runs/{run.id}/record.json"
         )
-        for run in study_runs(wildcards)
+        for run in runs
+        if config["reuse"] != "only" or run.id in committed
     ]
 
 
