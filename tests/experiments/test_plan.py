@@ -56,6 +56,8 @@ def error_of(folder) -> str:
         (lambda s: s["scales"]["smoke"][0].update(suite="smok"), ["'smok'", "'smoke'"]),
         (lambda s: s["scales"]["smoke"][0]["recipe"].update(tokens=10), ["tokens"]),
         (lambda s: s["scales"]["smoke"].append(s["scales"]["smoke"][0]), ["occurs twice"]),
+        (lambda s: s["scales"]["smoke"][0].update(variant="half"), ["variant", "'half'"]),
+        (lambda s: s["scales"]["smoke"][0]["methods"].update(static=[-1]), ["static", "-1"]),
         (
             lambda s: s["methods"]["rigl"]["sparsity"]["update"].update(stop="most%"),
             ["stop", "'most%'", "75%"],
@@ -90,6 +92,41 @@ def test_sparse_runs_halve_the_batch_and_double_the_steps():
     runs = {run.spec["method"]: run.spec["recipe"] for run in plan.study_runs(study, "smoke")}
     assert runs["static"]["batch_size"] * 2 == runs["dense"]["batch_size"]
     assert runs["static"]["steps"] == 2 * runs["dense"]["steps"]
+
+
+def test_a_grid_may_name_its_seeds_and_its_recipe_variant(write):
+    def change(study):
+        study["recipes"]["long"] = {
+            "batch_scale": 0.5,
+            "learning_rate_scale": 4.0,
+            "budget_scale": 3.0,
+        }
+        study["scales"]["smoke"][0] |= {"methods": {"static": [7, 9]}, "variant": "long"}
+
+    folder = write(change)
+    runs = plan.study_runs(plan.load_study("sparsity_library", folder=folder), "smoke")
+    base = BASE["scales"]["smoke"][0]["recipe"]
+    assert [run.spec["seed"] for run in runs] == [7, 9]
+    recipe = runs[0].spec["recipe"]
+    assert recipe["name"] == "long" and "__long__" in runs[0].id
+    assert recipe["learning_rate"] == 4.0 * base["learning_rate"]
+    assert recipe["tokens"] == 3 * base["tokens"]
+    assert recipe["steps"] == 3 * base["tokens"] // (8 * 32)
+
+
+def test_seeds_that_chose_settings_are_no_evidence():
+    for scale in plan.SCALES:
+        studies = [plan.load_study(name) for name in plan.study_names()]
+        seeds = {
+            trials: {
+                run.spec["seed"]
+                for study in studies
+                if study.trials is trials
+                for run in plan.study_runs(study, scale)
+            }
+            for trials in (True, False)
+        }
+        assert not seeds[True] & seeds[False]
 
 
 def test_shares_of_the_run_become_steps():
@@ -184,9 +221,9 @@ def test_a_reference_record_is_reused_only_if_spec_and_data_agree(tmp_path, monk
 
 def test_committed_records_answer_for_todays_runs(tmp_path):
     """A new key of the spec must not change the hash of runs that do not use it."""
-    planned = plan.all_runs("quick")
-    committed = {path.stem for path in plan.REFERENCE.glob("quick__*.json")}
+    committed = {path.stem for path in plan.REFERENCE.glob("*.json")}
     assert committed
+    planned = {k: run for scale in plan.SCALES for k, run in plan.all_runs(scale).items()}
     for run_id in committed:
         assert plan.reusable(planned[run_id], data_folder=tmp_path)
 
@@ -270,7 +307,7 @@ def edit(key: str, value, phases=two_phases):
         (edit("methods.finetuned.starts_from.method", "sett"), ["'sett'", "did you mean 'set'"]),
         (edit("scales.smoke.1.pretrained", "pile"), ["pretrained", "'pile'", "pretraining"]),
         (edit("scales.smoke.1.pretrained", None), ["finetuned", "no key pretrained"]),
-        (edit("scales.smoke.1.methods.finetuned", 2), ["needs seed 1 of set", "has 1 seeds"]),
+        (edit("scales.smoke.1.methods.finetuned", 2), ["needs seed 1 of set", "has the seeds [0]"]),
         (edit("scales.smoke.1.model.num_heads", 4), ["model differs", "'pretraining'"]),
         (edit("methods.set.starts_from", {"method": "rigl"}), ["may not itself start"]),
         (edit("methods.finetuned.starts_from.densify", False), ["densify is false", "sparsity"]),
