@@ -1,9 +1,14 @@
 """The claims ledger: one verdict for each published claim.
 
 A claim's machine form stands in ``experiments/published/tests.yaml``. ``compare`` claims test one
-selection of runs against another, paired by seed; ``order`` claims test each neighbouring pair of
-a chain; ``every`` claims hold if each of several comparisons does; ``exact`` claims are arithmetic
-on published values or records (``exact.py``); the rest say why no study tests them.
+selection of runs against another, paired by seed; ``gaps`` claims test one difference against
+another; ``order`` claims test each neighbouring pair of a chain; ``every`` claims hold if each of
+several comparisons does; ``exact`` claims are arithmetic on published values or records
+(``exact.py``); the rest say why no study tests them.
+
+A comparison stays within one workload, a (model, dataset) pair, and uses headline runs only. The
+verdict is that of the study's first workload with both sides; the others stand beside it as
+replications.
 """
 
 import math
@@ -13,7 +18,7 @@ from typing import Any
 
 import pandas as pd
 
-from experiments.analysis import exact, published, stats
+from experiments.analysis import exact, published, selection, stats
 from experiments.analysis import records as tidy
 
 HOLDS, CONTRADICTED = "holds", "contradicted"
@@ -23,8 +28,11 @@ ALPHA = 0.05
 LARGER = "larger"
 SIGNS = {"less": "<", "greater": ">", "differ": "differs from"}
 COLUMNS = ["id", "role", "statement", "source", "published", "tested_as", "verdict", "effect"]
-COLUMNS += ["low", "high", "interval", "p", "p_adjusted", "num_seeds", "reason", "concerns"]
-COLUMNS += ["runs"]
+COLUMNS += ["low", "high", "interval", "p", "p_adjusted", "num_seeds", "reason", "replications"]
+COLUMNS += ["concerns", "runs"]
+TRIALS = "the runs of this study choose settings: they are evidence for no claim"
+
+Cell = tuple[str, str]
 
 
 @dataclass(frozen=True)
@@ -35,6 +43,7 @@ class Outcome:
     pair: stats.Paired | None = None
     reason: str = ""
     verdict: str | None = None
+    replications: str = ""
     runs: str = ""
 
 
@@ -54,8 +63,11 @@ def evaluate(records: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
     """
     roles = _roles(study)
     tests = published.tests()
+    if study.get("trials"):
+        tests = dict.fromkeys(tests, {"not_tested": TRIALS})
+    records = selection.headline(records, study)
     outcomes = {
-        row.claim_id: _outcome(row.claim_id, tests.get(row.claim_id, {}), records)
+        row.claim_id: _outcome(tests.get(row.claim_id, {}), records, study)
         for row in published.claims().itertuples()
     }
     corrected = _holm(outcomes, roles)
@@ -83,86 +95,192 @@ def _default_role(outcome: Outcome) -> str:
     return "exact" if outcome.verdict in (HOLDS, CONTRADICTED) else ""
 
 
-def _outcome(name: str, test: Mapping[str, Any], records: pd.DataFrame) -> Outcome:
+def _outcome(test: Mapping[str, Any], records: pd.DataFrame, study: dict[str, Any]) -> Outcome:
     if "not_tested" in test or not test:
         reason = test.get("not_tested", "no test has been written for this claim")
         return Outcome("", verdict=NOT_TESTED, reason=reason)
     if "exact" in test:
-        check = exact.CHECKS[test["exact"]](records)
+        check = exact.CHECKS[test["exact"]](records, study)
         verdict = {True: HOLDS, False: CONTRADICTED, None: NOT_TESTED}[check.holds]
         return Outcome(test["tested_as"], verdict=verdict, reason=check.reason)
+    return compare(test, records, study)
+
+
+def compare(
+    test: Mapping[str, Any], records: pd.DataFrame, study: dict[str, Any] | None = None
+) -> Outcome:
+    """Test a claim's links on the study's first workload with all sides, and on the others.
+
+    Args:
+        test: Machine form of the claim: a comparison, a chain, or several comparisons.
+        records: Headline records.
+        study: The study; its plan orders the workloads. None takes the records' own order.
+
+    Returns:
+        The outcome on the first workload. Others with at least one pair are its replications.
+    """
+    plan = selection.headline(selection.planned(study or {}), study or {})
+    plan = records if plan.empty else plan
+    test, left_out = _restricted(test, plan)
+    links = _links(test)
+    words = _words(test, links)
+    rows = tidy.select(records, test["metric"], split=test.get("split"))
+    sides = [side for link in links for side in _sides(link)]
+    workloads = [
+        cell
+        for cell in tidy.cells(plan)
+        if all(not _sided(plan, cell, side).empty for side in sides)
+    ]
+    if not workloads:
+        missing = [_name(side) for side in sides if _sided(rows, None, side).empty]
+        missing = missing or ["all sides on one model and dataset"]
+        return Outcome(words, verdict=NOT_TESTED, reason=_missing(missing))
+    first, *others = (_on(test, links, rows, cell) for cell in workloads)
+    seen = "; ".join(_replication(other) for other in others if other.pair is not None)
+    reason = first.reason
+    if left_out:
+        reason += f"; without {', '.join(left_out)}, which this scale does not train"
+    return replace(first, tested_as=words, reason=reason, replications=seen)
+
+
+def _links(test: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The comparisons that a claim is made of, each with ``a`` and ``b`` or with ``gaps``."""
     if "order" in test:
         pairs = zip(test["order"], test["order"][1:], strict=False)
-        links = [{"a": a, "b": b, "direction": "less"} for a, b in pairs]
-        words = f"{test['metric']}: " + " < ".join(_name(side) for side in test["order"])
-        return _every(test, links, words, records)
+        return [{"a": a, "b": b, "direction": "less"} for a, b in pairs]
     if "every" in test:
-        links = [{"direction": test.get("direction"), **link} for link in test["every"]]
-        words = "; ".join(describe({**test, **link}) for link in links)
-        return _every(test, links, words, records)
-    return compare(test, records)
+        return [{"direction": test.get("direction"), **link} for link in test["every"]]
+    return [dict(test)]
 
 
-def compare(test: Mapping[str, Any], records: pd.DataFrame) -> Outcome:
-    """Test one selection of runs against another on the cell with most paired seeds."""
-    rows = tidy.select(records, test["metric"], split=test.get("split"))
-    words = describe(test)
-    missing = [_name(test[side]) for side in ("a", "b") if _sided(rows, None, test[side]).empty]
-    if missing:
-        reason = f"this scale has no finished run of {' or '.join(missing)} with this metric"
-        return Outcome(words, verdict=NOT_TESTED, reason=reason)
-    best: Outcome | None = None
-    for cell in tidy.cells(rows):
-        a, b = _sided(rows, cell, test["a"]), _sided(rows, cell, test["b"])
-        pair = stats.paired(
-            tidy.by_seed(a),
-            tidy.by_seed(b),
-            direction=test["direction"],
-            margin=test.get("margin", 0.0),
-        )
-        if pair.num_seeds and (best is None or pair.num_seeds > best.pair.num_seeds):
-            seeds = set(a["seed"]) & set(b["seed"])
-            both = pd.concat([a, b])
-            runs = " ".join(both[both["seed"].isin(seeds)]["run"])
-            best = Outcome(words, pair, f"{cell[0]} on {cell[1]}", runs=runs)
-    return best or Outcome(words, verdict=NOT_TESTED, reason="no seed is on both sides")
+def _restricted(test: Mapping[str, Any], plan: pd.DataFrame) -> tuple[Mapping[str, Any], list[str]]:
+    """The part of a claim that the scale trains, and the names of what was left out.
+
+    Only what is marked ``where_planned`` is left out: links one by one, a chain as a whole.
+    """
+
+    def absent(side: Mapping[str, Any]) -> bool:
+        return _sided(plan, None, side).empty
+
+    if "order" in test and test.get("where_planned"):
+        kept = [side for side in test["order"] if not absent(side)]
+        gone = [side for side in test["order"] if absent(side)]
+        return ({**test, "order": kept}, _names(gone)) if len(kept) > 1 else (test, [])
+    if "every" in test:
+        links = test["every"]
+        kept = [
+            link
+            for link in links
+            if not (link.get("where_planned") and any(absent(side) for side in _sides(link)))
+        ]
+        gone = [side for link in links if link not in kept for side in _sides(link)]
+        gone = [side for side in gone if absent(side)]
+        return ({**test, "every": kept}, _names(gone)) if kept else (test, [])
+    return test, []
 
 
-def _every(
-    test: Mapping[str, Any], parts: list[dict[str, Any]], words: str, records: pd.DataFrame
+def _names(sides: list[Mapping[str, Any]]) -> list[str]:
+    return list(dict.fromkeys(_name(side) for side in sides))
+
+
+def _words(test: Mapping[str, Any], links: list[dict[str, Any]]) -> str:
+    if "order" in test:
+        return f"{test['metric']}: " + " < ".join(_name(side) for side in test["order"])
+    return "; ".join(describe({**test, **link}) for link in links)
+
+
+def _sides(link: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    if "gaps" in link:
+        return [side for gap in link["gaps"] for side in gap]
+    return [link["a"], link["b"]]
+
+
+def _on(
+    test: Mapping[str, Any], links: list[dict[str, Any]], rows: pd.DataFrame, cell: Cell
 ) -> Outcome:
-    """Several comparisons hold if each does (intersection-union: the largest p counts)."""
-    links = [compare({**test, **part}, records) for part in parts]
-    untested = [link for link in links if link.pair is None]
-    if untested:
-        return replace(untested[0], tested_as=words)
-    weakest = max(links, key=lambda link: _or(link.pair.p, 1.0))
-    against = min(_or(link.pair.p_opposite, 1.0) for link in links)
+    """All links within one workload; several hold if each does (the largest p counts)."""
+    sides = [side for link in links for side in _sides(link)]
+    missing = [_name(side) for side in sides if _sided(rows, cell, side).empty]
+    where = f"{cell[0]} on {cell[1]}"
+    if missing:
+        return Outcome("", verdict=NOT_TESTED, reason=f"{where}: {_missing(missing)}")
+    for side, least in test.get("requires", {}).items():
+        found = _sided(rows, cell, test[side])["value"].mean()
+        if not found > least:
+            reason = (
+                f"{where}: {_name(test[side])} reaches {found:.3g} {test['metric']}, and the test "
+                f"says something only above {least:g}"
+            )
+            return Outcome("", verdict=NOT_TESTED, reason=reason)
+    pairs = [_pair({**test, **link}, rows, cell) for link in links]
+    if any(pair.num_seeds == 0 for pair in pairs):
+        return Outcome("", verdict=NOT_TESTED, reason=f"{where}: no seed is on both sides")
+    runs = " ".join(_runs(link, rows, cell) for link in links)
+    if len(links) == 1:
+        return Outcome("", pairs[0], where, runs=runs)
+    at = max(range(len(pairs)), key=lambda index: _or(pairs[index].p, 1.0))
+    against = min(_or(pair.p_opposite, 1.0) for pair in pairs)
     pair = replace(
-        weakest.pair,
-        num_seeds=min(link.pair.num_seeds for link in links),
-        p_opposite=min(1.0, against * len(links)),
+        pairs[at],
+        num_seeds=min(pair.num_seeds for pair in pairs),
+        p_opposite=min(1.0, against * len(pairs)),
     )
-    reason = f"{weakest.reason}; effect and p are those of the weakest link ({weakest.tested_as})"
-    return Outcome(words, pair, reason, runs=" ".join(link.runs for link in links))
+    weakest = describe({**test, **links[at]})
+    reason = f"{where}; effect and p are those of the weakest link ({weakest})"
+    return Outcome("", pair, reason, runs=runs)
 
 
-def _sided(
-    rows: pd.DataFrame, cell: tuple[str, str] | None, selection: Mapping[str, Any]
-) -> pd.DataFrame:
-    """A selection within a cell, or with ``model: larger`` from the dataset's other models."""
-    wanted = {key: value for key, value in selection.items() if value != LARGER}
+def _pair(link: Mapping[str, Any], rows: pd.DataFrame, cell: Cell) -> stats.Paired:
+    values = [_by_seed(_sided(rows, cell, side), side) for side in _sides(link)]
+    if "gaps" in link:
+        values = [
+            {seed: a[seed] - b[seed] for seed in a.keys() & b.keys()}
+            for a, b in (values[:2], values[2:])
+        ]
+    a, b = values
+    return stats.paired(a, b, direction=link["direction"], margin=link.get("margin", 0.0))
+
+
+def _by_seed(rows: pd.DataFrame, side: Mapping[str, Any]) -> dict[int, float]:
+    """Seed to value; a seed that lacks one of several listed methods is left out."""
+    for column, wanted in side.items():
+        if isinstance(wanted, list):
+            complete = rows.groupby("seed")[column].transform("nunique") == len(wanted)
+            rows = rows[complete]
+    return tidy.by_seed(rows)
+
+
+def _runs(link: Mapping[str, Any], rows: pd.DataFrame, cell: Cell) -> str:
+    """The runs behind a comparison: those of the seeds that all sides have."""
+    parts = [_sided(rows, cell, side) for side in _sides(link)]
+    seeds = set.intersection(*(set(part["seed"]) for part in parts))
+    both = pd.concat(parts)
+    return " ".join(both[both["seed"].isin(seeds)]["run"])
+
+
+def _missing(names: list[str]) -> str:
+    names = list(dict.fromkeys(names))
+    return f"this scale has no finished run of {' or '.join(names)} with this metric"
+
+
+def _replication(outcome: Outcome) -> str:
+    pair = outcome.pair
+    word, _ = verdict(pair)
+    where = outcome.reason.split(";")[0]
+    interval = "" if math.isnan(pair.low) else f" [{pair.low:.3g}, {pair.high:.3g}]"
+    seeds = f"{pair.num_seeds} {'seed' if pair.num_seeds == 1 else 'seeds'}"
+    return f"{where}: {word}, {pair.effect:+.3g}{interval}, {seeds}"
+
+
+def _sided(rows: pd.DataFrame, cell: Cell | None, side: Mapping[str, Any]) -> pd.DataFrame:
+    """A selection within a workload, or with ``model: larger`` from the dataset's other models."""
+    wanted = {key: value for key, value in side.items() if value != LARGER}
     if cell is not None:
         is_model = rows["model"] == cell[0]
-        is_other = selection.get("model") == LARGER
+        is_other = side.get("model") == LARGER
         rows = rows[(rows["dataset"] == cell[1]) & (~is_model if is_other else is_model)]
-    return _selected(rows, wanted)
-
-
-def _selected(rows: pd.DataFrame, selection: Mapping[str, Any]) -> pd.DataFrame:
-    for column, wanted in selection.items():
-        values = wanted if isinstance(wanted, list) else [wanted]
-        rows = rows[rows[column].isin(values)]
+    for column, value in wanted.items():
+        rows = rows[rows[column].isin(value if isinstance(value, list) else [value])]
     return rows
 
 
@@ -175,7 +293,11 @@ def _name(selection: Mapping[str, Any]) -> str:
 
 def describe(test: Mapping[str, Any]) -> str:
     """Return the machine form of a comparison in words."""
-    sides = f"{_name(test['a'])} {SIGNS[test['direction']]} {_name(test['b'])}"
+    sign = SIGNS[test["direction"]]
+    if "gaps" in test:
+        sides = f" {sign} ".join(f"({_name(a)} minus {_name(b)})" for a, b in test["gaps"])
+    else:
+        sides = f"{_name(test['a'])} {sign} {_name(test['b'])}"
     size = test.get("margin", 0.0)
     margin = f" by at least {size}" if size > 0 else f", {-size} allowed" if size else ""
     split = f"{test['split']} " if test.get("split") else ""
@@ -227,6 +349,7 @@ def _ledger_row(
         "verdict": outcome.verdict,
         "num_seeds": 0,
         "reason": outcome.reason,
+        "replications": outcome.replications,
         "concerns": " ".join(test.get("concerns", [])),
         "runs": outcome.runs,
     }
@@ -252,6 +375,6 @@ def write(records: pd.DataFrame, study: dict[str, Any], path: Any) -> None:
 def read(path: Any) -> pd.DataFrame:
     """Read a ledger; empty text cells are empty strings."""
     text = ["id", "role", "statement", "source", "published", "tested_as", "verdict", "interval"]
-    text += ["reason", "concerns", "runs"]
+    text += ["reason", "replications", "concerns", "runs"]
     ledger = pd.read_csv(path, dtype=dict.fromkeys(text, "string"))
     return ledger.fillna(dict.fromkeys(text, ""))

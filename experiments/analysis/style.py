@@ -33,6 +33,8 @@ class MethodStyle:
 # Okabe and Ito's colour-blind-safe set; markers carry the same information without colour.
 METHODS = {
     "dense": MethodStyle("Dense", "#7F7F7F", "o"),
+    # Dense with the batch and steps of the sparse runs.
+    "dense-control": MethodStyle("Dense control", INK, "X"),
     "static": MethodStyle("Static", "#D55E00", "s"),
     "set": MethodStyle("SET", "#009E73", "^"),
     "rigl": MethodStyle("RigL", "#0072B2", "D"),
@@ -40,7 +42,7 @@ METHODS = {
     "gmp": MethodStyle("GMP", "#CC79A7", "P"),
 }
 # A study's Sparse-IFT methods are named <family><sparsity>-<algorithm>, un-widened ones
-# <algorithm><sparsity>; the sparsity is a column of its own.
+# <algorithm>, <algorithm><sparsity> or <algorithm>-<word>; the sparsity is a column of its own.
 FAMILIES = {
     "wide": ("Sparse-Wide", "#332288"),
     "parallel": ("Sparse-Parallel", "#44AA99"),
@@ -48,7 +50,8 @@ FAMILIES = {
     "doped": ("Sparse-Doped", "#AA4499"),
 }
 WIDE_COLORS = {"static": "#88CCEE", "set": "#117733"}
-METHOD_NAME = re.compile(rf"(?:({'|'.join(FAMILIES)})\d*-)?([a-z]+)\d*")
+ALGORITHM = "|".join(sorted(METHODS, key=len, reverse=True))
+METHOD_NAME = re.compile(rf"(?:({'|'.join(FAMILIES)})\d*-)?({ALGORITHM})(?:-?\d+|-rare)?")
 # Tol's muted set, for methods that the list above does not know.
 SPARE_COLORS = ("#332288", "#88CCEE", "#44AA99", "#999933", "#882255", "#AA4499", "#CC6677")
 SPARE_MARKERS = ("X", "<", ">", "p", "h", "*", "d")

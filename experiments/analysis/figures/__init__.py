@@ -2,7 +2,8 @@
 
 A figure module has a docstring (its caption), ``draw(records, curves, study)`` and
 ``data(records, curves, study)`` (the table that is drawn). Optional are ``caption`` (sentences
-generated from the data) and ``AXES`` (further x axes that ``draw`` takes as ``x=``).
+generated from the data) and ``AXES`` (further x axes that ``draw`` takes as ``x=``). Records
+hold the study's headline runs only, unless the module sets ``EVERY_RECIPE = True``.
 """
 
 import importlib
@@ -15,6 +16,7 @@ import matplotlib
 import pandas as pd
 from matplotlib.figure import Figure
 
+from experiments.analysis import selection
 from experiments.analysis.style import sheet
 
 
@@ -35,12 +37,20 @@ def load(name: str) -> ModuleType:
     return importlib.import_module(f"{__name__}.{name}")
 
 
+def shown(name: str, records: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
+    """Return the records that a figure is drawn from."""
+    every = getattr(load(name), "EVERY_RECIPE", False)
+    return records if every else selection.headline(records, study)
+
+
 def caption(name: str, records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> str:
     """Return a figure's docstring, followed by the sentences its data generates."""
     module = load(name)
     text = " ".join((module.__doc__ or "").split())
     generate = getattr(module, "caption", None)
-    return f"{text} {generate(records, curves, study)}".strip() if generate else text
+    if generate is None:
+        return text
+    return f"{text} {generate(shown(name, records, study), curves, study)}".strip()
 
 
 def save(name: str, figure: Figure, out_dir: Path, data: pd.DataFrame | None = None) -> None:
@@ -73,7 +83,7 @@ def write(
     name: str, records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any], out_dir: Path
 ) -> None:
     """Draw one figure over every x axis it knows, and save it with its data."""
-    module = load(name)
+    module, records = load(name), shown(name, records, study)
     with sheet():
         figure = module.draw(records, curves, study)
         save(name, figure, out_dir, module.data(records, curves, study))

@@ -3,6 +3,7 @@
 A table module has a docstring (its caption) and ``make(records, curves, study) -> DataFrame``.
 Conventions that the report understands: a column ``runs`` holds the ids of the runs behind a
 row, separated by spaces; a column whose name ends in ``(published)`` holds the source's value.
+Records hold the study's headline runs only, unless the module sets ``EVERY_RECIPE = True``.
 """
 
 import importlib
@@ -11,6 +12,8 @@ from types import ModuleType
 from typing import Any
 
 import pandas as pd
+
+from experiments.analysis import selection
 
 
 def names() -> list[str]:
@@ -41,5 +44,8 @@ def write(
     """Write one table as CSV, and return its path."""
     out_dir.mkdir(parents=True, exist_ok=True)
     path = out_dir / f"{name}.csv"
-    load(name).make(records, curves, study).to_csv(path, index=False)
+    module = load(name)
+    if not getattr(module, "EVERY_RECIPE", False):
+        records = selection.headline(records, study)
+    module.make(records, curves, study).to_csv(path, index=False)
     return path

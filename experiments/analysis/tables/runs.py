@@ -5,6 +5,7 @@ from typing import Any
 
 import pandas as pd
 
+EVERY_RECIPE = True
 METRICS = ("wall_s", "steps", "tokens", "num_nonzero")
 COLUMNS = ["run", "status", "seed", "data", "data hash", "steps", "tokens", "non-zero parameters"]
 COLUMNS += ["wall time (s)", "processor", "threads", "versions", "command"]

@@ -78,7 +78,7 @@ def test_counter_evidence_points_at_claims_that_exist():
 
 @pytest.mark.parametrize("name", sorted(set(exact.CHECKS) - {"update_flops"}))
 def test_arithmetic_of_the_sources(name):
-    assert exact.CHECKS[name](None).holds is True
+    assert exact.CHECKS[name](None, {}).holds is True
 
 
 def test_cs2_curve_at_its_ends():
