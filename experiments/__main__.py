@@ -347,14 +347,27 @@ def publish(scale: Scale) -> None:
 
 @app.command()
 def where(arguments: Annotated[list[str] | None, typer.Argument()] = None) -> None:
-    """Print where the report of the configured scale is."""
+    """Print where the report of the configured scale is, and the command behind each number.
+
+    Takes the arguments of `snakemake reproduce`: ``where -- --config scale=smoke study=flops``.
+    """
+    import pandas as pd
     import yaml
 
-    scale = yaml.safe_load((plan.ROOT / "experiments/config.yaml").read_text())["scale"]
-    for word in arguments or []:
-        if word.startswith("scale="):
-            scale = word.removeprefix("scale=")
-    print(f"The report is reports/{scale}/index.html")
+    from experiments.report import cells
+
+    chosen = yaml.safe_load((plan.ROOT / "experiments/config.yaml").read_text())
+    chosen |= dict(word.split("=", 1) for word in arguments or [] if "=" in word)
+    folder = Path("reports") / chosen["scale"]
+    if (folder / "commands.csv").is_file():
+        table = pd.read_csv(folder / "commands.csv", keep_default_na=False)
+        if chosen["study"] != "all":
+            table = table[table["study"] == chosen["study"]]
+        print("The one command that repeats the runs behind each row of each table:")
+        for line in cells.listing(table):
+            print(line)
+        print(f"The same, row by row: {folder}/commands.csv")
+    print(f"The report is {folder}/index.html")
 
 
 @app.command()

@@ -591,7 +591,9 @@ def rerun_command(ids: Iterable[str]) -> str:
     for run_id in ids:
         stem, _, seed = run_id.rpartition("__seed")
         seeds.setdefault(stem, []).append(seed)
-    names = ",".join(f"{stem}__seed{','.join(numbers)}" for stem, numbers in seeds.items())
+    names = ",".join(
+        f"{stem}__seed{','.join(sorted(numbers, key=int))}" for stem, numbers in seeds.items()
+    )
     return f"snakemake rerun --config run={names}"
 
 

@@ -9,6 +9,7 @@ import math
 import os
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,19 @@ from markupsafe import Markup
 from experiments.analysis import claims as ledger_module
 from experiments.analysis import figures, tables
 from experiments.analysis import records as tidy
-from experiments.analysis.style import AXES, INK, method_style
+from experiments.analysis.style import AXES, INK, MethodStyle, method_style
+from experiments.report import cells, summary
 
 TEMPLATES = Path(__file__).with_name("templates")
 AXIS_LABELS = {"tokens": "tokens", "steps": "steps", "flops": "FLOPs"}
+HEADINGS = {
+    "contradicted": "Not reproduced: contradicted",
+    "inconclusive": "Open: inconclusive",
+    "holds": "Reproduced: holds",
+    "not tested": "Not tested at this scale",
+}
+#: Columns of a table of runs that the page shows beside each run's spec instead.
+RUN_FACTS = ("data hash", "processor", "threads", "versions", "command")
 
 
 def environment(*, html: bool) -> jinja2.Environment:
@@ -37,9 +47,17 @@ def environment(*, html: bool) -> jinja2.Environment:
     env.filters["cell"] = format_cell
     env.filters["md"] = markdown_cell
     env.filters["anchor"] = anchor
-    env.filters["seed"] = seed_label
-    env.globals["look"] = method_style
+    env.filters["words"] = summary.in_words
+    env.filters["p"] = p_value
+    env.filters["sentence"] = sentence
+    env.globals.update(look=look, short_name=cells.short_name, seeds=cells.seeds)
     return env
+
+
+def look(method: str) -> MethodStyle:
+    """Return the look of a method on a page, where dark ink is the page's text colour."""
+    style = method_style(method)
+    return replace(style, color="currentColor") if style.color == INK else style
 
 
 def format_cell(value: Any, column: str = "") -> str:
@@ -66,15 +84,20 @@ def markdown_cell(value: str) -> str:
     return text.replace("\n", "<br>").replace("  ", "&nbsp;&nbsp;")
 
 
+def p_value(value: float) -> str:
+    """Return a p value with its sign, as in ``p = 0.012``."""
+    return "< 0.001" if value < 0.001 else f"= {value:.3f}"
+
+
+def sentence(text: str) -> str:
+    """Return a text with a full stop."""
+    text = text.strip()
+    return text + ("" if text.endswith((".", "?", "!")) else ".")
+
+
 def anchor(run: str) -> str:
     """Return the HTML id of a run."""
     return "run-" + re.sub(r"[^A-Za-z0-9_-]", "-", run)
-
-
-def seed_label(run: str) -> str:
-    """Return the short name of a run: its seed."""
-    found = re.search(r"seed(\d+)$", run)
-    return f"seed {found.group(1)}" if found else run
 
 
 def inline_svg(path: Path, *, prefix: str, title: str) -> Markup:
@@ -95,14 +118,18 @@ def inline_svg(path: Path, *, prefix: str, title: str) -> Markup:
     return Markup(text)
 
 
-def _read_table(name: str, folder: Path) -> dict[str, Any]:
+def _read_table(name: str, folder: Path, behind: cells.Register) -> dict[str, Any]:
     path = folder / f"{name}.csv"
     shown = {"name": name, "title": name.replace("_", " "), "caption": tables.caption(name)}
-    shown |= {"columns": [], "rows": [], "missing": not path.exists()}
-    if path.exists() and path.stat().st_size > 2:
+    shown |= {"columns": [], "numeric": [], "rows": [], "missing": not path.exists()}
+    if cells.has_rows(path):
         table = pd.read_csv(path)
-        shown["columns"] = list(table.columns)
+        hidden = RUN_FACTS if "run" in table else ()
+        shown["columns"] = [column for column in table.columns if column not in hidden]
+        shown["numeric"] = list(table.select_dtypes("number").columns)
         shown["rows"] = table.to_dict("records")
+        for row in shown["rows"]:
+            row["behind"] = behind.add(row.get("runs"))
     return shown
 
 
@@ -138,13 +165,15 @@ def _read_details(study: dict[str, Any], runs_dir: Path, present: set[str]) -> l
                 "command": record.get("command") or run.get("command"),
                 "spec": json.dumps(spec, indent=2),
                 "facts": {
+                    "seed": run.get("seed"),
                     "data": (record.get("data") or {}).get("name"),
                     "data hash": (record.get("data") or {}).get("hash"),
                     "spec hash": record.get("spec_hash"),
                     "code hash": record.get("code_hash"),
                     "processor": record.get("cpu"),
                     "threads": record.get("num_threads"),
-                    "wall time (s)": record.get("wall_s"),
+                    "wall time of training (s)": record.get("wall_s"),
+                    "wall time of evaluation (s)": (record.get("evaluation") or {}).get("wall_s"),
                     "versions": "; ".join(
                         f"{name} {version}"
                         for name, version in (record.get("versions") or {}).items()
@@ -155,20 +184,31 @@ def _read_details(study: dict[str, Any], runs_dir: Path, present: set[str]) -> l
     return details
 
 
-def _ledger(path: Path, study: dict[str, Any]) -> dict[str, Any]:
+def _ledger(path: Path, behind: cells.Register) -> dict[str, Any]:
     """The ledger in the order a reader needs: primary, exploratory, exact, not tested."""
     if not Path(path).exists():
-        return {"tested": [], "untested": [], "counts": {}, "missing": True}
+        return {"tested": [], "exact": [], "untested": [], "counts": [], "missing": True}
     table = ledger_module.read(path)
-    order = {"primary": 0, "exploratory": 1, "exact": 2, "": 3}
-    table = table.assign(rank=table["role"].map(order)).sort_values(["rank", "id"])
-    rows = table.to_dict("records")
-    shown = [row for row in rows if row["verdict"] != "not tested" or row["role"]]
-    for row in shown:
-        row["counter"] = [r["id"] for r in rows if row["id"] in str(r["concerns"]).split()]
-    counts = {name: sum(r["verdict"] == name for r in rows) for name in ledger_module.VERDICTS}
-    untested = [row for row in rows if row not in shown]
-    return {"tested": shown, "untested": untested, "counts": counts, "missing": False}
+    table = table.assign(rank=table["role"].map(summary.ROLES).fillna(3))
+    rows = with_counter_evidence(table.sort_values(["rank", "id"]).to_dict("records"))
+    for row in rows:
+        row["behind"] = behind.add(row["runs"])
+    listed = [row for row in rows if row["role"] in ("primary", "exploratory")]
+    return {
+        "tested": listed,
+        "exact": [row for row in rows if row["role"] == "exact"],
+        "untested": [row for row in rows if not row["role"]],
+        "counts": summary.verdict_counts(table),
+        "missing": False,
+    }
+
+
+def with_counter_evidence(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Add to each claim the rows of the ledger that speak against it."""
+    for row in rows:
+        row["statement"] = row["statement"].removeprefix("COUNTER-EVIDENCE: ")
+        row["counter"] = [other for other in rows if row["id"] in other["concerns"].split()]
+    return rows
 
 
 def render_study(
@@ -198,19 +238,20 @@ def render_study(
     """
     records, curves = tidy.read_records(records_csv), tidy.read_curves(curves_csv)
     out_dir.mkdir(parents=True, exist_ok=True)
-    wall = records[(records["metric"] == "wall_s")].drop_duplicates("run")["value"].sum()
+    behind = cells.Register()
     context = {
         "study": study,
+        "trials": study.get("trials", False),
         "missing": tidy.missing_runs(records, study),
-        "num_runs": records["run"].nunique(),
-        "wall_s": float(wall),
-        "tables": [_read_table(name, Path(tables_dir)) for name in study.get("tables", [])],
+        "cost": summary.cost(_records(Path(runs_dir))),
+        "ledger": _ledger(Path(claims_csv), behind),
+        "tables": [_read_table(name, Path(tables_dir), behind) for name in study.get("tables", [])],
         "figures": [
             _read_figure(name, Path(figures_dir), records, curves, study)
             for name in study.get("figures", [])
         ],
         "details": _read_details(study, Path(runs_dir), set(records["run"])),
-        "ledger": _ledger(Path(claims_csv), study),
+        "behind": list(behind),
         "figures_path": _relative(figures_dir, out_dir),
         "tables_path": _relative(tables_dir, out_dir),
     }
@@ -231,20 +272,10 @@ def _render(template: str, context: dict[str, Any], out_dir: Path) -> None:
         (out_dir / file).write_text(text, encoding="utf-8")
 
 
-def merge_ledgers(ledgers: dict[str, pd.DataFrame]) -> pd.DataFrame:
-    """Return one row per claim: that of the study with the most to say about it.
-
-    A study that lists the claim goes before one that does not, a test before none.
-    """
-    rows = [table.assign(study=name) for name, table in ledgers.items()]
-    if not rows:
-        return pd.DataFrame(columns=[*ledger_module.COLUMNS, "study"])
-    merged = pd.concat(rows, ignore_index=True)
-    rank = merged["role"].map({"primary": 0, "exploratory": 1, "exact": 2}).fillna(3)
-    untested = merged["verdict"] == ledger_module.NOT_TESTED
-    rank += 4 * untested.astype(int)
-    merged = merged.assign(rank=rank).sort_values(["id", "rank"], kind="stable")
-    return merged.drop_duplicates("id").drop(columns="rank")
+def _records(folder: Path) -> list[dict[str, Any]]:
+    """All records in a folder, as ``<run id>.json`` or ``<run id>/record.json``."""
+    files = [*folder.glob("*.json"), *folder.glob("*/record.json")]
+    return [tidy.read_json(path) for path in sorted(files)]
 
 
 def render_index(
@@ -260,34 +291,50 @@ def render_index(
     Args:
         studies: All studies of the scale.
         scale: Name of the scale.
-        results_dir: ``results/<scale>``, holding ``<study>/records.csv`` and ``claims.csv``.
-        out_dir: ``reports/<scale>``, holding ``<study>/index.html``.
+        results_dir: ``results/<scale>``, holding ``<study>/records.csv``, ``records/`` and
+            ``claims.csv``.
+        out_dir: ``reports/<scale>``, holding ``<study>/index.html`` and ``tables/``.
         command: Command that repeats the whole; None takes ``snakemake reproduce``.
 
     Returns:
-        The path of ``index.html``.
+        The path of ``index.html``. Beside it is ``commands.csv``, with the command behind each
+        row of each table.
     """
     out_dir.mkdir(parents=True, exist_ok=True)
-    shown, ledgers = [], {}
-    for study in studies:
-        folder = Path(results_dir) / study["name"]
-        row = {"study": study, "finished": 0, "wall_s": 0.0, "counts": {}, "missing": []}
-        row["num_runs"] = len(study.get("runs", []))
+    shown, ledgers, finished, commands = [], {}, {"evidence": [], "trials": []}, []
+    for study in sorted(studies, key=lambda study: (study.get("trials", False), study["name"])):
+        folder, page = Path(results_dir) / study["name"], Path(out_dir) / study["name"]
+        own = _records(folder / "records")
+        row = {"study": study, "num_runs": len(study.get("runs", [])), "cost": summary.cost(own)}
+        row |= {"trials": study.get("trials", False), "missing": []}
         if (folder / "records.csv").exists():
-            records = tidy.read_records(folder / "records.csv")
-            row["finished"] = records["run"].nunique()
-            row["wall_s"] = float(records[records["metric"] == "wall_s"]["value"].sum())
-            row["missing"] = tidy.missing_runs(records, study)
-        if (folder / "claims.csv").exists():
-            ledgers[study["name"]] = ledger_module.read(folder / "claims.csv")
+            row["missing"] = tidy.missing_runs(tidy.read_records(folder / "records.csv"), study)
+        row["chance"] = summary.chance_scores(page / "tables")
+        finished["trials" if study.get("trials") else "evidence"] += own
+        ledger = pd.DataFrame(columns=ledger_module.COLUMNS)
+        if (folder / "claims.csv").exists() and not study.get("trials"):
+            ledger = ledgers[study["name"]] = ledger_module.read(folder / "claims.csv")
+        row["counts"] = summary.verdict_counts(ledger[ledger["role"] != ""])
+        commands.append(cells.commands(study, page / "tables", ledger))
         shown.append(row)
-    merged = merge_ledgers(ledgers)
-    groups = {word: merged[merged["verdict"] == word].to_dict("records") for word in
-              ("contradicted", "inconclusive", "holds", "not tested")}  # fmt: skip
-    context = {"rows": shown, "scale": scale, "groups": groups}
-    context["command"] = command or f"snakemake reproduce --config scale={scale}"
-    context["num_claims"] = len(merged)
+    merged = summary.merge_ledgers(ledgers)
+    rows = with_counter_evidence(merged.to_dict("records"))
+    context = {
+        "rows": shown,
+        "scale": scale,
+        "groups": {word: [r for r in rows if r["verdict"] == word] for word in summary.ORDER},
+        "headings": HEADINGS,
+        "counts": summary.verdict_counts(merged),
+        "outcome": summary.outcome(merged),
+        "cost": summary.cost([*finished["evidence"], *finished["trials"]]),
+        "trials_cost": summary.cost(finished["trials"]),
+        "num_asked": len({run["id"] for study in studies for run in study.get("runs", [])}),
+        "num_claims": len(merged),
+        "command": command or f"snakemake reproduce --config scale={scale}",
+    }
     _render("index", context, out_dir)
+    table = pd.concat(commands) if commands else pd.DataFrame(columns=cells.COLUMNS)
+    table.to_csv(out_dir / "commands.csv", index=False)
     return out_dir / "index.html"
 
 
@@ -296,7 +343,7 @@ def publish(scale_dir: Path, reports_dir: Path) -> Path:
 
     Args:
         scale_dir: ``reports/<scale>`` with its index and study folders.
-        reports_dir: ``reports``; its ``index.html``, ``README.md`` and study folders are replaced.
+        reports_dir: ``reports``; its own files and study folders are replaced.
 
     Returns:
         The path of the committed ``index.html``.
@@ -311,6 +358,6 @@ def publish(scale_dir: Path, reports_dir: Path) -> Path:
         target = reports_dir / page.parent.name
         shutil.rmtree(target, ignore_errors=True)
         shutil.copytree(page.parent, target)
-    for name in ("index.html", "README.md"):
+    for name in ("index.html", "README.md", "commands.csv"):
         shutil.copyfile(scale_dir / name, reports_dir / name)
     return reports_dir / "index.html"

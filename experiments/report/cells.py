@@ -1,0 +1,142 @@
+"""Which runs stand behind a table's cell, and the one command that repeats them."""
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from experiments import plan
+from experiments.analysis.style import treatment_name
+
+COLUMNS = ["study", "table", "line", "row", "command"]
+
+
+@dataclass(frozen=True)
+class Behind:
+    """The runs behind one or more cells of a page."""
+
+    anchor: str
+    runs: tuple[str, ...]
+
+    @property
+    def command(self) -> str:
+        """The one command that repeats the runs and what depends on them."""
+        return plan.rerun_command(self.runs)
+
+
+class Register:
+    """The groups of runs that a page refers to, each once, in order of first use."""
+
+    def __init__(self) -> None:
+        self._groups: dict[tuple[str, ...], Behind] = {}
+
+    def __iter__(self) -> Iterator[Behind]:
+        return iter(self._groups.values())
+
+    def add(self, cell: Any) -> Behind | None:
+        """Return the group of the run ids in a cell; None without any."""
+        ids = runs_of(cell)
+        if not ids:
+            return None
+        return self._groups.setdefault(ids, Behind(f"behind-{len(self._groups) + 1}", ids))
+
+
+def runs_of(cell: Any) -> tuple[str, ...]:
+    """Return the run ids in a cell of the column ``runs``: each once, by seed."""
+    return tuple(sorted(set(cell.split()), key=_by_seed)) if isinstance(cell, str) else ()
+
+
+def _by_seed(run: str) -> tuple[str, int]:
+    stem, _, seed = run.rpartition("__seed")
+    return stem, int(seed) if seed.isdigit() else 0
+
+
+def short_name(run: str) -> str:
+    """Return a run's id without its scale and seed, its parts separated by dots."""
+    parts = re.sub(r"__seed\d+$", "", run).split("__")
+    return " · ".join(parts[1:] or parts)
+
+
+def seeds(runs: Iterable[str]) -> dict[str, list[tuple[str, str]]]:
+    """Return short name to the (run id, seed) pairs of that name."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    for run in runs:
+        seed = run.rpartition("__seed")[2] if "__seed" in run else run
+        found.setdefault(short_name(run), []).append((run, seed))
+    return found
+
+
+def row_name(row: dict[str, Any]) -> str:
+    """Return what tells a row from the table's others: its first texts, and its sparsity."""
+    words = []
+    for column, value in row.items():
+        if column == "method" and isinstance(value, str):
+            sparsity = row.get("sparsity", 0.0)
+            words.append(treatment_name(value, sparsity if sparsity == sparsity else 0.0))
+        elif isinstance(value, str):
+            words.append(value)
+        elif column != "sparsity":
+            break
+    return ", ".join(words)
+
+
+def commands(study: dict[str, Any], tables_dir: Path, ledger: pd.DataFrame) -> pd.DataFrame:
+    """Return the command behind each row of a study's tables and of its ledger.
+
+    Args:
+        study: The study as ``experiments.plan`` describes it.
+        tables_dir: Folder with the tables' CSV files.
+        ledger: The study's claims.
+
+    Returns:
+        One row per table row; the columns are ``COLUMNS``. All cells of a row have the same runs.
+        Where no run stands behind a row its name is empty, and the command makes the tables again.
+    """
+    rule = "compute" if study.get("computations") else "table"
+    chosen = f"--config scale={study['scale']} study={study['name']}"
+    remake = f"snakemake reproduce --forcerun {rule} {chosen}"
+    rows = []
+    for name in study.get("tables", []):
+        path = Path(tables_dir) / f"{name}.csv"
+        table = pd.read_csv(path).to_dict("records") if has_rows(path) else []
+        for line, row in enumerate(table, start=1):
+            ids = runs_of(row.get("runs", row.get("run")))
+            words = (row_name(row), plan.rerun_command(ids)) if ids else ("", remake)
+            rows.append((study["name"], name, line, *words))
+    for line, row in enumerate(ledger.to_dict("records"), start=1):
+        if row["runs"]:
+            command = plan.rerun_command(runs_of(row["runs"]))
+            rows.append((study["name"], "claims", line, row["id"], command))
+    return pd.DataFrame(rows, columns=COLUMNS)
+
+
+def has_rows(path: Path) -> bool:
+    """Return whether a table has been made and has a header."""
+    return path.exists() and path.stat().st_size > 2
+
+
+def listing(table: pd.DataFrame) -> Iterator[str]:
+    """Yield lines for a terminal: each command once, under the cells that it repeats."""
+    for study, own in table.groupby("study", sort=False):
+        yield str(study)
+        for command, group in own.groupby("command", sort=False):
+            by_row: dict[str, list[str]] = {}
+            for name, row in zip(group["table"], group["row"], strict=True):
+                by_row.setdefault(row, []).append(name)
+            by_tables: dict[str, list[str]] = {}
+            for row, names in by_row.items():
+                by_tables.setdefault(", ".join(dict.fromkeys(names)), []).append(row)
+            yield "  " + "; ".join(
+                f"{names} ({_some(rows)})" if any(rows) else names
+                for names, rows in by_tables.items()
+            )
+            yield f"    {command}"
+
+
+def _some(rows: list[str], most: int = 3) -> str:
+    """The first rows by name, and how many more there are."""
+    more = f" and {len(rows) - most} more" if len(rows) > most else ""
+    return "; ".join(rows[:most]) + more

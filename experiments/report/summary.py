@@ -1,0 +1,119 @@
+"""What the front page of a scale says: verdicts, cost, negative results. All from records."""
+
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from experiments.analysis import claims
+from experiments.report.cells import has_rows
+
+#: Negative results first.
+ORDER = (claims.CONTRADICTED, claims.INCONCLUSIVE, claims.HOLDS, claims.NOT_TESTED)
+ROLES = {"primary": 0, "exploratory": 1, "exact": 2}
+CHANCE = "against chance"
+
+
+def merge_ledgers(ledgers: dict[str, pd.DataFrame]) -> pd.DataFrame:
+    """Return one row per claim: that of the study with the most to say about it.
+
+    A test goes before none, a study that lists the claim before one that does not.
+    """
+    rows = [table.assign(study=name) for name, table in ledgers.items()]
+    if not rows:
+        return pd.DataFrame(columns=[*claims.COLUMNS, "study"])
+    merged = pd.concat(rows, ignore_index=True)
+    rank = merged["role"].map(ROLES).fillna(3)
+    rank += 4 * (merged["verdict"] == claims.NOT_TESTED).astype(int)
+    merged = merged.assign(rank=rank).sort_values(["id", "rank"], kind="stable")
+    merged = merged.drop_duplicates("id")
+    return merged.sort_values(["rank", "id"], kind="stable").drop(columns="rank")
+
+
+def verdict_counts(ledger: pd.DataFrame) -> list[dict[str, Any]]:
+    """Return per verdict the number of claims: in all, by trained runs, and by arithmetic."""
+    rows = []
+    for word in ORDER:
+        own = ledger[ledger["verdict"] == word]
+        exact = int((own["role"] == "exact").sum())
+        trained = 0 if word == claims.NOT_TESTED else len(own) - exact
+        rows.append({"verdict": word, "all": len(own), "trained": trained, "exact": exact})
+        rows[-1]["primary"] = int((own["role"] == "primary").sum())
+    return rows
+
+
+def outcome(ledger: pd.DataFrame) -> str:
+    """Return in words what the trained runs say about the claims."""
+    trained = {row["verdict"]: row["trained"] for row in verdict_counts(ledger)}
+    tested = sum(trained.values())
+    if not tested:
+        return "No claim about trained models has been tested at this scale."
+    shares = [f"{trained[word]} {word}" for word in ORDER[:3]]
+    return f"Of {tested} claims that trained models can test at this scale: {', '.join(shares)}."
+
+
+def cost(records: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """Return what finished runs cost and how large they are, each run once.
+
+    Args:
+        records: Records; a run that several studies show may occur several times.
+
+    Returns:
+        ``runs``; core-hours of ``training`` and ``evaluation`` (wall time times threads);
+        ``executed`` and ``dense`` training FLOPs, 2 per multiply-add; ``processors``, ``datasets``;
+        least and largest number of ``parameters``; largest number of ``tokens`` and of ``images``.
+    """
+    runs = {record["run"]: record for record in records}.values()
+    hours = {"training": 0.0, "evaluation": 0.0}
+    flops = {"executed": 0.0, "dense": 0.0}
+    for record in runs:
+        share = (record.get("num_threads") or 1) / 3600
+        hours["training"] += share * (record.get("wall_s") or 0.0)
+        hours["evaluation"] += share * ((record.get("evaluation") or {}).get("wall_s") or 0.0)
+        counted = record.get("flops") or {}
+        flops["executed"] += counted.get("executed") or 0.0
+        flops["dense"] += counted.get("dense_equivalent") or 0.0
+    sizes = [record["num_parameters"] for record in runs if record.get("num_parameters")]
+    return {
+        "runs": len(runs),
+        **hours,
+        **flops,
+        "processors": sorted({str(r["cpu"]) for r in runs if r.get("cpu")}),
+        "datasets": sorted({record["spec"]["data"]["name"] for record in runs}),
+        "parameters": (min(sizes), max(sizes)) if sizes else None,
+        **{unit: _largest(runs, unit) for unit in ("tokens", "images")},
+    }
+
+
+def _largest(records: Iterable[dict[str, Any]], unit: str) -> int | None:
+    seen = [row[unit] for r in records for row in r.get("curve", [])[-4:] if row.get(unit)]
+    return max(seen, default=None)
+
+
+def chance_scores(tables_dir: Path) -> dict[str, Any] | None:
+    """Return how many scores of a study's tables are not distinguishable from chance.
+
+    Returns:
+        ``table``, its number of ``scores`` and how many of them are ``lost``; None where no table
+        compares scores with chance.
+    """
+    for path in sorted(Path(tables_dir).glob("*.csv")):
+        if not has_rows(path):
+            continue
+        table = pd.read_csv(path)
+        if CHANCE in table and len(table):
+            lost = int(table[CHANCE].str.startswith("not distinguishable").sum())
+            return {"table": path.stem, "scores": len(table), "lost": lost}
+    return None
+
+
+def in_words(number: float | None) -> str:
+    """Return a count or an amount in three digits and a word: 1.23 million, 4.56e12."""
+    if number is None or math.isnan(number):
+        return "–"
+    for size, word in ((1e9, "billion"), (1e6, "million"), (1e3, "thousand")):
+        if size <= abs(number) < 1e12:
+            return f"{number / size:.3g} {word}"
+    return f"{number:.2e}".replace("e+", "e") if abs(number) >= 1e12 else f"{number:.3g}"
