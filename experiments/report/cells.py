@@ -94,6 +94,7 @@ def commands(study: dict[str, Any], tables_dir: Path, ledger: pd.DataFrame) -> p
     Returns:
         One row per table row; the columns are ``COLUMNS``. All cells of a row have the same runs.
         Where no run stands behind a row its name is empty, and the command makes the tables again.
+        Tables with a column ``command`` name theirs themselves and are left out.
     """
     rule = "compute" if study.get("computations") else "table"
     chosen = f"--config scale={study['scale']} study={study['name']}"
@@ -103,6 +104,8 @@ def commands(study: dict[str, Any], tables_dir: Path, ledger: pd.DataFrame) -> p
         path = Path(tables_dir) / f"{name}.csv"
         table = pd.read_csv(path).to_dict("records") if has_rows(path) else []
         for line, row in enumerate(table, start=1):
+            if "command" in row:
+                continue
             ids = runs_of(row.get("runs", row.get("run")))
             words = (row_name(row), plan.rerun_command(ids)) if ids else ("", remake)
             rows.append((study["name"], name, line, *words))

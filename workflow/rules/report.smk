@@ -120,11 +120,13 @@ rule study_page:
 
 
 rule index:
-    """The front page of a scale."""
+    """The front page of a scale, and the command behind each row of its tables."""
     input:
         lambda wildcards: chosen_reports(wildcards.scale),
     output:
         "reports/{scale}/index.html",
+        "reports/{scale}/README.md",
+        "reports/{scale}/commands.csv",
     log:
         "logs/report/{scale}/index.log",
     params:
@@ -142,6 +144,8 @@ rule publish:
         f"reports/{SCALE}/index.html",
     output:
         "reports/index.html",
+        "reports/README.md",
+        "reports/commands.csv",
     log:
         "logs/report/publish.log",
     params:

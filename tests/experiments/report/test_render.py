@@ -3,11 +3,13 @@
 import html.parser
 import re
 
+import pandas as pd
 import pytest
 
-from experiments.analysis import claims, figures, records, tables
-from experiments.report import render
-from tests.experiments.analysis import synthetic
+from experiments import plan
+from experiments.analysis import claims
+from experiments.report import cells, render, summary
+from tests.experiments.report.example import make_site
 
 VOID = {"meta", "link", "br", "input"}
 
@@ -40,30 +42,8 @@ class Page(html.parser.HTMLParser):
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    """A report of a study with two missing runs."""
-    root = tmp_path_factory.mktemp("site")
-    made = synthetic.make(records.make_record)
-    study = synthetic.study(made, figures=["perplexity_by_method", "granet_vs_rigl", "schedules"])
-    study["runs"][0]["spec"]["note"] = "<b>&"
-    for record in made[2:]:
-        records.write_record(record, root / "runs" / record["run"] / "record.json")
-    files = [root / "runs" / run["id"] / "record.json" for run in study["runs"]]
-    results = root / "results" / study["name"]
-    path = records.collect(files, study, results / "records.csv")
-    table, curves = records.read_records(path), records.read_curves(results / "curves.csv")
-    claims.write(table, study, results / "claims.csv")
-    page = root / "reports" / "quick" / study["name"]
-    for name in study["tables"]:
-        tables.write(name, table, curves, study, page / "tables")
-    for name in study["figures"][:2]:
-        figures.write(name, table, curves, study, page / "figures")
-    render.render_study(
-        study, path, results / "curves.csv", root / "runs", page / "figures", page / "tables",
-        results / "claims.csv", page,
-    )  # fmt: skip
-    render.render_index([study], "quick", root / "results", root / "reports" / "quick")
-    render.publish(root / "reports" / "quick", root / "reports")
-    return root / "reports", study
+    """Folder of the reports, and the study with two missing runs."""
+    return make_site(tmp_path_factory.mktemp("site"))
 
 
 def pages(site):
@@ -80,8 +60,9 @@ def test_pages_load_nothing_and_every_link_resolves(site):
             target, _, fragment = link.partition("#")
             if target:
                 assert (path.parent / target).exists(), link
-            else:
-                assert fragment in page.ids, link
+            if fragment:
+                other = Page((path.parent / target).read_text()) if target else page
+                assert fragment in other.ids, link
 
 
 def test_missing_runs_and_figures_are_said(site):
@@ -108,7 +89,7 @@ def test_figures_follow_the_theme(site):
     text = (site[0] / "quick" / site[1]["name"] / "index.html").read_text()
     svg = text[text.index("<svg") : text.rindex("</svg>")]
     assert "currentColor" in svg and "#1b1f24" not in svg
-    assert not re.search(r"url\(#(?!perplexity_by_method-|granet_vs_rigl)", svg)
+    assert not re.search(r"url\(#(?!perplexity_by_method-|loss_curves-)", svg)
 
 
 def test_markdown_tables_have_equal_columns(site):
@@ -143,3 +124,127 @@ def test_publish_needs_a_report(tmp_path):
 )
 def test_cells(value, column, text):
     assert render.format_cell(value, column) == text
+
+
+def index(site, name="index.html"):
+    return (site[0] / "quick" / name).read_text()
+
+
+def test_trials_are_labelled_and_come_last(site):
+    text = index(site)
+    studies = text[text.index('id="studies"') : text.index('id="contradicted"')]
+    names = re.findall(r'<a href="(\w+)/index.html">', studies)
+    assert names == ["device", site[1]["name"], "a_tuning"]
+    twin = index(site, "README.md")
+    for name in names:
+        page = (site[0] / "quick" / name / "index.html").read_text()
+        is_trials = name == "a_tuning"
+        assert ("Tuning trials" in page) == is_trials
+        assert ('id="claims"' in page) != is_trials
+    assert "Tuning trials" in studies and "Tuning trials" in twin
+    # The only ledger that names runs is that of the main study.
+    table = pd.read_csv(site[0] / "quick" / "commands.csv")
+    assert set(table[table["table"] == "claims"]["study"]) == {site[1]["name"]}
+
+
+def test_the_front_page_counts_verdicts_and_cost(site):
+    ledger = claims.read(site[0].parent / "results/quick" / site[1]["name"] / "claims.csv")
+    text = index(site)
+    for word in summary.ORDER:
+        number = (ledger["verdict"] == word).sum()
+        tile = rf'<li><b>{number}</b> <span class="verdict {word.split()[0]}">{word}</span>'
+        assert re.search(tile, text), word
+    # 12 s of training and 3 s of evaluation each, on one thread; the trials are runs of the main study.
+    assert "16 of 18 runs finished" in text
+    assert f"{summary.in_words(16 * 12 / 3600)} core-hours of training" in text
+    assert f"{summary.in_words(16 * 3 / 3600)} of evaluation" in text
+
+
+def test_cost_counts_a_shared_run_once():
+    record = {
+        "run": "a", "wall_s": 1800.0, "num_threads": 2, "num_parameters": 10, "cpu": "B",
+        "spec": {"data": {"name": "x"}}, "flops": {"executed": 3.0, "dense_equivalent": 5.0},
+        "evaluation": {"wall_s": 900.0}, "curve": [{"tokens": 7}],
+    }  # fmt: skip
+    cost = summary.cost([record, record, {**record, "run": "b", "cpu": "A", "num_parameters": 4}])
+    assert (cost["runs"], cost["training"], cost["evaluation"]) == (2, 2.0, 1.0)
+    assert (cost["executed"], cost["dense"]) == (6.0, 10.0)
+    assert (cost["processors"], cost["parameters"], cost["tokens"]) == (["A", "B"], (4, 10), 7)
+    assert cost["images"] is None
+
+
+def ledger(*rows):
+    columns = ["id", "role", "verdict", "concerns"]
+    table = pd.DataFrame(rows, columns=columns, dtype="string")
+    return table.assign(statement="s", runs="")
+
+
+def test_merged_ledger_takes_the_study_with_most_to_say():
+    merged = summary.merge_ledgers(
+        {
+            "one": ledger(("C1", "", "not tested", ""), ("C2", "exploratory", "holds", "")),
+            "two": ledger(("C1", "exact", "holds", ""), ("C2", "primary", "inconclusive", "")),
+            "three": ledger(("C1", "primary", "not tested", ""), ("C3", "", "not tested", "")),
+        }
+    )
+    chosen = {row.id: (row.study, row.verdict) for row in merged.itertuples()}
+    assert chosen == {
+        "C1": ("two", "holds"),
+        "C2": ("two", "inconclusive"),
+        "C3": ("three", "not tested"),
+    }
+
+
+def test_counter_evidence_stands_beside_its_claim():
+    rows = ledger(("C1", "primary", "holds", ""), ("C2", "", "not tested", "C1 C9")).to_dict(
+        "records"
+    )
+    rows[1]["statement"] = "COUNTER-EVIDENCE: it is not"
+    first, second = render.with_counter_evidence(rows)
+    assert [row["id"] for row in first["counter"]] == ["C2"] and second["counter"] == []
+    assert second["statement"] == "it is not"
+
+
+def test_every_measured_number_links_to_the_runs_behind_it(site):
+    text = (site[0] / "quick" / site[1]["name"] / "index.html").read_text()
+    table = text[text.index('id="table-perplexity"') : text.index('id="table-flops"')]
+    row = re.search(r"<tr>.{0,200}RigL.*?</tr>", table, re.DOTALL).group()
+    numbers = re.findall(r'<td class="number">(.*?)</td>', row)
+    links = {
+        re.search(r'href="#(behind-\d+)"', cell).group(1) for cell in numbers if "%" not in cell
+    }
+    assert len(links) == 1
+    group = text[text.index(f'<details id="{links.pop()}">') :]
+    group = group[: group.index("</details>")]
+    runs = [run["id"] for run in site[1]["runs"] if run["method"] == "rigl"]
+    assert plan.rerun_command(runs) in group
+    assert re.findall(r'href="#(run-[^"]+)"', group) == [render.anchor(run) for run in runs]
+
+
+def test_commands_name_the_runs_of_each_row(site):
+    table = pd.read_csv(site[0] / "quick" / "commands.csv", keep_default_na=False)
+    row = table[(table["table"] == "perplexity") & (table["row"].str.contains("RigL 80%"))]
+    runs = [run["id"] for run in site[1]["runs"] if run["method"] == "rigl"]
+    assert row["command"].tolist() == [plan.rerun_command(runs)]
+    computed = table[table["study"] == "device"]["command"].unique()
+    assert computed == ["snakemake reproduce --forcerun compute --config scale=quick study=device"]
+    lines = list(cells.listing(table))
+    commands = [line.strip() for line in lines if "snakemake" in line]
+    assert len(commands) == len(table[["study", "command"]].drop_duplicates())
+
+
+def test_chance_is_said_in_words(site, tmp_path):
+    scores = ["not distinguishable from chance", "above chance", "not distinguishable from chance"]
+    pd.DataFrame({"score": [0.5, 0.9, 0.51], summary.CHANCE: scores}).to_csv(
+        tmp_path / "lm_eval.csv", index=False
+    )
+    assert summary.chance_scores(tmp_path) == {"table": "lm_eval", "scores": 3, "lost": 2}
+    assert summary.chance_scores(site[0] / "quick" / "device" / "tables") is None
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(0.0761, "0.0761"), (230208, "230 thousand"), (2.5e9, "2.5 billion"), (3.78e12, "3.78e12")],
+)
+def test_amounts_in_words(number, text):
+    assert summary.in_words(number) == text

@@ -1,0 +1,60 @@
+"""A small site from synthetic records: a study with missing runs, one of trials, one computed."""
+
+import pandas as pd
+
+from experiments.analysis import claims, figures, records, tables
+from experiments.report import render
+from tests.experiments.analysis import synthetic
+
+DRAWN = ["loss_curves", "perplexity_by_method"]
+COMPUTED = pd.DataFrame({"speed-up (simulated)": [1.98, 9.1], "speed-up (published)": [2.0, None]})
+
+
+def _collect(root, study, made):
+    """Write a study's results, tables and figures, and render its page."""
+    results = root / "results" / "quick" / study["name"]
+    for record in made:
+        records.write_record(record, results / "records" / f"{record['run']}.json")
+    files = [results / "records" / f"{run['id']}.json" for run in study["runs"]]
+    path = records.collect(files, study, results / "records.csv")
+    table, curves = records.read_records(path), records.read_curves(results / "curves.csv")
+    claims.write(table, study, results / "claims.csv")
+    page = root / "reports" / "quick" / study["name"]
+    for name in study["tables"]:
+        if name == "cs2_overhead":
+            (page / "tables").mkdir(parents=True)
+            COMPUTED.to_csv(page / "tables" / f"{name}.csv", index=False)
+        else:
+            tables.write(name, table, curves, study, page / "tables")
+    for name in set(study["figures"]) & set(DRAWN):
+        figures.write(name, table, curves, study, page / "figures")
+    render.render_study(
+        study, path, results / "curves.csv", results / "records", page / "figures",
+        page / "tables", results / "claims.csv", page,
+    )  # fmt: skip
+
+
+def make_site(root):
+    """Render and publish the site under ``root``.
+
+    Returns:
+        The folder of the reports, and the study whose first two runs are missing; its figure
+        ``schedules`` has not been drawn.
+    """
+    made = synthetic.make(records.make_record)
+    main = synthetic.study(made, figures=[*DRAWN, "schedules"], trials=False)
+    main["runs"][0]["spec"]["note"] = "<b>&"
+    _collect(root, main, made[2:])
+    # Its name comes first in the alphabet, so its place shows that trials go last.
+    trials = synthetic.study(made[2:5], name="a_tuning", figures=[], tables=["runs"], trials=True)
+    _collect(root, trials, made[2:5])
+    computed = synthetic.study(
+        [], name="device", figures=[], tables=["cs2_overhead"], claims={},
+        computations=[{"name": "device"}],
+    )  # fmt: skip
+    _collect(root, computed, [])
+    render.render_index(
+        [trials, main, computed], "quick", root / "results" / "quick", root / "reports" / "quick"
+    )
+    render.publish(root / "reports" / "quick", root / "reports")
+    return root / "reports", main
