@@ -124,6 +124,9 @@ class Grid(Workload):
     label: str | None = Field(None, description="name of this grid for others to start from")
     pretrained: str | None = Field(None, description="label of the grid that phase two starts from")
     variant: str | None = Field(None, description="recipe variant in place of the methods' own")
+    learning_rate_scale: dict[str, PositiveFloat] = Field(
+        {}, description="method -> factor of the recipe's learning rate, where it is tuned"
+    )
     methods: dict[str, PositiveInt | list[NonNegativeInt]] = Field(
         description="method -> number of seeds, counted from 0, or the seeds themselves"
     )
@@ -329,6 +332,8 @@ def _check_names(study: Study, stem: str) -> None:
             where = f"scales.{scale}.{index}"
             for method_name in grid.methods:
                 check_choice(f"{where}.methods", method_name, study.methods)
+            for method_name in grid.learning_rate_scale:
+                check_choice(f"{where}.learning_rate_scale", method_name, study.methods)
             if grid.pretrained is not None:
                 labels = [other.label for other in grids if other.label is not None]
                 check_choice(f"{where}.pretrained", grid.pretrained, labels)
@@ -472,6 +477,7 @@ def make_spec(study: Study, scale: str, grid: Grid, method_name: str, seed: int)
     data, _ = grid.typed
     try:
         recipe = _recipe(grid, variant, study.recipes[variant])
+        recipe["learning_rate"] *= grid.learning_rate_scale.get(method_name, 1.0)
     except ValueError as error:
         raise SpecError(f"{study.name}.yaml: scales.{scale}: {error}") from None
     sparsity = _resolve_shares(method.sparsity, recipe["steps"], "sparsity")

@@ -57,6 +57,10 @@ def error_of(folder) -> str:
         (lambda s: s["scales"]["smoke"][0]["recipe"].update(tokens=10), ["tokens"]),
         (lambda s: s["scales"]["smoke"].append(s["scales"]["smoke"][0]), ["occurs twice"]),
         (lambda s: s["scales"]["smoke"][0].update(variant="half"), ["variant", "'half'"]),
+        (
+            lambda s: s["scales"]["smoke"][0].update(learning_rate_scale={"stat": 2}),
+            ["learning_rate_scale", "'stat'", "did you mean 'static'"],
+        ),
         (lambda s: s["scales"]["smoke"][0]["methods"].update(static=[-1]), ["static", "-1"]),
         (
             lambda s: s["methods"]["rigl"]["sparsity"]["update"].update(stop="most%"),
@@ -101,7 +105,11 @@ def test_a_grid_may_name_its_seeds_and_its_recipe_variant(write):
             "learning_rate_scale": 4.0,
             "budget_scale": 3.0,
         }
-        study["scales"]["smoke"][0] |= {"methods": {"static": [7, 9]}, "variant": "long"}
+        study["scales"]["smoke"][0] |= {
+            "methods": {"static": [7, 9]},
+            "variant": "long",
+            "learning_rate_scale": {"static": 0.5, "rigl": 3.0},
+        }
 
     folder = write(change)
     runs = plan.study_runs(plan.load_study("sparsity_library", folder=folder), "smoke")
@@ -109,7 +117,7 @@ def test_a_grid_may_name_its_seeds_and_its_recipe_variant(write):
     assert [run.spec["seed"] for run in runs] == [7, 9]
     recipe = runs[0].spec["recipe"]
     assert recipe["name"] == "long" and "__long__" in runs[0].id
-    assert recipe["learning_rate"] == 4.0 * base["learning_rate"]
+    assert recipe["learning_rate"] == 4.0 * 0.5 * base["learning_rate"]
     assert recipe["tokens"] == 3 * base["tokens"]
     assert recipe["steps"] == 3 * base["tokens"] // (8 * 32)
 
