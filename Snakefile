@@ -37,9 +37,10 @@ rule smoke:
 
 
 rule report:
-    """The report pages of the configured scale."""
+    """The report pages of the configured scale, and Snakemake's own report beside them."""
     input:
         f"reports/{SCALE}/index.html",
+        f"reports/{SCALE}/archive.html",
 
 
 rule figures:

@@ -337,6 +337,14 @@ def index(scale: Scale) -> None:
 
 
 @app.command()
+def archive(scale: Scale, study: str = "all") -> None:
+    """Write Snakemake's own report of a scale: reports/<scale>/archive.html."""
+    from experiments.report import archive as snakemake_report
+
+    snakemake_report.write(scale, study, Path("reports") / scale / "archive.html")
+
+
+@app.command()
 def publish(scale: Scale) -> None:
     """Make the report of a scale the committed reference, its records included."""
     from experiments.report import render

@@ -4,6 +4,7 @@ A page is one HTML file without scripts or requests: styles and figures are inli
 Markdown twin shows the same content on a code host.
 """
 
+import functools
 import json
 import math
 import os
@@ -35,6 +36,7 @@ HEADINGS = {
 RUN_FACTS = ("data hash", "processor", "threads", "versions", "command")
 
 
+@functools.cache
 def environment(*, html: bool) -> jinja2.Environment:
     """Return the template environment; HTML pages escape every value."""
     env = jinja2.Environment(

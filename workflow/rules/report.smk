@@ -138,6 +138,23 @@ rule index:
         "{params.python} -m experiments index --scale {wildcards.scale} > {log} 2>&1"
 
 
+rule archive:
+    """Snakemake's own report: figures with captions by study, rules and run times."""
+    input:
+        "reports/{scale}/index.html",
+    output:
+        "reports/{scale}/archive.html",
+    log:
+        "logs/report/{scale}/archive.log",
+    params:
+        python=PYTHON,
+        code=code("experiments/report/archive.py"),
+        study=config["study"],
+    shell:
+        "{params.python} -m experiments archive --scale {wildcards.scale}"
+        " --study {params.study} > {log} 2>&1"
+
+
 rule publish:
     """Make the report of the configured scale the committed reference."""
     input:
