@@ -12,7 +12,7 @@ replications.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -218,16 +218,23 @@ def _on(
     runs = " ".join(_runs(link, rows, cell) for link in links)
     if len(links) == 1:
         return Outcome("", pairs[0], where, runs=runs)
+    at, pair = weakest_link(pairs)
+    words = describe({**test, **links[at]})
+    reason = f"{where}; effect and p are those of the weakest link ({words})"
+    return Outcome("", pair, reason, runs=runs)
+
+
+def weakest_link(pairs: Sequence[stats.Paired]) -> tuple[int, stats.Paired]:
+    """Return the comparison that decides whether all of several hold, and its place.
+
+    All hold if the one with the largest p does (intersection-union, no correction needed). They
+    are contradicted if any is, so its opposite p is the smallest times their number (Bonferroni).
+    """
     at = max(range(len(pairs)), key=lambda index: _or(pairs[index].p, 1.0))
     against = min(_or(pair.p_opposite, 1.0) for pair in pairs)
-    pair = replace(
-        pairs[at],
-        num_seeds=min(pair.num_seeds for pair in pairs),
-        p_opposite=min(1.0, against * len(pairs)),
-    )
-    weakest = describe({**test, **links[at]})
-    reason = f"{where}; effect and p are those of the weakest link ({weakest})"
-    return Outcome("", pair, reason, runs=runs)
+    seeds = min(pair.num_seeds for pair in pairs)
+    opposite = min(1.0, against * len(pairs))
+    return at, replace(pairs[at], num_seeds=seeds, p_opposite=opposite)
 
 
 def _pair(link: Mapping[str, Any], rows: pd.DataFrame, cell: Cell) -> stats.Paired:

@@ -82,6 +82,12 @@ def dense_name(methods: "pd.Series[str]") -> str | None:
     return next((name for name in ("dense-control", "dense") if name in present), None)
 
 
+def by_level(rows: pd.DataFrame) -> list[tuple[float, pd.DataFrame]]:
+    """Return (sparsity, its rows and the dense ones) by sparsity; one entry if all are dense."""
+    levels = sorted(set(rows["sparsity"]) - {0.0})
+    return [(level, rows[rows["sparsity"].isin([0.0, level])]) for level in levels or [0.0]]
+
+
 def by_treatment(rows: pd.DataFrame) -> list[tuple[str, float, pd.DataFrame]]:
     """Return (method, sparsity, rows) of each treatment, in the order they occur."""
     return [

@@ -1,6 +1,7 @@
 """What all figures share: a fixed look per method, axes, and labels at the ends of lines."""
 
 import hashlib
+import math
 import re
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -12,6 +13,7 @@ import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator
 
 matplotlib.use("Agg")
 
@@ -99,10 +101,17 @@ def sheet() -> AbstractContextManager[None]:
     return plt.style.context(SHEET)
 
 
-def panels(rows: int, *, height: float = PANEL_HEIGHT, sharex: bool = False) -> tuple:
-    """Return a figure of stacked panels that stays readable on a phone, and its axes."""
-    figure = Figure(figsize=(WIDTH, max(1, rows) * height))
-    axes = figure.subplots(max(1, rows), 1, squeeze=False, sharex=sharex)[:, 0]
+def panels(rows: int, *, height: float = PANEL_HEIGHT, heights: Sequence[float] = ()) -> tuple:
+    """Return a figure of stacked panels that stays readable on a phone, and its axes.
+
+    Args:
+        rows: Number of panels; 0 gives one, to say that it is empty.
+        height: Height of each panel, in inches.
+        heights: Heights of the panels one by one, in place of ``height``.
+    """
+    heights = list(heights) or [height] * max(1, rows)
+    figure = Figure(figsize=(WIDTH, sum(heights)))
+    axes = figure.subplots(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0]
     return figure, list(axes)
 
 
@@ -145,9 +154,37 @@ def spread(places: Sequence[float], gap: float, *, top: float = 0.96) -> list[fl
     return spots
 
 
+def count_axis(axes: Axes, name: str, values: Sequence[float] | None = None) -> None:
+    """Make the x axis logarithmic, with a tick at each value, or at 1, 2 and 5 of each decade.
+
+    Args:
+        axes: Panel whose data is drawn.
+        name: Label of the axis.
+        values: The few places that occur; None where they are too many or too close.
+    """
+    axes.set_xscale("log")
+    if values is None:
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=12))
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0e}".replace("e+", "e"))
+    else:
+        ticks = sorted(set(values))
+        axes.set_xticks(ticks, [f"{tick:,.0f}" if tick >= 1 else f"{tick:g}" for tick in ticks])
+    axes.minorticks_off()
+    axes.set_xlabel(name)
+
+
 def nested_width(index: int) -> float:
     """Return a line width that leaves earlier lines visible beneath later ones."""
     return max(1.2, 4.2 - 0.8 * index)
+
+
+def seed_lines(axes: Axes, rows: pd.DataFrame, coordinate: str, color: str) -> None:
+    """Draw the value of each run as a thin line; all of them are one artist, which is faster."""
+    gap = pd.DataFrame({coordinate: [math.nan], "value": [math.nan]})
+    lines = [part for _, run in rows.groupby("run") for part in (run[[coordinate, "value"]], gap)]
+    if lines:
+        joined = pd.concat(lines)
+        axes.plot(joined[coordinate], joined["value"], color=color, lw=0.7, alpha=0.45)
 
 
 def mean_by(rows: pd.DataFrame, coordinate: str) -> pd.DataFrame:

@@ -53,7 +53,14 @@ def caption(name: str, records: pd.DataFrame, curves: pd.DataFrame, study: dict[
     return f"{text} {generate(shown(name, records, study), curves, study)}".strip()
 
 
-def save(name: str, figure: Figure, out_dir: Path, data: pd.DataFrame | None = None) -> None:
+def save(
+    name: str,
+    figure: Figure,
+    out_dir: Path,
+    data: pd.DataFrame | None = None,
+    *,
+    like: Figure | None = None,
+) -> None:
     """Write a figure as SVG, and with its data also as PNG and CSV; files are repeatable.
 
     Args:
@@ -62,13 +69,18 @@ def save(name: str, figure: Figure, out_dir: Path, data: pd.DataFrame | None = N
         out_dir: Folder to write to.
         data: The table that was drawn; None (another axis of the same
             figure) writes the SVG only.
+        like: A saved figure with the same panels, whose layout is taken over.
     """
     out_dir.mkdir(parents=True, exist_ok=True)
     figure.patch.set_gid("background")
     with sheet():
-        # Solving the layout is the slow part: once is enough for both formats.
-        figure.draw_without_rendering()
+        # Solving the layout is the slow part: once is enough for all formats and axes.
+        if like is None:
+            figure.draw_without_rendering()
         figure.set_layout_engine("none")
+        if like is not None:
+            for axes, solved in zip(figure.axes, like.axes, strict=True):
+                axes.set_position(solved.get_position())
         matplotlib.rcParams["svg.hashsalt"] = name
         figure.savefig(out_dir / f"{name}.svg", metadata={"Date": None, "Creator": None})
         if data is not None:
@@ -85,8 +97,8 @@ def write(
     """Draw one figure over every x axis it knows, and save it with its data."""
     module, records = load(name), shown(name, records, study)
     with sheet():
-        figure = module.draw(records, curves, study)
-        save(name, figure, out_dir, module.data(records, curves, study))
+        first = module.draw(records, curves, study)
+        save(name, first, out_dir, module.data(records, curves, study))
         for axis in getattr(module, "AXES", ())[1:]:
             figure = module.draw(records, curves, study, x=axis)
-            save(f"{name}-by-{axis}", figure, out_dir)
+            save(f"{name}-by-{axis}", figure, out_dir, like=first)

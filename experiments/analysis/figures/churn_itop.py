@@ -1,7 +1,8 @@
 """How masks move. Churn: share of the present weights that an update replaces. In-time
 over-parameterization: share of all maskable weights that have been present at least once; it can
-only grow. Lines are means over seeds; where lines coincide, the thicker one lies beneath. Compare
-Figure 3 of the source."""
+only grow. One panel per sparsity, of the study's first model and dataset with masks. Lines are
+means over seeds; where lines coincide, the thicker one lies beneath. Compare Figure 3 of the
+source."""
 
 from typing import Any
 
@@ -16,24 +17,23 @@ TITLES = {"churn": "Churn", "itop": "In-time over-parameterization"}
 
 
 def data(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
-    """Churn and exploration of every sparse run."""
-    rows = curves[curves["metric"].isin(list(TITLES))]
-    return tidy.label_curves(rows, records)
+    """Churn and exploration of every sparse run of the first model and dataset that has any."""
+    rows = tidy.label_curves(curves[curves["metric"].isin(list(TITLES))], records)
+    return tidy.in_cell(rows, tidy.cells(rows)[0]) if len(rows) else rows
 
 
 def draw(
     records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any], *, x: str = "tokens"
 ) -> Figure:
-    """Two panels per model and dataset."""
+    """Two panels per sparsity."""
     coordinate, name = style.AXES[x]
     moves = data(records, curves, study)
-    shown = [(cell, metric) for cell in tidy.cells(moves) for metric in TITLES]
+    shown = [(metric, level) for metric in TITLES for level in sorted(set(moves["sparsity"]))]
     figure, axes = style.panels(len(shown))
     if not shown:
         style.say_empty(axes[0], "No sparse run has logged its masks.")
-    for panel, (cell, metric) in zip(axes, shown, strict=False):
-        rows = tidy.in_cell(moves, cell)
-        rows = rows[rows["metric"] == metric]
+    for panel, (metric, level) in zip(axes, shown, strict=False):
+        rows = moves[(moves["metric"] == metric) & (moves["sparsity"] == level)]
         labels = []
         for (method, sparsity), group in rows.groupby(["method", "sparsity"], sort=False):
             look, width = style.method_style(method), style.nested_width(len(labels))
@@ -48,7 +48,8 @@ def draw(
             continue
         panel.set_ylim(bottom=0)
         style.label_ends(panel, labels)
-        panel.set_title(f"{TITLES[metric]} · {cell[0]} on {cell[1]}")
+        model, dataset = tidy.cells(rows)[0]
+        panel.set_title(f"{TITLES[metric]} · {model} on {dataset} · {100 * level:g}%")
         panel.set_xlabel(name)
         panel.set_ylabel("fraction of weights")
     return figure
@@ -62,4 +63,5 @@ def caption(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) 
         return ""
     means = final.groupby(["method", "sparsity"])["value"].mean().sort_values()
     parts = [f"{style.treatment_name(*pair)} {100 * value:.0f}%" for pair, value in means.items()]
-    return f"Explored by the end, mean over runs: {', '.join(parts)}."
+    model, dataset = tidy.cells(moves)[0]
+    return f"Explored by the end by {model} on {dataset}, mean over runs: {', '.join(parts)}."

@@ -69,8 +69,7 @@ def _draw_losses(axes: Axes, rows: pd.DataFrame, coordinate: str) -> None:
     labels = []
     for (method, _), group in rows.groupby(["method", "sparsity"], sort=False):
         look = style.method_style(method)
-        for _, run in group.groupby("run"):
-            axes.plot(run[coordinate], run["value"], color=look.color, lw=0.7, alpha=0.45)
+        style.seed_lines(axes, group, coordinate, look.color)
         mean = style.mean_by(group, coordinate)
         axes.plot(mean[coordinate], mean["value"], color=look.color)
         last = group.sort_values("step").groupby("run")["value"].last().mean()

@@ -1,5 +1,6 @@
-"""Training and validation loss in nats per token: thin lines are seeds, thick lines their mean,
-over the seeds that have logged the same step. Lower is better."""
+"""Training and validation loss in nats per token, one panel per sparsity with the dense model in
+each; other models and datasets than the study's first show validation only. Thin lines are seeds,
+thick lines their mean, over the seeds that have logged the same step. Lower is better."""
 
 from typing import Any
 
@@ -8,9 +9,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from experiments.analysis import records as tidy
-from experiments.analysis import style
+from experiments.analysis import selection, style
 
 AXES = ("tokens", "steps", "flops")
+TITLES = {"train": "Training", "validation": "Validation"}
 
 
 def data(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
@@ -23,15 +25,19 @@ def draw(
 ) -> Figure:
     """One panel per model, dataset and split."""
     losses = data(records, curves, study)
-    shown = [(cell, kind) for cell in tidy.cells(records) for kind in ("train", "validation")]
+    shown = []
+    for place, cell in enumerate(tidy.cells(records)):
+        own = tidy.in_cell(losses, cell)
+        for kind in ("validation",) if place else ("train", "validation"):
+            for level, rows in selection.by_level(own[own["kind"] == kind]):
+                title = f"{TITLES[kind]} loss · {cell[0]} on {cell[1]}"
+                shown.append((title + (f" · {100 * level:g}%" if level else ""), rows))
     figure, axes = style.panels(len(shown))
     if not shown:
         style.say_empty(axes[0], "No run has finished yet.")
-    for panel, (cell, kind) in zip(axes, shown, strict=False):
-        rows = tidy.in_cell(losses, cell)
-        _draw_panel(panel, rows[rows["kind"] == kind], x)
-        name = "Training" if kind == "train" else "Validation"
-        panel.set_title(f"{name} loss · {cell[0]} on {cell[1]}")
+    for panel, (title, rows) in zip(axes, shown, strict=False):
+        _draw_panel(panel, rows, x)
+        panel.set_title(title)
     return figure
 
 
@@ -40,8 +46,7 @@ def _draw_panel(axes: Axes, rows: pd.DataFrame, x: str) -> None:
     labels = []
     for (method, sparsity), group in rows.groupby(["method", "sparsity"], sort=False):
         look = style.method_style(method)
-        for _, run in group.groupby("run"):
-            axes.plot(run[coordinate], run["value"], color=look.color, lw=0.7, alpha=0.45)
+        style.seed_lines(axes, group, coordinate, look.color)
         mean = style.mean_by(group, coordinate)
         marks = {"marker": look.marker} if len(mean) <= 20 else {}
         axes.plot(mean[coordinate], mean["value"], color=look.color, **marks)

@@ -7,7 +7,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from experiments.analysis import records as tidy
-from experiments.analysis import stats, style
+from experiments.analysis import selection, stats, style
 
 
 def data(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
@@ -20,8 +20,8 @@ def draw(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> 
     """One panel per model and dataset, one row per method."""
     values = data(records, curves, study)
     cells = tidy.cells(values)
-    most = max((len(tidy.treatments(tidy.in_cell(values, cell))) for cell in cells), default=1)
-    figure, axes = style.panels(len(cells), height=0.9 + 0.36 * most)
+    counts = [len(tidy.treatments(tidy.in_cell(values, cell))) for cell in cells]
+    figure, axes = style.panels(len(cells), heights=[0.9 + 0.36 * count for count in counts])
     if not cells:
         style.say_empty(axes[0], "No run has a perplexity yet.")
     for panel, cell in zip(axes, cells, strict=False):
@@ -57,9 +57,10 @@ def caption(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) 
         if not len(sparse):
             continue
         best = style.treatment_name(*sparse.idxmin())
-        sentence = f"Lowest sparse mean on {cell[1]}: {best} at {sparse.min():.2f}"
-        if ("dense", 0.0) in means.index:
-            ratio = sparse.min() / means[("dense", 0.0)]
-            sentence += f", {ratio:.3f} times the dense mean"
+        sentence = f"Lowest sparse mean of {cell[0]} on {cell[1]}: {best} at {sparse.min():.2f}"
+        dense = selection.dense_name(tidy.in_cell(values, cell)["method"])
+        if dense:
+            ratio = sparse.min() / means[(dense, 0.0)]
+            sentence += f", {ratio:.3f} times the mean of {style.method_style(dense).name}"
         sentences.append(sentence + ".")
     return " ".join(sentences)

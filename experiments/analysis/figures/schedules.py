@@ -1,6 +1,6 @@
-"""Sparsity, drop fraction and learning rate as the runs followed them, one seed per method;
-where lines coincide, the thicker one lies beneath.
-Compare Figure 7 of the source: constant sparsity for RigL, a cubic ramp for GraNet."""
+"""Sparsity, drop fraction and learning rate as the runs followed them, one seed per method, at the
+lowest sparsity of the study's first model and dataset; where lines coincide, the thicker one lies
+beneath. Compare Figure 7 of the source: constant sparsity for RigL, a cubic ramp for GraNet."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from experiments.analysis import records as tidy
-from experiments.analysis import style
+from experiments.analysis import selection, style
 
 AXES = ("tokens", "steps", "flops")
 TITLES = {
@@ -19,12 +19,12 @@ TITLES = {
 
 
 def data(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
-    """Schedules of the first seed of each method, on the study's first model and dataset."""
+    """Schedules of the first seed of each method at the lowest sparsity."""
     rows = tidy.label_curves(curves[curves["metric"].isin(list(TITLES))], records)
     rows = rows[rows["kind"] == "train"]
     if rows.empty:
         return rows
-    rows = tidy.in_cell(rows, tidy.cells(records)[0])
+    _, rows = selection.by_level(tidy.in_cell(rows, tidy.cells(records)[0]))[0]
     return rows[rows["seed"] == rows.groupby("method")["seed"].transform("min")]
 
 
@@ -38,10 +38,11 @@ def draw(
     for panel, (metric, title) in zip(axes, TITLES.items(), strict=True):
         labels = []
         chosen = rows[rows["metric"] == metric]
-        for method, group in chosen.groupby("method", sort=False):
+        for (method, sparsity), group in chosen.groupby(["method", "sparsity"], sort=False):
             look, width = style.method_style(method), style.nested_width(len(labels))
             panel.plot(group[coordinate], group["value"], color=look.color, lw=width)
-            labels.append((group["value"].iloc[-1], style.method_style(method).name, look.color))
+            text = style.treatment_name(method, sparsity)
+            labels.append((group["value"].iloc[-1], text, look.color))
         if not labels:
             style.say_empty(panel, f"No run has logged its {title.lower()}.")
             continue

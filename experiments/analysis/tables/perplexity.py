@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from experiments.analysis import published, stats
+from experiments.analysis import published, selection, stats, style
 from experiments.analysis import records as tidy
 
 COLUMNS = ["model", "dataset", "method", "sparsity", "seeds", "perplexity", "low", "high"]
@@ -29,10 +29,11 @@ def _row(
     values: pd.DataFrame, cell: tuple[str, str], method: str, sparsity: float, source: str | None
 ) -> dict[str, Any]:
     own = values[(values["method"] == method) & (values["sparsity"] == sparsity)]
-    static = values[(values["method"] == "static") & (values["sparsity"] == sparsity)]
+    static = values[(selection.algorithms(values) == "static") & (values["sparsity"] == sparsity)]
     mean, low, high = stats.t_interval(own["value"])
     row = dict(zip(COLUMNS, (*cell, method, sparsity, len(own), mean, low, high), strict=False))
-    if method != "static":
+    _, algorithm = style.split_method(method)
+    if algorithm != "static":
         pair = stats.paired(tidy.by_seed(own), tidy.by_seed(static))
         if pair.num_seeds:
             row |= {"minus Static": pair.effect, "paired seeds": pair.num_seeds}

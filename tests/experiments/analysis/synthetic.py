@@ -118,3 +118,61 @@ def study(records, **changes):
         ],
     }  # fmt: skip
     return base | changes
+
+
+#: Loss above dense of each algorithm at 80%, in nats; it grows by half at 90% and doubles at 95%.
+PENALTIES = {"dense": 0.0, "static": 0.2, "set": 0.15, "rigl": 0.12, "granet": 0.1, "gmp": 0.08}
+LEVELS = {0.0: 0.0, 0.8: 1.0, 0.9: 1.5, 0.95: 2.0}
+
+
+def planned_record(make_record, run, *, slope=0.0, noise=0.002):
+    """The record that one planned run of a language model would have, by a known law.
+
+    The loss is ``4 (weights / 1e5)^-0.05 (tokens per weight / 31)^-0.05`` plus the penalty of the
+    method, which grows by ``slope`` nats when the weights double.
+
+    Args:
+        make_record: The function under test.
+        run: A run of the plan.
+        slope: Change of the penalty per doubling of the blocks' weights.
+        noise: Standard deviation over seeds, in nats.
+    """
+    run_spec = run.spec
+    model, sparsity = run_spec["model"], run_spec["final_sparsity"]
+    width, inner = model["hidden_size"], model["intermediate_size"]
+    weights = model["num_layers"] * (4 * width**2 + 3 * width * inner)
+    dense = 2 * run_spec["data"]["vocab_size"] * width
+    tokens, steps = run_spec["recipe"]["tokens"], run_spec["recipe"]["steps"]
+    rng = np.random.default_rng([run_spec["seed"], *run.id.encode()])
+    algorithm = (run_spec["sparsity"] or {"algorithm": "dense"})["algorithm"]
+    penalty = PENALTIES[algorithm] * LEVELS[sparsity]
+    if sparsity:
+        penalty += slope * math.log2(weights / 98816)
+    final = 4 * (weights / 1e5) ** -0.05 * (tokens / weights / 31) ** -0.05 + penalty
+    final += rng.normal(0, noise)
+    cost = 6 * ((1 - sparsity) * weights + dense / 2)
+    rows = []
+    for part in range(1, 41):
+        share = part / 40
+        step, seen = round(share * steps), round(share * tokens)
+        loss = final + 3 * math.exp(-7 * share)
+        rows.append(
+            {
+                "kind": "train", "step": step, "tokens": seen, "loss": loss + rng.normal(0, 0.02),
+                "learning_rate": 0.005 * (1 - share), "sparsity": sparsity,
+                "drop_fraction": 0.5 * max(0.0, 1 - share / 0.75) if sparsity else None,
+                "churn": 0.4 * (1 - share) if sparsity and share < 0.75 else None,
+                "itop": 1 - sparsity + 0.3 * share if sparsity else None,
+                "flops_executed": seen * cost, "flops_dense": 6 * seen * (weights + dense / 2),
+                "elapsed_s": 200 * share, "tokens_per_s": 15000.0,
+            }
+        )  # fmt: skip
+        if part % 4 == 0:
+            rows.append({"kind": "validation", "step": step, "tokens": seen, "loss": loss,
+                         "perplexity": math.exp(loss)})  # fmt: skip
+    trained = train_json(run_spec, rows) | {"spec_hash": run.spec_hash}
+    trained["flops"]["executed"] = tokens * cost * (1.01 if algorithm == "rigl" else 1.0)
+    trained["data"] = {"name": run_spec["data"]["name"], "hash": "12345678"}
+    trained |= {"num_parameters": weights + dense}
+    trained["num_nonzero"] = round((1 - sparsity) * weights) + dense
+    return make_record(trained, eval_json(run_spec, rows, rng), rows)

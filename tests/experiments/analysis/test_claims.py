@@ -70,6 +70,49 @@ def test_false_positives_stay_at_five_percent(num_seeds):
     assert holds <= 65
 
 
+def null_pairs(rng, *, direction="less", num_seeds=3, sides=2):
+    """A comparison of treatments that do not differ; four sides compare two differences."""
+    values = [dict(enumerate(rng.normal(size=num_seeds))) for _ in range(sides)]
+    if sides == 4:
+        first, second = (
+            {seed: a[seed] - b[seed] for seed in a} for a, b in (values[:2], values[2:])
+        )
+        values = [first, second]
+    return stats.paired(*values, direction=direction)
+
+
+def rate(found):
+    """Share of wrong verdicts; of 1,000 draws at 5% the standard deviation is 6.9."""
+    return sum(found) / len(found)
+
+
+@pytest.mark.parametrize("options", [{"direction": "differ"}, {"direction": "less", "sides": 4}])
+def test_nulls_of_open_questions_and_gaps(options):
+    rng = np.random.default_rng(2)
+    found = [claims.verdict(null_pairs(rng, **options))[0] for _ in range(1000)]
+    assert rate([word == "holds" for word in found]) <= 0.065
+
+
+def test_nulls_of_several_comparisons():
+    """All links must hold, and each of three may contradict: neither happens by chance."""
+    rng = np.random.default_rng(3)
+    found = []
+    for _ in range(1000):
+        _, pair = claims.weakest_link([null_pairs(rng, num_seeds=5) for _ in range(3)])
+        found.append(claims.verdict(pair)[0])
+    assert rate([word == "holds" for word in found]) <= 0.01  # 0.05 to the third power
+    assert rate([word == "contradicted" for word in found]) <= 0.065
+
+
+def test_nulls_of_primary_claims_share_one_error_rate():
+    rng = np.random.default_rng(4)
+    found = []
+    for _ in range(1000):
+        adjusted = stats.holm({name: null_pairs(rng).p for name in "abc"})
+        found.append(min(adjusted.values()) < claims.ALPHA)
+    assert rate(found) <= 0.065
+
+
 def test_counter_evidence_points_at_claims_that_exist():
     for name, test in published.tests().items():
         for other in test.get("concerns", []):
@@ -79,6 +122,19 @@ def test_counter_evidence_points_at_claims_that_exist():
 @pytest.mark.parametrize("name", sorted(set(exact.CHECKS) - {"update_flops"}))
 def test_arithmetic_of_the_sources(name):
     assert exact.CHECKS[name](None, {}).holds is True
+
+
+def test_the_update_flops_are_checked_on_the_counted_schedule(computed):
+    study = synthetic.study([], computations=[{"name": "flops"}])
+    check = exact.CHECKS["update_flops"](records.records_table([], study), study)
+    assert check.holds is True and "closed form" in check.reason
+    made = synthetic.make(records.make_record, seeds=1)
+    table = records.records_table(made, study)
+    both = exact.CHECKS["update_flops"](table, study)
+    assert both.holds is True and "RigL executes 1.00% more" in both.reason
+    table.loc[(table["method"] == "set") & (table["metric"] == "flops_executed"), "value"] *= 2
+    assert exact.CHECKS["update_flops"](table, study).holds is False
+    assert exact.CHECKS["update_flops"](table.iloc[:0], {"scale": "quick"}).holds is None
 
 
 def test_cs2_curve_at_its_ends():

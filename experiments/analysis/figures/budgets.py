@@ -1,0 +1,109 @@
+"""Final validation perplexity against the training budget, every point a finished run with its own
+learning-rate schedule: one panel per sparsity, with the dense model in each. Small points are
+seeds, lines join means over the seeds that all budgets of a method have. Lower is better."""
+
+from typing import Any
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from experiments.analysis import records as tidy
+from experiments.analysis import selection, style
+
+EVERY_RECIPE = True
+AXES = ("tokens", "steps", "flops")
+METRICS = {"tokens": "tokens", "steps": "steps", "flops": "flops_executed"}
+KEYS = ["model", "dataset", "method", "sparsity"]
+
+
+def data(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
+    """Perplexity of each treatment that was trained for two budgets or more."""
+    rows = tidy.validation_perplexity(records)[["run", *KEYS, "recipe", "seed", "value"]]
+    rows = rows.join(selection.per_run(records, *METRICS.values()), on="run")
+    if study.get("trials"):
+        rows = rows.iloc[:0]
+    is_own = rows["run"].isin(selection.headline(rows, study)["run"])
+    own = rows[is_own].groupby(KEYS)["tokens"].mean().rename("own tokens")
+    rows = rows.join(own, on=KEYS)
+    rows = rows[is_own | (rows["tokens"] != rows["own tokens"])].drop(columns="own tokens")
+    several = rows.groupby(KEYS)["tokens"].transform("nunique") > 1
+    return rows[several].rename(columns={"flops_executed": "flops"})
+
+
+def shared_means(rows: pd.DataFrame) -> pd.DataFrame:
+    """Mean perplexity of one treatment by budget, over the seeds that all its budgets have."""
+    budgets = rows["tokens"].nunique()
+    shared = rows.groupby("seed")["tokens"].transform("nunique") == budgets
+    return rows[shared].groupby("tokens")[["value", "steps", "flops"]].mean().reset_index()
+
+
+def draw(
+    records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any], *, x: str = "tokens"
+) -> Figure:
+    """One panel per model, dataset and sparsity."""
+    rows = data(records, curves, study)
+    shown = [
+        (cell, sparsity)
+        for cell in tidy.cells(rows)
+        for sparsity in sorted(set(tidy.in_cell(rows, cell)["sparsity"]) - {0.0})
+    ]
+    figure, axes = style.panels(len(shown), height=3.2)
+    if not shown:
+        style.say_empty(axes[0], "No method has finished runs of two budgets.")
+    for panel, (cell, sparsity) in zip(axes, shown, strict=False):
+        own = tidy.in_cell(rows, cell)
+        _draw_panel(panel, own[own["sparsity"].isin([0.0, sparsity])], x)
+        panel.set_title(f"{cell[0]} on {cell[1]}, dense and {100 * sparsity:g}%")
+    return figure
+
+
+def _draw_panel(axes: Axes, rows: pd.DataFrame, x: str) -> None:
+    labels = []
+    for method, sparsity, own in selection.by_treatment(rows):
+        look = style.method_style(method)
+        axes.plot(own[x], own["value"], ".", color=look.color, ms=4)
+        means = shared_means(own)
+        axes.plot(means[x], means["value"], color=look.color, marker=look.marker, ms=6, lw=1.3)
+        if len(means):
+            text = style.treatment_name(method, sparsity)
+            labels.append((means["value"].iloc[-1], text, look.color))
+    style.count_axis(axes, style.AXES[x][1], None if x == "flops" else rows[x].unique())
+    axes.set_ylabel("validation perplexity per token")
+    style.label_ends(axes, labels)
+
+
+def caption(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> str:
+    """State how far each method is from Static at each budget, and how far seeds spread."""
+    rows = data(records, curves, study)
+    rows = rows.assign(algorithm=selection.algorithms(rows))
+    sentences = []
+    for cell in tidy.cells(rows):
+        own = tidy.in_cell(rows, cell)
+        for sparsity, group in own[own["sparsity"] > 0].groupby("sparsity"):
+            static = group[group["algorithm"] == "static"]
+            for method in group["algorithm"].drop_duplicates():
+                if method != "static":
+                    other = group[group["algorithm"] == method]
+                    sentences.append(_gap_sentence(other, static, method, sparsity))
+    return " ".join(sentence for sentence in sentences if sentence)
+
+
+def _gap_sentence(rows: pd.DataFrame, static: pd.DataFrame, method: str, sparsity: float) -> str:
+    keys = ["tokens", "seed"]
+    both = rows[[*keys, "value"]].merge(static[[*keys, "value"]], on=keys, suffixes=("", "_static"))
+    both = both.assign(gap=both["value"] - both["value_static"])
+    if both.empty:
+        return ""
+    parts = [
+        f"{gaps.mean():+.2f} at {tokens:,.0f} tokens ({len(gaps)} "
+        f"{'seed' if len(gaps) == 1 else 'seeds'})"
+        for tokens, gaps in both.groupby("tokens")["gap"]
+    ]
+    most = both.groupby("tokens")["gap"].agg(["size", "std"])
+    most = most[most["size"] > 1]
+    spread = most["std"].max()
+    text = f"{style.treatment_name(method, sparsity)} minus Static: {', '.join(parts)}"
+    if len(most):
+        text += f"; the difference varies between seeds by a standard deviation of {spread:.2f}"
+    return text + "."

@@ -1,0 +1,93 @@
+"""Validation perplexity against sparsity, one line per method: small points are seeds, large ones
+their mean, bars the 95% t interval over seeds (no bar below two seeds). Each band is a dense model
+with the interval of its mean. The axis is logarithmic in the share of weights that is left. Lower
+is better."""
+
+from typing import Any
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from experiments.analysis import records as tidy
+from experiments.analysis import selection, stats, style
+
+COLUMNS = ["run", "model", "dataset", "method", "sparsity", "seed", "split", "task", "value"]
+
+
+def data(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
+    """Perplexity of every run on workloads that have two sparsities or more."""
+    rows = tidy.validation_perplexity(records)[COLUMNS]
+    rows = rows.assign(algorithm=selection.algorithms(rows))
+    rows = rows[rows["algorithm"] != ""]
+    sparse = rows[rows["sparsity"] > 0]
+    levels = sparse.groupby(["model", "dataset"])["sparsity"].nunique()
+    several = set(levels[levels > 1].index)
+    return rows[[cell in several for cell in zip(rows["model"], rows["dataset"], strict=True)]]
+
+
+def draw(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> Figure:
+    """One panel per model and dataset."""
+    rows = data(records, curves, study)
+    cells = tidy.cells(rows)
+    figure, axes = style.panels(len(cells), height=3.8)
+    if not cells:
+        style.say_empty(axes[0], "No model has finished runs at two sparsities.")
+    for panel, cell in zip(axes, cells, strict=False):
+        _draw_panel(panel, tidy.in_cell(rows, cell))
+        panel.set_title(f"{cell[0]} on {cell[1]}")
+    return figure
+
+
+def _draw_panel(axes: Axes, rows: pd.DataFrame) -> None:
+    labels = []
+    for method, _, own in selection.by_treatment(rows[rows["sparsity"] == 0]):
+        look = style.method_style(method)
+        mean, low, high = stats.t_interval(own["value"])
+        axes.axhline(mean, color=look.color, lw=1)
+        if low == low:
+            axes.axhspan(low, high, color=look.color, alpha=0.12, lw=0)
+        labels.append((mean, look.name, look.color))
+    sparse = rows[rows["sparsity"] > 0]
+    methods = list(sparse["algorithm"].unique())
+    for place, (method, group) in enumerate(sparse.groupby("algorithm", sort=False)):
+        look = style.method_style(method)
+        aside = 1 + 0.035 * (place - (len(methods) - 1) / 2)
+        points = []
+        for sparsity, own in group.groupby("sparsity"):
+            x = aside / (1 - sparsity)
+            mean, low, high = stats.t_interval(own["value"])
+            axes.plot([x] * len(own), own["value"], ".", color=look.color, ms=4)
+            if low == low:
+                axes.plot([x, x], [low, high], color=look.color, lw=1.6)
+            points.append((x, mean))
+        axes.plot(*zip(*points, strict=True), color=look.color, marker=look.marker, ms=6, lw=1.2)
+        labels.append((points[-1][1], f"{look.name} {100 * sparsity:g}%", look.color))
+    levels = sorted(sparse["sparsity"].unique())
+    axes.set_xscale("log")
+    axes.set_xticks([1 / (1 - level) for level in levels], [f"{100 * s:g}%" for s in levels])
+    axes.minorticks_off()
+    axes.set_xlabel("sparsity of the block weights")
+    axes.set_ylabel("validation perplexity per token")
+    style.label_ends(axes, labels)
+
+
+def caption(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> str:
+    """State lowest and highest method at each sparsity, and dense."""
+    rows = data(records, curves, study)
+    sentences = []
+    for cell in tidy.cells(rows):
+        own = tidy.in_cell(rows, cell)
+        dense = selection.dense_name(own["method"])
+        parts = []
+        for sparsity, group in own[own["sparsity"] > 0].groupby("sparsity"):
+            means = group.groupby("algorithm")["value"].mean().sort_values()
+            ends = [f"{style.method_style(means.index[0]).name} {means.iloc[0]:.1f}"]
+            if len(means) > 1:
+                ends.append(f"{style.method_style(means.index[-1]).name} {means.iloc[-1]:.1f}")
+            parts.append(f"at {100 * sparsity:g}% from {' to '.join(ends)}")
+        if dense:
+            mean = own[own["method"] == dense]["value"].mean()
+            parts.insert(0, f"{style.method_style(dense).name} {mean:.1f}")
+        sentences.append(f"Mean perplexity of {cell[0]} on {cell[1]}: {'; '.join(parts)}.")
+    return " ".join(sentences)

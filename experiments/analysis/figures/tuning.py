@@ -1,0 +1,77 @@
+"""Validation perplexity of the trials by learning rate: every point is one run, at a seed that no
+evidence uses. The large marker is the best trial of a method. Dashed: mask updates that are rarer
+and smaller. Lower is better."""
+
+from typing import Any
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from experiments.analysis import records as tidy
+from experiments.analysis import selection, style
+
+EVERY_RECIPE = True
+
+
+def data(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
+    """Perplexity and settings of every trial; nothing in a study that is not of trials."""
+    if not study.get("trials"):
+        records = records.iloc[:0]
+    rows = tidy.validation_perplexity(records)
+    specs = {run["id"]: run.get("spec") or {} for run in study.get("runs", [])}
+    settings = [_settings(specs.get(run, {})) for run in rows["run"]]
+    columns = ["run", "model", "dataset", "method", "sparsity", "seed", "value"]
+    rows = rows[columns].reset_index(drop=True)
+    names = ["learning rate", "drop fraction", "update interval", "steps"]
+    rows = rows.join(pd.DataFrame(settings, columns=names))
+    rows["algorithm"] = selection.algorithms(rows)
+    best = rows.groupby(["model", "dataset", "algorithm"])["value"].transform("min")
+    return rows.assign(best=rows["value"] == best)
+
+
+def _settings(spec: dict[str, Any]) -> tuple[Any, ...]:
+    recipe, sparsity = spec.get("recipe", {}), spec.get("sparsity") or {}
+    drop = sparsity.get("drop_fraction")
+    drop = drop.get("init") if isinstance(drop, dict) else drop
+    interval = (sparsity.get("update") or {}).get("freq")
+    return recipe.get("learning_rate"), drop, interval, recipe.get("steps")
+
+
+def draw(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> Figure:
+    """One panel per model and dataset."""
+    trials = data(records, curves, study)
+    cells = tidy.cells(trials)
+    figure, axes = style.panels(len(cells), height=3.8)
+    if not cells:
+        style.say_empty(axes[0], "No trial has finished.")
+    for panel, cell in zip(axes, cells, strict=False):
+        own = tidy.in_cell(trials, cell)
+        labels = []
+        for method, group in own.groupby("method", sort=False):
+            look, line = style.method_style(method), group.sort_values("learning rate")
+            dashes = "--" if method != line["algorithm"].iloc[0] else "-"
+            panel.plot(line["learning rate"], line["value"], dashes, color=look.color, lw=1.3,
+                       marker=look.marker, ms=4)  # fmt: skip
+            best = line[line["best"]]
+            panel.plot(best["learning rate"], best["value"], look.marker, color=look.color, ms=9)
+            words = ", rare" if method != line["algorithm"].iloc[0] else ""
+            labels.append((line["value"].iloc[-1], look.name + words, look.color))
+        style.count_axis(panel, "peak learning rate", own["learning rate"].unique())
+        panel.set_ylabel("validation perplexity per token")
+        panel.set_title(f"{cell[0]} on {cell[1]}")
+        style.label_ends(panel, labels)
+    return figure
+
+
+def caption(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> str:
+    """Name the best trial of each method."""
+    trials = data(records, curves, study)
+    sentences = []
+    for cell in tidy.cells(trials):
+        own = tidy.in_cell(trials, cell)
+        parts = [
+            f"{style.method_style(row.algorithm).name} {row.value:.2f} at {row.rate:g}"
+            for row in own[own["best"]].rename(columns={"learning rate": "rate"}).itertuples()
+        ]
+        sentences.append(f"Best on {cell[1]}: {', '.join(parts)}.")
+    return " ".join(sentences)

@@ -1,0 +1,118 @@
+"""Sparse against dense at equal cost, in validation perplexity (lower is better). "cut off": the
+dense runs of the same model and data at the moment they have executed the sparse runs' FLOPs, in
+the middle of their learning-rate schedule. "finished": dense runs of other budgets, each with its
+whole schedule, between which the loss is interpolated over the logarithm of FLOPs. "smaller": the
+dense model with the closest number of parameters to the sparse runs' non-zero ones, and its own
+tokens. Nothing is extrapolated: a dash says that no dense run covers the point."""
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from experiments.analysis import records as tidy
+from experiments.analysis import selection, stats
+
+EVERY_RECIPE = True
+#: How far apart, as a factor, parameter counts may be to count as similar.
+SIMILAR = 1.25
+COLUMNS = ["model", "dataset", "method", "sparsity", "seeds", "perplexity", "executed FLOPs"]
+COLUMNS += ["non-zero parameters", "tokens"]
+COLUMNS += ["dense, cut off at equal FLOPs", "minus cut off", "paired seeds", "low", "high"]
+COLUMNS += ["dense, finished at equal FLOPs", "minus finished"]
+COLUMNS += ["smaller dense model", "its parameters", "its tokens", "its perplexity"]
+COLUMNS += ["minus smaller", "runs"]
+METRICS = ("flops_executed", "num_nonzero", "num_parameters", "tokens")
+
+
+def make(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
+    """One row per model, dataset and sparse treatment."""
+    values = tidy.validation_perplexity(records)
+    values = values.join(selection.per_run(records, *METRICS), on="run")
+    values["loss"] = np.log(values["value"])
+    own = selection.headline(values, study)
+    own = own[selection.algorithms(own) != ""]
+    curves = curves[(curves["metric"] == "loss") & (curves["kind"] == "validation")]
+    curves = tidy.label_curves(curves.dropna(subset=["flops_executed"]), own)
+    rows = []
+    for cell in tidy.cells(own):
+        here = tidy.in_cell(own, cell)
+        for method, sparsity, sparse in selection.by_treatment(here[here["sparsity"] > 0]):
+            row = {"model": cell[0], "dataset": cell[1], "method": method, "sparsity": sparsity}
+            row |= {"seeds": len(sparse), "perplexity": sparse["value"].mean()}
+            row["executed FLOPs"] = sparse["flops_executed"].mean()
+            row["non-zero parameters"] = sparse["num_nonzero"].mean()
+            row["tokens"] = sparse["tokens"].mean()
+            dense = here[here["method"] == selection.dense_name(here["method"])]
+            row |= _cut_off(sparse, dense, tidy.in_cell(curves, cell))
+            row |= _finished(sparse, dense, tidy.in_cell(values, cell))
+            row |= _smaller(sparse, cell, own)
+            row["runs"] = " ".join([*sparse["run"], *dense["run"]])
+            rows.append(row)
+    return pd.DataFrame(rows, columns=COLUMNS)
+
+
+def _cut_off(sparse: pd.DataFrame, dense: pd.DataFrame, curves: pd.DataFrame) -> dict[str, Any]:
+    """The dense runs' validation curves at the FLOPs of the sparse runs of the same seeds."""
+    reached: dict[int, float] = {}
+    flops = sparse.set_index("seed")["flops_executed"]
+    for row in dense.itertuples():
+        curve = curves[curves["run"] == row.run].sort_values("flops_executed")
+        if row.seed in flops.index and len(curve):
+            loss = between(curve["flops_executed"], curve["value"], flops[row.seed])
+            if loss == loss:
+                reached[int(row.seed)] = float(np.exp(loss))
+    if not reached:
+        return {}
+    pair = stats.paired(tidy.by_seed(sparse), reached)
+    return {
+        "dense, cut off at equal FLOPs": float(np.mean(list(reached.values()))),
+        "minus cut off": pair.effect,
+        "paired seeds": pair.num_seeds,
+        "low": pair.low,
+        "high": pair.high,
+    }
+
+
+def _finished(sparse: pd.DataFrame, dense: pd.DataFrame, every: pd.DataFrame) -> dict[str, Any]:
+    """Finished dense runs of several budgets, at the mean FLOPs of the sparse runs."""
+    if dense.empty:
+        return {}
+    same = every[every["method"] == dense["method"].iloc[0]]
+    ends = same.groupby("recipe")[["flops_executed", "loss"]].mean().sort_values("flops_executed")
+    loss = between(ends["flops_executed"], ends["loss"], sparse["flops_executed"].mean())
+    if loss != loss:
+        return {}
+    perplexity = float(np.exp(loss))
+    return {
+        "dense, finished at equal FLOPs": perplexity,
+        "minus finished": sparse["value"].mean() - perplexity,
+    }
+
+
+def _smaller(sparse: pd.DataFrame, cell: tuple[str, str], own: pd.DataFrame) -> dict[str, Any]:
+    """The dense model of the dataset whose size is closest to the non-zero weights."""
+    others = own[(own["dataset"] == cell[1]) & (own["sparsity"] == 0)]
+    others = others[others["model"] != cell[0]]
+    if others.empty:
+        return {}
+    others = others[others["method"] == selection.dense_name(others["method"])]
+    means = others.groupby("model")[["num_parameters", "tokens", "value"]].mean()
+    factor = np.abs(np.log(means["num_parameters"] / sparse["num_nonzero"].mean()))
+    if not factor.min() <= np.log(SIMILAR):
+        return {}
+    found = means.loc[factor.idxmin()]
+    return {
+        "smaller dense model": factor.idxmin(),
+        "its parameters": found["num_parameters"],
+        "its tokens": found["tokens"],
+        "its perplexity": found["value"],
+        "minus smaller": sparse["value"].mean() - found["value"],
+    }
+
+
+def between(flops: pd.Series, losses: pd.Series, at: float) -> float:
+    """Return the loss at some FLOPs, linear over their logarithm; NaN outside of the points."""
+    if len(flops) < 2 or not flops.min() <= at <= flops.max():
+        return float("nan")
+    return float(np.interp(np.log(at), np.log(flops), losses))

@@ -1,0 +1,26 @@
+"""A study like those at scale ``small``, with records that follow a known law.
+
+Two corpora, three sizes at equal tokens per weight, three sparsities and two budgets, so that
+whatever mixes them is caught.
+"""
+
+from pathlib import Path
+
+from experiments import plan
+from experiments.analysis import records
+from tests.experiments.analysis import synthetic
+
+FILE = Path(__file__).with_suffix(".yaml")
+
+
+def load() -> plan.Study:
+    """The study of ``grids.yaml``."""
+    return plan.load_study("grids", folder=FILE.parent)
+
+
+def frames(study, *, keep=lambda run: True, **law):
+    """Records, curves and the study's dict; ``law`` goes to `synthetic.planned_record`."""
+    facts = plan.study_as_dict(study, "small")
+    runs = [run for run in plan.study_runs(study, "small") if keep(run)]
+    made = [synthetic.planned_record(records.make_record, run, **law) for run in runs]
+    return records.records_table(made, facts), records.curves_table(made), facts

@@ -1,0 +1,244 @@
+"""A study of several sizes, corpora, sparsities and budgets: nothing mixes what must stay apart."""
+
+import numpy as np
+import pytest
+
+from experiments.analysis import claims, figures, records, selection, style, tables
+from experiments.analysis.figures import scaling
+from tests.experiments.analysis import grids, synthetic
+
+WORKLOAD = ("llama-64", "enwiki-slice")
+
+
+@pytest.fixture(scope="module")
+def study():
+    return grids.load()
+
+
+@pytest.fixture(scope="module")
+def full(study):
+    return grids.frames(study)
+
+
+def ledger(frames):
+    return claims.evaluate(frames[0], frames[2]).set_index("id")
+
+
+def perplexities(rows, method, cell=WORKLOAD):
+    own = records.in_cell(records.validation_perplexity(rows), cell)
+    return own[own["method"] == method].set_index("seed")["value"]
+
+
+def test_headline_runs_are_those_of_the_methods_own_recipes(full):
+    rows = selection.headline(full[0], full[2])
+    assert set(rows["recipe"]) == {"half-batch"}
+    assert full[0]["run"].nunique() - rows["run"].nunique() == 3
+
+
+def test_other_budgets_stay_out_of_tables_and_figures(full, tmp_path):
+    written = tables.write("perplexity", *full, tmp_path)
+    table = records.pd.read_csv(written)
+    row = table[(table["method"] == "static") & (table["dataset"] == "enwiki-slice")].iloc[0]
+    own = perplexities(selection.headline(full[0], full[2]), "static")
+    assert row["seeds"] == 3 and row["perplexity"] == pytest.approx(own.mean())
+    figures.write("perplexity_by_method", *full, tmp_path)
+    shown = records.pd.read_csv(tmp_path / "perplexity_by_method.csv")
+    assert not shown["run"].str.contains("__quarter__").any()
+
+
+def test_the_difference_to_static_is_at_equal_sparsity(full, tmp_path):
+    table = records.pd.read_csv(tables.write("perplexity", *full, tmp_path)).set_index("method")
+    rows = selection.headline(full[0], full[2])
+    gap = (perplexities(rows, "rigl90") - perplexities(rows, "static90")).mean()
+    assert table.loc["rigl90", "minus Static"] == pytest.approx(gap)
+    assert np.isnan(table.loc["static90", "minus Static"])
+
+
+def test_a_method_looks_the_same_at_every_sparsity():
+    for name in ("static90", "static95", "static-50"):
+        assert style.method_style(name) == style.method_style("static")
+    assert style.method_style("rigl-rare").name == "RigL"
+    assert style.method_style("dense-control") != style.method_style("dense")
+    colors = [look.color for look in style.METHODS.values()]
+    assert len(set(colors)) == len(colors)
+
+
+# Claims
+
+
+def test_the_verdict_is_that_of_the_first_workload(full):
+    row = ledger(full).loc["C001"]
+    own = selection.headline(full[0], full[2])
+    effect = (perplexities(own, "set") - perplexities(own, "static")).mean()
+    assert row["effect"] == pytest.approx(effect)
+    assert row["num_seeds"] == 3  # the other corpus has five
+    assert row["verdict"] == "holds"
+    assert row["replications"].startswith("llama-64 on wikitext-2: holds, -")
+    assert row["replications"].endswith("5 seeds")
+    assert "quarter" not in row["runs"] and "wikitext" not in row["runs"]
+
+
+def test_a_replication_never_stands_in_for_the_first_workload(study):
+    frames = grids.frames(
+        study, keep=lambda run: "wikitext" in run.id or run.spec["method"] == "rigl"
+    )
+    row = ledger(frames).loc["C001"]
+    assert row["verdict"] == "not tested"
+    assert "llama-64 on enwiki-slice: this scale has no finished run of set 0.8" in row["reason"]
+    assert row["replications"].startswith("llama-64 on wikitext-2: holds")
+
+
+def test_trials_are_evidence_for_nothing(full):
+    table = ledger((full[0], full[1], full[2] | {"trials": True}))
+    assert set(table["verdict"]) == {"not tested"}
+    assert set(table["reason"]) == {claims.TRIALS}
+
+
+def compare(frames, **test):
+    rows = selection.headline(frames[0], frames[2])
+    return claims.compare({"metric": "perplexity", "split": "validation", **test}, rows, frames[2])
+
+
+def test_a_gap_is_a_difference_of_differences(full):
+    rows = selection.headline(full[0], full[2])
+    at90 = perplexities(rows, "static90") - perplexities(rows, "rigl90")
+    at80 = perplexities(rows, "static") - perplexities(rows, "rigl")
+    found = compare(
+        full,
+        gaps=[[{"method": "static90"}, {"method": "rigl90"}],
+              [{"method": "static"}, {"method": "rigl"}]],
+        direction="greater",
+    )  # fmt: skip
+    assert found.pair.effect == pytest.approx((at90 - at80).mean())
+    assert claims.verdict(found.pair)[0] == "holds"  # 0.12 against 0.08 nats, and a higher level
+    assert "(static90 minus rigl90) > (static minus rigl)" in found.tested_as
+    assert len(found.runs.split()) == 12
+
+
+def test_a_baseline_at_chance_decides_nothing(full):
+    test = {"a": {"method": "set"}, "b": {"method": "static"}, "direction": "less"}
+    found = compare(full, **test, requires={"b": 1000.0})
+    assert found.verdict == "not tested" and "says something only above 1000" in found.reason
+    assert compare(full, **test, requires={"b": 1.0}).pair.num_seeds == 3
+
+
+def test_what_a_scale_does_not_train_is_left_out_only_where_allowed(full):
+    links = [
+        {"a": {"method": "set"}, "b": {"method": "static"}},
+        {"a": {"method": "set95"}, "b": {"method": "static"}, "where_planned": True},
+    ]
+    found = compare(full, every=links, direction="less")
+    assert found.pair.num_seeds == 3
+    assert "without set95, which this scale does not train" in found.reason
+    links[1].pop("where_planned")
+    assert compare(full, every=links, direction="less").verdict == "not tested"
+    chain = [{"method": "rigl"}, {"method": "gmp"}, {"method": "static"}]
+    assert compare(full, order=chain).verdict == "not tested"
+    found = compare(full, order=chain, where_planned=True)
+    assert found.tested_as == "perplexity: rigl < static" and "without gmp" in found.reason
+
+
+def test_a_seed_that_lacks_one_of_two_methods_is_left_out(study):
+    frames = grids.frames(
+        study, keep=lambda run: not (run.spec["method"] == "rigl" and run.spec["seed"] == 1)
+    )
+    found = compare(frames, a={"method": ["set", "rigl"]}, b={"method": "static"}, direction="less")
+    assert found.pair.num_seeds == 2
+
+
+# Scaling, budgets, equal cost
+
+
+@pytest.mark.parametrize(
+    ("slope", "words"), [(-0.02, "it shrinks with size"), (0.02, "it grows with size")]
+)
+def test_the_trend_of_the_penalty_is_found(study, slope, words):
+    frames = grids.frames(study, slope=slope)
+    rows = scaling.data(selection.headline(frames[0], frames[2]), *frames[1:])
+    assert set(rows["method"]) == {"dense-control", "rigl"}  # the others have one size
+    assert rows["weights"].nunique() == 3
+    assert rows["tokens per weight"].to_numpy() == pytest.approx(31.1, abs=0.2)
+    found, low, high, _ = scaling.trend(scaling.penalties(rows, "rigl", 0.8))
+    assert low < slope < high and found == pytest.approx(slope, abs=0.005)
+    assert words in figures.caption("scaling", *frames)
+
+
+def test_without_a_trend_no_trend_is_claimed(study):
+    frames = grids.frames(study, slope=0.0, noise=0.02)
+    assert "these sizes cannot tell" in figures.caption("scaling", *frames)
+
+
+def test_models_at_other_tokens_per_weight_are_no_scaling_points(full):
+    rows = full[0].copy()
+    larger = (rows["model"] == "llama-48") & (rows["metric"] == "tokens")
+    rows.loc[larger, "value"] *= 2
+    assert scaling.data(selection.headline(rows, full[2]), *full[1:]).empty
+
+
+def test_budgets_pair_seeds_and_state_the_gap(full):
+    module = figures.load("budgets")
+    rows = module.data(*full)
+    assert set(rows["recipe"]) == {"half-batch", "quarter"}
+    assert set(rows["method"]) == {"dense-control", "static", "rigl"}
+    means = module.shared_means(rows[rows["method"] == "rigl"])
+    assert list(means["tokens"]) == [768000, 3072000]
+    first = perplexities(selection.headline(full[0], full[2]), "rigl").loc[0]
+    assert means["value"].iloc[1] == pytest.approx(first)  # seed 0 alone has both budgets
+    assert "at 768,000 tokens (1 seed)" in figures.caption("budgets", *full)
+
+
+def test_dense_at_equal_flops_is_interpolated_and_never_extrapolated(full):
+    between = tables.load("dense_comparison").between
+    flops, losses = records.pd.Series([1e9, 1e11]), records.pd.Series([5.0, 4.0])
+    assert between(flops, losses, 1e10) == pytest.approx(4.5)
+    assert np.isnan(between(flops, losses, 1e12)) and np.isnan(between(flops, losses, 1e8))
+    table = tables.load("dense_comparison").make(*full).set_index(["model", "dataset", "method"])
+    row = table.loc[(*WORKLOAD, "static")]
+    # By the law of the records: loss of finished runs at 768,000 and 3,072,000 tokens.
+    ends = 4 * 0.98816**-0.05 * (np.array([768e3, 3072e3]) / 98816 / 31) ** -0.05
+    ends += 0.01 + 3 * np.exp(-7)  # what evaluation adds, and what the curve still has to fall
+    cost = 6 * np.array([768e3, 3072e3]) * (98816 + 65536)
+    at = 6 * 3072e3 * (0.2 * 98816 + 65536)
+    expected = np.exp(np.interp(np.log(at), np.log(cost), ends))
+    assert row["dense, finished at equal FLOPs"] == pytest.approx(expected, rel=0.004)
+    assert row["smaller dense model"] == "llama-48" and row["its parameters"] == 153600
+    assert row["non-zero parameters"] == pytest.approx(0.2 * 98816 + 131072, abs=1)
+    assert row["paired seeds"] == 3
+    small = table.loc[("llama-32", "enwiki-slice", "rigl")]
+    assert np.isnan(small["dense, finished at equal FLOPs"])  # one budget only
+    assert small["smaller dense model"] != small["smaller dense model"]  # none is as small
+
+
+def test_from_rigl_to_granet_only_the_schedule_changes(full):
+    table = tables.load("config_changes").make(*full)
+    assert set(table["setting"].str.split(".").str[1]) == {"algorithm", "sparsity"}
+
+
+def test_sizes_stand_beside_what_is_published(full):
+    table = tables.load("architecture").make(*full).set_index("setting")
+    assert table.loc["parameters", "ours, llama-64"] == "229,888"
+    assert table.loc["of these in sparse layers", "ours, llama-64"] == "98,816"
+    assert table.loc["context", "source (published)"] == "2048 tokens"
+    assert table.loc["num layers", "source (published)"] == "not published as a number"
+
+
+# Trials
+
+
+def test_trials_name_the_best_settings_of_each_method(full):
+    study = full[2] | {"trials": True}
+    table = tables.load("tuning_trials").make(full[0], full[1], study)
+    own = table[(table["model"] == "llama-64") & (table["dataset"] == "enwiki-slice")]
+    best = own[own["best"] == "best"]
+    assert sorted(best["method"]) == ["dense-control", "granet", "rigl", "set", "static"]
+    assert (best["above best"] == 0).all() and (own["above best"] >= 0).all()
+    rigl = own[own["method"] == "rigl"].iloc[0]
+    assert rigl["drop fraction"] == 0.5 and rigl["learning rate"] == 0.005
+    assert figures.load("tuning").data(*full).empty  # no study of trials
+    assert figures.load("budgets").data(full[0], full[1], study).empty
+
+
+def test_the_records_of_the_law_are_what_they_say(study):
+    run = grids.plan.study_runs(study, "small")[0]
+    record = synthetic.planned_record(records.make_record, run)
+    assert record["num_parameters"] == 229888 and len(record["curve"]) == 50
