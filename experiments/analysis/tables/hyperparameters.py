@@ -1,11 +1,12 @@
-"""What each method was trained with, beside what the source states for its 1.3B model. Compare
-Tables 1 and 2 of the source, which are images whose other numbers are not known."""
+"""What each method was trained with on the study's first model and dataset, by recipe, beside what
+the source states for its 1.3B model. Where methods of one recipe differ, their names stand behind
+the value. Compare Table 2 of the source, an image whose other numbers are not known."""
 
 from typing import Any
 
 import pandas as pd
 
-from experiments.analysis import published
+from experiments.analysis import published, style
 
 PUBLISHED = {
     "tokens": "training tokens",
@@ -21,22 +22,39 @@ PUBLISHED = {
 
 
 def make(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
-    """One row per hyperparameter; one column per recipe of the study's first model."""
+    """One row per hyperparameter; one column per recipe of the study's first workload."""
     specs = [run["spec"] for run in study.get("runs", []) if run.get("spec")]
-    specs = [spec for spec in specs if spec["model"]["label"] == specs[0]["model"]["label"]]
-    recipes: dict[str, dict[str, Any]] = {}
+    specs = [spec for spec in specs if _workload(spec) == _workload(specs[0])]
+    recipes: dict[str, dict[str, dict[str, list[str]]]] = {}
     for spec in specs:
-        values = spec["recipe"] | {"context": spec["data"].get("context")}
-        recipes.setdefault(f"ours, {spec['recipe'].get('name', 'recipe')}", values)
-    names = dict.fromkeys(name for values in recipes.values() for name in values if name != "name")
+        settings = spec["recipe"] | {"context": spec["data"].get("context")}
+        columns = recipes.setdefault(f"ours, {settings.pop('name', 'recipe')}", {})
+        method = style.method_style(spec["method"]).name
+        for name, value in settings.items():
+            methods = columns.setdefault(name, {}).setdefault(_text(value), [])
+            if method not in methods:
+                methods.append(method)
+    names = dict.fromkeys(name for columns in recipes.values() for name in columns)
     source = published.source_id(study)
     rows = []
     for name in names:
-        row = {"setting": name} | {title: _text(v.get(name)) for title, v in recipes.items()}
+        row = {"setting": name}
+        row |= {title: _shown(columns.get(name, {})) for title, columns in recipes.items()}
         metric = PUBLISHED.get(name)
         row["source (published)"] = published.value(source, metric=metric) if metric else ""
         rows.append(row)
     return pd.DataFrame(rows, columns=["setting", *recipes, "source (published)"])
+
+
+def _workload(spec: dict[str, Any]) -> tuple[str, str]:
+    return spec["model"]["label"], spec["data"]["name"]
+
+
+def _shown(values: dict[str, list[str]]) -> str:
+    """One value alone, or each with the methods that have it."""
+    if len(values) < 2:
+        return next(iter(values), "")
+    return "; ".join(f"{value} ({', '.join(methods)})" for value, methods in values.items())
 
 
 def _text(value: Any) -> str:

@@ -1,5 +1,7 @@
 """A study of several sizes, corpora, sparsities and budgets: nothing mixes what must stay apart."""
 
+import json
+
 import numpy as np
 import pytest
 
@@ -220,6 +222,18 @@ def test_sizes_stand_beside_what_is_published(full):
     assert table.loc["of these in sparse layers", "ours, llama-64"] == "98,816"
     assert table.loc["context", "source (published)"] == "2048 tokens"
     assert table.loc["num layers", "source (published)"] == "not published as a number"
+
+
+def test_methods_that_differ_within_a_recipe_are_named(full):
+    study = json.loads(json.dumps(full[2]))
+    for run in study["runs"]:
+        if run["method"].startswith("rigl"):
+            run["spec"]["recipe"]["learning_rate"] = 0.02
+    table = tables.load("hyperparameters").make(*full[:2], study).set_index("setting")
+    shown = table.loc["learning_rate", "ours, half-batch"]
+    assert shown == "0.005 (Dense control, Static, SET, GraNet); 0.02 (RigL)"
+    assert table.loc["steps", "ours, half-batch"] == "1500"
+    assert table.loc["learning_rate", "source (published)"] == "2e-4"
 
 
 # Trials
