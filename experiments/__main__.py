@@ -347,9 +347,10 @@ def archive(scale: Scale, study: str = "all") -> None:
 @app.command()
 def publish(scale: Scale) -> None:
     """Make the report of a scale the committed reference, its records included."""
-    from experiments.report import render
+    from experiments.report import readme, render
 
     render.publish(Path("reports") / scale, Path("reports"))
+    readme.update(Path("README.md"), Path("reports"), scale, Path("results") / scale)
     keep(scale)
 
 

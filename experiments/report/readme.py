@@ -1,0 +1,51 @@
+"""The README's view of the committed reference: two figures and the primary verdicts."""
+
+import re
+from pathlib import Path
+
+import pandas as pd
+
+from experiments.analysis import claims
+from experiments.report import summary
+from experiments.report.render import environment
+
+#: What is shown, in this order: study and figure.
+FIGURES = (("sparsity_library", "perplexity_by_sparsity"), ("device", "device_speedup"))
+BEGIN, END = "<!-- reference: written by `snakemake publish` -->", "<!-- end of reference -->"
+
+
+def update(readme: Path, reports_dir: Path, scale: str, results_dir: Path) -> None:
+    """Replace the README's block on the committed reference.
+
+    Args:
+        readme: File with the lines `BEGIN` and `END`; what lies between them is replaced.
+        reports_dir: Committed reports, ``<study>/figures/<figure>.png`` and ``.txt`` in it.
+        scale: Name of the scale that was published.
+        results_dir: ``results/<scale>``, holding ``<study>/claims.csv``.
+
+    Raises:
+        ValueError: If the README lacks the two lines.
+    """
+    text = readme.read_text()
+    block = re.compile(re.escape(BEGIN) + ".*?" + re.escape(END), re.DOTALL)
+    if not block.search(text):
+        raise ValueError(f"{readme.name} must hold the lines {BEGIN!r} and {END!r}")
+    ledgers = {
+        path.parent.name: claims.read(path) for path in sorted(results_dir.glob("*/claims.csv"))
+    }
+    merged = summary.merge_ledgers(ledgers)
+    shown = merged[(merged["role"] == "primary") & (merged["verdict"] != claims.NOT_TESTED)]
+    figures = [
+        (study, (reports_dir / study / "figures" / f"{name}.png").relative_to(readme.parent))
+        for study, name in FIGURES
+        if (reports_dir / study / "figures" / f"{name}.png").is_file()
+    ]
+    page = environment(html=False).get_template("readme.md.j2")
+    body = page.render(
+        scale=scale,
+        figures=figures,
+        rows=shown.where(pd.notna(shown), "").to_dict("records"),
+        counts=summary.verdict_counts(merged),
+        outcome=summary.outcome(merged),
+    )
+    readme.write_text(block.sub(lambda _: f"{BEGIN}\n{body.strip()}\n{END}", text))
