@@ -297,12 +297,24 @@ def _evaluation_metrics(record: dict[str, Any]) -> list[dict[str, Any]]:
         row["data_hash"] = score.get("data_hash")
         rows.append(row)
     accuracies = [row for row in rows if is_accuracy(row["metric"]) and row["value"] is not None]
+    whole = whole_tasks(row["task"] for row in accuracies)
     by_task: dict[str, dict[str, Any]] = {}
     for row in accuracies:
-        by_task.setdefault(row["task"], row)
+        if row["task"] in whole and row["chance"] is not None:
+            by_task.setdefault(row["task"], row)
     if by_task:
         rows.append(_average(list(by_task.values())))
     return rows
+
+
+def whole_tasks(names: Iterable[str]) -> set[str]:
+    """Return the names without parts of a group: ``blimp`` stands for ``blimp_wh_island``."""
+    names = set(names)
+    return {
+        name
+        for name in names
+        if not any(name != group and name.startswith(f"{group}_") for group in names)
+    }
 
 
 def _average(rows: list[dict[str, Any]]) -> dict[str, Any]:

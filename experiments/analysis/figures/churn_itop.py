@@ -48,8 +48,7 @@ def draw(
             continue
         panel.set_ylim(bottom=0)
         style.label_ends(panel, labels)
-        model, dataset = tidy.cells(rows)[0]
-        panel.set_title(f"{TITLES[metric]} · {model} on {dataset} · {100 * level:g}%")
+        panel.set_title(f"{TITLES[metric]} · {100 * level:g}% sparse")
         panel.set_xlabel(name)
         panel.set_ylabel("fraction of weights")
     return figure

@@ -1,7 +1,9 @@
-"""Sparsity, drop fraction and learning rate as the runs followed them, one seed per method, at the
-lowest sparsity of the study's first model and dataset; where lines coincide, the thicker one lies
-beneath. Compare Figure 7 of the source: constant sparsity for RigL, a cubic ramp for GraNet."""
+"""Sparsity and learning rate as the runs followed them, and the drop fraction that they were
+configured with, until the last mask update; one seed per method, at the lowest sparsity of the
+study's first model and dataset. Where lines coincide, the thicker one lies beneath. Compare Figure
+7 of the source: constant sparsity for RigL, a cubic ramp for GraNet."""
 
+import math
 from typing import Any
 
 import pandas as pd
@@ -25,7 +27,38 @@ def data(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> 
     if rows.empty:
         return rows
     _, rows = selection.by_level(tidy.in_cell(rows, tidy.cells(records)[0]))[0]
+    rows = _with_drop_fractions(rows, study)
     return rows[rows["seed"] == rows.groupby("method")["seed"].transform("min")]
+
+
+def _with_drop_fractions(rows: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
+    """Add the configured drop fraction where a run has not logged it."""
+    settings = {run["id"]: (run.get("spec") or {}).get("sparsity") for run in study["runs"]}
+    logged = set(rows[rows["metric"] == "drop_fraction"]["run"])
+    added = []
+    for run, group in rows[rows["metric"] == "sparsity"].groupby("run", sort=False):
+        sparsity = settings.get(run)
+        if run in logged or not isinstance(sparsity, dict) or "drop_fraction" not in sparsity:
+            continue
+        stop = (sparsity.get("update") or {}).get("stop") or math.inf
+        known = group[group["step"] <= stop]
+        values = [drop_fraction(sparsity["drop_fraction"], step) for step in known["step"]]
+        added.append(known.assign(metric="drop_fraction", value=values).dropna(subset=["value"]))
+    return pd.concat([rows, *added], ignore_index=True)
+
+
+def drop_fraction(setting: Any, step: int) -> float:
+    """Return a configured drop fraction at a step: a number or a cosine; NaN for other schedules.
+
+    A cosine falls from ``init`` to ``minimum`` in ``half_period`` steps and stays there.
+    """
+    if isinstance(setting, int | float):
+        return float(setting)
+    if not isinstance(setting, dict) or setting.get("type") != "cosine" or "compat" in setting:
+        return math.nan
+    least = setting.get("minimum", 0.0)
+    wave = (1 + math.cos(math.pi * min(1.0, step / setting["half_period"]))) / 2
+    return least + (setting["init"] - least) * wave
 
 
 def draw(

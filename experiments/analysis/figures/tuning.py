@@ -74,4 +74,12 @@ def caption(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) 
             for row in own[own["best"]].rename(columns={"learning rate": "rate"}).itertuples()
         ]
         sentences.append(f"Best on {cell[1]}: {', '.join(parts)}.")
+        rates = own.groupby("algorithm")["learning rate"].agg(["min", "max"])
+        best = own[own["best"]].set_index("algorithm")["learning rate"]
+        edge = [name for name, rate in best.items() if rate in tuple(rates.loc[name])]
+        if edge:
+            names = ", ".join(style.method_style(name).name for name in edge)
+            sentences.append(
+                f"At an end of the rates tried, where a better one may lie beyond: {names}."
+            )
     return " ".join(sentences)

@@ -1,10 +1,12 @@
 """Sparse against dense at equal cost, in validation perplexity (lower is better). "cut off": the
 dense runs of the same model and data at the moment they have executed the sparse runs' FLOPs, in
-the middle of their learning-rate schedule. "finished": dense runs of other budgets, each with its
-whole schedule, between which the loss is interpolated over the logarithm of FLOPs. "smaller": the
-dense model with the closest number of parameters to the sparse runs' non-zero ones, and its own
-tokens. Nothing is extrapolated: a dash says that no dense run covers the point."""
+the middle of their learning-rate schedule, by their validation curve. "finished": dense runs of
+other budgets, each with its whole schedule, between which the loss is interpolated over the
+logarithm of FLOPs. "smaller": the dense model with the closest number of parameters to the sparse
+runs' non-zero ones, and its own tokens. Nothing is extrapolated: a dash says that no dense run
+covers the point."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -59,7 +61,9 @@ def _cut_off(sparse: pd.DataFrame, dense: pd.DataFrame, curves: pd.DataFrame) ->
     for row in dense.itertuples():
         curve = curves[curves["run"] == row.run].sort_values("flops_executed")
         if row.seed in flops.index and len(curve):
-            loss = between(curve["flops_executed"], curve["value"], flops[row.seed])
+            # The end is measured as the sparse runs are: the curve's own may be on more tokens.
+            losses = [*curve["value"].iloc[:-1], row.loss]
+            loss = between(curve["flops_executed"], losses, flops[row.seed])
             if loss == loss:
                 reached[int(row.seed)] = float(np.exp(loss))
     if not reached:
@@ -111,7 +115,7 @@ def _smaller(sparse: pd.DataFrame, cell: tuple[str, str], own: pd.DataFrame) -> 
     }
 
 
-def between(flops: pd.Series, losses: pd.Series, at: float) -> float:
+def between(flops: pd.Series, losses: Sequence[float], at: float) -> float:
     """Return the loss at some FLOPs, linear over their logarithm; NaN outside of the points."""
     if len(flops) < 2 or not flops.min() <= at <= flops.max():
         return float("nan")

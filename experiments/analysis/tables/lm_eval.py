@@ -1,7 +1,8 @@
 """Scores of the lm-eval tasks: mean over seeds; the standard error is that of one run over its
 test items, the same items for every run. A score whose mean lies within 1.96 standard errors of
 guessing is not distinguishable from chance. "cut prompts" is the share of prompts that lost their
-beginning because they did not fit the context: above zero, the score is not the task's own."""
+beginning because they did not fit the context: above zero, the score is not the task's own. A group
+of tasks stands for its parts, and counts as one task in the average."""
 
 from typing import Any
 
@@ -26,6 +27,7 @@ def make(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> 
     """One row per model, dataset, task, metric, method and sparsity."""
     accuracies = records["metric"].map(lambda m: tidy.is_accuracy(m) or m == "accuracy_mean")
     scores = records[accuracies.astype(bool) & records["value"].notna()]
+    scores = scores[scores["task"].isin(tidy.whole_tasks(scores["task"]))]
     keys = ["model", "dataset", "task", "metric", "method", "sparsity"]
     source = published.source_id(study)
     rows = [

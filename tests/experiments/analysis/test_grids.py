@@ -236,6 +236,20 @@ def test_methods_that_differ_within_a_recipe_are_named(full):
     assert table.loc["learning_rate", "source (published)"] == "2e-4"
 
 
+def test_the_configured_drop_fraction_is_drawn_where_none_was_logged(full):
+    rows = full[1][full[1]["metric"] != "drop_fraction"]
+    drawn = figures.load("schedules").data(selection.headline(full[0], full[2]), rows, full[2])
+    drops = drawn[drawn["metric"] == "drop_fraction"]
+    assert set(drops["method"]) == {"set", "rigl", "granet"}
+    rigl = drops[drops["method"] == "rigl"].set_index("step")["value"]
+    assert rigl.index.max() <= 1125  # updates stop at 75% of 1,500 steps
+    # Cosine from 0.5 to 0 in 1,125 steps.
+    assert rigl.loc[rigl.index[0]] == pytest.approx(
+        0.25 * (1 + np.cos(np.pi * rigl.index[0] / 1125))
+    )
+    assert not drawn["run"].str.contains("90").any()
+
+
 # Trials
 
 
@@ -249,6 +263,8 @@ def test_trials_name_the_best_settings_of_each_method(full):
     rigl = own[own["method"] == "rigl"].iloc[0]
     assert rigl["drop fraction"] == 0.5 and rigl["learning rate"] == 0.005
     assert figures.load("tuning").data(*full).empty  # no study of trials
+    ends = "At an end of the rates tried, where a better one may lie beyond: Dense control"
+    assert ends in figures.load("tuning").caption(full[0], full[1], study)
     assert figures.load("budgets").data(full[0], full[1], study).empty
 
 

@@ -93,3 +93,18 @@ def test_mean_accuracy_adds_variances():
     assert average["value"] == pytest.approx(0.5)
     assert average["stderr"] == pytest.approx(0.025)
     assert average["chance"] == pytest.approx(0.375)
+
+
+def test_a_group_of_tasks_counts_once(made):
+    record = json.loads(json.dumps(made[0]))
+    shared = {"metric": "acc", "stderr": 0.1, "num_items": 10, "higher_is_better": True}
+    record["evaluation"]["scores"] = [
+        {"task": "blimp_a", "value": 0.1, "chance": 0.5, **shared},
+        {"task": "blimp_b", "value": 0.3, "chance": 0.5, **shared},
+        {"task": "blimp", "value": 0.2, "chance": 0.5, **shared},
+        {"task": "arc_easy", "value": 0.4, "chance": 0.25, **shared},
+        {"task": "lambada", "value": 0.9, "chance": None, **shared},
+    ]
+    rows = pd.DataFrame(records.record_rows(record, {"name": ""})).set_index("metric")
+    assert rows.loc["accuracy_mean", "value"] == pytest.approx(0.3)
+    assert rows.loc["accuracy_mean", "chance"] == pytest.approx(0.375)
