@@ -25,9 +25,8 @@
 typedef struct {
     int64_t rows, columns, tile, lanes, by_column;
     int32_t *start;
-    uint32_t *offset;  /* in bytes, of its panel row within the tile */
+    uint16_t *offset;  /* in bytes, of its panel row within the tile; three zeros follow */
     int32_t *position; /* in the dense weight */
-    float *value;
 } Structure;
 
 /* Where the features of a token lie. kind 0: row-major [token][feature] with `stride` floats between
@@ -44,14 +43,30 @@ typedef struct {
     int lanes, panel;
     void (*transpose_in)(const float *, int64_t, int64_t, int64_t, float *);
     void (*transpose_out)(float *, int64_t, int64_t, int64_t, const float *);
-    void (*multiply)(const Structure *, int64_t, int64_t, int64_t, const float *, float *,
-                     const float *);
+    void (*multiply)(const Structure *, const float *, int64_t, int64_t, int64_t, const float *,
+                     float *, const float *);
     void (*dot)(const Structure *, int64_t, int64_t, int64_t, const float *, const float *, float *);
     void (*add_sums)(const float *, int64_t, float *);
 } Kernels;
 
 /* Rows whose panels, two of them, stay in L2 while the tiles pass. */
 #define ROW_BLOCK 512
+
+/* Entries are taken four at a time, which costs one load of offsets and one of values. */
+static inline uint64_t load_offsets(const uint16_t *offset)
+{
+    uint64_t four;
+    memcpy(&four, offset, sizeof(four));
+    return four;
+}
+#if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+#define NTH_OFFSET(four, n) ((uint16_t)((four) >> 16 * (n)))
+#else
+#define NTH_OFFSET(four, n) ((uint16_t)((four) >> (48 - 16 * (n))))
+#endif
+
+/* From element 4 - n on: a mask of the first n of four lanes. */
+static const int32_t first_lanes[8] = {-1, -1, -1, -1, 0, 0, 0, 0};
 
 static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
@@ -180,7 +195,7 @@ void build(Structure *s, const uint8_t *mask)
                 __builtin_prefetch(bytes + 16 * s->columns + 64);
                 start[r] = filled;
                 FOR_EACH_SET(bytes, width, c, {
-                    s->offset[filled] = (uint32_t)c * row_bytes;
+                    s->offset[filled] = (uint16_t)(c * row_bytes);
                     s->position[filled++] = (int32_t)(r * s->columns + first + c);
                 })
             }
@@ -197,11 +212,12 @@ void build(Structure *s, const uint8_t *mask)
         for (int64_t c = 0; c < width; c++)
             FOR_EACH_SET(mask + (first + c) * s->rows, s->rows, r, {
                 int32_t i = next[r]++;
-                s->offset[i] = (uint32_t)c * row_bytes;
+                s->offset[i] = (uint16_t)(c * row_bytes);
                 s->position[i] = (int32_t)((first + c) * s->rows + r);
             })
     }
     s->start[tiles * s->rows] = filled;
+    memset(s->offset + filled, 0, 3 * sizeof(uint16_t));
     free(next);
 }
 
@@ -252,13 +268,13 @@ static int64_t find_runs(const View *v, int64_t token, int64_t num_tokens, Run *
 }
 
 /* Copies windows into a panel, or adds them back to where they came from. */
-static void window(const View *v, int64_t token, int64_t num_tokens, int64_t feature,
-                   int64_t num_features, float *panel, int64_t width, int add_back)
+static void window(const View *v, int64_t token, int64_t num_tokens, float *panel,
+                   int64_t width, int add_back)
 {
     Run runs[MAX_PANEL];
     int64_t num_runs = find_runs(v, token, num_tokens, runs), step = v->stride_w;
     int64_t taps = v->kernel_h * v->kernel_w;
-    for (int64_t f = feature; f < feature + num_features; f++, panel += width) {
+    for (int64_t f = 0; f < v->features; f++, panel += width) {
         int64_t channel = f / taps, tap = f % taps;
         int64_t down = tap / v->kernel_w * v->dilation_h, right = tap % v->kernel_w * v->dilation_w;
         for (const Run *run = runs; run < runs + num_runs; run++) {
@@ -295,15 +311,15 @@ static void window(const View *v, int64_t token, int64_t num_tokens, int64_t fea
 }
 
 /* Windows of one position, whose tokens are consecutive over the whole image. */
-static void positions(const View *v, int64_t token, int64_t num_tokens, int64_t feature,
-                      int64_t num_features, float *panel, int64_t width, int add_back)
+static void positions(const View *v, int64_t token, int64_t num_tokens, float *panel,
+                      int64_t width, int add_back)
 {
     int64_t area = v->out_height * v->out_width;
     for (int64_t done = 0, run; done < num_tokens; done += run) {
         int64_t image = (token + done) / area, place = (token + done) % area;
         run = smaller(area - place, num_tokens - done);
-        float *map = v->data + (image * v->channels + feature) * area + place, *p = panel + done;
-        for (int64_t f = 0; f < num_features; f++, map += area, p += width)
+        float *map = v->data + image * v->channels * area + place, *p = panel + done;
+        for (int64_t f = 0; f < v->features; f++, map += area, p += width)
             if (add_back)
                 copy(map, p, run);
             else
@@ -311,26 +327,23 @@ static void positions(const View *v, int64_t token, int64_t num_tokens, int64_t 
     }
 }
 
-static void unfold(const View *v, int64_t token, int64_t num_tokens, int64_t feature,
-                   int64_t num_features, float *panel, int64_t width, int add_back)
+static void unfold(const View *v, int64_t token, int64_t num_tokens, float *panel,
+                   int64_t width, int add_back)
 {
     int plain = v->kernel_h == 1 && v->kernel_w == 1 && v->stride_h == 1 && v->stride_w == 1 &&
                 !v->pad_h && !v->pad_w;
-    (plain ? positions : window)(v, token, num_tokens, feature, num_features, panel, width, add_back);
+    (plain ? positions : window)(v, token, num_tokens, panel, width, add_back);
 }
 
-static void pack(const Kernels *k, const View *v, int64_t token, int64_t num_tokens,
-                 int64_t feature, int64_t num_features, float *panel)
+static void pack(const Kernels *k, const View *v, int64_t token, int64_t num_tokens, float *panel)
 {
-    int64_t width = k->panel;
     if (v->kind == 0) {
-        k->transpose_in(v->data + token * v->stride + feature, v->stride, num_tokens, num_features,
-                        panel);
+        k->transpose_in(v->data + token * v->stride, v->stride, num_tokens, v->features, panel);
         return;
     }
-    if (num_tokens < width)
-        memset(panel, 0, num_features * width * sizeof(float));
-    unfold(v, token, num_tokens, feature, num_features, panel, width, 0);
+    if (num_tokens < k->panel)
+        memset(panel, 0, v->features * k->panel * sizeof(float));
+    unfold(v, token, num_tokens, panel, k->panel, 0);
 }
 
 static void unpack(const Kernels *k, const View *v, int64_t token, int64_t num_tokens,
@@ -339,22 +352,25 @@ static void unpack(const Kernels *k, const View *v, int64_t token, int64_t num_t
     if (v->kind == 0)
         k->transpose_out(v->data + token * v->stride, v->stride, num_tokens, v->features, panel);
     else
-        unfold(v, token, num_tokens, 0, v->features, (float *)panel, k->panel, 1);
+        unfold(v, token, num_tokens, (float *)panel, k->panel, 1);
 }
 
 /* ---- driver ---- */
 
-/* Scratch memory belongs to its thread and is kept: fresh pages would cost more than the packing. */
-static float *scratch(int64_t floats)
+/* Scratch memory belongs to its thread and is kept: fresh pages would cost more than the packing.
+ * PANELS is each thread's own; SHARED is lent by the calling thread to all of its team. */
+enum { PANELS, SHARED };
+
+static float *scratch(int use, int64_t floats)
 {
-    static _Thread_local float *memory;
-    static _Thread_local int64_t size;
-    if (floats > size) {
-        free(memory);
-        memory = aligned_alloc(4096, (floats * sizeof(float) + 4095) / 4096 * 4096);
-        size = memory ? floats : 0;
+    static _Thread_local float *memory[2];
+    static _Thread_local int64_t size[2];
+    if (floats > size[use]) {
+        free(memory[use]);
+        memory[use] = aligned_alloc(4096, (floats * sizeof(float) + 4095) / 4096 * 4096);
+        size[use] = memory[use] ? floats : 0;
     }
-    return memory;
+    return memory[use];
 }
 
 static int thread_index(void)
@@ -387,18 +403,16 @@ static void share(const View *v, int64_t panel, int64_t *begin, int64_t *end)
 
 static int64_t num_tiles(const Structure *s) { return (s->columns + s->tile - 1) / s->tile; }
 
-/* result = tile product, over all tiles of the packed `input`; `in`, if given, is packed into it. */
-static void product(const Kernels *k, const Structure *s, const View *in, int64_t token,
-                    int64_t num_tokens, float *input, float *result, const float *bias)
+static int64_t num_nonzero(const Structure *s) { return s->start[num_tiles(s) * s->rows]; }
+
+/* result = product with a packed panel. */
+static void product(const Kernels *k, const Structure *s, const float *value, const float *panel,
+                    float *result, const float *bias)
 {
     for (int64_t row = 0; row < s->rows; row += ROW_BLOCK)
-        for (int64_t t = 0; t < num_tiles(s); t++) {
-            int64_t first = t * s->tile;
-            float *tile = input + first * k->panel;
-            if (in && row == 0)
-                pack(k, in, token, num_tokens, first, smaller(s->tile, s->columns - first), tile);
-            k->multiply(s, t, row, smaller(row + ROW_BLOCK, s->rows), tile, result, bias);
-        }
+        for (int64_t t = 0; t < num_tiles(s); t++)
+            k->multiply(s, value, t, row, smaller(row + ROW_BLOCK, s->rows),
+                        panel + t * s->tile * k->panel, result, bias);
 }
 
 /* sum[entry] += rows[its row] . columns[its column] over the tokens of a panel. */
@@ -411,18 +425,18 @@ static void dots(const Kernels *k, const Structure *s, const float *rows, const 
                    columns + t * s->tile * k->panel, sum);
 }
 
-static void gather(Structure *s, const float *weight)
+static void gather(const Structure *s, const float *weight, float *value)
 {
-    int64_t nonzero = s->start[num_tiles(s) * s->rows];
     int64_t threads = thread_count(), index = thread_index();
-    for (int64_t i = nonzero * index / threads; i < nonzero * (index + 1) / threads; i++)
-        s->value[i] = weight[s->position[i]];
+    int64_t end = num_nonzero(s) * (index + 1) / threads;
+    for (int64_t i = num_nonzero(s) * index / threads; i < end; i++)
+        value[i] = weight[s->position[i]];
 }
 
-/* Writes one thread's share of a dense gradient, stored as the rows of `s`: zeros and sums. */
-static void scatter(const Structure *s, const float *partial, float *gradient)
+/* Writes one thread's share of a dense gradient, stored as the rows of `s`: zeros and sums. The
+ * partial sums of each thread follow those of the one before after `stride` floats. */
+static void scatter(const Structure *s, const float *partial, int64_t stride, float *gradient)
 {
-    int64_t nonzero = s->start[num_tiles(s) * s->rows];
     int64_t threads = thread_count(), index = thread_index();
     int64_t end = s->rows * (index + 1) / threads;
     for (int64_t row = s->rows * index / threads; row < end;) {
@@ -433,7 +447,7 @@ static void scatter(const Structure *s, const float *partial, float *gradient)
             for (int32_t i = start[row]; i < start[next]; i++) {
                 float total = partial[i];
                 for (int64_t j = 1; j < threads; j++)
-                    total += partial[j * nonzero + i];
+                    total += partial[j * stride + i];
                 gradient[s->position[i]] = total;
             }
         }
@@ -442,24 +456,27 @@ static void scatter(const Structure *s, const float *partial, float *gradient)
 }
 
 /* out = in * W^T + bias, with `weight` the dense weight (its masked entries are never read). */
-int multiply(Structure *s, const float *weight, const View *in, const View *out,
+int multiply(const Structure *s, const float *weight, const View *in, const View *out,
              const float *bias, int num_threads)
 {
     const Kernels *k = choose((int)s->lanes);
-    int failed = 0;
+    float *value = scratch(SHARED, num_nonzero(s) + 1);
+    int failed = !value;
 #pragma omp parallel num_threads(num_threads) if (num_threads > 1)
     {
         int64_t begin, end;
-        gather(s, weight);
-        float *input = scratch((s->columns + s->rows) * k->panel);
+        float *input = value ? scratch(PANELS, (s->columns + s->rows) * k->panel) : NULL;
         float *result = input + s->columns * k->panel;
         if (!input)
             failed = 1;
+        if (value)
+            gather(s, weight, value);
 #pragma omp barrier
         share(out->kind ? out : in, k->panel, &begin, &end);
         for (int64_t token = begin; input && token < end; token += k->panel) {
             int64_t count = smaller(k->panel, end - token);
-            product(k, s, in, token, count, input, result, bias);
+            pack(k, in, token, count, input);
+            product(k, s, value, input, result, bias);
             unpack(k, out, token, count, result);
         }
     }
@@ -467,41 +484,44 @@ int multiply(Structure *s, const float *weight, const View *in, const View *out,
 }
 
 /* The gradients of a product: in_gradient = out_gradient * W unless NULL, weight_gradient, dense
- * with zeros where masked, and bias_gradient unless NULL. `partial` holds, for each thread, as many
- * floats as there are non-zeros and output features. */
-int gradients(Structure *forward, Structure *backward, const float *weight, const View *in,
-              const View *out_gradient, const View *in_gradient, float *weight_gradient,
-              float *bias_gradient, float *partial, int num_threads)
+ * with zeros where masked, and bias_gradient unless NULL. */
+int gradients(const Structure *forward, const Structure *backward, const float *weight,
+              const View *in, const View *out_gradient, const View *in_gradient,
+              float *weight_gradient, float *bias_gradient, int num_threads)
 {
     const Kernels *k = choose((int)forward->lanes);
-    int64_t inputs = forward->columns, outputs = forward->rows;
-    int64_t nonzero = forward->start[num_tiles(forward) * outputs];
+    int64_t inputs = forward->columns, outputs = forward->rows, nonzero = num_nonzero(forward);
     /* Dot products may be taken from either side; the one in storage order scatters in order. */
     const Structure *stored = forward->by_column ? backward : forward;
-    int failed = 0;
+    /* Threads keep off each other's lines, and the last group of four sums may be incomplete. */
+    int64_t stride = (nonzero + outputs + 3 + 15) / 16 * 16;
+    float *value = scratch(SHARED, nonzero + 15 + num_threads * stride);
+    float *partial = value + (nonzero + 15) / 16 * 16;
+    int failed = !value;
 #pragma omp parallel num_threads(num_threads) if (num_threads > 1)
     {
         int64_t begin, end, threads = thread_count(), index = thread_index();
-        if (in_gradient)
-            gather(backward, weight);
-        float *sum = partial + index * nonzero, *bias_sums = partial + threads * nonzero;
-        float *bias_sum = bias_sums + index * outputs;
-        memset(sum, 0, nonzero * sizeof(float));
-        memset(bias_sum, 0, outputs * sizeof(float));
-        float *input = scratch((2 * inputs + outputs) * k->panel);
-        float *output = input + inputs * k->panel, *result = output + outputs * k->panel;
+        /* The packed input takes the place of its gradient, which has left by then. */
+        float *input = value ? scratch(PANELS, (inputs + outputs) * k->panel) : NULL;
+        float *output = input + inputs * k->panel;
+        float *bias_sum = partial + index * stride, *sum = bias_sum + outputs;
         if (!input)
             failed = 1;
+        if (value) {
+            memset(bias_sum, 0, stride * sizeof(float));
+            if (in_gradient)
+                gather(backward, weight, value);
+        }
 #pragma omp barrier
         share(out_gradient->kind ? out_gradient : in, k->panel, &begin, &end);
         for (int64_t token = begin; input && token < end; token += k->panel) {
             int64_t count = smaller(k->panel, end - token);
-            pack(k, in, token, count, 0, inputs, input);
+            pack(k, out_gradient, token, count, output);
             if (in_gradient) {
-                product(k, backward, out_gradient, token, count, output, result, NULL);
-                unpack(k, in_gradient, token, count, result);
-            } else
-                pack(k, out_gradient, token, count, 0, outputs, output);
+                product(k, backward, value, output, input, NULL);
+                unpack(k, in_gradient, token, count, input);
+            }
+            pack(k, in, token, count, input);
             if (stored == forward)
                 dots(k, stored, output, input, sum);
             else
@@ -510,12 +530,13 @@ int gradients(Structure *forward, Structure *backward, const float *weight, cons
                 k->add_sums(output, outputs, bias_sum);
         }
 #pragma omp barrier
-        scatter(stored, partial, weight_gradient);
+        if (value)
+            scatter(stored, partial + outputs, stride, weight_gradient);
         for (int64_t i = outputs * index / threads;
-             bias_gradient && i < outputs * (index + 1) / threads; i++) {
-            bias_gradient[i] = bias_sums[i];
+             value && bias_gradient && i < outputs * (index + 1) / threads; i++) {
+            bias_gradient[i] = partial[i];
             for (int64_t j = 1; j < threads; j++)
-                bias_gradient[i] += bias_sums[j * outputs + i];
+                bias_gradient[i] += partial[j * stride + i];
         }
     }
     return failed;
@@ -544,10 +565,21 @@ typedef float NAME(vec) __attribute__((vector_size(4 * LANES), aligned(4), may_a
     a, b, (c) + 16, (d) + 16, (a) + 4, (b) + 4, (c) + 20, (d) + 20, (a) + 8, (b) + 8, (c) + 24, \
         (d) + 24, (a) + 12, (b) + 12, (c) + 28, (d) + 28
 #endif
+#if LANES == 4
+#define SPREAD(x, j) __builtin_shufflevector(x, x, j, j, j, j)
+#elif LANES == 8
+#define SPREAD(x, j) __builtin_shufflevector(x, x, j, j, j, j, (j) + 4, (j) + 4, (j) + 4, (j) + 4)
+#else
+#define SPREAD(x, j)                                                                           \
+    __builtin_shufflevector(x, x, j, j, j, j, (j) + 4, (j) + 4, (j) + 4, (j) + 4, (j) + 8, (j) + 8, \
+                            (j) + 8, (j) + 8, (j) + 12, (j) + 12, (j) + 12, (j) + 12)
+#endif
 #define SHUFFLE(x, y, a, b, c, d) __builtin_shufflevector(x, y, GROUPS(a, b, c, d))
 
 typedef float NAME(four) __attribute__((vector_size(16), aligned(4), may_alias));
 #define FOUR NAME(four)
+typedef int32_t NAME(four_masks) __attribute__((vector_size(16), aligned(4), may_alias));
+#define FOUR_MASKS NAME(four_masks)
 
 /* Sums of four vectors, as four floats; each argument holds two that were shuffled and added. */
 TARGET static inline __attribute__((always_inline)) FOUR NAME(sum_of_pairs)(VEC ab, VEC cd)
@@ -621,25 +653,19 @@ static void NAME(transpose_edges)(const float *from, int64_t from_stride, int64_
             to[c * to_stride + r] = from[r * from_stride + c];
 }
 
-/* Tokens are far apart, which hardware prefetchers follow badly: lines are asked for ahead, at the
- * end of the panel those of the columns that come next. */
+/* Tokens are far apart, which hardware prefetchers follow badly: the next ones are asked for. */
 TARGET static void NAME(transpose_in)(const float *from, int64_t stride, int64_t num_tokens,
                                       int64_t num_features, float *panel)
 {
     if (num_tokens < PANEL)
         memset(panel, 0, num_features * PANEL * sizeof(float));
-    for (int64_t r = 0; r + BLOCK <= num_tokens; r += BLOCK) {
-        int64_t ahead = r + 2 * BLOCK;
-        const float *next = from + ahead * stride;
-        if (ahead >= PANEL)
-            next += num_features - PANEL * stride;
+    for (int64_t r = 0; r + BLOCK <= num_tokens; r += BLOCK)
         for (int64_t c = 0; c + BLOCK <= num_features; c += BLOCK) {
             if (c % 16 == 0)
                 for (int64_t i = 0; i < BLOCK; i++)
-                    __builtin_prefetch(next + i * stride + c, 0, 2);
+                    __builtin_prefetch(from + (r + BLOCK + i) * stride + c, 0, 2);
             NAME(transpose_block)(from + r * stride + c, stride, panel + c * PANEL + r, PANEL);
         }
-    }
     NAME(transpose_edges)(from, stride, num_tokens, num_features, panel, PANEL);
 }
 
@@ -653,17 +679,38 @@ TARGET static void NAME(transpose_out)(float *to, int64_t stride, int64_t num_to
     NAME(transpose_edges)(panel, PANEL, num_features, num_tokens, to, stride);
 }
 
+#define EACH_ENTRY _Pragma("GCC unroll 4") for (int n = 0; n < 4; n++)
+
 /* The vectors of one panel row. Loops over them must unroll for the array to live in registers. */
 #define EACH_VECTOR _Pragma("GCC unroll 8") for (int k = 0; k < VECTORS; k++)
 
+/* The same four values in each group of four lanes. */
+TARGET static inline __attribute__((always_inline)) VEC NAME(repeat)(FOUR f)
+{
+#if LANES == 4
+    return f;
+#elif LANES == 8
+    return __builtin_shufflevector(f, f, 0, 1, 2, 3, 0, 1, 2, 3);
+#else
+    return __builtin_shufflevector(f, f, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3);
+#endif
+}
+
+#define ADD_ENTRY(n)                                                      \
+    {                                                                     \
+        const float *p = (const float *)(base + NTH_OFFSET(offsets, n));  \
+        VEC v = SPREAD(values, n);                                        \
+        EACH_VECTOR a[k] += v * LOAD(p + k * LANES);                      \
+    }
+
 /* result[row] (+)= sum of value * tile[offset] over the entries of one tile, rows begin .. end. */
-TARGET static void NAME(multiply)(const Structure *s, int64_t t, int64_t begin, int64_t end,
-                                  const float *tile, float *result, const float *bias)
+TARGET static void NAME(multiply)(const Structure *s, const float *value, int64_t t, int64_t begin,
+                                  int64_t end, const float *tile, float *result,
+                                  const float *bias)
 {
     const int32_t *start = s->start + t * s->rows;
-    const uint32_t *offset = s->offset;
+    const uint16_t *offset = s->offset;
     const char *base = (const char *)tile;
-    const float *value = s->value;
     for (int64_t r = begin; r < end; r++) {
         int32_t i = start[r], stop = start[r + 1];
         float *out = result + r * PANEL;
@@ -676,12 +723,21 @@ TARGET static void NAME(multiply)(const Structure *s, int64_t t, int64_t begin, 
             VEC initial = zero + (bias ? bias[r] : 0.0f);
             EACH_VECTOR a[k] = initial;
         }
-        for (; i + 1 < stop; i += 2) {
+        for (; i + 3 < stop; i += 4) {
+            uint64_t offsets = load_offsets(offset + i);
+            VEC values = NAME(repeat)(*(const FOUR *)(value + i));
+            ADD_ENTRY(0)
+            ADD_ENTRY(1)
+            ADD_ENTRY(2)
+            ADD_ENTRY(3)
+        }
+        if (i + 1 < stop) {
             const float *p = (const float *)(base + offset[i]);
             const float *q = (const float *)(base + offset[i + 1]);
             float v = value[i], w = value[i + 1];
             EACH_VECTOR a[k] += v * LOAD(p + k * LANES);
             EACH_VECTOR a[k] += w * LOAD(q + k * LANES);
+            i += 2;
         }
         if (i < stop) {
             const float *p = (const float *)(base + offset[i]);
@@ -690,19 +746,6 @@ TARGET static void NAME(multiply)(const Structure *s, int64_t t, int64_t begin, 
         }
         EACH_VECTOR STORE(out + k * LANES, a[k]);
     }
-}
-
-/* Partial sums of row . p, in two chains because one would wait for each addition. */
-TARGET static inline __attribute__((always_inline)) VEC NAME(partial_dot)(const VEC *row,
-                                                                         const float *p)
-{
-    VEC even = row[0] * LOAD(p), odd = row[1] * LOAD(p + LANES);
-    _Pragma("GCC unroll 8") for (int k = 2; k < VECTORS; k += 2)
-    {
-        even += row[k] * LOAD(p + k * LANES);
-        odd += row[k + 1] * LOAD(p + (k + 1) * LANES);
-    }
-    return even + odd;
 }
 
 TARGET static inline __attribute__((always_inline)) VEC NAME(pair)(VEC a, VEC b)
@@ -715,9 +758,8 @@ TARGET static void NAME(dot)(const Structure *s, int64_t t, int64_t begin, int64
                              const float *rows, const float *tile, float *sum)
 {
     const int32_t *start = s->start + t * s->rows;
-    const uint32_t *offset = s->offset;
+    const uint16_t *offset = s->offset;
     const char *base = (const char *)tile;
-#define DOT(i) NAME(partial_dot)(row, (const float *)(base + offset[i]))
     for (int64_t r = begin; r < end; r++) {
         int32_t i = start[r], stop = start[r + 1];
         if (i == stop)
@@ -728,23 +770,28 @@ TARGET static void NAME(dot)(const Structure *s, int64_t t, int64_t begin, int64
             row[k] = LOAD(rows + r * PANEL + k * LANES);
             KEEP_IN_REGISTER(row[k]);
         }
-        for (; i + 3 < stop; i += 4) {
-            VEC a = DOT(i), b = DOT(i + 1), ab = NAME(pair)(a, b);
-            VEC c = DOT(i + 2), d = DOT(i + 3);
-            *(FOUR *)(sum + i) += NAME(sum_of_pairs)(ab, NAME(pair)(c, d));
-        }
-        if (i + 1 < stop) {
-            VEC ab = NAME(pair)(DOT(i), DOT(i + 1));
-            FOUR both = NAME(sum_of_pairs)(ab, ab);
-            sum[i] += both[0], sum[i + 1] += both[1];
-            i += 2;
-        }
-        if (i < stop) {
-            VEC a = DOT(i), aa = NAME(pair)(a, a);
-            sum[i] += NAME(sum_of_pairs)(aa, aa)[0];
+        for (; i < stop; i += 4) {
+            uint64_t offsets = load_offsets(offset + i);
+            const float *p[4];
+            VEC even[4], odd[4]; /* two chains each: one would wait for every addition */
+            EACH_ENTRY
+            {
+                p[n] = (const float *)(base + NTH_OFFSET(offsets, n));
+                even[n] = row[0] * LOAD(p[n]);
+                odd[n] = row[1] * LOAD(p[n] + LANES);
+            }
+            _Pragma("GCC unroll 8") for (int k = 2; k < VECTORS; k += 2) EACH_ENTRY
+            {
+                even[n] += row[k] * LOAD(p[n] + k * LANES);
+                odd[n] += row[k + 1] * LOAD(p[n] + (k + 1) * LANES);
+            }
+            EACH_ENTRY even[n] += odd[n];
+            FOUR sums = NAME(sum_of_pairs)(NAME(pair)(even[0], even[1]), NAME(pair)(even[2], even[3]));
+            if (i + 4 > stop) /* the others belong to the next row */
+                sums = (FOUR)((FOUR_MASKS)sums & *(const FOUR_MASKS *)(first_lanes + 4 - (stop - i)));
+            *(FOUR *)(sum + i) += sums;
         }
     }
-#undef DOT
 }
 
 /* sum[row] += the sum of its tokens. */
@@ -764,13 +811,17 @@ static const Kernels NAME(kernels) = {LANES, PANEL, NAME(transpose_in), NAME(tra
 
 #undef VEC
 #undef FOUR
+#undef FOUR_MASKS
 #undef VECTORS
 #undef PANEL
 #undef EACH_VECTOR
+#undef EACH_ENTRY
 #undef LOAD
 #undef STORE
 #undef GROUPS
 #undef SHUFFLE
+#undef SPREAD
+#undef ADD_ENTRY
 #undef BLOCK
 
 #endif

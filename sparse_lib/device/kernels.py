@@ -27,7 +27,7 @@ class KernelError(RuntimeError):
 
 class _CStructure(ctypes.Structure):
     _fields_ = [(name, c_int64) for name in ("rows", "columns", "tile", "lanes", "by_column")] + [
-        (name, c_void_p) for name in ("start", "offset", "position", "value")
+        (name, c_void_p) for name in ("start", "offset", "position")
     ]
 
 
@@ -109,7 +109,7 @@ def _load() -> ctypes.CDLL | KernelError:
     library.build.restype = None
     library.multiply.argtypes = [structure, c_void_p, view, view, c_void_p, c_int]
     library.gradients.argtypes = [structure, structure, c_void_p, view, view, view]
-    library.gradients.argtypes += [c_void_p, c_void_p, c_void_p, c_int]
+    library.gradients.argtypes += [c_void_p, c_void_p, c_int]
     return library
 
 
@@ -174,7 +174,7 @@ def default_tile(columns: int, sparsity: float, *, lanes: int = _MAX_LANES) -> i
     measured optimum grows with the square root of the entries' distance.
     """
     in_cache = _L1_BYTES // (4 * library().choose_panel(lanes))
-    most = int(in_cache * min(max(0.2 / max(1 - sparsity, 1e-9), 1), 16) ** 0.5)
+    most = int(in_cache * min(max(0.2 / max(1 - sparsity, 1e-9), 1), 4) ** 0.5)
     num_tiles = max(1, -(-columns // most))
     return max(1, -(-columns // num_tiles))
 
@@ -185,7 +185,8 @@ class Structure:
     Args:
         mask: Bool tensor, contiguous, `[rows, columns]`, or `[columns, rows]` if `transposed`.
         transposed: Whether `mask` is stored with its columns first.
-        tile: Columns per tile; by default what suits the L1 cache and the sparsity.
+        tile: Columns per tile, at most 64 KB of panel rows, whose offsets have 16 bits; by default
+            what suits the L1 cache and the sparsity.
         lanes: Upper limit of the vector width in floats, for tests.
 
     Raises:
@@ -208,18 +209,16 @@ class Structure:
         self.lanes, self.transposed = lanes, transposed
         self.num_nonzero = library().count_nonzero(mask.data_ptr(), mask.numel())
         self.sparsity = 1 - self.num_nonzero / max(mask.numel(), 1)
-        self.tile = tile or default_tile(self.columns, self.sparsity, lanes=lanes)
+        widest = 2**16 // (4 * library().choose_panel(lanes))
+        self.tile = min(tile or default_tile(self.columns, self.sparsity, lanes=lanes), widest)
         num_starts = -(-self.columns // self.tile) * self.rows + 1
         self._start = torch.empty(num_starts, dtype=torch.int32)
-        self._offset = torch.empty(self.num_nonzero, dtype=torch.int32)
+        self._offset = torch.empty(self.num_nonzero + 3, dtype=torch.int16)
         self._position = torch.empty(self.num_nonzero, dtype=torch.int32)
-        library().build(self._as_c(None), mask.data_ptr())
-
-    def _as_c(self, values: torch.Tensor | None) -> _CStructure:
-        value = values.data_ptr() if values is not None else None
         pointers = (self._start.data_ptr(), self._offset.data_ptr(), self._position.data_ptr())
         sizes = (self.rows, self.columns, self.tile, self.lanes, self.transposed)
-        return _CStructure(*sizes, *pointers, value)
+        self._as_c = _CStructure(*sizes, *pointers)
+        library().build(self._as_c, mask.data_ptr())
 
     def multiply(
         self, weight: torch.Tensor, source: View, target: View, bias: torch.Tensor | None = None
@@ -232,11 +231,9 @@ class Structure:
             target: `rows` features per token.
             bias: `[rows]`.
         """
-        values = torch.empty(self.num_nonzero)
-        bias_pointer = bias.data_ptr() if bias is not None else None
         failed = library().multiply(
-            self._as_c(values), weight.data_ptr(), source, target, bias_pointer,
-            torch.get_num_threads(),
+            self._as_c, weight.data_ptr(), source, target,
+            bias.data_ptr() if bias is not None else None, torch.get_num_threads(),
         )  # fmt: skip
         if failed:
             raise MemoryError("no memory for the panels of a sparse layer")
@@ -265,15 +262,12 @@ def gradients(
     Returns:
         The weight's gradient, dense and zero where masked, shaped like `weight`.
     """
-    num_threads = torch.get_num_threads()
-    values = torch.empty(backward.num_nonzero)
-    partial = torch.empty(num_threads * (forward.num_nonzero + forward.rows))
     gradient = torch.empty_like(weight, memory_format=torch.contiguous_format)
     failed = library().gradients(
-        forward._as_c(None), backward._as_c(values), weight.data_ptr(), source, target_gradient,
+        forward._as_c, backward._as_c, weight.data_ptr(), source, target_gradient,
         source_gradient, gradient.data_ptr(),
         bias_gradient.data_ptr() if bias_gradient is not None else None,
-        partial.data_ptr(), num_threads,
+        torch.get_num_threads(),
     )  # fmt: skip
     if failed:
         raise MemoryError("no memory for the panels of a sparse layer")
@@ -283,7 +277,7 @@ def gradients(
 def rows_view(matrix: torch.Tensor) -> View:
     """Tokens are the rows of a float32 matrix whose features are contiguous."""
     tokens, features = matrix.shape
-    return View(data=matrix.data_ptr(), tokens=tokens, features=features, stride=matrix.stride(0))
+    return View(matrix.data_ptr(), 0, tokens, features, matrix.stride(0))
 
 
 def image_view(

@@ -235,6 +235,9 @@ class Execution:
     notice: Callable[[str, str], None]
     structures: Structures | None = field(default=None, repr=False)
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "structures": None}  # copies build their own
+
     def reason_for_dense(self, source: torch.Tensor, weight: torch.Tensor) -> str | None:
         for label, tensor in (("input", source), ("weight", weight)):
             if tensor.device.type != "cpu":
