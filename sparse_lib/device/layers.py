@@ -90,6 +90,9 @@ class Rows:
         return product.view(shape)
 
 
+_ROWS = Rows()
+
+
 @dataclass(frozen=True)
 class Windows:
     """Geometry of a convolution: the tokens are window positions, unfolded panel by panel."""
@@ -143,9 +146,8 @@ def _report(
     source: torch.Tensor | None = None,
 ) -> None:
     """Tells listening ledgers of one product, at 2 FLOPs per multiply-add, and what it keeps."""
-    if is_recording():
-        dense, executed = 2 * tokens * weight.numel(), 2 * tokens * num_weights
-        record(weight, part, dense_flops=dense, executed_flops=executed, source=source)
+    dense, executed = 2 * tokens * weight.numel(), 2 * tokens * num_weights
+    record(weight, part, dense_flops=dense, executed_flops=executed, source=source)
 
 
 class SkipProduct(torch.autograd.Function):
@@ -172,8 +174,9 @@ class SkipProduct(torch.autograd.Function):
             geometry.target_view(target),
             bias.contiguous() if bias is not None else None,
         )
-        kept = source if any(ctx.needs_input_grad) else None
-        _report("forward", weight, structures.forward.num_nonzero, view.tokens, kept)
+        if is_recording():
+            kept = source if any(ctx.needs_input_grad) else None
+            _report("forward", weight, structures.forward.num_nonzero, view.tokens, kept)
         return target
 
     @staticmethod
@@ -202,12 +205,13 @@ class SkipProduct(torch.autograd.Function):
             )
         elif view is not None:
             structures.backward.multiply(weight.contiguous(), target_view, view)
-        num_nonzero, tokens = structures.forward.num_nonzero, source_view.tokens
-        if needs_source:
-            _report("input_gradient", ctx.parameter, num_nonzero, tokens)
-        if needs_weight:
-            num_weights = weight.numel() if dense else num_nonzero
-            _report("weight_gradient", ctx.parameter, num_weights, tokens)
+        if is_recording():
+            num_nonzero, tokens = structures.forward.num_nonzero, source_view.tokens
+            if needs_source:
+                _report("input_gradient", ctx.parameter, num_nonzero, tokens)
+            if needs_weight:
+                num_weights = weight.numel() if dense else num_nonzero
+                _report("weight_gradient", ctx.parameter, num_weights, tokens)
         if dense:
             with _disable_current_modes():  # a ledger would not know whose operators these are
                 weight_gradient = geometry.weight_gradient(
@@ -240,11 +244,11 @@ class Execution:
 
     def reason_for_dense(self, source: torch.Tensor, weight: torch.Tensor) -> str | None:
         for label, tensor in (("input", source), ("weight", weight)):
-            if tensor.device.type != "cpu":
+            if not tensor.is_cpu:
                 return f"its {label} is on {tensor.device}, the kernels need the CPU"
-            if tensor.dtype != torch.float32:
+            if tensor.dtype is not torch.float32:
                 return f"its {label} is {tensor.dtype}, the kernels need torch.float32"
-            if tensor.layout != torch.strided:
+            if tensor.layout is not torch.strided:
                 return f"its {label} has layout {tensor.layout}, the kernels need torch.strided"
         if torch.is_autocast_enabled("cpu"):
             return "autocast is on, the kernels need torch.float32"
@@ -258,7 +262,8 @@ class Execution:
         return kernels.worth_skipping(structure.rows, structure.columns, structure.sparsity)
 
     def find_structures(self, mask: torch.Tensor, *, inputs_first: bool) -> Structures:
-        mask = mask.flatten(1).contiguous()
+        if mask.dim() != 2 or not mask.is_contiguous():
+            mask = mask.flatten(1).contiguous()
         fingerprint = kernels.fingerprint(mask)
         if self.structures is None or self.structures.fingerprint != fingerprint:
             self.structures = Structures.build(
@@ -275,20 +280,25 @@ class SparseLayer(nn.Module):
 
     def geometry(self) -> Rows | Windows | str:
         """How tokens lie in the input, or why the kernels cannot run this layer."""
-        return Rows()
+        return _ROWS
 
     def dense_forward(self, source: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         raise NotImplementedError
 
+    def _parameter(self, name: str) -> torch.Tensor | None:
+        """Past the slow attributes of modules, unless a parametrization computes it."""
+        parameters = self._parameters
+        return parameters[name] if name in parameters else getattr(self, name)
+
     def forward(self, source: torch.Tensor) -> torch.Tensor:
-        mask = getattr(self, "weight_mask", None)
-        weight: torch.Tensor = self.weight  # type: ignore[assignment]
+        mask, weight = self._buffers.get("weight_mask"), self._parameter("weight")
+        assert weight is not None
         if mask is None:
             return self.dense_forward(source, weight)
-        mask = mask if mask.dtype == torch.bool else mask != 0
+        mask = mask if mask.dtype is torch.bool else mask != 0
         execution = self._execution
-        geometry = self.geometry()
         if execution.skip and not torch.compiler.is_compiling():
+            geometry = self.geometry()
             reason = execution.reason_for_dense(source, weight)
             reason = reason or (geometry if isinstance(geometry, str) else None)
             if reason:
@@ -306,7 +316,7 @@ class SparseLayer(nn.Module):
         geometry: Rows | Windows,
         structures: Structures,
     ) -> torch.Tensor:
-        bias: torch.Tensor | None = self.bias  # type: ignore[assignment]
+        bias = self._parameter("bias")
         unbatched = isinstance(geometry, Windows) and source.dim() == 3
         batched = source.unsqueeze(0) if unbatched else source
         target = SkipProduct.apply(
