@@ -1,0 +1,166 @@
+"""The pages in headless Chromium: offline, readable on a phone and in both themes, no dead link."""
+
+import shutil
+from pathlib import Path
+from urllib.parse import unquote, urldefrag, urlparse
+
+import pytest
+
+from experiments import plan
+from tests.experiments.report.example import make_site
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe is not installed")
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed"),
+]
+PHONE, DESK = 390, 1200
+A4 = 718  # CSS pixels between the margins of a printed page
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with sync_api.sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield started
+        started.close()
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    return make_site(tmp_path_factory.mktemp("site"))
+
+
+@pytest.fixture(scope="module", params=["synthetic", "committed"])
+def pages(request, site):
+    """The pages of a scale: those of a small site, and the committed reference."""
+    reports = site[0] if request.param == "synthetic" else plan.ROOT / "reports"
+    found = [path for path in sorted(reports.glob("*/index.html")) if published(path)]
+    return [reports / "index.html", *found]
+
+
+def published(path: Path) -> bool:
+    """Whether a page belongs to the reference: `reports/` also holds the folders of scales."""
+    return path.parent.name not in plan.SCALES
+
+
+class Visit:
+    """One page, and what went wrong while it was open."""
+
+    def __init__(self, browser, path, *, width=DESK, scheme="light"):
+        size = {"width": width, "height": 900}
+        self.context = browser.new_context(viewport=size, color_scheme=scheme)
+        self.problems: list[str] = []
+        self.page = self.context.new_page()
+        self.page.on("console", lambda m: m.type == "error" and self.problems.append(m.text))
+        self.page.on("pageerror", lambda error: self.problems.append(str(error)))
+        self.page.on("requestfailed", lambda request: self.problems.append(request.url))
+        self.page.on("request", self._local)
+        self.page.goto(path.as_uri())
+
+    def _local(self, request):
+        if not request.url.startswith(("file:", "data:")):
+            self.problems.append(f"external request {request.url}")
+
+    def __enter__(self):
+        return self.page, self.problems
+
+    def __exit__(self, *_):
+        self.context.close()
+
+
+def test_nothing_fails_and_nothing_is_fetched(browser, pages):
+    for path in pages:
+        with Visit(browser, path) as (page, problems):
+            broken = page.evaluate("[...document.images].filter(i => !i.naturalWidth).length")
+            assert broken == 0 and problems == [], path
+
+
+def test_links_resolve_and_linked_images_load(browser, pages):
+    ids: dict[str, set[str]] = {}
+    with Visit(browser, pages[0]) as (page, problems):
+        for path in pages:
+            page.goto(path.as_uri())
+            ids[path.as_uri()] = set(
+                page.evaluate("[...document.querySelectorAll('[id]')].map(e => e.id)")
+            )
+        for path in pages:
+            page.goto(path.as_uri())
+            links = set(page.evaluate("[...document.links].map(a => a.href)"))
+            for link in links:
+                target, fragment = urldefrag(link)
+                assert target.startswith("file:"), link
+                assert Path(unquote(urlparse(target).path)).is_file(), link
+                assert not fragment or unquote(fragment) in ids[target], link
+            images = [link for link in links if link.endswith((".svg", ".png"))]
+            widths = page.evaluate(
+                """links => Promise.all(links.map(link => new Promise(done => {
+                    const image = new Image();
+                    image.onload = () => done(image.naturalWidth);
+                    image.onerror = () => done(0);
+                    image.src = link;
+                })))""",
+                images,
+            )
+            assert all(widths), dict(zip(images, widths))
+        assert problems == []
+
+
+@pytest.mark.parametrize(("width", "media"), [(PHONE, "screen"), (DESK, "screen"), (A4, "print")])
+def test_no_page_is_wider_than_the_screen(browser, pages, width, media):
+    for path in pages:
+        with Visit(browser, path, width=width) as (page, _):
+            page.emulate_media(media=media)
+            page.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
+            assert page.evaluate("document.documentElement.scrollWidth") <= width, path
+
+
+WCAG = ["wcag2a", "wcag2aa"]
+
+
+def violations(page, rules=WCAG):
+    """What axe finds wrong, by default by WCAG 2 A and AA: rule and first element."""
+    options = {"runOnly": rules, "resultTypes": ["violations"]}
+    found = axe.Axe().run(page, options=options).response["violations"]
+    return [(rule["id"], rule["nodes"][0]["html"][:200]) for rule in found]
+
+
+@pytest.mark.parametrize(("scheme", "rules"), [("light", WCAG), ("dark", ["color-contrast"])])
+def test_contrast_and_accessibility(browser, pages, scheme, rules):
+    for path in pages:
+        with Visit(browser, path, scheme=scheme) as (page, _):
+            page.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
+            assert violations(page, rules) == [], path
+
+
+def test_the_checks_see_faults(browser, tmp_path):
+    path = tmp_path / "faulty.html"
+    path.write_text(
+        "<!doctype html><html lang=en><title>x</title><body style='background:#fff'>"
+        "<p style='color:#bbb; width:500px'>pale</p><script>console.error('e')</script>"
+        "<img alt='' src='gone.png'><link rel=stylesheet href='http://127.0.0.1:9/x.css'>"
+    )
+    with Visit(browser, path, width=PHONE) as (page, problems):
+        for rules in (WCAG, ["color-contrast"]):
+            assert [rule for rule, _ in violations(page, rules)] == ["color-contrast"]
+        assert page.evaluate("document.documentElement.scrollWidth") > PHONE
+        assert "e" in problems and any(problem.endswith("gone.png") for problem in problems)
+        assert "external request http://127.0.0.1:9/x.css" in problems
+
+
+def test_a_number_leads_to_its_runs_and_axes_can_be_chosen(browser, site):
+    reports, study = site
+    with Visit(browser, reports / study["name"] / "index.html") as (page, problems):
+        page.locator("#table-perplexity ~ .scroll td.number a").first.click()
+        group = page.locator("details:target")
+        assert group.locator("pre").is_visible()
+        group.locator("li a").first.click()
+        assert "data hash" in page.locator("details:target").inner_text()
+        views = page.locator("#figure-loss_curves + figure .view")
+        assert [view.is_visible() for view in views.all()] == [True, False, False]
+        page.get_by_text("FLOPs", exact=True).first.click()
+        assert [view.is_visible() for view in views.all()] == [False, False, True]
+        assert problems == []
