@@ -31,6 +31,7 @@ COLUMNS = ["id", "role", "statement", "source", "published", "tested_as", "verdi
 COLUMNS += ["low", "high", "interval", "p", "p_adjusted", "num_seeds", "reason", "replications"]
 COLUMNS += ["concerns", "runs"]
 TRIALS = "the runs of this study choose settings: they are evidence for no claim"
+ELSEWHERE = "this study does not list it; the study that does tests it"
 
 Cell = tuple[str, str]
 
@@ -52,7 +53,8 @@ def evaluate(records: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
 
     Args:
         records: Tidy records of one study.
-        study: The study, with ``claims`` naming its primary and exploratory ones.
+        study: The study, with ``claims`` naming its primary and exploratory ones; it tests no
+            other, so that a claim has one verdict although studies share runs.
 
     Returns:
         One row per claim; the columns are ``COLUMNS``. Effects and intervals are differences in
@@ -65,6 +67,11 @@ def evaluate(records: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
     tests = published.tests()
     if study.get("trials"):
         tests = dict.fromkeys(tests, {"not_tested": TRIALS})
+    elsewhere = {"not_tested": ELSEWHERE}
+    tests = {
+        name: test if name in roles or "not_tested" in test else elsewhere
+        for name, test in tests.items()
+    }
     records = selection.headline(records, study)
     outcomes = {
         row.claim_id: _outcome(tests.get(row.claim_id, {}), records, study)
@@ -75,7 +82,7 @@ def evaluate(records: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
     for row in published.claims().itertuples():
         outcome = corrected[row.claim_id]
         test = tests.get(row.claim_id, {})
-        role = roles.get(row.claim_id) or _default_role(outcome)
+        role = "exact" if "exact" in test else roles.get(row.claim_id, "")
         rows.append(_ledger_row(row, role, test, outcomes[row.claim_id], outcome))
     return pd.DataFrame(rows, columns=COLUMNS)
 
@@ -87,12 +94,6 @@ def _roles(study: dict[str, Any]) -> dict[str, str]:
     if unknown:
         raise ValueError(f"claims.{roles[unknown[0]]} names {unknown[0]}, which does not exist")
     return roles
-
-
-def _default_role(outcome: Outcome) -> str:
-    if outcome.pair is not None:
-        return "exploratory"
-    return "exact" if outcome.verdict in (HOLDS, CONTRADICTED) else ""
 
 
 def _outcome(test: Mapping[str, Any], records: pd.DataFrame, study: dict[str, Any]) -> Outcome:

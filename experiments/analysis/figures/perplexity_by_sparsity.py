@@ -20,10 +20,9 @@ def data(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> 
     rows = tidy.validation_perplexity(records)[COLUMNS]
     rows = rows.assign(algorithm=selection.algorithms(rows))
     rows = rows[rows["algorithm"] != ""]
-    sparse = rows[rows["sparsity"] > 0]
-    levels = sparse.groupby(["model", "dataset"])["sparsity"].nunique()
-    several = set(levels[levels > 1].index)
-    return rows[[cell in several for cell in zip(rows["model"], rows["dataset"], strict=True)]]
+    levels = rows[rows["sparsity"] > 0].groupby(["model", "dataset"])["sparsity"].nunique()
+    several = levels[levels > 1].reset_index()[["model", "dataset"]]
+    return rows.merge(several, on=["model", "dataset"])
 
 
 def draw(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> Figure:

@@ -110,7 +110,10 @@ def study(records, **changes):
                    "evaluation"],
         "figures": ["loss_curves", "perplexity_by_method", "churn_itop", "schedules",
                     "granet_vs_rigl"],
-        "claims": {"primary": ["C001", "C002"], "exploratory": ["C003", "C004", "C005"]},
+        "claims": {
+            "primary": ["C001", "C002"],
+            "exploratory": ["C003", "C004", "C005", "C064", "C077"],
+        },
         "runs": [
             {"id": r["run"], "method": r["spec"]["method"], "seed": r["spec"]["seed"],
              "spec": r["spec"], "command": r["command"]}

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from experiments import plan
 from experiments.analysis import claims, exact, published, records, stats
 from tests.experiments.analysis import synthetic
 
@@ -149,6 +150,27 @@ def test_nothing_published_was_dropped():
 
 
 def test_without_any_run_only_arithmetic_gets_a_verdict():
-    study = synthetic.study([])
+    study = synthetic.study([], claims={"exploratory": list(published.tests())})
     table = claims.evaluate(records.records_table([], study), study)
     assert set(table[table["verdict"] != "not tested"]["role"]) == {"exact"}
+
+
+def test_a_study_tests_only_what_it_lists():
+    made = synthetic.make(records.make_record, seeds=3)
+    study = synthetic.study(made, claims={"exploratory": ["C002"]})
+    table = claims.evaluate(records.records_table(made, study), study).set_index("id")
+    assert table.loc["C002", "num_seeds"] == 3 and table.loc["C002", "role"] == "exploratory"
+    assert table.loc["C001", "verdict"] == "not tested" and table.loc["C001", "role"] == ""
+    assert table.loc["C001", "reason"] == claims.ELSEWHERE
+
+
+def test_each_claim_with_a_test_is_listed_by_a_study_and_each_comparison_by_one():
+    listed = [
+        name
+        for study in map(plan.load_study, plan.study_names())
+        for name in (*study.claims.primary, *study.claims.exploratory)
+    ]
+    tests = published.tests()
+    assert {name for name, test in tests.items() if "not_tested" not in test} <= set(listed)
+    for name in set(listed):
+        assert listed.count(name) == 1 or "exact" in tests[name], name

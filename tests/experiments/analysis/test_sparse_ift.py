@@ -148,7 +148,7 @@ def test_class_rows_by_hand(full):
 
 
 def verdicts(made, primary):
-    study = STUDY | {"claims": {"primary": primary, "exploratory": []}}
+    study = STUDY | {"claims": {"primary": primary, "exploratory": ["C016", "C017"]}}
     table = claims.evaluate(records.records_table(made, STUDY), study)
     return table.set_index("id")
 
