@@ -62,12 +62,10 @@ def draw(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> 
     """Three panels per dataset."""
     rows = data(records, curves, study)
     datasets = list(rows["dataset"].unique())
-    figure, axes = style.panels(max(1, 3 * len(datasets)), height=3.0)
+    figure, axes = style.panels(3 * len(datasets), height=3.0)
     if not datasets:
         sentence = f"No method has finished runs of {MIN_SIZES} sizes at equal tokens per weight."
         style.say_empty(axes[0], sentence)
-        for panel in axes[1:]:
-            style.say_empty(panel, "")
     for place, dataset in enumerate(datasets):
         own = rows[rows["dataset"] == dataset]
         upper, middle, lower = axes[3 * place : 3 * place + 3]
