@@ -192,6 +192,7 @@ def _ledger(path: Path, behind: cells.Register) -> dict[str, Any]:
         return {"tested": [], "exact": [], "untested": [], "counts": [], "missing": True}
     table = ledger_module.read(path)
     table = table.assign(rank=table["role"].map(summary.ROLES).fillna(3))
+    table["arithmetic"] = summary.arithmetic(table)
     rows = with_counter_evidence(table.sort_values(["rank", "id"]).to_dict("records"))
     for row in rows:
         row["behind"] = behind.add(row["runs"])
@@ -320,6 +321,7 @@ def render_index(
         commands.append(cells.commands(study, page / "tables", ledger))
         shown.append(row)
     merged = summary.merge_ledgers(ledgers)
+    merged["arithmetic"] = summary.arithmetic(merged)
     rows = with_counter_evidence(merged.to_dict("records"))
     context = {
         "rows": shown,

@@ -32,12 +32,18 @@ def merge_ledgers(ledgers: dict[str, pd.DataFrame]) -> pd.DataFrame:
     return merged.sort_values(["rank", "id"], kind="stable").drop(columns="rank")
 
 
+def arithmetic(ledger: pd.DataFrame) -> pd.Series:
+    """Return per claim whether arithmetic gave the verdict: one from trained runs has seeds."""
+    decided = ledger["verdict"].isin([claims.HOLDS, claims.CONTRADICTED])
+    return decided & (ledger["num_seeds"] == 0)
+
+
 def verdict_counts(ledger: pd.DataFrame) -> list[dict[str, Any]]:
     """Return per verdict the number of claims: in all, by trained runs, and by arithmetic."""
     rows = []
     for word in ORDER:
         own = ledger[ledger["verdict"] == word]
-        exact = int((own["role"] == "exact").sum())
+        exact = int(arithmetic(own).sum())
         trained = 0 if word == claims.NOT_TESTED else len(own) - exact
         rows.append({"verdict": word, "all": len(own), "trained": trained, "exact": exact})
         rows[-1]["primary"] = int((own["role"] == "primary").sum())

@@ -176,7 +176,7 @@ def test_cost_counts_a_shared_run_once():
 def ledger(*rows):
     columns = ["id", "role", "verdict", "concerns"]
     table = pd.DataFrame(rows, columns=columns, dtype="string")
-    return table.assign(statement="s", runs="")
+    return table.assign(statement="s", runs="", num_seeds=0)
 
 
 def test_merged_ledger_takes_the_study_with_most_to_say():
@@ -193,6 +193,22 @@ def test_merged_ledger_takes_the_study_with_most_to_say():
         "C2": ("two", "inconclusive"),
         "C3": ("three", "not tested"),
     }
+
+
+def test_arithmetic_never_counts_as_evidence_from_training():
+    table = ledger(
+        ("C1", "primary", "holds", ""),
+        ("C2", "exact", "contradicted", ""),
+        ("C3", "primary", "holds", ""),
+        ("C4", "primary", "not tested", ""),
+        ("C5", "exploratory", "inconclusive", ""),
+    ).assign(num_seeds=[0, 0, 5, 0, 2])
+    counts = {
+        row["verdict"]: (row["trained"], row["exact"]) for row in summary.verdict_counts(table)
+    }
+    assert counts["holds"] == (1, 1) and counts["contradicted"] == (0, 1)
+    assert counts["inconclusive"] == (1, 0) and counts["not tested"] == (0, 0)
+    assert summary.outcome(table).startswith("Of 2 claims")
 
 
 def test_counter_evidence_stands_beside_its_claim():
