@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
-from scipy.special import stdtr
+from scipy.special import ndtri, stdtr, stdtrit
 
 LEVEL = 0.95
 MIN_SEEDS = 3
@@ -53,8 +52,9 @@ def t_interval(values: Sequence[float], *, level: float = LEVEL) -> tuple[float,
     mean = float(values.mean())
     if values.size == 1:
         return mean, math.nan, math.nan
-    half = stats.t.ppf((1 + level) / 2, values.size - 1) * stats.sem(values)
-    return mean, float(mean - half), float(mean + half)
+    error = values.std(ddof=1) / math.sqrt(values.size)
+    half = float(stdtrit(values.size - 1, (1 + level) / 2) * error)
+    return mean, mean - half, mean + half
 
 
 def paired(
@@ -139,4 +139,4 @@ def distinguishable(value: float, stderr: float | None, chance: float | None) ->
         return None
     if stderr == 0:
         return bool(value != chance)
-    return bool(abs(value - chance) > stats.norm.ppf((1 + LEVEL) / 2) * stderr)
+    return bool(abs(value - chance) > ndtri((1 + LEVEL) / 2) * stderr)
