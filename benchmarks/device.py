@@ -306,7 +306,7 @@ def parts(quick: bool) -> dict[str, Callable[[], Iterator[Row]]]:
     def two_threads() -> Iterator[Row]:
         torch.set_num_threads(2)
         try:
-            yield from layers(((512, 512), (2048, 512)), rounds)
+            yield from layers(((512, 512),) if quick else ((512, 512), (2048, 512)), rounds)
         finally:
             torch.set_num_threads(1)
 

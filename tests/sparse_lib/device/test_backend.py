@@ -229,6 +229,22 @@ def test_autocast_runs_dense():
         assert compile(layer)(torch.randn(2, 8)).dtype == torch.bfloat16
 
 
+@pytest.mark.filterwarnings("ignore:layer .* runs masked dense. autocast")
+def test_training_steps_under_autocast():
+    layer = nn.Linear(64, 48)
+    add_mask(layer, 0.8)
+    source, gradients = torch.randn(9, 64), []
+    for name in ("skip", "dense"):
+        layer.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = compile(layer, backend(name, crossover=0.0))(source).square().mean()
+        loss.backward()
+        assert not layer.weight.grad[~layer.weight_mask].any()
+        gradients.append(layer.weight.grad)
+    assert gradients[0].dtype == torch.float32 and gradients[0].any()
+    assert torch.equal(*gradients)
+
+
 def test_without_compiler_one_notice(monkeypatch):
     monkeypatch.setattr(kernels, "_load", lambda: kernels.KernelError("no C compiler was found"))
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))

@@ -2,6 +2,8 @@
 
 import os
 import re
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -170,6 +172,33 @@ def test_library_is_built_once_into_the_users_cache(monkeypatch, tmp_path):
     built = kernels._build()
     assert built.parent == tmp_path / "sparse_lib" and kernels._build() == built
     assert list(tmp_path.rglob("*.so")) == [built]
+
+
+@pytest.mark.slow
+def test_processes_may_build_at_once(tmp_path):
+    code = (
+        "from sparse_lib.device import kernels; import ctypes\n"
+        "assert not list(kernels._cache_dir().iterdir())\n"
+        "print('ready', flush=True); input()\n"
+        "print(ctypes.CDLL(str(kernels._build())).choose_lanes(4))"
+    )
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", code], text=True, env=environment,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )
+        for _ in range(2)
+    ]  # fmt: skip
+    for process in processes:  # neither starts before the other one is ready
+        assert process.stdout.readline() == "ready\n"
+    for process in processes:
+        process.stdin.write("\n")
+        process.stdin.flush()
+    for process in processes:
+        output, errors = process.communicate(timeout=120)
+        assert (process.returncode, output) == (0, "4\n"), errors
+    assert len(list(tmp_path.rglob("*.so"))) == 1
 
 
 def test_a_missing_compiler_is_reported(monkeypatch, tmp_path):
