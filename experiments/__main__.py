@@ -392,7 +392,7 @@ def keep(scale: Scale = "quick") -> None:
         kept_name = "trials" if plan.load_study(name).trials else "records"
         for table, kept_as in (("records", kept_name), ("curves", "curves"), ("claims", "claims")):
             path = study_folder(name, scale) / f"{table}.csv"
-            if path.is_file() and plan.study_runs(plan.load_study(name), scale):
+            if path.is_file() and any((study_folder(name, scale) / "records").glob("*.json")):
                 kept = plan.REFERENCE.parent / name / f"{kept_as}.csv"
                 kept.parent.mkdir(parents=True, exist_ok=True)
                 kept.write_text(path.read_text())
