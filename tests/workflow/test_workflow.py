@@ -46,7 +46,9 @@ def test_dry_run_on_a_clean_checkout(checkout, study, scale):
     )
     text = done.stdout + done.stderr
     assert done.returncode == 0, text
-    assert "train" in text or "compute" in text
+    shown = plan.load_study(study).shows(scale)
+    assert ("train" in text or "compute" in text) == shown
+    assert ("Nothing to do: study" in text) != shown
 
 
 def test_missing_data_is_a_warning_at_dry_run(checkout):

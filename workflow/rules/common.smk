@@ -161,6 +161,13 @@ def study_tables(wildcards):
     )
 
 
+if not chosen(SCALE):
+    logger.warning(
+        f"Nothing to do: study {config['study']!r} has nothing at scale {SCALE!r}; "
+        f"its scales are {', '.join(STUDIES[config['study']].scales)}."
+    )
+
+
 def chosen_figures(scale):
     """All figures of the chosen studies."""
     return [
