@@ -388,14 +388,18 @@ def keep(scale: Scale = "quick") -> None:
             run.reference.parent.mkdir(parents=True, exist_ok=True)
             run.reference.write_text(path.read_text())
             print(run.reference.relative_to(plan.ROOT))
+    # Curves are in the records already.
     for name in plan.study_names():
-        kept_name = "trials" if plan.load_study(name).trials else "records"
-        for table, kept_as in (("records", kept_name), ("curves", "curves"), ("claims", "claims")):
-            path = study_folder(name, scale) / f"{table}.csv"
-            if path.is_file() and any((study_folder(name, scale) / "records").glob("*.json")):
+        folder = study_folder(name, scale)
+        if not any((folder / "records").glob("*.json")):
+            continue
+        trials = plan.load_study(name).trials
+        tables = {"records": "trials"} if trials else {"records": "records", "claims": "claims"}
+        for table, kept_as in tables.items():
+            if (folder / f"{table}.csv").is_file():
                 kept = plan.REFERENCE.parent / name / f"{kept_as}.csv"
                 kept.parent.mkdir(parents=True, exist_ok=True)
-                kept.write_text(path.read_text())
+                kept.write_text((folder / f"{table}.csv").read_text())
                 print(kept.relative_to(plan.ROOT))
     for path in sorted((Path("results") / scale / "computations").glob("*/*.csv")):
         kept = plan.REFERENCE.parent / path.parent.name / path.name

@@ -19,7 +19,7 @@ def update(readme: Path, reports_dir: Path, scale: str, results_dir: Path) -> No
 
     Args:
         readme: File with the lines `BEGIN` and `END`; what lies between them is replaced.
-        reports_dir: Committed reports, ``<study>/figures/<figure>.png`` and ``.txt`` in it.
+        reports_dir: Committed reports, ``<study>/figures/<figure>.png`` in it.
         scale: Name of the scale that was published.
         results_dir: ``results/<scale>``, holding ``<study>/claims.csv``.
 
