@@ -103,8 +103,6 @@ RERUNS = json.loads(RERUNS_FILE.read_text()) if RERUNS_FILE.is_file() else {}
 for run in AGAIN:
     RERUNS[run.id] = RERUNS.get(run.id, 0) + 1
 
-warn_missing_data(RUNS[SCALE].values())
-
 
 def chosen(scale):
     """The studies that were asked for and have something at a scale."""
@@ -113,6 +111,14 @@ def chosen(scale):
         for name, study in STUDIES.items()
         if config["study"] in ("all", name) and study.shows(scale)
     ]
+
+
+warn_missing_data(RUNS[SCALE].values())
+if not chosen(SCALE):
+    logger.warning(
+        f"Nothing to do: study {config['study']!r} has nothing at scale {SCALE!r}; "
+        f"its scales are {', '.join(STUDIES[config['study']].scales)}."
+    )
 
 
 def study_runs(wildcards):
@@ -158,13 +164,6 @@ def study_tables(wildcards):
         scale=wildcards.scale,
         study=wildcards.study,
         table=STUDIES[wildcards.study].tables,
-    )
-
-
-if not chosen(SCALE):
-    logger.warning(
-        f"Nothing to do: study {config['study']!r} has nothing at scale {SCALE!r}; "
-        f"its scales are {', '.join(STUDIES[config['study']].scales)}."
     )
 
 
