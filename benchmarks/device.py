@@ -13,7 +13,8 @@ Parts, each dense float32 time over the other's time, so above 1 is faster:
 - resnet: training step of a CIFAR ResNet-18;
 - update: a RigL update of one layer, its structures rebuilt, over a dense step at 2,048 tokens.
 
-In each part all variants take turns in one process and medians are compared. The clock is the CPU
+In each part all variants take turns in one process, in which glibc keeps freed memory as it does in
+a training of this repository, and medians are compared. The clock is the CPU
 time of the process, which leaves out pre-emption, but not caches that others have polluted; with
 several threads it is their sum.
 """
@@ -33,6 +34,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import sparse_lib as sl
+from experiments.training import keep_memory
 from sparse_lib.configure import configure
 from sparse_lib.device import kernels
 
@@ -375,6 +377,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
+    keep_memory()
     available = parts(arguments.quick)
     names = arguments.only.split(",") if arguments.only else list(available)
     if unknown := set(names) - set(available):
