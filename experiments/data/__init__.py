@@ -72,17 +72,24 @@ def get(name: str) -> Dataset | ImageDataset:
     return _datasets()[name]
 
 
-def available(name: str, mirror: Path | None = None) -> str | None:
+def available(name: str, mirror: Path | None = None, *, tokenizer: str | None = None) -> str | None:
     """Say what a dataset lacks to be prepared offline.
 
     Args:
         name: Dataset name.
         mirror: Folder of `<hub id>` folders; default: environment variable SPARSE_MIRROR.
+        tokenizer: Hub id of a published tokenizer that is to be used.
 
     Returns:
         One sentence, or None if nothing is missing.
     """
-    return get(name).missing(Source(_mirror(mirror)))
+    source = Source(_mirror(mirror))
+    problem = get(name).missing(source)
+    if problem is None and tokenizer is not None:
+        from experiments.data.hub import missing_tokenizer
+
+        problem = missing_tokenizer(tokenizer, source)
+    return problem
 
 
 def prepare(
@@ -90,6 +97,7 @@ def prepare(
     *,
     out: Path,
     vocab_size: int | None = None,
+    tokenizer: str | None = None,
     num_images: int | None = None,
     mirror: Path | None = None,
     offline: bool = True,
@@ -103,6 +111,8 @@ def prepare(
             `experiments.data.images.prepare`. Last, `meta.json`.
         vocab_size: For text: size of the BPE vocabulary, 257 to 65536; ignored by datasets that
             bring their own vocabulary.
+        tokenizer: For text: hub id of a published tokenizer to use instead, such as
+            "openai-community/gpt2"; its vocabulary must have `vocab_size` tokens.
         num_images: For images: how many to train on; None takes all that there are.
         mirror: Folder of `<hub id>` folders; default: environment variable SPARSE_MIRROR.
         offline: Whether the hub must not be asked.
@@ -115,6 +125,7 @@ def prepare(
         ValueError: If the name, the vocabulary size or the number of images is not allowed.
     """
     from experiments.data import images, packing
+    from experiments.data import tokenizer as tools
 
     dataset, out = get(name), Path(out)
     if isinstance(dataset, ImageDataset):
@@ -122,23 +133,25 @@ def prepare(
         return images.prepare(dataset, source, out=out, num_images=num_images)
     if vocab_size is None:
         raise ValueError(f"data.vocab_size is missing, but {name} is text and needs it.")
-    texts = dataset.read(Source(_mirror(mirror), offline))
+    source = Source(_mirror(mirror), offline)
+    published = tokenizer and tools.fetch(tokenizer, source, vocab_size=vocab_size)
+    texts = dataset.read(source)
     out.mkdir(parents=True, exist_ok=True)
-    tokenizer = _tokenizer(dataset, texts, out, vocab_size)
+    built = _tokenizer(dataset, texts, out, vocab_size, published)
     num_tokens = {
-        split: packing.write_tokens(texts.splits.get(split, []), tokenizer, out / f"{split}.bin")
+        split: packing.write_tokens(texts.splits.get(split, []), built, out / f"{split}.bin")
         for split in SPLITS
     }
     for split in ("validation", "test"):
         packing.write_texts(texts.splits.get(split, []), out / "text" / f"{split}.jsonl")
-    if dataset.write_extras:
-        dataset.write_extras(out)
+    for file_name, rows in texts.extras.items():
+        (out / file_name).write_text("".join(json.dumps(row) + "\n" for row in rows))
     files = [*(out / f"{split}.bin" for split in SPLITS), out / "tokenizer" / "tokenizer.json"]
     meta = {
         "name": name,
         "hash": packing.files_digest(files),
-        "vocab_size": tokenizer.get_vocab_size(),
-        "eos_id": tokenizer.token_to_id(END_OF_TEXT),
+        "vocab_size": built.get_vocab_size(),
+        "eos_id": built.token_to_id(END_OF_TEXT),
         "num_tokens": num_tokens,
         "num_documents": {split: len(texts.splits.get(split, [])) for split in SPLITS},
         "license": dataset.license,
@@ -204,20 +217,26 @@ def _mirror(mirror: Path | None) -> Path | None:
     return Path(named).expanduser() if named else None
 
 
-def _tokenizer(dataset: Dataset, texts: Texts, out: Path, vocab_size: int) -> "Tokenizer":
-    """Build or train the tokenizer into `out/tokenizer`; reuse one trained on the same text."""
+def _tokenizer(
+    dataset: Dataset, texts: Texts, out: Path, vocab_size: int, published: "Tokenizer | None"
+) -> "Tokenizer":
+    """Write, build or train the tokenizer into `out/tokenizer`; reuse one of the same text."""
     from experiments.data import tokenizer as tools
 
     folder, key_file = out / "tokenizer", out / "tokenizer.key"
     key = f"{texts.digest()} {vocab_size}"
-    if dataset.build_tokenizer is None and key_file.is_file() and key_file.read_text() == key:
+    trains = published is None and dataset.build_tokenizer is None
+    if trains and key_file.is_file() and key_file.read_text() == key:
         return tools.load(folder)
     shutil.rmtree(folder, ignore_errors=True)
     key_file.unlink(missing_ok=True)
-    if dataset.build_tokenizer is not None:
+    if published is not None:
+        tokenizer = published
+    elif dataset.build_tokenizer is not None:
         tokenizer = dataset.build_tokenizer()
     else:
         tokenizer = tools.train_bpe(texts.splits["train"], vocab_size=vocab_size)
     tools.save(tokenizer, folder)
-    key_file.write_text(key)
+    if trains:
+        key_file.write_text(key)
     return tokenizer

@@ -38,10 +38,12 @@ class Texts:
     Attributes:
         splits: Documents of each split, in their fixed order.
         meta: Facts for meta.json, such as versions or a known entropy.
+        extras: Rows of further JSON Lines files of the dataset, by file name.
     """
 
     splits: Mapping[str, list[str]]
     meta: Mapping[str, Any] = field(default_factory=dict)
+    extras: Mapping[str, list[dict[str, Any]]] = field(default_factory=dict)
 
     def digest(self) -> str:
         """Return the SHA-256 of all documents, split by split."""
@@ -65,7 +67,6 @@ class Dataset:
         read: Returns the documents; may take a minute, may raise `MissingData`.
         missing: Says cheaply, in one sentence, what `read` would lack; None if nothing.
         build_tokenizer: Replaces the default byte-level BPE where given.
-        write_extras: Writes further files of the dataset into a folder, if given.
     """
 
     name: str
@@ -75,7 +76,6 @@ class Dataset:
     read: Callable[[Source], Texts]
     missing: Callable[[Source], str | None] = lambda source: None
     build_tokenizer: "Callable[[], Tokenizer] | None" = None
-    write_extras: Callable[[Path], None] | None = None
 
 
 @dataclass(frozen=True)

@@ -19,13 +19,11 @@ being the end of text.
 
 import functools
 import itertools
-import json
 import math
 import random
 from bisect import bisect
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from experiments.data.base import Dataset, Source, Texts
@@ -280,7 +278,8 @@ def _read(source: Source) -> Texts:
     splits, losses = {}, {}
     for split in NUM_SENTENCES:
         splits[split], losses[split] = sentences(split)
-    return Texts(splits, {"floor": asdict(floor()), "floor_of_split": losses})
+    facts = {"floor": asdict(floor()), "floor_of_split": losses}
+    return Texts(splits, facts, {"pairs.jsonl": minimal_pairs()})
 
 
 def build_tokenizer() -> "Tokenizer":
@@ -288,11 +287,6 @@ def build_tokenizer() -> "Tokenizer":
     from experiments.data.tokenizer import word_level
 
     return word_level(vocabulary())
-
-
-def _write_pairs(folder: Path) -> None:
-    lines = [json.dumps(pair) + "\n" for pair in minimal_pairs()]
-    (folder / "pairs.jsonl").write_text("".join(lines))
 
 
 DATASETS = (
@@ -303,6 +297,5 @@ DATASETS = (
         splits="independent draws",
         read=_read,
         build_tokenizer=build_tokenizer,
-        write_extras=_write_pairs,
     ),
 )

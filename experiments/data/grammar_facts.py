@@ -9,10 +9,8 @@ sentence. The separator, ``that that``, occurs in no sentence, so that models of
 `grammar` know every token.
 """
 
-import json
 import random
 from collections.abc import Iterator
-from pathlib import Path
 
 from experiments.data import grammar
 from experiments.data.base import Dataset, Source, Texts
@@ -77,19 +75,14 @@ def pairs(split: str) -> list[dict[str, str]]:
 
 
 def _read(source: Source) -> Texts:
-    return Texts(
-        {
-            split: [f"{row['meaning']} {SEPARATOR} {row['sentence']}" for row in pairs(split)]
-            for split in NUM_DOCUMENTS
-        }
-    )
-
-
-def _write_facts(folder: Path) -> None:
-    seen = {row["meaning"] for row in pairs("train")}
-    rows = [row for row in pairs("test") if row["meaning"] not in seen]
-    distinct = {row["meaning"]: row for row in rows}.values()
-    (folder / "facts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in distinct))
+    rows = {split: pairs(split) for split in NUM_DOCUMENTS}
+    documents = {
+        split: [f"{row['meaning']} {SEPARATOR} {row['sentence']}" for row in part]
+        for split, part in rows.items()
+    }
+    seen = {row["meaning"] for row in rows["train"]}
+    unseen = {row["meaning"]: row for row in rows["test"] if row["meaning"] not in seen}
+    return Texts(documents, extras={"facts.jsonl": list(unseen.values())})
 
 
 DATASETS = (
@@ -100,6 +93,5 @@ DATASETS = (
         splits="independent draws; meanings seen in training are left out of the facts to write",
         read=_read,
         build_tokenizer=grammar.build_tokenizer,
-        write_extras=_write_facts,
     ),
 )

@@ -95,10 +95,22 @@ def missing_rows(
             f"{f' ({config})' if config else ''}, which {folder} lacks: complete that folder or "
             "unset the mirror and allow the hub with --config offline=false."
         )
+    return _not_mirrored(name, hub_id, "parquet files and README.md", source)
+
+
+def missing_tokenizer(hub_id: str, source: Source) -> str | None:
+    """Say in one sentence that a published tokenizer is not mirrored; None if it is."""
+    if source.mirror is not None and (source.mirror / hub_id).is_dir():
+        return None
+    return _not_mirrored("data.tokenizer", hub_id, "tokenizer files", source)
+
+
+def _not_mirrored(name: str, hub_id: str, files: str, source: Source) -> str:
     return (
-        f"{name} needs {hub_id}, which is not mirrored: put its parquet files and README.md into "
-        f"{folder or f'<mirror>/{hub_id}'}, name the mirror root by config key 'mirror' or "
-        f"variable SPARSE_MIRROR, or allow the hub with --config offline=false."
+        f"{name} needs {hub_id}, which is not mirrored: put its {files} into "
+        f"{source.mirror / hub_id if source.mirror else f'<mirror>/{hub_id}'}, name the mirror "
+        f"root by config key 'mirror' or variable SPARSE_MIRROR, or allow the hub with "
+        f"--config offline=false."
     )
 
 

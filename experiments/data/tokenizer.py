@@ -1,4 +1,4 @@
-"""Tokenizers trained or built here, saved as folders that `AutoTokenizer` loads."""
+"""Tokenizers trained, built or fetched, saved as folders that `AutoTokenizer` loads."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -6,7 +6,8 @@ from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from experiments.data.base import END_OF_TEXT
+from experiments.data.base import END_OF_TEXT, MissingData, Source
+from experiments.data.hub import missing_tokenizer
 
 MIN_VOCAB_SIZE = 257  # 256 bytes and the end-of-text token
 MAX_VOCAB_SIZE = 65536  # tokens are stored as uint16
@@ -45,6 +46,40 @@ def word_level(vocabulary: Sequence[str]) -> Tokenizer:
     tokenizer = Tokenizer(models.WordLevel(ids, unk_token=END_OF_TEXT))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.add_special_tokens([END_OF_TEXT])
+    return tokenizer
+
+
+def fetch(hub_id: str, source: Source, *, vocab_size: int) -> Tokenizer:
+    """Read a published tokenizer from the mirror, or from the hub where allowed.
+
+    Args:
+        hub_id: "<owner>/<name>" on the hub and below the mirror root.
+        source: Where to look.
+        vocab_size: How many tokens it must have.
+
+    Raises:
+        MissingData: If it cannot be had.
+        ValueError: If its vocabulary has another size or no end-of-text token.
+    """
+    problem = missing_tokenizer(hub_id, source)
+    if problem and source.offline:
+        raise MissingData(problem)
+    from transformers import AutoTokenizer
+
+    path = hub_id if problem else str(Path(source.mirror or "") / hub_id)
+    try:
+        loaded = AutoTokenizer.from_pretrained(path)
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().split("\n")[0]
+        raise MissingData(f"tokenizer {hub_id} cannot be read: {reason}") from error
+    tokenizer = Tokenizer.from_str(loaded.backend_tokenizer.to_str())
+    if tokenizer.get_vocab_size() != vocab_size:
+        raise ValueError(
+            f"data.vocab_size is {vocab_size}, but data.tokenizer {hub_id} has "
+            f"{tokenizer.get_vocab_size()} tokens."
+        )
+    if tokenizer.token_to_id(END_OF_TEXT) is None:
+        raise ValueError(f"data.tokenizer is {hub_id}, but must have a token {END_OF_TEXT}.")
     return tokenizer
 
 

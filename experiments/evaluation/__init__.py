@@ -228,11 +228,13 @@ class _Job:
 
 def _data_files(data_dir: Path) -> list[Path]:
     """Files of a prepared dataset that an evaluation may read."""
+    from experiments.evaluation.tasks import OWN_FILES
+
     splits = ("validation", "test")
     names = (
         [f"{s}.bin" for s in splits]
         + [f"text/{s}.jsonl" for s in splits]
-        + ["pairs.jsonl", "facts.jsonl"]
+        + list(OWN_FILES.values())
     )
     return [data_dir / name for name in names]
 
@@ -240,7 +242,7 @@ def _data_files(data_dir: Path) -> list[Path]:
 def _code() -> str:
     """Digest of this package's code and tasks, comments left out, and of lm-eval's version."""
     trees = [ast.dump(ast.parse(path.read_text())) for path in sorted(HERE.glob("*.py"))]
-    tasks = [path.read_text() for path in sorted((HERE / "tasks").iterdir())]
+    tasks = [path.read_text() for path in sorted((HERE / "tasks").iterdir()) if path.is_file()]
     try:
         version = importlib.metadata.version("lm_eval")
     except importlib.metadata.PackageNotFoundError:

@@ -30,7 +30,11 @@ if TYPE_CHECKING:
 
 OWN_TASKS = Path(__file__).parent / "tasks"
 #: Files of a prepared dataset that hold the documents of our own tasks.
-OWN_FILES = {"grammar_pairs": "pairs.jsonl", "facts_to_text": "facts.jsonl"}
+OWN_FILES = {
+    "grammar_pairs": "pairs.jsonl",
+    "facts_to_text": "facts.jsonl",
+    "data_to_text": "references.jsonl",
+}
 #: Metrics for which guessing among the choices is right once in `number of choices` times.
 CHOICE_METRICS = ("acc", "acc_norm", "acc_bytes")
 
@@ -93,7 +97,7 @@ def local_dataset(hub: str, mirror: Path | None) -> str:
     )
 
 
-def own_documents(task: str, data_dir: Path) -> list[dict[str, str]]:
+def own_documents(task: str, data_dir: Path) -> list[dict[str, Any]]:
     """Rows of one of our own tasks.
 
     Raises:
@@ -273,7 +277,7 @@ def _split(task: Task) -> str:
     return str(config.test_split or config.validation_split)
 
 
-def _json_dataset(task: str, rows: Sequence[Mapping[str, str]], scratch: Path) -> dict[str, Any]:
+def _json_dataset(task: str, rows: Sequence[Mapping[str, Any]], scratch: Path) -> dict[str, Any]:
     """Write rows where lm-eval's ``json`` loader finds them; its cache goes there too."""
     path = scratch / f"{task}.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -282,7 +286,7 @@ def _json_dataset(task: str, rows: Sequence[Mapping[str, str]], scratch: Path) -
     }
 
 
-def read_jsonl(path: Path) -> list[dict[str, str]]:
+def read_jsonl(path: Path) -> list[dict[str, Any]]:
     """Rows of a JSON Lines file.
 
     Raises:

@@ -27,10 +27,17 @@ class Data(tasks.Data):
 
     vocab_size: int = Field(ge=2, le=65536, description="tokens in the vocabulary")
     context: int = Field(ge=2, description="tokens per training sequence")
+    tokenizer: str | None = Field(
+        None,
+        description="hub id of a published tokenizer; else one is trained on the data",
+        exclude_if=lambda value: value is None,
+    )
 
     @property
     def label(self) -> str:
         """Folder name under ``resources/data``."""
+        if self.tokenizer:
+            return f"{self.name}-{self.tokenizer.rsplit('/', 1)[-1]}"
         return f"{self.name}-v{self.vocab_size}"
 
 
@@ -64,7 +71,14 @@ class Recipe(tasks.Recipe):
 
 def prepare(data: Data, *, out: Path, mirror: Path | None, offline: bool) -> None:
     """Turn text into tokens."""
-    prepare_text(data.name, out=out, vocab_size=data.vocab_size, mirror=mirror, offline=offline)
+    prepare_text(
+        data.name,
+        out=out,
+        vocab_size=data.vocab_size,
+        tokenizer=data.tokenizer,
+        mirror=mirror,
+        offline=offline,
+    )
 
 
 class Task(tasks.Task):

@@ -79,10 +79,14 @@ def check_sparsity(runs):
 
 def warn_missing_data(runs):
     """A sentence for each dataset that neither lies here nor can be made here."""
-    for label, name in sorted({(r.data_label, r.spec["data"]["name"]) for r in runs}):
+    for label, data in {r.data_label: r.spec["data"] for r in runs}.items():
         problem = None
         if config["offline"] and not (DATA / label / "meta.json").is_file():
-            problem = available(name, mirror=MIRROR and Path(MIRROR))
+            problem = available(
+                data["name"],
+                mirror=MIRROR and Path(MIRROR),
+                tokenizer=data.get("tokenizer"),
+            )
         if problem:
             logger.warning(f"Missing data: {problem}")
 

@@ -9,7 +9,7 @@ import pandas as pd
 from experiments.analysis import published, stats
 from experiments.analysis import records as tidy
 
-TASK = "facts_to_text"
+TASKS = ("facts_to_text", "data_to_text")
 COLUMNS = ["model", "dataset", "method", "sparsity", "seeds", "BLEU", "low", "high"]
 COLUMNS += ["minus dense", "paired seeds", "exact", "items", "BLEU (published)", "runs"]
 BASELINE = "dense-dense"
@@ -23,7 +23,7 @@ PUBLISHED = {
 
 def make(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
     """One row per model, dataset, method and sparsity."""
-    values = records[(records["task"] == TASK) & records["value"].notna()]
+    values = records[(records["task"].isin(TASKS)) & records["value"].notna()]
     source = published.source_id(study)
     rows = []
     for cell in tidy.cells(values):

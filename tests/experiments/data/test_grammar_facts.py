@@ -1,9 +1,10 @@
-import json
 import random
 
 import pytest
 
+from experiments import data
 from experiments.data import grammar, grammar_facts
+from experiments.data.base import Source
 
 
 @pytest.mark.parametrize(
@@ -43,9 +44,8 @@ def test_what_is_no_sentence_is_refused():
             grammar_facts.meaning(text)
 
 
-def test_facts_to_write_were_not_seen_in_training(tmp_path):
-    grammar_facts._write_facts(tmp_path)
-    rows = [json.loads(line) for line in (tmp_path / "facts.jsonl").read_text().splitlines()]
+def test_facts_to_write_were_not_seen_in_training():
+    rows = data.get("grammar-facts").read(Source()).extras["facts.jsonl"]
     seen = {row["meaning"] for row in grammar_facts.pairs("train")}
     assert len(rows) > 300 and not seen & {row["meaning"] for row in rows}
     assert len({row["meaning"] for row in rows}) == len(rows)

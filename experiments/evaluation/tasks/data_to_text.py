@@ -1,0 +1,18 @@
+"""What the task data_to_text.yaml scores; lm-eval loads this file by its name there."""
+
+from typing import Any
+
+#: lm-eval's corpus BLEU wants as many references for each text; repeated ones change no score.
+NUM_REFERENCES = 64
+
+
+def score(doc: dict[str, Any], results: list[str]) -> dict[str, Any]:
+    """A text with its references, for corpus BLEU.
+
+    Args:
+        doc: Row with ``references``, one sentence or more, of which the first 64 count.
+        results: The text.
+    """
+    references = doc["references"][:NUM_REFERENCES]
+    references += references[:1] * (NUM_REFERENCES - len(references))
+    return {"bleu": (references, results[0].strip())}

@@ -1,0 +1,125 @@
+"""Data-to-text datasets of a mirror, with a published tokenizer, and their BLEU."""
+
+import json
+
+import pytest
+import sacrebleu
+
+from experiments import data, plan
+from experiments.data import base, tokenizer
+from experiments.evaluation import tasks
+from experiments.evaluation.suite import load_suite
+
+TRIPLES = [["Aarhus", "leader", "Jacob"], ["Aarhus", "country", "Denmark"]]
+LINE = "Aarhus | leader | Jacob && Aarhus | country | Denmark"
+SENTENCES = ["Jacob leads Aarhus in Denmark .", "Aarhus in Denmark is led by Jacob ."]
+SPLITS = ("train", "validation", "test")
+#: Column that holds the data, its value, and the line that stands for it.
+KINDS = {
+    "e2e": ("e2e_nlg", "meaning_representation", "name[Aarhus],  leader[Jacob]"),
+    "webnlg": ("web_nlg_en", "input", [" | ".join(triple) for triple in TRIPLES]),
+    "dart": ("dart", "tripleset", TRIPLES),
+}
+
+
+@pytest.fixture
+def mirror(tmp_path):
+    """The benchmark, and a tokenizer trained on two sentences."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    folder, lines = tmp_path / "mirror" / "GEM/gem", ["---", "configs:"]
+    for config, column, value in KINDS.values():
+        lines += [f"- config_name: {config}", "  data_files:"]
+        (folder / config).mkdir(parents=True)
+        for split in SPLITS:
+            columns = {
+                column: [value, value],
+                "target": SENTENCES,
+                "references": pa.array(
+                    [[], []] if split == "train" else [SENTENCES[:1], SENTENCES],
+                    pa.list_(pa.string()),
+                ),
+            }
+            pq.write_table(pa.table(columns), folder / config / f"{split}.parquet")
+            lines += [f"  - split: {split}", f"    path: {config}/{split}.parquet"]
+    (folder / "README.md").write_text("\n".join([*lines, "---", ""]))
+    built = tokenizer.train_bpe(SENTENCES, vocab_size=270)
+    tokenizer.save(built, tmp_path / "mirror" / "someone/words")
+    return tmp_path / "mirror"
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_documents_are_a_line_of_data_and_a_sentence(name, mirror, tmp_path):
+    out = tmp_path / "out"
+    size = tokenizer.load(mirror / "someone/words").get_vocab_size()
+    data.prepare(name, out=out, vocab_size=size, tokenizer="someone/words", mirror=mirror)
+    line = "name[Aarhus], leader[Jacob]" if name == "e2e" else LINE
+    corpus = data.load(out)
+    assert corpus.text("validation") == [f"{line}\n{sentence}" for sentence in SENTENCES]
+    rows = [json.loads(row) for row in (out / "references.jsonl").read_text().splitlines()]
+    assert rows == [{"prompt": f"{line}\n", "references": SENTENCES}]
+
+
+def test_two_datasets_share_a_published_tokenizer(mirror, tmp_path):
+    size = tokenizer.load(mirror / "someone/words").get_vocab_size()
+    for name in ("e2e", "dart"):
+        options = {"vocab_size": size, "tokenizer": "someone/words", "mirror": mirror}
+        meta = data.prepare(name, out=tmp_path / name, **options)
+        assert meta["vocab_size"] == size and meta["eos_id"] == 0
+    first, second = (tmp_path / name / "tokenizer/tokenizer.json" for name in ("e2e", "dart"))
+    assert first.read_bytes() == second.read_bytes()
+    built = tokenizer.load(tmp_path / "dart/tokenizer")
+    tokens = data.load(tmp_path / "dart").tokens("test")
+    assert built.decode(tokens.tolist()).startswith(LINE + "\n" + SENTENCES[0])
+
+
+def test_a_tokenizer_that_does_not_fit_is_one_sentence(mirror, tmp_path):
+    with pytest.raises(ValueError, match="vocab_size is 300, but data.tokenizer someone/words has"):
+        data.prepare(
+            "e2e", out=tmp_path / "o", vocab_size=300, tokenizer="someone/words", mirror=mirror
+        )
+    with pytest.raises(base.MissingData, match="data.tokenizer needs no/where, which is not mirr"):
+        data.prepare("e2e", out=tmp_path / "o", vocab_size=300, tokenizer="no/where", mirror=mirror)
+    assert not (tmp_path / "o").exists()
+    assert "no/where" in data.available("e2e", mirror, tokenizer="no/where")
+    assert data.available("e2e", mirror, tokenizer="someone/words") is None
+    assert "GEM/gem" in data.available("dart")
+
+
+def test_both_phases_of_the_papers_study_share_their_tokens():
+    runs = plan.study_runs(plan.load_study("spdf"), "paper")
+    folders = {run.data_label for run in runs}
+    assert {"slimpajama-gpt2", "e2e-gpt2", "webnlg-gpt2", "dart-gpt2"} == folders
+    assert len({run.spec["data"]["tokenizer"] for run in runs}) == 1
+
+
+class Writer:
+    """In place of a model: writes what it is told for each prompt."""
+
+    rank, world_size, num_requests, num_truncated = 0, 1, 1, 0
+
+    def __init__(self, texts):
+        self.texts = texts
+
+    def generate_until(self, requests):
+        return [self.texts[request.args[0]] for request in requests]
+
+
+def test_bleu_takes_the_best_of_all_references(tmp_path):
+    references = {"a\n": SENTENCES, "b\n": ["Berlin is a city in Germany ."], "c\n": SENTENCES[:1]}
+    texts = {"a\n": SENTENCES[1], "b\n": "Berlin is in Germany .", "c\n": "Jacob leads it ."}
+    rows = [{"prompt": key, "references": value} for key, value in references.items()]
+    (tmp_path / "references.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    suite = load_suite("data_to_text")
+    manager = tasks.task_manager(suite.tasks)
+    (score,) = tasks.run_task(
+        Writer(texts), manager, "data_to_text", suite.tasks[0], suite,
+        data_dir=tmp_path, mirror=None, scratch=tmp_path,
+    )  # fmt: skip
+    # sacrebleu itself allows for fewer references of a text, as None.
+    streams = [[value[i] if i < len(value) else None for value in references.values()]
+               for i in range(2)]  # fmt: skip
+    expected = sacrebleu.corpus_bleu(list(texts.values()), streams).score
+    assert score["metric"] == "bleu" and score["num_items"] == 3
+    assert score["value"] == pytest.approx(expected) and 0 < expected < 100
