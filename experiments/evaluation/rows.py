@@ -53,11 +53,13 @@ class Row:
             number for number, branch in enumerate(self.branches) for _ in branch
         ]
 
-    def place(self, branch: int, position: int) -> int:
-        """Where in the row the token at a position of a branch's sequence lies."""
-        if position < len(self.trunk):
-            return position
-        return position + sum(map(len, self.branches[:branch]))
+    def places(self, branch: int, start: int) -> list[int]:
+        """Where in the row the tokens of a branch's sequence lie, from position ``start`` on."""
+        end_of_trunk = len(self.trunk)
+        shift = sum(map(len, self.branches[:branch]))
+        end = end_of_trunk + len(self.branches[branch])
+        own = range(max(start, end_of_trunk) + shift, end + shift)
+        return [*range(start, end_of_trunk), *own]
 
 
 def single(inputs: tuple[int, ...], members: Sequence[int]) -> Row:

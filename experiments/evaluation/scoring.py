@@ -149,9 +149,7 @@ def _places(spans: Sequence[Span], row: Row) -> Iterator[tuple[int, list[int]]]:
     """Each span of a row, and the places in the row that predict its targets."""
     for number, members in enumerate(row.members):
         for index in members:
-            span = spans[index]
-            scored = range(span.start, len(span.inputs))
-            yield index, [row.place(number, position) for position in scored]
+            yield index, row.places(number, spans[index].start)
 
 
 def _batches(
@@ -200,27 +198,37 @@ def _score_batch(
     kept = longest - first
     flat = torch.tensor([r * kept + p - first for r, p in zip(row_index, place, strict=True)])
     targets = torch.tensor(target)
-    logits = logits.flatten(0, 1)
-    parts = [
-        _score_tokens(logits.index_select(0, part.to(logits.device)), wanted.to(logits.device))
-        for part, wanted in zip(flat.split(NUM_TOGETHER), targets.split(NUM_TOGETHER), strict=True)
-    ]
-    scores = torch.cat(parts, 1).double().cpu()
+    scores = _score_places(logits.flatten(0, 1), flat, targets).double().cpu()
     sums = torch.zeros(2, num_spans, dtype=torch.float64)
     sums.index_add_(1, torch.tensor(owner), scores)
     return sums[0].tolist(), [count == 0 for count in sums[1].tolist()]
 
 
-def _score_tokens(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Log-likelihood of each target, and 1 where it is not the greedy choice, shape (2, tokens)."""
+def _score_places(
+    logits: torch.Tensor, places: torch.Tensor, targets: torch.Tensor
+) -> torch.Tensor:
+    """Log-likelihood of each target, and 1 where it is not the greedy choice, shape (2, tokens).
+
+    Args:
+        logits: of all places, shape (places, vocabulary).
+        places: of each target; sequences of one row have those of its trunk in common.
+        targets: tokens.
+    """
     import torch
 
-    logits = logits.float()
-    chosen = logits.gather(1, targets[:, None])[:, 0]
-    wrong = chosen < logits.amax(-1)
-    tied = (~wrong).nonzero()[:, 0]  # of equal maxima, the first is the greedy choice
-    wrong[tied] = logits[tied].argmax(-1) != targets[tied]
-    return torch.stack([chosen - logits.logsumexp(-1), wrong.float()])
+    order = places.argsort()
+    distinct, counts = places[order].unique_consecutive(return_counts=True)
+    parts, last = [], 0
+    for part, sizes in zip(distinct.split(NUM_TOGETHER), counts.split(NUM_TOGETHER), strict=True):
+        first, last = last, last + int(sizes.sum())
+        rows = torch.arange(len(part)).repeat_interleave(sizes).to(logits.device)
+        wanted = targets[order[first:last]].to(logits.device)
+        values = logits.index_select(0, part.to(logits.device)).float()
+        wrong = values[rows, wanted] < values.amax(-1)[rows]
+        tied = (~wrong).nonzero()[:, 0]  # of equal maxima, the first is the greedy choice
+        wrong[tied] = values[rows[tied]].argmax(-1) != wanted[tied]
+        parts.append(torch.stack([values.log_softmax(-1)[rows, wanted], wrong.float()]))
+    return torch.cat(parts, 1)[:, order.argsort().to(logits.device)]
 
 
 def _logits(model: PreTrainedModel, rows: Sequence[Row], first: int) -> torch.Tensor:
