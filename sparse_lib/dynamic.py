@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -27,6 +27,9 @@ from sparse_lib.masks import (
 )
 from sparse_lib.parameters import SparseParameter
 from sparse_lib.schedules import make_hyperparameter_schedule, make_update_schedule
+
+if TYPE_CHECKING:
+    from sparse_lib.flops import ModelFlops
 
 GROWN_INITS = ("zeros", "normal", "uniform", "gradient", "gradient_sign")
 
@@ -389,6 +392,10 @@ class DropAndGrow(DynamicSparsityAlgorithm):
         """Drop fraction at the current step, in [0, 1]."""
         value = float(self.drop_schedule(self.step, self._updating))
         return min(max(value, 0.0), 1.0)
+
+    def metrics(self, flops: ModelFlops | None = None) -> dict[str, Any]:
+        """As of every algorithm, and ``"drop_fraction"`` at the current step."""
+        return super().metrics(flops) | {"drop_fraction": self.drop_fraction}
 
     def update_mask(self, p: Tensor, mask: Tensor, sparsity: float) -> Tensor:
         """Drop by magnitude, then :meth:`grow`."""

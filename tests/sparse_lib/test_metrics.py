@@ -220,3 +220,19 @@ def test_metrics_of_a_group_are_of_all_members():
     assert summary["degree_of_constraint"] == pytest.approx(
         (8 * 1.0 + 4 * moved["degree_of_constraint"]) / 12
     )
+
+
+def test_drop_fraction_of_the_present_step_is_among_the_metrics():
+    model = nn.Linear(8, 8, bias=False)
+    fraction = {"type": "linear", "init": 0.5, "slope": -0.1}
+    algorithm = sl.SET(0.5, update=1, drop_fraction=fraction)
+    algorithm.apply(model)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    algorithm.apply(optimizer)
+    seen = []
+    for _ in range(5):
+        seen.append(algorithm.metrics()["drop_fraction"])
+        model(torch.ones(1, 8)).sum().backward()
+        optimizer.step()
+    assert seen == pytest.approx([0.5, 0.4, 0.3, 0.2, 0.1])
+    assert "drop_fraction" not in sl.Static(0.5).metrics()
