@@ -5,197 +5,34 @@ Snakemake imports this module at parse time, so it imports neither torch nor pan
 
 from __future__ import annotations
 
-import ast
 import difflib
 import functools
-import hashlib
 import json
 import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import yaml
 from pydantic import (
-    Field,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
     ValidationError,
-    field_validator,
 )
 
 from experiments import models, tasks
-from experiments.tasks import Strict
+from experiments.closure import ROOT, code_hash, digest, module_files
+from experiments.schema import SCALES, Grid, Method, Single, Study, Variant, Workload, check_choice
 
-ROOT = Path(__file__).resolve().parent.parent
 STUDIES = ROOT / "experiments" / "studies"
 REFERENCE = ROOT / "results" / "reference" / "runs"
-SCALES = ("smoke", "quick", "small", "paper")
 EXECUTIONS = ("auto", "dense", "skip")
 #: Core-seconds that all studies together may cost, start-up included.
 BUDGET_CORE_S = {"smoke": 240, "quick": 2000}
 
-Scale = Literal["smoke", "quick", "small", "paper"]
-
 
 class SpecError(ValueError):
     """A study file is wrong; the message is one sentence that names the key."""
-
-
-class Transform(Strict):
-    """Sparse replacement of the model's layers at the FLOPs of the dense ones (Sparse-IFT)."""
-
-    family: Literal["wide", "parallel", "factorized", "doped"]
-    sparsity: float = Field(gt=0, lt=1, description="sets the new sizes")
-    budget: Literal["layer", "dense"] = Field(
-        "layer", description="what meets the dense FLOPs: each layer, or the whole model"
-    )
-
-
-class Start(Strict):
-    """The run whose final weights a second phase starts from: same seed, same model."""
-
-    method: str
-    densify: bool = Field(True, description="whether the first phase's masks are dropped")
-
-
-class Method(Strict):
-    """One row of a study: how sparse, and by which recipe variant."""
-
-    recipe: str
-    final_sparsity: float = Field(0.0, ge=0, lt=1)
-    sparsity: dict[str, Any] | None = None
-    transform: Transform | None = None
-    starts_from: Start | None = None
-
-    @field_validator("sparsity")
-    @classmethod
-    def known_algorithm(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
-        """The algorithm must be a file of ``sparse_lib/algorithms``."""
-        if value is not None:
-            check_choice("sparsity.algorithm", value.get("algorithm"), algorithm_names())
-        return value
-
-
-class Variant(Strict):
-    """A recipe variant: how it differs from the grid's recipe.
-
-    When the batch is scaled, the steps adapt and the tokens stay equal.
-    """
-
-    batch_scale: PositiveFloat = 1.0
-    learning_rate_scale: PositiveFloat = 1.0
-    budget_scale: PositiveFloat = Field(1.0, description="of the tokens, or of the epochs")
-
-
-class Model(Strict, extra="allow"):
-    """A model file's name, a label for run ids, and the keys of that file's ``Config``."""
-
-    name: str
-    label: str
-
-
-class Workload(Strict):
-    """One model on one dataset by one recipe."""
-
-    model: Model
-    data: dict[str, Any] = Field(description="``Data`` of the model's task")
-    recipe: dict[str, Any] = Field(description="``Recipe`` of the model's task")
-
-    @property
-    def task(self) -> str:
-        """Name of the task that the model is for."""
-        return models.task(self.model.name)
-
-    @property
-    def typed(self) -> tuple[tasks.Data, tasks.Recipe]:
-        """``data`` and ``recipe`` as the task reads them."""
-        task = tasks.get(self.task)
-        return task.Data.model_validate(self.data), task.Recipe.model_validate(self.recipe)
-
-
-class Grid(Workload):
-    """A workload, and the number of seeds of each method on it."""
-
-    suite: str
-    label: str | None = Field(None, description="name of this grid for others to start from")
-    pretrained: str | None = Field(None, description="label of the grid that phase two starts from")
-    variant: str | None = Field(None, description="recipe variant in place of the methods' own")
-    learning_rate_scale: dict[str, PositiveFloat] = Field(
-        {}, description="method -> factor of the recipe's learning rate, where it is tuned"
-    )
-    methods: dict[str, PositiveInt | list[NonNegativeInt]] = Field(
-        description="method -> number of seeds, counted from 0, or the seeds themselves"
-    )
-    core_seconds: PositiveFloat = Field(description="expected cost of one run, start-up included")
-
-    def seeds(self, method: str) -> list[int]:
-        """The seeds of a method; none where the grid does not have it."""
-        seeds = self.methods.get(method, [])
-        return seeds if isinstance(seeds, list) else list(range(seeds))
-
-
-class Single(Workload):
-    """One run by itself, outside of studies; `load_single` reads its YAML."""
-
-    sparsity: Any = Field(None, description="whatever `sparse_lib.configure` takes")
-    transform: Transform | None = None
-    seed: int = Field(0, ge=0)
-
-
-class Computation(Strict):
-    """A result that needs no training: a file of ``experiments/computations``."""
-
-    name: str
-    core_seconds: PositiveFloat | dict[Scale, PositiveFloat] = Field(
-        5.0, description="expected cost, start-up included; one number or one per scale"
-    )
-
-    def cost(self, scale: str) -> float:
-        """Expected core-seconds at a scale; nothing where the mapping does not name it."""
-        if isinstance(self.core_seconds, dict):
-            return self.core_seconds.get(scale, 0.0)  # type: ignore[call-overload]
-        return self.core_seconds
-
-
-class Claims(Strict):
-    """Claims that the study tests; primary ones are fixed before training."""
-
-    primary: list[str] = Field(default=[], max_length=6)
-    exploratory: list[str] = []
-
-
-class Study(Strict):
-    """One file of ``experiments/studies``."""
-
-    name: str
-    title: str
-    source: str
-    description: str
-    tables: list[str]
-    figures: list[str]
-    trials: bool = Field(
-        False, description="runs that choose settings: kept as trials.csv, evidence for no claim"
-    )
-    claims: Claims = Claims()
-    computations: list[Computation] = []
-    recipes: dict[str, Variant] = {}
-    methods: dict[str, Method] = {}
-    scales: dict[Scale, list[Grid]] = {}
-
-    @field_validator("computations", mode="before")
-    @classmethod
-    def name_alone(cls, value: Any) -> Any:
-        """A computation may be given by its name alone."""
-        names = value if isinstance(value, list) else []
-        return [{"name": item} if isinstance(item, str) else item for item in names] or value
-
-    def shows(self, scale: str) -> bool:
-        """Whether the study has anything at this scale; computations are made at every scale."""
-        return bool(self.scales.get(scale) or self.computations)  # type: ignore[call-overload]
 
 
 @dataclass(frozen=True)
@@ -232,28 +69,6 @@ class Run:
 def data_of(spec: dict[str, Any]) -> tasks.Data:
     """The data of a run, as its task reads it."""
     return tasks.get(spec["task"]).Data(**spec["data"])
-
-
-def digest(value: Any) -> str:
-    """SHA-256 of a JSON value, independent of key order."""
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def check_choice(key: str, value: Any, allowed: Iterable[str]) -> None:
-    """Raise a sentence that names the key, the value, the closest name and all names."""
-    allowed = sorted(allowed)
-    if value in allowed:
-        return
-    close = difflib.get_close_matches(str(value), allowed, n=1)
-    hint = f"; did you mean {close[0]!r}?" if close else ""
-    raise ValueError(f"{key} is {value!r}, but must be one of {', '.join(allowed)}{hint}")
-
-
-def algorithm_names() -> list[str]:
-    """Algorithms on disk; their constructors are checked by ``python -m experiments check``."""
-    folder = ROOT / "sparse_lib" / "algorithms"
-    return sorted(path.stem for path in folder.glob("*.py") if not path.stem.startswith("_"))
 
 
 def suite_names() -> list[str]:
@@ -631,61 +446,6 @@ def study_as_dict(study: Study, scale: str) -> dict[str, Any]:
     }
 
 
-def imported_files(*entries: Path) -> list[Path]:
-    """Files of this repository that the entries import, directly or not, entries included.
-
-    Packages' ``__init__`` count only where they are imported by name, so discovery folders
-    (algorithms, models) do not tie each run to every file in them. Prepared data is covered by
-    its own hash, so ``experiments/data`` is left out.
-    """
-    found: set[Path] = set()
-    queue = list(entries)
-    while queue:
-        path = queue.pop()
-        if path not in found:
-            found.add(path)
-            modules, _ = _syntax(path)
-            queue += [file for name in modules for file in _module_files(name)]
-    return sorted(found)
-
-
-@functools.cache
-def _module_files(module: str) -> tuple[Path, ...]:
-    """The file of a module of ours, or nothing."""
-    if module.split(".")[0] not in ("sparse_lib", "experiments"):
-        return ()
-    if module == "sparse_lib" or module.startswith("experiments.data"):
-        return ()
-    base = ROOT.joinpath(*module.split("."))
-    candidates = [base.with_suffix(".py"), base / "__init__.py"]
-    return tuple(path for path in candidates if path.is_file())
-
-
-@functools.cache
-def _syntax(path: Path) -> tuple[tuple[str, ...], str]:
-    """Modules that a file names in imports, and the hash of its tree without docstrings."""
-    tree = ast.parse(path.read_text())
-    modules: set[str] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            modules |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            modules |= {node.module, *(f"{node.module}.{a.name}" for a in node.names)}
-        elif (
-            isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef))
-            and ast.get_docstring(node, clean=False) is not None
-        ):
-            node.body = node.body[1:]
-    return tuple(sorted(modules)), hashlib.sha256(ast.dump(tree).encode()).hexdigest()
-
-
-@functools.cache
-def code_hash(*entries: Path) -> str:
-    """Hash of the syntax trees of the import closure: comments and docstrings do not count."""
-    files = imported_files(*entries)
-    return digest({path.relative_to(ROOT).as_posix(): _syntax(path)[1] for path in files})
-
-
 def training_code_hash(spec: dict[str, Any]) -> str:
     """Hash of the code that one run's training executes: core, its model, its algorithm."""
     entries = [
@@ -705,9 +465,9 @@ def evaluation_code_hash(spec: dict[str, Any]) -> str:
     folder = ROOT / "experiments" / "evaluation"
     texts = {
         path.name: path.read_text()
-        for path in [folder / "suites" / f"{spec['suite']}.yaml", *folder.glob("tasks/*.yaml")]
+        for path in [folder / "suites" / f"{spec['suite']}.yaml", *folder.glob("tasks/*.*")]
     }
-    return digest([code_hash(*_module_files(tasks.get(spec["task"]).EVALUATION)), texts])
+    return digest([code_hash(*module_files(tasks.get(spec["task"]).EVALUATION)), texts])
 
 
 def reusable(run: Run, *, data_folder: Path) -> bool:

@@ -6,7 +6,7 @@ import json
 import pytest
 import yaml
 
-from experiments import plan
+from experiments import closure, plan
 
 BASE = yaml.safe_load((plan.STUDIES / "sparsity_library.yaml").read_text())
 
@@ -168,7 +168,7 @@ def test_spec_hash_ignores_the_suite():
 def forget() -> None:
     """Drop what was read of files that a test rewrites."""
     plan.code_hash.cache_clear()
-    plan._syntax.cache_clear()
+    closure._syntax.cache_clear()
 
 
 def test_code_hash_ignores_comments_and_docstrings(tmp_path):
@@ -196,7 +196,7 @@ def algorithm_files(name: str) -> set[str]:
         plan.ROOT / "experiments/training.py",
         plan.ROOT / f"sparse_lib/algorithms/{name}.py",
     ]
-    files = plan.imported_files(*entries)
+    files = closure.imported_files(*entries)
     return {p.stem for p in files if p.parent.name == "algorithms"} - {"__init__"}
 
 
