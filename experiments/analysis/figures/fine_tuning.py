@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from experiments.analysis import records as tidy
 from experiments.analysis import style
-from experiments.analysis.tables.generation import TASK
+from experiments.analysis.tables.generation import TASKS
 
 #: Method of the study: (sparsity of pre-training, fine-tuning).
 PHASES = {
@@ -24,7 +24,7 @@ LINES = {"dense": "rigl", "sparse": "static"}  # whose colours and markers they 
 def data(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
     """BLEU of every fine-tuned run, with the sparsity of its pre-training."""
     rows = records[
-        (records["task"] == TASK)
+        records["task"].isin(TASKS)
         & (records["metric"] == "bleu")
         & records["method"].isin(PHASES)
         & records["value"].notna()
