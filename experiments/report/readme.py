@@ -10,7 +10,7 @@ from experiments.report import summary
 from experiments.report.render import environment
 
 #: What is shown, in this order: study and figure.
-FIGURES = (("sparsity_library", "perplexity_by_method"), ("device", "device_speedup"))
+FIGURES = (("sparsity_library", "perplexity_by_sparsity"), ("device", "device_speedup"))
 BEGIN, END = "<!-- reference: written by `snakemake publish` -->", "<!-- end of reference -->"
 
 
