@@ -13,6 +13,7 @@ from typing import Any
 
 from experiments import plan, tasks, training
 from sparse_lib.checkpoint import export_safetensors
+from sparse_lib.configure import configure
 
 MODES = ("train", "eval", "train_and_eval")
 
@@ -50,6 +51,7 @@ def run(
     if mode not in MODES:
         raise plan.SpecError(f"mode is {mode!r}, but must be one of {', '.join(MODES)}")
     spec = plan.load_single(params, run_id=model_dir.resolve().name, max_steps=max_steps)
+    _check_sparsity(spec, params)
     data_dir = _prepared(spec, mirror)
     if mode != "eval":
         checkpoint = _train(spec, model_dir, data_dir, checkpoint)
@@ -63,6 +65,20 @@ def run(
     scores = trainer.validate(full=eval_steps is None)
     training.write_json(model_dir / "eval.json", {"checkpoint": checkpoint.name, **scores})
     return scores
+
+
+def _check_sparsity(spec: dict[str, Any], params: Path) -> None:
+    """Let the library read the sparsity section before anything is prepared."""
+    if spec["sparsity"] is None:
+        return
+    level = spec.get("transform", {}).get("sparsity")
+    config = spec["sparsity"]
+    if level is not None and isinstance(config, dict):
+        config = {"sparsity": level, **config}
+    try:
+        configure(config)
+    except (ValueError, TypeError) as error:
+        raise plan.SpecError(f"{params.name}: sparsity: {error}") from None
 
 
 def _prepared(spec: dict[str, Any], mirror: Path | None) -> Path:
