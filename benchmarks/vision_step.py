@@ -64,7 +64,6 @@ def make_plain(run: plan.Run, folder: Path) -> Callable[[], None]:
         chosen = order[done : done + recipe["batch_size"]]
         done += recipe["batch_size"]
         inputs = (pixels[chosen].float() / 255 - mean) / std
-        inputs = inputs.contiguous(memory_format=torch.channels_last)
         loss = loss_of(model(inputs).logits, labels[chosen])
         optimizer.zero_grad()
         loss.backward()

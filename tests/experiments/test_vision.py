@@ -122,6 +122,17 @@ def test_batches_depend_on_seed_and_step_only(glyphs):
     assert labels.dtype == torch.int64
 
 
+def test_colours_are_stored_last_and_normalised():
+    pixels = torch.randint(0, 256, (4, 3, 5, 5), dtype=torch.uint8)
+    mean, std = [0.1, 0.2, 0.3], [0.4, 0.5, 0.6]
+    ours = vision.normalise(pixels, {"mean": mean, "std": std})
+    expected = (pixels.double() / 255 - torch.tensor(mean).view(3, 1, 1)) / torch.tensor(std).view(
+        3, 1, 1
+    )
+    torch.testing.assert_close(ours.double(), expected, atol=1e-6, rtol=0)
+    assert ours.stride() == (75, 1, 15, 3) and ours.dtype == torch.float32
+
+
 def test_an_epoch_shows_every_image_once_as_it_is(glyphs):
     task = vision.Task(spec(crop_padding=0), glyphs)
     batches = [task.batch(step) for step in range(47)]  # 752 images: 8 epochs of 94
