@@ -6,6 +6,7 @@ imported inside ``build``.
 """
 
 import importlib
+import importlib.util
 import pkgutil
 from types import ModuleType
 
@@ -18,9 +19,10 @@ def names() -> list[str]:
 
 def get(name: str) -> ModuleType:
     """The module of the model ``name``; raises ``KeyError`` for an unknown name."""
-    if name not in names():
+    module = f"{__name__}.{name}"
+    if name.startswith("_") or importlib.util.find_spec(module) is None:
         raise KeyError(name)
-    return importlib.import_module(f"{__name__}.{name}")
+    return importlib.import_module(module)
 
 
 def task(name: str) -> str:
