@@ -116,9 +116,12 @@ def panels(rows: int, *, height: float = PANEL_HEIGHT, heights: Sequence[float] 
 
 
 def say_empty(axes: Axes, sentence: str) -> None:
-    """Write why a panel shows nothing."""
+    """Write why a panel shows nothing; a figure of such panels alone is as tall as its sentences."""
     axes.set_axis_off()
     axes.text(0.5, 0.5, sentence, ha="center", va="center", transform=axes.transAxes)
+    figure = axes.get_figure()
+    if not any(panel.axison for panel in figure.axes):
+        figure.set_figheight(0.5 * len(figure.axes))
 
 
 def label_ends(axes: Axes, labels: Sequence[tuple[float, str, str]]) -> None:

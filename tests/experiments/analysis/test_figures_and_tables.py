@@ -79,6 +79,15 @@ def test_labels_keep_their_distance():
     assert spots[-1] <= 0.96 and spots[0] == 0.5
 
 
+def test_a_figure_without_data_is_as_tall_as_its_sentences():
+    figure, axes = style.panels(2)
+    full = figure.get_figheight()
+    style.say_empty(axes[0], "Nothing here.")
+    assert figure.get_figheight() == full
+    style.say_empty(axes[1], "Nor here.")
+    assert figure.get_figheight() < full / 2
+
+
 def test_an_unknown_method_always_looks_the_same():
     assert style.method_style("newcomer") == style.method_style("newcomer")
     assert style.method_style("rigl").color == "#0072B2"
