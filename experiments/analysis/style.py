@@ -116,7 +116,7 @@ def panels(rows: int, *, height: float = PANEL_HEIGHT, heights: Sequence[float] 
 
 
 def say_empty(axes: Axes, sentence: str) -> None:
-    """Write why a panel shows nothing; a figure of such panels alone is as tall as its sentences."""
+    """Write why a panel shows nothing; a figure of such panels alone is as tall as its text."""
     axes.set_axis_off()
     axes.text(0.5, 0.5, sentence, ha="center", va="center", transform=axes.transAxes)
     figure = axes.get_figure()
