@@ -95,6 +95,33 @@ def test_rerun_names_one_run_only(checkout):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_records_and_tables_are_kept_but_for_studies_without_runs(checkout, tmp_path):
+    copy = tmp_path / "repository"
+    shutil.copytree(checkout, copy)
+    run = next(iter(plan.all_runs("smoke")))
+    written = {
+        f"results/smoke/runs/{run}/record.json": f"results/reference/runs/{run}.json",
+        "results/smoke/spdf/records.csv": "results/reference/spdf/records.csv",
+        "results/smoke/spdf/claims.csv": "results/reference/spdf/claims.csv",
+        "results/smoke/computations/flops/t.csv": "results/reference/flops/t.csv",
+    }
+    empty = "results/smoke/sparse_ift_vision/records.csv"
+    for name in (*written, "results/smoke/spdf/records/x.json", empty):
+        (copy / name).parent.mkdir(parents=True, exist_ok=True)
+        (copy / name).write_text(f"new {name}")
+    before = {
+        path: path.read_bytes() for path in copy.glob("results/reference/sparse_ift_vision/*")
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "experiments", "keep", "--scale", "smoke"],
+        cwd=copy, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert sorted(done.stdout.split()) == sorted(written.values())
+    assert all((copy / kept).read_text() == f"new {name}" for name, kept in written.items())
+    after = {path: path.read_bytes() for path in copy.glob("results/reference/sparse_ift_vision/*")}
+    assert after == before
+
+
 def test_retraining_follows_the_code_that_a_run_uses(checkout):
     """Hashes in a copy: a comment changes none, RigL's file changes RigL and GraNet."""
     script = (

@@ -23,7 +23,7 @@ PUBLISHED = {
 
 def make(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
     """One row per model, dataset, method and sparsity."""
-    values = records[(records["task"].isin(TASKS)) & records["value"].notna()]
+    values = records[records["task"].isin(TASKS) & records["value"].notna()]
     source = published.source_id(study)
     rows = []
     for cell in tidy.cells(values):
