@@ -13,7 +13,7 @@ import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator
+from matplotlib.ticker import EngFormatter, LogLocator
 
 matplotlib.use("Agg")
 
@@ -171,7 +171,9 @@ def count_axis(axes: Axes, name: str, values: Sequence[float] | None = None) -> 
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0e}".replace("e+", "e"))
     else:
         ticks = sorted(set(values))
-        axes.set_xticks(ticks, [f"{tick:,.0f}" if tick >= 1 else f"{tick:g}" for tick in ticks])
+        short = EngFormatter(sep="")
+        names = [short(float(f"{tick:.3g}")) if tick >= 1 else f"{tick:g}" for tick in ticks]
+        axes.set_xticks(ticks, names)
     axes.minorticks_off()
     axes.set_xlabel(name)
 
