@@ -89,10 +89,18 @@ def test_a_wrong_sparsity_argument_fails_before_any_job(checkout, tmp_path):
     assert "Traceback" not in text
 
 
-def test_rerun_names_one_run_only(checkout):
-    run = next(iter(plan.all_runs("smoke")))
-    done = snakemake("-n", "rerun", "--config", f"run={run}", cwd=checkout)
-    assert done.returncode == 0, done.stdout + done.stderr
+def test_rerun_trains_what_it_names_and_nothing_else(checkout):
+    runs = [run for run in plan.all_runs("small").values() if run.reference.is_file()]
+    runs = [run.id for run in runs if run.studies == ("sparsity_library",)][:2]
+    verbose = ("-n", "rerun", "--quiet", "host")
+    done = snakemake(*verbose, "--config", f"run={','.join(runs)}", cwd=checkout)
+    text = done.stdout + done.stderr
+    assert done.returncode == 0, text
+    assert set(re.findall(r"results/small/runs/(\S+)/train\.json", text)) == set(runs)
+    assert f"results/reference/runs/{runs[0]}.json" not in text
+    others = {path.stem for path in plan.REFERENCE.glob("small__*.json")} - set(runs)
+    assert any(f"results/reference/runs/{other}.json" in text for other in others)
+    assert set(re.findall(r"reports/small/(\w+)/index\.html", text)) == {"sparsity_library"}
 
 
 def test_records_and_tables_are_kept_but_for_studies_without_runs(checkout, tmp_path):

@@ -117,7 +117,7 @@ def chosen(scale):
     ]
 
 
-warn_missing_data(RUNS[SCALE].values())
+warn_missing_data(AGAIN or RUNS[SCALE].values())
 if not chosen(SCALE):
     logger.warning(
         f"Nothing to do: study {config['study']!r} has nothing at scale {SCALE!r}; "
@@ -133,22 +133,29 @@ def study_runs(wildcards):
 
 
 def record_files(wildcards):
-    """One record per run: the committed one where it is asked for and fits."""
-    runs = study_runs(wildcards)
-    committed = {
-        run.id
-        for run in runs
-        if config["reuse"] != "none" and plan.reusable(run, data_folder=DATA)
-    }
-    return [
-        (
-            run.reference.relative_to(plan.ROOT).as_posix()
-            if run.id in committed
-            else f"results/{run.scale}/runs/{run.id}/record.json"
-        )
-        for run in runs
-        if config["reuse"] != "only" or run.id in committed
-    ]
+    """One record per run: its own, or the committed one where that is asked for and fits.
+
+    While single runs are redone, no other run is trained: the records at hand stand for them.
+    """
+    again = {run.id for run in AGAIN}
+    files = []
+    for run in study_runs(wildcards):
+        own = Path("results", run.scale, "runs", run.id, "record.json")
+        makes = not AGAIN or run.id in again or own.exists()
+        borrows = run.id not in again and (config["reuse"] != "none" or not makes)
+        if borrows and plan.reusable(run, data_folder=DATA):
+            files.append(run.reference.relative_to(plan.ROOT).as_posix())
+        elif makes and (config["reuse"] != "only" or run.id in again):
+            files.append(own.as_posix())
+    return files
+
+
+def redone_pages():
+    """Pages of the studies whose runs are redone, and the front page where there is one."""
+    studies = sorted({study for run in AGAIN for study in run.studies})
+    front = f"reports/{SCALE}/index.html"
+    pages = expand("reports/{scale}/{study}/index.html", scale=SCALE, study=studies)
+    return [*pages, front] if Path(front).exists() else pages
 
 
 def study_figures(wildcards):
