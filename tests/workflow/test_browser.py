@@ -54,6 +54,8 @@ class Visit:
         size = {"width": width, "height": 900}
         self.context = browser.new_context(viewport=size, color_scheme=scheme)
         self.problems: list[str] = []
+        # The largest page has 3 MB, and a busy machine may leave the browser little time.
+        self.context.set_default_timeout(120_000)
         self.page = self.context.new_page()
         self.page.on("console", lambda m: m.type == "error" and self.problems.append(m.text))
         self.page.on("pageerror", lambda error: self.problems.append(str(error)))
