@@ -52,4 +52,4 @@ rule figures:
 rule rerun:
     """Train runs again, and redo what depends on them: --config run=ID[,SEED...][,ID...]."""
     input:
-        redone_pages(),
+        redone_pages,

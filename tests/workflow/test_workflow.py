@@ -103,6 +103,12 @@ def test_rerun_trains_what_it_names_and_nothing_else(checkout):
     assert set(re.findall(r"reports/small/(\w+)/index\.html", text)) == {"sparsity_library"}
 
 
+def test_rerun_without_a_run_says_what_it_needs(checkout):
+    done = snakemake("-n", "rerun", cwd=checkout)
+    text = done.stdout + done.stderr
+    assert done.returncode != 0 and "rerun needs --config run=<run id>" in text
+
+
 def test_records_and_tables_are_kept_but_for_studies_without_runs(checkout, tmp_path):
     copy = tmp_path / "repository"
     shutil.copytree(checkout, copy)

@@ -150,8 +150,10 @@ def record_files(wildcards):
     return files
 
 
-def redone_pages():
+def redone_pages(wildcards):
     """Pages of the studies whose runs are redone, and the front page where there is one."""
+    if not AGAIN:
+        raise WorkflowError("run is None: rerun needs --config run=<run id>")
     studies = sorted({study for run in AGAIN for study in run.studies})
     front = f"reports/{SCALE}/index.html"
     pages = expand("reports/{scale}/{study}/index.html", scale=SCALE, study=studies)
