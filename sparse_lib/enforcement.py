@@ -53,7 +53,7 @@ class MaskGuard:
         self._driver: weakref.ref[SparsityAlgorithm] | None = None
         self._words: dict[tuple[int, torch.device], Tensor] = {}
         self._words_of: tuple[Tensor | None, int] = (None, -1)
-        self._clean_gradient: tuple[Tensor | None, int] = (None, -1)
+        self._clean_gradient: tuple[Tensor | None, int, int] = (None, -1, -1)
         self._handle: Any = None
         self._hooked: Tensor | None = None
         self._hooked_contents = 0
@@ -118,7 +118,9 @@ class MaskGuard:
             guard = ref()
             if guard is not None and parameter.grad is not None:
                 guard.select(parameter.grad)
-                guard._clean_gradient = (parameter.grad, parameter.grad._version)
+                gradient, mask = parameter.grad, guard.mask
+                version = -1 if mask is None else mask._version
+                guard._clean_gradient = (gradient, gradient._version, version)
 
         self._handle = param.register_post_accumulate_grad_hook(mask_gradient)
         self._hooked, self._hooked_contents = param, param._cdata
@@ -159,14 +161,16 @@ class MaskGuard:
 
     @property
     def gradient_is_clean(self) -> bool:
-        """True if ``param.grad`` is untouched since this guard masked it."""
-        known, version = self._clean_gradient
-        gradient = self.param.grad
-        return known is gradient and gradient is not None and gradient._version == version
+        """True if neither ``param.grad`` nor the mask changed since this guard masked it."""
+        known, version, mask_version = self._clean_gradient
+        gradient, mask = self.param.grad, self.mask
+        if gradient is None or known is not gradient or gradient._version != version:
+            return False
+        return mask is None or mask._version == mask_version
 
     def forget_gradient(self) -> None:
         """Let go of the gradient, so that ``zero_grad`` can free it."""
-        self._clean_gradient = (None, -1)
+        self._clean_gradient = (None, -1, -1)
 
     def settle_alone(self) -> None:
         """Mask the weight if nobody does it after optimizer steps and it may have changed.

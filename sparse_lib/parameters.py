@@ -70,7 +70,7 @@ class SparseParameter:
 
     @property
     def mask(self) -> Tensor:
-        """The bool mask, of the parameter's shape. Setting it also zeroes the weights it drops."""
+        """The bool mask, of the parameter's shape. Setting it also zeroes what it drops."""
         return self.module._buffers[mask_name(self.param_name)]  # type: ignore[return-value]
 
     @mask.setter
@@ -135,8 +135,9 @@ class SparseParameter:
 
     @torch.no_grad()
     def prune(self) -> None:
-        """Set the weights that the mask drops to zero."""
+        """Set the weights that the mask drops to zero, and their gradients."""
         self.guard.select_weight()
+        self.guard.select_gradient()
 
     def __repr__(self) -> str:
         shape = tuple(self.param.shape)

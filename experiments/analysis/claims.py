@@ -3,8 +3,8 @@
 A claim's machine form stands in ``experiments/published/tests.yaml``. ``compare`` claims test one
 selection of runs against another, paired by seed; ``gaps`` claims test one difference against
 another; ``order`` claims test each neighbouring pair of a chain; ``every`` claims hold if each of
-several comparisons does; ``exact`` claims are arithmetic on published values or records
-(``exact.py``); the rest say why no study tests them.
+several comparisons does; ``exact`` claims are arithmetic or properties of the library, ``measured``
+ones timings (``exact.py``); the rest say why no study tests them.
 
 A comparison stays within one workload, a (model, dataset) pair, and uses headline runs only. The
 verdict is that of the study's first workload with both sides; the others stand beside it as
@@ -23,6 +23,8 @@ from experiments.analysis import records as tidy
 
 HOLDS, CONTRADICTED = "holds", "contradicted"
 INCONCLUSIVE, NOT_TESTED = "inconclusive", "not tested"
+#: Roles of claims that no trained run decides.
+UNTRAINED = ("exact", "measured")
 VERDICTS = (HOLDS, CONTRADICTED, INCONCLUSIVE, NOT_TESTED)
 ALPHA = 0.05
 LARGER = "larger"
@@ -82,7 +84,7 @@ def evaluate(records: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
     for row in published.claims().itertuples():
         outcome = corrected[row.claim_id]
         test = tests.get(row.claim_id, {})
-        role = "exact" if "exact" in test else roles.get(row.claim_id, "")
+        role = next((kind for kind in UNTRAINED if kind in test), roles.get(row.claim_id, ""))
         rows.append(_ledger_row(row, role, test, outcomes[row.claim_id], outcome))
     return pd.DataFrame(rows, columns=COLUMNS)
 
@@ -100,9 +102,10 @@ def _outcome(test: Mapping[str, Any], records: pd.DataFrame, study: dict[str, An
     if "not_tested" in test or not test:
         reason = test.get("not_tested", "no test has been written for this claim")
         return Outcome("", verdict=NOT_TESTED, reason=reason)
-    if "exact" in test:
-        check = exact.CHECKS[test["exact"]](records, study)
-        verdict = {True: HOLDS, False: CONTRADICTED, None: NOT_TESTED}[check.holds]
+    if name := test.get("exact") or test.get("measured"):
+        check = exact.CHECKS[name](records, study)
+        undecided = INCONCLUSIVE if check.is_inconclusive else NOT_TESTED
+        verdict = {True: HOLDS, False: CONTRADICTED, None: undecided}[check.holds]
         return Outcome(test["tested_as"], verdict=verdict, reason=check.reason)
     return compare(test, records, study)
 

@@ -1,4 +1,5 @@
-"""Claims that are arithmetic: closed forms against published values, identities, counts of runs.
+"""Claims that no trained run decides: closed forms against published values, properties of the
+library, counts of runs, timings.
 
 A check says whether the claim holds for the numbers at hand; it proves nothing about training.
 """
@@ -10,7 +11,7 @@ from typing import Any
 
 import pandas as pd
 
-from experiments.analysis import published, selection
+from experiments.analysis import published, selection, stats
 from experiments.analysis import records as tidy
 
 #: Layers, width, vocabulary and sequence length of the two models of the SPDF paper.
@@ -20,14 +21,17 @@ SPDF_MODELS = {
 }
 CS2_OVERHEAD = 0.0208
 PRINTED_DIGITS = 0.01
+#: The largest cost of masked steps over dense ones that still counts as minimal.
+MINIMAL_OVERHEAD = 1.10
 
 
 @dataclass(frozen=True)
 class Check:
-    """Result of a check: None where there is nothing to check yet."""
+    """Result of a check: None where there is nothing to check yet, or it decides nothing."""
 
     holds: bool | None
     reason: str
+    is_inconclusive: bool = False
 
 
 def spdf_flops(layers: int, width: int, vocabulary: int, length: int, sparsity: float) -> float:
@@ -117,6 +121,21 @@ def check_wse2_peak(*_: Any) -> Check:
     return Check(holds, f"{peak:.2f} PFLOP/s computed, {quoted} published")
 
 
+def check_wse3_balance(*_: Any) -> Check:
+    """Lanes, memory bandwidth and bytes per FLOP of the two wafers, from the published figures."""
+    old, new = _hardware("HW_CS2"), _hardware("HW_CS3")
+    lanes = float(new["FP16 SIMD lanes per core"]) / float(
+        old["FP16 FMAC lanes per core per cycle"]
+    )
+    bandwidths = [float(facts["memory bandwidth"]) for facts in (old, new)]
+    peaks = [float(old["peak dense FP16"]), float(new["dense FP16 estimate"])]
+    balance = [bandwidth / peak for bandwidth, peak in zip(bandwidths, peaks, strict=True)]
+    growth = bandwidths[1] / bandwidths[0]
+    holds = lanes == 2 and abs(growth - 1.05) < 0.005 and balance[1] < balance[0]
+    text = f"{lanes:g}x the lanes, {growth:.2f}x the bandwidth; bytes per FLOP {balance[0]:.2f} on"
+    return Check(holds, f"{text} the WSE-2 and {balance[1]:.2f} on the WSE-3 (peak estimated)")
+
+
 def check_amdahl(*_: Any) -> Check:
     """Whole-model FLOP ratios stay below the product's own 1/(1-s)."""
     parts = []
@@ -177,9 +196,50 @@ def check_update_flops(records: pd.DataFrame, study: dict[str, Any]) -> Check:
     return Check(all(check.holds for check in checks), "; ".join(check.reason for check in checks))
 
 
+def check_property(claim: str) -> Callable[..., Check]:
+    """Every case of a claim about the library, found against expected (computation ``library``)."""
+
+    def check(_: pd.DataFrame, study: dict[str, Any]) -> Check:
+        if not _computes(study, "library"):
+            return Check(None, "this study does not ask the library")
+        rows = tidy.computed(study["scale"], "library", "properties")
+        rows = rows[rows["claim"] == claim]
+        missed = rows[~rows["met"]]
+        if missed.empty:
+            return Check(bool(len(rows)), f"{len(rows)} cases, all as the source says")
+        first = missed.iloc[0]
+        return Check(
+            False,
+            f"{len(missed)} of {len(rows)} cases differ, first {first['property']}, "
+            f"{first['case']}: {first['found']:g} instead of {first['expected']:g}",
+        )
+
+    return check
+
+
+def check_overhead(_: pd.DataFrame, study: dict[str, Any]) -> Check:
+    """The interval of the mean cost of each method's steps over dense ones, against the limit."""
+    if not _computes(study, "library"):
+        return Check(None, "this study does not time the library")
+    rows = tidy.computed(study["scale"], "library", "overhead")
+    cells = {name: stats.t_interval(own["ratio"]) for name, own in rows.groupby("method")}
+    text = ", ".join(
+        f"{name} {mean:.3f}x [{low:.3f}, {high:.3f}]" for name, (mean, low, high) in cells.items()
+    )
+    reason = f"{text} over {rows['round'].nunique()} rounds; the same training loop for all"
+    if all(high < MINIMAL_OVERHEAD for _, _, high in cells.values()):
+        return Check(True, reason)
+    if any(low > MINIMAL_OVERHEAD for _, low, _ in cells.values()):
+        return Check(False, reason)
+    return Check(None, reason, is_inconclusive=True)
+
+
+def _computes(study: dict[str, Any], name: str) -> bool:
+    return name in {computation["name"] for computation in study.get("computations", [])}
+
+
 def _schedule(study: dict[str, Any]) -> Check | None:
-    names = {computation["name"] for computation in study.get("computations", [])}
-    if "flops" not in names:
+    if not _computes(study, "flops"):
         return None
     rows = tidy.computed(study["scale"], "flops", "schedule")
     worst = (rows["mean FLOPs"] / rows["formula"] - 1).abs().max()
@@ -233,4 +293,19 @@ CHECKS: dict[str, Callable[..., Check]] = {
     "ift_identities": check_ift_identities,
     "ift_whole_model": check_ift_whole_model,
     "update_flops": check_update_flops,
+    "wse3_balance": check_wse3_balance,
+    "overhead": check_overhead,
+    **{
+        name: check_property(claim)
+        for name, claim in {
+            "cubic_schedule": "C008",
+            "masked_training": "C009",
+            "weight_counts": "C010",
+            "random_masks": "C011",
+            "default_filter": "C012",
+            "dense_start": "C013",
+            "cosine_schedule": "C014",
+            "search_space": "C028",
+        }.items()
+    },
 }

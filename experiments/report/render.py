@@ -187,19 +187,18 @@ def _read_details(study: dict[str, Any], runs_dir: Path, present: set[str]) -> l
 
 
 def _ledger(path: Path, behind: cells.Register) -> dict[str, Any]:
-    """The ledger in the order a reader needs: primary, exploratory, exact, not tested."""
+    """The ledger in the order a reader needs: primary, exploratory, computed, not tested."""
     if not Path(path).exists():
-        return {"tested": [], "exact": [], "untested": [], "counts": [], "missing": True}
+        return {"tested": [], "computed": [], "untested": [], "counts": [], "missing": True}
     table = ledger_module.read(path)
     table = table.assign(rank=table["role"].map(summary.ROLES).fillna(3))
-    table["arithmetic"] = summary.arithmetic(table)
     rows = with_counter_evidence(table.sort_values(["rank", "id"]).to_dict("records"))
     for row in rows:
         row["behind"] = behind.add(row["runs"])
     listed = [row for row in rows if row["role"] in ("primary", "exploratory")]
     return {
         "tested": listed,
-        "exact": [row for row in rows if row["role"] == "exact"],
+        "computed": [row for row in rows if row["role"] in ledger_module.UNTRAINED],
         "untested": [row for row in rows if not row["role"]],
         "counts": summary.verdict_counts(table),
         "missing": False,
@@ -321,7 +320,6 @@ def render_index(
         commands.append(cells.commands(study, page / "tables", ledger))
         shown.append(row)
     merged = summary.merge_ledgers(ledgers)
-    merged["arithmetic"] = summary.arithmetic(merged)
     rows = with_counter_evidence(merged.to_dict("records"))
     context = {
         "rows": shown,

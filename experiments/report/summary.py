@@ -12,7 +12,7 @@ from experiments.report.cells import has_rows
 
 #: Negative results first.
 ORDER = (claims.CONTRADICTED, claims.INCONCLUSIVE, claims.HOLDS, claims.NOT_TESTED)
-ROLES = {"primary": 0, "exploratory": 1, "exact": 2}
+ROLES = {"primary": 0, "exploratory": 1, "exact": 2, "measured": 2}
 CHANCE = "against chance"
 
 
@@ -32,20 +32,14 @@ def merge_ledgers(ledgers: dict[str, pd.DataFrame]) -> pd.DataFrame:
     return merged.sort_values(["rank", "id"], kind="stable").drop(columns="rank")
 
 
-def arithmetic(ledger: pd.DataFrame) -> pd.Series:
-    """Return per claim whether arithmetic gave the verdict: one from trained runs has seeds."""
-    decided = ledger["verdict"].isin([claims.HOLDS, claims.CONTRADICTED])
-    return decided & (ledger["num_seeds"] == 0)
-
-
 def verdict_counts(ledger: pd.DataFrame) -> list[dict[str, Any]]:
-    """Return per verdict the number of claims: in all, by trained runs, and by arithmetic."""
+    """Return per verdict the number of claims: in all, by trained runs, and otherwise."""
     rows = []
     for word in ORDER:
         own = ledger[ledger["verdict"] == word]
-        exact = int(arithmetic(own).sum())
-        trained = 0 if word == claims.NOT_TESTED else len(own) - exact
-        rows.append({"verdict": word, "all": len(own), "trained": trained, "exact": exact})
+        computed = 0 if word == claims.NOT_TESTED else int(own["role"].isin(claims.UNTRAINED).sum())
+        trained = 0 if word == claims.NOT_TESTED else len(own) - computed
+        rows.append({"verdict": word, "all": len(own), "trained": trained, "computed": computed})
         rows[-1]["primary"] = int((own["role"] == "primary").sum())
     return rows
 

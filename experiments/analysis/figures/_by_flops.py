@@ -1,5 +1,6 @@
 """Scores against training FLOPs, with the arrows of the Sparse-IFT blog's Figures 1 and 4."""
 
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -95,14 +96,10 @@ def _draw_panel(axes: Axes, rows: pd.DataFrame, better: str) -> None:
             label=None if label in known else label,
         )  # fmt: skip
         known[label] = look.color
-        if row.sparsity:
-            axes.annotate(
-                f"{100 * row.sparsity:g}", (row.ratio, row.value), (6, -3), fontsize=7,
-                textcoords="offset points",
-            )  # fmt: skip
     axes.set_xscale("log")
     axes.margins(x=0.1, y=0.12)
     low, high = axes.get_xlim()
+    _label_sparsity(axes, table[table["sparsity"] > 0])
     ticks = [tick for tick in (0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 5) if low <= tick <= high]
     axes.set_xticks(ticks, [f"{tick:g}x" for tick in ticks])
     axes.minorticks_off()
@@ -123,6 +120,23 @@ def _draw_panel(axes: Axes, rows: pd.DataFrame, better: str) -> None:
             },
         )  # fmt: skip
     axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), fontsize=8)
+
+
+def _label_sparsity(axes: Axes, points: pd.DataFrame) -> None:
+    """Write the sparsity beside each point, numbers of neighbours moved apart."""
+    to_axes = axes.transData + axes.transAxes.inverted()
+    spots = to_axes.transform(points[["ratio", "value"]].to_numpy(float))
+    order = spots[:, 0].argsort()
+    columns = (np.diff(spots[order, 0], prepend=-1.0) > 0.05).cumsum()
+    for column in np.unique(columns):
+        members = order[columns == column]
+        members = members[spots[members, 1].argsort()]
+        heights = style.spread(spots[members, 1].tolist(), 0.042)
+        x = spots[members, 0].max() + 0.024
+        for sparsity, y in zip(points["sparsity"].iloc[members], heights, strict=True):
+            axes.text(
+                x, y, f"{100 * sparsity:g}", transform=axes.transAxes, fontsize=7, va="center"
+            )  # fmt: skip
 
 
 def caption(rows: pd.DataFrame, *, unit: str, better: str, scale: float = 1.0) -> str:

@@ -1,6 +1,7 @@
 """Verdicts on records whose truth is known, and the completeness of the published files."""
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from experiments import plan
@@ -120,9 +121,48 @@ def test_counter_evidence_points_at_claims_that_exist():
             assert other in published.tests(), (name, other)
 
 
-@pytest.mark.parametrize("name", sorted(set(exact.CHECKS) - {"update_flops"}))
+LIBRARY = sorted(
+    name
+    for claim, test in published.tests().items()
+    if (name := test.get("exact")) and claim in ("C028", *(f"C{n:03}" for n in range(8, 15)))
+)
+
+
+@pytest.mark.parametrize("name", sorted(set(exact.CHECKS) - {"update_flops", "overhead", *LIBRARY}))
 def test_arithmetic_of_the_sources(name):
     assert exact.CHECKS[name](None, {}).holds is True
+
+
+@pytest.mark.parametrize("name", LIBRARY)
+def test_the_library_is_as_its_sources_say(name, computed, monkeypatch):
+    study = synthetic.study([], computations=[{"name": "library"}])
+    check = exact.CHECKS[name](None, study)
+    assert check.holds is True, check.reason
+    assert exact.CHECKS[name](None, synthetic.study([])).holds is None
+    rows = records.computed("quick", "library", "properties")
+    wrong = rows.assign(found=rows["found"] + 1, met=False)
+    monkeypatch.setattr(records, "computed", lambda *_: wrong)
+    check = exact.CHECKS[name](None, study)
+    assert check.holds is False and "cases differ" in check.reason
+
+
+@pytest.mark.parametrize(
+    ("ratios", "verdict"),
+    [
+        ([1.03, 1.04, 1.05], "holds"),
+        ([1.25, 1.26, 1.27], "contradicted"),
+        ([1.00, 1.10, 1.20], "inconclusive"),
+        ([1.05], "inconclusive"),
+    ],
+)
+def test_overhead_is_judged_by_its_interval(monkeypatch, ratios, verdict):
+    rows = pd.DataFrame({"method": "Static", "round": range(len(ratios)), "ratio": ratios})
+    monkeypatch.setattr(records, "computed", lambda *_: rows)
+    study = synthetic.study(
+        [], computations=[{"name": "library"}], claims={"exploratory": ["C007"]}
+    )
+    table = claims.evaluate(records.records_table([], study), study).set_index("id")
+    assert table.loc["C007", "verdict"] == verdict and table.loc["C007", "role"] == "measured"
 
 
 def test_the_update_flops_are_checked_on_the_counted_schedule(computed):
@@ -153,6 +193,7 @@ def test_without_any_run_only_arithmetic_gets_a_verdict():
     study = synthetic.study([], claims={"exploratory": list(published.tests())})
     table = claims.evaluate(records.records_table([], study), study)
     assert set(table[table["verdict"] != "not tested"]["role"]) == {"exact"}
+    assert table[table["role"] == "measured"]["verdict"].tolist() == ["not tested"]
 
 
 def test_a_study_tests_only_what_it_lists():

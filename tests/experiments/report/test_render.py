@@ -195,16 +195,16 @@ def test_merged_ledger_takes_the_study_with_most_to_say():
     }
 
 
-def test_arithmetic_never_counts_as_evidence_from_training():
+def test_what_is_computed_never_counts_as_evidence_from_training():
     table = ledger(
-        ("C1", "primary", "holds", ""),
+        ("C1", "measured", "holds", ""),
         ("C2", "exact", "contradicted", ""),
         ("C3", "primary", "holds", ""),
         ("C4", "primary", "not tested", ""),
         ("C5", "exploratory", "inconclusive", ""),
     ).assign(num_seeds=[0, 0, 5, 0, 2])
     counts = {
-        row["verdict"]: (row["trained"], row["exact"]) for row in summary.verdict_counts(table)
+        row["verdict"]: (row["trained"], row["computed"]) for row in summary.verdict_counts(table)
     }
     assert counts["holds"] == (1, 1) and counts["contradicted"] == (0, 1)
     assert counts["inconclusive"] == (1, 0) and counts["not tested"] == (0, 0)
