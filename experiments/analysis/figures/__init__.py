@@ -73,11 +73,12 @@ def save(
     """
     out_dir.mkdir(parents=True, exist_ok=True)
     figure.patch.set_gid("background")
-    with sheet():
-        # Solving the layout is the slow part: once is enough for all formats and axes.
+    with sheet(), matplotlib.rc_context({"figure.constrained_layout.use": False}):
+        # Solving the layout is the slow part: once is enough for all formats and axes. With an
+        # engine, even an idle one, a figure is drawn twice for each file.
         if like is None:
             figure.draw_without_rendering()
-        figure.set_layout_engine("none")
+        figure.set_layout_engine(None)
         if like is not None:
             for axes, solved in zip(figure.axes, like.axes, strict=True):
                 axes.set_position(solved.get_position())
