@@ -16,6 +16,7 @@ from typing import Annotated
 import typer
 
 from experiments import plan, tasks
+from experiments.schema import SCALES
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 
@@ -231,31 +232,51 @@ def collect(
     records.collect(files, study_dict(study, scale), folder / "records.csv")
 
 
+def check_name(kind: str, name: str, known: list[str]) -> None:
+    """Raise plan.SpecError if there is none of that name."""
+    try:
+        plan.check_choice(kind, name, known)
+    except ValueError as error:
+        raise plan.SpecError(str(error)) from None
+
+
 def read_study(study: str, scale: str) -> tuple:
-    """Records, curves and the study's dict: what every table and figure takes."""
+    """Records, curves and the study's dict: what every table and figure takes.
+
+    Raises:
+        plan.SpecError: If there is no such study or scale, or it has no results.
+    """
     from experiments.analysis import records
 
-    folder = study_folder(study, scale)
+    check_name("scale", scale, list(SCALES))
+    folder, facts = study_folder(study, scale), study_dict(study, scale)
+    if not (folder / "records.csv").is_file():
+        raise plan.SpecError(
+            f"study {study!r} has no results at scale {scale!r} yet: run "
+            f"`snakemake reproduce --config scale={scale} study={study}`"
+        )
     return (
         records.read_records(folder / "records.csv"),
         records.read_curves(folder / "curves.csv"),
-        study_dict(study, scale),
+        facts,
     )
 
 
 @app.command()
-def figure(name: str, study: StudyName, scale: Scale) -> None:
+def figure(name: str, study: StudyName, scale: Scale = "quick") -> None:
     """Draw one figure of a study from its records."""
     from experiments.analysis import figures
 
+    check_name("figure", name, figures.names())
     figures.write(name, *read_study(study, scale), page_folder(study, scale) / "figures")
 
 
 @app.command()
-def table(name: str, study: StudyName, scale: Scale) -> None:
+def table(name: str, study: StudyName, scale: Scale = "quick") -> None:
     """Make one table of a study from its records."""
     from experiments.analysis import tables
 
+    check_name("table", name, tables.names())
     tables.write(name, *read_study(study, scale), page_folder(study, scale) / "tables")
 
 

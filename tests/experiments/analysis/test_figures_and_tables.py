@@ -6,6 +6,8 @@ import sys
 import pandas as pd
 import pytest
 
+from experiments import __main__ as commands
+from experiments import plan
 from experiments.analysis import figures, records, style, tables
 from tests.experiments.analysis import synthetic
 
@@ -121,3 +123,17 @@ def test_without_a_known_floor_the_floor_table_is_empty():
     for record in made:
         record["data"].pop("floor_nats_per_token")
     assert tables.load("floor").make(*frames(made)).empty
+
+
+@pytest.mark.parametrize(
+    ("name", "study", "scale", "sentence"),
+    [
+        ("los_curves", "spdf", "quick", "figure is 'los_curves'.*did you mean 'loss_curves'"),
+        ("loss_curves", "spdv", "quick", "study is 'spdv', but must be one of .*spdf"),
+        ("loss_curves", "spdf", "huge", "scale is 'huge', but must be one of"),
+        ("loss_curves", "spdf", "quick", "'spdf' has no results at scale 'quick' yet: run"),
+    ],
+)
+def test_one_figure_that_cannot_be_drawn_says_why(name, study, scale, sentence):
+    with pytest.raises(plan.SpecError, match=sentence):
+        commands.figure(name, study, scale)
