@@ -26,6 +26,9 @@ INCONCLUSIVE, NOT_TESTED = "inconclusive", "not tested"
 #: Roles of claims that no trained run decides.
 UNTRAINED = ("exact", "measured")
 VERDICTS = (HOLDS, CONTRADICTED, INCONCLUSIVE, NOT_TESTED)
+#: Role of a statement that takes no side: it is measured and gets no verdict.
+OPEN = "open question"
+OPEN_REASON = "the source takes no side, so there is nothing to hold"
 ALPHA = 0.05
 LARGER = "larger"
 SIGNS = {"less": "<", "greater": ">", "differ": "differs from"}
@@ -85,6 +88,7 @@ def evaluate(records: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
         outcome = corrected[row.claim_id]
         test = tests.get(row.claim_id, {})
         role = next((kind for kind in UNTRAINED if kind in test), roles.get(row.claim_id, ""))
+        role = OPEN if test.get("open") and role else role
         rows.append(_ledger_row(row, role, test, outcomes[row.claim_id], outcome))
     return pd.DataFrame(rows, columns=COLUMNS)
 
@@ -189,8 +193,10 @@ def _names(sides: list[Mapping[str, Any]]) -> list[str]:
 
 def _words(test: Mapping[str, Any], links: list[dict[str, Any]]) -> str:
     if "order" in test:
-        return f"{test['metric']}: " + " < ".join(_name(side) for side in test["order"])
-    return "; ".join(describe({**test, **link}) for link in links)
+        words = f"{test['metric']}: " + " < ".join(_name(side) for side in test["order"])
+    else:
+        words = "; ".join(describe({**test, **link}) for link in links)
+    return f"{words} ({test['note']})" if "note" in test else words
 
 
 def _sides(link: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -335,14 +341,18 @@ def _holm(outcomes: dict[str, Outcome], roles: dict[str, str]) -> dict[str, Outc
 
 
 def verdict(pair: stats.Paired) -> tuple[str, str]:
-    """Return the verdict of a comparison and the sentence that explains it."""
+    """Return the verdict of a comparison and the sentence that explains it.
+
+    The claim's own direction is tested one-sided; against it the two-sided 95% interval must
+    exclude what the claim allows, since nobody foretold that direction.
+    """
     if pair.num_seeds < stats.MIN_SEEDS:
         return INCONCLUSIVE, f"{pair.num_seeds} paired seeds; a verdict needs {stats.MIN_SEEDS}"
     if math.isnan(pair.p):
         return INCONCLUSIVE, "all differences are equal, so no t test exists"
     if pair.p < ALPHA:
         return HOLDS, f"p = {pair.p:.2g} for the claim"
-    if pair.p_opposite < ALPHA:
+    if pair.p_opposite < ALPHA / 2:
         return CONTRADICTED, f"p = {pair.p_opposite:.2g} for the opposite"
     return INCONCLUSIVE, f"p = {pair.p:.2g} for the claim, {pair.p_opposite:.2g} for the opposite"
 
@@ -368,6 +378,8 @@ def _ledger_row(
         pair = outcome.pair
         word, why = verdict(pair)
         interval = "" if math.isnan(pair.low) else f"[{pair.low:.4g}, {pair.high:.4g}]"
+        if test.get("open"):
+            word, why = NOT_TESTED, f"{OPEN_REASON}; p = {pair.p:.2g} for a difference"
         row |= {"verdict": word, "reason": f"{outcome.reason}: {why}", "effect": pair.effect}
         row |= {"low": pair.low, "high": pair.high, "interval": interval}
         row |= {"p": raw.pair.p, "p_adjusted": pair.p, "num_seeds": pair.num_seeds}

@@ -100,7 +100,9 @@ def check_fine_tuning_share(*_: Any) -> Check:
 def check_cs2_curve(*_: Any) -> Check:
     """The calibrated curve against every measured point."""
     errors = [abs(cs2_speedup(sparsity) / value - 1) for sparsity, value in cs2_points()]
-    return _worst(errors, 0.01, "measured speed-ups (simulated against published)")
+    return _worst(
+        errors, 0.01, "measured speed-ups, to which c was fitted (simulated against them)"
+    )
 
 
 def check_cs2_efficiency(*_: Any) -> Check:
@@ -178,8 +180,10 @@ def check_ift_whole_model(*_: Any) -> Check:
         blocks = 6 * length * 12 * layers * (1 - sparsity) * wide**2
         rest = 12 * layers * length**2 * wide + 6 * length * wide * vocabulary
         ratios.append((blocks + rest) / dense)
-    text = f"{ratios[0]:.3f}x dense at s = 0.5 (quoted 1.18x), {ratios[1]:.3f}x at 0.75 (1.40x)"
-    # The quoted values have two decimals, so ours must round to them.
+    text = (
+        f"{ratios[0]:.3f}x dense at s = 0.5 (1.18x in the ledger), {ratios[1]:.3f}x at 0.75 (1.40x)"
+    )
+    # The recorded values have two decimals, so ours must round to them.
     holds = all(abs(r - q) <= 0.005 for r, q in zip(ratios, (1.18, 1.40), strict=True))
     return Check(holds, text)
 

@@ -195,7 +195,7 @@ def _ledger(path: Path, behind: cells.Register) -> dict[str, Any]:
     rows = with_counter_evidence(table.sort_values(["rank", "id"]).to_dict("records"))
     for row in rows:
         row["behind"] = behind.add(row["runs"])
-    listed = [row for row in rows if row["role"] in ("primary", "exploratory")]
+    listed = [row for row in rows if row["role"] in ("primary", "exploratory", ledger_module.OPEN)]
     return {
         "tested": listed,
         "computed": [row for row in rows if row["role"] in ledger_module.UNTRAINED],

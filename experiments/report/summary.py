@@ -12,7 +12,7 @@ from experiments.report.cells import has_rows
 
 #: Negative results first.
 ORDER = (claims.CONTRADICTED, claims.INCONCLUSIVE, claims.HOLDS, claims.NOT_TESTED)
-ROLES = {"primary": 0, "exploratory": 1, "exact": 2, "measured": 2}
+ROLES = {"primary": 0, "exploratory": 1, "exact": 2, "measured": 2, claims.OPEN: 2}
 CHANCE = "against chance"
 
 

@@ -86,6 +86,9 @@ def caption(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) 
                 if method != "static":
                     other = group[group["algorithm"] == method]
                     sentences.append(_gap_sentence(other, static, method, sparsity))
+    if sentences:
+        seeds = rows.groupby([*KEYS, "tokens"])["seed"].nunique()
+        sentences.append(f"A point has {seeds.min()} to {seeds.max()} seeds.")
     return " ".join(sentence for sentence in sentences if sentence)
 
 

@@ -28,7 +28,11 @@ def draw(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> 
     panel.plot(milliseconds["bound_s"][1:], list(places)[1:], "|", color="#D55E00", ms=22, mew=2.5,
                label="Amdahl bound")  # fmt: skip
     for place, row in zip(places, rows.itertuples(), strict=True):
-        words = "dense" if place == 0 else f"{row.speedup:.2f}x, {row.over_bound:.2f} of the bound"
+        words = (
+            "dense"
+            if place == 0
+            else f"{row.speedup:.2f}x, takes {row.over_bound:.2f}x the bound's time"
+        )
         panel.text(1e3 * max(row.step_s, row.bound_s), place, f"  {words}", va="center",
                    fontsize=8.5)  # fmt: skip
     panel.set_yticks(places, [f"{100 * s:g}%" for s in rows["sparsity"]])
@@ -50,7 +54,8 @@ def caption(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) 
     """State the measured speed-ups and how close they come to the bound."""
     rows = data(records, curves, study).iloc[1:]
     parts = [
-        f"{row.speedup:.2f}x at {100 * row.sparsity:g}%, {row.over_bound:.2f} times the bound"
+        f"{row.speedup:.2f}x at {100 * row.sparsity:g}%, "
+        f"{row.over_bound:.2f} times the bound's time"
         for row in rows.itertuples()
     ]
     return f"Measured: {'; '.join(parts)}." if parts else "The kernels could not be built here."

@@ -61,7 +61,7 @@ def _draw_panel(axes: Axes, rows: pd.DataFrame) -> None:
                 axes.plot([x, x], [low, high], color=look.color, lw=1.6)
             points.append((x, mean))
         axes.plot(*zip(*points, strict=True), color=look.color, marker=look.marker, ms=6, lw=1.2)
-        labels.append((points[-1][1], f"{look.name} {100 * sparsity:g}%", look.color))
+        labels.append((points[-1][1], look.name, look.color))
     levels = sorted(sparse["sparsity"].unique())
     axes.set_xscale("log")
     axes.set_xticks([1 / (1 - level) for level in levels], [f"{100 * s:g}%" for s in levels])

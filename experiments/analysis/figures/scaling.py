@@ -138,13 +138,17 @@ def _trend_sentence(rows: pd.DataFrame, method: str, sparsity: float) -> str:
         return ""
     means = table.groupby("weights")["penalty"].mean()
     words = "these sizes cannot tell whether it changes"
-    if high < 0:
+    steps = np.diff(means)
+    if high < 0 or low > 0:
         words = "it shrinks with size" if means.iloc[-1] >= 0 else "it falls with size"
-    elif low > 0:
-        words = "it grows with size"
+        words = "it grows with size" if low > 0 else words
+        if not ((steps > 0).all() or (steps < 0).all()):
+            words = "sizes differ, but it does not change in one direction"
+    values = ", ".join(f"{mean:+.3f}" for mean in means)
     return (
-        f"{style.treatment_name(method, sparsity)} {means.iloc[0]:+.3f} nats at the smallest size, "
-        f"{means.iloc[-1]:+.3f} at the largest; per doubling {slope:+.3f} "
+        f"{style.treatment_name(method, sparsity)} {values} nats from the smallest size to the "
+        f"largest; "
+        f"per doubling {slope:+.3f} "
         f"[{low:+.3f}, {high:+.3f}], so {words} ({len(table)} paired runs, "
         f"{len(means)} sizes)."
     )

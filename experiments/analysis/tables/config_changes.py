@@ -1,5 +1,6 @@
-"""What a configuration of RigL must change to become GraNet; all else is the same. Compare Figure 6
-of the source, an image; its text says that only the sparsity schedule is added."""
+"""In what the mask settings of RigL and GraNet differ here. GraNet needs the sparsity schedule
+alone, as the source says (Figure 6, an image); how often and how much it updates was chosen by
+trials."""
 
 from typing import Any
 

@@ -1,10 +1,10 @@
-"""Sparse against dense at equal cost, in validation perplexity (lower is better). "cut off": the
-dense runs of the same model and data at the moment they have executed the sparse runs' FLOPs, in
-the middle of their learning-rate schedule, by their validation curve. "finished": dense runs of
-other budgets, each with its whole schedule, between which the loss is interpolated over the
+"""Sparse against dense at equal cost or size, in validation perplexity (lower is better). "cut
+off": the dense runs of the same model and data at the moment they have executed the sparse runs'
+FLOPs, in the middle of their learning-rate schedule, by their validation curve. "finished": dense
+runs of other budgets, each with its whole schedule, between which the loss is interpolated over the
 logarithm of FLOPs. "smaller": the dense model with the closest number of parameters to the sparse
-runs' non-zero ones, and its own tokens. Nothing is extrapolated: a dash says that no dense run
-covers the point."""
+runs' non-zero ones, which trained on tokens of its own. Nothing is extrapolated: a dash says that
+no dense run covers the point."""
 
 from collections.abc import Sequence
 from typing import Any

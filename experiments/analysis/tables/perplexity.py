@@ -1,6 +1,7 @@
 """Validation perplexity after training (lower is better): mean over seeds with its 95% t interval,
-and the mean difference to Static over the seeds that both have. Measured by our evaluation where
-it covers the validation split, else by the trainer's last full pass over it."""
+and the mean difference to Static over the seeds that both have. Measured by
+the evaluation, on up to 65,536 tokens spread over the validation split, else by the trainer's last
+pass."""
 
 from typing import Any
 

@@ -29,7 +29,27 @@ def test_a_true_effect_holds_and_its_opposite_is_contradicted():
 def test_two_seeds_never_hold():
     table = ledger(seeds=2, noise=1e-6)
     tested = table[table["num_seeds"] > 0]
+    tested = tested[tested["role"] != claims.OPEN]
     assert len(tested) and set(tested["verdict"]) == {"inconclusive"}
+
+
+def test_a_question_that_the_source_leaves_open_is_measured_without_a_verdict():
+    row = ledger(seeds=5).loc["C004"]
+    assert row["role"] == claims.OPEN and row["verdict"] == "not tested"
+    assert row["p"] < 0.05 and row["interval"] and "the source takes no side" in row["reason"]
+
+
+def test_what_a_test_changes_is_said_beside_it():
+    test, empty = published.tests()["C078"], records.records_table([], synthetic.study([]))
+    assert claims.compare(test, empty).tested_as.endswith(f" ({test['note']})")
+
+
+@pytest.mark.parametrize(
+    ("p", "p_opposite", "word"),
+    [(0.04, 0.96, "holds"), (0.96, 0.04, "inconclusive"), (0.98, 0.02, "contradicted")],
+)
+def test_a_contradiction_needs_the_interval_too(p, p_opposite, word):
+    assert claims.verdict(stats.Paired(3, 0.1, -0.1, 0.3, p, p_opposite))[0] == word
 
 
 def test_every_published_claim_has_a_row_and_a_reason():

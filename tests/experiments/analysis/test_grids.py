@@ -3,6 +3,7 @@
 import json
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from experiments.analysis import claims, figures, records, selection, style, tables
@@ -168,6 +169,20 @@ def test_the_trend_of_the_penalty_is_found(study, slope, words):
 def test_without_a_trend_no_trend_is_claimed(study):
     frames = grids.frames(study, slope=0.0, noise=0.02)
     assert "these sizes cannot tell" in figures.caption("scaling", *frames)
+
+
+def test_a_penalty_that_turns_back_does_not_grow():
+    means = {10.0: 0.0, 20.0: 0.14, 40.0: 0.13}
+    rows = pd.DataFrame(
+        {"weights": size, "seed": seed, "penalty": mean + 0.001 * seed}
+        for size, mean in means.items()
+        for seed in range(3)
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scaling, "penalties", lambda *_: rows)
+        text = scaling._trend_sentence(rows, "static", 0.8)
+    assert "+0.001, +0.141, +0.131 nats" in text
+    assert "does not change in one direction" in text
 
 
 def test_models_at_other_tokens_per_weight_are_no_scaling_points(full):

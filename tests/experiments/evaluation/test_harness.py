@@ -1,8 +1,10 @@
 import pytest
 import torch
+import yaml
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
 
+from experiments import evaluation
 from experiments.evaluation.harness import CausalLM
 
 
@@ -129,3 +131,14 @@ def test_sampling_is_refused(scorer):
         CausalLM(scorer).generate_until(
             requests("generate_until", [("The mask", {"do_sample": True})])
         )
+
+
+def test_a_written_sentence_is_exact_with_the_space_that_words_end_in():
+    from lm_eval.api.metrics import exact_match_hf_evaluate
+
+    task = yaml.safe_load((evaluation.HERE / "tasks" / "facts_to_text.yaml").read_text())
+    (options,) = [entry for entry in task["metric_list"] if entry["metric"] == "exact_match"]
+    ignored = options["regexes_to_ignore"]
+    for text, right in (("the cats see ", 1.0), ("the cats see", 1.0), ("the cat sees ", 0.0)):
+        found = exact_match_hf_evaluate([text], ["the cats see"], regexes_to_ignore=ignored)
+        assert found["exact_match"] == right
