@@ -321,12 +321,14 @@ def render_index(
         shown.append(row)
     merged = summary.merge_ledgers(ledgers)
     rows = with_counter_evidence(merged.to_dict("records"))
+    counts = summary.verdict_counts(merged)
     context = {
         "rows": shown,
         "scale": scale,
         "groups": {word: [r for r in rows if r["verdict"] == word] for word in summary.ORDER},
         "headings": HEADINGS,
-        "counts": summary.verdict_counts(merged),
+        "counts": counts,
+        "by_verdict": {row["verdict"]: row for row in counts},
         "outcome": summary.outcome(merged),
         "cost": summary.cost([*finished["evidence"], *finished["trials"]]),
         "trials_cost": summary.cost(finished["trials"]),
