@@ -79,6 +79,16 @@ TEXT_COLUMNS = (
     "cpu versions command"
 ).split()
 ACCURACY_METRICS = ("acc", "acc_norm", "accuracy", "pair_accuracy", "exact_match")
+#: Tasks of the Open LLM Leaderboard v1 without GSM8K, each with the metric that its average takes.
+LEADERBOARD = {
+    "arc_challenge": "acc_norm",
+    "hellaswag": "acc_norm",
+    "mmlu": "acc",
+    "truthfulqa_mc2": "acc",
+    "winogrande": "acc",
+}
+#: Means over tasks: of the leaderboard, and of the other tasks.
+MEAN_METRICS = ("accuracy_mean", "leaderboard_mean")
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -288,7 +298,10 @@ def _layer_metrics(record: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _evaluation_metrics(record: dict[str, Any]) -> list[dict[str, Any]]:
-    """Scores of ``eval.json``, and the mean accuracy over its tasks with a known chance level."""
+    """Scores of ``eval.json``, and means over its tasks with a known chance level.
+
+    One mean over the Open LLM Leaderboard's tasks where all of them were scored, one over the rest.
+    """
     rows = []
     for score in (record.get("evaluation") or {}).get("scores", []):
         row = {key: score.get(key) for key in ("task", "metric", "value", "stderr", "split")}
@@ -301,9 +314,15 @@ def _evaluation_metrics(record: dict[str, Any]) -> list[dict[str, Any]]:
     by_task: dict[str, dict[str, Any]] = {}
     for row in accuracies:
         if row["task"] in whole and row["chance"] is not None:
-            by_task.setdefault(row["task"], row)
-    if by_task:
-        rows.append(_average(list(by_task.values())))
+            wanted = LEADERBOARD.get(row["task"], row["metric"])
+            if row["metric"] == wanted:
+                by_task.setdefault(row["task"], row)
+    ours = [row for task, row in by_task.items() if task not in LEADERBOARD]
+    theirs = [row for task, row in by_task.items() if task in LEADERBOARD]
+    if ours:
+        rows.append({"task": "average", "metric": "accuracy_mean", **_average(ours)})
+    if len(theirs) == len(LEADERBOARD):
+        rows.append({"task": "leaderboard", "metric": "leaderboard_mean", **_average(theirs)})
     return rows
 
 
@@ -323,8 +342,6 @@ def _average(rows: list[dict[str, Any]]) -> dict[str, Any]:
     chances = [row["chance"] for row in rows]
     count = len(rows)
     return {
-        "task": "average",
-        "metric": "accuracy_mean",
         "value": float(np.mean([row["value"] for row in rows])),
         "stderr": None if None in errors else float(np.sqrt(np.sum(np.square(errors))) / count),
         "chance": None if None in chances else float(np.mean(chances)),

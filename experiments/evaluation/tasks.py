@@ -14,7 +14,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -145,6 +145,7 @@ def run_task(
     """
     from lm_eval.evaluator import evaluate
 
+    _compile_templates_once()
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     hub = hub_id(manager, task)
     if hub is None:
@@ -296,6 +297,18 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
         raise MissingData(f"{path} does not exist; prepare the dataset first")
     with path.open(encoding="utf-8") as lines:
         return [json.loads(line) for line in lines if line.strip()]
+
+
+def _compile_templates_once() -> None:
+    """Let lm-eval keep its compiled prompt templates.
+
+    It compiles one for each document and each shot anew, which takes most of the time of a
+    few-shot task of a small model.
+    """
+    from lm_eval import utils
+
+    if not hasattr(utils.env.from_string, "cache_info"):
+        utils.env.from_string = lru_cache(maxsize=1024)(utils.env.from_string)
 
 
 def _lm_eval_tasks() -> Path:

@@ -2,7 +2,8 @@
 test items, the same items for every run. A score whose mean lies within 1.96 standard errors of
 guessing is not distinguishable from chance. "cut prompts" is the share of prompts that lost their
 beginning because they did not fit the context: above zero, the score is not the task's own. A group
-of tasks stands for its parts, and counts as one task in the average."""
+of tasks stands for its parts, and counts as one task in a mean: "leaderboard" is that over the
+tasks of the Open LLM Leaderboard v1 without GSM8K, "average" that over the others."""
 
 from typing import Any
 
@@ -25,7 +26,7 @@ COLUMNS += [
 
 def make(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
     """One row per model, dataset, task, metric, method and sparsity."""
-    accuracies = records["metric"].map(lambda m: tidy.is_accuracy(m) or m == "accuracy_mean")
+    accuracies = records["metric"].map(lambda m: tidy.is_accuracy(m) or m in tidy.MEAN_METRICS)
     scores = records[accuracies.astype(bool) & records["value"].notna()]
     scores = scores[scores["task"].isin(tidy.whole_tasks(scores["task"]))]
     keys = ["model", "dataset", "task", "metric", "method", "sparsity"]

@@ -1,10 +1,12 @@
 import pytest
 import torch
 import yaml
+from lm_eval import utils
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
 
 from experiments import evaluation
+from experiments.evaluation import tasks
 from experiments.evaluation.harness import CausalLM
 
 
@@ -142,3 +144,18 @@ def test_a_written_sentence_is_exact_with_the_space_that_words_end_in():
     for text, right in (("the cats see ", 1.0), ("the cats see", 1.0), ("the cat sees ", 0.0)):
         found = exact_match_hf_evaluate([text], ["the cats see"], regexes_to_ignore=ignored)
         assert found["exact_match"] == right
+
+
+def test_templates_are_compiled_once_and_stay_strict():
+    from jinja2 import UndefinedError
+
+    tasks._compile_templates_once()
+    tasks._compile_templates_once()
+    compiled = utils.env.from_string
+    before = compiled.cache_info().misses
+    template = "Question: {{question}}\nAnswer:"
+    for word in ("one", "two"):
+        assert utils.apply_template(template, {"question": word}) == f"Question: {word}\nAnswer:"
+    assert compiled.cache_info().misses == before + 1
+    with pytest.raises(UndefinedError):
+        utils.apply_template(template, {})
