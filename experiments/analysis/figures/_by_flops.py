@@ -88,10 +88,10 @@ def _draw_panel(axes: Axes, rows: pd.DataFrame, better: str) -> None:
         own = rows[(rows["model"] == row.model) & (rows["method"] == row.method)]
         own = own[own["sparsity"] == row.sparsity]
         axes.plot(own["flops"] / dense, own["value"], ".", color=look.color, ms=3, zorder=2)
-        is_larger = row.model != base
+        is_larger, is_dense = row.model != base, row.method == "dense"
         label = f"{look.name}, {row.model}" if is_larger else look.name
         axes.plot(
-            row.ratio, row.value, look.marker, color=look.color, ms=8, zorder=3,
+            row.ratio, row.value, look.marker, color=look.color, ms=6, zorder=4 if is_dense else 3,
             markerfacecolor="none" if is_larger else look.color,
             label=None if label in known else label,
         )  # fmt: skip
@@ -105,9 +105,10 @@ def _draw_panel(axes: Axes, rows: pd.DataFrame, better: str) -> None:
     axes.minorticks_off()
     points = corners(table, base or "", better=better)
     for name, point in points.items():
+        offset = (-3, 8) if point["ratio"] < 1 - EQUAL else (-14, 5)
         axes.annotate(
-            name, (point["ratio"], point["value"]), (-13, 6), textcoords="offset points",
-            fontweight="bold",
+            name, (point["ratio"], point["value"]), offset, textcoords="offset points",
+            fontweight="bold", zorder=5,
         )  # fmt: skip
     for name in points.keys() & {"B", "C", "D"}:
         axes.annotate(
@@ -123,19 +124,25 @@ def _draw_panel(axes: Axes, rows: pd.DataFrame, better: str) -> None:
 
 
 def _label_sparsity(axes: Axes, points: pd.DataFrame) -> None:
-    """Write the sparsity beside each point, numbers of neighbours moved apart."""
+    """Write the sparsity beside each point, numbers of neighbours moved apart.
+
+    On the side away from the dense model, where no arrow comes in.
+    """
     to_axes = axes.transData + axes.transAxes.inverted()
     spots = to_axes.transform(points[["ratio", "value"]].to_numpy(float))
+    middle = to_axes.transform((1 - EQUAL, 0.0))[0]
     order = spots[:, 0].argsort()
     columns = (np.diff(spots[order, 0], prepend=-1.0) > 0.05).cumsum()
     for column in np.unique(columns):
         members = order[columns == column]
         members = members[spots[members, 1].argsort()]
         heights = style.spread(spots[members, 1].tolist(), 0.042)
-        x = spots[members, 0].max() + 0.024
+        is_left = bool(spots[members, 0].max() < middle)
+        x = spots[members, 0].min() - 0.02 if is_left else spots[members, 0].max() + 0.02
         for sparsity, y in zip(points["sparsity"].iloc[members], heights, strict=True):
             axes.text(
-                x, y, f"{100 * sparsity:g}", transform=axes.transAxes, fontsize=7, va="center"
+                x, y, f"{100 * sparsity:g}", transform=axes.transAxes, fontsize=7, va="center",
+                ha="right" if is_left else "left",
             )  # fmt: skip
 
 
