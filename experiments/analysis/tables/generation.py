@@ -1,5 +1,6 @@
-"""Writing sentences from facts after fine-tuning: BLEU (sacrebleu, 0 to 100), mean over seeds with
-its 95% t interval, and the mean difference to dense pre-training over the seeds that both have."""
+"""Writing sentences from facts after fine-tuning: BLEU (sacrebleu, 0 to 100) and the share of
+sentences that are right word for word; means over seeds, with the 95% t interval of BLEU, and the
+mean difference to dense pre-training over the seeds that both have."""
 
 from typing import Any
 
@@ -10,7 +11,7 @@ from experiments.analysis import records as tidy
 
 TASKS = ("facts_to_text", "data_to_text")
 COLUMNS = ["model", "dataset", "method", "sparsity", "seeds", "BLEU", "low", "high"]
-COLUMNS += ["minus dense", "paired seeds", "items", "BLEU (published)", "runs"]
+COLUMNS += ["minus dense", "paired seeds", "exact", "items", "BLEU (published)", "runs"]
 BASELINE = "dense-dense"
 #: Rows of the source's Table 1 (E2E, GPT-2 Small) that stand beside ours.
 PUBLISHED = {
@@ -38,6 +39,7 @@ def make(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> 
             pair = stats.paired(tidy.by_seed(scores), baseline)
             if method != BASELINE and pair.num_seeds:
                 row |= {"minus dense": pair.effect, "paired seeds": pair.num_seeds}
+            row["exact"] = own[own["metric"] == "exact_match"]["value"].mean()
             row["items"] = scores["num_items"].iloc[0]
             name, level = PUBLISHED.get(method, ("", None))
             row["BLEU (published)"] = (
