@@ -16,7 +16,7 @@ from typing import Annotated
 import typer
 
 from experiments import plan, tasks
-from experiments.schema import SCALES
+from experiments.schema import SCALES, check_choice
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 
@@ -45,6 +45,7 @@ def mirror_root(mirror: Path | None) -> Path | None:
 @app.command("plan")
 def print_plan(scale: Scale = "quick", study: str = "all") -> None:
     """Print the runs of a scale and their expected cost in core-seconds."""
+    check_choice("study", study, ["all", *plan.study_names()])
     runs = plan.all_runs(scale).values()
     chosen = [run for run in runs if study in ("all", *run.studies)]
     for run in chosen:
@@ -56,7 +57,9 @@ def print_plan(scale: Scale = "quick", study: str = "all") -> None:
         print(f"{cost:8.0f}  computation {name}")
     total = sum(run.core_seconds for run in chosen) + sum(costs.values())
     budget = plan.BUDGET_CORE_S.get(scale)
-    print(f"{total:8.0f}  core-seconds in {len(chosen)} runs" + (f" of {budget}" if budget else ""))
+    of = f" of {budget}" if budget else ""
+    over = ": over the budget" if budget and total > budget else ""
+    print(f"{total:8.0f}  core-seconds in {len(chosen)} runs{of}{over}")
 
 
 @app.command()
@@ -72,27 +75,53 @@ def check() -> None:
             # A transformation brings the level, unless the method has a schedule of its own.
             level = {"sparsity": run.spec["final_sparsity"]} if "transform" in run.spec else {}
             config = {**level, **run.spec["sparsity"]}
-            text = json.dumps(config, sort_keys=True)
+            level_and_steps = run.spec["final_sparsity"], run.spec["recipe"]["steps"]
+            text = json.dumps([config, level_and_steps], sort_keys=True)
             if text in seen:
                 continue
             seen.add(text)
+            where = f"{run.studies[0]}.yaml: methods.{run.spec['method']}"
             try:
                 configure(config)
             except (ValueError, TypeError) as error:
-                study, method = run.studies[0], run.spec["method"]
-                raise plan.SpecError(f"{study}.yaml: methods.{method}.sparsity: {error}") from None
+                raise plan.SpecError(f"{where}.sparsity: {error}") from None
+            wanted, num_steps = level_and_steps
+            reached = _last_sparsity(config, num_steps)
+            if reached is not None and abs(reached - wanted) > 1e-6:
+                raise plan.SpecError(
+                    f"{where}.final_sparsity is {wanted}, but {where.split()[1]}.sparsity ends at "
+                    f"{reached:g} at scale {scale}; they must be equal"
+                )
+
+
+def _last_sparsity(config: dict, num_steps: int) -> float | None:
+    """Target at the last mask update; None where it is set for each parameter by name."""
+    from torch import nn
+
+    from sparse_lib.plan import plan as plan_masks
+
+    level = config.get("sparsity")
+    if isinstance(level, dict) and "type" not in level:
+        return None
+    keys = ("algorithm", "sparsity", "update", "compat")
+    shown = {key: config[key] for key in keys if key in config}
+    (weight, *_) = plan_masks(nn.Linear(64, 64), shown, num_steps=num_steps).parameters
+    return weight.final_sparsity
 
 
 @app.command()
 def prepare(
     data: Annotated[str, typer.Option(help="a folder of resources/data, as in run ids")],
     mirror: Mirror = None,
-    online: bool = False,
+    online: Annotated[
+        bool, typer.Option(help="ask the hub for what is not mirrored, as HF_HUB_OFFLINE=0 does")
+    ] = False,
 ) -> None:
     """Prepare one dataset under resources/data."""
     task, section = plan.find_data(data)
+    offline = not online and os.environ.get("HF_HUB_OFFLINE") != "0"
     tasks.get(task).prepare(
-        section, out=data_folder(data), mirror=mirror_root(mirror), offline=not online
+        section, out=data_folder(data), mirror=mirror_root(mirror), offline=offline
     )
 
 
@@ -232,14 +261,6 @@ def collect(
     records.collect(files, study_dict(study, scale), folder / "records.csv")
 
 
-def check_name(kind: str, name: str, known: list[str]) -> None:
-    """Raise plan.SpecError if there is none of that name."""
-    try:
-        plan.check_choice(kind, name, known)
-    except ValueError as error:
-        raise plan.SpecError(str(error)) from None
-
-
 def read_study(study: str, scale: str) -> tuple:
     """Records, curves and the study's dict: what every table and figure takes.
 
@@ -248,7 +269,7 @@ def read_study(study: str, scale: str) -> tuple:
     """
     from experiments.analysis import records
 
-    check_name("scale", scale, list(SCALES))
+    check_choice("scale", scale, list(SCALES))
     folder, facts = study_folder(study, scale), study_dict(study, scale)
     if not (folder / "records.csv").is_file():
         raise plan.SpecError(
@@ -267,7 +288,7 @@ def figure(name: str, study: StudyName, scale: Scale = "quick") -> None:
     """Draw one figure of a study from its records."""
     from experiments.analysis import figures
 
-    check_name("figure", name, figures.names())
+    check_choice("figure", name, figures.names())
     figures.write(name, *read_study(study, scale), page_folder(study, scale) / "figures")
 
 
@@ -276,7 +297,7 @@ def table(name: str, study: StudyName, scale: Scale = "quick") -> None:
     """Make one table of a study from its records."""
     from experiments.analysis import tables
 
-    check_name("table", name, tables.names())
+    check_choice("table", name, tables.names())
     tables.write(name, *read_study(study, scale), page_folder(study, scale) / "tables")
 
 
@@ -334,6 +355,7 @@ def report(study: StudyName, scale: Scale) -> None:
     """Write the page of a study."""
     from experiments.report import render
 
+    read_study(study, scale)
     folder, page = study_folder(study, scale), page_folder(study, scale)
     render.render_study(
         study_dict(study, scale),

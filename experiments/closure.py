@@ -48,10 +48,19 @@ def module_files(module: str) -> tuple[Path, ...]:
     return tuple(path for path in candidates if path.is_file())
 
 
+def parse(path: Path) -> ast.Module:
+    """The syntax tree of a file; raises `ValueError` with one sentence where it has none."""
+    try:
+        return ast.parse(path.read_text(), filename=str(path))
+    except SyntaxError as error:
+        where = f"{path.relative_to(ROOT)}, line {error.lineno}"
+        raise ValueError(f"{where}: not valid Python: {error.msg}") from None
+
+
 @functools.cache
 def _syntax(path: Path) -> tuple[tuple[str, ...], str]:
     """Modules that a file names in imports, and the hash of its tree without docstrings."""
-    tree = ast.parse(path.read_text())
+    tree = parse(path)
     modules: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

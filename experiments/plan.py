@@ -5,6 +5,7 @@ Snakemake imports this module at parse time, so it imports neither torch nor pan
 
 from __future__ import annotations
 
+import csv
 import difflib
 import functools
 import json
@@ -20,19 +21,28 @@ from pydantic import ValidationError
 
 from experiments import models, tasks
 from experiments.closure import ROOT, code_hash, digest, module_files
-from experiments.schema import SCALES, Grid, Method, Single, Study, Variant, Workload, check_choice
+from experiments.schema import (
+    KEYS,
+    SCALES,
+    ClaimTest,
+    Grid,
+    Method,
+    Single,
+    SpecError,
+    Study,
+    Variant,
+    Workload,
+    check_choice,
+)
 
 STUDIES = ROOT / "experiments" / "studies"
+PUBLISHED = ROOT / "experiments" / "published"
 REFERENCE = ROOT / "results" / "reference" / "runs"
 EXECUTIONS = ("auto", "dense", "skip")
 # libyaml's where the wheel has it: it reads the studies ten times faster.
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 #: Core-seconds that all studies together may cost, start-up included.
 BUDGET_CORE_S = {"smoke": 240, "quick": 2000}
-
-
-class SpecError(ValueError):
-    """A study file is wrong; the message is one sentence that names the key."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +92,35 @@ def computation_names() -> list[str]:
     return sorted(path.stem for path in folder.glob("*.py") if not path.stem.startswith("_"))
 
 
+def analysis_names(kind: str) -> list[str]:
+    """Figures or tables on disk."""
+    folder = ROOT / "experiments" / "analysis" / kind
+    return sorted(path.stem for path in folder.glob("*.py") if not path.stem.startswith("_"))
+
+
+@functools.cache
+def claim_ids() -> list[str]:
+    """Published claims, in the order of ``claims.csv``."""
+    with (PUBLISHED / "claims.csv").open(newline="", encoding="utf-8") as file:
+        return [row["claim_id"] for row in csv.DictReader(file)]
+
+
+@functools.cache
+def claim_tests() -> dict[str, ClaimTest]:
+    """The test of each claim; raises `SpecError` where ``tests.yaml`` is wrong."""
+    path = PUBLISHED / "tests.yaml"
+    with _one_sentence(path):
+        tests = yaml.load(path.read_text(), Loader=_LOADER)
+        checked = {}
+        for name, test in tests.items():
+            check_choice("claim", name, claim_ids())
+            try:
+                checked[name] = ClaimTest.model_validate(test)
+            except ValidationError as error:
+                raise ValueError(_sentence(error, name)) from None
+        return checked
+
+
 def study_names() -> list[str]:
     """All studies, in alphabetical order."""
     return sorted(path.stem for path in STUDIES.glob("*.yaml"))
@@ -91,8 +130,7 @@ def load_study(name: str, *, folder: Path | None = None) -> Study:
     """Read and validate one study; raises `SpecError` with one sentence."""
     path = (folder or STUDIES) / f"{name}.yaml"
     if not path.is_file():
-        allowed = ", ".join(study_names())
-        raise SpecError(f"study is {name!r}, but must be one of {allowed}")
+        check_choice("study", name, study_names())
     with _one_sentence(path):
         return _read_study(path.stem, path.read_text())
 
@@ -119,12 +157,24 @@ def _one_sentence(path: Path) -> Iterator[None]:
         raise SpecError(f"{path.name}: {error}") from None
 
 
-def _sentence(error: ValidationError, *section: str) -> str:
-    """The first problem of a pydantic error as one sentence; ``section`` is where it was read."""
-    first = error.errors()[0]
+def _sentence(error: ValidationError, *section: str, known: Iterable[str] = ()) -> str:
+    """The first problem of a pydantic error as one sentence, an unknown key before others.
+
+    Args:
+        error: What pydantic raised.
+        section: Where the values were read.
+        known: The keys of that section, where it is flat; else all keys of a study file serve for
+            the hint.
+    """
+    problems = error.errors()
+    unknown = [problem for problem in problems if problem["type"] == "extra_forbidden"]
+    first = (unknown or problems)[0]
     where = ".".join(str(part) for part in (*section, *first["loc"])) or "the file"
     if first["type"] == "extra_forbidden":
-        return f"unknown key {where}"
+        known = sorted(known)
+        close = difflib.get_close_matches(str(first["loc"][-1]), known or KEYS, n=1)
+        listed = f": known are {', '.join(known)}" if known else ""
+        return f"unknown key {where}{listed}" + (f"; did you mean {close[0]!r}?" if close else "")
     if first["type"] == "missing":
         return f"the key {where} is missing"
     message = first["msg"].removeprefix("Value error, ")
@@ -147,6 +197,12 @@ def _check_names(study: Study, stem: str) -> None:
         _check_method(study, name, method)
     for computation in study.computations:
         check_choice("computations", computation.name, computation_names())
+    for kind in ("figures", "tables"):
+        for name in getattr(study, kind):
+            check_choice(kind, name, analysis_names(kind))
+    for role in ("primary", "exploratory"):
+        for claim in getattr(study.claims, role):
+            check_choice(f"claims.{role}", claim, claim_ids())
     for scale, grids in study.scales.items():
         for index, grid in enumerate(grids):
             where = f"scales.{scale}.{index}"
@@ -176,7 +232,8 @@ def _check_workload(workload: Workload, *where: str) -> None:
         try:
             section.model_validate(value)
         except ValidationError as error:
-            raise ValueError(_sentence(error, *where, key)) from None
+            fields = section.model_fields
+            raise ValueError(_sentence(error, *where, key, known=fields)) from None
 
 
 def _check_method(study: Study, name: str, method: Method) -> None:
@@ -350,14 +407,27 @@ def all_runs(scale: str, *, folder: Path | None = None) -> dict[str, Run]:
     """Runs of all studies by id; a run that two studies share trains once.
 
     Raises:
-        SpecError: when a study is wrong, or one id stands for two different specs.
+        SpecError: when a study is wrong, one id stands for two different specs, or two studies
+            test one claim.
     """
     if scale not in SCALES:
         raise SpecError(f"scale is {scale!r}, but must be one of {', '.join(SCALES)}")
+    tests = claim_tests()
     names = sorted(path.stem for path in (folder or STUDIES).glob("*.yaml"))
     runs: dict[str, Run] = {}
+    tested_by: dict[str, str] = {}
     for name in names:
-        for run in study_runs(load_study(name, folder=folder), scale):
+        study = load_study(name, folder=folder)
+        for claim in (*study.claims.primary, *study.claims.exploratory):
+            if claim not in tests or tests[claim].exact:
+                continue  # arithmetic gives the same verdict everywhere
+            other = tested_by.setdefault(claim, name)
+            if other != name:
+                raise SpecError(
+                    f"{name}.yaml: claims names {claim}, which {other}.yaml tests; a claim has "
+                    "one verdict, so leave it out of one of them"
+                )
+        for run in study_runs(study, scale):
             known = runs.setdefault(run.id, run)
             if known is run:
                 continue
@@ -426,10 +496,7 @@ def rerun_command(ids: Iterable[str]) -> str:
 def find_data(label: str) -> tuple[str, tasks.Data]:
     """Task and data of a folder of ``resources/data``, as the studies ask for it."""
     known = {run.data_label: run.spec for scale in SCALES for run in all_runs(scale).values()}
-    try:
-        check_choice("data", label, known)
-    except ValueError as error:
-        raise SpecError(str(error)) from None
+    check_choice("data", label, known)
     return known[label]["task"], data_of(known[label])
 
 

@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
+import functools
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
+from pydantic import (
+    Field,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    field_validator,
+    model_validator,
+)
 
 from experiments import models, tasks
-from experiments.closure import ROOT
+from experiments.closure import ROOT, parse
 from experiments.tasks import Strict
 
 SCALES = ("smoke", "quick", "small", "paper")
 Scale = Literal["smoke", "quick", "small", "paper"]
+
+
+class SpecError(ValueError):
+    """A study file or an option is wrong; the message is one sentence that names the key."""
 
 
 def check_choice(key: str, value: Any, allowed: Iterable[str]) -> None:
@@ -23,13 +37,19 @@ def check_choice(key: str, value: Any, allowed: Iterable[str]) -> None:
         return
     close = difflib.get_close_matches(str(value), allowed, n=1)
     hint = f"; did you mean {close[0]!r}?" if close else ""
-    raise ValueError(f"{key} is {value!r}, but must be one of {', '.join(allowed)}{hint}")
+    raise SpecError(f"{key} is {value!r}, but must be one of {', '.join(allowed)}{hint}")
 
 
 def algorithm_names() -> list[str]:
     """Algorithms on disk; their constructors are checked by ``python -m experiments check``."""
     folder = ROOT / "sparse_lib" / "algorithms"
     return sorted(path.stem for path in folder.glob("*.py") if not path.stem.startswith("_"))
+
+
+@functools.cache
+def _classes(path: Path) -> list[str]:
+    """Classes that a file defines."""
+    return [node.name for node in parse(path).body if isinstance(node, ast.ClassDef)]
 
 
 class Transform(Strict):
@@ -63,7 +83,14 @@ class Method(Strict):
     def known_algorithm(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
         """The algorithm must be a file of ``sparse_lib/algorithms``."""
         if value is not None:
-            check_choice("sparsity.algorithm", value.get("algorithm"), algorithm_names())
+            name = value.get("algorithm")
+            check_choice("sparsity.algorithm", name, algorithm_names())
+            classes = _classes(ROOT / "sparse_lib" / "algorithms" / f"{name}.py")
+            if name not in map(str.lower, classes):
+                raise ValueError(
+                    f"sparsity.algorithm is {name!r}, but sparse_lib/algorithms/{name}.py defines "
+                    f"{', '.join(classes) or 'no class'}; a file has its class's name in lower case"
+                )
         return value
 
 
@@ -183,3 +210,65 @@ class Study(Strict):
     def shows(self, scale: str) -> bool:
         """Whether the study has anything at this scale; computations are made at every scale."""
         return bool(self.scales.get(scale) or self.computations)  # type: ignore[call-overload]
+
+
+class Comparison(Strict):
+    """One selection of runs against another, paired by seed."""
+
+    metric: str | None = None
+    split: Literal["train", "validation", "test"] | None = None
+    a: dict[Literal["method", "sparsity", "model"], Any] | None = None
+    b: dict[Literal["method", "sparsity", "model"], Any] | None = None
+    gaps: list[list[dict[Literal["method", "sparsity", "model"], Any]]] | None = None
+    direction: Literal["less", "greater", "differ"] | None = None
+    margin: float = 0.0
+    where_planned: bool = False
+
+
+class ClaimTest(Comparison):
+    """How a published claim is tested: an entry of ``tests.yaml``, whose head explains the keys."""
+
+    every: list[Comparison] | None = None
+    order: list[dict[Literal["method", "sparsity", "model"], Any]] | None = None
+    requires: dict[Literal["a", "b"], float] = {}
+    concerns: list[str] = []
+    note: str | None = None
+    open: bool = False
+    exact: str | None = None
+    measured: str | None = None
+    tested_as: str | None = None
+    not_tested: str | None = None
+
+    @model_validator(mode="after")
+    def complete(self) -> ClaimTest:
+        """There must be one kind of test, with all that it needs."""
+        kinds = ("a", "gaps", "every", "order", "exact", "measured", "not_tested")
+        given = [kind for kind in kinds if getattr(self, kind) is not None]
+        if len(given) != 1:
+            raise ValueError(f"one of {', '.join(kinds)} must be given, not {given or 'none'}")
+        if given[0] in ("exact", "measured"):
+            needed = ["tested_as"]
+        elif given[0] == "not_tested":
+            needed = []
+        else:
+            needed = ["metric", *{"a": ["b", "direction"], "gaps": ["direction"]}.get(given[0], [])]
+        absent = [key for key in needed if getattr(self, key) is None]
+        if absent:
+            raise ValueError(f"the key {absent[0]} is missing")
+        for link in self.every or []:
+            if link.direction is None and self.direction is None:
+                raise ValueError("the key direction is missing")
+            if (link.a is None or link.b is None) and link.gaps is None:
+                raise ValueError("every comparison needs a and b, or gaps")
+        return self
+
+
+#: Every key that a study file or ``tests.yaml`` may hold.
+KEYS = sorted(
+    {
+        key
+        for section in (Study, Method, Grid, Model, Variant, Transform, Start, Claims, Computation)
+        for key in section.model_fields
+    }
+    | set(ClaimTest.model_fields)
+)

@@ -34,7 +34,7 @@ from sparse_lib.algorithms.set import SET
 from sparse_lib.algorithms.static import Static
 from sparse_lib.checkpoint import densify, finalize, is_sparse, load_checkpoint
 from sparse_lib.configure import configure
-from sparse_lib.dynamic import DynamicSparsityAlgorithm
+from sparse_lib.dynamic import DropAndGrow, DynamicSparsityAlgorithm
 from sparse_lib.flops import count as count_flops
 from sparse_lib.group import Group
 from sparse_lib.masks import (
@@ -74,6 +74,7 @@ __all__ = [
     "BaseHyperParameter",
     "BaseSparsityOptimizer",
     "BlockScoreShaper",
+    "DropAndGrow",
     "DynamicSparsityAlgorithm",
     "FirstTieBreaker",
     "GraNet",

@@ -5,13 +5,16 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import nn
 from torch.optim import Optimizer
 
 from sparse_lib.algorithm import SparsityAlgorithm, call_update, sparsify
 from sparse_lib.parameters import SparseParameter, find_parameters, unwrap, warn
+
+if TYPE_CHECKING:
+    from sparse_lib.flops import ModelFlops
 
 Filter = str | Sequence[str] | Callable[..., bool]
 
@@ -132,6 +135,11 @@ class Group(SparsityAlgorithm):
         for algorithm in self.algorithms:
             algorithm.detach(module)
         super().detach(module)
+
+    def metrics(self, flops: ModelFlops | None = None) -> dict[str, Any]:
+        """As of every algorithm; ``"drop_fraction"`` is that of the first member that has one."""
+        own = [a.drop_fraction for a in self.algorithms if hasattr(a, "drop_fraction")]
+        return super().metrics(flops) | ({"drop_fraction": own[0]} if own else {})
 
     def update(self, optimizer: Optimizer | None = None) -> None:
         """Update the masks of every member now."""

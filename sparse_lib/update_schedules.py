@@ -41,7 +41,9 @@ class FreqSchedule(UpdateSchedule):
     def __init__(self, freq: int = 1, start: int = 0, stop: int | None = None) -> None:
         self.freq = check_integer(freq, "freq", 1)
         self.start = check_integer(start, "start", 0)
-        self.stop = None if stop is None else check_integer(stop, "stop", self.start)
+        self.stop = None if stop is None else check_integer(stop, "stop", 0)
+        if self.stop is not None and self.stop < self.start:
+            raise ValueError(f"stop must be at least start, which is {self.start}, not {self.stop}")
 
     def is_update_step(self, step: int) -> bool:
         if step < self.start or (self.stop is not None and step >= self.stop):

@@ -347,7 +347,8 @@ def verdict(pair: stats.Paired) -> tuple[str, str]:
     exclude what the claim allows, since nobody foretold that direction.
     """
     if pair.num_seeds < stats.MIN_SEEDS:
-        return INCONCLUSIVE, f"{pair.num_seeds} paired seeds; a verdict needs {stats.MIN_SEEDS}"
+        noun = "seed" if pair.num_seeds == 1 else "seeds"
+        return INCONCLUSIVE, f"{pair.num_seeds} paired {noun}; a verdict needs {stats.MIN_SEEDS}"
     if math.isnan(pair.p):
         return INCONCLUSIVE, "all differences are equal, so no t test exists"
     if pair.p < ALPHA:

@@ -15,6 +15,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, LogLocator
 
+from experiments.schema import algorithm_names
+
 matplotlib.use("Agg")
 
 WIDTH = 5.6
@@ -44,7 +46,8 @@ METHODS = {
     "gmp": MethodStyle("GMP", "#CC79A7", "P"),
 }
 # A study's Sparse-IFT methods are named <family><sparsity>-<algorithm>, un-widened ones
-# <algorithm>, <algorithm><sparsity> or <algorithm>-<word>; the sparsity is a column of its own.
+# <algorithm> or <algorithm><sparsity>; the sparsity is a column of its own. Any other name stands
+# for itself.
 FAMILIES = {
     "wide": ("Sparse-Wide", "#332288"),
     "parallel": ("Sparse-Parallel", "#44AA99"),
@@ -52,8 +55,8 @@ FAMILIES = {
     "doped": ("Sparse-Doped", "#AA4499"),
 }
 WIDE_COLORS = {"static": "#88CCEE", "set": "#117733"}
-ALGORITHM = "|".join(sorted(METHODS, key=len, reverse=True))
-METHOD_NAME = re.compile(rf"(?:({'|'.join(FAMILIES)})\d*-)?({ALGORITHM})(?:-?\d+|-rare)?")
+ALGORITHM = "|".join(sorted({*METHODS, *algorithm_names()}, key=len, reverse=True))
+METHOD_NAME = re.compile(rf"(?:({'|'.join(FAMILIES)})\d*-)?(?:({ALGORITHM})(?:-?\d+|-rare)?|(.*))")
 # Tol's muted set, for methods that the list above does not know.
 SPARE_COLORS = ("#332288", "#88CCEE", "#44AA99", "#999933", "#882255", "#AA4499", "#CC6677")
 SPARE_MARKERS = ("X", "<", ">", "p", "h", "*", "d")
@@ -68,17 +71,19 @@ AXES = {
 def method_style(method: str) -> MethodStyle:
     """Return the look of a method; an unknown one gets a look derived from its name."""
     family, algorithm = split_method(method)
-    if algorithm in METHODS:
-        look = METHODS[algorithm]
-        if family is None:
-            return look
-        name, color = FAMILIES[family]
-        if family == "wide":
-            color = WIDE_COLORS.get(algorithm, color)
-        return MethodStyle(f"{name} {look.name}", color, look.marker)
-    number = int.from_bytes(hashlib.sha256(method.encode()).digest()[:4], "big")
+    look = METHODS.get(algorithm) or _spare(algorithm)
+    if family is None:
+        return look
+    name, color = FAMILIES[family]
+    if family == "wide":
+        color = WIDE_COLORS.get(algorithm, color)
+    return MethodStyle(f"{name} {look.name}", color, look.marker)
+
+
+def _spare(algorithm: str) -> MethodStyle:
+    number = int.from_bytes(hashlib.sha256(algorithm.encode()).digest()[:4], "big")
     return MethodStyle(
-        method,
+        algorithm,
         SPARE_COLORS[number % len(SPARE_COLORS)],
         SPARE_MARKERS[number // len(SPARE_COLORS) % len(SPARE_MARKERS)],
     )
@@ -86,8 +91,8 @@ def method_style(method: str) -> MethodStyle:
 
 def split_method(method: str) -> tuple[str | None, str]:
     """Return the Sparse-IFT family (None without one) and the algorithm of a method's name."""
-    found = METHOD_NAME.fullmatch(method)
-    return (found.group(1), found.group(2)) if found else (None, method)
+    family, algorithm, other = METHOD_NAME.fullmatch(method).groups()  # type: ignore[union-attr]
+    return family, algorithm or other
 
 
 def treatment_name(method: str, sparsity: float) -> str:

@@ -51,7 +51,8 @@ def outcome(ledger: pd.DataFrame) -> str:
     if not tested:
         return "No claim about trained models has been tested at this scale."
     shares = [f"{trained[word]} {word}" for word in ORDER[:3]]
-    return f"Of {tested} claims that trained models can test at this scale: {', '.join(shares)}."
+    noun = "claim" if tested == 1 else "claims"
+    return f"Of {tested} {noun} that trained models can test at this scale: {', '.join(shares)}."
 
 
 def cost(records: Iterable[dict[str, Any]]) -> dict[str, Any]:

@@ -24,8 +24,11 @@ class SET(DropAndGrow):
     needs_sparsity: ClassVar[bool] = True
 
     def grow(self, p: Tensor, kept: Tensor, count: int, sparsity: float) -> Tensor:
-        """Every set of absent weights is as likely, from the parameter's own generator."""
-        if self.score_shaper is not None:
+        """Every set of absent weights is as likely, from the parameter's own generator.
+
+        A subclass with a ``grow_score`` of its own grows by that.
+        """
+        if self.score_shaper is not None or type(self).grow_score is not SET.grow_score:
             return super().grow(p, kept, count, sparsity)
         missing = num_nonzero(sparsity, p.numel(), compat=self.compat) - count
         return add_random(kept, missing, self.generator(p))

@@ -6,7 +6,7 @@ import json
 import pytest
 import yaml
 
-from experiments import closure, plan
+from experiments import closure, plan, schema
 
 BASE = yaml.safe_load((plan.STUDIES / "sparsity_library.yaml").read_text())
 
@@ -67,6 +67,17 @@ def error_of(folder) -> str:
             ["stop", "'most%'", "75%"],
         ),
         (lambda s: s.update(name="other"), ["'other'", "sparsity_library"]),
+        (
+            lambda s: s.update(figurs=s.pop("figures")),
+            ["unknown key figurs", "did you mean 'figures'"],
+        ),
+        (
+            lambda s: s["scales"]["smoke"][0]["model"].update(num_head=2),
+            ["num_head", "known are", "did you mean 'num_heads'"],
+        ),
+        (lambda s: s["figures"].append("churn_itopp"), ["figures", "did you mean 'churn_itop'"]),
+        (lambda s: s["tables"].append("run"), ["tables", "did you mean 'runs'"]),
+        (lambda s: s["claims"]["primary"].append("C901"), ["claims.primary", "'C901'"]),
     ],
 )
 def test_a_mistake_is_one_sentence(write, change, words):
@@ -86,9 +97,55 @@ def test_one_id_with_two_specs_is_refused(write):
 
 def test_two_studies_share_a_run(write):
     write(lambda s: None)
-    folder = write(lambda s: s.update(name="twin"), name="twin")
+    folder = write(lambda s: s.update(name="twin", claims={}), name="twin")
     runs = plan.all_runs("smoke", folder=folder)
     assert {run.studies for run in runs.values()} == {("sparsity_library", "twin")}
+
+
+def test_a_claim_belongs_to_one_study(write):
+    write(lambda s: None)
+    folder = write(lambda s: s.update(name="twin", claims={"primary": ["C002"]}), name="twin")
+    message = error_of(folder)
+    assert "twin.yaml" in message and "C002" in message and "sparsity_library.yaml" in message
+
+
+@pytest.mark.parametrize(
+    ("test", "words"),
+    [
+        ({"a": {}, "b": {}, "direction": "less"}, "key metric is missing"),
+        ({"metric": "loss", "a": {}, "b": {}}, "key direction is missing"),
+        ({"metric": "loss", "a": {}, "b": {}, "direction": "lower"}, "direction is 'lower'"),
+        ({"metric": "loss", "dirction": "less"}, "did you mean 'direction'"),
+        ({"metric": "loss", "a": {"methd": "set"}, "b": {}, "direction": "less"}, "methd"),
+        ({"exact": "cubic_schedule"}, "key tested_as is missing"),
+        ({"metric": "loss", "order": [], "not_tested": "why"}, "one of"),
+        ({"metric": "loss", "every": [{"a": {}, "b": {}}]}, "key direction is missing"),
+    ],
+)
+def test_a_mistake_in_a_claims_test_is_one_sentence(tmp_path, monkeypatch, test, words):
+    monkeypatch.setattr(plan, "PUBLISHED", tmp_path)
+    (tmp_path / "claims.csv").write_text("claim_id\nC001\n")
+    (tmp_path / "tests.yaml").write_text(yaml.safe_dump({"C001": test}))
+    for cached in (plan.claim_ids, plan.claim_tests):
+        monkeypatch.setattr(plan, cached.__name__, cached.__wrapped__)
+    with pytest.raises(plan.SpecError, match=words) as caught:
+        plan.claim_tests()
+    assert str(caught.value).startswith("tests.yaml: ") and "C001" in str(caught.value)
+
+
+def test_an_algorithms_file_has_the_name_of_its_class(tmp_path, monkeypatch):
+    folder = tmp_path / "sparse_lib" / "algorithms"
+    folder.mkdir(parents=True)
+    (folder / "row_fair.py").write_text("class RowFair:\n    pass\n")
+    (folder / "broken.py").write_text("class Broken(\n")
+    monkeypatch.setattr(schema, "ROOT", tmp_path)
+    monkeypatch.setattr(closure, "ROOT", tmp_path)
+    for name, words in (
+        ("row_fair", "row_fair.py defines RowFair"),
+        ("broken", "broken.py, line 1: not valid Python"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            schema.Method(recipe="r", sparsity={"algorithm": name})
 
 
 def test_sparse_runs_halve_the_batch_and_double_the_steps():

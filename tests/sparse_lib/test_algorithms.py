@@ -152,3 +152,21 @@ def test_defect_19_a_late_start_is_sparse_unless_compat():
         algorithm = SET(0.5, update={"freq": 5, "start": 10}, compat=compat)
         algorithm.apply(make_model())
         assert algorithm.metrics()["sparsity"] == expected
+
+
+@pytest.mark.parametrize("base", [SET, RigL, GraNet])
+def test_a_grow_score_of_ones_own_decides_what_grows(base):
+    class LastFirst(base):
+        in_registry = False
+
+        def grow_score(self, p):
+            return torch.arange(p.numel(), dtype=p.dtype).view_as(p)
+
+    model = nn.Linear(8, 8, bias=False)
+    algorithm = LastFirst(0.75, update=1, drop_fraction=1.0, seed=0)
+    algorithm.apply(model)
+    algorithm.apply(torch.optim.SGD(model.parameters(), 0.0))
+    model(torch.ones(2, 8)).sum().backward()
+    algorithm.update()
+    kept = algorithm.sparse_params["weight"].mask.flatten().nonzero()[:, 0].tolist()
+    assert kept == list(range(48, 64))

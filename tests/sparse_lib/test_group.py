@@ -193,3 +193,11 @@ def test_an_algorithm_stands_in_a_group_once():
 def test_what_is_no_state_is_refused():
     with pytest.raises(TypeError, match="must be a dict or a list, not None"):
         Group({"*": Static(0.5)}).load_state_dict(None)
+
+
+def test_metrics_tell_the_drop_fraction_of_the_member_that_has_one():
+    model = make_model()
+    group = Group({"0*": Static(0.5), "*": SET(0.5, update=1, drop_fraction=0.25)})
+    group.apply(model)
+    assert group.metrics()["drop_fraction"] == 0.25
+    assert "drop_fraction" not in Group({"*": Static(0.5)}).metrics()

@@ -66,6 +66,9 @@ def test_missing_data_is_a_warning_at_dry_run(checkout):
         (["execution=skipp"], ["execution", "'skipp'", "did you mean 'skip'"]),
         (["sacle=smoke"], ["unknown config key 'sacle'", "did you mean 'scale'"]),
         (["run=smoke__nothing"], ["run is 'smoke__nothing'"]),
+        (["offline=maybe"], ["offline is 'maybe'", "true or false"]),
+        (["mirror=/nowhere"], ["mirror is '/nowhere'", "no folder"]),
+        (["device=gpu"], ["device is 'gpu'", "cuda"]),
     ],
 )
 def test_a_wrong_config_is_one_sentence(checkout, arguments, words):
@@ -75,6 +78,30 @@ def test_a_wrong_config_is_one_sentence(checkout, arguments, words):
     assert "Traceback" not in text
     for word in words:
         assert word in text
+
+
+def test_the_hub_is_allowed_by_the_words_of_the_warning(checkout):
+    paper = ("-n", "reproduce", "--config", "scale=paper")
+    refused = snakemake(*paper, cwd=checkout)
+    assert "--config offline=false" in refused.stdout + refused.stderr
+    allowed = snakemake(*paper, "offline=false", "mirror=null", cwd=checkout)
+    assert allowed.returncode == 0 and "Missing data" not in allowed.stdout + allowed.stderr
+
+
+def test_missing_data_of_other_studies_are_not_spoken_of(checkout):
+    done = snakemake("-n", "reproduce", "--config", "scale=paper", "study=flops", cwd=checkout)
+    assert done.returncode == 0 and "Missing data" not in done.stdout + done.stderr
+
+
+def test_a_final_sparsity_that_the_schedule_does_not_reach_is_refused(checkout, tmp_path):
+    copy = tmp_path / "repository"
+    shutil.copytree(checkout, copy)
+    path = copy / "experiments/studies/sparsity_library.yaml"
+    path.write_text(path.read_text().replace("end_sparsity: 0.8,", "end_sparsity: 0.6,", 1))
+    done = snakemake("-n", "reproduce", "--config", "scale=smoke", cwd=copy)
+    text = done.stdout + done.stderr
+    assert done.returncode != 0 and "Traceback" not in text
+    assert "final_sparsity is 0.8" in text and "ends at 0.6" in text
 
 
 def test_a_wrong_sparsity_argument_fails_before_any_job(checkout, tmp_path):

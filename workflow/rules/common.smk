@@ -2,6 +2,7 @@ import ast
 import difflib
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -25,7 +26,6 @@ CONFIG_KEYS = (
     "run",
 )
 PYTHON = shlex.quote(sys.executable)
-MIRROR = config["mirror"] or os.environ.get("SPARSE_MIRROR")
 DATA = Path("resources/data")
 
 
@@ -39,10 +39,24 @@ def checked_plan():
         raise plan.SpecError(
             f"unknown config key {key!r}: known are {', '.join(allowed)}{hint}"
         )
+    for key in ("mirror", "offline", "run"):
+        # Of the command line's values Snakemake reads numbers, True and False, but not false or null.
+        if config[key] in ("true", "false", "null"):
+            config[key] = json.loads(config[key])
     plan.check_choice("scale", config["scale"], plan.SCALES)
     plan.check_choice("study", config["study"], ["all", *plan.study_names()])
     plan.check_choice("reuse", config["reuse"], ["none", "reference", "only"])
     plan.check_choice("execution", config["execution"], plan.EXECUTIONS)
+    if not isinstance(config["offline"], bool):
+        raise plan.SpecError(
+            f"offline is {config['offline']!r}, but must be true or false"
+        )
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", str(config["device"])):
+        raise plan.SpecError(
+            f"device is {config['device']!r}, but must be cpu, cuda or cuda:<number>"
+        )
+    if config["mirror"] is not None and not Path(str(config["mirror"])).is_dir():
+        raise plan.SpecError(f"mirror is {config['mirror']!r}, which is no folder")
     runs = {scale: plan.all_runs(scale) for scale in plan.SCALES}
     again = [] if config["run"] is None else plan.find_runs(str(config["run"]))
     check_sparsity(runs)
@@ -96,6 +110,14 @@ try:
 except ValueError as error:
     raise WorkflowError(str(error)) from None
 
+# Where data comes from goes to the jobs by the environment: as a parameter, naming a mirror would
+# make every dataset anew, and with it every run.
+if config["mirror"] is not None:
+    os.environ["SPARSE_MIRROR"] = str(config["mirror"])
+if not config["offline"]:
+    os.environ["HF_HUB_OFFLINE"] = "0"
+MIRROR = os.environ.get("SPARSE_MIRROR")
+
 SCALE = AGAIN[0].scale if AGAIN else config["scale"]
 ALL_RUNS = {run_id: run for table in RUNS.values() for run_id, run in table.items()}
 RESULTS_LOCK = FileLock("results/.lock")
@@ -117,7 +139,9 @@ def chosen(scale):
     ]
 
 
-warn_missing_data(AGAIN or RUNS[SCALE].values())
+warn_missing_data(
+    AGAIN or [run for run in RUNS[SCALE].values() if set(run.studies) & {*chosen(SCALE)}]
+)
 if not chosen(SCALE):
     logger.warning(
         f"Nothing to do: study {config['study']!r} has nothing at scale {SCALE!r}; "

@@ -10,10 +10,8 @@ rule evaluate:
         python=PYTHON,
         suite=lambda wildcards: ALL_RUNS[wildcards.run].spec["suite"],
         code=lambda wildcards: plan.evaluation_code_hash(ALL_RUNS[wildcards.run].spec),
-        mirror=f"--mirror {shlex.quote(str(MIRROR))}" if MIRROR else "",
     shell:
-        "{params.python} -m experiments evaluate --run {wildcards.run}"
-        " {params.mirror} > {log} 2>&1"
+        "{params.python} -m experiments evaluate --run {wildcards.run} > {log} 2>&1"
 
 
 rule record:

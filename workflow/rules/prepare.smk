@@ -7,8 +7,5 @@ rule prepare:
     params:
         python=PYTHON,
         code=code(*glob("experiments/data/*.py")),
-        mirror=f"--mirror {shlex.quote(str(MIRROR))}" if MIRROR else "",
-        online="" if config["offline"] else "--online",
     shell:
-        "{params.python} -m experiments prepare --data {wildcards.data}"
-        " {params.mirror} {params.online} 2>&1 | tee {log}"
+        "{params.python} -m experiments prepare --data {wildcards.data} 2>&1 | tee {log}"

@@ -54,7 +54,7 @@ def test_a_contradiction_needs_the_interval_too(p, p_opposite, word):
 
 def test_every_published_claim_has_a_row_and_a_reason():
     table = ledger(seeds=1)
-    assert len(table) == len(published.claims()) == 87
+    assert len(table) == len(published.claims()) >= 87
     assert set(table["verdict"]) <= set(claims.VERDICTS)
     assert (table["reason"].str.len() > 0).all()
     assert set(published.tests()) == set(table.index)
