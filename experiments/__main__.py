@@ -276,11 +276,11 @@ def read_study(study: str, scale: str) -> tuple:
             f"study {study!r} has no results at scale {scale!r} yet: run "
             f"`snakemake reproduce --config scale={scale} study={study}`"
         )
-    return (
-        records.read_records(folder / "records.csv"),
-        records.read_curves(folder / "curves.csv"),
-        facts,
-    )
+    try:
+        rows = records.read_records(folder / "records.csv")
+    except ValueError as error:
+        raise plan.SpecError(str(error)) from None
+    return rows, records.read_curves(folder / "curves.csv"), facts
 
 
 @app.command()

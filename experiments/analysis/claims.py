@@ -142,7 +142,7 @@ def compare(
     if not workloads:
         missing = [_name(side) for side in sides if _sided(rows, None, side).empty]
         missing = missing or ["all sides on one model and dataset"]
-        return Outcome(words, verdict=NOT_TESTED, reason=_missing(missing))
+        return Outcome(words, verdict=NOT_TESTED, reason=_missing(missing, test["metric"]))
     first, *others = (_on(test, links, rows, cell) for cell in workloads)
     seen = "; ".join(_replication(other) for other in others if other.pair is not None)
     reason = first.reason
@@ -213,7 +213,9 @@ def _on(
     missing = [_name(side) for side in sides if _sided(rows, cell, side).empty]
     where = f"{cell[0]} on {cell[1]}"
     if missing:
-        return Outcome("", verdict=NOT_TESTED, reason=f"{where}: {_missing(missing)}")
+        return Outcome(
+            "", verdict=NOT_TESTED, reason=f"{where}: {_missing(missing, test['metric'])}"
+        )
     for side, least in test.get("requires", {}).items():
         found = _sided(rows, cell, test[side])["value"].mean()
         if not found > least:
@@ -275,9 +277,9 @@ def _runs(link: Mapping[str, Any], rows: pd.DataFrame, cell: Cell) -> str:
     return " ".join(both[both["seed"].isin(seeds)]["run"])
 
 
-def _missing(names: list[str]) -> str:
+def _missing(names: list[str], metric: str) -> str:
     names = list(dict.fromkeys(names))
-    return f"this scale has no finished run of {' or '.join(names)} with this metric"
+    return f"this scale has no finished run of {' or '.join(names)} with {metric}"
 
 
 def _replication(outcome: Outcome) -> str:

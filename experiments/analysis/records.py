@@ -440,10 +440,22 @@ def collect(record_files: Sequence[Path], study: dict[str, Any], out: Path) -> P
 
 
 def read_records(path: Path) -> pd.DataFrame:
-    """Read ``records.csv`` (or ``.parquet``) with the types of ``RECORD_COLUMNS``."""
+    """Read ``records.csv`` (or ``.parquet``) with the types of ``RECORD_COLUMNS``.
+
+    Raises:
+        ValueError: If columns are absent, as in a file of an older version.
+    """
     if Path(path).suffix == ".parquet":
-        return _typed(pd.read_parquet(path))
-    return _typed(pd.read_csv(path, dtype=dict.fromkeys(TEXT_COLUMNS, "string")))
+        table = pd.read_parquet(path)
+    else:
+        table = pd.read_csv(path, dtype=dict.fromkeys(TEXT_COLUMNS, "string"))
+    absent = [name for name in RECORD_COLUMNS if name not in table]
+    if absent:
+        raise ValueError(
+            f"{path} has no column {' and '.join(absent)}: another version wrote it, and "
+            "`snakemake reproduce` collects it again"
+        )
+    return _typed(table)
 
 
 def read_curves(path: Path) -> pd.DataFrame:

@@ -131,3 +131,10 @@ def test_the_leaderboard_has_a_mean_of_its_own(made):
     record["evaluation"]["scores"] = scores[:-2]
     rows = pd.DataFrame(records.record_rows(record, {"name": ""}))
     assert "leaderboard_mean" not in set(rows["metric"])
+
+
+def test_a_table_of_an_older_version_is_one_sentence(made, tmp_path):
+    table = records.records_table(made[:1], synthetic.study(made)).drop(columns="chance")
+    table.to_csv(tmp_path / "records.csv", index=False)
+    with pytest.raises(ValueError, match=r"records.csv has no column chance: another version"):
+        records.read_records(tmp_path / "records.csv")
