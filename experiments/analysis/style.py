@@ -57,8 +57,8 @@ FAMILIES = {
 WIDE_COLORS = {"static": "#88CCEE", "set": "#117733"}
 ALGORITHM = "|".join(sorted({*METHODS, *algorithm_names()}, key=len, reverse=True))
 METHOD_NAME = re.compile(rf"(?:({'|'.join(FAMILIES)})\d*-)?(?:({ALGORITHM})(?:-?\d+|-rare)?|(.*))")
-# Tol's muted set, for methods that the list above does not know.
-SPARE_COLORS = ("#332288", "#88CCEE", "#44AA99", "#999933", "#882255", "#AA4499", "#CC6677")
+# What Tol's sets have left, for methods that the lists above do not know.
+SPARE_COLORS = ("#882255", "#CC6677", "#EE3377", "#33BBEE", "#6699CC", "#997700", "#994455")
 SPARE_MARKERS = ("X", "<", ">", "p", "h", "*", "d")
 
 AXES = {
