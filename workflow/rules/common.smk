@@ -140,7 +140,8 @@ def chosen(scale):
 
 
 warn_missing_data(
-    AGAIN or [run for run in RUNS[SCALE].values() if set(run.studies) & {*chosen(SCALE)}]
+    AGAIN
+    or [run for run in RUNS[SCALE].values() if set(run.studies) & {*chosen(SCALE)}]
 )
 if not chosen(SCALE):
     logger.warning(
