@@ -113,9 +113,9 @@ except ValueError as error:
 # Where data comes from goes to the jobs by the environment: as a parameter, naming a mirror would
 # make every dataset anew, and with it every run.
 if config["mirror"] is not None:
-    os.environ["SPARSE_MIRROR"] = str(config["mirror"])
+    os.environ.update(SPARSE_MIRROR=str(config["mirror"]))
 if not config["offline"]:
-    os.environ["HF_HUB_OFFLINE"] = "0"
+    os.environ.update(HF_HUB_OFFLINE="0")
 MIRROR = os.environ.get("SPARSE_MIRROR")
 
 SCALE = AGAIN[0].scale if AGAIN else config["scale"]
