@@ -24,7 +24,8 @@ def data(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> 
     rows = rows[columns].reset_index(drop=True)
     names = ["learning rate", "drop fraction", "update interval", "steps"]
     rows = rows.join(pd.DataFrame(settings, columns=names))
-    rows["algorithm"] = selection.algorithms(rows)
+    algorithm = selection.algorithms(rows)
+    rows["algorithm"] = algorithm.where(algorithm != "", rows["method"])
     best = rows.groupby(["model", "dataset", "algorithm"])["value"].transform("min")
     return rows.assign(best=rows["value"] == best)
 
