@@ -2,6 +2,7 @@
 evidence uses. The large marker is the best trial of a method. Dashed: mask updates that are rarer
 and smaller. Lower is better."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import pandas as pd
@@ -57,11 +58,20 @@ def draw(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> 
             panel.plot(best["learning rate"], best["value"], look.marker, color=look.color, ms=9)
             words = ", rare" if method != line["algorithm"].iloc[0] else ""
             labels.append((line["value"].iloc[-1], look.name + words, look.color))
-        style.count_axis(panel, "peak learning rate", own["learning rate"].unique())
+        style.count_axis(panel, "peak learning rate", _apart(own["learning rate"].unique()))
         panel.set_ylabel("validation perplexity per token")
         panel.set_title(f"{cell[0]} on {cell[1]}")
         style.label_ends(panel, labels)
     return figure
+
+
+def _apart(rates: Iterable[float]) -> list[float]:
+    """The rates whose tick labels have room: each at least 1.6 times the one before."""
+    kept: list[float] = []
+    for rate in sorted(rates):
+        if not kept or rate >= 1.6 * kept[-1]:
+            kept.append(rate)
+    return kept
 
 
 def caption(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> str:
