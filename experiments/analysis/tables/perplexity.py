@@ -1,7 +1,7 @@
 """Validation perplexity after training (lower is better): mean over seeds with its 95% t interval,
-and the mean difference to Static over the seeds that both have. Measured by
-the evaluation, on up to 65,536 tokens spread over the validation split, else by the trainer's last
-pass."""
+and the mean difference to Static, of Sparse-IFT models to the dense one, over the seeds that both
+have. Measured by the evaluation, on up to 65,536 tokens spread over the validation split, else by
+the trainer's last pass."""
 
 from typing import Any
 
@@ -11,7 +11,8 @@ from experiments.analysis import published, selection, stats, style
 from experiments.analysis import records as tidy
 
 COLUMNS = ["model", "dataset", "method", "sparsity", "seeds", "perplexity", "low", "high"]
-COLUMNS += ["minus Static", "paired seeds", "perplexity (published)", "runs"]
+BASELINES = ["minus Static", "minus Dense"]
+COLUMNS += [*BASELINES, "paired seeds", "perplexity (published)", "runs"]
 
 
 def make(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
@@ -23,21 +24,27 @@ def make(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> 
         chosen = tidy.in_cell(values, cell)
         for method, sparsity in tidy.treatments(chosen):
             rows.append(_row(chosen, cell, method, sparsity, source))
-    return pd.DataFrame(rows, columns=COLUMNS)
+    table = pd.DataFrame(rows, columns=COLUMNS)
+    return table.drop(columns=[key for key in BASELINES if table[key].isna().all()])
 
 
 def _row(
     values: pd.DataFrame, cell: tuple[str, str], method: str, sparsity: float, source: str | None
 ) -> dict[str, Any]:
     own = values[(values["method"] == method) & (values["sparsity"] == sparsity)]
-    static = values[(selection.algorithms(values) == "static") & (values["sparsity"] == sparsity)]
     mean, low, high = stats.t_interval(own["value"])
     row = dict(zip(COLUMNS, (*cell, method, sparsity, len(own), mean, low, high), strict=False))
-    _, algorithm = style.split_method(method)
-    if algorithm != "static":
-        pair = stats.paired(tidy.by_seed(own), tidy.by_seed(static))
-        if pair.num_seeds:
-            row |= {"minus Static": pair.effect, "paired seeds": pair.num_seeds}
+    family, algorithm = style.split_method(method)
+    if family is not None:
+        baseline, other = "minus Dense", values[values["method"] == "dense"]
+    elif algorithm != "static":
+        is_static = selection.algorithms(values) == "static"
+        baseline, other = "minus Static", values[is_static & (values["sparsity"] == sparsity)]
+    else:
+        baseline, other = "", values.iloc[:0]
+    pair = stats.paired(tidy.by_seed(own), tidy.by_seed(other))
+    if pair.num_seeds:
+        row |= {baseline: pair.effect, "paired seeds": pair.num_seeds}
     row["perplexity (published)"] = published.value(
         source, metric="validation perplexity", method=method, sparsity=sparsity
     )

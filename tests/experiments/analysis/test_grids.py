@@ -57,6 +57,18 @@ def test_the_difference_to_static_is_at_equal_sparsity(full, tmp_path):
     assert np.isnan(table.loc["static90", "minus Static"])
 
 
+def test_the_difference_of_widened_models_is_to_the_dense_one(full):
+    names = {"rigl": "wide50-rigl", "dense": "other", "dense-control": "dense"}
+    rows = selection.headline(full[0], full[2])
+    table = tables.load("perplexity").make(
+        rows.assign(method=rows["method"].replace(names)), full[1], full[2]
+    )
+    own = records.in_cell(table, WORKLOAD).set_index("method").loc["wide50-rigl"]
+    gap = (perplexities(rows, "rigl") - perplexities(rows, "dense-control")).mean()
+    assert own["minus Dense"] == pytest.approx(gap) and np.isnan(own["minus Static"])
+    assert "minus Dense" not in tables.load("perplexity").make(*full)
+
+
 def test_a_method_looks_the_same_at_every_sparsity():
     for name in ("static90", "static95", "static-50"):
         assert style.method_style(name) == style.method_style("static")
