@@ -202,7 +202,7 @@ def test_a_second_phase_waits_for_its_first_and_computations_stand_alone(checkou
     second = {**first, "label": None, "pretrained": "first", "methods": {"finetuned": 1}}
     start = {"method": "set", "densify": True}
     study["methods"]["finetuned"] = {"recipe": "full-batch", "starts_from": start}
-    study.update(name="phases", scales={"smoke": [first, second]})
+    study.update(name="phases", claims={}, scales={"smoke": [first, second]})
     facts = {key: study[key] for key in ("title", "source", "description")}
     alone = {**facts, "name": "alone", "tables": [], "figures": [], "computations": ["nothing"]}
     for content in (study, alone):
