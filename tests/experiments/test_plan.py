@@ -89,10 +89,14 @@ def test_a_mistake_is_one_sentence(write, change, words):
 def test_one_id_with_two_specs_is_refused(write):
     write(lambda s: None)
     folder = write(
-        lambda s: (s.update(name="twin"), s["scales"]["smoke"][0]["recipe"].update(tokens=81920)),
+        lambda s: (
+            s.update(name="twin", claims={}),
+            s["scales"]["smoke"][0]["recipe"].update(tokens=81920),
+        ),
         name="twin",
     )
-    assert "sparsity_library.yaml" in error_of(folder)
+    message = error_of(folder)
+    assert "one spec in sparsity_library.yaml and another in twin.yaml" in message
 
 
 def test_two_studies_share_a_run(write):
