@@ -33,6 +33,7 @@ from experiments.schema import (
     Variant,
     Workload,
     check_choice,
+    module_names,
 )
 
 STUDIES = ROOT / "experiments" / "studies"
@@ -88,14 +89,7 @@ def suite_names() -> list[str]:
 
 def computation_names() -> list[str]:
     """Computations on disk."""
-    folder = ROOT / "experiments" / "computations"
-    return sorted(path.stem for path in folder.glob("*.py") if not path.stem.startswith("_"))
-
-
-def analysis_names(kind: str) -> list[str]:
-    """Figures or tables on disk."""
-    folder = ROOT / "experiments" / "analysis" / kind
-    return sorted(path.stem for path in folder.glob("*.py") if not path.stem.startswith("_"))
+    return module_names(ROOT / "experiments" / "computations")
 
 
 @functools.cache
@@ -199,7 +193,7 @@ def _check_names(study: Study, stem: str) -> None:
         check_choice("computations", computation.name, computation_names())
     for kind in ("figures", "tables"):
         for name in getattr(study, kind):
-            check_choice(kind, name, analysis_names(kind))
+            check_choice(kind, name, module_names(ROOT / "experiments" / "analysis" / kind))
     for role in ("primary", "exploratory"):
         for claim in getattr(study.claims, role):
             check_choice(f"claims.{role}", claim, claim_ids())

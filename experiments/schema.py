@@ -40,10 +40,14 @@ def check_choice(key: str, value: Any, allowed: Iterable[str]) -> None:
     raise SpecError(f"{key} is {value!r}, but must be one of {', '.join(allowed)}{hint}")
 
 
+def module_names(folder: Path) -> list[str]:
+    """Modules of a folder in which each file is found by its name, without importing them."""
+    return sorted(path.stem for path in folder.glob("*.py") if not path.stem.startswith("_"))
+
+
 def algorithm_names() -> list[str]:
     """Algorithms on disk; their constructors are checked by ``python -m experiments check``."""
-    folder = ROOT / "sparse_lib" / "algorithms"
-    return sorted(path.stem for path in folder.glob("*.py") if not path.stem.startswith("_"))
+    return module_names(ROOT / "sparse_lib" / "algorithms")
 
 
 @functools.cache

@@ -18,12 +18,12 @@ from matplotlib.figure import Figure
 
 from experiments.analysis import selection
 from experiments.analysis.style import sheet
+from experiments.schema import module_names
 
 
 def names() -> list[str]:
     """Return the names of all figures."""
-    files = Path(__file__).parent.glob("*.py")
-    return sorted(path.stem for path in files if not path.stem.startswith("_"))
+    return module_names(Path(__file__).parent)
 
 
 def load(name: str) -> ModuleType:

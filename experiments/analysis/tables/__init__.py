@@ -14,12 +14,12 @@ from typing import Any
 import pandas as pd
 
 from experiments.analysis import selection
+from experiments.schema import module_names
 
 
 def names() -> list[str]:
     """Return the names of all tables."""
-    files = Path(__file__).parent.glob("*.py")
-    return sorted(path.stem for path in files if not path.stem.startswith("_"))
+    return module_names(Path(__file__).parent)
 
 
 def load(name: str) -> ModuleType:
