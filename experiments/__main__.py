@@ -284,12 +284,25 @@ def read_study(study: str, scale: str) -> tuple:
 
 
 @app.command()
-def figure(name: str, study: StudyName, scale: Scale = "quick") -> None:
+def figure(
+    name: str,
+    study: StudyName,
+    scale: Scale = "quick",
+    x: Annotated[
+        str | None,
+        typer.Option(help="draw over this axis only: tokens, steps, flops", metavar="AXIS"),
+    ] = None,
+) -> None:
     """Draw one figure of a study from its records."""
     from experiments.analysis import figures
 
     check_choice("figure", name, figures.names())
-    figures.write(name, *read_study(study, scale), page_folder(study, scale) / "figures")
+    if x is not None:
+        if not figures.x_axes(name):
+            raise plan.SpecError(f"x is {x!r}, but figure {name!r} has no other axis than its own")
+        check_choice("x", x, figures.x_axes(name))
+    facts = read_study(study, scale)
+    figures.write(name, *facts, page_folder(study, scale) / "figures", x=x)
 
 
 @app.command()

@@ -92,14 +92,32 @@ def save(
         data.to_csv(out_dir / f"{name}.csv", index=False)
 
 
+def x_axes(name: str) -> tuple[str, ...]:
+    """Return the x axes that a figure can be drawn over, its own first; most have that one only."""
+    return tuple(getattr(load(name), "AXES", ()))
+
+
 def write(
-    name: str, records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any], out_dir: Path
+    name: str,
+    records: pd.DataFrame,
+    curves: pd.DataFrame,
+    study: dict[str, Any],
+    out_dir: Path,
+    *,
+    x: str | None = None,
 ) -> None:
-    """Draw one figure over every x axis it knows, and save it with its data."""
+    """Draw one figure and save it: over its own x axis with its data, over others as SVG.
+
+    Args:
+        x: One of `x_axes`; None draws the figure over each of them.
+    """
     module, records = load(name), shown(name, records, study)
+    own, *others = x_axes(name) or (None,)
+    first = None
     with sheet():
-        first = module.draw(records, curves, study)
-        save(name, first, out_dir, module.data(records, curves, study))
-        for axis in getattr(module, "AXES", ())[1:]:
+        if x in (None, own):
+            first = module.draw(records, curves, study)
+            save(name, first, out_dir, module.data(records, curves, study))
+        for axis in others if x is None else {x} - {own}:
             figure = module.draw(records, curves, study, x=axis)
             save(f"{name}-by-{axis}", figure, out_dir, like=first)

@@ -5,7 +5,9 @@ import json
 import numpy as np
 import pandas as pd
 import pytest
+from typer.testing import CliRunner
 
+from experiments.__main__ import app
 from experiments.analysis import claims, figures, records, selection, style, tables
 from experiments.analysis.figures import scaling
 from tests.experiments.analysis import grids, synthetic
@@ -301,3 +303,29 @@ def test_the_records_of_the_law_are_what_they_say(study):
     run = grids.plan.study_runs(study, "small")[0]
     record = synthetic.planned_record(records.make_record, run)
     assert record["num_parameters"] == 229888 and len(record["curve"]) == 50
+
+
+def test_a_figure_drawn_over_one_axis_is_the_same_as_among_all(full, tmp_path):
+    every, own, other = tmp_path / "every", tmp_path / "own", tmp_path / "other"
+    figures.write("budgets", *full, every)
+    assert figures.x_axes("budgets") == ("tokens", "steps", "flops")
+    figures.write("budgets", *full, own, x="tokens")
+    assert {path.name for path in own.iterdir()} == {"budgets.svg", "budgets.png", "budgets.csv"}
+    assert (own / "budgets.svg").read_text() == (every / "budgets.svg").read_text()
+    figures.write("budgets", *full, other, x="flops")
+    assert [path.name for path in other.iterdir()] == ["budgets-by-flops.svg"]
+    assert "executed training FLOPs" in (other / "budgets-by-flops.svg").read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("budgets", "x is 'epochs'"),
+        ("perplexity_by_flops", "figure 'perplexity_by_flops' has no other axis than its own"),
+    ],
+)
+def test_an_axis_that_a_figure_lacks_is_one_sentence(name, sentence):
+    arguments = ["figure", name, "--study", "sparsity_library", "--x", "epochs"]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code != 0
+    assert sentence in str(result.exception)
