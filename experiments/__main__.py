@@ -403,10 +403,16 @@ def archive(scale: Scale, study: str = "all") -> None:
 @app.command()
 def publish(scale: Scale) -> None:
     """Make the report of a scale the committed reference, its records included."""
+    from experiments.analysis import figures
     from experiments.report import readme, render
 
     render.publish(Path("reports") / scale, Path("reports"))
-    readme.update(Path("README.md"), Path("reports"), scale, Path("results") / scale)
+    captions = {
+        name: figures.findings(name, *read_study(study, scale))
+        for study, name in readme.FIGURES
+        if (study_folder(study, scale) / "records.csv").is_file()
+    }
+    readme.update(Path("README.md"), Path("reports"), scale, Path("results") / scale, captions)
     keep(scale)
 
 

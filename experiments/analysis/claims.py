@@ -32,8 +32,18 @@ OPEN_REASON = "the source takes no side, so there is nothing to hold"
 ALPHA = 0.05
 LARGER = "larger"
 SIGNS = {"less": "<", "greater": ">", "differ": "differs from"}
-COLUMNS = ["id", "role", "statement", "source", "published", "tested_as", "verdict", "effect"]
-COLUMNS += ["low", "high", "interval", "p", "p_adjusted", "num_seeds", "reason", "replications"]
+COLUMNS = ["id", "role", "statement", "source", "published", "tested_as", "verdict", "compared"]
+COLUMNS += [
+    "effect",
+    "low",
+    "high",
+    "interval",
+    "p",
+    "p_adjusted",
+    "num_seeds",
+    "reason",
+    "replications",
+]
 COLUMNS += ["concerns", "runs"]
 TRIALS = "the runs of this study choose settings: they are evidence for no claim"
 ELSEWHERE = "this study does not list it; the study that does tests it"
@@ -51,6 +61,7 @@ class Outcome:
     verdict: str | None = None
     replications: str = ""
     runs: str = ""
+    compared: str = ""
 
 
 def evaluate(records: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
@@ -63,7 +74,8 @@ def evaluate(records: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
 
     Returns:
         One row per claim; the columns are ``COLUMNS``. Effects and intervals are differences in
-        the metric's units; ``p_adjusted`` is Holm's over the primary claims, else ``p``.
+        the metric's units, ``compared`` says of what; ``p_adjusted`` is Holm's over the primary
+        claims, else ``p``. Intervals are not corrected for the number of tests.
 
     Raises:
         ValueError: If the study names a claim that does not exist.
@@ -229,11 +241,16 @@ def _on(
         return Outcome("", verdict=NOT_TESTED, reason=f"{where}: no seed is on both sides")
     runs = " ".join(_runs(link, rows, cell) for link in links)
     if len(links) == 1:
-        return Outcome("", pairs[0], where, runs=runs)
+        return Outcome(
+            "", pairs[0], where, runs=runs, compared=difference(links[0], test["metric"])
+        )
     at, pair = weakest_link(pairs)
     words = describe({**test, **links[at]})
-    reason = f"{where}; effect and p are those of the weakest link ({words})"
-    return Outcome("", pair, reason, runs=runs)
+    reason = (
+        f"{where}; effect and p are those of the weakest of {len(links)} links ({words}), the "
+        f"opposite's p is the smallest of any link, times {len(links)}"
+    )
+    return Outcome("", pair, reason, runs=runs, compared=difference(links[at], test["metric"]))
 
 
 def weakest_link(pairs: Sequence[stats.Paired]) -> tuple[int, stats.Paired]:
@@ -323,6 +340,15 @@ def describe(test: Mapping[str, Any]) -> str:
     return f"{split}{test['metric']}: {sides}{margin}"
 
 
+def difference(link: Mapping[str, Any], metric: str) -> str:
+    """Return what the effect of a comparison is, in words."""
+    if "gaps" in link:
+        sides = " minus ".join(f"({_name(a)} minus {_name(b)})" for a, b in link["gaps"])
+    else:
+        sides = f"{_name(link['a'])} minus {_name(link['b'])}"
+    return f"{metric}: {sides}"
+
+
 def _holm(outcomes: dict[str, Outcome], roles: dict[str, str]) -> dict[str, Outcome]:
     """Adjust both p values of the primary claims; one without a test still counts as one."""
     primary = [name for name, role in roles.items() if role == "primary"]
@@ -371,6 +397,7 @@ def _ledger_row(
         "published": claim.published,
         "tested_as": outcome.tested_as,
         "verdict": outcome.verdict,
+        "compared": outcome.compared,
         "num_seeds": 0,
         "reason": outcome.reason,
         "replications": outcome.replications,
@@ -400,7 +427,7 @@ def write(records: pd.DataFrame, study: dict[str, Any], path: Any) -> None:
 
 def read(path: Any) -> pd.DataFrame:
     """Read a ledger; empty text cells are empty strings."""
-    text = ["id", "role", "statement", "source", "published", "tested_as", "verdict", "interval"]
-    text += ["reason", "replications", "concerns", "runs"]
+    text = ["id", "role", "statement", "source", "published", "tested_as", "verdict", "compared"]
+    text += ["interval", "reason", "replications", "concerns", "runs"]
     ledger = pd.read_csv(path, dtype=dict.fromkeys(text, "string"))
     return ledger.fillna(dict.fromkeys(text, ""))

@@ -522,6 +522,12 @@ def in_cell(table: pd.DataFrame, cell: tuple[str, str]) -> pd.DataFrame:
     return table[(table["model"] == cell[0]) & (table["dataset"] == cell[1])]
 
 
+def mask_sparsity(curves: pd.DataFrame) -> "pd.Series[float]":
+    """Return run to the sparsity of its masked weights when it ended; dense runs have none."""
+    rows = curves[(curves["metric"] == "sparsity") & (curves["kind"] == "train")]
+    return rows.sort_values("step").groupby("run")["value"].last()
+
+
 def treatments(records: pd.DataFrame) -> list[tuple[str, float]]:
     """Return the (method, sparsity) pairs of the records, in the order they occur."""
     pairs = records[["method", "sparsity"]].drop_duplicates()

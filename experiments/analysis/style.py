@@ -54,7 +54,7 @@ FAMILIES = {
     "factorized": ("Sparse-Factorized", "#999933"),
     "doped": ("Sparse-Doped", "#AA4499"),
 }
-WIDE_COLORS = {"static": "#88CCEE", "set": "#117733"}
+WIDE_COLORS = {"static": "#88CCEE", "set": "#117733", "iso": "#AA3377"}
 ALGORITHM = "|".join(sorted({*METHODS, *algorithm_names()}, key=len, reverse=True))
 METHOD_NAME = re.compile(rf"(?:({'|'.join(FAMILIES)})\d*-)?(?:({ALGORITHM})(?:-?\d+|-rare)?|(.*))")
 # What Tol's sets have left, for methods that the lists above do not know.
@@ -66,6 +66,24 @@ AXES = {
     "steps": ("step", "optimizer steps"),
     "flops": ("flops_executed", "executed training FLOPs"),
 }
+
+
+def progress(rows: pd.DataFrame, x: str) -> tuple[str, str]:
+    """Return the column that holds an axis of `AXES`, and its name; images stand for tokens."""
+    if x == "tokens" and rows["tokens"].isna().all() and rows["images"].notna().any():
+        return "images", "training images"
+    return AXES[x]
+
+
+def loss_unit(rows: pd.DataFrame) -> str:
+    """Return what a loss is measured in: language models have tokens, image models have none."""
+    return f"nats per {progress(rows, 'tokens')[0].removesuffix('s')}"
+
+
+def progress_axis(axes: Axes, name: str) -> None:
+    """Name the x axis of a curve, and write its large numbers short."""
+    axes.set_xlabel(name)
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
 
 
 def method_style(method: str) -> MethodStyle:

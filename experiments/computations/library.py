@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 import torch
 from torch import nn
+from transformers.pytorch_utils import Conv1D
 
 from experiments.models import gpt2, llama
 from sparse_lib.algorithm import SparsityAlgorithm
@@ -219,6 +220,14 @@ def filter_rows() -> Iterator[Row]:
         ]
         case = f"{name}, {len(chosen)} of {len(shapes)} tensors sparsified"
         yield _row("C012", "sparsified tensors that the rule excludes", case, 0, len(breaches))
+        linear = [
+            f"{module_name}.weight"
+            for module_name, module in model.named_modules()
+            if isinstance(module, nn.Linear | Conv1D) and "lm_head" not in module_name
+        ]
+        left = set(linear) - set(chosen)
+        case = f"{name}, {len(linear)} linear layers of its blocks"
+        yield _row("C012", "tensors that the rule includes, left dense", case, 0, len(left))
 
 
 def dense_start_rows() -> Iterator[Row]:

@@ -1,6 +1,7 @@
 """The README's view of the committed reference: two figures and the primary verdicts."""
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 import pandas as pd
@@ -14,7 +15,9 @@ FIGURES = (("sparsity_library", "perplexity_by_sparsity"), ("device", "device_sp
 BEGIN, END = "<!-- reference: written by `snakemake publish` -->", "<!-- end of reference -->"
 
 
-def update(readme: Path, reports_dir: Path, scale: str, results_dir: Path) -> None:
+def update(
+    readme: Path, reports_dir: Path, scale: str, results_dir: Path, captions: Mapping[str, str]
+) -> None:
     """Replace the README's block on the committed reference.
 
     Args:
@@ -22,6 +25,7 @@ def update(readme: Path, reports_dir: Path, scale: str, results_dir: Path) -> No
         reports_dir: Committed reports, ``<study>/figures/<figure>.png`` in it.
         scale: Name of the scale that was published.
         results_dir: ``results/<scale>``, holding ``<study>/claims.csv``.
+        captions: What the data of each figure of `FIGURES` says, by its name.
 
     Raises:
         ValueError: If the README lacks the two lines.
@@ -36,9 +40,9 @@ def update(readme: Path, reports_dir: Path, scale: str, results_dir: Path) -> No
     merged = summary.merge_ledgers(ledgers)
     shown = merged[(merged["role"] == "primary") & (merged["verdict"] != claims.NOT_TESTED)]
     figures = [
-        (study, (reports_dir / study / "figures" / f"{name}.png").relative_to(readme.parent))
+        (study, path.relative_to(readme.parent), captions.get(name, ""))
         for study, name in FIGURES
-        if (reports_dir / study / "figures" / f"{name}.png").is_file()
+        if (path := reports_dir / study / "figures" / f"{name}.png").is_file()
     ]
     page = environment(html=False).get_template("readme.md.j2")
     body = page.render(

@@ -21,16 +21,15 @@ from markupsafe import Markup
 from experiments.analysis import claims as ledger_module
 from experiments.analysis import figures, tables
 from experiments.analysis import records as tidy
-from experiments.analysis.style import AXES, INK, MethodStyle, method_style
+from experiments.analysis.style import INK, MethodStyle, method_style, progress
 from experiments.report import cells, summary
 
 TEMPLATES = Path(__file__).with_name("templates")
-AXIS_LABELS = {"tokens": "tokens", "steps": "steps", "flops": "FLOPs"}
 HEADINGS = {
     "contradicted": "Not reproduced: contradicted",
     "inconclusive": "Open: inconclusive",
-    "holds": "Reproduced: holds",
-    "not tested": "Not tested at this scale",
+    "holds": "Reproduced or consistent: holds",
+    "not tested": "Without a verdict: not tested at this scale, or an open question",
 }
 #: Columns of a table of runs that the page shows beside each run's spec instead.
 RUN_FACTS = ("data hash", "processor", "threads", "versions", "command")
@@ -140,12 +139,14 @@ def _read_figure(
 ) -> dict[str, Any]:
     title = name.replace("_", " ")
     variants = []
-    for axis in AXES:
+    axis_labels = {"tokens": progress(curves, "tokens")[0], "steps": "steps", "flops": "FLOPs"}
+    several = bool(figures.x_axes(name))
+    for axis, label in axis_labels.items():
         file = name if axis == "tokens" else f"{name}-by-{axis}"
         path = folder / f"{file}.svg"
         if path.exists():
-            svg = inline_svg(path, prefix=f"{file}", title=f"{title}, by {AXIS_LABELS[axis]}")
-            variants.append({"axis": AXIS_LABELS[axis], "file": file, "svg": svg})
+            svg = inline_svg(path, prefix=file, title=f"{title}, by {label}" if several else title)
+            variants.append({"axis": label, "file": file, "svg": svg})
     caption = figures.caption(name, records, curves, study)
     return {"name": name, "title": title, "caption": caption, "variants": variants}
 

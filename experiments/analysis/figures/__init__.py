@@ -45,12 +45,14 @@ def shown(name: str, records: pd.DataFrame, study: dict[str, Any]) -> pd.DataFra
 
 def caption(name: str, records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> str:
     """Return a figure's docstring, followed by the sentences its data generates."""
-    module = load(name)
-    text = " ".join((module.__doc__ or "").split())
-    generate = getattr(module, "caption", None)
-    if generate is None:
-        return text
-    return f"{text} {generate(shown(name, records, study), curves, study)}".strip()
+    text = " ".join((load(name).__doc__ or "").split())
+    return f"{text} {findings(name, records, curves, study)}".strip()
+
+
+def findings(name: str, records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> str:
+    """Return the sentences that a figure's data generates, nothing where it generates none."""
+    generate = getattr(load(name), "caption", None)
+    return generate(shown(name, records, study), curves, study) if generate else ""
 
 
 def save(

@@ -139,10 +139,12 @@ def _label_sparsity(axes: Axes, points: pd.DataFrame) -> None:
         heights = style.spread(spots[members, 1].tolist(), 0.042)
         is_left = bool(spots[members, 0].max() < middle)
         x = spots[members, 0].min() - 0.02 if is_left else spots[members, 0].max() + 0.02
-        for sparsity, y in zip(points["sparsity"].iloc[members], heights, strict=True):
+        for place, y in zip(members, heights, strict=True):
+            point = points.iloc[place]
             axes.text(
-                x, y, f"{100 * sparsity:g}", transform=axes.transAxes, fontsize=7, va="center",
-                ha="right" if is_left else "left",
+                x, y, f"{100 * point['sparsity']:g}", transform=axes.transAxes, fontsize=7,
+                va="center", ha="right" if is_left else "left", fontweight="bold",
+                color=style.method_style(point["method"]).color,
             )  # fmt: skip
 
 

@@ -1,6 +1,6 @@
 """Final validation perplexity against the training budget, every point a finished run with its own
 learning-rate schedule: one panel per sparsity, with the dense model in each. Small points are
-seeds, lines join means over the seeds that all budgets of a method have. Lower is better."""
+seeds, lines join means over all seeds of a budget. Lower is better."""
 
 from typing import Any
 
@@ -31,11 +31,9 @@ def data(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> 
     return rows[several].rename(columns={"flops_executed": "flops"})
 
 
-def shared_means(rows: pd.DataFrame) -> pd.DataFrame:
-    """Mean perplexity of one treatment by budget, over the seeds that all its budgets have."""
-    budgets = rows["tokens"].nunique()
-    shared = rows.groupby("seed")["tokens"].transform("nunique") == budgets
-    return rows[shared].groupby("tokens")[["value", "steps", "flops"]].mean().reset_index()
+def budget_means(rows: pd.DataFrame) -> pd.DataFrame:
+    """Mean perplexity of one treatment by budget."""
+    return rows.groupby("tokens")[["value", "steps", "flops"]].mean().reset_index()
 
 
 def draw(
@@ -63,7 +61,7 @@ def _draw_panel(axes: Axes, rows: pd.DataFrame, x: str) -> None:
     for method, sparsity, own in selection.by_treatment(rows):
         look = style.method_style(method)
         axes.plot(own[x], own["value"], ".", color=look.color, ms=4)
-        means = shared_means(own)
+        means = budget_means(own)
         axes.plot(means[x], means["value"], color=look.color, marker=look.marker, ms=6, lw=1.3)
         if len(means):
             text = style.treatment_name(method, sparsity)

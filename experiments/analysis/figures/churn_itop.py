@@ -1,8 +1,8 @@
 """How masks move. Churn: share of the present weights that an update replaces. In-time
 over-parameterization: share of all maskable weights that have been present at least once; it can
-only grow. One panel per sparsity, of the study's first model and dataset with masks. Lines are
-means over seeds; where lines coincide, the thicker one lies beneath. Compare Figure 3 of the
-source."""
+only grow. One panel per sparsity (of Sparse-IFT the one that sets the size), of the study's first
+model and dataset with masks. Lines are means over seeds; where lines coincide, the thicker one lies
+beneath. Compare Figure 3 of the source."""
 
 from typing import Any
 
@@ -26,8 +26,8 @@ def draw(
     records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any], *, x: str = "tokens"
 ) -> Figure:
     """Two panels per sparsity."""
-    coordinate, name = style.AXES[x]
     moves = data(records, curves, study)
+    coordinate, name = style.progress(moves, x)
     shown = [(metric, level) for metric in TITLES for level in sorted(set(moves["sparsity"]))]
     figure, axes = style.panels(len(shown))
     if not shown:
@@ -48,8 +48,8 @@ def draw(
             continue
         panel.set_ylim(bottom=0)
         style.label_ends(panel, labels)
-        panel.set_title(f"{TITLES[metric]} · {100 * level:g}% sparse")
-        panel.set_xlabel(name)
+        panel.set_title(f"{TITLES[metric]} · {100 * level:g}%")
+        style.progress_axis(panel, name)
         panel.set_ylabel("fraction of weights")
     return figure
 

@@ -1,6 +1,7 @@
 """How far our FLOP counts are from the published ones: grey rings follow our own conventions,
-filled points the source's. The band is 1%; rounding of the printed digits alone moves a point by
-up to 5%. Points beyond the axis stand at its end, with their value."""
+filled points allow for what the table says of the source's. The band is 1%; rounding of the printed
+digits alone moves a point by up to 5%. Points beyond the axis stand at its end, filled ones with
+their value."""
 
 from typing import Any
 

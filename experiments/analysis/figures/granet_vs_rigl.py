@@ -30,7 +30,7 @@ def data(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> 
 def difference(rows: pd.DataFrame) -> pd.DataFrame:
     """GraNet minus RigL for each seed and step that both have."""
     keys = ["seed", "step"]
-    columns = [*keys, "tokens", "flops_executed", "value"]
+    columns = [*keys, "tokens", "images", "flops_executed", "value"]
     rigl = rows[rows["method"] == "rigl"][columns]
     granet = rows[rows["method"] == "granet"][[*keys, "value"]]
     both = rigl.merge(granet, on=keys, suffixes=("_rigl", "_granet"))
@@ -41,8 +41,8 @@ def draw(
     records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any], *, x: str = "tokens"
 ) -> Figure:
     """Losses above, their difference below."""
-    coordinate, name = style.AXES[x]
     rows = data(records, curves, study)
+    coordinate, name = style.progress(rows, x)
     figure, (upper, lower) = style.panels(2)
     if rows.empty:
         style.say_empty(upper, "No model has finished runs of both RigL and GraNet.")
@@ -60,8 +60,8 @@ def draw(
         lower.set_ylim(-bound, bound)
     lower.set_title("GraNet minus RigL, by seed")
     for panel in (upper, lower):
-        panel.set_xlabel(name)
-        panel.set_ylabel("nats per token")
+        style.progress_axis(panel, name)
+        panel.set_ylabel(style.loss_unit(rows))
     return figure
 
 

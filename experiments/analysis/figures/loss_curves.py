@@ -1,4 +1,4 @@
-"""Training and validation loss in nats per token, one panel per sparsity with the dense model in
+"""Training and validation loss, one panel per sparsity with the dense model in
 each; other models and datasets than the study's first show validation only. Thin lines are seeds,
 thick lines their mean, over the seeds that have logged the same step. Lower is better."""
 
@@ -42,7 +42,7 @@ def draw(
 
 
 def _draw_panel(axes: Axes, rows: pd.DataFrame, x: str) -> None:
-    coordinate, name = style.AXES[x]
+    coordinate, name = style.progress(rows, x)
     labels = []
     for (method, sparsity), group in rows.groupby(["method", "sparsity"], sort=False):
         look = style.method_style(method)
@@ -58,10 +58,11 @@ def _draw_panel(axes: Axes, rows: pd.DataFrame, x: str) -> None:
     # The first steps fall from the loss of a uniform guess and would flatten everything else.
     upper = rows[rows["step"] > 0.15 * rows["step"].max()]["value"].max()
     lower = rows["value"].min()
-    axes.set_ylim(lower - 0.05 * (upper - lower), upper + 0.05 * (upper - lower) or upper + 1)
+    margin = 0.05 * (upper - lower or 1.0)
+    axes.set_ylim(lower - margin, upper + margin)
     style.label_ends(axes, labels)
-    axes.set_xlabel(name)
-    axes.set_ylabel("nats per token")
+    style.progress_axis(axes, name)
+    axes.set_ylabel(style.loss_unit(rows))
 
 
 def caption(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> str:

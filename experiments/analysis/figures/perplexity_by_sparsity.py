@@ -1,7 +1,7 @@
 """Validation perplexity against sparsity, one line per method: small points are seeds, large ones
 their mean, bars the 95% t interval over seeds (no bar below two seeds). Each band is a dense model
-with the interval of its mean. The axis is logarithmic in the share of weights that is left. Lower
-is better."""
+with the interval of its mean. The axis is logarithmic in the share of weights that is left; methods
+stand side by side so that they can be told apart. Lower is better."""
 
 from typing import Any
 

@@ -1,8 +1,7 @@
 """Validation loss of models of several sizes at equal training tokens per weight of the blocks:
 against the number of those weights, zeros included, and against executed training FLOPs. Points
 are seeds; lines are power laws fitted to all of them. Below: the loss of a sparse model above that
-of the dense one of the same size, paired by seed, with a straight line over the logarithm of the
-size."""
+of the dense one of the same size, paired by seed; the line joins the means."""
 
 import math
 from typing import Any
@@ -100,12 +99,9 @@ def _draw_penalties(axes: Axes, rows: pd.DataFrame) -> None:
         if table.empty:
             continue
         axes.plot(table["weights"], table["penalty"], look.marker, color=look.color, ms=4)
-        slope, _, _, intercept = trend(table)
-        ends = np.array([table["weights"].min(), table["weights"].max()])
-        fitted = intercept + slope * np.log2(ends)
-        axes.plot(ends, fitted, color=look.color, lw=1.5)
-        end = fitted[-1] if slope == slope else table["penalty"].iloc[-1]
-        labels.append((end, style.treatment_name(method, sparsity), look.color))
+        means = table.groupby("weights")["penalty"].mean()
+        axes.plot(means.index, means, color=look.color, lw=1.5)
+        labels.append((means.iloc[-1], style.treatment_name(method, sparsity), look.color))
     if not labels:
         style.say_empty(axes, "No dense run shares its size and seed with a sparse one.")
         return
@@ -131,6 +127,16 @@ def caption(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) 
     return " ".join(sentence for sentence in sentences if sentence)
 
 
+def _moves_at_each_step(table: pd.DataFrame, sign: float) -> bool:
+    """Whether each size differs from the one before in this direction (Welch, one-sided 5%)."""
+    sizes = [group["penalty"] for _, group in table.groupby("weights")]
+    alternative = "greater" if sign > 0 else "less"
+    return all(
+        scipy_stats.ttest_ind(after, before, equal_var=False, alternative=alternative).pvalue < 0.05
+        for before, after in zip(sizes, sizes[1:], strict=False)
+    )
+
+
 def _trend_sentence(rows: pd.DataFrame, method: str, sparsity: float) -> str:
     table = penalties(rows, method, sparsity)
     slope, low, high, _ = trend(table)
@@ -138,12 +144,11 @@ def _trend_sentence(rows: pd.DataFrame, method: str, sparsity: float) -> str:
         return ""
     means = table.groupby("weights")["penalty"].mean()
     words = "these sizes cannot tell whether it changes"
-    steps = np.diff(means)
     if high < 0 or low > 0:
         words = "it shrinks with size" if means.iloc[-1] >= 0 else "it falls with size"
         words = "it grows with size" if low > 0 else words
-        if not ((steps > 0).all() or (steps < 0).all()):
-            words = "sizes differ, but it does not change in one direction"
+        if not _moves_at_each_step(table, math.copysign(1, slope)):
+            words = "sizes differ, but it does not change from each one to the next"
     values = ", ".join(f"{mean:+.3f}" for mean in means)
     return (
         f"{style.treatment_name(method, sparsity)} {values} nats from the smallest size to the "

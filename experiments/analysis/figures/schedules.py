@@ -65,8 +65,8 @@ def draw(
     records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any], *, x: str = "tokens"
 ) -> Figure:
     """One panel per schedule."""
-    coordinate, name = style.AXES[x]
     rows = data(records, curves, study)
+    coordinate, name = style.progress(rows, x)
     figure, axes = style.panels(len(TITLES), height=2.2)
     for panel, (metric, title) in zip(axes, TITLES.items(), strict=True):
         labels = []
@@ -82,5 +82,5 @@ def draw(
         panel.set_ylim(bottom=0)
         style.label_ends(panel, labels)
         panel.set_title(title)
-        panel.set_xlabel(name)
+        style.progress_axis(panel, name)
     return figure

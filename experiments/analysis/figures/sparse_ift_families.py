@@ -1,6 +1,7 @@
 """Test accuracy of each member of the Sparse-IFT family by sparsity, at about the dense model's
 FLOPs: small points are seeds, large ones their mean, the bar its 95% t interval over seeds (no bar
-below two seeds). The horizontal line is the dense model."""
+below two seeds). The horizontal line is the dense model; members stand side by side so that they
+can be told apart."""
 
 from typing import Any
 

@@ -1,7 +1,8 @@
 """Test accuracy of image classifiers (higher is better): mean over seeds with its 95% t interval,
 and the mean difference to the same model trained dense over the seeds that both have; top-5
 accuracy, loss in nats and expected calibration error beside it. The standard error is that of one
-run over its test images. FLOPs are those executed in training, relative to the dense model."""
+run over its test images. FLOPs are those executed in training, relative to the dense model. The
+sparsity of a Sparse-IFT model is the one that sets its size; its masks have their own."""
 
 from typing import Any
 
@@ -12,6 +13,7 @@ from experiments.analysis import records as tidy
 
 SPLIT = "test"
 COLUMNS = ["model", "dataset", "method", "sparsity", "seeds", "accuracy", "low", "high", "stderr"]
+COLUMNS += ["mask sparsity"]
 COLUMNS += ["images", "chance", "against chance", "minus dense", "paired seeds", "top-5", "loss"]
 COLUMNS += ["calibration error", "FLOPs / dense", "non-zero parameters"]
 COLUMNS += ["accuracy (published)", "runs"]
@@ -20,12 +22,16 @@ COLUMNS += ["accuracy (published)", "runs"]
 def make(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
     """One row per model, dataset, method and sparsity."""
     values = tidy.select(records, "accuracy", split=SPLIT)
-    source = published.source_id(study)
+    source, masked = published.source_id(study), tidy.mask_sparsity(curves)
     rows = []
-    for cell in tidy.cells(values):
+    for place, cell in enumerate(tidy.cells(values)):
         chosen = tidy.in_cell(values, cell)
         for method, sparsity in tidy.treatments(chosen):
-            rows.append(_row(records, chosen, cell, method, sparsity, source))
+            row = _row(records, chosen, cell, method, sparsity)
+            row["mask sparsity"] = masked.reindex(row["runs"].split()).mean()
+            # The source's network stands for the study's first model; larger ones are others.
+            known = _published(source, method, sparsity) if place == 0 else published.UNKNOWN
+            rows.append(row | {"accuracy (published)": known})
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
@@ -35,7 +41,6 @@ def _row(
     cell: tuple[str, str],
     method: str,
     sparsity: float,
-    source: str | None,
 ) -> dict[str, Any]:
     own = values[(values["method"] == method) & (values["sparsity"] == sparsity)]
     dense = values[values["method"] == "dense"]
@@ -61,13 +66,12 @@ def _row(
     cost = average("flops_executed", dense["run"])
     row["FLOPs / dense"] = average("flops_executed", own["run"]) / cost
     row["non-zero parameters"] = average("num_nonzero", own["run"])
-    row["accuracy (published)"] = _published(source, method, sparsity)
     row["runs"] = " ".join(own["run"])
     return row
 
 
 def _published(source: str | None, method: str, sparsity: float) -> str:
-    """The source's value for its ResNet-18 on CIFAR-100, shown beside any model of ours."""
+    """The source's value for its ResNet-18 on CIFAR-100, as a fraction."""
     family, algorithm = style.split_method(method)
     name = style.method_style(algorithm).name
     if family:
@@ -79,4 +83,5 @@ def _published(source: str | None, method: str, sparsity: float) -> str:
     if rows.empty:
         return published.UNKNOWN
     row = rows.iloc[0]
-    return f"{row['value']} {row['unit']} ({row['model']}, {row['dataset']})"
+    share = float(row["value"]) / (100 if row["unit"] == "%" else 1)
+    return f"{share:.3f} ({row['model']}, {row['dataset']})"

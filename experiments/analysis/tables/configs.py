@@ -1,5 +1,6 @@
 """The sparsity configuration that each method needs, as the library takes it, with shares of the
-run resolved to steps. Compare Figures 4 and 6 of the source."""
+run resolved to steps; a transform, where there is one, adds the sparsity and the filter. Compare
+Figures 4 and 6 of the library's announcement."""
 
 from typing import Any
 
@@ -11,8 +12,11 @@ def make(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> 
     """One row per method: the first run of each."""
     rows: dict[str, dict[str, Any]] = {}
     for run in study.get("runs", []):
-        sparsity = (run.get("spec") or {}).get("sparsity")
+        spec = run.get("spec") or {}
+        sparsity = spec.get("sparsity")
         if sparsity is not None and run["method"] not in rows:
-            text = yaml.safe_dump({"sparsity": sparsity}, sort_keys=False)
-            rows[run["method"]] = {"method": run["method"], "config": text, "runs": run["id"]}
-    return pd.DataFrame(list(rows.values()), columns=["method", "config", "runs"])
+            shown = {"transform": spec["transform"]} if spec.get("transform") else {}
+            text = yaml.safe_dump(shown | {"sparsity": sparsity}, sort_keys=False)
+            facts = {"method": run["method"], "sparsity": spec.get("final_sparsity")}
+            rows[run["method"]] = facts | {"config": text, "runs": run["id"]}
+    return pd.DataFrame(list(rows.values()), columns=["method", "sparsity", "config", "runs"])

@@ -1,5 +1,5 @@
 """Training FLOPs of one run, 2 per multiply-add, counted from the layers' shapes and the masks at
-each step: what a dense model would have cost on the same tokens, what executing only unmasked
+each step: what a dense model would have cost on the same data, what executing only unmasked
 work costs, and their ratio. Means over seeds; the wall time is that of masked dense execution, so
 it says nothing about what skipping the masked work would save."""
 

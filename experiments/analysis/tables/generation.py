@@ -1,17 +1,20 @@
 """Writing sentences from facts after fine-tuning: BLEU (sacrebleu, 0 to 100) and the share of
-sentences that are right word for word; means over seeds, with the 95% t interval of BLEU, and the
+sentences that are right word for word; means over seeds, with the 95% t interval of BLEU, cut at 0
+and 100, and the
 mean difference to dense pre-training over the seeds that both have."""
 
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from experiments.analysis import published, stats
 from experiments.analysis import records as tidy
 
+PUBLISHED_COLUMN = "BLEU (published, GPT-2 Small on E2E)"
 TASKS = ("facts_to_text", "data_to_text")
 COLUMNS = ["model", "dataset", "method", "sparsity", "seeds", "BLEU", "low", "high"]
-COLUMNS += ["minus dense", "paired seeds", "exact", "items", "BLEU (published)", "runs"]
+COLUMNS += ["minus dense", "paired seeds", "exact", "items", PUBLISHED_COLUMN, "runs"]
 BASELINE = "dense-dense"
 #: Rows of the source's Table 1 (E2E, GPT-2 Small) that stand beside ours.
 PUBLISHED = {
@@ -34,6 +37,7 @@ def make(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> 
             own = chosen[(chosen["method"] == method) & (chosen["sparsity"] == sparsity)]
             scores = own[own["metric"] == "bleu"]
             mean, low, high = stats.t_interval(scores["value"])
+            low, high = np.clip((low, high), 0, 100)
             start = (*cell, method, sparsity, len(scores), mean, low, high)
             row: dict[str, Any] = dict(zip(COLUMNS, start, strict=False))
             pair = stats.paired(tidy.by_seed(scores), baseline)
@@ -42,7 +46,7 @@ def make(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> 
             row["exact"] = own[own["metric"] == "exact_match"]["value"].mean()
             row["items"] = scores["num_items"].iloc[0]
             name, level = PUBLISHED.get(method, ("", None))
-            row["BLEU (published)"] = (
+            row[PUBLISHED_COLUMN] = (
                 published.value(source, metric="BLEU", method=name, sparsity=level)
                 if name
                 else published.UNKNOWN

@@ -1,6 +1,6 @@
 """What each method was trained with on the study's first model and dataset, by recipe, beside what
-the source states for its 1.3B model. Where methods of one recipe differ, their names stand behind
-the value. Compare Table 2 of the source, an image whose other numbers are not known."""
+the source states for its own. Where methods of one recipe differ, their names stand behind the
+value. What the source does not say, or shows only in an image, is not known."""
 
 from typing import Any
 

@@ -1,7 +1,8 @@
 """Validation perplexity after training (lower is better): mean over seeds with its 95% t interval,
-and the mean difference to Static, of Sparse-IFT models to the dense one, over the seeds that both
-have. Measured by the evaluation, on up to 65,536 tokens spread over the validation split, else by
-the trainer's last pass."""
+and where there is one, the mean difference to Static, of Sparse-IFT models to the dense one, over
+the seeds that both have. The sparsity of a Sparse-IFT model is the one that sets its size; its
+masks have their own. Measured by the evaluation, on up to 65,536 tokens spread over the validation
+split, else by the trainer's last pass."""
 
 from typing import Any
 
@@ -11,6 +12,7 @@ from experiments.analysis import published, selection, stats, style
 from experiments.analysis import records as tidy
 
 COLUMNS = ["model", "dataset", "method", "sparsity", "seeds", "perplexity", "low", "high"]
+COLUMNS += ["mask sparsity"]
 BASELINES = ["minus Static", "minus Dense"]
 COLUMNS += [*BASELINES, "paired seeds", "perplexity (published)", "runs"]
 
@@ -18,14 +20,17 @@ COLUMNS += [*BASELINES, "paired seeds", "perplexity (published)", "runs"]
 def make(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
     """One row per model, dataset, method and sparsity."""
     values = tidy.validation_perplexity(records)
-    source = published.source_id(study)
+    source, masked = published.source_id(study), tidy.mask_sparsity(curves)
     rows = []
     for cell in tidy.cells(values):
         chosen = tidy.in_cell(values, cell)
         for method, sparsity in tidy.treatments(chosen):
-            rows.append(_row(chosen, cell, method, sparsity, source))
+            row = _row(chosen, cell, method, sparsity, source)
+            row["mask sparsity"] = masked.reindex(row["runs"].split()).mean()
+            rows.append(row)
     table = pd.DataFrame(rows, columns=COLUMNS)
-    return table.drop(columns=[key for key in BASELINES if table[key].isna().all()])
+    compared = [*BASELINES, "paired seeds"]
+    return table.drop(columns=[key for key in compared if table[key].isna().all()])
 
 
 def _row(

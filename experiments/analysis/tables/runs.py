@@ -6,9 +6,9 @@ from typing import Any
 import pandas as pd
 
 EVERY_RECIPE = True
-METRICS = ("wall_s", "steps", "tokens", "num_nonzero")
-COLUMNS = ["run", "status", "seed", "data", "data hash", "steps", "tokens", "non-zero parameters"]
-COLUMNS += ["wall time (s)", "processor", "threads", "versions", "command"]
+METRICS = ("wall_s", "steps", "tokens", "images", "num_nonzero")
+COLUMNS = ["run", "status", "seed", "data", "data hash", "steps", "tokens", "images"]
+COLUMNS += ["non-zero parameters", "wall time (s)", "processor", "threads", "versions", "command"]
 
 
 def make(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
@@ -25,7 +25,9 @@ def make(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> 
             plan = planned[run]
             row = {"run": run, "status": "missing", "seed": plan.get("seed")}
             rows.append(row | {"command": plan.get("command")})
-    return pd.DataFrame(rows, columns=COLUMNS)
+    table = pd.DataFrame(rows, columns=COLUMNS)
+    unseen = [unit for unit in ("tokens", "images") if table[unit].isna().all()]
+    return table.drop(columns=unseen)
 
 
 def _row(run: str, facts: pd.Series, measured: pd.Series) -> dict[str, Any]:
@@ -38,6 +40,7 @@ def _row(run: str, facts: pd.Series, measured: pd.Series) -> dict[str, Any]:
         "data hash": facts["data_hash"],
         "steps": _count(counts["steps"]),
         "tokens": _count(counts["tokens"]),
+        "images": _count(counts["images"]),
         "non-zero parameters": _count(counts["num_nonzero"]),
         "wall time (s)": counts["wall_s"],
         "processor": facts["cpu"],
