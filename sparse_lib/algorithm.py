@@ -321,7 +321,10 @@ class SparsityAlgorithm(ABC):
         if self.drives_optimizer:
             if self._optimizer() is optimizer:
                 return
-            raise ValueError("this algorithm already drives another optimizer; detach it first")
+            raise ValueError(
+                "this algorithm already drives another optimizer; let go of it first with "
+                "detach(optimizer)"
+            )
         if not hasattr(optimizer, "register_step_post_hook"):
             raise TypeError(f"apply takes a torch optimizer, not {type(optimizer).__name__}")
         if not self.sparse_params:
@@ -340,7 +343,7 @@ class SparsityAlgorithm(ABC):
         self._mask_states(optimizer)
         self._prepare_next_step()
 
-    def detach(self, module: nn.Module | None = None) -> None:
+    def detach(self, module: nn.Module | Optimizer | None = None) -> None:
         """Let go of a model's parameters and, when none are left, of the optimizer.
 
         Masks stay in the model as buffers, still enforced on weights' gradients; another
@@ -348,8 +351,17 @@ class SparsityAlgorithm(ABC):
         call this themselves. Counters, seed and schedules stay as they are.
 
         Args:
-            module: Whose parameters to let go; None means all.
+            module: Whose parameters to let go; None means all. The optimizer that the algorithm
+                was applied to: only this, so that another may take its place.
         """
+        if isinstance(module, Optimizer):
+            if self.drives_optimizer and self._optimizer() is not module:
+                raise ValueError("the algorithm was applied to another optimizer than this")
+            self._stop_preparing()
+            for handle in self._handles:
+                handle.remove()
+            self._unplug()
+            return
         gone = self.sparse_params.values() if module is None else self.get_sparse_params(module)
         assert isinstance(gone, Iterable)
         self._stop_preparing()
@@ -364,7 +376,12 @@ class SparsityAlgorithm(ABC):
         self._unplug()
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        for sparse in self.sparse_params.values():
+        for name, sparse in self.sparse_params.items():
+            if sparse.module._parameters.get(sparse.param_name) is None:
+                raise RuntimeError(
+                    f"{name!r} was taken out of its module after sparsity was applied; change the "
+                    "model first, then apply"
+                )
             sparse.guard.ensure()
             sparse.guard.select_gradient()
 
@@ -389,6 +406,7 @@ class SparsityAlgorithm(ABC):
             return False
         self.num_updates += 1
         call_update(self, optimizer)
+        self._levels.advance(True)
         return True
 
     def _restore_gradients(self) -> None:  # noqa: B027 (most algorithms only mask them)
@@ -446,7 +464,7 @@ class SparsityAlgorithm(ABC):
                     hook(self, name, sparse.sparsity)
 
     def _scheduled(self, name: str) -> float:
-        return min(max(float(self._levels[name](0)), 0.0), 1.0)
+        return min(max(float(self._levels[name](self.step)), 0.0), 1.0)
 
     def metrics(self, flops: ModelFlops | None = None) -> dict[str, Any]:
         """What the masks are and did, as a plain dict that can be written as JSON.
@@ -533,6 +551,7 @@ class SparsityAlgorithm(ABC):
         """
         if not isinstance(state_dict, Mapping) or "step" not in state_dict:
             raise ValueError(f"not the state of a {type(self).__name__}: it has no 'step'")
+        self._check_state(state_dict)
         self.step = int(state_dict["step"])
         self.num_updates = int(state_dict.get("num_updates", 0))
         self.seed = state_dict.get("seed", self.seed)
@@ -542,13 +561,29 @@ class SparsityAlgorithm(ABC):
             for name, saved in state_dict["sparsity"].items():
                 self._levels[name].load_state_dict(dict(saved))
         for name, saved in state_dict.get("params", {}).items():
-            sparse = self.sparse_params.get(name)
-            if sparse is None:
-                raise ValueError(f"the state has {name!r}, which the algorithm does not sparsify")
+            sparse = self.sparse_params[name]
             sparse.target = saved["target"]
             sparse.history.load_state_dict(saved["history"], sparse.mask.device)
             sparse.work = Work(**saved["work"])
         self._prepare_next_step()
+
+    def _check_state(self, state_dict: Mapping[str, Any]) -> None:
+        """Raise ValueError where a state does not fit, before any of it is taken over."""
+        if int(state_dict["step"]) < 0:
+            raise ValueError(f"the state has step={state_dict['step']}, which must not be negative")
+        if "params" not in state_dict:
+            return
+        saved = state_dict["params"]
+        unknown = sorted(saved.keys() - self.sparse_params.keys())
+        missing = sorted(self.sparse_params.keys() - saved.keys())
+        if unknown:
+            raise ValueError(f"the state has {unknown[0]!r}, which the algorithm does not sparsify")
+        if missing:
+            raise ValueError(f"the state lacks {missing[0]!r}, which the algorithm sparsifies")
+        for name, entry in saved.items():
+            for key in ("target", "history", "work"):
+                if key not in entry:
+                    raise ValueError(f"the state of {name!r} lacks {key!r}")
 
     def __repr__(self) -> str:
         return (

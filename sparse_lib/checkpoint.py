@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
 
 from sparse_lib.checks import closest
 from sparse_lib.enforcement import guards, mask_name
@@ -22,7 +23,8 @@ from sparse_lib.parameters import unwrap
 
 State = dict[str, Tensor]
 
-_WRAPPER = re.compile(r"(?<![^.])(module|_orig_mod|_checkpoint_wrapped_module)\.")
+_COMPILED = re.compile(r"(?<![^.])(_orig_mod|_checkpoint_wrapped_module)\.")
+_PARALLEL = (nn.parallel.DistributedDataParallel, nn.DataParallel, AveragedModel)
 _CSR_PARTS = ("crow_indices", "col_indices", "values")
 _SHAPES = "sparse_shapes"
 
@@ -32,8 +34,9 @@ def masks_of(model: nn.Module) -> dict[str, Tensor]:
 
     Prefixes of wrappers (DDP, ``torch.compile``, activation checkpointing) are left out.
     """
+    plain = _namer(_checked(model))
     return {
-        _plain(f"{path}.{name}" if path else name): mask for path, _, name, mask in _masked(model)
+        plain(f"{path}.{name}" if path else name): mask for path, _, name, mask in _masked(model)
     }
 
 
@@ -101,11 +104,11 @@ def densify(model: nn.Module) -> nn.Module:
 @torch.no_grad()
 def export_dense(model: nn.Module) -> State:
     """State of the dense model: masked weights are zero, masks are left out. Copies."""
-    masks = masks_of(model)
+    masks, plain = masks_of(model), _namer(model)
     hidden = {f"{name}_mask" for name in masks}
     state = {}
     for full_name, tensor in model.state_dict().items():
-        name = _plain(full_name)
+        name = plain(full_name)
         if name in hidden:
             continue
         state[name] = tensor.detach().clone()
@@ -184,7 +187,7 @@ def export_safetensors(model: nn.Module, path: str | Path, *, layout: str = "den
             flat[name] = tensor
     contiguous = {name: tensor.contiguous().clone() for name, tensor in flat.items()}
     save_file(contiguous, str(path), metadata={"format": "pt", _SHAPES: json.dumps(shapes)})
-    weights, _ = read_safetensors(path)
+    weights, _ = _read_safetensors(path, reference)
     _compare(weights, reference)
     return Path(path)
 
@@ -194,6 +197,10 @@ def read_safetensors(path: str | Path) -> tuple[State, dict[str, Tensor]]:
 
     Of a ``"dense"`` file nothing says which zeros are masked, so it has no masks.
     """
+    return _read_safetensors(path, ())
+
+
+def _read_safetensors(path: str | Path, known: Collection[str]) -> tuple[State, dict[str, Tensor]]:
     from safetensors import safe_open
 
     with safe_open(str(path), framework="pt") as file:
@@ -204,7 +211,7 @@ def read_safetensors(path: str | Path) -> tuple[State, dict[str, Tensor]]:
         rows = crow.numel() - 1
         size = (rows, math.prod(shape) // max(1, rows))
         state[name] = torch.sparse_csr_tensor(crow, column, values, size)
-    weights, masks = split_state(state)
+    weights, masks = _split_state(state, known)
     for name, shape in shapes.items():
         weights[name], masks[name] = weights[name].reshape(shape), masks[name].reshape(shape)
     return weights, masks
@@ -224,7 +231,7 @@ def check_agrees(
         ValueError: If a name, a value or the output differs; names the first difference.
     """
     reference = export_dense(model)
-    weights, _ = split_state(state)
+    weights, _ = _split_state(state, reference)
     weights = {
         n: w.reshape(reference[n].shape) if n in reference else w for n, w in weights.items()
     }
@@ -281,7 +288,8 @@ def split_state(state: Mapping[str, Any]) -> tuple[State, dict[str, Tensor]]:
     later, which nest the state under ``"model"``); masks in the optimizer's state, at
     ``optimizer.sparsity.state[name].mask`` (2.0 and 2.1); NaN for absent weights (sideband);
     ``<name>_orig`` with ``<name>_mask`` (``torch.nn.utils.prune``); CSR matrices of
-    :func:`export_csr`. Prefixes of wrappers are removed; the argument is not changed.
+    :func:`export_csr`. Prefixes of wrappers are removed, DDP's ``module.`` where all names have
+    it; the argument is not changed.
 
     Returns:
         Full name to dense tensor with zeros where masked, and full name to boolean mask.
@@ -290,10 +298,20 @@ def split_state(state: Mapping[str, Any]) -> tuple[State, dict[str, Tensor]]:
         TypeError: If the checkpoint is no mapping.
         ValueError: If a mask has no weight or another shape.
     """
+    return _split_state(state, ())
+
+
+def _split_state(
+    state: Mapping[str, Any], known: Collection[str]
+) -> tuple[State, dict[str, Tensor]]:
+    """As :func:`split_state`, for a model whose weights have the ``known`` names."""
     if not isinstance(state, Mapping) or not isinstance(state.get("model", state), Mapping):
         raise TypeError(f"a checkpoint must be a mapping of names to tensors, not {state!r:.80}")
-    tensors = {_plain(n): t for n, t in state.get("model", state).items() if torch.is_tensor(t)}
-    masks = {_plain(n): m for n, m in _masks_of_optimizer(state).items()}
+    saved = {n: t for n, t in state.get("model", state).items() if torch.is_tensor(t)}
+    of_optimizer = _masks_of_optimizer(state)
+    plain = _namer_of_state({*saved, *of_optimizer} - _AVERAGED, known)
+    tensors = {plain(n): t for n, t in saved.items()}
+    masks = {plain(n): m for n, m in of_optimizer.items()}
     weights: State = {}
     for name, tensor in tensors.items():
         owner = name.removesuffix("_mask")
@@ -340,9 +358,10 @@ def load_checkpoint(
         TypeError: If the checkpoint is no mapping, or the model no module.
         ValueError: If names or shapes do not match; the model is as it was then.
     """
-    weights, masks = split_state(state)
     target = unwrap(model)
-    owned = masks_of(model)
+    plain = _namer(target)
+    weights, masks = _split_state(state, {plain(name) for name in target.state_dict()})
+    owned = masks_of(target)
     if strict and owned and set(owned) != set(masks):
         differing = sorted(set(owned) ^ set(masks))
         raise ValueError(f"model and checkpoint differ in which weights are masked: {differing}")
@@ -356,7 +375,7 @@ def load_checkpoint(
     _check_fit(target, full, strict=strict)
     for module, leaf, mask in places:
         _register_mask(module, leaf, mask)
-    names = {_plain(name): name for name in target.state_dict()}
+    names = {plain(name): name for name in target.state_dict()}
     try:
         target.load_state_dict({names.get(n, n): t for n, t in full.items()}, strict=strict)
     except RuntimeError as error:
@@ -376,7 +395,7 @@ def import_torch_prune(model: nn.Module) -> dict[str, Tensor]:
     """
     from torch.nn.utils.prune import BasePruningMethod
 
-    masks = {}
+    masks, plain = {}, _namer(model)
     for path, module in model.named_modules():
         hooks = module._forward_pre_hooks
         for key in [k for k, hook in hooks.items() if isinstance(hook, BasePruningMethod)]:
@@ -388,30 +407,65 @@ def import_torch_prune(model: nn.Module) -> dict[str, Tensor]:
             param.masked_fill_(mask == 0, 0)
             module.register_parameter(name, param)
             module.register_buffer(f"{name}_mask", mask != 0)
-            masks[_plain(f"{path}.{name}" if path else name)] = mask != 0
+            masks[plain(f"{path}.{name}" if path else name)] = mask != 0
     return masks
 
 
 # ------------------------------------------------------------------------------------------------
 
 
-def _plain(name: str) -> str:
-    return _WRAPPER.sub("", name)
+#: What a moving average keeps beside the model.
+_AVERAGED = {"n_averaged"}
+
+
+def _namer(model: nn.Module) -> Callable[[str], str]:
+    """What takes the wrappers of a model out of its names, and nothing that is its own."""
+    inside = [
+        f"{path}.module." if path else "module."
+        for path, module in model.named_modules()
+        if isinstance(module, _PARALLEL)
+    ]
+
+    def plain(name: str) -> str:
+        for prefix in sorted(inside, key=len, reverse=True):
+            if name.startswith(prefix):
+                name = prefix.removesuffix("module.") + name.removeprefix(prefix)
+        return _COMPILED.sub("", name)
+
+    return plain
+
+
+def _namer_of_state(names: Collection[str], known: Collection[str]) -> Callable[[str], str]:
+    """The same for names alone, where only DDP around a whole model shows."""
+    own = {name.removesuffix("_mask").removesuffix("_orig") for name in names}
+    is_known = bool(known) and {_COMPILED.sub("", name) for name in own} <= {*known}
+    is_wrapped = not is_known and all(name.startswith("module.") for name in names)
+
+    def plain(name: str) -> str:
+        name = _COMPILED.sub("", name)
+        return name.removeprefix("module.") if is_wrapped else name
+
+    return plain
 
 
 def _masked(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, Tensor]]:
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"expected a torch module, not {type(model).__name__}")
-    for path, module in model.named_modules():
+    for path, module in _checked(model).named_modules():
         for name, param in module._parameters.items():
             mask = module._buffers.get(f"{name}_mask")
             if param is not None and mask is not None and mask.dtype == torch.bool:
                 yield path, module, name, mask
 
 
+def _checked(model: Any) -> nn.Module:
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"expected a torch module, not {type(model).__name__}")
+    return model
+
+
 def _check_fit(model: nn.Module, state: State, *, strict: bool) -> None:
     """Refuse tensors of other shapes and, if strict, other names, before anything is loaded."""
-    shapes = {_plain(n): t.shape for n, t in model.state_dict().items() if torch.is_tensor(t)}
+    plain = _namer(model)
+    shapes = {plain(n): t.shape for n, t in model.state_dict().items() if torch.is_tensor(t)}
     for name, tensor in state.items():
         wanted = shapes.get(name)
         if wanted is not None and wanted != tensor.shape:
@@ -441,7 +495,8 @@ def _register_mask(module: nn.Module, name: str, mask: Tensor) -> None:
 
 
 def _submodule(model: nn.Module, path: str, name: str) -> nn.Module:
-    by_path = {_plain(f"{full}."): module for full, module in model.named_modules()}
+    plain = _namer(model)
+    by_path = {plain(f"{full}."): module for full, module in model.named_modules()}
     found = by_path.get(f"{path}." if path else ".") or (model if not path else None)
     if found is None:
         raise ValueError(f"the checkpoint masks {name!r}, which the model does not have")

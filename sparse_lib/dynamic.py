@@ -145,6 +145,8 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
             self._mask_states(driven)
             forget_curvature(driven)
         distributed.check_equal({n: s.mask for n, s in self.sparse_params.items()})
+        if not self.autoupdate:  # else the end of the step does
+            self._advance_schedules(True)
 
     def new_masks(
         self, params: Mapping[str, SparseParameter], targets: Mapping[str, float]
@@ -182,9 +184,10 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
             old = weight[sparse.mask & ~grown].float()
             spread = old.pow(2).mean().sqrt() if old.numel() else old.new_zeros(())
             if self.grown_init == "normal":
-                draw = torch.randn(weight.shape, generator=source)
+                draw = torch.randn(weight.shape, generator=source, device="cpu")
             else:
-                draw = (torch.rand(weight.shape, generator=source) * 2 - 1) * 3**0.5
+                draw = torch.rand(weight.shape, generator=source, device="cpu")
+                draw = (draw * 2 - 1) * 3**0.5
             start = draw.to(weight.device) * spread
         start = (start * self.grown_init_scale).to(weight.dtype)
         weight.copy_(torch.where(grown, start, weight))
@@ -311,7 +314,9 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
         def keep(gradient: Tensor) -> None:
             algorithm = reference()
             if algorithm is not None and name in algorithm.sparse_params:
-                algorithm._keep_dense(algorithm.sparse_params[name], gradient.detach())
+                gradient = gradient.detach()
+                gradient = gradient.to_dense() if gradient.is_sparse else gradient
+                algorithm._keep_dense(algorithm.sparse_params[name], gradient)
 
         return sparse.param.register_hook(keep)
 
@@ -322,7 +327,8 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
         so_far = self._dense.get(sparse.name)
         accumulated = sparse.param.grad
         goes_on = accumulated is not None and (
-            sparse.guard.gradient_is_clean or bool(accumulated.any())
+            sparse.guard.gradient_is_clean
+            or bool((accumulated._values() if accumulated.is_sparse else accumulated).any())
         )
         if so_far is not None and goes_on:
             so_far.add_(gradient)

@@ -58,6 +58,7 @@ class MaskGuard:
         self._hooked: Tensor | None = None
         self._hooked_contents = 0
         self._settled: tuple[int, int] | None = None
+        self._known_mask = -1
 
     @property
     def param(self) -> nn.Parameter:
@@ -78,10 +79,16 @@ class MaskGuard:
         """Belong to an algorithm: its name for messages, and the one to tell of a removal."""
         self.owner, self._driver = owner, weakref.ref(driver)
 
+    def _know(self, mask: Tensor | None) -> None:
+        """Take a mask for one that the weight obeys already, as far as it ever will."""
+        if mask is not None and not mask.is_inference():
+            self._known_mask = mask._version
+
     def release(self) -> None:
         """Belong to no algorithm; the mask stays enforced and another may adopt it."""
         self.owner, self._driver = None, None
         self.want_dense_gradient(False)
+        self._know(self.mask)
 
     def remove(self) -> None:
         """Stop enforcing."""
@@ -89,13 +96,21 @@ class MaskGuard:
         if self._handle is not None:
             self._handle.remove()
         guards(self.module).pop(self.name, None)
+        if not guards(self.module):
+            self.module.__dict__.pop(_GUARDS, None)
+            for hooks, ours in (
+                (self.module._load_state_dict_post_hooks, _settle_loaded),
+                (self.module._forward_pre_hooks, _settle_alone),
+            ):
+                for key in [key for key, hook in hooks.items() if hook is ours]:
+                    del hooks[key]
 
     def want_dense_gradient(self, wanted: bool) -> None:
         """Tell layers that skip masked work whether the next backward pass must be dense."""
         if wanted:
             setattr(self.param, _WANTS_DENSE, True)
-        else:
-            self.param.__dict__.pop(_WANTS_DENSE, None)
+        elif (param := self.module._parameters.get(self.name)) is not None:
+            param.__dict__.pop(_WANTS_DENSE, None)
 
     def ensure(self) -> None:
         """Watch the module's current parameter, if it was replaced or has become trainable."""
@@ -130,8 +145,12 @@ class MaskGuard:
         tensor = tensor.detach()
         if self.mask is None:  # the model was made dense
             return
+        if tensor.layout == torch.sparse_coo:
+            kept = self.mask.to(tensor.device)[tuple(tensor._indices())]
+            tensor._values().masked_fill_(kept.logical_not(), 0)
+            return
         integer = _SAME_SIZE_INTEGER.get(tensor.element_size())
-        if integer is None or tensor.is_sparse or tensor.is_complex():
+        if integer is None or tensor.is_complex():
             tensor.masked_fill_(self.mask.to(tensor.device).logical_not(), 0)
             return
         tensor.view(integer).bitwise_and_(self._words_for(integer, tensor))
@@ -176,14 +195,21 @@ class MaskGuard:
         """Mask the weight if nobody does it after optimizer steps and it may have changed.
 
         So a copy, such as a moving average that gets weights and masks by assignment, computes
-        with masked weights.
+        with masked weights. A copy whose mask was never changed is left as it is: it may average
+        weights of other masks, which a stale one would destroy.
         """
         driver = self.driver
         if driver is not None and driver.drives_optimizer:
             return
+        param = self.module._parameters.get(self.name)
+        mask = self.module._buffers.get(mask_name(self.name))
+        # functional_call puts tensors of the caller's here, which are not ours to change.
+        if mask is None or not isinstance(param, nn.Parameter):
+            return
         self.ensure()
-        param, mask = self.param, self.mask
-        if mask is None or param.is_inference() or mask.is_inference():
+        if param.is_inference() or mask.is_inference():
+            return
+        if self.owner is None and mask._version == self._known_mask:
             return
         if self._settled != (param._version, mask._version):
             self.select_weight()
@@ -200,16 +226,18 @@ class MaskGuard:
         twin.name = self.name
         twin._forget()
         twin._install(copy.deepcopy(self.param, memo))
+        twin._know(copy.deepcopy(self.mask, memo))
         return twin
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"module": self.module, "name": self.name, "param": self.param}
+        return {"module": self.module, "name": self.name, "param": self.param, "mask": self.mask}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.module, self.name = state["module"], state["name"]
         self._forget()
         state["param"].__dict__.pop(_WANTS_DENSE, None)
         self._install(state["param"])
+        self._know(state.get("mask"))
 
 
 def _settle_loaded(module: nn.Module, _: Any) -> None:

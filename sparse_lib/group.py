@@ -130,7 +130,7 @@ class Group(SparsityAlgorithm):
             algorithm._optimizer = self._optimizer
             algorithm._prepare_next_step()
 
-    def detach(self, module: nn.Module | None = None) -> None:
+    def detach(self, module: nn.Module | Optimizer | None = None) -> None:
         """As :meth:`SparsityAlgorithm.detach`, for every member."""
         for algorithm in self.algorithms:
             algorithm.detach(module)

@@ -111,7 +111,7 @@ def checkerboard(
         return undo(_spread(counts, rows.shape[1], param.device).reshape(pools.shape))
     num_rows = param.shape[0] if param.dim() > 1 else 1
     keep = num_nonzero(sparsity, param.numel(), compat=compat)
-    places = torch.arange(num_rows + 1) * keep // max(1, num_rows)
+    places = torch.arange(num_rows + 1, device="cpu") * keep // max(1, num_rows)
     num_columns = param.numel() // max(1, num_rows)
     return _spread(places.diff(), num_columns, param.device).reshape(param.shape)
 

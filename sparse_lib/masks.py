@@ -269,12 +269,14 @@ def add_random(mask: Tensor, count: int, generator: torch.Generator) -> Tensor:
     num_absent = size - num_present
     if 2 * count > num_absent or 4 * num_absent < size:
         absent = flat.logical_not().nonzero().squeeze(1)
-        order = torch.randperm(num_absent, generator=generator)
+        order = torch.randperm(num_absent, generator=generator, device="cpu")
         flat[absent[order[: max(count, 0)].to(absent.device)]] = True
         return grown
     # Draws that hit a weight leave some missing, and never add too many.
     while (missing := num_present + count - num_true(grown)) > 0:
-        flat[torch.randint(size, (missing,), generator=generator).to(flat.device)] = True
+        flat[torch.randint(size, (missing,), generator=generator, device="cpu").to(flat.device)] = (
+            True
+        )
     return grown
 
 

@@ -141,6 +141,7 @@ class MaskHistory:
         if self._flags is None:
             self._flags = before * (_EVER | _ALWAYS)
             self.num_initial = num_true(old)
+        self._flags = self._flags.to(old.device)  # the model may have moved
         newest = self._with(_NEW)
         self.num_grown += num_true(newest)
         self.num_survived += num_true(newest.logical_and_(new))

@@ -164,6 +164,12 @@ def find_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
     """
     seen: set[int] = set()
     dense: list[str] = []
+    kept = {  # under another name, too
+        id(param)
+        for module in unwrap(model).modules()
+        if getattr(module, "requires_dense", False)
+        for param in module.parameters()
+    }
     for path, module in unwrap(model).named_modules():
         if any(cls.__name__ == "FullyShardedDataParallel" for cls in type(module).__mro__):
             raise ValueError(_SHARDED.format(what="the model holds FullyShardedDataParallel"))
@@ -176,7 +182,7 @@ def find_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
                 continue
             seen.add(id(param))
             full_name = _WRAPPER.sub("", f"{path}.{name}" if path else name)
-            if inside_dense or getattr(param, "requires_dense", False):
+            if inside_dense or id(param) in kept or getattr(param, "requires_dense", False):
                 continue
             check_parameter(full_name, param)
             if param.is_floating_point():

@@ -173,6 +173,7 @@ def plan(
     twin = copy.deepcopy(model)
     for parameter, original in zip(twin.parameters(), model.parameters(), strict=True):
         parameter.grad = original.grad  # which SNIP reads and deepcopy leaves behind
+        parameter.requires_dense = getattr(original, "requires_dense", False)  # type: ignore[attr-defined]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         if algorithm is not None:

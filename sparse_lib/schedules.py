@@ -474,7 +474,7 @@ def make_hyperparameter_schedule(
     Args:
         spec: A number in [0, 1]; a list of them (one per mask update, staying at the last; with
             compat it wraps); a dict with ``type`` and the arguments of that class; a function
-            of the step; a schedule, returned as it is.
+            of the step; a schedule, one with state is copied.
         key: Name of the setting, for messages.
         compat: None or ``"cstorch-2.10"``.
 
@@ -487,7 +487,8 @@ def make_hyperparameter_schedule(
     """
     check_compat(compat)
     if isinstance(spec, HyperParameterSchedule):
-        return spec
+        # One with state must not advance in two algorithms at once.
+        return copy.deepcopy(spec) if spec.STATE else spec
     if isinstance(spec, Mapping):
         return _schedule_from_dict(spec, key, compat)
     if isinstance(spec, (list, tuple)):

@@ -49,6 +49,11 @@ class RigL(DropAndGrow):
     ) -> None:
         if balance_in_groups is not None and balance_out_groups is not None:
             raise ValueError("give balance_in_groups or balance_out_groups, not both")
+        balanced = balance_in_groups is not None or balance_out_groups is not None
+        if balanced and kwargs.get("score_shaper") is not None:
+            raise ValueError(
+                "give score_shaper, or balance_in_groups or balance_out_groups, not both"
+            )
         if balance_in_groups is not None:
             kwargs["score_shaper"] = InputGroupScoreShaper(balance_in_groups)
         if balance_out_groups is not None:
