@@ -210,9 +210,12 @@ def count(
             and ``batch_size`` is then for the record.
 
     Raises:
+        TypeError: If the model is no module.
         ValueError: If sizes are not positive, or both a sequence length and an image size are
             given.
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, not {model!r}")
     kwargs = dict(inputs) if inputs is not None else {}
     args = () if inputs else (example(model, batch_size, sequence_length, image_size),)
     descriptions = describe(model)

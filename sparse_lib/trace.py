@@ -125,9 +125,14 @@ def on_meta(
     def swap(tensor: torch.Tensor) -> torch.Tensor:
         return replaced.setdefault(id(tensor), to_meta(tensor))
 
-    state = {name: swap(parameter) for name, parameter in all_parameters(model)}
+    # By one name each: functional_call would give a module used twice its meta tensors for good.
+    state = {
+        f"{path}.{name}".lstrip("."): swap(tensor)
+        for path, module in model.named_modules()
+        for name, tensor in (*module._parameters.items(), *module._buffers.items())
+        if tensor is not None
+    }
     weights = {d.weight_name: state[d.weight_name] for d in descriptions if d.is_matmul}
-    state |= {name: swap(b) for name, b in model.named_buffers(remove_duplicate=False)}
     extra = {"use_cache": False} if "use_cache" in _arguments(model) else {}
 
     def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -1,5 +1,6 @@
 """Backends and `compile`: a twin of a model whose masked layers skip, or mask, their weights."""
 
+import copyreg
 import functools
 import warnings
 from collections.abc import Iterable
@@ -8,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from sparse_lib.checks import check_finite
 from sparse_lib.device import kernels
 from sparse_lib.device.layers import Execution, SparseLayer, skipping_mixin
 from sparse_lib.device.spec import SPECS, DeviceSpec, device_spec
@@ -82,6 +84,7 @@ def backend(
             and sparsity if None.
 
     Raises:
+        TypeError: The crossover is no number.
         ValueError: A name is unknown, or the crossover is not in [0, 1].
     """
     if name not in (*EXECUTIONS, *SPECS, "host"):
@@ -89,7 +92,7 @@ def backend(
         raise ValueError(f"backend must be one of {allowed}, got {name!r}")
     if execution not in (None, *EXECUTIONS):
         raise ValueError(f"execution must be one of {_names(EXECUTIONS)}, got {execution!r}")
-    if crossover is not None and not 0 <= crossover <= 1:
+    if crossover is not None and not 0 <= check_finite(crossover, "crossover") <= 1:
         raise ValueError(f"crossover must be in [0, 1], got {crossover!r}")
     if name in EXECUTIONS:
         if execution not in (None, name):
@@ -107,14 +110,20 @@ def compile(model: nn.Module, backend: Backend | str = "skip") -> nn.Module:
     original stays usable, and what is done to its parameters, masks or mode (`train`, `eval`) holds
     for both, before and after compiling. Layers are Linear, Conv2d and transformers' Conv1D.
 
+    While torch traces or transforms the twin (`torch.compile`, `torch.export`, `torch.jit.trace`,
+    `torch.func`) and under dispatch modes other than a `Ledger`, all layers run masked dense.
+    Pickled or copied, a twin stays one and brings its original along.
+
     Args:
         model: Any module; sparsity may be applied to it before or later.
         backend: From `backend`, or its name.
 
     Raises:
-        TypeError: The backend is neither a `Backend` nor a name.
+        TypeError: The model is no module, or the backend neither a `Backend` nor a name.
         ValueError: With `strict`, the kernels are missing or a masked layer is not supported.
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     if isinstance(backend, str):
         backend = globals()["backend"](backend)
     if not isinstance(backend, Backend):
@@ -134,7 +143,7 @@ def _twin(
     """A module that shares the dictionaries of another: parameters, masks and hooks, even later."""
     if module in twins:
         return twins[module]
-    twin = twins[module] = object.__new__(_twin_class(type(module)))  # type: ignore[arg-type]
+    twin = twins[module] = _new_twin(type(module))
     twin.__dict__.update(module.__dict__, _original=module)
     if isinstance(twin, SparseLayer):
         execution = Execution(path, skip, backend.crossover, backend.notice)
@@ -166,5 +175,20 @@ def _twin_class(kind: type[nn.Module]) -> type[nn.Module]:
         else:
             owner.training = training
 
-    members = {"training": property(mode, set_mode), "__module__": kind.__module__}
+    def reduce(self: nn.Module, protocol: Any) -> Any:
+        reduced: Any = kind.__reduce_ex__(self, max(protocol, 2))
+        if reduced[0] is copyreg.__newobj__:  # type: ignore[attr-defined]
+            return (_new_twin, (kind,), *reduced[2:])  # pickle would not find the twin's class
+        return reduced
+
+    members = {
+        "training": property(mode, set_mode),
+        "__module__": kind.__module__,
+        "__reduce_ex__": reduce,
+    }
     return type(kind.__name__, (*skipping_mixin(kind), kind), members)
+
+
+def _new_twin(kind: type[nn.Module]) -> nn.Module:
+    """A twin without contents, for `_twin` and for pickle."""
+    return object.__new__(_twin_class(kind))  # type: ignore[arg-type]

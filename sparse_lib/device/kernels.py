@@ -230,13 +230,28 @@ class Structure:
             source: `columns` features per token.
             target: `rows` features per token.
             bias: `[rows]`.
+
+        Raises:
+            ValueError: A view does not have the features of this structure.
         """
+        _check_shapes(self, weight, source, target)
         failed = library().multiply(
             self._as_c, weight.data_ptr(), source, target,
             bias.data_ptr() if bias is not None else None, torch.get_num_threads(),
         )  # fmt: skip
         if failed:
             raise MemoryError("no memory for the panels of a sparse layer")
+
+
+def _check_shapes(structure: Structure, weight: torch.Tensor, source: View, target: View) -> None:
+    """The kernels only see addresses, so that a wrong size would read foreign memory."""
+    wanted = (structure.columns, structure.rows, structure.rows * structure.columns, source.tokens)
+    got = (source.features, target.features, weight.numel(), target.tokens)
+    if got != wanted:
+        raise ValueError(
+            "source features, target features, weights and tokens must be "
+            f"{', '.join(map(str, wanted))}, got {', '.join(map(str, got))}"
+        )
 
 
 def gradients(
@@ -261,7 +276,13 @@ def gradients(
 
     Returns:
         The weight's gradient, dense and zero where masked, shaped like `weight`.
+
+    Raises:
+        ValueError: A view does not have the features of the structures.
     """
+    _check_shapes(forward, weight, source, target_gradient)
+    if source_gradient is not None:
+        _check_shapes(backward, weight, target_gradient, source_gradient)
     gradient = torch.empty_like(weight, memory_format=torch.contiguous_format)
     failed = library().gradients(
         forward._as_c, backward._as_c, weight.data_ptr(), source, target_gradient,

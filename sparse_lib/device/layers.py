@@ -14,14 +14,28 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.grad import conv2d_weight
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
 
 from sparse_lib.device import kernels
-from sparse_lib.device.ledger import is_recording, record
+from sparse_lib.device.ledger import Ledger, is_recording, record
 
 
 def _wants_dense_gradient(weight: torch.Tensor) -> bool:
     return getattr(weight, "_needs_dense_gradient", False)
+
+
+def _is_transformed() -> bool:
+    """Whether torch rewrites what runs and takes no autograd functions: `torch.func`, tracing."""
+    return torch._C._are_functorch_transforms_active() or torch._C._is_tracing()
+
+
+def _is_watched() -> bool:
+    """Whether somebody needs to see torch operators, of which the kernels are none."""
+    if torch.compiler.is_compiling() or _is_transformed():
+        return True
+    if torch._ops._len_torch_dispatch_stack_pre_dispatch():
+        return True
+    return not all(isinstance(mode, Ledger) for mode in _get_current_dispatch_mode_stack())
 
 
 class MaskedWeight(torch.autograd.Function):
@@ -37,6 +51,12 @@ class MaskedWeight(torch.autograd.Function):
         if _wants_dense_gradient(ctx.parameter):
             return gradient, None
         return gradient.where(ctx.mask, gradient.new_zeros(())), None
+
+
+def _masked(weight: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    if not torch.compiler.is_compiling() and _is_transformed():
+        return weight.where(mask, weight.new_zeros(()))
+    return MaskedWeight.apply(weight, mask)
 
 
 @dataclass(frozen=True)
@@ -64,6 +84,11 @@ class Structures:
 
 class Rows:
     """Geometry of a matrix product: the tokens are all leading dimensions of the input."""
+
+    def fits(self, source: torch.Tensor, weight: torch.Tensor, inputs_first: bool) -> bool:
+        """Whether the kernels can multiply these shapes; torch has an error for most others."""
+        inputs = 0 if inputs_first else 1
+        return weight.dim() == 2 and source.shape[-1:] == weight.shape[inputs : inputs + 1]
 
     def prepare(self, source: torch.Tensor) -> torch.Tensor:
         matrix = source.reshape(-1, source.shape[-1])
@@ -102,8 +127,18 @@ class Windows:
     padding: tuple[int, int]
     dilation: tuple[int, int]
 
+    def fits(self, source: torch.Tensor, weight: torch.Tensor, inputs_first: bool) -> bool:
+        """Whether the kernels can multiply these shapes; torch has an error for most others."""
+        return (
+            source.dim() in (3, 4)
+            and weight.shape[1:] == (source.shape[-3], *self.kernel)
+            and min(*self.stride, *self.dilation) > 0
+            and min(self.padding) >= 0
+            and min(self._out_size(source)) > 0
+        )
+
     def _out_size(self, source: torch.Tensor) -> tuple[int, int]:
-        sizes = zip(source.shape[2:], self.kernel, self.stride, self.padding, self.dilation)
+        sizes = zip(source.shape[-2:], self.kernel, self.stride, self.padding, self.dilation)
         height, width = ((n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in sizes)
         return height, width
 
@@ -242,10 +277,21 @@ class Execution:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "structures": None}  # copies build their own
 
-    def reason_for_dense(self, source: torch.Tensor, weight: torch.Tensor) -> str | None:
-        for label, tensor in (("input", source), ("weight", weight)):
+    def reason_for_dense(
+        self,
+        source: torch.Tensor,
+        weight: torch.Tensor,
+        mask: torch.Tensor,
+        bias: torch.Tensor | None,
+    ) -> str | None:
+        tensors = [("input", source), ("weight", weight), ("mask", mask)]
+        for label, tensor in tensors if bias is None else [*tensors, ("bias", bias)]:
+            if type(tensor) not in (torch.Tensor, nn.Parameter):
+                return f"its {label} is a {type(tensor).__name__}, the kernels need a torch.Tensor"
             if not tensor.is_cpu:
                 return f"its {label} is on {tensor.device}, the kernels need the CPU"
+            if tensor is mask:
+                continue
             if tensor.dtype is not torch.float32:
                 return f"its {label} is {tensor.dtype}, the kernels need torch.float32"
             if tensor.layout is not torch.strided:
@@ -297,26 +343,44 @@ class SparseLayer(nn.Module):
             return self.dense_forward(source, weight)
         mask = mask if mask.dtype is torch.bool else mask != 0
         execution = self._execution
-        if execution.skip and not torch.compiler.is_compiling():
-            geometry = self.geometry()
-            reason = execution.reason_for_dense(source, weight)
-            reason = reason or (geometry if isinstance(geometry, str) else None)
+        if execution.skip and not _is_watched():
+            geometry, bias = self.geometry(), self._parameter("bias")
+            reason = execution.reason_for_dense(source, weight, mask, bias)
+            if reason is None and isinstance(geometry, str):
+                reason = geometry
             if reason:
                 execution.notice(execution.name, reason)
-            else:
+            elif self._fits(source, weight, mask, bias, geometry):  # type: ignore[arg-type]
                 structures = execution.find_structures(mask, inputs_first=self.inputs_first)
                 if execution.worth_skipping(structures.forward):
-                    return self._skip(source, weight, geometry, structures)  # type: ignore[arg-type]
-        return self.dense_forward(source, MaskedWeight.apply(weight, mask))
+                    return self._skip(source, weight, bias, geometry, structures)  # type: ignore[arg-type]
+        return self.dense_forward(source, _masked(weight, mask))
+
+    def _fits(
+        self,
+        source: torch.Tensor,
+        weight: torch.Tensor,
+        mask: torch.Tensor,
+        bias: torch.Tensor | None,
+        geometry: Rows | Windows,
+    ) -> bool:
+        """Whether the shapes are those that the kernels read; they look at addresses only."""
+        outputs = slice(1, 2) if self.inputs_first else slice(0, 1)
+        return (
+            weight.numel() > 0
+            and mask.shape == weight.shape
+            and (bias is None or bias.shape == weight.shape[outputs])
+            and geometry.fits(source, weight, self.inputs_first)
+        )
 
     def _skip(
         self,
         source: torch.Tensor,
         weight: torch.Tensor,
+        bias: torch.Tensor | None,
         geometry: Rows | Windows,
         structures: Structures,
     ) -> torch.Tensor:
-        bias = self._parameter("bias")
         unbatched = isinstance(geometry, Windows) and source.dim() == 3
         batched = source.unsqueeze(0) if unbatched else source
         target = SkipProduct.apply(

@@ -281,7 +281,7 @@ class Ledger(TorchDispatchMode):
         self._close_phase()
         rows: dict[str, dict[str, Any]] = {}
         for name, parameter in self._model.named_parameters():
-            share = self._nonzero(name, parameter) / parameter.numel()
+            share = self._nonzero(name, parameter) / max(parameter.numel(), 1)
             state = [] if optimizer is None else optimizer.state.get(parameter, {}).values()
             tensors = [value for value in state if isinstance(value, torch.Tensor)]
             alike = sum(_num_bytes(t) for t in tensors if t.shape == parameter.shape)
@@ -380,7 +380,7 @@ class Ledger(TorchDispatchMode):
         if weight is not None:
             parameter = self._weights[weight]
             if part != "weight_gradient" or not self._needs_dense(parameter):
-                sparse = dense * self._nonzero(weight, parameter) // parameter.numel()
+                sparse = dense * self._nonzero(weight, parameter) // max(parameter.numel(), 1)
             layer = self._layers[weight]
             key = Key(layer.name, layer.kind, weight, part)
         else:

@@ -22,6 +22,7 @@ A small analytic model, not a measurement, and everything it returns is labelled
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -201,6 +202,7 @@ def simulate(
         flops: What ``count`` returned for these sizes, to simulate many cases of one model.
 
     Raises:
+        TypeError: If the model is no module, or the sparsity neither number nor mapping.
         ValueError: If the device is unknown, it can't be joined by so many systems, or the
             efficiency is out of range.
     """
@@ -211,9 +213,13 @@ def simulate(
         )
     if not 0 < efficiency <= 1:
         raise ValueError(f"efficiency is {efficiency}; it must be in (0, 1].")
+    if sparsity is not None and not isinstance(sparsity, Mapping | numbers.Real):
+        raise TypeError(
+            f"sparsity must be a number or a mapping from parameter names, not {sparsity!r}"
+        )
     sizes: dict[str, Any] = {"sequence_length": sequence_length, "image_size": image_size}
     counted = flops or count(model, batch_size=batch_size, **sizes)
-    levels = counted.uniform(sparsity) if isinstance(sparsity, int | float) else sparsity
+    levels = sparsity if isinstance(sparsity, Mapping | None) else counted.uniform(sparsity)
     counted.forward(levels)  # rejects names and values that are wrong
     if recompute is None:
         options = [

@@ -45,7 +45,7 @@ class DopedLayer(Replacement):
 
 
 def apply(
-    model: nn.Module, sparsity: float, layers: Sequence[str] | None = None
+    model: nn.Module, sparsity: float, layers: str | Sequence[str] | None = None
 ) -> tuple[nn.Module, list[str]]:
     """Put a low-rank part of rank s m n / (m + n) beside layers of m inputs and n outputs.
 

@@ -46,7 +46,7 @@ class FactorizedLayer(Replacement):
 
 
 def apply(
-    model: nn.Module, sparsity: float, layers: Sequence[str] | None = None
+    model: nn.Module, sparsity: float, layers: str | Sequence[str] | None = None
 ) -> tuple[nn.Module, list[str]]:
     """Replace layers of m inputs and n outputs by factors of inner size mn / ((m + n)(1 - s)).
 

@@ -58,7 +58,7 @@ class ParallelLayer(Replacement):
 
 
 def apply(
-    model: nn.Module, sparsity: float, layers: Sequence[str] | None = None
+    model: nn.Module, sparsity: float, layers: str | Sequence[str] | None = None
 ) -> tuple[nn.Module, list[str]]:
     """Replace layers by ``1 / (1 - s)`` branches, to the nearest whole number.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from fnmatch import fnmatchcase
 
 import torch
@@ -44,50 +44,71 @@ class Replacement(nn.Module):
                 setattr(self, name, getattr(dense, name))
 
 
-def transformable(model: nn.Module, layers: Sequence[str] | None = None) -> list[LayerDescription]:
+def transformable(
+    model: nn.Module, layers: str | Sequence[str] | None = None
+) -> list[LayerDescription]:
     """The layers that Sparse-IFT makes sparse, in the order of the model.
 
     These are the weights of role ``"block"``: not the first convolution, embeddings, norms and
     output heads, nor what carries ``requires_dense``. Grouped (depthwise) convolutions stay dense
-    too: each of their outputs sums over a few weights only.
+    too: each of their outputs sums over a few weights only. A module that is used in several places
+    is one layer, chosen by any of its names.
 
     Args:
         model: Any module.
-        layers: Globs on module names that choose among these layers; default all.
+        layers: A glob on module names, or several, that choose among these layers; default all.
 
     Raises:
+        TypeError: If ``layers`` is something else.
         ValueError: If nothing is left.
     """
+    globs = [layers] if isinstance(layers, str) else layers
+    is_list = isinstance(globs, Collection) and all(isinstance(glob, str) for glob in globs)
+    if globs is not None and not is_list:
+        raise TypeError(f"layers must be a glob or a list of globs, not {layers!r}")
+    all_names = module_names(model)
     found = [
         layer
         for layer in describe(model)
+        for names in [all_names[model.get_submodule(layer.name)]]
         if layer.is_matmul
         and layer.role == "block"
         and layer.groups == 1
+        and layer.numel
         and layer.tied_to is None
-        and not _requires_dense(model, layer)
-        and (layers is None or any(fnmatchcase(layer.name, glob) for glob in layers))
+        and not _requires_dense(model, layer, names)
+        and (globs is None or any(fnmatchcase(name, glob) for name in names for glob in globs))
     ]
     if not found:
-        where = f" matches layers={list(layers)!r}" if layers is not None else ""
+        where = f" matches layers={list(globs)!r}" if globs is not None else ""
         raise ValueError(
             f"{type(model).__name__} has no layer to transform: none{where} that is neither input, "
-            "output, embedding, norm nor grouped convolution"
+            "output, embedding, norm, grouped convolution nor empty"
         )
     return found
 
 
-def _requires_dense(model: nn.Module, layer: LayerDescription) -> bool:
-    modules = [model]
-    for part in layer.name.split(".") if layer.name else ():
-        modules.append(modules[-1].get_submodule(part))
-    weight = model.get_parameter(layer.weight_name)
-    return any(getattr(owner, "requires_dense", False) for owner in (*modules, weight))
+def module_names(model: nn.Module) -> dict[nn.Module, list[str]]:
+    """Every module of a model with all names under which it is used."""
+    names: dict[nn.Module, list[str]] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        names.setdefault(module, []).append(name)
+    return names
+
+
+def _requires_dense(model: nn.Module, layer: LayerDescription, names: list[str]) -> bool:
+    owners: list[nn.Module | Tensor] = [model, model.get_parameter(layer.weight_name)]
+    for name in names:
+        module = model
+        for part in name.split(".") if name else ():
+            module = module.get_submodule(part)
+            owners.append(module)
+    return any(getattr(owner, "requires_dense", False) for owner in owners)
 
 
 def replace_layers(
     model: nn.Module,
-    layers: Sequence[str] | None,
+    layers: str | Sequence[str] | None,
     family: str,
     make: Callable[[nn.Module, int, int], Replacement],
 ) -> tuple[nn.Module, list[str]]:
@@ -100,10 +121,13 @@ def replace_layers(
         make: Takes a layer of the copy, its inputs per output and its outputs.
 
     Raises:
-        ValueError: If a layer is not a Linear, a transformers ``Conv1D`` or a ``Conv2d``.
+        ValueError: If a layer is not a Linear, a transformers ``Conv1D`` or a ``Conv2d``, or shares
+            its weight with another module.
     """
     chosen = transformable(model, layers)
+    ties = {layer.tied_to: layer.weight_name for layer in describe(model) if layer.tied_to}
     model = copy.deepcopy(model)
+    places = module_names(model)
     names: list[str] = []
     for layer in chosen:
         dense = model.get_submodule(layer.name)
@@ -113,16 +137,22 @@ def replace_layers(
                 f"{type(dense).__name__}: it replaces Linear, Conv1D and Conv2d only; choose other "
                 "layers with layers=[globs]"
             )
+        if layer.weight_name in ties:
+            raise ValueError(
+                f"family {family!r} cannot apply to layer {layer.name!r}: its weight is also "
+                f"{ties[layer.weight_name]!r}; choose other layers with layers=[globs]"
+            )
         try:
             new = make(dense, layer.fan_in, layer.numel // layer.fan_in)
         except ValueError as error:
             raise ValueError(f"family {family!r} at layer {layer.name!r}: {error}") from None
         new.train(dense.training)
         prefix = f"{layer.name}." if layer.name else ""
-        if layer.name:
-            model.set_submodule(layer.name, new)
-        else:
-            model = new
+        for name in places[dense]:
+            if name:
+                model.set_submodule(name, new)
+            else:
+                model = new
         names += [prefix + weight for weight in new.sparse_weights]
     return model, names
 

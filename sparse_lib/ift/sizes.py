@@ -12,10 +12,13 @@ with the width, so a whole model costs more than the dense one.
 from __future__ import annotations
 
 import math
+import numbers
 
 
 def check_sparsity(sparsity: float) -> float:
-    """Return the sparsity, or raise ValueError if it is not in [0, 1)."""
+    """Return the sparsity, or raise TypeError or ValueError if it is no number in [0, 1)."""
+    if not isinstance(sparsity, numbers.Real):
+        raise TypeError(f"sparsity must be a number, not {sparsity!r}")
     if not 0 <= sparsity < 1:
         raise ValueError(f"sparsity is {sparsity!r}, but must be at least 0 and below 1")
     return sparsity

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import numbers
 from collections.abc import Sequence
 from typing import Any
 
@@ -36,7 +37,7 @@ def transform(
     sparsity: float,
     *,
     budget: str | int = "layer",
-    layers: Sequence[str] | None = None,
+    layers: str | Sequence[str] | None = None,
     sequence_length: int | None = None,
     image_size: int | tuple[int, int] | None = None,
 ) -> tuple[nn.Module, dict[str, Any], Report]:
@@ -56,7 +57,8 @@ def transform(
         budget: Which sparsity the masks get. ``"layer"``: the same, so that every transformed layer
             costs what it did. ``"dense"``: the one at which the whole model costs what it did, for
             widened models the higher one. A number: forward FLOPs of one sample.
-        layers: Globs on module names, to transform only some layers (not for ``"wide"``).
+        layers: A glob on module names, or several, to transform only some layers (not for
+            ``"wide"``).
         sequence_length: Tokens per sample, for FLOPs; default the config's
             ``max_position_embeddings``.
         image_size: Pixels per side, for FLOPs; default the config's ``image_size``.
@@ -67,6 +69,7 @@ def transform(
         and its options are added as ``config | {"algorithm": "rigl", ...}``; and the report.
 
     Raises:
+        TypeError: If an argument has a wrong type.
         ValueError: If the family is unknown or cannot apply to the model or a layer, a sparsity is
             outside [0, 1), widths are not legal, or the budget cannot be met.
     """
@@ -86,7 +89,7 @@ def solve_sparsity(
     sparsity: float,
     *,
     budget: str | int = "dense",
-    layers: Sequence[str] | None = None,
+    layers: str | Sequence[str] | None = None,
     sequence_length: int | None = None,
     image_size: int | tuple[int, int] | None = None,
 ) -> float:
@@ -101,7 +104,7 @@ def solve_sparsity(
         family: A key of ``FAMILIES``.
         sparsity: In [0, 1): sets the sizes.
         budget: ``"dense"``, the forward FLOPs of ``model``; or a number of FLOPs of one sample.
-        layers: Globs on module names.
+        layers: A glob on module names, or several.
         sequence_length: Tokens per sample.
         image_size: Pixels per side.
 
@@ -109,6 +112,7 @@ def solve_sparsity(
         The sparsity, in [0, 1).
 
     Raises:
+        TypeError: As :func:`transform`.
         ValueError: As :func:`transform`.
     """
     model = _on_meta(model)
@@ -118,8 +122,10 @@ def solve_sparsity(
 
 
 def _apply(
-    model: nn.Module, family: str, sparsity: float, layers: Sequence[str] | None
+    model: nn.Module, family: str, sparsity: float, layers: str | Sequence[str] | None
 ) -> tuple[nn.Module, list[str]]:
+    if not isinstance(family, str):
+        raise TypeError(f"family must be one of {', '.join(FAMILIES)}, not {family!r}")
     if family not in FAMILIES:
         raise ValueError(f"family {family!r} is unknown; {closest(family, FAMILIES)}")
     if check_sparsity(sparsity) == 0:
@@ -152,6 +158,8 @@ def _solve(
     before: ModelFlops | None, after: ModelFlops | None, names: list[str], budget: str | int
 ) -> float:
     """FLOPs are linear in the sparsity, up to the rounding of counts."""
+    if not isinstance(budget, str | numbers.Real):
+        raise TypeError(f"budget must be 'layer', 'dense' or a number of FLOPs, not {budget!r}")
     if before is None or after is None:
         raise ValueError(f"budget {budget!r} needs sequence_length or image_size to count FLOPs")
     if isinstance(budget, str) and budget != "dense":

@@ -14,7 +14,7 @@ from sparse_lib.ift.sizes import wide_factor
 
 
 def apply(
-    model: nn.Module, sparsity: float, layers: Sequence[str] | None = None
+    model: nn.Module, sparsity: float, layers: str | Sequence[str] | None = None
 ) -> tuple[nn.Module, list[str]]:
     """Build the model anew with every width ``sqrt(1 / (1 - s))`` times as large.
 

@@ -345,6 +345,55 @@ def test_layers_can_be_chosen():
     assert sum(row.sparsity > 0 for row in report.layers) == 2
 
 
+def test_one_glob_may_stand_alone():
+    _, config, _ = ift.transform(gpt2(), "doped", 0.5, layers="*c_fc")
+    assert config["param_filter"] == ["transformer.h.0.mlp.c_fc.sparse.weight"]
+
+
+class Shared(nn.Module):
+    """A layer that is used in two places, and one that is not."""
+
+    def __init__(self):
+        super().__init__()
+        self.x = self.y = nn.Linear(16, 16)
+        self.z = nn.Linear(16, 16)
+
+    def forward(self, x):
+        return self.z(self.y(self.x(x)))
+
+
+@pytest.mark.parametrize("family", LOCAL)
+@pytest.mark.parametrize("layers", [None, "x", "y"])
+def test_a_shared_module_is_replaced_wherever_it_is_used(family, layers):
+    model = Shared()
+    new, config, report = ift.transform(model, family, 0.5, layers=layers)
+    assert new.x is new.y and isinstance(new.x, ift.replacement.Replacement)
+    assert isinstance(new.z, nn.Linear) == (layers is not None)
+    assert model.x is model.y and isinstance(model.x, nn.Linear)
+    x = torch.randn(3, 16)
+    assert torch.equal(new(x), new.z(new.x(new.x(x))))
+    rows = {row.name: row for row in report.layers}
+    assert rows["x"].flops_before == rows["x"].flops_after == 2 * 2 * 16 * 16
+    assert report.flops_before == report.flops_after == 3 * 2 * 16 * 16
+    assert all(name.split(".")[0] in ("x", "z") for name in config["param_filter"])
+
+
+def test_a_shared_module_stays_dense_where_one_of_its_owners_asks_for_it():
+    model = Shared()
+    model.owner = nn.Sequential(model.x)
+    assert len(ift.transform(model, "doped", 0.5)[1]["param_filter"]) == 2
+    model.owner.requires_dense = True
+    _, config, _ = ift.transform(model, "doped", 0.5)
+    assert config["param_filter"] == ["z.sparse.weight"]
+
+
+def test_counting_leaves_shared_modules_as_they_were():
+    model = Shared()
+    before, expected = model.x.weight, model(torch.ones(1, 16))
+    assert sl.count_flops(model, batch_size=1).forward() == 3 * 2 * 16 * 16
+    assert model.x.weight is before and torch.equal(model(torch.ones(1, 16)), expected)
+
+
 def test_what_asks_to_stay_dense_stays_so():
     model = gpt2()
     model.transformer.h[0].mlp.requires_dense = True
@@ -502,6 +551,42 @@ def test_families_that_cannot_apply_say_so():
     exchanged.transformer.h[0].mlp.c_fc = nn.Linear(24, 96)
     with pytest.raises(ValueError, match="'wide' cannot widen 'transformer.h.0.mlp.c_fc'"):
         ift.transform(exchanged, "wide", 0.5)
+
+
+def test_weights_tied_across_modules_are_named():
+    model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(3)))
+    model[1].weight = model[0].weight
+    with pytest.raises(ValueError, match="'parallel' .* layer '0': its weight is also '1.weight'"):
+        ift.transform(model, "parallel", 0.5)
+    _, config, _ = ift.transform(model, "doped", 0.5, layers="2")
+    assert config["param_filter"] == ["2.sparse.weight"]
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+@pytest.mark.parametrize("family", LOCAL)
+def test_empty_layers_stay_as_they_are(family):
+    with pytest.raises(ValueError, match="no layer to transform"):
+        ift.transform(nn.Linear(0, 8), family, 0.5)
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 0), nn.Linear(0, 8))
+    new, _, report = ift.transform(model, family, 0.5)
+    assert isinstance(new[1], nn.Linear) and isinstance(new[2], nn.Linear)
+    assert report.flops_before == report.flops_after == 2 * 8 * 8
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"sparsity": "0.5"}, "sparsity must be a number, not '0.5'"),
+        ({"budget": None}, "budget must be 'layer', 'dense' or a number of FLOPs, not None"),
+        ({"family": None}, "family must be one of wide, .*, not None"),
+        ({"layers": 3}, "layers must be a glob or a list of globs, not 3"),
+        ({"layers": [3]}, r"layers must be a glob or a list of globs, not \[3\]"),
+    ],
+)
+def test_wrong_types_are_named(kwargs, message):
+    arguments = {"family": "parallel", "sparsity": 0.5} | kwargs
+    with pytest.raises(TypeError, match=message):
+        ift.transform(mlp(), **arguments)
 
 
 def test_a_width_that_heads_do_not_divide_is_named():

@@ -1,14 +1,20 @@
 """Compiled twins against masked dense execution, layer by layer and as whole models."""
 
 import copy
+import io
+import pickle
 import warnings
 
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn import functional as F
 
 from sparse_lib.device import kernels
 from sparse_lib.device.backend import backend, compile
+from sparse_lib.device.ledger import Ledger
 
 TOLERANCE = 1e-5
 
@@ -389,8 +395,6 @@ def test_skip_really_calls_the_kernels(monkeypatch):
 
 @pytest.mark.parametrize("dense_gradient", (False, True))
 def test_ledger_hears_what_the_kernels_executed(dense_gradient):
-    from sparse_lib.device.ledger import Ledger
-
     model = nn.Sequential(nn.Linear(12, 8), nn.Conv2d(2, 3, 3, padding=1))
     for layer in model:
         add_mask(layer, 0.6)
@@ -408,3 +412,173 @@ def test_ledger_hears_what_the_kernels_executed(dense_gradient):
             mask = torch.ones_like(mask)
         assert row["dense_flops"] == 2 * tokens[name] * mask.numel()
         assert row["executed_flops"] == 2 * tokens[name] * int(mask.sum())
+
+
+@pytest.mark.parametrize(
+    ("make", "shape"),
+    (
+        (lambda: nn.Linear(512, 512), (2, 300)),
+        (lambda: nn.Linear(512, 512), (64, 8192)),
+        (lambda: nn.Linear(8, 8), ()),
+        (lambda: conv1d(16, 8), (2, 8)),
+        (lambda: nn.Conv2d(64, 64, 3), (2, 64, 2, 2)),
+        (lambda: nn.Conv2d(16, 8, 3), (2, 8, 9, 9)),
+        (lambda: nn.Conv2d(16, 8, 3), (9, 9)),
+        (lambda: nn.Conv2d(16, 8, 3), (1, 2, 16, 9, 9)),
+        (lambda: nn.Conv2d(16, 8, 3), (8, 9, 9)),
+    ),
+)
+def test_inputs_of_wrong_shape_raise_the_error_of_torch(make, shape):
+    layer = make()
+    add_mask(layer, 0.9)
+    source = torch.ones(shape)
+    with pytest.raises(RuntimeError) as error:
+        compile(layer, always())(source)
+    with pytest.raises(RuntimeError) as truth:
+        F.linear(source, layer.weight.T) if hasattr(layer, "nf") else layer(source)
+    assert str(error.value) == str(truth.value)
+
+
+@pytest.mark.parametrize(
+    ("layer", "changes"),
+    (
+        (nn.Linear(8, 4), {"weight": nn.Parameter(torch.ones(4, 9))}),
+        (nn.Linear(8, 4), {"bias": nn.Parameter(torch.ones(3))}),
+        (nn.Linear(8, 4), {"weight_mask": torch.ones(3, 8, dtype=torch.bool)}),
+        (nn.Conv2d(8, 4, 3), {"stride": (0, 1)}),
+        (nn.Conv2d(8, 4, 3), {"dilation": (1, 0)}),
+    ),
+)
+def test_layers_that_do_not_fit_together_raise_the_error_of_torch(layer, changes):
+    add_mask(layer, 0.5)
+    for name, value in changes.items():
+        setattr(layer, name, value)
+    source = torch.ones(2, 8) if isinstance(layer, nn.Linear) else torch.ones(2, 8, 6, 6)
+    with pytest.raises(RuntimeError):
+        compile(layer, always())(source)
+
+
+def test_a_weight_of_another_kernel_size_is_convolved_by_torch():
+    layer = nn.Conv2d(4, 6, (3, 5))
+    layer.weight = nn.Parameter(torch.randn(6, 4, 5, 3))
+    add_mask(layer, 0.5)
+    source = torch.randn(2, 4, 9, 9)
+    assert torch.equal(compile(layer, always())(source), layer(source))
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+@pytest.mark.parametrize("sizes", ((0, 5), (5, 0)))
+def test_empty_layers_compute_what_torch_does(sizes):
+    layer = nn.Linear(*sizes)
+    add_mask(layer, 0.5)
+    source = torch.ones(3, sizes[0])
+    for value, truth in zip(step(compile(layer, always()), source), step(layer, source)):
+        assert torch.equal(value, truth)
+
+
+def masked_model():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(32, 24), nn.ReLU(), nn.Linear(24, 16))
+    add_mask(model[0], 0.8)
+    add_mask(model[2], 0.8)
+    return model
+
+
+def save_and_load(model):
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+def save_and_load_script(script):
+    file = io.BytesIO()
+    torch.jit.save(script, file)
+    file.seek(0)
+    return torch.jit.load(file)
+
+
+TRACES = {
+    "make_fx": lambda model, x: make_fx(model)(x),
+    "make_fx before dispatch": lambda model, x: make_fx(model, pre_dispatch=True)(x),
+    "symbolic_trace": lambda model, _: torch.fx.symbolic_trace(model),
+    "jit.trace": lambda model, x: save_and_load_script(torch.jit.trace(model, x)),
+    "vmap": lambda model, _: torch.func.vmap(model),
+    "export": lambda model, x: torch.export.export(model, (x,)).module(),
+    "compile": lambda model, _: torch.compile(model, backend="aot_eager", fullgraph=True),
+}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("execution", ("skip", "dense"))
+@pytest.mark.parametrize("name", TRACES)
+def test_traces_are_right_for_inputs_they_have_not_seen(name, execution):
+    model = masked_model()
+    first, second = torch.randn(5, 32), torch.randn(5, 32)
+    expected = model(second)
+    result = TRACES[name](compile(model, always(execution)), first)(second)
+    assert relative_error(result, expected) < TOLERANCE
+
+
+@pytest.mark.parametrize("execution", ("skip", "dense"))
+def test_functional_gradients_equal_those_of_autograd(execution):
+    model, source = masked_model(), torch.randn(5, 32)
+    model(source).square().sum().backward()
+    twin = compile(model, always(execution))
+
+    def loss(parameters):
+        return torch.func.functional_call(twin, parameters, (source,)).square().sum()
+
+    gradients = torch.func.grad(loss)({k: p.detach() for k, p in twin.named_parameters()})
+    for name, parameter in model.named_parameters():
+        mask = getattr(model[int(name[0])], "weight_mask", None) if "weight" in name else True
+        assert relative_error(gradients[name], parameter.grad * mask) < TOLERANCE
+
+
+def test_fake_tensors_never_reach_the_kernels():
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        result = compile(masked_model(), always())(torch.ones(5, 32))
+    assert isinstance(result, FakeTensor) and result.shape == (5, 16)
+
+
+def test_tensor_subclasses_run_dense_with_a_notice():
+    class Named(torch.Tensor):
+        pass
+
+    model, source = masked_model(), torch.randn(5, 32)
+    with pytest.warns(RuntimeWarning, match="its input is a Named, the kernels need a"):
+        result = compile(model)(source.as_subclass(Named))
+    assert type(result) is Named and torch.equal(result.as_subclass(torch.Tensor), model(source))
+
+
+def test_a_ledger_does_not_keep_layers_from_skipping(monkeypatch):
+    calls = []
+    original = kernels.Structure.multiply
+    monkeypatch.setattr(kernels.Structure, "multiply", lambda *a: calls.append(a) or original(*a))
+    twin = compile(masked_model(), always())
+    with Ledger(twin), Ledger(twin):
+        twin(torch.ones(5, 32))
+    assert len(calls) == 2
+
+
+@pytest.mark.parametrize("execution", ("skip", "dense"))
+@pytest.mark.parametrize(
+    "clone", (save_and_load, copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model)))
+)
+def test_twins_can_be_pickled_and_copied(clone, execution):
+    model, source = masked_model(), torch.randn(5, 32)
+    twin = compile(model, always(execution))
+    expected = twin(source)
+    for again in (clone(twin), clone(compile(twin, always(execution)))):
+        assert type(again) is type(twin) and type(again[0]) is type(twin[0])
+        assert torch.equal(again(source), expected)
+        assert again[0].weight_mask is again._original[0].weight_mask
+        assert again[0].weight is again._original[0].weight is not model[0].weight
+    assert torch.equal(clone(twin[:2])(source), twin[:2](source))
+
+
+def test_wrong_types_are_named():
+    with pytest.raises(TypeError, match="model must be a torch.nn.Module, got int"):
+        compile(3)
+    with pytest.raises(TypeError, match="crossover must be a number, not 'a'"):
+        backend("skip", crossover="a")

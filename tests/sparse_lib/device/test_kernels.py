@@ -167,6 +167,20 @@ def test_structure_rejects_other_tensors(mask):
         Structure(mask)
 
 
+@pytest.mark.parametrize(
+    ("num_inputs", "num_outputs", "num_tokens"), ((6, 3, 2), (5, 4, 2), (5, 3, 1))
+)
+def test_products_reject_views_of_other_sizes(num_inputs, num_outputs, num_tokens):
+    mask, weight = torch.ones(3, 5, dtype=torch.bool), torch.ones(3, 5)
+    forward, backward = Structure(mask), Structure(mask, transposed=True)
+    source = kernels.rows_view(torch.ones(2, num_inputs))
+    target = kernels.rows_view(torch.ones(num_tokens, num_outputs))
+    with pytest.raises(ValueError, match="tokens must be 5, 3, 15, 2, got"):
+        forward.multiply(weight, source, target)
+    with pytest.raises(ValueError, match="tokens must be 5, 3, 15, 2, got"):
+        kernels.gradients(forward, backward, weight, source, target, None)
+
+
 def test_library_is_built_once_into_the_users_cache(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     built = kernels._build()

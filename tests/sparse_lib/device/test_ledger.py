@@ -301,6 +301,15 @@ def test_memory_of_weights_masks_activations_and_optimizer():
     assert ledger.memory()["optimizer_bytes"] == 0
 
 
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+def test_empty_weights_cost_nothing():
+    model = nn.Sequential(nn.Linear(8, 0), nn.Linear(0, 8))
+    with Ledger(model) as ledger:
+        model(torch.ones(2, 8)).sum().backward()
+    assert set(ledger.totals().values()) == {0}
+    assert ledger.memory()["weight_bytes"] == 8 * 4
+
+
 def test_kept_activations_equal_the_closed_form_and_a_hand_count():
     """Per block: inputs of attention and its output (1 + 1 widths), queries, keys and values (3),
     inputs of the feed-forward layers (1 + 4); then the head's input."""

@@ -207,3 +207,10 @@ def test_recomputation_costs_a_forward_pass_and_the_weights_again():
 def test_wrong_arguments_are_named(kwargs, message):
     with pytest.raises(ValueError, match=message):
         simulate(nn.Linear(2, 2), "cs2", batch_size=1, **kwargs)
+
+
+def test_wrong_types_are_named():
+    with pytest.raises(TypeError, match="sparsity must be a number or a mapping .*, not 'a'"):
+        simulate(nn.Linear(2, 2), "cs2", batch_size=1, sparsity="a")
+    with pytest.raises(TypeError, match="model must be a torch.nn.Module, not 3"):
+        simulate(3, "cs2", batch_size=1)
