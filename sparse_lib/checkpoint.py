@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,12 +18,10 @@ from torch.optim.swa_utils import AveragedModel
 
 from sparse_lib.checks import closest
 from sparse_lib.enforcement import guards, mask_name
-from sparse_lib.parameters import unwrap
+from sparse_lib.parameters import PARALLEL, WRAPPER, unwrap
 
 State = dict[str, Tensor]
 
-_COMPILED = re.compile(r"(?<![^.])(_orig_mod|_checkpoint_wrapped_module)\.")
-_PARALLEL = (nn.parallel.DistributedDataParallel, nn.DataParallel, AveragedModel)
 _CSR_PARTS = ("crow_indices", "col_indices", "values")
 _SHAPES = "sparse_shapes"
 
@@ -420,17 +417,17 @@ _AVERAGED = {"n_averaged"}
 
 def _namer(model: nn.Module) -> Callable[[str], str]:
     """What takes the wrappers of a model out of its names, and nothing that is its own."""
-    inside = [
+    inside = [  # the innermost first
         f"{path}.module." if path else "module."
-        for path, module in model.named_modules()
-        if isinstance(module, _PARALLEL)
+        for path, module in reversed(list(model.named_modules()))
+        if isinstance(module, (*PARALLEL, AveragedModel))
     ]
 
     def plain(name: str) -> str:
-        for prefix in sorted(inside, key=len, reverse=True):
+        for prefix in inside:
             if name.startswith(prefix):
                 name = prefix.removesuffix("module.") + name.removeprefix(prefix)
-        return _COMPILED.sub("", name)
+        return WRAPPER.sub("", name)
 
     return plain
 
@@ -438,11 +435,11 @@ def _namer(model: nn.Module) -> Callable[[str], str]:
 def _namer_of_state(names: Collection[str], known: Collection[str]) -> Callable[[str], str]:
     """The same for names alone, where only DDP around a whole model shows."""
     own = {name.removesuffix("_mask").removesuffix("_orig") for name in names}
-    is_known = bool(known) and {_COMPILED.sub("", name) for name in own} <= {*known}
+    is_known = bool(known) and {WRAPPER.sub("", name) for name in own} <= {*known}
     is_wrapped = not is_known and all(name.startswith("module.") for name in names)
 
     def plain(name: str) -> str:
-        name = _COMPILED.sub("", name)
+        name = WRAPPER.sub("", name)
         return name.removeprefix("module.") if is_wrapped else name
 
     return plain

@@ -18,7 +18,10 @@ from sparse_lib.metrics import MaskHistory, Work, dead_outputs, sparsity
 if TYPE_CHECKING:
     from sparse_lib.algorithm import SparsityAlgorithm
 
-_WRAPPER = re.compile(r"(?<![^.])(_orig_mod|_checkpoint_wrapped_module)\.")
+#: What ``torch.compile`` and checkpoint wrappers add to names.
+WRAPPER = re.compile(r"(?<![^.])(_orig_mod|_checkpoint_wrapped_module)\.")
+#: Wrappers that hold the model as ``module``, a name that models use for parts of their own, too.
+PARALLEL = (nn.parallel.DistributedDataParallel, nn.DataParallel)
 
 
 _SHARDED = (
@@ -146,11 +149,10 @@ class SparseParameter:
 
 def unwrap(model: nn.Module) -> nn.Module:
     """The model inside ``torch.compile`` and data-parallel wrappers."""
-    parallel = (nn.parallel.DistributedDataParallel, nn.DataParallel)
     while True:
         if "_orig_mod" in model._modules:
             model = model._modules["_orig_mod"]  # type: ignore[assignment]
-        elif isinstance(model, parallel):
+        elif isinstance(model, PARALLEL):
             model = model.module
         else:
             return model
@@ -181,7 +183,7 @@ def find_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
             if param is None or id(param) in seen:
                 continue
             seen.add(id(param))
-            full_name = _WRAPPER.sub("", f"{path}.{name}" if path else name)
+            full_name = WRAPPER.sub("", f"{path}.{name}" if path else name)
             if inside_dense or id(param) in kept or getattr(param, "requires_dense", False):
                 continue
             check_parameter(full_name, param)

@@ -33,18 +33,8 @@ ALPHA = 0.05
 LARGER = "larger"
 SIGNS = {"less": "<", "greater": ">", "differ": "differs from"}
 COLUMNS = ["id", "role", "statement", "source", "published", "tested_as", "verdict", "compared"]
-COLUMNS += [
-    "effect",
-    "low",
-    "high",
-    "interval",
-    "p",
-    "p_adjusted",
-    "num_seeds",
-    "reason",
-    "replications",
-]
-COLUMNS += ["concerns", "runs"]
+COLUMNS += ["effect", "low", "high", "interval", "p", "p_adjusted", "num_seeds", "reason"]
+COLUMNS += ["replications", "concerns", "runs"]
 TRIALS = "the runs of this study choose settings: they are evidence for no claim"
 ELSEWHERE = "this study does not list it; the study that does tests it"
 
