@@ -18,6 +18,9 @@
 #ifdef _OPENMP
 #include <omp.h>
 #endif
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
 
 /* One orientation of a mask: `rows` outputs of the product, `columns` inputs, tiled by column.
  * Entries of (tile, row) are start[tile * rows + row] .. start[tile * rows + row + 1]. `by_column`
@@ -685,14 +688,14 @@ TARGET static void NAME(transpose_out)(float *to, int64_t stride, int64_t num_to
 #define EACH_VECTOR _Pragma("GCC unroll 8") for (int k = 0; k < VECTORS; k++)
 
 /* The same four values in each group of four lanes. */
-TARGET static inline __attribute__((always_inline)) VEC NAME(repeat)(FOUR f)
+TARGET static inline __attribute__((always_inline)) VEC NAME(repeat)(const float *p)
 {
 #if LANES == 4
-    return f;
+    return LOAD(p);
 #elif LANES == 8
-    return __builtin_shufflevector(f, f, 0, 1, 2, 3, 0, 1, 2, 3);
-#else
-    return __builtin_shufflevector(f, f, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3);
+    return (VEC)_mm256_broadcast_ps((const __m128 *)p);
+#else /* written as a shuffle, GCC 12 sends it through memory, and every one waits for the store */
+    return (VEC)_mm512_broadcast_f32x4(_mm_loadu_ps(p));
 #endif
 }
 
@@ -725,7 +728,7 @@ TARGET static void NAME(multiply)(const Structure *s, const float *value, int64_
         }
         for (; i + 3 < stop; i += 4) {
             uint64_t offsets = load_offsets(offset + i);
-            VEC values = NAME(repeat)(*(const FOUR *)(value + i));
+            VEC values = NAME(repeat)(value + i);
             ADD_ENTRY(0)
             ADD_ENTRY(1)
             ADD_ENTRY(2)
