@@ -16,7 +16,7 @@ Parts, each dense float32 time over the other's time, so above 1 is faster:
 In each part all variants take turns in one process, in which glibc keeps freed memory as it does in
 a training of this repository, and medians are compared. The clock is the CPU
 time of the process, which leaves out pre-emption, but not caches that others have polluted; with
-several threads it is their sum.
+several threads, which wait for each other, it is the time on the wall.
 """
 
 import argparse
@@ -52,14 +52,19 @@ Row = dict[str, Any]
 
 
 def medians(steps: dict[Any, Step], rounds: int) -> dict[Any, float]:
-    """Median CPU seconds of each step; they take turns, after one round that warms up."""
+    """Median seconds of each step; they take turns, after one round that warms up.
+
+    CPU time, which other processes cannot stretch; with several threads, whose waiting for each
+    other would count as work, the time on the wall.
+    """
+    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
     times: dict[Any, list[float]] = {name: [] for name in steps}
     for turn in range(rounds + 1):
         for name, step in steps.items():
-            start = time.process_time()
+            start = clock()
             step()
             if turn:
-                times[name].append(time.process_time() - start)
+                times[name].append(clock() - start)
     return {name: statistics.median(values) for name, values in times.items()}
 
 

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 #: Logits held at once (elements); keeps a batch of long rows over a large vocabulary in memory.
 MAX_LOGITS = 2**26
+#: Rows shorter than this share of a batch's longest are not padded to it.
+LEAST_FILLED = 0.8
 #: Tokens whose logits are reduced together, few enough to stay in a processor's cache.
 NUM_TOGETHER = 64
 
@@ -155,14 +157,16 @@ def _places(spans: Sequence[Span], row: Row) -> Iterator[tuple[int, list[int]]]:
 def _batches(
     spans: Sequence[Span], rows: Sequence[Row], batch_size: int, vocab_size: int
 ) -> Iterator[list[Row]]:
-    """Rows, longest first, cut into batches."""
+    """Rows, longest first, cut into batches of similar lengths."""
     batch: list[Row] = []
     longest, first = 0, 0
     for row in sorted(rows, key=lambda row: (-row.length, row.trunk, row.branches)):
         start = min(places[0] for _, places in _places(spans, row))
         kept = longest - min(first, start)
         if batch and (
-            len(batch) == batch_size or (len(batch) + 1) * kept * vocab_size > MAX_LOGITS
+            len(batch) == batch_size
+            or row.length < LEAST_FILLED * longest
+            or (len(batch) + 1) * kept * vocab_size > MAX_LOGITS
         ):
             yield batch
             batch = []

@@ -74,6 +74,18 @@ def test_memory_limit_splits_batches(model, tokenizer, monkeypatch):
     check(model, spans, scores)
 
 
+def test_a_long_row_does_not_pad_short_ones(model, tokenizer):
+    spans = [Span(tuple(range(i, i + length)), (1,)) for i, length in enumerate([32, 5, 5, 4, 4])]
+    shapes = []
+    handle = model.register_forward_pre_hook(lambda module, args: shapes.append(args[0].shape))
+    try:
+        scores = Scorer(model, tokenizer, batch_size=64).score(spans)
+    finally:
+        handle.remove()
+    assert sorted(map(tuple, shapes)) == [(1, 32), (4, 5)]
+    check(model, spans, scores)
+
+
 def test_nothing_to_score(scorer):
     assert scorer.score([]) == []
     assert scorer.score([Span((1, 2), ())]) == [(0.0, True)]
