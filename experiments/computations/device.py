@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from experiments.models import llama
+from experiments.training import keep_memory
 from sparse_lib.configure import configure
 from sparse_lib.device import kernels
 from sparse_lib.device.backend import backend, compile
@@ -61,7 +62,7 @@ _QUICK = Sizes(
     rounds=11,
     sparsities=(0.0, 0.25, 0.5, 0.65, 0.75, 0.8, 0.875, 0.9, 0.925, 0.95),
     probe_s=5.0,
-    gpt={"num_layers": 4, "width": 256, "num_heads": 4, "context": 128, "batch_size": 8},
+    gpt={"num_layers": 4, "width": 256, "num_heads": 4, "context": 128, "batch_size": 16},
     gpt_rounds=5,
     models=("GPT-3 XL", "Llama 1.3B", "GPT-3 13B", "GPT-3 175B"),
     systems=(1, 4, 16, 64, 192),
@@ -83,6 +84,7 @@ SCALES = {"smoke": _SMOKE, "quick": _QUICK}
 def compute(scale: str) -> dict[str, pd.DataFrame]:
     """All tables of the study ``device``; scales above ``quick`` compute what ``quick`` does."""
     sizes = SCALES.get(scale, _QUICK)
+    keep_memory()  # as a training does
     with one_thread():
         host = probe_host(duration_s=sizes.probe_s)
         layer = layer_speed(sizes.width, sizes.sparsities, sizes.rounds)
@@ -231,7 +233,8 @@ def gpt_step(gpt: dict[str, int], sparsity: float, *, empty: bool = False) -> Ca
             for part, name in ((block.attn, "c_attn"), (block.attn, "c_proj"), (block.mlp, "c_fc"),
                                (block.mlp, "c_proj")):  # fmt: skip
                 setattr(part, name, Narrow(getattr(part, name).weight.shape[1]))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    # The unfused one takes roots, which are slow at exact zeros.
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     if sparsity:
         algorithm = configure({"algorithm": "static", "sparsity": sparsity, "seed": 0})
         algorithm.apply(model)
