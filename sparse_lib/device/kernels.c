@@ -601,17 +601,14 @@ TARGET static inline __attribute__((always_inline)) FOUR NAME(sum_of_pairs)(VEC 
 #endif
 }
 
-#if LANES == 4
-#define BLOCK 4
-#else
-#define BLOCK 8
-#endif
+#define BLOCK LANES
+#define SMALL_BLOCK (BLOCK < 8 ? 4 : 8)
 
-/* A block of BLOCK rows and columns, transposed in registers. */
+/* SMALL_BLOCK rows and columns, transposed in registers. */
 TARGET static inline __attribute__((always_inline)) void
-NAME(transpose_block)(const float *from, int64_t from_stride, float *to, int64_t to_stride)
+NAME(transpose_small)(const float *from, int64_t from_stride, float *to, int64_t to_stride)
 {
-#if BLOCK == 4
+#if SMALL_BLOCK == 4
     FOUR a = *(const FOUR *)from, b = *(const FOUR *)(from + from_stride);
     FOUR c = *(const FOUR *)(from + 2 * from_stride), d = *(const FOUR *)(from + 3 * from_stride);
     FOUR e = __builtin_shufflevector(a, b, 0, 4, 1, 5), f = __builtin_shufflevector(c, d, 0, 4, 1, 5);
@@ -646,13 +643,66 @@ NAME(transpose_block)(const float *from, int64_t from_stride, float *to, int64_t
 #endif
 }
 
-/* The edges that whole blocks leave: to[column][row] = from[row][column]. */
-static void NAME(transpose_edges)(const float *from, int64_t from_stride, int64_t rows,
-                                  int64_t columns, float *to, int64_t to_stride)
+#if LANES == 16
+/* 16 of each: whole cache lines, read and written once however far apart they lie. */
+TARGET static inline __attribute__((always_inline)) void
+NAME(transpose_lines)(const float *from, int64_t from_stride, float *to, int64_t to_stride)
 {
-    int64_t whole_rows = rows - rows % BLOCK, whole_columns = columns - columns % BLOCK;
+    __m512 a[16], b[16];
+    _Pragma("GCC unroll 16") for (int i = 0; i < 16; i++) a[i] = _mm512_loadu_ps(from + i * from_stride);
+    _Pragma("GCC unroll 8") for (int i = 0; i < 16; i += 2)
+    {
+        b[i] = _mm512_unpacklo_ps(a[i], a[i + 1]);
+        b[i + 1] = _mm512_unpackhi_ps(a[i], a[i + 1]);
+    }
+    _Pragma("GCC unroll 4") for (int i = 0; i < 16; i += 4)
+    {
+        for (int j = 0; j < 2; j++) {
+            __m512d x = _mm512_castps_pd(b[i + j]), y = _mm512_castps_pd(b[i + j + 2]);
+            a[i + 2 * j] = _mm512_castpd_ps(_mm512_unpacklo_pd(x, y));
+            a[i + 2 * j + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(x, y));
+        }
+    }
+    /* a[i + j] has column 4 g + j of rows i to i + 3 in its group g of four lanes. */
+    _Pragma("GCC unroll 4") for (int j = 0; j < 4; j++)
+    {
+        for (int half = 0; half < 16; half += 8) {
+            b[half + j] = _mm512_shuffle_f32x4(a[half + j], a[half + 4 + j], 0x88);
+            b[half + 4 + j] = _mm512_shuffle_f32x4(a[half + j], a[half + 4 + j], 0xdd);
+        }
+        for (int odd = 0; odd < 8; odd += 4) {
+            __m512 x = b[odd + j], y = b[odd + 8 + j];
+            _mm512_storeu_ps(to + (odd + j) * to_stride, _mm512_shuffle_f32x4(x, y, 0x88));
+            _mm512_storeu_ps(to + (odd + 8 + j) * to_stride, _mm512_shuffle_f32x4(x, y, 0xdd));
+        }
+    }
+}
+#define TRANSPOSE_BLOCK NAME(transpose_lines)
+#else
+#define TRANSPOSE_BLOCK NAME(transpose_small)
+#endif
+
+/* What whole blocks leave: to[column][row] = from[row][column]. */
+TARGET static void NAME(transpose_edges)(const float *from, int64_t from_stride, int64_t rows,
+                                         int64_t columns, float *to, int64_t to_stride)
+{
+    int64_t done_rows = rows - rows % BLOCK, done_columns = columns - columns % BLOCK;
+#if BLOCK > SMALL_BLOCK
+    if (columns - done_columns >= SMALL_BLOCK) {
+        for (int64_t r = 0; r < done_rows; r += SMALL_BLOCK)
+            NAME(transpose_small)(from + r * from_stride + done_columns, from_stride,
+                                  to + done_columns * to_stride + r, to_stride);
+        done_columns += SMALL_BLOCK;
+    }
+    if (rows - done_rows >= SMALL_BLOCK) {
+        for (int64_t c = 0; c + SMALL_BLOCK <= done_columns; c += SMALL_BLOCK)
+            NAME(transpose_small)(from + done_rows * from_stride + c, from_stride,
+                                  to + c * to_stride + done_rows, to_stride);
+        done_rows += SMALL_BLOCK;
+    }
+#endif
     for (int64_t r = 0; r < rows; r++)
-        for (int64_t c = r < whole_rows ? whole_columns : 0; c < columns; c++)
+        for (int64_t c = r < done_rows ? done_columns : 0; c < columns; c++)
             to[c * to_stride + r] = from[r * from_stride + c];
 }
 
@@ -667,7 +717,7 @@ TARGET static void NAME(transpose_in)(const float *from, int64_t stride, int64_t
             if (c % 16 == 0)
                 for (int64_t i = 0; i < BLOCK; i++)
                     __builtin_prefetch(from + (r + BLOCK + i) * stride + c, 0, 2);
-            NAME(transpose_block)(from + r * stride + c, stride, panel + c * PANEL + r, PANEL);
+            TRANSPOSE_BLOCK(from + r * stride + c, stride, panel + c * PANEL + r, PANEL);
         }
     NAME(transpose_edges)(from, stride, num_tokens, num_features, panel, PANEL);
 }
@@ -678,7 +728,7 @@ TARGET static void NAME(transpose_out)(float *to, int64_t stride, int64_t num_to
 {
     for (int64_t c = 0; c + BLOCK <= num_tokens; c += BLOCK)
         for (int64_t r = 0; r + BLOCK <= num_features; r += BLOCK)
-            NAME(transpose_block)(panel + r * PANEL + c, PANEL, to + c * stride + r, stride);
+            TRANSPOSE_BLOCK(panel + r * PANEL + c, PANEL, to + c * stride + r, stride);
     NAME(transpose_edges)(panel, PANEL, num_features, num_tokens, to, stride);
 }
 
@@ -826,5 +876,7 @@ static const Kernels NAME(kernels) = {LANES, PANEL, NAME(transpose_in), NAME(tra
 #undef SPREAD
 #undef ADD_ENTRY
 #undef BLOCK
+#undef SMALL_BLOCK
+#undef TRANSPOSE_BLOCK
 
 #endif
