@@ -216,6 +216,10 @@ def seed_lines(axes: Axes, rows: pd.DataFrame, coordinate: str, color: str) -> N
 
 def mean_by(rows: pd.DataFrame, coordinate: str) -> pd.DataFrame:
     """Return the mean over seeds at each step, placed at the mean of the coordinate."""
-    grouped = rows.groupby("step")[[coordinate, "value"]]
-    full = grouped.size() == rows["run"].nunique()
-    return grouped.mean()[full]
+    steps, group, sizes = np.unique(rows["step"], return_inverse=True, return_counts=True)
+    full = sizes == rows["run"].nunique()
+    means = {
+        key: (np.bincount(group, rows[key].to_numpy(float), len(steps)) / sizes)[full]
+        for key in (coordinate, "value")
+    }
+    return pd.DataFrame(means, index=pd.Index(steps[full], name="step"))
