@@ -1,6 +1,6 @@
-"""Validation perplexity of the trials by learning rate: every point is one run, at a seed that no
-evidence uses. The large marker is the best trial of a method. Dashed: mask updates that are rarer
-and smaller. Lower is better."""
+"""Validation perplexity of the trials by learning rate (the validation loss where the data are
+images): every point is one run, at a seed that no evidence uses. The large marker is the best trial
+of a method. Dashed: mask updates that are rarer and smaller. Lower is better."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -12,16 +12,19 @@ from experiments.analysis import records as tidy
 from experiments.analysis import selection, style
 
 EVERY_RECIPE = True
+UNITS = {"perplexity": "validation perplexity per token", "loss": "validation loss, nats per image"}
 
 
 def data(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
-    """Perplexity and settings of every trial; nothing in a study that is not of trials."""
+    """Outcome and settings of every trial; nothing in a study that is not of trials."""
     if not study.get("trials"):
         records = records.iloc[:0]
     rows = tidy.validation_perplexity(records)
+    if rows.empty:
+        rows = tidy.select(records, "loss", split="validation")
     specs = {run["id"]: run.get("spec") or {} for run in study.get("runs", [])}
     settings = [_settings(specs.get(run, {})) for run in rows["run"]]
-    columns = ["run", "model", "dataset", "method", "sparsity", "seed", "value"]
+    columns = ["run", "model", "dataset", "method", "sparsity", "seed", "metric", "value"]
     rows = rows[columns].reset_index(drop=True)
     names = ["learning rate", "drop fraction", "update interval", "steps"]
     rows = rows.join(pd.DataFrame(settings, columns=names))
@@ -51,15 +54,16 @@ def draw(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> 
         labels = []
         for method, group in own.groupby("method", sort=False):
             look, line = style.method_style(method), group.sort_values("learning rate")
-            dashes = "--" if method != line["algorithm"].iloc[0] else "-"
+            is_rare = method.endswith("-rare")
+            dashes = "--" if is_rare else "-"
             panel.plot(line["learning rate"], line["value"], dashes, color=look.color, lw=1.3,
                        marker=look.marker, ms=4)  # fmt: skip
             best = line[line["best"]]
             panel.plot(best["learning rate"], best["value"], look.marker, color=look.color, ms=9)
-            words = ", rare" if method != line["algorithm"].iloc[0] else ""
+            words = ", rare" if is_rare else ""
             labels.append((line["value"].iloc[-1], look.name + words, look.color))
         style.count_axis(panel, "peak learning rate", _apart(own["learning rate"].unique()))
-        panel.set_ylabel("validation perplexity per token")
+        panel.set_ylabel(UNITS[own["metric"].iloc[0]])
         panel.set_title(f"{cell[0]} on {cell[1]}")
         style.label_ends(panel, labels)
     return figure

@@ -1,6 +1,6 @@
-"""Every trial of every method, judged by validation perplexity alone (lower is better), at a seed
-that no evidence uses; "best" marks the settings that a method won with. The update interval and the
-steps are optimizer steps."""
+"""Every trial of every method, judged by validation perplexity alone, or by validation loss in nats
+where the data are images (lower is better), at a seed that no evidence uses; "best" marks the
+settings that a method won with. The update interval and the steps are optimizer steps."""
 
 from typing import Any
 
@@ -23,7 +23,6 @@ def make(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> 
     order = {name: place for place, name in enumerate(table["algorithm"].unique())}
     table = table.assign(order=table["algorithm"].map(order))
     table = table.sort_values(["model", "dataset", "order", "value"], kind="stable")
-    table = table.drop(columns="method").rename(
-        columns={"algorithm": "method", "value": "perplexity"}
-    )
-    return table[COLUMNS]
+    judged = "loss" if set(trials["metric"]) == {"loss"} else "perplexity"
+    table = table.drop(columns="method").rename(columns={"algorithm": "method", "value": judged})
+    return table[[judged if name == "perplexity" else name for name in COLUMNS]]

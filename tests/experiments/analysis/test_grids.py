@@ -294,6 +294,10 @@ def test_trials_name_the_best_settings_of_each_method(full):
     assert figures.load("tuning").data(*full).empty  # no study of trials
     widened = full[0].assign(method=full[0]["method"].replace("granet", "wide50-static"))
     assert "wide50-static" in set(figures.load("tuning").data(widened, full[1], study)["algorithm"])
+    losses = full[0][full[0]["metric"] != "perplexity"]
+    judged = tables.load("tuning_trials").make(losses, full[1], study)
+    assert len(judged) == len(table) and judged["loss"].lt(10).all()
+    assert "perplexity" not in judged
     ends = "At an end of the rates tried, where a better one may lie beyond: Dense control"
     assert ends in figures.load("tuning").caption(full[0], full[1], study)
     assert figures.load("budgets").data(full[0], full[1], study).empty
