@@ -235,10 +235,9 @@ def _on(
             "", pairs[0], where, runs=runs, compared=difference(links[0], test["metric"])
         )
     at, pair = weakest_link(pairs)
-    words = describe({**test, **links[at]})
     reason = (
-        f"{where}; effect and p are those of the weakest of {len(links)} links ({words}), the "
-        f"opposite's p is the smallest of any link, times {len(links)}"
+        f"{where}; effect and p are those of the weakest of {len(links)} links, the opposite's p is "
+        f"the smallest of any link, times {len(links)}"
     )
     return Outcome("", pair, reason, runs=runs, compared=difference(links[at], test["metric"]))
 

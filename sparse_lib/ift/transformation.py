@@ -73,6 +73,7 @@ def transform(
         ValueError: If the family is unknown or cannot apply to the model or a layer, a sparsity is
             outside [0, 1), widths are not legal, or the budget cannot be met.
     """
+    _check_model(model)
     new, names = _apply(model, family, sparsity, layers)
     size = _input_size(model, sequence_length, image_size)
     before, after = _count(model, size), _count(new, size)
@@ -115,10 +116,16 @@ def solve_sparsity(
         TypeError: As :func:`transform`.
         ValueError: As :func:`transform`.
     """
+    _check_model(model)
     model = _on_meta(model)
     new, names = _apply(model, family, sparsity, layers)
     size = _input_size(model, sequence_length, image_size)
     return _solve(_count(model, size), _count(new, size), names, budget)
+
+
+def _check_model(model: nn.Module) -> None:
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, not {model!r}")
 
 
 def _apply(

@@ -599,6 +599,12 @@ def test_a_width_that_heads_do_not_divide_is_named():
         widen("width", 7, 1.4, multiple=2, why="a pair")
 
 
+@pytest.mark.parametrize("function", [ift.transform, ift.solve_sparsity])
+def test_what_is_no_module_is_refused(function):
+    with pytest.raises(TypeError, match="model must be a torch.nn.Module, not 3"):
+        function(3, "wide", 0.5)
+
+
 def test_budgets_that_cannot_be_met_are_named():
     model = gpt2()
     with pytest.raises(ValueError, match="budget of 10 FLOPs cannot be met"):
