@@ -236,8 +236,8 @@ def _on(
         )
     at, pair = weakest_link(pairs)
     reason = (
-        f"{where}; effect and p are those of the weakest of {len(links)} links, the opposite's p is "
-        f"the smallest of any link, times {len(links)}"
+        f"{where}; effect and p are those of the weakest of {len(links)} links, the "
+        f"opposite's p is the smallest of any link, times {len(links)}"
     )
     return Outcome("", pair, reason, runs=runs, compared=difference(links[at], test["metric"]))
 
