@@ -141,7 +141,8 @@ def worth_skipping(out_features: int, in_features: int, sparsity: float) -> bool
 
     The estimate depends on nothing but its arguments and on whether the kernels are available, so a
     run may be decided by it reproducibly. Its three costs were measured with AVX2: a layer of 512 x
-    512 gains from a sparsity of about 0.32 on, one of 128 x 128 from 0.46, tiny ones hardly ever.
+    512 gains from a sparsity of about 0.32 on (with AVX-512 from 0.25), one of 128 x 128 from 0.46,
+    tiny ones hardly ever.
 
     Args:
         out_features: Rows of the weight.
