@@ -334,8 +334,8 @@ def claims(
     made = [n for n in plan.study_names() if (study_folder(n, scale) / "claims.csv").is_file()]
     if not made:
         raise plan.SpecError(
-            f"no study has results at scale {scale!r} yet: run "
-            f"`snakemake reproduce --config scale={scale}`"
+            f"no study has results at scale {scale!r} in results yet: run `snakemake reproduce "
+            f"--config scale={scale}`; the published ledger is in reports/README.md"
         )
     for name in made:
         rows = claims_ledger.read(study_folder(name, scale) / "claims.csv")

@@ -28,13 +28,13 @@ UNTRAINED = ("exact", "measured")
 VERDICTS = (HOLDS, CONTRADICTED, INCONCLUSIVE, NOT_TESTED)
 #: Role of a statement that takes no side: it is measured and gets no verdict.
 OPEN = "open question"
-OPEN_REASON = "the source takes no side, so there is nothing to hold"
+OPEN_REASON = "measured, but the source takes no side, so there is nothing to hold"
 ALPHA = 0.05
 LARGER = "larger"
 SIGNS = {"less": "<", "greater": ">", "differ": "differs from"}
 COLUMNS = ["id", "role", "statement", "source", "published", "tested_as", "verdict", "compared"]
 COLUMNS += ["effect", "low", "high", "interval", "p", "p_adjusted", "num_seeds", "reason"]
-COLUMNS += ["replications", "concerns", "runs"]
+COLUMNS += ["links", "replications", "concerns", "runs"]
 TRIALS = "the runs of this study choose settings: they are evidence for no claim"
 ELSEWHERE = "this study does not list it; the study that does tests it"
 
@@ -52,6 +52,7 @@ class Outcome:
     replications: str = ""
     runs: str = ""
     compared: str = ""
+    links: str = ""
 
 
 def evaluate(records: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
@@ -65,7 +66,8 @@ def evaluate(records: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
     Returns:
         One row per claim; the columns are ``COLUMNS``. Effects and intervals are differences in
         the metric's units, ``compared`` says of what; ``p_adjusted`` is Holm's over the primary
-        claims, else ``p``. Intervals are not corrected for the number of tests.
+        claims, else ``p``. Intervals are not corrected for the number of tests, nor are the
+        ``links`` that a claim consists of, each of which is tested as if it were alone.
 
     Raises:
         ValueError: If the study names a claim that does not exist.
@@ -239,7 +241,9 @@ def _on(
         f"{where}; effect and p are those of the weakest of {len(links)} links, the "
         f"opposite's p is the smallest of any link, times {len(links)}"
     )
-    return Outcome("", pair, reason, runs=runs, compared=difference(links[at], test["metric"]))
+    each = "; ".join(map(_alone, links, pairs))
+    compared = difference(links[at], test["metric"])
+    return Outcome("", pair, reason, runs=runs, compared=compared, links=each)
 
 
 def weakest_link(pairs: Sequence[stats.Paired]) -> tuple[int, stats.Paired]:
@@ -290,11 +294,17 @@ def _missing(names: list[str], metric: str) -> str:
 
 def _replication(outcome: Outcome) -> str:
     pair = outcome.pair
-    word, _ = verdict(pair)
-    where = outcome.reason.split(";")[0]
-    interval = "" if math.isnan(pair.low) else f" [{pair.low:.3g}, {pair.high:.3g}]"
     seeds = f"{pair.num_seeds} {'seed' if pair.num_seeds == 1 else 'seeds'}"
-    return f"{where}: {word}, {pair.effect:+.3g}{interval}, {seeds}"
+    return f"{outcome.reason.split(';')[0]}: {verdict(pair)[0]}, {_effect(pair)}, {seeds}"
+
+
+def _alone(link: Mapping[str, Any], pair: stats.Paired) -> str:
+    return f"{_difference(link)} {_effect(pair)} {verdict(pair)[0]}"
+
+
+def _effect(pair: stats.Paired) -> str:
+    interval = "" if math.isnan(pair.low) else f" [{pair.low:.3g}, {pair.high:.3g}]"
+    return f"{pair.effect:+.3g}{interval}"
 
 
 def _sided(rows: pd.DataFrame, cell: Cell | None, side: Mapping[str, Any]) -> pd.DataFrame:
@@ -331,11 +341,13 @@ def describe(test: Mapping[str, Any]) -> str:
 
 def difference(link: Mapping[str, Any], metric: str) -> str:
     """Return what the effect of a comparison is, in words."""
+    return f"{metric}: {_difference(link)}"
+
+
+def _difference(link: Mapping[str, Any]) -> str:
     if "gaps" in link:
-        sides = " minus ".join(f"({_name(a)} minus {_name(b)})" for a, b in link["gaps"])
-    else:
-        sides = f"{_name(link['a'])} minus {_name(link['b'])}"
-    return f"{metric}: {sides}"
+        return " minus ".join(f"({_name(a)} minus {_name(b)})" for a, b in link["gaps"])
+    return f"{_name(link['a'])} minus {_name(link['b'])}"
 
 
 def _holm(outcomes: dict[str, Outcome], roles: dict[str, str]) -> dict[str, Outcome]:
@@ -389,6 +401,7 @@ def _ledger_row(
         "compared": outcome.compared,
         "num_seeds": 0,
         "reason": outcome.reason,
+        "links": outcome.links,
         "replications": outcome.replications,
         "concerns": " ".join(test.get("concerns", [])),
         "runs": outcome.runs,
@@ -399,6 +412,8 @@ def _ledger_row(
         interval = "" if math.isnan(pair.low) else f"[{pair.low:.4g}, {pair.high:.4g}]"
         if test.get("open"):
             word, why = NOT_TESTED, f"{OPEN_REASON}; p = {pair.p:.2g} for a difference"
+        if (pair.p, pair.p_opposite) != (raw.pair.p, raw.pair.p_opposite):
+            why += ", Holm-corrected"
         row |= {"verdict": word, "reason": f"{outcome.reason}: {why}", "effect": pair.effect}
         row |= {"low": pair.low, "high": pair.high, "interval": interval}
         row |= {"p": raw.pair.p, "p_adjusted": pair.p, "num_seeds": pair.num_seeds}
@@ -417,6 +432,6 @@ def write(records: pd.DataFrame, study: dict[str, Any], path: Any) -> None:
 def read(path: Any) -> pd.DataFrame:
     """Read a ledger; empty text cells are empty strings."""
     text = ["id", "role", "statement", "source", "published", "tested_as", "verdict", "compared"]
-    text += ["interval", "reason", "replications", "concerns", "runs"]
+    text += ["interval", "reason", "links", "replications", "concerns", "runs"]
     ledger = pd.read_csv(path, dtype=dict.fromkeys(text, "string"))
     return ledger.fillna(dict.fromkeys(text, ""))

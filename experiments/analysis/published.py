@@ -11,6 +11,13 @@ from experiments.analysis import style
 FOLDER = Path(__file__).resolve().parent.parent / "published"
 UNKNOWN = "not published as a number"
 TEXT = "string"
+#: Words for the column ``confidence`` of ``results.csv``.
+HOW = {
+    "read-secondary": "read second hand",
+    "read-row-order-inferred": "order of rows inferred",
+    "digitised-figure": "digitised from a figure",
+    "computed": "computed from what was published",
+}
 
 
 @functools.cache
@@ -45,6 +52,8 @@ def value(
 ) -> str:
     """Return a published value as its source prints it, or the words that say it is unknown.
 
+    How it was got stands behind it, unless it was read where it was published.
+
     Args:
         source: Source id.
         metric: Metric as ``results.csv`` names it.
@@ -63,4 +72,5 @@ def value(
     if rows.empty:
         return UNKNOWN
     row = rows.iloc[0]
-    return f"{row['value']} {row['unit']}".strip()
+    text = f"{row['value']} {row['unit']}".strip()
+    return text if row["confidence"] == "read" else f"{text} ({HOW[row['confidence']]})"

@@ -301,7 +301,7 @@ GPTS = {
 }
 # Width, width of the feed-forward layers, layers, heads, vocabulary: the studies' own models.
 LLAMAS = {"Llama 1.3B": (2048, 5504, 24, 16, 32000), "Llama 0.2M": (64, 172, 2, 4, 1024)}
-BREAKDOWN = {"GPT-3 XL": CONTEXT, "GPT-2 Small": CONTEXT, "Llama 0.2M": 64}
+BREAKDOWN = {"GPT-3 XL": CONTEXT, "GPT-2 Small": CONTEXT, "Llama 0.2M": 128}
 
 
 def build(name: str) -> nn.Module:

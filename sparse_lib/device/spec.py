@@ -230,7 +230,9 @@ _CS2 = DeviceSpec(
         "sparse_overhead": f"least squares over all published points; {_SPDF}",
         "max_systems": _CLUSTER,
     },
-    unverified=frozenset({"peak_flops", "power_w"}),
+    unverified=frozenset(
+        {"peak_flops", "memory_bytes", "memory_bandwidth", "power_w", "max_systems"}
+    ),
 )
 
 SPECS: dict[str, DeviceSpec] = {
@@ -253,7 +255,9 @@ SPECS: dict[str, DeviceSpec] = {
             "sparse_overhead": f"assumed equal to the CS-2's; {_SPDF}",
             "max_systems": _TOMS,
         },
-        unverified=frozenset({"peak_flops", "power_w", "sparse_overhead"}),
+        unverified=frozenset(
+            {"peak_flops", "memory_bytes", "power_w", "sparse_overhead", "max_systems"}
+        ),
     ),
     "h100": DeviceSpec(
         name="h100",

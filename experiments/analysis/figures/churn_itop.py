@@ -2,7 +2,7 @@
 over-parameterization: share of all maskable weights that have been present at least once; it can
 only grow. One panel per sparsity (of Sparse-IFT the one that sets the size), of the study's first
 model and dataset with masks. Lines are means over seeds; where lines coincide, the thicker one lies
-beneath. Compare Figure 3 of the source."""
+beneath. Compare Figure 3 of the blog on the sparsity library."""
 
 from typing import Any
 

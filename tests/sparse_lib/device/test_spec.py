@@ -44,7 +44,9 @@ def test_every_fact_has_a_source(spec):
     assert facts <= spec.sources.keys()
     assert spec.unverified <= spec.sources.keys()
     rows = {row["fact"]: row for row in spec.records()}
-    assert rows["memory_bytes"]["value"] == spec.memory_bytes and rows["memory_bytes"]["verified"]
+    assert rows["memory_bytes"]["value"] == spec.memory_bytes
+    # What the vendor of a wafer says of it was read in the press; GPUs have data sheets.
+    assert rows["memory_bytes"]["verified"] == (not spec.streams_weights)
     assert [name for name, row in rows.items() if not row["verified"]] == [
         name for name in spec.sources if name in spec.unverified
     ]
