@@ -259,7 +259,10 @@ def gpt_training_step(
 
 _MATMULS = frozenset(
     f"aten::{name}"
-    for name in ("mm addmm _addmm_activation baddbmm bmm mv addmv dot linear").split()
+    for name in (
+        "mm addmm addmm_ _addmm_activation baddbmm baddbmm_ addbmm addbmm_ bmm mv addmv addmv_ dot "
+        "linear"
+    ).split()
 )
 _CONVOLUTIONS = frozenset({"aten::convolution", "aten::_convolution", "aten::cudnn_convolution"})
 
@@ -279,7 +282,8 @@ def contraction_flops(name: str, args: tuple[Any, ...], out: Any) -> int | None:
     """
     if name == "aten::mm":
         return _matmul(args[0], args[1])
-    if name in ("aten::addmm", "aten::_addmm_activation", "aten::baddbmm"):
+    name = name.removesuffix("_")  # in place
+    if name in ("aten::addmm", "aten::_addmm_activation", "aten::baddbmm", "aten::addbmm"):
         return _matmul(args[1], args[2])
     if name in ("aten::bmm", "aten::mv"):
         return _matmul(args[0], args[1])

@@ -52,7 +52,7 @@ class Backend:
         """Predicts a training step of the model on this backend's device; *simulated*.
 
         Args:
-            model: Any module, also a compiled one.
+            model: Any module, also a compiled one; without `sparsity`, its masks tell it.
             **sizes: As in `sparse_lib.device.simulate`.
 
         Raises:
@@ -60,7 +60,15 @@ class Backend:
         """
         if self.spec is None:
             raise ValueError(f"backend {self.name!r} has no timing model; take {_names(SPECS)}")
-        return simulate(model.__dict__.get("_original", model), self.spec, **sizes)
+        model = model.__dict__.get("_original", model)
+        if sizes.get("sparsity") is None:
+            sizes["sparsity"] = {
+                f"{path}.{name}".lstrip("."): 1 - int(mask.count_nonzero()) / max(mask.numel(), 1)
+                for path, module in model.named_modules()
+                for name in module._parameters
+                if (mask := module._buffers.get(f"{name}_mask")) is not None
+            }
+        return simulate(model, self.spec, **sizes)
 
 
 def _names(names: Iterable[str]) -> str:
@@ -108,7 +116,8 @@ def compile(model: nn.Module, backend: Backend | str = "skip") -> nn.Module:
 
     The twin is an ordinary module of the same class: call it, call its other methods, wrap it. The
     original stays usable, and what is done to its parameters, masks or mode (`train`, `eval`) holds
-    for both, before and after compiling. Layers are Linear, Conv2d and transformers' Conv1D.
+    for both, before and after compiling. Layers are Linear, Conv2d and transformers' Conv1D; one
+    whose weight is tied to a masked one takes that one's mask.
 
     While torch traces or transforms the twin (`torch.compile`, `torch.export`, `torch.jit.trace`,
     `torch.func`) and under dispatch modes other than a `Ledger`, all layers run masked dense.
@@ -120,7 +129,8 @@ def compile(model: nn.Module, backend: Backend | str = "skip") -> nn.Module:
 
     Raises:
         TypeError: The model is no module, or the backend neither a `Backend` nor a name.
-        ValueError: With `strict`, the kernels are missing or a masked layer is not supported.
+        ValueError: With `strict`, the kernels are missing or a masked layer is not supported; also
+            when the twin is called, if the mask came later.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
@@ -134,31 +144,56 @@ def compile(model: nn.Module, backend: Backend | str = "skip") -> nn.Module:
             raise ValueError(f"backend {backend.name!r} cannot skip here: {why}")
         warnings.warn(f"every sparse layer runs masked dense: {why}", RuntimeWarning, stacklevel=2)
         skip = False
-    return _twin(model, "", backend, skip, {})
+    owners: dict[int, nn.Module] = {}
+    for module in model.modules():
+        for parameter in module._parameters.values():
+            owners.setdefault(id(parameter), module)
+    return _twin(model, "", backend, skip, owners, {})
 
 
 def _twin(
-    module: nn.Module, path: str, backend: Backend, skip: bool, twins: dict[nn.Module, nn.Module]
+    module: nn.Module,
+    path: str,
+    backend: Backend,
+    skip: bool,
+    owners: dict[int, nn.Module],
+    twins: dict[nn.Module, nn.Module],
 ) -> nn.Module:
     """A module that shares the dictionaries of another: parameters, masks and hooks, even later."""
     if module in twins:
         return twins[module]
-    twin = twins[module] = _new_twin(type(module))
+    can_mask = any(p is not None and p.dim() > 1 for p in module._parameters.values())
+    is_watched = skip and can_mask and not skipping_mixin(type(module))
+    twin = twins[module] = _new_twin(type(module), is_watched)
     twin.__dict__.update(module.__dict__, _original=module)
     if isinstance(twin, SparseLayer):
-        execution = Execution(path, skip, backend.crossover, backend.notice)
+        owner = owners.get(id(module._parameters.get("weight")), module)
+        execution = Execution(path, skip, backend.crossover, backend.notice, owner)
         twin.__dict__["_execution"] = execution
-    elif skip and any(f"{name}_mask" in module._buffers for name in module._parameters):
-        backend.notice(path, f"its type {type(module).__name__} is not supported")
+    elif isinstance(twin, _Watched):
+        twin.__dict__["_notice"] = functools.partial(backend.notice, path)
+        twin.notice_masks()
     twin.__dict__["_modules"] = {
-        name: child and _twin(child, f"{path}.{name}".lstrip("."), backend, skip, twins)
+        name: child and _twin(child, f"{path}.{name}".lstrip("."), backend, skip, owners, twins)
         for name, child in module._modules.items()
     }
     return twin
 
 
+class _Watched:
+    """Mixin for what cannot skip: a mask may appear after compiling."""
+
+    def notice_masks(self: Any) -> None:
+        if any(f"{name}_mask" in self._buffers for name in self._parameters):
+            self.__dict__["_notice"](f"its type {type(self).__name__} is not supported")
+
+    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
+        self.notice_masks()
+        return super().__call__(*args, **kwargs)  # type: ignore[misc]
+
+
 @functools.cache
-def _twin_class(kind: type[nn.Module]) -> type[nn.Module]:
+def _twin_class(kind: type[nn.Module], is_watched: bool) -> type[nn.Module]:
     """The class of a twin: its mode is that of the original, and supported layers skip."""
 
     def holder(self: nn.Module) -> nn.Module:
@@ -178,7 +213,8 @@ def _twin_class(kind: type[nn.Module]) -> type[nn.Module]:
     def reduce(self: nn.Module, protocol: Any) -> Any:
         reduced: Any = kind.__reduce_ex__(self, max(protocol, 2))
         if reduced[0] is copyreg.__newobj__:  # type: ignore[attr-defined]
-            return (_new_twin, (kind,), *reduced[2:])  # pickle would not find the twin's class
+            # Pickle would not find the twin's class.
+            return (_new_twin, (kind, is_watched), *reduced[2:])
         return reduced
 
     members = {
@@ -186,9 +222,10 @@ def _twin_class(kind: type[nn.Module]) -> type[nn.Module]:
         "__module__": kind.__module__,
         "__reduce_ex__": reduce,
     }
-    return type(kind.__name__, (*skipping_mixin(kind), kind), members)
+    mixins = (_Watched,) if is_watched else skipping_mixin(kind)
+    return type(kind.__name__, (*mixins, kind), members)
 
 
-def _new_twin(kind: type[nn.Module]) -> nn.Module:
+def _new_twin(kind: type[nn.Module], is_watched: bool = False) -> nn.Module:
     """A twin without contents, for `_twin` and for pickle."""
-    return object.__new__(_twin_class(kind))  # type: ignore[arg-type]
+    return object.__new__(_twin_class(kind, is_watched))  # type: ignore[arg-type]

@@ -63,7 +63,7 @@ def _build() -> Path:
     digest = hashlib.sha256(_SOURCE.read_bytes() + " ".join(_FLAGS).encode())
     digest.update(os.uname().machine.encode())
     target = _cache_dir() / f"kernels-{digest.hexdigest()[:16]}.so"
-    if target.exists():
+    if target.exists() and not _why_not_loaded(target):
         return target
     named = os.environ.get("CC", "cc")
     compilers = [path for name in (named, "gcc", "clang") if (path := shutil.which(name))]
@@ -76,12 +76,23 @@ def _build() -> Path:
             os.close(handle)
             command = [compiler, *_FLAGS, *openmp, "-o", path, str(_SOURCE)]
             result = subprocess.run(command, capture_output=True, text=True)
-            if result.returncode == 0:
+            why = result.stderr.strip() or "no message" if result.returncode else ""
+            why = why or _why_not_loaded(Path(path))
+            if not why:
                 os.replace(path, target)
                 return target
             os.unlink(path)
-            message = message or (result.stderr.strip().splitlines() or ["no message"])[0]
+            message = message or why.splitlines()[0]
     raise KernelError(f"the C compiler failed on {_SOURCE.name}: {message}")
+
+
+def _why_not_loaded(path: Path) -> str:
+    """What keeps a file from being loaded as a library, or nothing; it may have been cut short."""
+    try:
+        ctypes.CDLL(str(path))
+    except OSError as error:
+        return str(error)
+    return ""
 
 
 def _installed() -> Path | None:

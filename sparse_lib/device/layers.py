@@ -266,12 +266,14 @@ class Execution:
         skip: Whether to skip at all; masked dense otherwise.
         crossover: Sparsity below which to run dense; None decides by the layer's size as well.
         notice: Called with the layer's name and the reason whenever it has to run dense.
+        owner: The first module that has the layer's weight: its mask is that of all tied layers.
     """
 
     name: str
     skip: bool
     crossover: float | None
     notice: Callable[[str, str], None]
+    owner: nn.Module
     structures: Structures | None = field(default=None, repr=False)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -301,6 +303,12 @@ class Execution:
         if weight.numel() >= 2**31:
             return f"its weight has {weight.numel()} elements, the kernels need fewer than 2^31"
         return None
+
+    def tied_mask(self, weight: torch.Tensor) -> torch.Tensor | None:
+        owner = self.owner
+        return (
+            owner._buffers.get("weight_mask") if owner._parameters.get("weight") is weight else None
+        )
 
     def worth_skipping(self, structure: kernels.Structure) -> bool:
         if self.crossover is not None:
@@ -337,12 +345,13 @@ class SparseLayer(nn.Module):
         return parameters[name] if name in parameters else getattr(self, name)
 
     def forward(self, source: torch.Tensor) -> torch.Tensor:
-        mask, weight = self._buffers.get("weight_mask"), self._parameter("weight")
+        weight, execution = self._parameter("weight"), self._execution
         assert weight is not None
+        mask = self._buffers.get("weight_mask")
+        mask = execution.tied_mask(weight) if mask is None else mask
         if mask is None:
             return self.dense_forward(source, weight)
         mask = mask if mask.dtype is torch.bool else mask != 0
-        execution = self._execution
         if execution.skip and not _is_watched():
             geometry, bias = self.geometry(), self._parameter("bias")
             reason = execution.reason_for_dense(source, weight, mask, bias)

@@ -106,6 +106,9 @@ class Ledger(TorchDispatchMode):
             for example ``lambda: algorithm.needs_dense_gradient``; None asks each weight, as the
             skipping layers do.
 
+    Raises:
+        TypeError: If the model is no module.
+
     Example:
         >>> model = nn.Linear(3, 5)
         >>> with Ledger(model) as ledger:
@@ -121,6 +124,8 @@ class Ledger(TorchDispatchMode):
         dense_weight_gradient: bool | Callable[[], bool] | None = None,
     ) -> None:
         super().__init__()
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"model must be a torch.nn.Module, not {model!r}")
         self._model = model
         self._dense_weight_gradient = dense_weight_gradient
         parameters = dict(all_parameters(model))
@@ -133,7 +138,6 @@ class Ledger(TorchDispatchMode):
         self._before_step: dict[Key, Counts] = {}
         self._steps: list[tuple[tuple[Key, Counts], ...]] = []
         self._distinct_steps: dict[tuple[tuple[Key, Counts], ...], Any] = {}
-        self._num_nonzero: dict[str, tuple[Any, int]] = {}
         self._stack: list[str] = [""]
         self._exits: list[ExitStack] = []
         self._kept: dict[int, tuple[tuple[str | None, str], int]] = {}
@@ -262,6 +266,12 @@ class Ledger(TorchDispatchMode):
             for key, counts in step
         ]
 
+    def frame(self) -> Any:
+        """A pandas table of all closed steps, or of what was booked where none was closed."""
+        import pandas as pd
+
+        return pd.DataFrame(self.step_records() or self.records())
+
     def totals(self, part: str | None = None) -> dict[str, int]:
         """Sums of the FLOP columns over everything booked so far, over one part or all."""
         return _sum(c for key, c in self._entries.items() if part in (None, key.part))
@@ -305,8 +315,12 @@ class Ledger(TorchDispatchMode):
         rows = self.memory_records(optimizer)
         return {key: sum(row[key] for row in rows) for key in MEMORY_COLUMNS}
 
-    def report(self) -> str:
-        """A table for people: FLOPs per layer and part, and the share that was skipped."""
+    def report(self, optimizer: torch.optim.Optimizer | None = None) -> str:
+        """A table for people: FLOPs per layer and part, the share that was skipped, and bytes.
+
+        Args:
+            optimizer: The optimizer whose state counts.
+        """
         from rich.console import Console
         from rich.table import Table
 
@@ -334,7 +348,9 @@ class Ledger(TorchDispatchMode):
             )
         with io.StringIO() as text:
             Console(width=150, file=text).print(table)
-            return text.getvalue()
+            memory = self.memory(optimizer)
+            sizes = (f"{key.replace('_', ' ')} {memory[key]:.4g}" for key in MEMORY_COLUMNS)
+            return f"{text.getvalue()}{', '.join(sizes)}\n"
 
     def _book_contraction(self, name: str, args: tuple[Any, ...], out: Any) -> None:
         flops = contraction_flops(name, args, out) or 0
@@ -429,14 +445,8 @@ class Ledger(TorchDispatchMode):
     def _nonzero(self, name: str, parameter: torch.Tensor) -> int:
         module, mask_name = self._owners[name]
         mask = module._buffers.get(mask_name)
-        if mask is None:
-            return parameter.numel()
-        version = (id(mask), mask._version)
-        known = self._num_nonzero.get(name)
-        if known is None or known[0] != version:
-            known = (version, int(mask.count_nonzero()))
-            self._num_nonzero[name] = known
-        return known[1]
+        # Counted each time: a replaced mask may take the address of the old one.
+        return parameter.numel() if mask is None else int(mask.count_nonzero())
 
 
 def record(

@@ -156,7 +156,7 @@ def probe_host(*, duration_s: float = 5.0, power_w: float = 0.0) -> DeviceSpec:
 
     Args:
         duration_s: Seconds for the whole probe.
-        power_w: Power to charge; CPUs don't tell, so energy is 0 unless you know it.
+        power_w: Power to charge; CPUs don't tell, so energy is NaN unless you know it.
     """
     a = torch.ones(1024, 1024)
     out = torch.empty_like(a)

@@ -22,6 +22,7 @@ A small analytic model, not a measurement, and everything it returns is labelled
 
 from __future__ import annotations
 
+import math
 import numbers
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from typing import Any
 
 from torch import nn
 
+from sparse_lib.checks import check_integer
 from sparse_lib.device.spec import DeviceSpec, device_spec
 from sparse_lib.flops import LayerFlops, ModelFlops, count
 from sparse_lib.layers import LayerDescription, describe
@@ -99,7 +101,6 @@ class Simulation:
     recompute: bool
     fits: bool
     extrapolated: bool
-    label: str = "simulated"
 
     @property
     def step_s(self) -> float:
@@ -118,12 +119,13 @@ class Simulation:
 
     @property
     def energy_j(self) -> float:
-        """Joules per step: power of the systems times the time."""
-        return self.step_s * self.device.power_w * self.num_systems
+        """Joules per step: power of the systems times the time; NaN where no power is known."""
+        return self.step_s * (self.device.power_w or math.nan) * self.num_systems
 
     @property
-    def _label(self) -> str:
-        return self.label + (" (extrapolated beyond 90%)" if self.extrapolated else "")
+    def label(self) -> str:
+        """``"simulated"``, and whether that is beyond what was ever measured."""
+        return "simulated" + (" (extrapolated beyond 90%)" if self.extrapolated else "")
 
     @property
     def bound_by(self) -> str:
@@ -136,7 +138,7 @@ class Simulation:
     def record(self) -> dict[str, Any]:
         """One row for a table."""
         return {
-            "label": self._label,
+            "label": self.label,
             "device": self.device.name,
             "num_systems": self.num_systems,
             "step_s": self.step_s,
@@ -156,7 +158,7 @@ class Simulation:
         """One row per layer."""
         return [
             {
-                "label": self._label,
+                "label": self.label,
                 "device": self.device.name,
                 "name": layer.name,
                 "operation": layer.operation,
@@ -203,11 +205,12 @@ def simulate(
 
     Raises:
         TypeError: If the model is no module, or the sparsity neither number nor mapping.
-        ValueError: If the device is unknown, it can't be joined by so many systems, or the
-            efficiency is out of range.
+        ValueError: If the device is unknown, it can't be joined by so many systems, the efficiency
+            is out of range, or ``flops`` are those of another batch size.
     """
     spec = device_spec(device)
-    if not 1 <= num_systems <= spec.max_systems:
+    check_integer(batch_size, "batch_size", 1)
+    if not 1 <= check_integer(num_systems, "num_systems", 1) <= spec.max_systems:
         raise ValueError(
             f"num_systems is {num_systems}; {spec.name} allows 1 to {spec.max_systems}."
         )
@@ -219,6 +222,8 @@ def simulate(
         )
     sizes: dict[str, Any] = {"sequence_length": sequence_length, "image_size": image_size}
     counted = flops or count(model, batch_size=batch_size, **sizes)
+    if counted.batch_size != batch_size:
+        raise ValueError(f"flops are of {counted.batch_size} samples, batch_size is {batch_size}")
     levels = sparsity if isinstance(sparsity, Mapping | None) else counted.uniform(sparsity)
     counted.forward(levels)  # rejects names and values that are wrong
     if recompute is None:

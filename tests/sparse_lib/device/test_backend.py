@@ -582,3 +582,93 @@ def test_wrong_types_are_named():
         compile(3)
     with pytest.raises(TypeError, match="crossover must be a number, not 'a'"):
         backend("skip", crossover="a")
+
+
+# Masks that come later, or lie elsewhere
+
+
+@pytest.mark.parametrize(
+    "layer", [nn.Conv1d(4, 6, 3), nn.ConvTranspose2d(4, 6, 3), nn.Embedding(4, 6)], ids=str
+)
+def test_an_unsupported_layer_that_is_masked_after_compiling_is_named(layer):
+    model = nn.Sequential(copy.deepcopy(layer))
+    source = {nn.Conv1d: torch.ones(2, 4, 9), nn.ConvTranspose2d: torch.ones(2, 4, 5, 5)}.get(
+        type(layer), torch.ones(2, dtype=torch.long)
+    )
+    strict, lenient = compile(model, always()), compile(model, "skip")
+    strict(source)
+    add_mask(model[0], 0.5)
+    kind = type(layer).__name__
+    with pytest.raises(ValueError, match=f"layer '0' runs masked dense: its type {kind} is not"):
+        strict(source)
+    with pytest.warns(RuntimeWarning, match=f"layer '0' runs masked dense: its type {kind} is"):
+        lenient(source)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert lenient(source).equal(model(source))
+    with pytest.warns(RuntimeWarning, match="is not supported"):
+        pickle.loads(pickle.dumps(compile(nn.Sequential(layer), "skip")))
+        compile(model, "skip")(source)
+
+
+def test_a_twin_with_an_unsupported_layer_compiles_with_torch():
+    model = nn.Sequential(nn.Conv1d(4, 6, 3), nn.Flatten(), nn.Linear(42, 5))
+    source = torch.randn(2, 4, 9)
+    run = torch.compile(compile(model, "skip"), backend="eager")
+    torch.testing.assert_close(run(source), model(source))
+
+
+class Tied(nn.Module):
+    def __init__(self, embedded):
+        super().__init__()
+        self.first = nn.Embedding(40, 40) if embedded else nn.Linear(40, 40, bias=False)
+        self.second = nn.Linear(40, 40, bias=False)
+        self.second.weight = self.first.weight
+
+    def forward(self, source):
+        return self.second(self.first(source).relu())
+
+
+@pytest.mark.parametrize("when", ("before", "after"))
+def test_a_layer_tied_to_a_masked_one_skips_as_well(when):
+    model = Tied(False)
+    twin = compile(model, always())
+    add_mask(model.first, 0.9)
+    twin = compile(model, always()) if when == "before" else twin
+    source = torch.randn(7, 40)
+    with Ledger(model) as ledger:
+        twin(source).square().sum().backward()
+    assert ledger.totals()["executed_flops"] == ledger.totals()["sparse_flops"] < 20_000
+    skipped = model.first.weight.grad.clone()
+    model.zero_grad()
+    model(source).square().sum().backward()
+    expected = model.first.weight.grad * model.first.weight_mask
+    assert relative_error(skipped, expected) < TOLERANCE
+
+
+def test_a_head_tied_to_a_masked_embedding_skips():
+    model = Tied(True)
+    twin = compile(model, backend("skip", crossover=0.0))
+    add_mask(model.first, 0.9)
+    source = torch.arange(40)
+    with Ledger(model) as ledger, pytest.warns(RuntimeWarning, match="type Embedding"):
+        result = twin(source)
+    kept = int(model.first.weight_mask.count_nonzero())
+    assert ledger.totals()["executed_flops"] == 2 * 40 * kept
+    assert relative_error(result, model(source)) < TOLERANCE
+
+
+# The timing model of a backend
+
+
+def test_a_simulation_reads_the_masks_of_the_model():
+    model, cs2 = nn.Sequential(nn.Linear(512, 512), nn.Linear(512, 512)), backend("cs2")
+    dense = cs2.simulate(model, batch_size=1000)
+    for layer in model:
+        layer.register_buffer("weight_mask", torch.arange(512 * 512).view(512, 512) % 10 == 0)
+    share = 1 - int(model[0].weight_mask.sum()) / 512**2
+    sparse = cs2.simulate(compile(model, cs2), batch_size=1000)
+    names = ("0.weight", "1.weight")
+    told = cs2.simulate(model, batch_size=1000, sparsity=dict.fromkeys(names, share))
+    assert sparse.step_s == told.step_s < 0.5 * dense.step_s
+    assert cs2.simulate(model, batch_size=1000, sparsity=0).step_s == dense.step_s

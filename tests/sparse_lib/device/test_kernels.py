@@ -190,6 +190,28 @@ def test_library_is_built_once_into_the_users_cache(monkeypatch, tmp_path):
     assert list(tmp_path.rglob("*.so")) == [built]
 
 
+def test_a_library_that_was_cut_short_is_built_again(monkeypatch, tmp_path):
+    source = tmp_path / "kernels.c"
+    source.write_text("int choose_lanes(int lanes) { return lanes; }")
+    monkeypatch.setattr(kernels, "_SOURCE", source)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    folder = tmp_path / "sparse_lib"
+    built = kernels._build()
+    size = built.stat().st_size
+    built.unlink()
+    built.write_bytes(b"\x7fELF")
+    assert kernels._build() == built and built.stat().st_size == size
+    idle = tmp_path / "idle"
+    idle.write_text("#!/bin/sh\n")
+    idle.chmod(0o755)
+    built.unlink()
+    monkeypatch.setenv("CC", str(idle))  # succeeds, and makes nothing
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(kernels.KernelError, match="the C compiler failed on kernels.c"):
+        kernels._build()
+    assert not list(folder.iterdir())
+
+
 @pytest.mark.slow
 def test_processes_may_build_at_once(tmp_path):
     code = (

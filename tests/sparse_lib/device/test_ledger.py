@@ -377,3 +377,50 @@ def test_a_failing_optimizer_leaves_no_listener_behind():
     with pytest.raises(ArithmeticError), Ledger(model):
         Failing(model.parameters(), lr=0.1).step()
     assert _get_current_dispatch_mode() is None
+
+
+@pytest.mark.parametrize("how", ("replaced", "written past autograd"))
+def test_a_mask_that_changes_between_steps_is_counted_anew(how):
+    layer = nn.Linear(64, 64)
+    layer.register_buffer("weight_mask", torch.ones(64, 64, dtype=torch.bool))
+    run = compile(layer, backend("skip", crossover=0.0))
+    generator = torch.Generator().manual_seed(0)
+    with Ledger(layer) as ledger:
+        for _ in range(20):
+            mask = torch.rand(64, 64, generator=generator) >= torch.rand((), generator=generator)
+            if how == "replaced":
+                del layer.weight_mask
+                layer.register_buffer("weight_mask", mask.clone())
+            else:
+                layer.weight_mask.data.copy_(mask)
+            run(torch.ones(4, 64))
+            step = ledger.end_step()
+            assert step["sparse_flops"] == step["executed_flops"] == 8 * int(mask.sum())
+
+
+def test_operators_in_place_count():
+    a, b, out = torch.ones(2, 3, 4), torch.ones(2, 4, 5), torch.ones(2, 3, 5)
+    with Ledger(nn.Identity()) as ledger:
+        out.baddbmm_(a, b)  # 2 x 2 x 3 x 4 x 5
+        out[0].addmm_(a[0], b[0])
+        torch.addbmm(out[0], a, b)
+    assert ledger.totals()["executed_flops"] == 240 + 120 + 240
+
+
+def test_a_frame_has_a_row_per_step_layer_and_part():
+    model = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 2))
+    with Ledger(model) as ledger:
+        model(torch.ones(2, 3)).sum().backward()
+        assert len(ledger.frame()) == 5 and "step" not in ledger.frame()
+        for _ in range(2):
+            model(torch.ones(2, 3)).sum().backward()
+            ledger.end_step()
+    frame = ledger.frame()
+    assert frame["executed_flops"].sum() == 3 * 240 and set(frame["step"]) == {0, 1}
+    # (15 + 5 + 10 + 2) weights and (6 + 10) inputs of four bytes.
+    assert "weight bytes 128, nonzero weight bytes 128, activation bytes 64" in ledger.report()
+
+
+def test_what_is_no_module_has_no_ledger():
+    with pytest.raises(TypeError, match="model must be a torch.nn.Module, not None"):
+        Ledger(None)

@@ -214,3 +214,20 @@ def test_wrong_types_are_named():
         simulate(nn.Linear(2, 2), "cs2", batch_size=1, sparsity="a")
     with pytest.raises(TypeError, match="model must be a torch.nn.Module, not 3"):
         simulate(3, "cs2", batch_size=1)
+
+
+def test_what_does_not_belong_together_is_refused():
+    model = nn.Linear(64, 64)
+    with pytest.raises(ValueError, match="flops are of 8 samples, batch_size is 1000"):
+        simulate(model, "cs2", batch_size=1000, flops=count(model, batch_size=8))
+    with pytest.raises(TypeError, match="num_systems must be an integer, not 1.5"):
+        simulate(model, "cs2", batch_size=8, num_systems=1.5)
+    with pytest.raises(TypeError, match="batch_size must be an integer, not 2.5"):
+        simulate(model, "cs2", batch_size=2.5)
+
+
+def test_energy_needs_a_power():
+    assert simulate(nn.Linear(64, 64), "cs2", batch_size=8).energy_j > 0
+    unknown = replace(SPECS["cs2"], power_w=0.0)
+    energy = simulate(nn.Linear(64, 64), unknown, batch_size=8).energy_j
+    assert energy != energy
