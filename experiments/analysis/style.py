@@ -57,6 +57,8 @@ FAMILIES = {
 WIDE_COLORS = {"static": "#88CCEE", "set": "#117733", "iso": "#AA3377"}
 ALGORITHM = "|".join(sorted({*METHODS, *algorithm_names()}, key=len, reverse=True))
 METHOD_NAME = re.compile(rf"(?:({'|'.join(FAMILIES)})\d*-)?(?:({ALGORITHM})(?:-?\d+|-rare)?|(.*))")
+#: End of the name of a method at settings that were chosen after its study had run.
+RETUNED = "-retuned"
 # What Tol's sets have left, for methods that the lists above do not know.
 SPARE_COLORS = ("#882255", "#CC6677", "#EE3377", "#33BBEE", "#6699CC", "#997700", "#994455")
 SPARE_MARKERS = ("X", "<", ">", "p", "h", "*", "d")
@@ -88,6 +90,9 @@ def progress_axis(axes: Axes, name: str) -> None:
 
 def method_style(method: str) -> MethodStyle:
     """Return the look of a method; an unknown one gets a look derived from its name."""
+    if method.endswith(RETUNED):
+        look = method_style(method.removesuffix(RETUNED))
+        return MethodStyle(f"{look.name}, retuned", look.color, "*")
     family, algorithm = split_method(method)
     look = METHODS.get(algorithm) or _spare(algorithm)
     if family is None:

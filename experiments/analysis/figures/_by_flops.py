@@ -8,13 +8,19 @@ from matplotlib.figure import Figure
 from experiments.analysis import records as tidy
 from experiments.analysis import style
 
+#: So many numbers still stand beside their points.
+MOST_NUMBERS = 8
 #: How far the FLOPs of a run may be from those of the dense model to count as equal.
 EQUAL = 0.15
 KEYS = ["dataset", "model", "method", "sparsity"]
 
 
 def scores(records: pd.DataFrame, metric: str, split: str) -> pd.DataFrame:
-    """One row per run that has the metric: its value, and its executed training FLOPs."""
+    """One row per run that has the metric: its value, and its executed training FLOPs.
+
+    Methods at settings that were chosen after the study had run are left out.
+    """
+    records = records[~records["method"].str.endswith(style.RETUNED)]
     values = tidy.select(records, metric, split=split)
     flops = tidy.select(records, "flops_executed").set_index("run")["value"]
     columns = ["run", *KEYS, "seed", "split", "value"]
@@ -126,7 +132,8 @@ def _draw_panel(axes: Axes, rows: pd.DataFrame, better: str) -> None:
 def _label_sparsity(axes: Axes, points: pd.DataFrame) -> None:
     """Write the sparsity beside each point, numbers of neighbours moved apart.
 
-    On the side away from the dense model, where no arrow comes in.
+    On the side away from the dense model, where no arrow comes in. Where too many points are one
+    above the other, none has a number.
     """
     to_axes = axes.transData + axes.transAxes.inverted()
     spots = to_axes.transform(points[["ratio", "value"]].to_numpy(float))
@@ -135,6 +142,8 @@ def _label_sparsity(axes: Axes, points: pd.DataFrame) -> None:
     columns = (np.diff(spots[order, 0], prepend=-1.0) > 0.05).cumsum()
     for column in np.unique(columns):
         members = order[columns == column]
+        if len(members) > MOST_NUMBERS:
+            continue
         members = members[spots[members, 1].argsort()]
         heights = style.spread(spots[members, 1].tolist(), 0.042)
         is_left = bool(spots[members, 0].max() < middle)

@@ -1,7 +1,8 @@
 """Test accuracy against executed training FLOPs: small points are seeds, large ones their mean, the
-number beside a point its sparsity in percent. A is the dense model. Sparsity without widening
-(arrow to B) saves FLOPs; Sparse-IFT (arrow to C) spends them on a larger, sparse model; D, where
-there is one, is a larger dense model. Compare Figures 1 and 4 of the Sparse-IFT blog."""
+number beside a point its sparsity in percent, where there is room. A is the dense model. Sparsity
+without widening (arrow to B) saves FLOPs; Sparse-IFT (arrow to C) spends them on a larger, sparse
+model; D, where there is one, is a larger dense model. Compare Figures 1 and 4 of the Sparse-IFT
+blog."""
 
 from typing import Any
 

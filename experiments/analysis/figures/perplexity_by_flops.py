@@ -1,7 +1,7 @@
 """Validation perplexity against executed training FLOPs: small points are seeds, large ones their
-mean, the number beside a point its sparsity in percent. A is the dense model. Sparse-IFT (arrow to
-C) spends its FLOPs on a larger, sparse model; D, where there is one, is a larger dense model. Lower
-is better. Compare Figure 4 of the Sparse-IFT blog."""
+mean, the number beside a point its sparsity in percent, where there is room. A is the dense model.
+Sparse-IFT (arrow to C) spends its FLOPs on a larger, sparse model; D, where there is one, is a
+larger dense model. Lower is better. Compare Figure 4 of the Sparse-IFT blog."""
 
 from typing import Any
 
