@@ -37,6 +37,7 @@ from sparse_lib.device.wafer import (
     simulate,
 )
 from sparse_lib.flops import LayerFlops, ModelFlops, count, gpt_training_step
+from sparse_lib.layers import describe
 
 CONTEXT, BATCH_SIZE = 2048, 768
 SPARSITIES = (0.0, 0.5, 0.75, 0.8, 0.9)
@@ -88,7 +89,7 @@ def compute(scale: str) -> dict[str, pd.DataFrame]:
     with one_thread():
         host = probe_host(duration_s=sizes.probe_s)
         layer = layer_speed(sizes.width, sizes.sparsities, sizes.rounds)
-        amdahl = gpt_steps(layer, sizes)
+        amdahl, run_step = gpt_steps(layer, sizes), run_steps(layer, sizes)
     models = {name: build(name) for name in sizes.models}
     flops = {
         name: count(model, batch_size=BATCH_SIZE, sequence_length=CONTEXT)
@@ -107,6 +108,7 @@ def compute(scale: str) -> dict[str, pd.DataFrame]:
         "memory": [row for name, model in models.items() for row in memory(name, model)],
         "whole_model": whole_model(),
         "amdahl": amdahl,
+        "run_step": run_step,
         "training": training(),
     }
     return {name: pd.DataFrame(rows) for name, rows in tables.items()}
@@ -195,18 +197,43 @@ class Narrow(nn.Module):
 
 
 def gpt_steps(layer: list[dict[str, Any]], sizes: Sizes) -> list[dict[str, Any]]:
-    """Training step of a small GPT, AdamW included: dense, skipping, and without its block layers.
-
-    The bound keeps what is outside the block's linear layers, and runs those at the speed of the
-    measured layer.
-    """
-    levels = [row["sparsity"] for row in layer if row["sparsity"] in (0.8, 0.9, 0.95)]
-    steps = [gpt_step(sizes.gpt, 0.0), gpt_step(sizes.gpt, 0.0, empty=True)]
-    steps += [gpt_step(sizes.gpt, sparsity) for sparsity in levels]
-    dense, outside, *sparse = (
-        statistics.median(own) for own in cpu_seconds(steps, sizes.gpt_rounds)
+    """Training step of a small GPT with a fused AdamW, and its bound."""
+    shape = [sizes.gpt[name] for name in ("num_layers", "width", "num_heads", "context")]
+    batch = (sizes.gpt["batch_size"], sizes.gpt["context"])
+    rows = bounded_steps(
+        lambda: gpt2(*shape, 256), layer, (0.8, 0.9, 0.95), batch, sizes.gpt_rounds, fused=True
     )
-    speeds = {row["sparsity"]: row["speedup"] for row in layer}
+    return [{**sizes.gpt, **row} for row in rows]
+
+
+def run_steps(layer: list[dict[str, Any]], sizes: Sizes) -> list[dict[str, Any]]:
+    """Training step of the model that most runs of the studies train, as they do, and its bound."""
+    context = BREAKDOWN[RUN]
+    rows = bounded_steps(
+        lambda: llama_model(RUN, context), layer, (0.8,), (RUN_BATCH, context), sizes.rounds,
+        fused=False,
+    )  # fmt: skip
+    return [{"model": RUN, "batch_size": RUN_BATCH, "context": context, **row} for row in rows]
+
+
+def bounded_steps(
+    make: Callable[[], nn.Module],
+    layer: list[dict[str, Any]],
+    levels: Sequence[float],
+    batch: tuple[int, int],
+    rounds: int,
+    *,
+    fused: bool,
+) -> list[dict[str, Any]]:
+    """Training step of a language model: dense, skipping, and without its blocks' linear layers.
+
+    The bound keeps what is outside these layers, and runs them at the speed of the measured layer.
+    """
+    speeds = {row["sparsity"]: row["speedup"] for row in layer if row["sparsity"] in levels}
+    steps = [model_step(make, 0.0, batch, fused=fused)]
+    steps += [model_step(lambda: hollow(make()), 0.0, batch, fused=fused)]
+    steps += [model_step(make, sparsity, batch, fused=fused) for sparsity in speeds]
+    dense, outside, *sparse = (statistics.median(own) for own in cpu_seconds(steps, rounds))
     rows = [{"sparsity": 0.0, "step_s": dense, "bound_s": dense}]
     rows += [
         {
@@ -214,33 +241,38 @@ def gpt_steps(layer: list[dict[str, Any]], sizes: Sizes) -> list[dict[str, Any]]
             "step_s": own,
             "bound_s": outside + (dense - outside) / speeds[sparsity],
         }
-        for sparsity, own in zip(levels, sparse, strict=True)
+        for sparsity, own in zip(speeds, sparse, strict=True)
     ]
     return [
-        {**sizes.gpt, **row, "outside_s": outside, "speedup": dense / row["step_s"],
+        {**row, "outside_s": outside, "speedup": dense / row["step_s"],
          "over_bound": row["step_s"] / row["bound_s"]}
         for row in rows
     ]  # fmt: skip
 
 
-def gpt_step(gpt: dict[str, int], sparsity: float, *, empty: bool = False) -> Callable[[], None]:
-    """One optimizer step of a GPT-2 with 256 tokens in its vocabulary."""
+def hollow(model: nn.Module) -> nn.Module:
+    """The model without the matrix products of its blocks."""
+    for layer in describe(model):
+        if layer.role == "block" and layer.kind in ("linear", "conv1d"):
+            owner, _, leaf = layer.name.rpartition(".")
+            setattr(model.get_submodule(owner), leaf, Narrow(layer.fan_out))
+    return model
+
+
+def model_step(
+    make: Callable[[], nn.Module], sparsity: float, batch: tuple[int, int], *, fused: bool
+) -> Callable[[], None]:
+    """One optimizer step on random tokens."""
     torch.manual_seed(0)
-    model = gpt2(gpt["num_layers"], gpt["width"], gpt["num_heads"], gpt["context"], 256)
-    model.train()
-    if empty:
-        for block in model.transformer.h:
-            for part, name in ((block.attn, "c_attn"), (block.attn, "c_proj"), (block.mlp, "c_fc"),
-                               (block.mlp, "c_proj")):  # fmt: skip
-                setattr(part, name, Narrow(getattr(part, name).weight.shape[1]))
-    # The unfused one takes roots, which are slow at exact zeros.
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    model = make().train()
+    # The unfused one, which the studies train with, takes roots, which are slow at exact zeros.
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=fused)
     if sparsity:
         algorithm = configure({"algorithm": "static", "sparsity": sparsity, "seed": 0})
         algorithm.apply(model)
         algorithm.apply(optimizer)
     run = compile(model, "skip") if sparsity else model
-    ids = torch.randint(256, (gpt["batch_size"], gpt["context"]))
+    ids = torch.randint(256, batch)
 
     def step() -> None:
         run(input_ids=ids, labels=ids, use_cache=False).loss.backward()
@@ -302,6 +334,8 @@ GPTS = {
 # Width, width of the feed-forward layers, layers, heads, vocabulary: the studies' own models.
 LLAMAS = {"Llama 1.3B": (2048, 5504, 24, 16, 32000), "Llama 0.2M": (64, 172, 2, 4, 1024)}
 BREAKDOWN = {"GPT-3 XL": CONTEXT, "GPT-2 Small": CONTEXT, "Llama 0.2M": 128}
+# The model and the batch of most runs at the scale small.
+RUN, RUN_BATCH = "Llama 0.2M", 32
 
 
 def build(name: str) -> nn.Module:
@@ -309,14 +343,16 @@ def build(name: str) -> nn.Module:
     with torch.device("meta"):
         if name in GPTS:
             return gpt2(*GPTS[name], CONTEXT, 50257)
-        width, inner, num_layers, num_heads, vocab_size = LLAMAS[name]
-        config = llama.Config(
-            hidden_size=width,
-            intermediate_size=inner,
-            num_layers=num_layers,
-            num_heads=num_heads,
-        )
-        return llama.build(config, vocab_size=vocab_size, context=CONTEXT, eos_id=0)
+        return llama_model(name, CONTEXT)
+
+
+def llama_model(name: str, context: int) -> nn.Module:
+    """A Llama by name."""
+    width, inner, num_layers, num_heads, vocab_size = LLAMAS[name]
+    config = llama.Config(
+        hidden_size=width, intermediate_size=inner, num_layers=num_layers, num_heads=num_heads
+    )
+    return llama.build(config, vocab_size=vocab_size, context=context, eos_id=0)
 
 
 def layer_type(layer: LayerFlops) -> str:

@@ -30,6 +30,9 @@ def test_what_is_measured_is_of_one_thread_and_one_step(tables):
     gpt = tables["amdahl"]
     assert list(gpt["sparsity"]) == [0.0, 0.8, 0.9]
     assert (gpt["outside_s"] < gpt["bound_s"]).all()
+    run = tables["run_step"]
+    assert list(run["sparsity"]) == [0.0, 0.8] and set(run["model"]) == {"Llama 0.2M"}
+    assert (run["outside_s"] < run["bound_s"]).all()
     own = tables["roofline"].query("device == 'host' and series == 'dense'").iloc[0]
     # Width and tokens are 256: three products over six activations, two weights and a gradient.
     assert own["intensity"] == pytest.approx(6 * 256**3 / (9 * 4 * 256**2))

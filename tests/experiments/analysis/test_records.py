@@ -1,6 +1,7 @@
 """Records: merging, thinning, tidy tables and what a partial study gives."""
 
 import json
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -138,3 +139,10 @@ def test_a_table_of_an_older_version_is_one_sentence(made, tmp_path):
     table.to_csv(tmp_path / "records.csv", index=False)
     with pytest.raises(ValueError, match=r"records.csv has no column chance: another version"):
         records.read_records(tmp_path / "records.csv")
+
+
+def test_the_documented_columns_are_those_of_the_table():
+    page = (Path(__file__).parents[3] / "docs/reports.md").read_text()
+    section = page.split("## Records")[1].split("##")[0]
+    rows = [line.strip("| ").split(" | ") for line in section.splitlines() if line[:3] == "| `"]
+    assert {name.strip("`"): text for name, text in rows} == records.RECORD_COLUMNS

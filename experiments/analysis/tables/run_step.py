@@ -1,0 +1,31 @@
+"""Measured on this CPU: the training step of the model that most runs of the studies train, at
+their batch and with their optimizer, on one thread; beside its own Amdahl bound, which keeps what
+is outside the blocks' linear layers and runs these at the speed of the layer in the speed-up
+figure. Runs at the scale small train so by default ("auto" in a run's record)."""
+
+from typing import Any
+
+import pandas as pd
+
+from experiments.analysis import records as tidy
+
+COLUMNS = {
+    "model": "model",
+    "batch_size": "sequences",
+    "context": "context",
+    "sparsity": "sparsity",
+    "step_s": "ms per step",
+    "outside_s": "ms outside the layers",
+    "bound_s": "ms at the bound",
+    "over_bound": "step / bound",
+    "speedup": "speed-up",
+}
+
+
+def make(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
+    """One row per sparsity, the dense step first."""
+    rows = tidy.computed(study["scale"], "device", "run_step")
+    times = [name for name in COLUMNS if name.endswith("_s")]
+    return rows.assign(**{name: 1e3 * rows[name] for name in times})[list(COLUMNS)].rename(
+        columns=COLUMNS
+    )
