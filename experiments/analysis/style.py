@@ -15,6 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, LogLocator
 
+from experiments.analysis import stats
 from experiments.schema import algorithm_names
 
 matplotlib.use("Agg")
@@ -217,6 +218,17 @@ def seed_lines(axes: Axes, rows: pd.DataFrame, coordinate: str, color: str) -> N
     starts = np.flatnonzero(rows["run"].to_numpy()[1:] != rows["run"].to_numpy()[:-1]) + 1
     x, y = (np.insert(rows[key].to_numpy(float), starts, np.nan) for key in (coordinate, "value"))
     axes.plot(x, y, color=color, lw=0.7, alpha=0.45)
+
+
+def interval_bars(
+    axes: Axes, rows: pd.DataFrame, coordinate: str, by: str, color: str, *, most: float = np.inf
+) -> None:
+    """Draw the 95% t interval of each group at its mean coordinate, cut at 0 and ``most``."""
+    for _, own in rows.groupby(by):
+        _, low, high = stats.t_interval(own["value"])
+        if low == low:
+            place = own[coordinate].mean()
+            axes.plot([place, place], [max(low, 0.0), min(high, most)], color=color, lw=1.4)
 
 
 def mean_by(rows: pd.DataFrame, coordinate: str) -> pd.DataFrame:

@@ -1,6 +1,7 @@
 """Final validation perplexity against the training budget, every point a finished run with its own
 learning-rate schedule: one panel per sparsity, with the dense model in each. Small points are
-seeds, lines join means over all seeds of a budget. Lower is better."""
+seeds, lines join means over all seeds of a budget, bars are their 95% t interval. Lower is
+better."""
 
 from typing import Any
 
@@ -61,6 +62,7 @@ def _draw_panel(axes: Axes, rows: pd.DataFrame, x: str) -> None:
     for method, sparsity, own in selection.by_treatment(rows):
         look = style.method_style(method)
         axes.plot(own[x], own["value"], ".", color=look.color, ms=4)
+        style.interval_bars(axes, own, x, "tokens", look.color)
         means = budget_means(own)
         axes.plot(means[x], means["value"], color=look.color, marker=look.marker, ms=6, lw=1.3)
         if len(means):

@@ -1,5 +1,6 @@
 """BLEU after fine-tuning against the sparsity of pre-training, for dense and for sparse
-fine-tuning: small points are seeds, the line joins their means. Higher is better."""
+fine-tuning: small points are seeds, the line joins their means, bars are their 95% t interval, cut
+at 0 and 100. Higher is better."""
 
 from typing import Any
 
@@ -53,6 +54,8 @@ def draw(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> 
             means = own.groupby("pre-training sparsity")["value"].mean()
             panel.plot(own["pre-training sparsity"], own["value"], shape.marker, ms=3,
                        color=shape.color, alpha=0.6)  # fmt: skip
+            level = "pre-training sparsity"
+            style.interval_bars(panel, own, level, level, shape.color, most=100.0)
             panel.plot(means.index, means, marker=shape.marker, ms=7, color=shape.color)
             labels.append((means.iloc[-1], f"{fine_tuning} fine-tuning", shape.color))
         panel.set_xticks([0, 0.5, 0.75], ["dense", "50%", "75%"])

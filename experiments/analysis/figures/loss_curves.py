@@ -1,6 +1,7 @@
 """Training and validation loss, one panel per sparsity with the dense model in
 each; other models and datasets than the study's first show validation only. Thin lines are seeds,
-thick lines their mean, over the seeds that have logged the same step. Lower is better."""
+thick lines their mean, over the seeds that have logged the same step; the bar at the end is its 95%
+t interval. Lower is better."""
 
 from typing import Any
 
@@ -50,8 +51,9 @@ def _draw_panel(axes: Axes, rows: pd.DataFrame, x: str) -> None:
         mean = style.mean_by(group, coordinate)
         marks = {"marker": look.marker} if len(mean) <= 20 else {}
         axes.plot(mean[coordinate], mean["value"], color=look.color, **marks)
-        last = group.sort_values("step").groupby("run")["value"].last().mean()
-        labels.append((last, style.treatment_name(method, sparsity), look.color))
+        last = group.sort_values("step").groupby("run").tail(1)
+        style.interval_bars(axes, last, coordinate, "method", look.color)
+        labels.append((last["value"].mean(), style.treatment_name(method, sparsity), look.color))
     if not labels:
         style.say_empty(axes, "No run has logged this loss.")
         return
