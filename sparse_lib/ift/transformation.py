@@ -87,7 +87,7 @@ def transform(
 def solve_sparsity(
     model: nn.Module,
     family: str,
-    sparsity: float,
+    sparsity: float = 0.5,
     *,
     budget: str | int = "dense",
     layers: str | Sequence[str] | None = None,
@@ -103,7 +103,7 @@ def solve_sparsity(
     Args:
         model: As for :func:`transform`, as are the other arguments.
         family: A key of ``FAMILIES``.
-        sparsity: In [0, 1): sets the sizes.
+        sparsity: In [0, 1): sets the sizes; 0.5 is where the source's language models gain.
         budget: ``"dense"``, the forward FLOPs of ``model``; or a number of FLOPs of one sample.
         layers: A glob on module names, or several.
         sequence_length: Tokens per sample.

@@ -599,6 +599,11 @@ def test_a_width_that_heads_do_not_divide_is_named():
         widen("width", 7, 1.4, multiple=2, why="a pair")
 
 
+def test_the_sizes_of_half_the_weights_are_the_default_of_solving():
+    default = ift.solve_sparsity(gpt2(), "wide", budget="dense")
+    assert default == ift.solve_sparsity(gpt2(), "wide", 0.5) > 0.5
+
+
 @pytest.mark.parametrize("function", [ift.transform, ift.solve_sparsity])
 def test_what_is_no_module_is_refused(function):
     with pytest.raises(TypeError, match="model must be a torch.nn.Module, not 3"):

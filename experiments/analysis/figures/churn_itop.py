@@ -1,8 +1,8 @@
 """How masks move. Churn: share of the present weights that an update replaces. In-time
 over-parameterization: share of all maskable weights that have been present at least once; it can
 only grow. One panel per sparsity (of Sparse-IFT the one that sets the size), of the study's first
-model and dataset with masks. Lines are means over seeds; where lines coincide, the thicker one lies
-beneath. Compare Figure 3 of the blog on the sparsity library."""
+model and dataset with masks. Thin lines are seeds, thick ones their mean; where lines coincide, the
+thicker one lies beneath. Compare Figure 3 of the blog on the sparsity library."""
 
 from typing import Any
 
@@ -37,6 +37,7 @@ def draw(
         labels = []
         for (method, sparsity), group in rows.groupby(["method", "sparsity"], sort=False):
             look, width = style.method_style(method), style.nested_width(len(labels))
+            style.seed_lines(panel, group, coordinate, look.color)
             mean = style.mean_by(group, coordinate)
             if mean.empty:
                 mean = group.set_index("step")[[coordinate, "value"]].sort_index()

@@ -52,13 +52,15 @@ def draw(
     paired = difference(rows)
     look = style.method_style("granet")
     for _, group in paired.groupby("seed"):
-        lower.plot(group[coordinate], group["difference"], color=look.color, lw=0.8)
+        lower.plot(group[coordinate], group["difference"], color=look.color, lw=0.7, alpha=0.45)
+    mean = paired.groupby("step")[[coordinate, "difference"]].mean()
+    lower.plot(mean[coordinate], mean["difference"], color=look.color)
     lower.axhline(0, color=style.INK, lw=0.8)
     late = paired[paired["step"] > 0.15 * paired["step"].max()]["difference"]
     if len(late):
         bound = 1.1 * late.abs().max() or 1.0
         lower.set_ylim(-bound, bound)
-    lower.set_title("GraNet minus RigL, by seed")
+    lower.set_title("GraNet minus RigL: seeds and their mean")
     for panel in (upper, lower):
         style.progress_axis(panel, name)
         panel.set_ylabel(style.loss_unit(rows))

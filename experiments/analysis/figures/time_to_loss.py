@@ -1,8 +1,8 @@
 """Validation loss of dense and sparse runs against time: seconds of training as measured here, and
 the time that a CS-2 would compute by simulation, at its peak rate and without streaming, so a lower
 bound. Runs of the pipeline share the machine, so the measured seconds are noisy; how masked layers
-ran is in each run's record. Lines are means over seeds. Dense and dense-control differ in batch
-size only, and the sparse runs have the control's."""
+ran is in each run's record. Thin lines are seeds, thick ones their mean. Dense and dense-control
+differ in batch size only, and the sparse runs have the control's."""
 
 from typing import Any
 
@@ -54,9 +54,10 @@ def draw(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> 
         unit = _unit(rows[clock].max())
         for (method, sparsity), group in rows.groupby(["method", "sparsity"], sort=False):
             look = style.method_style(method)
+            group = group.assign(**{clock: UNITS[unit] * group[clock]})
+            style.seed_lines(panel, group, clock, look.color)
             mean = style.mean_by(group, clock)
-            times = UNITS[unit] * mean[clock]
-            panel.plot(times, mean["value"], color=look.color, marker=look.marker)
+            panel.plot(mean[clock], mean["value"], color=look.color, marker=look.marker)
             text = style.treatment_name(method, sparsity)
             labels.append((mean["value"].iloc[-1], text, look.color))
         style.label_ends(panel, labels)
