@@ -16,6 +16,8 @@ def make(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> 
     rows = published.results()
     rows = rows[rows["source_id"] == published.source_id(study)]
     rows = rows[rows["table_or_figure"] == "Table 1"]
+    if rows.empty:  # another source
+        return pd.DataFrame(columns=KEYS)
     levels = pd.to_numeric(rows["sparsity"]).map(lambda s: f"{100 * s:g}%" if s else "dense")
     rows = rows.assign(
         level=levels + " (published)",
