@@ -22,6 +22,10 @@
 #include <immintrin.h>
 #endif
 
+/* Whether the code for 16 lanes names AVX-512 instructions; 0 leaves it to the compiler, which then
+ * lowers it to what there is. */
+#define NAMES_AVX512 1
+
 /* One orientation of a mask: `rows` outputs of the product, `columns` inputs, tiled by column.
  * Entries of (tile, row) are start[tile * rows + row] .. start[tile * rows + row + 1]. `by_column`
  * says that the mask and the weight are stored [columns][rows]. */
@@ -601,8 +605,8 @@ TARGET static inline __attribute__((always_inline)) FOUR NAME(sum_of_pairs)(VEC 
 #endif
 }
 
-#define BLOCK LANES
-#define SMALL_BLOCK (BLOCK < 8 ? 4 : 8)
+#define SMALL_BLOCK (LANES < 8 ? 4 : 8)
+#define BLOCK (LANES == 16 && NAMES_AVX512 ? 16 : SMALL_BLOCK)
 
 /* SMALL_BLOCK rows and columns, transposed in registers. */
 TARGET static inline __attribute__((always_inline)) void
@@ -643,7 +647,7 @@ NAME(transpose_small)(const float *from, int64_t from_stride, float *to, int64_t
 #endif
 }
 
-#if LANES == 16
+#if LANES == 16 && NAMES_AVX512
 /* 16 of each: whole cache lines, read and written once however far apart they lie. */
 TARGET static inline __attribute__((always_inline)) void
 NAME(transpose_lines)(const float *from, int64_t from_stride, float *to, int64_t to_stride)
@@ -744,8 +748,11 @@ TARGET static inline __attribute__((always_inline)) VEC NAME(repeat)(const float
     return LOAD(p);
 #elif LANES == 8
     return (VEC)_mm256_broadcast_ps((const __m128 *)p);
-#else /* written as a shuffle, GCC 12 sends it through memory, and every one waits for the store */
+#elif NAMES_AVX512
     return (VEC)_mm512_broadcast_f32x4(_mm_loadu_ps(p));
+#else /* with AVX-512, GCC 12 sends this through memory, and every one waits for the store */
+    FOUR f = *(const FOUR *)p;
+    return __builtin_shufflevector(f, f, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3);
 #endif
 }
 

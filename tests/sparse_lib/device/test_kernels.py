@@ -270,11 +270,12 @@ def test_an_installed_library_counts_unless_the_source_is_newer(monkeypatch, tmp
 
 @pytest.mark.slow
 def test_the_widest_source_is_right_where_the_compiler_lowers_it(monkeypatch, tmp_path):
-    if kernels.num_lanes() != 8:
-        pytest.skip("AVX-512 runs itself here, or AVX2 is missing")
+    if kernels.num_lanes() < 8:
+        pytest.skip("AVX2 is missing")
     text = kernels._SOURCE.read_text()
     for pattern, replacement in (
         (r"avx512f,avx512vl,avx512dq,", ""),
+        (r"#define NAMES_AVX512 1", "#define NAMES_AVX512 0"),
         (r'__builtin_cpu_supports\("avx512\w+"\)', "1"),
         (r'__asm__\("" : "\+v"\(v\)\)', "(void)(v)"),
     ):
