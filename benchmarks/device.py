@@ -34,7 +34,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import sparse_lib as sl
-from experiments.training import keep_memory
+from experiments.memory import keep_memory
 from sparse_lib.configure import configure
 from sparse_lib.device import kernels
 

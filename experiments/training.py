@@ -6,7 +6,6 @@ then and on SIGINT or SIGTERM, read at the start, and removed on success.
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import importlib
 import json
@@ -27,6 +26,7 @@ import torch
 from filelock import FileLock, Timeout
 
 from experiments import tasks
+from experiments.memory import keep_memory
 from sparse_lib.algorithm import SparsityAlgorithm
 from sparse_lib.checkpoint import densify, load_checkpoint, masks_of, read_safetensors
 from sparse_lib.configure import configure
@@ -51,15 +51,6 @@ def _transforms() -> ModuleType:
 def _device() -> ModuleType:
     """Imported by name: how a layer is executed changes no result but by rounding."""
     return importlib.import_module("sparse_lib.device")
-
-
-def keep_memory() -> None:
-    """Let glibc keep freed memory: a step's large tensors else cost page faults each time."""
-    # Numbers of M_MMAP_THRESHOLD and M_TRIM_THRESHOLD in malloc.h.
-    with suppress(OSError, AttributeError):
-        mallopt = ctypes.CDLL(None).mallopt
-        for option in (-3, -1):
-            mallopt(option, 1 << 30)
 
 
 class Interrupted(SystemExit):

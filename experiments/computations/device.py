@@ -18,8 +18,8 @@ import pandas as pd
 import torch
 from torch import nn
 
+from experiments.memory import keep_memory
 from experiments.models import llama
-from experiments.training import keep_memory
 from sparse_lib.configure import configure
 from sparse_lib.device import kernels
 from sparse_lib.device.backend import backend, compile

@@ -137,7 +137,7 @@ class _Job:
     @property
     def units(self) -> list[tuple[str, str, TaskEntry | None]]:
         """Name, key and suite entry of each unit; perplexity has no entry."""
-        shared = [self.weights_hash, self.suite.batch_size, self.suite.dtype, _code()]
+        shared = [self.weights_hash, *self.suite.how.values(), _code()]
         found: list[tuple[str, str, TaskEntry | None]] = []
         if self.suite.perplexity is not None:
             settings = self.suite.perplexity.model_dump(mode="json")
@@ -194,7 +194,7 @@ class _Job:
         """The model, loaded when the first unit needs it."""
         from experiments.evaluation.scoring import load
 
-        return load(self.model_dir, batch_size=self.suite.batch_size, dtype=self.suite.dtype)
+        return load(self.model_dir, **self.suite.how)
 
     def _perplexity(self, scorer: Scorer) -> list[dict[str, Any]]:
         from experiments.evaluation.perplexity import split_scores
@@ -209,8 +209,7 @@ class _Job:
                 "higher_is_better": False,
                 "num_fewshot": 0,
                 "limit": settings.max_tokens,
-                "batch_size": self.suite.batch_size,
-                "dtype": self.suite.dtype,
+                **self.suite.how,
                 "truncated_fraction": 0.0,
                 "split": split,
             }

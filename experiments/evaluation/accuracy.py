@@ -17,6 +17,7 @@ from pydantic import Field, PositiveInt
 
 from experiments.data.base import SPLITS
 from experiments.evaluation.files import hash_files, read_json, run_of, weights_hash, write_json
+from experiments.evaluation.skipping import skipping
 from experiments.evaluation.suite import Common, digest, load_suite
 
 if TYPE_CHECKING:
@@ -122,7 +123,7 @@ def _scores(
     device = "cuda" if torch.cuda.is_available() else "cpu"
     dtype = getattr(torch, suite.dtype)
     images = load(data_dir)
-    model = load_classifier(model_dir).to(device=device, dtype=dtype)
+    model = skipping(load_classifier(model_dir).to(device=device, dtype=dtype), suite.execution)
     num_labels = getattr(model.config, "num_labels", None)
     if num_labels != len(images.meta["classes"]):
         raise ValueError(
@@ -143,8 +144,7 @@ def _scores(
         shared = {
             "num_fewshot": 0,
             "limit": suite.max_images,
-            "batch_size": suite.batch_size,
-            "dtype": suite.dtype,
+            **suite.how,
             "truncated_fraction": 0.0,
             "split": name,
             "data_hash": data_hash,

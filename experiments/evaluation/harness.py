@@ -12,6 +12,7 @@ from lm_eval.api.model import LM
 
 from experiments.evaluation.perplexity import windows
 from experiments.evaluation.scoring import Scorer, Span
+from experiments.memory import uncollected
 
 if TYPE_CHECKING:
     from lm_eval.api.instance import Instance
@@ -35,11 +36,13 @@ class CausalLM(LM):
         self.num_truncated = 0
         self._device = scorer.model.device
 
+    @uncollected()
     def loglikelihood(self, requests: list[Instance]) -> list[tuple[float, bool]]:
         """Log-likelihood (nats) and greediness of each (context, continuation)."""
         pairs = self._encode_pairs([request.args for request in requests])
         return self.scorer.score([self._span(*pair) for pair in pairs])
 
+    @uncollected()
     def loglikelihood_rolling(self, requests: list[Instance]) -> list[float]:
         """Log-likelihood (nats) of whole texts, in windows that score each token once."""
         context = self.scorer.context

@@ -1,102 +1,75 @@
-"""Token sequences with a common beginning share it: one row holds a trunk and its branches.
+"""Token sequences are packed into rows, where those that begin alike share their beginning.
 
-The choices of a question share the question, the sentences of a minimal pair their first words. In
-a row the trunk comes first and each branch follows as if the others were not there: it sees the
-trunk and itself, and its positions go on from the trunk's end.
+The choices of a question share the question, the sentences of a minimal pair their first words. A
+row holds the tokens of a prefix tree, each before its continuations: a token sees those it
+continues and itself, and its position is the number of tokens that it continues.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from os.path import commonprefix
 
-#: A sequence joins a row where that saves at least this share of its tokens: masked attention
-#: costs more than causal attention.
+#: Rows are filled up to this many tokens; long enough to share beginnings and leave no padding,
+#: short enough that attention, which grows with the row, stays a small part of the work.
+FILLED = 96
+#: Beyond that a sequence joins a row where this saves at least such a share of its tokens.
 WORTHWHILE = 0.2
 
 
-@dataclass(frozen=True)
+@dataclass
 class Row:
-    """Sequences that share a trunk.
+    """A prefix tree of sequences, as the model is fed it.
 
     Attributes:
-        trunk: their common tokens.
-        branches: the other tokens of each sequence; may be empty.
-        members: for each branch, the indices of the spans that have this sequence as inputs.
+        tokens: of all sequences, common ones once.
+        positions: of each token in its sequences.
+        ends: for each token, where the tokens that continue it end.
+        paths: for each sequence, the places of its tokens in the row.
+        members: for each sequence, the indices of the spans that have it as inputs.
     """
 
-    trunk: tuple[int, ...]
-    branches: tuple[tuple[int, ...], ...]
-    members: tuple[tuple[int, ...], ...]
-
-    @property
-    def tokens(self) -> list[int]:
-        """The trunk, then the branches."""
-        return [*self.trunk, *(token for branch in self.branches for token in branch)]
+    tokens: list[int] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+    ends: list[int] = field(default_factory=list)
+    paths: list[list[int]] = field(default_factory=list)
+    members: list[list[int]] = field(default_factory=list)
 
     @property
     def length(self) -> int:
         """Number of tokens."""
-        return len(self.trunk) + sum(map(len, self.branches))
+        return len(self.tokens)
 
-    @property
-    def positions(self) -> list[int]:
-        """Position of each token in its own sequence."""
-        start = len(self.trunk)
-        return [*range(start), *(start + i for branch in self.branches for i in range(len(branch)))]
-
-    @property
-    def owners(self) -> list[int]:
-        """Number of the branch that each token belongs to; -1 in the trunk."""
-        return [-1] * len(self.trunk) + [
-            number for number, branch in enumerate(self.branches) for _ in branch
-        ]
-
-    def places(self, branch: int, start: int) -> list[int]:
-        """Where in the row the tokens of a branch's sequence lie, from position ``start`` on."""
-        end_of_trunk = len(self.trunk)
-        shift = sum(map(len, self.branches[:branch]))
-        end = end_of_trunk + len(self.branches[branch])
-        own = range(max(start, end_of_trunk) + shift, end + shift)
-        return [*range(start, end_of_trunk), *own]
+    def add(self, inputs: Sequence[int], common: int, members: list[int]) -> None:
+        """Append a sequence that has its first ``common`` tokens from the one before."""
+        begin, added = self.length, len(inputs) - common
+        path = [*(self.paths[-1][:common] if common else ()), *range(begin, begin + added)]
+        self.tokens += inputs[common:]
+        self.positions += range(common, len(inputs))
+        self.ends += [0] * added
+        for place in path:
+            self.ends[place] = begin + added
+        self.paths.append(path)
+        self.members.append(members)
 
 
-def single(inputs: tuple[int, ...], members: Sequence[int]) -> Row:
-    """A row of one sequence, all of it branch-free."""
-    return Row(inputs, ((),), (tuple(members),))
-
-
-def share(by_inputs: dict[tuple[int, ...], list[int]], *, longest: int) -> list[Row]:
-    """Group sequences into rows, neighbours in lexicographic order together.
+def pack(by_inputs: dict[tuple[int, ...], list[int]], *, longest: int) -> list[Row]:
+    """Rows of all sequences, neighbours in lexicographic order together.
 
     Args:
         by_inputs: the spans' indices by their input tokens.
-        longest: most tokens of a row.
+        longest: most tokens of a row; 0 for one sequence each.
     """
     rows: list[Row] = []
-    group: list[tuple[int, ...]] = []
-    trunk: tuple[int, ...] = ()
-
-    def length(trunk: tuple[int, ...], group: list[tuple[int, ...]]) -> int:
-        return len(trunk) + sum(len(inputs) - len(trunk) for inputs in group)
-
-    def close() -> None:
-        if len(group) == 1:
-            rows.append(single(group[0], by_inputs[group[0]]))
-        elif group:
-            branches = tuple(inputs[len(trunk) :] for inputs in group)
-            rows.append(Row(trunk, branches, tuple(tuple(by_inputs[i]) for i in group)))
-
+    last: tuple[int, ...] = ()
     for inputs in sorted(by_inputs):
-        common = commonprefix([trunk, inputs])
-        joined = length(common, [*group, inputs])
-        saved = length(trunk, group) + len(inputs) - joined
-        if group and joined <= longest and saved >= WORTHWHILE * len(inputs):
-            group.append(inputs)
-            trunk = common
-        else:
-            close()
-            group, trunk = [inputs], inputs
-    close()
+        common = len(commonprefix([last, inputs]))
+        joined = (rows[-1].length if rows else longest) + len(inputs) - common
+        worthwhile = joined <= FILLED or common >= WORTHWHILE * len(inputs)
+        if joined > longest or not worthwhile:
+            rows.append(Row())
+            common = 0
+        rows[-1].add(inputs, common, by_inputs[inputs])
+        last = inputs
     return rows

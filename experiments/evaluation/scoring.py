@@ -1,19 +1,21 @@
 """Log-likelihood of token spans under a causal language model: the one place that runs it.
 
 Perplexity and the lm-eval adapter both reduce to *spans*: ``inputs`` fed to the model and
-``targets`` predicted by its last ``len(targets)`` positions. Spans that begin alike share a row
-(`experiments.evaluation.rows`). Rows are padded on the right, where no token looks, so results
-don't depend on the neighbours in the batch.
+``targets`` predicted by its last ``len(targets)`` positions. Spans are packed into rows, where
+those that begin alike share their beginning (`experiments.evaluation.rows`). Rows are padded on the
+right, where no token looks, so results don't depend on the neighbours in the batch.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from experiments.evaluation.rows import Row, share, single
+from experiments.evaluation.rows import Row, pack
+from experiments.evaluation.skipping import skipping
+from experiments.memory import keep_memory
 
 if TYPE_CHECKING:
     import torch
@@ -23,8 +25,10 @@ if TYPE_CHECKING:
 MAX_LOGITS = 2**26
 #: Rows shorter than this share of a batch's longest are not padded to it.
 LEAST_FILLED = 0.8
-#: Tokens whose logits are reduced together, few enough to stay in a processor's cache.
-NUM_TOGETHER = 64
+#: Logits reduced together (elements), few enough to stay in a processor's cache.
+CACHED_LOGITS = 2**18
+#: Rows are padded to a multiple of this; attention is up to twice slower at other lengths.
+MULTIPLE = 16
 
 
 class Span(NamedTuple):
@@ -86,34 +90,37 @@ class Scorer:
             rows = _rows(spans, longest=self.context if self._takes_branches else 0)
             for batch in _batches(spans, rows, self.batch_size, vocab_size):
                 members = [i for row in batch for branch in row.members for i in branch]
-                totals, greedy = _score_batch(self.model, spans, batch)
+                width = min(_padded(batch[0].length), self.context)
+                totals, greedy = _score_batch(self.model, spans, batch, width)
                 for index, total, is_greedy in zip(members, totals, greedy, strict=True):
                     results[index] = (total, is_greedy)
         return results
 
 
-def load(model_dir: Path, *, batch_size: int, dtype: str) -> Scorer:
+def load(model_dir: Path, *, batch_size: int, dtype: str, execution: str = "auto") -> Scorer:
     """Read an exported model with its tokenizer, onto the GPU if there is one.
 
     Args:
         model_dir: folder written by ``save_pretrained``.
         batch_size: rows per forward pass.
         dtype: name of the number format to compute in, as in ``torch.<dtype>``.
+        execution: ``auto`` skips the work of zeros where that is faster, ``dense`` never does.
     """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     from experiments import transforms
 
+    keep_memory()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = transforms.load(
         model_dir, lambda config: AutoModelForCausalLM.from_config(AutoConfig.for_model(**config))
     )
     if model is None:
         model = AutoModelForCausalLM.from_pretrained(model_dir, local_files_only=True)
-    model = model.to(getattr(torch, dtype))
+    model = skipping(model.eval().to(device, getattr(torch, dtype)), execution)
     tokenizer = AutoTokenizer.from_pretrained(model_dir, local_files_only=True)
-    return Scorer(model.eval().to(device), tokenizer, batch_size=batch_size)
+    return Scorer(model, tokenizer, batch_size=batch_size)
 
 
 def _context_length(model: PreTrainedModel) -> int:
@@ -142,16 +149,14 @@ def _rows(spans: Sequence[Span], *, longest: int) -> list[Row]:
     for index, span in enumerate(spans):
         if span.targets:
             by_inputs.setdefault(span.inputs, []).append(index)
-    if longest:
-        return share(by_inputs, longest=longest)
-    return [single(inputs, members) for inputs, members in by_inputs.items()]
+    return pack(by_inputs, longest=longest)
 
 
 def _places(spans: Sequence[Span], row: Row) -> Iterator[tuple[int, list[int]]]:
     """Each span of a row, and the places in the row that predict its targets."""
-    for number, members in enumerate(row.members):
+    for path, members in zip(row.paths, row.members, strict=True):
         for index in members:
-            yield index, row.places(number, spans[index].start)
+            yield index, path[spans[index].start :]
 
 
 def _batches(
@@ -159,52 +164,41 @@ def _batches(
 ) -> Iterator[list[Row]]:
     """Rows, longest first, cut into batches of similar lengths."""
     batch: list[Row] = []
-    longest, first = 0, 0
-    for row in sorted(rows, key=lambda row: (-row.length, row.trunk, row.branches)):
-        start = min(places[0] for _, places in _places(spans, row))
-        kept = longest - min(first, start)
+    num_places = 0
+    for row in sorted(rows, key=lambda row: (-row.length, row.tokens)):
+        added = len({place for _, places in _places(spans, row) for place in places})
         if batch and (
             len(batch) == batch_size
-            or row.length < LEAST_FILLED * longest
-            or (len(batch) + 1) * kept * vocab_size > MAX_LOGITS
+            or row.length < LEAST_FILLED * batch[0].length
+            or (num_places + added) * vocab_size > MAX_LOGITS
         ):
             yield batch
-            batch = []
-        if not batch:
-            longest, first = row.length, start
-        first = min(first, start)
+            batch, num_places = [], 0
         batch.append(row)
+        num_places += added
     if batch:
         yield batch
 
 
 def _score_batch(
-    model: PreTrainedModel, spans: Sequence[Span], rows: Sequence[Row]
+    model: PreTrainedModel, spans: Sequence[Span], rows: Sequence[Row], width: int
 ) -> tuple[list[float], list[bool]]:
-    """Totals and greediness of the spans in ``rows``, in row order."""
+    """Totals and greediness of the spans in ``rows``, padded to ``width``, in row order."""
     import torch
 
-    longest = rows[0].length
-    owner: list[int] = []
-    row_index: list[int] = []
+    sizes: list[int] = []
     place: list[int] = []
     target: list[int] = []
-    num_spans = 0
     for number, row in enumerate(rows):
         for index, places in _places(spans, row):
-            owner += [num_spans] * len(places)
-            row_index += [number] * len(places)
-            place += places
+            sizes.append(len(places))
+            place += [number * width + p for p in places]
             target += spans[index].targets
-            num_spans += 1
-    first = min(place)
-    logits = _logits(model, rows, first)
-    kept = longest - first
-    flat = torch.tensor([r * kept + p - first for r, p in zip(row_index, place, strict=True)])
-    targets = torch.tensor(target)
-    scores = _score_places(logits.flatten(0, 1), flat, targets).double().cpu()
-    sums = torch.zeros(2, num_spans, dtype=torch.float64)
-    sums.index_add_(1, torch.tensor(owner), scores)
+    distinct, which = _tensor(place).unique(return_inverse=True)
+    logits = _logits(model, rows, width, distinct.to(model.device))
+    scores = _score_places(logits, which, _tensor(target)).double().cpu()
+    owner = torch.arange(len(sizes)).repeat_interleave(_tensor(sizes))
+    sums = torch.zeros(2, len(sizes), dtype=torch.float64).index_add_(1, owner, scores)
     return sums[0].tolist(), [count == 0 for count in sums[1].tolist()]
 
 
@@ -214,56 +208,75 @@ def _score_places(
     """Log-likelihood of each target, and 1 where it is not the greedy choice, shape (2, tokens).
 
     Args:
-        logits: of all places, shape (places, vocabulary).
-        places: of each target; sequences of one row have those of its trunk in common.
+        logits: shape (places, vocabulary).
+        places: of each target; sequences that begin alike have some in common.
         targets: tokens.
     """
     import torch
 
     order = places.argsort()
-    distinct, counts = places[order].unique_consecutive(return_counts=True)
     parts, last = [], 0
-    for part, sizes in zip(distinct.split(NUM_TOGETHER), counts.split(NUM_TOGETHER), strict=True):
+    together = max(1, CACHED_LOGITS // logits.shape[1])
+    counts = places.bincount(minlength=len(logits)).split(together)
+    for part, sizes in zip(logits.split(together), counts, strict=True):
         first, last = last, last + int(sizes.sum())
         rows = torch.arange(len(part)).repeat_interleave(sizes).to(logits.device)
         wanted = targets[order[first:last]].to(logits.device)
-        values = logits.index_select(0, part.to(logits.device)).float()
-        wrong = values[rows, wanted] < values.amax(-1)[rows]
+        values = part.float().log_softmax(-1)
+        scores = values[rows, wanted]
+        wrong = scores < values.amax(-1)[rows]
         tied = (~wrong).nonzero()[:, 0]  # of equal maxima, the first is the greedy choice
         wrong[tied] = values[rows[tied]].argmax(-1) != wanted[tied]
-        parts.append(torch.stack([values.log_softmax(-1)[rows, wanted], wrong.float()]))
+        parts.append(torch.stack([scores, wrong.float()]))
     return torch.cat(parts, 1)[:, order.argsort().to(logits.device)]
 
 
-def _logits(model: PreTrainedModel, rows: Sequence[Row], first: int) -> torch.Tensor:
-    """Logits of places ``first`` on, shape (rows, longest - first, vocabulary)."""
+def _padded(length: int) -> int:
+    """The multiple of `MULTIPLE` that holds a row."""
+    return -(-length // MULTIPLE) * MULTIPLE
+
+
+def _tensor(values: list[int] | list[list[int]]) -> torch.Tensor:
+    """Integers as a tensor; NumPy reads lists several times faster than torch does."""
+    import numpy as np
     import torch
 
-    longest = rows[0].length
+    return torch.from_numpy(np.array(values, dtype=np.int64))
 
-    def padded(values: list[int], filler: int) -> list[int]:
-        return values + [filler] * (longest - len(values))
 
-    inputs = torch.tensor([padded(row.tokens, 0) for row in rows], device=model.device)
+def _logits(
+    model: PreTrainedModel, rows: Sequence[Row], width: int, places: torch.Tensor
+) -> torch.Tensor:
+    """Logits at ``places`` of the rows, each ``width`` long, shape (places, vocabulary)."""
+
+    def padded(values: Iterable[list[int]]) -> torch.Tensor:
+        return _tensor([each + [0] * (width - len(each)) for each in values]).to(model.device)
+
+    inputs = padded(row.tokens for row in rows)
     options: dict[str, Any] = {"use_cache": False}
-    if any(len(row.branches) > 1 for row in rows):
-        positions = torch.tensor([padded(row.positions, 0) for row in rows])
-        owners = torch.tensor([padded(row.owners, len(row.branches)) for row in rows])
-        options["position_ids"] = positions.to(model.device)
-        options["attention_mask"] = _mask(owners, model.dtype).to(model.device)
+    if any(len(row.paths) > 1 for row in rows):
+        options["position_ids"] = padded(row.positions for row in rows)
+        options["attention_mask"] = _mask(padded(row.ends for row in rows), model.dtype)
+    head = getattr(model, "get_output_embeddings", lambda: None)()
+    if head is None:
+        return model(inputs, **options).logits.flatten(0, 1)[places]
+    hook = head.register_forward_pre_hook(
+        lambda module, hidden: (hidden[0].flatten(0, 1)[places][None],)
+    )
     try:
-        return model(inputs, logits_to_keep=longest - first, **options).logits
-    except TypeError:  # a model class without logits_to_keep
-        return model(inputs, **options).logits[:, first:]
+        return model(inputs, **options).logits[0]
+    finally:
+        hook.remove()
 
 
-def _mask(owners: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def _mask(ends: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """What is added to attention scores, shape (rows, 1, longest, longest).
 
-    Zero for earlier places of the trunk and of the own branch, else the lowest number.
+    Zero for a token itself and for those that it continues, else the lowest number.
     """
     import torch
 
-    own = owners[:, :, None] == owners[:, None, :]
-    seen = (own | (owners[:, None, :] == -1)).tril()
-    return torch.zeros(seen.shape, dtype=dtype).masked_fill_(~seen, torch.finfo(dtype).min)[:, None]
+    place = torch.arange(ends.shape[1], device=ends.device)
+    seen = (place[:, None] < ends[:, None, :]).tril()
+    lowest = torch.finfo(dtype).min
+    return torch.zeros_like(seen, dtype=dtype).masked_fill_(~seen, lowest)[:, None]

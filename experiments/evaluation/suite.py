@@ -54,11 +54,19 @@ class TaskEntry(Strict):
 
 
 class Common(Strict):
-    """What every suite has: the batch size and number format that every score records."""
+    """What every suite has: how to run the model, recorded with every score."""
 
     name: str
     batch_size: PositiveInt = 32
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    execution: Literal["auto", "dense"] = Field(
+        default="auto", description="auto skips the work of zeros where that is faster"
+    )
+
+    @property
+    def how(self) -> dict[str, Any]:
+        """How the model is run, as scores record it."""
+        return {"batch_size": self.batch_size, "dtype": self.dtype, "execution": self.execution}
 
     @property
     def hash(self) -> str:

@@ -170,8 +170,7 @@ def run_task(
     shared = {
         "num_fewshot": entry.num_fewshot,
         "limit": entry.limit,
-        "batch_size": suite.batch_size,
-        "dtype": suite.dtype,
+        **suite.how,
         "truncated_fraction": lm.num_truncated / max(1, lm.num_requests),
         "split": _split(built),
     }

@@ -71,7 +71,13 @@ def train_json(spec, rows):
 
 def eval_json(spec, rows, rng):
     loss = rows[-1]["loss"] + 0.01
-    shared = {"num_fewshot": 0, "limit": None, "batch_size": 8, "dtype": "float32"}
+    shared = {
+        "num_fewshot": 0,
+        "limit": None,
+        "batch_size": 8,
+        "dtype": "float32",
+        "execution": "auto",
+    }
     shared |= {"truncated_fraction": 0.0, "split": "validation", "data_hash": "87654321"}
     score = 0.5 + 0.1 * (spec["method"] == "dense") + rng.normal(0, 0.01)
     return {

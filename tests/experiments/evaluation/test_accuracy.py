@@ -125,3 +125,28 @@ def test_wrong_suites_and_models_are_one_sentence_each(classifier, glyphs, tmp_p
     (tmp_path / "data" / "meta.json").write_text(json.dumps(meta))
     with pytest.raises(ValueError, match="tells 47 classes apart, but .* has 46"):
         accuracy.evaluate(classifier, tmp_path / "data", "vision", out=tmp_path)
+
+
+def test_zeros_of_a_classifier_are_skipped_with_the_same_outputs():
+    from experiments import models
+    from experiments.evaluation.skipping import skipping
+    from sparse_lib.device import Ledger, kernels
+
+    if why := kernels.unavailable():
+        pytest.skip(why)
+    module = models.get("resnet")
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        config = module.Config(depths=[1, 1], hidden_sizes=[64, 128], embedding_size=32)
+        model = module.build(config, classes=CLASSES, num_channels=3, image_size=16).eval()
+        images = torch.randn(4, 3, 16, 16)
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.dim() == 4 and weight.shape[1] > 3:
+                weight *= torch.rand_like(weight) > 0.9
+        expected = model(pixel_values=images).logits
+        skipping_model = skipping(model, "auto")
+        with Ledger(skipping_model) as ledger:
+            logits = skipping_model(pixel_values=images).logits
+    assert ledger.totals("forward")["skipped_flops"] > 0
+    torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-5)

@@ -13,7 +13,8 @@ from experiments.evaluation.scoring import Scorer
 
 FIELDS = {
     "task", "metric", "value", "stderr", "num_items", "chance", "higher_is_better",
-    "num_fewshot", "limit", "batch_size", "dtype", "truncated_fraction", "split", "data_hash",
+    "num_fewshot", "limit", "batch_size", "dtype", "execution", "truncated_fraction", "split",
+    "data_hash",
 }  # fmt: skip
 
 

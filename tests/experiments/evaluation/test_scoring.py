@@ -1,3 +1,5 @@
+import re
+
 import pytest
 import torch
 
@@ -49,41 +51,46 @@ def test_greedy_continuation_is_recognised(model, scorer):
     assert [greedy for _, greedy in scorer.score([right, wrong])] == [True, False]
 
 
-def test_equal_inputs_run_once_and_keep_their_order(model, tokenizer):
-    spans = [Span((1, 2, 3), (9,)), Span((4, 5), (7, 8)), Span((1, 2, 3), (5, 6))]
-    rows = []
-    handle = model.register_forward_pre_hook(lambda module, args: rows.append(len(args[0])))
+def fed_shapes(model, score) -> list[tuple[int, ...]]:
+    """Shapes of the inputs that the model got."""
+    shapes = []
+    handle = model.register_forward_pre_hook(lambda _, args: shapes.append(tuple(args[0].shape)))
     try:
-        scores = Scorer(model, tokenizer, batch_size=8).score(spans)
+        score()
     finally:
         handle.remove()
-    assert sum(rows) == 2
-    check(model, spans, scores)
+    return shapes
+
+
+def test_equal_inputs_run_once_and_keep_their_order(model, tokenizer):
+    long = tuple(range(20))
+    spans = [Span(long, (9,)), Span((4, 5), (7, 8)), Span(long, (5, 6)), Span(long, (7,))]
+    scorer = Scorer(model, tokenizer, batch_size=8)
+    assert fed_shapes(model, lambda: scorer.score(spans)) == [(1, 32)]
+    check(model, spans, scorer.score(spans))
 
 
 def test_memory_limit_splits_batches(model, tokenizer, monkeypatch):
     monkeypatch.setattr(scoring, "MAX_LOGITS", 8 * 320)
-    spans = [Span(tuple(range(i, i + 4)), (1, 2, 3, 4)) for i in range(6)]
-    sizes = []
-    handle = model.register_forward_pre_hook(lambda module, args: sizes.append(len(args[0])))
-    try:
-        scores = Scorer(model, tokenizer, batch_size=64).score(spans)
-    finally:
-        handle.remove()
-    assert sizes == [2, 2, 2]
-    check(model, spans, scores)
+    spans = [Span(tuple(range(i, i + 32)), (1, 2, 3, 4)) for i in range(6)]
+    scorer = Scorer(model, tokenizer, batch_size=64)
+    assert fed_shapes(model, lambda: scorer.score(spans)) == [(2, 32)] * 3
+    check(model, spans, scorer.score(spans))
 
 
 def test_a_long_row_does_not_pad_short_ones(model, tokenizer):
-    spans = [Span(tuple(range(i, i + length)), (1,)) for i, length in enumerate([32, 5, 5, 4, 4])]
-    shapes = []
-    handle = model.register_forward_pre_hook(lambda module, args: shapes.append(args[0].shape))
-    try:
-        scores = Scorer(model, tokenizer, batch_size=64).score(spans)
-    finally:
-        handle.remove()
-    assert sorted(map(tuple, shapes)) == [(1, 32), (4, 5)]
-    check(model, spans, scores)
+    spans = [Span(tuple(range(i, i + length)), (1,)) for i, length in enumerate([32, 5, 4, 4])]
+    scorer = Scorer(model, tokenizer, batch_size=64)
+    assert fed_shapes(model, lambda: scorer.score(spans)) == [(1, 32), (1, 16)]
+    check(model, spans, scorer.score(spans))
+
+
+def test_rows_are_never_wider_than_the_context(model, tokenizer, monkeypatch):
+    monkeypatch.setattr(scoring, "MULTIPLE", 24)
+    spans = random_spans(20)
+    scorer = Scorer(model, tokenizer, batch_size=4)
+    assert {width for _, width in fed_shapes(model, lambda: scorer.score(spans))} <= {24, 32}
+    check(model, spans, scorer.score(spans))
 
 
 def test_nothing_to_score(scorer):
@@ -127,17 +134,15 @@ def branching_spans() -> list[Span]:
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 64])
-def test_sequences_that_begin_alike_score_as_if_alone(model, tokenizer, batch_size):
+def test_sequences_that_begin_alike_score_as_if_alone(model, tokenizer, batch_size, monkeypatch):
+    monkeypatch.setattr(scoring, "MULTIPLE", 1)
     spans = branching_spans() + random_spans(8)
-    fed = []
-    handle = model.register_forward_pre_hook(lambda module, args: fed.append(args[0].numel()))
-    try:
-        scores = Scorer(model, tokenizer, batch_size=batch_size).score(spans)
-    finally:
-        handle.remove()
-    check(model, spans, scores)
+    scorer = Scorer(model, tokenizer, batch_size=batch_size)
+    shapes = fed_shapes(model, lambda: scorer.score(spans))
+    check(model, spans, scorer.score(spans))
     if batch_size == 1:  # no padding: a shared beginning is fed once
-        assert sum(fed) < 0.75 * sum(len(inputs) for inputs in {span.inputs for span in spans})
+        alone = sum(len(inputs) for inputs in {span.inputs for span in spans})
+        assert sum(rows * width for rows, width in shapes) < 0.8 * alone
 
 
 def test_gpt2_shares_beginnings_too(tokenizer):
@@ -162,3 +167,58 @@ def test_a_model_without_positions_runs_each_sequence_alone(model, tokenizer):
 
     spans = branching_spans()
     check(model, spans, Scorer(Plain(), tokenizer, batch_size=4).score(spans))
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_zeros_are_skipped_with_the_same_scores(kind, tokenizer, tmp_path):
+    """The dense model with the same zeros is the reference."""
+    from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+    from sparse_lib.device import Ledger, kernels
+
+    if why := kernels.unavailable():
+        pytest.skip(why)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        if kind == "gpt2":
+            model = GPT2LMHeadModel(
+                GPT2Config(vocab_size=320, n_positions=32, n_embd=256, n_layer=1, n_head=2)
+            )
+        else:
+            model = LlamaForCausalLM(
+                LlamaConfig(
+                    vocab_size=320,
+                    hidden_size=256,
+                    intermediate_size=512,
+                    num_hidden_layers=1,
+                    num_attention_heads=2,
+                    max_position_embeddings=32,
+                    tie_word_embeddings=True,
+                )
+            )
+        with torch.no_grad():
+            for name, weight in model.named_parameters():
+                if weight.dim() == 2 and not re.search("embed|wte|wpe", name):
+                    weight *= torch.rand_like(weight) > 0.9
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    dense, auto = (
+        scoring.load(tmp_path, batch_size=4, dtype="float32", execution=execution)
+        for execution in ("dense", "auto")
+    )
+    assert type(dense.model) is type(model)
+    spans = branching_spans() + random_spans(8)
+    with Ledger(auto.model) as ledger:
+        scores = auto.score(spans)
+    totals = ledger.totals("forward")
+    assert totals["skipped_flops"] > 0.5 * totals["dense_flops"]
+    for (nats, greedy), (expected, is_greedy) in zip(scores, dense.score(spans), strict=True):
+        assert nats == pytest.approx(expected, rel=1e-6)
+        assert greedy == is_greedy
+
+
+def test_a_dense_model_and_other_formats_are_left_as_they_are(model_dir):
+    for options in ({"dtype": "float32"}, {"dtype": "bfloat16"}):
+        loaded = scoring.load(model_dir, batch_size=4, **options).model
+        assert type(loaded).__module__.startswith("transformers")
+        assert not any(name.endswith("_mask") for name, _ in loaded.named_buffers())
