@@ -316,11 +316,11 @@ def table(name: str, study: StudyName, scale: Scale = "quick") -> None:
 
 @app.command()
 def claims(
-    scale: Scale,
+    scale: Scale = "quick",
     study: Annotated[str | None, typer.Option(help="write this study's ledger")] = None,
     every: Annotated[bool, typer.Option(help="print claims without a test too")] = False,
 ) -> None:
-    """Write the ledger of a study, or print the ledgers of all studies of a scale."""
+    """Write the ledger of a study, or print those of a scale: the published ones if it has none."""
     from experiments.analysis import claims as claims_ledger
 
     if study is not None:
@@ -331,18 +331,18 @@ def claims(
 
     from experiments.analysis import terminal
 
-    made = [n for n in plan.study_names() if (study_folder(n, scale) / "claims.csv").is_file()]
-    if not made:
-        raise plan.SpecError(
-            f"no study has results at scale {scale!r} in results yet: run `snakemake reproduce "
-            f"--config scale={scale}`; the published ledger is in reports/README.md"
-        )
-    for name in made:
-        rows = claims_ledger.read(study_folder(name, scale) / "claims.csv")
-        rows = rows[rows["role"] != ""] if not every else rows
-        table = terminal.ledger(rows)
-        table.title = f"Claims of {name}, scale {scale}"
-        Console().print(table)
+    made = {name: study_folder(name, scale) / "claims.csv" for name in plan.study_names()}
+    title = f"scale {scale}"
+    if not any(path.is_file() for path in made.values()):
+        made = {name: plan.REFERENCE.parent / name / "claims.csv" for name in made}
+        title = f"as published; scale {scale} has no results yet"
+    for name, path in made.items():
+        if path.is_file():
+            rows = claims_ledger.read(path)
+            rows = rows[rows["role"] != ""] if not every else rows
+            table = terminal.ledger(rows)
+            table.title = f"Claims of {name}, {title}"
+            Console().print(table)
 
 
 @app.command()

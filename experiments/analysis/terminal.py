@@ -1,16 +1,16 @@
 """Tables for the terminal: runs side by side, and the claims ledger."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
+from rich.markup import escape
 from rich.table import Table
 
 from experiments.analysis import records as tidy
 
 #: A run's facts that head its column, as `RECORD_COLUMNS` names them.
 FACTS = ("model", "dataset", "method", "sparsity", "seed", "recipe", "cpu")
-SHOWN = ("role", "verdict", "statement", "tested_as", "effect", "interval", "num_seeds", "reason")
 
 
 def compare(records: Sequence[dict[str, Any]]) -> Table:
@@ -34,16 +34,29 @@ def compare(records: Sequence[dict[str, Any]]) -> Table:
     return table
 
 
-def ledger(claims: pd.DataFrame, verdicts: Iterable[str] | None = None) -> Table:
-    """The claims ledger; `verdicts` keeps only some."""
-    table = Table(title="Claims")
-    table.add_column("claim")
-    for name in SHOWN:
-        table.add_column(name.replace("_", " "), overflow="fold")
+def ledger(claims: pd.DataFrame) -> Table:
+    """The claims ledger: what is claimed, how it is tested, the verdict and what it rests on."""
+    table = Table(title="Claims", show_lines=True)
+    for name in ("claim", "verdict"):
+        table.add_column(name, no_wrap=True)
+    for name in ("statement", "result"):
+        table.add_column(name, overflow="fold", ratio=1)
     for row in claims.to_dict("records"):
-        if verdicts is None or row["verdict"] in verdicts:
-            table.add_row(row["id"], *(_text(row[name]) for name in SHOWN))
+        cell = {name: escape(_text(value)) for name, value in row.items()}
+        tested_as = cell["tested_as"] and f"tested as: {cell['tested_as']}"
+        size = f"{cell['effect']} {cell['interval']}, {cell['num_seeds']} seeds"
+        result = [size if cell["effect"] else "", cell["reason"]]
+        table.add_row(
+            _lines(cell["id"], cell["role"]),
+            cell["verdict"],
+            _lines(cell["statement"], tested_as),
+            _lines(*result),
+        )
     return table
+
+
+def _lines(*parts: str) -> str:
+    return "\n".join(part for part in parts if part)
 
 
 def _text(value: Any) -> str:

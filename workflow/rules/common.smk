@@ -139,10 +139,11 @@ def chosen(scale):
     ]
 
 
-warn_missing_data(
-    AGAIN
-    or [run for run in RUNS[SCALE].values() if set(run.studies) & {*chosen(SCALE)}]
-)
+if AGAIN or config["reuse"] != "only":
+    warn_missing_data(
+        AGAIN
+        or [run for run in RUNS[SCALE].values() if set(run.studies) & {*chosen(SCALE)}]
+    )
 if not chosen(SCALE):
     logger.warning(
         f"Nothing to do: study {config['study']!r} has nothing at scale {SCALE!r}; "

@@ -1,7 +1,10 @@
 import io
 
 from rich.console import Console
+from typer.testing import CliRunner
 
+from experiments import plan
+from experiments.__main__ import app
 from experiments.analysis import claims, records, terminal
 from tests.experiments.analysis import synthetic
 
@@ -25,6 +28,22 @@ def test_the_ledger_prints_its_verdicts():
     study = synthetic.study(made)
     rows = claims.evaluate(records.records_table(made, study), study)
     text = printed(terminal.ledger(rows))
-    assert "C001" in text and "not tested" in text
-    few = printed(terminal.ledger(rows, verdicts=["holds"]))
-    assert "not tested" not in few
+    for row in rows.to_dict("records"):
+        assert row["id"] in text and row["verdict"] in text
+    tested = rows[rows["num_seeds"] > 0].iloc[0]
+    assert f"{tested['effect']:.6g} {tested['interval']}, {tested['num_seeds']} seeds" in text
+
+
+def test_without_results_the_published_ledger_is_printed(tmp_path, monkeypatch):
+    made = synthetic.make(records.make_record, seeds=3)
+    study = synthetic.study(made)
+    rows = claims.evaluate(records.records_table(made, study), study)
+    folder = tmp_path / "reference" / "spdf"
+    folder.mkdir(parents=True)
+    rows.to_csv(folder / "claims.csv", index=False)
+    monkeypatch.setattr(plan, "REFERENCE", tmp_path / "reference" / "runs")
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(app, ["claims", "--scale", "quick"])
+    assert result.exit_code == 0
+    assert "Claims of spdf, as published; scale quick has no results" in result.output
+    assert "C001" in result.output
