@@ -331,6 +331,7 @@ def claims(
 
     from experiments.analysis import terminal
 
+    check_choice("scale", scale, list(SCALES))
     made = {name: study_folder(name, scale) / "claims.csv" for name in plan.study_names()}
     title = f"scale {scale}"
     if not any(path.is_file() for path in made.values()):
