@@ -299,9 +299,12 @@ def split_state(state: Mapping[str, Any]) -> tuple[State, dict[str, Tensor]]:
 
 
 def _split_state(
-    state: Mapping[str, Any], known: Collection[str]
+    state: Mapping[str, Any], known: Collection[str], maskable: Collection[str] | None = None
 ) -> tuple[State, dict[str, Tensor]]:
-    """As :func:`split_state`, for a model whose weights have the ``known`` names."""
+    """As :func:`split_state`, for a model with the ``known`` names.
+
+    NaN means absent in the ``maskable`` ones, the parameters; a buffer with NaN has NaN.
+    """
     if not isinstance(state, Mapping) or not isinstance(state.get("model", state), Mapping):
         raise TypeError(f"a checkpoint must be a mapping of names to tensors, not {state!r:.80}")
     saved = {n: t for n, t in state.get("model", state).items() if torch.is_tensor(t)}
@@ -324,7 +327,8 @@ def _split_state(
             weights[name] = tensor.to_dense()
         else:
             weights[name] = tensor.detach().clone()
-            if tensor.is_floating_point() and bool(tensor.isnan().any()):
+            may_lack = tensor.is_floating_point() and (maskable is None or name in maskable)
+            if may_lack and bool(tensor.isnan().any()):
                 masks.setdefault(name, ~tensor.isnan())
     for name, mask in masks.items():
         if name not in weights or weights[name].shape != mask.shape:
@@ -357,7 +361,10 @@ def load_checkpoint(
     """
     target = unwrap(model)
     plain = _namer(target)
-    weights, masks = _split_state(state, {plain(name) for name in target.state_dict()})
+    names_of_weights = {plain(name) for name, _ in target.named_parameters(remove_duplicate=False)}
+    weights, masks = _split_state(
+        state, {plain(name) for name in target.state_dict()}, names_of_weights
+    )
     owned = masks_of(target)
     if strict and owned and set(owned) != set(masks):
         differing = sorted(set(owned) ^ set(masks))

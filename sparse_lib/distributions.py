@@ -194,6 +194,7 @@ def _proportional(
     if check_finite(power_scale, "power_scale") < 0:
         raise ValueError(f"power_scale must be at least 0, not {power_scale!r}")
     numel = {name: math.prod(shape) for name, shape in shapes.items()}
+    sizes = {name: dims or (1,) for name, dims in sizes.items()}
     raw = {name: (sum(d) / max(1, math.prod(d))) ** power_scale for name, d in sizes.items()}
     result = dict(fixed)
     budget = num_nonzero(sparsity, sum(numel.values())) - sum(

@@ -129,7 +129,7 @@ def alone():
 @pytest.mark.slow
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_ranks_equal_one_process(world_size, alone, tmp_path):
-    mp.start_processes(worker, (world_size, str(tmp_path)), nprocs=world_size, start_method="fork")
+    mp.start_processes(worker, (world_size, str(tmp_path)), nprocs=world_size, start_method="spawn")
     for case in (*CASES, "no_sync"):
         states = [torch.load(tmp_path / f"{case}-{rank}.pt") for rank in range(world_size)]
         expected = alone["rigl" if case == "no_sync" else case]

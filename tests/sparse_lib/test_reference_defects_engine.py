@@ -54,7 +54,7 @@ def train_on_own_data(rank, folder):
 
 @pytest.mark.slow
 def test_defect_4_ranks_with_other_data_have_the_same_masks_and_weights(tmp_path):
-    mp.start_processes(train_on_own_data, (str(tmp_path),), nprocs=2, start_method="fork")
+    mp.start_processes(train_on_own_data, (str(tmp_path),), nprocs=2, start_method="spawn")
     first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
     assert all(torch.equal(first[name], second[name]) for name in first)
 

@@ -270,3 +270,23 @@ def test_a_state_that_does_not_fit_changes_nothing(change, sentence):
     with pytest.raises(ValueError, match=sentence):
         algorithm.load_state_dict(state)
     assert algorithm.step == 3
+
+
+def test_nan_in_a_buffer_is_loaded_as_it_is_and_masks_nothing():
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    state["0.weight"][0] = float("nan")
+    state["1.running_mean"][2] = float("nan")
+    masks = sl.load_checkpoint(model, state)
+    assert list(masks) == ["0.weight"]
+    assert model[1].running_mean.isnan().tolist() == [False, False, True, False]
+    assert model[0].weight[0].eq(0).all()
+
+
+@pytest.mark.parametrize("distribution", ["er", "erk"])
+def test_a_scalar_counts_as_one_weight(distribution):
+    shapes = {"scale": (), "fc": (10, 10)}
+    found = getattr(sl.distributions, distribution)(shapes, 0.5)
+    assert found["scale"] == 0.0  # its share, (1 / 1), is beyond dense
+    assert round((1 - found["fc"]) * 100) == 50  # of 101 weights 51 are kept
+    assert getattr(sl.distributions, distribution)({"scale": ()}, 0.0) == {"scale": 0.0}
