@@ -199,13 +199,17 @@ def evaluate(run: RunId, mirror: Mirror = None) -> None:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     chosen = plan.find_run(run)
     folder = run_folder(chosen)
-    importlib.import_module(tasks.get(chosen.spec["task"]).EVALUATION).evaluate(
-        folder / "model",
-        data_folder(chosen.data_label),
-        chosen.spec["suite"],
-        out=folder / "eval.json",
-        mirror=mirror_root(mirror),
-    )
+    module = importlib.import_module(tasks.get(chosen.spec["task"]).EVALUATION)
+    try:
+        module.evaluate(
+            folder / "model",
+            data_folder(chosen.data_label),
+            chosen.spec["suite"],
+            out=folder / "eval.json",
+            mirror=mirror_root(mirror),
+        )
+    except ValueError as error:
+        raise plan.SpecError(str(error)) from error
 
 
 @app.command()

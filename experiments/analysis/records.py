@@ -340,11 +340,13 @@ def _average(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Unweighted mean over tasks; the tasks' items are independent, so variances add."""
     errors = [row["stderr"] for row in rows]
     chances = [row["chance"] for row in rows]
+    cut = [row.get("truncated_fraction") for row in rows]
     count = len(rows)
     return {
         "value": float(np.mean([row["value"] for row in rows])),
         "stderr": None if None in errors else float(np.sqrt(np.sum(np.square(errors))) / count),
         "chance": None if None in chances else float(np.mean(chances)),
+        "truncated_fraction": None if None in cut else float(np.mean(cut)),
         "num_items": int(sum(row["num_items"] or 0 for row in rows)),
         "higher_is_better": True,
     }

@@ -124,19 +124,25 @@ def holm(p_values: Mapping[str, float]) -> dict[str, float]:
     return adjusted
 
 
-def distinguishable(value: float, stderr: float | None, chance: float | None) -> bool | None:
+def distinguishable(
+    value: float, stderr: float | None, chance: float | None, *, num_items: float | None = None
+) -> bool | None:
     """Return whether a score differs from chance at the 95% level (normal approximation).
 
     Args:
         value: Measured score.
         stderr: Its standard error over test items.
         chance: Score of guessing.
+        num_items: Test items; where all came out alike, so that the standard error is 0, the one
+            that guessing right with probability `chance` has takes its place.
 
     Returns:
         None where the standard error or the chance level is unknown.
     """
     if stderr is None or chance is None or math.isnan(stderr) or math.isnan(chance):
         return None
+    if stderr == 0 and num_items and 0 < chance < 1:
+        stderr = math.sqrt(chance * (1 - chance) / num_items)
     if stderr == 0:
         return bool(value != chance)
     return bool(abs(value - chance) > ndtri((1 + LEVEL) / 2) * stderr)

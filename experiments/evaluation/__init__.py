@@ -7,7 +7,6 @@ in a process of its own, never in the training process, and never asks the netwo
 
 from __future__ import annotations
 
-import ast
 import importlib.metadata
 import os
 import tempfile
@@ -17,6 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from experiments.closure import code_hash
 from experiments.evaluation.files import hash_files, read_json, run_of, weights_hash, write_json
 from experiments.evaluation.suite import Suite, TaskEntry, digest, load_suite
 
@@ -69,6 +69,8 @@ def evaluate(
 
     store = (cache or out.parent) / f"scores-{job.weights_hash[:16]}.json"
     known = read_json(store)
+    from experiments.evaluation.tasks import FEWSHOT_SEED
+
     units: dict[str, Any] = {}
     scores: list[dict[str, Any]] = []
     for name, key, entry in job.units:
@@ -87,6 +89,7 @@ def evaluate(
         "suite_hash": job.suite.hash,
         "data_hash": job.data_hash,
         "inputs_hash": job.inputs_hash(job.datasets),
+        "fewshot_seed": FEWSHOT_SEED,
         "datasets": job.datasets,
         "units": units,
         "scores": scores + job.group_scores(scores),
@@ -239,14 +242,13 @@ def _data_files(data_dir: Path) -> list[Path]:
 
 
 def _code() -> str:
-    """Digest of this package's code and tasks, comments left out, and of lm-eval's version."""
-    trees = [ast.dump(ast.parse(path.read_text())) for path in sorted(HERE.glob("*.py"))]
+    """Digest of the code in use, comments left out, of our own tasks and of lm-eval's version."""
     tasks = [path.read_text() for path in sorted((HERE / "tasks").iterdir()) if path.is_file()]
     try:
         version = importlib.metadata.version("lm_eval")
     except importlib.metadata.PackageNotFoundError:
         version = None
-    return digest([trees, tasks, version])
+    return digest([code_hash(Path(__file__)), tasks, version])
 
 
 def _quiet_and_offline() -> None:

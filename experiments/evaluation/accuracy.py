@@ -5,7 +5,6 @@ Shape suffixes: N images, K classes.
 
 from __future__ import annotations
 
-import ast
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +14,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from pydantic import Field, PositiveInt
 
+from experiments.closure import code_hash
 from experiments.data.base import SPLITS
+from experiments.evaluation.exported import read_model
 from experiments.evaluation.files import hash_files, read_json, run_of, weights_hash, write_json
 from experiments.evaluation.skipping import skipping
 from experiments.evaluation.suite import Common, digest, load_suite
@@ -29,7 +30,7 @@ TOP = 5
 class Suite(Common):
     """What is scored of an image classifier."""
 
-    splits: tuple[Literal["validation", "test"], ...] = ("validation", "test")
+    splits: tuple[Literal["validation", "test"], ...] = Field(("validation", "test"), min_length=1)
     max_images: PositiveInt | None = Field(None, description="first images; None takes all")
     num_bins: PositiveInt = Field(15, description="bins of the calibration error")
     num_resamples: PositiveInt = Field(
@@ -71,7 +72,7 @@ def evaluate(
         "suite_hash": settings.hash,
         "data_hash": read_json(data_dir / "meta.json")["hash"],
     }
-    inputs_hash = digest([hashes, hash_files(data_dir, files), _code()])
+    inputs_hash = digest([hashes, hash_files(data_dir, files), code_hash(Path(__file__))])
     store = (cache or out.parent) / f"accuracy-{hashes['weights_hash'][:16]}.json"
     known = read_json(store)
     if inputs_hash not in known:
@@ -90,25 +91,17 @@ def evaluate(
     return result
 
 
-def _code() -> str:
-    """Digest of this file, comments left out."""
-    return digest(ast.dump(ast.parse(Path(__file__).read_text())))
-
-
 def load_classifier(model_dir: Path) -> nn.Module:
-    """An exported classifier in evaluation mode, transformed by Sparse-IFT or not."""
-    from transformers import AutoConfig, AutoModelForImageClassification
+    """An exported classifier in evaluation mode, transformed by Sparse-IFT or not.
 
-    from experiments import transforms
+    Raises:
+        ValueError: if the folder lacks weights that the model has.
+    """
+    from transformers import AutoModelForImageClassification
+
     from experiments.models import _networks  # noqa: F401  registers its classes
 
-    model = transforms.load(
-        model_dir,
-        lambda config: AutoModelForImageClassification.from_config(AutoConfig.for_model(**config)),
-    )
-    if model is None:
-        model = AutoModelForImageClassification.from_pretrained(model_dir, local_files_only=True)
-    return model.eval()
+    return read_model(model_dir, AutoModelForImageClassification)
 
 
 def _scores(

@@ -13,7 +13,7 @@ from experiments.evaluation.suite import digest
 
 
 def weights_hash(model_dir: Path) -> str:
-    """SHA-256 over a model folder's weights, config and tokenizer.
+    """SHA-256 over a model folder's weights and all that tells how to read them.
 
     Raises:
         ValueError: if the folder holds no config.json or no weights.
@@ -21,8 +21,7 @@ def weights_hash(model_dir: Path) -> str:
     weights = [*model_dir.glob("*.safetensors"), *model_dir.glob("*.bin")]
     if not weights or not (model_dir / "config.json").is_file():
         raise ValueError(f"{model_dir} holds no config.json with weights; export the model there")
-    others = [model_dir / name for name in ("config.json", "tokenizer.json")]
-    return hash_files(model_dir, [*weights, *others])
+    return hash_files(model_dir, [*sorted(weights), *sorted(model_dir.glob("*.json"))])
 
 
 def hash_files(root: Path, paths: Iterable[Path]) -> str:

@@ -8,8 +8,9 @@ Two readings of the same text:
   tokens of left context (the stream's beginning apart).
 * **documents**: each document on its own, in windows that score each token once
   (``stride = context``), divided by words and by bytes. Same definition as the
-  ``word_perplexity``, ``byte_perplexity`` and ``bits_per_byte`` of lm-eval's ``wikitext`` task;
-  independent of the tokenizer, so comparable across vocabularies.
+  ``word_perplexity``, ``byte_perplexity`` and ``bits_per_byte`` of lm-eval's ``wikitext`` task,
+  which however first takes out the spaces that WikiText puts around punctuation; independent of
+  the tokenizer, so comparable across vocabularies.
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ def corpus_scores(
     shared = {"num_items": sum(sizes), "stride": stride}
     return [
         {"metric": "loss", "value": loss, "stderr": error, **shared},
-        {"metric": "perplexity", **_exponential(loss, error), **shared},
+        {"metric": "perplexity", **exponential(loss, error), **shared},
     ]
 
 
@@ -129,8 +130,8 @@ def document_scores(
     bits_error = None if byte_error is None else byte_error / math.log(2)
     shared = {"num_items": len(documents), "stride": context}
     return [
-        {"metric": "word_perplexity", **_exponential(per_word, word_error), **shared},
-        {"metric": "byte_perplexity", **_exponential(per_byte, byte_error), **shared},
+        {"metric": "word_perplexity", **exponential(per_word, word_error), **shared},
+        {"metric": "byte_perplexity", **exponential(per_byte, byte_error), **shared},
         {
             "metric": "bits_per_byte",
             "value": per_byte / math.log(2),
@@ -191,7 +192,7 @@ def num_words(text: str) -> int:
     return len(re.split(r"\s+", text))
 
 
-def _exponential(loss: float, error: float | None) -> dict[str, float | None]:
+def exponential(loss: float, error: float | None) -> dict[str, float | None]:
     """exp(loss) and its standard error by the delta method; infinite where exp overflows."""
-    value = math.exp(loss) if loss < 700 else math.inf
+    value = math.inf if loss >= 700 else math.exp(loss)
     return {"value": value, "stderr": None if error is None else value * error}

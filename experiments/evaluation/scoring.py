@@ -1,18 +1,19 @@
 """Log-likelihood of token spans under a causal language model: the one place that runs it.
 
 Perplexity and the lm-eval adapter both reduce to *spans*: ``inputs`` fed to the model and
-``targets`` predicted by its last ``len(targets)`` positions. Spans are packed into rows, where
-those that begin alike share their beginning (`experiments.evaluation.rows`). Rows are padded on the
-right, where no token looks, so results don't depend on the neighbours in the batch.
+``targets`` predicted by its last ``len(targets)`` positions. Where the model allows, spans are
+packed into rows, and those that begin alike share their beginning (`experiments.evaluation.rows`).
+Rows are padded on the right, where no token looks, so results don't depend on the neighbours in
+the batch.
 """
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from experiments.evaluation.exported import read_model
 from experiments.evaluation.rows import Row, pack
 from experiments.evaluation.skipping import skipping
 from experiments.memory import keep_memory
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+#: Kinds of model that score a packed row as its sequences: each token attends to what the mask
+#: says and to nothing else, at the positions given. Not so with sliding windows, recurrence,
+#: convolutions or alibi; those run one sequence per row.
+PACKABLE = frozenset({"gpt2", "gpt_neox", "llama", "opt"})
 #: Logits held at once (elements); keeps a batch of long rows over a large vocabulary in memory.
 MAX_LOGITS = 2**26
 #: Rows shorter than this share of a batch's longest are not padded to it.
@@ -64,8 +69,6 @@ class Scorer:
         self.batch_size = batch_size
         self.context = _context_length(model)
         self.prefix = _prefix_token(tokenizer)
-        taken = inspect.signature(model.forward).parameters
-        self._takes_branches = "position_ids" in taken and "attention_mask" in taken
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Tokens of each text; the tokenizer adds no special ones."""
@@ -76,8 +79,8 @@ class Scorer:
     def score(self, spans: Sequence[Span]) -> list[tuple[float, bool]]:
         """Log-likelihood of each span's targets, and whether greedy decoding yields them.
 
-        Spans with equal ``inputs`` are run once, a common beginning of ``inputs`` is run once
-        where the model takes positions and a mask.
+        Spans with equal ``inputs`` are run once, in `PACKABLE` models a common beginning of
+        ``inputs`` too.
 
         Returns:
             One ``(nats, is_greedy)`` per span, in the order of ``spans``.
@@ -87,7 +90,8 @@ class Scorer:
         results: list[tuple[float, bool]] = [(0.0, True)] * len(spans)
         vocab_size = int(self.model.config.vocab_size)
         with torch.inference_mode():
-            rows = _rows(spans, longest=self.context if self._takes_branches else 0)
+            packable = self.model.config.model_type in PACKABLE
+            rows = _rows(spans, longest=self.context if packable else 0)
             for batch in _batches(spans, rows, self.batch_size, vocab_size):
                 members = [i for row in batch for branch in row.members for i in branch]
                 width = min(_padded(batch[0].length), self.context)
@@ -105,20 +109,17 @@ def load(model_dir: Path, *, batch_size: int, dtype: str, execution: str = "auto
         batch_size: rows per forward pass.
         dtype: name of the number format to compute in, as in ``torch.<dtype>``.
         execution: ``auto`` skips the work of zeros where that is faster, ``dense`` never does.
+
+    Raises:
+        ValueError: if the folder lacks weights that the model has.
     """
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
-
-    from experiments import transforms
+    from transformers import AutoModelForCausalLM, AutoTokenizer
 
     keep_memory()
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    model = transforms.load(
-        model_dir, lambda config: AutoModelForCausalLM.from_config(AutoConfig.for_model(**config))
-    )
-    if model is None:
-        model = AutoModelForCausalLM.from_pretrained(model_dir, local_files_only=True)
-    model = skipping(model.eval().to(device, getattr(torch, dtype)), execution)
+    model = read_model(model_dir, AutoModelForCausalLM).to(device, getattr(torch, dtype))
+    model = skipping(model, execution)
     tokenizer = AutoTokenizer.from_pretrained(model_dir, local_files_only=True)
     return Scorer(model, tokenizer, batch_size=batch_size)
 

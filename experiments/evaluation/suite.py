@@ -22,7 +22,7 @@ class Strict(BaseModel):
 class Perplexity(Strict):
     """Perplexity of the dataset's own held-out splits."""
 
-    splits: tuple[Literal["validation", "test"], ...] = ("validation", "test")
+    splits: tuple[Literal["validation", "test"], ...] = Field(("validation", "test"), min_length=1)
     stride: PositiveInt | None = Field(default=None, description="tokens; None is half the context")
     max_tokens: PositiveInt | None = Field(
         default=None, description="tokens per split, spread over it; None takes all"
@@ -106,9 +106,14 @@ def load_suite(name: str, kind: type[Kind] = Suite) -> Kind:  # type: ignore[ass
     if not path.is_file():
         known = ", ".join(sorted(file.stem for file in FOLDER.glob("*.yaml")))
         raise ValueError(f"suite is {name!r}; it must be one of {known}, or the path of a YAML")
-    content = yaml.safe_load(path.read_text()) or {}
     try:
-        return kind(name=path.stem, **content)
+        content = yaml.safe_load(path.read_text()) or {}
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path.name} is not valid YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
+        raise ValueError(f"{path.name} must be a mapping of settings by name, not {content!r:.60}")
+    try:
+        return kind(**{**content, "name": path.stem})
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from experiments.data.base import MissingData
 from experiments.evaluation.pairs import prose_pairs
+from experiments.evaluation.perplexity import exponential, ratio
 from experiments.evaluation.suite import Suite, TaskEntry
 
 if TYPE_CHECKING:
@@ -35,6 +36,8 @@ OWN_FILES = {
     "facts_to_text": "facts.jsonl",
     "data_to_text": "references.jsonl",
 }
+#: Seed of the examples that lm-eval draws for a prompt, lm-eval's own default.
+FEWSHOT_SEED = 1234
 #: Metrics for which guessing among the choices is right once in `number of choices` times.
 CHOICE_METRICS = ("acc", "acc_norm", "acc_bytes")
 
@@ -159,14 +162,15 @@ def run_task(
         raise MissingData(f"dataset {hub} of task {task} cannot be loaded: {error}") from error
     built = loaded["tasks"][task]
     built.set_config(key="num_fewshot", value=entry.num_fewshot)
-    built.set_fewshot_seed(seed=1234)
+    built.set_fewshot_seed(seed=FEWSHOT_SEED)
     results = evaluate(
         lm=lm,
         task_dict={"tasks": {task: built}, "groups": {}, "group_map": {}},
         limit=entry.limit,
         bootstrap_iters=suite.bootstrap_iters,
-        log_samples=False,
+        log_samples=built.OUTPUT_TYPE == "loglikelihood_rolling",
     )
+    samples = results.get("samples", {}).get(task, ())
     shared = {
         "num_fewshot": entry.num_fewshot,
         "limit": entry.limit,
@@ -175,8 +179,7 @@ def run_task(
         "split": _split(built),
     }
     return [
-        {**score, **shared}
-        for score in _scores(task, results["results"][task], built, chance=_chance(built))
+        {**score, **shared} for score in _scores(task, results["results"][task], samples, built)
     ]
 
 
@@ -227,9 +230,10 @@ def group_scores(
 
 
 def _scores(
-    task: str, results: Mapping[str, Any], built: Task, *, chance: float | None
+    task: str, results: Mapping[str, Any], samples: Sequence[Mapping[str, Any]], built: Task
 ) -> list[dict[str, Any]]:
-    """lm-eval's ``metric,filter`` entries as rows."""
+    """lm-eval's ``metric,filter`` entries as rows; ``samples`` are those of weighted means."""
+    chance = _chance(built)
     rows = []
     for key, value in results.items():
         metric, _, filter_name = key.partition(",")
@@ -241,13 +245,24 @@ def _scores(
                 "task": task,
                 "metric": metric if filter_name == "none" else key,
                 "value": float(value),
-                "stderr": _number(error),
+                "stderr": _weighted_error(metric, samples) if samples else _number(error),
                 "num_items": int(results["sample_len"]),
                 "chance": chance if metric in CHOICE_METRICS else None,
                 "higher_is_better": bool(built.higher_is_better()[metric]),
             }
         )
     return rows
+
+
+def _weighted_error(metric: str, samples: Sequence[Mapping[str, Any]]) -> float | None:
+    """Standard error of a mean over words or bytes, for which lm-eval has none."""
+    losses, sizes = zip(
+        *((-sample[metric][0], sample[metric][1]) for sample in samples), strict=True
+    )
+    value, error = ratio(losses, sizes)
+    if metric == "bits_per_byte":
+        return None if error is None else error / math.log(2)
+    return exponential(value, error)["stderr"]
 
 
 def _number(value: Any) -> float | None:

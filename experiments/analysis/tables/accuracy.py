@@ -48,7 +48,7 @@ def _row(
     row = dict(zip(COLUMNS, (*cell, method, sparsity, len(own), mean, low, high), strict=False))
     stderr, chance = own["stderr"].mean(), own["chance"].mean()
     words = {None: "not known", False: "not distinguishable from chance"}
-    apart = stats.distinguishable(mean, stderr, chance)
+    apart = stats.distinguishable(mean, stderr, chance, num_items=own["num_items"].iloc[0])
     row |= {"stderr": stderr, "images": own["num_items"].iloc[0], "chance": chance}
     row["against chance"] = words.get(apart, "above chance" if mean > chance else "below chance")
     if method != "dense":

@@ -41,7 +41,7 @@ def make(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> 
 def _row(key: dict[str, Any], group: pd.DataFrame, source: str | None) -> dict[str, Any]:
     score, stderr = group["value"].mean(), group["stderr"].mean()
     chance = group["chance"].iloc[0]
-    apart = stats.distinguishable(score, stderr, chance)
+    apart = stats.distinguishable(score, stderr, chance, num_items=group["num_items"].iloc[0])
     words = {None: "not known", False: "not distinguishable from chance"}
     verdict = words.get(apart, "above chance" if score > chance else "below chance")
     return key | {

@@ -145,28 +145,76 @@ def test_sequences_that_begin_alike_score_as_if_alone(model, tokenizer, batch_si
         assert sum(rows * width for rows, width in shapes) < 0.8 * alone
 
 
-def test_gpt2_shares_beginnings_too(tokenizer):
-    from transformers import GPT2Config, GPT2LMHeadModel
+#: Small models of other kinds; a sliding window is shorter than the rows.
+OTHERS = {
+    "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 32},
+    "opt": {"ffn_dim": 48, "word_embed_proj_dim": 32},
+    "gpt_neox": {"intermediate_size": 48},
+    "mistral": {"sliding_window": 4, "intermediate_size": 48, "num_key_value_heads": 2},
+    "qwen2": {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 0}
+    | {"num_key_value_heads": 2},
+    "bloom": {"n_head": 2, "n_layer": 2, "seq_length": 32},
+    "lfm2": {"num_key_value_heads": 2, "block_ff_dim": 48, "full_attn_idxs": [1]},
+}
 
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_other_models_score_as_one_sequence_at_a_time(kind, tokenizer):
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    sizes |= {"vocab_size": 320, "max_position_embeddings": 32}
+    if kind == "gpt2":
+        sizes = {"vocab_size": 320, "initializer_range": 0.3}
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        config = GPT2Config(
-            vocab_size=320, n_positions=32, n_embd=32, n_layer=2, n_head=2, initializer_range=0.3
-        )
-        model = GPT2LMHeadModel(config).eval()
-    spans = branching_spans()
+        config = AutoConfig.for_model(kind, **{**sizes, **OTHERS[kind]})
+        model = AutoModelForCausalLM.from_config(config).eval()
+        with torch.no_grad():
+            for weight in model.parameters():
+                if weight.dim() > 1:
+                    weight.normal_(0, 0.3)
+    if kind == "bloom":  # alibi, so the config has no longest sequence
+        config.max_position_embeddings = 32
+    spans = branching_spans() + random_spans(8)
     check(model, spans, Scorer(model, tokenizer, batch_size=4).score(spans))
 
 
-def test_a_model_without_positions_runs_each_sequence_alone(model, tokenizer):
-    class Plain(torch.nn.Module):
-        config, dtype, device = model.config, model.dtype, model.device
+def test_long_vocabularies_are_reduced_in_several_parts(model, tokenizer, monkeypatch):
+    monkeypatch.setattr(scoring, "CACHED_LOGITS", 7 * 320)
+    spans = branching_spans() + random_spans(8)
+    check(model, spans, Scorer(model, tokenizer, batch_size=16).score(spans))
 
-        def forward(self, input_ids, use_cache=False):
-            return model(input_ids)
 
-    spans = branching_spans()
-    check(model, spans, Scorer(Plain(), tokenizer, batch_size=4).score(spans))
+def test_of_equal_maxima_the_first_is_greedy():
+    logits = torch.zeros(1, 5)
+    logits[0, 2] = logits[0, 4] = 1.0
+    places = torch.zeros(3, dtype=torch.long)
+    _, wrong = scoring._score_places(logits, places, torch.tensor([2, 4, 0]))
+    assert wrong.tolist() == [0.0, 1.0, 1.0]
+
+
+def test_the_output_head_runs_only_where_a_token_is_scored(model, tokenizer):
+    rows = []
+    head = model.get_output_embeddings()
+    hook = head.register_forward_hook(lambda module, args, out: rows.append(out.shape[-2]))
+    try:
+        Scorer(model, tokenizer, batch_size=4).score([Span(tuple(range(20)), (1, 2))])
+    finally:
+        hook.remove()
+    assert rows == [2]
+
+
+def test_missing_weights_are_refused(model, tokenizer, tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    del weights["model.layers.1.mlp.down_proj.weight"]
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=r"lacks 1 of the model's weights, model\.layers\.1\.mlp"):
+        scoring.load(tmp_path, batch_size=1, dtype="float32")
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])

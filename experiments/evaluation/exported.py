@@ -1,0 +1,36 @@
+"""Exported models, read whole or not at all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+
+def read_model(model_dir: Path, auto_model: Any) -> Any:
+    """The model of an exported folder in evaluation mode, transformed by Sparse-IFT or not.
+
+    Args:
+        model_dir: exported model.
+        auto_model: the class of transformers that knows its kind, ``AutoModelForCausalLM`` say.
+
+    Raises:
+        ValueError: if the folder lacks weights that the model has; transformers draws them at
+            random.
+    """
+    from transformers import AutoConfig
+
+    from experiments import transforms
+
+    model = transforms.load(
+        model_dir, lambda config: auto_model.from_config(AutoConfig.for_model(**config))
+    )
+    if model is None:
+        model, found = auto_model.from_pretrained(
+            model_dir, local_files_only=True, output_loading_info=True
+        )
+        if missing := sorted(found["missing_keys"]):
+            raise ValueError(
+                f"{model_dir} lacks {len(missing)} of the model's weights, {missing[0]} for one; "
+                "export the model again"
+            )
+    return model.eval()
