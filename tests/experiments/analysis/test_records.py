@@ -114,10 +114,12 @@ def test_a_group_of_tasks_counts_once(made):
 def test_the_leaderboard_has_a_mean_of_its_own(made):
     record = json.loads(json.dumps(made[0]))
     shared = {"stderr": 0.1, "num_items": 10, "chance": 0.25, "higher_is_better": True}
+    shared["truncated_fraction"] = 0.0
+    cut = shared | {"truncated_fraction": 1.0}
     scores = [
         {"task": "arc_challenge", "metric": "acc", "value": 0.9, **shared},
-        {"task": "arc_challenge", "metric": "acc_norm", "value": 0.1, **shared},
-        {"task": "hellaswag", "metric": "acc_norm", "value": 0.2, **shared},
+        {"task": "arc_challenge", "metric": "acc_norm", "value": 0.1, **cut},
+        {"task": "hellaswag", "metric": "acc_norm", "value": 0.2, **cut},
         {"task": "mmlu_law", "metric": "acc", "value": 0.9, **shared},
         {"task": "mmlu", "metric": "acc", "value": 0.3, **shared},
         {"task": "truthfulqa_mc2", "metric": "acc", "value": 0.4, **shared},
@@ -127,7 +129,9 @@ def test_the_leaderboard_has_a_mean_of_its_own(made):
     record["evaluation"]["scores"] = scores
     rows = pd.DataFrame(records.record_rows(record, {"name": ""})).set_index("metric")
     assert rows.loc["leaderboard_mean", "value"] == pytest.approx(0.3)
+    assert rows.loc["leaderboard_mean", "truncated_fraction"] == pytest.approx(0.4)
     assert rows.loc["accuracy_mean", "value"] == pytest.approx(0.7)
+    assert rows.loc["accuracy_mean", "truncated_fraction"] == 0.0
 
     record["evaluation"]["scores"] = scores[:-2]
     rows = pd.DataFrame(records.record_rows(record, {"name": ""}))

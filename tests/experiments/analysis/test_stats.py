@@ -77,3 +77,12 @@ def test_chance():
     assert stats.distinguishable(0.53, 0.02, 0.5) is False
     assert stats.distinguishable(0.55, 0.02, 0.5) is True
     assert stats.distinguishable(0.55, None, 0.5) is None
+
+
+def test_a_score_without_spread_is_judged_by_what_guessing_spreads():
+    """None of 4 right where a quarter is chance: a guesser does that with probability 0.32."""
+    assert stats.distinguishable(0.0, 0.0, 0.25, num_items=4) is False
+    assert stats.distinguishable(0.0, 0.0, 0.25, num_items=100) is True
+    assert stats.distinguishable(1.0, 0.0, 0.5, num_items=2) is False
+    assert stats.distinguishable(1.0, 0.1, 0.5, num_items=2) is True
+    assert stats.distinguishable(0.3, None, 0.5, num_items=2) is None

@@ -150,3 +150,37 @@ def test_zeros_of_a_classifier_are_skipped_with_the_same_outputs():
             logits = skipping_model(pixel_values=images).logits
     assert ledger.totals("forward")["skipped_flops"] > 0
     torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_suite_says_how_many_images_and_how_the_model_runs(
+    classifier, glyphs, tmp_path, monkeypatch
+):
+    executions = []
+    monkeypatch.setattr(
+        accuracy, "skipping", lambda model, execution: executions.append(execution) or model
+    )
+    path = tmp_path / "own.yaml"
+    path.write_text("max_images: 5\nexecution: dense\nsplits: [test]\n")
+    result = accuracy.evaluate(classifier, glyphs, str(path), out=tmp_path)
+    assert executions == ["dense"]
+    row = next(row for row in result["scores"] if row["metric"] == "accuracy")
+    assert row["num_items"] == row["limit"] == 5 and row["execution"] == "dense"
+
+
+def test_other_code_scores_again(classifier, glyphs, tmp_path, monkeypatch):
+    options = {"out": tmp_path / "eval.json", "cache": tmp_path / "cache"}
+    first = accuracy.evaluate(classifier, glyphs, "vision", **options)
+    monkeypatch.setattr(accuracy, "code_hash", lambda *entries: "other")
+    second = accuracy.evaluate(classifier, glyphs, "vision", **options)
+    assert first["inputs_hash"] != second["inputs_hash"]
+
+
+def test_a_classifier_that_lacks_weights_is_refused(classifier, glyphs, tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    weights = load_file(classifier / "model.safetensors")
+    del weights[next(name for name in weights if name.endswith("weight"))]
+    (tmp_path / "config.json").write_bytes((classifier / "config.json").read_bytes())
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ValueError, match="lacks 1 of the model's weights"):
+        accuracy.evaluate(tmp_path, glyphs, "vision", out=tmp_path)

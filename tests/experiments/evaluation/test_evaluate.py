@@ -1,4 +1,5 @@
 import json
+import math
 import os
 import socket
 
@@ -168,17 +169,122 @@ def test_changed_data_are_scored_again(model_dir, data_dir, suite, tmp_path):
     assert first["units"]["perplexity"]["key"] != second["units"]["perplexity"]["key"]
 
 
-def test_changed_weights_have_another_hash(model_dir, tmp_path):
+@pytest.mark.parametrize(
+    "change",
+    ["dtype: bfloat16", "execution: dense", "batch_size: 4", "limit: 10", "num_fewshot: 2"],
+)
+def test_another_setting_is_another_unit(model_dir, data_dir, tmp_path, change):
+    def key(text: str) -> str:
+        path = tmp_path / "own.yaml"
+        path.write_text(text)
+        result = evaluate(model_dir, data_dir, str(path), out=tmp_path)
+        return result["units"]["prose_pairs"]["key"]
+
+    settings = {"batch_size": "8", "dtype": "float32", "execution": "auto"}
+    task = {"task": "prose_pairs", "limit": "20", "num_fewshot": "0"}
+
+    def text(settings, task):
+        fields = ", ".join(f"{name}: {value}" for name, value in task.items())
+        lines = "".join(f"{name}: {value}\n" for name, value in settings.items())
+        return f"{lines}perplexity: null\ntasks: [{{{fields}}}]\n"
+
+    first = key(text(settings, task))
+    name, value = change.split(": ")
+    for where in (settings, task):
+        if name in where:
+            where[name] = value
+    assert key(text(settings, task)) != first
+
+
+def test_other_code_is_another_unit(model_dir, data_dir, suite, tmp_path, monkeypatch):
+    first = evaluate(model_dir, data_dir, suite(), out=tmp_path)
+    monkeypatch.setattr(evaluation, "code_hash", lambda *entries: "other")
+    second = evaluate(model_dir, data_dir, suite(), out=tmp_path)
+    assert first["units"]["perplexity"]["key"] != second["units"]["perplexity"]["key"]
+
+
+@pytest.mark.parametrize(
+    "name", ["model.safetensors", "config.json", "tokenizer.json", "tokenizer_config.json"]
+)
+def test_changed_models_have_another_hash(model_dir, tmp_path, name):
     copy = tmp_path / "model"
     copy.mkdir()
     for path in model_dir.iterdir():
         (copy / path.name).write_bytes(path.read_bytes())
     assert evaluation.weights_hash(copy) == evaluation.weights_hash(model_dir)
-    weights = copy / "model.safetensors"
-    content = bytearray(weights.read_bytes())
+    content = bytearray((copy / name).read_bytes())
     content[-1] ^= 1
-    weights.write_bytes(content)
+    (copy / name).write_bytes(content)
     assert evaluation.weights_hash(copy) != evaluation.weights_hash(model_dir)
+
+
+def test_examples_reach_the_prompts_and_cut_prompts_are_counted(
+    model_dir, data_dir, suite, tmp_path, monkeypatch
+):
+    """Two of winogrande's examples before each question, whose beginning 32 tokens cannot hold."""
+    import pandas as pd
+
+    folder = tmp_path / "mirror" / "allenai" / "winogrande" / "winogrande_xl"
+    folder.mkdir(parents=True)
+    nouns = "mask weight layer model schedule".split()
+    rows = pd.DataFrame({"sentence": [f"The {n} grows because the _ is small." for n in nouns]})
+    rows["option1"], rows["option2"], rows["answer"] = nouns, nouns[::-1], "1"
+    for split in ("train", "validation"):
+        rows.to_parquet(folder / f"{split}.parquet")
+    config = "configs:\n- config_name: winogrande_xl\n  data_files:\n"
+    for split in ("train", "validation"):
+        config += f"  - {{split: {split}, path: winogrande_xl/{split}.parquet}}\n"
+    (folder.parent / "README.md").write_text(f"---\n{config}---\n")
+    prompts: dict[int, list[str]] = {}
+    from experiments.evaluation.harness import CausalLM
+
+    scored = CausalLM.loglikelihood
+
+    def seen(self, requests):
+        prompts[shots] = [request.args[0] for request in requests]
+        return scored(self, requests)
+
+    monkeypatch.setattr(CausalLM, "loglikelihood", seen)
+    cut = {}
+    for shots in (0, 2):
+        task = f"{{task: winogrande, folder: winogrande, num_fewshot: {shots}}}"
+        result = evaluate(
+            model_dir,
+            data_dir,
+            suite(task, perplexity="null"),
+            out=tmp_path,
+            mirror=tmp_path / "mirror",
+        )
+        (score,) = result["scores"]
+        assert score["num_fewshot"] == shots
+        cut[shots] = score["truncated_fraction"]
+    assert all(prompt.count("grows") == 1 for prompt in prompts[0])  # its own
+    assert all(prompt.count("grows") == 3 for prompt in prompts[2])
+    assert cut == {0: 0.0, 2: 1.0}
+    again = list(prompts[2])
+    evaluate(
+        model_dir,
+        data_dir,
+        suite(task, perplexity="null"),
+        out=tmp_path / "again",
+        mirror=tmp_path / "mirror",
+    )
+    assert prompts[2] == again  # the examples are drawn with a fixed seed
+
+
+def test_weighted_means_have_the_error_of_a_ratio(model_dir, data_dir, suite, tmp_path):
+    """lm-eval's wikitext on our documents, against our own reading of the same."""
+    from experiments.evaluation.tasks import _weighted_error
+
+    result = evaluate(model_dir, data_dir, suite(perplexity="{}"), out=tmp_path)
+    ours = by_metric(result)["perplexity", "bits_per_byte", "test"]
+    samples = [{"bits_per_byte": (-10.0, 8)}, {"bits_per_byte": (-30.0, 16)}]
+    # Ratio 40 / 24; residuals 10 - 8 r and 30 - 16 r, which add up to nothing.
+    residual = 10 - 8 * 40 / 24
+    expected = (2 * 2 * residual**2) ** 0.5 / 24 / math.log(2)
+    assert _weighted_error("bits_per_byte", samples) == pytest.approx(expected)
+    assert _weighted_error("bits_per_byte", samples[:1]) is None
+    assert ours["stderr"] > 0
 
 
 def test_interrupted_evaluation_goes_on_where_it_stopped(
@@ -263,14 +369,15 @@ def test_group_average_follows_the_groups_rule(suite):
     manager = task_manager([TaskEntry(task="mmlu", folder="mmlu/default")])
     names = leaves(manager, "mmlu")
     assert len(names) == len(set(names)) == 57
-    score = {"metric": "acc", "chance": 0.25, "truncated_fraction": 0.0, "task": "x"}
+    score = {"metric": "acc", "chance": 0.25, "task": "x"}
     parts = [
-        score | {"value": 0.2, "stderr": 0.1, "num_items": 30},
-        score | {"value": 0.6, "stderr": 0.1, "num_items": 10},
+        score | {"value": 0.2, "stderr": 0.1, "num_items": 30, "truncated_fraction": 0.0},
+        score | {"value": 0.6, "stderr": 0.1, "num_items": 10, "truncated_fraction": 1.0},
     ]
     (row,) = group_scores(manager, "mmlu", {"a": parts[:1], "b": parts[1:]})
     assert row["value"] == pytest.approx(0.3) and row["num_items"] == 40
     assert row["task"] == "mmlu" and row["chance"] == 0.25
+    assert row["truncated_fraction"] == pytest.approx(0.25)
 
 
 def test_all_suites_on_disk_load():
@@ -292,6 +399,12 @@ def test_all_suites_on_disk_load():
         ("batchsize: 3\n", "batchsize is 3: Extra inputs are not permitted"),
         ("batch_size: 0\n", "batch_size is 0"),
         ("tasks: [{task: x, limit: -1}]\n", "tasks.0.limit is -1"),
+        ("execution: skip\n", "execution is 'skip'"),
+        ("perplexity: {splits: []}\n", "perplexity.splits is"),
+        ("- task: x\n", "own.yaml must be a mapping of settings by name"),
+        ("7\n", "own.yaml must be a mapping"),
+        ("1: 2\n", "own.yaml must be a mapping"),
+        ("tasks: [\n", "own.yaml is not valid YAML"),
     ],
 )
 def test_wrong_suite_names_key_and_value(tmp_path, content, message):

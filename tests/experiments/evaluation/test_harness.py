@@ -124,8 +124,14 @@ def test_generation_stops_before_the_stop_string(scorer, model, tokenizer):
 def test_long_prompts_are_cut_on_the_left_and_counted(scorer):
     lm = CausalLM(scorer)
     prompt = "The mask always drops every small weight. " * 10
-    lm.generate_until(requests("generate_until", [(prompt, {"max_gen_toks": 4})]))
+    fed = []
+    hook = scorer.model.register_forward_pre_hook(lambda _, args: fed.append(args[0].tolist()))
+    try:
+        lm.generate_until(requests("generate_until", [(prompt, {"max_gen_toks": 4})]))
+    finally:
+        hook.remove()
     assert (lm.num_requests, lm.num_truncated) == (1, 1)
+    assert fed[0] == [scorer.encode([prompt])[0][-28:]]
 
 
 def test_sampling_is_refused(scorer):
