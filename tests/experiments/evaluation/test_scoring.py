@@ -270,3 +270,19 @@ def test_a_dense_model_and_other_formats_are_left_as_they_are(model_dir):
         loaded = scoring.load(model_dir, batch_size=4, **options).model
         assert type(loaded).__module__.startswith("transformers")
         assert not any(name.endswith("_mask") for name, _ in loaded.named_buffers())
+
+
+@pytest.mark.parametrize("family", ["wide", "parallel", "factorized", "doped"])
+def test_a_transformed_model_is_read_as_it_was_written(family, model, tokenizer, tmp_path):
+    from experiments import transforms
+
+    transform = {"family": family, "sparsity": 0.75}
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        transformed, _, _ = transforms.apply(model, transform, None)
+    transformed.eval().save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    transforms.write(tmp_path, model.config.to_dict(), transform)
+    loaded = scoring.load(tmp_path, batch_size=4, dtype="float32")
+    spans = branching_spans() + random_spans(4)
+    check(transformed, spans, loaded.score(spans))
