@@ -146,3 +146,18 @@ def distinguishable(
     if stderr == 0:
         return bool(value != chance)
     return bool(abs(value - chance) > ndtri((1 + LEVEL) / 2) * stderr)
+
+
+def against_chance(
+    value: float, stderr: float | None, chance: float | None, *, num_items: float | None = None
+) -> str:
+    """Say how a score lies to chance: above, below, not distinguishable, or not known.
+
+    Arguments as in :func:`distinguishable`.
+    """
+    apart = distinguishable(value, stderr, chance, num_items=num_items)
+    if apart is None or chance is None:
+        return "not known"
+    if not apart:
+        return "not distinguishable from chance"
+    return "above chance" if value > chance else "below chance"

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from experiments.closure import code_hash
 from experiments.evaluation.files import hash_files, read_json, run_of, weights_hash, write_json
-from experiments.evaluation.suite import Suite, TaskEntry, digest, load_suite
+from experiments.evaluation.suite import OWN_FILES, Suite, TaskEntry, digest, load_suite
 
 if TYPE_CHECKING:
     from experiments.evaluation.scoring import Scorer
@@ -64,11 +64,11 @@ def evaluate(
     out = out if out.suffix == ".json" else out / "eval.json"
     job = _Job(model_dir, data_dir, load_suite(suite), None if mirror is None else Path(mirror))
     previous = read_json(out)
-    if previous.get("inputs_hash") == job.inputs_hash(previous.get("datasets", {})):
+    if previous.get("inputs_hash") == job.inputs_hash(previous.get("datasets") or {}):
         return previous
 
     store = (cache or out.parent) / f"scores-{job.weights_hash[:16]}.json"
-    known = read_json(store)
+    known = {key: unit for key, unit in read_json(store).items() if _is_whole(unit)}
     from experiments.evaluation.tasks import FEWSHOT_SEED
 
     units: dict[str, Any] = {}
@@ -228,10 +228,13 @@ class _Job:
         return hash_files(folder, sorted(path for path in folder.rglob("*") if path.is_file()))
 
 
+def _is_whole(unit: Any) -> bool:
+    """Whether a kept unit has what `evaluate` takes from it."""
+    return isinstance(unit, dict) and isinstance(unit.get("scores"), list) and "wall_s" in unit
+
+
 def _data_files(data_dir: Path) -> list[Path]:
     """Files of a prepared dataset that an evaluation may read."""
-    from experiments.evaluation.tasks import OWN_FILES
-
     splits = ("validation", "test")
     names = (
         [f"{s}.bin" for s in splits]

@@ -151,6 +151,7 @@ def split_scores(
 
     Raises:
         MissingData: if the split was not prepared.
+        ValueError: if it is empty, or of another vocabulary than the model's.
     """
     import numpy as np
 
@@ -159,11 +160,18 @@ def split_scores(
         raise MissingData(f"{path} does not exist; prepare the dataset first")
     with (data_dir / "text" / f"{split}.jsonl").open(encoding="utf-8") as lines:
         documents = [json.loads(line)["text"] for line in lines if line.strip()]
+    stream = np.fromfile(path, dtype=np.uint16)
+    vocab_size = int(scorer.model.config.vocab_size)
+    if not len(stream) or int(stream.max()) >= vocab_size:
+        raise ValueError(
+            f"{path} holds {len(stream)} tokens, the largest {stream.max(initial=0)}; there must "
+            f"be some, all below the model's vocabulary of {vocab_size}"
+        )
     sample, encoded = _sample(scorer, [text for text in documents if text], settings.max_tokens)
     return [
         *corpus_scores(
             scorer,
-            np.fromfile(path, dtype=np.uint16).tolist(),
+            stream.tolist(),
             stride=settings.stride,
             max_tokens=settings.max_tokens,
         ),

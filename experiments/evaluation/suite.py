@@ -8,9 +8,25 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    PositiveInt,
+    ValidationError,
+    field_validator,
+)
 
 FOLDER = Path(__file__).parent / "suites"
+
+
+#: Files of a prepared dataset that hold the documents of our own tasks.
+OWN_FILES = {
+    "grammar_pairs": "pairs.jsonl",
+    "facts_to_text": "facts.jsonl",
+    "data_to_text": "references.jsonl",
+}
 
 
 class Strict(BaseModel):
@@ -45,6 +61,13 @@ class TaskEntry(Strict):
     if_absent: str | None = Field(
         default=None, description="file of the data folder that replaces it"
     )
+
+    @field_validator("if_present", "if_absent")
+    @classmethod
+    def _is_own_file(cls, name: str | None) -> str | None:
+        if name is not None and name not in OWN_FILES.values():
+            raise ValueError(f"it must be one of {', '.join(sorted(OWN_FILES.values()))}")
+        return name
 
     def applies(self, data_dir: Path) -> bool:
         """Whether the task fits this dataset and is switched on."""

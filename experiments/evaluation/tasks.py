@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from experiments.data.base import MissingData
 from experiments.evaluation.pairs import prose_pairs
 from experiments.evaluation.perplexity import exponential, ratio
-from experiments.evaluation.suite import Suite, TaskEntry
+from experiments.evaluation.suite import OWN_FILES, Suite, TaskEntry
 
 if TYPE_CHECKING:
     from lm_eval.api.task import Task
@@ -30,12 +30,6 @@ if TYPE_CHECKING:
     from experiments.evaluation.harness import CausalLM
 
 OWN_TASKS = Path(__file__).parent / "tasks"
-#: Files of a prepared dataset that hold the documents of our own tasks.
-OWN_FILES = {
-    "grammar_pairs": "pairs.jsonl",
-    "facts_to_text": "facts.jsonl",
-    "data_to_text": "references.jsonl",
-}
 #: Seed of the examples that lm-eval draws for a prompt, lm-eval's own default.
 FEWSHOT_SEED = 1234
 #: Metrics for which guessing among the choices is right once in `number of choices` times.
@@ -52,8 +46,9 @@ def task_manager(entries: Sequence[TaskEntry]) -> TaskManager:
 
     folders = [OWN_TASKS]
     for name in sorted({entry.folder for entry in entries if entry.folder}):
-        folders.append(_lm_eval_tasks() / name)
-        if not folders[-1].is_dir():
+        folders.append((_lm_eval_tasks() / name).resolve())
+        below = _lm_eval_tasks().resolve() in folders[-1].parents
+        if not (below and folders[-1].is_dir()):
             raise ValueError(f"folder is {name!r}; it must be a folder below lm_eval/tasks")
     manager = TaskManager(include_path=list(folders), include_defaults=False)
     for entry in entries:

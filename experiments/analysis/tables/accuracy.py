@@ -47,10 +47,9 @@ def _row(
     mean, low, high = stats.t_interval(own["value"])
     row = dict(zip(COLUMNS, (*cell, method, sparsity, len(own), mean, low, high), strict=False))
     stderr, chance = own["stderr"].mean(), own["chance"].mean()
-    words = {None: "not known", False: "not distinguishable from chance"}
-    apart = stats.distinguishable(mean, stderr, chance, num_items=own["num_items"].iloc[0])
-    row |= {"stderr": stderr, "images": own["num_items"].iloc[0], "chance": chance}
-    row["against chance"] = words.get(apart, "above chance" if mean > chance else "below chance")
+    num_images = own["num_items"].iloc[0]
+    row |= {"stderr": stderr, "images": num_images, "chance": chance}
+    row["against chance"] = stats.against_chance(mean, stderr, chance, num_items=num_images)
     if method != "dense":
         pair = stats.paired(tidy.by_seed(own), tidy.by_seed(dense))
         if pair.num_seeds:

@@ -1,16 +1,16 @@
 """Test accuracy class by class, means over seeds: the dense model, and the treatment of the same
 model with the highest mean accuracy. The standard error is that of one run over the class's test
-images."""
+images; whether the best treatment is above chance is judged by it."""
 
 from typing import Any
 
 import pandas as pd
 
 from experiments.analysis import records as tidy
-from experiments.analysis import style
+from experiments.analysis import stats, style
 
 COLUMNS = ["model", "dataset", "class", "images", "dense", "best treatment", "best", "difference"]
-COLUMNS += ["stderr", "chance", "runs"]
+COLUMNS += ["stderr", "chance", "against chance", "runs"]
 
 
 def make(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
@@ -28,16 +28,19 @@ def make(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> 
         for task, group in own.groupby("task", sort=False):
             dense = group[group["method"] == "dense"]
             best = group[(group["method"] == method) & (group["sparsity"] == sparsity)]
+            num_images, chance = dense["num_items"].iloc[0], dense["chance"].iloc[0]
+            score, stderr = best["value"].mean(), best["stderr"].mean()
             values = (
                 *cell,
                 str(task).removeprefix("class:"),
-                dense["num_items"].iloc[0],
+                num_images,
                 dense["value"].mean(),
                 style.treatment_name(method, sparsity),
-                best["value"].mean(),
-                best["value"].mean() - dense["value"].mean(),
-                best["stderr"].mean(),
-                dense["chance"].iloc[0],
+                score,
+                score - dense["value"].mean(),
+                stderr,
+                chance,
+                stats.against_chance(score, stderr, chance, num_items=num_images),
                 " ".join([*dense["run"], *best["run"]]),
             )
             rows.append(dict(zip(COLUMNS, values, strict=True)))

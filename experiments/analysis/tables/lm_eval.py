@@ -41,17 +41,15 @@ def make(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> 
 def _row(key: dict[str, Any], group: pd.DataFrame, source: str | None) -> dict[str, Any]:
     score, stderr = group["value"].mean(), group["stderr"].mean()
     chance = group["chance"].iloc[0]
-    apart = stats.distinguishable(score, stderr, chance, num_items=group["num_items"].iloc[0])
-    words = {None: "not known", False: "not distinguishable from chance"}
-    verdict = words.get(apart, "above chance" if score > chance else "below chance")
+    num_items = group["num_items"].iloc[0]
     return key | {
         "seeds": group["run"].nunique(),
         "score": score,
         "stderr": stderr,
-        "items": group["num_items"].iloc[0],
+        "items": num_items,
         "shots": group["num_fewshot"].iloc[0],
         "chance": chance,
-        "against chance": verdict,
+        "against chance": stats.against_chance(score, stderr, chance, num_items=num_items),
         "cut prompts": group["truncated_fraction"].max(),
         "score (published)": _published(source, key),
         "runs": " ".join(group["run"].drop_duplicates()),

@@ -161,6 +161,7 @@ def test_class_rows_by_hand(full):
     assert table.loc["B", "best"] == pytest.approx(0.30)
     assert table.loc["A", "best treatment"] == "Sparse-Wide RigL 75%"
     assert table.loc["A", "difference"] == pytest.approx(0.10)
+    assert table.loc["A", "against chance"] == "above chance"
 
 
 def verdicts(made, primary):

@@ -3,6 +3,7 @@ import math
 import os
 import socket
 
+import numpy as np
 import pytest
 import torch
 
@@ -316,9 +317,23 @@ def test_a_deleted_result_comes_back_from_the_cache(model_dir, data_dir, suite, 
     assert not calls
 
 
-def test_damaged_result_is_made_anew(model_dir, data_dir, suite, tmp_path):
+def test_damaged_results_are_made_anew(model_dir, data_dir, suite, tmp_path):
     (tmp_path / "eval.json").write_text('{"units": {"perp')
-    assert evaluate(model_dir, data_dir, suite(), out=tmp_path)["scores"]
+    first = evaluate(model_dir, data_dir, suite(), out=tmp_path)
+    assert first["scores"]
+    (tmp_path / "eval.json").write_text('{"datasets": null}')
+    (store,) = tmp_path.glob("scores-*.json")
+    store.write_text(json.dumps(dict.fromkeys(json.loads(store.read_text()), {"wall_s": 1})))
+    assert evaluate(model_dir, data_dir, suite(), out=tmp_path)["scores"] == first["scores"]
+
+
+@pytest.mark.parametrize("tokens", [[], [5, 320]])
+def test_tokens_that_the_model_does_not_know_are_refused(
+    model_dir, data_dir, suite, tmp_path, tokens
+):
+    np.array(tokens, dtype=np.uint16).tofile(data_dir / "test.bin")
+    with pytest.raises(ValueError, match=f"test.bin holds {len(tokens)} tokens, the largest"):
+        evaluate(model_dir, data_dir, suite(), out=tmp_path)
 
 
 def test_hub_task_from_a_mirror_with_group_average(
@@ -399,6 +414,7 @@ def test_all_suites_on_disk_load():
         ("batchsize: 3\n", "batchsize is 3: Extra inputs are not permitted"),
         ("batch_size: 0\n", "batch_size is 0"),
         ("tasks: [{task: x, limit: -1}]\n", "tasks.0.limit is -1"),
+        ("tasks: [{task: x, if_present: pair.jsonl}]\n", "tasks.0.if_present is 'pair.jsonl'"),
         ("execution: skip\n", "execution is 'skip'"),
         ("perplexity: {splits: []}\n", "perplexity.splits is"),
         ("- task: x\n", "own.yaml must be a mapping of settings by name"),
@@ -423,5 +439,8 @@ def test_unknown_names_are_refused(model_dir, data_dir, suite, tmp_path):
         evaluate(model_dir, data_dir, suite("{task: nope}"), out=tmp_path)
     with pytest.raises(ValueError, match="folder is 'nope'"):
         evaluate(model_dir, data_dir, suite("{task: a, folder: nope}"), out=tmp_path)
+    for outside in ("/tmp", "..", "."):
+        with pytest.raises(ValueError, match="it must be a folder below lm_eval/tasks"):
+            evaluate(model_dir, data_dir, suite(f"{{task: a, folder: {outside}}}"), out=tmp_path)
     with pytest.raises(ValueError, match="holds no config.json with weights"):
         evaluate(tmp_path, data_dir, "smoke", out=tmp_path)

@@ -1,3 +1,5 @@
+import copy
+
 import pytest
 import torch
 import yaml
@@ -8,6 +10,7 @@ from lm_eval.api.model import TemplateLM
 from experiments import evaluation
 from experiments.evaluation import tasks
 from experiments.evaluation.harness import CausalLM
+from experiments.evaluation.scoring import Scorer
 
 
 def requests(kind: str, arguments) -> list[Instance]:
@@ -134,11 +137,32 @@ def test_long_prompts_are_cut_on_the_left_and_counted(scorer):
     assert fed[0] == [scorer.encode([prompt])[0][-28:]]
 
 
-def test_sampling_is_refused(scorer):
+@pytest.mark.parametrize("options", [{"do_sample": True}, {"temperature": 0.5}])
+def test_sampling_is_refused(scorer, options):
     with pytest.raises(ValueError, match="do_sample"):
-        CausalLM(scorer).generate_until(
-            requests("generate_until", [("The mask", {"do_sample": True})])
-        )
+        CausalLM(scorer).generate_until(requests("generate_until", [("The mask", options)]))
+
+
+@pytest.mark.parametrize(("num_tokens", "num_truncated"), [(33, 0), (34, 1)])
+def test_a_prompt_is_cut_where_it_no_longer_fits(scorer, num_tokens, num_truncated):
+    """The last token is predicted, not fed, so a context of 32 holds 33."""
+    words = "The mask always drops every small weight of the layer. " * 9
+    tokens = scorer.encode([words])[0][:num_tokens]
+    text = scorer.tokenizer.decode(tokens)
+    assert len(scorer.encode([text])[0]) == num_tokens
+    lm = CausalLM(scorer)
+    head = scorer.tokenizer.decode(tokens[:20])
+    lm.loglikelihood(requests("loglikelihood", [(head, text[len(head) :])]))
+    assert lm.num_truncated == num_truncated
+
+
+def test_generation_ends_with_the_document(scorer, model, tokenizer):
+    """Whatever is likeliest at first is declared the end of the document."""
+    other = copy.deepcopy(tokenizer)
+    other.eos_token = greedy_text(model, tokenizer, "The mask", 1)
+    lm = CausalLM(Scorer(model, other, batch_size=4))
+    options = {"until": [], "max_gen_toks": 6}
+    assert lm.generate_until(requests("generate_until", [("The mask", options)])) == [""]
 
 
 def test_a_written_sentence_is_exact_with_the_space_that_words_end_in():
