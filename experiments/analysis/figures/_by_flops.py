@@ -116,7 +116,7 @@ def _draw_panel(axes: Axes, rows: pd.DataFrame, better: str) -> None:
             name, (point["ratio"], point["value"]), offset, textcoords="offset points",
             fontweight="bold", zorder=5,
         )  # fmt: skip
-    for name in points.keys() & {"B", "C", "D"}:
+    for name in sorted(points.keys() - {"A"}):
         axes.annotate(
             "",
             (points[name]["ratio"], points[name]["value"]),
