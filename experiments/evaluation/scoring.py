@@ -93,10 +93,10 @@ class Scorer:
             packable = self.model.config.model_type in PACKABLE
             rows = _rows(spans, longest=self.context if packable else 0)
             for batch in _batches(spans, rows, self.batch_size, vocab_size):
-                members = [i for row in batch for branch in row.members for i in branch]
+                order = [i for row in batch for members in row.members for i in members]
                 width = min(_padded(batch[0].length), self.context)
                 totals, greedy = _score_batch(self.model, spans, batch, width)
-                for index, total, is_greedy in zip(members, totals, greedy, strict=True):
+                for index, total, is_greedy in zip(order, totals, greedy, strict=True):
                     results[index] = (total, is_greedy)
         return results
 

@@ -220,30 +220,21 @@ def test_missing_weights_are_refused(model, tokenizer, tmp_path):
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
 def test_zeros_are_skipped_with_the_same_scores(kind, tokenizer, tmp_path):
     """The dense model with the same zeros is the reference."""
-    from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     from sparse_lib.device import Ledger, kernels
 
     if why := kernels.unavailable():
         pytest.skip(why)
+    if kind == "gpt2":
+        sizes = {"n_positions": 32, "n_embd": 256, "n_layer": 1, "n_head": 2}
+    else:
+        sizes = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 1}
+        sizes |= {"num_attention_heads": 2, "max_position_embeddings": 32}
+    config = AutoConfig.for_model(kind, vocab_size=320, tie_word_embeddings=True, **sizes)
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        if kind == "gpt2":
-            model = GPT2LMHeadModel(
-                GPT2Config(vocab_size=320, n_positions=32, n_embd=256, n_layer=1, n_head=2)
-            )
-        else:
-            model = LlamaForCausalLM(
-                LlamaConfig(
-                    vocab_size=320,
-                    hidden_size=256,
-                    intermediate_size=512,
-                    num_hidden_layers=1,
-                    num_attention_heads=2,
-                    max_position_embeddings=32,
-                    tie_word_embeddings=True,
-                )
-            )
+        model = AutoModelForCausalLM.from_config(config)
         with torch.no_grad():
             for name, weight in model.named_parameters():
                 if weight.dim() == 2 and not re.search("embed|wte|wpe", name):
