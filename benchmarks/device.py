@@ -36,7 +36,7 @@ from torch.nn import functional as F
 import sparse_lib as sl
 from experiments.memory import keep_memory
 from sparse_lib.configure import configure
-from sparse_lib.device import kernels
+from sparse_lib.execution import kernels
 
 SPARSITIES = (0.5, 0.8, 0.9, 0.95)
 REQUIRED = {
@@ -281,7 +281,7 @@ def resnet(batch: int, rounds: int) -> Iterator[Row]:
 
 def update(width: int, rounds: int) -> Iterator[Row]:
     """Dense step at 2,048 tokens over one mask update and the rebuilding of both structures."""
-    from sparse_lib.masks import make_mask_drop_minimum, make_mask_grow_maximum
+    from sparse_lib.masks.makers import make_mask_drop_minimum, make_mask_grow_maximum
 
     dense = nn.Linear(width, width)
     source = torch.randn(2 * TOKENS, width, requires_grad=True)

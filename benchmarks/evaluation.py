@@ -25,11 +25,11 @@ os.environ.setdefault("TQDM_DISABLE", "1")
 import torch
 
 from experiments import data, models
-from experiments.evaluation import evaluate
-from experiments.evaluation.harness import CausalLM
-from experiments.evaluation.pairs import prose_pairs
-from experiments.evaluation.scoring import load
-from experiments.evaluation.tasks import local_dataset
+from experiments.evaluation.lm.evaluate import evaluate
+from experiments.evaluation.lm.harness import CausalLM
+from experiments.evaluation.lm.harness_tasks import local_dataset
+from experiments.evaluation.lm.pairs import prose_pairs
+from experiments.evaluation.lm.scoring import load
 from sparse_lib import configure, finalize
 
 VOCABULARY, CONTEXT, SPARSITY, ROUNDS = 4096, 128, 0.8, 3

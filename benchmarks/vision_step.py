@@ -15,7 +15,9 @@ from pathlib import Path
 
 import torch
 
-from experiments import data, plan, training
+from experiments import data
+from experiments.specs import plan
+from experiments.training import loop as training
 
 LIMIT = 1.1
 STEPS = 20

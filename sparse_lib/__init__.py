@@ -14,39 +14,35 @@
 (64, 256)
 """
 
-from sparse_lib import (
-    algorithms,
-    checkpoint,
-    device,
-    distributions,
-    ift,
-    init,
-    masks,
-    metrics,
-    optim,
-    schedules,
-)
-from sparse_lib.algorithm import SparsityAlgorithm
+from sparse_lib import algorithms, checkpoint, device, ift, masks, optim, schedules
 from sparse_lib.algorithms.gmp import GMP
 from sparse_lib.algorithms.granet import GraNet
 from sparse_lib.algorithms.rigl import RigL
 from sparse_lib.algorithms.set import SET
 from sparse_lib.algorithms.static import Static
 from sparse_lib.checkpoint import densify, finalize, is_sparse, load_checkpoint
+from sparse_lib.compat.wrapper import (
+    BaseHyperParameter,
+    BaseSparsityOptimizer,
+    SparsityWrapperOptimizer,
+    configure_sparsity_optimizer,
+    configure_sparsity_wrapper,
+)
 from sparse_lib.configure import configure
-from sparse_lib.dynamic import DropAndGrow, DynamicSparsityAlgorithm
-from sparse_lib.flops import count as count_flops
-from sparse_lib.group import Group
-from sparse_lib.masks import (
+from sparse_lib.core import metrics
+from sparse_lib.core.algorithm import SparsityAlgorithm
+from sparse_lib.core.dynamic import DropAndGrow, DynamicSparsityAlgorithm
+from sparse_lib.core.group import Group
+from sparse_lib.core.parameter import SparseParameter
+from sparse_lib.flops.model import count as count_flops
+from sparse_lib.masks import distributions, init
+from sparse_lib.masks.makers import (
     make_mask_drop_minimum,
     make_mask_grow_maximum,
     make_mask_topk_sparsity,
     num_nonzero,
 )
-from sparse_lib.parameters import SparseParameter
-from sparse_lib.plan import plan
-from sparse_lib.schedules import HyperParameterSchedule
-from sparse_lib.shapers import (
+from sparse_lib.masks.shapers import (
     BlockScoreShaper,
     FirstTieBreaker,
     InputGroupScoreShaper,
@@ -57,14 +53,9 @@ from sparse_lib.shapers import (
     ScoreShaper,
     ScoreTieBreaker,
 )
-from sparse_lib.update_schedules import UpdateSchedule
-from sparse_lib.wrapper import (
-    BaseHyperParameter,
-    BaseSparsityOptimizer,
-    SparsityWrapperOptimizer,
-    configure_sparsity_optimizer,
-    configure_sparsity_wrapper,
-)
+from sparse_lib.preview import plan
+from sparse_lib.schedules.updates import UpdateSchedule
+from sparse_lib.schedules.values import HyperParameterSchedule
 
 __version__ = "0.1.0"
 

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
 from sparse_lib.checks import closest
-from sparse_lib.enforcement import guards, mask_name
-from sparse_lib.parameters import PARALLEL, WRAPPER, unwrap
+from sparse_lib.core.guard import guards, mask_name
+from sparse_lib.core.parameter import PARALLEL, WRAPPER, unwrap
 
 State = dict[str, Tensor]
 

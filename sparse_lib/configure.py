@@ -17,12 +17,12 @@ from typing import Any
 
 from torch import Tensor
 
-from sparse_lib.algorithm import SparsityAlgorithm, algorithm_classes
 from sparse_lib.checks import closest
-from sparse_lib.group import Group
+from sparse_lib.core.algorithm import SparsityAlgorithm, algorithm_classes
+from sparse_lib.core.group import Group
 from sparse_lib.layers import default_filter
-from sparse_lib.schedules import HyperParameterSchedule
-from sparse_lib.shapers import InputGroupScoreShaper, OutputGroupScoreShaper
+from sparse_lib.masks.shapers import InputGroupScoreShaper, OutputGroupScoreShaper
+from sparse_lib.schedules.values import HyperParameterSchedule
 
 _OWN_KEYS = ("algorithm", "type", "schedule", "param_filter", "param_name_patterns")
 _IGNORED_KEYS = ("add_summaries", "dump_masks")

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from sparse_lib.algorithm import SparsityAlgorithm
+from sparse_lib.core.algorithm import SparsityAlgorithm
 
 
 class SparseOptimizer:

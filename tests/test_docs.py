@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import sparse_lib as sl
-from sparse_lib.algorithm import algorithm_classes
 from sparse_lib.configure import constructor_keys
+from sparse_lib.core.algorithm import algorithm_classes
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", ROOT / "benchmarks" / "README.md", *ROOT.glob("docs/*.md")])
@@ -21,7 +21,7 @@ PAGES = sorted([ROOT / "README.md", ROOT / "benchmarks" / "README.md", *ROOT.glo
 MODULES = ["sparse_lib"] + sorted(
     module.name
     for module in pkgutil.walk_packages(sl.__path__, "sparse_lib.")
-    if module.name != "sparse_lib.device._kernels"
+    if module.name != "sparse_lib.execution._kernels"
 )
 DOCTEST_OPTIONS = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
 BUILT_IN = {n: c for n, c in algorithm_classes().items() if c.__module__.startswith("sparse_lib.")}

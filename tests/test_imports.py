@@ -55,7 +55,7 @@ def test_rules_import_only_the_plan_and_the_data_registry():
         for line in lines:
             if line.startswith(("import ", "from ")):
                 assert line in (
-                    "from experiments import plan",
+                    "from experiments.specs import plan",
                     "from experiments.data import available",
                 )
 
@@ -68,7 +68,7 @@ def loaded_by(statement: str) -> set[str]:
 
 def test_planning_is_light():
     heavy = {"torch", "transformers", "pandas", "datasets", "matplotlib"}
-    assert not loaded_by("import experiments.plan, experiments.data") & heavy
+    assert not loaded_by("import experiments.specs.plan, experiments.data") & heavy
 
 
 def test_importing_the_library_loads_no_experiment_package():

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, LogLocator
 
 from experiments.analysis import stats
-from experiments.schema import algorithm_names
+from experiments.specs.schema import algorithm_names
 
 matplotlib.use("Agg")
 

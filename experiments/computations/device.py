@@ -1,7 +1,8 @@
 """What sparsity buys on a device: measured on this CPU, published and simulated for the CS-2.
 
 Measured are one layer and one small GPT, on one thread, in CPU time, the variants in turn. All else
-follows from shapes and from the facts in ``sparse_lib.device.spec``, and is labelled *simulated*.
+follows from shapes and from the facts in ``sparse_lib.simulation.facts``, and is labelled
+*simulated*.
 """
 
 from __future__ import annotations
@@ -21,23 +22,23 @@ from torch import nn
 from experiments.memory import keep_memory
 from experiments.models import llama
 from sparse_lib.configure import configure
-from sparse_lib.device import kernels
-from sparse_lib.device.backend import backend, compile
-from sparse_lib.device.spec import (
+from sparse_lib.execution import kernels
+from sparse_lib.execution.backend import backend, compile
+from sparse_lib.flops.model import LayerFlops, ModelFlops, count, gpt_training_step
+from sparse_lib.layers import describe
+from sparse_lib.simulation.facts import (
     CS2_MATMUL_SPEEDUP,
     SPECS,
     DeviceSpec,
     probe_host,
     validate_overhead,
 )
-from sparse_lib.device.wafer import (
+from sparse_lib.simulation.timing import (
     MAX_PUBLISHED_SPARSITY,
     Simulation,
     relative_time,
     simulate,
 )
-from sparse_lib.flops import LayerFlops, ModelFlops, count, gpt_training_step
-from sparse_lib.layers import describe
 
 CONTEXT, BATCH_SIZE = 2048, 768
 SPARSITIES = (0.0, 0.5, 0.75, 0.8, 0.9)

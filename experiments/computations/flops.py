@@ -16,16 +16,16 @@ import pandas as pd
 import torch
 from torch import nn
 
-from experiments.analysis import published
+from experiments import published
 from experiments.models import get as model_file
 from sparse_lib.algorithms.static import Static
-from sparse_lib.device.ledger import Ledger
-from sparse_lib.distributions import erk, uniform
-from sparse_lib.flops import ModelFlops, count, gpt_training_step, rigl_mean_step
-from sparse_lib.group import Group
+from sparse_lib.core.group import Group
+from sparse_lib.flops.ledger import Ledger
+from sparse_lib.flops.model import ModelFlops, count, gpt_training_step, rigl_mean_step
 from sparse_lib.ift import authors_flops, transform
 from sparse_lib.layers import describe
-from sparse_lib.update_schedules import make_update_schedule
+from sparse_lib.masks.distributions import erk, uniform
+from sparse_lib.schedules.updates import make_update_schedule
 
 TOLERANCE = 0.01
 COLUMNS = ["source", "where", "model", "method", "sparsity", "quantity", "published", "ours"]

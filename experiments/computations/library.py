@@ -18,7 +18,6 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from experiments.models import gpt2, llama
-from sparse_lib.algorithm import SparsityAlgorithm
 from sparse_lib.algorithms.gmp import GMP
 from sparse_lib.algorithms.granet import GraNet
 from sparse_lib.algorithms.rigl import RigL
@@ -26,10 +25,11 @@ from sparse_lib.algorithms.set import SET
 from sparse_lib.algorithms.static import Static
 from sparse_lib.checks import CSTORCH
 from sparse_lib.configure import configure
+from sparse_lib.core.algorithm import SparsityAlgorithm
 from sparse_lib.ift import transform
 from sparse_lib.layers import describe
-from sparse_lib.masks import make_mask_drop_minimum
-from sparse_lib.schedules import Cosine, Cubic
+from sparse_lib.masks.makers import make_mask_drop_minimum
+from sparse_lib.schedules.values import Cosine, Cubic
 
 Row = dict[str, Any]
 

@@ -19,7 +19,7 @@ def read_model(model_dir: Path, auto_model: Any) -> Any:
     """
     from transformers import AutoConfig
 
-    from experiments import transforms
+    from experiments.models import _transform as transforms
 
     model = transforms.load(
         model_dir, lambda config: auto_model.from_config(AutoConfig.for_model(**config))

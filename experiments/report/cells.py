@@ -8,8 +8,8 @@ from typing import Any
 
 import pandas as pd
 
-from experiments import plan
 from experiments.analysis.style import treatment_name
+from experiments.specs import plan
 
 COLUMNS = ["study", "table", "line", "row", "command"]
 
@@ -87,7 +87,7 @@ def commands(study: dict[str, Any], tables_dir: Path, ledger: pd.DataFrame) -> p
     """Return the command behind each row of a study's tables and of its ledger.
 
     Args:
-        study: The study as ``experiments.plan`` describes it.
+        study: The study as ``experiments.specs.plan`` describes it.
         tables_dir: Folder with the tables' CSV files.
         ledger: The study's claims.
 

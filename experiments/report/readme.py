@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from experiments.analysis import claims
+from experiments.analysis.claims import ledger as claims
 from experiments.report import summary
 from experiments.report.render import environment
 

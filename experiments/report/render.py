@@ -18,11 +18,11 @@ import jinja2
 import pandas as pd
 from markupsafe import Markup
 
-from experiments.analysis import claims as ledger_module
 from experiments.analysis import figures, tables
-from experiments.analysis import records as tidy
+from experiments.analysis.claims import ledger as ledger_module
 from experiments.analysis.style import INK, MethodStyle, method_style, progress
 from experiments.report import cells, summary
+from experiments.store import records as tidy
 
 TEMPLATES = Path(__file__).with_name("templates")
 HEADINGS = {
@@ -227,7 +227,7 @@ def render_study(
     """Write ``index.html`` and ``README.md`` of a study.
 
     Args:
-        study: The study as ``experiments.plan`` describes it.
+        study: The study as ``experiments.specs.plan`` describes it.
         records_csv: Tidy records.
         curves_csv: Tidy curves.
         runs_dir: Folder with ``<run id>/record.json`` or ``<run id>.json``.

@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from experiments.analysis import claims
+from experiments.analysis.claims import ledger as claims
 from experiments.report.cells import has_rows
 
 #: Negative results first.

@@ -6,7 +6,7 @@ holds
 ``Data`` and ``Recipe``
     The sections ``data`` and ``recipe`` of a study's grids: subclasses of the ones here.
 ``Task``
-    What the loop in `experiments.training` asks for: a subclass of the one here.
+    What the loop in `experiments.training.loop` asks for: a subclass of the one here.
 ``prepare(data, *, out, mirror, offline)``
     Writes ``meta.json`` (with a ``hash``) and what belongs to it into ``out``.
 ``EVALUATION``
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
-    from sparse_lib.flops import ModelFlops
+    from sparse_lib.flops.model import ModelFlops
 
 
 class Strict(BaseModel):
@@ -93,7 +93,7 @@ class Task(ABC):
     one sees.
 
     Args:
-        spec: the run's spec (`experiments.plan.make_spec`).
+        spec: the run's spec (`experiments.specs.plan.make_spec`).
         data_dir: folder of prepared data.
 
     Attributes:
@@ -119,7 +119,7 @@ class Task(ABC):
 
     def flops(self, model: torch.nn.Module) -> ModelFlops:
         """FLOPs of one optimizer step's batch."""
-        from sparse_lib.flops import count
+        from sparse_lib.flops.model import count
 
         return count(model, batch_size=self.recipe["batch_size"], **self.input_size)
 

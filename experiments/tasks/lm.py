@@ -19,7 +19,7 @@ from experiments.data import prepare as prepare_text
 if TYPE_CHECKING:
     import torch
 
-EVALUATION = "experiments.evaluation"
+EVALUATION = "experiments.evaluation.lm.evaluate"
 
 
 class Data(tasks.Data):

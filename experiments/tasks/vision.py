@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import torch
 
     from experiments.data.images import ImageFolder
-EVALUATION = "experiments.evaluation.accuracy"
+EVALUATION = "experiments.evaluation.vision"
 
 
 class Data(tasks.Data):
@@ -163,7 +163,7 @@ class Task(tasks.Task):
         """A folder that ``AutoModelForImageClassification`` loads.
 
         Layers that Sparse-IFT put in place of others are unknown to transformers;
-        `experiments.evaluation.accuracy.load_classifier` puts them back.
+        `experiments.evaluation.vision.load_classifier` puts them back.
         """
         from transformers.utils import logging
 

@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from sparse_lib.dynamic import DynamicSparsityAlgorithm
-from sparse_lib.masks import make_mask_topk_sparsity
+from sparse_lib.core.dynamic import DynamicSparsityAlgorithm
+from sparse_lib.masks.makers import make_mask_topk_sparsity
 
 
 class GMP(DynamicSparsityAlgorithm):

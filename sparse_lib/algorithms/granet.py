@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from sparse_lib.algorithms.rigl import RigL
-from sparse_lib.counts import num_true
-from sparse_lib.masks import add_best, make_mask_drop_minimum, make_masks_global_topk
-from sparse_lib.parameters import SparseParameter
+from sparse_lib.core.parameter import SparseParameter
+from sparse_lib.masks.counts import num_true
+from sparse_lib.masks.makers import add_best, make_mask_drop_minimum, make_masks_global_topk
 
 PRUNING = ("tensor", "global")
 

@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from sparse_lib.dynamic import DropAndGrow
-from sparse_lib.shapers import InputGroupScoreShaper, OutputGroupScoreShaper
+from sparse_lib.core.dynamic import DropAndGrow
+from sparse_lib.masks.shapers import InputGroupScoreShaper, OutputGroupScoreShaper
 
 
 class RigL(DropAndGrow):

@@ -6,8 +6,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from sparse_lib.dynamic import DropAndGrow
-from sparse_lib.masks import add_random, num_nonzero, random_score
+from sparse_lib.core.dynamic import DropAndGrow
+from sparse_lib.masks.makers import add_random, num_nonzero, random_score
 
 
 class SET(DropAndGrow):
@@ -18,7 +18,7 @@ class SET(DropAndGrow):
     zero as in the Cerebras library; ``grown_init="normal"`` re-draws them as the paper does. The
     paper drops as many of the smallest positive as of the largest negative
     weights; here both compete by magnitude, as in the Cerebras library. Arguments: see
-    :class:`sparse_lib.dynamic.DropAndGrow`.
+    :class:`sparse_lib.core.dynamic.DropAndGrow`.
     """
 
     needs_sparsity: ClassVar[bool] = True

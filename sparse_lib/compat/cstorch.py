@@ -13,18 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from sparse_lib import optim, schedules, shapers
-from sparse_lib.algorithm import SparsityAlgorithm, algorithm_classes
-from sparse_lib.configure import configure
-from sparse_lib.dynamic import DynamicSparsityAlgorithm
-from sparse_lib.group import Group
-from sparse_lib.masks import (
-    make_mask_drop_minimum,
-    make_mask_grow_maximum,
-    make_mask_topk_sparsity,
-)
-from sparse_lib.parameters import SparseParameter
-from sparse_lib.wrapper import (
+from sparse_lib import optim, schedules
+from sparse_lib.compat.wrapper import (
     BaseHyperParameter,
     BaseSparsityOptimizer,
     GMPSparsityOptimizer,
@@ -34,6 +24,17 @@ from sparse_lib.wrapper import (
     StaticSparsityOptimizer,
     configure_sparsity_optimizer,
     configure_sparsity_wrapper,
+)
+from sparse_lib.configure import configure
+from sparse_lib.core.algorithm import SparsityAlgorithm, algorithm_classes
+from sparse_lib.core.dynamic import DynamicSparsityAlgorithm
+from sparse_lib.core.group import Group
+from sparse_lib.core.parameter import SparseParameter
+from sparse_lib.masks import shapers
+from sparse_lib.masks.makers import (
+    make_mask_drop_minimum,
+    make_mask_grow_maximum,
+    make_mask_topk_sparsity,
 )
 
 __all__ = ["Backend", "backend", "compile", "optim", "sparse"]

@@ -24,8 +24,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sparse_lib.flops.trace import example, on_meta
 from sparse_lib.layers import describe
-from sparse_lib.trace import example, on_meta
 
 
 def authors_flops(

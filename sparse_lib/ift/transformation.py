@@ -11,13 +11,13 @@ import torch
 from torch import nn
 
 from sparse_lib.checks import closest
-from sparse_lib.flops import ModelFlops, count
+from sparse_lib.flops.model import ModelFlops, count
+from sparse_lib.flops.trace import to_meta
 from sparse_lib.ift import doped, factorized, parallel, wide
 from sparse_lib.ift.replacement import transformable
 from sparse_lib.ift.report import Report, make_report
 from sparse_lib.ift.sizes import check_sparsity
 from sparse_lib.layers import describe
-from sparse_lib.trace import to_meta
 
 FAMILIES = {
     "wide": wide.apply,

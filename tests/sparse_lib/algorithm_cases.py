@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 import sparse_lib.algorithms  # noqa: F401 (fills the registry)
-from sparse_lib.algorithm import SparsityAlgorithm, algorithm_classes
-from sparse_lib.dynamic import DropAndGrow, DynamicSparsityAlgorithm
-from sparse_lib.masks import make_mask_drop_minimum, make_mask_grow_maximum
+from sparse_lib.core.algorithm import SparsityAlgorithm, algorithm_classes
+from sparse_lib.core.dynamic import DropAndGrow, DynamicSparsityAlgorithm
+from sparse_lib.masks.makers import make_mask_drop_minimum, make_mask_grow_maximum
 
 
 class Momentum(DropAndGrow):

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from sparse_lib.configure import configure
-from sparse_lib.dynamic import DynamicSparsityAlgorithm
+from sparse_lib.core.dynamic import DynamicSparsityAlgorithm
 
 
 class Net(nn.Module):

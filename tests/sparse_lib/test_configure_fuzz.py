@@ -9,12 +9,12 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from torch import nn
 
-from sparse_lib.algorithm import algorithm_classes
 from sparse_lib.configure import configure, constructor_keys
-from sparse_lib.group import Group
-from sparse_lib.init import INIT_METHODS
-from sparse_lib.plan import plan
-from sparse_lib.schedules import HyperParameterSchedule
+from sparse_lib.core.algorithm import algorithm_classes
+from sparse_lib.core.group import Group
+from sparse_lib.masks.init import INIT_METHODS
+from sparse_lib.preview import plan
+from sparse_lib.schedules.values import HyperParameterSchedule
 
 bounded = settings(
     deadline=None,

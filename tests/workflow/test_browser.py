@@ -6,7 +6,7 @@ from urllib.parse import unquote, urldefrag, urlparse
 
 import pytest
 
-from experiments import plan
+from experiments.specs import plan
 from tests.experiments.report.example import make_site
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from experiments import plan
+from experiments.specs import plan
 
 pytestmark = pytest.mark.slow
 STUDY = plan.load_study("sparsity_library")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from experiments import plan
+from experiments.specs import plan
 
 pytestmark = pytest.mark.slow
 

@@ -12,7 +12,7 @@ from filelock import FileLock, Timeout
 from snakemake.exceptions import WorkflowError
 from snakemake.logging import logger
 
-from experiments import plan
+from experiments.specs import plan
 from experiments.data import available
 
 CONFIG_KEYS = (

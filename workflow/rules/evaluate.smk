@@ -26,6 +26,6 @@ rule record:
         "logs/record/{scale}/{run}.log",
     params:
         python=PYTHON,
-        code=code("experiments/analysis/records.py"),
+        code=code("experiments/store/records.py"),
     shell:
         "{params.python} -m experiments record --run {wildcards.run} > {log} 2>&1"

@@ -9,7 +9,7 @@ rule collect:
         "logs/collect/{scale}/{study}.log",
     params:
         python=PYTHON,
-        code=code("experiments/analysis/records.py"),
+        code=code("experiments/store/records.py"),
         study=study_hash,
     shell:
         "{params.python} -m experiments collect --study {wildcards.study}"
@@ -43,8 +43,8 @@ rule claims:
         "logs/claims/{scale}/{study}.log",
     params:
         python=PYTHON,
-        code=code("experiments/analysis/claims.py"),
-        published=files_hash("experiments/published/*"),
+        code=code("experiments/analysis/claims/ledger.py"),
+        published=files_hash("experiments/published/*.[cy]*"),
         study=study_hash,
     shell:
         "{params.python} -m experiments claims --study {wildcards.study}"
@@ -113,7 +113,7 @@ rule study_page:
         python=PYTHON,
         code=code("experiments/report/render.py"),
         templates=files_hash("experiments/report/templates/*"),
-        published=files_hash("experiments/published/*"),
+        published=files_hash("experiments/published/*.[cy]*"),
     shell:
         "{params.python} -m experiments report --study {wildcards.study}"
         " --scale {wildcards.scale} > {log} 2>&1"
@@ -133,7 +133,7 @@ rule index:
         python=PYTHON,
         code=code("experiments/report/render.py"),
         templates=files_hash("experiments/report/templates/*"),
-        published=files_hash("experiments/published/*"),
+        published=files_hash("experiments/published/*.[cy]*"),
     shell:
         "{params.python} -m experiments index --scale {wildcards.scale} > {log} 2>&1"
 

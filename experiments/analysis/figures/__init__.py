@@ -16,9 +16,9 @@ import matplotlib
 import pandas as pd
 from matplotlib.figure import Figure
 
-from experiments.analysis import selection
+from experiments.analysis import select as selection
 from experiments.analysis.style import sheet
-from experiments.schema import module_names
+from experiments.specs.schema import module_names
 
 
 def names() -> list[str]:

@@ -9,8 +9,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments.analysis import records as tidy
-from experiments.analysis import selection, style
+from experiments.analysis import select as selection
+from experiments.analysis import style
+from experiments.store import records as tidy
 
 EVERY_RECIPE = True
 AXES = ("tokens", "steps", "flops")

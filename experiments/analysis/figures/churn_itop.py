@@ -9,8 +9,8 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from experiments.analysis import records as tidy
 from experiments.analysis import style
+from experiments.store import records as tidy
 
 AXES = ("tokens", "steps", "flops")
 TITLES = {"churn": "Churn", "itop": "In-time over-parameterization"}

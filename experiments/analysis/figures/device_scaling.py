@@ -11,8 +11,8 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from experiments.analysis import records as tidy
 from experiments.analysis import style
+from experiments.store import records as tidy
 
 COLORS = {"cs2": "#E69F00", "cs3": "#D55E00", "h100": "#009E73"}
 NAMES = {"cs2": "CS-2", "cs3": "CS-3", "h100": "H100"}

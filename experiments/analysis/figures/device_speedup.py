@@ -10,9 +10,9 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from experiments.analysis import records as tidy
 from experiments.analysis import style
 from experiments.analysis.tables import time_to_loss
+from experiments.store import records as tidy
 
 TICKS = (0.0, 0.5, 0.75, 0.8, 0.9, 0.95)
 SPEEDS = (0.5, 1, 2, 5, 10, 20)

@@ -7,9 +7,9 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from experiments.analysis import records as tidy
 from experiments.analysis import style
 from experiments.analysis.tables.generation import TASKS
+from experiments.store import records as tidy
 
 #: Method of the study: (sparsity of pre-training, fine-tuning).
 PHASES = {

@@ -8,8 +8,8 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from experiments.analysis import records as tidy
 from experiments.analysis import style
+from experiments.store import records as tidy
 
 LIMIT = 6.0
 NAMES = {

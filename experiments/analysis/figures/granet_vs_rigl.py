@@ -9,8 +9,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments.analysis import records as tidy
 from experiments.analysis import style
+from experiments.store import records as tidy
 
 AXES = ("tokens", "steps", "flops")
 METHODS = ("rigl", "granet")

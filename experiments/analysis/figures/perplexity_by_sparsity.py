@@ -9,8 +9,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments.analysis import records as tidy
-from experiments.analysis import selection, stats, style
+from experiments.analysis import select as selection
+from experiments.analysis import stats, style
+from experiments.store import records as tidy
 
 COLUMNS = ["run", "model", "dataset", "method", "sparsity", "seed", "split", "task", "value"]
 

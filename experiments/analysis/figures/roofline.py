@@ -9,8 +9,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments.analysis import records as tidy
 from experiments.analysis import style
+from experiments.store import records as tidy
 
 COLORS = {"host": "#0072B2", "cs2": "#E69F00", "h100": "#009E73"}
 PANELS = {"Measured · this CPU": ("host",), "Simulated · GPT-3 XL": ("cs2", "h100")}

@@ -12,8 +12,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from scipy import stats as scipy_stats
 
-from experiments.analysis import records as tidy
-from experiments.analysis import selection, stats, style
+from experiments.analysis import select as selection
+from experiments.analysis import stats, style
+from experiments.store import records as tidy
 
 MIN_SIZES = 3
 #: Models whose tokens per weight are this close to the first model's count as equal.

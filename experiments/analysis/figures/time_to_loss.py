@@ -10,8 +10,8 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from experiments.analysis import records as tidy
 from experiments.analysis import style
+from experiments.store import records as tidy
 
 CLOCKS = {
     "elapsed_s": ("Measured · this CPU", "of training"),

@@ -13,8 +13,8 @@ from typing import Any
 
 import pandas as pd
 
-from experiments.analysis import selection
-from experiments.schema import module_names
+from experiments.analysis import select as selection
+from experiments.specs.schema import module_names
 
 
 def names() -> list[str]:

@@ -5,7 +5,8 @@ from typing import Any
 
 import pandas as pd
 
-from experiments.analysis import published, selection
+from experiments import published
+from experiments.analysis import select as selection
 
 #: Rows whose value the source's text states, by the metric that `results.csv` calls it.
 PUBLISHED = {"context": "context length"}

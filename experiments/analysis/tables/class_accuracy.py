@@ -6,8 +6,8 @@ from typing import Any
 
 import pandas as pd
 
-from experiments.analysis import records as tidy
 from experiments.analysis import stats, style
+from experiments.store import records as tidy
 
 COLUMNS = ["model", "dataset", "class", "images", "dense", "best treatment", "best", "difference"]
 COLUMNS += ["stderr", "chance", "against chance", "runs"]

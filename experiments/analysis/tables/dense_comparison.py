@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from experiments.analysis import records as tidy
-from experiments.analysis import selection, stats
+from experiments.analysis import select as selection
+from experiments.analysis import stats
+from experiments.store import records as tidy
 
 EVERY_RECIPE = True
 #: How far apart, as a factor, parameter counts may be to count as similar.

@@ -8,8 +8,8 @@ from typing import Any
 
 import pandas as pd
 
-from experiments.analysis import published
-from experiments.analysis import records as tidy
+from experiments import published
+from experiments.store import records as tidy
 
 COLUMNS = ["model", "dataset", "method", "sparsity", "seeds", "perplexity", "few-shot mean"]
 COLUMNS += ["zero-shot mean", "perplexity (published)", "few-shot mean (published)", "runs"]

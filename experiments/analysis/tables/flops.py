@@ -7,8 +7,9 @@ from typing import Any
 
 import pandas as pd
 
-from experiments.analysis import published, style
-from experiments.analysis import records as tidy
+from experiments import published
+from experiments.analysis import style
+from experiments.store import records as tidy
 
 METRICS = {
     "dense-equivalent FLOPs": "flops_dense_equivalent",

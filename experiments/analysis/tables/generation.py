@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from experiments.analysis import published, stats
-from experiments.analysis import records as tidy
+from experiments import published
+from experiments.analysis import stats
+from experiments.store import records as tidy
 
 PUBLISHED_COLUMN = "BLEU (published, GPT-2 Small on E2E)"
 TASKS = ("facts_to_text", "data_to_text")

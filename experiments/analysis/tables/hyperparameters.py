@@ -7,7 +7,8 @@ from typing import Any
 
 import pandas as pd
 
-from experiments.analysis import published, style
+from experiments import published
+from experiments.analysis import style
 
 PUBLISHED = {
     "tokens": "training tokens",

@@ -5,8 +5,8 @@ from typing import Any
 
 import pandas as pd
 
-from experiments.analysis import records as tidy
 from experiments.analysis import stats
+from experiments.store import records as tidy
 
 
 def make(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:

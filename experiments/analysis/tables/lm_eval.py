@@ -9,8 +9,9 @@ from typing import Any
 
 import pandas as pd
 
-from experiments.analysis import published, stats, style
-from experiments.analysis import records as tidy
+from experiments import published
+from experiments.analysis import stats, style
+from experiments.store import records as tidy
 
 COLUMNS = ["model", "dataset", "task", "metric", "method", "sparsity", "seeds", "score", "stderr"]
 COLUMNS += [

@@ -8,8 +8,10 @@ from typing import Any
 
 import pandas as pd
 
-from experiments.analysis import published, selection, stats, style
-from experiments.analysis import records as tidy
+from experiments import published
+from experiments.analysis import select as selection
+from experiments.analysis import stats, style
+from experiments.store import records as tidy
 
 COLUMNS = ["model", "dataset", "method", "sparsity", "seeds", "perplexity", "low", "high"]
 COLUMNS += ["mask sparsity"]

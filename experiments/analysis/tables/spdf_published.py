@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from experiments.analysis import published
+from experiments import published
 
 KEYS = ["model", "dataset", "metric"]
 

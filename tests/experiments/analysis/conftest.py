@@ -2,7 +2,8 @@
 
 import pytest
 
-from experiments import computations, plan
+from experiments import computations
+from experiments.specs import plan
 
 
 @pytest.fixture(scope="session")

@@ -6,8 +6,8 @@ whatever mixes them is caught.
 
 from pathlib import Path
 
-from experiments import plan
-from experiments.analysis import records
+from experiments.specs import plan
+from experiments.store import records
 from tests.experiments.analysis import synthetic
 
 FILE = Path(__file__).with_suffix(".yaml")

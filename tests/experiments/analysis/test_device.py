@@ -5,8 +5,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from experiments import plan
-from experiments.analysis import figures, records, style, tables
+from experiments.analysis import figures, style, tables
+from experiments.specs import plan
+from experiments.store import records
 from tests.experiments.analysis import synthetic
 
 pytestmark = pytest.mark.usefixtures("computed")

@@ -6,9 +6,10 @@ import sys
 import pandas as pd
 import pytest
 
-from experiments import __main__ as commands
-from experiments import plan
-from experiments.analysis import figures, records, style, tables
+from experiments.analysis import figures, style, tables
+from experiments.cli import app as commands
+from experiments.specs import plan
+from experiments.store import records
 from tests.experiments.analysis import synthetic
 
 pytestmark = pytest.mark.usefixtures("computed")

@@ -7,9 +7,12 @@ import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
-from experiments.__main__ import app
-from experiments.analysis import claims, figures, records, selection, style, tables
+from experiments.analysis import figures, style, tables
+from experiments.analysis import select as selection
+from experiments.analysis.claims import ledger as claims
 from experiments.analysis.figures import scaling
+from experiments.cli.app import app
+from experiments.store import records
 from tests.experiments.analysis import grids, synthetic
 
 WORKLOAD = ("llama-64", "enwiki-slice")

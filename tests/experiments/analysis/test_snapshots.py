@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from experiments.analysis import figures, records, tables
+from experiments.analysis import figures, tables
+from experiments.store import records
 
 FROZEN = Path(__file__).with_name("frozen")
 TABLES = ["architecture", "config_changes", "configs", "dense_comparison", "evaluation", "flops"]

@@ -3,8 +3,10 @@
 import numpy as np
 import pytest
 
-from experiments.analysis import claims, figures, records, style, tables
+from experiments.analysis import figures, style, tables
+from experiments.analysis.claims import ledger as claims
 from experiments.analysis.figures import _by_flops
+from experiments.store import records
 
 # Method: sparsity, test accuracy, FLOPs relative to dense.
 METHODS = {

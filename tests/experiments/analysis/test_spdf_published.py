@@ -1,4 +1,5 @@
-from experiments.analysis import records, tables
+from experiments.analysis import tables
+from experiments.store import records
 
 
 def test_the_sources_table_is_shown_whole():

@@ -5,10 +5,11 @@ import json
 import pytest
 import sacrebleu
 
-from experiments import data, plan
+from experiments import data
 from experiments.data import base, tokenizer
-from experiments.evaluation import tasks
+from experiments.evaluation.lm import harness_tasks as tasks
 from experiments.evaluation.suite import load_suite
+from experiments.specs import plan
 
 TRIPLES = [["Aarhus", "leader", "Jacob"], ["Aarhus", "country", "Denmark"]]
 LINE = "Aarhus | leader | Jacob && Aarhus | country | Denmark"

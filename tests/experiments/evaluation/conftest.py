@@ -71,7 +71,7 @@ def model(tokenizer):
 
 @pytest.fixture(scope="session")
 def scorer(model, tokenizer):
-    from experiments.evaluation.scoring import Scorer
+    from experiments.evaluation.lm.scoring import Scorer
 
     return Scorer(model, tokenizer, batch_size=4)
 

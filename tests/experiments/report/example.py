@@ -2,8 +2,10 @@
 
 import pandas as pd
 
-from experiments.analysis import claims, figures, records, tables
+from experiments.analysis import figures, tables
+from experiments.analysis.claims import ledger as claims
 from experiments.report import render
+from experiments.store import records
 from tests.experiments.analysis import synthetic
 
 DRAWN = ["loss_curves", "perplexity_by_method"]

@@ -6,9 +6,9 @@ import re
 import pandas as pd
 import pytest
 
-from experiments import plan
-from experiments.analysis import claims
+from experiments.analysis.claims import ledger as claims
 from experiments.report import cells, render, summary
+from experiments.specs import plan
 from tests.experiments.report.example import make_site
 
 VOID = {"meta", "link", "br", "input"}

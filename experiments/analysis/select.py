@@ -1,0 +1,96 @@
+"""Which runs of a study belong together: headline runs, workloads, and sizes at equal budgets.
+
+A *workload* is a (model, dataset) pair. The study's first workload that a question concerns is its
+primary one, the others replicate it. Runs by another recipe variant than their method's own (other
+budgets, other learning rates) are no headline runs, nor are those of a study of trials.
+"""
+
+from typing import Any
+
+import pandas as pd
+
+from experiments.analysis import style
+from experiments.store import records as tidy
+
+PLAN_COLUMNS = ["run", "model", "dataset", "method", "sparsity", "recipe", "seed"]
+
+
+def headline(rows: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
+    """Return the rows of runs by their method's own recipe.
+
+    Args:
+        rows: Any table with the columns ``method`` and ``recipe``.
+        study: The study as ``experiments.specs.plan`` describes it; a method that it does not know
+            keeps all its rows.
+    """
+    own = {name: method["recipe"] for name, method in study.get("methods", {}).items()}
+    if not own:
+        return rows
+    wanted = rows["method"].map(own)
+    return rows[wanted.isna() | (rows["recipe"] == wanted)]
+
+
+def planned(study: dict[str, Any]) -> pd.DataFrame:
+    """Return the runs that the study asks for, finished or not; the columns are `PLAN_COLUMNS`."""
+    rows = [
+        {
+            "run": run["id"],
+            "model": spec["model"]["label"],
+            "dataset": spec["data"]["name"],
+            "method": spec["method"],
+            "sparsity": spec.get("final_sparsity", 0.0),
+            "recipe": spec["recipe"].get("name"),
+            "seed": spec["seed"],
+        }
+        for run in study.get("runs", [])
+        if (spec := run.get("spec"))
+    ]
+    return pd.DataFrame(rows, columns=PLAN_COLUMNS)
+
+
+def algorithms(rows: pd.DataFrame) -> pd.Series:
+    """Return the algorithm of each row's method: ``static`` for ``static90``, empty if widened."""
+    names = {}
+    for method in rows["method"].unique():
+        family, algorithm = style.split_method(method)
+        names[method] = algorithm if family is None else ""
+    return rows["method"].map(names).astype("string")
+
+
+def per_run(records: pd.DataFrame, *metrics: str) -> pd.DataFrame:
+    """Return one row per run with these metrics of training as columns; absent ones are NaN."""
+    rows = records[(records["task"] == "training") & (records["split"] == "train")]
+    table = rows[rows["metric"].isin(metrics)].pivot_table("value", "run", "metric")
+    return table.reindex(columns=list(metrics))
+
+
+def sparsifiable(records: pd.DataFrame) -> dict[str, float]:
+    """Return model to the number of weights that its sparse runs mask or keep.
+
+    Models without a sparse run, or whose sparse runs are larger models, are left out.
+    """
+    rows = records.assign(algorithm=algorithms(records))
+    rows = rows[(rows["sparsity"] > 0) & (rows["algorithm"] != "")].drop_duplicates("run")
+    rows = rows.set_index("run").join(per_run(records, "num_parameters", "num_nonzero"))
+    masked = (rows["num_parameters"] - rows["num_nonzero"]) / rows["sparsity"]
+    return masked.groupby(rows["model"]).mean().dropna().to_dict()
+
+
+def dense_name(methods: "pd.Series[str]") -> str | None:
+    """Return the dense method that sparse ones are held against: same batch and steps first."""
+    present = set(methods)
+    return next((name for name in ("dense-control", "dense") if name in present), None)
+
+
+def by_level(rows: pd.DataFrame) -> list[tuple[float, pd.DataFrame]]:
+    """Return (sparsity, its rows and the dense ones) by sparsity; one entry if all are dense."""
+    levels = sorted(set(rows["sparsity"]) - {0.0})
+    return [(level, rows[rows["sparsity"].isin([0.0, level])]) for level in levels or [0.0]]
+
+
+def by_treatment(rows: pd.DataFrame) -> list[tuple[str, float, pd.DataFrame]]:
+    """Return (method, sparsity, rows) of each treatment, in the order they occur."""
+    return [
+        (method, sparsity, rows[(rows["method"] == method) & (rows["sparsity"] == sparsity)])
+        for method, sparsity in tidy.treatments(rows)
+    ]

@@ -1,0 +1,65 @@
+"""Tables for the terminal: runs side by side, and the claims ledger."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pandas as pd
+from rich.markup import escape
+from rich.table import Table
+
+from experiments.store import records as tidy
+
+#: A run's facts that head its column, as `RECORD_COLUMNS` names them.
+FACTS = ("model", "dataset", "method", "sparsity", "seed", "recipe", "cpu")
+
+
+def compare(records: Sequence[dict[str, Any]]) -> Table:
+    """Facts and metrics of some runs, one column each; a metric that a run lacks stays empty."""
+    table = Table(title="Runs side by side")
+    table.add_column("")
+    for number in range(1, len(records) + 1):
+        table.add_column(f"run {number}", overflow="fold")
+    rows = [pd.DataFrame(tidy.record_rows(record, {"name": ""})) for record in records]
+    table.add_row("run", *(record["run"] for record in records))
+    for fact in FACTS:
+        table.add_row(fact, *(_text(frame[fact].iloc[0]) for frame in rows))
+    table.add_section()
+    values = [
+        {(row.task, row.split or "", row.metric): row.value for row in frame.itertuples()}
+        for frame in rows
+    ]
+    for key in dict.fromkeys(key for column in values for key in column):
+        name = " ".join(str(part) for part in key if isinstance(part, str) and part)
+        table.add_row(name, *(_text(column.get(key)) for column in values))
+    return table
+
+
+def ledger(claims: pd.DataFrame) -> Table:
+    """The claims ledger: what is claimed, how it is tested, the verdict and what it rests on."""
+    table = Table(title="Claims", show_lines=True)
+    for name in ("claim", "verdict"):
+        table.add_column(name, no_wrap=True)
+    for name in ("statement", "result"):
+        table.add_column(name, overflow="fold", ratio=1)
+    for row in claims.to_dict("records"):
+        cell = {name: escape(_text(value)) for name, value in row.items()}
+        tested_as = cell["tested_as"] and f"tested as: {cell['tested_as']}"
+        size = f"{cell['effect']} {cell['interval']}, {cell['num_seeds']} seeds"
+        result = [size if cell["effect"] else "", cell["reason"]]
+        table.add_row(
+            _lines(cell["id"], cell["role"]),
+            cell["verdict"],
+            _lines(cell["statement"], tested_as),
+            _lines(*result),
+        )
+    return table
+
+
+def _lines(*parts: str) -> str:
+    return "\n".join(part for part in parts if part)
+
+
+def _text(value: Any) -> str:
+    if value is None or value is pd.NA or value != value:
+        return ""
+    return f"{value:.6g}" if isinstance(value, float) else str(value)

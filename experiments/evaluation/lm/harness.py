@@ -1,0 +1,158 @@
+"""Our models behind lm-eval's interface: batched, sorted by length, no launcher.
+
+Equal to lm-eval's own ``HFLM`` on the same weights, without its dependency on accelerate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from lm_eval.api.model import LM
+
+from experiments.evaluation.lm.perplexity import windows
+from experiments.evaluation.lm.scoring import Scorer, Span
+from experiments.memory import uncollected
+
+if TYPE_CHECKING:
+    from lm_eval.api.instance import Instance
+
+
+class CausalLM(LM):
+    """A transformers causal model as lm-eval wants it.
+
+    Args:
+        scorer: the model with its tokenizer.
+
+    Attributes:
+        num_requests: scored requests so far.
+        num_truncated: those of which the context window cut off some tokens.
+    """
+
+    def __init__(self, scorer: Scorer) -> None:
+        super().__init__()
+        self.scorer = scorer
+        self.num_requests = 0
+        self.num_truncated = 0
+        self._device = scorer.model.device
+
+    @uncollected()
+    def loglikelihood(self, requests: list[Instance]) -> list[tuple[float, bool]]:
+        """Log-likelihood (nats) and greediness of each (context, continuation)."""
+        pairs = self._encode_pairs([request.args for request in requests])
+        return self.scorer.score([self._span(*pair) for pair in pairs])
+
+    @uncollected()
+    def loglikelihood_rolling(self, requests: list[Instance]) -> list[float]:
+        """Log-likelihood (nats) of whole texts, in windows that score each token once."""
+        context = self.scorer.context
+        encoded = self.scorer.encode([request.args[0] for request in requests])
+        spans: list[Span] = []
+        owner: list[int] = []
+        for index, tokens in enumerate(encoded):
+            cut = windows(tokens, prefix=self.scorer.prefix, context=context, stride=context)
+            for span in cut:
+                spans.append(span)
+                owner.append(index)
+        totals = [0.0] * len(requests)
+        for index, (nats, _) in zip(owner, self.scorer.score(spans), strict=True):
+            totals[index] += nats
+        self.num_requests += len(requests)
+        return totals
+
+    def generate_until(self, requests: list[Instance]) -> list[str]:
+        """Greedy continuations, cut before the first stop string.
+
+        Prompts of equal length share a batch, so nothing is padded. A prompt keeps its last
+        ``context - max_gen_toks`` tokens.
+
+        Raises:
+            ValueError: if a request asks for sampling.
+        """
+        prompts = self.scorer.encode([request.args[0] for request in requests])
+        groups: dict[tuple[Any, ...], list[int]] = {}
+        for index, (prompt, request) in enumerate(zip(prompts, requests, strict=True)):
+            limit, stops = self._generation_options(request.args[1])
+            room = max(1, self.scorer.context - limit)
+            self.num_requests += 1
+            self.num_truncated += len(prompt) > room
+            prompts[index] = (prompt or [self.scorer.prefix])[-room:]
+            groups.setdefault((len(prompts[index]), limit, stops), []).append(index)
+        texts = [""] * len(requests)
+        for (_, limit, stops), members in sorted(groups.items(), reverse=True):
+            for begin in range(0, len(members), self.scorer.batch_size):
+                batch = members[begin : begin + self.scorer.batch_size]
+                generated = self._generate([prompts[index] for index in batch], limit, stops)
+                for index, text in zip(batch, generated, strict=True):
+                    texts[index] = text
+        return texts
+
+    def _encode_pairs(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[list[int], list[int]]]:
+        """Context and continuation tokens, as lm-eval defines the border between them.
+
+        The pair is encoded as one text and cut after as many tokens as the context alone has;
+        the context's trailing spaces go to the continuation. An empty context is the prefix.
+        """
+        moved = []
+        for context, continuation in pairs:
+            stripped = context.rstrip()
+            moved.append((stripped, context[len(stripped) :] + continuation))
+        distinct = list({context for context, _ in moved})
+        lengths = dict(zip(distinct, map(len, self.scorer.encode(distinct)), strict=True))
+        wholes = self.scorer.encode([context + rest for context, rest in moved])
+        encoded = []
+        for (context, _), whole in zip(moved, wholes, strict=True):
+            cut = lengths[context]
+            if cut:
+                encoded.append((whole[:cut], whole[cut:]))
+            elif whole[:1] == [self.scorer.prefix]:
+                encoded.append((whole[:1], whole[1:]))
+            else:
+                encoded.append(([self.scorer.prefix], whole))
+        return encoded
+
+    def _span(self, context: list[int], continuation: list[int]) -> Span:
+        """The span to score, its left end cut to what the model takes."""
+        whole = context + continuation
+        inputs = whole[-(self.scorer.context + 1) : -1]
+        self.num_requests += 1
+        self.num_truncated += len(whole) - 1 > self.scorer.context
+        return Span(tuple(inputs), tuple(continuation[-len(inputs) :]) if continuation else ())
+
+    def _generation_options(self, options: dict[str, Any]) -> tuple[int, tuple[str, ...]]:
+        """Token limit and stop strings of a request."""
+        if options.get("do_sample") or options.get("temperature", 0) > 0:
+            raise ValueError("do_sample is true; only greedy generation is supported")
+        until = options.get("until") or ()
+        stops = (until,) if isinstance(until, str) else tuple(until)
+        if self.scorer.tokenizer.eos_token:
+            stops += (self.scorer.tokenizer.eos_token,)
+        limit = int(options.get("max_gen_toks", 256))
+        return min(limit, self.scorer.context - 1), stops
+
+    def _generate(self, prompts: list[list[int]], limit: int, stops: tuple[str, ...]) -> list[str]:
+        """Greedy decoding of prompts of equal length with a key-value cache."""
+        import torch
+
+        tokens = torch.tensor(prompts, device=self.scorer.model.device)
+        produced: list[list[int]] = [[] for _ in prompts]
+        open_rows = [True] * len(prompts)
+        cache = None
+        with torch.inference_mode():
+            for _ in range(limit):
+                step = self.scorer.model(tokens, past_key_values=cache, use_cache=True)
+                cache = step.past_key_values
+                tokens = step.logits[:, -1].argmax(-1, keepdim=True)
+                for row, token in enumerate(tokens[:, 0].tolist()):
+                    if open_rows[row]:
+                        produced[row].append(token)
+                        text = self.scorer.tokenizer.decode(produced[row])
+                        open_rows[row] = not any(stop in text for stop in stops)
+                if not any(open_rows):
+                    break
+        return [_before(str(self.scorer.tokenizer.decode(row)), stops) for row in produced]
+
+
+def _before(text: str, stops: Sequence[str]) -> str:
+    """The text up to the first stop string."""
+    return text[: min([len(text), *(text.find(stop) for stop in stops if stop in text)])]

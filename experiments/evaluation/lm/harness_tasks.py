@@ -1,0 +1,327 @@
+"""From a suite's entries to lm-eval tasks that read local files, and from its results to scores.
+
+Official prompts, metrics and shots are lm-eval's own; only ``dataset_path`` is replaced. Task
+folders are named exactly, because letting lm-eval index all of its tasks takes seconds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import logging
+import math
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from experiments.data.base import MissingData
+from experiments.evaluation.lm.pairs import prose_pairs
+from experiments.evaluation.lm.perplexity import exponential, ratio
+from experiments.evaluation.suite import OWN_FILES, Suite, TaskEntry
+
+if TYPE_CHECKING:
+    from lm_eval.api.task import Task
+    from lm_eval.tasks import TaskManager
+
+    from experiments.evaluation.lm.harness import CausalLM
+
+OWN_TASKS = Path(__file__).with_name("tasks")
+#: Seed of the examples that lm-eval draws for a prompt, lm-eval's own default.
+FEWSHOT_SEED = 1234
+#: Metrics for which guessing among the choices is right once in `number of choices` times.
+CHOICE_METRICS = ("acc", "acc_norm", "acc_bytes")
+
+
+def task_manager(entries: Sequence[TaskEntry]) -> TaskManager:
+    """lm-eval's index of our own tasks and of the folders that the entries name.
+
+    Raises:
+        ValueError: if a folder or a task does not exist.
+    """
+    from lm_eval.tasks import TaskManager
+
+    folders = [OWN_TASKS]
+    for name in sorted({entry.folder for entry in entries if entry.folder}):
+        folders.append((_lm_eval_tasks() / name).resolve())
+        below = _lm_eval_tasks().resolve() in folders[-1].parents
+        if not (below and folders[-1].is_dir()):
+            raise ValueError(f"folder is {name!r}; it must be a folder below lm_eval/tasks")
+    manager = TaskManager(include_path=list(folders), include_defaults=False)
+    for entry in entries:
+        if entry.task not in manager.task_index:
+            raise ValueError(
+                f"task is {entry.task!r}; {entry.folder or 'our own task folder'} has no such task"
+            )
+    return manager
+
+
+def leaves(manager: TaskManager, name: str) -> list[str]:
+    """Names of the tasks that a task, group or tag stands for, in order."""
+    entry = manager.task_index[name]
+    members = sorted(entry.tags) if entry.kind.name == "TAG" else (entry.cfg or {}).get("task")
+    if entry.kind.name in ("TASK", "PY_TASK") or not isinstance(members, list):
+        return [name]
+    found: list[str] = []
+    for member in members:
+        child = member if isinstance(member, str) else member.get("task") or member.get("group")
+        found += leaves(manager, child)
+    return found
+
+
+def hub_id(manager: TaskManager, task: str) -> str | None:
+    """Hub id of a task's dataset; None for our own tasks, whose data are made from the corpus."""
+    path = (manager.task_index[task].cfg or {}).get("dataset_path")
+    return None if path == "json" else path
+
+
+def local_dataset(hub: str, mirror: Path | None) -> str:
+    """Where to load a hub dataset from: the mirror, or the hub itself when that is allowed.
+
+    Raises:
+        MissingData: if the mirror lacks it, or there is no mirror and the hub is switched off.
+    """
+    if mirror is not None and (mirror / hub).is_dir():
+        return str((mirror / hub).resolve())
+    if mirror is None and os.environ.get("HF_HUB_OFFLINE", "0") in ("0", ""):
+        return hub
+    looked = "no mirror is set" if mirror is None else f"it is not under the mirror {mirror}"
+    raise MissingData(
+        f"dataset {hub} is not available offline: {looked}; put its parquet files and README.md "
+        f"into <mirror>/{hub}, or set HF_HUB_OFFLINE=0 without a mirror to ask the hub"
+    )
+
+
+def own_documents(task: str, data_dir: Path) -> list[dict[str, Any]]:
+    """Rows of one of our own tasks.
+
+    Raises:
+        ValueError: if the task is unknown or the data yield no rows.
+    """
+    if task == "prose_pairs":
+        rows = prose_pairs([row["text"] for row in read_jsonl(data_dir / "text" / "test.jsonl")])
+    elif task in OWN_FILES:
+        rows = read_jsonl(data_dir / OWN_FILES[task])
+    else:
+        own = ", ".join([*OWN_FILES, "prose_pairs"])
+        raise ValueError(f"task is {task!r}; our own are {own}")
+    # Mixed by hash, so that the first `limit` rows are a fair sample of all kinds.
+    rows.sort(key=lambda row: hashlib.sha256(next(iter(row.values())).encode()).digest())
+    if not rows:
+        raise ValueError(f"task {task} finds no pairs in {data_dir}")
+    return rows
+
+
+def run_task(
+    lm: CausalLM,
+    manager: TaskManager,
+    task: str,
+    entry: TaskEntry,
+    suite: Suite,
+    *,
+    data_dir: Path,
+    mirror: Path | None,
+    scratch: Path,
+) -> list[dict[str, Any]]:
+    """Score one task through lm-eval.
+
+    Args:
+        lm: the model.
+        manager: from `task_manager`.
+        task: a leaf name, from `leaves`.
+        entry: the suite's entry that asked for it.
+        suite: for batch size, number format and resamples.
+        data_dir: prepared dataset (our own tasks read it).
+        mirror: root of mirrored hub datasets, or None.
+        scratch: empty-able folder for files that lm-eval must read.
+
+    Returns:
+        One score per metric, in the form of eval.json, without data_hash.
+    """
+    from lm_eval.evaluator import evaluate
+
+    _compile_templates_once()
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)
+    hub = hub_id(manager, task)
+    if hub is None:
+        overrides = _json_dataset(task, own_documents(task, data_dir), scratch)
+    else:
+        overrides = {"dataset_path": local_dataset(hub, mirror)}
+    members = [{"task": task, **overrides}]
+    try:
+        loaded = manager.load([{"group": f"suite_{suite.name}", "task": members}])
+    except (ConnectionError, FileNotFoundError) as error:
+        raise MissingData(f"dataset {hub} of task {task} cannot be loaded: {error}") from error
+    built = loaded["tasks"][task]
+    built.set_config(key="num_fewshot", value=entry.num_fewshot)
+    built.set_fewshot_seed(seed=FEWSHOT_SEED)
+    results = evaluate(
+        lm=lm,
+        task_dict={"tasks": {task: built}, "groups": {}, "group_map": {}},
+        limit=entry.limit,
+        bootstrap_iters=suite.bootstrap_iters,
+        log_samples=built.OUTPUT_TYPE == "loglikelihood_rolling",
+    )
+    samples = results.get("samples", {}).get(task, ())
+    shared = {
+        "num_fewshot": entry.num_fewshot,
+        "limit": entry.limit,
+        **suite.how,
+        "truncated_fraction": lm.num_truncated / max(1, lm.num_requests),
+        "split": _split(built),
+    }
+    return [
+        {**score, **shared} for score in _scores(task, results["results"][task], samples, built)
+    ]
+
+
+def group_scores(
+    manager: TaskManager, group: str, scores: Mapping[str, Sequence[Mapping[str, Any]]]
+) -> list[dict[str, Any]]:
+    """A group's own scores, averaged over its tasks as lm-eval's group file says.
+
+    Args:
+        manager: from `task_manager`.
+        group: name of the group.
+        scores: each leaf task's scores.
+
+    Returns:
+        One score per aggregated metric; nothing if the group defines none.
+    """
+    from lm_eval.api.metrics import (
+        aggregate_subtask_metrics,
+        pooled_sample_stderr,
+        unweighted_mean_stderr,
+    )
+
+    rules = (manager.task_index[group].cfg or {}).get("aggregate_metric_list") or []
+    rows = []
+    for rule in [rules] if isinstance(rules, dict) else rules:
+        parts = [s for leaf in scores.values() for s in leaf if s["metric"] == rule["metric"]]
+        if not parts:
+            continue
+        weighted = bool(rule.get("weight_by_size", True))
+        sizes = [part["num_items"] for part in parts]
+        errors = [part["stderr"] for part in parts]
+        mean_of = {
+            key: float(aggregate_subtask_metrics([part[key] for part in parts], sizes, weighted))
+            for key in ("value", "chance", "truncated_fraction")
+            if all(part[key] is not None for part in parts)
+        }
+        stderr = None
+        if None not in errors:
+            pool = (
+                partial(pooled_sample_stderr, sizes=sizes) if weighted else unweighted_mean_stderr
+            )
+            stderr = float(pool(errors))
+        rows.append(
+            {**parts[0], "task": group, "chance": None, **mean_of}
+            | {"stderr": stderr, "num_items": sum(sizes)}
+        )
+    return rows
+
+
+def _scores(
+    task: str, results: Mapping[str, Any], samples: Sequence[Mapping[str, Any]], built: Task
+) -> list[dict[str, Any]]:
+    """lm-eval's ``metric,filter`` entries as rows; ``samples`` are those of weighted means."""
+    chance = _chance(built)
+    rows = []
+    for key, value in results.items():
+        metric, _, filter_name = key.partition(",")
+        if not filter_name or metric.endswith("_stderr"):
+            continue
+        error = results.get(f"{metric}_stderr,{filter_name}")
+        rows.append(
+            {
+                "task": task,
+                "metric": metric if filter_name == "none" else key,
+                "value": float(value),
+                "stderr": _weighted_error(metric, samples) if samples else _number(error),
+                "num_items": int(results["sample_len"]),
+                "chance": chance if metric in CHOICE_METRICS else None,
+                "higher_is_better": bool(built.higher_is_better()[metric]),
+            }
+        )
+    return rows
+
+
+def _weighted_error(metric: str, samples: Sequence[Mapping[str, Any]]) -> float | None:
+    """Standard error of a mean over words or bytes, for which lm-eval has none."""
+    losses, sizes = zip(
+        *((-sample[metric][0], sample[metric][1]) for sample in samples), strict=True
+    )
+    value, error = ratio(losses, sizes)
+    if metric == "bits_per_byte":
+        return None if error is None else error / math.log(2)
+    return exponential(value, error)["stderr"]
+
+
+def _number(value: Any) -> float | None:
+    """A finite number, or None where lm-eval writes N/A, nan or inf instead."""
+    return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
+
+
+def _chance(task: Task) -> float | None:
+    """Expected accuracy of a uniform guess on the documents that were scored."""
+    if task.OUTPUT_TYPE != "multiple_choice":
+        return None
+    choices = Counter(instance.doc_id for instance in task.instances)
+    documents = {instance.doc_id: instance.doc for instance in task.instances}
+    shares = []
+    for index, count in choices.items():
+        targets = documents[index].get("mc2_targets")
+        if task.task_name == "truthfulqa_mc2" and targets:  # its score: mass on true answers
+            shares.append(sum(targets["labels"]) / len(targets["labels"]))
+        else:
+            shares.append(1 / count)
+    return sum(shares) / len(shares)
+
+
+def _split(task: Task) -> str:
+    """Split that lm-eval scores: test if there is one, else validation."""
+    config = task.config
+    return str(config.test_split or config.validation_split)
+
+
+def _json_dataset(task: str, rows: Sequence[Mapping[str, Any]], scratch: Path) -> dict[str, Any]:
+    """Write rows where lm-eval's ``json`` loader finds them; its cache goes there too."""
+    path = scratch / f"{task}.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return {
+        "dataset_kwargs": {"data_files": {"test": str(path)}, "cache_dir": str(scratch / "cache")}
+    }
+
+
+def read_jsonl(path: Path) -> list[dict[str, Any]]:
+    """Rows of a JSON Lines file.
+
+    Raises:
+        MissingData: if there is no such file.
+    """
+    if not path.is_file():
+        raise MissingData(f"{path} does not exist; prepare the dataset first")
+    with path.open(encoding="utf-8") as lines:
+        return [json.loads(line) for line in lines if line.strip()]
+
+
+def _compile_templates_once() -> None:
+    """Let lm-eval keep its compiled prompt templates.
+
+    It compiles one for each document and each shot anew, which takes most of the time of a
+    few-shot task of a small model.
+    """
+    from lm_eval import utils
+
+    if not hasattr(utils.env.from_string, "cache_info"):
+        utils.env.from_string = lru_cache(maxsize=1024)(utils.env.from_string)
+
+
+def _lm_eval_tasks() -> Path:
+    spec = importlib.util.find_spec("lm_eval")
+    if spec is None or not spec.submodule_search_locations:
+        raise ValueError("lm_eval is not installed; suites with tasks need it")
+    return Path(spec.submodule_search_locations[0]) / "tasks"

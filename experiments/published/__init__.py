@@ -1,0 +1,76 @@
+"""The sources' numbers and claims, read from ``experiments/published``."""
+
+import functools
+from pathlib import Path
+
+import pandas as pd
+import yaml
+
+from experiments.analysis import style
+
+FOLDER = Path(__file__).resolve().parent
+UNKNOWN = "not published as a number"
+TEXT = "string"
+#: Words for the column ``confidence`` of ``results.csv``.
+HOW = {
+    "read-secondary": "read second hand",
+    "read-row-order-inferred": "order of rows inferred",
+    "digitised-figure": "digitised from a figure",
+    "computed": "computed from what was published",
+}
+
+
+@functools.cache
+def results() -> pd.DataFrame:
+    """Return all published values as text, one per row."""
+    return pd.read_csv(FOLDER / "results.csv", dtype=TEXT, keep_default_na=False)
+
+
+@functools.cache
+def claims() -> pd.DataFrame:
+    """Return all claims, one per row."""
+    return pd.read_csv(FOLDER / "claims.csv", dtype=TEXT, keep_default_na=False)
+
+
+@functools.cache
+def tests() -> dict[str, dict]:
+    """Return the machine form of each claim by its id."""
+    return yaml.safe_load((FOLDER / "tests.yaml").read_text(encoding="utf-8"))
+
+
+def source_id(study: dict) -> str | None:
+    """Return the id of a study's source: the one whose name the study's source begins with."""
+    rows = results()
+    for row in rows[["source_id", "source"]].drop_duplicates().itertuples():
+        if study.get("source", "").startswith(row.source):
+            return row.source_id
+    return None
+
+
+def value(
+    source: str | None, *, metric: str, method: str = "", sparsity: float | None = None
+) -> str:
+    """Return a published value as its source prints it, or the words that say it is unknown.
+
+    How it was got stands behind it, unless it was read where it was published.
+
+    Args:
+        source: Source id.
+        metric: Metric as ``results.csv`` names it.
+        method: Method in any case, as the source or as a study names it (``static90``); empty
+            matches any.
+        sparsity: Sparsity in [0, 1]; None matches any.
+    """
+    rows = results()
+    rows = rows[(rows["source_id"] == source) & (rows["metric"] == metric)]
+    family, algorithm = style.split_method(method)
+    method = algorithm if family is None else method
+    if method:
+        rows = rows[rows["method"].str.lower() == method.lower()]
+    if sparsity is not None:
+        rows = rows[pd.to_numeric(rows["sparsity"], errors="coerce") == sparsity]
+    if rows.empty:
+        return UNKNOWN
+    row = rows.iloc[0]
+    text = f"{row['value']} {row['unit']}".strip()
+    return text if row["confidence"] == "read" else f"{text} ({HOW[row['confidence']]})"

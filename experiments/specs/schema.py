@@ -1,0 +1,278 @@
+"""What a study file may say: its sections, their keys and the values allowed in them."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import functools
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import (
+    Field,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    field_validator,
+    model_validator,
+)
+
+from experiments import models, tasks
+from experiments.specs.code import ROOT, parse
+from experiments.tasks import Strict
+
+SCALES = ("smoke", "quick", "small", "paper")
+Scale = Literal["smoke", "quick", "small", "paper"]
+
+
+class SpecError(ValueError):
+    """A study file or an option is wrong; the message is one sentence that names the key."""
+
+
+def check_choice(key: str, value: Any, allowed: Iterable[str]) -> None:
+    """Raise a sentence that names the key, the value, the closest name and all names."""
+    allowed = sorted(allowed)
+    if value in allowed:
+        return
+    close = difflib.get_close_matches(str(value), allowed, n=1)
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    raise SpecError(f"{key} is {value!r}, but must be one of {', '.join(allowed)}{hint}")
+
+
+def module_names(folder: Path) -> list[str]:
+    """Modules of a folder in which each file is found by its name, without importing them."""
+    return sorted(path.stem for path in folder.glob("*.py") if not path.stem.startswith("_"))
+
+
+def algorithm_names() -> list[str]:
+    """Algorithms on disk; their constructors are checked by ``python -m experiments check``."""
+    return module_names(ROOT / "sparse_lib" / "algorithms")
+
+
+@functools.cache
+def _classes(path: Path) -> list[str]:
+    """Classes that a file defines."""
+    return [node.name for node in parse(path).body if isinstance(node, ast.ClassDef)]
+
+
+class Transform(Strict):
+    """Sparse replacement of the model's layers at the FLOPs of the dense ones (Sparse-IFT)."""
+
+    family: Literal["wide", "parallel", "factorized", "doped"]
+    sparsity: float = Field(gt=0, lt=1, description="sets the new sizes")
+    budget: Literal["layer", "dense"] = Field(
+        "layer", description="what meets the dense FLOPs: each layer, or the whole model"
+    )
+
+
+class Start(Strict):
+    """The run whose final weights a second phase starts from: same seed, same model."""
+
+    method: str
+    densify: bool = Field(True, description="whether the first phase's masks are dropped")
+
+
+class Method(Strict):
+    """One row of a study: how sparse, and by which recipe variant."""
+
+    recipe: str
+    final_sparsity: float = Field(0.0, ge=0, lt=1)
+    sparsity: dict[str, Any] | None = None
+    transform: Transform | None = None
+    starts_from: Start | None = None
+
+    @field_validator("sparsity")
+    @classmethod
+    def known_algorithm(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
+        """The algorithm must be a file of ``sparse_lib/algorithms``."""
+        if value is not None:
+            name = value.get("algorithm")
+            check_choice("sparsity.algorithm", name, algorithm_names())
+            classes = _classes(ROOT / "sparse_lib" / "algorithms" / f"{name}.py")
+            if name not in map(str.lower, classes):
+                raise ValueError(
+                    f"sparsity.algorithm is {name!r}, but sparse_lib/algorithms/{name}.py defines "
+                    f"{', '.join(classes) or 'no class'}; a file has its class's name in lower case"
+                )
+        return value
+
+
+class Variant(Strict):
+    """A recipe variant: how it differs from the grid's recipe.
+
+    When the batch is scaled, the steps adapt and the tokens stay equal.
+    """
+
+    batch_scale: PositiveFloat = 1.0
+    learning_rate_scale: PositiveFloat = 1.0
+    budget_scale: PositiveFloat = Field(1.0, description="of the tokens, or of the epochs")
+
+
+class Model(Strict, extra="allow"):
+    """A model file's name, a label for run ids, and the keys of that file's ``Config``."""
+
+    name: str
+    label: str
+
+
+class Workload(Strict):
+    """One model on one dataset by one recipe."""
+
+    model: Model
+    data: dict[str, Any] = Field(description="``Data`` of the model's task")
+    recipe: dict[str, Any] = Field(description="``Recipe`` of the model's task")
+
+    @property
+    def task(self) -> str:
+        """Name of the task that the model is for."""
+        return models.task(self.model.name)
+
+    @property
+    def typed(self) -> tuple[tasks.Data, tasks.Recipe]:
+        """``data`` and ``recipe`` as the task reads them."""
+        task = tasks.get(self.task)
+        return task.Data.model_validate(self.data), task.Recipe.model_validate(self.recipe)
+
+
+class Grid(Workload):
+    """A workload, and the number of seeds of each method on it."""
+
+    suite: str
+    label: str | None = Field(None, description="name of this grid for others to start from")
+    pretrained: str | None = Field(None, description="label of the grid that phase two starts from")
+    variant: str | None = Field(None, description="recipe variant in place of the methods' own")
+    learning_rate_scale: dict[str, PositiveFloat] = Field(
+        {}, description="method -> factor of the recipe's learning rate, where it is tuned"
+    )
+    methods: dict[str, PositiveInt | list[NonNegativeInt]] = Field(
+        description="method -> number of seeds, counted from 0, or the seeds themselves"
+    )
+    core_seconds: PositiveFloat = Field(description="expected cost of one run, start-up included")
+
+    def seeds(self, method: str) -> list[int]:
+        """The seeds of a method; none where the grid does not have it."""
+        seeds = self.methods.get(method, [])
+        return seeds if isinstance(seeds, list) else list(range(seeds))
+
+
+class Single(Workload):
+    """One run by itself, outside of studies; `load_single` reads its YAML."""
+
+    sparsity: Any = Field(None, description="whatever `sparse_lib.configure` takes")
+    transform: Transform | None = None
+    seed: int = Field(0, ge=0)
+
+
+class Computation(Strict):
+    """A result that needs no training: a file of ``experiments/computations``."""
+
+    name: str
+    core_seconds: PositiveFloat | dict[Scale, PositiveFloat] = Field(
+        5.0, description="expected cost, start-up included; one number or one per scale"
+    )
+
+    def cost(self, scale: str) -> float:
+        """Expected core-seconds at a scale; nothing where the mapping does not name it."""
+        if isinstance(self.core_seconds, dict):
+            return self.core_seconds.get(scale, 0.0)  # type: ignore[call-overload]
+        return self.core_seconds
+
+
+class Claims(Strict):
+    """Claims that the study tests; primary ones are fixed before training."""
+
+    primary: list[str] = Field(default=[], max_length=6)
+    exploratory: list[str] = []
+
+
+class Study(Strict):
+    """One file of ``experiments/studies``."""
+
+    name: str
+    title: str
+    source: str
+    description: str
+    tables: list[str]
+    figures: list[str]
+    trials: bool = Field(
+        False, description="runs that choose settings: kept as trials.csv, evidence for no claim"
+    )
+    claims: Claims = Claims()
+    computations: list[Computation] = []
+    recipes: dict[str, Variant] = {}
+    methods: dict[str, Method] = {}
+    scales: dict[Scale, list[Grid]] = {}
+
+    @field_validator("computations", mode="before")
+    @classmethod
+    def name_alone(cls, value: Any) -> Any:
+        """A computation may be given by its name alone."""
+        names = value if isinstance(value, list) else []
+        return [{"name": item} if isinstance(item, str) else item for item in names] or value
+
+    def shows(self, scale: str) -> bool:
+        """Whether the study has anything at this scale; computations are made at every scale."""
+        return bool(self.scales.get(scale) or self.computations)  # type: ignore[call-overload]
+
+
+class Comparison(Strict):
+    """One selection of runs against another, paired by seed."""
+
+    metric: str | None = None
+    split: Literal["train", "validation", "test"] | None = None
+    a: dict[Literal["method", "sparsity", "model"], Any] | None = None
+    b: dict[Literal["method", "sparsity", "model"], Any] | None = None
+    gaps: list[list[dict[Literal["method", "sparsity", "model"], Any]]] | None = None
+    direction: Literal["less", "greater", "differ"] | None = None
+    margin: float = 0.0
+    where_planned: bool = False
+
+
+class ClaimTest(Comparison):
+    """How a published claim is tested: an entry of ``tests.yaml``, whose head explains the keys."""
+
+    every: list[Comparison] | None = None
+    order: list[dict[Literal["method", "sparsity", "model"], Any]] | None = None
+    requires: dict[Literal["a", "b"], float] = {}
+    concerns: list[str] = []
+    note: str | None = None
+    open: bool = False
+    exact: str | None = None
+    measured: str | None = None
+    tested_as: str | None = None
+    not_tested: str | None = None
+
+    @model_validator(mode="after")
+    def complete(self) -> ClaimTest:
+        """There must be one kind of test, with all that it needs."""
+        kinds = ("a", "gaps", "every", "order", "exact", "measured", "not_tested")
+        given = [kind for kind in kinds if getattr(self, kind) is not None]
+        if len(given) != 1:
+            raise ValueError(f"one of {', '.join(kinds)} must be given, not {given or 'none'}")
+        if given[0] in ("exact", "measured"):
+            needed = ["tested_as"]
+        elif given[0] == "not_tested":
+            needed = []
+        else:
+            needed = ["metric", *{"a": ["b", "direction"], "gaps": ["direction"]}.get(given[0], [])]
+        absent = [key for key in needed if getattr(self, key) is None]
+        if absent:
+            raise ValueError(f"the key {absent[0]} is missing")
+        for link in self.every or []:
+            if link.direction is None and self.direction is None:
+                raise ValueError("the key direction is missing")
+            if (link.a is None or link.b is None) and link.gaps is None:
+                raise ValueError("every comparison needs a and b, or gaps")
+        return self
+
+
+#: Every key that a study file or ``tests.yaml`` may hold.
+KEYS = sorted(
+    {
+        key
+        for section in (Study, Method, Grid, Model, Variant, Transform, Start, Claims, Computation)
+        for key in section.model_fields
+    }
+    | set(ClaimTest.model_fields)
+)

@@ -1,0 +1,155 @@
+"""One run from one YAML file, outside of studies: train, evaluate, or both.
+
+The file has the sections ``model``, ``data`` and ``recipe`` of a study's grid, and optionally
+``sparsity`` in any form that `sparse_lib.configure` takes, ``transform`` and ``seed``. Masked
+weights are NaN in the checkpoint (the sideband form), so one file holds weights and masks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+from experiments import tasks
+from experiments.specs import plan
+from experiments.training import loop as training
+from sparse_lib.checkpoint import export_safetensors
+from sparse_lib.configure import configure
+
+MODES = ("train", "eval", "train_and_eval")
+
+
+def run(
+    mode: str,
+    params: Path,
+    model_dir: Path,
+    *,
+    checkpoint: Path | None = None,
+    max_steps: int | None = None,
+    eval_steps: int | None = None,
+    mirror: Path | None = None,
+) -> dict[str, Any]:
+    """Do what the mode says, in ``model_dir``.
+
+    Args:
+        mode: one of `MODES`.
+        params: the YAML file.
+        model_dir: gets ``checkpoint_<step>.safetensors`` and ``eval.json``, and what a run of a
+            study has: ``train.json``, ``metrics.jsonl``, ``model/``. An interrupted training goes
+            on from its ``state/``.
+        checkpoint: safetensors file of any layout of `sparse_lib.checkpoint` with the weights to
+            begin with; an evaluation without one takes the last of ``model_dir``.
+        max_steps: bound on the optimizer steps.
+        eval_steps: bound on the batches of an evaluation; None takes the whole validation split.
+        mirror: root of mirrored datasets.
+
+    Returns:
+        Scores on the validation split; empty after ``train``.
+
+    Raises:
+        SpecError: if an argument or the file is wrong.
+    """
+    if mode not in MODES:
+        raise plan.SpecError(f"mode is {mode!r}, but must be one of {', '.join(MODES)}")
+    spec = plan.load_single(params, run_id=model_dir.resolve().name, max_steps=max_steps)
+    _check_sparsity(spec, params)
+    data_dir = _prepared(spec, mirror)
+    if mode != "eval":
+        checkpoint = _train(spec, model_dir, data_dir, checkpoint)
+    if mode == "train":
+        return {}
+    checkpoint = checkpoint or _last_checkpoint(model_dir)
+    trainer = _trainer(spec, model_dir, data_dir, checkpoint)
+    if eval_steps is not None:
+        samples = eval_steps * trainer.task.units_per_step
+        trainer.recipe[f"validation_{trainer.task.unit}"] = samples
+    scores = trainer.validate(full=eval_steps is None)
+    training.write_json(model_dir / "eval.json", {"checkpoint": checkpoint.name, **scores})
+    return scores
+
+
+def _check_sparsity(spec: dict[str, Any], params: Path) -> None:
+    """Let the library read the sparsity section before anything is prepared."""
+    if spec["sparsity"] is None:
+        return
+    level = spec.get("transform", {}).get("sparsity")
+    config = spec["sparsity"]
+    if level is not None and isinstance(config, dict):
+        config = {"sparsity": level, **config}
+    try:
+        configure(config)
+    except (ValueError, TypeError) as error:
+        raise plan.SpecError(f"{params.name}: sparsity: {error}") from None
+
+
+def _prepared(spec: dict[str, Any], mirror: Path | None) -> Path:
+    """Folder of the prepared data; prepares it if it is not there."""
+    data = plan.data_of(spec)
+    folder = Path("resources/data") / data.label
+    if not (folder / "meta.json").is_file():
+        tasks.get(spec["task"]).prepare(data, out=folder, mirror=mirror, offline=True)
+    return folder
+
+
+def _train(spec: dict[str, Any], model_dir: Path, data_dir: Path, checkpoint: Path | None) -> Path:
+    """Train unless that is done; returns the checkpoint."""
+    spec = _starting_from(spec, checkpoint)
+    spec_hash = plan.digest(spec)
+    if not training.finished(model_dir, spec_hash):
+        training.train(
+            spec,
+            spec_hash=spec_hash,
+            code_hash=plan.training_code_hash({**spec, "sparsity": None}),
+            command="python -m experiments run --mode train",
+            data_dir=data_dir,
+            out=model_dir,
+            state_root=model_dir / "state",
+            first=checkpoint,
+        )
+    model = _trainer(spec, model_dir, data_dir, model_dir / "model").model
+    path = model_dir / f"checkpoint_{spec['recipe']['steps']}.safetensors"
+    return export_safetensors(model, path, layout="nan")
+
+
+def _trainer(
+    spec: dict[str, Any], model_dir: Path, data_dir: Path, weights: Path
+) -> training.Trainer:
+    """A trainer that holds these weights and has not begun."""
+    # Without an algorithm the masks are exactly those of the weights.
+    return training.Trainer(
+        _starting_from({**spec, "sparsity": None}, weights),
+        spec_hash=plan.digest(spec),
+        data_dir=data_dir,
+        state_root=model_dir / "state",
+        first=weights,
+    )
+
+
+def _starting_from(spec: dict[str, Any], weights: Path | None) -> dict[str, Any]:
+    """The spec with the file or folder of the weights that it starts from."""
+    if weights is None:
+        return spec
+    file = weights / "model.safetensors" if weights.is_dir() else weights
+    if not file.is_file():
+        raise plan.SpecError(f"checkpoint_path is {str(weights)!r}, but there is no such file")
+    start = {"run": weights.name, "spec_hash": _digest(file), "densify": False}
+    return {**spec, "starts_from": start}
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _last_checkpoint(model_dir: Path) -> Path:
+    """The checkpoint with the most steps."""
+    found = sorted(
+        model_dir.glob("checkpoint_*.safetensors"), key=lambda path: int(path.stem.split("_")[1])
+    )
+    if not found:
+        raise plan.SpecError(
+            f"{model_dir} holds no checkpoint_<step>.safetensors; train there, or name a file by "
+            "--checkpoint_path"
+        )
+    return found[-1]

@@ -1,0 +1,655 @@
+"""SparsityAlgorithm: when masks exist, and how they stay enforced.
+
+Order of events in ``optimizer.step()``: gradients are masked (they were already, in the backward
+pass) -> the optimizer updates -> weights and states are masked -> ``step += 1`` -> the algorithm
+updates its masks, if due, from the *updated* weights -> weights and states are masked again.
+Optimizer step n is therefore schedule step n; step 0 is initialisation.
+"""
+
+from __future__ import annotations
+
+import inspect
+import operator
+import os
+import weakref
+from abc import ABC, abstractmethod
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from sparse_lib.checks import check_compat
+from sparse_lib.core import distributed
+from sparse_lib.core.metrics import Work, training_flops
+from sparse_lib.core.parameter import (
+    SparseParameter,
+    attach,
+    candidate,
+    check_parameter,
+    find_parameters,
+    is_outermost_apply,
+    warn,
+)
+from sparse_lib.core.targets import Levels
+from sparse_lib.masks.counts import num_true
+from sparse_lib.masks.init import make_init_method
+from sparse_lib.masks.makers import generator
+from sparse_lib.masks.shapers import ScoreShaper, make_score_shaper
+
+if TYPE_CHECKING:
+    from sparse_lib.flops.model import ModelFlops
+
+_REGISTRY: weakref.WeakValueDictionary[str, type[SparsityAlgorithm]] = weakref.WeakValueDictionary()
+
+
+def algorithm_classes() -> dict[str, type[SparsityAlgorithm]]:
+    """Every live, concrete algorithm by lower-cased class name, sorted by name."""
+    return {
+        name: cls
+        for name, cls in sorted(_REGISTRY.items())
+        if not inspect.isabstract(cls) and cls.in_registry
+    }
+
+
+class SparsityAlgorithm(ABC):
+    """Base of all sparsity algorithms; subclasses define :meth:`update`.
+
+    ``update`` is called after every optimizer step while ``autoupdate`` is true; both
+    ``update(self)`` and ``update(self, optimizer)`` work. Subclasses need no ``__init__``.
+
+    Args:
+        sparsity: Fraction of zeros: a number in [0, 1], a schedule in any form that
+            :func:`sparse_lib.schedules.make_hyperparameter_schedule` takes, or a dict from
+            parameter name (glob) to these. None starts dense.
+        init_method: First masks: ``"random"``, ``"topk"``, ... or a callable; see
+            :mod:`sparse_lib.masks.init`.
+        seed: Seed of every random choice; None derives it from ``torch.initial_seed()``.
+        distribution: How the sparsity is spread over tensors (``"uniform"``, ``"er"``, ``"erk"``,
+            ...); None means uniform. See :mod:`sparse_lib.masks.distributions`.
+        score_shaper: Which weights of a tensor compete; None means all. What
+            :func:`sparse_lib.masks.shapers.make_score_shaper` takes, such as ``"2:4"``.
+        schedule: Another name of ``sparsity``, as configs have it.
+        compat: ``"cstorch-2.10"`` for that library's truncated counts and its dense start when
+            the update schedule starts late; None for exact counts.
+
+    Raises:
+        ValueError: If an argument is out of range or unknown.
+        TypeError: If an argument has a wrong type.
+    """
+
+    needs_sparsity: ClassVar[bool] = False
+    """True if the algorithm means nothing without ``sparsity`` (or ``init_method``)."""
+
+    in_registry: ClassVar[bool] = True
+    """False for classes that ``configure`` should not find by name."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        key = cls.__name__.lower()
+        known = _REGISTRY.get(key)
+        if known is not None and known.__module__.startswith("sparse_lib."):
+            if known.__module__ != cls.__module__:
+                raise ValueError(f"the name {cls.__name__!r} belongs to a built-in algorithm")
+        _REGISTRY[key] = cls
+
+    def __init__(
+        self,
+        sparsity: Any = None,
+        init_method: str | Callable = "random",
+        *,
+        seed: int | None = None,
+        distribution: str | Mapping | Callable | None = None,
+        score_shaper: str | Mapping | ScoreShaper | None = None,
+        schedule: Any = None,
+        compat: str | None = None,
+    ) -> None:
+        if schedule is not None:
+            if sparsity is not None:
+                raise ValueError("give sparsity or schedule, not both")
+            sparsity = schedule
+        if sparsity is None and self.needs_sparsity and init_method != "from_zeros":
+            raise ValueError(f"{type(self).__name__} needs a sparsity, a number in [0, 1]")
+        if seed is not None and (isinstance(seed, bool) or not hasattr(seed, "__index__")):
+            raise TypeError(f"seed must be an integer or None, not {seed!r}")
+        self.compat = check_compat(compat)
+        self.init_method = init_method
+        self.seed = None if seed is None else operator.index(seed)
+        self.score_shaper = make_score_shaper(score_shaper)
+        self._init = make_init_method(init_method, compat=compat)
+        self._distribution = distribution
+        self._levels = Levels(0.0 if sparsity is None else sparsity, distribution, compat=compat)
+        self._reset()
+
+    def _reset(self) -> None:
+        self.step = 0
+        """Optimizer steps taken; a step that a GradScaler skips does not count."""
+        self.num_updates = 0
+        """Mask updates made; index of the random streams, where 0 is initialisation."""
+        self.sparse_params: dict[str, SparseParameter] = {}
+        """Sparse parameters by full name, in model order."""
+        self._autoupdate = True
+        self._target_hooks: OrderedDict[int, Callable] = OrderedDict()
+        self._computed_hooks: OrderedDict[int, Callable] = OrderedDict()
+        self._unplug()
+
+    def _unplug(self) -> None:
+        self._optimizer: Any = None
+        self._handles: list[Any] = []
+
+    def __getstate__(self) -> dict[str, Any]:
+        transient = {"_optimizer", "_handles", "_target_hooks", "_computed_hooks"}
+        return {key: value for key, value in self.__dict__.items() if key not in transient}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._target_hooks, self._computed_hooks = OrderedDict(), OrderedDict()
+        self._unplug()
+        self._claim()
+
+    def _claim(self) -> None:
+        for sparse in self.sparse_params.values():
+            sparse.guard.claim(type(sparse.algorithm).__name__, self)
+
+    # ------------------------------------------------------------------ what a subclass defines
+
+    @abstractmethod
+    def update(self, optimizer: Optimizer | None = None) -> None:
+        """Change masks, by setting ``.mask`` of entries of :attr:`sparse_params`."""
+
+    @property
+    def sparsity(self) -> Levels:
+        """Schedules of the target sparsity; ``sparsity[parameter or name]`` is one of them."""
+        return self._levels
+
+    @sparsity.setter
+    def sparsity(self, spec: Any) -> None:
+        params = self._levels.params
+        self._levels = Levels(spec, self._distribution, compat=self.compat)
+        self._levels.params = params
+
+    @property
+    def autoupdate(self) -> bool:
+        """Whether masks are updated automatically after optimizer steps; masking always is."""
+        return self._autoupdate
+
+    @autoupdate.setter
+    def autoupdate(self, value: bool) -> None:
+        self._autoupdate = bool(value)
+        self._prepare_next_step()
+
+    @property
+    def needs_dense_gradient(self) -> bool:
+        """True if masks will be updated with dense gradients on the step about to be taken."""
+        return False
+
+    @property
+    def drives_optimizer(self) -> bool:
+        """True if an optimizer's steps enforce and update the masks."""
+        return self._optimizer is not None and self._optimizer() is not None
+
+    @property
+    def num_sparse_params(self) -> int:
+        """Number of sparse parameter tensors."""
+        return len(self.sparse_params)
+
+    def get_sparse_params(
+        self, obj: Tensor | nn.Module | Optimizer
+    ) -> SparseParameter | list[SparseParameter] | None:
+        """The sparse parameter of a tensor (None if it has none), or those of a container."""
+        if isinstance(obj, Tensor):
+            return next((s for s in self.sparse_params.values() if s.param is obj), None)
+        if isinstance(obj, nn.Module):
+            wanted = {id(param) for param in obj.parameters()}
+        elif hasattr(obj, "param_groups"):
+            wanted = {id(param) for group in obj.param_groups for param in group["params"]}
+        else:
+            raise TypeError(
+                f"expected a tensor, a module or an optimizer, not {type(obj).__name__}"
+            )
+        return [s for s in self.sparse_params.values() if id(s.param) in wanted]
+
+    def generator(self, param: Tensor | str) -> torch.Generator:
+        """The private CPU generator of a parameter for the mask update going on."""
+        name = param if isinstance(param, str) else self._by_param(param).name
+        if self.seed is None:
+            self.seed = torch.initial_seed()
+        return generator(self.seed, name, self.num_updates)
+
+    def _by_param(self, param: Tensor) -> SparseParameter:
+        found = self.get_sparse_params(param)
+        if not isinstance(found, SparseParameter):
+            raise ValueError("this tensor is not a sparse parameter of the algorithm")
+        return found
+
+    def apply(self, target: Any) -> Any:
+        """Sparsify a model (first) or an optimizer, in place.
+
+        On a model: every parameter gets a ``<name>_mask`` bool buffer and its masked weights
+        become zero now. On an optimizer: its states are masked, and masks are enforced and
+        updated by ``optimizer.step()``.
+
+        Returns:
+            The target.
+
+        Raises:
+            ValueError: If the model or optimizer cannot be sparsified; the message says why.
+        """
+        if isinstance(target, nn.Module):
+            self._apply_to_model(target)
+        elif hasattr(target, "param_groups"):
+            self._apply_to_optimizer(target)
+        else:
+            raise TypeError(f"apply takes a torch module or optimizer, not {type(target).__name__}")
+        return target
+
+    def __call__(self, target: Any) -> None:
+        """What ``model.apply(self)`` calls for each submodule, children first."""
+        if not isinstance(target, nn.Module) or is_outermost_apply(target):
+            self.apply(target)
+
+    def _apply_to_model(self, model: nn.Module) -> None:
+        found = list(find_parameters(model))
+        self._agree_on_seed()
+        sparsify([(self, found)])
+        if not found:
+            warn(f"{type(self).__name__} found no parameter to sparsify")
+
+    def _agree_on_seed(self) -> None:
+        if self.seed is None:
+            self.seed = distributed.shared_seed(torch.initial_seed())
+
+    def _adopt(self, found: Iterable[tuple[str, nn.Module, str]]) -> list[SparseParameter]:
+        """Enter new parameters in the books; their modules are left as they are."""
+        new = []
+        for name, module, param_name in found:
+            known = self.sparse_params.get(name)
+            if known is not None and known.module is module:
+                continue
+            if known is not None:
+                raise ValueError(
+                    f"this algorithm already sparsifies a parameter {name!r} of another model; "
+                    "make a second algorithm for it"
+                )
+            new.append(candidate(self, module, param_name, name))
+        self.sparse_params |= {sparse.name: sparse for sparse in new}
+        self._levels.params = self.sparse_params
+        return new
+
+    def initialize(self) -> None:
+        """Make the masks that do not exist yet; :meth:`apply` has done it already."""
+        self._initialize_parameters(self.sparse_params.values())
+
+    def _initialize_parameters(self, params: Iterable[SparseParameter]) -> None:
+        params = list(params)
+        self._put_first_masks(params, self._first_masks(params))
+
+    @torch.no_grad()
+    def _first_masks(self, params: Iterable[SparseParameter]) -> list[tuple[float, Tensor | None]]:
+        """Target and first mask of each, None where it has one; changes nothing yet."""
+        targets = self._initial_targets()
+        return [
+            (
+                targets[sparse.name],
+                None if sparse.initialized else self._initial_mask(sparse, targets[sparse.name]),
+            )
+            for sparse in params
+        ]
+
+    @torch.no_grad()
+    def _put_first_masks(
+        self, params: list[SparseParameter], first: list[tuple[float, Tensor | None]]
+    ) -> None:
+        for sparse, (target, mask) in zip(params, first, strict=True):
+            sparse.target = target
+            if mask is None:
+                sparse.prune()
+            else:
+                sparse.mask = mask
+
+    def _initial_targets(self) -> dict[str, float]:
+        return self._levels.targets(0, is_update_step=True)
+
+    def _initial_mask(self, sparse: SparseParameter, sparsity: float) -> Tensor:
+        return self._init(sparse.param, sparsity, self.score_shaper, self.generator(sparse.name))
+
+    def _apply_to_optimizer(self, optimizer: Any) -> None:
+        if self.drives_optimizer:
+            if self._optimizer() is optimizer:
+                return
+            raise ValueError(
+                "this algorithm already drives another optimizer; let go of it first with "
+                "detach(optimizer)"
+            )
+        if not hasattr(optimizer, "register_step_post_hook"):
+            raise TypeError(f"apply takes a torch optimizer, not {type(optimizer).__name__}")
+        if not self.sparse_params:
+            raise ValueError("apply the algorithm to the model before its optimizer")
+        for name, sparse in self.sparse_params.items():
+            check_parameter(name, sparse.param)  # it may have been replaced since
+            sparse.guard.ensure()
+            sparse.prune()
+        if not self.get_sparse_params(optimizer):
+            raise ValueError("the optimizer holds none of the sparse parameters")
+        self._optimizer = weakref.ref(optimizer)
+        self._handles = [
+            optimizer.register_step_pre_hook(self._before_step),
+            optimizer.register_step_post_hook(self._after_step),
+        ]
+        self._mask_states(optimizer)
+        self._prepare_next_step()
+
+    def detach(self, module: nn.Module | Optimizer | None = None) -> None:
+        """Let go of a model's parameters and, when none are left, of the optimizer.
+
+        Masks stay in the model as buffers, still enforced on weights' gradients; another
+        algorithm may adopt them. :func:`sparse_lib.finalize` and :func:`sparse_lib.densify`
+        call this themselves. Counters, seed and schedules stay as they are.
+
+        Args:
+            module: Whose parameters to let go; None means all. The optimizer that the algorithm
+                was applied to: only this, so that another may take its place.
+        """
+        if isinstance(module, Optimizer):
+            if self.drives_optimizer and self._optimizer() is not module:
+                raise ValueError("the algorithm was applied to another optimizer than this")
+            self._stop_preparing()
+            for handle in self._handles:
+                handle.remove()
+            self._unplug()
+            return
+        gone = self.sparse_params.values() if module is None else self.get_sparse_params(module)
+        assert isinstance(gone, Iterable)
+        self._stop_preparing()
+        for sparse in list(gone):
+            sparse.guard.release()
+            self.sparse_params.pop(sparse.name, None)
+        if self.sparse_params:
+            self._prepare_next_step()
+            return
+        for handle in self._handles:
+            handle.remove()
+        self._unplug()
+
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        for name, sparse in self.sparse_params.items():
+            if sparse.module._parameters.get(sparse.param_name) is None:
+                raise RuntimeError(
+                    f"{name!r} was taken out of its module after sparsity was applied; change the "
+                    "model first, then apply"
+                )
+            sparse.guard.ensure()
+            sparse.guard.select_gradient()
+
+    @torch.no_grad()
+    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self._restore_gradients()
+        self._mask_weights_and_states(optimizer)
+        if not _overflowed(optimizer):
+            changed = self._advance(optimizer, self.autoupdate)
+            if changed:
+                self._mask_weights_and_states(optimizer)
+                forget_curvature(optimizer)
+            self._report()
+            self._prepare_next_step()
+        for sparse in self.sparse_params.values():
+            sparse.guard.forget_gradient()
+
+    def _advance(self, optimizer: Optimizer, autoupdate: bool) -> bool:
+        """Count the step and update masks if due; True if they may have changed."""
+        self.step += 1
+        if not autoupdate:
+            return False
+        self.num_updates += 1
+        call_update(self, optimizer)
+        self._levels.advance(True)
+        return True
+
+    def _restore_gradients(self) -> None:  # noqa: B027 (most algorithms only mask them)
+        """Undo what :meth:`_before_step` did to gradients besides masking them."""
+
+    def _stop_preparing(self) -> None:  # noqa: B027
+        """Undo what :meth:`_prepare_next_step` did."""
+
+    def _prepare_next_step(self) -> None:  # noqa: B027 (most algorithms need no preparation)
+        """Called once a step is over, and when the optimizer is applied."""
+
+    def _mask_weights_and_states(self, optimizer: Optimizer) -> None:
+        for sparse in self.sparse_params.values():
+            sparse.guard.select_weight()
+            self._mask_states_of(sparse, optimizer)  # now, while the mask is in the cache
+
+    def _mask_states(self, optimizer: Optimizer) -> None:
+        for sparse in self.sparse_params.values():
+            self._mask_states_of(sparse, optimizer)
+
+    def _mask_states_of(self, sparse: SparseParameter, optimizer: Optimizer) -> None:
+        for state in states_like(optimizer, sparse.param):
+            sparse.guard.select(state)
+
+    def register_target_sparsity_hook(self, hook: Callable) -> Any:
+        """Call ``hook(algorithm, name, target)`` once per distinct schedule after each step.
+
+        ``name`` is the common prefix of the parameters' names and ``*``.
+
+        Returns:
+            A handle with ``remove()``.
+        """
+        return _register(self._target_hooks, hook)
+
+    def register_computed_sparsity_hook(self, hook: Callable) -> Any:
+        """Call ``hook(algorithm, name, sparsity of the mask)`` per parameter after each step.
+
+        Returns:
+            A handle with ``remove()``.
+        """
+        return _register(self._computed_hooks, hook)
+
+    def _report(self) -> None:
+        if self._target_hooks:
+            groups: dict[int, list[str]] = {}
+            for name in self.sparse_params:
+                groups.setdefault(id(self._levels[name]), []).append(name)
+            for names in groups.values():
+                target = self._scheduled(names[0])
+                for hook in list(self._target_hooks.values()):
+                    hook(self, common_prefix(names) + "*", target)
+        if self._computed_hooks:
+            for name, sparse in self.sparse_params.items():
+                for hook in list(self._computed_hooks.values()):
+                    hook(self, name, sparse.sparsity)
+
+    def _scheduled(self, name: str) -> float:
+        return min(max(float(self._levels[name](self.step)), 0.0), 1.0)
+
+    def metrics(self, flops: ModelFlops | None = None) -> dict[str, Any]:
+        """What the masks are and did, as a plain dict that can be written as JSON.
+
+        Args:
+            flops: What :func:`sparse_lib.count_flops` says of the model, to have FLOPs too.
+
+        Returns:
+            ``"tensors"``: by full name, the mask's ``"sparsity"``, the last ``"target"``,
+            ``"churn"`` (share of present weights that the last update brought), ``"itop"`` (share
+            of positions ever present; in-time over-parameterization, Liu et al. 2021),
+            ``"degree_of_constraint"`` (share of the first mask's weights never dropped),
+            ``"survival"`` (share of grown weights that outlived the next update; None before
+            any could), ``"dead_units"`` (outputs without an incoming weight; None for vectors)
+            and ``"num_updates"``. Beside it ``"sparsity"``, ``"churn"``, ``"itop"`` and
+            ``"degree_of_constraint"`` over all weights together, ``"survival"``, the sum of
+            ``"dead_units"``, and ``"flops"``: of a ``"forward"`` pass with the present masks, of
+            the next ``"training_step"`` (with a dense weight gradient where one is due), of the
+            whole ``"run"`` so far with the masks as they were, and of these two if dense
+            (``"dense_training_step"``, ``"dense_run"``).
+        """
+        params = self.sparse_params
+        tensors = {name: sparse.metrics() for name, sparse in params.items()}
+        sizes = {name: sparse.param.numel() for name, sparse in params.items()}
+        present = {name: num_true(sparse.mask) for name, sparse in params.items()}
+        initial = {n: s.history.num_initial or present[n] for n, s in params.items()}
+        grown = sum(sparse.history.num_grown for sparse in params.values())
+        survived = sum(sparse.history.num_survived for sparse in params.values())
+
+        def mean(key: str, weights: dict[str, int]) -> float:
+            total = sum(weights.values())
+            return sum(tensors[n][key] * weights[n] for n in tensors) / total if total else 0.0
+
+        summary = {
+            "tensors": tensors,
+            "sparsity": 1.0 - sum(present.values()) / sum(sizes.values()) if tensors else 0.0,
+            "churn": mean("churn", present),
+            "itop": mean("itop", sizes),
+            "degree_of_constraint": mean("degree_of_constraint", initial),
+            "survival": survived / grown if grown else None,
+            "dead_units": sum(tensor["dead_units"] or 0 for tensor in tensors.values()),
+        }
+        return summary if flops is None else summary | {"flops": self._flops(flops)}
+
+    def _flops(self, flops: ModelFlops) -> dict[str, Any]:
+        params = self.sparse_params
+        levels = {n: s.sparsity for n, s in params.items() if n in flops.weight_names}
+        return {
+            "forward": flops.forward(levels),
+            "training_step": training_flops(
+                flops, 1, {name: sparse.next_work for name, sparse in params.items()}
+            ),
+            "dense_training_step": flops.training_step(),
+            "run": training_flops(
+                flops, self.step, {name: sparse.count_work() for name, sparse in params.items()}
+            ),
+            "dense_run": self.step * flops.training_step(),
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that the model's mask buffers do not say, for a bit-exact resume."""
+        return {
+            "step": self.step,
+            "num_updates": self.num_updates,
+            "seed": self.seed,
+            "sparsity": self._levels.state_dict(),
+            "params": {
+                name: {
+                    "target": sparse.target,
+                    "history": sparse.history.state_dict(),
+                    "work": asdict(sparse.count_work()),
+                }
+                for name, sparse in self.sparse_params.items()
+            },
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Restore :meth:`state_dict`; the masks come with the model's own state dict.
+
+        The state that cerebras-pytorch 2.2 and later save loads too.
+
+        Raises:
+            ValueError: If the state does not fit this algorithm.
+        """
+        if not isinstance(state_dict, Mapping) or "step" not in state_dict:
+            raise ValueError(f"not the state of a {type(self).__name__}: it has no 'step'")
+        self._check_state(state_dict)
+        self.step = int(state_dict["step"])
+        self.num_updates = int(state_dict.get("num_updates", 0))
+        self.seed = state_dict.get("seed", self.seed)
+        if isinstance(state_dict.get("sparsity"), list):
+            self._levels.load_state_dict(state_dict["sparsity"])
+        elif isinstance(state_dict.get("sparsity"), Mapping):
+            for name, saved in state_dict["sparsity"].items():
+                self._levels[name].load_state_dict(dict(saved))
+        for name, saved in state_dict.get("params", {}).items():
+            sparse = self.sparse_params[name]
+            sparse.target = saved["target"]
+            sparse.history.load_state_dict(saved["history"], sparse.mask.device)
+            sparse.work = Work(**saved["work"])
+        self._prepare_next_step()
+
+    def _check_state(self, state_dict: Mapping[str, Any]) -> None:
+        """Raise ValueError where a state does not fit, before any of it is taken over."""
+        if int(state_dict["step"]) < 0:
+            raise ValueError(f"the state has step={state_dict['step']}, which must not be negative")
+        if "params" not in state_dict:
+            return
+        saved = state_dict["params"]
+        unknown = sorted(saved.keys() - self.sparse_params.keys())
+        missing = sorted(self.sparse_params.keys() - saved.keys())
+        if unknown:
+            raise ValueError(f"the state has {unknown[0]!r}, which the algorithm does not sparsify")
+        if missing:
+            raise ValueError(f"the state lacks {missing[0]!r}, which the algorithm sparsifies")
+        for name, entry in saved.items():
+            for key in ("target", "history", "work"):
+                if key not in entry:
+                    raise ValueError(f"the state of {name!r} lacks {key!r}")
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}(step={self.step}, num_sparse_params={self.num_sparse_params})"
+        )
+
+
+def sparsify(
+    parts: Iterable[tuple[SparsityAlgorithm, Iterable[tuple[str, nn.Module, str]]]],
+) -> None:
+    """Give algorithms parameters, and these masks; if that fails, all is left as it was."""
+    adopted: list[tuple[SparsityAlgorithm, list[SparseParameter]]] = []
+    try:
+        for algorithm, found in parts:
+            adopted.append((algorithm, algorithm._adopt(found)))
+        masks = [algorithm._first_masks(new) for algorithm, new in adopted]
+    except BaseException:
+        for algorithm, new in adopted:
+            for sparse in new:
+                del algorithm.sparse_params[sparse.name]
+        raise
+    for (algorithm, new), first in zip(adopted, masks, strict=True):
+        for sparse in new:
+            attach(sparse)
+        algorithm._claim()
+        algorithm._put_first_masks(new, first)
+
+
+def call_update(algorithm: SparsityAlgorithm, optimizer: Optimizer) -> None:
+    """Call ``algorithm.update`` with or without the optimizer, as its signature wants."""
+    if inspect.signature(algorithm.update).parameters:
+        algorithm.update(optimizer)
+    else:
+        algorithm.update()
+
+
+def states_like(
+    optimizer: Optimizer, param: Tensor, *, with_dense: bool = False
+) -> Iterator[Tensor]:
+    """Optimizer states of a parameter's shape, without those marked ``requires_dense``."""
+    for state in optimizer.state.get(param, {}).values():
+        is_weightlike = isinstance(state, Tensor) and state.dim() and state.shape == param.shape
+        if is_weightlike and (with_dense or not getattr(state, "requires_dense", False)):
+            yield state
+
+
+def forget_curvature(optimizer: Optimizer) -> None:
+    """Have LBFGS start anew: its flat history of all weights cannot follow changed masks."""
+    if isinstance(optimizer, torch.optim.LBFGS):
+        optimizer.state.clear()
+
+
+def common_prefix(names: list[str]) -> str:
+    """The longest prefix that all names share."""
+    return os.path.commonprefix(names)
+
+
+def _overflowed(optimizer: Optimizer) -> bool:
+    # Optimizers that take part in loss scaling skip the step themselves.
+    found = getattr(optimizer, "found_inf", None)
+    return found is not None and bool(found)
+
+
+def _register(hooks: OrderedDict[int, Callable], hook: Callable) -> RemovableHandle:
+    if not callable(hook):
+        raise TypeError(f"a hook must be callable, not {hook!r}")
+    handle = RemovableHandle(hooks)
+    hooks[handle.id] = hook
+    return handle

@@ -1,0 +1,443 @@
+"""Algorithms whose masks change on a schedule."""
+
+from __future__ import annotations
+
+import weakref
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from sparse_lib.checks import check_bool, check_finite
+from sparse_lib.core import distributed
+from sparse_lib.core.algorithm import (
+    SparsityAlgorithm,
+    call_update,
+    forget_curvature,
+    states_like,
+)
+from sparse_lib.core.parameter import SparseParameter
+from sparse_lib.masks.counts import num_nonzero, num_true
+from sparse_lib.masks.makers import (
+    make_mask_drop_minimum,
+    make_mask_grow_maximum,
+    make_mask_topk_sparsity,
+)
+from sparse_lib.schedules.values import make_hyperparameter_schedule, make_update_schedule
+
+if TYPE_CHECKING:
+    from sparse_lib.flops.model import ModelFlops
+
+GROWN_INITS = ("zeros", "normal", "uniform", "gradient", "gradient_sign")
+
+
+class DynamicSparsityAlgorithm(SparsityAlgorithm):
+    """Base of algorithms that replace masks on update steps.
+
+    Subclasses define ``update_mask(p, mask, sparsity)``. Between update steps nothing is computed.
+    A parameter without a gradient at an update step keeps its mask.
+
+    Args:
+        sparsity: See :class:`SparsityAlgorithm`.
+        update: Which steps are update steps: None (every one), an int frequency,
+            ``{"freq", "start", "stop"}`` (stop is exclusive), ``{"steps": [...]}``, a callable or
+            an ``UpdateSchedule``.
+        init_method: See :class:`SparsityAlgorithm`.
+        grown_init: Where grown weights start: ``"zeros"`` (RigL, Evci et al. 2020), ``"normal"``
+            or ``"uniform"`` (drawn with the spread of the present weights; SET, Mocanu et al.
+            2018, re-draws), ``"gradient"`` or ``"gradient_sign"`` (minus the dense gradient or
+            its sign; options of the RigL authors' code).
+        grown_init_scale: Factor of ``grown_init``.
+        skip_update_on_mask_steps: Leave the weights alone on mask-update steps, as the RigL paper
+            (algorithm 1) and JaxPruner do.
+        reset_momentum: Also zero the ``requires_dense`` optimizer states of grown weights (all
+            other states start at zero anyway), as JaxPruner does.
+        **kwargs: See :class:`SparsityAlgorithm`.
+    """
+
+    uses_dense_gradient: ClassVar[bool] = False
+    """True if ``update_mask`` reads :meth:`dense_gradient`."""
+
+    def __init__(
+        self,
+        sparsity: Any = None,
+        update: Any = None,
+        init_method: str | Callable = "random",
+        *,
+        grown_init: str = "zeros",
+        grown_init_scale: float = 1.0,
+        skip_update_on_mask_steps: bool = False,
+        reset_momentum: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        if grown_init not in GROWN_INITS:
+            raise ValueError(f"grown_init must be one of {GROWN_INITS}, not {grown_init!r}")
+        self.update_schedule = make_update_schedule(update)
+        self.grown_init = grown_init
+        self.grown_init_scale = check_finite(grown_init_scale, "grown_init_scale")
+        self.skip_update_on_mask_steps = check_bool(
+            skip_update_on_mask_steps, "skip_update_on_mask_steps"
+        )
+        self.reset_momentum = check_bool(reset_momentum, "reset_momentum")
+        super().__init__(sparsity, init_method, **kwargs)
+
+    @abstractmethod
+    def update_mask(self, p: Tensor, mask: Tensor, sparsity: float) -> Tensor:
+        """The new mask of one parameter.
+
+        Args:
+            p: The parameter, after the optimizer's update, zero where masked.
+            mask: Its bool mask, to be left as it is.
+            sparsity: Target fraction of zeros at this step, in [0, 1].
+
+        Returns:
+            A bool mask of the same shape.
+        """
+
+    def is_update_step(self, step: int) -> bool:
+        """Whether masks are updated after optimizer step ``step`` (1 is the first)."""
+        return bool(self.update_schedule.is_update_step(step))
+
+    @property
+    def needs_dense_gradient(self) -> bool:
+        """True if masks will be updated with dense gradients on the step about to be taken."""
+        if not self._reads_dense_gradient:
+            return False
+        return not self.autoupdate or self.is_update_step(self.step + 1)
+
+    def dense_gradient(self, p: Tensor) -> Tensor:
+        """Gradient of a parameter before masking: summed over micro-batches, averaged over ranks.
+
+        Only known while masks are updated, and only if :attr:`needs_dense_gradient` said so.
+        """
+        sparse = self._by_param(p)
+        if sparse.name not in self._dense:
+            raise RuntimeError(
+                f"no dense gradient of {sparse.name!r} was kept for this step; to update masks by "
+                "hand, set autoupdate to False before the backward pass"
+            )
+        return self._dense[sparse.name]
+
+    # ---------------------------------------------------------------------------------- updating
+
+    @torch.no_grad()
+    def update(self, optimizer: Optimizer | None = None) -> None:
+        """Update every mask now, whatever the update schedule says."""
+        self.num_updates += 1
+        self._share_dense_gradients()
+        targets = self._levels.targets(self.step, is_update_step=True)
+        active = {
+            name: sparse
+            for name, sparse in self.sparse_params.items()
+            if name not in self._without_gradient
+        }
+        self._updating = True
+        driven = self._optimizer() if self._optimizer is not None else None
+        try:
+            for name, mask in self.new_masks(active, targets):
+                self._set_mask(name, mask, targets[name], optimizer or driven)
+        finally:
+            self._updating = False
+        if driven is not None:
+            self._mask_states(driven)
+            forget_curvature(driven)
+        distributed.check_equal({n: s.mask for n, s in self.sparse_params.items()})
+        if not self.autoupdate:  # else the end of the step does
+            self._advance_schedules(True)
+
+    def new_masks(
+        self, params: Mapping[str, SparseParameter], targets: Mapping[str, float]
+    ) -> Iterable[tuple[str, Tensor]]:
+        """Full names and new masks; override this to decide over all tensors together.
+
+        Each mask is put in place before the next one is asked for, so that a whole model's are
+        never held at once.
+        """
+        for name, sparse in params.items():
+            yield name, self.update_mask(sparse.param, sparse.mask, targets[name])
+
+    def _set_mask(self, name: str, new: Tensor, target: float, optimizer: Optimizer | None) -> None:
+        sparse = self.sparse_params[name]
+        sparse.target = target
+        resets = self.reset_momentum and optimizer is not None
+        if self.grown_init == "zeros" and not resets:
+            sparse.mask = new
+            return
+        grown = new.to(sparse.mask.device) & ~sparse.mask
+        sparse.mask = new
+        if self.grown_init != "zeros":
+            self._start_grown(sparse, grown)
+        if self.reset_momentum and optimizer is not None:
+            for state in states_like(optimizer, sparse.param, with_dense=True):
+                state.masked_fill_(grown, 0)
+
+    def _start_grown(self, sparse: SparseParameter, grown: Tensor) -> None:
+        weight = sparse.param
+        if self.grown_init.startswith("gradient"):
+            gradient = self._as_optimized(weight, self.dense_gradient(weight))
+            start = -(gradient.sign() if self.grown_init == "gradient_sign" else gradient)
+        else:
+            source = self.generator(f"{sparse.name}/grown")
+            old = weight[sparse.mask & ~grown].float()
+            spread = old.pow(2).mean().sqrt() if old.numel() else old.new_zeros(())
+            if self.grown_init == "normal":
+                draw = torch.randn(weight.shape, generator=source, device="cpu")
+            else:
+                draw = torch.rand(weight.shape, generator=source, device="cpu")
+                draw = (draw * 2 - 1) * 3**0.5
+            start = draw.to(weight.device) * spread
+        start = (start * self.grown_init_scale).to(weight.dtype)
+        weight.copy_(torch.where(grown, start, weight))
+
+    def _as_optimized(self, weight: Tensor, gradient: Tensor) -> Tensor:
+        """A dense gradient, unscaled and clipped as ``.grad`` was before the optimizer saw it."""
+        if weight.grad is None:
+            return gradient
+        seen = weight.grad.double()
+        kept = gradient.double().masked_fill_(seen == 0, 0)
+        norm = kept.pow(2).sum()
+        return gradient * float((seen * kept).sum() / norm) if norm > 0 else gradient
+
+    # ------------------------------------------------------------------------------ every step
+
+    def _reset(self) -> None:
+        self._without_gradient: set[str] = set()
+        self._updating = False
+        super()._reset()
+
+    def _unplug(self) -> None:
+        self._dense: dict[str, Tensor] = {}
+        self._captures: list[Any] = []
+        self._set_aside: list[tuple[Tensor, Tensor]] = []
+        super()._unplug()
+
+    def __getstate__(self) -> dict[str, Any]:
+        transient = {"_dense", "_captures", "_set_aside"}
+        return {key: v for key, v in super().__getstate__().items() if key not in transient}
+
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if self.needs_dense_gradient:
+            for name, sparse in self.sparse_params.items():
+                gradient = sparse.param.grad
+                if name in self._dense or gradient is None or sparse.guard.gradient_is_clean:
+                    continue
+                self._dense[name] = gradient.detach().clone()  # set by hand
+        super()._before_step(optimizer, args, kwargs)
+        due = self.autoupdate and self.is_update_step(self.step + 1)
+        if due and self.skip_update_on_mask_steps:
+            if kwargs.get("closure") is not None or any(arg is not None for arg in args[1:]):
+                raise ValueError(
+                    "skip_update_on_mask_steps needs optimizer.step() without a closure, which "
+                    "would compute the gradients anew"
+                )
+            self._hide_gradients(optimizer)
+
+    def _hide_gradients(self, optimizer: Optimizer) -> None:
+        # Torch optimizers pass over parameters without a gradient, states and decay included.
+        for group in optimizer.param_groups:
+            for param in group["params"]:
+                if param.grad is not None:
+                    self._set_aside.append((param, param.grad))
+                    param.grad = None
+
+    def _restore_gradients(self) -> None:
+        for param, gradient in self._set_aside:
+            param.grad = gradient
+        self._set_aside.clear()
+
+    def _advance(self, optimizer: Optimizer, autoupdate: bool) -> bool:
+        self._restore_gradients()
+        lacking = self.needs_dense_gradient  # such as of a parameter unfrozen just now
+        self._without_gradient = {
+            name
+            for name, sparse in self.sparse_params.items()
+            if sparse.param.grad is None or (lacking and name not in self._dense)
+        }
+        if lacking:
+            for name in self._dense:
+                self.sparse_params[name].count_dense_gradient()
+        self.step += 1
+        due = autoupdate and self.is_update_step(self.step)
+        if due:
+            call_update(self, optimizer)
+        if due or autoupdate:
+            self._advance_schedules(due)
+        return due
+
+    def _advance_schedules(self, due: bool) -> None:
+        self._levels.advance(due)
+
+    def _initial_targets(self) -> dict[str, float]:
+        starts_dense = self.compat is not None and not self.is_update_step(0)
+        if starts_dense:
+            return dict.fromkeys(self.sparse_params, 0.0)
+        return super()._initial_targets()
+
+    def _put_first_masks(
+        self, params: list[SparseParameter], first: list[tuple[float, Tensor | None]]
+    ) -> None:
+        fresh = any(not sparse.initialized for sparse in params)
+        super()._put_first_masks(params, first)
+        if fresh and self.is_update_step(0):
+            self._advance_schedules(True)  # step 0 counts as an update for a list of values
+
+    def _scheduled(self, name: str) -> float:
+        return min(max(float(self._levels[name](self.step)), 0.0), 1.0)
+
+    # --------------------------------------------------------------------------- dense gradients
+
+    def _prepare_next_step(self) -> None:
+        self._stop_preparing()
+        if self.autoupdate:  # else the user may call update before the next backward pass
+            self._dense.clear()
+        if self._optimizer is not None and self.needs_dense_gradient:
+            for sparse in self.sparse_params.values():
+                if sparse.param.requires_grad:
+                    sparse.guard.want_dense_gradient(True)
+                    self._captures.append(self._capture(sparse))
+
+    def _stop_preparing(self) -> None:
+        if self._captures:
+            for sparse in self.sparse_params.values():
+                sparse.guard.want_dense_gradient(False)
+        for handle in self._captures:
+            handle.remove()
+        self._captures.clear()
+
+    def _capture(self, sparse: SparseParameter) -> Any:
+        # Weak: the hook lives on the parameter, which must not keep the algorithm alive.
+        reference, name = weakref.ref(self), sparse.name
+
+        def keep(gradient: Tensor) -> None:
+            algorithm = reference()
+            if algorithm is not None and name in algorithm.sparse_params:
+                gradient = gradient.detach()
+                gradient = gradient.to_dense() if gradient.is_sparse else gradient
+                algorithm._keep_dense(algorithm.sparse_params[name], gradient)
+
+        return sparse.param.register_hook(keep)
+
+    @torch.no_grad()
+    def _keep_dense(self, sparse: SparseParameter, gradient: Tensor) -> None:
+        # Runs before the gradient is added to ``.grad``: what is there tells whether this is the
+        # first micro-batch since ``zero_grad`` (a step that overflowed leaves a stale sum).
+        so_far = self._dense.get(sparse.name)
+        accumulated = sparse.param.grad
+        goes_on = accumulated is not None and (
+            sparse.guard.gradient_is_clean
+            or bool((accumulated._values() if accumulated.is_sparse else accumulated).any())
+        )
+        if so_far is not None and goes_on:
+            so_far.add_(gradient)
+        else:
+            self._dense[sparse.name] = gradient.clone()
+
+    def _share_dense_gradients(self) -> None:
+        if distributed.world_size() == 1 or not self._reads_dense_gradient:
+            return
+        for name, sparse in self.sparse_params.items():
+            if name not in self._dense:
+                self._dense[name] = torch.zeros_like(sparse.param)
+        distributed.average_(self._dense[name] for name in self.sparse_params)
+
+    @property
+    def _reads_dense_gradient(self) -> bool:
+        return self.uses_dense_gradient or self.grown_init.startswith("gradient")
+
+
+class DropAndGrow(DynamicSparsityAlgorithm):
+    """Base of algorithms that drop the smallest weights and grow others: SET, RigL and their kin.
+
+    Subclasses define :meth:`grow_score`. After the weight update of an update step ``t``, in a
+    tensor of ``n`` weights of which ``m`` are present:
+
+    1. The target is ``k = num_nonzero(sparsity(t), n)``.
+    2. Drop: of the present weights the ``min(num_nonzero(drop_fraction(t), m), k)`` largest in
+       magnitude stay, so the target is met even where the sparsity rises by more than
+       ``drop_fraction`` frees (with ``compat`` it lags instead). NaN is dropped.
+    3. Grow: the absent positions with the highest scores are added until there are ``k``. Those
+       dropped just now compete too; one that wins keeps its value and optimizer states. All
+       others start at 0 (or as ``grown_init`` says), with states of 0. NaN scores never grow, so
+       there may be fewer than ``k``.
+
+    Of equal values the lower index (row-major) wins. With a ``score_shaper`` all counts are per
+    pool.
+
+    Args:
+        sparsity: See :class:`SparsityAlgorithm`.
+        update: See :class:`DynamicSparsityAlgorithm`.
+        init_method: See :class:`SparsityAlgorithm`.
+        drop_fraction: Fraction of the present weights dropped in an update, in [0, 1]; a number
+            or a schedule, evaluated at every update step.
+        **kwargs: See :class:`DynamicSparsityAlgorithm`.
+    """
+
+    def __init__(
+        self,
+        sparsity: Any = None,
+        update: Any = None,
+        init_method: str | Callable = "random",
+        *,
+        drop_fraction: Any = 0.3,
+        **kwargs: Any,
+    ) -> None:
+        self.drop_schedule = make_hyperparameter_schedule(
+            drop_fraction, key="drop_fraction", compat=kwargs.get("compat")
+        )
+        super().__init__(sparsity, update, init_method, **kwargs)
+
+    @abstractmethod
+    def grow_score(self, p: Tensor) -> Tensor:
+        """Scores of a parameter's shape; absent weights with the highest are grown."""
+
+    @property
+    def drop_fraction(self) -> float:
+        """Drop fraction at the current step, in [0, 1]."""
+        value = float(self.drop_schedule(self.step, self._updating))
+        return min(max(value, 0.0), 1.0)
+
+    def metrics(self, flops: ModelFlops | None = None) -> dict[str, Any]:
+        """As of every algorithm, and ``"drop_fraction"`` at the current step."""
+        return super().metrics(flops) | {"drop_fraction": self.drop_fraction}
+
+    def update_mask(self, p: Tensor, mask: Tensor, sparsity: float) -> Tensor:
+        """Drop by magnitude, then :meth:`grow`."""
+        options: dict[str, Any] = {"score_shaper": self.score_shaper, "compat": self.compat}
+        magnitude = p.abs()
+        kept, count = make_mask_drop_minimum(magnitude, mask, self.drop_fraction, **options)
+        may_exceed = self.score_shaper is not None or count > num_nonzero(sparsity, p.numel())
+        if self.compat is None and may_exceed:
+            magnitude = torch.where(kept, magnitude, -1)
+            kept &= make_mask_topk_sparsity(magnitude, sparsity, score_shaper=self.score_shaper)
+            count = num_true(kept)
+        del magnitude
+        return self.grow(p, kept, count, sparsity)
+
+    def grow(self, p: Tensor, kept: Tensor, count: int, sparsity: float) -> Tensor:
+        """Add weights to a mask until it has the sparsity: those of the best :meth:`grow_score`.
+
+        Args:
+            p: The parameter.
+            kept: Bool mask, to be left as it is; ``count`` weights.
+            count: See ``kept``.
+            sparsity: Target fraction of zeros, in [0, 1].
+        """
+        options: dict[str, Any] = {"score_shaper": self.score_shaper, "compat": self.compat}
+        return make_mask_grow_maximum(self.grow_score(p), kept, sparsity, count, **options)
+
+    def _advance_schedules(self, due: bool) -> None:
+        super()._advance_schedules(due)
+        self.drop_schedule.update(due)
+
+    def state_dict(self) -> dict[str, Any]:
+        """See :meth:`SparsityAlgorithm.state_dict`; also the state of the drop schedule."""
+        return super().state_dict() | {"drop_fraction": dict(self.drop_schedule.state_dict())}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Restore :meth:`state_dict`."""
+        super().load_state_dict(state_dict)
+        if "drop_fraction" in state_dict:
+            self.drop_schedule.load_state_dict(dict(state_dict["drop_fraction"]))

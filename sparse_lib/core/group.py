@@ -1,0 +1,245 @@
+"""Group: different algorithms for different parameters of one model."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from torch import nn
+from torch.optim import Optimizer
+
+from sparse_lib.core.algorithm import SparsityAlgorithm, call_update, sparsify
+from sparse_lib.core.parameter import SparseParameter, find_parameters, unwrap, warn
+
+if TYPE_CHECKING:
+    from sparse_lib.flops.model import ModelFlops
+
+Filter = str | Sequence[str] | Callable[..., bool]
+
+
+class Group(SparsityAlgorithm):
+    """Several algorithms; each parameter goes to the first whose filter matches it.
+
+    Args:
+        groups: Dict from filter to algorithm, or a list of such pairs. A filter is a glob on the
+            full parameter name (``*`` also matches dots), a list of globs, or a callable
+            ``f(name, param)`` or ``f(name, param, model)``.
+        seed: Seed for members without one of their own.
+
+    Raises:
+        TypeError: If a member is no algorithm, or a filter neither globs nor callable.
+        ValueError: If a member is a Group, or comes twice.
+    """
+
+    in_registry: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        groups: Mapping[Any, SparsityAlgorithm] | Iterable[tuple[Filter, SparsityAlgorithm]] = (),
+        *,
+        seed: int | None = None,
+    ) -> None:
+        self._members: list[tuple[Filter, SparsityAlgorithm]] = []
+        super().__init__(seed=seed)
+        pairs = list(groups.items() if isinstance(groups, Mapping) else groups)
+        for pair in pairs:
+            if not isinstance(pair, (list, tuple)) or len(pair) != 2:
+                raise TypeError(f"a Group takes a dict or (filter, algorithm) pairs, not {pair!r}")
+            self.add(*pair)
+
+    def add(self, param_filter: Filter, algorithm: SparsityAlgorithm) -> None:
+        """Add a member after the others."""
+        if not isinstance(algorithm, SparsityAlgorithm):
+            raise TypeError(f"a Group holds sparsity algorithms, not {algorithm!r}")
+        if isinstance(algorithm, Group):
+            raise ValueError("a Group cannot hold a Group; use extend")
+        if any(known is algorithm for known in self.algorithms):
+            raise ValueError("this algorithm is in the Group already; give it a list of globs")
+        _check_filter(param_filter)
+        if isinstance(param_filter, tuple):
+            param_filter = list(param_filter)
+        algorithm.autoupdate = algorithm.autoupdate and self._autoupdate
+        self._members.append((param_filter, algorithm))
+
+    def extend(self, group: Group) -> None:
+        """Add all members of another group."""
+        for param_filter, algorithm in group._members:
+            self.add(param_filter, algorithm)
+
+    def __getitem__(self, index: int) -> SparsityAlgorithm:
+        return self._members[index][1]
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def __iter__(self) -> Iterator[SparsityAlgorithm]:
+        return iter(self.algorithms)
+
+    @property
+    def algorithms(self) -> list[SparsityAlgorithm]:
+        """The members, in order."""
+        return [algorithm for _, algorithm in self._members]
+
+    @property
+    def needs_dense_gradient(self) -> bool:
+        """True if a member needs dense gradients on the step about to be taken."""
+        return any(algorithm.needs_dense_gradient for algorithm in self.algorithms)
+
+    @property
+    def autoupdate(self) -> bool:
+        """Whether members are updated automatically; setting it sets every member's."""
+        return self._autoupdate
+
+    @autoupdate.setter
+    def autoupdate(self, value: bool) -> None:
+        self._autoupdate = bool(value)
+        for algorithm in self.algorithms:
+            algorithm.autoupdate = value
+
+    def _apply_to_model(self, model: nn.Module) -> None:
+        if not self._members:
+            raise ValueError("a Group needs at least one algorithm before it is applied")
+        root = unwrap(model)
+        self._agree_on_seed()
+        parts: list[list[tuple[str, nn.Module, str]]] = [[] for _ in self._members]
+        for found in find_parameters(model):
+            for part, (param_filter, _) in zip(parts, self._members, strict=True):
+                if _matches(param_filter, found, root):
+                    part.append(found)
+                    break
+        for algorithm in self.algorithms:
+            if algorithm.seed is None:
+                algorithm.seed = self.seed
+        sparsify(list(zip(self.algorithms, parts, strict=True)))
+        for part, (param_filter, algorithm) in zip(parts, self._members, strict=True):
+            self.sparse_params |= algorithm.sparse_params
+            if not part:
+                name = type(algorithm).__name__
+                warn(f"no parameter matches {_describe(param_filter)}, given to {name}")
+        self._claim()
+
+    def _initialize_parameters(self, params: Iterable[SparseParameter]) -> None:
+        for sparse in params:
+            sparse.initialize()
+
+    def _apply_to_optimizer(self, optimizer: Any) -> None:
+        super()._apply_to_optimizer(optimizer)
+        for algorithm in self.algorithms:
+            algorithm._optimizer = self._optimizer
+            algorithm._prepare_next_step()
+
+    def detach(self, module: nn.Module | Optimizer | None = None) -> None:
+        """As :meth:`SparsityAlgorithm.detach`, for every member."""
+        for algorithm in self.algorithms:
+            algorithm.detach(module)
+        super().detach(module)
+
+    def metrics(self, flops: ModelFlops | None = None) -> dict[str, Any]:
+        """As of every algorithm; ``"drop_fraction"`` is that of the first member that has one."""
+        own = [a.drop_fraction for a in self.algorithms if hasattr(a, "drop_fraction")]
+        return super().metrics(flops) | ({"drop_fraction": own[0]} if own else {})
+
+    def update(self, optimizer: Optimizer | None = None) -> None:
+        """Update the masks of every member now."""
+        for algorithm in self.algorithms:
+            call_update(algorithm, optimizer)  # type: ignore[arg-type]
+
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        for algorithm in self.algorithms:
+            algorithm._before_step(optimizer, args, kwargs)
+
+    def _advance(self, optimizer: Optimizer, autoupdate: bool) -> bool:
+        self.step += 1
+        for algorithm in self.algorithms:
+            algorithm._restore_gradients()
+        changed = [
+            algorithm._advance(optimizer, autoupdate and algorithm.autoupdate)
+            for algorithm in self.algorithms
+        ]
+        return any(changed)
+
+    def _prepare_next_step(self) -> None:
+        for _, algorithm in self.__dict__.get("_members", ()):
+            algorithm._prepare_next_step()
+
+    def _report(self) -> None:
+        for algorithm in self.algorithms:
+            algorithm._report()
+
+    def register_target_sparsity_hook(self, hook: Callable) -> list[Any]:
+        """Register the hook on every member; returns a list of handles."""
+        return [a.register_target_sparsity_hook(hook) for a in self.algorithms]
+
+    def register_computed_sparsity_hook(self, hook: Callable) -> list[Any]:
+        """Register the hook on every member; returns a list of handles."""
+        return [a.register_computed_sparsity_hook(hook) for a in self.algorithms]
+
+    def state_dict(self) -> dict[str, Any]:
+        """State of every member, in order."""
+        return {
+            "step": self.step,
+            "seed": self.seed,
+            "groups": [algorithm.state_dict() for algorithm in self.algorithms],
+        }
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        """Restore :meth:`state_dict`; the Cerebras library's list of states loads too.
+
+        Raises:
+            TypeError: If it is neither a dict nor a list.
+            ValueError: If the number of members differs.
+        """
+        is_list = isinstance(state_dict, (list, tuple))
+        if not is_list and not isinstance(state_dict, Mapping):
+            raise TypeError(f"the state of a Group must be a dict or a list, not {state_dict!r}")
+        states = list(state_dict if is_list else state_dict.get("groups", ()))
+        if len(states) != len(self._members):
+            raise ValueError(
+                f"the state holds {len(states)} algorithms, the group {len(self._members)}"
+            )
+        for algorithm, state in zip(self.algorithms, states, strict=True):
+            if not (is_list and not state):  # the Cerebras library's Static has no state
+                algorithm.load_state_dict(state)
+        if is_list:
+            self.step = max(algorithm.step for algorithm in self.algorithms)
+        else:
+            self.step, self.seed = int(state_dict["step"]), state_dict.get("seed", self.seed)
+
+
+def _check_filter(param_filter: Any) -> None:
+    if isinstance(param_filter, str) or callable(param_filter):
+        return
+    globs = isinstance(param_filter, (list, tuple)) and param_filter
+    if not globs or not all(isinstance(glob, str) for glob in param_filter):
+        raise TypeError(
+            f"a filter must be a glob, a list of globs or a callable, not {param_filter!r}"
+        )
+
+
+def _matches(param_filter: Filter, found: tuple[str, nn.Module, str], model: nn.Module) -> bool:
+    name, module, param_name = found
+    if isinstance(param_filter, str):
+        return fnmatchcase(name, param_filter)
+    if not callable(param_filter):
+        return any(fnmatchcase(name, glob) for glob in param_filter)
+    arguments = (name, module._parameters[param_name], model)
+    return bool(param_filter(*arguments[: _num_arguments(param_filter)]))
+
+
+def _num_arguments(function: Callable) -> int:
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return 2
+    if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters):
+        return 3
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    return min(3, len(positional))
+
+
+def _describe(param_filter: Filter) -> str:
+    if callable(param_filter):
+        return f"the filter {getattr(param_filter, '__name__', repr(param_filter))}"
+    return repr(param_filter)

@@ -1,0 +1,256 @@
+"""Keeps masked weights, gradients and optimizer states at zero, by selection.
+
+A :class:`MaskGuard` sits beside each sparse parameter, in the module that owns it, so that copying
+or pickling the module copies the enforcement too.
+"""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from sparse_lib.core.algorithm import SparsityAlgorithm
+
+_SAME_SIZE_INTEGER = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_GUARDS = "_mask_guards"
+_WANTS_DENSE = "_needs_dense_gradient"
+
+
+def mask_name(name: str) -> str:
+    """Name of the mask buffer that belongs to the parameter ``name``."""
+    return f"{name}_mask"
+
+
+def guards(module: nn.Module) -> dict[str, MaskGuard]:
+    """The guards of the parameters that ``module`` itself owns, by parameter name."""
+    return module.__dict__.get(_GUARDS, {})
+
+
+class MaskGuard:
+    """Masks one parameter, its gradient and its optimizer states.
+
+    Zeros are *selected*, by a bitwise AND with all-ones or all-zeros words, never multiplied: a
+    NaN or an infinity where the mask is zero becomes zero.
+    """
+
+    def __init__(self, module: nn.Module, name: str) -> None:
+        self.module = module
+        self.name = name
+        self._forget()
+        module.__dict__.setdefault(_GUARDS, {})[name] = self
+        if _settle_loaded not in module._load_state_dict_post_hooks.values():
+            module.register_load_state_dict_post_hook(_settle_loaded)
+            module.register_forward_pre_hook(_settle_alone)
+        self._install(self.param)
+
+    def _forget(self) -> None:
+        self.owner: str | None = None  # a copy belongs to no algorithm until one adopts it
+        self._driver: weakref.ref[SparsityAlgorithm] | None = None
+        self._words: dict[tuple[int, torch.device], Tensor] = {}
+        self._words_of: tuple[Tensor | None, int] = (None, -1)
+        self._clean_gradient: tuple[Tensor | None, int, int] = (None, -1, -1)
+        self._handle: Any = None
+        self._hooked: Tensor | None = None
+        self._hooked_contents = 0
+        self._settled: tuple[int, int] | None = None
+        self._known_mask = -1
+
+    @property
+    def param(self) -> nn.Parameter:
+        """The parameter that the module holds now."""
+        return self.module._parameters[self.name]  # type: ignore[return-value]
+
+    @property
+    def mask(self) -> Tensor:
+        """The bool mask buffer, of the parameter's shape."""
+        return self.module._buffers[mask_name(self.name)]  # type: ignore[return-value]
+
+    @property
+    def driver(self) -> SparsityAlgorithm | None:
+        """The outermost algorithm that decides about the mask, if it is still there."""
+        return None if self._driver is None else self._driver()
+
+    def claim(self, owner: str, driver: SparsityAlgorithm) -> None:
+        """Belong to an algorithm: its name for messages, and the one to tell of a removal."""
+        self.owner, self._driver = owner, weakref.ref(driver)
+
+    def _know(self, mask: Tensor | None) -> None:
+        """Take a mask for one that the weight obeys already, as far as it ever will."""
+        if mask is not None and not mask.is_inference():
+            self._known_mask = mask._version
+
+    def release(self) -> None:
+        """Belong to no algorithm; the mask stays enforced and another may adopt it."""
+        self.owner, self._driver = None, None
+        self.want_dense_gradient(False)
+        self._know(self.mask)
+
+    def remove(self) -> None:
+        """Stop enforcing."""
+        self.release()
+        if self._handle is not None:
+            self._handle.remove()
+        guards(self.module).pop(self.name, None)
+        if not guards(self.module):
+            self.module.__dict__.pop(_GUARDS, None)
+            for hooks, ours in (
+                (self.module._load_state_dict_post_hooks, _settle_loaded),
+                (self.module._forward_pre_hooks, _settle_alone),
+            ):
+                for key in [key for key, hook in hooks.items() if hook is ours]:
+                    del hooks[key]
+
+    def want_dense_gradient(self, wanted: bool) -> None:
+        """Tell layers that skip masked work whether the next backward pass must be dense."""
+        if wanted:
+            setattr(self.param, _WANTS_DENSE, True)
+        elif (param := self.module._parameters.get(self.name)) is not None:
+            param.__dict__.pop(_WANTS_DENSE, None)
+
+    def ensure(self) -> None:
+        """Watch the module's current parameter, if it was replaced or has become trainable."""
+        param = self.param
+        # A conversion may swap a tensor's contents: the object stays and loses its hooks.
+        known = self._hooked is param and self._hooked_contents == param._cdata
+        if param.requires_grad and not known:
+            self._install(param)
+
+    def _install(self, param: Tensor) -> None:
+        if self._handle is not None:
+            self._handle.remove()
+            self._handle = self._hooked = None
+        self._settled = None
+        if not param.requires_grad:
+            return
+        ref = weakref.ref(self)  # a strong reference would tie parameter and module in a C++ cycle
+
+        def mask_gradient(parameter: Tensor) -> None:
+            guard = ref()
+            if guard is not None and parameter.grad is not None:
+                guard.select(parameter.grad)
+                gradient, mask = parameter.grad, guard.mask
+                version = -1 if mask is None else mask._version
+                guard._clean_gradient = (gradient, gradient._version, version)
+
+        self._handle = param.register_post_accumulate_grad_hook(mask_gradient)
+        self._hooked, self._hooked_contents = param, param._cdata
+
+    def select(self, tensor: Tensor) -> None:
+        """Set a tensor of the mask's shape to zero, in place, where the mask is zero."""
+        tensor = tensor.detach()
+        if self.mask is None:  # the model was made dense
+            return
+        if tensor.layout == torch.sparse_coo:
+            kept = self.mask.to(tensor.device)[tuple(tensor._indices())]
+            tensor._values().masked_fill_(kept.logical_not(), 0)
+            return
+        integer = _SAME_SIZE_INTEGER.get(tensor.element_size())
+        if integer is None or tensor.is_complex():
+            tensor.masked_fill_(self.mask.to(tensor.device).logical_not(), 0)
+            return
+        tensor.view(integer).bitwise_and_(self._words_for(integer, tensor))
+
+    def _words_for(self, integer: torch.dtype, tensor: Tensor) -> Tensor:
+        mask = self.mask
+        known, version = self._words_of
+        if known is not mask:
+            self._words.clear()
+        elif version != mask._version:
+            for stale in self._words.values():
+                stale.copy_(mask).neg_()
+        self._words_of = (mask, mask._version)
+        key = (tensor.element_size(), tensor.device)
+        words = self._words.get(key)
+        if words is None:
+            words = mask.to(device=tensor.device, dtype=integer).neg_()
+            self._words[key] = words
+        return words
+
+    def select_gradient(self) -> None:
+        """Mask ``param.grad``, unless the backward hook did and nothing touched it since."""
+        gradient = self.param.grad
+        if gradient is None or self.gradient_is_clean:
+            return
+        self.select(gradient)
+
+    @property
+    def gradient_is_clean(self) -> bool:
+        """True if neither ``param.grad`` nor the mask changed since this guard masked it."""
+        known, version, mask_version = self._clean_gradient
+        gradient, mask = self.param.grad, self.mask
+        if gradient is None or known is not gradient or gradient._version != version:
+            return False
+        return mask is None or mask._version == mask_version
+
+    def forget_gradient(self) -> None:
+        """Let go of the gradient, so that ``zero_grad`` can free it."""
+        self._clean_gradient = (None, -1, -1)
+
+    def settle_alone(self) -> None:
+        """Mask the weight if nobody does it after optimizer steps and it may have changed.
+
+        So a copy, such as a moving average that gets weights and masks by assignment, computes
+        with masked weights. A copy whose mask was never changed is left as it is: it may average
+        weights of other masks, which a stale one would destroy.
+        """
+        driver = self.driver
+        if driver is not None and driver.drives_optimizer:
+            return
+        param = self.module._parameters.get(self.name)
+        mask = self.module._buffers.get(mask_name(self.name))
+        # functional_call puts tensors of the caller's here, which are not ours to change.
+        if mask is None or not isinstance(param, nn.Parameter):
+            return
+        self.ensure()
+        if param.is_inference() or mask.is_inference():
+            return
+        if self.owner is None and mask._version == self._known_mask:
+            return
+        if self._settled != (param._version, mask._version):
+            self.select_weight()
+            self._settled = (param._version, mask._version)
+
+    def select_weight(self) -> None:
+        """Mask the weight in place."""
+        self.select(self.param)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> MaskGuard:
+        twin = object.__new__(MaskGuard)
+        memo[id(self)] = twin
+        twin.module = copy.deepcopy(self.module, memo)
+        twin.name = self.name
+        twin._forget()
+        twin._install(copy.deepcopy(self.param, memo))
+        twin._know(copy.deepcopy(self.mask, memo))
+        return twin
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"module": self.module, "name": self.name, "param": self.param, "mask": self.mask}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.module, self.name = state["module"], state["name"]
+        self._forget()
+        state["param"].__dict__.pop(_WANTS_DENSE, None)
+        self._install(state["param"])
+        self._know(state.get("mask"))
+
+
+def _settle_loaded(module: nn.Module, _: Any) -> None:
+    """After ``load_state_dict``: the loaded weights obey the loaded masks."""
+    for guard in guards(module).values():
+        guard.ensure()
+        guard.select_weight()
+
+
+@torch.no_grad()
+def _settle_alone(module: nn.Module, _: Any) -> None:
+    """Before a forward pass that is neither compiled nor traced."""
+    # A function of the module's, not a method of a guard's: it survives copying and pickling.
+    if not (torch.compiler.is_compiling() or torch.jit.is_tracing()):
+        for guard in guards(module).values():
+            guard.settle_alone()

@@ -1,0 +1,267 @@
+"""Sparse parameters: finding a model's parameters, and one parameter with its mask."""
+
+from __future__ import annotations
+
+import re
+import sys
+import warnings
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from sparse_lib.core.guard import MaskGuard, guards, mask_name
+from sparse_lib.core.metrics import MaskHistory, Work, dead_outputs, sparsity
+from sparse_lib.masks.counts import num_true
+
+if TYPE_CHECKING:
+    from sparse_lib.core.algorithm import SparsityAlgorithm
+
+#: What ``torch.compile`` and checkpoint wrappers add to names.
+WRAPPER = re.compile(r"(?<![^.])(_orig_mod|_checkpoint_wrapped_module)\.")
+#: Wrappers that hold the model as ``module``, a name that models use for parts of their own, too.
+PARALLEL = (nn.parallel.DistributedDataParallel, nn.DataParallel)
+
+
+_SHARDED = (
+    "{what}; sharded parameters (FSDP, fully_shard, tensor parallelism) are not supported, "
+    "use DistributedDataParallel"
+)
+
+
+class SparseParameter:
+    """A parameter, its mask, and what happened to the mask.
+
+    Attributes:
+        module: The module that owns the parameter and the ``<name>_mask`` buffer.
+        param_name: Name of the parameter inside ``module``.
+        name: Full name from the model that the algorithm was applied to, without the prefixes
+            that ``torch.compile``, DDP and checkpoint wrappers add.
+        initialized: True once the mask holds a pattern (made here, or loaded).
+        target: The sparsity that the mask was last asked to have, in [0, 1].
+        history: What happened to the mask since initialisation.
+        work: What training steps cost, up to the last change of the mask.
+    """
+
+    def __init__(
+        self, algorithm: SparsityAlgorithm, module: nn.Module, param_name: str, name: str
+    ) -> None:
+        self.algorithm = algorithm
+        self.module = module
+        self.param_name = param_name
+        self.name = name
+        self.initialized = False
+        self.target = 0.0
+        self.history = MaskHistory()
+        self.work = Work()
+
+    @property
+    def guard(self) -> MaskGuard:
+        """What enforces the mask."""
+        return guards(self.module)[self.param_name]
+
+    @property
+    def param(self) -> nn.Parameter:
+        """The parameter itself."""
+        return self.module._parameters[self.param_name]  # type: ignore[return-value]
+
+    @property
+    def data(self) -> Tensor:
+        """The parameter's values, detached; zero where the mask is."""
+        return self.param.data
+
+    @property
+    def mask(self) -> Tensor:
+        """The bool mask, of the parameter's shape. Setting it also zeroes what it drops."""
+        return self.module._buffers[mask_name(self.param_name)]  # type: ignore[return-value]
+
+    @mask.setter
+    def mask(self, new: Tensor) -> None:
+        old = self.mask
+        if not isinstance(new, Tensor) or new.shape != old.shape:
+            shape = tuple(new.shape) if isinstance(new, Tensor) else type(new).__name__
+            raise ValueError(
+                f"the mask of {self.name!r} must be a tensor of shape {tuple(old.shape)}, "
+                f"not {shape}"
+            )
+        new = new.detach().to(device=old.device, dtype=torch.bool)
+        if self.initialized:
+            self.count_work()
+            self.history.record(old, new)
+        self.initialized = True
+        if new is not old:
+            old.copy_(new)
+        self.prune()
+
+    def count_work(self) -> Work:
+        """Count the steps taken with the present mask."""
+        steps = self.algorithm.step - self.work.until
+        if steps:
+            self.work.present += steps * num_true(self.mask)
+            self.work.until = self.algorithm.step
+        return self.work
+
+    def count_dense_gradient(self) -> None:
+        """Count a dense weight gradient in the step being taken."""
+        self.work.dense_steps += 1
+        self.work.dense_present += num_true(self.mask)
+
+    @property
+    def next_work(self) -> Work:
+        """What the step about to be taken will cost."""
+        present, dense = num_true(self.mask), self.algorithm.needs_dense_gradient
+        return Work(present, int(dense), present * dense)
+
+    @property
+    def sparsity(self) -> float:
+        """Fraction of zeros in the mask, in [0, 1]."""
+        return sparsity(self.mask)
+
+    def metrics(self) -> dict[str, Any]:
+        """One entry of ``"tensors"`` in :meth:`sparse_lib.SparsityAlgorithm.metrics`."""
+        mask, history = self.mask, self.history
+        return {
+            "sparsity": sparsity(mask),
+            "target": self.target,
+            "churn": history.churn,
+            "itop": history.in_time_overparameterization(mask),
+            "degree_of_constraint": history.degree_of_constraint(),
+            "survival": history.survival,
+            "dead_units": dead_outputs(mask, self.module) if mask.dim() > 1 else None,
+            "num_updates": history.num_updates,
+        }
+
+    def initialize(self) -> None:
+        """Make the first mask, unless there is one."""
+        self.algorithm._initialize_parameters([self])
+
+    @torch.no_grad()
+    def prune(self) -> None:
+        """Set the weights that the mask drops to zero, and their gradients."""
+        self.guard.select_weight()
+        self.guard.select_gradient()
+
+    def __repr__(self) -> str:
+        shape = tuple(self.param.shape)
+        return f"SparseParameter({self.name!r}, shape={shape}, sparsity={self.sparsity:.4f})"
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """The model inside ``torch.compile`` and data-parallel wrappers."""
+    while True:
+        if "_orig_mod" in model._modules:
+            model = model._modules["_orig_mod"]  # type: ignore[assignment]
+        elif isinstance(model, PARALLEL):
+            model = model.module
+        else:
+            return model
+
+
+def find_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
+    """Yields (full name, owning module, name there) for every parameter that may become sparse.
+
+    Tied parameters come once, under their first name. Left out: what carries
+    ``requires_dense = True``, or lies inside a module that does, and what is not floating point.
+    """
+    seen: set[int] = set()
+    dense: list[str] = []
+    kept = {  # under another name, too
+        id(param)
+        for module in unwrap(model).modules()
+        if getattr(module, "requires_dense", False)
+        for param in module.parameters()
+    }
+    for path, module in unwrap(model).named_modules():
+        if any(cls.__name__ == "FullyShardedDataParallel" for cls in type(module).__mro__):
+            raise ValueError(_SHARDED.format(what="the model holds FullyShardedDataParallel"))
+        inside_dense = any(path == top or path.startswith(f"{top}.") or not top for top in dense)
+        if getattr(module, "requires_dense", False) and not inside_dense:
+            dense.append(path)
+            inside_dense = True
+        for name, param in module._parameters.items():
+            if param is None or id(param) in seen:
+                continue
+            seen.add(id(param))
+            full_name = WRAPPER.sub("", f"{path}.{name}" if path else name)
+            if inside_dense or id(param) in kept or getattr(param, "requires_dense", False):
+                continue
+            check_parameter(full_name, param)
+            if param.is_floating_point():
+                yield full_name, module, name
+
+
+def check_parameter(name: str, param: nn.Parameter) -> None:
+    """Raise ValueError, with what to do instead, if a parameter cannot carry a mask."""
+    if isinstance(param, nn.parameter.UninitializedParameter):
+        raise ValueError(
+            f"{name!r} has no shape yet; run one forward pass before applying sparsity"
+        )
+    if hasattr(param, "device_mesh"):
+        raise ValueError(_SHARDED.format(what=f"{name!r} is a DTensor"))
+    if param.device.type == "meta":
+        raise ValueError(f"{name!r} is on the meta device; materialise the model first")
+
+
+def candidate(
+    algorithm: SparsityAlgorithm, module: nn.Module, param_name: str, name: str
+) -> SparseParameter:
+    """A parameter that may get a mask; the module is left as it is until :func:`attach`.
+
+    Raises:
+        ValueError: If the parameter belongs to another algorithm, or a buffer has the mask's name
+            without being one.
+    """
+    param = module._parameters[param_name]
+    assert param is not None
+    buffer = module._buffers.get(mask_name(param_name))
+    guard = guards(module).get(param_name)
+    if guard is not None and buffer is not None and guard.owner is not None:
+        raise ValueError(
+            f"{name!r} is already sparsified by {guard.owner}; make the model dense first "
+            "(sparse_lib.densify)"
+        )
+    if buffer is None and hasattr(module, mask_name(param_name)):
+        raise ValueError(f"{name!r} needs a buffer {mask_name(param_name)!r}, a name in use")
+    if buffer is not None and (buffer.dtype != torch.bool or buffer.shape != param.shape):
+        raise ValueError(f"{name!r} has a buffer {mask_name(param_name)!r} that is not its mask")
+    sparse = SparseParameter(algorithm, module, param_name, name)
+    sparse.initialized = buffer is not None
+    return sparse
+
+
+def attach(sparse: SparseParameter) -> None:
+    """Give a candidate a mask buffer, of ones, and a guard, where it has none.
+
+    A mask buffer that is there already, from a checkpoint or a copied model, is kept as it is.
+    """
+    module, param = sparse.module, sparse.param
+    if module._buffers.get(mask_name(sparse.param_name)) is None:
+        full = torch.ones(param.shape, dtype=torch.bool, device=param.device)
+        module.register_buffer(mask_name(sparse.param_name), full)
+    if sparse.param_name not in guards(module):
+        MaskGuard(module, sparse.param_name)
+
+
+def is_outermost_apply(module: nn.Module) -> bool:
+    """True if the running ``nn.Module.apply`` was called on ``module`` itself.
+
+    ``Module.apply`` visits children first and does not say where it started; only the call stack
+    does. An algorithm must act once, at the top, where full parameter names are known.
+    """
+    frame = sys._getframe(2)
+    outermost: Any = None
+    while frame is not None and frame.f_code.co_name == "apply":
+        caller = frame.f_locals.get("self")
+        if not isinstance(caller, nn.Module):
+            break
+        if outermost is not None and outermost not in (caller, *caller.children()):
+            break
+        outermost = caller
+        frame = frame.f_back  # type: ignore[assignment]
+    return outermost is None or outermost is module
+
+
+def warn(message: str) -> None:
+    """One warning, attributed to the caller's code."""
+    warnings.warn(message, UserWarning, stacklevel=4)

@@ -1,0 +1,154 @@
+"""Which sparsity each parameter should have at a step."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Callable, Mapping
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from sparse_lib.masks.distributions import DISTRIBUTIONS, distribute
+from sparse_lib.schedules.values import HyperParameterSchedule, make_hyperparameter_schedule
+
+if TYPE_CHECKING:
+    from sparse_lib.core.parameter import SparseParameter
+
+
+class Levels:
+    """Sparsity schedules, one for all parameters or several by name, and a distribution.
+
+    ``levels[p]`` is the schedule of a parameter, given by full name or as the tensor itself.
+
+    Args:
+        spec: What :func:`make_hyperparameter_schedule` takes, or a dict from full parameter name
+            (a glob, or the parameter itself) to that; the first match wins.
+        distribution: Name or callable that spreads the scheduled sparsity over the tensors; None
+            gives each tensor the same.
+    """
+
+    def __init__(
+        self,
+        spec: Any,
+        distribution: str | Mapping | Callable | None = None,
+        *,
+        compat: str | None = None,
+    ) -> None:
+        self.compat = compat
+        self.rules: list[tuple[Any, HyperParameterSchedule]]
+        if _is_map(spec):
+            self.rules = [
+                (key, make_hyperparameter_schedule(value, key="sparsity", compat=compat))
+                for key, value in spec.items()
+            ]
+        else:
+            schedule = make_hyperparameter_schedule(spec, key="sparsity", compat=compat)
+            self.rules = [("*", schedule)]
+        self.distribution = distribution
+        _check_distribution(distribution, compat)
+        self._params: dict[str, SparseParameter] = {}
+
+    @property
+    def params(self) -> dict[str, SparseParameter]:
+        """The sparse parameters by full name; a name or glob that matches none is warned of."""
+        return self._params
+
+    @params.setter
+    def params(self, params: dict[str, SparseParameter]) -> None:
+        self._params = params
+        for rule, _ in self.rules:
+            idle = isinstance(rule, str) and not any(fnmatchcase(name, rule) for name in params)
+            if params and idle:
+                warnings.warn(f"no parameter matches {rule!r}, given a sparsity", stacklevel=2)
+
+    @property
+    def schedules(self) -> list[HyperParameterSchedule]:
+        """The schedules, each once."""
+        return list({id(schedule): schedule for _, schedule in self.rules}.values())
+
+    def __getitem__(self, key: str | Tensor) -> HyperParameterSchedule:
+        param = key if isinstance(key, Tensor) else None
+        name = key if isinstance(key, str) else ""
+        for full_name, sparse in self.params.items():
+            if sparse.param is param or full_name == name:
+                param, name = sparse.param, full_name
+        for rule, schedule in self.rules:
+            matches = fnmatchcase(name, rule) if isinstance(rule, str) else rule is param
+            if matches:
+                return schedule
+        raise KeyError(f"no sparsity is given for parameter {name!r}")
+
+    def targets(self, step: int, *, is_update_step: bool = False) -> dict[str, float]:
+        """The sparsity of every parameter at a step, in [0, 1], by full name."""
+        values = {id(s): min(max(float(s(step, is_update_step)), 0.0), 1.0) for s in self.schedules}
+        groups: dict[int, dict[str, SparseParameter]] = {}
+        for name, sparse in self.params.items():
+            groups.setdefault(id(self._known(name)), {})[name] = sparse
+        targets: dict[str, float] = {}
+        for key, group in groups.items():
+            if self.distribution is None:
+                targets |= dict.fromkeys(group, values[key])
+            else:
+                weights = {name: sparse.param for name, sparse in group.items()}
+                targets |= self._distribute(weights, values[key])
+        return {name: targets[name] for name in self.params}
+
+    def _known(self, name: str) -> HyperParameterSchedule:
+        try:
+            return self[name]
+        except KeyError:
+            given = [rule if isinstance(rule, str) else "a tensor" for rule, _ in self.rules]
+            raise ValueError(
+                f"sparsity by parameter has nothing for {name!r}, only for {given}; add '*'"
+            ) from None
+
+    def _distribute(self, weights: Mapping[str, Tensor], sparsity: float) -> dict[str, float]:
+        if callable(self.distribution):
+            return self.distribution(weights, sparsity)
+        assert self.distribution is not None
+        return distribute(self.distribution, weights, sparsity, compat=self.compat)
+
+    def advance(self, is_update_step: bool) -> None:
+        """Tell stateful schedules that a step is over."""
+        for schedule in self.schedules:
+            schedule.update(is_update_step)
+
+    def state_dict(self) -> list[dict[str, Any]]:
+        """State of each schedule, in order."""
+        return [dict(schedule.state_dict()) for schedule in self.schedules]
+
+    def load_state_dict(self, state: list[dict[str, Any]]) -> None:
+        """Restore what :meth:`state_dict` returned."""
+        schedules = self.schedules
+        if len(state) != len(schedules):
+            raise ValueError(
+                f"the state holds {len(state)} sparsity schedules, the algorithm {len(schedules)}"
+            )
+        for schedule, saved in zip(schedules, state, strict=True):
+            schedule.load_state_dict(dict(saved))
+
+
+def _is_map(spec: Any) -> bool:
+    """Whether a dict is from parameters to sparsities, not a schedule that lacks its ``type``."""
+    if not isinstance(spec, Mapping) or not spec or "type" in spec:
+        return False
+    classes = HyperParameterSchedule.registry.values()
+    arguments = {name for cls in classes for name in inspect.signature(cls).parameters}
+    return not all(isinstance(key, str) and key in arguments for key in spec)
+
+
+def _check_distribution(spec: Any, compat: str | None) -> None:
+    """Raise now what would otherwise be raised once there is a model."""
+    if spec is None or callable(spec):
+        return
+    is_map = isinstance(spec, Mapping) and spec.get("type", "map") == "map"
+    if is_map and DISTRIBUTIONS:
+        return
+    weights = {}
+    for name, size in (("first", 2), ("middle", 64), ("last", 2)):  # room for dense ends
+        weights[name] = torch.nn.Parameter(torch.zeros(size, size))
+        weights[name].grad = torch.zeros(size, size)
+    distribute(spec, weights, 0.5, compat=compat)

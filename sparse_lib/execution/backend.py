@@ -1,0 +1,231 @@
+"""Backends and `compile`: a twin of a model whose masked layers skip, or mask, their weights."""
+
+import copyreg
+import functools
+import warnings
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+from sparse_lib.checks import check_finite
+from sparse_lib.execution import kernels
+from sparse_lib.execution.layers import Execution, SparseLayer, skipping_mixin
+from sparse_lib.simulation.facts import SPECS, DeviceSpec, device_spec
+from sparse_lib.simulation.timing import Simulation, simulate
+
+EXECUTIONS = ("dense", "skip")
+
+
+@dataclass
+class Backend:
+    """How the masked layers of a model are executed.
+
+    Attributes:
+        name: What `backend` was asked for.
+        execution: `"dense"` (masked dense, any torch device) or `"skip"` (the masked work is not
+            done; CPU, float32).
+        spec: The device whose time `simulate` predicts, or None.
+        strict: Raise where a layer would fall back to masked dense, instead of one notice.
+        crossover: Sparsity in [0, 1] below which a layer runs dense; None runs it dense where
+            `worth_skipping` expects that to be faster.
+    """
+
+    name: str
+    execution: str
+    spec: DeviceSpec | None = None
+    strict: bool = False
+    crossover: float | None = None
+    _noticed: set[tuple[str, str]] = field(default_factory=set, repr=False)
+
+    def notice(self, layer: str, reason: str) -> None:
+        """Says once that a layer runs masked dense; raises if `strict`."""
+        message = f"layer {layer!r} runs masked dense: {reason}"
+        if self.strict:
+            raise ValueError(message)
+        if (layer, reason) not in self._noticed:
+            self._noticed.add((layer, reason))
+            warnings.warn(message, RuntimeWarning, stacklevel=2)
+
+    def simulate(self, model: nn.Module, **sizes: Any) -> Simulation:
+        """Predicts a training step of the model on this backend's device; *simulated*.
+
+        Args:
+            model: Any module, also a compiled one; without `sparsity`, its masks tell it.
+            **sizes: As in `sparse_lib.device.simulate`.
+
+        Raises:
+            ValueError: The backend has no device, or as in `sparse_lib.device.simulate`.
+        """
+        if self.spec is None:
+            raise ValueError(f"backend {self.name!r} has no timing model; take {_names(SPECS)}")
+        model = model.__dict__.get("_original", model)
+        if sizes.get("sparsity") is None:
+            sizes["sparsity"] = {
+                f"{path}.{name}".lstrip("."): 1 - int(mask.count_nonzero()) / max(mask.numel(), 1)
+                for path, module in model.named_modules()
+                for name in module._parameters
+                if (mask := module._buffers.get(f"{name}_mask")) is not None
+            }
+        return simulate(model, self.spec, **sizes)
+
+
+def _names(names: Iterable[str]) -> str:
+    return ", ".join(names)
+
+
+def backend(
+    name: str,
+    *,
+    execution: str | None = None,
+    strict: bool = False,
+    crossover: float | None = None,
+) -> Backend:
+    """Chooses how masked layers are executed.
+
+    Args:
+        name: `"dense"`, `"skip"`, or a device (`"cs2"`, ...), which adds its timing model.
+        execution: `"dense"` or `"skip"`, for a device; by default skip on those that skip zeros.
+        strict: Raise instead of falling back to masked dense.
+        crossover: Sparsity in [0, 1] below which a layer runs dense; decided by each layer's size
+            and sparsity if None.
+
+    Raises:
+        TypeError: The crossover is no number.
+        ValueError: A name is unknown, or the crossover is not in [0, 1].
+    """
+    if name not in (*EXECUTIONS, *SPECS, "host"):
+        allowed = _names((*EXECUTIONS, *SPECS, "host"))
+        raise ValueError(f"backend must be one of {allowed}, got {name!r}")
+    if execution not in (None, *EXECUTIONS):
+        raise ValueError(f"execution must be one of {_names(EXECUTIONS)}, got {execution!r}")
+    if crossover is not None and not 0 <= check_finite(crossover, "crossover") <= 1:
+        raise ValueError(f"crossover must be in [0, 1], got {crossover!r}")
+    if name in EXECUTIONS:
+        if execution not in (None, name):
+            raise ValueError(f"execution must be {name!r} for backend {name!r}, got {execution!r}")
+        return Backend(name, name, None, strict, crossover)
+    spec = device_spec(name)
+    chosen = execution or ("skip" if spec.skips_zeros else "dense")
+    return Backend(name, chosen, spec, strict, crossover)
+
+
+def compile(model: nn.Module, backend: Backend | str = "skip") -> nn.Module:
+    """Returns a twin of the model that shares its parameters and buffers.
+
+    The twin is an ordinary module of the same class: call it, call its other methods, wrap it. The
+    original stays usable, and what is done to its parameters, masks or mode (`train`, `eval`) holds
+    for both, before and after compiling. Layers are Linear, Conv2d and transformers' Conv1D; one
+    whose weight is tied to a masked one takes that one's mask.
+
+    While torch traces or transforms the twin (`torch.compile`, `torch.export`, `torch.jit.trace`,
+    `torch.func`) and under dispatch modes other than a `Ledger`, all layers run masked dense.
+    Pickled or copied, a twin stays one and brings its original along.
+
+    Args:
+        model: Any module; sparsity may be applied to it before or later.
+        backend: From `backend`, or its name.
+
+    Raises:
+        TypeError: The model is no module, or the backend neither a `Backend` nor a name.
+        ValueError: With `strict`, the kernels are missing or a masked layer is not supported; also
+            when the twin is called, if the mask came later.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    if isinstance(backend, str):
+        backend = globals()["backend"](backend)
+    if not isinstance(backend, Backend):
+        raise TypeError(f"backend must be a Backend or a name, got {type(backend).__name__}")
+    skip = backend.execution == "skip"
+    if skip and (why := kernels.unavailable()):
+        if backend.strict:
+            raise ValueError(f"backend {backend.name!r} cannot skip here: {why}")
+        warnings.warn(f"every sparse layer runs masked dense: {why}", RuntimeWarning, stacklevel=2)
+        skip = False
+    owners: dict[int, nn.Module] = {}
+    for module in model.modules():
+        for parameter in module._parameters.values():
+            owners.setdefault(id(parameter), module)
+    return _twin(model, "", backend, skip, owners, {})
+
+
+def _twin(
+    module: nn.Module,
+    path: str,
+    backend: Backend,
+    skip: bool,
+    owners: dict[int, nn.Module],
+    twins: dict[nn.Module, nn.Module],
+) -> nn.Module:
+    """A module that shares the dictionaries of another: parameters, masks and hooks, even later."""
+    if module in twins:
+        return twins[module]
+    can_mask = any(p is not None and p.dim() > 1 for p in module._parameters.values())
+    is_watched = skip and can_mask and not skipping_mixin(type(module))
+    twin = twins[module] = _new_twin(type(module), is_watched)
+    twin.__dict__.update(module.__dict__, _original=module)
+    if isinstance(twin, SparseLayer):
+        owner = owners.get(id(module._parameters.get("weight")), module)
+        execution = Execution(path, skip, backend.crossover, backend.notice, owner)
+        twin.__dict__["_execution"] = execution
+    elif isinstance(twin, _Watched):
+        twin.__dict__["_notice"] = functools.partial(backend.notice, path)
+        twin.notice_masks()
+    twin.__dict__["_modules"] = {
+        name: child and _twin(child, f"{path}.{name}".lstrip("."), backend, skip, owners, twins)
+        for name, child in module._modules.items()
+    }
+    return twin
+
+
+class _Watched:
+    """Mixin for what cannot skip: a mask may appear after compiling."""
+
+    def notice_masks(self: Any) -> None:
+        if any(f"{name}_mask" in self._buffers for name in self._parameters):
+            self.__dict__["_notice"](f"its type {type(self).__name__} is not supported")
+
+    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
+        self.notice_masks()
+        return super().__call__(*args, **kwargs)  # type: ignore[misc]
+
+
+@functools.cache
+def _twin_class(kind: type[nn.Module], is_watched: bool) -> type[nn.Module]:
+    """The class of a twin: its mode is that of the original, and supported layers skip."""
+
+    def holder(self: nn.Module) -> nn.Module:
+        return self.__dict__.get("_original", self)
+
+    def mode(self: nn.Module) -> bool:
+        owner = holder(self)
+        return self.__dict__["training"] if owner is self else owner.training
+
+    def set_mode(self: nn.Module, training: bool) -> None:
+        owner = holder(self)
+        if owner is self:  # made by the class itself, as when a ModuleList is sliced
+            self.__dict__["training"] = training
+        else:
+            owner.training = training
+
+    def reduce(self: nn.Module, protocol: Any) -> Any:
+        reduced: Any = kind.__reduce_ex__(self, max(protocol, 2))
+        if reduced[0] is copyreg.__newobj__:  # type: ignore[attr-defined]
+            # Pickle would not find the twin's class.
+            return (_new_twin, (kind, is_watched), *reduced[2:])
+        return reduced
+
+    members = {
+        "training": property(mode, set_mode),
+        "__module__": kind.__module__,
+        "__reduce_ex__": reduce,
+    }
+    mixins = (_Watched,) if is_watched else skipping_mixin(kind)
+    return type(kind.__name__, (*mixins, kind), members)
+
+
+def _new_twin(kind: type[nn.Module], is_watched: bool = False) -> nn.Module:
+    """A twin without contents, for `_twin` and for pickle."""
+    return object.__new__(_twin_class(kind, is_watched))  # type: ignore[arg-type]

@@ -1,0 +1,330 @@
+"""The compiled kernels of `kernels.c`: installed or built on first use, called through ctypes.
+
+Nothing here knows of autograd or modules; `sparse_lib.execution.layers` does.
+"""
+
+import ctypes
+import functools
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from ctypes import c_int, c_int64, c_void_p
+from pathlib import Path
+
+import torch
+
+_SOURCE = Path(__file__).with_name("kernels.c")
+_FLAGS = ("-O3", "-std=gnu11", "-fPIC", "-shared")
+_L1_BYTES = 32 * 1024
+_MAX_LANES = 16
+
+
+class KernelError(RuntimeError):
+    """The kernels cannot be built or run on this machine."""
+
+
+class _CStructure(ctypes.Structure):
+    _fields_ = [(name, c_int64) for name in ("rows", "columns", "tile", "lanes", "by_column")] + [
+        (name, c_void_p) for name in ("start", "offset", "position")
+    ]
+
+
+class View(ctypes.Structure):
+    """Where the features of each token lie; see `rows_view` and `image_view`."""
+
+    _fields_ = [("data", c_void_p)] + [
+        (name, c_int64)
+        for name in (
+            *("kind", "tokens", "features", "stride"),
+            *("channels", "height", "width", "out_height", "out_width"),
+            *("kernel_h", "kernel_w", "stride_h", "stride_w"),
+            *("pad_h", "pad_w", "dilation_h", "dilation_w"),
+        )
+    ]
+
+
+def _cache_dir() -> Path:
+    """A folder only this user writes to, since what lies in it gets executed."""
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    folder = Path(base) / "sparse_lib"
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if os.access(folder, os.W_OK):
+            return folder
+    except OSError:
+        pass
+    return Path(tempfile.mkdtemp(prefix="sparse_lib-"))
+
+
+def _build() -> Path:
+    """Compiles the kernels unless this source was compiled before; returns the library's path."""
+    digest = hashlib.sha256(_SOURCE.read_bytes() + " ".join(_FLAGS).encode())
+    digest.update(os.uname().machine.encode())
+    target = _cache_dir() / f"kernels-{digest.hexdigest()[:16]}.so"
+    if target.exists() and not _why_not_loaded(target):
+        return target
+    named = os.environ.get("CC", "cc")
+    compilers = [path for name in (named, "gcc", "clang") if (path := shutil.which(name))]
+    if not compilers:
+        raise KernelError("no C compiler was found (tried $CC, cc, gcc, clang)")
+    message = ""
+    for compiler in dict.fromkeys(compilers):
+        for openmp in (["-fopenmp"], []):
+            handle, path = tempfile.mkstemp(suffix=".so", dir=target.parent)
+            os.close(handle)
+            command = [compiler, *_FLAGS, *openmp, "-o", path, str(_SOURCE)]
+            result = subprocess.run(command, capture_output=True, text=True)
+            why = result.stderr.strip() or "no message" if result.returncode else ""
+            why = why or _why_not_loaded(Path(path))
+            if not why:
+                os.replace(path, target)
+                return target
+            os.unlink(path)
+            message = message or why.splitlines()[0]
+    raise KernelError(f"the C compiler failed on {_SOURCE.name}: {message}")
+
+
+def _why_not_loaded(path: Path) -> str:
+    """What keeps a file from being loaded as a library, or nothing; it may have been cut short."""
+    try:
+        ctypes.CDLL(str(path))
+    except OSError as error:
+        return str(error)
+    return ""
+
+
+def _installed() -> Path | None:
+    """The library that setuptools built, unless the source was edited since."""
+    for path in _SOURCE.parent.glob("_kernels*.so"):
+        if path.stat().st_mtime >= _SOURCE.stat().st_mtime:
+            return path
+    return None
+
+
+@functools.cache
+def _load() -> ctypes.CDLL | KernelError:
+    try:
+        library = ctypes.CDLL(str(_installed() or _build()))
+    except KernelError as error:
+        return error
+    except OSError as error:
+        return KernelError(f"the kernels cannot be built or loaded: {error}")
+    library.fingerprint.argtypes = [c_void_p, c_int64]
+    library.fingerprint.restype = ctypes.c_uint64
+    library.count_nonzero.argtypes = [c_void_p, c_int64]
+    library.count_nonzero.restype = c_int64
+    structure, view = ctypes.POINTER(_CStructure), ctypes.POINTER(View)
+    library.build.argtypes = [structure, c_void_p]
+    library.build.restype = None
+    library.multiply.argtypes = [structure, c_void_p, view, view, c_void_p, c_int]
+    library.gradients.argtypes = [structure, structure, c_void_p, view, view, view]
+    library.gradients.argtypes += [c_void_p, c_void_p, c_int]
+    return library
+
+
+def library() -> ctypes.CDLL:
+    """The loaded kernels.
+
+    Raises:
+        KernelError: They can be neither found nor built.
+    """
+    loaded = _load()
+    if isinstance(loaded, KernelError):
+        raise loaded
+    return loaded
+
+
+def unavailable() -> str | None:
+    """Why the kernels cannot run on this machine, or None if they can."""
+    loaded = _load()
+    return str(loaded) if isinstance(loaded, KernelError) else None
+
+
+# Cost of a training step of 1024 tokens, in units of what dense execution takes per weight:
+# an unmasked weight, an input or output feature (its tokens are packed), and a layer.
+_COST_PER_WEIGHT, _COST_PER_FEATURE, _COST_PER_LAYER = 1.4, 12, 1000
+
+
+def worth_skipping(out_features: int, in_features: int, sparsity: float) -> bool:
+    """Whether skipping is expected to beat dense execution of a layer, on this machine.
+
+    The estimate depends on nothing but its arguments and on whether the kernels are available, so a
+    run may be decided by it reproducibly. Its three costs were measured with AVX2: a layer of 512 x
+    512 gains from a sparsity of about 0.32 on (with AVX-512 from 0.25), one of 128 x 128 from 0.46,
+    tiny ones hardly ever.
+
+    Args:
+        out_features: Rows of the weight.
+        in_features: Its columns; for a convolution, input channels times the kernel's area.
+        sparsity: Fraction of zeros in [0, 1].
+
+    Returns:
+        False where the kernels are not available.
+    """
+    num_weights = out_features * in_features
+    features = _COST_PER_FEATURE * (out_features + in_features)
+    cost = _COST_PER_WEIGHT * (1 - sparsity) * num_weights + features + _COST_PER_LAYER
+    return cost < num_weights and unavailable() is None
+
+
+def num_lanes(limit: int = _MAX_LANES) -> int:
+    """Floats per vector of the kernels in use: 16 (AVX-512), 8 (AVX2) or 4 (portable)."""
+    return library().choose_lanes(limit)
+
+
+def fingerprint(mask: torch.Tensor) -> int:
+    """A 64-bit hash of a contiguous bool mask, cheap enough to take at every step."""
+    return library().fingerprint(mask.data_ptr(), mask.numel())
+
+
+def default_tile(columns: int, sparsity: float, *, lanes: int = _MAX_LANES) -> int:
+    """Columns per tile, shared out evenly: what fits in the L1 cache, and more from 80% on.
+
+    Wider tiles miss the cache more often but are visited by fewer rows that are nearly empty; the
+    measured optimum grows with the square root of the entries' distance.
+    """
+    in_cache = _L1_BYTES // (4 * library().choose_panel(lanes))
+    most = int(in_cache * min(max(0.2 / max(1 - sparsity, 1e-9), 1), 4) ** 0.5)
+    num_tiles = max(1, -(-columns // most))
+    return max(1, -(-columns // num_tiles))
+
+
+class Structure:
+    """The non-zeros of a mask as the kernels read them; immutable, hence safe to share.
+
+    Args:
+        mask: Bool tensor, contiguous, `[rows, columns]`, or `[columns, rows]` if `transposed`.
+        transposed: Whether `mask` is stored with its columns first.
+        tile: Columns per tile, at most 64 KB of panel rows, whose offsets have 16 bits; by default
+            what suits the L1 cache and the sparsity.
+        lanes: Upper limit of the vector width in floats, for tests.
+
+    Raises:
+        ValueError: The mask is not a contiguous bool matrix on the CPU with under 2^31 elements.
+    """
+
+    def __init__(
+        self,
+        mask: torch.Tensor,
+        *,
+        transposed: bool = False,
+        tile: int | None = None,
+        lanes: int = _MAX_LANES,
+    ):
+        if mask.dtype != torch.bool or mask.dim() != 2 or not mask.is_contiguous():
+            raise ValueError(f"mask must be a contiguous bool matrix, got {mask.dtype}")
+        if mask.device.type != "cpu" or mask.numel() >= 2**31:
+            raise ValueError("mask must lie on the CPU and have fewer than 2^31 elements")
+        self.rows, self.columns = mask.shape[::-1] if transposed else mask.shape
+        self.lanes, self.transposed = lanes, transposed
+        self.num_nonzero = library().count_nonzero(mask.data_ptr(), mask.numel())
+        self.sparsity = 1 - self.num_nonzero / max(mask.numel(), 1)
+        widest = 2**16 // (4 * library().choose_panel(lanes))
+        self.tile = min(tile or default_tile(self.columns, self.sparsity, lanes=lanes), widest)
+        num_starts = -(-self.columns // self.tile) * self.rows + 1
+        self._start = torch.empty(num_starts, dtype=torch.int32)
+        self._offset = torch.empty(self.num_nonzero + 3, dtype=torch.int16)
+        self._position = torch.empty(self.num_nonzero, dtype=torch.int32)
+        pointers = (self._start.data_ptr(), self._offset.data_ptr(), self._position.data_ptr())
+        sizes = (self.rows, self.columns, self.tile, self.lanes, self.transposed)
+        self._as_c = _CStructure(*sizes, *pointers)
+        library().build(self._as_c, mask.data_ptr())
+
+    def multiply(
+        self, weight: torch.Tensor, source: View, target: View, bias: torch.Tensor | None = None
+    ) -> None:
+        """Writes `target = source @ W.T + bias`, W being the masked `weight` of this structure.
+
+        Args:
+            weight: Dense, contiguous float32, laid out as the mask was.
+            source: `columns` features per token.
+            target: `rows` features per token.
+            bias: `[rows]`.
+
+        Raises:
+            ValueError: A view does not have the features of this structure.
+        """
+        _check_shapes(self, weight, source, target)
+        failed = library().multiply(
+            self._as_c, weight.data_ptr(), source, target,
+            bias.data_ptr() if bias is not None else None, torch.get_num_threads(),
+        )  # fmt: skip
+        if failed:
+            raise MemoryError("no memory for the panels of a sparse layer")
+
+
+def _check_shapes(structure: Structure, weight: torch.Tensor, source: View, target: View) -> None:
+    """The kernels only see addresses, so that a wrong size would read foreign memory."""
+    wanted = (structure.columns, structure.rows, structure.rows * structure.columns, source.tokens)
+    got = (source.features, target.features, weight.numel(), target.tokens)
+    if got != wanted:
+        raise ValueError(
+            "source features, target features, weights and tokens must be "
+            f"{', '.join(map(str, wanted))}, got {', '.join(map(str, got))}"
+        )
+
+
+def gradients(
+    forward: Structure,
+    backward: Structure,
+    weight: torch.Tensor,
+    source: View,
+    target_gradient: View,
+    source_gradient: View | None,
+    bias_gradient: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The gradients of a product in one pass.
+
+    Args:
+        forward: The structure that made the product.
+        backward: The same mask, transposed.
+        weight: Dense, contiguous float32, laid out as the mask was.
+        source: Input of the product.
+        target_gradient: Gradient of its output.
+        source_gradient: Written, if given; windows that overlap add up, so zero it then.
+        bias_gradient: Written, if given: `[forward.rows]`.
+
+    Returns:
+        The weight's gradient, dense and zero where masked, shaped like `weight`.
+
+    Raises:
+        ValueError: A view does not have the features of the structures.
+    """
+    _check_shapes(forward, weight, source, target_gradient)
+    if source_gradient is not None:
+        _check_shapes(backward, weight, target_gradient, source_gradient)
+    gradient = torch.empty_like(weight, memory_format=torch.contiguous_format)
+    failed = library().gradients(
+        forward._as_c, backward._as_c, weight.data_ptr(), source, target_gradient,
+        source_gradient, gradient.data_ptr(),
+        bias_gradient.data_ptr() if bias_gradient is not None else None,
+        torch.get_num_threads(),
+    )  # fmt: skip
+    if failed:
+        raise MemoryError("no memory for the panels of a sparse layer")
+    return gradient
+
+
+def rows_view(matrix: torch.Tensor) -> View:
+    """Tokens are the rows of a float32 matrix whose features are contiguous."""
+    tokens, features = matrix.shape
+    return View(matrix.data_ptr(), 0, tokens, features, matrix.stride(0))
+
+
+def image_view(
+    images: torch.Tensor,
+    *,
+    out_size: tuple[int, int],
+    kernel: tuple[int, int] = (1, 1),
+    stride: tuple[int, int] = (1, 1),
+    padding: tuple[int, int] = (0, 0),
+    dilation: tuple[int, int] = (1, 1),
+) -> View:
+    """Tokens are the window positions of contiguous float32 `[image, channel, height, width]`."""
+    batch, channels, height, width = images.shape
+    return View(
+        images.data_ptr(), 1, batch * out_size[0] * out_size[1], channels * kernel[0] * kernel[1],
+        0, channels, height, width, *out_size, *kernel, *stride, *padding, *dilation,
+    )  # fmt: skip

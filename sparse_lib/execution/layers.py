@@ -1,0 +1,444 @@
+"""Sparse layers that skip the masked work: autograd over the kernels, and masked dense beside it.
+
+A layer is masked when it owns a `weight_mask` buffer; a mask that appears or changes is noticed at
+the next forward. Both executions give the masked positions a gradient of exactly zero, except on
+steps for which a training algorithm has set `weight._needs_dense_gradient`: then the gradient is
+that of the dense weight, as the growth of RigL needs it.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.grad import conv2d_weight
+from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
+
+from sparse_lib.execution import kernels
+from sparse_lib.flops.ledger import Ledger, is_recording, record
+
+
+def _wants_dense_gradient(weight: torch.Tensor) -> bool:
+    return getattr(weight, "_needs_dense_gradient", False)
+
+
+def _is_transformed() -> bool:
+    """Whether torch rewrites what runs and takes no autograd functions: `torch.func`, tracing."""
+    return torch._C._are_functorch_transforms_active() or torch._C._is_tracing()
+
+
+def _is_watched() -> bool:
+    """Whether somebody needs to see torch operators, of which the kernels are none."""
+    if torch.compiler.is_compiling() or _is_transformed():
+        return True
+    if torch._ops._len_torch_dispatch_stack_pre_dispatch():
+        return True
+    return not all(isinstance(mode, Ledger) for mode in _get_current_dispatch_mode_stack())
+
+
+class MaskedWeight(torch.autograd.Function):
+    """Selects the unmasked weights, and their gradients, so that no NaN leaks through a mask."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        ctx.mask, ctx.parameter = mask, weight
+        return weight.where(mask, weight.new_zeros(()))
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        if _wants_dense_gradient(ctx.parameter):
+            return gradient, None
+        return gradient.where(ctx.mask, gradient.new_zeros(())), None
+
+
+def _masked(weight: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    if not torch.compiler.is_compiling() and _is_transformed():
+        return weight.where(mask, weight.new_zeros(()))
+    return MaskedWeight.apply(weight, mask)
+
+
+@dataclass(frozen=True)
+class Structures:
+    """A mask in both orientations, built once per mask.
+
+    Attributes:
+        forward: Rows are output features.
+        backward: Rows are input features.
+        fingerprint: Hash of that mask.
+    """
+
+    forward: kernels.Structure
+    backward: kernels.Structure
+    fingerprint: int
+
+    @classmethod
+    def build(cls, mask: torch.Tensor, *, inputs_first: bool, fingerprint: int) -> "Structures":
+        return cls(
+            kernels.Structure(mask, transposed=inputs_first),
+            kernels.Structure(mask, transposed=not inputs_first),
+            fingerprint,
+        )
+
+
+class Rows:
+    """Geometry of a matrix product: the tokens are all leading dimensions of the input."""
+
+    def fits(self, source: torch.Tensor, weight: torch.Tensor, inputs_first: bool) -> bool:
+        """Whether the kernels can multiply these shapes; torch has an error for most others."""
+        inputs = 0 if inputs_first else 1
+        return weight.dim() == 2 and source.shape[-1:] == weight.shape[inputs : inputs + 1]
+
+    def prepare(self, source: torch.Tensor) -> torch.Tensor:
+        matrix = source.reshape(-1, source.shape[-1])
+        return matrix if matrix.stride(-1) == 1 else matrix.contiguous()
+
+    def source_view(self, source: torch.Tensor) -> kernels.View:
+        return kernels.rows_view(source)
+
+    target_view = source_view
+
+    def new_target(self, source: torch.Tensor, features: int) -> torch.Tensor:
+        return source.new_empty(source.shape[0], features)
+
+    def new_source_gradient(self, source: torch.Tensor) -> torch.Tensor:
+        return torch.empty_like(source, memory_format=torch.contiguous_format)
+
+    def bias_gradient(self, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient.sum(0)
+
+    def weight_gradient(
+        self, source: torch.Tensor, gradient: torch.Tensor, shape: torch.Size, inputs_first: bool
+    ) -> torch.Tensor:
+        product = source.T @ gradient if inputs_first else gradient.T @ source
+        return product.view(shape)
+
+
+_ROWS = Rows()
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Geometry of a convolution: the tokens are window positions, unfolded panel by panel."""
+
+    kernel: tuple[int, int]
+    stride: tuple[int, int]
+    padding: tuple[int, int]
+    dilation: tuple[int, int]
+
+    def fits(self, source: torch.Tensor, weight: torch.Tensor, inputs_first: bool) -> bool:
+        """Whether the kernels can multiply these shapes; torch has an error for most others."""
+        return (
+            source.dim() in (3, 4)
+            and weight.shape[1:] == (source.shape[-3], *self.kernel)
+            and min(*self.stride, *self.dilation) > 0
+            and min(self.padding) >= 0
+            and min(self._out_size(source)) > 0
+        )
+
+    def _out_size(self, source: torch.Tensor) -> tuple[int, int]:
+        sizes = zip(source.shape[-2:], self.kernel, self.stride, self.padding, self.dilation)
+        height, width = ((n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in sizes)
+        return height, width
+
+    def prepare(self, source: torch.Tensor) -> torch.Tensor:
+        return source.contiguous()
+
+    def source_view(self, source: torch.Tensor) -> kernels.View:
+        return kernels.image_view(
+            source,
+            out_size=self._out_size(source),
+            kernel=self.kernel,
+            stride=self.stride,
+            padding=self.padding,
+            dilation=self.dilation,
+        )
+
+    def target_view(self, target: torch.Tensor) -> kernels.View:
+        return kernels.image_view(target, out_size=(target.shape[2], target.shape[3]))
+
+    def new_target(self, source: torch.Tensor, features: int) -> torch.Tensor:
+        return source.new_empty(source.shape[0], features, *self._out_size(source))
+
+    def new_source_gradient(self, source: torch.Tensor) -> torch.Tensor:
+        return torch.zeros_like(source, memory_format=torch.contiguous_format)
+
+    def bias_gradient(self, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient.sum((0, 2, 3))
+
+    def weight_gradient(
+        self, source: torch.Tensor, gradient: torch.Tensor, shape: torch.Size, inputs_first: bool
+    ) -> torch.Tensor:
+        return conv2d_weight(source, shape, gradient, self.stride, self.padding, self.dilation)
+
+
+def _report(
+    part: str,
+    weight: torch.Tensor,
+    num_weights: int,
+    tokens: int,
+    source: torch.Tensor | None = None,
+) -> None:
+    """Tells listening ledgers of one product, at 2 FLOPs per multiply-add, and what it keeps."""
+    dense, executed = 2 * tokens * weight.numel(), 2 * tokens * num_weights
+    record(weight, part, dense_flops=dense, executed_flops=executed, source=source)
+
+
+class SkipProduct(torch.autograd.Function):
+    """The product of a layer and its gradients, over the unmasked weights only."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        source: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        geometry: Rows | Windows,
+        structures: Structures,
+        inputs_first: bool,
+    ) -> torch.Tensor:
+        ctx.save_for_backward(source, weight)
+        ctx.parameter, ctx.geometry, ctx.structures = weight, geometry, structures
+        ctx.inputs_first = inputs_first
+        target = geometry.new_target(source, structures.forward.rows)
+        view = geometry.source_view(source)
+        structures.forward.multiply(
+            weight.contiguous(),
+            view,
+            geometry.target_view(target),
+            bias.contiguous() if bias is not None else None,
+        )
+        if is_recording():
+            kept = source if any(ctx.needs_input_grad) else None
+            _report("forward", weight, structures.forward.num_nonzero, view.tokens, kept)
+        return target
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        source, weight = ctx.saved_tensors
+        geometry, structures = ctx.geometry, ctx.structures
+        needs_source, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+        dense = needs_weight and _wants_dense_gradient(ctx.parameter)
+        gradient = geometry.prepare(gradient)
+        source_gradient = geometry.new_source_gradient(source) if needs_source else None
+        view = geometry.source_view(source_gradient) if needs_source else None
+        source_view, target_view = geometry.source_view(source), geometry.target_view(gradient)
+        weight_gradient = bias_gradient = None
+        if needs_weight and not dense:
+            if needs_bias:
+                bias_gradient = gradient.new_empty(structures.forward.rows)
+            weight_gradient = kernels.gradients(
+                structures.forward,
+                structures.backward,
+                weight.contiguous(),
+                source_view,
+                target_view,
+                view,
+                bias_gradient,
+            )
+        elif view is not None:
+            structures.backward.multiply(weight.contiguous(), target_view, view)
+        if is_recording():
+            num_nonzero, tokens = structures.forward.num_nonzero, source_view.tokens
+            if needs_source:
+                _report("input_gradient", ctx.parameter, num_nonzero, tokens)
+            if needs_weight:
+                num_weights = weight.numel() if dense else num_nonzero
+                _report("weight_gradient", ctx.parameter, num_weights, tokens)
+        if dense:
+            with _disable_current_modes():  # a ledger would not know whose operators these are
+                weight_gradient = geometry.weight_gradient(
+                    source, gradient, weight.shape, ctx.inputs_first
+                )
+        if needs_bias and bias_gradient is None:
+            bias_gradient = geometry.bias_gradient(gradient)
+        return source_gradient, weight_gradient, bias_gradient, None, None, None
+
+
+@dataclass
+class Execution:
+    """How one layer runs, and what it remembers of its mask.
+
+    Attributes:
+        name: Module path, for notices.
+        skip: Whether to skip at all; masked dense otherwise.
+        crossover: Sparsity below which to run dense; None decides by the layer's size as well.
+        notice: Called with the layer's name and the reason whenever it has to run dense.
+        owner: The first module that has the layer's weight: its mask is that of all tied layers.
+    """
+
+    name: str
+    skip: bool
+    crossover: float | None
+    notice: Callable[[str, str], None]
+    owner: nn.Module
+    structures: Structures | None = field(default=None, repr=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "structures": None}  # copies build their own
+
+    def reason_for_dense(
+        self,
+        source: torch.Tensor,
+        weight: torch.Tensor,
+        mask: torch.Tensor,
+        bias: torch.Tensor | None,
+    ) -> str | None:
+        tensors = [("input", source), ("weight", weight), ("mask", mask)]
+        for label, tensor in tensors if bias is None else [*tensors, ("bias", bias)]:
+            if type(tensor) not in (torch.Tensor, nn.Parameter):
+                return f"its {label} is a {type(tensor).__name__}, the kernels need a torch.Tensor"
+            if not tensor.is_cpu:
+                return f"its {label} is on {tensor.device}, the kernels need the CPU"
+            if tensor is mask:
+                continue
+            if tensor.dtype is not torch.float32:
+                return f"its {label} is {tensor.dtype}, the kernels need torch.float32"
+            if tensor.layout is not torch.strided:
+                return f"its {label} has layout {tensor.layout}, the kernels need torch.strided"
+        if torch.is_autocast_enabled("cpu"):
+            return "autocast is on, the kernels need torch.float32"
+        if weight.numel() >= 2**31:
+            return f"its weight has {weight.numel()} elements, the kernels need fewer than 2^31"
+        return None
+
+    def tied_mask(self, weight: torch.Tensor) -> torch.Tensor | None:
+        owner = self.owner
+        return (
+            owner._buffers.get("weight_mask") if owner._parameters.get("weight") is weight else None
+        )
+
+    def worth_skipping(self, structure: kernels.Structure) -> bool:
+        if self.crossover is not None:
+            return structure.sparsity >= self.crossover
+        return kernels.worth_skipping(structure.rows, structure.columns, structure.sparsity)
+
+    def find_structures(self, mask: torch.Tensor, *, inputs_first: bool) -> Structures:
+        if mask.dim() != 2 or not mask.is_contiguous():
+            mask = mask.flatten(1).contiguous()
+        fingerprint = kernels.fingerprint(mask)
+        if self.structures is None or self.structures.fingerprint != fingerprint:
+            self.structures = Structures.build(
+                mask, inputs_first=inputs_first, fingerprint=fingerprint
+            )
+        return self.structures
+
+
+class SparseLayer(nn.Module):
+    """Mixin that gives a layer class a forward over its unmasked weights."""
+
+    _execution: Execution
+    inputs_first = False
+
+    def geometry(self) -> Rows | Windows | str:
+        """How tokens lie in the input, or why the kernels cannot run this layer."""
+        return _ROWS
+
+    def dense_forward(self, source: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        raise NotImplementedError
+
+    def _parameter(self, name: str) -> torch.Tensor | None:
+        """Past the slow attributes of modules, unless a parametrization computes it."""
+        parameters = self._parameters
+        return parameters[name] if name in parameters else getattr(self, name)
+
+    def forward(self, source: torch.Tensor) -> torch.Tensor:
+        weight, execution = self._parameter("weight"), self._execution
+        assert weight is not None
+        mask = self._buffers.get("weight_mask")
+        mask = execution.tied_mask(weight) if mask is None else mask
+        if mask is None:
+            return self.dense_forward(source, weight)
+        mask = mask if mask.dtype is torch.bool else mask != 0
+        if execution.skip and not _is_watched():
+            geometry, bias = self.geometry(), self._parameter("bias")
+            reason = execution.reason_for_dense(source, weight, mask, bias)
+            if reason is None and isinstance(geometry, str):
+                reason = geometry
+            if reason:
+                execution.notice(execution.name, reason)
+            elif self._fits(source, weight, mask, bias, geometry):  # type: ignore[arg-type]
+                structures = execution.find_structures(mask, inputs_first=self.inputs_first)
+                if execution.worth_skipping(structures.forward):
+                    return self._skip(source, weight, bias, geometry, structures)  # type: ignore[arg-type]
+        return self.dense_forward(source, _masked(weight, mask))
+
+    def _fits(
+        self,
+        source: torch.Tensor,
+        weight: torch.Tensor,
+        mask: torch.Tensor,
+        bias: torch.Tensor | None,
+        geometry: Rows | Windows,
+    ) -> bool:
+        """Whether the shapes are those that the kernels read; they look at addresses only."""
+        outputs = slice(1, 2) if self.inputs_first else slice(0, 1)
+        return (
+            weight.numel() > 0
+            and mask.shape == weight.shape
+            and (bias is None or bias.shape == weight.shape[outputs])
+            and geometry.fits(source, weight, self.inputs_first)
+        )
+
+    def _skip(
+        self,
+        source: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        geometry: Rows | Windows,
+        structures: Structures,
+    ) -> torch.Tensor:
+        unbatched = isinstance(geometry, Windows) and source.dim() == 3
+        batched = source.unsqueeze(0) if unbatched else source
+        target = SkipProduct.apply(
+            geometry.prepare(batched), weight, bias, geometry, structures, self.inputs_first
+        )
+        if isinstance(geometry, Rows):
+            return target.view(*source.shape[:-1], target.shape[-1])
+        return target.squeeze(0) if unbatched else target
+
+
+class SkipLinear(SparseLayer):
+    """`torch.nn.Linear` over its unmasked weights."""
+
+    def dense_forward(self, source: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return F.linear(source, weight, self.bias)  # type: ignore[arg-type]
+
+
+class SkipConv2d(SparseLayer):
+    """`torch.nn.Conv2d` over its unmasked weights."""
+
+    def geometry(self: Any) -> Windows | str:
+        if self.groups != 1:
+            return f"it has groups={self.groups}, the kernels need groups=1"
+        if self.padding_mode != "zeros":
+            return f"it has padding_mode={self.padding_mode!r}, the kernels need 'zeros'"
+        if isinstance(self.padding, str) and self.padding != "valid":
+            return f"it has padding={self.padding!r}, the kernels need numbers"
+        padding = (0, 0) if isinstance(self.padding, str) else self.padding
+        return Windows(self.kernel_size, self.stride, padding, self.dilation)
+
+    def dense_forward(self: Any, source: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return self._conv_forward(source, weight, self.bias)
+
+
+class SkipConv1D(SparseLayer):
+    """`transformers.pytorch_utils.Conv1D`: a linear layer whose weight is `[inputs, outputs]`."""
+
+    inputs_first = True
+
+    def dense_forward(self, source: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return F.linear(source, weight.T, self.bias)  # type: ignore[arg-type]
+
+
+def skipping_mixin(kind: type[nn.Module]) -> tuple[type[SparseLayer], ...]:
+    """The mixin whose forward skips for this class of layers, in a tuple, or an empty tuple."""
+    if kind is nn.Linear:
+        return (SkipLinear,)
+    if kind is nn.Conv2d:
+        return (SkipConv2d,)
+    if (kind.__module__, kind.__name__) == ("transformers.pytorch_utils", "Conv1D"):
+        return (SkipConv1D,)
+    return ()

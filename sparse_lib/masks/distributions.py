@@ -1,0 +1,299 @@
+"""Distributions: how one sparsity is shared among tensors, before training.
+
+Each function takes weights by name and returns a sparsity by name. Except for ``uniform`` (and
+``map``), the total of the counts matches the wanted sparsity over all tensors given.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from sparse_lib.checks import check_compat, check_finite, check_fraction, closest
+from sparse_lib.masks.init import connection_sensitivity
+from sparse_lib.masks.makers import make_masks_global_topk, num_nonzero
+
+Shapes = Mapping[str, Sequence[int]]
+
+
+def uniform(
+    shapes: Shapes,
+    sparsity: float,
+    *,
+    first: float | None = None,
+    last: float | None = None,
+) -> dict[str, float]:
+    """The same sparsity everywhere.
+
+    Args:
+        shapes: Name to weight shape, from input to output.
+        sparsity: In [0, 1].
+        first: Sparsity of the first tensor instead (0 in Evci et al. 2020 for ImageNet), or None.
+        last: Sparsity of the last tensor instead, or None.
+
+    Returns:
+        Name to sparsity. The other tensors do not make up for ``first`` and ``last``.
+    """
+    check_fraction(sparsity, "sparsity")
+    fixed = _fixed(shapes, first, last)
+    return {name: fixed.get(name, float(sparsity)) for name in shapes}
+
+
+def er(
+    shapes: Shapes,
+    sparsity: float,
+    *,
+    power_scale: float = 1.0,
+    first: float | None = None,
+    last: float | None = None,
+) -> dict[str, float]:
+    """Erdős-Rényi: density proportional to ``((n_in + n_out) / (n_in * n_out))**power_scale``.
+
+    ``n_in`` and ``n_out`` are the first two dimensions; kernel sizes do not count. (Mocanu et al.
+    2018; Evci et al. 2020, section 3.) A tensor whose density would pass 1 is dense, and the rest
+    are solved again, so that the total stays exact.
+
+    Args:
+        shapes: Name to weight shape, from input to output.
+        sparsity: Over all tensors together, in [0, 1].
+        power_scale: Exponent, at least 0; 0 is uniform.
+        first: Fixed sparsity of the first tensor, or None; the rest make up for it.
+        last: Fixed sparsity of the last tensor, or None; the rest make up for it.
+
+    Returns:
+        Name to sparsity.
+
+    Raises:
+        ValueError: If ``first`` and ``last`` leave no solution.
+    """
+    sizes = {name: tuple(shape[:2]) for name, shape in shapes.items()}
+    return _proportional(shapes, sizes, sparsity, power_scale, _fixed(shapes, first, last))
+
+
+def erk(
+    shapes: Shapes,
+    sparsity: float,
+    *,
+    power_scale: float = 1.0,
+    first: float | None = None,
+    last: float | None = None,
+) -> dict[str, float]:
+    """Erdős-Rényi-kernel: :func:`er` with every dimension, kernel sizes included.
+
+    Density is proportional to ``(sum of dimensions / product of dimensions)**power_scale``.
+    (Evci et al., "Rigging the lottery", 2020, section 3.) Arguments as in :func:`er`.
+
+    >>> erk({"conv": (4, 4, 1, 1), "fc": (4, 100)}, 0.5)["conv"]
+    0.0
+    """
+    sizes = {name: tuple(shape) for name, shape in shapes.items()}
+    return _proportional(shapes, sizes, sparsity, power_scale, _fixed(shapes, first, last))
+
+
+def global_(
+    weights: Mapping[str, Tensor],
+    sparsity: float,
+    *,
+    scores: Mapping[str, Tensor] | None = None,
+) -> dict[str, float]:
+    """What pruning all tensors together by magnitude leaves in each.
+
+    Args:
+        weights: Name to weights.
+        sparsity: Over all tensors together, in [0, 1].
+        scores: Scores to rank by, same names and shapes; by default ``abs(weight)``.
+
+    Returns:
+        Name to sparsity; each tensor keeps at least one weight unless ``sparsity`` is 1.
+    """
+    check_fraction(sparsity, "sparsity")
+    ranked = scores or {name: weight.detach().abs() for name, weight in weights.items()}
+    masks = make_masks_global_topk(ranked, sparsity)
+    return {
+        name: 1.0 - int(mask.count_nonzero()) / mask.numel() if mask.numel() else float(sparsity)
+        for name, mask in masks.items()
+    }
+
+
+def snip(weights: Mapping[str, Tensor], sparsity: float) -> dict[str, float]:
+    """What pruning all tensors together by connection sensitivity leaves in each.
+
+    With ``init_method="snip"`` this is SNIP (Lee et al. 2019). Meant for static masks: at a mask
+    update, the gradients of that step count.
+
+    Args:
+        weights: Name to weights, each with the gradient of a first batch in ``.grad``.
+        sparsity: Over all tensors together, in [0, 1].
+
+    Returns:
+        Name to sparsity, as :func:`global_`.
+
+    Raises:
+        ValueError: If a weight has no gradient.
+    """
+    scores = {name: connection_sensitivity(weight) for name, weight in weights.items()}
+    return global_(weights, sparsity, scores=scores)
+
+
+def from_map(
+    shapes: Iterable[str], sparsity: float | None, sparsity_map: Mapping[str, float]
+) -> dict[str, float]:
+    """A sparsity per tensor, by glob of its name; the first match wins.
+
+    Args:
+        shapes: Names.
+        sparsity: For names without a match; None makes those an error.
+        sparsity_map: Glob to sparsity in [0, 1].
+
+    Returns:
+        Name to sparsity.
+
+    Raises:
+        ValueError: If a name has no sparsity or a glob matches no name.
+    """
+    names = list(shapes)
+    for glob, value in sparsity_map.items():
+        check_fraction(value, f"sparsity of {glob!r}")
+        if not any(fnmatch.fnmatchcase(name, glob) for name in names):
+            raise ValueError(f"{glob!r} matches no parameter; {closest(glob, names)}")
+    result = {}
+    for name in names:
+        values = (v for glob, v in sparsity_map.items() if fnmatch.fnmatchcase(name, glob))
+        chosen: float | None = next(values, sparsity)
+        if chosen is None:
+            raise ValueError(f"the map gives no sparsity for {name!r}")
+        result[name] = float(chosen)
+    return result
+
+
+# ------------------------------------------------------------------------------------------------
+
+
+def _fixed(shapes: Shapes, first: float | None, last: float | None) -> dict[str, float]:
+    names = list(shapes)
+    fixed = {}
+    if names and first is not None:
+        fixed[names[0]] = check_fraction(first, "first")
+    if names and last is not None:
+        fixed[names[-1]] = check_fraction(last, "last")
+    return fixed
+
+
+def _proportional(
+    shapes: Shapes,
+    sizes: Mapping[str, tuple[int, ...]],
+    sparsity: float,
+    power_scale: float,
+    fixed: Mapping[str, float],
+) -> dict[str, float]:
+    check_fraction(sparsity, "sparsity")
+    if check_finite(power_scale, "power_scale") < 0:
+        raise ValueError(f"power_scale must be at least 0, not {power_scale!r}")
+    numel = {name: math.prod(shape) for name, shape in shapes.items()}
+    sizes = {name: dims or (1,) for name, dims in sizes.items()}
+    raw = {name: (sum(d) / max(1, math.prod(d))) ** power_scale for name, d in sizes.items()}
+    result = dict(fixed)
+    budget = num_nonzero(sparsity, sum(numel.values())) - sum(
+        num_nonzero(value, numel[name]) for name, value in fixed.items()
+    )
+    free = [name for name in shapes if name not in fixed and numel[name]]
+    if not 0 <= budget <= sum(numel[name] for name in free):
+        raise ValueError(
+            f"sparsity {sparsity!r} cannot be met: 'first' and 'last' leave {budget} non-zeros "
+            f"for {sum(numel[name] for name in free)} other weights"
+        )
+    counts = _solve(raw, numel, free, budget)
+    result.update({name: 1.0 - counts[name] / numel[name] for name in free})
+    return {name: result.get(name, float(sparsity)) for name in shapes}
+
+
+def _solve(
+    raw: Mapping[str, float], numel: Mapping[str, int], free: list[str], budget: int
+) -> dict[str, int]:
+    """Integer counts that sum to the budget, with density ``scale * raw``, dense when full."""
+    counts: dict[str, int] = {}
+    rest = list(free)
+    while rest:
+        scale = budget / sum(raw[name] * numel[name] for name in rest)
+        full = [name for name in rest if scale * raw[name] >= 1]
+        if not full:
+            break
+        for name in full:
+            counts[name] = numel[name]
+            budget -= numel[name]
+        rest = [name for name in rest if name not in full]
+    shares = {name: scale * raw[name] * numel[name] for name in rest} if rest else {}
+    counts.update(_round_to_total(shares, numel, budget))
+    return counts
+
+
+def _round_to_total(
+    shares: Mapping[str, float], numel: Mapping[str, int], total: int
+) -> dict[str, int]:
+    """Largest remainders; each share gets at least 1 where the total allows it."""
+    floor = 1 if total >= len(shares) else 0
+    counts = {name: min(numel[name], max(floor, int(share))) for name, share in shares.items()}
+    spare = total - sum(counts.values())
+    by_remainder = sorted(shares, key=lambda name: int(shares[name]) - shares[name])
+    while spare > 0:
+        for name in by_remainder:
+            if spare > 0 and counts[name] < numel[name]:
+                counts[name] += 1
+                spare -= 1
+    while spare < 0:
+        largest = max(counts, key=lambda name: counts[name])
+        counts[largest] -= 1
+        spare += 1
+    return counts
+
+
+DISTRIBUTIONS: dict[str, Callable[..., dict[str, float]]] = {
+    "uniform": uniform,
+    "er": er,
+    "erk": erk,
+    "global": global_,
+    "snip": snip,
+    "map": from_map,
+}
+
+
+def distribute(
+    spec: str | Mapping[str, Any],
+    weights: Mapping[str, Tensor],
+    sparsity: float,
+    *,
+    compat: str | None = None,
+) -> dict[str, float]:
+    """Sparsity per tensor by the name of a distribution.
+
+    Args:
+        spec: ``"uniform"``, ``"er"``, ``"erk"``, ``"global"`` or ``"snip"``; a dict with ``type``
+            and that function's arguments; or a map of globs to sparsities.
+        weights: Name to weights, from input to output.
+        sparsity: Wanted sparsity, in [0, 1].
+        compat: ``"cstorch-2.10"`` knows ``"uniform"`` only.
+
+    Raises:
+        ValueError: If the name or an argument is unknown.
+    """
+    if not isinstance(spec, (str, Mapping)):
+        raise TypeError(f"distribution must be a name or a dict, not {spec!r}")
+    arguments: dict[str, Any] = {"type": spec} if isinstance(spec, str) else dict(spec)
+    if "type" not in arguments:
+        arguments = {"type": "map", "sparsity_map": arguments}
+    name = str(arguments.pop("type")).lower()
+    if name not in DISTRIBUTIONS:
+        raise ValueError(f"distribution {name!r} is unknown; {closest(name, DISTRIBUTIONS)}")
+    if check_compat(compat) is not None and name != "uniform":
+        raise ValueError(f"distribution {name!r} is not known to compat={compat!r}")
+    shapes: Any = weights
+    if name not in ("global", "snip", "map"):
+        shapes = {key: tuple(weight.shape) for key, weight in weights.items()}
+    try:
+        return DISTRIBUTIONS[name](shapes, sparsity, **arguments)
+    except TypeError as error:
+        raise ValueError(f"distribution {name!r}: {error}") from error

@@ -1,0 +1,280 @@
+"""Mask initialisation: from a weight tensor and a sparsity to a first mask."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparse_lib.checks import closest
+from sparse_lib.masks.makers import (
+    OutputGroupScoreShaper,
+    ScoreShaper,
+    make_mask_topk_sparsity,
+    num_nonzero,
+    random_score,
+)
+
+InitMethod = Callable[..., Tensor]
+"""``f(param, sparsity, score_shaper=None, generator=None) -> mask``."""
+
+
+def random(
+    param: Tensor,
+    sparsity: float,
+    score_shaper: ScoreShaper | None = None,
+    generator: torch.Generator | None = None,
+    *,
+    compat: str | None = None,
+) -> Tensor:
+    """Keep weights at random, in the exact number (the default).
+
+    Args:
+        param: Weights, any shape.
+        sparsity: Fraction of zeros, in [0, 1].
+        score_shaper: Which weights compete.
+        generator: Private generator; scores are float32 whatever the dtype of the weights.
+        compat: See :func:`sparse_lib.masks.num_nonzero`.
+
+    Returns:
+        Boolean mask, shape of ``param``.
+    """
+    score = random_score(param, generator)
+    return make_mask_topk_sparsity(score, sparsity, score_shaper, compat=compat)
+
+
+def topk(
+    param: Tensor,
+    sparsity: float,
+    score_shaper: ScoreShaper | None = None,
+    generator: torch.Generator | None = None,
+    *,
+    compat: str | None = None,
+) -> Tensor:
+    """Keep the weights of largest magnitude. Arguments as in :func:`random`."""
+    return make_mask_topk_sparsity(param.detach().abs(), sparsity, score_shaper, compat=compat)
+
+
+def balanced_topk(
+    param: Tensor,
+    sparsity: float,
+    score_shaper: ScoreShaper | None = None,
+    generator: torch.Generator | None = None,
+    *,
+    compat: str | None = None,
+) -> Tensor:
+    """Keep the largest weights of each row of dimension 0, equally many in each.
+
+    Arguments as in :func:`random`; a shaper takes the place of the rows.
+    """
+    shaper = score_shaper or OutputGroupScoreShaper(max(1, param.shape[0]))
+    return make_mask_topk_sparsity(param.detach().abs(), sparsity, shaper, compat=compat)
+
+
+def from_zeros(
+    param: Tensor,
+    sparsity: float | None = None,
+    score_shaper: ScoreShaper | None = None,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """Keep what is neither zero nor NaN (a sideband checkpoint's absent weights are NaN).
+
+    The sparsity is what the weights have; the configured one is ignored. Arguments as in
+    :func:`random`.
+    """
+    weight = param.detach()
+    return (weight != 0).logical_and_(~weight.isnan())
+
+
+def checkerboard(
+    param: Tensor,
+    sparsity: float,
+    score_shaper: ScoreShaper | None = None,
+    generator: torch.Generator | None = None,
+    *,
+    compat: str | None = None,
+) -> Tensor:
+    """Keep evenly spread weights: the mask depends on shape and sparsity only.
+
+    Row ``r`` of dimension 0 (of each pool, with a shaper) gets its even share of the total; the
+    ``c`` weights kept of its ``n`` are those where ``floor(c * (i + 1) / n)`` grows, moved on by
+    ``r`` places. At 50% this is a checkerboard. Arguments as in :func:`random`.
+    """
+    if score_shaper is not None:
+        pools, undo = score_shaper(param.detach())
+        keep = score_shaper.count(sparsity, pools.shape[-1], compat=compat)
+        rows = pools.reshape(-1, pools.shape[-1])
+        counts = torch.full((rows.shape[0],), keep)
+        return undo(_spread(counts, rows.shape[1], param.device).reshape(pools.shape))
+    num_rows = param.shape[0] if param.dim() > 1 else 1
+    keep = num_nonzero(sparsity, param.numel(), compat=compat)
+    places = torch.arange(num_rows + 1, device="cpu") * keep // max(1, num_rows)
+    num_columns = param.numel() // max(1, num_rows)
+    return _spread(places.diff(), num_columns, param.device).reshape(param.shape)
+
+
+def _spread(counts: Tensor, num_columns: int, device: torch.device) -> Tensor:
+    row = torch.arange(counts.numel(), device=device).unsqueeze(1)
+    column = (torch.arange(num_columns, device=device) - row) % max(1, num_columns)
+    share = counts.to(device).unsqueeze(1)
+    return (column + 1) * share // max(1, num_columns) > column * share // max(1, num_columns)
+
+
+def snip(
+    param: Tensor,
+    sparsity: float,
+    score_shaper: ScoreShaper | None = None,
+    generator: torch.Generator | None = None,
+    *,
+    compat: str | None = None,
+) -> Tensor:
+    """Keep the weights of largest :func:`connection_sensitivity`.
+
+    Lee et al., "SNIP: single-shot network pruning based on connection sensitivity", 2019. Their
+    ranking is over all layers: ``Static(s, init_method="snip", distribution="snip")``. Arguments
+    as in :func:`random`.
+
+    Raises:
+        ValueError: If there is no gradient.
+    """
+    return make_mask_topk_sparsity(
+        connection_sensitivity(param), sparsity, score_shaper, compat=compat
+    )
+
+
+def connection_sensitivity(param: Tensor) -> Tensor:
+    """How much the loss changes when a weight is removed: ``abs(weight * gradient)``.
+
+    Equation 5 of Lee et al. 2019, but for its scale. ``param.grad`` must hold the gradient of a
+    first batch of the dense model.
+
+    Raises:
+        ValueError: If there is no gradient.
+    """
+    if param.grad is None:
+        raise ValueError(
+            "init_method or distribution 'snip' needs gradients: call loss.backward() on a dense "
+            "model before the masks are made"
+        )
+    return (param.detach() * param.grad.detach()).abs()
+
+
+INIT_METHODS: dict[str, InitMethod] = {
+    "random": random,
+    "topk": topk,
+    "balanced-topk": balanced_topk,
+    "from_zeros": from_zeros,
+    "checkerboard": checkerboard,
+    "snip": snip,
+}
+
+
+def make_init_method(
+    spec: str | InitMethod, *, key: str = "init_method", compat: str | None = None
+) -> InitMethod:
+    """An init method from its name or from a user's function.
+
+    A function may take two to four arguments, with or without annotations: the weights, the
+    sparsity, the score shaper (or None), and either the device of the weights (if that argument is
+    called ``device`` or annotated ``torch.device``) or a private ``torch.Generator``.
+
+    Args:
+        spec: ``"random"``, ``"topk"``, ``"balanced-topk"``, ``"from_zeros"``, ``"checkerboard"``,
+            ``"snip"``, or a function which returns a mask of the shape of the weights.
+        key: Name of the setting, for messages.
+        compat: See :func:`sparse_lib.masks.num_nonzero`.
+
+    Returns:
+        ``f(param, sparsity, score_shaper=None, generator=None)``, which returns a boolean mask.
+
+    Raises:
+        ValueError: If the name is unknown, or a function takes too few or too many arguments.
+        TypeError: If ``spec`` is neither a name nor a function.
+    """
+    if isinstance(spec, str):
+        name = spec.lower().replace("_", "-")
+        known = {known_name.replace("_", "-"): known_name for known_name in INIT_METHODS}
+        if name not in known:
+            raise ValueError(f"{key} {spec!r} is unknown; {closest(spec, INIT_METHODS)}")
+        method = INIT_METHODS[known[name]]
+        return _Named(method, compat) if compat and method is not from_zeros else method
+    if not callable(spec):
+        raise TypeError(f"{key} must be a name or a function, not {spec!r}")
+    if spec in INIT_METHODS.values() or isinstance(spec, (_Named, _Custom)):
+        return spec
+    return _Custom(spec, key)
+
+
+class _Named:
+    """A built-in method with ``compat``; a class, so that algorithms can be pickled."""
+
+    def __init__(self, method: InitMethod, compat: str) -> None:
+        self.method, self.compat = method, compat
+
+    def __call__(
+        self,
+        param: Tensor,
+        sparsity: float,
+        score_shaper: ScoreShaper | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        return self.method(param, sparsity, score_shaper, generator, compat=self.compat)
+
+
+class _Custom:
+    """A user's function under the full signature, with its result checked."""
+
+    def __init__(self, method: InitMethod, key: str) -> None:
+        self.method, self.key = method, key
+        self.num_arguments, self.wants_device = _signature(method, key)
+
+    def __call__(
+        self,
+        param: Tensor,
+        sparsity: float,
+        score_shaper: ScoreShaper | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        last = param.device if self.wants_device else generator
+        arguments = (param, sparsity, score_shaper, last)[: self.num_arguments]
+        with torch.no_grad():
+            mask = self.method(*arguments)
+        return self._checked(mask, param)
+
+    def _checked(self, mask: Any, param: Tensor) -> Tensor:
+        name = getattr(self.method, "__name__", type(self.method).__name__)
+        if not isinstance(mask, Tensor) or mask.shape != param.shape:
+            got = tuple(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
+            raise ValueError(
+                f"{self.key} {name} must return a mask of shape {tuple(param.shape)}, not {got}"
+            )
+        as_bool = mask.detach().to(param.device, torch.bool)
+        if mask.dtype != torch.bool and not torch.equal(
+            as_bool.to(mask.dtype), mask.detach().to(param.device)
+        ):
+            raise ValueError(f"{self.key} {name} must return a mask of zeros and ones only")
+        return as_bool
+
+
+def _signature(method: InitMethod, key: str) -> tuple[int, bool]:
+    try:
+        parameters = list(inspect.signature(method).parameters.values())
+    except (TypeError, ValueError):  # some builtins have no signature
+        return 2, False
+    if any(p.kind is p.VAR_POSITIONAL for p in parameters):
+        return 4, False
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    required = [p for p in parameters if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
+    if len(positional) < 2 or len(required) > 4 or any(p not in positional for p in required):
+        raise ValueError(
+            f"{key} {method!r} must take 2 to 4 arguments: param, sparsity, score_shaper, and "
+            f"device or generator"
+        )
+    last = positional[3] if len(positional) > 3 else None
+    wants_device = last is not None and (
+        "device" in last.name or last.annotation in (torch.device, "torch.device", "device")
+    )
+    return min(4, len(positional)), wants_device

@@ -1,0 +1,495 @@
+"""Mask makers: pure functions from scores to boolean masks.
+
+Everything that turns a sparsity into a number of weights goes through :func:`num_nonzero`, and
+everything random goes through :func:`generator`, so masks are exact and reproducible.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sparse_lib.checks import CSTORCH, check_compat, check_fraction
+from sparse_lib.masks.counts import num_nonzero, num_true
+from sparse_lib.masks.shapers import (
+    BlockScoreShaper,
+    FirstTieBreaker,
+    InputGroupScoreShaper,
+    NMScoreShaper,
+    OutputGroupScoreShaper,
+    RandomTieBreaker,
+    ScoreFlattener,
+    ScoreShaper,
+    ScoreTieBreaker,
+    make_score_shaper,
+    make_tie_breaker,
+)
+
+__all__ = [
+    "CSTORCH",
+    "BlockScoreShaper",
+    "FirstTieBreaker",
+    "InputGroupScoreShaper",
+    "NMScoreShaper",
+    "OutputGroupScoreShaper",
+    "RandomTieBreaker",
+    "ScoreFlattener",
+    "ScoreShaper",
+    "ScoreTieBreaker",
+    "check_compat",
+    "add_best",
+    "add_random",
+    "check_fraction",
+    "generator",
+    "make_mask_drop_minimum",
+    "make_mask_grow_maximum",
+    "make_mask_topk_sparsity",
+    "make_masks_global_topk",
+    "make_tie_breaker",
+    "num_nonzero",
+    "random_score",
+]
+
+_MANY_POOLS = 64  # above this, one sort of all pools beats a selection in each
+_SMALL = 2**16  # up to this many scores, sorting them is the fastest selection
+
+
+# ------------------------------------------------------------------------------------------------
+# Randomness
+
+
+def generator(
+    seed: int, name: str, index: int, device: torch.device | str = "cpu"
+) -> torch.Generator:
+    """A private random generator for one parameter at one mask update.
+
+    The seed is the SHA-256 of the three values, so it depends neither on the order of parameters,
+    nor on the process, nor on what was drawn before; adding a layer changes no other mask.
+
+    Args:
+        seed: The algorithm's seed, any integer.
+        name: Full parameter name.
+        index: Index of the mask update; 0 is initialisation.
+        device: Where random numbers will be drawn.
+    """
+    digest = hashlib.sha256(f"{int(seed)}\0{name}\0{int(index)}".encode()).digest()
+    private = torch.Generator(device=device)
+    private.manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+    return private
+
+
+def random_score(like: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    """Uniform float32 scores of the shape of ``like``, drawn where the generator lives.
+
+    They are float32 whatever the dtype of ``like``: bfloat16 has so few values in [0, 1) that
+    most weights of a layer would tie.
+    """
+    where = like.device if generator is None else generator.device
+    score = torch.rand(like.shape, generator=generator, device=where, dtype=torch.float32)
+    return score.to(like.device)
+
+
+# ------------------------------------------------------------------------------------------------
+# Mask makers
+
+
+@torch.no_grad()
+def make_mask_topk_sparsity(
+    score: Tensor,
+    sparsity: float,
+    score_shaper: str | Mapping | ScoreShaper | None = None,
+    *,
+    tie_breaker: str | ScoreTieBreaker | None = None,
+    generator: torch.Generator | None = None,
+    compat: str | None = None,
+) -> Tensor:
+    """Keep the highest scores.
+
+    Args:
+        score: Scores of any shape and real dtype. NaN is never kept.
+        sparsity: Fraction of zeros wanted, in [0, 1].
+        score_shaper: Which scores compete, as
+            :func:`sparse_lib.masks.shapers.make_score_shaper` takes it; by default the whole
+            tensor.
+        tie_breaker: ``"first"`` (default, lower index) or ``"random"``.
+        generator: For ``"random"``.
+        compat: See :func:`num_nonzero`.
+
+    Returns:
+        Boolean mask of the shape of ``score`` with exactly ``num_nonzero(sparsity, pool)`` True
+        in each pool (fewer only if too few scores are numbers).
+
+    Raises:
+        TypeError: If an argument has a wrong type.
+        ValueError: If an argument is out of range, or the shaper does not fit the shape.
+    """
+    shaper = _shaper_for(score, score_shaper)
+    pools, undo = shaper(score)
+    keep = shaper.count(sparsity, _pool_size(pools), compat=compat)
+    breaker = make_tie_breaker(tie_breaker, generator)
+    return undo(_select(pools, None, keep, breaker))
+
+
+@torch.no_grad()
+def make_mask_drop_minimum(
+    score: Tensor,
+    mask: Tensor,
+    drop_fraction: float,
+    score_shaper: str | Mapping | ScoreShaper | None = None,
+    *,
+    tie_breaker: str | ScoreTieBreaker | None = None,
+    generator: torch.Generator | None = None,
+    compat: str | None = None,
+) -> tuple[Tensor, int]:
+    """Drop the lowest scores of a mask; only present weights compete.
+
+    Args:
+        score: Scores of any shape. NaN is always dropped.
+        mask: Boolean mask, shape of ``score``.
+        drop_fraction: Fraction of the present weights to drop, in [0, 1].
+        score_shaper: Which scores compete; by default the whole tensor.
+        tie_breaker: Which of equal scores *stays*.
+        generator: For ``"random"``.
+        compat: See :func:`num_nonzero`.
+
+    Returns:
+        The smaller mask, which in each pool keeps ``num_nonzero(drop_fraction, present)``, and
+        how many weights it has in total.
+
+    Raises:
+        TypeError: If an argument has a wrong type.
+        ValueError: If an argument is out of range, or shapes do not agree.
+    """
+    shaper = _shaper_for(score, score_shaper)
+    pools, undo = shaper(score)
+    present, _ = shaper(_checked_mask(mask, score))
+    breaker = make_tie_breaker(tie_breaker, generator)
+
+    def keep(count: int) -> int:
+        return num_nonzero(drop_fraction, count, compat=compat)
+
+    keeps: int | Tensor
+    if pools.dim() == 1:
+        keeps = keep(num_true(present))
+    else:
+        counts = present.sum(-1)
+        table = {count: keep(count) for count in counts.unique().tolist()}
+        keeps = counts.clone()
+        for before, after in table.items():
+            keeps[counts == before] = after
+    kept = undo(_select(pools, present, keeps, breaker))
+    return kept, num_true(kept)
+
+
+@torch.no_grad()
+def make_mask_grow_maximum(
+    score: Tensor,
+    mask: Tensor,
+    sparsity: float,
+    mask_nonzero: int | None = None,
+    score_shaper: str | Mapping | ScoreShaper | None = None,
+    *,
+    tie_breaker: str | ScoreTieBreaker | None = None,
+    generator: torch.Generator | None = None,
+    compat: str | None = None,
+) -> Tensor:
+    """Add the highest scores among absent weights until a mask has the wanted sparsity.
+
+    Args:
+        score: Scores of any shape. NaN never grows.
+        mask: Boolean mask, shape of ``score``; all of it stays.
+        sparsity: Fraction of zeros wanted, in [0, 1]. A mask that already has more weights than
+            that is returned as it is.
+        mask_nonzero: Number of weights in ``mask``, if known (saves a count).
+        score_shaper: Which scores compete; by default the whole tensor.
+        tie_breaker: ``"first"`` (default, lower index) or ``"random"``.
+        generator: For ``"random"``.
+        compat: See :func:`num_nonzero`.
+
+    Returns:
+        Boolean mask, a superset of ``mask``.
+
+    Raises:
+        TypeError: If an argument has a wrong type.
+        ValueError: If an argument is out of range, or shapes do not agree.
+    """
+    shaper = _shaper_for(score, score_shaper)
+    pools, undo = shaper(score)
+    present, _ = shaper(_checked_mask(mask, score))
+    target = shaper.count(sparsity, _pool_size(pools), compat=compat)
+    breaker = make_tie_breaker(tie_breaker, generator)
+    grow: int | Tensor
+    if pools.dim() == 1:
+        # A given count is of weights, so it says nothing about blocks.
+        known = mask_nonzero is not None and pools.numel() == mask.numel()
+        grow = max(0, target - (int(mask_nonzero or 0) if known else num_true(present)))
+    else:
+        grow = (target - present.sum(-1)).clamp(min=0)
+    grown = _select(pools, ~present, grow, breaker)
+    return undo(grown.logical_or_(present))
+
+
+@torch.no_grad()
+def add_best(score: Tensor, mask: Tensor, count: int) -> Tensor:
+    """Add the ``count`` highest scores among the absent weights of a mask.
+
+    Args:
+        score: Scores of any shape. NaN never grows.
+        mask: Boolean mask, shape of ``score``; all of it stays.
+        count: How many to add, at least 0. Of equal scores the lower index comes first.
+
+    Returns:
+        Boolean mask, a superset of ``mask``.
+    """
+    absent = mask.logical_not().reshape(-1)
+    grown = _select_flat(_comparable(score).reshape(-1), absent, count, FirstTieBreaker())
+    return grown.view_as(mask).logical_or_(mask)
+
+
+@torch.no_grad()
+def add_random(mask: Tensor, count: int, generator: torch.Generator) -> Tensor:
+    """Add ``count`` absent weights to a mask; every set of that size is as likely.
+
+    Args:
+        mask: Boolean mask of any shape; all of it stays.
+        count: How many to add; if there are fewer absent ones, all are.
+        generator: A private CPU generator.
+
+    Returns:
+        Boolean mask, a superset of ``mask``.
+    """
+    grown = mask.clone(memory_format=torch.contiguous_format)
+    flat, size, num_present = grown.view(-1), mask.numel(), num_true(mask)
+    num_absent = size - num_present
+    if 2 * count > num_absent or 4 * num_absent < size:
+        absent = flat.logical_not().nonzero().squeeze(1)
+        order = torch.randperm(num_absent, generator=generator, device="cpu")
+        flat[absent[order[: max(count, 0)].to(absent.device)]] = True
+        return grown
+    # Draws that hit a weight leave some missing, and never add too many.
+    while (missing := num_present + count - num_true(grown)) > 0:
+        flat[torch.randint(size, (missing,), generator=generator, device="cpu").to(flat.device)] = (
+            True
+        )
+    return grown
+
+
+@torch.no_grad()
+def make_masks_global_topk(
+    scores: Mapping[str, Tensor], sparsity: float, *, compat: str | None = None
+) -> dict[str, Tensor]:
+    """Keep the highest scores over several tensors together (global magnitude pruning).
+
+    Args:
+        scores: Name to scores. NaN is never kept.
+        sparsity: Fraction of zeros wanted over all tensors, in [0, 1].
+        compat: See :func:`num_nonzero`; also lets a tensor lose everything.
+
+    Returns:
+        Name to boolean mask; ``num_nonzero(sparsity, total)`` True in all. Unless the sparsity is
+        1, each tensor keeps at least its best weight, in place of the weakest elsewhere. Ties go
+        to the earlier tensor and the lower index.
+    """
+    flat = {name: _comparable(score).reshape(-1) for name, score in scores.items()}
+    sizes = [values.numel() for values in flat.values()]
+    if sum(sizes) == 0:
+        return {name: torch.zeros_like(score, dtype=torch.bool) for name, score in scores.items()}
+    pool = torch.cat(list(flat.values()))
+    keep = num_nonzero(sparsity, pool.numel(), compat=compat)
+    chosen = torch.zeros_like(pool, dtype=torch.bool)
+    if keep and compat is None:
+        best = [_select(values, None, 1, FirstTieBreaker()) for values in flat.values()]
+        chosen = torch.cat(best)
+        keep = max(0, keep - num_true(chosen))
+    rest = _select(pool, ~chosen, keep, FirstTieBreaker())
+    parts = (chosen | rest).split(sizes)
+    return {
+        name: part.reshape(score.shape)
+        for (name, score), part in zip(scores.items(), parts, strict=True)
+    }
+
+
+# ------------------------------------------------------------------------------------------------
+# Selection
+
+
+def _shaper_for(score: Tensor, spec: Any) -> ScoreShaper:
+    if not isinstance(score, Tensor):
+        raise TypeError(f"score must be a tensor, not {score!r}")
+    return make_score_shaper(spec) or ScoreFlattener()
+
+
+def _checked_mask(mask: Tensor, score: Tensor) -> Tensor:
+    if not isinstance(mask, Tensor):
+        raise TypeError(f"mask must be a tensor, not {mask!r}")
+    if mask.shape != score.shape:
+        shapes = f"{tuple(score.shape)}, not {tuple(mask.shape)}"
+        raise ValueError(f"mask must have the shape of score, {shapes}")
+    return mask.bool()
+
+
+def _pool_size(pools: Tensor) -> int:
+    return pools.shape[-1] if pools.dim() else 1
+
+
+def _comparable(score: Tensor) -> Tensor:
+    """A float32 or float64 tensor (what NumPy and quick select know) in the same order."""
+    score = score.detach()
+    if score.dtype in (torch.float32, torch.float64):
+        return score
+    if score.is_complex():
+        raise TypeError(f"scores must be real numbers, not {score.dtype}")
+    wide = score.dtype in (torch.int32, torch.int64)
+    return score.to(torch.float64 if wide else torch.float32)
+
+
+def _select(
+    pools: Tensor, among: Tensor | None, keep: int | Tensor, breaker: ScoreTieBreaker
+) -> Tensor:
+    """Mask of the ``keep`` best scores in each pool, restricted to ``among``, never NaN."""
+    pools = _comparable(pools)
+    if pools.dim() == 1:
+        return _select_flat(pools, among, int(keep), breaker)
+    rows = pools.reshape(-1, pools.shape[-1])
+    inside = None if among is None else among.reshape(rows.shape)
+    keeps = torch.as_tensor(keep, device=rows.device).reshape(-1).expand(rows.shape[0])
+    if rows.shape[0] > _MANY_POOLS:
+        return _select_rows(rows, inside, keeps, breaker).reshape(pools.shape)
+    chosen = torch.zeros_like(rows, dtype=torch.bool)
+    for row, count in enumerate(keeps.tolist()):
+        candidates = None if inside is None else inside[row]
+        chosen[row] = _select_flat(rows[row], candidates, count, breaker)
+    return chosen.reshape(pools.shape)
+
+
+def _select_flat(
+    values: Tensor, among: Tensor | None, keep: int, breaker: ScoreTieBreaker
+) -> Tensor:
+    num_candidates = values.numel() if among is None else num_true(among)
+    if keep <= 0 or num_candidates == 0:
+        return torch.zeros_like(values, dtype=torch.bool)
+    if keep >= num_candidates:
+        numbers = ~values.isnan()
+        return numbers if among is None else numbers.logical_and_(among)
+    if values.device.type == "cpu":
+        inside = None if among is None else among.numpy()
+        threshold = float(_kth_largest(values.numpy(), inside, keep, num_candidates))
+        chosen = torch.from_numpy(values.numpy() >= threshold)  # three times faster than torch's
+    else:
+        pool = values if among is None else values[among]
+        pool = pool.nan_to_num(nan=-math.inf, posinf=math.inf, neginf=-math.inf)
+        threshold = float(pool.kthvalue(num_candidates - keep + 1).values)
+        chosen = values >= threshold
+    if among is not None:
+        chosen.logical_and_(among)
+    surplus = num_true(chosen) - keep
+    if surplus > 0:
+        ties = (values == threshold).logical_and_(chosen).nonzero().squeeze(1)
+        order = breaker.order((ties.numel(),), ties.device)
+        chosen[(ties if order is None else ties[order])[-surplus:]] = False
+    return chosen
+
+
+def _kth_largest(
+    values: np.ndarray, among: np.ndarray | None, keep: int, num_candidates: int
+) -> np.floating:
+    """The ``keep``-th largest of some values; minus infinity if there are fewer but for NaN.
+
+    A sample brackets it, and only what lies between is sorted. The bracket's ends, being values
+    that occur, are examined first: that makes masses of equal scores (zeros) the easy case, which
+    for quick select is the hard one. Where the sample misleads, the search goes on outside.
+
+    Args:
+        values: float32 or float64, shape [n].
+        among: Which of them count, bool [n]; None means all.
+        keep: From 1 to ``num_candidates``.
+        num_candidates: How many count, NaN included.
+    """
+    if values.size <= _SMALL or num_candidates <= _SMALL // 8:
+        candidates = values if among is None else values[among]
+        ranked = np.sort(candidates[~np.isnan(candidates)])
+        return ranked[-keep] if keep <= ranked.size else values.dtype.type(-math.inf)
+
+    low, high = _bracket(values, among, keep / num_candidates)
+
+    def where(mask: np.ndarray) -> tuple[np.ndarray, int]:
+        if among is not None:
+            mask &= among
+        return mask, int(np.count_nonzero(mask))
+
+    above, num_above = where(values > high)
+    if keep <= num_above:
+        return _kth_largest(values[above], None, keep, num_above)
+    inside, num_from_low = where(values >= low)
+    if keep > num_from_low:
+        below, num_below = where(values < low)
+        if keep - num_from_low > num_below:
+            return values.dtype.type(-math.inf)
+        return _kth_largest(values[below], None, keep - num_from_low, num_below)
+    inside ^= above
+    num_inside = num_from_low - num_above
+    if num_inside > values.size // 8:
+        num_from_high = where(values >= high)[1]
+        if keep <= num_from_high:
+            return high
+        inside, num_above_low = where(values > low)
+        if keep > num_above_low:
+            return low
+        inside &= values < high
+        num_above, num_inside = num_from_high, num_above_low - num_from_high
+    between = values[np.flatnonzero(inside)]  # of a few, faster than by mask
+    return _kth_largest(between, None, keep - num_above, num_inside)
+
+
+def _bracket(
+    values: np.ndarray, among: np.ndarray | None, fraction: float
+) -> tuple[np.floating, np.floating]:
+    """Two values between which the best ``fraction`` most likely ends; infinite where unsure."""
+    positions = (_spread_points() * values.size).astype(np.int64)
+    sample = values[positions]
+    usable = ~np.isnan(sample)
+    if among is not None:
+        usable &= among[positions]
+    sample = np.sort(sample[usable])
+    place = sample.size * (1 - fraction)
+    margin = 3 * math.sqrt(place * fraction) + 2
+    low, high = math.floor(place - margin), math.ceil(place + margin)
+    return (
+        sample[low] if low >= 0 else values.dtype.type(-math.inf),
+        sample[high] if high < sample.size else values.dtype.type(math.inf),
+    )
+
+
+@functools.cache
+def _spread_points() -> np.ndarray:
+    # Multiples of the golden ratio: evenly spread, and in step with no layout of rows.
+    return np.arange(1, _SMALL // 4 + 1) * ((math.sqrt(5) - 1) / 2) % 1.0
+
+
+def _select_rows(
+    values: Tensor, among: Tensor | None, keeps: Tensor, breaker: ScoreTieBreaker
+) -> Tensor:
+    valid = ~values.isnan()
+    if among is not None:
+        valid.logical_and_(among)
+    # -inf is a legal score, so validity is the primary key and the score the secondary one.
+    filled = values.masked_fill(~valid, -math.inf)
+    order = breaker.order(tuple(values.shape), values.device)
+    if order is not None:
+        filled, valid = filled.gather(-1, order), valid.gather(-1, order)
+    ranking = filled.sort(dim=-1, descending=True, stable=True).indices
+    by_validity = valid.gather(-1, ranking).sort(dim=-1, descending=True, stable=True).indices
+    ranking = ranking.gather(-1, by_validity)
+    places = torch.arange(values.shape[-1], device=values.device)
+    taken = places.expand_as(ranking) < keeps.unsqueeze(-1)
+    chosen = torch.zeros_like(valid).scatter_(-1, ranking, taken).logical_and_(valid)
+    if order is not None:
+        chosen = torch.zeros_like(chosen).scatter_(-1, order, chosen)
+    return chosen

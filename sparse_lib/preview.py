@@ -1,0 +1,324 @@
+"""What a sparsity config will do to a model, before anything is trained."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from sparse_lib.algorithms.static import Static
+from sparse_lib.checks import check_integer
+from sparse_lib.configure import configure
+from sparse_lib.core.algorithm import SparsityAlgorithm
+from sparse_lib.core.dynamic import DynamicSparsityAlgorithm
+from sparse_lib.core.group import Group
+from sparse_lib.flops.model import ModelFlops, count
+from sparse_lib.layers import LayerDescription, default_filter, describe, role_of_name
+from sparse_lib.masks.counts import num_nonzero
+from sparse_lib.schedules.values import Constant
+
+_DENSE_ROLES = ("embedding", "norm", "head")
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedParameter:
+    """One parameter of a plan.
+
+    Attributes:
+        name: Full parameter name.
+        kind: Kind of its layer, or ``"bias"``.
+        shape: Its shape.
+        algorithm: Class name of the algorithm that masks it, None if it stays dense.
+        reason: Why it is sparse or dense.
+        sparsity: Target at the first step, in [0, 1].
+        final_sparsity: Target at the last mask update; None if that depends on a number of steps
+            which was not given.
+        num_weights: Number of elements.
+        num_nonzero: Exact number of elements that the first mask keeps.
+    """
+
+    name: str
+    kind: str
+    shape: tuple[int, ...]
+    algorithm: str | None
+    reason: str
+    sparsity: float
+    final_sparsity: float | None
+    num_weights: int
+    num_nonzero: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A table of parameters, with FLOPs (2 per multiply-add) and warnings.
+
+    Attributes:
+        parameters: One row per parameter, in the order of the model.
+        warnings: Sentences about what looks like a mistake.
+        flops: FLOPs of the model, None if no size of a batch was given.
+    """
+
+    parameters: tuple[PlannedParameter, ...]
+    warnings: tuple[str, ...]
+    flops: ModelFlops | None = None
+
+    @property
+    def num_parameters(self) -> int:
+        """Parameters of the model, tied ones once."""
+        return sum(row.num_weights for row in self.parameters)
+
+    @property
+    def num_nonzero(self) -> int:
+        """Parameters that the first masks keep."""
+        return sum(row.num_nonzero for row in self.parameters)
+
+    def records(self) -> list[dict[str, Any]]:
+        """One row per parameter."""
+        return [asdict(row) for row in self.parameters]
+
+    def flops_records(self) -> list[dict[str, Any]]:
+        """Inference and training-step FLOPs: dense, at the first and (if known) the last step."""
+        if self.flops is None:
+            return []
+        rows = self.parameters
+        start = {row.name: 1 - row.num_nonzero / max(row.num_weights, 1) for row in rows}
+        end = dict(start)
+        for row in rows:
+            if row.final_sparsity is not None and row.final_sparsity != row.sparsity:
+                end[row.name] = row.final_sparsity
+        records = [
+            _flops_record(self.flops, "dense", {}),
+            _flops_record(self.flops, "start", start),
+        ]
+        if all(row.final_sparsity is not None for row in rows):
+            records.append(_flops_record(self.flops, "end", end))
+        return records
+
+    def to_markdown(self) -> str:
+        """Summary, tables and warnings as Markdown."""
+        share = 1 - self.num_nonzero / max(self.num_parameters, 1)
+        lines = [
+            f"{self.num_parameters:,} parameters, {self.num_nonzero:,} non-zero "
+            f"({share:.2%} of the whole model is sparse).",
+            "",
+            *_table(
+                ("parameter", "kind", "shape", "sparsity", "final", "non-zero", "why"),
+                [
+                    (
+                        row.name,
+                        row.kind,
+                        " x ".join(map(str, row.shape)),
+                        f"{row.sparsity:.4g}",
+                        "?" if row.final_sparsity is None else f"{row.final_sparsity:.4g}",
+                        f"{row.num_nonzero:,} / {row.num_weights:,}",
+                        row.reason,
+                    )
+                    for row in self.parameters
+                    if len(row.shape) > 1 or row.algorithm
+                ],
+            ),
+        ]
+        if self.flops is not None:
+            keys = ("inference_flops", "training_flops", "training_flops_dense_weight_grad")
+            rows = [
+                (record["when"], *(f"{record[key]:.4g}" for key in keys))
+                for record in self.flops_records()
+            ]
+            headings = ("FLOPs per batch", "inference", "training", "with dense weight gradients")
+            lines += ["", *_table(headings, rows)]
+        lines += ["", *(f"Warning: {warning}" for warning in self.warnings)]
+        return "\n".join(lines).rstrip() + "\n"
+
+    def __str__(self) -> str:
+        return self.to_markdown()
+
+
+def plan(
+    model: nn.Module,
+    config: Any,
+    *,
+    num_steps: int | None = None,
+    batch_size: int | None = None,
+    sequence_length: int | None = None,
+    image_size: int | tuple[int, int] | None = None,
+    inputs: Mapping[str, Tensor] | None = None,
+) -> Plan:
+    """Says what a config makes sparse in a model, and what that saves. The model is not changed.
+
+    The masks are really made, on a copy, so counts are exact.
+
+    Args:
+        model: The model, with memory (not on the meta device).
+        config: What ``configure`` takes, or an algorithm, which is planned as its ``apply`` would
+            do it and left as it is.
+        num_steps: Optimizer steps of the run, at least 1, to tell the sparsity at its end.
+        batch_size: Samples per batch, by default 1. FLOPs are counted if this or one of the
+            following is given; for a model of features, (B, F), it is all that is needed.
+        sequence_length: Tokens per sample of a language model.
+        image_size: Pixels per side of a vision model.
+        inputs: Keyword arguments of any other model, as :func:`sparse_lib.count_flops` takes them.
+
+    Raises:
+        TypeError: If ``model`` is no module, or a value of the config has a wrong type.
+        ValueError: If the config is wrong; the message names the key.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"plan takes a torch module, not {model!r}")
+    is_algorithm = isinstance(config, SparsityAlgorithm)
+    algorithm = copy.deepcopy(config) if is_algorithm else configure(config)
+    twin = copy.deepcopy(model)
+    for parameter, original in zip(twin.parameters(), model.parameters(), strict=True):
+        parameter.grad = original.grad  # which SNIP reads and deepcopy leaves behind
+        parameter.requires_dense = getattr(original, "requires_dense", False)  # type: ignore[attr-defined]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        if algorithm is not None:
+            algorithm.apply(twin)
+    members = algorithm.algorithms if isinstance(algorithm, Group) else [algorithm]
+    owners: dict[str, SparsityAlgorithm] = {
+        name: member for member in members if member is not None for name in member.sparse_params
+    }
+    end: dict[str, float | None] = {}
+    for member in set(owners.values()):
+        end |= _final_targets(member, num_steps)
+    described = describe(model)
+    layers = {layer.weight_name: layer for layer in described}
+    ties: dict[str, list[str]] = {}
+    for layer in described:
+        if layer.tied_to is not None:
+            ties.setdefault(layer.tied_to, []).append(layer.weight_name)
+    rows = tuple(
+        _planned(name, tuple(parameter.shape), layers.get(name), owners[name], end, ties.get(name))
+        if name in owners
+        else _dense(name, parameter, layers.get(name), model, ties.get(name))
+        for name, parameter in model.named_parameters()
+    )
+    flops = None
+    size: dict[str, Any] = {
+        "sequence_length": sequence_length,
+        "image_size": image_size,
+        "inputs": inputs,
+    }
+    if batch_size is not None or any(value is not None for value in size.values()):
+        flops = count(model, batch_size=1 if batch_size is None else batch_size, **size)
+    notes = [str(warning.message) for warning in caught]
+    notes += [n for row in rows for n in _warnings(row, layers.get(row.name), ties.get(row.name))]
+    return Plan(parameters=rows, warnings=tuple(notes), flops=flops)
+
+
+def _final_targets(algorithm: SparsityAlgorithm, num_steps: int | None) -> dict[str, float | None]:
+    """Targets at the last mask update of a run; the algorithm's schedules move on to it."""
+    start: dict[str, float | None] = {
+        n: float(s.target) for n, s in algorithm.sparse_params.items()
+    }
+    levels = algorithm.sparsity
+    is_fixed = all(isinstance(schedule, Constant) for schedule in levels.schedules)
+    if is_fixed or isinstance(algorithm, Static):
+        return start
+    if num_steps is None:
+        return dict.fromkeys(start)
+    steps = range(1, check_integer(num_steps, "num_steps", 1) + 1)
+    if isinstance(algorithm, DynamicSparsityAlgorithm):
+        steps = [step for step in steps if algorithm.is_update_step(step)]  # type: ignore[assignment]
+    if not steps:
+        return start
+    for _ in steps[:-1]:
+        levels.advance(True)
+    return dict(levels.targets(steps[-1], is_update_step=True))
+
+
+def _planned(
+    name: str,
+    shape: tuple[int, ...],
+    layer: LayerDescription | None,
+    algorithm: SparsityAlgorithm,
+    end: Mapping[str, float | None],
+    tied: list[str] | None,
+) -> PlannedParameter:
+    sparse = algorithm.sparse_params[name]
+    return PlannedParameter(
+        name=name,
+        kind=layer.kind if layer else "bias",
+        shape=shape,
+        algorithm=type(algorithm).__name__,
+        reason=f"sparsified by {type(algorithm).__name__}{_also(tied)}",
+        sparsity=float(sparse.target),
+        final_sparsity=end[name],
+        num_weights=sparse.mask.numel(),
+        num_nonzero=int(sparse.mask.count_nonzero()),
+    )
+
+
+def _dense(
+    name: str,
+    parameter: nn.Parameter,
+    layer: LayerDescription | None,
+    model: nn.Module,
+    tied: list[str] | None,
+) -> PlannedParameter:
+    if parameter.dim() < 2:
+        reason = "one dimension"
+    elif default_filter(name, parameter, model):
+        reason = "no filter matched"
+    elif layer and layer.role in _DENSE_ROLES:
+        reason = layer.role
+    else:
+        named = role_of_name(name)
+        reason = f"{named} by its name" if named in _DENSE_ROLES else "tied"
+    return PlannedParameter(
+        name=name,
+        kind=layer.kind if layer else "bias",
+        shape=tuple(parameter.shape),
+        algorithm=None,
+        reason=reason + _also(tied),
+        sparsity=0.0,
+        final_sparsity=0.0,
+        num_weights=parameter.numel(),
+        num_nonzero=parameter.numel(),
+    )
+
+
+def _also(tied: list[str] | None) -> str:
+    return f" (also {', '.join(tied)})" if tied else ""
+
+
+def _warnings(
+    row: PlannedParameter, layer: LayerDescription | None, tied: list[str] | None
+) -> list[str]:
+    if row.algorithm is None:
+        return []
+    notes = []
+    if layer is None or layer.role in _DENSE_ROLES:
+        role = layer.role if layer else "bias"
+        notes.append(f"{row.name} has the role {role!r} and is sparsified.")
+    if tied:
+        notes.append(f"{row.name} is also {', '.join(tied)}: one tensor, one mask.")
+    smallest = max(row.shape[:2], default=1)
+    fewest = row.num_nonzero
+    if row.final_sparsity is not None and row.final_sparsity > row.sparsity:
+        fewest = min(fewest, num_nonzero(row.final_sparsity, row.num_weights))
+    if len(row.shape) > 1 and fewest < smallest:
+        notes.append(
+            f"{row.name} keeps {fewest} weights for {smallest} rows or columns: "
+            "the layer may collapse."
+        )
+    return notes
+
+
+def _flops_record(flops: ModelFlops, when: str, sparsity: Mapping[str, float]) -> dict[str, Any]:
+    named = {name: value for name, value in sparsity.items() if value}
+    return {
+        "when": when,
+        "inference_flops": flops.forward(named),
+        "training_flops": flops.training_step(named),
+        "training_flops_dense_weight_grad": flops.training_step(named, dense_weight_grad=True),
+    }
+
+
+def _table(headings: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
+    lines = [headings, tuple("---" for _ in headings), *rows]
+    return ["| " + " | ".join(cells) + " |" for cells in lines]

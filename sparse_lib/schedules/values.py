@@ -1,0 +1,526 @@
+"""Schedules of values: from a step to a sparsity or a drop fraction.
+
+Step ``t`` is the number of finished optimizer steps; step 0 is initialisation.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar
+
+from torch import nn
+
+from sparse_lib.checks import (
+    build,
+    check_compat,
+    check_finite,
+    check_fraction,
+    check_integer,
+    closest,
+)
+from sparse_lib.schedules.updates import (
+    CallableSchedule,
+    FreqSchedule,
+    ListSchedule,
+    UpdateSchedule,
+    make_update_schedule,
+)
+
+__all__ = [
+    "CallableSchedule",
+    "Constant",
+    "Cosine",
+    "Cubic",
+    "Cycling",
+    "Exp",
+    "FreqSchedule",
+    "HyperParameterSchedule",
+    "Lambda",
+    "Linear",
+    "ListSchedule",
+    "Periodic",
+    "Polynomial",
+    "Power",
+    "UpdateSchedule",
+    "make_hyperparameter_schedule",
+    "make_update_schedule",
+]
+
+_MOST_SAMPLES = 1001
+_LONG = 10**12  # steps, more than any run has
+
+
+class HyperParameterSchedule(ABC):
+    """A value that depends on the step. Subclasses implement :meth:`compute`.
+
+    Subclasses are found in configs by their lower-cased class name and by ``TYPE``. One with
+    state names the attributes in ``STATE`` and changes them in :meth:`update`. Where the value is
+    a sparsity or a drop fraction, it is clamped to [0, 1] in use. Constructors raise TypeError or
+    ValueError, with the argument's name, for what is not finite or out of range.
+
+    >>> class Halving(HyperParameterSchedule):
+    ...     def compute(self, step):
+    ...         return 0.5**step
+    >>> make_hyperparameter_schedule({"type": "halving"})(2)
+    0.25
+    """
+
+    TYPE: ClassVar[str | None] = None
+    STATE: ClassVar[tuple[str, ...]] = ()
+    registry: ClassVar[dict[str, type[HyperParameterSchedule]]] = {}
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if inspect.isabstract(cls):
+            return
+        for name in (cls.__name__, cls.__dict__.get("TYPE")):
+            if name and not name.startswith("_"):
+                HyperParameterSchedule.registry[name.lower()] = cls
+
+    @abstractmethod
+    def compute(self, step: int) -> float:
+        """Value in effect at a step, a non-negative integer."""
+
+    def __call__(self, step: int, is_update_step: bool = False) -> float:
+        """Value at a step; ``is_update_step`` says that masks are updated at this step.
+
+        Raises:
+            ValueError: If the value is NaN.
+            TypeError: If it is no number.
+        """
+        return self._number(self.compute(int(step)), step)
+
+    def _number(self, value: Any, step: Any) -> float:
+        try:
+            number = float(value)
+        except (TypeError, ValueError, OverflowError):
+            raise TypeError(f"{self!r} gave {value!r} at step {step}, which is no number") from None
+        if math.isnan(number):
+            raise ValueError(f"{self!r} gave NaN at step {step}")
+        return number
+
+    def update(self, is_update_step: bool) -> None:  # noqa: B027 (most schedules have no state)
+        """Advance the state; called once at the end of each step."""
+
+    def get_min_max_end(self, begin: int, end: int) -> tuple[float, float, float]:
+        """Smallest and largest value from ``begin`` to ``end`` (inclusive), and the one at ``end``.
+
+        Raises:
+            ValueError: If ``end < begin``.
+        """
+        if end < begin:
+            raise ValueError(f"end must be at least begin={begin}, not {end}")
+        values = [self(step) for step in self._samples(begin, end)]
+        return min(values), max(values), self(end)
+
+    def _samples(self, begin: int, end: int) -> list[int]:
+        """Steps that reach the extremes; here a sweep, since nothing is known of the function."""
+        stride = max(1, math.ceil((end - begin) / (_MOST_SAMPLES - 1)))
+        return [*range(begin, end, stride), end]
+
+    def _state_names(self) -> tuple[str, ...]:
+        # The 2.0/2.1 library called the same declaration `__state_slots__`.
+        return tuple(self.STATE) + tuple(getattr(self, "__state_slots__", ()))
+
+    def state_dict(self) -> dict[str, Any]:
+        """State to save; empty for functions of the step alone."""
+        return {name: copy.deepcopy(getattr(self, name)) for name in self._state_names()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore :meth:`state_dict`; the argument is not changed.
+
+        Raises:
+            ValueError: If a key is missing or unknown.
+        """
+        expected = set(self._state_names())
+        if set(state) != expected:
+            raise ValueError(
+                f"state of {type(self).__name__} must have the keys {sorted(expected)}, "
+                f"not {sorted(state)}"
+            )
+        for name in expected:
+            setattr(self, name, copy.deepcopy(state[name]))
+
+    def __repr__(self) -> str:
+        shown = (f"{name}={value!r}" for name, value in vars(self).items() if name[0] != "_")
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+
+class _Monotone(HyperParameterSchedule):
+    def _samples(self, begin: int, end: int) -> list[int]:
+        return [begin, end]
+
+
+class Constant(_Monotone):
+    """``y(t) = value``.
+
+    Args:
+        value: Any finite number.
+    """
+
+    TYPE = "constant"
+
+    def __init__(self, value: float) -> None:
+        self.value = check_finite(value, "value")
+
+    def compute(self, step: int) -> float:
+        return self.value
+
+
+class Linear(_Monotone):
+    """``y(t) = init + slope * t``.
+
+    Args:
+        init: Value at step 0.
+        slope: Change per step.
+    """
+
+    TYPE = "linear"
+
+    def __init__(self, init: float, slope: float) -> None:
+        self.init, self.slope = check_finite(init, "init"), check_finite(slope, "slope")
+
+    def compute(self, step: int) -> float:
+        return self.init + self.slope * step
+
+
+class Exp(_Monotone):
+    """``y(t) = final + (init - final) * exp(gamma * t)``.
+
+    Args:
+        init: Value at step 0.
+        gamma: Rate per step; below 0 the value approaches ``final``.
+        final: Limit.
+    """
+
+    TYPE = "exp"
+
+    def __init__(self, init: float, gamma: float, final: float = 1.0) -> None:
+        self.init, self.gamma = check_finite(init, "init"), check_finite(gamma, "gamma")
+        self.final = check_finite(final, "final")
+
+    def compute(self, step: int) -> float:
+        return self.final + _scaled(self.init - self.final, math.e, self.gamma * step)
+
+
+class Power(_Monotone):
+    """``y(t) = init * beta**t``.
+
+    Args:
+        init: Value at step 0.
+        beta: Factor per step, at least 0.
+
+    Raises:
+        ValueError: If ``beta`` is below 0.
+    """
+
+    TYPE = "power"
+
+    def __init__(self, init: float, beta: float) -> None:
+        self.init, self.beta = check_finite(init, "init"), check_finite(beta, "beta")
+        if self.beta < 0:
+            raise ValueError(f"beta must be at least 0, not {beta!r}")
+
+    def compute(self, step: int) -> float:
+        return _scaled(self.init, self.beta, step)
+
+
+class Polynomial(_Monotone):
+    """``y(t) = final + (init - final) * (1 - x)**power``, ``x = (t - start) / (stop - start)``.
+
+    ``x`` is kept within [0, 1]: ``init`` before ``start``, ``final`` from ``stop`` on.
+    (Zhu & Gupta, "To prune, or not to prune", 2017, equation 1, where the power is 3.)
+
+    Args:
+        init: Value until ``start``.
+        final: Value from ``stop`` on.
+        start: Step, at least 0.
+        stop: Step, at least ``start``.
+        power: Exponent, above 0.
+    """
+
+    TYPE = "polynomial"
+
+    def __init__(
+        self, init: float, final: float, start: int, stop: int, power: float = 3.0
+    ) -> None:
+        self.init, self.final = check_finite(init, "init"), check_finite(final, "final")
+        self.start = check_integer(start, "start", 0)
+        self.stop = check_integer(stop, "stop", self.start)
+        self.power = check_finite(power, "power")
+        if self.power <= 0:
+            raise ValueError(f"power must be above 0, not {power!r}")
+
+    def compute(self, step: int) -> float:
+        progress = _progress(step, self.start, self.stop)
+        return _decay(self.init, self.final, progress, self.power)
+
+
+class Cubic(_Monotone):
+    """GraNet's gradual schedule (Liu et al. 2021, equation 1), smooth or as a staircase.
+
+    ``y = s_f + (s_i - s_f) * (1 - x)**3`` with ``x`` kept within [0, 1]. With an interval ``k``
+    it is a staircase in whole intervals, as in the sparsity library's announcement (its
+    Figure 7): ``x = (t // k - t0 // k) / (t1 // k - t0 // k)``. Without, it is smooth:
+    ``x = (t - t0) / (t1 - t0)``. If both ends share an interval, it jumps there.
+
+    Args:
+        init_sparsity: ``s_i``.
+        end_sparsity: ``s_f``, above or below ``s_i``.
+        sparsity_start_step: ``t0``, at least 0.
+        sparsity_end_step: ``t1``, at least ``t0``.
+        prune_every_k_steps: ``k``, at least 1, or None for the smooth form.
+    """
+
+    TYPE = "cubic"
+
+    def __init__(
+        self,
+        init_sparsity: float,
+        end_sparsity: float,
+        sparsity_start_step: int,
+        sparsity_end_step: int,
+        prune_every_k_steps: int | None = None,
+    ) -> None:
+        self.init_sparsity = check_finite(init_sparsity, "init_sparsity")
+        self.end_sparsity = check_finite(end_sparsity, "end_sparsity")
+        self.sparsity_start_step = check_integer(sparsity_start_step, "sparsity_start_step", 0)
+        self.sparsity_end_step = check_integer(
+            sparsity_end_step, "sparsity_end_step", self.sparsity_start_step
+        )
+        self.prune_every_k_steps = (
+            None
+            if prune_every_k_steps is None
+            else check_integer(prune_every_k_steps, "prune_every_k_steps", 1)
+        )
+
+    def compute(self, step: int) -> float:
+        interval = self.prune_every_k_steps or 1
+        progress = _progress(
+            int(step) // interval,
+            self.sparsity_start_step // interval,
+            self.sparsity_end_step // interval,
+        )
+        return _decay(self.init_sparsity, self.end_sparsity, progress, 3)
+
+
+class Cosine(HyperParameterSchedule):
+    """``y(t) = minimum + (init - minimum) * (1 + cos(pi * t / half_period)) / 2``.
+
+    After ``half_period`` it stays at ``minimum``, so that a drop fraction really anneals to it.
+    cerebras-pytorch 2.10 lets the cosine come back up instead; ``compat="cstorch-2.10"`` does too.
+
+    Args:
+        init: Value at step 0.
+        half_period: Steps from ``init`` to ``minimum``, above 0.
+        minimum: Value at ``half_period``.
+        compat: None or ``"cstorch-2.10"``.
+    """
+
+    TYPE = "cosine"
+
+    def __init__(
+        self, init: float, half_period: float, minimum: float = 0.0, compat: str | None = None
+    ) -> None:
+        self.init, self.minimum = check_finite(init, "init"), check_finite(minimum, "minimum")
+        self.half_period = check_finite(half_period, "half_period")
+        if self.half_period <= 0:
+            raise ValueError(f"half_period must be above 0, not {half_period!r}")
+        self.compat = check_compat(compat)
+
+    def compute(self, step: int) -> float:
+        if self.compat is None and step >= self.half_period:
+            return self.minimum
+        wave = (1 + math.cos(math.pi * step / self.half_period)) / 2
+        return self.minimum + (self.init - self.minimum) * wave
+
+    def _samples(self, begin: int, end: int) -> list[int]:
+        return [begin, end] if self.compat is None else super()._samples(begin, end)
+
+
+class Cycling(HyperParameterSchedule):
+    """The next value of a list at each mask update (initialisation counts if it is one).
+
+    Between updates the value is that of the last update. It depends on how many updates there
+    were, so it has a state, ``index``: how many values were used.
+
+    Args:
+        values: One or more numbers.
+        repeat: Start again after the last value; otherwise stay at it.
+    """
+
+    TYPE = "cycling"
+    STATE = ("index",)
+
+    def __init__(self, values: Sequence[float], repeat: bool = True) -> None:
+        if isinstance(values, (str, Mapping)) or not isinstance(values, Iterable):
+            raise TypeError(f"values must be a list of numbers, not {values!r}")
+        self.values = [check_finite(value, f"values[{i}]") for i, value in enumerate(values)]
+        if not self.values:
+            raise ValueError("values must hold at least one number")
+        self.repeat = bool(repeat)
+        self.index = 0
+
+    def _at(self, index: int) -> float:
+        size = len(self.values)
+        return self.values[index % size if self.repeat else min(index, size - 1)]
+
+    def compute(self, step: int) -> float:
+        return self._at(max(0, self.index - 1))
+
+    def __call__(self, step: int, is_update_step: bool = False) -> float:
+        return self._at(self.index) if is_update_step else self.compute(step)
+
+    def update(self, is_update_step: bool) -> None:
+        self.index += bool(is_update_step)
+
+    def get_min_max_end(self, begin: int, end: int) -> tuple[float, float, float]:
+        """Extremes over all values, and the last value (steps say nothing about updates)."""
+        return min(self.values), max(self.values), self.values[-1]
+
+
+class Periodic(HyperParameterSchedule):
+    """``y(t) = values[(t // period) % len(values)]``: a list over fixed spans of steps.
+
+    Args:
+        values: One or more numbers.
+        period: Steps for which each value holds, at least 1.
+    """
+
+    TYPE = "periodic"
+
+    def __init__(self, values: Sequence[float], period: int) -> None:
+        self.values = Cycling(values).values
+        self.period = check_integer(period, "period", 1)
+
+    def compute(self, step: int) -> float:
+        return self.values[(step // self.period) % len(self.values)]
+
+    def _samples(self, begin: int, end: int) -> list[int]:
+        # One step in each span of one cycle is enough.
+        last = min(end, begin + self.period * len(self.values))
+        return [*range(begin, last, self.period), last, end]
+
+
+class Lambda(HyperParameterSchedule):
+    """``y(t) = fn(t)``, or ``fn(t, is_update_step)`` if ``fn`` needs two arguments.
+
+    Args:
+        fn: Function from the step, an integer, to a number; it must not change between calls.
+    """
+
+    TYPE = "lambda"
+
+    def __init__(self, fn: Callable[..., float]) -> None:
+        if not callable(fn):
+            raise TypeError(f"fn must be callable, not {fn!r}")
+        self.fn = fn
+        self._takes_two = _num_required(fn) >= 2
+
+    def compute(self, step: int) -> float:
+        return self(step)
+
+    def __call__(self, step: int, is_update_step: bool = False) -> float:
+        value = self.fn(step, is_update_step) if self._takes_two else self.fn(step)
+        return self._number(value, step)
+
+
+def _scaled(factor: float, base: float, exponent: float) -> float:
+    """``factor * base**exponent``, infinite where it does not fit a float."""
+    try:
+        return factor * base**exponent if factor else 0.0
+    except OverflowError:
+        return math.copysign(math.inf, factor)
+
+
+def _num_required(fn: Callable[..., Any]) -> int:
+    try:
+        parameters = inspect.signature(fn).parameters.values()
+    except (TypeError, ValueError):  # some builtins have no signature
+        return 1
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return sum(p.kind in positional and p.default is p.empty for p in parameters)
+
+
+def _progress(step: float, start: float, stop: float) -> float:
+    if step >= stop:
+        return 1.0
+    if step <= start:
+        return 0.0
+    return (step - start) / (stop - start)
+
+
+def _decay(init: float, final: float, progress: float, power: float) -> float:
+    # Rounding must not leave the interval, nor miss its ends.
+    value = final + (init - final) * (1 - progress) ** power
+    if progress == 0.0:
+        value = init
+    return min(max(value, min(init, final)), max(init, final))
+
+
+# Their values are meant as given; the others are clamped where they are used.
+_BOUNDED = (Constant, Cosine, Cubic, Cycling, Periodic, Polynomial)
+
+
+def make_hyperparameter_schedule(
+    spec: Any, *, key: str = "sparsity", compat: str | None = None
+) -> HyperParameterSchedule:
+    """A schedule from what a config may hold.
+
+    Args:
+        spec: A number in [0, 1]; a list of them (one per mask update, staying at the last; with
+            compat it wraps); a dict with ``type`` and the arguments of that class; a function
+            of the step; a schedule, one with state is copied.
+        key: Name of the setting, for messages.
+        compat: None or ``"cstorch-2.10"``.
+
+    Raises:
+        TypeError: If ``spec`` is none of these.
+        ValueError: If a value, type or argument is not allowed.
+
+    >>> make_hyperparameter_schedule({"type": "cosine", "init": 0.3, "half_period": 10})(5)
+    0.15
+    """
+    check_compat(compat)
+    if isinstance(spec, HyperParameterSchedule):
+        # One with state must not advance in two algorithms at once.
+        return copy.deepcopy(spec) if spec.STATE else spec
+    if isinstance(spec, Mapping):
+        return _schedule_from_dict(spec, key, compat)
+    if isinstance(spec, (list, tuple)):
+        values = [check_fraction(value, f"{key}[{i}]") for i, value in enumerate(spec)]
+        return build(Cycling, {"values": values, "repeat": compat is not None}, key)
+    # A module is callable too: ``model.apply(Static)``, of the class, would pass it in here.
+    if callable(spec) and not isinstance(spec, (type, nn.Module)):
+        return Lambda(spec)
+    if spec is None or isinstance(spec, (str, bool, type, nn.Module)):
+        raise TypeError(
+            f"{key} must be a number, a list, a dict with 'type', a function of the step or a "
+            f"schedule, not {spec!r}"
+        )
+    return Constant(check_fraction(spec, key))
+
+
+def _schedule_from_dict(
+    spec: Mapping[str, Any], key: str, compat: str | None
+) -> HyperParameterSchedule:
+    arguments = dict(spec)
+    name = arguments.pop("type", None)
+    known = HyperParameterSchedule.registry
+    if not isinstance(name, str):
+        raise ValueError(f"{key} as a dict needs a 'type', one of: {', '.join(sorted(known))}")
+    if name.lower() not in known:
+        raise ValueError(f"{key} has the unknown type {name!r}; {closest(name, known)}")
+    cls = known[name.lower()]
+    if compat is not None and "compat" in inspect.signature(cls).parameters:
+        arguments.setdefault("compat", compat)
+    schedule = build(cls, arguments, key)
+    if isinstance(schedule, _BOUNDED):
+        low, high, _ = schedule.get_min_max_end(0, _LONG)
+        check_fraction(low, f"the lowest value of {key}")
+        check_fraction(high, f"the highest value of {key}")
+    return schedule

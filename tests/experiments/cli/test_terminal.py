@@ -1,0 +1,51 @@
+import io
+
+from rich.console import Console
+from typer.testing import CliRunner
+
+from experiments.analysis.claims import ledger as claims
+from experiments.cli import terminal
+from experiments.cli.app import app
+from experiments.specs import plan
+from experiments.store import records
+from tests.experiments.analysis import synthetic
+
+
+def printed(table) -> str:
+    console = Console(width=240, record=True, file=io.StringIO())
+    console.print(table)
+    return console.export_text()
+
+
+def test_runs_stand_side_by_side():
+    made = synthetic.make(records.make_record, seeds=1)
+    text = printed(terminal.compare(made[:2]))
+    for record in made[:2]:
+        assert record["run"] in text
+    assert "validation perplexity" in text and "sparsity" in text
+
+
+def test_the_ledger_prints_its_verdicts():
+    made = synthetic.make(records.make_record, seeds=3)
+    study = synthetic.study(made)
+    rows = claims.evaluate(records.records_table(made, study), study)
+    text = printed(terminal.ledger(rows))
+    for row in rows.to_dict("records"):
+        assert row["id"] in text and row["verdict"] in text
+    tested = rows[rows["num_seeds"] > 0].iloc[0]
+    assert f"{tested['effect']:.6g} {tested['interval']}, {tested['num_seeds']} seeds" in text
+
+
+def test_without_results_the_published_ledger_is_printed(tmp_path, monkeypatch):
+    made = synthetic.make(records.make_record, seeds=3)
+    study = synthetic.study(made)
+    rows = claims.evaluate(records.records_table(made, study), study)
+    folder = tmp_path / "reference" / "spdf"
+    folder.mkdir(parents=True)
+    rows.to_csv(folder / "claims.csv", index=False)
+    monkeypatch.setattr(plan, "REFERENCE", tmp_path / "reference" / "runs")
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(app, ["claims", "--scale", "quick"])
+    assert result.exit_code == 0
+    assert "Claims of spdf, as published; scale quick has no results" in result.output
+    assert "C001" in result.output

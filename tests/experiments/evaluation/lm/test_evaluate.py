@@ -1,0 +1,446 @@
+import json
+import math
+import os
+import socket
+
+import numpy as np
+import pytest
+import torch
+
+import experiments.evaluation.lm.evaluate as evaluation
+from experiments.data.base import MissingData
+from experiments.evaluation.lm.evaluate import evaluate
+from experiments.evaluation.lm.pairs import prose_pairs
+from experiments.evaluation.lm.scoring import Scorer
+
+FIELDS = {
+    "task", "metric", "value", "stderr", "num_items", "chance", "higher_is_better",
+    "num_fewshot", "limit", "batch_size", "dtype", "execution", "truncated_fraction", "split",
+    "data_hash",
+}  # fmt: skip
+
+
+@pytest.fixture
+def suite(tmp_path):
+    """Writes a suite file and returns its path."""
+
+    def write(*tasks: str, perplexity: str = "{max_tokens: 200}", name: str = "own") -> str:
+        path = tmp_path / f"{name}.yaml"
+        lines = "".join(f"  - {task}\n" for task in tasks)
+        path.write_text(f"batch_size: 8\nperplexity: {perplexity}\ntasks:\n{lines or '  []'}\n")
+        return str(path)
+
+    return write
+
+
+@pytest.fixture
+def no_network(monkeypatch):
+    """Any attempt to open a connection or to look up a name fails the test."""
+    attempts = []
+
+    def refuse(*args, **kwargs):
+        attempts.append(args)
+        raise OSError("the network is switched off in this test")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    yield
+    assert not attempts
+
+
+PROSE = "{task: prose_pairs, limit: 20}"
+
+
+def by_metric(result) -> dict:
+    return {(s["task"], s["metric"], s["split"]): s for s in result["scores"]}
+
+
+def test_quick_suite_without_network(model_dir, data_dir, tmp_path, no_network):
+    result = evaluate(model_dir, data_dir, "quick", out=tmp_path / "eval.json")
+    assert json.loads((tmp_path / "eval.json").read_text()) == result
+    assert all(set(score) >= FIELDS for score in result["scores"])
+    assert {score["data_hash"] for score in result["scores"]} == {"0123"}
+    assert result["suite"] == "quick" and result["run"] == model_dir.parent.name
+    scores = by_metric(result)
+    for split in ("validation", "test"):
+        for metric in ("loss", "perplexity", "word_perplexity", "byte_perplexity"):
+            assert scores["perplexity", metric, split]["value"] > 0
+    accuracy = scores["prose_pairs", "acc", "test"]
+    assert accuracy["chance"] == 0.5 and 0 <= accuracy["value"] <= 1
+    assert os.environ["HF_HUB_OFFLINE"] == "1"
+
+
+def test_pair_accuracy_equals_a_direct_count(
+    model_dir, model, tokenizer, data_dir, suite, tmp_path
+):
+    result = evaluate(model_dir, data_dir, suite(PROSE), out=tmp_path)
+    rows = (data_dir / "text" / "test.jsonl").read_text().splitlines()
+    pairs = prose_pairs([json.loads(row)["text"] for row in rows])[:20]
+
+    def nats(sentence: str) -> float:
+        tokens = [0, *tokenizer.encode(sentence, add_special_tokens=False)][:33]
+        with torch.no_grad():
+            logits = model(torch.tensor([tokens[:-1]])).logits[0].double()
+        return float(torch.log_softmax(logits, -1)[range(len(tokens) - 1), tokens[1:]].sum())
+
+    right = [nats(pair["good"]) > nats(pair["bad"]) for pair in pairs]
+    score = by_metric(result)["prose_pairs", "acc", "test"]
+    assert score["value"] == pytest.approx(sum(right) / len(right))
+    assert score["num_items"] == len(pairs) == 20
+    share = score["value"]
+    assert score["stderr"] == pytest.approx((share * (1 - share) / 19) ** 0.5)
+
+
+def test_grammar_pairs_replace_prose_pairs_where_the_data_have_them(model_dir, data_dir, tmp_path):
+    row = {"good": "The mask drops.", "bad": "The mask drop.", "kind": "agreement"}
+    (data_dir / "pairs.jsonl").write_text((json.dumps(row) + "\n") * 3)
+    result = evaluate(model_dir, data_dir, "smoke", out=tmp_path)
+    assert set(result["units"]) == {"perplexity", "grammar_pairs"}
+    assert by_metric(result)["grammar_pairs", "acc", "test"]["num_items"] == 3
+
+
+def test_text_scores_equal_lm_evals_rolling_task(model_dir, data_dir, suite, tmp_path):
+    """The same documents as an lm-eval task with its own metrics and aggregation."""
+    from lm_eval.evaluator import evaluate as lm_eval_evaluate
+    from lm_eval.tasks import TaskManager
+
+    from experiments.evaluation.lm.harness import CausalLM
+    from experiments.evaluation.lm.scoring import load
+
+    metrics = ["word_perplexity", "byte_perplexity", "bits_per_byte"]
+    task = {
+        "task": "text",
+        "dataset_path": "json",
+        "dataset_kwargs": {
+            "data_files": {"test": str(data_dir / "text" / "test.jsonl")},
+            "cache_dir": str(tmp_path / "cache"),
+        },
+        "test_split": "test",
+        "output_type": "loglikelihood_rolling",
+        "doc_to_text": "",
+        "doc_to_target": "{{text}}",
+        "num_fewshot": 0,
+        "metric_list": [{"metric": metric} for metric in metrics],
+    }
+    scorer = load(model_dir, batch_size=8, dtype="float32")
+    theirs = lm_eval_evaluate(
+        CausalLM(scorer),
+        TaskManager(include_defaults=False).load([task]),
+        bootstrap_iters=0,
+    )["results"]["text"]
+    ours = by_metric(evaluate(model_dir, data_dir, suite(perplexity="{}"), out=tmp_path))
+    for metric in metrics:
+        assert ours["perplexity", metric, "test"]["value"] == pytest.approx(
+            theirs[f"{metric},none"], rel=1e-6
+        )
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """Counts forward work: the spans scored since it was last cleared."""
+    counted: list[int] = []
+    score = Scorer.score
+    monkeypatch.setattr(
+        Scorer, "score", lambda self, spans: counted.append(1) or score(self, spans)
+    )
+    return counted
+
+
+def test_unchanged_inputs_are_not_scored_again(model_dir, data_dir, suite, tmp_path, calls):
+    first = evaluate(model_dir, data_dir, suite(PROSE), out=tmp_path)
+    calls.clear()
+    assert evaluate(model_dir, data_dir, suite(PROSE), out=tmp_path) == first
+    assert not calls
+
+
+def test_a_new_task_is_the_only_one_scored(model_dir, data_dir, suite, tmp_path, calls):
+    first = evaluate(model_dir, data_dir, suite(), out=tmp_path)
+    calls.clear()
+    second = evaluate(model_dir, data_dir, suite(PROSE), out=tmp_path)
+    assert len(calls) == 1
+    assert second["scores"][:-1] == first["scores"]
+    assert second["units"]["perplexity"] == first["units"]["perplexity"]
+
+
+def test_changed_data_are_scored_again(model_dir, data_dir, suite, tmp_path):
+    first = evaluate(model_dir, data_dir, suite(), out=tmp_path)
+    path = data_dir / "text" / "test.jsonl"
+    path.write_text("\n".join(path.read_text().splitlines()[:5]) + "\n")
+    second = evaluate(model_dir, data_dir, suite(), out=tmp_path)
+    assert first["units"]["perplexity"]["key"] != second["units"]["perplexity"]["key"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    ["dtype: bfloat16", "execution: dense", "batch_size: 4", "limit: 10", "num_fewshot: 2"],
+)
+def test_another_setting_is_another_unit(model_dir, data_dir, tmp_path, change):
+    def key(text: str) -> str:
+        path = tmp_path / "own.yaml"
+        path.write_text(text)
+        result = evaluate(model_dir, data_dir, str(path), out=tmp_path)
+        return result["units"]["prose_pairs"]["key"]
+
+    settings = {"batch_size": "8", "dtype": "float32", "execution": "auto"}
+    task = {"task": "prose_pairs", "limit": "20", "num_fewshot": "0"}
+
+    def text(settings, task):
+        fields = ", ".join(f"{name}: {value}" for name, value in task.items())
+        lines = "".join(f"{name}: {value}\n" for name, value in settings.items())
+        return f"{lines}perplexity: null\ntasks: [{{{fields}}}]\n"
+
+    first = key(text(settings, task))
+    name, value = change.split(": ")
+    for where in (settings, task):
+        if name in where:
+            where[name] = value
+    assert key(text(settings, task)) != first
+
+
+def test_other_code_is_another_unit(model_dir, data_dir, suite, tmp_path, monkeypatch):
+    first = evaluate(model_dir, data_dir, suite(), out=tmp_path)
+    monkeypatch.setattr(evaluation, "code_hash", lambda *entries: "other")
+    second = evaluate(model_dir, data_dir, suite(), out=tmp_path)
+    assert first["units"]["perplexity"]["key"] != second["units"]["perplexity"]["key"]
+
+
+@pytest.mark.parametrize(
+    "name", ["model.safetensors", "config.json", "tokenizer.json", "tokenizer_config.json"]
+)
+def test_changed_models_have_another_hash(model_dir, tmp_path, name):
+    copy = tmp_path / "model"
+    copy.mkdir()
+    for path in model_dir.iterdir():
+        (copy / path.name).write_bytes(path.read_bytes())
+    assert evaluation.weights_hash(copy) == evaluation.weights_hash(model_dir)
+    content = bytearray((copy / name).read_bytes())
+    content[-1] ^= 1
+    (copy / name).write_bytes(content)
+    assert evaluation.weights_hash(copy) != evaluation.weights_hash(model_dir)
+
+
+def test_examples_reach_the_prompts_and_cut_prompts_are_counted(
+    model_dir, data_dir, suite, tmp_path, monkeypatch
+):
+    """Two of winogrande's examples before each question, whose beginning 32 tokens cannot hold."""
+    import pandas as pd
+
+    folder = tmp_path / "mirror" / "allenai" / "winogrande" / "winogrande_xl"
+    folder.mkdir(parents=True)
+    nouns = "mask weight layer model schedule".split()
+    rows = pd.DataFrame({"sentence": [f"The {n} grows because the _ is small." for n in nouns]})
+    rows["option1"], rows["option2"], rows["answer"] = nouns, nouns[::-1], "1"
+    for split in ("train", "validation"):
+        rows.to_parquet(folder / f"{split}.parquet")
+    config = "configs:\n- config_name: winogrande_xl\n  data_files:\n"
+    for split in ("train", "validation"):
+        config += f"  - {{split: {split}, path: winogrande_xl/{split}.parquet}}\n"
+    (folder.parent / "README.md").write_text(f"---\n{config}---\n")
+    prompts: dict[int, list[str]] = {}
+    from experiments.evaluation.lm.harness import CausalLM
+
+    scored = CausalLM.loglikelihood
+
+    def seen(self, requests):
+        prompts[shots] = [request.args[0] for request in requests]
+        return scored(self, requests)
+
+    monkeypatch.setattr(CausalLM, "loglikelihood", seen)
+    cut = {}
+    for shots in (0, 2):
+        task = f"{{task: winogrande, folder: winogrande, num_fewshot: {shots}}}"
+        result = evaluate(
+            model_dir,
+            data_dir,
+            suite(task, perplexity="null"),
+            out=tmp_path,
+            mirror=tmp_path / "mirror",
+        )
+        (score,) = result["scores"]
+        assert score["num_fewshot"] == shots
+        cut[shots] = score["truncated_fraction"]
+    assert all(prompt.count("grows") == 1 for prompt in prompts[0])  # its own
+    assert all(prompt.count("grows") == 3 for prompt in prompts[2])
+    assert cut == {0: 0.0, 2: 1.0}
+    again = list(prompts[2])
+    evaluate(
+        model_dir,
+        data_dir,
+        suite(task, perplexity="null"),
+        out=tmp_path / "again",
+        mirror=tmp_path / "mirror",
+    )
+    assert prompts[2] == again  # the examples are drawn with a fixed seed
+
+
+def test_weighted_means_have_the_error_of_a_ratio(model_dir, data_dir, suite, tmp_path):
+    """lm-eval's wikitext on our documents, against our own reading of the same."""
+    from experiments.evaluation.lm.harness_tasks import _weighted_error
+
+    result = evaluate(model_dir, data_dir, suite(perplexity="{}"), out=tmp_path)
+    ours = by_metric(result)["perplexity", "bits_per_byte", "test"]
+    samples = [{"bits_per_byte": (-10.0, 8)}, {"bits_per_byte": (-30.0, 16)}]
+    # Ratio 40 / 24; residuals 10 - 8 r and 30 - 16 r, which add up to nothing.
+    residual = 10 - 8 * 40 / 24
+    expected = (2 * 2 * residual**2) ** 0.5 / 24 / math.log(2)
+    assert _weighted_error("bits_per_byte", samples) == pytest.approx(expected)
+    assert _weighted_error("bits_per_byte", samples[:1]) is None
+    assert ours["stderr"] > 0
+
+
+def test_interrupted_evaluation_goes_on_where_it_stopped(
+    model_dir, data_dir, suite, tmp_path, calls, monkeypatch
+):
+    whole = evaluate(model_dir, data_dir, suite(PROSE), out=tmp_path / "whole" / "eval.json")
+
+    def stop(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("experiments.evaluation.lm.harness_tasks.run_task", stop)
+        with pytest.raises(KeyboardInterrupt):
+            evaluate(model_dir, data_dir, suite(PROSE), out=tmp_path / "eval.json")
+    assert not (tmp_path / "eval.json").exists()
+    calls.clear()
+    resumed = evaluate(model_dir, data_dir, suite(PROSE), out=tmp_path / "eval.json")
+    assert len(calls) == 1
+    assert resumed["scores"] == whole["scores"]
+
+
+def test_a_deleted_result_comes_back_from_the_cache(model_dir, data_dir, suite, tmp_path, calls):
+    """Snakemake deletes a rule's output before it runs the rule again."""
+    options = {"out": tmp_path / "run" / "eval.json", "cache": tmp_path / "cache"}
+    first = evaluate(model_dir, data_dir, suite(PROSE), **options)
+    (tmp_path / "run" / "eval.json").unlink()
+    calls.clear()
+    assert evaluate(model_dir, data_dir, suite(PROSE), **options) == first
+    assert not calls
+
+
+def test_damaged_results_are_made_anew(model_dir, data_dir, suite, tmp_path):
+    (tmp_path / "eval.json").write_text('{"units": {"perp')
+    first = evaluate(model_dir, data_dir, suite(), out=tmp_path)
+    assert first["scores"]
+    (tmp_path / "eval.json").write_text('{"datasets": null}')
+    (store,) = tmp_path.glob("scores-*.json")
+    store.write_text(json.dumps(dict.fromkeys(json.loads(store.read_text()), {"wall_s": 1})))
+    assert evaluate(model_dir, data_dir, suite(), out=tmp_path)["scores"] == first["scores"]
+
+
+@pytest.mark.parametrize("tokens", [[], [5, 320]])
+def test_tokens_that_the_model_does_not_know_are_refused(
+    model_dir, data_dir, suite, tmp_path, tokens
+):
+    np.array(tokens, dtype=np.uint16).tofile(data_dir / "test.bin")
+    with pytest.raises(ValueError, match=f"test.bin holds {len(tokens)} tokens, the largest"):
+        evaluate(model_dir, data_dir, suite(), out=tmp_path)
+
+
+def test_hub_task_from_a_mirror_with_group_average(
+    model_dir, data_dir, suite, tmp_path, no_network
+):
+    """The official piqa task on a mirrored folder of two items."""
+    import pandas as pd
+
+    folder = tmp_path / "mirror" / "baber" / "piqa"
+    folder.mkdir(parents=True)
+    rows = pd.DataFrame({"goal": ["Drop it", "Keep it"], "sol1": ["now", "a"], "sol2": ["b", "c"]})
+    rows["label"] = [0, 1]
+    for split in ("train", "validation"):
+        rows.to_parquet(folder / f"{split}.parquet")
+    result = evaluate(
+        model_dir,
+        data_dir,
+        suite("{task: piqa, folder: piqa}", perplexity="null"),
+        out=tmp_path,
+        mirror=tmp_path / "mirror",
+    )
+    scores = by_metric(result)
+    assert {metric for _, metric, _ in scores} == {"acc", "acc_norm"}
+    assert all(s["num_items"] == 2 and s["chance"] == 0.5 for s in scores.values())
+    assert {s["data_hash"] for s in scores.values()} == {result["datasets"]["baber/piqa"]}
+
+
+@pytest.mark.parametrize("mirror", [None, "mirror"])
+def test_missing_dataset_is_one_sentence_before_any_work(
+    model_dir, data_dir, suite, tmp_path, calls, mirror
+):
+    root = None if mirror is None else tmp_path / mirror
+    with pytest.raises(MissingData, match="dataset nyu-mll/blimp is not available offline"):
+        evaluate(
+            model_dir,
+            data_dir,
+            suite("{task: blimp, folder: blimp}"),
+            out=tmp_path,
+            mirror=root,
+        )
+    assert not calls
+
+
+def test_group_average_follows_the_groups_rule(suite):
+    from experiments.evaluation.lm.harness_tasks import group_scores, leaves, task_manager
+    from experiments.evaluation.suite import TaskEntry
+
+    manager = task_manager([TaskEntry(task="mmlu", folder="mmlu/default")])
+    names = leaves(manager, "mmlu")
+    assert len(names) == len(set(names)) == 57
+    score = {"metric": "acc", "chance": 0.25, "task": "x"}
+    parts = [
+        score | {"value": 0.2, "stderr": 0.1, "num_items": 30, "truncated_fraction": 0.0},
+        score | {"value": 0.6, "stderr": 0.1, "num_items": 10, "truncated_fraction": 1.0},
+    ]
+    (row,) = group_scores(manager, "mmlu", {"a": parts[:1], "b": parts[1:]})
+    assert row["value"] == pytest.approx(0.3) and row["num_items"] == 40
+    assert row["task"] == "mmlu" and row["chance"] == 0.25
+    assert row["truncated_fraction"] == pytest.approx(0.25)
+
+
+def test_all_suites_on_disk_load():
+    from experiments.evaluation.suite import FOLDER, load_suite
+
+    names = {path.stem for path in FOLDER.glob("*.yaml") if not path.stem.startswith("vision")}
+    assert names >= {"smoke", "quick", "small", "leaderboard"}
+    shots = {entry.task: entry.num_fewshot for entry in load_suite("leaderboard").tasks}
+    assert shots == {
+        "arc_challenge": 25, "hellaswag": 10, "mmlu": 5, "truthfulqa_mc2": 0, "winogrande": 5,
+        "gsm8k": 5,
+    }  # fmt: skip
+    assert len({load_suite(name).hash for name in names}) == len(names)
+
+
+@pytest.mark.parametrize(
+    "content,message",
+    [
+        ("batchsize: 3\n", "batchsize is 3: Extra inputs are not permitted"),
+        ("batch_size: 0\n", "batch_size is 0"),
+        ("tasks: [{task: x, limit: -1}]\n", "tasks.0.limit is -1"),
+        ("tasks: [{task: x, if_present: pair.jsonl}]\n", "tasks.0.if_present is 'pair.jsonl'"),
+        ("execution: skip\n", "execution is 'skip'"),
+        ("perplexity: {splits: []}\n", "perplexity.splits is"),
+        ("- task: x\n", "own.yaml must be a mapping of settings by name"),
+        ("7\n", "own.yaml must be a mapping"),
+        ("1: 2\n", "own.yaml must be a mapping"),
+        ("tasks: [\n", "own.yaml is not valid YAML"),
+    ],
+)
+def test_wrong_suite_names_key_and_value(tmp_path, content, message):
+    from experiments.evaluation.suite import load_suite
+
+    path = tmp_path / "own.yaml"
+    path.write_text(content)
+    with pytest.raises(ValueError, match=message):
+        load_suite(str(path))
+
+
+def test_unknown_names_are_refused(model_dir, data_dir, suite, tmp_path):
+    with pytest.raises(ValueError, match="suite is 'quik'; it must be one of .*quick"):
+        evaluate(model_dir, data_dir, "quik", out=tmp_path)
+    with pytest.raises(ValueError, match="task is 'nope'"):
+        evaluate(model_dir, data_dir, suite("{task: nope}"), out=tmp_path)
+    with pytest.raises(ValueError, match="folder is 'nope'"):
+        evaluate(model_dir, data_dir, suite("{task: a, folder: nope}"), out=tmp_path)
+    for outside in ("/tmp", "..", "."):
+        with pytest.raises(ValueError, match="it must be a folder below lm_eval/tasks"):
+            evaluate(model_dir, data_dir, suite(f"{{task: a, folder: {outside}}}"), out=tmp_path)
+    with pytest.raises(ValueError, match="holds no config.json with weights"):
+        evaluate(tmp_path, data_dir, "smoke", out=tmp_path)

@@ -1,0 +1,44 @@
+from experiments.evaluation.lm.pairs import prose_pairs, sentences, swap
+
+TEXT = (
+    "A heading\n\nThe small model learns to read every long document quickly. It does not. "
+    "Numbers such as 42 are\nleft out of this rather short sentence. Returns x_1 for all of the "
+    "given weights and masks.\n\nThis sentence goes over a line\nbreak and is still one sentence."
+)
+
+
+def test_sentences_are_plain_and_long_enough():
+    assert list(sentences([TEXT])) == [
+        "The small model learns to read every long document quickly.",
+        "This sentence goes over a line break and is still one sentence.",
+    ]
+
+
+def test_swap_exchanges_two_neighbours_only():
+    good = "The small model learns to read every long document quickly."
+    bad = swap(good)
+    before, after = good.split(" "), bad.split(" ")
+    changed = [i for i, (a, b) in enumerate(zip(before, after, strict=True)) if a != b]
+    assert len(changed) == 2 and changed[1] == changed[0] + 1
+    assert before[changed[0]] == after[changed[1]] and before[changed[1]] == after[changed[0]]
+    assert before[0] == after[0] and before[-1] == after[-1]
+
+
+def test_swap_is_fixed_for_all_time():
+    assert swap("The small model learns to read every long document quickly.") == (
+        "The small learns model to read every long document quickly."
+    )
+
+
+def test_swap_needs_two_different_plain_words():
+    assert swap("Torch, NumPy, SciPy, Pandas, Dask, Ray.") is None
+    assert swap("He had had Had had, Had.") is None
+
+
+def test_pairs_do_not_repeat_and_ignore_document_order():
+    other = "Another document says that masks are updated after each of the steps."
+    pairs = prose_pairs([TEXT, other, TEXT])
+    assert pairs == prose_pairs([other, TEXT])
+    assert len(pairs) == 3
+    assert all(pair["good"] != pair["bad"] for pair in pairs)
+    assert {pair["kind"] for pair in pairs} == {"word order"}

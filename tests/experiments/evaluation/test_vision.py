@@ -1,0 +1,187 @@
+"""Scores of image classifiers against values worked out by hand."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from experiments import data
+from experiments.evaluation import vision as accuracy
+
+CLASSES = ["a", "b", "c"]
+
+
+def by_name(rows):
+    return {(row["task"], row["metric"]): row for row in rows}
+
+
+def test_scores_by_hand():
+    probabilities = np.array([[0.7, 0.2, 0.1], [0.1, 0.6, 0.3], [0.5, 0.4, 0.1], [0.2, 0.2, 0.6]])
+    labels = np.array([0, 1, 1, 0])
+    rows = by_name(accuracy.score(np.log(probabilities) + 3.0, labels, CLASSES))
+    top1 = rows["images", "accuracy"]
+    assert (
+        top1["value"] == 0.5 and top1["num_items"] == 4 and top1["chance"] == pytest.approx(1 / 3)
+    )
+    # Two of four: variance 1/3 over the sample, so the error of the mean is sqrt(1/12).
+    assert top1["stderr"] == pytest.approx(math.sqrt(1 / 12))
+    loss = rows["images", "loss"]
+    assert loss["value"] == pytest.approx(-np.log([0.7, 0.6, 0.4, 0.2]).mean())
+    assert loss["chance"] == pytest.approx(math.log(3)) and loss["higher_is_better"] is False
+    # Confidences .7 (right), .6 (right), .5 (wrong), .6 (wrong) in bins of width 1/15: the two of
+    # .6 share one.
+    error = rows["images", "calibration_error"]
+    assert error["value"] == pytest.approx((0.3 + abs(1 - 1.2) + 0.5) / 4)
+    assert error["stderr"] > 0
+    assert rows["images", "accuracy_top5"]["value"] == 1.0
+    assert rows["class:a", "class_accuracy"]["value"] == 0.5
+    assert rows["class:b", "class_accuracy"]["value"] == 0.5
+    assert ("class:c", "class_accuracy") not in rows
+
+
+def test_top5_counts_ranks_and_equal_scores_favour_nobody():
+    logits = np.tile(np.arange(10.0)[::-1], (10, 1))
+    rows = by_name(accuracy.score(logits, np.arange(10), [str(i) for i in range(10)]))
+    assert rows["images", "accuracy"]["value"] == 0.1
+    assert rows["images", "accuracy_top5"]["value"] == 0.5
+    assert rows["images", "accuracy_top5"]["chance"] == 0.5
+    flat = by_name(accuracy.score(np.zeros((10, 10)), np.arange(10), [str(i) for i in range(10)]))
+    assert flat["images", "accuracy"]["value"] == 0.1
+    assert flat["images", "loss"]["value"] == pytest.approx(math.log(10))
+
+
+def test_calibration_of_a_calibrated_and_an_overconfident_model():
+    rng = np.random.default_rng(0)
+    confidence = rng.uniform(0.3, 1.0, 200_000)
+    right = (rng.random(200_000) < confidence).astype(float)
+    assert accuracy.calibration_error(confidence, right, 15) < 0.01
+    assert accuracy.calibration_error(np.ones(10), np.zeros(10), 15) == 1.0
+    # 0.2 is the upper end of the first of five bins, and belongs to it.
+    assert accuracy.calibration_error(np.array([0.2, 0.1]), np.array([0.0, 0.3]), 5) < 1e-9
+
+
+@pytest.fixture(scope="module")
+def glyphs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("glyphs")
+    data.prepare("glyphs", out=folder, num_images=141)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def classifier(tmp_path_factory, glyphs):
+    from experiments.models import resnet
+
+    torch.manual_seed(0)
+    config = resnet.Config(depths=[1, 1], hidden_sizes=[4, 8], embedding_size=4)
+    classes = data.load(glyphs).meta["classes"]
+    folder = tmp_path_factory.mktemp("run") / "model"
+    resnet.build(config, classes=classes, num_channels=1, image_size=32).save_pretrained(folder)
+    return folder
+
+
+def test_evaluate_writes_each_split_and_keeps_what_is_scored(classifier, glyphs, tmp_path):
+    arguments = (classifier, glyphs, "vision")
+    result = accuracy.evaluate(*arguments, out=tmp_path / "eval.json", cache=tmp_path / "cache")
+    assert json.loads((tmp_path / "eval.json").read_text()) == result
+    assert result["run"] == classifier.parent.name
+    splits = {row["split"] for row in result["scores"]}
+    assert splits == {"validation", "test"}
+    assert {row["data_hash"] for row in result["scores"]} == {data.load(glyphs).meta["hash"]}
+
+    def again(*_):
+        raise AssertionError("scored twice")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(accuracy, "_scores", again)
+        out = tmp_path / "other.json"
+        assert accuracy.evaluate(*arguments, out=out, cache=tmp_path / "cache") == result
+        with pytest.raises(AssertionError, match="scored twice"):
+            accuracy.evaluate(*arguments, out=out, cache=tmp_path / "empty")
+
+    # Beside torch's own loss on the same images.
+    model, split = accuracy.load_classifier(classifier), data.load(glyphs).split("test")
+    meta = data.load(glyphs).meta
+    inputs = (torch.from_numpy(np.array(split.pixels)) / 255 - meta["mean"][0]) / meta["std"][0]
+    with torch.no_grad():
+        logits = model(pixel_values=inputs).logits
+    loss = torch.nn.functional.cross_entropy(logits, torch.from_numpy(split.labels)).item()
+    rows = {(r["split"], r["metric"]): r for r in result["scores"] if r["task"] == "images"}
+    assert rows["test", "loss"]["value"] == pytest.approx(loss, rel=1e-5)
+    right = (logits.argmax(1).numpy() == split.labels).mean()
+    assert rows["test", "accuracy"]["value"] == pytest.approx(right)
+
+
+def test_wrong_suites_and_models_are_one_sentence_each(classifier, glyphs, tmp_path):
+    with pytest.raises(ValueError, match="suite is 'visoin'"):
+        accuracy.evaluate(classifier, glyphs, "visoin", out=tmp_path)
+    (tmp_path / "wrong.yaml").write_text("bins: 3\n")
+    with pytest.raises(ValueError, match="wrong.yaml: bins"):
+        accuracy.evaluate(classifier, glyphs, str(tmp_path / "wrong.yaml"), out=tmp_path)
+    data.prepare("glyphs", out=tmp_path / "data", num_images=47)
+    meta = json.loads((tmp_path / "data" / "meta.json").read_text())
+    meta["classes"] = meta["classes"][:-1]
+    (tmp_path / "data" / "meta.json").write_text(json.dumps(meta))
+    with pytest.raises(ValueError, match="tells 47 classes apart, but .* has 46"):
+        accuracy.evaluate(classifier, tmp_path / "data", "vision", out=tmp_path)
+
+
+def test_zeros_of_a_classifier_are_skipped_with_the_same_outputs():
+    from experiments import models
+    from experiments.evaluation.skipping import skipping
+    from sparse_lib.device import Ledger
+    from sparse_lib.execution import kernels
+
+    if why := kernels.unavailable():
+        pytest.skip(why)
+    module = models.get("resnet")
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        config = module.Config(depths=[1, 1], hidden_sizes=[64, 128], embedding_size=32)
+        model = module.build(config, classes=CLASSES, num_channels=3, image_size=16).eval()
+        images = torch.randn(4, 3, 16, 16)
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.dim() == 4 and weight.shape[1] > 3:
+                weight *= torch.rand_like(weight) > 0.9
+        expected = model(pixel_values=images).logits
+        skipping_model = skipping(model, "auto")
+        with Ledger(skipping_model) as ledger:
+            logits = skipping_model(pixel_values=images).logits
+    assert ledger.totals("forward")["skipped_flops"] > 0
+    torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_suite_says_how_many_images_and_how_the_model_runs(
+    classifier, glyphs, tmp_path, monkeypatch
+):
+    executions = []
+    monkeypatch.setattr(
+        accuracy, "skipping", lambda model, execution: executions.append(execution) or model
+    )
+    path = tmp_path / "own.yaml"
+    path.write_text("max_images: 5\nexecution: dense\nsplits: [test]\n")
+    result = accuracy.evaluate(classifier, glyphs, str(path), out=tmp_path)
+    assert executions == ["dense"]
+    row = next(row for row in result["scores"] if row["metric"] == "accuracy")
+    assert row["num_items"] == row["limit"] == 5 and row["execution"] == "dense"
+
+
+def test_other_code_scores_again(classifier, glyphs, tmp_path, monkeypatch):
+    options = {"out": tmp_path / "eval.json", "cache": tmp_path / "cache"}
+    first = accuracy.evaluate(classifier, glyphs, "vision", **options)
+    monkeypatch.setattr(accuracy, "code_hash", lambda *entries: "other")
+    second = accuracy.evaluate(classifier, glyphs, "vision", **options)
+    assert first["inputs_hash"] != second["inputs_hash"]
+
+
+def test_a_classifier_that_lacks_weights_is_refused(classifier, glyphs, tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    weights = load_file(classifier / "model.safetensors")
+    del weights[next(name for name in weights if name.endswith("weight"))]
+    (tmp_path / "config.json").write_bytes((classifier / "config.json").read_bytes())
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ValueError, match="lacks 1 of the model's weights"):
+        accuracy.evaluate(tmp_path, glyphs, "vision", out=tmp_path)

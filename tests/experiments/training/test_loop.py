@@ -1,0 +1,345 @@
+"""The loop: exact resume, data order, FLOPs, records; on a corpus of random tokens."""
+
+import json
+import math
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from filelock import FileLock
+
+from experiments.specs import plan
+from experiments.tasks import epoch_order, warmup_cosine
+from experiments.training import loop as training
+
+STUDY = plan.load_study("sparsity_library")
+RUNS = {run.spec["method"]: run for run in plan.study_runs(STUDY, "smoke")}
+
+
+def short_spec(method: str, steps: int = 24) -> dict:
+    """The smoke run of a method, with fewer steps and updates that fall into them."""
+    spec = json.loads(json.dumps(RUNS[method].spec))
+    spec["recipe"].update(steps=steps, batch_size=4)
+    if spec["sparsity"] and "update" in spec["sparsity"]:
+        spec["sparsity"]["update"] = {"freq": 3, "stop": 18}
+    return spec
+
+
+def run_training(spec, corpus, folder, **options) -> dict:
+    training.train(
+        spec,
+        spec_hash="0" * 64,
+        code_hash="1" * 64,
+        command="test",
+        data_dir=corpus,
+        out=folder / "out",
+        state_root=folder / "state",
+        **options,
+    )
+    return json.loads((folder / "out" / "train.json").read_text())
+
+
+def weights(folder: Path) -> bytes:
+    return (folder / "out" / "model" / "model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("method", "execution"), [*((method, "dense") for method in sorted(RUNS)), ("rigl", "skip")]
+)
+def test_an_interrupted_run_ends_with_the_same_bits(
+    method, execution, corpus, tmp_path, monkeypatch
+):
+    spec = short_spec(method)
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    run_training(spec, corpus, whole, execution=execution)
+
+    step = training.Trainer.step
+
+    def step_then_die(trainer):
+        loss = step(trainer)
+        if trainer.progress.step in (7, 16):
+            trainer.save()
+            raise KeyboardInterrupt
+        return loss
+
+    monkeypatch.setattr(training.Trainer, "step", step_then_die)
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            run_training(spec, corpus, parts, execution=execution)
+    result = run_training(spec, corpus, parts)
+    assert weights(parts) == weights(whole)
+    expected = json.loads((whole / "out" / "train.json").read_text())
+    for key in ("layers", "num_nonzero", "flops", "execution"):
+        assert result[key] == expected[key]
+    assert not (parts / "state").joinpath(f"{spec['id']}-{'0' * 12}").exists()
+
+
+def test_a_signal_saves_and_says_so(corpus, tmp_path, capsys):
+    spec = short_spec("rigl")
+    trainer = training.Trainer(
+        spec, spec_hash="0" * 64, data_dir=corpus, state_root=tmp_path / "state"
+    )
+    with pytest.raises(training.Interrupted) as caught:
+        trainer.run([15])
+    assert caught.value.code == 143
+    assert (trainer.state_dir / "state.pt").is_file()
+    assert "state saved" in capsys.readouterr().out
+
+
+def test_records_hold_what_the_report_needs(corpus, tmp_path):
+    result = run_training(short_spec("rigl"), corpus, tmp_path)
+    assert result["data"] == {"name": "grammar", "hash": "random"}
+    assert result["final"]["steps"] == 24
+    assert result["final"]["validation_perplexity"] == pytest.approx(
+        math.exp(result["final"]["validation_loss"])
+    )
+    assert result["layers"]
+    for layer in result["layers"]:
+        assert layer["sparsity"] == pytest.approx(0.8, abs=1e-3)
+    text = json.dumps(result)
+    assert str(tmp_path) not in text and str(Path.home()) not in text
+    rows = [json.loads(r) for r in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
+    assert [row["kind"] for row in rows].count("validation") == 2
+    assert rows[-1]["kind"] == "validation" and rows[-1]["step"] == 24
+
+
+def test_flops_executed_lie_between_sparse_and_dense(corpus, tmp_path):
+    dense = run_training(short_spec("dense"), corpus, tmp_path / "dense")["flops"]
+    static = run_training(short_spec("static"), corpus, tmp_path / "static")["flops"]
+    rigl = run_training(short_spec("rigl"), corpus, tmp_path / "rigl")["flops"]
+    assert dense["executed"] == dense["dense_equivalent"] == static["dense_equivalent"]
+    assert static["executed"] < rigl["executed"] < dense["executed"]
+
+
+def test_masked_weights_are_zero_in_the_export(corpus, tmp_path):
+    result = run_training(short_spec("set"), corpus, tmp_path)
+    from safetensors.torch import load_file
+
+    tensors = load_file(tmp_path / "out" / "model" / "model.safetensors")
+    assert not any(name.endswith("_mask") for name in tensors)
+    num_zeros = sum(int((t == 0).sum()) for t in tensors.values())
+    assert num_zeros >= result["num_parameters"] - result["num_nonzero"] > 0
+
+
+def test_a_second_trainer_waits_and_finds_the_result(corpus, tmp_path):
+    spec = short_spec("dense", steps=2)
+    run_training(spec, corpus, tmp_path)
+    before = (tmp_path / "out" / "train.json").stat().st_mtime_ns
+    path = tmp_path / "state" / f"{spec['id']}-{'0' * 12}.lock"
+    lock = FileLock(path, thread_local=False)
+    lock.acquire()
+    import threading
+
+    timer = threading.Timer(0.8, lock.release)
+    timer.start()
+    run_training(spec, corpus, tmp_path)
+    timer.join()
+    assert (tmp_path / "out" / "train.json").stat().st_mtime_ns == before
+
+
+def test_a_diverging_run_is_one_sentence(corpus, tmp_path, monkeypatch):
+    monkeypatch.setattr(training.Trainer, "step", lambda self: float("nan"))
+    with pytest.raises(FloatingPointError, match="lower recipe.learning_rate"):
+        run_training(short_spec("dense"), corpus, tmp_path)
+
+
+def test_methods_see_the_same_tokens_in_the_same_order(corpus, tmp_path):
+    """Half the batch and twice the steps read the stream that the full batch reads."""
+    full, half = short_spec("dense"), short_spec("static")
+    full["recipe"]["batch_size"], half["recipe"]["batch_size"] = 8, 4
+    a, b = (
+        training.Trainer(spec, spec_hash="0" * 64, data_dir=corpus, state_root=tmp_path).task
+        for spec in (full, half)
+    )
+    for step in range(30):
+        assert torch.equal(a.batch(step), torch.cat([b.batch(2 * step), b.batch(2 * step + 1)]))
+
+
+def test_an_epoch_visits_each_window_once():
+    order = epoch_order(93, seed=1, epoch=0)
+    assert sorted(order) == list(range(93))
+    assert not np.array_equal(order, epoch_order(93, seed=1, epoch=1))
+    assert not np.array_equal(order, epoch_order(93, seed=2, epoch=0))
+
+
+def test_learning_rate_at_its_edges():
+    recipe = {"steps": 100, "warmup": 0.1, "learning_rate": 1.0, "min_learning_rate": 0.2}
+    assert warmup_cosine(0, recipe) == pytest.approx(0.1)
+    assert warmup_cosine(9, recipe) == pytest.approx(1.0)
+    assert warmup_cosine(10, recipe) == pytest.approx(1.0)
+    assert warmup_cosine(55, recipe) == pytest.approx(0.6)
+    assert warmup_cosine(100, recipe) == pytest.approx(0.2)
+
+
+def with_id(spec: dict, name: str) -> dict:
+    """A spec under another id, for a state folder of its own."""
+    return {**spec, "id": f"smoke__{name}"}
+
+
+@pytest.mark.parametrize("family", ["wide", "parallel", "factorized", "doped"])
+def test_a_transformed_run_trains_and_loads_again(family, corpus, tmp_path):
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from experiments.models import _transform as transforms
+
+    spec = short_spec("set", steps=4)
+    spec["final_sparsity"] = 0.75
+    spec["transform"] = {"family": family, "sparsity": 0.75}
+    del spec["sparsity"]["sparsity"]
+    result = run_training(spec, corpus, tmp_path)
+    assert result["transform"]["parameters_before"] < result["num_parameters"]
+    for layer in result["layers"]:
+        assert layer["sparsity"] == pytest.approx(0.75, abs=0.01)
+    # The block's layers cost what they did; norms and a wider rest are not part of the identity.
+    assert result["flops"]["executed"] < result["flops"]["dense_equivalent"]
+    dense = run_training(with_id(short_spec("dense", steps=4), "dense"), corpus, tmp_path / "d")
+    assert result["transform"]["dense_step"] == dense["flops"]["dense_step"]
+
+    model = transforms.load(
+        tmp_path / "out" / "model",
+        lambda config: AutoModelForCausalLM.from_config(AutoConfig.for_model(**config)),
+    )
+    task = training.Trainer(
+        with_id(spec, "again"), spec_hash="1" * 64, data_dir=corpus, state_root=tmp_path
+    ).task
+    with torch.no_grad():
+        scores = task.validate(model.eval(), full=True)
+    assert scores["loss"] == pytest.approx(result["final"]["validation_loss"], rel=1e-5)
+
+
+def second_phase(densify: bool, method: str = "dense") -> dict:
+    spec = with_id(short_spec(method), f"second-{densify}")
+    spec["starts_from"] = {"run": "smoke__first", "spec_hash": "0" * 64, "densify": densify}
+    return spec
+
+
+@pytest.fixture
+def first(corpus, tmp_path) -> Path:
+    """The model folder of a finished SET run at 80%."""
+    run_training(with_id(short_spec("set"), "first"), corpus, tmp_path / "first")
+    return tmp_path / "first" / "out" / "model"
+
+
+def start(spec: dict, corpus: Path, folder: Path, first: Path) -> training.Trainer:
+    return training.Trainer(
+        spec, spec_hash="0" * 64, data_dir=corpus, state_root=folder, first=first
+    )
+
+
+def test_a_second_phase_starts_from_the_first_ones_end(first, corpus, tmp_path):
+    from safetensors.torch import load_file
+
+    weights, masks = load_file(first / "model.safetensors"), load_file(first / training.MASKS)
+    trainer = start(second_phase(densify=True), corpus, tmp_path, first)
+    for name, value in trainer.model.state_dict().items():
+        assert torch.equal(value, weights[name])
+    assert set(trainer.model.state_dict()) == set(weights)  # no masks are left
+    name = next(iter(masks))
+    for _ in range(3):
+        trainer.step()
+    revived = trainer.model.state_dict()[name][~masks[name]]
+    assert (revived != 0).float().mean() > 0.5
+
+    kept = start(second_phase(densify=False, method="static"), corpus, tmp_path, first)
+    for _ in range(3):
+        kept.step()
+    state = kept.model.state_dict()
+    assert masks
+    for name, mask in masks.items():
+        assert torch.equal(state[f"{name}_mask"], mask)
+        assert not state[name][~mask].any()
+
+
+def test_a_second_phase_resumes_only_over_the_same_first_phase(first, corpus, tmp_path, capsys):
+    spec = second_phase(densify=True)
+    trainer = start(spec, corpus, tmp_path, first)
+    trainer.step()
+    trainer.save()
+    again = start(spec, corpus, tmp_path, first)
+    assert again.resume() and again.progress.step == 1
+
+    other = with_id(short_spec("set", steps=12), "first")
+    run_training(other, corpus, tmp_path / "other")
+    anew = start(spec, corpus, tmp_path, tmp_path / "other" / "out" / "model")
+    assert not anew.resume() and anew.progress.step == 0
+    assert "begins anew" in capsys.readouterr().out
+
+
+def test_weights_for_another_vocabulary_are_refused(first, corpus, tmp_path):
+    data = tmp_path / "data"
+    shutil.copytree(corpus, data)
+    for folder, text in ((first, "{}"), (data / "tokenizer", "[]")):
+        (folder / "tokenizer.json").write_text(text)
+    with pytest.raises(ValueError, match="tokenizer differs from that of the run smoke__first"):
+        start(second_phase(densify=True), data, tmp_path, first)
+
+
+def test_weights_of_another_model_are_refused_in_one_sentence(first, corpus, tmp_path):
+    spec = second_phase(densify=True)
+    spec["model"] = {**spec["model"], "hidden_size": 64}
+    with pytest.raises(ValueError, match="weights of smoke__first do not fit") as caught:
+        start(spec, corpus, tmp_path, first)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("method", ["static", "rigl", "granet"])
+def test_skipping_the_masked_work_ends_at_the_same_loss(method, corpus, tmp_path):
+    from sparse_lib.execution import kernels
+
+    if kernels.unavailable():
+        pytest.skip(kernels.unavailable())
+    spec = short_spec(method)
+    dense = run_training(spec, corpus, tmp_path / "dense", execution="dense")
+    skip = run_training(spec, corpus, tmp_path / "skip", execution="skip")
+    assert (dense["execution"], skip["execution"]) == ("dense", "skip")
+    for split in ("train_loss", "validation_loss"):
+        assert skip["final"][split] == pytest.approx(dense["final"][split], abs=2e-3)
+    assert skip["flops"] == dense["flops"]
+
+
+def test_a_resumed_run_keeps_the_execution_it_began_with(corpus, tmp_path):
+    spec = short_spec("static")
+
+    def trainer(execution: str) -> training.Trainer:
+        return training.Trainer(
+            spec, spec_hash="0" * 64, data_dir=corpus, state_root=tmp_path, execution=execution
+        )
+
+    began = trainer("skip")
+    began.step()
+    began.save()
+    again = trainer("dense")
+    assert again.resume()
+    assert again.execution == "skip"
+    assert again.runner is not again.model
+
+
+def test_an_error_in_training_reaches_the_terminal_as_one_sentence(monkeypatch, capsys):
+    from experiments.cli import app as commands
+
+    def diverge(*_args, **_options):
+        raise FloatingPointError("the loss is nan at step 3; lower recipe.learning_rate")
+
+    monkeypatch.setattr(training, "train", diverge)
+    monkeypatch.setattr("sys.argv", ["experiments", "train", "--run", RUNS["dense"].id])
+    with pytest.raises(SystemExit, match="^Error: the loss is nan"):
+        commands.main()
+    sentence = "Error: the loss is nan at step 3; lower recipe.learning_rate\n"
+    assert capsys.readouterr().out == sentence
+
+
+def test_auto_skips_only_in_runs_with_a_layer_that_gains(corpus, tmp_path):
+    from sparse_lib.execution import kernels
+
+    def execution(spec: dict) -> str:
+        return training.Trainer(
+            spec, spec_hash="0" * 64, data_dir=corpus, state_root=tmp_path
+        ).execution
+
+    small, dense = short_spec("static"), short_spec("dense")
+    large = json.loads(json.dumps(small))
+    large["model"].update(hidden_size=256, intermediate_size=688)
+    assert execution(small) == execution(dense) == "dense"
+    assert execution(large) == ("dense" if kernels.unavailable() else "auto")

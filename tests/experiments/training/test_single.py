@@ -1,0 +1,108 @@
+"""One run from one YAML file: the sideband document's command, and its NaN checkpoint."""
+
+import json
+import shutil
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+from experiments.cli import app as commands
+from experiments.specs import plan
+from experiments.training import single
+
+SIDEBAND = {"type": "sideband", "sparsity": 0.3, "init_method": "random", "seed": 1234}
+
+
+@pytest.fixture
+def params(corpus, tmp_path, monkeypatch):
+    """The YAML file of a small run, in a folder with prepared data."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(corpus, tmp_path / "resources/data/grammar-v256")
+    model = {"hidden_size": 32, "intermediate_size": 88, "num_layers": 2, "num_heads": 2}
+    file = {
+        "model": {"name": "llama", "label": "tiny", **model},
+        "data": {"name": "grammar", "vocab_size": 256, "context": 32},
+        "recipe": {"tokens": 1280, "batch_size": 4, "learning_rate": 0.01, "validations": 1},
+        "sparsity": SIDEBAND,
+    }
+    path = tmp_path / "params.yaml"
+    path.write_text(yaml.safe_dump(file))
+    return path
+
+
+def call(*arguments: str) -> None:
+    """`python -m experiments run ...` in this process."""
+    commands.app(["run", *map(str, arguments)], standalone_mode=False)
+
+
+def test_train_then_eval_through_a_nan_checkpoint(params, tmp_path, capsys):
+    folder = tmp_path / "model_dir"
+    call("--mode", "train", "--params", params, "--model_dir", folder)
+    state = load_file(folder / "checkpoint_10.safetensors")
+    name = "model.layers.0.mlp.up_proj.weight"
+    assert state[name].isnan().float().mean() == pytest.approx(0.3, abs=1e-3)
+    assert not state["lm_head.weight"].isnan().any()
+
+    capsys.readouterr()
+    call("-m", "eval", "-p", params, "-o", folder)
+    scores = json.loads(capsys.readouterr().out)
+    trained = json.loads((folder / "train.json").read_text())["final"]
+    assert scores["loss"] == pytest.approx(trained["validation_loss"], rel=1e-6)
+    assert (
+        json.loads((folder / "eval.json").read_text())["checkpoint"] == "checkpoint_10.safetensors"
+    )
+
+    # Training goes on from the checkpoint with the same masks.
+    further = tmp_path / "further"
+    call("-m", "train_and_eval", "-p", params, "-o", further, "--max_steps", 3,
+         "--eval_steps", 1, "--checkpoint_path", folder / "checkpoint_10.safetensors")  # fmt: skip
+    later = load_file(further / "checkpoint_3.safetensors")
+    assert torch.equal(later[name].isnan(), state[name].isnan())
+    assert not torch.equal(later[name].nan_to_num(), state[name].nan_to_num())
+
+
+def test_a_finished_training_is_not_repeated(params, tmp_path):
+    folder = tmp_path / "model_dir"
+    single.run("train", params, folder, max_steps=2)
+    before = (folder / "train.json").stat().st_mtime_ns
+    single.run("train", params, folder, max_steps=2)
+    assert (folder / "train.json").stat().st_mtime_ns == before
+    single.run("train", params, folder, max_steps=3)
+    assert (folder / "train.json").stat().st_mtime_ns > before
+
+
+def spoil(params, change) -> None:
+    file = yaml.safe_load(params.read_text())
+    change(file)
+    params.write_text(yaml.safe_dump(file))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda f: f.update(optimizer={}), "unknown key optimizer"),
+        (lambda f: f.pop("data"), "the key data is missing"),
+        (lambda f: f["model"].update(name="lama"), "model.name is 'lama'.*did you mean 'llama'"),
+        (lambda f: f["recipe"].update(tokens=1), "recipe.tokens is 1"),
+        (lambda f: f["recipe"].update(token=1), "unknown key recipe.token"),
+        (lambda f: f["sparsity"].update(sparsty=0.2), "yaml: sparsity: .*sparsty"),
+        (lambda f: f["sparsity"].update(sparsity=1.5), "yaml: sparsity: .* not 1.5"),
+    ],
+)
+def test_a_wrong_file_is_one_sentence(params, tmp_path, change, words):
+    spoil(params, change)
+    with pytest.raises(plan.SpecError, match=words):
+        single.run("train", params, tmp_path / "model_dir")
+
+
+def test_wrong_arguments_are_one_sentence(params, tmp_path):
+    with pytest.raises(plan.SpecError, match="mode is 'test', but must be one of train"):
+        single.run("test", params, tmp_path)
+    with pytest.raises(plan.SpecError, match="holds no checkpoint"):
+        single.run("eval", params, tmp_path)
+    with pytest.raises(plan.SpecError, match="no such file"):
+        single.run("eval", params, tmp_path, checkpoint=tmp_path / "x.safetensors")
+    with pytest.raises(plan.SpecError, match="nowhere.yaml: No such file"):
+        single.run("train", tmp_path / "nowhere.yaml", tmp_path)

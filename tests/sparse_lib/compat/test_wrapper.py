@@ -1,0 +1,353 @@
+"""The blog's snippets: the optimizer-style API, and the cstorch namespace."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from sparse_lib import optim
+from sparse_lib.algorithms.static import Static
+from sparse_lib.compat import cstorch
+from sparse_lib.compat.wrapper import (
+    BaseHyperParameter,
+    BaseSparsityOptimizer,
+    RigLSparsityOptimizer,
+    StaticSparsityOptimizer,
+    configure_sparsity_optimizer,
+    configure_sparsity_wrapper,
+)
+from sparse_lib.configure import configure
+from tests.sparse_lib.algorithm_cases import (
+    assert_enforced,
+    assert_equal,
+    make_model,
+    snapshot,
+    train,
+)
+
+
+def test_the_wrapper_is_a_drop_in():
+    model = make_model()
+    optimizer = configure_sparsity_wrapper(
+        model,
+        optim.SGD(model.parameters(), 0.1, momentum=0.9),
+        sparsity_type="rigl",
+        sparsity=0.5,
+        init_method="random",
+        schedule=2,
+    )
+    train(model, optimizer, 4)
+    assert_enforced(optimizer.sparsity, optimizer.optimizer)
+    assert optimizer.sparsity[0].num_updates == 2
+    other_model = make_model()
+    other = configure_sparsity_wrapper(
+        other_model, torch.optim.SGD(other_model.parameters(), 0.1), "rigl", sparsity=0.5
+    )
+    assert not other.sparsity[0].is_update_step(999) and other.sparsity[0].is_update_step(1000)
+    other.load_state_dict(optimizer.state_dict())
+    assert other.sparsity.step == 4
+
+
+class BlogCubic(BaseHyperParameter):
+    """The blog's Figure 7, with its slips mended."""
+
+    TYPE = "blog_cubic"
+
+    def __init__(self, init_sparsity, end_sparsity, start, end, every):
+        self.s_init, self.s_end, self.every = init_sparsity, end_sparsity, every
+        self.first, self.total = int(start / every), int(end / every) - int(start / every)
+
+    def __call__(self, step: torch.Tensor, is_update_step: torch.Tensor):
+        done = ((step / self.every).int() - self.first) / self.total
+        value = self.s_end + (self.s_init - self.s_end) * (1 - done) ** 3
+        return torch.clamp(value, min=self.s_init, max=self.s_end)
+
+    def get_min_max_end(self, begin, end):
+        return self.s_init, self.s_end, self.s_end
+
+
+def test_a_blog_schedule_is_found_by_its_type():
+    schedule = {"type": "blog_cubic", "init_sparsity": 0.5, "end_sparsity": 0.8, "start": 0,
+                "end": 10, "every": 2}  # fmt: skip
+    algorithm = configure({"algorithm": "rigl", "schedule": schedule})[0]
+    values = [round(algorithm.sparsity["x"](step), 4) for step in (0, 1, 2, 10)]
+    assert values == [0.5, 0.5, round(0.8 - 0.3 * 0.8**3, 4), 0.8]
+
+
+class HalfSparsityOptimizer(BaseSparsityOptimizer):
+    """A user's own, with the two methods that the base asks for."""
+
+    def _get_target_sparsity_level_of_group(self, group):
+        return group["level"]
+
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                self.state[p]["mask"] = ~self.state[p]["mask"]
+
+
+def weights_of(model):
+    return [(name, p) for name, p in model.named_parameters() if name.endswith("weight")]
+
+
+def test_an_old_style_sparsity_optimizer():
+    model = make_model()
+    sparsity = HalfSparsityOptimizer(weights_of(model), defaults={"level": 0.5})
+    with pytest.raises(RuntimeError, match="apply_sparsity"):
+        sparsity.step()
+    sparsity.hook_module(model)
+    sparsity.apply_sparsity()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    sparsity.manage_optimizer_state_sparsity(optimizer)
+    for step in range(3):
+        before = model[0].weight_mask.clone()
+        assert int(before.sum()) == 96
+        train(model, optimizer, 1, start=step)
+        sparsity.step()
+        assert torch.equal(model[0].weight_mask, ~before)
+        assert_enforced(sparsity.sparsity, optimizer)
+    assert sparsity.num_steps == 3
+    assert model[0].bias.all()
+
+
+def test_a_sparsity_optimizer_without_a_module_drives_itself():
+    model = make_model()
+    pairs = [{"params": weights_of(model)[:1], "sparsity": 0.75}, {"params": weights_of(model)[1:]}]
+    sparsity = RigLSparsityOptimizer(pairs, sparsity=0.5, schedule=2, drop_fraction=0.5)
+    sparsity.initialize_sparsity()
+    masks = {name: s.mask.clone() for name, s in sparsity.sparsity.sparse_params.items()}
+    assert {name: int(mask.sum()) for name, mask in masks.items()} == {
+        "0.weight": 48,
+        "2.weight": 48,
+    }
+    assert not hasattr(model[0], "weight_mask")
+    sparsity.hook_module(model)
+    sparsity.apply_sparsity()
+    assert torch.equal(model[0].weight_mask, masks["0.weight"])
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    train(model, optimizer, 4, after=sparsity.step)
+    assert sparsity.num_steps == 4 and sparsity.sparsity[0].num_updates == 2
+    assert not torch.equal(model[0].weight_mask, masks["0.weight"])
+    assert_enforced(sparsity.sparsity)
+    assert sparsity._get_target_sparsity_level_of_group(sparsity.param_groups[0]) == 0.75
+
+
+def test_only_the_named_states_are_sparse():
+    model = make_model()
+    sparsity = StaticSparsityOptimizer(model, sparsity=0.5)
+    optimizer = torch.optim.Adam(model.parameters(), 0.1)
+    sparsity.manage_optimizer_state_sparsity(optimizer, ["exp_avg"])
+    sparsity.apply_sparsity()
+    dense = torch.full_like(model[0].weight, 3.0)
+    train(model, optimizer, 1)
+    state, off = optimizer.state[model[0].weight], ~model[0].weight_mask
+    state["exp_avg"].copy_(dense)
+    state["exp_avg_sq"].copy_(dense)
+    train(model, optimizer, 1, start=1)
+    assert not state["exp_avg"][off].any() and state["exp_avg_sq"][off].all()
+
+
+def test_state_by_names_resumes_masks_and_steps():
+    def build():
+        model = make_model()
+        optimizer = torch.optim.Adam(model.parameters(), 0.01)
+        return model, configure_sparsity_wrapper(
+            model, optimizer, "set", sparsity=0.5, schedule=2, drop_fraction=0.5
+        )
+
+    one, optimizer = build()
+    train(one, optimizer, 3)
+    saved, weights = copy.deepcopy(optimizer.state_dict()), snapshot(one)
+    assert list(saved["sparsity"]["state"]) == ["0.weight", "2.weight"]
+    assert saved["sparsity"]["step"] == 3
+    train(one, optimizer, 3, start=3)
+    two, other = build()
+    two.load_state_dict(weights)
+    other.load_state_dict(saved)
+    train(two, other, 3, start=3)
+    assert_equal(snapshot(one), snapshot(two))
+    old = {key: value for key, value in saved["sparsity"].items() if key != "sparsity"}
+    other.load_state_dict({**saved, "sparsity": old})
+    assert [a.step for a in other.sparsity] == [3]
+    with pytest.raises(ValueError, match="parameter groups"):
+        other.sparsity_optimizer.load_state_dict({**old, "param_groups": []})
+    with pytest.raises(ValueError, match="dense optimizer"):
+        other.load_state_dict(other.optimizer.state_dict())
+
+
+def test_the_wrapper_is_an_optimizer_to_schedulers_and_scalers():
+    model = make_model()
+    inner = torch.optim.SGD(model.parameters(), 1.0, momentum=0.9)
+    optimizer = configure_sparsity_wrapper(model, inner, "set", sparsity=0.5, schedule=1)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    masks = []
+    for step in range(3):
+        optimizer.zero_grad()
+        loss = model(torch.ones(1, 12)).sum() * (float("inf") if step == 1 else 1.0)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        scheduler.step()
+        masks.append(model[0].weight_mask.clone())
+    assert [group["lr"] for group in inner.param_groups] == [0.25]
+    assert optimizer.sparsity.step == 2  # the step that overflowed is none
+    assert torch.equal(masks[0], masks[1]) and not torch.equal(masks[1], masks[2])
+    assert optimizer.param_groups is inner.param_groups
+    assert {"momentum_buffer", "mask"} == set(optimizer.state[model[0].weight])
+    assert isinstance(optimizer, torch.optim.Optimizer)
+    with pytest.raises(TypeError, match="state_dict"):
+        copy.deepcopy(optimizer)
+
+
+def test_closures_are_passed_on():
+    model = make_model()
+    optimizer = configure_sparsity_wrapper(
+        model, torch.optim.LBFGS(model.parameters(), 0.1), "static", sparsity=0.5
+    )
+
+    def closure():
+        optimizer.zero_grad()
+        loss = model(torch.ones(1, 12)).pow(2).sum()
+        loss.backward()
+        return loss
+
+    assert optimizer.step(closure).item() > 0
+    assert_enforced(optimizer.sparsity)
+
+
+def test_sparsity_optimizers_by_name_and_pattern():
+    model = make_model()
+    half = configure_sparsity_optimizer("half", model, level=0.25)
+    assert type(half) is HalfSparsityOptimizer
+    patterns = {"^0": {"sparsity": 0.75}, "weight": {}}
+    sparsity = configure_sparsity_optimizer(
+        "static", model.named_parameters(), "topk", patterns, sparsity=0.5
+    )
+    assert type(sparsity) is StaticSparsityOptimizer
+    assert [g["param_names"] for g in sparsity.param_groups] == [
+        ["0.weight", "0.bias"],
+        ["2.weight"],
+    ]
+    sparsity.apply_sparsity()
+    assert [round(s.sparsity, 3) for s in sparsity.sparsity.sparse_params.values()] == [
+        0.75,
+        0.75,
+        0.5,
+    ]
+    granet = configure_sparsity_optimizer("granet", model, sparsity=[0.1, 0.2], schedule=[0, 3])
+    assert type(granet.sparsity[0]).__name__ == "GraNet"
+    assert configure_sparsity_optimizer("sideband", model, sparsity=0.5).sparsity[
+        0
+    ].init_method == ("topk")
+    seen = []
+    sparsity.visit_state(lambda tensor: seen.append(tensor.shape))
+    assert len(seen) == 3
+    sparsity.visit_state(torch.zeros_like)
+    assert not model[0].weight.any()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("rigle", make_model()), "did you mean 'rigl'"),
+        ((3, make_model()), "must be a name"),
+        (("static", make_model(), None, "nothing"), "matches no parameter"),
+        (("static", make_model(), None, {}), "empty"),
+        (("static", make_model(), None, {"0": 0.5}), "must be a dict"),
+        (("static", make_model(), None, "0", len), "not both"),
+        (("static", make_model(), None, None, lambda name, param: False), "no parameter is left"),
+        (("static", make_model()), "needs a sparsity"),
+        (("static", [make_model()[0].weight]), "pairs"),
+    ],
+)
+def test_misuse_of_sparsity_optimizers(arguments, words):
+    with pytest.raises((ValueError, TypeError), match=words):
+        configure_sparsity_optimizer(*arguments)
+
+
+def test_misuse_of_the_wrapper():
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with pytest.raises(TypeError, match="torch module"):
+        configure_sparsity_wrapper(optimizer, model, "static", sparsity=0.5)
+    with pytest.raises(TypeError, match="torch optimizer"):
+        configure_sparsity_wrapper(model, model, "static", sparsity=0.5)
+    with pytest.raises(ValueError, match="pairs"):
+        StaticSparsityOptimizer(model.parameters(), sparsity=0.5)
+    sparsity = StaticSparsityOptimizer(model, sparsity=0.5)
+    with pytest.raises(ValueError, match="none of"):
+        sparsity.hook_module(nn.Linear(2, 2))
+    sparsity.manage_optimizer_state_sparsity(optimizer)
+    with pytest.raises(ValueError, match="another optimizer"):
+        sparsity.manage_optimizer_state_sparsity(torch.optim.SGD(model.parameters(), 0.1))
+    with pytest.raises(ValueError, match="before the masks"):
+        sparsity.add_param_group({"params": [("x", nn.Parameter(torch.ones(2)))]})
+    with pytest.raises(TypeError, match="abstract"):
+        BaseSparsityOptimizer(model)
+
+
+def test_the_documents_script_with_another_import_line():
+    backend = cstorch.backend("CPU")
+    with backend.device:
+        model = nn.Linear(10, 10)
+    cstorch.compile(model, backend)
+    sparsity = cstorch.sparse.Static(sparsity=0.3)
+    model.apply(sparsity)
+    optimizer = cstorch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer.apply(sparsity)
+    model(torch.ones(1, 10)).sum().backward()
+    optimizer.step()
+    assert int(model.weight_mask.sum()) == 70
+
+
+def test_backends_by_name(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert cstorch.backend("csx").torch_device.type == "cpu"
+    assert repr(cstorch.backend("CPU", compile_dir=".")) == "Backend('CPU')"
+    with pytest.raises(ValueError, match="needs a CUDA device"):
+        cstorch.backend("GPU")
+    with pytest.raises(ValueError, match="'CPU', 'GPU' or 'CSX'"):
+        cstorch.backend("TPU")
+    with pytest.raises(TypeError, match="torch module"):
+        cstorch.compile(lambda x: x, cstorch.backend())
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert cstorch.backend("GPU").torch_device.type == "cuda"
+
+
+def test_every_torch_optimizer_has_apply():
+    model = nn.Linear(4, 4)
+    sparsity = Static(0.5)
+    model.apply(sparsity)
+    assert optim.AdamW(model.parameters()).apply(sparsity) is not None
+    assert {"SGD", "Adam", "AdamW", "Adagrad", "RMSprop"} <= set(optim.__all__)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "states"),
+    [
+        ("SGD", {"lr": 0.1}, []),
+        ("SGD", {"lr": 0.1, "momentum": 0.9}, ["momentum_buffer"]),
+        ("AdamW", {}, ["exp_avg", "exp_avg_sq"]),
+        ("Adam", {"amsgrad": True}, ["exp_avg", "exp_avg_sq", "max_exp_avg_sq"]),
+        ("Adagrad", {}, ["sum"]),
+        ("SparseAdam", {}, ["exp_avg", "exp_avg_sq"]),
+        ("LBFGS", {}, []),
+    ],
+)
+def test_optimizers_name_the_states_that_become_sparse(name, options, states):
+    model = make_model()
+    model.apply(Static(0.5))
+    optimizer = getattr(optim, name)(model.parameters(), **options)
+    assert optimizer.state_names_to_sparsify() == states
+    assert all(not state for state in optimizer.state.values()) or name == "Adagrad"
+
+
+def test_an_optimizer_of_another_model_is_refused_before_anything_is_masked():
+    model, other = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(other.parameters(), 0.1)
+    with pytest.raises(ValueError, match="holds none of the sparse parameters"):
+        configure_sparsity_wrapper(model, optimizer, "set", sparsity=0.5)
+    assert list(model.state_dict()) == ["weight", "bias"]
+    assert model.weight.count_nonzero() == 16

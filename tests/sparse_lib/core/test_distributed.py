@@ -1,0 +1,162 @@
+"""Data-parallel training on gloo: same masks on all ranks, equal to one process."""
+
+import contextlib
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from sparse_lib.algorithms.gmp import GMP
+from sparse_lib.algorithms.granet import GraNet
+from sparse_lib.algorithms.rigl import RigL
+from sparse_lib.algorithms.set import SET
+from sparse_lib.algorithms.static import Static
+from sparse_lib.core import distributed
+from sparse_lib.core.group import Group
+from tests.sparse_lib.algorithm_cases import ByHand
+
+NUM_STEPS, FREQ = 4, 2
+RISING = {"type": "linear", "init": 0.5, "slope": 0.05}
+DYNAMIC = {"update": FREQ, "seed": 5}
+CASES = {
+    "rigl": lambda: RigL(0.7, drop_fraction=0.5, **DYNAMIC),
+    "gradient": lambda: RigL(0.7, drop_fraction=0.5, grown_init="gradient", **DYNAMIC),
+    "skipping": lambda: RigL(0.7, skip_update_on_mask_steps=True, **DYNAMIC),
+    "set": lambda: SET(0.7, drop_fraction=0.5, grown_init="normal", **DYNAMIC),
+    "gmp": lambda: GMP(RISING, **DYNAMIC),
+    "granet": lambda: GraNet(RISING, pruning="global", **DYNAMIC),
+    "custom": lambda: ByHand(0.7, **DYNAMIC),
+    "group": lambda: Group({"0.*": RigL(0.7, **DYNAMIC), "*": Static(0.5, seed=5)}),
+}
+
+
+def make_model():
+    model = nn.Sequential(nn.Linear(10, 24), nn.Tanh(), nn.Linear(24, 10)).double()
+    source = torch.Generator().manual_seed(1)
+    for param in model.parameters():
+        nn.init.normal_(param, 0, 0.3, generator=source)
+    return model
+
+
+def train(case, rank, world_size, no_sync=False):
+    """Two micro-batches per step, each split over the ranks."""
+    torch.manual_seed(10 + rank)  # ranks draw differently; DDP and we must not mind
+    model, algorithm = make_model(), CASES[case]()
+    algorithm.apply(model)
+    parallel = DistributedDataParallel(model) if world_size > 1 else model
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    algorithm.apply(optimizer)
+    for step in range(NUM_STEPS):
+        optimizer.zero_grad()
+        for micro in range(2):
+            source = torch.Generator().manual_seed(10 * step + micro)
+            share = torch.randn(8, 10, generator=source).double().chunk(world_size)[rank]
+            alone = no_sync and world_size > 1 and micro == 0
+            with parallel.no_sync() if alone else contextlib.nullcontext():
+                (parallel(share).sin().pow(2).mean() / 2).backward()
+        optimizer.step()
+        for sparse in algorithm.sparse_params.values():
+            assert not sparse.param.detach()[~sparse.mask].any()
+    return model.state_dict()
+
+
+def check_that_masks_are_compared(rank):
+    compared = []
+    real, distributed.check_equal = distributed.check_equal, compared.append
+    train("rigl", rank, dist.get_world_size())
+    distributed.check_equal = real
+    assert len(compared) == NUM_STEPS // FREQ
+    assert all(list(masks) == ["0.weight", "0.bias", "2.weight", "2.bias"] for masks in compared)
+    with pytest.raises(RuntimeError, match=r"masks of \['w'\] differ between ranks"):
+        distributed.check_equal({"v": torch.ones(2), "w": torch.tensor([True, rank == 0])})
+    # A rank that was given a seed of its own is noticed at the first update.
+    model, algorithm = make_model(), SET(0.7, update=1, seed=rank)
+    algorithm.apply(model)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    algorithm.apply(optimizer)
+    model(torch.ones(1, 10).double()).sum().backward()
+    with pytest.raises(RuntimeError, match="differ between ranks"):
+        optimizer.step()
+
+
+def check_that_seeds_are_shared(rank):
+    assert distributed.shared_seed(rank + 3) == 3
+    torch.manual_seed(rank)
+    model, algorithm = make_model(), SET(0.7, update=1)
+    algorithm.apply(model)
+    distributed.check_equal({"w": model[0].weight_mask})
+    assert algorithm.seed == 0
+
+
+def check_that_sharded_models_are_refused(world_size):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cpu", (world_size,))
+    sharded = fully_shard(make_model(), mesh=mesh)
+    for algorithm in (Static(0.5), Group({"*": Static(0.5)})):
+        with pytest.raises(ValueError, match="0.weight' is a DTensor; sharded parameters"):
+            algorithm.apply(sharded)
+    model, algorithm = make_model(), Static(0.5)
+    algorithm.apply(model)
+    fully_shard(model, mesh=mesh)
+    with pytest.raises(ValueError, match="0.weight' is a DTensor; sharded parameters"):
+        algorithm.apply(torch.optim.SGD(model.parameters(), 0.1))
+
+
+def worker(rank, world_size, folder):
+    torch.set_num_threads(1)
+    store = f"file://{folder}/store"
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=world_size)
+    for case in CASES:
+        torch.save(train(case, rank, world_size), f"{folder}/{case}-{rank}.pt")
+    torch.save(train("rigl", rank, world_size, no_sync=True), f"{folder}/no_sync-{rank}.pt")
+    check_that_seeds_are_shared(rank)
+    check_that_masks_are_compared(rank)
+    if world_size == 2:
+        check_that_sharded_models_are_refused(world_size)
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def alone():
+    return {case: train(case, 0, 1) for case in CASES}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_ranks_equal_one_process(world_size, alone, tmp_path):
+    mp.start_processes(worker, (world_size, str(tmp_path)), nprocs=world_size, start_method="spawn")
+    for case in (*CASES, "no_sync"):
+        states = [torch.load(tmp_path / f"{case}-{rank}.pt") for rank in range(world_size)]
+        expected = alone["rigl" if case == "no_sync" else case]
+        for name, truth in expected.items():
+            for state in states[1:]:
+                assert torch.equal(state[name], states[0][name]), (case, name)
+            if name.endswith("_mask"):
+                assert torch.equal(states[0][name], truth), (case, name)
+            else:
+                torch.testing.assert_close(states[0][name], truth, rtol=1e-9, atol=1e-12)
+
+
+def test_the_older_fsdp_wrapper_is_refused():
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    wrapped = FullyShardedDataParallel.__new__(FullyShardedDataParallel)  # it needs a GPU to start
+    nn.Module.__init__(wrapped)
+    wrapped._fsdp_wrapped_module = make_model()
+    with pytest.raises(ValueError, match="FullyShardedDataParallel; sharded parameters"):
+        Static(0.5).apply(nn.Sequential(wrapped))
+
+
+def test_checksums_tell_masks_apart():
+    base = torch.zeros(1000, dtype=torch.bool)
+    sums = set()
+    for index in range(1000):
+        mask = base.clone()
+        mask[index] = True
+        sums.add(int(distributed.checksum(mask)))
+    assert len(sums) == 1000

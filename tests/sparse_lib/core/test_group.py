@@ -1,0 +1,203 @@
+"""Group: filters, order, and settings of members."""
+
+import copy
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+from sparse_lib.algorithms.rigl import RigL
+from sparse_lib.algorithms.set import SET
+from sparse_lib.algorithms.static import Static
+from sparse_lib.configure import configure
+from sparse_lib.core.group import Group
+from tests.sparse_lib.algorithm_cases import (
+    assert_enforced,
+    assert_equal,
+    make_model,
+    snapshot,
+    train,
+)
+
+
+def make_group():
+    members = {
+        "0.weight": Static(0.3, seed=1),
+        ("0.*", "nothing*"): SET(0.9, update={"freq": 1}, seed=1),
+        lambda name, param: param.dim() > 1: RigL(0.8, update={"freq": 2}, seed=1),
+    }
+    return Group(members)
+
+
+def test_the_first_match_wins_and_apply_is_order_free():
+    first, second, one, two = make_model(), make_model(), make_group(), make_group()
+    first.apply(one)
+    two.apply(second)
+    assert_equal(snapshot(first), snapshot(second))
+    assert [list(a.sparse_params) for a in one] == [["0.weight"], ["0.bias"], ["2.weight"]]
+
+
+def test_training_and_state():
+    model, group = make_model(), make_group()
+    group.apply(model)
+    optimizer = torch.optim.AdamW(model.parameters(), 0.1)
+    group.apply(optimizer)
+    train(model, optimizer, 1)
+    assert group.needs_dense_gradient
+    train(model, optimizer, 4, after=lambda: assert_enforced(group, optimizer))
+    assert [a.step for a in group] == [5, 5, 5]
+    other = make_group()
+    other.apply(make_model())
+    other.load_state_dict(group.state_dict())
+    assert other.step == 5 and other[2].num_updates == 2
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_autoupdate_of_group_and_member(nested):  # defect 35
+    model, group = make_model(), Group({"*": SET(0.5, update=1)})
+    group.apply(model)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    group.apply(optimizer)
+    (group[0] if nested else group).autoupdate = False
+    before = model[0].weight_mask.clone()
+    train(model, optimizer, 2)
+    assert torch.equal(before, model[0].weight_mask)
+
+
+def test_one_optimizer_step_is_skipped_for_all_members():
+    group = Group({"0.*": RigL(0.5, 1, skip_update_on_mask_steps=True), "*": SET(0.5, 1)})
+    model = make_model()
+    group.apply(model)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    group.apply(optimizer)
+    before = snapshot(model)
+    train(model, optimizer, 1)
+    both = before["2.weight_mask"] & model[2].weight_mask
+    assert torch.equal(before["2.weight"][both], model[2].weight.detach()[both])
+
+
+def test_misuse():
+    with pytest.raises(ValueError, match="at least one"):
+        Group().apply(nn.Linear(2, 2))
+    with pytest.raises(ValueError, match="cannot hold a Group"):
+        Group({"*": Group()})
+    with pytest.raises(TypeError, match="algorithms"):
+        Group({"*": 0.5})
+    with pytest.warns(UserWarning, match="matches 'nothing'"):
+        Group({"nothing": Static(0.5)}).apply(nn.Linear(2, 2))
+
+
+class TwoLayers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc1, self.fc2 = nn.Linear(6, 8), nn.Linear(8, 4, bias=False)
+
+
+def gpt2():
+    return GPT2LMHeadModel(GPT2Config(n_layer=2, n_embd=8, n_head=2, vocab_size=11, n_positions=8))
+
+
+def llama():
+    config = LlamaConfig(
+        num_hidden_layers=2,
+        hidden_size=8,
+        intermediate_size=12,
+        num_attention_heads=2,
+        vocab_size=11,
+        tie_word_embeddings=True,
+    )
+    return LlamaForCausalLM(config)
+
+
+class Nested(nn.Module):
+    """A module that is called by the name of the function under test, and one that is shared."""
+
+    def __init__(self):
+        super().__init__()
+        self.apply_ = nn.ModuleDict({"fc1": nn.Linear(4, 4)})
+        self.again = self.apply_
+
+
+def set_and_static():
+    return Group({"fc1.*": Static(0.3, seed=1), "fc2.*": SET(0.9, {"freq": 1000}, seed=2)})
+
+
+def by_globs():
+    return configure(
+        [
+            {"sparsity": 0.3, "param_filter": "*attn*"},
+            {"algorithm": "set", "sparsity": 0.9, "param_filter": ["*mlp*weight", "*mlp*bias"]},
+            {"sparsity": 0.5, "param_filter": "nothing*"},
+        ]
+    )
+
+
+def masks_and_warnings(model, apply):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        apply(model)
+    return snapshot(model), [str(warning.message) for warning in caught]
+
+
+@pytest.mark.parametrize(
+    ("build", "make"),
+    [
+        (TwoLayers, set_and_static),
+        (TwoLayers, lambda: Group({"nothing": Static(0.5)})),
+        (TwoLayers, lambda: Static(0.5)),
+        (TwoLayers, lambda: configure(0.5)),
+        (Nested, lambda: Group({"apply_.fc1.*": Static(0.5), "again.*": SET(0.5)})),
+        (gpt2, by_globs),
+        (gpt2, lambda: configure(0.75)),
+        (gpt2, lambda: Static(0.5)),
+        (llama, by_globs),
+        (llama, lambda: configure({"algorithm": "rigl", "sparsity": 0.8, "distribution": "erk"})),
+        (llama, lambda: Group({"model.layers.1.*": Static(0.5)})),
+    ],
+)
+def test_applying_from_the_model_is_bit_identical(build, make):
+    torch.manual_seed(0)
+    one = build()
+    two = copy.deepcopy(one)
+    first, second = make(), make()
+    state, notes = masks_and_warnings(one, lambda model: model.apply(first))
+    expected, expected_notes = masks_and_warnings(two, second.apply)
+    assert_equal(state, expected)
+    assert notes == expected_notes
+    assert list(first.sparse_params) == list(second.sparse_params)
+
+
+def test_a_part_of_a_model_can_be_applied_from_that_part():
+    one, two = gpt2(), gpt2()
+    two.load_state_dict(one.state_dict())
+    one.transformer.h.apply(Static(0.5, seed=1))
+    Static(0.5, seed=1).apply(two.transformer.h)
+    assert_equal(snapshot(one), snapshot(two))
+    assert not hasattr(one.transformer.wte, "weight_mask")
+
+
+@pytest.mark.parametrize("groups", [[1], [("*",)], [Static(0.5)], ["ab"]])
+def test_what_are_no_pairs_is_refused(groups):
+    with pytest.raises(TypeError, match="takes a dict or .filter, algorithm. pairs, not"):
+        Group(groups)
+
+
+def test_an_algorithm_stands_in_a_group_once():
+    algorithm = SET(0.5, update=1)
+    with pytest.raises(ValueError, match="in the Group already; give it a list of globs"):
+        Group({"0*": algorithm, "2*": algorithm})
+
+
+def test_what_is_no_state_is_refused():
+    with pytest.raises(TypeError, match="must be a dict or a list, not None"):
+        Group({"*": Static(0.5)}).load_state_dict(None)
+
+
+def test_metrics_tell_the_drop_fraction_of_the_member_that_has_one():
+    model = make_model()
+    group = Group({"0*": Static(0.5), "*": SET(0.5, update=1, drop_fraction=0.25)})
+    group.apply(model)
+    assert group.metrics()["drop_fraction"] == 0.25
+    assert "drop_fraction" not in Group({"*": Static(0.5)}).metrics()

@@ -1,0 +1,386 @@
+"""Masks stay enforced through whatever is done to a model."""
+
+import copy
+import io
+import pickle
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.utils.checkpoint import checkpoint
+
+from sparse_lib.algorithms.rigl import RigL
+from sparse_lib.algorithms.set import SET
+from sparse_lib.algorithms.static import Static
+from sparse_lib.core.group import Group
+from tests.sparse_lib.algorithm_cases import (
+    ALGORITHMS,
+    assert_enforced,
+    assert_equal,
+    make,
+    make_model,
+    snapshot,
+    train,
+)
+
+
+def start(algorithm, model=None, **options):
+    model = make_model() if model is None else model
+    algorithm.apply(model)
+    optim = torch.optim.AdamW(model.parameters(), 0.01, **options)
+    algorithm.apply(optim)
+    return model, optim
+
+
+def saved(model):
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+COPIES = {
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda model: pickle.loads(pickle.dumps(model)),
+    "torch.save": saved,
+    "a copy's copy": lambda model: copy.deepcopy(pickle.loads(pickle.dumps(model))),
+}
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("clone", COPIES)
+def test_a_copy_trains_sparse_and_leaves_the_original_alone(name, clone):
+    algorithm = make(name)
+    model, optim = start(algorithm)
+    train(model, optim, 3)
+    before = snapshot(model)
+    twin = COPIES[clone](model)
+    assert_equal(before, snapshot(twin))
+    assert not any(hasattr(p, "_needs_dense_gradient") for p in twin.parameters())
+    train(twin, torch.optim.AdamW(twin.parameters(), 0.1), 3)
+    for layer in (twin[0], twin[2]):
+        assert not layer.weight.detach()[~layer.weight_mask].any()
+    assert_equal(before, snapshot(model))
+    second = make(name)
+    second.apply(twin)  # a copy belongs to no algorithm: another may go on with its masks
+    assert torch.equal(twin[0].weight_mask, before["0.weight_mask"])
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_compiled_training_is_the_same(name, backend):
+    results = []
+    for compiled in (False, True):
+        algorithm = make(name)
+        model, optim = start(algorithm, foreach=False)
+        trained = torch.compile(model, backend=backend) if compiled else model
+        for step in range(5):
+            train(trained, optim, 1, start=step)
+            assert_enforced(algorithm, optim)
+        results.append(snapshot(model))
+    assert_equal(*results)
+
+
+def test_a_compiled_model_is_one_graph_whatever_the_masks_do():
+    torch._dynamo.reset()
+    model, optim = start(RigL(0.5, update=1, seed=1))
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    torch._dynamo.utils.counters.clear()
+    train(compiled, optim, 4)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+
+
+@pytest.mark.parametrize("assign", [False, True])
+def test_loaded_weights_obey_loaded_masks(assign):
+    source = make_model(1)
+    Static(0.7, seed=5).apply(source)
+    state = copy.deepcopy(source.state_dict())
+    state["0.weight"].fill_(float("nan"))
+    model = make_model()
+    algorithm = Static(0.5)
+    algorithm.apply(model)
+    model.load_state_dict(state, assign=assign)
+    off = ~source[0].weight_mask
+    assert torch.equal(model[0].weight_mask, source[0].weight_mask)
+    assert not model[0].weight.detach()[off].any() and model[0].weight.isnan().any()
+    model[0].weight.data.fill_(1.0)
+    train(model, torch.optim.AdamW(model.parameters(), 0.1), 2)
+    assert not model[0].weight.detach()[off].any() and not model[0].weight.grad[off].any()
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_activation_checkpointing_is_the_same(name, use_reentrant):
+    class Checkpointed(nn.Module):
+        def __init__(self, model):
+            super().__init__()
+            self.model = model
+
+        def forward(self, data):
+            data = data.requires_grad_()  # the older, reentrant form needs it
+            return checkpoint(self.model, data, use_reentrant=use_reentrant)
+
+    results = []
+    for wrap in (lambda model: model, Checkpointed):
+        algorithm = make(name)
+        model, optim = start(algorithm)
+        wrapped = wrap(model)
+        for step in range(5):
+            train(wrapped, optim, 1, start=step)
+            assert_enforced(algorithm, optim)
+        results.append(snapshot(model))
+    assert_equal(*results)
+
+
+def test_a_module_inside_an_activation_checkpoint_wrapper_keeps_its_name():
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
+    plain, wrapped = make_model(), make_model()
+    wrapped[0] = checkpoint_wrapper(wrapped[0])
+    first, second = Static(0.5, seed=1), Static(0.5, seed=1)
+    first.apply(plain)
+    second.apply(wrapped)
+    assert list(first.sparse_params) == list(second.sparse_params)
+    for name, sparse in first.sparse_params.items():
+        assert torch.equal(sparse.mask, second.sparse_params[name].mask)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_moving_average_follows_the_masks(name):
+    algorithm = make(name)
+    model, optim = start(algorithm)
+    average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.5))
+    by_hand = [p.detach().clone() for p in model.parameters()]
+    data = torch.ones(2, 12)
+
+    def update():
+        average.update_parameters(model)
+        for value, param in zip(by_hand, model.parameters()):
+            value.lerp_(param.detach(), 0.5)
+
+    update()
+    by_hand = [p.detach().clone() for p in model.parameters()]  # the first call copies
+    for step in range(4):
+        train(model, optim, 1, start=step)
+        update()
+        output = average(data)
+        twin = average.module
+        for layer, own in ((twin[0], model[0]), (twin[2], model[2])):
+            assert torch.equal(layer.weight_mask, own.weight_mask)
+            assert not layer.weight.detach()[~layer.weight_mask].any()
+        first, bias, second = (
+            value.where(mask, torch.zeros(()))
+            for value, mask in zip(
+                by_hand, (model[0].weight_mask, model[0].bias_mask, model[2].weight_mask)
+            )
+        )
+        expected = nn.functional.linear(nn.functional.linear(data, first, bias).tanh(), second)
+        torch.testing.assert_close(output, expected)
+        by_hand = [first, bias, second]  # what the copy held after its forward pass
+    assert algorithm.step == 4
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_tied_weights_train_as_one(name):
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.first = nn.Linear(12, 12, bias=False)
+            self.second = nn.Linear(12, 12, bias=False)
+            self.second.weight = self.first.weight
+
+        def forward(self, data):
+            return self.second(self.first(data).tanh())
+
+    algorithm = make(name)
+    model, optim = start(algorithm, Tied())
+    assert list(algorithm.sparse_params) == ["first.weight"]
+    train(model, optim, 5, after=lambda: assert_enforced(algorithm, optim))
+    assert model.second.weight is model.first.weight
+    twin = copy.deepcopy(model)
+    assert twin.second.weight is twin.first.weight
+    train(twin, torch.optim.AdamW(twin.parameters(), 0.1), 2)
+    assert not twin.second.weight.detach()[~twin.first.weight_mask].any()
+
+
+def test_a_replaced_parameter_without_optimizer_hooks_is_masked_too():
+    model = make_model()
+    Static(0.5).apply(model)
+    model[0].weight = nn.Parameter(torch.randn(16, 12))
+    train(model, torch.optim.AdamW(model.parameters(), 0.1), 2)
+    off = ~model[0].weight_mask
+    assert not model[0].weight.detach()[off].any() and not model[0].weight.grad[off].any()
+
+
+@pytest.mark.parametrize("how", ["in place", "overwriting", "swapping", "by hand"])
+@pytest.mark.parametrize("name", ["static", "rigl"])
+def test_parameters_converted_after_apply(how, name):
+    model = make_model()
+    algorithm = make(name)
+    algorithm.apply(model)
+    switches = {
+        "overwriting": torch.__future__.set_overwrite_module_params_on_conversion,
+        "swapping": torch.__future__.set_swap_module_params_on_conversion,
+    }
+    if how == "by hand":
+        model[0].weight = nn.Parameter(torch.randn(16, 12, dtype=torch.bfloat16))
+    elif how in switches:
+        switches[how](True)
+    try:
+        model.to(torch.bfloat16)
+    finally:
+        for switch in switches.values():
+            switch(False)
+    optim = torch.optim.AdamW(model.parameters(), 0.01)
+    algorithm.apply(optim)
+    assert model[0].weight.dtype == torch.bfloat16 and model[0].weight_mask.dtype == torch.bool
+    assert not model[0].weight.detach()[~model[0].weight_mask].any()
+    train(model, optim, 4, after=lambda: assert_enforced(algorithm, optim))
+    off = ~model[0].weight_mask
+    assert not model[0].weight.grad[off].any() or name == "rigl"
+    assert all(sparse.param.isfinite().all() for sparse in algorithm.sparse_params.values())
+
+
+def test_conversion_in_the_middle_of_training():
+    algorithm = RigL(0.5, update=2, seed=1)
+    model, optim = start(algorithm)
+    train(model, optim, 3)
+    model.double()
+    for state in optim.state.values():
+        for key, value in state.items():
+            if value.dim():
+                state[key] = value.double()
+    train(model, optim, 3, start=3, after=lambda: assert_enforced(algorithm, optim))
+    assert algorithm.num_updates == 3
+
+
+@pytest.mark.parametrize("from_the_start", [False, True])
+def test_a_frozen_parameter_that_thaws(from_the_start):
+    algorithm = RigL(0.5, update=1, seed=1)
+    model = make_model()
+    model[0].weight.requires_grad_(not from_the_start)
+    model, optim = start(algorithm, model)
+    model[0].weight.requires_grad_(False)
+    frozen = model[0].weight_mask.clone()
+    train(model, optim, 2, after=lambda: assert_enforced(algorithm, optim))
+    assert torch.equal(model[0].weight_mask, frozen)
+    model[0].weight.requires_grad_(True)
+    train(model, optim, 1, start=2)
+    if not from_the_start:  # its gradient was masked before one knew of it: the mask waits
+        assert torch.equal(model[0].weight_mask, frozen)
+    train(model, optim, 1, start=3, after=lambda: assert_enforced(algorithm, optim))
+    assert not torch.equal(model[0].weight_mask, frozen)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_requires_dense_on_modules_and_states(name):
+    model = make_model()
+    model[2].requires_dense = True
+    algorithm = make(name)
+    model, optim = start(algorithm, model)
+    assert set(algorithm.sparse_params) == {"0.weight", "0.bias"}
+    train(model, optim, 1)
+    state = optim.state[model[0].weight]
+    state["exp_avg_sq"].requires_dense = True
+    state["exp_avg_sq"].fill_(1.0)
+    train(model, optim, 3, start=1)
+    off = ~model[0].weight_mask
+    assert state["exp_avg_sq"][off].all() and not state["exp_avg"][off].any()
+    assert not model[0].weight.detach()[off].any()
+    assert model[2].weight.detach().all() and not hasattr(model[2], "weight_mask")
+
+
+def test_reset_momentum_zeroes_dense_states_of_grown_weights():
+    algorithm = SET(0.5, update=1, reset_momentum=True, seed=1)
+    model, optim = start(algorithm)
+    train(model, optim, 1)
+    state = optim.state[model[0].weight]["exp_avg_sq"]
+    state.requires_dense = True
+    state.fill_(1.0)
+    before = model[0].weight_mask.clone()
+    train(model, optim, 1, start=1)
+    grown = model[0].weight_mask & ~before
+    assert grown.any() and not state[grown].any() and state[~grown].all()
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_detached_algorithms_leave_the_optimizer_and_may_start_again(grouped):
+    def build():
+        return Group({"*": RigL(0.5, update=1, seed=1)}) if grouped else RigL(0.5, 1, seed=1)
+
+    algorithm = build()
+    model, optim = start(algorithm)
+    train(model, optim, 2)
+    mask = model[0].weight_mask.clone()
+    algorithm.detach()
+    assert algorithm.num_sparse_params == 0 and algorithm.step == 2
+    assert not optim._optimizer_step_pre_hooks and not optim._optimizer_step_post_hooks
+    assert not any(param._backward_hooks for param in model.parameters())
+    train(model, optim, 2)  # static from here on: gradients and states are masked
+    assert torch.equal(model[0].weight_mask, mask) and algorithm.step == 2
+    assert not model[0].weight.detach()[~mask].any()
+    other = build()
+    other.apply(model)
+    other.apply(optim)
+    assert torch.equal(model[0].weight_mask, mask)
+    train(model, optim, 1, after=lambda: assert_enforced(other, optim))
+    assert not torch.equal(model[0].weight_mask, mask)
+    fresh = make_model()
+    algorithm.apply(fresh)  # not "another model" any more
+    assert algorithm.num_sparse_params == 3
+
+
+def test_detaching_a_part():
+    algorithm = RigL(0.5, update=1, seed=1)
+    model, optim = start(algorithm)
+    algorithm.detach(model[0])
+    assert list(algorithm.sparse_params) == ["2.weight"]
+    first, second = model[0].weight_mask.clone(), model[2].weight_mask.clone()
+    train(model, optim, 2)
+    assert torch.equal(model[0].weight_mask, first)
+    assert not torch.equal(model[2].weight_mask, second)
+
+
+def test_a_forward_pass_leaves_enforced_weights_alone():
+    algorithm = Static(0.5)
+    model, optim = start(algorithm)
+    versions = [param._version for param in model.parameters()]
+    for _ in range(2):
+        model(torch.ones(1, 12)).sum().backward()
+    assert versions == [param._version for param in model.parameters()]
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_autoupdate_of_a_group_reaches_its_members(grouped):
+    rigl = RigL(0.5, update=2, seed=1)
+    algorithm = Group() if grouped else rigl
+    algorithm.autoupdate = False
+    if grouped:
+        algorithm.add("*", rigl)
+    model, optim = start(algorithm)
+    mask = model[0].weight_mask.clone()
+    train(model, optim, 3)
+    assert algorithm.needs_dense_gradient and torch.equal(model[0].weight_mask, mask)
+    algorithm.update()  # step 3 is no update step, and still its dense gradient was kept
+    assert not torch.equal(model[0].weight_mask, mask)
+    algorithm.autoupdate = True
+    assert algorithm.needs_dense_gradient  # step 4 is one
+    train(model, optim, 1, start=3)
+    assert rigl.num_updates == 2
+
+
+def test_a_closure_and_a_skipped_weight_update_do_not_mix():
+    algorithm = RigL(0.5, update=1, skip_update_on_mask_steps=True)
+    model, optim = start(algorithm)
+    with pytest.raises(ValueError, match="without a closure"):
+        optim.step(lambda: model(torch.ones(1, 12)).sum())
+
+
+@pytest.mark.filterwarnings("ignore")  # torch says that tracing is old
+def test_a_masked_model_can_be_traced():
+    model = torch.nn.Sequential(torch.nn.Linear(6, 4))
+    Static(0.5).apply(model)
+    inputs = torch.ones(2, 6)
+    assert torch.equal(torch.jit.trace(model, inputs)(inputs), model(inputs))

@@ -1,0 +1,238 @@
+"""Metrics against hand-made masks."""
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+import sparse_lib as sl
+from sparse_lib.core import metrics
+from sparse_lib.core.metrics import MaskHistory
+from tests.sparse_lib.algorithm_cases import make_model, train
+
+
+def mask(bits):
+    return torch.tensor([bit == "1" for bit in bits])
+
+
+def test_ratios_by_hand():
+    assert metrics.sparsity(mask("1100")) == 0.5
+    assert metrics.churn(mask("1100"), mask("0111")) == 2 / 3
+    assert metrics.in_time_overparameterization(mask("1110")) == 0.75
+    # Of three initial connections one was dropped, and so was one that came later.
+    assert metrics.degree_of_constraint(mask("10010"), mask("11100")) == 2 / 3
+    nothing = torch.zeros(0, dtype=torch.bool)
+    assert metrics.sparsity(nothing) == metrics.churn(nothing, nothing) == 0.0
+    assert metrics.churn(mask("11"), mask("00")) == 0.0
+    assert metrics.degree_of_constraint(mask("00"), mask("00")) == 0.0
+
+
+def test_a_history_by_hand():
+    history, masks = MaskHistory(), [mask(bits) for bits in ("11100", "10110", "10011", "11001")]
+    assert history.survival is None and history.degree_of_constraint() == 1.0
+    assert history.in_time_overparameterization(masks[0]) == 0.6
+    rows = []
+    for old, new in zip(masks, masks[1:]):
+        history.record(old, new)
+        rows.append(
+            (
+                history.num_updates,
+                history.churn,
+                history.in_time_overparameterization(new),
+                history.degree_of_constraint(),
+                history.survival,
+            )
+        )
+    assert rows == [
+        (1, 1 / 3, 0.8, 2 / 3, None),  # position 3 grew, position 1 was dropped
+        (2, 1 / 3, 1.0, 1 / 3, 1.0),  # position 4 grew, position 2 was dropped, 3 survived
+        (3, 1 / 3, 1.0, 1 / 3, 1.0),  # position 1 came back, 3 was dropped later, 4 survived
+    ]
+    history.record(masks[-1], mask("10001"))  # what had come back is dropped at once
+    assert history.survival == 2 / 3 and history.churn == 0.0
+
+
+@pytest.mark.parametrize("shape", [(50,), (6, 7), (3, 4, 2, 2)])
+def test_a_history_equals_sets(shape):
+    source = torch.Generator().manual_seed(1)
+    masks = [torch.rand(shape, generator=source) < 0.4 for _ in range(9)]
+    history = MaskHistory()
+    sets = [set(m.flatten().nonzero().flatten().tolist()) for m in masks]
+    grown = survived = 0
+    for index, (old, new) in enumerate(zip(masks, masks[1:])):
+        # Half of the way, the state goes through a file.
+        if index == 4:
+            state, history = history.state_dict(), MaskHistory()
+            history.load_state_dict(state, torch.device("cpu"))
+        history.record(old.transpose(0, -1).transpose(0, -1), new)
+        if index:
+            fresh = sets[index] - sets[index - 1]
+            grown, survived = grown + len(fresh), survived + len(fresh & sets[index + 1])
+        seen = sets[: index + 2]
+        assert history.in_time_overparameterization(new) == len(set.union(*seen)) / new.numel()
+        always = set.intersection(*seen)
+        assert history.degree_of_constraint() == len(always) / len(sets[0])
+        assert history.survival == (survived / grown if grown else None)
+        assert history.churn == len(sets[index + 1] - sets[index]) / len(sets[index + 1])
+
+
+def test_dead_units_count_outputs_whatever_their_place():
+    model = nn.ModuleDict(
+        {
+            "linear": nn.Linear(3, 4),
+            "conv": nn.Conv2d(2, 3, 2),
+            "transposed": nn.ConvTranspose2d(3, 2, 2),
+            "embedding": nn.Embedding(5, 2),
+        }
+    )
+    for name, dead in {"linear": 2, "conv": 1, "transposed": 1, "embedding": 1}.items():
+        layer = model[name]
+        full = torch.ones_like(layer.weight, dtype=torch.bool)
+        if name in ("transposed", "embedding"):
+            full[:, :dead] = False
+        else:
+            full[:dead] = False
+        full[-1].flatten()[-1] = False  # a lone zero kills nobody
+        layer.register_buffer("weight_mask", full)
+    model["linear"].register_buffer("bias_mask", torch.zeros(4, dtype=torch.bool))
+    assert metrics.dead_units(model) == {
+        "linear.weight": 2,
+        "conv.weight": 1,
+        "transposed.weight": 1,
+        "embedding.weight": 1,
+    }
+
+
+def test_dead_units_of_transformers_conv1d():
+    conv1d = pytest.importorskip("transformers.pytorch_utils").Conv1D
+    layer = conv1d(4, 3)  # four outputs; the weight is stored as (inputs, outputs)
+    weight_mask = torch.ones(3, 4, dtype=torch.bool)
+    weight_mask[:, 1] = False
+    layer.register_buffer("weight_mask", weight_mask)
+    assert metrics.dead_units(layer) == {"weight": 1}
+
+
+def by_hand_run():
+    model = nn.Sequential(nn.Linear(4, 2, bias=False), nn.Linear(2, 2))
+    model[1].bias.requires_dense = True
+    algorithm = sl.Static({"0.*": 0.5, "1.*": 0.25})
+    algorithm.apply(model)
+    params = algorithm.sparse_params
+    params["0.weight"].mask = torch.tensor([[1, 1, 1, 1], [0, 0, 0, 0]])
+    params["0.weight"].mask = torch.tensor([[1, 1, 1, 0], [0, 0, 0, 0]])
+    return model, algorithm
+
+
+def test_a_runs_metrics_by_hand():
+    model, algorithm = by_hand_run()
+    initial = [s.history.num_initial for s in algorithm.sparse_params.values()]
+    assert initial == [4, 0]  # half of eight; the second mask was never replaced
+    flops = sl.count_flops(model, batch_size=3)
+    summary = algorithm.metrics(flops)
+    assert json.loads(json.dumps(summary)) == summary
+    first, second = summary["tensors"]["0.weight"], summary["tensors"]["1.weight"]
+    assert first["sparsity"] == 5 / 8 and first["target"] == 0.5 and first["num_updates"] == 2
+    assert first["churn"] == 0.0 and first["dead_units"] == 1
+    assert second == {
+        "sparsity": 0.25,
+        "target": 0.25,
+        "churn": 0.0,
+        "itop": 0.75,
+        "degree_of_constraint": 1.0,
+        "survival": None,
+        "dead_units": 0,
+        "num_updates": 0,
+    }
+    assert summary["sparsity"] == 6 / 12 and summary["dead_units"] == 1
+    # Per sample 2 FLOPs for each of 3 + 3 weights, thrice in training; 8 + 4 weights if dense.
+    assert summary["flops"] == {
+        "forward": 3 * 2 * 6,
+        "training_step": 3 * 3 * 2 * 6,
+        "dense_training_step": 3 * 3 * 2 * 12,
+        "run": 0,
+        "dense_run": 0,
+    }
+
+
+def test_flops_know_when_the_next_weight_gradient_is_dense():
+    model = nn.Sequential(nn.Linear(4, 2, bias=False))
+    algorithm = sl.RigL(0.5, update={"freq": 2})
+    algorithm.apply(model)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    algorithm.apply(optimizer)
+    flops = sl.count_flops(model, batch_size=1)
+    steps = []
+    for _ in range(4):
+        summary = algorithm.metrics(flops)["flops"]
+        steps.append(summary["training_step"])
+        model(torch.ones(1, 4)).sum().backward()
+        optimizer.step()
+    assert steps == [24, 32] * 2  # 8 + 8 + 8, or the last one dense: 16
+    total = algorithm.metrics(flops)["flops"]
+    assert total["run"] == sum(steps) and total["dense_run"] == 4 * 48
+
+
+@pytest.mark.parametrize("sparsity", [0.6, {"type": "linear", "init": 0.3, "slope": 0.05}])
+def test_flops_of_a_run_are_the_sum_of_its_steps(sparsity):
+    def build(seed):
+        model = make_model(seed)
+        members = {"0.weight": sl.RigL(sparsity, update={"freq": 3}), "2.*": sl.SET(0.7, 2)}
+        algorithm = sl.Group({**members, "*": sl.Static(0.5)}, seed=1)
+        algorithm.apply(model)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        algorithm.apply(optimizer)
+        return model, algorithm, optimizer
+
+    model, algorithm, optimizer = build(0)
+    flops, total = sl.count_flops(model, batch_size=8), 0
+    for step in range(10):
+        # Linear layers of 12 x 16 and 16 x 6 weights; every third weight gradient is dense.
+        first, second = (int(layer.weight_mask.sum()) for layer in (model[0], model[2]))
+        gradient = 12 * 16 if (step + 1) % 3 == 0 else first
+        total += 2 * 8 * (2 * first + gradient + 3 * second)
+        if step == 5:  # the count goes on in another process
+            states = [part.state_dict() for part in (model, algorithm, optimizer)]
+            model, algorithm, optimizer = build(1)
+            for part, state in zip((model, algorithm, optimizer), states):
+                part.load_state_dict(state)
+        train(model, optimizer, 1, start=step)
+    summary = algorithm.metrics(flops)["flops"]
+    assert summary["run"] == total
+    assert summary["dense_run"] == 10 * 3 * 2 * 8 * (12 * 16 + 16 * 6)
+
+
+def test_metrics_of_a_group_are_of_all_members():
+    model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
+    algorithm = sl.Group({"0.*": sl.Static(0.5), "1.*": sl.SET(0.75, update=1)})
+    algorithm.apply(model)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    algorithm.apply(optimizer)
+    for _ in range(3):
+        model(torch.ones(1, 4)).sum().backward()
+        optimizer.step()
+    summary = algorithm.metrics()
+    assert list(summary["tensors"]) == ["0.weight", "1.weight"]
+    assert summary["sparsity"] == (8 + 12) / 32
+    assert summary["tensors"]["1.weight"]["num_updates"] == 3
+    moved = summary["tensors"]["1.weight"]
+    assert summary["survival"] == moved["survival"] is not None
+    assert summary["degree_of_constraint"] == pytest.approx(
+        (8 * 1.0 + 4 * moved["degree_of_constraint"]) / 12
+    )
+
+
+def test_drop_fraction_of_the_present_step_is_among_the_metrics():
+    model = nn.Linear(8, 8, bias=False)
+    fraction = {"type": "linear", "init": 0.5, "slope": -0.1}
+    algorithm = sl.SET(0.5, update=1, drop_fraction=fraction)
+    algorithm.apply(model)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    algorithm.apply(optimizer)
+    seen = []
+    for _ in range(5):
+        seen.append(algorithm.metrics()["drop_fraction"])
+        model(torch.ones(1, 8)).sum().backward()
+        optimizer.step()
+    assert seen == pytest.approx([0.5, 0.4, 0.3, 0.2, 0.1])
+    assert "drop_fraction" not in sl.Static(0.5).metrics()

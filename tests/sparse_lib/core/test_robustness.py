@@ -1,0 +1,292 @@
+"""What users do to models around sparsity: copies, surgery, other optimizers, odd names."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.parallel import DataParallel
+
+import sparse_lib as sl
+
+
+def trained(model, optimizer, steps, inputs=None):
+    inputs = torch.randn(16, 8) if inputs is None else inputs
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(inputs).square().mean().backward()
+        optimizer.step()
+
+
+def applied(model, algorithm):
+    algorithm.apply(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    algorithm.apply(optimizer)
+    return optimizer
+
+
+class OwnModule(nn.Module):
+    """A model that calls a part of itself ``module``."""
+
+    def __init__(self):
+        super().__init__()
+        self.module = nn.Linear(8, 8, bias=False)
+        self.weight = nn.Parameter(torch.ones(8, 8))
+
+
+@pytest.mark.parametrize("layout", ["dense", "masks", "nan", "csr"])
+def test_a_part_called_module_keeps_its_name(layout, tmp_path):
+    model = OwnModule()
+    sl.Static(0.5, seed=0).apply(model)
+    state = sl.checkpoint.export_dense(model)
+    assert set(state) == {"module.weight", "weight"}
+    for name, tensor in state.items():
+        assert torch.equal(tensor, model.get_parameter(name))
+    assert set(sl.checkpoint.masks_of(model)) == {"module.weight", "weight"}
+    path = sl.checkpoint.export_safetensors(model, tmp_path / "model.safetensors", layout=layout)
+    fresh = OwnModule()
+    sl.checkpoint.load_checkpoint(fresh, sl.checkpoint.read_safetensors(path)[0])
+    assert torch.equal(fresh.module.weight, model.module.weight)
+
+
+def test_wrappers_are_still_left_out_of_names():
+    model = nn.Sequential(nn.Linear(8, 8))
+    sl.Static(0.5, seed=0).apply(model)
+    wrapped = DataParallel(model)
+    assert set(sl.checkpoint.export_dense(wrapped)) == {"0.weight", "0.bias"}
+    weights, masks = sl.checkpoint.split_state(wrapped.state_dict())
+    assert set(weights) == {"0.weight", "0.bias"} and set(masks) == set(weights)
+    fresh = nn.Sequential(nn.Linear(8, 8))
+    assert set(sl.checkpoint.load_checkpoint(fresh, wrapped.state_dict())) == set(weights)
+    assert torch.equal(fresh[0].weight, model[0].weight)
+
+
+def test_an_average_of_weights_alone_is_not_cut_by_its_old_mask():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8, bias=False))
+    algorithm = sl.SET(0.5, update=1, drop_fraction=0.3, seed=0)
+    optimizer = applied(model, algorithm)
+    average = copy.deepcopy(model).requires_grad_(False)
+    for _ in range(5):
+        trained(model, optimizer, 1)
+        with torch.no_grad():
+            average[0].weight.lerp_(model[0].weight, 0.5)
+    before = average[0].weight.clone()
+    assert int((before != 0).sum()) > int((model[0].weight != 0).sum())
+    inputs = torch.randn(4, 8)
+    assert torch.equal(average(inputs), inputs @ before.T)
+    assert torch.equal(average[0].weight, before)
+
+
+def test_a_copy_that_gets_mask_and_weights_computes_with_the_mask():
+    model = nn.Linear(8, 8, bias=False)
+    sl.Static(0.5, seed=0).apply(model)
+    twin = copy.deepcopy(model)
+    mask = torch.rand(8, 8) < 0.3
+    with torch.no_grad():
+        twin.weight_mask.copy_(mask)
+        twin.weight.fill_(1.0)
+    assert torch.equal(twin(torch.ones(1, 8))[0], mask.sum(1).float())
+
+
+def test_functional_calls_leave_the_tensors_they_are_given():
+    model = nn.Linear(8, 8)
+    sl.Static(0.5, seed=0).apply(model)
+    given = {"weight": torch.ones(8, 8), "bias": torch.zeros(8)}
+    out = torch.func.functional_call(model, given, (torch.ones(1, 8),))
+    assert int(given["weight"].sum()) == 64 and torch.equal(out, torch.full((1, 8), 8.0))
+    params, inputs = dict(model.named_parameters()), torch.randn(3, 8)
+    loss = model(inputs).square().sum()
+    gradients = torch.autograd.grad(loss, list(params.values()), create_graph=True)
+    stepped = {
+        key: value - 0.1 * gradient
+        for (key, value), gradient in zip(params.items(), gradients, strict=True)
+    }
+    torch.func.functional_call(model, stepped, (inputs,)).sum().backward()
+    assert model.weight.grad is not None
+
+
+def test_the_history_of_a_mask_moves_with_the_model():
+    model, algorithm = nn.Linear(8, 8), sl.SET(0.5, update=1, seed=0)
+    optimizer = applied(model, algorithm)
+    trained(model, optimizer, 2)
+    history = algorithm.sparse_params["weight"].history
+    elsewhere = torch.ones(8, 8, dtype=torch.bool, device="meta")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sparse_lib.core.metrics.num_true", lambda mask: 1)
+        history.record(elsewhere, elsewhere)
+    assert history._flags.device.type == "meta"
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        sl.SET(0.5, update=1, seed=0),
+        sl.RigL(0.5, update=1, seed=0, grown_init="normal"),
+        sl.RigL(0.5, update=1, seed=0, grown_init="uniform"),
+    ],
+)
+def test_masks_do_not_depend_on_the_default_device(algorithm):
+    twin = copy.deepcopy(algorithm)
+    torch.manual_seed(0)
+    model, inputs = nn.Linear(8, 8), torch.randn(16, 8)
+    other = copy.deepcopy(model)
+    trained(other, applied(other, twin), 2, inputs)
+    optimizer = applied(model, algorithm)
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(inputs).square().mean().backward()
+        with torch.device("meta"):  # stands for a default device that is not the model's
+            optimizer.step()
+    assert torch.equal(model.weight, other.weight)
+
+
+@pytest.mark.parametrize("make", [sl.Static, sl.RigL], ids=["static", "rigl"])
+def test_sparse_gradients_give_what_dense_ones_do(make):
+    models = []
+    for is_sparse in (True, False):
+        torch.manual_seed(0)
+        model = nn.Embedding(10, 8, sparse=is_sparse)
+        options = {} if make is sl.Static else {"update": 2}
+        algorithm = make(0.5, seed=0, **options)
+        optimizer = applied(model, algorithm)
+        places = torch.tensor([[1, 2, 2], [5, 9, 0]])
+        weight = torch.randn(2, 3, 8)
+        for _ in range(4):
+            optimizer.zero_grad()
+            (model(places) * weight).sum().backward()
+            optimizer.step()
+        models.append(model)
+    assert torch.allclose(models[0].weight, models[1].weight, atol=1e-6)
+    assert torch.equal(models[0].weight_mask, models[1].weight_mask)
+
+
+def test_manual_updates_take_the_next_value_of_a_list():
+    model = nn.Linear(16, 16, bias=False)
+    algorithm = sl.GMP([0.125, 0.25, 0.5, 0.75], update=1, seed=0, init_method="topk")
+    optimizer = applied(model, algorithm)
+    algorithm.autoupdate = False
+    seen = []
+    for _ in range(3):
+        trained(model, optimizer, 1, torch.randn(4, 16))
+        algorithm.update()
+        seen.append(algorithm.metrics()["sparsity"])
+    assert seen == pytest.approx([0.25, 0.5, 0.75])
+
+
+def test_members_that_share_a_list_of_values_do_not_share_their_place():
+    shared = sl.schedules.Cycling([0.125, 0.25, 0.5, 0.75], repeat=False)
+    model = nn.ModuleDict({"a": nn.Linear(16, 16), "b": nn.Linear(16, 16)})
+    group = sl.Group({f"{key}.*": sl.GMP(shared, update=1, seed=0) for key in "ab"})
+    group.apply(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    group.apply(optimizer)
+    for _ in range(2):
+        optimizer.zero_grad()
+        model["b"](model["a"](torch.randn(4, 16))).square().mean().backward()
+        optimizer.step()
+    levels = {name: t["sparsity"] for name, t in group.metrics()["tensors"].items()}
+    assert levels["a.weight"] == levels["b.weight"] == pytest.approx(0.5)
+
+
+def test_a_plan_knows_what_requires_dense():
+    model = nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 8))
+    model[0].weight.requires_dense = True
+    rows = {row["name"]: row["sparsity"] for row in sl.plan(model, 0.5).records()}
+    assert rows["0.weight"] == 0 and rows["1.weight"] == 0.5
+
+
+def test_a_tied_weight_that_requires_dense_under_one_name_stays_dense():
+    model = nn.Module()
+    model.first, model.head = nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False)
+    model.head.weight, model.head.requires_dense = model.first.weight, True
+    sl.Static(0.5).apply(model)
+    assert bool((model.head.weight != 0).all())
+
+
+def test_finalize_leaves_nothing_behind():
+    model = nn.Sequential(nn.Linear(8, 8))
+    fresh = copy.deepcopy(model)
+    sl.Static(0.5, seed=0).apply(model)
+    sl.finalize(model)
+    assert not model[0]._forward_pre_hooks and not model[0]._load_state_dict_post_hooks
+    assert vars(model[0]).keys() == vars(fresh[0]).keys()
+    sl.Static(0.5, seed=1).apply(model)
+    assert float((model[0].weight == 0).float().mean()) >= 0.5
+
+
+def test_score_shaper_and_balance_are_not_both_taken():
+    with pytest.raises(ValueError, match="score_shaper.*balance_in_groups"):
+        sl.RigL(0.5, score_shaper="2:4", balance_in_groups=4)
+
+
+def test_another_optimizer_can_take_over():
+    model, algorithm = nn.Linear(8, 8), sl.GMP(sl.schedules.Linear(0.0, 0.1), update=1, seed=0)
+    optimizer = applied(model, algorithm)
+    trained(model, optimizer, 3)
+    before = algorithm.state_dict()
+    other = torch.optim.AdamW(model.parameters())
+    with pytest.raises(ValueError, match=r"detach\(optimizer\)"):
+        algorithm.apply(other)
+    with pytest.raises(ValueError, match="another optimizer"):
+        algorithm.detach(other)
+    algorithm.detach(optimizer)
+    algorithm.apply(other)
+    after = algorithm.state_dict()
+    assert after["step"] == before["step"] == 3
+    assert after["params"]["weight"]["target"] == before["params"]["weight"]["target"]
+    trained(model, other, 1)
+    assert algorithm.step == 4 and algorithm.metrics()["sparsity"] == pytest.approx(0.4, abs=0.02)
+    trained(model, optimizer, 1)
+    assert algorithm.step == 4
+
+
+def test_surgery_after_apply():
+    model = nn.Sequential(nn.Linear(8, 8))
+    algorithm = sl.Static(0.5, seed=0)
+    optimizer = applied(model, algorithm)
+    torch.nn.utils.parametrizations.weight_norm(model[0])
+    model(torch.randn(2, 8)).sum().backward()
+    with pytest.raises(RuntimeError, match="'0.weight' was taken out of its module"):
+        optimizer.step()
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda state: state.update(step=-4), "step=-4"),
+        (lambda state: state["params"].pop("weight"), "lacks 'weight'"),
+        (lambda state: state["params"].update(other={}), "has 'other'"),
+        (lambda state: state["params"].update(weight={}), "lacks 'target'"),
+    ],
+)
+def test_a_state_that_does_not_fit_changes_nothing(change, sentence):
+    model, algorithm = nn.Linear(8, 8), sl.RigL(0.5, update=1, seed=0)
+    optimizer = applied(model, algorithm)
+    trained(model, optimizer, 2)
+    state = algorithm.state_dict()
+    trained(model, optimizer, 1)
+    change(state)
+    with pytest.raises(ValueError, match=sentence):
+        algorithm.load_state_dict(state)
+    assert algorithm.step == 3
+
+
+def test_nan_in_a_buffer_is_loaded_as_it_is_and_masks_nothing():
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    state["0.weight"][0] = float("nan")
+    state["1.running_mean"][2] = float("nan")
+    masks = sl.load_checkpoint(model, state)
+    assert list(masks) == ["0.weight"]
+    assert model[1].running_mean.isnan().tolist() == [False, False, True, False]
+    assert model[0].weight[0].eq(0).all()
+
+
+@pytest.mark.parametrize("distribution", ["er", "erk"])
+def test_a_scalar_counts_as_one_weight(distribution):
+    shapes = {"scale": (), "fc": (10, 10)}
+    found = getattr(sl.distributions, distribution)(shapes, 0.5)
+    assert found["scale"] == 0.0  # its share, (1 / 1), is beyond dense
+    assert round((1 - found["fc"]) * 100) == 50  # of 101 weights 51 are kept
+    assert getattr(sl.distributions, distribution)({"scale": ()}, 0.0) == {"scale": 0.0}

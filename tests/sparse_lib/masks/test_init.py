@@ -1,0 +1,165 @@
+"""First masks: exact counts, seeds, and the signatures users write."""
+
+import pickle
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sparse_lib.configure import configure
+from sparse_lib.masks.init import INIT_METHODS, make_init_method
+from sparse_lib.masks.makers import (
+    InputGroupScoreShaper,
+    OutputGroupScoreShaper,
+    generator,
+    num_nonzero,
+)
+
+COUNTING = ["random", "topk", "checkerboard", "snip"]
+
+
+def weight(*shape, dtype=torch.float32):
+    param = torch.nn.Parameter(torch.randn(shape, generator=generator(0, "test", 0)).to(dtype))
+    param.grad = torch.randn(shape, generator=generator(0, "test", 1)).to(dtype)
+    return param
+
+
+@pytest.mark.parametrize("name", COUNTING)
+@settings(max_examples=25)
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=4), st.integers(0, 100))
+def test_counts_are_exact(name, shape, percent):
+    mask = make_init_method(name)(weight(*shape), percent / 100, None, generator(0, "w", 0))
+    assert mask.dtype == torch.bool and list(mask.shape) == shape
+    assert mask.sum() == num_nonzero(percent / 100, mask.numel())
+
+
+@pytest.mark.parametrize("name", COUNTING)
+def test_shapers_and_compat(name):
+    method = make_init_method(name)
+    mask = method(weight(8, 12), 0.75, InputGroupScoreShaper(4), generator(0, "w", 0))
+    assert mask.reshape(8, 4, 3).sum((0, 2)).tolist() == [6, 6, 6, 6]
+    peer = pickle.loads(pickle.dumps(make_init_method(name, compat="cstorch-2.10")))
+    assert peer(weight(10, 1), 0.95, None, generator(0, "w", 0)).sum() == 0
+
+
+def test_random_depends_on_the_generator_only():
+    random = make_init_method("random")
+    torch.manual_seed(1)
+    state = torch.get_rng_state()
+    first = random(weight(50, 40), 0.9, None, generator(0, "a", 0))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(first, random(weight(50, 40), 0.9, None, generator(0, "a", 0)))
+    assert not torch.equal(first, random(weight(50, 40), 0.9, None, generator(0, "b", 0)))
+
+
+def test_random_is_even_on_half_precision():
+    mask = make_init_method("random")(
+        weight(64, 64, dtype=torch.bfloat16), 0.9, None, generator(0, "w", 0)
+    )
+    assert abs(int(mask[:32].sum()) - int(mask[32:].sum())) < 80  # 4 standard deviations
+
+
+def test_topk_and_balanced_topk_by_hand():
+    param = torch.tensor([[-9.0, 8, 7], [1, -2, 3]])
+    assert make_init_method("topk")(param, 0.5).tolist() == [[True] * 3, [False] * 3]
+    balanced = make_init_method("balanced_topk")(param, 2 / 3)
+    assert balanced.tolist() == [[True, False, False], [False, False, True]]
+
+
+def test_from_zeros_ignores_the_sparsity():
+    param = torch.tensor([0.0, -0.0, float("nan"), 1e-30, 2.0])
+    mask = make_init_method("from_zeros", compat="cstorch-2.10")(param, 0.9)
+    assert mask.tolist() == [False, False, False, True, True]
+
+
+def test_checkerboard():
+    board = make_init_method("checkerboard")(torch.empty(4, 4), 0.5)
+    assert torch.equal(board[0], ~board[1]) and torch.equal(board[0], board[2])
+    assert (board[:, 1:] != board[:, :-1]).all()
+    assert make_init_method("checkerboard")(torch.empty(4, 4), 1.0).sum() == 0
+    columns = make_init_method("checkerboard")(torch.empty(20, 10), 0.8).sum(0)
+    assert columns.min() >= 3 and columns.max() <= 5  # evenly spread, not in columns
+
+
+def test_snip_by_hand():
+    param = torch.nn.Parameter(torch.tensor([1.0, -2.0, 3.0, 4.0]))
+    with pytest.raises(ValueError, match="'snip' needs gradients"):
+        make_init_method("snip")(param, 0.5)
+    param.grad = torch.tensor([4.0, 3.0, 1.0, 0.0])
+    assert make_init_method("snip")(param, 0.5).tolist() == [True, True, False, False]
+
+
+def test_snip_ranks_over_all_layers():
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3))
+    model(torch.randn(5, 6)).pow(2).sum().backward()
+    layers = {"0.weight": model[0], "2.weight": model[2]}
+    score = {name: (layer.weight * layer.weight.grad).abs() for name, layer in layers.items()}
+    threshold = torch.cat([s.flatten() for s in score.values()]).topk(18).values.min()
+    config = {"sparsity": 0.75, "init_method": "snip", "distribution": "snip"}
+    configure({**config, "param_filter": "*weight"}).apply(model)
+    for name, layer in layers.items():
+        assert torch.equal(layer.weight_mask, score[name] >= threshold)
+    with pytest.raises(ValueError, match="needs gradients"):
+        configure(config).apply(torch.nn.ModuleDict({"x": torch.nn.Linear(2, 2)}))
+
+
+def test_users_functions():
+    param, shaper, private = weight(4, 4), OutputGroupScoreShaper(2), generator(0, "w", 0)
+    seen = []
+
+    def two(p, s):
+        return p > s
+
+    def three(p, sparsity, score_shaper):
+        seen.append(score_shaper)
+        return p > 0
+
+    def typed(
+        p: torch.nn.Parameter, sparsity: float, score_shaper: object, device: torch.device
+    ) -> torch.Tensor:
+        seen.append(device)
+        return (p > 0).float()
+
+    def seeded(p, sparsity, score_shaper, generator):
+        seen.append(generator)
+        return torch.ones(p.shape, dtype=torch.uint8)
+
+    class Method:
+        def __call__(self, p, sparsity, score_shaper=None):
+            return p > 0
+
+    for method in (two, three, typed, seeded, Method()):
+        mask = make_init_method(method)(param, 0.0, shaper, private)
+        assert mask.dtype == torch.bool and mask.shape == param.shape and not mask.requires_grad
+    assert seen == [shaper, param.device, private]
+    assert make_init_method(INIT_METHODS["topk"]) is INIT_METHODS["topk"]
+
+
+@pytest.mark.parametrize(
+    ("spec", "error", "message"),
+    [
+        ("topkk", ValueError, "init_method 'topkk' is unknown; did you mean 'topk'"),
+        (3, TypeError, "init_method must be a name or a function, not 3"),
+        (lambda p: p, ValueError, "must take 2 to 4 arguments"),
+        (lambda a, b, c, d, e: a, ValueError, "must take 2 to 4 arguments"),
+        (lambda a, b, *, c: a, ValueError, "must take 2 to 4 arguments"),
+    ],
+)
+def test_bad_specs_are_explained(spec, error, message):
+    with pytest.raises(error, match=message):
+        make_init_method(spec)
+
+
+@pytest.mark.parametrize(
+    ("result", "message"),
+    [
+        (torch.ones(3), r"must return a mask of shape \(2, 2\), not \(3,\)"),
+        (None, "not NoneType"),
+        (torch.full((2, 2), 0.5), "zeros and ones only"),
+    ],
+)
+def test_bad_results_are_explained(result, message):
+    with pytest.raises(ValueError, match=message):
+        make_init_method(lambda p, s: result)(torch.ones(2, 2), 0.5)

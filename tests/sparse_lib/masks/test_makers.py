@@ -1,0 +1,420 @@
+"""Masks against hand tables, a naive reference and properties."""
+
+import decimal
+import math
+from decimal import ROUND_HALF_UP, Decimal
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sparse_lib.masks.makers import (
+    BlockScoreShaper,
+    InputGroupScoreShaper,
+    NMScoreShaper,
+    OutputGroupScoreShaper,
+    ScoreFlattener,
+    generator,
+    make_mask_drop_minimum,
+    make_mask_grow_maximum,
+    make_mask_topk_sparsity,
+    make_masks_global_topk,
+    num_nonzero,
+    random_score,
+)
+
+NAN, INF = math.nan, math.inf
+fractions = st.one_of(
+    st.integers(0, 1000).map(lambda i: i / 1000), st.floats(0, 1, allow_subnormal=False)
+)
+scores = st.lists(
+    st.sampled_from([NAN, -INF, -1.5, -0.0, 0.0, 0.5, 0.5, 1.0, 2.0, INF]), min_size=1, max_size=40
+)
+
+
+def naive(score: list[float], among: list[bool], keep: int) -> list[bool]:
+    candidates = [i for i, s in enumerate(score) if among[i] and not math.isnan(s)]
+    chosen = set(sorted(candidates, key=lambda i: (-score[i], i))[:keep])
+    return [i in chosen for i in range(len(score))]
+
+
+def table(text: str) -> torch.Tensor:
+    return torch.tensor([[c == "x" for c in row] for row in text.split()])
+
+
+# Counts
+
+
+@pytest.mark.parametrize(
+    ("sparsity", "numel", "count"),
+    [
+        (0.9, 1000, 100),  # binary floating point truncates this to 99
+        (0.8, 10, 2),
+        (0.95, 10, 1),  # exactly half a weight: up
+        (0.75, 10, 3),
+        (0.85, 10, 2),
+        (0.99, 100, 1),
+        (0.9, 6, 1),
+        (0.999, 10, 1),  # floor of one
+        (1, 10, 0),
+        (1.0, 0, 0),
+        (0.5, 0, 0),
+        (0, 7, 7),
+        (0.3, 3 * 10**12, 21 * 10**11),
+        (np.float32(0.95), 10, 1),
+        (torch.tensor(0.95), 10, 1),
+        (5e-324, 10, 10),
+    ],
+)
+def test_num_nonzero_by_hand(sparsity, numel, count):
+    assert num_nonzero(sparsity, numel) == count
+
+
+@pytest.mark.parametrize(
+    ("sparsity", "numel", "count"),
+    [(0.8, 10, 1), (0.8, 100, 19), (0.8, 1000, 199), (0.95, 10, 0), (0.99, 100, 0), (0.9, 6, 0)],
+)
+def test_num_nonzero_of_the_reference_library(sparsity, numel, count):
+    assert num_nonzero(sparsity, numel, compat="cstorch-2.10") == count
+
+
+@given(fractions, st.integers(1, 10**9))
+def test_num_nonzero_is_half_up_of_the_decimal(sparsity, numel):
+    with decimal.localcontext(prec=2000):
+        exact = (1 - Decimal(repr(sparsity))) * numel
+        expected = int(exact.to_integral_value(ROUND_HALF_UP))
+    assert num_nonzero(sparsity, numel) == (expected if sparsity == 1 else max(1, expected))
+
+
+@pytest.mark.parametrize("sparsity", [-0.1, 1.1, NAN, INF])
+def test_num_nonzero_refuses(sparsity):
+    with pytest.raises(ValueError, match="sparsity must be between 0 and 1"):
+        num_nonzero(sparsity, 10)
+
+
+@pytest.mark.parametrize("sparsity", [None, "0.5", True, [0.5, 0.5]])
+def test_num_nonzero_refuses_types(sparsity):
+    with pytest.raises(TypeError, match="sparsity must be a number"):
+        num_nonzero(sparsity, 10)
+
+
+def test_unknown_compat_and_negative_numel():
+    with pytest.raises(ValueError, match="compat must be None or 'cstorch-2.10'"):
+        num_nonzero(0.5, 10, compat="2.9")
+    with pytest.raises(ValueError, match="numel must be at least 0"):
+        num_nonzero(0.5, -1)
+
+
+# Top-k
+
+
+def test_topk_by_hand():
+    score = torch.tensor([[1.0, 5.0, 2.0], [5.0, 0.0, 3.0]])
+    assert torch.equal(make_mask_topk_sparsity(score, 0.5), table(".x. x.x"))
+    assert make_mask_topk_sparsity(score, 1).sum() == 0
+    assert make_mask_topk_sparsity(score, 0).all()
+
+
+def test_ties_go_to_the_lower_index():
+    assert make_mask_topk_sparsity(torch.zeros(5), 0.4).tolist() == [True, True, True, False, False]
+
+
+@given(scores, fractions)
+def test_topk_is_the_naive_one(score, sparsity):
+    mask = make_mask_topk_sparsity(torch.tensor(score), sparsity)
+    expected = naive(score, [True] * len(score), num_nonzero(sparsity, len(score)))
+    assert mask.tolist() == expected
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64, torch.int64])
+def test_topk_of_any_dtype(dtype):
+    score = torch.tensor([3, 1, 2, 3]).to(dtype)
+    assert make_mask_topk_sparsity(score, 0.5).tolist() == [True, False, False, True]
+
+
+def test_topk_leaves_scores_alone_and_takes_parameters_and_views():
+    score = torch.nn.Parameter(torch.randn(6, 4))
+    before = score.detach().clone()
+    mask = make_mask_topk_sparsity(score.t(), 0.5)
+    assert mask.shape == (4, 6) and mask.sum() == 12 and not mask.requires_grad
+    assert torch.equal(score, before)
+
+
+def test_nan_is_never_kept():
+    mask = make_mask_topk_sparsity(torch.tensor([NAN, NAN, -INF, NAN]), 0.25)
+    assert mask.tolist() == [False, False, True, False]
+
+
+def test_random_ties_are_exact_reproducible_and_spread():
+    def draw(seed):
+        return make_mask_topk_sparsity(
+            torch.zeros(1000), 0.5, tie_breaker="random", generator=generator(seed, "w", 0)
+        )
+
+    assert torch.equal(draw(1), draw(1)) and not torch.equal(draw(1), draw(2))
+    assert draw(1).sum() == 500 and 200 < draw(1)[:500].sum() < 300
+    with pytest.raises(ValueError, match="needs a generator"):
+        make_mask_topk_sparsity(torch.zeros(4), 0.5, tie_breaker="random")
+    with pytest.raises(ValueError, match="'first' or 'random', not 'last'"):
+        make_mask_topk_sparsity(torch.zeros(4), 0.5, tie_breaker="last")
+
+
+# Drop
+
+
+def test_only_present_weights_compete_for_staying():
+    # All present weights are zero, as are the absent ones: nothing absent may appear.
+    mask = torch.arange(10) >= 5
+    kept, count = make_mask_drop_minimum(torch.zeros(10), mask, 0.4)
+    assert kept.nonzero().flatten().tolist() == [5, 6, 7] and count == 3
+
+
+@given(scores, fractions, st.randoms(use_true_random=False))
+def test_drop_is_the_naive_one(score, fraction, rng):
+    among = [rng.random() < 0.6 for _ in score]
+    mask = torch.tensor(among)
+    kept, count = make_mask_drop_minimum(torch.tensor(score), mask, fraction)
+    keep = num_nonzero(fraction, sum(among))
+    assert kept.tolist() == naive(score, among, keep)
+    assert count == int(kept.sum()) and not (kept & ~mask).any()
+
+
+def test_drop_of_the_reference_count():
+    kept, count = make_mask_drop_minimum(
+        torch.arange(10.0), torch.ones(10, dtype=torch.bool), 0.8, compat="cstorch-2.10"
+    )
+    assert count == 1 and kept.nonzero().item() == 9
+
+
+# Grow
+
+
+def test_growth_skips_nan_and_keeps_the_mask():
+    mask = torch.tensor([True, False, False, False])
+    grown = make_mask_grow_maximum(torch.tensor([0.0, NAN, 1.0, 2.0]), mask, 0.25)
+    assert grown.tolist() == [True, False, True, True]
+    assert torch.equal(make_mask_grow_maximum(torch.full((4,), NAN), mask, 0.0), mask)
+
+
+def test_growth_never_shrinks():
+    mask = torch.ones(4, dtype=torch.bool)
+    assert torch.equal(make_mask_grow_maximum(torch.rand(4), mask, 0.75), mask)
+
+
+@given(scores, fractions, st.randoms(use_true_random=False), st.booleans())
+def test_growth_is_the_naive_one(score, sparsity, rng, known):
+    present = [rng.random() < 0.4 for _ in score]
+    mask, absent = torch.tensor(present), [not p for p in present]
+    number = sum(present) if known else None
+    grown = make_mask_grow_maximum(torch.tensor(score), mask, sparsity, number)
+    grow = max(0, num_nonzero(sparsity, len(score)) - sum(present))
+    assert (grown & ~mask).tolist() == naive(score, absent, grow)
+    assert (grown & mask).tolist() == present
+
+
+# Shapers
+
+
+@pytest.mark.parametrize("num_groups", [2, 100])
+def test_output_groups_compete_alone(num_groups):
+    score = torch.rand(num_groups * 2, 5)
+    mask = make_mask_topk_sparsity(score, 0.7, OutputGroupScoreShaper(num_groups))
+    for group in range(num_groups):
+        rows = slice(2 * group, 2 * group + 2)
+        expected = make_mask_topk_sparsity(score[rows], 0.7)
+        assert torch.equal(mask[rows], expected)
+
+
+@pytest.mark.parametrize("shape", [(6, 8), (6, 8, 3, 3), (3, 200)])
+def test_input_groups_compete_alone(shape):
+    num_groups = shape[1] // 2
+    score = torch.rand(shape)
+    mask = make_mask_topk_sparsity(score, 0.5, InputGroupScoreShaper(num_groups))
+    assert mask.shape == shape
+    expected = num_nonzero(0.5, mask[:, :2].numel())
+    assert {int(part.sum()) for part in mask.split(2, 1)} == {expected}
+
+
+@pytest.mark.parametrize("num_pools", [3, 100])
+@settings(max_examples=30)
+@given(st.data())
+def test_pools_are_the_naive_ones(num_pools, data):
+    values = data.draw(st.lists(st.sampled_from([NAN, -INF, 0.0, 1.0]), min_size=5, max_size=5))
+    rows = torch.tensor(values).repeat(num_pools, 1)
+    rows += torch.arange(num_pools).remainder(2).unsqueeze(1)  # two kinds of rows
+    sparsity = data.draw(fractions)
+    shaper = OutputGroupScoreShaper(num_pools)
+    keep = num_nonzero(sparsity, 5)
+    mask = make_mask_topk_sparsity(rows, sparsity, shaper)
+    assert mask.tolist() == [naive(row, [True] * 5, keep) for row in rows.tolist()]
+    present = torch.rand(num_pools, 5) < 0.5
+    grown = make_mask_grow_maximum(rows, present, sparsity, None, shaper)
+    kept, count = make_mask_drop_minimum(rows, present, sparsity, shaper)
+    for i, (row, before) in enumerate(zip(rows.tolist(), present.tolist(), strict=True)):
+        absent = [not p for p in before]
+        added = (grown & ~present)[i].tolist()
+        assert added == naive(row, absent, max(0, keep - sum(before)))
+        assert kept[i].tolist() == naive(row, before, num_nonzero(sparsity, sum(before)))
+    assert count == kept.sum()
+
+
+@pytest.mark.parametrize("shaper", [OutputGroupScoreShaper(100), NMScoreShaper(2, 4)])
+def test_random_ties_within_pools(shaper):
+    private = generator(0, "w", 0)
+    mask = make_mask_topk_sparsity(
+        torch.zeros(100, 8), 0.5, shaper, tie_breaker="random", generator=private
+    )
+    pools, _ = shaper(mask)
+    assert (pools.sum(-1) == pools.shape[-1] // 2).all()
+    assert len(pools.unique(dim=0)) > 3
+
+
+@pytest.mark.parametrize(("shape", "dim"), [((8, 16), 1), ((16, 8), 0), ((8, 16, 3, 3), 1)])
+def test_two_of_four(shape, dim):
+    score = torch.rand(shape)
+    mask = make_mask_topk_sparsity(score, 0.5, NMScoreShaper(2, 4, dim=dim))
+    groups = mask.movedim(dim, -1).reshape(-1, 4)
+    assert (groups.sum(-1) == 2).all()
+    best = score.movedim(dim, -1).reshape(-1, 4).argmax(-1)
+    assert groups.gather(1, best.unsqueeze(1)).all()
+
+
+def test_two_of_four_is_kept_at_any_sparsity():
+    counts = [
+        int(make_mask_topk_sparsity(torch.rand(4, 4), s, NMScoreShaper(2, 4)).sum())
+        for s in (0.0, 0.25, 0.5, 0.75, 1.0)
+    ]
+    assert counts == [8, 8, 8, 4, 0]
+
+
+def test_blocks_stay_or_go_together():
+    score = torch.tensor([[1.0, 1, 0, 9], [1, 1, 0, 0], [5, 5, 2, 2], [5, 5, 2, 2]])
+    average = make_mask_topk_sparsity(score, 0.5, BlockScoreShaper(2))
+    assert torch.equal(average, table("..xx ..xx xx.. xx.."))
+    largest = make_mask_topk_sparsity(score, 0.75, BlockScoreShaper(2, pooling="max"))
+    assert torch.equal(largest, table("..xx ..xx .... ...."))
+
+
+def test_ragged_blocks_and_kernels():
+    score = torch.zeros(5, 3, 2, 2)
+    score[4, 2] = 1.0  # a block of one row and one column in the corner
+    mask = make_mask_topk_sparsity(score, 0.8, BlockScoreShaper((2, 2)))
+    assert mask.shape == score.shape and mask[4, 2].all() and mask.sum() == 4
+    kept, _ = make_mask_drop_minimum(score, mask, 0.0, BlockScoreShaper((2, 2)))
+    assert torch.equal(kept, mask)
+    grown = make_mask_grow_maximum(score, mask, 0.6, int(mask.sum()), BlockScoreShaper((2, 2)))
+    assert grown.sum() == mask.sum() + 2 * 2 * 4
+
+
+@pytest.mark.parametrize(
+    ("shaper", "shape", "message"),
+    [
+        (OutputGroupScoreShaper(3), (4, 6), "num_groups=3 does not divide dimension 0"),
+        (InputGroupScoreShaper(4), (4, 6), "num_groups=4 does not divide dimension 1"),
+        (InputGroupScoreShaper(4), (4,), "at least 2 dimensions"),
+        (NMScoreShaper(2, 4), (4, 6), "2:4 sparsity needs dimension 1 to be divisible by 4"),
+        (BlockScoreShaper(2), (4,), "at least 2 dimensions"),
+    ],
+)
+def test_shapers_refuse_other_shapes(shaper, shape, message):
+    with pytest.raises(ValueError, match=message):
+        make_mask_topk_sparsity(torch.rand(shape), 0.5, shaper)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: OutputGroupScoreShaper(0),
+        lambda: NMScoreShaper(5, 4),
+        lambda: BlockScoreShaper((2, 0)),
+        lambda: BlockScoreShaper(2, pooling="sum"),
+    ],
+)
+def test_shapers_refuse_arguments(make):
+    with pytest.raises(ValueError, match="must|needs"):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: make_mask_topk_sparsity([1, 2], 0.5), TypeError, "score must be a tensor"),
+        (lambda: make_mask_topk_sparsity(torch.rand(4), 0.5, 3), TypeError, "score_shaper must be"),
+        (
+            lambda: make_mask_drop_minimum(torch.rand(4), torch.ones(3), 0.5),
+            ValueError,
+            r"shape of score, \(4,\), not \(3,\)",
+        ),
+        (
+            lambda: make_mask_grow_maximum(torch.rand(4), None, 0.5),
+            TypeError,
+            "mask must be a tensor, not None",
+        ),
+    ],
+)
+def test_mask_makers_refuse_arguments(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
+
+
+def test_shapers_have_names():
+    score = torch.rand(3, 8, generator=torch.Generator().manual_seed(0))
+    expected = make_mask_topk_sparsity(score, 0.5, NMScoreShaper(2, 4))
+    assert torch.equal(make_mask_topk_sparsity(score, 0.5, "2:4"), expected)
+
+
+def test_a_users_shaper():
+    class Columns(ScoreFlattener):
+        def __call__(self, tensor):
+            return tensor.t(), lambda result: result.t()
+
+    mask = make_mask_topk_sparsity(torch.rand(4, 6), 0.5, Columns())
+    assert (mask.sum(0) == 2).all()
+
+
+# Global
+
+
+@given(st.lists(scores, min_size=1, max_size=4), fractions)
+def test_global_counts(parts, sparsity):
+    tensors = {str(i): torch.tensor(part).nan_to_num(0.0) for i, part in enumerate(parts)}
+    masks = make_masks_global_topk(tensors, sparsity)
+    total = sum(t.numel() for t in tensors.values())
+    kept = sum(int(mask.sum()) for mask in masks.values())
+    assert kept == (0 if sparsity == 1 else max(len(parts), num_nonzero(sparsity, total)))
+    if sparsity < 1:
+        assert all(mask.any() for mask in masks.values())
+
+
+def test_global_by_hand():
+    scores = {"a": torch.tensor([9.0, 8.0, 7.0, 6.0]), "b": torch.tensor([[1.0, 2.0]])}
+    masks = make_masks_global_topk(scores, 0.5)
+    assert masks["a"].tolist() == [True, True, False, False]
+    assert masks["b"].tolist() == [[False, True]]
+
+
+# Randomness
+
+
+def test_generators_depend_on_all_three_and_nothing_else():
+    def draw(*key):
+        return torch.rand(4, generator=generator(*key)).tolist()
+
+    state = torch.get_rng_state()
+    first = draw(0, "fc.weight", 0)
+    assert first == draw(0, "fc.weight", 0)
+    others = [draw(1, "fc.weight", 0), draw(0, "fc2.weight", 0), draw(0, "fc.weight", 1)]
+    assert first not in others
+    assert torch.equal(state, torch.get_rng_state())
+
+
+def test_generator_is_the_same_in_every_process():
+    # A constant: Python's own hash of a string would differ between processes.
+    assert generator(0, "fc.weight", 0).initial_seed() == 7727498849340917847
+
+
+def test_random_scores_of_half_precision_do_not_tie():
+    score = random_score(torch.empty(4096, dtype=torch.bfloat16), generator(0, "w", 0))
+    assert score.dtype == torch.float32 and score.unique().numel() > 4000

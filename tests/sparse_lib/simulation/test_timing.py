@@ -1,0 +1,233 @@
+"""Simulated steps: against the formula, hand counts, and limits."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from sparse_lib.flops.model import count
+from sparse_lib.simulation.facts import SPECS
+from sparse_lib.simulation.timing import relative_time, simulate, weight_csr_bytes
+
+UNBOUND = replace(SPECS["cs2"], stream_bandwidth=1e30)
+
+
+def gpt(num_layers=2, hidden_size=64, num_heads=2):
+    with torch.device("meta"):
+        return GPT2LMHeadModel(
+            GPT2Config(n_layer=num_layers, n_embd=hidden_size, n_head=num_heads, n_positions=2048)
+        )
+
+
+@pytest.mark.parametrize("sparsity", [0.0, 0.5, 0.9])
+def test_one_layer_follows_the_curve(sparsity):
+    model = nn.Sequential(nn.Linear(100, 100, bias=False))
+    result = simulate(model, UNBOUND, batch_size=10, sparsity={"0.weight": sparsity})
+    dense_s = 3 * 2 * 10 * 100 * 100 / UNBOUND.peak_flops
+    assert result.step_s == pytest.approx(
+        dense_s * relative_time(sparsity, UNBOUND.sparse_overhead), rel=1e-12
+    )
+
+
+def test_a_dense_weight_gradient_costs_its_dense_time():
+    model = nn.Sequential(nn.Linear(100, 100, bias=False))
+    kwargs = {"batch_size": 10, "sparsity": {"0.weight": 0.9}}
+    sparse = simulate(model, UNBOUND, **kwargs)
+    dense = simulate(model, UNBOUND, dense_weight_grad=True, **kwargs)
+    share = relative_time(0.9, UNBOUND.sparse_overhead)
+    assert dense.step_s / sparse.step_s == pytest.approx((2 * share + 1) / (3 * share))
+
+
+def test_a_gpu_gains_nothing_from_masks():
+    model = gpt()
+    steps = {
+        s: simulate(model, "h100", batch_size=8, sequence_length=128, sparsity=s).step_s
+        for s in (0.0, 0.75)
+    }
+    assert steps[0.0] == steps[0.75]
+
+
+def test_small_batches_are_bound_by_streaming():
+    result = simulate(gpt(), "cs2", batch_size=1, sequence_length=8)
+    block = [layer for layer in result.layers if layer.operation != "attention"]
+    assert all(layer.transfer_s > layer.compute_s for layer in block)
+    assert result.utilisation < 0.01
+
+
+def test_dense_compute_bound_steps_use_all_of_the_chosen_efficiency():
+    result = simulate(gpt(), UNBOUND, batch_size=8, sequence_length=128, efficiency=0.5)
+    assert result.utilisation == pytest.approx(0.5)
+    flops = count(gpt(), batch_size=8, sequence_length=128)
+    assert result.flops == flops.training_step()
+    assert result.energy_j == pytest.approx(result.step_s * 23_000)
+
+
+def test_systems_split_the_batch():
+    one, four = (
+        simulate(gpt(), UNBOUND, batch_size=8, sequence_length=128, num_systems=n) for n in (1, 4)
+    )
+    assert one.step_s / four.step_s == pytest.approx(4)
+    assert one.activation_bytes == 4 * four.activation_bytes
+
+
+def test_gpt3_xl_stays_below_the_flop_bound_of_spdf():
+    """Streaming the weights, and again for each micro-batch, costs more of what sparsity gains."""
+    model = gpt(num_layers=24, hidden_size=2048, num_heads=16)
+    sizes = {"batch_size": 64, "sequence_length": 2048}
+    flops = count(model, **sizes)
+
+    def speedup(device):
+        dense, sparse = (
+            simulate(model, device, sparsity=s, flops=flops, **sizes) for s in (0.0, 0.75)
+        )
+        return dense.step_s / sparse.step_s
+
+    bound = flops.training_step() / flops.training_step(flops.uniform(0.75))
+    assert bound == pytest.approx(2.49, abs=0.01)
+    block = 12 * 24 * 2048**2 * 6 * 2048 / (flops.training_step() / 64)
+    share = relative_time(0.75, UNBOUND.sparse_overhead)
+    assert speedup(UNBOUND) == pytest.approx(1 / (block * share + 1 - block), rel=1e-9)
+    assert 1 < speedup("cs2") < speedup(UNBOUND) < bound
+
+
+def test_csr_bytes_by_hand():
+    model = nn.Sequential(nn.Linear(100, 10))
+    assert weight_csr_bytes(model, None) == 2 * 1010
+    # 100 values of 2 bytes with 2-byte columns, 11 row starts, and a dense bias.
+    assert weight_csr_bytes(model, {"0.weight": 0.9}) == 100 * 4 + 11 * 4 + 20
+
+
+def test_what_was_never_measured_is_labelled():
+    results = {
+        s: simulate(gpt(), "cs2", batch_size=1, sequence_length=8, sparsity=s).record()
+        for s in (0.9, 0.95)
+    }
+    assert results[0.9]["label"] == "simulated"
+    assert results[0.95]["label"] == "simulated (extrapolated beyond 90%)"
+    layers = simulate(gpt(), "cs2", batch_size=1, sequence_length=8, sparsity=0.95).records()
+    assert {row["label"] for row in layers} == {"simulated (extrapolated beyond 90%)"}
+
+
+def test_activation_memory_of_a_gpt_by_hand():
+    """Per block: 10 times the width; the embedding's output is the first block's input."""
+    batch, length, layers, width = 4, 128, 2, 64
+    result = simulate(gpt(layers, width), "cs2", batch_size=batch, sequence_length=length)
+    assert result.activation_bytes == 2 * batch * length * width * (10 * layers + 1)
+    share = simulate(
+        gpt(layers, width), "cs2", batch_size=batch, sequence_length=length, num_systems=3
+    )
+    assert share.activation_bytes == result.activation_bytes / 2  # one system has two of four
+
+
+def test_systems_without_streaming_exchange_gradients():
+    model = nn.Sequential(nn.Linear(1000, 1000, bias=False))
+    result = simulate(model, "h100", batch_size=4, num_systems=4)
+    (layer,) = result.layers
+    assert layer.exchange_s == pytest.approx(2 * 3 / 4 * 2e6 / 450e9)
+    assert layer.transfer_s == pytest.approx(3 * 2e6 / 3.35e12)
+    assert layer.bound_by == result.bound_by == "exchange"
+    assert result.step_s == layer.exchange_s
+    assert simulate(model, "h100", batch_size=4).layers[0].exchange_s == 0
+    assert simulate(model, "cs2", batch_size=4, num_systems=4).layers[0].exchange_s == 0
+
+
+def test_scaling_ends_where_each_system_waits_for_the_weights():
+    """Compute shrinks with the systems' number; streaming takes 2 x 2 bytes per weight at least."""
+    model = gpt(num_layers=24, hidden_size=2048, num_heads=16)
+    sizes = {"batch_size": 192, "sequence_length": 2048}
+    flops = count(model, **sizes)
+    steps = {n: simulate(model, "cs2", num_systems=n, flops=flops, **sizes) for n in (1, 2, 192)}
+    # 40 GB hold 19 sequences of 2.02 GB, so 192 of them take 11 parts.
+    assert [steps[n].num_micro_batches for n in (1, 2, 192)] == [11, 6, 1]
+    assert steps[1].step_s / steps[2].step_s == pytest.approx(2, rel=0.1)
+    assert steps[192].bound_by == "transfer"
+    num_streamed = 24 * 12 * 2048**2 + 50257 * 2048
+    streamed_s = 4 * num_streamed / 150e9
+    attention_s = steps[192].step_s - streamed_s
+    assert attention_s == pytest.approx(12 * 24 * 2048**2 * 2048 / 7.48e15, rel=1e-6)
+
+
+def test_micro_batches_keep_what_fits_and_stream_weights_again():
+    model = nn.Sequential(nn.Linear(1000, 10, bias=False))
+    tight = replace(SPECS["cs2"], memory_bytes=2000 * 3)
+    whole, parts = (simulate(model, spec, batch_size=7) for spec in (SPECS["cs2"], tight))
+    assert (whole.num_micro_batches, parts.num_micro_batches) == (1, 3)
+    assert (whole.activation_bytes, parts.activation_bytes) == (14_000, 6_000)
+    assert parts.layers[0].transfer_s == pytest.approx(3 * whole.layers[0].transfer_s)
+    assert parts.layers[0].compute_s == whole.layers[0].compute_s
+    assert parts.fits
+    assert not simulate(model, replace(tight, memory_bytes=1999), batch_size=7).fits
+    assert parts.record()["num_micro_batches"] == 3
+
+
+def test_175_billion_parameters_need_no_memory():
+    model = gpt(num_layers=96, hidden_size=12288, num_heads=96)
+    result = simulate(model, "cs2", batch_size=1, sequence_length=2048, sparsity=0.75)
+    assert all(parameter.is_meta for parameter in model.parameters())
+    assert result.weight_dense_bytes == 2 * sum(p.numel() for p in model.parameters())
+    # Block weights: a quarter is left and takes twice the bytes, its column included.
+    assert result.weight_csr_bytes == pytest.approx(result.weight_dense_bytes / 2, rel=0.01)
+    # Without computing anything again, one sequence of 2,048 tokens needs 48 GB; with it, the
+    # input of each block (one width), the other nine widths of one block, and the head's input.
+    kept = simulate(model, "cs2", batch_size=1, sequence_length=2048, recompute=False)
+    assert kept.activation_bytes == 2 * 2048 * 12288 * (10 * 96 + 1) and not kept.fits
+    assert result.activation_bytes == 2 * 2048 * 12288 * (96 + 9 + 1) and result.fits
+    assert result.recompute
+    assert not simulate(model, "h100", batch_size=1, sequence_length=2048).fits
+
+
+def test_recomputation_costs_a_forward_pass_and_the_weights_again():
+    sizes = {"batch_size": 8, "sequence_length": 128}
+    kept, again = (simulate(gpt(), UNBOUND, recompute=r, **sizes) for r in (False, True))
+    assert again.step_s / kept.step_s == pytest.approx(4 / 3)
+    assert again.flops * 3 == kept.flops * 4
+    streamed = [
+        sum(layer.transfer_s for layer in simulate(gpt(), "cs2", recompute=r, **sizes).layers)
+        for r in (False, True)
+    ]
+    assert streamed[1] / streamed[0] == pytest.approx(3 / 2)
+    assert not simulate(gpt(), "cs2", **sizes).recompute
+    # Where the kept activations of few samples fit, streaming for many micro-batches costs more.
+    tight = replace(SPECS["cs2"], memory_bytes=1.5 * kept.activation_bytes / 8)
+    chosen = simulate(gpt(), tight, **sizes)
+    assert chosen.recompute and chosen.num_micro_batches < 8
+    assert chosen.step_s < simulate(gpt(), tight, recompute=False, **sizes).step_s
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"num_systems": 193}, "193.*1 to 192"),
+        ({"efficiency": 0}, "efficiency is 0"),
+        ({"sparsity": {"nope": 0.5}}, "nope"),
+    ],
+)
+def test_wrong_arguments_are_named(kwargs, message):
+    with pytest.raises(ValueError, match=message):
+        simulate(nn.Linear(2, 2), "cs2", batch_size=1, **kwargs)
+
+
+def test_wrong_types_are_named():
+    with pytest.raises(TypeError, match="sparsity must be a number or a mapping .*, not 'a'"):
+        simulate(nn.Linear(2, 2), "cs2", batch_size=1, sparsity="a")
+    with pytest.raises(TypeError, match="model must be a torch.nn.Module, not 3"):
+        simulate(3, "cs2", batch_size=1)
+
+
+def test_what_does_not_belong_together_is_refused():
+    model = nn.Linear(64, 64)
+    with pytest.raises(ValueError, match="flops are of 8 samples, batch_size is 1000"):
+        simulate(model, "cs2", batch_size=1000, flops=count(model, batch_size=8))
+    with pytest.raises(TypeError, match="num_systems must be an integer, not 1.5"):
+        simulate(model, "cs2", batch_size=8, num_systems=1.5)
+    with pytest.raises(TypeError, match="batch_size must be an integer, not 2.5"):
+        simulate(model, "cs2", batch_size=2.5)
+
+
+def test_energy_needs_a_power():
+    assert simulate(nn.Linear(64, 64), "cs2", batch_size=8).energy_j > 0
+    unknown = replace(SPECS["cs2"], power_w=0.0)
+    energy = simulate(nn.Linear(64, 64), unknown, batch_size=8).energy_j
+    assert energy != energy
