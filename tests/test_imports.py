@@ -40,6 +40,11 @@ def test_the_library_needs_only_torch_and_numpy(path):
     assert "experiments" not in roots(imports(path))
 
 
+def test_core_and_configure_know_no_other_library():
+    for path in [*files("sparse_lib/core"), ROOT / "sparse_lib" / "configure.py"]:
+        assert not any("compat" in module.split(".") for module in imports(path)), path
+
+
 @pytest.mark.parametrize(
     "path",
     files("experiments/analysis") + files("experiments/report"),
