@@ -528,11 +528,10 @@ def training_code_hash(spec: dict[str, Any]) -> str:
 
 def evaluation_code_hash(spec: dict[str, Any]) -> str:
     """Hash of the task's evaluation code, one suite file and our own task definitions."""
-    folder = ROOT / "experiments" / "evaluation"
-    texts = {
-        path.name: path.read_text()
-        for path in [folder / "suites" / f"{spec['suite']}.yaml", *folder.glob("lm/tasks/*.*")]
-    }
+    from experiments.evaluation.suite import suite_path, task_files
+
+    files = [suite_path(spec["suite"]), *task_files(spec["suite"])]
+    texts = {path.name: path.read_text() for path in files}
     return digest([code_hash(*module_files(tasks.get(spec["task"]).EVALUATION)), texts])
 
 

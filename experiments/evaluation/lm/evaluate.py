@@ -17,13 +17,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from experiments.evaluation.files import hash_files, read_json, run_of, weights_hash, write_json
-from experiments.evaluation.suite import OWN_FILES, Suite, TaskEntry, digest, load_suite
+from experiments.evaluation.suite import Suite, TaskEntry, digest, load_suite, own_tasks, task_files
 from experiments.specs.code import code_hash
 
 if TYPE_CHECKING:
     from experiments.evaluation.lm.scoring import Scorer
-
-HERE = Path(__file__).parent
 
 
 def evaluate(
@@ -117,7 +115,8 @@ class _Job:
         """Digest of all that the scores depend on, given the hub datasets in use."""
         hubs = {hub: self._hub_digest(hub) for hub in hub_ids}
         return digest(
-            [self.weights_hash, self.suite.hash, self.data_hash, self.files_hash, hubs, _code()]
+            [self.weights_hash, self.suite.hash, self.data_hash, self.files_hash, hubs]
+            + [_code(), _texts(self.suite)]
         )
 
     @cached_property
@@ -154,7 +153,8 @@ class _Job:
             for leaf in leaves(self.manager, entry.task):
                 hub = hub_id(self.manager, leaf)
                 data = self.datasets[hub] if hub else self.files_hash
-                extra = [leaf, settings, self.suite.bootstrap_iters, data]
+                own = None if hub else _texts(Suite(name=leaf, tasks=[TaskEntry(task=leaf)]))
+                extra = [leaf, settings, self.suite.bootstrap_iters, data, own]
                 found.append((leaf, digest([*shared, *extra]), entry))
         return found
 
@@ -239,19 +239,23 @@ def _data_files(data_dir: Path) -> list[Path]:
     names = (
         [f"{s}.bin" for s in splits]
         + [f"text/{s}.jsonl" for s in splits]
-        + list(OWN_FILES.values())
+        + list(filter(None, own_tasks().values()))
     )
     return [data_dir / name for name in names]
 
 
+def _texts(suite: Suite) -> dict[str, str]:
+    """Our own task files that a suite names, by their names."""
+    return {path.name: path.read_text() for path in task_files(suite)}
+
+
 def _code() -> str:
-    """Digest of the code in use, comments left out, of our own tasks and of lm-eval's version."""
-    tasks = [path.read_text() for path in sorted((HERE / "tasks").iterdir()) if path.is_file()]
+    """Digest of the code in use, comments left out, and of lm-eval's version."""
     try:
         version = importlib.metadata.version("lm_eval")
     except importlib.metadata.PackageNotFoundError:
         version = None
-    return digest([code_hash(Path(__file__)), tasks, version])
+    return digest([code_hash(Path(__file__)), version])
 
 
 def _quiet_and_offline() -> None:

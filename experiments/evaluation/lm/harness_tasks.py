@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from experiments.data.base import MissingData
 from experiments.evaluation.lm.pairs import prose_pairs
 from experiments.evaluation.lm.perplexity import exponential, ratio
-from experiments.evaluation.suite import OWN_FILES, Suite, TaskEntry
+from experiments.evaluation.suite import OWN_TASKS, Suite, TaskEntry, own_tasks
 
 if TYPE_CHECKING:
     from lm_eval.api.task import Task
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
     from experiments.evaluation.lm.harness import CausalLM
 
-OWN_TASKS = Path(__file__).with_name("tasks")
 #: Seed of the examples that lm-eval draws for a prompt, lm-eval's own default.
 FEWSHOT_SEED = 1234
 #: Metrics for which guessing among the choices is right once in `number of choices` times.
@@ -101,13 +100,14 @@ def own_documents(task: str, data_dir: Path) -> list[dict[str, Any]]:
     Raises:
         ValueError: if the task is unknown or the data yield no rows.
     """
-    if task == "prose_pairs":
+    own = own_tasks()
+    if task not in own:
+        raise ValueError(f"task is {task!r}; our own are {', '.join(own)}")
+    file = own[task]
+    if file is None:
         rows = prose_pairs([row["text"] for row in read_jsonl(data_dir / "text" / "test.jsonl")])
-    elif task in OWN_FILES:
-        rows = read_jsonl(data_dir / OWN_FILES[task])
     else:
-        own = ", ".join([*OWN_FILES, "prose_pairs"])
-        raise ValueError(f"task is {task!r}; our own are {own}")
+        rows = read_jsonl(data_dir / file)
     # Mixed by hash, so that the first `limit` rows are a fair sample of all kinds.
     rows.sort(key=lambda row: hashlib.sha256(next(iter(row.values())).encode()).digest())
     if not rows:

@@ -7,10 +7,10 @@ from lm_eval import utils
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
 
-from experiments.evaluation.lm import evaluate as evaluation
 from experiments.evaluation.lm import harness_tasks as tasks
 from experiments.evaluation.lm.harness import CausalLM
 from experiments.evaluation.lm.scoring import Scorer
+from experiments.evaluation.suite import OWN_TASKS
 
 
 def requests(kind: str, arguments) -> list[Instance]:
@@ -168,7 +168,7 @@ def test_generation_ends_with_the_document(scorer, model, tokenizer):
 def test_a_written_sentence_is_exact_with_the_space_that_words_end_in():
     from lm_eval.api.metrics import exact_match_hf_evaluate
 
-    task = yaml.safe_load((evaluation.HERE / "tasks" / "facts_to_text.yaml").read_text())
+    task = yaml.safe_load((OWN_TASKS / "facts_to_text.yaml").read_text())
     (options,) = [entry for entry in task["metric_list"] if entry["metric"] == "exact_match"]
     ignored = options["regexes_to_ignore"]
     for text, right in (("the cats see ", 1.0), ("the cats see", 1.0), ("the cat sees ", 0.0)):
