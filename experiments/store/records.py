@@ -11,7 +11,6 @@ with a thinned learning curve. Records of a study become three tables beside eac
 
 import json
 import math
-import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,9 @@ RECORD_COLUMNS = {
     "run": "run id",
     "model": "model label",
     "dataset": "name in the data registry",
-    "method": "dense or the lower-cased name of the sparsity algorithm",
+    "method": "name of the method in the study's file",
+    "algorithm": "sparsity algorithm, or dense where no weight is masked",
+    "family": "Sparse-IFT family of the transformed model, empty without one",
     "sparsity": "target fraction of zero weights at the end of training, in [0, 1]",
     "seed": "seed of the run",
     "scale": "smoke, quick, small or paper",
@@ -75,8 +76,8 @@ CURVE_METRICS = (
 MAX_CURVE_ROWS = 200
 FINAL_SHARE = 0.1
 TEXT_COLUMNS = (
-    "study run model dataset method scale recipe metric split task data_hash spec_hash code_hash "
-    "cpu versions command"
+    "study run model dataset method algorithm family scale recipe metric split task data_hash "
+    "spec_hash code_hash cpu versions command"
 ).split()
 ACCURACY_METRICS = ("acc", "acc_norm", "accuracy", "pair_accuracy", "exact_match")
 #: Tasks of the Open LLM Leaderboard v1 without GSM8K, each with the metric that its average takes.
@@ -196,12 +197,6 @@ def write_record(record: dict[str, Any], path: Path) -> None:
     path.write_text(text + "\n", encoding="utf-8")
 
 
-def target_sparsity(record: dict[str, Any]) -> float:
-    """Return the final target sparsity that the run id names; 0 for a dense run."""
-    found = re.search(r"-s(\d*\.\d+|\d+)(?:__|$)", record["run"])
-    return float(found.group(1)) if found else 0.0
-
-
 def _identity(record: dict[str, Any], study: dict[str, Any]) -> dict[str, Any]:
     """The columns that are the same for every metric of one run."""
     spec = record["spec"]
@@ -213,7 +208,9 @@ def _identity(record: dict[str, Any], study: dict[str, Any]) -> dict[str, Any]:
         "model": spec["model"]["label"],
         "dataset": spec["data"]["name"],
         "method": spec["method"],
-        "sparsity": target_sparsity(record),
+        "algorithm": (spec["sparsity"] or {"algorithm": "dense"})["algorithm"],
+        "family": spec.get("transform", {}).get("family"),
+        "sparsity": spec["final_sparsity"],
         "seed": spec["seed"],
         "scale": spec["scale"],
         "recipe": recipe.get("name"),
@@ -543,7 +540,7 @@ def by_seed(rows: pd.DataFrame) -> dict[int, float]:
 
 
 def label_curves(curves: pd.DataFrame, records: pd.DataFrame) -> pd.DataFrame:
-    """Add method, sparsity, model and seed to each row of the curves."""
-    columns = ["run", "method", "sparsity", "model", "dataset", "recipe", "seed"]
+    """Add what tells runs apart to each row of the curves."""
+    columns = "run method algorithm family sparsity model dataset recipe seed".split()
     runs = records[columns].drop_duplicates("run")
     return curves.merge(runs, on="run", how="inner")
