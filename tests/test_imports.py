@@ -1,6 +1,7 @@
 """The import graph follows docs/architecture.md."""
 
 import ast
+import graphlib
 import subprocess
 import sys
 from pathlib import Path
@@ -23,6 +24,61 @@ def imports(path: Path, *, top_level_only: bool = False) -> set[str]:
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             found.add(node.module)
     return found
+
+
+def library_graph() -> dict[str, set[str]]:
+    """Modules of the library and the modules that each imports, anywhere in its file."""
+    modules = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+        for path in files("sparse_lib")
+    }
+    graph: dict[str, set[str]] = {}
+    for name, path in modules.items():
+        found = set()
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                found |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                inner = {f"{node.module}.{alias.name}" for alias in node.names}
+                found |= {full if full in modules else node.module for full in inner}
+        graph[name] = found & modules.keys()
+    return graph
+
+
+# Each room of the library and the rooms that it may import, besides checks and its own.
+ROOMS = {
+    "checks": "",
+    "layers": "",
+    "masks": "",
+    "schedules": "",
+    "flops": "masks layers",
+    "ift": "masks layers flops",
+    "simulation": "masks layers flops",
+    "execution": "masks layers flops simulation",
+    "core": "masks schedules layers flops",
+    "optim": "core",
+    "checkpoint": "core",
+    "algorithms": "masks schedules layers flops core",
+    "configure": "masks schedules layers core",
+    "preview": "masks schedules layers flops core algorithms configure",
+    "device": "flops execution simulation",
+    "compat": "masks schedules layers core algorithms configure optim",
+}
+
+
+def test_no_import_of_the_library_leads_back():
+    order = graphlib.TopologicalSorter(library_graph())
+    assert list(order.static_order())  # raises CycleError, which names the modules
+
+
+def test_rooms_of_the_library_import_only_what_lies_below():
+    for module, imported in library_graph().items():
+        if module == "sparse_lib":
+            continue
+        room = module.split(".")[1]
+        allowed = {"checks", room, *ROOMS[room].split()}
+        for name in imported:
+            assert name.split(".")[1] in allowed, f"{module} imports {name}"
 
 
 def roots(modules: set[str]) -> set[str]:

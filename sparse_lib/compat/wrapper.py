@@ -340,7 +340,8 @@ class AlgorithmSparsityOptimizer(BaseSparsityOptimizer):
     def _get_target_sparsity_level_of_group(self, group: dict[str, Any]) -> float:
         """Scheduled sparsity of the group's first parameter."""
         first = self.sparsity.get_sparse_params(group["params"][0])
-        return first.algorithm._scheduled(first.name)  # type: ignore[union-attr]
+        member = next(a for a in self.sparsity.algorithms if first.name in a.sparse_params)  # type: ignore[union-attr]
+        return member._scheduled(first.name)  # type: ignore[union-attr]
 
     def step(self, closure: Callable | None = None) -> Any:
         """Masks are updated after this, or after the step of the managed optimizer."""

@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -25,8 +25,11 @@ from torch.utils.hooks import RemovableHandle
 
 from sparse_lib.checks import check_compat
 from sparse_lib.core import distributed
-from sparse_lib.core.metrics import Work, training_flops
+from sparse_lib.core.guard import Driver
+from sparse_lib.core.history import Work
+from sparse_lib.core.metrics import training_flops
 from sparse_lib.core.parameter import (
+    Clock,
     SparseParameter,
     attach,
     candidate,
@@ -36,13 +39,11 @@ from sparse_lib.core.parameter import (
     warn,
 )
 from sparse_lib.core.targets import Levels
+from sparse_lib.flops.model import ModelFlops
 from sparse_lib.masks.counts import num_true
 from sparse_lib.masks.init import make_init_method
 from sparse_lib.masks.makers import generator
 from sparse_lib.masks.shapers import ScoreShaper, make_score_shaper
-
-if TYPE_CHECKING:
-    from sparse_lib.flops.model import ModelFlops
 
 _REGISTRY: weakref.WeakValueDictionary[str, type[SparsityAlgorithm]] = weakref.WeakValueDictionary()
 
@@ -126,8 +127,7 @@ class SparsityAlgorithm(ABC):
         self._reset()
 
     def _reset(self) -> None:
-        self.step = 0
-        """Optimizer steps taken; a step that a GradScaler skips does not count."""
+        self._clock = Clock()
         self.num_updates = 0
         """Mask updates made; index of the random streams, where 0 is initialisation."""
         self.sparse_params: dict[str, SparseParameter] = {}
@@ -151,9 +151,18 @@ class SparsityAlgorithm(ABC):
         self._unplug()
         self._claim()
 
-    def _claim(self) -> None:
+    def _claim(self, driver: Driver | None = None) -> None:
         for sparse in self.sparse_params.values():
-            sparse.guard.claim(type(sparse.algorithm).__name__, self)
+            sparse.guard.claim(type(self).__name__, driver or self)
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps taken; a step that a GradScaler skips does not count."""
+        return self._clock.step
+
+    @step.setter
+    def step(self, value: int) -> None:
+        self._clock.step = value
 
     # ------------------------------------------------------------------ what a subclass defines
 
@@ -275,17 +284,14 @@ class SparsityAlgorithm(ABC):
                     f"this algorithm already sparsifies a parameter {name!r} of another model; "
                     "make a second algorithm for it"
                 )
-            new.append(candidate(self, module, param_name, name))
+            new.append(candidate(self._clock, module, param_name, name))
         self.sparse_params |= {sparse.name: sparse for sparse in new}
         self._levels.params = self.sparse_params
         return new
 
     def initialize(self) -> None:
         """Make the masks that do not exist yet; :meth:`apply` has done it already."""
-        self._initialize_parameters(self.sparse_params.values())
-
-    def _initialize_parameters(self, params: Iterable[SparseParameter]) -> None:
-        params = list(params)
+        params = list(self.sparse_params.values())
         self._put_first_masks(params, self._first_masks(params))
 
     @torch.no_grad()
@@ -512,17 +518,19 @@ class SparsityAlgorithm(ABC):
     def _flops(self, flops: ModelFlops) -> dict[str, Any]:
         params = self.sparse_params
         levels = {n: s.sparsity for n, s in params.items() if n in flops.weight_names}
+        work = {name: sparse.count_work() for name, sparse in params.items()}
         return {
             "forward": flops.forward(levels),
-            "training_step": training_flops(
-                flops, 1, {name: sparse.next_work for name, sparse in params.items()}
-            ),
+            "training_step": training_flops(flops, 1, self._next_work()),
             "dense_training_step": flops.training_step(),
-            "run": training_flops(
-                flops, self.step, {name: sparse.count_work() for name, sparse in params.items()}
-            ),
+            "run": training_flops(flops, self.step, work),
             "dense_run": self.step * flops.training_step(),
         }
+
+    def _next_work(self) -> dict[str, Work]:
+        """By full name, the work of the step about to be taken."""
+        dense = self.needs_dense_gradient
+        return {name: sparse.work_of_a_step(dense) for name, sparse in self.sparse_params.items()}
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that the model's mask buffers do not say, for a bit-exact resume."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from sparse_lib.core.algorithm import (
     states_like,
 )
 from sparse_lib.core.parameter import SparseParameter
+from sparse_lib.flops.model import ModelFlops
 from sparse_lib.masks.counts import num_nonzero, num_true
 from sparse_lib.masks.makers import (
     make_mask_drop_minimum,
@@ -27,9 +28,6 @@ from sparse_lib.masks.makers import (
     make_mask_topk_sparsity,
 )
 from sparse_lib.schedules.values import make_hyperparameter_schedule, make_update_schedule
-
-if TYPE_CHECKING:
-    from sparse_lib.flops.model import ModelFlops
 
 GROWN_INITS = ("zeros", "normal", "uniform", "gradient", "gradient_sign")
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from torch import nn
 from torch.optim import Optimizer
 
 from sparse_lib.core.algorithm import SparsityAlgorithm, call_update, sparsify
-from sparse_lib.core.parameter import SparseParameter, find_parameters, unwrap, warn
-
-if TYPE_CHECKING:
-    from sparse_lib.flops.model import ModelFlops
+from sparse_lib.core.guard import Driver
+from sparse_lib.core.history import Work
+from sparse_lib.core.parameter import find_parameters, unwrap, warn
+from sparse_lib.flops.model import ModelFlops
 
 Filter = str | Sequence[str] | Callable[..., bool]
 
@@ -120,9 +120,18 @@ class Group(SparsityAlgorithm):
                 warn(f"no parameter matches {_describe(param_filter)}, given to {name}")
         self._claim()
 
-    def _initialize_parameters(self, params: Iterable[SparseParameter]) -> None:
-        for sparse in params:
-            sparse.initialize()
+    def _claim(self, driver: Driver | None = None) -> None:
+        for algorithm in self.algorithms:
+            algorithm._claim(driver or self)
+
+    def _next_work(self) -> dict[str, Work]:
+        works = [algorithm._next_work() for algorithm in self.algorithms]
+        return {name: work for own in works for name, work in own.items()}
+
+    def initialize(self) -> None:
+        """Make the masks that do not exist yet; :meth:`apply` has done it already."""
+        for algorithm in self.algorithms:
+            algorithm.initialize()
 
     def _apply_to_optimizer(self, optimizer: Any) -> None:
         super()._apply_to_optimizer(optimizer)

@@ -8,17 +8,25 @@ from __future__ import annotations
 
 import copy
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-if TYPE_CHECKING:
-    from sparse_lib.core.algorithm import SparsityAlgorithm
-
 _SAME_SIZE_INTEGER = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _GUARDS = "_mask_guards"
 _WANTS_DENSE = "_needs_dense_gradient"
+
+
+class Driver(Protocol):
+    """What decides about masks: an algorithm, or the Group that holds it."""
+
+    @property
+    def drives_optimizer(self) -> bool:
+        """True if an optimizer's steps enforce and update the masks."""
+
+    def detach(self, module: nn.Module | None = None) -> None:
+        """Let go of a module's parameters."""
 
 
 def mask_name(name: str) -> str:
@@ -50,7 +58,7 @@ class MaskGuard:
 
     def _forget(self) -> None:
         self.owner: str | None = None  # a copy belongs to no algorithm until one adopts it
-        self._driver: weakref.ref[SparsityAlgorithm] | None = None
+        self._driver: weakref.ref[Driver] | None = None
         self._words: dict[tuple[int, torch.device], Tensor] = {}
         self._words_of: tuple[Tensor | None, int] = (None, -1)
         self._clean_gradient: tuple[Tensor | None, int, int] = (None, -1, -1)
@@ -71,16 +79,16 @@ class MaskGuard:
         return self.module._buffers[mask_name(self.name)]  # type: ignore[return-value]
 
     @property
-    def driver(self) -> SparsityAlgorithm | None:
+    def driver(self) -> Driver | None:
         """The outermost algorithm that decides about the mask, if it is still there."""
         return None if self._driver is None else self._driver()
 
-    def claim(self, owner: str, driver: SparsityAlgorithm) -> None:
+    def claim(self, owner: str, driver: Driver) -> None:
         """Belong to an algorithm: its name for messages, and the one to tell of a removal."""
         self.owner, self._driver = owner, weakref.ref(driver)
 
     def _know(self, mask: Tensor | None) -> None:
-        """Take a mask for one that the weight obeys already, as far as it ever will."""
+        """Record the version of a mask as already applied to the weight."""
         if mask is not None and not mask.is_inference():
             self._known_mask = mask._version
 

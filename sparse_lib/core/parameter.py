@@ -6,17 +6,16 @@ import re
 import sys
 import warnings
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from sparse_lib.core.guard import MaskGuard, guards, mask_name
-from sparse_lib.core.metrics import MaskHistory, Work, dead_outputs, sparsity
+from sparse_lib.core.history import MaskHistory, Work, sparsity
+from sparse_lib.core.metrics import dead_outputs
 from sparse_lib.masks.counts import num_true
-
-if TYPE_CHECKING:
-    from sparse_lib.core.algorithm import SparsityAlgorithm
 
 #: What ``torch.compile`` and checkpoint wrappers add to names.
 WRAPPER = re.compile(r"(?<![^.])(_orig_mod|_checkpoint_wrapped_module)\.")
@@ -28,6 +27,13 @@ _SHARDED = (
     "{what}; sharded parameters (FSDP, fully_shard, tensor parallelism) are not supported, "
     "use DistributedDataParallel"
 )
+
+
+@dataclass
+class Clock:
+    """The number of optimizer steps taken, shared by an algorithm and its parameters."""
+
+    step: int = 0
 
 
 class SparseParameter:
@@ -44,10 +50,8 @@ class SparseParameter:
         work: What training steps cost, up to the last change of the mask.
     """
 
-    def __init__(
-        self, algorithm: SparsityAlgorithm, module: nn.Module, param_name: str, name: str
-    ) -> None:
-        self.algorithm = algorithm
+    def __init__(self, clock: Clock, module: nn.Module, param_name: str, name: str) -> None:
+        self._clock = clock
         self.module = module
         self.param_name = param_name
         self.name = name
@@ -95,11 +99,11 @@ class SparseParameter:
         self.prune()
 
     def count_work(self) -> Work:
-        """Count the steps taken with the present mask."""
-        steps = self.algorithm.step - self.work.until
+        """Count the steps taken with the present mask, and return all work so far."""
+        steps = self._clock.step - self.work.until
         if steps:
             self.work.present += steps * num_true(self.mask)
-            self.work.until = self.algorithm.step
+            self.work.until = self._clock.step
         return self.work
 
     def count_dense_gradient(self) -> None:
@@ -107,11 +111,10 @@ class SparseParameter:
         self.work.dense_steps += 1
         self.work.dense_present += num_true(self.mask)
 
-    @property
-    def next_work(self) -> Work:
-        """What the step about to be taken will cost."""
-        present, dense = num_true(self.mask), self.algorithm.needs_dense_gradient
-        return Work(present, int(dense), present * dense)
+    def work_of_a_step(self, dense_gradient: bool) -> Work:
+        """Work of one step with the present mask, with a dense weight gradient or without."""
+        present = num_true(self.mask)
+        return Work(present, int(dense_gradient), present * dense_gradient)
 
     @property
     def sparsity(self) -> float:
@@ -131,10 +134,6 @@ class SparseParameter:
             "dead_units": dead_outputs(mask, self.module) if mask.dim() > 1 else None,
             "num_updates": history.num_updates,
         }
-
-    def initialize(self) -> None:
-        """Make the first mask, unless there is one."""
-        self.algorithm._initialize_parameters([self])
 
     @torch.no_grad()
     def prune(self) -> None:
@@ -203,9 +202,7 @@ def check_parameter(name: str, param: nn.Parameter) -> None:
         raise ValueError(f"{name!r} is on the meta device; materialise the model first")
 
 
-def candidate(
-    algorithm: SparsityAlgorithm, module: nn.Module, param_name: str, name: str
-) -> SparseParameter:
+def candidate(clock: Clock, module: nn.Module, param_name: str, name: str) -> SparseParameter:
     """A parameter that may get a mask; the module is left as it is until :func:`attach`.
 
     Raises:
@@ -225,7 +222,7 @@ def candidate(
         raise ValueError(f"{name!r} needs a buffer {mask_name(param_name)!r}, a name in use")
     if buffer is not None and (buffer.dtype != torch.bool or buffer.shape != param.shape):
         raise ValueError(f"{name!r} has a buffer {mask_name(param_name)!r} that is not its mask")
-    sparse = SparseParameter(algorithm, module, param_name, name)
+    sparse = SparseParameter(clock, module, param_name, name)
     sparse.initialized = buffer is not None
     return sparse
 

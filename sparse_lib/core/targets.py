@@ -6,16 +6,14 @@ import inspect
 import warnings
 from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from sparse_lib.core.parameter import SparseParameter
 from sparse_lib.masks.distributions import DISTRIBUTIONS, distribute
 from sparse_lib.schedules.values import HyperParameterSchedule, make_hyperparameter_schedule
-
-if TYPE_CHECKING:
-    from sparse_lib.core.parameter import SparseParameter
 
 
 class Levels:

@@ -113,7 +113,7 @@ def test_the_history_of_a_mask_moves_with_the_model():
     history = algorithm.sparse_params["weight"].history
     elsewhere = torch.ones(8, 8, dtype=torch.bool, device="meta")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sparse_lib.core.metrics.num_true", lambda mask: 1)
+        patch.setattr("sparse_lib.core.history.num_true", lambda mask: 1)
         history.record(elsewhere, elsewhere)
     assert history._flags.device.type == "meta"
 
