@@ -25,6 +25,5 @@ class Static(SparsityAlgorithm):
     def update(self, optimizer: Optimizer | None = None) -> None:
         """Nothing changes."""
 
-    def _advance(self, optimizer: Optimizer, autoupdate: bool) -> bool:
+    def _advance(self, optimizer: Optimizer, autoupdate: bool) -> None:
         self.step += 1
-        return False

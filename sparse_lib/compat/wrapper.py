@@ -399,15 +399,13 @@ def _refuse_unapplied(sparsity: Any, *_: Any) -> None:
 
 def _adopt_masks(sparsity: Any, *_: Any) -> None:
     """Masks that were set in the state become those of the algorithms."""
-    changed = False
     for sparse in sparsity.sparsity.sparse_params.values():
         new = sparsity.state[sparse.param]["mask"]
         if new is not sparse.mask:
             sparse.mask = new
             sparsity.state[sparse.param]["mask"] = sparse.mask
-            changed = True
-    if changed and sparsity._optimizer is not None:
-        sparsity.sparsity._mask_states(sparsity._optimizer)
+            if sparsity._optimizer is not None:
+                sparsity.sparsity._mask_states_of(sparse, sparsity._optimizer)
 
 
 def _among(params: Iterable[Tensor]) -> Callable[[str, Tensor], bool]:

@@ -2,7 +2,8 @@
 
 Order of events in ``optimizer.step()``: gradients are masked (they were already, in the backward
 pass) -> the optimizer updates -> weights and states are masked -> ``step += 1`` -> the algorithm
-updates its masks, if due, from the *updated* weights -> weights and states are masked again.
+updates its masks, if due, from the *updated* weights -> weights and states obey the new masks.
+So weights and states are masked once in an ordinary step, and once more where a mask changes.
 Optimizer step n is therefore schedule step n; step 0 is initialisation.
 """
 
@@ -346,7 +347,8 @@ class SparsityAlgorithm(ABC):
             optimizer.register_step_pre_hook(self._before_step),
             optimizer.register_step_post_hook(self._after_step),
         ]
-        self._mask_states(optimizer)
+        for sparse in self.sparse_params.values():
+            self._mask_states_of(sparse, optimizer)
         self._prepare_next_step()
 
     def detach(self, module: nn.Module | Optimizer | None = None) -> None:
@@ -396,24 +398,25 @@ class SparsityAlgorithm(ABC):
         self._restore_gradients()
         self._mask_weights_and_states(optimizer)
         if not _overflowed(optimizer):
-            changed = self._advance(optimizer, self.autoupdate)
-            if changed:
-                self._mask_weights_and_states(optimizer)
-                forget_curvature(optimizer)
+            self._advance(optimizer, self.autoupdate)
             self._report()
             self._prepare_next_step()
         for sparse in self.sparse_params.values():
             sparse.guard.forget_gradient()
 
-    def _advance(self, optimizer: Optimizer, autoupdate: bool) -> bool:
-        """Count the step and update masks if due; True if they may have changed."""
+    def _advance(self, optimizer: Optimizer, autoupdate: bool) -> None:
+        """Count the step; update masks if due, and have weights and states obey them."""
         self.step += 1
-        if not autoupdate:
-            return False
-        self.num_updates += 1
+        if autoupdate:
+            self.num_updates += 1
+            self._update_and_enforce(optimizer)
+            self._levels.advance(True)
+
+    def _update_and_enforce(self, optimizer: Optimizer) -> None:
+        """Call :meth:`update`, which may change weights and masks in any way, and mask anew."""
         call_update(self, optimizer)
-        self._levels.advance(True)
-        return True
+        self._mask_weights_and_states(optimizer)
+        forget_curvature(optimizer)
 
     def _restore_gradients(self) -> None:  # noqa: B027 (most algorithms only mask them)
         """Undo what :meth:`_before_step` did to gradients besides masking them."""
@@ -428,10 +431,6 @@ class SparsityAlgorithm(ABC):
         for sparse in self.sparse_params.values():
             sparse.guard.select_weight()
             self._mask_states_of(sparse, optimizer)  # now, while the mask is in the cache
-
-    def _mask_states(self, optimizer: Optimizer) -> None:
-        for sparse in self.sparse_params.values():
-            self._mask_states_of(sparse, optimizer)
 
     def _mask_states_of(self, sparse: SparseParameter, optimizer: Optimizer) -> None:
         for state in states_like(optimizer, sparse.param):

@@ -15,7 +15,6 @@ from sparse_lib.checks import check_bool, check_finite
 from sparse_lib.core import distributed
 from sparse_lib.core.algorithm import (
     SparsityAlgorithm,
-    call_update,
     forget_curvature,
     states_like,
 )
@@ -137,10 +136,11 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
         try:
             for name, mask in self.new_masks(active, targets):
                 self._set_mask(name, mask, targets[name], optimizer or driven)
+                if driven is not None:
+                    self._mask_states_of(self.sparse_params[name], driven)
         finally:
             self._updating = False
         if driven is not None:
-            self._mask_states(driven)
             forget_curvature(driven)
         distributed.check_equal({n: s.mask for n, s in self.sparse_params.items()})
         if not self.autoupdate:  # else the end of the step does
@@ -246,7 +246,7 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
             param.grad = gradient
         self._set_aside.clear()
 
-    def _advance(self, optimizer: Optimizer, autoupdate: bool) -> bool:
+    def _advance(self, optimizer: Optimizer, autoupdate: bool) -> None:
         self._restore_gradients()
         lacking = self.needs_dense_gradient  # such as of a parameter unfrozen just now
         self._without_gradient = {
@@ -260,10 +260,15 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
         self.step += 1
         due = autoupdate and self.is_update_step(self.step)
         if due:
-            call_update(self, optimizer)
-        if due or autoupdate:
+            self._update_and_enforce(optimizer)
+        if autoupdate:
             self._advance_schedules(due)
-        return due
+
+    def _update_and_enforce(self, optimizer: Optimizer) -> None:
+        if type(self).update is DynamicSparsityAlgorithm.update:
+            self.update(optimizer)  # masks weights and states as it sets each mask
+        else:
+            super()._update_and_enforce(optimizer)
 
     def _advance_schedules(self, due: bool) -> None:
         self._levels.advance(due)

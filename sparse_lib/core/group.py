@@ -159,15 +159,12 @@ class Group(SparsityAlgorithm):
         for algorithm in self.algorithms:
             algorithm._before_step(optimizer, args, kwargs)
 
-    def _advance(self, optimizer: Optimizer, autoupdate: bool) -> bool:
+    def _advance(self, optimizer: Optimizer, autoupdate: bool) -> None:
         self.step += 1
         for algorithm in self.algorithms:
             algorithm._restore_gradients()
-        changed = [
+        for algorithm in self.algorithms:
             algorithm._advance(optimizer, autoupdate and algorithm.autoupdate)
-            for algorithm in self.algorithms
-        ]
-        return any(changed)
 
     def _prepare_next_step(self) -> None:
         for _, algorithm in self.__dict__.get("_members", ()):

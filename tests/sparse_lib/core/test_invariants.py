@@ -4,12 +4,16 @@
 2. A NaN or an infinity at a masked position never reaches the optimizer.
 """
 
+from collections import Counter
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+import sparse_lib as sl
+from sparse_lib.core.guard import MaskGuard
 from tests.sparse_lib.algorithm_cases import ALGORITHMS, SCHEDULES, make, make_model
 
 OPTIMIZERS = {
@@ -169,3 +173,51 @@ def test_muon_orthogonalises_and_stays_masked():
         model(torch.randn(4, 12)).pow(2).sum().backward()
         optim.step()
         check(algorithm, optim)
+
+
+def masked_in_one_step(algorithm, optimizer, num_steps_before, monkeypatch):
+    """What guards mask in one step, by name: the weight, and each state of its optimizer."""
+    model, optim = build(algorithm, optimizer, "single")
+
+    def step():
+        optim.zero_grad()
+        model(torch.ones(8, 12)).square().sum().backward()
+        optim.step()
+
+    for _ in range(num_steps_before):
+        step()
+    counts = Counter()
+    select = MaskGuard.select
+
+    def counted(guard, tensor):
+        for name, sparse in algorithm.sparse_params.items():
+            if tensor is sparse.param.grad:
+                counts[name, "gradient"] += 1
+            elif tensor is sparse.param:
+                counts[name, "weight"] += 1
+            for key, state in optim.state[sparse.param].items():
+                if tensor is state:
+                    counts[name, key] += 1
+        select(guard, tensor)
+
+    monkeypatch.setattr(MaskGuard, "select", counted)
+    step()
+    return counts
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+@pytest.mark.parametrize("name", ["static", "gmp", "set", "rigl", "granet"])
+def test_each_tensor_is_masked_once_per_mask_of_a_step(name, grouped, monkeypatch):
+    schedule = {"type": "linear", "init": 0.5, "slope": 0.1}
+    for num_steps_before, is_update_step in ((2, False), (1, True)):
+        algorithm = make(name, schedule)
+        if grouped:
+            algorithm = sl.Group({"*": algorithm})
+        with monkeypatch.context() as patch:
+            counts = masked_in_one_step(algorithm, "Adam", num_steps_before, patch)
+        times = 2 if is_update_step and name != "static" else 1  # the old mask, then the new one
+        assert counts == {
+            (param, what): times
+            for param in ("0.weight", "0.bias", "2.weight")
+            for what in ("weight", "gradient", "exp_avg", "exp_avg_sq", "max_exp_avg_sq")
+        }
