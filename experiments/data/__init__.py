@@ -10,7 +10,7 @@ import functools
 import importlib
 import json
 import os
-import pkgutil
+import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +25,7 @@ from experiments.data.base import (
     Source,
     Texts,
 )
+from experiments.data.files import files_digest, hashed_files, read_meta, seal, verify
 
 if TYPE_CHECKING:
     import numpy as np
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
     from experiments.data.images import ImageFolder
 
-__all__ = ["Corpus", "MissingData", "available", "get", "load", "names", "prepare"]
+__all__ = ["Corpus", "MissingData", "available", "get", "load", "names", "prepare", "verify"]
 
 MIRROR_VARIABLE = "SPARSE_MIRROR"
 
@@ -40,18 +41,14 @@ MIRROR_VARIABLE = "SPARSE_MIRROR"
 @functools.cache
 def _datasets() -> dict[str, Dataset | ImageDataset]:
     found: dict[str, Dataset | ImageDataset] = {}
-    for module in pkgutil.iter_modules(__path__):
-        if module.name in _TOOLS:
-            continue
-        for entry in importlib.import_module(f"{__name__}.{module.name}").DATASETS:
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        if not re.search(r"^DATASETS\b.*=", path.read_text(), re.MULTILINE):
+            continue  # a tool; importing some takes a second
+        for entry in importlib.import_module(f"{__name__}.{path.stem}").DATASETS:
             if entry.name in found:
                 raise ValueError(f"dataset {entry.name!r} is defined twice.")
             found[entry.name] = entry
     return found
-
-
-# Files of this folder that define no dataset.
-_TOOLS = frozenset({"base", "images", "packing", "prose", "rendering", "tokenizer"})
 
 
 def names() -> list[str]:
@@ -146,10 +143,9 @@ def prepare(
         packing.write_texts(texts.splits.get(split, []), out / "text" / f"{split}.jsonl")
     for file_name, rows in texts.extras.items():
         (out / file_name).write_text("".join(json.dumps(row) + "\n" for row in rows))
-    files = [*(out / f"{split}.bin" for split in SPLITS), out / "tokenizer" / "tokenizer.json"]
     meta = {
         "name": name,
-        "hash": packing.files_digest(files),
+        "hash": files_digest(hashed_files(out, {})),
         "vocab_size": built.get_vocab_size(),
         "eos_id": built.token_to_id(END_OF_TEXT),
         "num_tokens": num_tokens,
@@ -159,9 +155,9 @@ def prepare(
         "splits": dataset.splits,
         **texts.meta,
     }
-    partial = out / "meta.json.partial"
-    partial.write_text(json.dumps(meta, indent=2) + "\n")
-    os.replace(partial, out / "meta.json")
+    written = [*hashed_files(out, {}), *(out / name for name in texts.extras)]
+    written += [*(out / "tokenizer").iterdir(), *(out / "text").iterdir()]
+    seal(out, meta, {*written})
     return meta
 
 
@@ -170,11 +166,9 @@ def load(out: Path) -> "Corpus | ImageFolder":
 
     Raises:
         MissingData: If the folder holds no prepared dataset.
+        ValueError: If its `meta.json` is damaged.
     """
-    path = Path(out) / "meta.json"
-    if not path.is_file():
-        raise MissingData(f"{out} holds no prepared dataset: run `snakemake {path}` first.")
-    meta = json.loads(path.read_text())
+    meta = read_meta(out)
     if meta.get("kind") == "images":
         from experiments.data.images import ImageFolder
 
@@ -224,19 +218,24 @@ def _tokenizer(
     from experiments.data import tokenizer as tools
 
     folder, key_file = out / "tokenizer", out / "tokenizer.key"
-    key = f"{texts.digest()} {vocab_size}"
-    trains = published is None and dataset.build_tokenizer is None
-    if trains and key_file.is_file() and key_file.read_text() == key:
+    built = dataset.build_tokenizer
+    trains = published is None and built is None
+    # A tokenizer file that was changed or cut short is trained again.
+    if trains and key_file.is_file() and key_file.read_text() == _key(texts, vocab_size, folder):
         return tools.load(folder)
     shutil.rmtree(folder, ignore_errors=True)
     key_file.unlink(missing_ok=True)
-    if published is not None:
-        tokenizer = published
-    elif dataset.build_tokenizer is not None:
-        tokenizer = dataset.build_tokenizer()
-    else:
-        tokenizer = tools.train_bpe(texts.splits["train"], vocab_size=vocab_size)
+    if built is not None and published is None:
+        published = built()
+    tokenizer = published or tools.train_bpe(texts.splits["train"], vocab_size=vocab_size)
     tools.save(tokenizer, folder)
     if trains:
-        key_file.write_text(key)
+        key_file.write_text(_key(texts, vocab_size, folder))
     return tokenizer
+
+
+def _key(texts: Texts, vocab_size: int, folder: Path) -> str:
+    """What a trained tokenizer is made from, and the digest of its file."""
+    path = folder / "tokenizer.json"
+    made = files_digest([path]) if path.is_file() else None
+    return f"{texts.digest()} {vocab_size} {made}"

@@ -4,7 +4,6 @@ A dataset of images is prepared in the place of one of text; `experiments.data` 
 of the registered entry.
 """
 
-import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from experiments.data.base import SPLITS, ImageDataset, Source, Split
-from experiments.data.packing import files_digest
+from experiments.data.files import files_digest, seal
 
 
 def prepare(
@@ -49,9 +48,10 @@ def prepare(
     for split in SPLITS:
         for part in ("pixels", "labels"):
             files.append(out / f"{split}.{part}.npy")
-            with _partial(files[-1]).open("wb") as file:
+            partial = files[-1].with_suffix(".partial")
+            with partial.open("wb") as file:
                 np.save(file, getattr(images.splits[split], part))
-            os.replace(_partial(files[-1]), files[-1])
+            os.replace(partial, files[-1])
     pixels = images.splits["train"].pixels
     mean, std = _moments(pixels)
     meta = {
@@ -70,14 +70,8 @@ def prepare(
         "splits": dataset.splits,
         **images.meta,
     }
-    path = out / "meta.json"
-    _partial(path).write_text(json.dumps(meta, indent=2) + "\n")
-    os.replace(_partial(path), path)
+    seal(out, meta, files)
     return meta
-
-
-def _partial(path: Path) -> Path:
-    return path.with_name(path.name + ".partial")
 
 
 def _moments(pixels: np.ndarray) -> tuple[list[float], list[float]]:

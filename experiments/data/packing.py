@@ -1,6 +1,5 @@
 """Token files: one flat uint16 array per split, each document followed by the end of text."""
 
-import hashlib
 import json
 import os
 from collections.abc import Sequence
@@ -62,12 +61,3 @@ def read_texts(path: Path) -> list[str]:
     """Read documents written by `write_texts`."""
     with path.open(encoding="utf-8") as file:
         return [json.loads(line)["text"] for line in file]
-
-
-def files_digest(paths: Sequence[Path]) -> str:
-    """Return one SHA-256 over the names and contents of files, in the given order."""
-    digest = hashlib.sha256()
-    for path in paths:
-        content = hashlib.sha256(path.read_bytes()).hexdigest()
-        digest.update(f"{path.name} {content}\n".encode())
-    return digest.hexdigest()

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from pydantic import Field, PositiveInt
 
+from experiments.data import verify
 from experiments.data.base import SPLITS
+from experiments.data.files import read_meta
 from experiments.evaluation.exported import read_model
 from experiments.evaluation.files import hash_files, read_json, run_of, weights_hash, write_json
 from experiments.evaluation.skipping import skipping
@@ -61,16 +63,18 @@ def evaluate(
         What was written: run, hashes, ``scores``, wall_s.
 
     Raises:
-        ValueError: if the suite is unknown or wrong, or the model does not fit the images.
+        ValueError: if the suite is unknown or wrong, the model does not fit the images, or the
+            prepared images are damaged.
     """
     model_dir, data_dir, out = Path(model_dir), Path(data_dir), Path(out)
     out = out if out.suffix == ".json" else out / "eval.json"
     settings = load_suite(suite, Suite)
+    verify(data_dir)
     files = [data_dir / f"{s}.{part}.npy" for s in SPLITS[1:] for part in ("pixels", "labels")]
     hashes = {
         "weights_hash": weights_hash(model_dir),
         "suite_hash": settings.hash,
-        "data_hash": read_json(data_dir / "meta.json")["hash"],
+        "data_hash": read_meta(data_dir)["hash"],
     }
     inputs_hash = digest([hashes, hash_files(data_dir, files), code_hash(Path(__file__))])
     store = (cache or out.parent) / f"accuracy-{hashes['weights_hash'][:16]}.json"

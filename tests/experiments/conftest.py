@@ -1,8 +1,9 @@
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
+
+from experiments.data.files import seal
 
 
 @pytest.fixture(scope="session")
@@ -14,5 +15,5 @@ def corpus(tmp_path_factory) -> Path:
         rng.integers(0, 50, 3000).astype(np.uint16).tofile(folder / f"{split}.bin")
     (folder / "tokenizer").mkdir()
     meta = {"name": "grammar", "hash": "random", "vocab_size": 50, "eos_id": 0}
-    (folder / "meta.json").write_text(json.dumps(meta))
+    seal(folder, meta, folder.glob("*.bin"))
     return folder

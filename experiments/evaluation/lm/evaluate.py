@@ -16,6 +16,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from experiments.data import verify
+from experiments.data.files import read_meta
 from experiments.evaluation.files import hash_files, read_json, run_of, weights_hash, write_json
 from experiments.evaluation.suite import Suite, TaskEntry, digest, load_suite, own_tasks, task_files
 from experiments.specs.code import code_hash
@@ -55,11 +57,12 @@ def evaluate(
 
     Raises:
         MissingData: if a dataset of the suite is not available; nothing was run then.
-        ValueError: if the suite is unknown or wrong.
+        ValueError: if the suite is unknown or wrong, or the prepared data are damaged.
     """
     _quiet_and_offline()
     model_dir, data_dir, out = Path(model_dir), Path(data_dir), Path(out)
     out = out if out.suffix == ".json" else out / "eval.json"
+    verify(data_dir)
     job = _Job(model_dir, data_dir, load_suite(suite), None if mirror is None else Path(mirror))
     previous = read_json(out)
     if previous.get("inputs_hash") == job.inputs_hash(previous.get("datasets") or {}):
@@ -107,8 +110,7 @@ class _Job:
         self.mirror = mirror
         self.weights_hash = weights_hash(model_dir)
         self.files_hash = hash_files(data_dir, _data_files(data_dir))
-        meta = read_json(data_dir / "meta.json")
-        self.data_hash = meta.get("hash", self.files_hash)
+        self.data_hash = read_meta(data_dir)["hash"]
         self.entries = [entry for entry in suite.tasks if entry.applies(data_dir)]
 
     def inputs_hash(self, hub_ids: Iterable[str]) -> str:

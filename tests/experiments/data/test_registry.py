@@ -9,6 +9,7 @@ import pytest
 
 from experiments import data
 from experiments.data import base, docs_prose, hub, packing, tokenizer
+from tests.experiments.data.mirrors import write_mirror
 
 DOCUMENTS = ["The cat sat on the mat.", "A dog is not a cat, is it?\n\nNo.", "naïve ☃ text"] * 5
 
@@ -55,22 +56,6 @@ def test_tokens_are_documents_with_an_end_each(tmp_path):
     ends = np.flatnonzero(np.asarray(tokens) == 0)
     pieces = np.split(np.asarray(tokens), ends + 1)[:-1]
     assert [built.decode(piece[:-1].tolist()) for piece in pieces] == DOCUMENTS
-
-
-def write_mirror(root, hub_id, splits, configs=("default",), digest="0"):
-    """Write parquet files and the README that declares them."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    folder = root / hub_id
-    lines = ["---", "configs:"]
-    for config in configs:
-        lines += [f"- config_name: {config}", "  data_files:"]
-        (folder / config).mkdir(parents=True, exist_ok=True)
-        for split, rows in splits.items():
-            pq.write_table(pa.table({"text": rows}), folder / config / f"{split}.parquet")
-            lines += [f"  - split: {split}", f"    path: {config}/{split}.parquet"]
-    (folder / "README.md").write_text("\n".join([*lines, f"content: '{digest}'", "---", ""]))
 
 
 ROWS = ["", " = One = \n", "", " Text of <unk> one . \n", " = = Part = = \n", "", " More . \n", "",
@@ -140,6 +125,8 @@ def test_hash_follows_text_and_vocabulary_and_tokenizer_is_reused(tmp_path):
     made = (out / "tokenizer" / "tokenizer.json").stat().st_mtime_ns
     assert prepared("the cat and the dog and the cat", 260) == first
     assert (out / "tokenizer" / "tokenizer.json").stat().st_mtime_ns == made
+    (out / "tokenizer" / "tokenizer.json").write_text('{"version"')
+    assert prepared("the cat and the dog and the cat", 260) == first
     assert prepared("the cat and the dog and the cat", 262) != first
     assert prepared("the cat and the cow and the cat", 260) != first
 

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 import torch
 
+from experiments.data.files import LIST, META, seal
+
 CONTEXT = 32
 EOS = "<|endoftext|>"
 NOUNS = "mask weight layer model schedule gradient tensor window token batch".split()
@@ -84,6 +86,12 @@ def model_dir(model, tokenizer, tmp_path_factory) -> Path:
     return folder
 
 
+def reseal(folder: Path) -> None:
+    """List the files of a prepared dataset as they are."""
+    files = [path for path in folder.rglob("*.*") if path.name not in (META, LIST)]
+    seal(folder, {"name": "tiny", "hash": "0123"}, files)
+
+
 @pytest.fixture
 def data_dir(documents, tokenizer, tmp_path) -> Path:
     folder = tmp_path / "data"
@@ -94,5 +102,5 @@ def data_dir(documents, tokenizer, tmp_path) -> Path:
         np.array(stream, dtype=np.uint16).tofile(folder / f"{split}.bin")
         rows = [json.dumps({"text": text}) + "\n" for text in documents[split]]
         (folder / "text" / f"{split}.jsonl").write_text("".join(rows))
-    (folder / "meta.json").write_text(json.dumps({"name": "tiny", "hash": "0123"}))
+    reseal(folder)
     return folder

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from experiments import data
+from experiments.data.files import seal
 from experiments.evaluation import vision as accuracy
 
 CLASSES = ["a", "b", "c"]
@@ -119,10 +120,9 @@ def test_wrong_suites_and_models_are_one_sentence_each(classifier, glyphs, tmp_p
     (tmp_path / "wrong.yaml").write_text("bins: 3\n")
     with pytest.raises(ValueError, match="wrong.yaml: bins"):
         accuracy.evaluate(classifier, glyphs, str(tmp_path / "wrong.yaml"), out=tmp_path)
-    data.prepare("glyphs", out=tmp_path / "data", num_images=47)
-    meta = json.loads((tmp_path / "data" / "meta.json").read_text())
+    meta = data.prepare("glyphs", out=tmp_path / "data", num_images=47)
     meta["classes"] = meta["classes"][:-1]
-    (tmp_path / "data" / "meta.json").write_text(json.dumps(meta))
+    seal(tmp_path / "data", meta, (tmp_path / "data").glob("*.npy"))
     with pytest.raises(ValueError, match="tells 47 classes apart, but .* has 46"):
         accuracy.evaluate(classifier, tmp_path / "data", "vision", out=tmp_path)
 

@@ -12,6 +12,7 @@ from experiments.data.base import MissingData
 from experiments.evaluation.lm.evaluate import evaluate
 from experiments.evaluation.lm.pairs import prose_pairs
 from experiments.evaluation.lm.scoring import Scorer
+from tests.experiments.evaluation.conftest import reseal
 
 FIELDS = {
     "task", "metric", "value", "stderr", "num_items", "chance", "higher_is_better",
@@ -166,6 +167,9 @@ def test_changed_data_are_scored_again(model_dir, data_dir, suite, tmp_path):
     first = evaluate(model_dir, data_dir, suite(), out=tmp_path)
     path = data_dir / "text" / "test.jsonl"
     path.write_text("\n".join(path.read_text().splitlines()[:5]) + "\n")
+    with pytest.raises(ValueError, match=r"test.jsonl has \d+ bytes instead of"):
+        evaluate(model_dir, data_dir, suite(), out=tmp_path)
+    reseal(data_dir)
     second = evaluate(model_dir, data_dir, suite(), out=tmp_path)
     assert first["units"]["perplexity"]["key"] != second["units"]["perplexity"]["key"]
 
@@ -332,6 +336,7 @@ def test_tokens_that_the_model_does_not_know_are_refused(
     model_dir, data_dir, suite, tmp_path, tokens
 ):
     np.array(tokens, dtype=np.uint16).tofile(data_dir / "test.bin")
+    reseal(data_dir)
     with pytest.raises(ValueError, match=f"test.bin holds {len(tokens)} tokens, the largest"):
         evaluate(model_dir, data_dir, suite(), out=tmp_path)
 
