@@ -6,6 +6,7 @@ needs nothing from here. A *state* below is a mapping of full parameter names to
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -23,7 +24,9 @@ from sparse_lib.core.parameter import PARALLEL, WRAPPER, unwrap
 State = dict[str, Tensor]
 
 _CSR_PARTS = ("crow_indices", "col_indices", "values")
-_SHAPES = "sparse_shapes"
+# Keys of a file's metadata: shapes of CSR weights by name, the names in which NaN means absent,
+# and a digest of all tensors. Files of other programs have none of them.
+_SHAPES, _NAN_IS_ABSENT, _DIGEST = "sparse_shapes", "sparse_nan_is_absent", "sparse_sha256"
 
 
 def masks_of(model: nn.Module) -> dict[str, Tensor]:
@@ -69,7 +72,7 @@ def finalize(model: nn.Module) -> dict[str, Tensor]:
     for _, module, name, mask in list(_masked(model)):
         param = module.get_parameter(name)
         delattr(module, mask_name(name))
-        param.masked_fill_(~mask.to(param.device), 0)
+        _clear(param, ~mask)
     return masks
 
 
@@ -110,7 +113,7 @@ def export_dense(model: nn.Module) -> State:
             continue
         state[name] = tensor.detach().clone()
         if name in masks:
-            state[name].masked_fill_(~masks[name].to(tensor.device), 0)
+            _clear(state[name], ~masks[name])
     return state
 
 
@@ -183,7 +186,13 @@ def export_safetensors(model: nn.Module, path: str | Path, *, layout: str = "den
         else:
             flat[name] = tensor
     contiguous = {name: tensor.contiguous().clone() for name, tensor in flat.items()}
-    save_file(contiguous, str(path), metadata={"format": "pt", _SHAPES: json.dumps(shapes)})
+    metadata = {
+        "format": "pt",
+        _SHAPES: json.dumps(shapes),
+        _NAN_IS_ABSENT: json.dumps(list(masks_of(model)) if layout == "nan" else []),
+    }
+    metadata[_DIGEST] = _digest(contiguous, metadata)
+    save_file(contiguous, str(path), metadata=metadata)
     weights, _ = _read_safetensors(path, reference)
     _compare(weights, reference)
     return Path(path)
@@ -192,26 +201,79 @@ def export_safetensors(model: nn.Module, path: str | Path, *, layout: str = "den
 def read_safetensors(path: str | Path) -> tuple[State, dict[str, Tensor]]:
     """Weights (dense, zeros where masked) and masks of a file of any layout.
 
-    Of a ``"dense"`` file nothing says which zeros are masked, so it has no masks.
+    Of a ``"dense"`` file nothing says which zeros are masked, so it has no masks. In a file that
+    :func:`export_safetensors` did not write, NaN means absent in every tensor.
+
+    Returns:
+        Full name to dense tensor, and full name to boolean mask of the same shape.
+
+    Raises:
+        ValueError: If the file is damaged or its parts do not fit together; names file and key.
+        OSError: If there is no such file, or it cannot be read.
     """
     return _read_safetensors(path, ())
 
 
 def _read_safetensors(path: str | Path, known: Collection[str]) -> tuple[State, dict[str, Tensor]]:
-    from safetensors import safe_open
+    from safetensors import SafetensorError, safe_open
 
-    with safe_open(str(path), framework="pt") as file:
-        shapes = json.loads((file.metadata() or {}).get(_SHAPES, "{}"))
-        state = {name: file.get_tensor(name) for name in file.keys()}
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            metadata = file.metadata() or {}
+            state = {name: file.get_tensor(name) for name in file.keys()}
+    except (SafetensorError, LookupError, TypeError, AttributeError, RuntimeError) as error:
+        raise ValueError(f"{path} is no whole safetensors file: {error}") from None
+    try:
+        return _split_file(state, metadata, known)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def _split_file(
+    state: State, metadata: Mapping[str, str], known: Collection[str]
+) -> tuple[State, dict[str, Tensor]]:
+    """Weights and masks of a file's tensors and metadata; ValueError if they do not fit."""
+    if _DIGEST in metadata and metadata[_DIGEST] != _digest(state, metadata):
+        raise ValueError(f"the tensors do not have the digest {_DIGEST!r}; the file is damaged")
+    shapes = _parsed(metadata, _SHAPES, dict, {})
+    dense, masks = {}, {}
     for name, shape in shapes.items():
+        missing = [key for part in _CSR_PARTS if (key := f"{name}.{part}") not in state]
+        if missing:
+            raise ValueError(f"{missing[0]!r} is missing for the CSR matrix {name!r}")
+        if name in state:
+            raise ValueError(f"{name!r} is there both dense and as CSR")
         crow, column, values = (state.pop(f"{name}.{part}") for part in _CSR_PARTS)
-        rows = crow.numel() - 1
-        size = (rows, math.prod(shape) // max(1, rows))
-        state[name] = torch.sparse_csr_tensor(crow, column, values, size)
-    weights, masks = _split_state(state, known)
-    for name, shape in shapes.items():
-        weights[name], masks[name] = weights[name].reshape(shape), masks[name].reshape(shape)
-    return weights, masks
+        dense[name], masks[name] = _from_csr(name, crow, column, values, shape)
+    is_maskable = _parsed(metadata, _NAN_IS_ABSENT, list, None)
+    rest, others = _split_state(state, {*known, *dense} if known else known, is_maskable)
+    twice = sorted((rest.keys() | others.keys()) & dense.keys())
+    if twice:
+        raise ValueError(f"{twice[0]!r} is there more than once")
+    return {**dense, **rest}, {**masks, **others}
+
+
+def _parsed(metadata: Mapping[str, str], key: str, kind: type, default: Any) -> Any:
+    if key not in metadata:
+        return default
+    try:
+        value = json.loads(metadata[key])
+    except (ValueError, RecursionError):
+        raise ValueError(f"the metadata {key!r} is no JSON: {metadata[key]!r:.80}") from None
+    if not isinstance(value, kind):
+        raise ValueError(f"the metadata {key!r} must be a JSON {kind.__name__}, not {value!r:.80}")
+    return value
+
+
+def _digest(state: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
+    """SHA-256 over our metadata, and names, dtypes, shapes and bytes of tensors by name."""
+    ours = [metadata.get(key) for key in (_SHAPES, _NAN_IS_ABSENT)]
+    sha = hashlib.sha256(json.dumps(ours).encode())
+    for name in sorted(state):
+        tensor = state[name].contiguous().cpu()
+        sha.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
+        sha.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return sha.hexdigest()
 
 
 def check_agrees(
@@ -228,17 +290,23 @@ def check_agrees(
         ValueError: If a name, a value or the output differs; names the first difference.
     """
     reference = export_dense(model)
-    weights, _ = _split_state(state, reference)
-    weights = {
-        n: w.reshape(reference[n].shape) if n in reference else w for n, w in weights.items()
-    }
+    weights, _ = _split_state(state, reference, ())
+    masks = masks_of(model)
+    for name in weights.keys() & reference.keys():
+        if weights[name].numel() == reference[name].numel():
+            weights[name] = weights[name].reshape(reference[name].shape)
+            if name in masks:  # NaN means absent there, and is a value elsewhere
+                _clear(weights[name], weights[name].isnan() & ~masks[name])
     _compare(weights, reference)
     if inputs is None:
         return
     with torch.no_grad():
         expected = model(*inputs)
         actual = torch.func.functional_call(unwrap(model), weights, inputs)
-    torch.testing.assert_close(actual, expected, rtol=0, atol=0, equal_nan=True)
+    try:
+        torch.testing.assert_close(actual, expected, rtol=0, atol=0, equal_nan=True)
+    except AssertionError as error:
+        raise ValueError(f"state and model differ in their outputs: {error}") from None
 
 
 def allows_two_of_four(mask: Tensor) -> bool:
@@ -293,7 +361,8 @@ def split_state(state: Mapping[str, Any]) -> tuple[State, dict[str, Tensor]]:
 
     Raises:
         TypeError: If the checkpoint is no mapping.
-        ValueError: If a mask has no weight or another shape.
+        ValueError: If a name is no string or comes twice, a mask has no weight, another shape or
+            values besides 0 and 1, or a tensor has another layout than strided or a valid CSR.
     """
     return _split_state(state, ())
 
@@ -305,13 +374,9 @@ def _split_state(
 
     NaN means absent in the ``maskable`` ones, the parameters; a buffer with NaN has NaN.
     """
-    if not isinstance(state, Mapping) or not isinstance(state.get("model", state), Mapping):
-        raise TypeError(f"a checkpoint must be a mapping of names to tensors, not {state!r:.80}")
-    saved = {n: t for n, t in state.get("model", state).items() if torch.is_tensor(t)}
-    of_optimizer = _masks_of_optimizer(state)
+    saved, of_optimizer = _tensors_of(state), _masks_of_optimizer(state)
     plain = _namer_of_state({*saved, *of_optimizer} - _AVERAGED, known)
-    tensors = {plain(n): t for n, t in saved.items()}
-    masks = {plain(n): m for n, m in of_optimizer.items()}
+    tensors, masks = _renamed(saved, plain), _renamed(of_optimizer, plain)
     weights: State = {}
     for name, tensor in tensors.items():
         owner = name.removesuffix("_mask")
@@ -319,12 +384,15 @@ def _split_state(
         if owner != name and (beside or f"{owner}_orig" in tensors):
             masks[owner] = tensor
         elif name.endswith("_orig") and f"{name.removesuffix('_orig')}_mask" in tensors:
-            weights[name.removesuffix("_orig")] = tensor.detach().clone()
+            if (owner := name.removesuffix("_orig")) in tensors:
+                raise ValueError(f"the checkpoint has both {owner!r} and {name!r}")
+            weights[owner] = tensor.detach().clone()
         elif tensor.layout == torch.sparse_csr:
-            ones = torch.ones_like(tensor.values(), dtype=torch.uint8)
-            pattern = (tensor.crow_indices(), tensor.col_indices(), ones)
-            masks[name] = torch.sparse_csr_tensor(*pattern, tensor.shape).to_dense()
-            weights[name] = tensor.to_dense()
+            parts = (tensor.crow_indices(), tensor.col_indices(), tensor.values())
+            weights[name], masks[name] = _from_csr(name, *parts, list(tensor.shape))
+        elif tensor.layout != torch.strided or tensor.is_quantized:
+            kind = "quantized" if tensor.is_quantized else str(tensor.layout)
+            raise ValueError(f"{name!r} is {kind}; a checkpoint holds strided or CSR tensors")
         else:
             weights[name] = tensor.detach().clone()
             may_lack = tensor.is_floating_point() and (maskable is None or name in maskable)
@@ -333,9 +401,99 @@ def _split_state(
     for name, mask in masks.items():
         if name not in weights or weights[name].shape != mask.shape:
             raise ValueError(f"the mask of {name!r} has no weight of its shape {tuple(mask.shape)}")
-        masks[name] = mask.to(torch.bool)
-        weights[name].masked_fill_(~masks[name].to(weights[name].device), 0)
+        masks[name] = _as_mask(name, mask)
+        _clear(weights[name], ~masks[name])
     return weights, masks
+
+
+def _tensors_of(state: Any) -> State:
+    """The tensors of a checkpoint, or of its ``"model"``, by name."""
+    inner = state.get("model", state) if isinstance(state, Mapping) else None
+    if torch.is_tensor(inner):
+        inner = state  # a parameter that is called model
+    if not isinstance(inner, Mapping):
+        raise TypeError(f"a checkpoint must be a mapping of names to tensors, not {state!r:.80}")
+    for name in inner:
+        if not isinstance(name, str):
+            raise ValueError(f"a checkpoint maps names to tensors; its key {name!r:.80} is no name")
+    found = {name: tensor for name, tensor in inner.items() if torch.is_tensor(tensor)}
+    if inner and not found:
+        raise ValueError(f"the checkpoint has no tensor at its top, only {list(inner)!r:.80}")
+    return found
+
+
+def _renamed(tensors: State, plain: Callable[[str], str]) -> State:
+    names = {name: plain(name) for name in tensors}
+    if len(set(names.values())) < len(names):
+        twice = next(n for n in names.values() if list(names.values()).count(n) > 1)
+        raise ValueError(f"the checkpoint has {twice!r} more than once, with and without a prefix")
+    return {names[name]: tensor for name, tensor in tensors.items()}
+
+
+def _as_mask(name: str, mask: Tensor) -> Tensor:
+    if mask.dtype != torch.bool and bool(((mask != 0) & (mask != 1)).any()):
+        raise ValueError(f"the mask of {name!r} has values besides 0 and 1")
+    return mask.to(torch.bool)
+
+
+def _from_csr(
+    name: str, crow: Tensor, column: Tensor, values: Tensor, shape: Any
+) -> tuple[Tensor, Tensor]:
+    """Dense weight and mask, both of a shape, of the arrays of a CSR matrix.
+
+    Args:
+        name: Full name of the weight, for messages.
+        crow: Where each row begins, and the end; (rows + 1,), int32 or int64.
+        column: Columns, ascending within a row; (weights,), int32 or int64.
+        values: Present weights; (weights,).
+        shape: Of the dense weight; all but its first dimension are the columns.
+
+    Raises:
+        ValueError: If the arrays are no CSR matrix of that shape.
+    """
+    is_shape = isinstance(shape, list) and all(type(n) is int and n >= 0 for n in shape)
+    if not is_shape or math.prod(shape) >= 2**63:
+        raise ValueError(f"{name!r} must have a shape of sizes, not {shape!r:.80}")
+    rows = shape[0] if len(shape) > 1 else 1
+    columns = math.prod(shape[1:] if len(shape) > 1 else shape)
+    for part, array in zip(_CSR_PARTS, (crow, column, values), strict=True):
+        if array.dim() != 1 or array.layout != torch.strided:
+            raise ValueError(f"'{name}.{part}' must have one dimension, not {array.dim()}")
+        if part != "values" and array.dtype not in (torch.int32, torch.int64):
+            raise ValueError(f"'{name}.{part}' must be int32 or int64, not {array.dtype}")
+    if crow.numel() != rows + 1 or int(crow[0]) != 0 or bool((crow.diff() < 0).any()):
+        raise ValueError(
+            f"'{name}.crow_indices' must be {rows + 1} ascending numbers from 0, for {rows} rows"
+        )
+    if not int(crow[-1]) == column.numel() == values.numel():
+        raise ValueError(
+            f"'{name}.crow_indices' ends at {int(crow[-1])}, but there are {column.numel()} "
+            f"column indices and {values.numel()} values"
+        )
+    if bool(((column < 0) | (column >= columns)).any()):
+        raise ValueError(f"'{name}.col_indices' must lie in [0, {columns})")
+    row = torch.arange(rows, device=crow.device).repeat_interleave(crow.diff())
+    if bool(((column.diff() <= 0) & (row.diff() == 0)).any()):
+        raise ValueError(f"'{name}.col_indices' must ascend within each row, without repetition")
+    try:
+        weight = values.new_zeros(rows, columns)
+        mask = torch.zeros(rows, columns, dtype=torch.bool, device=values.device)
+    except RuntimeError as error:
+        raise ValueError(f"{name!r} of shape {shape} does not fit in memory: {error}") from None
+    places = (row, column.long())
+    _as_bytes(weight)[places] = _as_bytes(values.detach())
+    mask[places] = True
+    return weight.reshape(shape), mask.reshape(shape)
+
+
+def _as_bytes(tensor: Tensor) -> Tensor:
+    """The tensor, or where an element is one byte its view as bytes, which all functions take."""
+    return tensor.view(torch.uint8) if tensor.element_size() == 1 else tensor
+
+
+def _clear(tensor: Tensor, absent: Tensor) -> None:
+    """Set elements to zero, in place."""
+    _as_bytes(tensor.detach()).masked_fill_(absent.to(tensor.device), 0)
 
 
 @torch.no_grad()
@@ -357,9 +515,10 @@ def load_checkpoint(
 
     Raises:
         TypeError: If the checkpoint is no mapping, or the model no module.
-        ValueError: If names or shapes do not match; the model is as it was then.
+        ValueError: If names, shapes or kinds of numbers do not match, or the checkpoint is none
+            that :func:`split_state` understands; the model is as it was then.
     """
-    target = unwrap(model)
+    target = unwrap(_checked(model))
     plain = _namer(target)
     names_of_weights = {plain(name) for name, _ in target.named_parameters(remove_duplicate=False)}
     weights, masks = _split_state(
@@ -396,23 +555,29 @@ def import_torch_prune(model: nn.Module) -> dict[str, Tensor]:
 
     Returns:
         Full parameter name to mask; empty if nothing was pruned.
+
+    Raises:
+        ValueError: If a mask has values besides 0 and 1; the model is as it was then.
     """
     from torch.nn.utils.prune import BasePruningMethod
 
-    masks, plain = {}, _namer(model)
+    found, plain = [], _namer(_checked(model))
     for path, module in model.named_modules():
-        hooks = module._forward_pre_hooks
-        for key in [k for k, hook in hooks.items() if isinstance(hook, BasePruningMethod)]:
-            name = hooks.pop(key)._tensor_name
-            mask = module._buffers.pop(f"{name}_mask")
-            param = module._parameters.pop(f"{name}_orig")
-            assert mask is not None and param is not None
-            module.__dict__.pop(name, None)
-            param.masked_fill_(mask == 0, 0)
-            module.register_parameter(name, param)
-            module.register_buffer(f"{name}_mask", mask != 0)
-            masks[plain(f"{path}.{name}" if path else name)] = mask != 0
-    return masks
+        for key, hook in module._forward_pre_hooks.items():
+            if isinstance(hook, BasePruningMethod):
+                name = hook._tensor_name
+                full_name = plain(f"{path}.{name}" if path else name)
+                mask = _as_mask(full_name, module.get_buffer(f"{name}_mask"))
+                found.append((full_name, module, key, name, mask))
+    for _, module, key, name, mask in found:
+        del module._forward_pre_hooks[key], module._buffers[f"{name}_mask"]
+        param = module.get_parameter(f"{name}_orig")
+        del module._parameters[f"{name}_orig"]
+        module.__dict__.pop(name, None)
+        _clear(param, ~mask)
+        module.register_parameter(name, param)
+        module.register_buffer(f"{name}_mask", mask)
+    return {full_name: mask for full_name, *_, mask in found}
 
 
 # ------------------------------------------------------------------------------------------------
@@ -469,21 +634,33 @@ def _checked(model: Any) -> nn.Module:
 def _check_fit(model: nn.Module, state: State, *, strict: bool) -> None:
     """Refuse tensors of other shapes and, if strict, other names, before anything is loaded."""
     plain = _namer(model)
-    shapes = {plain(n): t.shape for n, t in model.state_dict().items() if torch.is_tensor(t)}
+    own = {plain(n): t for n, t in model.state_dict().items() if torch.is_tensor(t)}
     for name, tensor in state.items():
-        wanted = shapes.get(name)
-        if wanted is not None and wanted != tensor.shape:
+        wanted = own.get(name, tensor)
+        if wanted.shape != tensor.shape:
             raise ValueError(
                 f"the checkpoint does not fit the model: {name!r} has shape "
-                f"{tuple(tensor.shape)}, the model's {tuple(wanted)}"
+                f"{tuple(tensor.shape)}, the model's {tuple(wanted.shape)}"
             )
-    missing = sorted(shapes.keys() - state.keys())
-    unknown = sorted(n for n in state.keys() - shapes.keys() if not _is_mask_of(n, shapes))
+        if _number(wanted) != _number(tensor):
+            raise ValueError(
+                f"the checkpoint does not fit the model: {name!r} is {tensor.dtype}, the model's "
+                f"{wanted.dtype}"
+            )
+    missing = sorted(own.keys() - state.keys())
+    unknown = sorted(n for n in state.keys() - own.keys() if not _is_mask_of(n, own))
     if strict and (missing or unknown):
         raise ValueError(
             f"the checkpoint does not fit the model: it lacks {missing or 'nothing'} and has "
             f"{unknown or 'nothing'} besides"
         )
+
+
+def _number(tensor: Tensor) -> str:
+    """What kind of number a tensor holds; loading casts within a kind only."""
+    if tensor.is_floating_point():
+        return "real"
+    return "complex" if tensor.is_complex() else "bool" if tensor.dtype == torch.bool else "integer"
 
 
 def _is_mask_of(name: str, names: Mapping[str, Any]) -> bool:
@@ -507,11 +684,20 @@ def _submodule(model: nn.Module, path: str, name: str) -> nn.Module:
     return found
 
 
-def _masks_of_optimizer(state: Mapping[str, Any]) -> dict[str, Tensor]:
+def _masks_of_optimizer(state: Mapping[str, Any]) -> State:
+    """Masks at ``optimizer.sparsity.state[name].mask``, by name; empty if there is no such key."""
     optimizer = state.get("optimizer")
     sparsity = optimizer.get("sparsity") if isinstance(optimizer, Mapping) else None
     entries = sparsity.get("state", {}) if isinstance(sparsity, Mapping) else {}
-    return {name: entry["mask"] for name, entry in entries.items() if "mask" in entry}
+    if not isinstance(entries, Mapping):
+        raise ValueError(f"'optimizer.sparsity.state' must be a mapping, not {entries!r:.80}")
+    masks = {}
+    for name, entry in entries.items():
+        if isinstance(entry, Mapping) and "mask" in entry:
+            if not isinstance(name, str) or not torch.is_tensor(entry["mask"]):
+                raise ValueError(f"'optimizer.sparsity.state' has no mask tensor for {name!r:.80}")
+            masks[name] = entry["mask"]
+    return masks
 
 
 def _with_masks(model: nn.Module) -> State:
@@ -539,5 +725,5 @@ def _compare(weights: Mapping[str, Tensor], reference: Mapping[str, Tensor]) -> 
     for name, tensor in reference.items():
         other = weights[name].to(tensor.device)
         same = other.dtype == tensor.dtype and other.shape == tensor.shape
-        if not same or not torch.equal(other.nan_to_num(), tensor.nan_to_num()):
+        if not same or bool(((other != tensor) & ~(other.isnan() & tensor.isnan())).any()):
             raise ValueError(f"state and model differ in the values of {name!r}")
