@@ -56,16 +56,22 @@ def names() -> list[str]:
     return sorted(_datasets())
 
 
-def get(name: str) -> Dataset | ImageDataset:
+def get(name: str, kind: str | None = None) -> Dataset | ImageDataset:
     """Return a registered dataset.
 
+    Args:
+        name: Its name.
+        kind: What it must hold, "text" or "images"; None allows both.
+
     Raises:
-        ValueError: If there is none of that name.
+        ValueError: If there is none of that name and kind.
     """
-    if name not in _datasets():
-        close = difflib.get_close_matches(name, names(), n=1)
+    fitting = [known for known, entry in _datasets().items() if kind in (None, entry.kind)]
+    if name not in fitting:
+        close = difflib.get_close_matches(name, fitting, n=1)
         hint = f" (closest: {close[0]!r})" if close else ""
-        raise ValueError(f"data.name is {name!r}{hint}, but must be one of {', '.join(names())}.")
+        fitting = ", ".join(sorted(fitting))
+        raise ValueError(f"data.name is {name!r}{hint}, but must be one of {fitting}.")
     return _datasets()[name]
 
 

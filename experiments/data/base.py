@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     import numpy as np
@@ -77,6 +77,8 @@ class Dataset:
     missing: Callable[[Source], str | None] = lambda source: None
     build_tokenizer: "Callable[[], Tokenizer] | None" = None
 
+    kind: ClassVar[str] = "text"
+
 
 @dataclass(frozen=True)
 class Split:
@@ -131,3 +133,5 @@ class ImageDataset:
     read: "Callable[[Source, int | None], Images]"
     missing: Callable[[Source], str | None] = lambda source: None
     flip: bool = True
+
+    kind: ClassVar[str] = "images"

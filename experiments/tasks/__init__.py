@@ -33,7 +33,10 @@ from pydantic import (
     NonNegativeFloat,
     PositiveFloat,
     PositiveInt,
+    field_validator,
 )
+
+from experiments import data as datasets
 
 if TYPE_CHECKING:
     import numpy as np
@@ -52,6 +55,16 @@ class Data(Strict):
     """A registered dataset and how a task cuts it into samples."""
 
     name: str
+
+    #: What the dataset must hold: ``text`` or ``images``; None allows both.
+    KIND: ClassVar[str | None] = None
+
+    @field_validator("name")
+    @classmethod
+    def is_registered(cls, name: str) -> str:
+        """There is a dataset of that name and kind."""
+        datasets.get(name, cls.KIND)
+        return name
 
     @property
     def label(self) -> str:

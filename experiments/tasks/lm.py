@@ -19,6 +19,10 @@ from experiments.data import prepare as prepare_text
 if TYPE_CHECKING:
     import torch
 
+#: Owner or name in a hub id; none has two dashes in a row.
+PART = r"[A-Za-z0-9_]+([.-][A-Za-z0-9_]+)*"
+#: Owners of tokenizers whose name alone names a folder of prepared data.
+SHORT_OWNERS = frozenset({"openai-community"})
 EVALUATION = "experiments.evaluation.lm.evaluate"
 
 
@@ -30,14 +34,18 @@ class Data(tasks.Data):
     tokenizer: str | None = Field(
         None,
         description="hub id of a published tokenizer; else one is trained on the data",
+        pattern=f"^{PART}/{PART}$",
         exclude_if=lambda value: value is None,
     )
 
+    KIND = "text"
+
     @property
     def label(self) -> str:
-        """Folder name under ``resources/data``."""
+        """Folder name under ``resources/data``; tokenizers of one name have different owners."""
         if self.tokenizer:
-            return f"{self.name}-{self.tokenizer.rsplit('/', 1)[-1]}"
+            owner, name = self.tokenizer.split("/")
+            return f"{self.name}-{name if owner in SHORT_OWNERS else f'{owner}--{name}'}"
         return f"{self.name}-v{self.vocab_size}"
 
 

@@ -32,6 +32,8 @@ class Data(tasks.Data):
 
     num_images: PositiveInt = Field(description="images to train on")
 
+    KIND = "images"
+
     @property
     def label(self) -> str:
         """Folder name under ``resources/data``."""
