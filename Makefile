@@ -7,7 +7,7 @@ BIN := .venv/bin
 MARK := .venv/.ready
 RUN := PATH="$(CURDIR)/$(BIN):$$PATH"
 
-.PHONY: help setup reproduce smoke test check format lint types clean
+.PHONY: help setup reproduce smoke test check format lint types docs clean
 
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST)
@@ -19,7 +19,7 @@ $(MARK): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is required; name one with make PYTHON=python3.11")'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) "$$(grep '^torch==' constraints.txt)"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[experiments,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[experiments,dev,docs]'
 	touch $(MARK)
 
 ## make reproduce   train, evaluate and report every study at the quick scale
@@ -47,6 +47,10 @@ lint: setup
 
 types: setup
 	$(BIN)/mypy
+
+## make docs        build the documentation into site/, warnings as errors
+docs: setup
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 ## make format      rewrite the code in the house style
 format: setup

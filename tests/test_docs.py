@@ -16,7 +16,9 @@ from sparse_lib.configure import constructor_keys
 from sparse_lib.core.algorithm import algorithm_classes
 
 ROOT = Path(__file__).parents[1]
-PAGES = sorted([ROOT / "README.md", ROOT / "benchmarks" / "README.md", *ROOT.glob("docs/*.md")])
+PAGES = sorted(ROOT.glob("[A-Z]*.md")) + sorted(
+    [*ROOT.glob("*s/README.md"), *ROOT.glob("docs/*.md")]
+)
 # The kernels, where an install has built them, are a shared library that Python does not import.
 MODULES = ["sparse_lib"] + sorted(
     module.name
