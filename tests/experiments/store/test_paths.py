@@ -1,0 +1,64 @@
+"""No name leads out of its folder."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from experiments.specs import plan
+from experiments.specs.schema import SCALES, SpecError
+from experiments.store import paths
+
+HOSTILE = ["", ".", "..", "../../../victim", "a/b", "/etc", "a\0b", "a\nb", "-rf", ".git", "a b",
+           "a$(touch pwned)b", "{scale}", "<x>", "a;b", "a'b", "x" * 300]  # fmt: skip
+FOLDERS = {
+    "prepared_data": (paths.prepared_data, paths.DATA),
+    "run": (lambda name: paths.run("smoke", name), Path("results/smoke/runs")),
+    "study": (lambda name: paths.study("smoke", name), Path("results/smoke")),
+    "page": (lambda name: paths.page("smoke", name), Path("reports/smoke")),
+    "computation": (
+        lambda name: paths.computation("smoke", name),
+        Path("results/smoke/computations"),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", FOLDERS)
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_name_is_refused(kind, name):
+    with pytest.raises(SpecError, match="^(data|run|study|computation) is "):
+        FOLDERS[kind][0](name)
+
+
+@pytest.mark.parametrize("scale", ["", ".", "..", "../../etc", "reference", "smoke/x"])
+def test_a_scale_is_one_of_the_scales(scale):
+    for folder in (paths.results, paths.reports):
+        with pytest.raises(SpecError, match="scale is"):
+            folder(scale)
+
+
+@pytest.mark.parametrize("name", paths.RESERVED)
+def test_a_study_takes_no_folder_of_others(name):
+    with pytest.raises(SpecError, match="folder of results"):
+        paths.study("smoke", name)
+
+
+@given(st.text(max_size=20), st.sampled_from(sorted(FOLDERS)))
+def test_any_name_is_a_direct_child_or_refused(name, kind):
+    folder, parent = FOLDERS[kind]
+    try:
+        found = folder(name)
+    except SpecError:
+        return
+    assert found.parent == parent and found.name == name
+    assert (Path("/top") / found).resolve() == Path("/top") / parent / name
+
+
+def test_every_name_of_the_studies_is_allowed():
+    for scale in SCALES:
+        for run in plan.all_runs(scale).values():
+            assert paths.run(scale, run.id).name == run.id
+            assert paths.prepared_data(run.data_label).name == run.data_label
+    for study in plan.study_names():
+        assert paths.study("small", study).name == study
