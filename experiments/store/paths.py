@@ -1,13 +1,21 @@
-"""Where everything lies, relative to the folder that a command works in.
+"""Where everything lies that runs, reports and commands read and write.
 
-Every name that becomes part of a path goes through `name`, so no name leads out of its folder.
+Paths are relative to the folder that a command works in, the repository's root, but for committed
+files. Every name that becomes part of a path goes through `name` or is a scale, so none leads out
+of its folder.
 """
+
+from __future__ import annotations
 
 import re
 from pathlib import Path
 
+from experiments.specs.code import ROOT
 from experiments.specs.schema import SCALES, SpecError, check_choice
 
+#: Committed records and tables.
+REFERENCE = ROOT / "results" / "reference"
+REFERENCE_RUNS = REFERENCE / "runs"
 DATA = Path("resources/data")
 RESULTS = Path("results")
 REPORTS = Path("reports")
@@ -37,40 +45,45 @@ def name(key: str, value: str) -> str:
     return value
 
 
-def prepared_data(label: str) -> Path:
-    """Folder of one prepared dataset."""
+def data(label: str) -> Path:
+    """Prepared data."""
     return DATA / name("data", label)
 
 
-def results(scale: str) -> Path:
-    """Folder of the results of one scale."""
-    check_choice("scale", scale, SCALES)
-    return RESULTS / scale
+def scale(scale_name: str) -> Path:
+    """All results of a scale."""
+    check_choice("scale", scale_name, SCALES)
+    return RESULTS / scale_name
 
 
-def reports(scale: str) -> Path:
-    """Folder of the pages of one scale."""
-    check_choice("scale", scale, SCALES)
-    return REPORTS / scale
+def reports(scale_name: str) -> Path:
+    """The front page of a scale and its studies' folders."""
+    check_choice("scale", scale_name, SCALES)
+    return REPORTS / scale_name
 
 
-def run(scale: str, run_id: str) -> Path:
-    """Folder of one run's files."""
-    return results(scale) / "runs" / name("run", run_id)
+def run(scale_name: str, run_id: str) -> Path:
+    """A run's ``train.json``, ``metrics.jsonl``, ``model/``, ``eval.json`` and ``record.json``."""
+    return scale(scale_name) / "runs" / name("run", run_id)
 
 
-def study(scale: str, study_name: str) -> Path:
-    """Folder of a study's collected tables."""
+def study(scale_name: str, study_name: str) -> Path:
+    """A study's ``records.csv``, ``curves.csv``, ``records/`` and ``claims.csv``."""
     if study_name in RESERVED:
         raise SpecError(f"study is {study_name!r}, which is the name of a folder of results")
-    return results(scale) / name("study", study_name)
+    return scale(scale_name) / name("study", study_name)
 
 
-def page(scale: str, study_name: str) -> Path:
-    """Folder of a study's page, its figures and its tables."""
-    return reports(scale) / name("study", study_name)
+def page(scale_name: str, study_name: str) -> Path:
+    """A study's page, with ``figures/`` and ``tables/``."""
+    return reports(scale_name) / name("study", study_name)
 
 
-def computation(scale: str, computation_name: str) -> Path:
-    """Folder of the tables of one computation."""
-    return results(scale) / "computations" / name("computation", computation_name)
+def computation(scale_name: str, computation_name: str) -> Path:
+    """The tables of a computation."""
+    return scale(scale_name) / "computations" / name("computation", computation_name)
+
+
+def state(run_id: str, spec_hash: str, *, root: Path = STATE) -> Path:
+    """What a run needs to go on after an interruption."""
+    return root / f"{name('run', run_id)}-{spec_hash[:12]}"

@@ -13,7 +13,7 @@ from experiments.store import paths
 HOSTILE = ["", ".", "..", "../../../victim", "a/b", "/etc", "a\0b", "a\nb", "-rf", ".git", "a b",
            "a$(touch pwned)b", "{scale}", "<x>", "a;b", "a'b", "x" * 300]  # fmt: skip
 FOLDERS = {
-    "prepared_data": (paths.prepared_data, paths.DATA),
+    "data": (paths.data, paths.DATA),
     "run": (lambda name: paths.run("smoke", name), Path("results/smoke/runs")),
     "study": (lambda name: paths.study("smoke", name), Path("results/smoke")),
     "page": (lambda name: paths.page("smoke", name), Path("reports/smoke")),
@@ -33,7 +33,7 @@ def test_a_hostile_name_is_refused(kind, name):
 
 @pytest.mark.parametrize("scale", ["", ".", "..", "../../etc", "reference", "smoke/x"])
 def test_a_scale_is_one_of_the_scales(scale):
-    for folder in (paths.results, paths.reports):
+    for folder in (paths.scale, paths.reports):
         with pytest.raises(SpecError, match="scale is"):
             folder(scale)
 
@@ -59,6 +59,6 @@ def test_every_name_of_the_studies_is_allowed():
     for scale in SCALES:
         for run in plan.all_runs(scale).values():
             assert paths.run(scale, run.id).name == run.id
-            assert paths.prepared_data(run.data_label).name == run.data_label
+            assert paths.data(run.data_label).name == run.data_label
     for study in plan.study_names():
         assert paths.study("small", study).name == study
