@@ -14,12 +14,16 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
+from torch.nn.utils import parametrize
 
 _HEAD_NAMES = frozenset(
     {"lm_head", "head", "classifier", "score", "embed_out", "output_projection", "qa_outputs"}
 )
 _EMBEDDING_PATTERN = re.compile(r"embedding|embed_|_embed\b|\bwte\b|\bwpe\b|pe_helper|rel_pos")
 _NORM_PATTERN = re.compile(r"norm|\bln_?\w*\b|\bbn_?\d*\b")
+# Names of weights that torch.nn.utils.parametrize computes from others, which it calls original.
+_PARAMETRIZED = re.compile(r"\bparametrizations\.(\w+)\.original\d*$")
+_GAIN_PATTERN = re.compile(r"(_g|\bparametrizations\.\w+\.original0)$")
 _CONV_TYPES = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _CONV_TRANSPOSE_TYPES = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _BATCH_NORM = nn.modules.batchnorm._NormBase
@@ -164,18 +168,22 @@ def default_filter(
     ``pe_helper``) and so sparsifies ``embed_tokens``, ``wte`` and heads called otherwise; here
     these stay dense too. Given the model, module types and tied weights count as well.
 
+    Of a weight under ``weight_norm`` (of either torch API) the direction is sparsified and the
+    gain, which has one number for each output, stays dense. Of a weight under ``spectral_norm``
+    or another parametrization the original is sparsified.
+
     Args:
         name: Full parameter name.
         param: The parameter; only its shape is read.
         model: The model that owns it, if known.
     """
-    if param.dim() < 2 or role_of_name(name) != "block":
+    if param.dim() < 2 or role_of_name(name) != "block" or _is_gain(name, param):
         return False
     if model is None:
         return True
     head = _output_embeddings(model)
     for module in model.modules():
-        if any(own is param for own in module._parameters.values()):
+        if any(own is param for own in _own_parameters(module)):
             if module is head or layer_kind(module) in ("embedding", "norm"):
                 return False
     return True
@@ -190,6 +198,20 @@ def role_of_name(name: str) -> str:
     return _role(name, "parameter")
 
 
+def _own_parameters(module: nn.Module) -> Iterator[nn.Parameter | None]:
+    """Parameters of a module itself, and those that its own parametrized weights are made of."""
+    yield from module._parameters.values()
+    parametrizations = module._modules.get("parametrizations")
+    if parametrizations is not None and parametrize.is_parametrized(module):
+        yield from parametrizations.parameters()
+
+
+def _is_gain(name: str, parameter: torch.Tensor) -> bool:
+    """Whether a parameter is the magnitude that ``weight_norm`` splits off a weight."""
+    is_vector = sum(size != 1 for size in parameter.shape) <= 1
+    return is_vector and _GAIN_PATTERN.search(name) is not None
+
+
 def _weights(module_name: str, module: nn.Module) -> Iterator[tuple[str, nn.Parameter, str]]:
     """Yields (full name, parameter, kind) for the weights that a module owns itself."""
     kind = layer_kind(module)
@@ -198,7 +220,8 @@ def _weights(module_name: str, module: nn.Module) -> Iterator[tuple[str, nn.Para
         if kind is not None and name == "weight":
             yield prefix + name, parameter, kind
         elif parameter.dim() > 1:
-            yield prefix + name, parameter, "norm" if kind == "norm" else "parameter"
+            is_norm = kind == "norm" or _is_gain(prefix + name, parameter)
+            yield prefix + name, parameter, "norm" if is_norm else "parameter"
 
 
 def _output_embeddings(model: nn.Module) -> nn.Module | None:
@@ -207,6 +230,7 @@ def _output_embeddings(model: nn.Module) -> nn.Module | None:
 
 
 def _role(weight_name: str, kind: str) -> str:
+    weight_name = _PARAMETRIZED.sub(r"\1", weight_name)
     parts = weight_name.lower().split(".")
     if kind in ("embedding", "norm"):
         return kind

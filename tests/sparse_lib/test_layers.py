@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import parametrizations, spectral_norm, weight_norm
 from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
@@ -12,6 +13,7 @@ from transformers import (
     ResNetForImageClassification,
 )
 
+import sparse_lib as sl
 from sparse_lib.layers import default_filter, describe, fans
 
 
@@ -131,3 +133,54 @@ def test_weights_of_unknown_modules_are_described():
     model = nn.MultiheadAttention(4, 2)
     kinds = {layer.weight_name: layer.kind for layer in describe(model)}
     assert kinds == {"in_proj_weight": "parameter", "out_proj.weight": "linear"}
+
+
+NORMED = {
+    "weight_norm": weight_norm,
+    "parametrized weight_norm": parametrizations.weight_norm,
+    "weight_norm of inputs": lambda layer: parametrizations.weight_norm(layer, dim=1),
+    "spectral_norm": spectral_norm,
+    "parametrized spectral_norm": parametrizations.spectral_norm,
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*is deprecated:FutureWarning")
+@pytest.mark.parametrize("norm", NORMED)
+def test_reparametrized_weights_train_sparsely_and_gains_stay_dense(norm):
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        NORMED[norm](nn.Linear(16, 32)), nn.Unflatten(1, (8, 4)), nn.ReLU(),
+        NORMED[norm](nn.Conv1d(8, 6, 3)), nn.Flatten(), NORMED[norm](nn.Linear(12, 24)),
+    )  # fmt: skip
+    algorithm = sl.configure({"algorithm": "set", "sparsity": 0.5, "update": 1, "seed": 0})
+    algorithm.apply(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    algorithm.apply(optimizer)
+    assert len(algorithm.sparse_params) == 3
+    for sparse in algorithm.sparse_params.values():
+        assert sparse.param.numel() in (16 * 32, 8 * 6 * 3, 12 * 24)
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss = model(torch.randn(8, 16)).square().mean()
+        loss.backward()
+        optimizer.step()
+        assert loss.isfinite()
+    model.eval()(torch.randn(8, 16))  # computes the weights
+    layers = (model[0], model[3], model[5])
+    for layer, sparse in zip(layers, algorithm.sparse_params.values(), strict=True):
+        assert not layer.weight[~sparse.mask].any() and layer.weight[sparse.mask].any()
+        assert sparse.sparsity == pytest.approx(0.5, abs=0.01)
+
+
+@pytest.mark.parametrize("norm", [parametrizations.weight_norm, parametrizations.spectral_norm])
+def test_default_filter_knows_whose_weight_is_reparametrized(norm):
+    model = nn.ModuleDict({"symbols": norm(nn.Embedding(9, 4)), "fc": norm(nn.Linear(4, 3))})
+    chosen = [n for n, p in model.named_parameters() if default_filter(n, p, model)]
+    assert chosen == []
+
+
+def test_gains_are_described_as_norms():
+    model = parametrizations.weight_norm(nn.Linear(4, 3))
+    kinds = {layer.weight_name: (layer.kind, layer.role) for layer in describe(model)}
+    assert kinds["parametrizations.weight.original0"] == ("norm", "norm")
+    assert kinds["parametrizations.weight.original1"] == ("parameter", "block")
