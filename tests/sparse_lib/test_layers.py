@@ -152,7 +152,8 @@ def test_reparametrized_weights_train_sparsely_and_gains_stay_dense(norm):
         NORMED[norm](nn.Linear(16, 32)), nn.Unflatten(1, (8, 4)), nn.ReLU(),
         NORMED[norm](nn.Conv1d(8, 6, 3)), nn.Flatten(), NORMED[norm](nn.Linear(12, 24)),
     )  # fmt: skip
-    algorithm = sl.configure({"algorithm": "set", "sparsity": 0.5, "update": 1, "seed": 0})
+    config = {"algorithm": "set", "sparsity": 0.5, "update": 1, "drop_fraction": 0.05, "seed": 0}
+    algorithm = sl.configure(config)
     algorithm.apply(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     algorithm.apply(optimizer)
