@@ -101,7 +101,7 @@ class Images:
     """The images of a dataset.
 
     Attributes:
-        splits: Train, validation and test.
+        splits: Train, validation and, where there is one, test, in this order.
         classes: Names of the classes, in the order of their labels.
         meta: Facts for meta.json.
     """

@@ -81,7 +81,8 @@ def verify(folder: Path) -> None:
 def hashed_files(folder: Path, meta: Mapping[str, Any]) -> list[Path]:
     """Files that decide a training, in the order in which `meta.json` hashes them."""
     if meta.get("kind") == "images":
-        return [folder / f"{split}.{part}.npy" for split in SPLITS for part in ("pixels", "labels")]
+        found = meta["num_images"]
+        return [folder / f"{split}.{part}.npy" for split in found for part in ("pixels", "labels")]
     return [*(folder / f"{split}.bin" for split in SPLITS), folder / "tokenizer" / "tokenizer.json"]
 
 

@@ -5,9 +5,13 @@ which is how `datasets.load_dataset` reads a local folder. A new dataset is one 
 """
 
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import yaml
+from yaml import YAMLError
 
 from experiments.data.base import SPLITS, Dataset, MissingData, Source, Texts
 
@@ -116,17 +120,16 @@ def _not_mirrored(name: str, hub_id: str, files: str, source: Source) -> str:
 
 def _declared_splits(readme: Path, config: str | None) -> list[str] | None:
     """Splits of a config that a README's YAML header declares; None if it declares no configs."""
-    import yaml
-
     header = readme.read_text().split("---\n") if readme.is_file() else []
-    configs = (yaml.safe_load(header[1]) or {}).get("configs") if len(header) > 2 else None
-    if not configs:
-        return None
-    for entry in configs:
-        files = entry.get("data_files")
-        if entry["config_name"] == (config or "default") and isinstance(files, list):
-            return [file["split"] for file in files]
-    return [] if config else None
+    try:
+        configs = (yaml.safe_load(header[1]) or {}).get("configs") if len(header) > 2 else None
+        for entry in configs or ():
+            files = entry.get("data_files")
+            if entry["config_name"] == (config or "default") and isinstance(files, list):
+                return [file["split"] for file in files]
+    except (YAMLError, AttributeError, KeyError, TypeError):
+        return None  # reading the data says what is wrong
+    return [] if config and configs else None
 
 
 def load_rows(
@@ -140,7 +143,7 @@ def load_rows(
     """Return the columns of each split.
 
     Raises:
-        MissingData: If the dataset cannot be had, or lacks a split or a column.
+        MissingData: If the dataset cannot be had, is damaged, or lacks a split or a column.
     """
     problem = missing_rows(name, hub_id, config, source, splits)
     if problem and (source.offline or (source.mirror and (source.mirror / hub_id).is_dir())):
@@ -150,19 +153,35 @@ def load_rows(
     path = str(Path(source.mirror or "") / hub_id) if problem is None else hub_id
     # `datasets` keys its cache of a local folder by the README's header, not by the data: a
     # throw-away cache cannot be stale.
-    with tempfile.TemporaryDirectory() as scratch:
-        try:
-            loaded = load_dataset(path, config, cache_dir=scratch if problem is None else None)
-            absent = [split for split in splits if split not in loaded]
-            if absent:
-                raise MissingData(f"{name}: {path} has no {' and no '.join(absent)} split.")
-            return {
-                split: {column: list(loaded[split][column]) for column in columns}
-                for split in splits
-            }
-        except (OSError, ValueError, KeyError) as error:
-            reason = str(error).strip().split("\n")[0]
-            raise MissingData(f"{name}: {path} cannot be read: {reason}") from error
+    with reading(name, path), tempfile.TemporaryDirectory() as scratch:
+        loaded = load_dataset(path, config, cache_dir=scratch if problem is None else None)
+        for split in splits:
+            if split not in loaded:
+                raise MissingData(f"{name}: {path} has no {split} split.")
+            for column in columns:
+                if column not in loaded[split].column_names:
+                    known = ", ".join(loaded[split].column_names)
+                    raise MissingData(f"{name}: {path} has no column {column!r}, but {known}.")
+        return {split: {name: list(loaded[split][name]) for name in columns} for split in splits}
+
+
+@contextmanager
+def reading(name: str, path: str) -> Iterator[None]:
+    """Turn what fails while a dataset's files are read into one sentence."""
+    from datasets.exceptions import DatasetsError
+    from pyarrow import ArrowException
+
+    try:
+        yield
+    except (
+        OSError, ValueError, KeyError, AttributeError, SyntaxError, YAMLError, DatasetsError,
+        ArrowException,
+    ) as error:  # fmt: skip
+        cause: BaseException = error
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        reason = str(cause).strip().split("\n")[0]
+        raise MissingData(f"{name}: {path} cannot be read: {reason}") from error
 
 
 _WIKIPEDIA = "CC BY-SA 3.0 and GFDL"

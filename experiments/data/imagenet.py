@@ -9,7 +9,7 @@ import tempfile
 from typing import TYPE_CHECKING, Any
 
 from experiments.data.base import ImageDataset, Images, MissingData, Source, Split
-from experiments.data.hub import missing_rows
+from experiments.data.hub import missing_rows, reading
 
 if TYPE_CHECKING:
     import numpy as np
@@ -31,15 +31,12 @@ def _read(source: Source, num_images: int | None) -> Images:
     from datasets import load_dataset
 
     path = HUB_ID if problem else str(source.mirror / HUB_ID)  # type: ignore[operator]
-    try:
+    with reading(NAME, path):
         train, test = (load_dataset(path, split=s, streaming=True) for s in HUB_SPLITS)
         classes = list(train.features["label"].names)
-    except (OSError, ValueError, KeyError, AttributeError) as error:
-        reason = str(error).strip().split("\n")[0]
-        raise MissingData(f"{NAME}: {path} cannot be read: {reason}") from error
-    num_train = min(num_images or NUM_TRAIN, NUM_TRAIN - HELD_OUT)
-    validation, train = take(train, HELD_OUT), take(train.skip(HELD_OUT), num_train)
-    splits = {"train": train, "validation": validation, "test": take(test, NUM_TEST)}
+        num_train = min(num_images or NUM_TRAIN, NUM_TRAIN - HELD_OUT)
+        validation, train = take(train, HELD_OUT), take(train.skip(HELD_OUT), num_train)
+        splits = {"train": train, "validation": validation, "test": take(test, NUM_TEST)}
     return Images(splits, classes, {"hub_id": HUB_ID})
 
 

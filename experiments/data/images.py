@@ -18,7 +18,7 @@ from experiments.data.files import files_digest, seal
 def prepare(
     dataset: ImageDataset, source: Source, *, out: Path, num_images: int | None = None
 ) -> dict[str, Any]:
-    """Write `{train,validation,test}.{pixels,labels}.npy` and, last, `meta.json`.
+    """Write `<split>.{pixels,labels}.npy` of each split and, last, `meta.json`.
 
     Args:
         dataset: What to prepare.
@@ -45,7 +45,8 @@ def prepare(
         )
     out.mkdir(parents=True, exist_ok=True)
     files = []
-    for split in SPLITS:
+    splits = [split for split in SPLITS if split in images.splits]
+    for split in splits:
         for part in ("pixels", "labels"):
             files.append(out / f"{split}.{part}.npy")
             partial = files[-1].with_suffix(".partial")
@@ -59,7 +60,7 @@ def prepare(
         "kind": "images",
         "hash": files_digest(files),
         "classes": images.classes,
-        "num_images": {split: len(images.splits[split]) for split in SPLITS},
+        "num_images": {split: len(images.splits[split]) for split in splits},
         "num_channels": int(pixels.shape[1]),
         "image_size": int(pixels.shape[2]),
         "mean": mean,
@@ -99,7 +100,14 @@ class ImageFolder:
     meta: dict[str, Any]
 
     def split(self, name: str) -> Split:
-        """Return one split, its pixels mapped read-only."""
+        """Return one split, its pixels mapped read-only.
+
+        Raises:
+            ValueError: If the dataset has no split of that name.
+        """
+        if name not in self.meta["num_images"]:
+            known = " and ".join(self.meta["num_images"])
+            raise ValueError(f"{self.folder} has no {name} split, but {known}")
         return Split(
             np.load(self.folder / f"{name}.pixels.npy", mmap_mode="r"),
             np.load(self.folder / f"{name}.labels.npy"),

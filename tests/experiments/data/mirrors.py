@@ -1,7 +1,12 @@
 """Miniature mirrors of the hub."""
 
+import io
+import json
+
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from PIL import Image
 
 
 def write_mirror(root, hub_id, splits, configs=("default",), digest="0"):
@@ -15,3 +20,31 @@ def write_mirror(root, hub_id, splits, configs=("default",), digest="0"):
             pq.write_table(pa.table({"text": rows}), folder / config / f"{split}.parquet")
             lines += [f"  - split: {split}", f"    path: {config}/{split}.parquet"]
     (folder / "README.md").write_text("\n".join([*lines, f"content: '{digest}'", "---", ""]))
+
+
+def encoded(pixels) -> dict:
+    """An image as the hub stores it; `pixels` are (S, S, 3) or (S, S)."""
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, format="PNG")
+    return {"bytes": file.getvalue(), "path": None}
+
+
+def write_images(
+    root, hub_id, config, *, image="image", label="label", shape=(32, 32, 3), num_classes=2,
+    order=range(40), splits=("train", "test"),
+):  # fmt: skip
+    """Write the same random images into each split, in the given order; returns them."""
+    folder = root / hub_id
+    folder.mkdir(parents=True)
+    pixels = np.random.default_rng(0).integers(0, 256, (len(order), *shape), dtype=np.uint8)
+    features = {image: {"_type": "Image"}, label: {"dtype": "int64", "_type": "Value"}}
+    stored = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    schema = pa.schema([(image, stored), (label, pa.int64())])
+    schema = schema.with_metadata({"huggingface": json.dumps({"info": {"features": features}})})
+    header = ["---", "configs:", f"- config_name: {config}", "  data_files:"]
+    for split in splits:
+        rows = [{image: encoded(pixels[i]), label: i % num_classes} for i in order]
+        pq.write_table(pa.Table.from_pylist(rows, schema=schema), folder / f"{split}-0.parquet")
+        header += [f"  - split: {split}", f"    path: {split}-*"]
+    (folder / "README.md").write_text("\n".join([*header, "---", ""]))
+    return pixels

@@ -1,13 +1,15 @@
 """Datasets of images: glyphs drawn here, CIFAR-100 from a mirror."""
 
 import hashlib
-import io
 
 import numpy as np
 import pytest
 
 from experiments import data
-from experiments.data import base, cifar, glyphs, images, rendering
+from experiments.data import base, glyphs, images, rendering
+from experiments.data.hub_images import hold_out, hub_images
+from tests.experiments.data import mirrors
+from tests.experiments.data.mirrors import write_images
 
 IDENTITY = {"ANGLE": 0.0, "SHEAR": 0.0, "SCALE": (1.0, 1.0), "SHIFT": 0.0}
 
@@ -89,44 +91,15 @@ def test_the_affine_map_against_exact_cases(monkeypatch):
     )
 
 
-def encoded(pixels) -> dict:
-    from PIL import Image
-
-    file = io.BytesIO()
-    Image.fromarray(pixels).save(file, format="PNG")
-    return {"bytes": file.getvalue(), "path": None}
-
-
-def write_cifar(mirror, order, splits=("train", "test")):
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    folder = mirror / cifar.HUB_ID
-    folder.mkdir(parents=True)
-    rng = np.random.default_rng(0)
-    pixels = rng.integers(0, 256, (40, 32, 32, 3), dtype=np.uint8)
-    features = '{"info": {"features": {"img": {"_type": "Image"}, "fine_label": '
-    features += '{"dtype": "int64", "_type": "Value"}}}}'
-    image = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
-    schema = pa.schema([("img", image), ("fine_label", pa.int64())])
-    schema = schema.with_metadata({"huggingface": features})
-    header = ["---", "configs:", "- config_name: cifar100", "  data_files:"]
-    for split in splits:
-        rows = [{"img": encoded(pixels[i]), "fine_label": i % 2} for i in order]
-        pq.write_table(pa.Table.from_pylist(rows, schema=schema), folder / f"{split}-0.parquet")
-        header += [f"  - split: {split}", f"    path: {split}-*"]
-    (folder / "README.md").write_text("\n".join([*header, "---", ""]))
-    return pixels
+CIFAR = {"image": "img", "label": "fine_label"}
 
 
 def test_cifar_does_not_depend_on_the_order_of_the_mirror(tmp_path):
-    forward, backward = range(40), range(39, -1, -1)
-    pixels = write_cifar(tmp_path / "a", forward)
-    write_cifar(tmp_path / "b", backward)
-    metas = [
-        data.prepare("cifar100", out=tmp_path / f"out-{name}", mirror=tmp_path / name)
-        for name in ("a", "b")
-    ]
+    metas = []
+    for name, order in (("a", range(40)), ("b", range(39, -1, -1))):
+        mirror = tmp_path / name
+        pixels = write_images(mirror, "uoft-cs/cifar100", "cifar100", order=order, **CIFAR)
+        metas.append(data.prepare("cifar100", out=tmp_path / f"out-{name}", mirror=mirror))
     assert metas[0] == metas[1]
     assert metas[0]["num_images"] == {"train": 36, "validation": 4, "test": 40}
     opened = data.load(tmp_path / "out-a")
@@ -138,6 +111,41 @@ def test_cifar_does_not_depend_on_the_order_of_the_mirror(tmp_path):
     assert got == expected
 
 
+@pytest.mark.parametrize(
+    "name,hub_id,config,image,shape",
+    [
+        ("cifar10", "uoft-cs/cifar10", "plain_text", "img", (32, 32, 3)),
+        ("mnist", "ylecun/mnist", "mnist", "image", (28, 28)),
+    ],
+)
+def test_an_image_dataset_is_one_declaration(tmp_path, name, hub_id, config, image, shape):
+    pixels = write_images(
+        tmp_path, hub_id, config, image=image, shape=shape, num_classes=10, order=range(100)
+    )
+    meta = data.prepare(name, out=tmp_path / "out", num_images=50, mirror=tmp_path)
+    assert meta["num_images"] == {"train": 50, "validation": 10, "test": 100}
+    assert len(meta["classes"]) == 10 and meta["num_channels"] == (3 if shape[2:] else 1)
+    test = data.load(tmp_path / "out").split("test")
+    channels_first = pixels.reshape(100, *shape[:2], -1).transpose(0, 3, 1, 2)
+    expected = {image.tobytes(): i % 10 for i, image in enumerate(channels_first)}
+    assert {p.tobytes(): n for p, n in zip(test.pixels, test.labels, strict=True)} == expected
+    data.verify(tmp_path / "out")
+
+
+def test_published_validation_images_are_taken_and_a_test_split_may_be_absent(tmp_path):
+    entry = hub_images(
+        "flowers", "local/flowers", license="none", size=8, classes=["a", "b"],
+        splits={"train": "train", "validation": "valid"},
+    )  # fmt: skip
+    write_images(tmp_path, "local/flowers", "default", shape=(8, 8, 3), splits=("train", "valid"))
+    meta = images.prepare(entry, base.Source(tmp_path), out=tmp_path / "out")
+    assert meta["num_images"] == {"train": 40, "validation": 40}
+    assert meta["splits"] == "validation as published"
+    data.verify(tmp_path / "out")
+    with pytest.raises(ValueError, match="has no test split, but train and validation"):
+        data.load(tmp_path / "out").split("test")
+
+
 def test_wrong_requests_are_one_sentence_each(tmp_path):
     with pytest.raises(ValueError, match="num_images is 0, but must be at least 1"):
         data.prepare("glyphs", out=tmp_path, num_images=0)
@@ -146,18 +154,48 @@ def test_wrong_requests_are_one_sentence_each(tmp_path):
     assert "uoft-cs/cifar100, which is not mirrored" in data.available("cifar100")
     with pytest.raises(base.MissingData, match="cifar100 needs uoft-cs/cifar100"):
         data.prepare("cifar100", out=tmp_path, mirror=tmp_path)
-    write_cifar(tmp_path / "part", range(40), splits=("train",))
-    assert "test split" in data.available("cifar100", mirror=tmp_path / "part")
-    write_cifar(tmp_path / "all", range(40))
+    part, whole = tmp_path / "part", tmp_path / "all"
+    write_images(part, "uoft-cs/cifar100", "cifar100", splits=("train",), **CIFAR)
+    assert "test split" in data.available("cifar100", mirror=part)
+    write_images(whole, "uoft-cs/cifar100", "cifar100", **CIFAR)
     with pytest.raises(ValueError, match="num_images is 37, but cifar100 has only 36"):
-        data.prepare("cifar100", out=tmp_path, mirror=tmp_path / "all", num_images=37)
-    assert data.available("cifar100", mirror=tmp_path / "all") is None
+        data.prepare("cifar100", out=tmp_path, mirror=whole, num_images=37)
+    assert data.available("cifar100", mirror=whole) is None
+
+
+@pytest.mark.parametrize(
+    "options,message",
+    [
+        ({"shape": (8, 8, 3)}, r"has images of \[8\] pixels .*, but 32 pixels"),
+        ({"num_classes": 12}, "labels up to 11, but 32 pixels and labels below 10"),
+        ({"label": "labels"}, "has no column 'label', but img, labels"),
+    ],
+)
+def test_a_dataset_that_differs_from_its_declaration_is_one_sentence(tmp_path, options, message):
+    write_images(tmp_path, "uoft-cs/cifar10", "plain_text", **{"image": "img", **options})
+    with pytest.raises(base.MissingData, match=message):
+        data.prepare("cifar10", out=tmp_path / "out", mirror=tmp_path)
+
+
+@pytest.mark.parametrize("damage", ["cut", "flip", "empty", "image"])
+def test_a_damaged_mirror_is_one_sentence(tmp_path, damage, monkeypatch):
+    if damage == "image":
+        monkeypatch.setattr(mirrors, "encoded", lambda pixels: {"bytes": b"\x89PNG", "path": None})
+    write_images(tmp_path, "uoft-cs/cifar10", "plain_text", image="img")
+    path = tmp_path / "uoft-cs" / "cifar10" / "train-0.parquet"
+    content = bytearray(path.read_bytes())
+    content[len(content) - 40 :] = bytes(40) if damage == "flip" else content[-40:]
+    size = {"cut": len(content) // 2, "empty": 0}.get(damage, len(content))
+    path.write_bytes(content[:size])
+    with pytest.raises(base.MissingData, match="cifar10: .*cannot be read: .") as caught:
+        data.prepare("cifar10", out=tmp_path / "out", mirror=tmp_path)
+    assert "\n" not in str(caught.value)
 
 
 def test_hold_out_takes_a_tenth_of_each_class():
     labels = np.repeat([0, 1, 2], [10, 25, 9])
     split = base.Split(np.arange(44)[:, None], labels)
-    train, held = cifar.hold_out(split)
+    train, held = hold_out(split)
     assert held.labels.tolist() == [0, 1, 1] and held.pixels[:, 0].tolist() == [0, 10, 11]
     assert sorted([*train.pixels[:, 0], *held.pixels[:, 0]]) == list(range(44))
 

@@ -1,0 +1,118 @@
+"""Image datasets by hub id, read like the texts of `experiments.data.hub`.
+
+Images are put in the order of the hashes of their pixels, and so is the choice of those held out,
+so that a mirror and the hub, which may differ in order, are prepared alike.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from experiments.data.base import ImageDataset, Images, MissingData, Source, Split
+from experiments.data.hub import load_rows, missing_rows, reading
+
+if TYPE_CHECKING:
+    import numpy as np
+
+#: Where no validation images are published, one training image in so many is held out.
+HELD_OUT = 10
+
+
+def hub_images(
+    name: str,
+    hub_id: str,
+    *,
+    config: str | None = None,
+    license: str,
+    size: int,
+    classes: Sequence[str],
+    num_channels: int = 3,
+    image: str = "image",
+    label: str = "label",
+    splits: Mapping[str, str] | None = None,
+    flip: bool = True,
+) -> ImageDataset:
+    """Describe an image dataset by its hub id.
+
+    Args:
+        name: Name used in studies.
+        hub_id: "<owner>/<name>" on the hub and below the mirror root.
+        config: Config (subset) of the dataset.
+        license: Licence as published.
+        size: Pixels per side of all images.
+        classes: Names of the classes, in the order of their labels.
+        num_channels: 3 for colour, 1 for grey.
+        image: Column that holds the images.
+        label: Column that holds the labels.
+        splits: The hub's name of train, validation and test; default: train and test. A tenth of
+            each training class is held out where there is no validation.
+        flip: Whether a mirrored image shows the same class.
+    """
+    named = dict(splits or {"train": "train", "test": "test"})
+
+    def missing(source: Source) -> str | None:
+        return missing_rows(name, hub_id, config, source, [*named.values()])
+
+    def read(source: Source, num_images: int | None) -> Images:
+        rows = load_rows(name, hub_id, config, [image, label], source, [*named.values()])
+        found = {}
+        for split, theirs in named.items():
+            with reading(name, hub_id):
+                pixels = [_pixels(each, num_channels) for each in rows[theirs][image]]
+            shapes = {each.shape for each in pixels} - {(size, size, num_channels)}
+            labels = rows[theirs][label]
+            if shapes or not {*labels} <= {*range(len(classes))}:
+                found_sizes = sorted({max(shape[:2]) for shape in shapes}) or [size]
+                raise MissingData(
+                    f"{name}: the {theirs} split of {hub_id} has images of {found_sizes} pixels "
+                    f"and labels up to {max(labels)}, but {size} pixels and labels below "
+                    f"{len(classes)} are declared."
+                )
+            found[split] = _in_order(pixels, labels)
+        if "validation" not in found:
+            found["train"], found["validation"] = hold_out(found["train"])
+        train = found["train"]
+        found["train"] = Split(train.pixels[:num_images], train.labels[:num_images])
+        return Images(found, list(classes), {"hub_id": hub_id, "config": config})
+
+    published = " and ".join(split for split in ("validation", "test") if split in named)
+    held_out = "a tenth of each training class held out for validation"
+    words = [f"{published} as published"] * bool(published)
+    return ImageDataset(
+        name=name,
+        license=license,
+        source=hub_id,
+        splits="; ".join(words + [held_out] * ("validation" not in named)),
+        read=read,
+        missing=missing,
+        flip=flip,
+    )
+
+
+def _pixels(image: Any, num_channels: int) -> "np.ndarray":
+    """An image as uint8, shape (rows, columns, channels)."""
+    import numpy as np
+
+    array = np.asarray(image.convert("RGB" if num_channels == 3 else "L"), np.uint8)
+    return array.reshape(*array.shape[:2], num_channels)
+
+
+def _in_order(pixels: "Sequence[np.ndarray]", labels: Sequence[int]) -> Split:
+    """Images (S, S, C) and labels as one split, in the order of the images' hashes."""
+    import numpy as np
+
+    digests = [hashlib.sha256(image.tobytes()).digest() for image in pixels]
+    order = sorted(range(len(labels)), key=lambda i: (digests[i], labels[i]))
+    stacked = np.stack(pixels)[order].transpose(0, 3, 1, 2)
+    return Split(np.ascontiguousarray(stacked), np.asarray(labels, np.int64)[order])
+
+
+def hold_out(train: Split) -> tuple[Split, Split]:
+    """Split off the first tenth of each class; both parts keep their order."""
+    import numpy as np
+
+    held = np.zeros(len(train), dtype=bool)
+    for label in np.unique(train.labels):
+        places = np.flatnonzero(train.labels == label)
+        held[places[: len(places) // HELD_OUT]] = True
+    return tuple(Split(train.pixels[part], train.labels[part]) for part in (~held, held))
