@@ -9,16 +9,6 @@ import numbers
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-CSTORCH = "cstorch-2.10"
-"""The only value, besides None, that ``compat`` arguments take."""
-
-
-def check_compat(compat: str | None) -> str | None:
-    """Return ``compat`` if it is None or ``"cstorch-2.10"``, else raise ValueError."""
-    if compat not in (None, CSTORCH):
-        raise ValueError(f"compat must be None or {CSTORCH!r}, not {compat!r}")
-    return compat
-
 
 def check_fraction(value: Any, key: str) -> float:
     """Return ``value`` as a float in [0, 1].

@@ -1,9 +1,7 @@
 """From a config (a number, a dict, a list, as YAML gives them) to a Group of algorithms.
 
-Three dialects are understood: the one of cstorch 2.2 and later (``algorithm``, ``param_filter``
-globs), that of 2.0 and 2.1 (``type``, ``schedule`` for when to update, ``param_name_patterns``
-regular expressions) and sideband YAML (``type: sideband``). Every mistake is found here, before
-there is a model.
+Every mistake is found here, before there is a model. Configs of other libraries are translated
+first, by the dialects that are registered.
 """
 
 from __future__ import annotations
@@ -11,52 +9,32 @@ from __future__ import annotations
 import importlib
 import inspect
 import numbers
-import re
-from collections.abc import Mapping, Sequence
-from typing import Any
-
-from torch import Tensor
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
 
 from sparse_lib.checks import closest
 from sparse_lib.core.algorithm import SparsityAlgorithm, algorithm_classes
 from sparse_lib.core.group import Group
 from sparse_lib.layers import default_filter
-from sparse_lib.masks.shapers import InputGroupScoreShaper, OutputGroupScoreShaper
 from sparse_lib.schedules.values import HyperParameterSchedule
 
-_OWN_KEYS = ("algorithm", "type", "schedule", "param_filter", "param_name_patterns")
-_IGNORED_KEYS = ("add_summaries", "dump_masks")
+_OWN_KEYS = ("algorithm", "schedule", "param_filter")
 
 
-class NamePatterns:
-    """A filter by regular expressions, searched anywhere in the full parameter name.
+class Dialect(NamedTuple):
+    """Configs of another library.
 
-    Args:
-        patterns: One expression or a list of them, of which one must be found.
-        key: Name of the setting, for messages.
-
-    Raises:
-        ValueError: If one is no regular expression.
-        TypeError: If one is no string, or there is none.
+    Attributes:
+        keys: What its dicts may hold besides arguments of algorithms, for messages.
+        translate: From a dict to the dicts, of one algorithm each, that it stands for.
     """
 
-    def __init__(self, patterns: str | Sequence[str], key: str = "param_name_patterns") -> None:
-        self.patterns = [patterns] if isinstance(patterns, str) else patterns
-        if not isinstance(self.patterns, (list, tuple)) or not self.patterns:
-            raise TypeError(f"{key} must be a regex, a list or a dict of them, not {patterns!r}")
-        for pattern in self.patterns:
-            if not isinstance(pattern, str):
-                raise TypeError(f"{key} must hold regular expressions, not {pattern!r}")
-            try:
-                re.compile(pattern)
-            except re.error as error:
-                raise ValueError(f"{key} {pattern!r} is no regular expression: {error}") from None
+    keys: tuple[str, ...]
+    translate: Callable[[Mapping[str, Any]], Iterable[Mapping[str, Any]]]
 
-    def __call__(self, name: str, param: Tensor) -> bool:
-        return any(re.search(pattern, name) for pattern in self.patterns)
 
-    def __repr__(self) -> str:
-        return f"regex {self.patterns!r}"
+DIALECTS: list[Dialect] = []
+"""Translators that each dict goes through; one passes over what is not of its dialect."""
 
 
 def configure(config: Any) -> Group | None:
@@ -157,57 +135,39 @@ def _is_config(value: Any) -> bool:
 
 
 def _add(group: Group, config: Mapping[str, Any]) -> None:
-    """Add the algorithms of one dict, several if its name patterns are a dict."""
+    """Add the algorithm of one dict, or the several that a dialect makes of it."""
     for key in config:
         if not isinstance(key, str):
             raise TypeError(f"keys of a sparsity config must be strings, not {key!r}")
-    patterns = config.get("param_name_patterns")
-    if patterns is not None and "param_filter" in config:
-        raise ValueError("give param_filter or param_name_patterns, not both")
-    if not isinstance(patterns, Mapping):
-        param_filter = config.get("param_filter")
-        if patterns is not None:
-            param_filter = NamePatterns(patterns)
-        group.add(default_filter if param_filter is None else param_filter, make_algorithm(config))
-        return
-    if not patterns:
-        raise ValueError("param_name_patterns must not be empty")
-    common = {k: v for k, v in config.items() if k != "param_name_patterns"}
-    for pattern, settings in patterns.items():
-        if not isinstance(settings, Mapping):
-            raise TypeError(f"param_name_patterns[{pattern!r}] must be a dict, not {settings!r}")
-        group.add(NamePatterns([pattern]), make_algorithm({**common, **settings}))
+    configs: list[Mapping[str, Any]] = [config]
+    for dialect in DIALECTS:
+        configs = [plain for one in configs for plain in dialect.translate(one)]
+    for plain in configs:
+        param_filter = plain.get("param_filter")
+        group.add(default_filter if param_filter is None else param_filter, make_algorithm(plain))
 
 
 def make_algorithm(config: Mapping[str, Any]) -> SparsityAlgorithm:
-    """The algorithm of one dict, in any dialect; filters in it are passed over.
+    """The algorithm of one dict without dialect; a filter in it is passed over.
 
     Args:
-        config: ``algorithm`` or ``type``, and the arguments of that class.
+        config: ``algorithm`` and the arguments of that class.
 
     Raises:
         ValueError: If a key, name or value is not allowed; the message names it.
         TypeError: If a value has a wrong type.
 
-    >>> make_algorithm({"type": "set", "sparsity": 0.5, "schedule": 10}).update_schedule
+    >>> make_algorithm({"algorithm": "set", "schedule": 0.5, "update": 10}).update_schedule
     FreqSchedule(freq=10, start=0, stop=None)
     """
-    arguments = {k: v for k, v in config.items() if k not in (*_OWN_KEYS, *_IGNORED_KEYS)}
-    if "algorithm" in config and "type" in config:
-        raise ValueError("give algorithm or type (its old name), not both")
-    name = config.get("algorithm", config.get("type", "static"))
+    arguments = {k: v for k, v in config.items() if k not in _OWN_KEYS}
+    if "schedule" in config:
+        if "sparsity" in config:
+            raise ValueError("give sparsity or schedule, not both")
+        arguments["sparsity"] = config["schedule"]
+    name = config.get("algorithm", "static")
     if not isinstance(name, str):
         raise TypeError(f"algorithm must be a name, not {name!r}")
-    if "algorithm" not in config and name.lower() == "sideband":
-        name = "static"
-        arguments.setdefault("init_method", "topk")
-        _convert_groups(arguments)
-        if "schedule" in config:
-            raise ValueError("schedule is no key of type 'sideband'")
-    else:
-        _convert_schedules(arguments, config)
-        if "tiebreak" in arguments:
-            arguments["tie_breaker"] = _tie_breaker(arguments.pop("tiebreak"))
     cls = _find(name)
     _check_keys(cls, arguments)
     try:
@@ -223,59 +183,12 @@ def _find(name: str) -> type[SparsityAlgorithm]:
     return known[name.lower()]
 
 
-def _convert_groups(arguments: dict[str, Any]) -> None:
-    """Sideband's balanced groups."""
-    for key, shaper in (
-        ("in_groups", InputGroupScoreShaper),
-        ("out_groups", OutputGroupScoreShaper),
-    ):
-        if key in arguments:
-            if "score_shaper" in arguments:
-                raise ValueError("give in_groups or out_groups, not both")
-            arguments["score_shaper"] = shaper(arguments.pop(key))
-
-
-def _convert_schedules(arguments: dict[str, Any], config: Mapping[str, Any]) -> None:
-    """``schedule`` is the sparsity's since 2.2, and was the updates' in 2.0 and 2.1."""
-    pairs = arguments.pop("sparsity_schedule", None)
-    if pairs is not None:
-        if "sparsity" in arguments or "update" in arguments or "schedule" in config:
-            raise ValueError("sparsity_schedule stands alone, without sparsity, update or schedule")
-        steps, values = _split(pairs)
-        arguments["sparsity"], arguments["update"] = values, {"steps": steps}
-        return
-    if "schedule" not in config:
-        return
-    schedule = config["schedule"]
-    if "sparsity" not in arguments:
-        arguments["sparsity"] = schedule
-    elif "type" in config and "update" not in arguments:
-        is_default = _is_number(schedule) and schedule == 1
-        arguments["update"] = None if is_default else schedule
-        if isinstance(schedule, Mapping) and "steps" not in schedule and "freq" not in schedule:
-            arguments["update"] = {"freq": 1000, **schedule}  # its default in 2.0 and 2.1
-    else:
-        raise ValueError("give sparsity or schedule, not both")
-
-
-def _tie_breaker(spec: Any) -> Any:
-    """2.0 and 2.1 wrote ``{"type": "random", "eps": 1e-6}``; exact ties need no ``eps``."""
-    name = spec.get("type") if isinstance(spec, Mapping) else spec
-    return "first" if name in (None, "none") else name
-
-
-def _split(pairs: Any) -> tuple[list[Any], list[Any]]:
-    is_list = isinstance(pairs, (list, tuple)) and pairs
-    if not is_list or not all(isinstance(p, (list, tuple)) and len(p) == 2 for p in pairs):
-        raise TypeError(f"sparsity_schedule must be a list of [step, sparsity], not {pairs!r}")
-    return [step for step, _ in pairs], [value for _, value in pairs]
-
-
 def _check_keys(cls: type[SparsityAlgorithm], arguments: Mapping[str, Any]) -> None:
     allowed = constructor_keys(cls)
     for key in arguments:
         if key not in allowed:
-            hint = closest(key, {*allowed, *_OWN_KEYS})
+            others = {other for dialect in DIALECTS for other in dialect.keys}
+            hint = closest(key, {*allowed, *_OWN_KEYS, *others})
             raise ValueError(f"{key!r} is no key for algorithm {cls.__name__!r}; {hint}")
 
 

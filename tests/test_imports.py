@@ -48,21 +48,22 @@ def library_graph() -> dict[str, set[str]]:
 # Each room of the library and the rooms that it may import, besides checks and its own.
 ROOMS = {
     "checks": "",
+    "rules": "",
     "layers": "",
-    "masks": "",
-    "schedules": "",
+    "masks": "rules",
+    "schedules": "rules",
     "flops": "masks layers",
     "ift": "masks layers flops",
     "simulation": "masks layers flops",
     "execution": "masks layers flops simulation",
-    "core": "masks schedules layers flops",
+    "core": "rules masks schedules layers flops",
     "optim": "core",
     "checkpoint": "core",
     "algorithms": "masks schedules layers flops core",
     "configure": "masks schedules layers core",
     "preview": "masks schedules layers flops core algorithms configure",
     "device": "flops execution simulation",
-    "compat": "masks schedules layers core algorithms configure optim",
+    "compat": "rules masks schedules layers core algorithms configure optim",
 }
 
 

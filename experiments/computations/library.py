@@ -23,7 +23,7 @@ from sparse_lib.algorithms.granet import GraNet
 from sparse_lib.algorithms.rigl import RigL
 from sparse_lib.algorithms.set import SET
 from sparse_lib.algorithms.static import Static
-from sparse_lib.checks import CSTORCH
+from sparse_lib.compat.rules import CSTORCH
 from sparse_lib.configure import configure
 from sparse_lib.core.algorithm import SparsityAlgorithm
 from sparse_lib.ift import transform
@@ -172,7 +172,7 @@ def count_rows() -> Iterator[Row]:
     for sparsity in SPARSITIES:
         mask = score > score.flatten().sort().values[int(sparsity * score.numel())]
         for drop in (0.1, 0.3, 0.5):
-            kept, _ = make_mask_drop_minimum(score, mask, drop, compat=CSTORCH)
+            kept, _ = make_mask_drop_minimum(score, mask, drop, rules=CSTORCH)
             case = f"drop {drop:g} of {int(mask.sum())}"
             yield _row(
                 "C010", "weights left by a drop", case,

@@ -55,5 +55,5 @@ class GMP(DynamicSparsityAlgorithm):
             score_shaper=self.score_shaper,
             tie_breaker=self.tie_breaker,
             generator=self.generator(p) if self.tie_breaker == "random" else None,
-            compat=self.compat,
+            rules=self.rules,
         )

@@ -70,7 +70,7 @@ class GraNet(RigL):
         total = sum(sparse.param.numel() for sparse in params.values())
         zeros = sum(targets[name] * sparse.param.numel() for name, sparse in params.items())
         scores = {n: torch.where(s.mask, s.param.abs(), -1) for n, s in params.items()}
-        pruned = make_masks_global_topk(scores, round(zeros / total, 12), compat=self.compat)
+        pruned = make_masks_global_topk(scores, round(zeros / total, 12), rules=self.rules)
         masks = {}
         for name, sparse in params.items():
             kept, count = make_mask_drop_minimum(scores[name], pruned[name], self.drop_fraction)

@@ -7,7 +7,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from sparse_lib.core.dynamic import DropAndGrow
-from sparse_lib.masks.makers import add_random, num_nonzero, random_score
+from sparse_lib.masks.makers import add_random, random_score
 
 
 class SET(DropAndGrow):
@@ -30,7 +30,7 @@ class SET(DropAndGrow):
         """
         if self.score_shaper is not None or type(self).grow_score is not SET.grow_score:
             return super().grow(p, kept, count, sparsity)
-        missing = num_nonzero(sparsity, p.numel(), compat=self.compat) - count
+        missing = self.rules.count(sparsity, p.numel()) - count
         return add_random(kept, missing, self.generator(p))
 
     def grow_score(self, p: Tensor) -> Tensor:

@@ -1,1 +1,9 @@
-"""Namespaces that let scripts written for other libraries run by changing an import line."""
+"""What other libraries do otherwise: their rules, config dialects and older APIs.
+
+Importing this package registers the rules for ``compat`` arguments and the dialects for
+:func:`sparse_lib.configure`.
+"""
+
+from sparse_lib.compat import dialects, rules
+
+__all__ = ["dialects", "rules"]

@@ -20,7 +20,8 @@ from torch.optim import Optimizer
 
 from sparse_lib.algorithms.static import Static
 from sparse_lib.checks import closest
-from sparse_lib.configure import NamePatterns, make_algorithm
+from sparse_lib.compat.dialects import DEFAULT_FREQ, by_pattern, translate_one
+from sparse_lib.configure import make_algorithm
 from sparse_lib.core.algorithm import SparsityAlgorithm, algorithm_classes, states_like
 from sparse_lib.core.dynamic import DynamicSparsityAlgorithm
 from sparse_lib.core.group import Group
@@ -39,10 +40,6 @@ from sparse_lib.schedules.values import (
     Polynomial,
     Power,
 )
-
-DEFAULT_FREQ = 1000
-"""Steps between mask updates where no ``schedule`` is given (as in 2.0/2.1)."""
-
 
 # ------------------------------------------------------------------------------------------------
 # Schedules
@@ -71,6 +68,9 @@ class BaseHyperParameter(HyperParameterSchedule):
     def compute(self, step: int) -> float:
         """Value at a step that is no update step."""
         return self(step, False)
+
+    def _state_names(self) -> tuple[str, ...]:
+        return super()._state_names() + tuple(getattr(self, "__state_slots__", ()))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore ``state_dict``; see :class:`HyperParameterSchedule`."""
@@ -335,7 +335,7 @@ class AlgorithmSparsityOptimizer(BaseSparsityOptimizer):
             config.pop("schedule", None)  # the older Static took one and ignored it
         elif not {"schedule", "update", "sparsity_schedule"} & set(config):
             config["update"] = {"freq": DEFAULT_FREQ}
-        return make_algorithm({"type": self.algorithm, **config})
+        return make_algorithm(translate_one({"type": self.algorithm, **config}))
 
     def _get_target_sparsity_level_of_group(self, group: dict[str, Any]) -> float:
         """Scheduled sparsity of the group's first parameter."""
@@ -617,13 +617,7 @@ def configure_sparsity_wrapper(
 
 def _groups_by_pattern(patterns: Any, pairs: list[tuple[str, Tensor]]) -> list[dict[str, Any]]:
     rest, groups = list(pairs), []
-    by_pattern: Mapping[Any, Any] = patterns if isinstance(patterns, Mapping) else {None: {}}
-    if not by_pattern:
-        raise ValueError("param_name_patterns must not be empty")
-    for pattern, settings in by_pattern.items():
-        if not isinstance(settings, Mapping):
-            raise TypeError(f"param_name_patterns[{pattern!r}] must be a dict, not {settings!r}")
-        matches = NamePatterns(patterns if pattern is None else [pattern])
+    for matches, settings in by_pattern(patterns):
         params = [pair for pair in rest if matches(*pair)]
         if not params:
             names = ", ".join(name for name, _ in rest)

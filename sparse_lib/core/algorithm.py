@@ -24,7 +24,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from sparse_lib.checks import check_compat
 from sparse_lib.core import distributed
 from sparse_lib.core.guard import Driver
 from sparse_lib.core.history import Work
@@ -45,6 +44,7 @@ from sparse_lib.masks.counts import num_true
 from sparse_lib.masks.init import make_init_method
 from sparse_lib.masks.makers import generator
 from sparse_lib.masks.shapers import ScoreShaper, make_score_shaper
+from sparse_lib.rules import Rules, rules_of
 
 _REGISTRY: weakref.WeakValueDictionary[str, type[SparsityAlgorithm]] = weakref.WeakValueDictionary()
 
@@ -76,8 +76,8 @@ class SparsityAlgorithm(ABC):
         score_shaper: Which weights of a tensor compete; None means all. What
             :func:`sparse_lib.masks.shapers.make_score_shaper` takes, such as ``"2:4"``.
         schedule: Another name of ``sparsity``, as configs have it.
-        compat: ``"cstorch-2.10"`` for that library's truncated counts and its dense start when
-            the update schedule starts late; None for exact counts.
+        compat: Whose :class:`sparse_lib.rules.Rules` hold: None for this library's, or a name such
+            as ``"cstorch-2.10"``.
 
     Raises:
         ValueError: If an argument is out of range or unknown.
@@ -108,7 +108,7 @@ class SparsityAlgorithm(ABC):
         distribution: str | Mapping | Callable | None = None,
         score_shaper: str | Mapping | ScoreShaper | None = None,
         schedule: Any = None,
-        compat: str | None = None,
+        compat: str | Rules | None = None,
     ) -> None:
         if schedule is not None:
             if sparsity is not None:
@@ -118,13 +118,13 @@ class SparsityAlgorithm(ABC):
             raise ValueError(f"{type(self).__name__} needs a sparsity, a number in [0, 1]")
         if seed is not None and (isinstance(seed, bool) or not hasattr(seed, "__index__")):
             raise TypeError(f"seed must be an integer or None, not {seed!r}")
-        self.compat = check_compat(compat)
+        self.rules = rules_of(compat)
         self.init_method = init_method
         self.seed = None if seed is None else operator.index(seed)
         self.score_shaper = make_score_shaper(score_shaper)
-        self._init = make_init_method(init_method, compat=compat)
+        self._init = make_init_method(init_method, rules=self.rules)
         self._distribution = distribution
-        self._levels = Levels(0.0 if sparsity is None else sparsity, distribution, compat=compat)
+        self._levels = Levels(0.0 if sparsity is None else sparsity, distribution, rules=self.rules)
         self._reset()
 
     def _reset(self) -> None:
@@ -179,7 +179,7 @@ class SparsityAlgorithm(ABC):
     @sparsity.setter
     def sparsity(self, spec: Any) -> None:
         params = self._levels.params
-        self._levels = Levels(spec, self._distribution, compat=self.compat)
+        self._levels = Levels(spec, self._distribution, rules=self.rules)
         self._levels.params = params
 
     @property

@@ -26,6 +26,7 @@ from sparse_lib.masks.makers import (
     make_mask_grow_maximum,
     make_mask_topk_sparsity,
 )
+from sparse_lib.rules import rules_of
 from sparse_lib.schedules.values import make_hyperparameter_schedule, make_update_schedule
 
 GROWN_INITS = ("zeros", "normal", "uniform", "gradient", "gradient_sign")
@@ -274,8 +275,7 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
         self._levels.advance(due)
 
     def _initial_targets(self) -> dict[str, float]:
-        starts_dense = self.compat is not None and not self.is_update_step(0)
-        if starts_dense:
+        if self.rules.starts_dense and not self.is_update_step(0):
             return dict.fromkeys(self.sparse_params, 0.0)
         return super()._initial_targets()
 
@@ -360,7 +360,7 @@ class DropAndGrow(DynamicSparsityAlgorithm):
     1. The target is ``k = num_nonzero(sparsity(t), n)``.
     2. Drop: of the present weights the ``min(num_nonzero(drop_fraction(t), m), k)`` largest in
        magnitude stay, so the target is met even where the sparsity rises by more than
-       ``drop_fraction`` frees (with ``compat`` it lags instead). NaN is dropped.
+       ``drop_fraction`` frees (unless the rules let it lag). NaN is dropped.
     3. Grow: the absent positions with the highest scores are added until there are ``k``. Those
        dropped just now compete too; one that wins keeps its value and optimizer states. All
        others start at 0 (or as ``grown_init`` says), with states of 0. NaN scores never grow, so
@@ -388,7 +388,7 @@ class DropAndGrow(DynamicSparsityAlgorithm):
         **kwargs: Any,
     ) -> None:
         self.drop_schedule = make_hyperparameter_schedule(
-            drop_fraction, key="drop_fraction", compat=kwargs.get("compat")
+            drop_fraction, key="drop_fraction", rules=rules_of(kwargs.get("compat"))
         )
         super().__init__(sparsity, update, init_method, **kwargs)
 
@@ -408,11 +408,11 @@ class DropAndGrow(DynamicSparsityAlgorithm):
 
     def update_mask(self, p: Tensor, mask: Tensor, sparsity: float) -> Tensor:
         """Drop by magnitude, then :meth:`grow`."""
-        options: dict[str, Any] = {"score_shaper": self.score_shaper, "compat": self.compat}
+        options: dict[str, Any] = {"score_shaper": self.score_shaper, "rules": self.rules}
         magnitude = p.abs()
         kept, count = make_mask_drop_minimum(magnitude, mask, self.drop_fraction, **options)
         may_exceed = self.score_shaper is not None or count > num_nonzero(sparsity, p.numel())
-        if self.compat is None and may_exceed:
+        if self.rules.meets_target and may_exceed:
             magnitude = torch.where(kept, magnitude, -1)
             kept &= make_mask_topk_sparsity(magnitude, sparsity, score_shaper=self.score_shaper)
             count = num_true(kept)
@@ -428,7 +428,7 @@ class DropAndGrow(DynamicSparsityAlgorithm):
             count: See ``kept``.
             sparsity: Target fraction of zeros, in [0, 1].
         """
-        options: dict[str, Any] = {"score_shaper": self.score_shaper, "compat": self.compat}
+        options: dict[str, Any] = {"score_shaper": self.score_shaper, "rules": self.rules}
         return make_mask_grow_maximum(self.grow_score(p), kept, sparsity, count, **options)
 
     def _advance_schedules(self, due: bool) -> None:

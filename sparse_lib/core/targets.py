@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from sparse_lib.core.parameter import SparseParameter
-from sparse_lib.masks.distributions import DISTRIBUTIONS, distribute
+from sparse_lib.masks.distributions import distribute
+from sparse_lib.rules import EXACT, Rules
 from sparse_lib.schedules.values import HyperParameterSchedule, make_hyperparameter_schedule
 
 
@@ -33,20 +34,20 @@ class Levels:
         spec: Any,
         distribution: str | Mapping | Callable | None = None,
         *,
-        compat: str | None = None,
+        rules: Rules = EXACT,
     ) -> None:
-        self.compat = compat
-        self.rules: list[tuple[Any, HyperParameterSchedule]]
+        self.rules = rules
+        self.entries: list[tuple[Any, HyperParameterSchedule]]
         if _is_map(spec):
-            self.rules = [
-                (key, make_hyperparameter_schedule(value, key="sparsity", compat=compat))
+            self.entries = [
+                (key, make_hyperparameter_schedule(value, key="sparsity", rules=rules))
                 for key, value in spec.items()
             ]
         else:
-            schedule = make_hyperparameter_schedule(spec, key="sparsity", compat=compat)
-            self.rules = [("*", schedule)]
+            schedule = make_hyperparameter_schedule(spec, key="sparsity", rules=rules)
+            self.entries = [("*", schedule)]
         self.distribution = distribution
-        _check_distribution(distribution, compat)
+        _check_distribution(distribution, rules)
         self._params: dict[str, SparseParameter] = {}
 
     @property
@@ -57,15 +58,15 @@ class Levels:
     @params.setter
     def params(self, params: dict[str, SparseParameter]) -> None:
         self._params = params
-        for rule, _ in self.rules:
-            idle = isinstance(rule, str) and not any(fnmatchcase(name, rule) for name in params)
+        for key, _ in self.entries:
+            idle = isinstance(key, str) and not any(fnmatchcase(name, key) for name in params)
             if params and idle:
-                warnings.warn(f"no parameter matches {rule!r}, given a sparsity", stacklevel=2)
+                warnings.warn(f"no parameter matches {key!r}, given a sparsity", stacklevel=2)
 
     @property
     def schedules(self) -> list[HyperParameterSchedule]:
         """The schedules, each once."""
-        return list({id(schedule): schedule for _, schedule in self.rules}.values())
+        return list({id(schedule): schedule for _, schedule in self.entries}.values())
 
     def __getitem__(self, key: str | Tensor) -> HyperParameterSchedule:
         param = key if isinstance(key, Tensor) else None
@@ -73,8 +74,8 @@ class Levels:
         for full_name, sparse in self.params.items():
             if sparse.param is param or full_name == name:
                 param, name = sparse.param, full_name
-        for rule, schedule in self.rules:
-            matches = fnmatchcase(name, rule) if isinstance(rule, str) else rule is param
+        for own, schedule in self.entries:
+            matches = fnmatchcase(name, own) if isinstance(own, str) else own is param
             if matches:
                 return schedule
         raise KeyError(f"no sparsity is given for parameter {name!r}")
@@ -98,7 +99,7 @@ class Levels:
         try:
             return self[name]
         except KeyError:
-            given = [rule if isinstance(rule, str) else "a tensor" for rule, _ in self.rules]
+            given = [key if isinstance(key, str) else "a tensor" for key, _ in self.entries]
             raise ValueError(
                 f"sparsity by parameter has nothing for {name!r}, only for {given}; add '*'"
             ) from None
@@ -107,7 +108,7 @@ class Levels:
         if callable(self.distribution):
             return self.distribution(weights, sparsity)
         assert self.distribution is not None
-        return distribute(self.distribution, weights, sparsity, compat=self.compat)
+        return distribute(self.distribution, weights, sparsity, rules=self.rules)
 
     def advance(self, is_update_step: bool) -> None:
         """Tell stateful schedules that a step is over."""
@@ -138,15 +139,14 @@ def _is_map(spec: Any) -> bool:
     return not all(isinstance(key, str) and key in arguments for key in spec)
 
 
-def _check_distribution(spec: Any, compat: str | None) -> None:
+def _check_distribution(spec: Any, rules: Rules) -> None:
     """Raise now what would otherwise be raised once there is a model."""
     if spec is None or callable(spec):
         return
-    is_map = isinstance(spec, Mapping) and spec.get("type", "map") == "map"
-    if is_map and DISTRIBUTIONS:
+    if isinstance(spec, Mapping) and spec.get("type", "map") == "map":
         return
     weights = {}
     for name, size in (("first", 2), ("middle", 64), ("last", 2)):  # room for dense ends
         weights[name] = torch.nn.Parameter(torch.zeros(size, size))
         weights[name].grad = torch.zeros(size, size)
-    distribute(spec, weights, 0.5, compat=compat)
+    distribute(spec, weights, 0.5, rules=rules)

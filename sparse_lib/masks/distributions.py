@@ -13,9 +13,10 @@ from typing import Any
 
 from torch import Tensor
 
-from sparse_lib.checks import check_compat, check_finite, check_fraction, closest
+from sparse_lib.checks import check_finite, check_fraction, closest
 from sparse_lib.masks.init import connection_sensitivity
 from sparse_lib.masks.makers import make_masks_global_topk, num_nonzero
+from sparse_lib.rules import EXACT, Rules
 
 Shapes = Mapping[str, Sequence[int]]
 
@@ -266,7 +267,7 @@ def distribute(
     weights: Mapping[str, Tensor],
     sparsity: float,
     *,
-    compat: str | None = None,
+    rules: Rules = EXACT,
 ) -> dict[str, float]:
     """Sparsity per tensor by the name of a distribution.
 
@@ -275,7 +276,7 @@ def distribute(
             and that function's arguments; or a map of globs to sparsities.
         weights: Name to weights, from input to output.
         sparsity: Wanted sparsity, in [0, 1].
-        compat: ``"cstorch-2.10"`` knows ``"uniform"`` only.
+        rules: Which distributions there are.
 
     Raises:
         ValueError: If the name or an argument is unknown.
@@ -288,8 +289,8 @@ def distribute(
     name = str(arguments.pop("type")).lower()
     if name not in DISTRIBUTIONS:
         raise ValueError(f"distribution {name!r} is unknown; {closest(name, DISTRIBUTIONS)}")
-    if check_compat(compat) is not None and name != "uniform":
-        raise ValueError(f"distribution {name!r} is not known to compat={compat!r}")
+    if rules.distributions is not None and name not in rules.distributions:
+        raise ValueError(f"distribution {name!r} is not known to compat={rules.name!r}")
     shapes: Any = weights
     if name not in ("global", "snip", "map"):
         shapes = {key: tuple(weight.shape) for key, weight in weights.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -14,9 +15,9 @@ from sparse_lib.masks.makers import (
     OutputGroupScoreShaper,
     ScoreShaper,
     make_mask_topk_sparsity,
-    num_nonzero,
     random_score,
 )
+from sparse_lib.rules import EXACT, Rules
 
 InitMethod = Callable[..., Tensor]
 """``f(param, sparsity, score_shaper=None, generator=None) -> mask``."""
@@ -28,7 +29,7 @@ def random(
     score_shaper: ScoreShaper | None = None,
     generator: torch.Generator | None = None,
     *,
-    compat: str | None = None,
+    rules: Rules = EXACT,
 ) -> Tensor:
     """Keep weights at random, in the exact number (the default).
 
@@ -37,13 +38,13 @@ def random(
         sparsity: Fraction of zeros, in [0, 1].
         score_shaper: Which weights compete.
         generator: Private generator; scores are float32 whatever the dtype of the weights.
-        compat: See :func:`sparse_lib.masks.num_nonzero`.
+        rules: How many weights stay at a sparsity.
 
     Returns:
         Boolean mask, shape of ``param``.
     """
     score = random_score(param, generator)
-    return make_mask_topk_sparsity(score, sparsity, score_shaper, compat=compat)
+    return make_mask_topk_sparsity(score, sparsity, score_shaper, rules=rules)
 
 
 def topk(
@@ -52,10 +53,10 @@ def topk(
     score_shaper: ScoreShaper | None = None,
     generator: torch.Generator | None = None,
     *,
-    compat: str | None = None,
+    rules: Rules = EXACT,
 ) -> Tensor:
     """Keep the weights of largest magnitude. Arguments as in :func:`random`."""
-    return make_mask_topk_sparsity(param.detach().abs(), sparsity, score_shaper, compat=compat)
+    return make_mask_topk_sparsity(param.detach().abs(), sparsity, score_shaper, rules=rules)
 
 
 def balanced_topk(
@@ -64,14 +65,14 @@ def balanced_topk(
     score_shaper: ScoreShaper | None = None,
     generator: torch.Generator | None = None,
     *,
-    compat: str | None = None,
+    rules: Rules = EXACT,
 ) -> Tensor:
     """Keep the largest weights of each row of dimension 0, equally many in each.
 
     Arguments as in :func:`random`; a shaper takes the place of the rows.
     """
     shaper = score_shaper or OutputGroupScoreShaper(max(1, param.shape[0]))
-    return make_mask_topk_sparsity(param.detach().abs(), sparsity, shaper, compat=compat)
+    return make_mask_topk_sparsity(param.detach().abs(), sparsity, shaper, rules=rules)
 
 
 def from_zeros(
@@ -95,7 +96,7 @@ def checkerboard(
     score_shaper: ScoreShaper | None = None,
     generator: torch.Generator | None = None,
     *,
-    compat: str | None = None,
+    rules: Rules = EXACT,
 ) -> Tensor:
     """Keep evenly spread weights: the mask depends on shape and sparsity only.
 
@@ -105,12 +106,12 @@ def checkerboard(
     """
     if score_shaper is not None:
         pools, undo = score_shaper(param.detach())
-        keep = score_shaper.count(sparsity, pools.shape[-1], compat=compat)
+        keep = score_shaper.count(sparsity, pools.shape[-1], rules=rules)
         rows = pools.reshape(-1, pools.shape[-1])
         counts = torch.full((rows.shape[0],), keep)
         return undo(_spread(counts, rows.shape[1], param.device).reshape(pools.shape))
     num_rows = param.shape[0] if param.dim() > 1 else 1
-    keep = num_nonzero(sparsity, param.numel(), compat=compat)
+    keep = rules.count(sparsity, param.numel())
     places = torch.arange(num_rows + 1, device="cpu") * keep // max(1, num_rows)
     num_columns = param.numel() // max(1, num_rows)
     return _spread(places.diff(), num_columns, param.device).reshape(param.shape)
@@ -129,7 +130,7 @@ def snip(
     score_shaper: ScoreShaper | None = None,
     generator: torch.Generator | None = None,
     *,
-    compat: str | None = None,
+    rules: Rules = EXACT,
 ) -> Tensor:
     """Keep the weights of largest :func:`connection_sensitivity`.
 
@@ -141,7 +142,7 @@ def snip(
         ValueError: If there is no gradient.
     """
     return make_mask_topk_sparsity(
-        connection_sensitivity(param), sparsity, score_shaper, compat=compat
+        connection_sensitivity(param), sparsity, score_shaper, rules=rules
     )
 
 
@@ -173,7 +174,7 @@ INIT_METHODS: dict[str, InitMethod] = {
 
 
 def make_init_method(
-    spec: str | InitMethod, *, key: str = "init_method", compat: str | None = None
+    spec: str | InitMethod, *, key: str = "init_method", rules: Rules = EXACT
 ) -> InitMethod:
     """An init method from its name or from a user's function.
 
@@ -185,7 +186,7 @@ def make_init_method(
         spec: ``"random"``, ``"topk"``, ``"balanced-topk"``, ``"from_zeros"``, ``"checkerboard"``,
             ``"snip"``, or a function which returns a mask of the shape of the weights.
         key: Name of the setting, for messages.
-        compat: See :func:`sparse_lib.masks.num_nonzero`.
+        rules: How many weights stay at a sparsity.
 
     Returns:
         ``f(param, sparsity, score_shaper=None, generator=None)``, which returns a boolean mask.
@@ -200,28 +201,13 @@ def make_init_method(
         if name not in known:
             raise ValueError(f"{key} {spec!r} is unknown; {closest(spec, INIT_METHODS)}")
         method = INIT_METHODS[known[name]]
-        return _Named(method, compat) if compat and method is not from_zeros else method
+        plain = method is from_zeros or rules == EXACT
+        return method if plain else functools.partial(method, rules=rules)
     if not callable(spec):
         raise TypeError(f"{key} must be a name or a function, not {spec!r}")
-    if spec in INIT_METHODS.values() or isinstance(spec, (_Named, _Custom)):
+    if isinstance(spec, _Custom) or getattr(spec, "func", spec) in INIT_METHODS.values():
         return spec
     return _Custom(spec, key)
-
-
-class _Named:
-    """A built-in method with ``compat``; a class, so that algorithms can be pickled."""
-
-    def __init__(self, method: InitMethod, compat: str) -> None:
-        self.method, self.compat = method, compat
-
-    def __call__(
-        self,
-        param: Tensor,
-        sparsity: float,
-        score_shaper: ScoreShaper | None = None,
-        generator: torch.Generator | None = None,
-    ) -> Tensor:
-        return self.method(param, sparsity, score_shaper, generator, compat=self.compat)
 
 
 class _Custom:

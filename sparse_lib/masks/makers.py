@@ -1,7 +1,7 @@
 """Mask makers: pure functions from scores to boolean masks.
 
-Everything that turns a sparsity into a number of weights goes through :func:`num_nonzero`, and
-everything random goes through :func:`generator`, so masks are exact and reproducible.
+Rules turn a sparsity into a number of weights, and everything random goes through
+:func:`generator`, so masks are exact and reproducible.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparse_lib.checks import CSTORCH, check_compat, check_fraction
 from sparse_lib.masks.counts import num_nonzero, num_true
 from sparse_lib.masks.shapers import (
     BlockScoreShaper,
@@ -31,9 +30,9 @@ from sparse_lib.masks.shapers import (
     make_score_shaper,
     make_tie_breaker,
 )
+from sparse_lib.rules import EXACT, Rules
 
 __all__ = [
-    "CSTORCH",
     "BlockScoreShaper",
     "FirstTieBreaker",
     "InputGroupScoreShaper",
@@ -43,10 +42,8 @@ __all__ = [
     "ScoreFlattener",
     "ScoreShaper",
     "ScoreTieBreaker",
-    "check_compat",
     "add_best",
     "add_random",
-    "check_fraction",
     "generator",
     "make_mask_drop_minimum",
     "make_mask_grow_maximum",
@@ -108,7 +105,7 @@ def make_mask_topk_sparsity(
     *,
     tie_breaker: str | ScoreTieBreaker | None = None,
     generator: torch.Generator | None = None,
-    compat: str | None = None,
+    rules: Rules = EXACT,
 ) -> Tensor:
     """Keep the highest scores.
 
@@ -120,7 +117,7 @@ def make_mask_topk_sparsity(
             tensor.
         tie_breaker: ``"first"`` (default, lower index) or ``"random"``.
         generator: For ``"random"``.
-        compat: See :func:`num_nonzero`.
+        rules: How many weights stay at a sparsity.
 
     Returns:
         Boolean mask of the shape of ``score`` with exactly ``num_nonzero(sparsity, pool)`` True
@@ -132,7 +129,7 @@ def make_mask_topk_sparsity(
     """
     shaper = _shaper_for(score, score_shaper)
     pools, undo = shaper(score)
-    keep = shaper.count(sparsity, _pool_size(pools), compat=compat)
+    keep = shaper.count(sparsity, _pool_size(pools), rules=rules)
     breaker = make_tie_breaker(tie_breaker, generator)
     return undo(_select(pools, None, keep, breaker))
 
@@ -146,7 +143,7 @@ def make_mask_drop_minimum(
     *,
     tie_breaker: str | ScoreTieBreaker | None = None,
     generator: torch.Generator | None = None,
-    compat: str | None = None,
+    rules: Rules = EXACT,
 ) -> tuple[Tensor, int]:
     """Drop the lowest scores of a mask; only present weights compete.
 
@@ -157,7 +154,7 @@ def make_mask_drop_minimum(
         score_shaper: Which scores compete; by default the whole tensor.
         tie_breaker: Which of equal scores *stays*.
         generator: For ``"random"``.
-        compat: See :func:`num_nonzero`.
+        rules: How many weights stay at a sparsity.
 
     Returns:
         The smaller mask, which in each pool keeps ``num_nonzero(drop_fraction, present)``, and
@@ -173,7 +170,7 @@ def make_mask_drop_minimum(
     breaker = make_tie_breaker(tie_breaker, generator)
 
     def keep(count: int) -> int:
-        return num_nonzero(drop_fraction, count, compat=compat)
+        return rules.count(drop_fraction, count)
 
     keeps: int | Tensor
     if pools.dim() == 1:
@@ -198,7 +195,7 @@ def make_mask_grow_maximum(
     *,
     tie_breaker: str | ScoreTieBreaker | None = None,
     generator: torch.Generator | None = None,
-    compat: str | None = None,
+    rules: Rules = EXACT,
 ) -> Tensor:
     """Add the highest scores among absent weights until a mask has the wanted sparsity.
 
@@ -211,7 +208,7 @@ def make_mask_grow_maximum(
         score_shaper: Which scores compete; by default the whole tensor.
         tie_breaker: ``"first"`` (default, lower index) or ``"random"``.
         generator: For ``"random"``.
-        compat: See :func:`num_nonzero`.
+        rules: How many weights stay at a sparsity.
 
     Returns:
         Boolean mask, a superset of ``mask``.
@@ -223,7 +220,7 @@ def make_mask_grow_maximum(
     shaper = _shaper_for(score, score_shaper)
     pools, undo = shaper(score)
     present, _ = shaper(_checked_mask(mask, score))
-    target = shaper.count(sparsity, _pool_size(pools), compat=compat)
+    target = shaper.count(sparsity, _pool_size(pools), rules=rules)
     breaker = make_tie_breaker(tie_breaker, generator)
     grow: int | Tensor
     if pools.dim() == 1:
@@ -283,14 +280,14 @@ def add_random(mask: Tensor, count: int, generator: torch.Generator) -> Tensor:
 
 @torch.no_grad()
 def make_masks_global_topk(
-    scores: Mapping[str, Tensor], sparsity: float, *, compat: str | None = None
+    scores: Mapping[str, Tensor], sparsity: float, *, rules: Rules = EXACT
 ) -> dict[str, Tensor]:
     """Keep the highest scores over several tensors together (global magnitude pruning).
 
     Args:
         scores: Name to scores. NaN is never kept.
         sparsity: Fraction of zeros wanted over all tensors, in [0, 1].
-        compat: See :func:`num_nonzero`; also lets a tensor lose everything.
+        rules: How many weights stay, and whether a tensor may lose all.
 
     Returns:
         Name to boolean mask; ``num_nonzero(sparsity, total)`` True in all. Unless the sparsity is
@@ -302,9 +299,9 @@ def make_masks_global_topk(
     if sum(sizes) == 0:
         return {name: torch.zeros_like(score, dtype=torch.bool) for name, score in scores.items()}
     pool = torch.cat(list(flat.values()))
-    keep = num_nonzero(sparsity, pool.numel(), compat=compat)
+    keep = rules.count(sparsity, pool.numel())
     chosen = torch.zeros_like(pool, dtype=torch.bool)
-    if keep and compat is None:
+    if keep and not rules.may_empty:
         best = [_select(values, None, 1, FirstTieBreaker()) for values in flat.values()]
         chosen = torch.cat(best)
         keep = max(0, keep - num_true(chosen))

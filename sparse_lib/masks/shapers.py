@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sparse_lib.checks import build, check_integer, closest
-from sparse_lib.masks.counts import num_nonzero
+from sparse_lib.rules import EXACT, Rules
 
 Undo = Callable[[Tensor], Tensor]
 
@@ -35,9 +35,9 @@ class ScoreShaper(ABC):
             of that shape back to the shape of the weights.
         """
 
-    def count(self, sparsity: float, pool: int, *, compat: str | None = None) -> int:
+    def count(self, sparsity: float, pool: int, *, rules: Rules = EXACT) -> int:
         """Number kept in each pool of ``pool`` elements."""
-        return num_nonzero(sparsity, pool, compat=compat)
+        return rules.count(sparsity, pool)
 
 
 class ScoreFlattener(ScoreShaper):
@@ -121,8 +121,8 @@ class NMScoreShaper(ScoreShaper):
             lambda result: result.reshape(shape).movedim(-1, self.dim),
         )
 
-    def count(self, sparsity: float, pool: int, *, compat: str | None = None) -> int:
-        return min(self.n, num_nonzero(sparsity, pool, compat=compat))
+    def count(self, sparsity: float, pool: int, *, rules: Rules = EXACT) -> int:
+        return min(self.n, rules.count(sparsity, pool))
 
     def __repr__(self) -> str:
         return f"NMScoreShaper(n={self.n}, m={self.m}, dim={self.dim})"

@@ -16,12 +16,12 @@ from torch import nn
 
 from sparse_lib.checks import (
     build,
-    check_compat,
     check_finite,
     check_fraction,
     check_integer,
     closest,
 )
+from sparse_lib.rules import EXACT, Rules, rules_of
 from sparse_lib.schedules.updates import (
     CallableSchedule,
     FreqSchedule,
@@ -123,8 +123,7 @@ class HyperParameterSchedule(ABC):
         return [*range(begin, end, stride), end]
 
     def _state_names(self) -> tuple[str, ...]:
-        # The 2.0/2.1 library called the same declaration `__state_slots__`.
-        return tuple(self.STATE) + tuple(getattr(self, "__state_slots__", ()))
+        return tuple(self.STATE)
 
     def state_dict(self) -> dict[str, Any]:
         """State to save; empty for functions of the step alone."""
@@ -312,34 +311,33 @@ class Cosine(HyperParameterSchedule):
     """``y(t) = minimum + (init - minimum) * (1 + cos(pi * t / half_period)) / 2``.
 
     After ``half_period`` it stays at ``minimum``, so that a drop fraction really anneals to it.
-    cerebras-pytorch 2.10 lets the cosine come back up instead; ``compat="cstorch-2.10"`` does too.
 
     Args:
         init: Value at step 0.
         half_period: Steps from ``init`` to ``minimum``, above 0.
         minimum: Value at ``half_period``.
-        compat: None or ``"cstorch-2.10"``.
+        compat: Whose rules say whether it stays; with ``"cstorch-2.10"`` it comes back up.
     """
 
     TYPE = "cosine"
 
     def __init__(
-        self, init: float, half_period: float, minimum: float = 0.0, compat: str | None = None
+        self, init: float, half_period: float, minimum: float = 0.0, compat: Any = None
     ) -> None:
         self.init, self.minimum = check_finite(init, "init"), check_finite(minimum, "minimum")
         self.half_period = check_finite(half_period, "half_period")
         if self.half_period <= 0:
             raise ValueError(f"half_period must be above 0, not {half_period!r}")
-        self.compat = check_compat(compat)
+        self.returns = rules_of(compat).cosine_returns
 
     def compute(self, step: int) -> float:
-        if self.compat is None and step >= self.half_period:
+        if not self.returns and step >= self.half_period:
             return self.minimum
         wave = (1 + math.cos(math.pi * step / self.half_period)) / 2
         return self.minimum + (self.init - self.minimum) * wave
 
     def _samples(self, begin: int, end: int) -> list[int]:
-        return [begin, end] if self.compat is None else super()._samples(begin, end)
+        return super()._samples(begin, end) if self.returns else [begin, end]
 
 
 class Cycling(HyperParameterSchedule):
@@ -467,16 +465,16 @@ _BOUNDED = (Constant, Cosine, Cubic, Cycling, Periodic, Polynomial)
 
 
 def make_hyperparameter_schedule(
-    spec: Any, *, key: str = "sparsity", compat: str | None = None
+    spec: Any, *, key: str = "sparsity", rules: Rules = EXACT
 ) -> HyperParameterSchedule:
     """A schedule from what a config may hold.
 
     Args:
-        spec: A number in [0, 1]; a list of them (one per mask update, staying at the last; with
-            compat it wraps); a dict with ``type`` and the arguments of that class; a function
-            of the step; a schedule, one with state is copied.
+        spec: A number in [0, 1]; a list of them, one per mask update (then the last stays, unless
+            the rules repeat lists); a dict with ``type`` and the arguments of that class; a
+            function of the step; a schedule, of which one with state is copied.
         key: Name of the setting, for messages.
-        compat: None or ``"cstorch-2.10"``.
+        rules: Whether lists repeat and cosines return.
 
     Raises:
         TypeError: If ``spec`` is none of these.
@@ -485,15 +483,14 @@ def make_hyperparameter_schedule(
     >>> make_hyperparameter_schedule({"type": "cosine", "init": 0.3, "half_period": 10})(5)
     0.15
     """
-    check_compat(compat)
     if isinstance(spec, HyperParameterSchedule):
         # One with state must not advance in two algorithms at once.
         return copy.deepcopy(spec) if spec.STATE else spec
     if isinstance(spec, Mapping):
-        return _schedule_from_dict(spec, key, compat)
+        return _schedule_from_dict(spec, key, rules)
     if isinstance(spec, (list, tuple)):
         values = [check_fraction(value, f"{key}[{i}]") for i, value in enumerate(spec)]
-        return build(Cycling, {"values": values, "repeat": compat is not None}, key)
+        return build(Cycling, {"values": values, "repeat": rules.lists_repeat}, key)
     # A module is callable too: ``model.apply(Static)``, of the class, would pass it in here.
     if callable(spec) and not isinstance(spec, (type, nn.Module)):
         return Lambda(spec)
@@ -505,9 +502,7 @@ def make_hyperparameter_schedule(
     return Constant(check_fraction(spec, key))
 
 
-def _schedule_from_dict(
-    spec: Mapping[str, Any], key: str, compat: str | None
-) -> HyperParameterSchedule:
+def _schedule_from_dict(spec: Mapping[str, Any], key: str, rules: Rules) -> HyperParameterSchedule:
     arguments = dict(spec)
     name = arguments.pop("type", None)
     known = HyperParameterSchedule.registry
@@ -516,8 +511,8 @@ def _schedule_from_dict(
     if name.lower() not in known:
         raise ValueError(f"{key} has the unknown type {name!r}; {closest(name, known)}")
     cls = known[name.lower()]
-    if compat is not None and "compat" in inspect.signature(cls).parameters:
-        arguments.setdefault("compat", compat)
+    if rules != EXACT and "compat" in inspect.signature(cls).parameters:
+        arguments.setdefault("compat", rules)
     schedule = build(cls, arguments, key)
     if isinstance(schedule, _BOUNDED):
         low, high, _ = schedule.get_min_max_end(0, _LONG)

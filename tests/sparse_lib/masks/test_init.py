@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sparse_lib.compat.rules import CSTORCH
 from sparse_lib.configure import configure
 from sparse_lib.masks.init import INIT_METHODS, make_init_method
 from sparse_lib.masks.makers import (
@@ -39,7 +40,7 @@ def test_shapers_and_compat(name):
     method = make_init_method(name)
     mask = method(weight(8, 12), 0.75, InputGroupScoreShaper(4), generator(0, "w", 0))
     assert mask.reshape(8, 4, 3).sum((0, 2)).tolist() == [6, 6, 6, 6]
-    peer = pickle.loads(pickle.dumps(make_init_method(name, compat="cstorch-2.10")))
+    peer = pickle.loads(pickle.dumps(make_init_method(name, rules=CSTORCH)))
     assert peer(weight(10, 1), 0.95, None, generator(0, "w", 0)).sum() == 0
 
 
@@ -69,7 +70,7 @@ def test_topk_and_balanced_topk_by_hand():
 
 def test_from_zeros_ignores_the_sparsity():
     param = torch.tensor([0.0, -0.0, float("nan"), 1e-30, 2.0])
-    mask = make_init_method("from_zeros", compat="cstorch-2.10")(param, 0.9)
+    mask = make_init_method("from_zeros", rules=CSTORCH)(param, 0.9)
     assert mask.tolist() == [False, False, False, True, True]
 
 

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sparse_lib.compat.rules import CSTORCH
 from sparse_lib.masks.makers import (
     BlockScoreShaper,
     InputGroupScoreShaper,
@@ -183,7 +184,7 @@ def test_drop_is_the_naive_one(score, fraction, rng):
 
 def test_drop_of_the_reference_count():
     kept, count = make_mask_drop_minimum(
-        torch.arange(10.0), torch.ones(10, dtype=torch.bool), 0.8, compat="cstorch-2.10"
+        torch.arange(10.0), torch.ones(10, dtype=torch.bool), 0.8, rules=CSTORCH
     )
     assert count == 1 and kept.nonzero().item() == 9
 

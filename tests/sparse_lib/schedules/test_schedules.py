@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sparse_lib.compat.rules import CSTORCH
 from sparse_lib.schedules.values import (
     CallableSchedule,
     Constant,
@@ -28,8 +29,6 @@ from sparse_lib.schedules.values import (
     make_hyperparameter_schedule,
     make_update_schedule,
 )
-
-COMPAT = "cstorch-2.10"
 
 
 @pytest.mark.parametrize(
@@ -63,7 +62,7 @@ COMPAT = "cstorch-2.10"
         (Cubic(0.8, 0.5, 0, 10, 1), {0: 0.8, 5: 0.5 + 0.3 / 8, 10: 0.5, 99: 0.5}),
         (Cosine(0.3, 100), {0: 0.3, 50: 0.15, 100: 0.0, 150: 0.0, 200: 0.0}),
         (Cosine(0.5, 10, 0.1), {0: 0.5, 5: 0.3, 10: 0.1, 15: 0.1}),
-        (Cosine(0.5, 10, 0.1, compat=COMPAT), {0: 0.5, 5: 0.3, 10: 0.1, 15: 0.3, 20: 0.5}),
+        (Cosine(0.5, 10, 0.1, compat=CSTORCH), {0: 0.5, 5: 0.3, 10: 0.1, 15: 0.3, 20: 0.5}),
         (Periodic([0.1, 0.2], 5), {0: 0.1, 4: 0.1, 5: 0.2, 9: 0.2, 10: 0.1}),
         (Lambda(lambda step: step / 10), {3: 0.3}),
         (Lambda(lambda step, is_update_step: 0.5 if is_update_step else 0.1), {3: 0.1}),
@@ -109,7 +108,7 @@ def test_min_max_end():
     assert Cubic(0.5, 0.8, 0, 10, 2).get_min_max_end(0, 10) == (0.5, 0.8, 0.8)
     assert Linear(0.5, -0.01).get_min_max_end(0, 10) == pytest.approx((0.4, 0.5, 0.4))
     assert Cosine(0.4, 10).get_min_max_end(0, 100) == (0.0, 0.4, 0.0)
-    assert Cosine(0.4, 10, compat=COMPAT).get_min_max_end(0, 20) == pytest.approx((0, 0.4, 0.4))
+    assert Cosine(0.4, 10, compat=CSTORCH).get_min_max_end(0, 20) == pytest.approx((0, 0.4, 0.4))
     assert Cycling([0.3, 0.1, 0.2]).get_min_max_end(0, 5) == (0.1, 0.3, 0.2)
     assert Periodic([0.3, 0.1, 0.2], 10).get_min_max_end(0, 1000) == (0.1, 0.3, 0.1)
     assert Periodic([0.3, 0.1, 0.2], 10).get_min_max_end(0, 12) == (0.1, 0.3, 0.1)
@@ -142,7 +141,7 @@ def test_cycling_moves_at_updates_only():
 def test_a_list_stays_at_its_last_value():
     # The reference wraps, so a pruning list would end by re-opening everything.
     assert run(make_hyperparameter_schedule([0.1, 0.9]), [True] * 3) == [0.1, 0.9, 0.9]
-    wrapping = make_hyperparameter_schedule([0.1, 0.9], compat=COMPAT)
+    wrapping = make_hyperparameter_schedule([0.1, 0.9], rules=CSTORCH)
     assert run(wrapping, [True] * 3) == [0.1, 0.9, 0.1]
 
 
@@ -230,7 +229,7 @@ def test_specs(spec, cls):
 
 def test_compat_reaches_the_schedule():
     spec = {"type": "cosine", "init": 0.3, "half_period": 10}
-    assert make_hyperparameter_schedule(spec, compat=COMPAT)(20) == pytest.approx(0.3)
+    assert make_hyperparameter_schedule(spec, rules=CSTORCH)(20) == pytest.approx(0.3)
 
 
 @pytest.mark.parametrize(
