@@ -6,10 +6,12 @@ import importlib
 import inspect
 import pkgutil
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
 import sparse_lib as sl
 from sparse_lib.configure import constructor_keys
@@ -122,3 +124,10 @@ def test_documented_keys_are_the_keys_that_configs_take():
         listed = {key for key, owners in documented.items() if name in owners}
         taken = constructor_keys(cls) | {"algorithm", "param_filter", "schedule"}
         assert listed == taken, name
+
+
+def test_the_citation_names_the_version_and_licence_of_the_package():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert citation["version"] == project["version"] == sl.__version__
+    assert citation["license"] == project["license"]
