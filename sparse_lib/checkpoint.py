@@ -222,7 +222,8 @@ def _read_safetensors(path: str | Path, known: Collection[str]) -> tuple[State, 
             metadata = file.metadata() or {}
             state = {name: file.get_tensor(name) for name in file.keys()}
     except (SafetensorError, LookupError, TypeError, AttributeError, RuntimeError) as error:
-        raise ValueError(f"{path} is no whole safetensors file: {error}") from None
+        reason = " ".join(str(error).split())
+        raise ValueError(f"{path} is no whole safetensors file: {reason}") from None
     try:
         return _split_file(state, metadata, known)
     except ValueError as error:
@@ -542,7 +543,8 @@ def load_checkpoint(
     try:
         target.load_state_dict({names.get(n, n): t for n, t in full.items()}, strict=strict)
     except RuntimeError as error:
-        raise ValueError(f"the checkpoint does not fit the model: {error}") from None
+        reason = " ".join(str(error).split())
+        raise ValueError(f"the checkpoint does not fit the model: {reason}") from None
     return masks
 
 

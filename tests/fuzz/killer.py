@@ -1,0 +1,281 @@
+"""Kill -9 of random processes of a running workflow at random times, until it ends.
+
+``python -m tests.fuzz.killer --kills 100`` prints one line per trial. A trial is one workflow in a
+folder of its own: it is started, loses some processes, and is started again until it ends. What it
+has computed must then be what an uninterrupted workflow computes, bit for bit, apart from times.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import csv
+import hashlib
+import io
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+ROOT = Path(__file__).resolve().parents[2]
+#: Two runs, the second from the weights of the first, with evaluation, tables, figures, a page.
+WORKFLOW = ("smoke", "--config", "study=spdf")
+#: Environment variable that marks every process of one workflow, orphans included.
+MARK = "SPARSE_KILLER"
+#: Keys, columns and metrics that hold times, which no two runs share.
+TIMES = {"wall_s", "wall time (s)", "elapsed_s", "tokens_per_s", "images_per_s"}
+#: Seconds that an undisturbed start may take on a busy machine.
+PATIENCE_S = 600
+
+
+@dataclass
+class Trial:
+    """What happened to one workflow."""
+
+    starts: int = 0
+    kills: Counter[str] = field(default_factory=Counter)
+    problem: str = ""
+
+
+def start(folder: Path, *targets: str) -> subprocess.Popen[str]:
+    """Snakemake in a folder and a process group of its own, saving its state at each step."""
+    log = (folder / "workflow.log").open("w")
+    with log:
+        return subprocess.Popen(
+            [
+                *(sys.executable, "-m", "snakemake", *(targets or WORKFLOW)),
+                *("--snakefile", str(ROOT / "Snakefile"), "--cores", "1"),
+                *("--workflow-profile", str(ROOT / "profiles" / "default")),
+                *("--directory", str(folder)),
+            ],
+            cwd=folder,
+            env={
+                **os.environ,
+                "PYTHONPATH": str(ROOT),
+                "OMP_NUM_THREADS": "1",
+                "SPARSE_SAVE_EVERY_S": "0",
+                MARK: str(folder),
+            },
+            start_new_session=True,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+
+def processes(folder: Path) -> list[psutil.Process]:
+    """The living processes of the workflow in a folder, whoever their parents are."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(MARK) == str(folder):
+                found.append(process)
+        except (psutil.Error, OSError):
+            continue
+    return sorted(found, key=lambda process: process.pid)
+
+
+def role(process: psutil.Process) -> str:
+    """``snakemake``, the command of ``python -m experiments``, or the program's name."""
+    try:
+        words = process.cmdline()
+    except psutil.Error:
+        return "?"
+    if "experiments" in words[:-1]:
+        return words[words.index("experiments") + 1]
+    return "snakemake" if "snakemake" in words else Path(words[0]).name if words else "?"
+
+
+def run_trial(folder: Path, *targets: str, seed: int, max_kills: int, mean_delay_s: float) -> Trial:
+    """Start, kill and start again until the workflow ends; one start without kills must end well.
+
+    Args:
+        folder: where the workflow works.
+        targets: what Snakemake is asked for; `WORKFLOW` by default.
+        seed: of the victims and the times.
+        max_kills: after so many the workflow is left alone.
+        mean_delay_s: seconds between two kills; a third of the kills waits for a state's save.
+    """
+    rng, trial = random.Random(seed), Trial()
+    while not trial.problem:
+        process, undisturbed = start(folder, *targets), True
+        trial.starts += 1
+        while process.poll() is None:
+            if sum(trial.kills.values()) >= max_kills:
+                try:
+                    process.wait(PATIENCE_S)
+                except subprocess.TimeoutExpired:
+                    trial.problem = f"still busy after {PATIENCE_S} s"
+                    stop(folder)
+                break
+            killed = kill_one(folder, process, rng, mean_delay_s)
+            if killed is not None:
+                trial.kills[killed] += 1
+                undisturbed = False
+        if process.returncode == 0:
+            break
+        if undisturbed and not trial.problem:
+            trial.problem = f"exit {process.returncode}: " + (folder / "workflow.log").read_text()
+    stop(folder)
+    return trial
+
+
+def kill_one(
+    folder: Path, root: subprocess.Popen[str], rng: random.Random, mean_delay_s: float
+) -> str | None:
+    """Wait a random time, then kill a random process; returns what it was, None if too late."""
+    deadline = time.monotonic() + rng.expovariate(1 / mean_delay_s)
+    if rng.random() < 1 / 3:
+        while time.monotonic() < deadline + mean_delay_s and root.poll() is None:
+            trainers = [p for p in processes(folder) if role(p) == "train"]
+            if trainers and _saves_within(folder, 0.5):
+                with contextlib.suppress(psutil.Error):
+                    trainers[-1].kill()
+                    return "train while it saves"
+            time.sleep(0.05)
+    while time.monotonic() < deadline and root.poll() is None:
+        time.sleep(0.01)
+    candidates = processes(folder)
+    if root.poll() is not None or not candidates:
+        return None
+    victim = rng.choice(candidates)
+    name = role(victim)
+    try:
+        victim.kill()
+    except psutil.Error:
+        return None
+    return name
+
+
+def _saves_within(folder: Path, seconds: float) -> bool:
+    """Wait for a state that is written but not yet in its place."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if any((folder / "state").glob("*/*.part")):
+            return True
+    return False
+
+
+def stop(folder: Path) -> None:
+    """End what is left of a workflow."""
+    for process in processes(folder):
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+    psutil.wait_procs(processes(folder), timeout=30)
+
+
+def results(folder: Path) -> dict[str, str]:
+    """Each file that a workflow computed to a digest of its content apart from times."""
+    found = {}
+    for path in sorted([*folder.glob("results/**/*"), *folder.glob("reports/**/*.csv")]):
+        if path.is_file() and path.name != ".lock" and path.suffix != ".parquet":
+            content = _timeless(path)
+            found[path.relative_to(folder).as_posix()] = hashlib.sha256(content).hexdigest()
+    return found
+
+
+def _timeless(path: Path) -> bytes:
+    if path.suffix == ".json":
+        return json.dumps(_without_times(json.loads(path.read_text()))).encode()
+    if path.suffix == ".jsonl":
+        rows = [_without_times(json.loads(line)) for line in path.read_text().splitlines()]
+        return json.dumps(rows).encode()
+    if path.suffix == ".csv":
+        rows = csv.DictReader(io.StringIO(path.read_text()))
+        kept = [_without_times(row) for row in rows if row.get("metric") not in TIMES]
+        return json.dumps(kept).encode()
+    return path.read_bytes()
+
+
+def _without_times(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_times(item) for key, item in value.items() if key not in TIMES}
+    return [_without_times(item) for item in value] if isinstance(value, list) else value
+
+
+def differences(folder: Path, reference: dict[str, str]) -> list[str]:
+    """Files that are missing, besides, or of another content than in an uninterrupted workflow."""
+    own = results(folder)
+    return sorted(name for name in own.keys() | reference if own.get(name) != reference.get(name))
+
+
+def trials(
+    kills: int, *targets: str, seed: int, work: Path, max_kills: int, mean_delay_s: float
+) -> Iterator[Trial]:
+    """Trials with fresh folders until so many processes were killed; a failed folder is kept."""
+    whole = work / f"whole-{uuid.uuid4().hex[:8]}"
+    whole.mkdir(parents=True)
+    undisturbed = run_trial(whole, *targets, seed=seed, max_kills=0, mean_delay_s=1)
+    if undisturbed.problem:
+        raise RuntimeError(undisturbed.problem)
+    reference, done, number = results(whole), 0, 0
+    while done < kills:
+        folder = work / f"trial-{seed}-{number}-{uuid.uuid4().hex[:8]}"
+        folder.mkdir()
+        # Every other trial prepares its data under fire too.
+        if number % 2:
+            shutil.copytree(whole / "resources", folder / "resources")
+        trial = run_trial(
+            folder,
+            *targets,
+            seed=seed * 1000 + number,
+            max_kills=min(max_kills, kills - done),
+            mean_delay_s=mean_delay_s,
+        )
+        if not trial.problem and (differing := differences(folder, reference)):
+            trial.problem = f"other results in {folder}: {', '.join(differing)}"
+        done, number = done + sum(trial.kills.values()), number + 1
+        yield trial
+        if not trial.problem:
+            shutil.rmtree(folder)
+
+
+def main() -> None:
+    """Print one line per trial and the sum of the kills; exit 1 after a problem."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--max-kills", type=int, default=12, help="per trial")
+    parser.add_argument("--mean-delay", type=float, default=10.0, help="seconds between kills")
+    parser.add_argument("--work", type=Path, default=None, help="folder of the trials")
+    options = parser.parse_args()
+    work = options.work or Path(tempfile.mkdtemp(prefix="killer-"))
+    total: Counter[str] = Counter()
+    failed = 0
+    for number, trial in enumerate(
+        trials(
+            options.kills,
+            seed=options.seed,
+            work=work,
+            max_kills=options.max_kills,
+            mean_delay_s=options.mean_delay,
+        )
+    ):
+        total += trial.kills
+        failed += bool(trial.problem)
+        killed = ", ".join(f"{name} {count}" for name, count in sorted(trial.kills.items()))
+        print(
+            f"trial {number}: {sum(trial.kills.values())} kills in {trial.starts} starts "
+            f"({killed}): {trial.problem or 'identical'}",
+            flush=True,
+        )
+    print(f"{sum(total.values())} kills, {failed} trials with another outcome")
+    for name, count in total.most_common():
+        print(f"  {count:4d}  {name}")
+    sys.exit(bool(failed))
+
+
+if __name__ == "__main__":
+    main()
