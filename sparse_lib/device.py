@@ -1,14 +1,16 @@
 """The device: a ledger of FLOPs, skipping execution on the CPU, and a timing model.
 
-Three ideas in separate modules: `ledger` counts what a step did, `backend` runs masked layers
-without their masked work, and `spec` with `wafer` predicts time, memory and energy (always
-labelled *simulated*).
+What :mod:`sparse_lib.flops.ledger` counts of a step, :mod:`sparse_lib.execution` runs without its
+masked work, and :mod:`sparse_lib.simulation` predicts in time, memory and energy (always labelled
+*simulated*), under one name.
 """
 
 from sparse_lib.execution.backend import Backend, backend, compile
 from sparse_lib.execution.kernels import worth_skipping
 from sparse_lib.flops.ledger import Ledger
-from sparse_lib.simulation.facts import DeviceSpec, device_spec, probe_host
+from sparse_lib.simulation.devices import device_spec
+from sparse_lib.simulation.host import probe_host
+from sparse_lib.simulation.spec import DeviceSpec
 from sparse_lib.simulation.timing import Simulation, simulate
 
 __all__ = [

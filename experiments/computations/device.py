@@ -1,7 +1,7 @@
 """What sparsity buys on a device: measured on this CPU, published and simulated for the CS-2.
 
 Measured are one layer and one small GPT, on one thread, in CPU time, the variants in turn. All else
-follows from shapes and from the facts in ``sparse_lib.simulation.facts``, and is labelled
+follows from shapes and from the facts in ``sparse_lib.simulation.devices``, and is labelled
 *simulated*.
 """
 
@@ -26,13 +26,10 @@ from sparse_lib.execution import kernels
 from sparse_lib.execution.backend import backend, compile
 from sparse_lib.flops.model import LayerFlops, ModelFlops, count, gpt_training_step
 from sparse_lib.layers import describe
-from sparse_lib.simulation.facts import (
-    CS2_MATMUL_SPEEDUP,
-    SPECS,
-    DeviceSpec,
-    probe_host,
-    validate_overhead,
-)
+from sparse_lib.simulation.devices import SPECS
+from sparse_lib.simulation.devices.cs2 import MATMUL_SPEEDUP
+from sparse_lib.simulation.host import probe_host
+from sparse_lib.simulation.spec import DeviceSpec, validate_overhead
 from sparse_lib.simulation.timing import (
     MAX_PUBLISHED_SPARSITY,
     Simulation,
@@ -101,7 +98,7 @@ def compute(scale: str) -> dict[str, pd.DataFrame]:
         "facts": [row for spec in (*SPECS.values(), host) for row in spec.records()],
         "layer_speed": layer,
         "speedup": speedup_curves(layer),
-        "overhead": validate_overhead(),
+        "overhead": validate_overhead(MATMUL_SPEEDUP),
         "breakdown": [row for name in BREAKDOWN for row in breakdown(name)],
         "roofs": roofs(host),
         "roofline": [*host_points(layer), *simulated_points(models["GPT-3 XL"], flops["GPT-3 XL"])],
@@ -296,7 +293,7 @@ def speedup_curves(layer: list[dict[str, Any]]) -> list[dict[str, Any]]:
     rows += [
         {"series": "published", "sparsity": 1 - 1 / inverse, "speedup": value,
          "label": "published for the CS-2"}
-        for inverse, value in CS2_MATMUL_SPEEDUP.items()
+        for inverse, value in MATMUL_SPEEDUP.items()
     ]  # fmt: skip
     c = SPECS["cs2"].sparse_overhead
     for sparsity in [0.0, 0.25, 0.5, 0.65, 0.75, 0.8, 0.85, 0.875, 0.9, 0.92, 0.94, 0.95]:
@@ -392,7 +389,7 @@ def roofs(host: DeviceSpec) -> list[dict[str, Any]]:
         rows.append(
             {"device": spec.name, "title": spec.title, "peak_flops": spec.peak_flops,
              "bandwidth": bandwidth, "kind": "streamed weights" if spec.streams_weights
-             else "memory"}
+             else "memory", "device_label": spec.label, "device_color": spec.color}
         )  # fmt: skip
     return rows
 
@@ -473,6 +470,8 @@ def simulated_steps(
                     "context": CONTEXT,
                     "tokens_per_s": BATCH_SIZE * CONTEXT / step.step_s,
                     **step.record(),
+                    "device_label": step.device.label,
+                    "device_color": step.device.color,
                 }
 
 

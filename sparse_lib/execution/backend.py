@@ -12,7 +12,8 @@ from torch import nn
 from sparse_lib.checks import check_finite
 from sparse_lib.execution import kernels
 from sparse_lib.execution.layers import Execution, SparseLayer, skipping_mixin
-from sparse_lib.simulation.facts import SPECS, DeviceSpec, device_spec
+from sparse_lib.simulation.devices import SPECS, device_spec
+from sparse_lib.simulation.spec import DeviceSpec
 from sparse_lib.simulation.timing import Simulation, simulate
 
 EXECUTIONS = ("dense", "skip")

@@ -3,7 +3,7 @@
 A small analytic model, not a measurement, and everything it returns is labelled *simulated*:
 
 - A layer at sparsity ``s`` takes ``(1 - s) + c s`` of its dense time on a device that skips zeros
-  (``c`` fitted to the published CS-2 curve, :mod:`sparse_lib.simulation.facts`), else
+  (``c`` fitted to the published CS-2 curve, :mod:`sparse_lib.simulation.spec`), else
   all of it. Nothing was published above 90% sparsity; beyond, ``extrapolated`` is set.
 - The dense time is FLOPs over peak times an efficiency that you choose; 1 gives a lower bound.
 - A layer can't be faster than its weights arrive. A wafer streams them in twice (forward and
@@ -34,7 +34,8 @@ from sparse_lib.checks import check_integer
 from sparse_lib.flops.model import LayerFlops, ModelFlops, count
 from sparse_lib.layers import LayerDescription, describe
 from sparse_lib.masks.makers import num_nonzero
-from sparse_lib.simulation.facts import DeviceSpec, device_spec
+from sparse_lib.simulation.devices import device_spec
+from sparse_lib.simulation.spec import DeviceSpec
 
 # The sparsest published point of the CS-2's speed-up curve.
 MAX_PUBLISHED_SPARSITY = 0.9

@@ -8,7 +8,7 @@ from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from sparse_lib.flops.model import count
-from sparse_lib.simulation.facts import SPECS
+from sparse_lib.simulation.devices import SPECS
 from sparse_lib.simulation.timing import relative_time, simulate, weight_csr_bytes
 
 UNBOUND = replace(SPECS["cs2"], stream_bandwidth=1e30)

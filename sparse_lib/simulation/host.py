@@ -1,0 +1,66 @@
+"""The machine at hand as a device: the one whose facts are measured."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+
+import torch
+
+from sparse_lib.simulation.spec import DeviceSpec
+
+
+def probe_host(*, duration_s: float = 5.0, power_w: float = 0.0) -> DeviceSpec:
+    """Measures the CPU at hand: float32 matrix products, and copies larger than its caches.
+
+    Args:
+        duration_s: Seconds for the whole probe.
+        power_w: Power to charge; CPUs don't tell, so energy is NaN unless you know it.
+    """
+    a = torch.ones(1024, 1024)
+    out = torch.empty_like(a)
+    product_s = _fastest(lambda: torch.mm(a, a, out=out), duration_s / 2)
+    source = torch.ones(16 * 2**20)
+    target = torch.empty_like(source)
+    copy_s = _fastest(lambda: target.copy_(source), duration_s / 2)
+    measured = f"measured here with {torch.get_num_threads()} thread(s)"
+    return DeviceSpec(
+        name="host",
+        title="This machine's CPU",
+        label="this CPU",
+        color="#0072B2",
+        peak_flops=2 * 1024**3 / product_s,
+        precision="float32",
+        weight_bytes=4,
+        memory_bytes=float(_physical_memory()),
+        memory_bandwidth=2 * source.numel() * source.element_size() / copy_s,
+        power_w=power_w,
+        sources={
+            "peak_flops": measured,
+            "memory_bytes": "the operating system",
+            "memory_bandwidth": measured,
+            "power_w": "given by the caller" if power_w else "unknown, so energy is not simulated",
+            "max_systems": "this machine alone",
+        },
+        unverified=frozenset({"power_w"}),
+    )
+
+
+def _fastest(work: Callable[[], object], duration_s: float) -> float:
+    """Shortest time of one call, over as many calls as fit: interruptions only add time.
+
+    CPU time shared by the threads, so that other processes don't count.
+    """
+    end, best = time.perf_counter() + duration_s, float("inf")
+    while best == float("inf") or time.perf_counter() < end:
+        start = time.process_time()
+        work()
+        best = min(best, (time.process_time() - start) / torch.get_num_threads())
+    return best
+
+
+def _physical_memory() -> int:
+    if not hasattr(os, "sysconf"):
+        return 0
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
