@@ -9,7 +9,6 @@ from typing import Any
 
 import pandas as pd
 
-from experiments.analysis import style
 from experiments.store import records as tidy
 
 PLAN_COLUMNS = ["run", "model", "dataset", "method", "sparsity", "recipe", "seed"]
@@ -48,15 +47,6 @@ def planned(study: dict[str, Any]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=PLAN_COLUMNS)
 
 
-def algorithms(rows: pd.DataFrame) -> pd.Series:
-    """Return the algorithm of each row's method: ``static`` for ``static90``, empty if widened."""
-    names = {}
-    for method in rows["method"].unique():
-        family, algorithm = style.split_method(method)
-        names[method] = algorithm if family is None else ""
-    return rows["method"].map(names).astype("string")
-
-
 def per_run(records: pd.DataFrame, *metrics: str) -> pd.DataFrame:
     """Return one row per run with these metrics of training as columns; absent ones are NaN."""
     rows = records[(records["task"] == "training") & (records["split"] == "train")]
@@ -69,17 +59,10 @@ def sparsifiable(records: pd.DataFrame) -> dict[str, float]:
 
     Models without a sparse run, or whose sparse runs are larger models, are left out.
     """
-    rows = records.assign(algorithm=algorithms(records))
-    rows = rows[(rows["sparsity"] > 0) & (rows["algorithm"] != "")].drop_duplicates("run")
+    rows = records[(records["sparsity"] > 0) & records["family"].isna()].drop_duplicates("run")
     rows = rows.set_index("run").join(per_run(records, "num_parameters", "num_nonzero"))
     masked = (rows["num_parameters"] - rows["num_nonzero"]) / rows["sparsity"]
     return masked.groupby(rows["model"]).mean().dropna().to_dict()
-
-
-def dense_name(methods: "pd.Series[str]") -> str | None:
-    """Return the dense method that sparse ones are held against: same batch and steps first."""
-    present = set(methods)
-    return next((name for name in ("dense-control", "dense") if name in present), None)
 
 
 def by_level(rows: pd.DataFrame) -> list[tuple[float, pd.DataFrame]]:

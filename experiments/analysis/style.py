@@ -1,11 +1,9 @@
-"""What all figures share: a fixed look per method, axes, and labels at the ends of lines."""
+"""What all figures share: panels, axes, lines of methods, and labels at their ends."""
 
-import hashlib
-import re
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import matplotlib.pyplot as plt
@@ -16,53 +14,14 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, LogLocator
 
 from experiments.analysis import stats
-from experiments.specs.schema import algorithm_names
+from experiments.analysis.methods import Method
 
 matplotlib.use("Agg")
 
 WIDTH = 5.6
 PANEL_HEIGHT = 2.5
-INK = "#1b1f24"
 SHEET = Path(__file__).with_name("style.mplstyle")
 
-
-@dataclass(frozen=True)
-class MethodStyle:
-    """How one method looks in every figure and table."""
-
-    name: str
-    color: str
-    marker: str
-
-
-# Okabe and Ito's colour-blind-safe set; markers carry the same information without colour.
-METHODS = {
-    "dense": MethodStyle("Dense", "#7F7F7F", "o"),
-    # Dense with the batch and steps of the sparse runs.
-    "dense-control": MethodStyle("Dense control", INK, "X"),
-    "static": MethodStyle("Static", "#D55E00", "s"),
-    "set": MethodStyle("SET", "#009E73", "^"),
-    "rigl": MethodStyle("RigL", "#0072B2", "D"),
-    "granet": MethodStyle("GraNet", "#E69F00", "v"),
-    "gmp": MethodStyle("GMP", "#CC79A7", "P"),
-}
-# A study's Sparse-IFT methods are named <family><sparsity>-<algorithm>, un-widened ones
-# <algorithm> or <algorithm><sparsity>; the sparsity is a column of its own. Any other name stands
-# for itself.
-FAMILIES = {
-    "wide": ("Sparse-Wide", "#332288"),
-    "parallel": ("Sparse-Parallel", "#44AA99"),
-    "factorized": ("Sparse-Factorized", "#999933"),
-    "doped": ("Sparse-Doped", "#AA4499"),
-}
-WIDE_COLORS = {"static": "#88CCEE", "set": "#117733", "iso": "#AA3377"}
-ALGORITHM = "|".join(sorted({*METHODS, *algorithm_names()}, key=len, reverse=True))
-METHOD_NAME = re.compile(rf"(?:({'|'.join(FAMILIES)})\d*-)?(?:({ALGORITHM})(?:-?\d+|-rare)?|(.*))")
-#: End of the name of a method at settings that were chosen after its study had run.
-RETUNED = "-retuned"
-# What Tol's sets have left, for methods that the lists above do not know.
-SPARE_COLORS = ("#882255", "#CC6677", "#EE3377", "#33BBEE", "#6699CC", "#997700", "#994455")
-SPARE_MARKERS = ("X", "<", ">", "p", "h", "*", "d")
 
 AXES = {
     "tokens": ("tokens", "training tokens"),
@@ -87,42 +46,6 @@ def progress_axis(axes: Axes, name: str) -> None:
     """Name the x axis of a curve, and write its large numbers short."""
     axes.set_xlabel(name)
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-
-
-def method_style(method: str) -> MethodStyle:
-    """Return the look of a method; an unknown one gets a look derived from its name."""
-    if method.endswith(RETUNED):
-        look = method_style(method.removesuffix(RETUNED))
-        return MethodStyle(f"{look.name}, retuned", look.color, "*")
-    family, algorithm = split_method(method)
-    look = METHODS.get(algorithm) or _spare(algorithm)
-    if family is None:
-        return look
-    name, color = FAMILIES[family]
-    if family == "wide":
-        color = WIDE_COLORS.get(algorithm, color)
-    return MethodStyle(f"{name} {look.name}", color, look.marker)
-
-
-def _spare(algorithm: str) -> MethodStyle:
-    number = int.from_bytes(hashlib.sha256(algorithm.encode()).digest()[:4], "big")
-    return MethodStyle(
-        algorithm,
-        SPARE_COLORS[number % len(SPARE_COLORS)],
-        SPARE_MARKERS[number // len(SPARE_COLORS) % len(SPARE_MARKERS)],
-    )
-
-
-def split_method(method: str) -> tuple[str | None, str]:
-    """Return the Sparse-IFT family (None without one) and the algorithm of a method's name."""
-    family, algorithm, other = METHOD_NAME.fullmatch(method).groups()  # type: ignore[union-attr]
-    return family, algorithm or other
-
-
-def treatment_name(method: str, sparsity: float) -> str:
-    """Return for example ``RigL 80%``; ``Dense`` alone at sparsity 0."""
-    name = method_style(method).name
-    return name if sparsity == 0 else f"{name} {100 * sparsity:g}%"
 
 
 def sheet() -> AbstractContextManager[None]:
@@ -218,6 +141,14 @@ def seed_lines(axes: Axes, rows: pd.DataFrame, coordinate: str, color: str) -> N
     starts = np.flatnonzero(rows["run"].to_numpy()[1:] != rows["run"].to_numpy()[:-1]) + 1
     x, y = (np.insert(rows[key].to_numpy(float), starts, np.nan) for key in (coordinate, "value"))
     axes.plot(x, y, color=color, lw=0.7, alpha=0.45)
+
+
+def method_line(
+    axes: Axes, x: Sequence[float], y: Sequence[float], look: Method, *, marks: int = 8, **how: Any
+) -> None:
+    """Draw the line of a method with about ``marks`` of its markers on it."""
+    every = max(1, round(len(x) / marks))
+    axes.plot(x, y, color=look.color, marker=look.marker, markevery=every, **how)
 
 
 def interval_bars(

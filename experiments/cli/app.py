@@ -432,7 +432,7 @@ def where(arguments: Annotated[list[str] | None, typer.Argument()] = None) -> No
     import pandas as pd
     import yaml
 
-    from experiments.report import cells
+    from experiments.report import provenance
 
     chosen = yaml.safe_load((plan.ROOT / "experiments/config.yaml").read_text())
     chosen |= dict(word.split("=", 1) for word in arguments or [] if "=" in word)
@@ -442,7 +442,7 @@ def where(arguments: Annotated[list[str] | None, typer.Argument()] = None) -> No
         if chosen["study"] != "all":
             table = table[table["study"] == chosen["study"]]
         print("The one command that repeats the runs behind each row of each table:")
-        for line in cells.listing(table):
+        for line in provenance.listing(table):
             print(line)
         print(f"The same, row by row: {folder}/commands.csv")
     print(f"The report is {folder}/index.html")

@@ -6,8 +6,6 @@ from pathlib import Path
 import pandas as pd
 import yaml
 
-from experiments.analysis import style
-
 FOLDER = Path(__file__).resolve().parent
 UNKNOWN = "not published as a number"
 TEXT = "string"
@@ -57,14 +55,11 @@ def value(
     Args:
         source: Source id.
         metric: Metric as ``results.csv`` names it.
-        method: Method in any case, as the source or as a study names it (``static90``); empty
-            matches any.
+        method: Method in any case, as the source names it; empty matches any.
         sparsity: Sparsity in [0, 1]; None matches any.
     """
     rows = results()
     rows = rows[(rows["source_id"] == source) & (rows["metric"] == metric)]
-    family, algorithm = style.split_method(method)
-    method = algorithm if family is None else method
     if method:
         rows = rows[rows["method"].str.lower() == method.lower()]
     if sparsity is not None:

@@ -18,10 +18,10 @@ import jinja2
 import pandas as pd
 from markupsafe import Markup
 
-from experiments.analysis import figures, tables
+from experiments.analysis import figures, style, tables
 from experiments.analysis.claims import ledger as ledger_module
-from experiments.analysis.style import INK, MethodStyle, method_style, progress
-from experiments.report import cells, summary
+from experiments.analysis.methods import INK, Method
+from experiments.report import provenance, summary
 from experiments.store import records as tidy
 
 TEMPLATES = Path(__file__).with_name("templates")
@@ -51,14 +51,12 @@ def environment(*, html: bool) -> jinja2.Environment:
     env.filters["words"] = summary.in_words
     env.filters["p"] = p_value
     env.filters["sentence"] = sentence
-    env.globals.update(look=look, short_name=cells.short_name, seeds=cells.seeds)
     return env
 
 
-def look(method: str) -> MethodStyle:
-    """Return the look of a method on a page, where dark ink is the page's text colour."""
-    style = method_style(method)
-    return replace(style, color="currentColor") if style.color == INK else style
+def on_page(method: Method) -> Method:
+    """Return a method as a page shows it, where dark ink is the page's text colour."""
+    return replace(method, color="currentColor") if method.color == INK else method
 
 
 def format_cell(value: Any, column: str = "") -> str:
@@ -119,11 +117,11 @@ def inline_svg(path: Path, *, prefix: str, title: str) -> Markup:
     return Markup(text)
 
 
-def _read_table(name: str, folder: Path, behind: cells.Register) -> dict[str, Any]:
+def _read_table(name: str, folder: Path, behind: provenance.Register) -> dict[str, Any]:
     path = folder / f"{name}.csv"
     shown = {"name": name, "title": name.replace("_", " "), "caption": tables.caption(name)}
     shown |= {"columns": [], "numeric": [], "rows": [], "missing": not path.exists()}
-    if cells.has_rows(path):
+    if provenance.has_rows(path):
         table = pd.read_csv(path)
         hidden = RUN_FACTS if "run" in table else ()
         shown["columns"] = [column for column in table.columns if column not in hidden]
@@ -139,7 +137,11 @@ def _read_figure(
 ) -> dict[str, Any]:
     title = name.replace("_", " ")
     variants = []
-    axis_labels = {"tokens": progress(curves, "tokens")[0], "steps": "steps", "flops": "FLOPs"}
+    axis_labels = {
+        "tokens": style.progress(curves, "tokens")[0],
+        "steps": "steps",
+        "flops": "FLOPs",
+    }
     several = bool(figures.x_axes(name))
     for axis, label in axis_labels.items():
         file = name if axis == "tokens" else f"{name}-by-{axis}"
@@ -187,7 +189,7 @@ def _read_details(study: dict[str, Any], runs_dir: Path, present: set[str]) -> l
     return details
 
 
-def _ledger(path: Path, behind: cells.Register) -> dict[str, Any]:
+def _ledger(path: Path, behind: provenance.Register) -> dict[str, Any]:
     """The ledger in the order a reader needs: primary, exploratory, computed, not tested."""
     if not Path(path).exists():
         return {"tested": [], "computed": [], "untested": [], "counts": [], "missing": True}
@@ -241,8 +243,10 @@ def render_study(
     """
     records, curves = tidy.read_records(records_csv), tidy.read_curves(curves_csv)
     out_dir.mkdir(parents=True, exist_ok=True)
-    behind = cells.Register()
+    runs = provenance.Runs(study)
+    behind = provenance.Register(runs)
     context = {
+        "look": lambda method: on_page(runs.methods[method]),
         "study": study,
         "trials": study.get("trials", False),
         "missing": tidy.missing_runs(records, study),
@@ -318,7 +322,7 @@ def render_index(
         if (folder / "claims.csv").exists() and not study.get("trials"):
             ledger = ledgers[study["name"]] = ledger_module.read(folder / "claims.csv")
         row["counts"] = summary.verdict_counts(ledger[ledger["role"] != ""])
-        commands.append(cells.commands(study, page / "tables", ledger))
+        commands.append(provenance.commands(study, page / "tables", ledger))
         shown.append(row)
     merged = summary.merge_ledgers(ledgers)
     rows = with_counter_evidence(merged.to_dict("records"))
@@ -338,7 +342,7 @@ def render_index(
         "command": command or f"snakemake reproduce --config scale={scale}",
     }
     _render("index", context, out_dir)
-    table = pd.concat(commands) if commands else pd.DataFrame(columns=cells.COLUMNS)
+    table = pd.concat(commands) if commands else pd.DataFrame(columns=provenance.COLUMNS)
     table.to_csv(out_dir / "commands.csv", index=False)
     return out_dir / "index.html"
 

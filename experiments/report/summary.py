@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from experiments.analysis.claims import ledger as claims
-from experiments.report.cells import has_rows
+from experiments.report.provenance import has_rows
 
 #: Negative results first.
 ORDER = (claims.CONTRADICTED, claims.INCONCLUSIVE, claims.HOLDS, claims.NOT_TESTED)

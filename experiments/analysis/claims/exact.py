@@ -12,8 +12,8 @@ from typing import Any
 import pandas as pd
 
 from experiments import published
-from experiments.analysis import select as selection
 from experiments.analysis import stats
+from experiments.analysis.methods import Methods
 from experiments.store import records as tidy
 
 #: Layers, width, vocabulary and sequence length of the two models of the SPDF paper.
@@ -196,7 +196,7 @@ def check_update_flops(records: pd.DataFrame, study: dict[str, Any]) -> Check:
     The schedule is counted step by step (computation ``flops``). In runs SET equals Static, and
     RigL pays a little more at updates.
     """
-    checks = [check for check in (_schedule(study), _executed(records)) if check is not None]
+    checks = [check for check in (_schedule(study), _executed(records, study)) if check is not None]
     if not checks:
         return Check(None, "this scale has no schedule and no runs of SET, Static and RigL")
     return Check(all(check.holds for check in checks), "; ".join(check.reason for check in checks))
@@ -253,11 +253,11 @@ def _schedule(study: dict[str, Any]) -> Check | None:
     return Check(bool(worst < 1e-9), f"{text}, largest relative error {worst:.1g}")
 
 
-def _executed(records: pd.DataFrame) -> Check | None:
+def _executed(records: pd.DataFrame, study: dict[str, Any]) -> Check | None:
     rows = tidy.select(records, "flops_executed")
-    rows = rows.assign(algorithm=selection.algorithms(rows))
+    rows = rows[Methods(study).source_names(rows) == rows["algorithm"]]
     keys = ["model", "dataset", "sparsity", "seed"]
-    table = rows[rows["algorithm"] != ""].pivot_table("value", keys, "algorithm")
+    table = rows.pivot_table("value", keys, "algorithm")
     if not {"set", "static", "rigl"} <= set(table.columns):
         return None
     table = table.dropna(subset=["set", "static", "rigl"])

@@ -1,11 +1,14 @@
 """Scores against training FLOPs, with the arrows of the Sparse-IFT blog's Figures 1 and 4."""
 
+from typing import Any
+
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from experiments.analysis import style
+from experiments.analysis.methods import DENSE, INK, Methods
 from experiments.store import records as tidy
 
 #: So many numbers still stand beside their points.
@@ -15,33 +18,41 @@ EQUAL = 0.15
 KEYS = ["dataset", "model", "method", "sparsity"]
 
 
-def scores(records: pd.DataFrame, metric: str, split: str) -> pd.DataFrame:
+def scores(records: pd.DataFrame, study: dict[str, Any], metric: str, split: str) -> pd.DataFrame:
     """One row per run that has the metric: its value, and its executed training FLOPs.
 
     Methods at settings that were chosen after the study had run are left out.
     """
-    records = records[~records["method"].str.endswith(style.RETUNED)]
+    looks = Methods(study)
+    retuned = {method for method in records["method"].unique() if looks[method].retuned}
+    records = records[~records["method"].isin(retuned)]
     values = tidy.select(records, metric, split=split)
     flops = tidy.select(records, "flops_executed").set_index("run")["value"]
-    columns = ["run", *KEYS, "seed", "split", "value"]
+    columns = ["run", *KEYS, "algorithm", "family", "seed", "split", "value"]
     return values[columns].assign(flops=values["run"].map(flops)).dropna(subset=["flops"])
+
+
+def is_dense(rows: pd.DataFrame) -> pd.Series:
+    """Whether each row is of a model without masks or transformation."""
+    return (rows["algorithm"] == DENSE) & rows["family"].isna()
 
 
 def base_model(rows: pd.DataFrame) -> str | None:
     """The model that most methods were applied to, if it has dense runs."""
     counts = rows.groupby("model", sort=False)["method"].nunique()
-    dense = set(rows[rows["method"] == "dense"]["model"])
+    dense = set(rows[is_dense(rows)]["model"])
     counts = counts[counts.index.isin(dense)]
     return None if counts.empty else str(counts.idxmax())
 
 
 def means(rows: pd.DataFrame) -> pd.DataFrame:
     """Mean over seeds of each model, method and sparsity; FLOPs relative to the dense base."""
-    table = rows.groupby(KEYS, sort=False)[["value", "flops"]].mean().reset_index()
+    groups = rows.groupby([*KEYS, "algorithm", "family"], sort=False, dropna=False)
+    table = groups[["value", "flops"]].mean().reset_index()
     base = base_model(rows)
     if base is None:
         return table.iloc[:0].assign(ratio=[])
-    dense = table[(table["model"] == base) & (table["method"] == "dense")]["flops"].iloc[0]
+    dense = table[(table["model"] == base) & is_dense(table)]["flops"].iloc[0]
     return table.assign(ratio=table["flops"] / dense)
 
 
@@ -52,12 +63,12 @@ def corners(table: pd.DataFrame, base: str, *, better: str) -> dict[str, pd.Seri
     transformed run at about the FLOPs of A; D the larger dense model.
     """
     own = table[table["model"] == base]
-    family = own["method"].map(lambda name: style.split_method(name)[0])
+    family = own["family"]
     groups = {
-        "A": own[own["method"] == "dense"],
+        "A": own[is_dense(own)],
         "B": own[family.isna() & (own["sparsity"] > 0)],
         "C": own[family.notna() & ((own["ratio"] - 1).abs() <= EQUAL)],
-        "D": table[(table["model"] != base) & (table["method"] == "dense")],
+        "D": table[(table["model"] != base) & is_dense(table)],
     }
     pick = "idxmax" if better == "higher" else "idxmin"
     return {
@@ -67,14 +78,17 @@ def corners(table: pd.DataFrame, base: str, *, better: str) -> dict[str, pd.Seri
     }
 
 
-def draw(rows: pd.DataFrame, *, label: str, better: str, empty: str) -> Figure:
+def draw(
+    rows: pd.DataFrame, study: dict[str, Any], *, label: str, better: str, empty: str
+) -> Figure:
     """One panel per dataset."""
+    looks = Methods(study)
     datasets = [name for name in rows["dataset"].unique() if base_model(_of(rows, name))]
     figure, axes = style.panels(len(datasets), height=3.6)
     if not datasets:
         style.say_empty(axes[0], empty)
     for panel, name in zip(axes, datasets, strict=False):
-        _draw_panel(panel, _of(rows, name), better)
+        _draw_panel(panel, _of(rows, name), looks, better)
         panel.set_title(name)
         panel.set_xlabel("executed training FLOPs, relative to the dense model")
         panel.set_ylabel(label)
@@ -85,19 +99,19 @@ def _of(rows: pd.DataFrame, dataset: str) -> pd.DataFrame:
     return rows[rows["dataset"] == dataset]
 
 
-def _draw_panel(axes: Axes, rows: pd.DataFrame, better: str) -> None:
+def _draw_panel(axes: Axes, rows: pd.DataFrame, looks: Methods, better: str) -> None:
     table, base = means(rows), base_model(rows)
-    dense = table[(table["model"] == base) & (table["method"] == "dense")]["flops"].iloc[0]
+    dense = table[(table["model"] == base) & is_dense(table)]["flops"].iloc[0]
     known: dict[str, str] = {}
-    for row in table.itertuples():
-        look = style.method_style(row.method)
+    for row, plain in zip(table.itertuples(), is_dense(table), strict=True):
+        look = looks[row.method]
         own = rows[(rows["model"] == row.model) & (rows["method"] == row.method)]
         own = own[own["sparsity"] == row.sparsity]
         axes.plot(own["flops"] / dense, own["value"], ".", color=look.color, ms=3, zorder=2)
-        is_larger, is_dense = row.model != base, row.method == "dense"
+        is_larger = row.model != base
         label = f"{look.name}, {row.model}" if is_larger else look.name
         axes.plot(
-            row.ratio, row.value, look.marker, color=look.color, ms=6, zorder=4 if is_dense else 3,
+            row.ratio, row.value, look.marker, color=look.color, ms=6, zorder=4 if plain else 3,
             markerfacecolor="none" if is_larger else look.color,
             label=None if label in known else label,
         )  # fmt: skip
@@ -105,7 +119,7 @@ def _draw_panel(axes: Axes, rows: pd.DataFrame, better: str) -> None:
     axes.set_xscale("log")
     axes.margins(x=0.1, y=0.12)
     low, high = axes.get_xlim()
-    _label_sparsity(axes, table[table["sparsity"] > 0])
+    _label_sparsity(axes, table[table["sparsity"] > 0], looks)
     ticks = [tick for tick in (0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 5) if low <= tick <= high]
     axes.set_xticks(ticks, [f"{tick:g}x" for tick in ticks])
     axes.minorticks_off()
@@ -122,14 +136,14 @@ def _draw_panel(axes: Axes, rows: pd.DataFrame, better: str) -> None:
             (points[name]["ratio"], points[name]["value"]),
             (points["A"]["ratio"], points["A"]["value"]),
             arrowprops={
-                "arrowstyle": "->", "lw": 1.2, "shrinkA": 7, "shrinkB": 7, "color": style.INK,
+                "arrowstyle": "->", "lw": 1.2, "shrinkA": 7, "shrinkB": 7, "color": INK,
                 "linestyle": ":" if name == "D" else "-",
             },
         )  # fmt: skip
     axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), fontsize=8)
 
 
-def _label_sparsity(axes: Axes, points: pd.DataFrame) -> None:
+def _label_sparsity(axes: Axes, points: pd.DataFrame, looks: Methods) -> None:
     """Write the sparsity beside each point, numbers of neighbours moved apart.
 
     On the side away from the dense model, where no arrow comes in. Where too many points are one
@@ -153,13 +167,15 @@ def _label_sparsity(axes: Axes, points: pd.DataFrame) -> None:
             axes.text(
                 x, y, f"{100 * point['sparsity']:g}", transform=axes.transAxes, fontsize=7,
                 va="center", ha="right" if is_left else "left", fontweight="bold",
-                color=style.method_style(point["method"]).color,
+                color=looks[point["method"]].color,
             )  # fmt: skip
 
 
-def caption(rows: pd.DataFrame, *, unit: str, better: str, scale: float = 1.0) -> str:
+def caption(
+    rows: pd.DataFrame, study: dict[str, Any], *, unit: str, better: str, scale: float = 1.0
+) -> str:
     """Say for each dataset where the arrows lead."""
-    sentences = []
+    looks, sentences = Methods(study), []
     for name in rows["dataset"].unique():
         own = _of(rows, name)
         base = base_model(own)
@@ -171,7 +187,7 @@ def caption(rows: pd.DataFrame, *, unit: str, better: str, scale: float = 1.0) -
         for corner in ("B", "C", "D"):
             if corner in points:
                 point = points[corner]
-                who = style.treatment_name(point["method"], point["sparsity"])
+                who = looks.treatment(point["method"], point["sparsity"])
                 who += f" {point['model']}" if corner == "D" else ""
                 parts.append(
                     f"{corner} ({who}) {scale * point['value']:.1f}{unit} at "

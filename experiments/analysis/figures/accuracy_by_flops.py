@@ -14,7 +14,7 @@ from experiments.analysis.figures import _by_flops
 
 def data(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
     """Test accuracy and executed FLOPs of every run."""
-    return _by_flops.scores(records, "accuracy", "test")
+    return _by_flops.scores(records, study, "accuracy", "test")
 
 
 def draw(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> Figure:
@@ -22,10 +22,12 @@ def draw(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> 
     rows = data(records, curves, study)
     rows = rows.assign(value=100 * rows["value"])
     empty = "No dense model has a test accuracy yet."
-    return _by_flops.draw(rows, label="top-1 test accuracy (%)", better="higher", empty=empty)
+    return _by_flops.draw(
+        rows, study, label="top-1 test accuracy (%)", better="higher", empty=empty
+    )
 
 
 def caption(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> str:
     """Where the arrows lead."""
     rows = data(records, curves, study)
-    return _by_flops.caption(rows, unit="%", better="higher", scale=100)
+    return _by_flops.caption(rows, study, unit="%", better="higher", scale=100)

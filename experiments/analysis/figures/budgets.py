@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 
 from experiments.analysis import select as selection
 from experiments.analysis import style
+from experiments.analysis.methods import Methods
 from experiments.store import records as tidy
 
 EVERY_RECIPE = True
@@ -42,7 +43,7 @@ def draw(
     records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any], *, x: str = "tokens"
 ) -> Figure:
     """One panel per model, dataset and sparsity."""
-    rows = data(records, curves, study)
+    rows, looks = data(records, curves, study), Methods(study)
     shown = [
         (cell, sparsity)
         for cell in tidy.cells(rows)
@@ -53,21 +54,21 @@ def draw(
         style.say_empty(axes[0], "No method has finished runs of two budgets.")
     for panel, (cell, sparsity) in zip(axes, shown, strict=False):
         own = tidy.in_cell(rows, cell)
-        _draw_panel(panel, own[own["sparsity"].isin([0.0, sparsity])], x)
+        _draw_panel(panel, own[own["sparsity"].isin([0.0, sparsity])], looks, x)
         panel.set_title(f"{cell[0]} on {cell[1]}, dense and {100 * sparsity:g}%")
     return figure
 
 
-def _draw_panel(axes: Axes, rows: pd.DataFrame, x: str) -> None:
+def _draw_panel(axes: Axes, rows: pd.DataFrame, looks: Methods, x: str) -> None:
     labels = []
     for method, sparsity, own in selection.by_treatment(rows):
-        look = style.method_style(method)
+        look = looks[method]
         axes.plot(own[x], own["value"], ".", color=look.color, ms=4)
         style.interval_bars(axes, own, x, "tokens", look.color)
         means = budget_means(own)
         axes.plot(means[x], means["value"], color=look.color, marker=look.marker, ms=6, lw=1.3)
         if len(means):
-            text = style.treatment_name(method, sparsity)
+            text = looks.treatment(method, sparsity)
             labels.append((means["value"].iloc[-1], text, look.color))
     style.count_axis(axes, style.AXES[x][1], None if x == "flops" else rows[x].unique())
     axes.set_ylabel("validation perplexity per token")
@@ -76,24 +77,23 @@ def _draw_panel(axes: Axes, rows: pd.DataFrame, x: str) -> None:
 
 def caption(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> str:
     """State how far each method is from Static at each budget, and how far seeds spread."""
-    rows = data(records, curves, study)
-    rows = rows.assign(algorithm=selection.algorithms(rows))
+    rows, looks = data(records, curves, study), Methods(study)
+    rows = rows.assign(line=looks.lines(rows))
     sentences = []
     for cell in tidy.cells(rows):
         own = tidy.in_cell(rows, cell)
         for sparsity, group in own[own["sparsity"] > 0].groupby("sparsity"):
-            static = group[group["algorithm"] == "static"]
-            for method in group["algorithm"].drop_duplicates():
-                if method != "static":
-                    other = group[group["algorithm"] == method]
-                    sentences.append(_gap_sentence(other, static, method, sparsity))
+            is_static = looks.source_names(group) == "static"
+            static = group[is_static]
+            for line, other in group[~is_static].groupby("line", sort=False):
+                sentences.append(_gap_sentence(other, static, looks.treatment(line, sparsity)))
     if sentences:
         seeds = rows.groupby([*KEYS, "tokens"])["seed"].nunique()
         sentences.append(f"A point has {seeds.min()} to {seeds.max()} seeds.")
     return " ".join(sentence for sentence in sentences if sentence)
 
 
-def _gap_sentence(rows: pd.DataFrame, static: pd.DataFrame, method: str, sparsity: float) -> str:
+def _gap_sentence(rows: pd.DataFrame, static: pd.DataFrame, name: str) -> str:
     keys = ["tokens", "seed"]
     both = rows[[*keys, "value"]].merge(static[[*keys, "value"]], on=keys, suffixes=("", "_static"))
     both = both.assign(gap=both["value"] - both["value_static"])
@@ -107,7 +107,7 @@ def _gap_sentence(rows: pd.DataFrame, static: pd.DataFrame, method: str, sparsit
     most = both.groupby("tokens")["gap"].agg(["size", "std"])
     most = most[most["size"] > 1]
     spread = most["std"].max()
-    text = f"{style.treatment_name(method, sparsity)} minus Static: {', '.join(parts)}"
+    text = f"{name} minus Static: {', '.join(parts)}"
     if len(most):
         text += f"; the difference varies between seeds by a standard deviation of {spread:.2f}"
     return text + "."

@@ -10,6 +10,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from experiments.analysis import style
+from experiments.analysis.methods import Methods
 from experiments.store import records as tidy
 
 AXES = ("tokens", "steps", "flops")
@@ -26,7 +27,7 @@ def draw(
     records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any], *, x: str = "tokens"
 ) -> Figure:
     """Two panels per sparsity."""
-    moves = data(records, curves, study)
+    moves, looks = data(records, curves, study), Methods(study)
     coordinate, name = style.progress(moves, x)
     shown = [(metric, level) for metric in TITLES for level in sorted(set(moves["sparsity"]))]
     figure, axes = style.panels(len(shown))
@@ -36,13 +37,13 @@ def draw(
         rows = moves[(moves["metric"] == metric) & (moves["sparsity"] == level)]
         labels = []
         for (method, sparsity), group in rows.groupby(["method", "sparsity"], sort=False):
-            look, width = style.method_style(method), style.nested_width(len(labels))
+            look, width = looks[method], style.nested_width(len(labels))
             style.seed_lines(panel, group, coordinate, look.color)
             mean = style.mean_by(group, coordinate)
             if mean.empty:
                 mean = group.set_index("step")[[coordinate, "value"]].sort_index()
-            panel.plot(mean[coordinate], mean["value"], color=look.color, lw=width)
-            text = style.treatment_name(method, sparsity)
+            style.method_line(panel, mean[coordinate], mean["value"], look, lw=width)
+            text = looks.treatment(method, sparsity)
             labels.append((mean["value"].iloc[-1], text, look.color))
         if not labels:
             style.say_empty(panel, f"No run has logged {TITLES[metric].lower()}.")
@@ -61,7 +62,8 @@ def caption(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) 
     final = moves[moves["metric"] == "itop"].sort_values("step").groupby("run").last()
     if final.empty:
         return ""
+    looks = Methods(study)
     means = final.groupby(["method", "sparsity"])["value"].mean().sort_values()
-    parts = [f"{style.treatment_name(*pair)} {100 * value:.0f}%" for pair, value in means.items()]
+    parts = [f"{looks.treatment(*pair)} {100 * value:.0f}%" for pair, value in means.items()]
     model, dataset = tidy.cells(moves)[0]
     return f"Explored by the end by {model} on {dataset}, mean over runs: {', '.join(parts)}."

@@ -11,6 +11,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from experiments.analysis import style
+from experiments.analysis.methods import Methods
 from experiments.analysis.tables import time_to_loss
 from experiments.store import records as tidy
 
@@ -88,7 +89,7 @@ def caption(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) 
     if parts:
         sentences.append(f"A whole training step of a small GPT here: {', '.join(parts)}.")
     parts = [
-        f"{style.treatment_name(row.method, row.sparsity)} {row.speedup:.2f}x on {row.dataset}"
+        f"{Methods(study).treatment(row.method, row.sparsity)} {row.speedup:.2f}x on {row.dataset}"
         for row in time_to_loss.make(records, curves, study)
         .rename(columns={"speed-up (measured)": "speedup"})
         .itertuples()

@@ -8,31 +8,23 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from experiments.analysis import style
+from experiments.analysis.methods import Methods
 from experiments.analysis.tables.generation import TASKS
 from experiments.store import records as tidy
 
-#: Method of the study: (sparsity of pre-training, fine-tuning).
-PHASES = {
-    "dense-dense": (0.0, "dense"),
-    "spdf-50": (0.5, "dense"),
-    "spdf-75": (0.75, "dense"),
-    "sparse-50": (0.5, "sparse"),
-    "sparse-75": (0.75, "sparse"),
-}
-LINES = {"dense": "rigl", "sparse": "static"}  # whose colours and markers they borrow
+LINES = {"dense": ("#0072B2", "D"), "sparse": ("#D55E00", "s")}
 
 
 def data(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
     """BLEU of every fine-tuned run, with the sparsity of its pre-training."""
     rows = records[
-        records["task"].isin(TASKS)
-        & (records["metric"] == "bleu")
-        & records["method"].isin(PHASES)
-        & records["value"].notna()
+        records["task"].isin(TASKS) & (records["metric"] == "bleu") & records["value"].notna()
     ]
+    phases = {key: Methods(study).phases(key) for key in rows["method"].unique()}
+    rows = rows[rows["method"].map(phases).notna()]
     rows = rows[["run", "model", "dataset", "method", "seed", "value"]].copy()
-    rows["pre-training sparsity"] = [PHASES[method][0] for method in rows["method"]]
-    rows["fine-tuning"] = [PHASES[method][1] for method in rows["method"]]
+    rows["pre-training sparsity"] = [phases[method][0] for method in rows["method"]]
+    rows["fine-tuning"] = [phases[method][1] for method in rows["method"]]
     return rows
 
 
@@ -46,19 +38,19 @@ def draw(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> 
     for panel, cell in zip(axes, cells, strict=False):
         rows = tidy.in_cell(values, cell)
         labels = []
-        for fine_tuning, look in LINES.items():
+        for fine_tuning, (color, marker) in LINES.items():
             own = rows[(rows["fine-tuning"] == fine_tuning)]
             if own.empty:
                 continue
-            shape = style.method_style(look)
             means = own.groupby("pre-training sparsity")["value"].mean()
-            panel.plot(own["pre-training sparsity"], own["value"], shape.marker, ms=3,
-                       color=shape.color, alpha=0.6)  # fmt: skip
+            panel.plot(own["pre-training sparsity"], own["value"], marker, ms=3,
+                       color=color, alpha=0.6)  # fmt: skip
             level = "pre-training sparsity"
-            style.interval_bars(panel, own, level, level, shape.color, most=100.0)
-            panel.plot(means.index, means, marker=shape.marker, ms=7, color=shape.color)
-            labels.append((means.iloc[-1], f"{fine_tuning} fine-tuning", shape.color))
-        panel.set_xticks([0, 0.5, 0.75], ["dense", "50%", "75%"])
+            style.interval_bars(panel, own, level, level, color, most=100.0)
+            panel.plot(means.index, means, marker=marker, ms=7, color=color)
+            labels.append((means.iloc[-1], f"{fine_tuning} fine-tuning", color))
+        levels = sorted(rows["pre-training sparsity"].unique())
+        panel.set_xticks(levels, [f"{100 * s:g}%" if s else "dense" for s in levels])
         panel.set_xlabel("sparsity of pre-training")
         panel.set_ylabel("BLEU")
         panel.set_title(f"{cell[0]} on {cell[1]}")

@@ -9,9 +9,11 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from experiments.analysis import style
+from experiments.analysis.methods import ALGORITHMS
 from experiments.store import records as tidy
 
 LIMIT = 6.0
+OURS = ALGORITHMS["rigl"][1]
 NAMES = {
     "SPDF_UAI23": "SPDF",
     "RIGL_ICML20": "RigL, paper",
@@ -50,7 +52,7 @@ def draw(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> 
         axes.plot(own["difference %"].clip(-LIMIT, LIMIT), spread, "o", mfc="none", mec="#888888",
                   ms=4, zorder=2)  # fmt: skip
         axes.plot(own["remaining difference %"].clip(-LIMIT, LIMIT), spread, "o",
-                  color=style.method_style("rigl").color, ms=4, zorder=3)  # fmt: skip
+                  color=OURS, ms=4, zorder=3)  # fmt: skip
         for y, value in zip(spread, own["remaining difference %"], strict=True):
             if abs(value) > LIMIT:
                 axes.annotate(f"{value:+.0f}%", (min(max(value, -LIMIT), LIMIT), y), (-6, 0),

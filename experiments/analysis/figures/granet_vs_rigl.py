@@ -10,20 +10,21 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from experiments.analysis import style
+from experiments.analysis.methods import INK, Methods
 from experiments.store import records as tidy
 
 AXES = ("tokens", "steps", "flops")
-METHODS = ("rigl", "granet")
 
 
 def data(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
     """Training loss of the two methods on the first model and dataset that has both."""
     rows = tidy.label_curves(curves[curves["metric"] == "loss"], records)
-    rows = rows[(rows["kind"] == "train") & rows["method"].isin(METHODS)]
+    rows = rows[rows["kind"] == "train"]
+    rows = rows[Methods(study).source_names(rows).isin(["rigl", "granet"])]
     for cell in tidy.cells(rows):
-        chosen = tidy.in_cell(rows, cell)
-        if set(METHODS) <= set(chosen["method"]):
-            return chosen
+        for _, chosen in tidy.in_cell(rows, cell).groupby("sparsity"):
+            if chosen["algorithm"].nunique() == 2:
+                return chosen
     return rows.iloc[:0]
 
 
@@ -31,8 +32,8 @@ def difference(rows: pd.DataFrame) -> pd.DataFrame:
     """GraNet minus RigL for each seed and step that both have."""
     keys = ["seed", "step"]
     columns = [*keys, "tokens", "images", "flops_executed", "value"]
-    rigl = rows[rows["method"] == "rigl"][columns]
-    granet = rows[rows["method"] == "granet"][[*keys, "value"]]
+    rigl = rows[rows["algorithm"] == "rigl"][columns]
+    granet = rows[rows["algorithm"] == "granet"][[*keys, "value"]]
     both = rigl.merge(granet, on=keys, suffixes=("_rigl", "_granet"))
     return both.assign(difference=both["value_granet"] - both["value_rigl"])
 
@@ -41,21 +42,21 @@ def draw(
     records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any], *, x: str = "tokens"
 ) -> Figure:
     """Losses above, their difference below."""
-    rows = data(records, curves, study)
+    rows, looks = data(records, curves, study), Methods(study)
     coordinate, name = style.progress(rows, x)
     figure, (upper, lower) = style.panels(2)
     if rows.empty:
         style.say_empty(upper, "No model has finished runs of both RigL and GraNet.")
         style.say_empty(lower, "")
         return figure
-    _draw_losses(upper, rows, coordinate)
+    _draw_losses(upper, rows, looks, coordinate)
     paired = difference(rows)
-    look = style.method_style("granet")
+    look = looks[rows[rows["algorithm"] == "granet"]["method"].iloc[0]]
     for _, group in paired.groupby("seed"):
         lower.plot(group[coordinate], group["difference"], color=look.color, lw=0.7, alpha=0.45)
     mean = paired.groupby("step")[[coordinate, "difference"]].mean()
-    lower.plot(mean[coordinate], mean["difference"], color=look.color)
-    lower.axhline(0, color=style.INK, lw=0.8)
+    style.method_line(lower, mean[coordinate], mean["difference"], look)
+    lower.axhline(0, color=INK, lw=0.8)
     late = paired[paired["step"] > 0.15 * paired["step"].max()]["difference"]
     if len(late):
         bound = 1.1 * late.abs().max() or 1.0
@@ -67,13 +68,13 @@ def draw(
     return figure
 
 
-def _draw_losses(axes: Axes, rows: pd.DataFrame, coordinate: str) -> None:
+def _draw_losses(axes: Axes, rows: pd.DataFrame, looks: Methods, coordinate: str) -> None:
     labels = []
     for (method, _), group in rows.groupby(["method", "sparsity"], sort=False):
-        look = style.method_style(method)
+        look = looks[method]
         style.seed_lines(axes, group, coordinate, look.color)
         mean = style.mean_by(group, coordinate)
-        axes.plot(mean[coordinate], mean["value"], color=look.color)
+        style.method_line(axes, mean[coordinate], mean["value"], look)
         last = group.sort_values("step").groupby("run")["value"].last().mean()
         labels.append((last, look.name, look.color))
     late = rows[rows["step"] > 0.15 * rows["step"].max()]["value"]

@@ -12,10 +12,11 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from experiments.analysis import style
+from experiments.analysis.methods import ALGORITHMS
 
 SPARSITY, INPUTS, OUTPUTS = 0.75, 8, 8
 GAP, HEAD = 3.6, 4.2  # between matrices, and above them for the words; in weights
-SPARSE, DENSE = style.METHODS["rigl"].color, style.METHODS["dense"].color
+SPARSE, DENSE = ALGORITHMS["rigl"][1], ALGORITHMS["dense"][1]
 TITLES = {
     "dense": "Dense: y = W x",
     "wide": "Sparse-Wide: inputs and outputs √(1/(1 − s)) times as many",

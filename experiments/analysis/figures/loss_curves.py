@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 
 from experiments.analysis import select as selection
 from experiments.analysis import style
+from experiments.analysis.methods import Methods
 from experiments.store import records as tidy
 
 AXES = ("tokens", "steps", "flops")
@@ -26,7 +27,7 @@ def draw(
     records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any], *, x: str = "tokens"
 ) -> Figure:
     """One panel per model, dataset and split."""
-    losses = data(records, curves, study)
+    losses, looks = data(records, curves, study), Methods(study)
     shown = []
     for place, cell in enumerate(tidy.cells(records)):
         own = tidy.in_cell(losses, cell)
@@ -38,23 +39,23 @@ def draw(
     if not shown:
         style.say_empty(axes[0], "No run has finished yet.")
     for panel, (title, rows) in zip(axes, shown, strict=False):
-        _draw_panel(panel, rows, x)
+        _draw_panel(panel, rows, looks, x)
         panel.set_title(title)
     return figure
 
 
-def _draw_panel(axes: Axes, rows: pd.DataFrame, x: str) -> None:
+def _draw_panel(axes: Axes, rows: pd.DataFrame, looks: Methods, x: str) -> None:
     coordinate, name = style.progress(rows, x)
     labels = []
     for (method, sparsity), group in rows.groupby(["method", "sparsity"], sort=False):
-        look = style.method_style(method)
+        look = looks[method]
         style.seed_lines(axes, group, coordinate, look.color)
         mean = style.mean_by(group, coordinate)
-        marks = {"marker": look.marker} if len(mean) <= 20 else {}
-        axes.plot(mean[coordinate], mean["value"], color=look.color, **marks)
+        marks = len(mean) if len(mean) <= 20 else 8
+        style.method_line(axes, mean[coordinate], mean["value"], look, marks=marks)
         last = group.sort_values("step").groupby("run").tail(1)
         style.interval_bars(axes, last, coordinate, "method", look.color)
-        labels.append((last["value"].mean(), style.treatment_name(method, sparsity), look.color))
+        labels.append((last["value"].mean(), looks.treatment(method, sparsity), look.color))
     if not labels:
         style.say_empty(axes, "No run has logged this loss.")
         return
@@ -71,6 +72,7 @@ def _draw_panel(axes: Axes, rows: pd.DataFrame, x: str) -> None:
 def caption(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> str:
     """Name the lowest mean validation loss of each cell."""
     final = tidy.label_curves(curves[curves["metric"] == "loss"], records)
+    looks = Methods(study)
     final = final[final["kind"] == "validation"].sort_values("step").groupby("run").last()
     sentences = []
     for cell in tidy.cells(records):
@@ -78,7 +80,7 @@ def caption(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) 
         if len(means):
             method, sparsity = means.idxmin()
             sentences.append(
-                f"On {cell[1]} with {cell[0]}, {style.treatment_name(method, sparsity)} ends "
+                f"On {cell[1]} with {cell[0]}, {looks.treatment(method, sparsity)} ends "
                 f"lowest in mean validation loss ({means.min():.3f})."
             )
     return " ".join(sentences)

@@ -13,13 +13,14 @@ from experiments.analysis.figures import _by_flops
 
 def data(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
     """Validation perplexity and executed FLOPs of every run."""
-    return _by_flops.scores(records, "perplexity", "validation")
+    return _by_flops.scores(records, study, "perplexity", "validation")
 
 
 def draw(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> Figure:
     """One panel per dataset."""
     return _by_flops.draw(
         data(records, curves, study),
+        study,
         label="validation perplexity per token",
         better="lower",
         empty="No dense model has a validation perplexity yet.",
@@ -28,4 +29,4 @@ def draw(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> 
 
 def caption(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> str:
     """Where the arrows lead."""
-    return _by_flops.caption(data(records, curves, study), unit="", better="lower")
+    return _by_flops.caption(data(records, curves, study), study, unit="", better="lower")

@@ -6,8 +6,8 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from experiments.analysis import select as selection
 from experiments.analysis import stats, style
+from experiments.analysis.methods import Methods
 from experiments.store import records as tidy
 
 
@@ -19,7 +19,7 @@ def data(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> 
 
 def draw(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> Figure:
     """One panel per model and dataset, one row per method."""
-    values = data(records, curves, study)
+    values, looks = data(records, curves, study), Methods(study)
     cells = tidy.cells(values)
     counts = [len(tidy.treatments(tidy.in_cell(values, cell))) for cell in cells]
     figure, axes = style.panels(len(cells), heights=[0.9 + 0.36 * count for count in counts])
@@ -30,7 +30,7 @@ def draw(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> 
         pairs = tidy.treatments(rows)
         for place, (method, sparsity) in enumerate(pairs):
             chosen = rows[(rows["method"] == method) & (rows["sparsity"] == sparsity)]
-            look = style.method_style(method)
+            look = looks[method]
             mean, low, high = stats.t_interval(chosen["value"])
             if low == low:
                 panel.plot([low, high], [place, place], color=look.color, lw=2)
@@ -40,7 +40,7 @@ def draw(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> 
                 f"{mean:.2f}", (mean, place), (0, 7), textcoords="offset points", ha="center",
                 fontsize=8.5,
             )  # fmt: skip
-        panel.set_yticks(range(len(pairs)), [style.treatment_name(*pair) for pair in pairs])
+        panel.set_yticks(range(len(pairs)), [looks.treatment(*pair) for pair in pairs])
         panel.set_ylim(len(pairs) - 0.4, -0.7)
         panel.grid(axis="y", visible=False)
         panel.set_xlabel("validation perplexity per token")
@@ -50,18 +50,18 @@ def draw(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> 
 
 def caption(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> str:
     """Name the best sparse method of each cell, and how it stands to dense."""
-    values = data(records, curves, study)
+    values, looks = data(records, curves, study), Methods(study)
     sentences = []
     for cell in tidy.cells(values):
         means = tidy.in_cell(values, cell).groupby(["method", "sparsity"])["value"].mean()
         sparse = means[means.index.get_level_values("sparsity") > 0]
         if not len(sparse):
             continue
-        best = style.treatment_name(*sparse.idxmin())
+        best = looks.treatment(*sparse.idxmin())
         sentence = f"Lowest sparse mean of {cell[0]} on {cell[1]}: {best} at {sparse.min():.2f}"
-        dense = selection.dense_name(tidy.in_cell(values, cell)["method"])
+        dense = looks.dense(tidy.in_cell(values, cell)["method"])
         if dense:
             ratio = sparse.min() / means[(dense, 0.0)]
-            sentence += f", {ratio:.3f} times the mean of {style.method_style(dense).name}"
+            sentence += f", {ratio:.3f} times the mean of {looks[dense].name}"
         sentences.append(sentence + ".")
     return " ".join(sentences)

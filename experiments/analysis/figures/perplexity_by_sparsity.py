@@ -11,16 +11,28 @@ from matplotlib.figure import Figure
 
 from experiments.analysis import select as selection
 from experiments.analysis import stats, style
+from experiments.analysis.methods import Methods
 from experiments.store import records as tidy
 
-COLUMNS = ["run", "model", "dataset", "method", "sparsity", "seed", "split", "task", "value"]
+COLUMNS = [
+    "run",
+    "model",
+    "dataset",
+    "method",
+    "algorithm",
+    "sparsity",
+    "seed",
+    "split",
+    "task",
+    "value",
+]
 
 
 def data(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
     """Perplexity of every run on workloads that have two sparsities or more."""
-    rows = tidy.validation_perplexity(records)[COLUMNS]
-    rows = rows.assign(algorithm=selection.algorithms(rows))
-    rows = rows[rows["algorithm"] != ""]
+    rows = tidy.validation_perplexity(records)
+    rows = rows[rows["family"].isna()][COLUMNS]
+    rows = rows.assign(line=Methods(study).lines(rows))
     levels = rows[rows["sparsity"] > 0].groupby(["model", "dataset"])["sparsity"].nunique()
     several = levels[levels > 1].reset_index()[["model", "dataset"]]
     return rows.merge(several, on=["model", "dataset"])
@@ -28,30 +40,30 @@ def data(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> 
 
 def draw(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> Figure:
     """One panel per model and dataset."""
-    rows = data(records, curves, study)
+    rows, looks = data(records, curves, study), Methods(study)
     cells = tidy.cells(rows)
     figure, axes = style.panels(len(cells), height=3.8)
     if not cells:
         style.say_empty(axes[0], "No model has finished runs at two sparsities.")
     for panel, cell in zip(axes, cells, strict=False):
-        _draw_panel(panel, tidy.in_cell(rows, cell))
+        _draw_panel(panel, tidy.in_cell(rows, cell), looks)
         panel.set_title(f"{cell[0]} on {cell[1]}")
     return figure
 
 
-def _draw_panel(axes: Axes, rows: pd.DataFrame) -> None:
+def _draw_panel(axes: Axes, rows: pd.DataFrame, looks: Methods) -> None:
     labels = []
     for method, _, own in selection.by_treatment(rows[rows["sparsity"] == 0]):
-        look = style.method_style(method)
+        look = looks[method]
         mean, low, high = stats.t_interval(own["value"])
         axes.axhline(mean, color=look.color, lw=1)
         if low == low:
             axes.axhspan(low, high, color=look.color, alpha=0.12, lw=0)
         labels.append((mean, look.name, look.color))
     sparse = rows[rows["sparsity"] > 0]
-    methods = list(sparse["algorithm"].unique())
-    for place, (method, group) in enumerate(sparse.groupby("algorithm", sort=False)):
-        look = style.method_style(method)
+    methods = list(sparse["line"].unique())
+    for place, (method, group) in enumerate(sparse.groupby("line", sort=False)):
+        look = looks[method]
         aside = 1 + 0.035 * (place - (len(methods) - 1) / 2)
         points = []
         for sparsity, own in group.groupby("sparsity"):
@@ -74,20 +86,20 @@ def _draw_panel(axes: Axes, rows: pd.DataFrame) -> None:
 
 def caption(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> str:
     """State lowest and highest method at each sparsity, and dense."""
-    rows = data(records, curves, study)
+    rows, looks = data(records, curves, study), Methods(study)
     sentences = []
     for cell in tidy.cells(rows):
         own = tidy.in_cell(rows, cell)
-        dense = selection.dense_name(own["method"])
+        dense = looks.dense(own["method"])
         parts = []
         for sparsity, group in own[own["sparsity"] > 0].groupby("sparsity"):
-            means = group.groupby("algorithm")["value"].mean().sort_values()
-            ends = [f"{style.method_style(means.index[0]).name} {means.iloc[0]:.1f}"]
+            means = group.groupby("line")["value"].mean().sort_values()
+            ends = [f"{looks[means.index[0]].name} {means.iloc[0]:.1f}"]
             if len(means) > 1:
-                ends.append(f"{style.method_style(means.index[-1]).name} {means.iloc[-1]:.1f}")
+                ends.append(f"{looks[means.index[-1]].name} {means.iloc[-1]:.1f}")
             parts.append(f"at {100 * sparsity:g}% from {' to '.join(ends)}")
         if dense:
             mean = own[own["method"] == dense]["value"].mean()
-            parts.insert(0, f"{style.method_style(dense).name} {mean:.1f}")
+            parts.insert(0, f"{looks[dense].name} {mean:.1f}")
         sentences.append(f"Mean perplexity of {cell[0]} on {cell[1]}: {'; '.join(parts)}.")
     return " ".join(sentences)

@@ -14,6 +14,7 @@ from scipy import stats as scipy_stats
 
 from experiments.analysis import select as selection
 from experiments.analysis import stats, style
+from experiments.analysis.methods import INK, Methods
 from experiments.store import records as tidy
 
 MIN_SIZES = 3
@@ -38,9 +39,9 @@ def data(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> 
     return rows[sizes >= MIN_SIZES]
 
 
-def penalties(rows: pd.DataFrame, method: str, sparsity: float) -> pd.DataFrame:
+def penalties(rows: pd.DataFrame, looks: Methods, method: str, sparsity: float) -> pd.DataFrame:
     """Loss above the dense model of the same size, for each size and seed that both have."""
-    dense = selection.dense_name(rows["method"])
+    dense = looks.dense(rows["method"])
     keys = ["weights", "seed"]
     own = rows[(rows["method"] == method) & (rows["sparsity"] == sparsity)]
     base = rows[rows["method"] == dense] if dense else rows.iloc[:0]
@@ -60,7 +61,7 @@ def trend(table: pd.DataFrame) -> tuple[float, float, float, float]:
 
 def draw(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> Figure:
     """Three panels per dataset."""
-    rows = data(records, curves, study)
+    rows, looks = data(records, curves, study), Methods(study)
     datasets = list(rows["dataset"].unique())
     figure, axes = style.panels(3 * len(datasets), height=3.0)
     if not datasets:
@@ -70,43 +71,43 @@ def draw(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> 
         own = rows[rows["dataset"] == dataset]
         upper, middle, lower = axes[3 * place : 3 * place + 3]
         for panel, x in ((upper, "weights"), (middle, "flops")):
-            _draw_losses(panel, own, x)
+            _draw_losses(panel, own, looks, x)
             panel.set_title(f"Loss by {'size' if x == 'weights' else 'cost'} · {dataset}")
-        _draw_penalties(lower, own)
+        _draw_penalties(lower, own, looks)
         lower.set_title("Sparse minus dense, same size and seed")
     return figure
 
 
-def _draw_losses(axes: Axes, rows: pd.DataFrame, x: str) -> None:
+def _draw_losses(axes: Axes, rows: pd.DataFrame, looks: Methods, x: str) -> None:
     labels = []
     for method, sparsity, own in selection.by_treatment(rows):
-        look = style.method_style(method)
+        look = looks[method]
         axes.plot(own[x], own["loss"], look.marker, color=look.color, ms=4, alpha=0.7, mew=0)
         fit = scipy_stats.linregress(np.log(own[x]), np.log(own["loss"]))
         line = np.geomspace(own[x].min(), own[x].max(), 50)
         fitted = np.exp(fit.intercept) * line**fit.slope
         axes.plot(line, fitted, color=look.color, lw=1.5)
-        labels.append((fitted[-1], style.treatment_name(method, sparsity), look.color))
+        labels.append((fitted[-1], looks.treatment(method, sparsity), look.color))
     style.count_axis(axes, X_AXES[x], rows[x].unique() if x == "weights" else None)
     axes.set_ylabel("nats per token")
     style.label_ends(axes, labels)
 
 
-def _draw_penalties(axes: Axes, rows: pd.DataFrame) -> None:
+def _draw_penalties(axes: Axes, rows: pd.DataFrame, looks: Methods) -> None:
     labels = []
     for method, sparsity, _ in selection.by_treatment(rows[rows["sparsity"] > 0]):
-        look = style.method_style(method)
-        table = penalties(rows, method, sparsity)
+        look = looks[method]
+        table = penalties(rows, looks, method, sparsity)
         if table.empty:
             continue
         axes.plot(table["weights"], table["penalty"], look.marker, color=look.color, ms=4)
         means = table.groupby("weights")["penalty"].mean()
         axes.plot(means.index, means, color=look.color, lw=1.5)
-        labels.append((means.iloc[-1], style.treatment_name(method, sparsity), look.color))
+        labels.append((means.iloc[-1], looks.treatment(method, sparsity), look.color))
     if not labels:
         style.say_empty(axes, "No dense run shares its size and seed with a sparse one.")
         return
-    axes.axhline(0, color=style.INK, lw=0.8)
+    axes.axhline(0, color=INK, lw=0.8)
     style.count_axis(axes, X_AXES["weights"], rows["weights"].unique())
     axes.set_ylabel("nats per token")
     style.label_ends(axes, labels)
@@ -114,17 +115,17 @@ def _draw_penalties(axes: Axes, rows: pd.DataFrame) -> None:
 
 def caption(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> str:
     """Say for each sparse method whether its penalty changes with the size."""
-    rows = data(records, curves, study)
+    rows, looks = data(records, curves, study), Methods(study)
     sentences = []
     for dataset, own in rows.groupby("dataset", sort=False):
-        dense = selection.dense_name(own["method"])
+        dense = looks.dense(own["method"])
         if dense is None:
             continue
         ratio = own["tokens per weight"].mean()
-        name = style.method_style(dense).name
+        name = looks[dense].name
         sentences.append(f"On {dataset}, {ratio:.0f} tokens per weight, penalties over {name}:")
         for method, sparsity, _ in selection.by_treatment(own[own["sparsity"] > 0]):
-            sentences.append(_trend_sentence(own, method, sparsity))
+            sentences.append(_trend_sentence(own, looks, method, sparsity))
     return " ".join(sentence for sentence in sentences if sentence)
 
 
@@ -138,8 +139,8 @@ def _moves_at_each_step(table: pd.DataFrame, sign: float) -> bool:
     )
 
 
-def _trend_sentence(rows: pd.DataFrame, method: str, sparsity: float) -> str:
-    table = penalties(rows, method, sparsity)
+def _trend_sentence(rows: pd.DataFrame, looks: Methods, method: str, sparsity: float) -> str:
+    table = penalties(rows, looks, method, sparsity)
     slope, low, high, _ = trend(table)
     if slope != slope:
         return ""
@@ -152,7 +153,7 @@ def _trend_sentence(rows: pd.DataFrame, method: str, sparsity: float) -> str:
             words = "sizes differ, but it does not change from each one to the next"
     values = ", ".join(f"{mean:+.3f}" for mean in means)
     return (
-        f"{style.treatment_name(method, sparsity)} {values} nats from the smallest size to the "
+        f"{looks.treatment(method, sparsity)} {values} nats from the smallest size to the "
         f"largest; "
         f"per doubling {slope:+.3f} "
         f"[{low:+.3f}, {high:+.3f}], so {words} ({len(table)} paired runs, "

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 
 from experiments.analysis import select as selection
 from experiments.analysis import style
+from experiments.analysis.methods import Methods
 from experiments.store import records as tidy
 
 AXES = ("tokens", "steps", "flops")
@@ -66,16 +67,16 @@ def draw(
     records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any], *, x: str = "tokens"
 ) -> Figure:
     """One panel per schedule."""
-    rows = data(records, curves, study)
+    rows, looks = data(records, curves, study), Methods(study)
     coordinate, name = style.progress(rows, x)
     figure, axes = style.panels(len(TITLES), height=2.2)
     for panel, (metric, title) in zip(axes, TITLES.items(), strict=True):
         labels = []
         chosen = rows[rows["metric"] == metric]
         for (method, sparsity), group in chosen.groupby(["method", "sparsity"], sort=False):
-            look, width = style.method_style(method), style.nested_width(len(labels))
-            panel.plot(group[coordinate], group["value"], color=look.color, lw=width)
-            text = style.treatment_name(method, sparsity)
+            look, width = looks[method], style.nested_width(len(labels))
+            style.method_line(panel, group[coordinate], group["value"], look, lw=width)
+            text = looks.treatment(method, sparsity)
             labels.append((group["value"].iloc[-1], text, look.color))
         if not labels:
             style.say_empty(panel, f"No run has logged its {title.lower()}.")

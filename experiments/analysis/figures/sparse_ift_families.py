@@ -10,41 +10,41 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from experiments.analysis import stats, style
+from experiments.analysis.methods import DENSE, Methods
 from experiments.store import records as tidy
 
 
 def data(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
     """Test accuracy of every dense and every transformed run."""
     rows = tidy.select(records, "accuracy", split="test")
-    rows = rows[["run", "model", "dataset", "method", "sparsity", "seed", "value"]]
-    family = rows["method"].map(lambda name: style.split_method(name)[0])
-    return rows.assign(family=family)[family.notna() | (rows["method"] == "dense")]
+    rows = rows[rows["family"].notna() | (rows["algorithm"] == DENSE)]
+    return rows[["run", "model", "dataset", "method", "sparsity", "seed", "value", "family"]]
 
 
 def draw(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> Figure:
     """One panel per model and dataset that has transformed runs."""
-    rows = data(records, curves, study)
+    rows, looks = data(records, curves, study), Methods(study)
     shown = tidy.cells(rows[rows["family"].notna()])
     figure, axes = style.panels(len(shown), height=3.2)
     if not shown:
         style.say_empty(axes[0], "No transformed model has a test accuracy yet.")
     for panel, cell in zip(axes, shown, strict=False):
-        _draw_panel(panel, tidy.in_cell(rows, cell))
+        _draw_panel(panel, tidy.in_cell(rows, cell), looks)
         panel.set_title(f"{cell[0]} on {cell[1]}")
     return figure
 
 
-def _draw_panel(axes: Axes, rows: pd.DataFrame) -> None:
+def _draw_panel(axes: Axes, rows: pd.DataFrame, looks: Methods) -> None:
     labels = []
-    dense = rows[rows["method"] == "dense"]["value"]
+    dense = rows[rows["method"] == looks.dense(rows["method"])]["value"]
     if len(dense):
-        look = style.method_style("dense")
+        look = looks[str(looks.dense(rows["method"]))]
         axes.axhline(100 * dense.mean(), color=look.color, lw=1.5)
         labels.append((100 * dense.mean(), look.name, look.color))
     transformed = rows[rows["family"].notna()]
-    names = transformed["method"].map(lambda name: style.method_style(name).name)
+    names = transformed["method"].map(lambda name: looks[name].name)
     for offset, (name, group) in enumerate(transformed.groupby(names, sort=False)):
-        look = style.method_style(group["method"].iloc[0])
+        look = looks[group["method"].iloc[0]]
         shift = 0.5 * (offset - (names.nunique() - 1) / 2)
         points = []
         for sparsity, own in group.groupby("sparsity"):
@@ -64,14 +64,14 @@ def _draw_panel(axes: Axes, rows: pd.DataFrame) -> None:
 
 def caption(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> str:
     """Name the best treatment of each cell."""
-    rows = data(records, curves, study)
+    rows, looks = data(records, curves, study), Methods(study)
     sentences = []
     for cell in tidy.cells(rows[rows["family"].notna()]):
         own = tidy.in_cell(rows, cell)
         means = own.groupby(["method", "sparsity"])["value"].mean()
         method, sparsity = means.idxmax()
         sentences.append(
-            f"Highest mean of {cell[0]} on {cell[1]}: {style.treatment_name(method, sparsity)} at "
+            f"Highest mean of {cell[0]} on {cell[1]}: {looks.treatment(method, sparsity)} at "
             f"{100 * means.max():.1f}%."
         )
     return " ".join(sentences)

@@ -11,6 +11,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from experiments.analysis import style
+from experiments.analysis.methods import Methods
 from experiments.store import records as tidy
 
 CLOCKS = {
@@ -42,7 +43,7 @@ def data(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> 
 
 def draw(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> Figure:
     """Two panels per model and dataset."""
-    losses = data(records, curves, study)
+    losses, looks = data(records, curves, study), Methods(study)
     shown = [(cell, clock) for cell in tidy.cells(losses) for clock in CLOCKS]
     figure, axes = style.panels(len(shown))
     if not shown:
@@ -53,12 +54,12 @@ def draw(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> 
         rows = tidy.in_cell(losses, cell)
         unit = _unit(rows[clock].max())
         for (method, sparsity), group in rows.groupby(["method", "sparsity"], sort=False):
-            look = style.method_style(method)
+            look = looks[method]
             group = group.assign(**{clock: UNITS[unit] * group[clock]})
             style.seed_lines(panel, group, clock, look.color)
             mean = style.mean_by(group, clock)
             panel.plot(mean[clock], mean["value"], color=look.color, marker=look.marker)
-            text = style.treatment_name(method, sparsity)
+            text = looks.treatment(method, sparsity)
             labels.append((mean["value"].iloc[-1], text, look.color))
         style.label_ends(panel, labels)
         panel.set_title(f"{title} · {cell[0]} on {cell[1]}")
@@ -74,7 +75,7 @@ def _unit(seconds: float) -> str:
 
 def caption(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> str:
     """State the simulated seconds of whole runs."""
-    losses = data(records, curves, study)
+    losses, looks = data(records, curves, study), Methods(study)
     ends = losses.sort_values("step").groupby("run").last()
     sentences = []
     for cell in tidy.cells(losses):
@@ -82,7 +83,7 @@ def caption(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) 
         unit = _unit(rows["simulated_s"].max())
         means = rows.groupby(["method", "sparsity"], sort=False)["simulated_s"].mean()
         parts = [
-            f"{style.treatment_name(*pair)} {UNITS[unit] * seconds:.3g} {unit}"
+            f"{looks.treatment(*pair)} {UNITS[unit] * seconds:.3g} {unit}"
             for pair, seconds in means.items()
         ]
         sentences.append(f"Simulated time of a run on {cell[1]}: {', '.join(parts)}.")

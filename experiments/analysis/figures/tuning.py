@@ -1,6 +1,7 @@
 """Validation perplexity of the trials by learning rate (the validation loss where the data are
 images): every point is one run, at a seed that no evidence uses. The large marker is the best trial
-of a method. Dashed: mask updates that are rarer and smaller. Lower is better."""
+of a method. Dashed: other settings of it, for mask updates that are rarer and smaller. Lower is
+better."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -8,8 +9,8 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from experiments.analysis import select as selection
 from experiments.analysis import style
+from experiments.analysis.methods import Methods
 from experiments.store import records as tidy
 
 EVERY_RECIPE = True
@@ -29,8 +30,8 @@ def data(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> 
     rows = rows[columns].reset_index(drop=True)
     names = ["learning rate", "drop fraction", "update interval", "steps"]
     rows = rows.join(pd.DataFrame(settings, columns=names))
-    algorithm = selection.algorithms(rows)
-    rows["algorithm"] = algorithm.where(algorithm != "", rows["method"])
+    looks = Methods(study)
+    rows["algorithm"] = [looks.source_name(looks.settings_of(method)) for method in rows["method"]]
     best = rows.groupby(["model", "dataset", "algorithm"])["value"].transform("min")
     return rows.assign(best=rows["value"] == best)
 
@@ -45,7 +46,7 @@ def _settings(spec: dict[str, Any]) -> tuple[Any, ...]:
 
 def draw(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> Figure:
     """One panel per model and dataset."""
-    trials = data(records, curves, study)
+    trials, looks = data(records, curves, study), Methods(study)
     cells = tidy.cells(trials)
     figure, axes = style.panels(len(cells), height=3.8)
     if not cells:
@@ -54,15 +55,14 @@ def draw(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> 
         own = tidy.in_cell(trials, cell)
         labels = []
         for method, group in own.groupby("method", sort=False):
-            look, line = style.method_style(method), group.sort_values("learning rate")
-            is_rare = method.endswith("-rare")
-            dashes = "--" if is_rare else "-"
+            first = looks.settings_of(method)
+            look, line = looks[first], group.sort_values("learning rate")
+            dashes = "-" if method == first else "--"
             panel.plot(line["learning rate"], line["value"], dashes, color=look.color, lw=1.3,
                        marker=look.marker, ms=4)  # fmt: skip
             best = line[line["best"]]
             panel.plot(best["learning rate"], best["value"], look.marker, color=look.color, ms=9)
-            words = ", rare" if is_rare else ""
-            labels.append((line["value"].iloc[-1], look.name + words, look.color))
+            labels.append((line["value"].iloc[-1], looks[method].name, look.color))
         style.count_axis(panel, "peak learning rate", _apart(own["learning rate"].unique()))
         panel.set_ylabel(UNITS[own["metric"].iloc[0]])
         panel.set_title(f"{cell[0]} on {cell[1]}")
@@ -81,12 +81,12 @@ def _apart(rates: Iterable[float]) -> list[float]:
 
 def caption(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> str:
     """Name the best trial of each method."""
-    trials = data(records, curves, study)
+    trials, looks = data(records, curves, study), Methods(study)
     sentences = []
     for cell in tidy.cells(trials):
         own = tidy.in_cell(trials, cell)
         parts = [
-            f"{style.method_style(row.algorithm).name} {row.value:.2f} at {row.rate:g}"
+            f"{looks[row.algorithm].name} {row.value:.2f} at {row.rate:g}"
             for row in own[own["best"]].rename(columns={"learning rate": "rate"}).itertuples()
         ]
         sentences.append(f"Best on {cell[1]}: {', '.join(parts)}.")
@@ -94,7 +94,7 @@ def caption(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) 
         best = own[own["best"]].set_index("algorithm")["learning rate"]
         edge = [name for name, rate in best.items() if rate in tuple(rates.loc[name])]
         if edge:
-            names = ", ".join(style.method_style(name).name for name in edge)
+            names = ", ".join(looks[name].name for name in edge)
             sentences.append(
                 f"At an end of the rates tried, where a better one may lie beyond: {names}."
             )

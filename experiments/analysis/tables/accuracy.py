@@ -9,7 +9,8 @@ from typing import Any
 import pandas as pd
 
 from experiments import published
-from experiments.analysis import stats, style
+from experiments.analysis import stats
+from experiments.analysis.methods import ALGORITHMS, DENSE, Method, Methods
 from experiments.store import records as tidy
 
 SPLIT = "test"
@@ -23,15 +24,16 @@ COLUMNS += ["accuracy (published)", "runs"]
 def make(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
     """One row per model, dataset, method and sparsity."""
     values = tidy.select(records, "accuracy", split=SPLIT)
+    looks = Methods(study)
     source, masked = published.source_id(study), tidy.mask_sparsity(curves)
     rows = []
     for place, cell in enumerate(tidy.cells(values)):
         chosen = tidy.in_cell(values, cell)
         for method, sparsity in tidy.treatments(chosen):
-            row = _row(records, chosen, cell, method, sparsity)
+            row = _row(records, chosen, cell, looks[method], sparsity)
             row["mask sparsity"] = masked.reindex(row["runs"].split()).mean()
             # The source's network stands for the study's first model; larger ones are others.
-            known = _published(source, method, sparsity) if place == 0 else published.UNKNOWN
+            known = _published(source, looks[method], sparsity) if place == 0 else published.UNKNOWN
             rows.append(row | {"accuracy (published)": known})
     return pd.DataFrame(rows, columns=COLUMNS)
 
@@ -40,18 +42,18 @@ def _row(
     records: pd.DataFrame,
     values: pd.DataFrame,
     cell: tuple[str, str],
-    method: str,
+    method: Method,
     sparsity: float,
 ) -> dict[str, Any]:
-    own = values[(values["method"] == method) & (values["sparsity"] == sparsity)]
-    dense = values[values["method"] == "dense"]
+    own = values[(values["method"] == method.key) & (values["sparsity"] == sparsity)]
+    dense = values[(values["algorithm"] == DENSE) & values["family"].isna()]
     mean, low, high = stats.t_interval(own["value"])
-    row = dict(zip(COLUMNS, (*cell, method, sparsity, len(own), mean, low, high), strict=False))
+    row = dict(zip(COLUMNS, (*cell, method.key, sparsity, len(own), mean, low, high), strict=False))
     stderr, chance = own["stderr"].mean(), own["chance"].mean()
     num_images = own["num_items"].iloc[0]
     row |= {"stderr": stderr, "images": num_images, "chance": chance}
     row["against chance"] = stats.against_chance(mean, stderr, chance, num_items=num_images)
-    if method != "dense":
+    if not method.is_dense:
         pair = stats.paired(tidy.by_seed(own), tidy.by_seed(dense))
         if pair.num_seeds:
             row |= {"minus dense": pair.effect, "paired seeds": pair.num_seeds}
@@ -70,12 +72,13 @@ def _row(
     return row
 
 
-def _published(source: str | None, method: str, sparsity: float) -> str:
+def _published(source: str | None, method: Method, sparsity: float) -> str:
     """The source's value for its ResNet-18 on CIFAR-100, as a fraction."""
-    family, algorithm = style.split_method(method)
-    name = style.method_style(algorithm).name
-    if family:
-        name = f"Sparse {family.capitalize()} + {name}"
+    if not method.is_plain:
+        return published.UNKNOWN
+    name = ALGORITHMS.get(method.algorithm, (method.algorithm,))[0]
+    if method.family:
+        name = f"Sparse {method.family.capitalize()} + {name}"
     rows = published.results()
     rows = rows[(rows["source_id"] == source) & (rows["metric"] == "test accuracy")]
     rows = rows[(rows["model"] == "ResNet-18") & (rows["method"] == name)]

@@ -6,7 +6,8 @@ from typing import Any
 
 import pandas as pd
 
-from experiments.analysis import stats, style
+from experiments.analysis import stats
+from experiments.analysis.methods import Methods
 from experiments.store import records as tidy
 
 COLUMNS = ["model", "dataset", "class", "images", "dense", "best treatment", "best", "difference"]
@@ -17,16 +18,17 @@ def make(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> 
     """One row per model, dataset and class."""
     totals = tidy.select(records, "accuracy", split="test")
     classes = records[(records["metric"] == "class_accuracy") & (records["split"] == "test")]
-    rows = []
+    looks, rows = Methods(study), []
     for cell in tidy.cells(classes):
         means = tidy.in_cell(totals, cell).groupby(["method", "sparsity"])["value"].mean()
-        others = means.drop(("dense", 0.0), errors="ignore")
-        if others.empty or ("dense", 0.0) not in means.index:
+        base = (looks.dense(means.index.get_level_values("method")), 0.0)
+        others = means.drop(base, errors="ignore")
+        if others.empty or base not in means.index:
             continue
         method, sparsity = others.idxmax()
         own = tidy.in_cell(classes, cell)
         for task, group in own.groupby("task", sort=False):
-            dense = group[group["method"] == "dense"]
+            dense = group[group["method"] == base[0]]
             best = group[(group["method"] == method) & (group["sparsity"] == sparsity)]
             num_images, chance = dense["num_items"].iloc[0], dense["chance"].iloc[0]
             score, stderr = best["value"].mean(), best["stderr"].mean()
@@ -35,7 +37,7 @@ def make(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> 
                 str(task).removeprefix("class:"),
                 num_images,
                 dense["value"].mean(),
-                style.treatment_name(method, sparsity),
+                looks.treatment(method, sparsity),
                 score,
                 score - dense["value"].mean(),
                 stderr,

@@ -14,6 +14,7 @@ import pandas as pd
 
 from experiments.analysis import select as selection
 from experiments.analysis import stats
+from experiments.analysis.methods import Methods
 from experiments.store import records as tidy
 
 EVERY_RECIPE = True
@@ -33,8 +34,8 @@ def make(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> 
     values = tidy.validation_perplexity(records)
     values = values.join(selection.per_run(records, *METRICS), on="run")
     values["loss"] = np.log(values["value"])
-    own = selection.headline(values, study)
-    own = own[selection.algorithms(own) != ""]
+    own, looks = selection.headline(values, study), Methods(study)
+    own = own[own["family"].isna()]
     curves = curves[(curves["metric"] == "loss") & (curves["kind"] == "validation")]
     curves = tidy.label_curves(curves.dropna(subset=["flops_executed"]), own)
     rows = []
@@ -46,10 +47,10 @@ def make(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> 
             row["executed FLOPs"] = sparse["flops_executed"].mean()
             row["non-zero parameters"] = sparse["num_nonzero"].mean()
             row["tokens"] = sparse["tokens"].mean()
-            dense = here[here["method"] == selection.dense_name(here["method"])]
+            dense = here[here["method"] == looks.dense(here["method"])]
             row |= _cut_off(sparse, dense, tidy.in_cell(curves, cell))
             row |= _finished(sparse, dense, tidy.in_cell(values, cell))
-            row |= _smaller(sparse, cell, own)
+            row |= _smaller(sparse, cell, own, looks)
             row["runs"] = " ".join([*sparse["run"], *dense["run"]])
             rows.append(row)
     return pd.DataFrame(rows, columns=COLUMNS)
@@ -95,13 +96,15 @@ def _finished(sparse: pd.DataFrame, dense: pd.DataFrame, every: pd.DataFrame) ->
     }
 
 
-def _smaller(sparse: pd.DataFrame, cell: tuple[str, str], own: pd.DataFrame) -> dict[str, Any]:
+def _smaller(
+    sparse: pd.DataFrame, cell: tuple[str, str], own: pd.DataFrame, looks: Methods
+) -> dict[str, Any]:
     """The dense model of the dataset whose size is closest to the non-zero weights."""
     others = own[(own["dataset"] == cell[1]) & (own["sparsity"] == 0)]
     others = others[others["model"] != cell[0]]
     if others.empty:
         return {}
-    others = others[others["method"] == selection.dense_name(others["method"])]
+    others = others[others["method"] == looks.dense(others["method"])]
     means = others.groupby("model")[["num_parameters", "tokens", "value"]].mean()
     factor = np.abs(np.log(means["num_parameters"] / sparse["num_nonzero"].mean()))
     if not factor.min() <= np.log(SIMILAR):

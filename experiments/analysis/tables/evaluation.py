@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 
 from experiments import published
+from experiments.analysis.methods import Methods
 from experiments.store import records as tidy
 
 COLUMNS = ["model", "dataset", "method", "sparsity", "seeds", "perplexity", "few-shot mean"]
@@ -25,18 +26,17 @@ def make(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> 
             ("zero-shot mean", "accuracy_mean"),
         )
     }
-    source = published.source_id(study)
+    source, looks = published.source_id(study), Methods(study)
     keys = ["model", "dataset", "method", "sparsity"]
     rows = []
     for key, group in perplexities.groupby(keys, sort=False):
         row = dict(zip(keys, key, strict=True))
+        facts = {"method": looks.source_name(row["method"]), "sparsity": row["sparsity"]}
         row |= {"seeds": len(group), "perplexity": group["value"].mean()}
         for column, scores in means.items():
             row[column] = scores.loc[scores["run"].isin(group["run"]), "value"].mean()
         for name, metric in (("perplexity", "validation perplexity"),
                              ("few-shot mean", "few-shot accuracy")):  # fmt: skip
-            row[f"{name} (published)"] = published.value(
-                source, metric=metric, method=row["method"], sparsity=row["sparsity"]
-            )
+            row[f"{name} (published)"] = published.value(source, metric=metric, **facts)
         rows.append(row | {"runs": " ".join(group["run"])})
     return pd.DataFrame(rows, columns=COLUMNS)

@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from experiments import published
-from experiments.analysis import style
+from experiments.analysis.methods import Methods
 from experiments.store import records as tidy
 
 METRICS = {
@@ -23,7 +23,7 @@ COLUMNS += ["FLOPs ratio (published)", "runs"]
 
 def make(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
     """One row per model, dataset, method and sparsity."""
-    source = published.source_id(study)
+    source, looks = published.source_id(study), Methods(study)
     training = records[records["task"] == "training"]
     rows = []
     for cell in tidy.cells(training):
@@ -33,7 +33,7 @@ def make(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> 
             row = dict(zip(COLUMNS, (*cell, method, sparsity, own["run"].nunique()), strict=False))
             for name, metric in METRICS.items():
                 row[name] = own[own["metric"] == metric]["value"].mean()
-            row["FLOPs ratio (published)"] = _published(source, method, sparsity)
+            row["FLOPs ratio (published)"] = _published(source, looks.source_name(method), sparsity)
             row["runs"] = " ".join(own["run"].drop_duplicates())
             rows.append(row)
     return pd.DataFrame(rows, columns=COLUMNS)
@@ -46,7 +46,7 @@ def _published(source: str | None, method: str, sparsity: float) -> str:
     )
     if value != published.UNKNOWN:
         return value
-    uniform = {"static": "static uniform"}.get(style.split_method(method)[1], method)
+    uniform = "static uniform" if method == "static" else method
     value = published.value(
         source, metric="FLOPs relative to dense", method=uniform, sparsity=sparsity
     )

@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from experiments import published
-from experiments.analysis import style
+from experiments.analysis.methods import Methods
 
 PUBLISHED = {
     "tokens": "training tokens",
@@ -29,11 +29,12 @@ def make(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> 
     """One row per hyperparameter; one column per recipe of the study's first workload."""
     specs = [run["spec"] for run in study.get("runs", []) if run.get("spec")]
     specs = [spec for spec in specs if _workload(spec) == _workload(specs[0])]
+    looks = Methods(study)
     recipes: dict[str, dict[str, dict[str, list[str]]]] = {}
     for spec in specs:
         settings = spec["recipe"] | {"context": spec["data"].get("context")}
         columns = recipes.setdefault(f"ours, {settings.pop('name', 'recipe')}", {})
-        method = style.method_style(spec["method"]).name
+        method = looks[spec["method"]].name
         for name, value in settings.items():
             methods = columns.setdefault(name, {}).setdefault(_text(value), [])
             if method not in methods:

@@ -10,7 +10,8 @@ from typing import Any
 import pandas as pd
 
 from experiments import published
-from experiments.analysis import stats, style
+from experiments.analysis import stats
+from experiments.analysis.methods import Methods
 from experiments.store import records as tidy
 
 COLUMNS = ["model", "dataset", "task", "metric", "method", "sparsity", "seeds", "score", "stderr"]
@@ -31,15 +32,17 @@ def make(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> 
     scores = records[accuracies.astype(bool) & records["value"].notna()]
     scores = scores[scores["task"].isin(tidy.whole_tasks(scores["task"]))]
     keys = ["model", "dataset", "task", "metric", "method", "sparsity"]
-    source = published.source_id(study)
+    source, looks = published.source_id(study), Methods(study)
     rows = [
-        _row(dict(zip(keys, key, strict=True)), group, source)
+        _row(dict(zip(keys, key, strict=True)), group, source, looks)
         for key, group in scores.groupby(keys, sort=False)
     ]
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
-def _row(key: dict[str, Any], group: pd.DataFrame, source: str | None) -> dict[str, Any]:
+def _row(
+    key: dict[str, Any], group: pd.DataFrame, source: str | None, looks: Methods
+) -> dict[str, Any]:
     score, stderr = group["value"].mean(), group["stderr"].mean()
     chance = group["chance"].iloc[0]
     num_items = group["num_items"].iloc[0]
@@ -52,19 +55,19 @@ def _row(key: dict[str, Any], group: pd.DataFrame, source: str | None) -> dict[s
         "chance": chance,
         "against chance": stats.against_chance(score, stderr, chance, num_items=num_items),
         "cut prompts": group["truncated_fraction"].max(),
-        "score (published)": _published(source, key),
+        "score (published)": _published(source, key, looks),
         "runs": " ".join(group["run"].drop_duplicates()),
     }
 
 
-def _published(source: str | None, key: dict[str, Any]) -> str:
+def _published(source: str | None, key: dict[str, Any], looks: Methods) -> str:
     """The source's score of a task, or its average over the leaderboard's tasks."""
+    method = looks.source_name(key["method"])
     if key["task"] != "leaderboard":
         return published.value(
-            source, metric="few-shot accuracy", method=key["method"], sparsity=key["sparsity"]
+            source, metric="few-shot accuracy", method=method, sparsity=key["sparsity"]
         )
-    family, _ = style.split_method(key["method"])
-    method = "Sparse Wide" if family == "wide" else key["method"]
+    method = "Sparse Wide" if looks[key["method"]].family == "wide" else method
     return published.value(
         source, metric="average accuracy", method=method, sparsity=key["sparsity"]
     )

@@ -9,8 +9,8 @@ from typing import Any
 import pandas as pd
 
 from experiments import published
-from experiments.analysis import select as selection
-from experiments.analysis import stats, style
+from experiments.analysis import stats
+from experiments.analysis.methods import Methods
 from experiments.store import records as tidy
 
 COLUMNS = ["model", "dataset", "method", "sparsity", "seeds", "perplexity", "low", "high"]
@@ -22,12 +22,13 @@ COLUMNS += [*BASELINES, "paired seeds", "perplexity (published)", "runs"]
 def make(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
     """One row per model, dataset, method and sparsity."""
     values = tidy.validation_perplexity(records)
+    looks = Methods(study)
     source, masked = published.source_id(study), tidy.mask_sparsity(curves)
     rows = []
     for cell in tidy.cells(values):
         chosen = tidy.in_cell(values, cell)
         for method, sparsity in tidy.treatments(chosen):
-            row = _row(chosen, cell, method, sparsity, source)
+            row = _row(chosen, cell, looks, method, sparsity, source)
             row["mask sparsity"] = masked.reindex(row["runs"].split()).mean()
             rows.append(row)
     table = pd.DataFrame(rows, columns=COLUMNS)
@@ -36,16 +37,21 @@ def make(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> 
 
 
 def _row(
-    values: pd.DataFrame, cell: tuple[str, str], method: str, sparsity: float, source: str | None
+    values: pd.DataFrame,
+    cell: tuple[str, str],
+    looks: Methods,
+    method: str,
+    sparsity: float,
+    source: str | None,
 ) -> dict[str, Any]:
     own = values[(values["method"] == method) & (values["sparsity"] == sparsity)]
     mean, low, high = stats.t_interval(own["value"])
     row = dict(zip(COLUMNS, (*cell, method, sparsity, len(own), mean, low, high), strict=False))
-    family, algorithm = style.split_method(method)
-    if family is not None:
-        baseline, other = "minus Dense", values[values["method"] == "dense"]
-    elif algorithm != "static":
-        is_static = selection.algorithms(values) == "static"
+    if looks[method].family is not None:
+        baseline = "minus Dense"
+        other = values[values["method"] == looks.dense(values["method"].unique())]
+    elif looks.source_name(method) != "static":
+        is_static = looks.source_names(values) == "static"
         baseline, other = "minus Static", values[is_static & (values["sparsity"] == sparsity)]
     else:
         baseline, other = "", values.iloc[:0]
@@ -53,7 +59,7 @@ def _row(
     if pair.num_seeds:
         row |= {baseline: pair.effect, "paired seeds": pair.num_seeds}
     row["perplexity (published)"] = published.value(
-        source, metric="validation perplexity", method=method, sparsity=sparsity
+        source, metric="validation perplexity", method=looks.source_name(method), sparsity=sparsity
     )
     row["runs"] = " ".join(own["run"])
     return row

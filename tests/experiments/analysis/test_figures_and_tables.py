@@ -91,11 +91,6 @@ def test_a_figure_without_data_is_as_tall_as_its_sentences():
     assert figure.get_figheight() < full / 2
 
 
-def test_an_unknown_method_always_looks_the_same():
-    assert style.method_style("newcomer") == style.method_style("newcomer")
-    assert style.method_style("rigl").color == "#0072B2"
-
-
 def test_unknown_names_are_refused():
     with pytest.raises(ValueError, match="loss_curves"):
         figures.load("nothing")

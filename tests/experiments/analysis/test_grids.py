@@ -7,11 +7,13 @@ import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
-from experiments.analysis import figures, style, tables
+from experiments.analysis import figures, tables
 from experiments.analysis import select as selection
 from experiments.analysis.claims import ledger as claims
 from experiments.analysis.figures import scaling
+from experiments.analysis.methods import Methods
 from experiments.cli.app import app
+from experiments.specs import plan
 from experiments.store import records
 from tests.experiments.analysis import grids, synthetic
 
@@ -63,24 +65,21 @@ def test_the_difference_to_static_is_at_equal_sparsity(full, tmp_path):
 
 
 def test_the_difference_of_widened_models_is_to_the_dense_one(full):
-    names = {"rigl": "wide50-rigl", "dense": "other", "dense-control": "dense"}
     rows = selection.headline(full[0], full[2])
-    table = tables.load("perplexity").make(
-        rows.assign(method=rows["method"].replace(names)), full[1], full[2]
-    )
-    own = records.in_cell(table, WORKLOAD).set_index("method").loc["wide50-rigl"]
+    study = json.loads(json.dumps(full[2]))
+    study["methods"]["rigl"]["transform"] = {"family": "wide"}
+    widened = rows["family"].mask(rows["method"] == "rigl", "wide")
+    table = tables.load("perplexity").make(rows.assign(family=widened), full[1], study)
+    own = records.in_cell(table, WORKLOAD).set_index("method").loc["rigl"]
     gap = (perplexities(rows, "rigl") - perplexities(rows, "dense-control")).mean()
     assert own["minus Dense"] == pytest.approx(gap) and np.isnan(own["minus Static"])
     assert "minus Dense" not in tables.load("perplexity").make(*full)
 
 
 def test_a_method_looks_the_same_at_every_sparsity():
-    for name in ("static90", "static95", "static-50"):
-        assert style.method_style(name) == style.method_style("static")
-    assert style.method_style("rigl-rare").name == "RigL"
-    assert style.method_style("dense-control") != style.method_style("dense")
-    colors = [look.color for look in style.METHODS.values()]
-    assert len(set(colors)) == len(colors)
+    looks = Methods(plan.study_as_dict(grids.load(), "small"))
+    assert looks["static90"].color == looks["static"].color
+    assert looks["dense-control"].name == "Dense control"
 
 
 # Claims
@@ -178,7 +177,7 @@ def test_the_trend_of_the_penalty_is_found(study, slope, words):
     assert set(rows["method"]) == {"dense-control", "rigl"}  # the others have one size
     assert rows["weights"].nunique() == 3
     assert rows["tokens per weight"].to_numpy() == pytest.approx(31.1, abs=0.2)
-    found, low, high, _ = scaling.trend(scaling.penalties(rows, "rigl", 0.8))
+    found, low, high, _ = scaling.trend(scaling.penalties(rows, Methods(frames[2]), "rigl", 0.8))
     assert low < slope < high and found == pytest.approx(slope, abs=0.005)
     assert words in figures.caption("scaling", *frames)
 
@@ -197,7 +196,7 @@ def test_a_penalty_that_turns_back_does_not_grow():
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(scaling, "penalties", lambda *_: rows)
-        text = scaling._trend_sentence(rows, "static", 0.8)
+        text = scaling._trend_sentence(rows, Methods({}), "static", 0.8)
     assert "+0.001, +0.141, +0.131 nats" in text
     assert "does not change from each one to the next" in text
 

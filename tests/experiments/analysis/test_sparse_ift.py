@@ -32,6 +32,11 @@ def record(method, seed, *, model="resnet-1mf", accuracy=None, flops=None, datas
         "data": {"name": dataset, "num_images": 9600}, "recipe": {"name": "sgd", "steps": 10},
         "method": method, "final_sparsity": sparsity, "sparsity": None, "seed": seed,
     }  # fmt: skip
+    family, _, algorithm = method.rstrip("0123456789").rpartition("-")
+    if algorithm != "dense":
+        spec["sparsity"] = {"algorithm": algorithm}
+    if family:
+        spec["transform"] = {"family": family.rstrip("0123456789"), "sparsity": sparsity}
     rows = []
     for step in (5, 10):
         rows.append({"kind": "train", "step": step, "images": 64 * step, "loss": 2.0,
@@ -70,17 +75,9 @@ STUDY = {
 def full():
     made = [record(method, seed) for method in METHODS for seed in (0, 1, 2)]
     made.append(record("dense", 0, model="resnet-2mf", accuracy=0.56, flops=2.1))
-    return records.records_table(made, STUDY), records.curves_table(made), STUDY
-
-
-def test_methods_are_named_and_look_by_family_and_algorithm():
-    assert style.treatment_name("wide75-rigl", 0.75) == "Sparse-Wide RigL 75%"
-    assert style.treatment_name("rigl80", 0.8) == "RigL 80%"
-    assert style.treatment_name("dense", 0.0) == "Dense"
-    assert style.method_style("rigl90") == style.method_style("rigl")
-    looks = {style.method_style(name).color for name in ("wide75-rigl", "doped75-rigl", "rigl80")}
-    assert len(looks) == 3
-    assert style.method_style("new-method").name == "new-method"
+    runs = [{"id": item["run"], "spec": item["spec"]} for item in made]
+    study = STUDY | {"runs": runs}
+    return records.records_table(made, study), records.curves_table(made), study
 
 
 def test_the_arrows_lead_to_the_known_corners(full):

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from experiments.analysis.claims import ledger as claims
-from experiments.report import cells, render, summary
+from experiments.report import provenance, render, summary
 from experiments.specs import plan
 from tests.experiments.report.example import make_site
 
@@ -244,7 +244,7 @@ def test_commands_name_the_runs_of_each_row(site):
     assert row["command"].tolist() == [plan.rerun_command(runs)]
     computed = table[table["study"] == "device"]["command"].unique()
     assert computed == ["snakemake reproduce --forcerun compute --config scale=quick study=device"]
-    lines = list(cells.listing(table))
+    lines = list(provenance.listing(table))
     commands = [line.strip() for line in lines if "snakemake" in line]
     assert len(commands) == len(table[["study", "command"]].drop_duplicates())
 

@@ -1,36 +1,73 @@
-"""Which runs stand behind a table's cell, and the one command that repeats them."""
+"""Which runs stand behind a row of a page, and the one command that repeats them."""
 
-import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from experiments.analysis.style import treatment_name
+from experiments.analysis.methods import Methods
 from experiments.specs import plan
 
 COLUMNS = ["study", "table", "line", "row", "command"]
 
 
+class Runs:
+    """The runs of a study by id: what people read of them, and in which order."""
+
+    def __init__(self, study: dict[str, Any]) -> None:
+        self.methods = Methods(study)
+        self._specs = {run["id"]: run["spec"] for run in study.get("runs", []) if run.get("spec")}
+
+    def name(self, run: str) -> str:
+        """Return model, treatment, data and recipe of a run; its id where the study lacks it."""
+        if run not in self._specs:
+            return run
+        spec = self._specs[run]
+        treatment = self.methods.treatment(spec["method"], spec.get("final_sparsity", 0.0))
+        parts = spec["model"]["label"], treatment, spec["data"]["name"], spec["recipe"].get("name")
+        return " · ".join(part for part in parts if part)
+
+    def seed(self, run: str) -> int | str:
+        """Return the seed of a run; its id where the study lacks it."""
+        return self._specs[run]["seed"] if run in self._specs else run
+
+    def of(self, cell: Any) -> tuple[str, ...]:
+        """Return the run ids in a cell of the column ``runs``: each once, by name and seed."""
+        if not isinstance(cell, str):
+            return ()
+        return tuple(sorted(set(cell.split()), key=lambda run: (self.name(run), self.seed(run))))
+
+
 @dataclass(frozen=True)
 class Behind:
-    """The runs behind one or more cells of a page."""
+    """The runs behind one or more rows of a page."""
 
     anchor: str
-    runs: tuple[str, ...]
+    ids: tuple[str, ...]
+    runs: Runs
 
     @property
     def command(self) -> str:
         """The one command that repeats the runs and what depends on them."""
-        return plan.rerun_command(self.runs)
+        return plan.rerun_command(self.ids)
+
+    @cached_property
+    def members(self) -> dict[str, list[tuple[str, int | str]]]:
+        """Name to the (run id, seed) pairs of that name."""
+        found: dict[str, list[tuple[str, int | str]]] = {}
+        for run in self.ids:
+            found.setdefault(self.runs.name(run), []).append((run, self.runs.seed(run)))
+        return found
 
 
 class Register:
     """The groups of runs that a page refers to, each once, in order of first use."""
 
-    def __init__(self) -> None:
+    def __init__(self, runs: Runs) -> None:
+        self.runs = runs
         self._groups: dict[tuple[str, ...], Behind] = {}
 
     def __iter__(self) -> Iterator[Behind]:
@@ -38,44 +75,20 @@ class Register:
 
     def add(self, cell: Any) -> Behind | None:
         """Return the group of the run ids in a cell; None without any."""
-        ids = runs_of(cell)
+        ids = self.runs.of(cell)
         if not ids:
             return None
-        return self._groups.setdefault(ids, Behind(f"behind-{len(self._groups) + 1}", ids))
+        anchor = f"behind-{len(self._groups) + 1}"
+        return self._groups.setdefault(ids, Behind(anchor, ids, self.runs))
 
 
-def runs_of(cell: Any) -> tuple[str, ...]:
-    """Return the run ids in a cell of the column ``runs``: each once, by seed."""
-    return tuple(sorted(set(cell.split()), key=_by_seed)) if isinstance(cell, str) else ()
-
-
-def _by_seed(run: str) -> tuple[str, int]:
-    stem, _, seed = run.rpartition("__seed")
-    return stem, int(seed) if seed.isdigit() else 0
-
-
-def short_name(run: str) -> str:
-    """Return a run's id without its scale and seed, its parts separated by dots."""
-    parts = re.sub(r"__seed\d+$", "", run).split("__")
-    return " · ".join(parts[1:] or parts)
-
-
-def seeds(runs: Iterable[str]) -> dict[str, list[tuple[str, str]]]:
-    """Return short name to the (run id, seed) pairs of that name."""
-    found: dict[str, list[tuple[str, str]]] = {}
-    for run in runs:
-        seed = run.rpartition("__seed")[2] if "__seed" in run else run
-        found.setdefault(short_name(run), []).append((run, seed))
-    return found
-
-
-def row_name(row: dict[str, Any]) -> str:
+def row_name(row: dict[str, Any], methods: Methods) -> str:
     """Return what tells a row from the table's others: its first texts, and its sparsity."""
     words = []
     for column, value in row.items():
         if column == "method" and isinstance(value, str):
             sparsity = row.get("sparsity", 0.0)
-            words.append(treatment_name(value, sparsity if sparsity == sparsity else 0.0))
+            words.append(methods.treatment(value, sparsity if sparsity == sparsity else 0.0))
         elif isinstance(value, str):
             words.append(value)
         elif column != "sparsity":
@@ -99,19 +112,19 @@ def commands(study: dict[str, Any], tables_dir: Path, ledger: pd.DataFrame) -> p
     rule = "compute" if study.get("computations") else "table"
     chosen = f"--config scale={study['scale']} study={study['name']}"
     remake = f"snakemake reproduce --forcerun {rule} {chosen}"
-    rows = []
+    runs, rows = Runs(study), []
     for name in study.get("tables", []):
         path = Path(tables_dir) / f"{name}.csv"
         table = pd.read_csv(path).to_dict("records") if has_rows(path) else []
         for line, row in enumerate(table, start=1):
             if "command" in row:
                 continue
-            ids = runs_of(row.get("runs", row.get("run")))
-            words = (row_name(row), plan.rerun_command(ids)) if ids else ("", remake)
+            ids = runs.of(row.get("runs", row.get("run")))
+            words = (row_name(row, runs.methods), plan.rerun_command(ids)) if ids else ("", remake)
             rows.append((study["name"], name, line, *words))
     for line, row in enumerate(ledger.to_dict("records"), start=1):
         if row["runs"]:
-            command = plan.rerun_command(runs_of(row["runs"]))
+            command = plan.rerun_command(runs.of(row["runs"]))
             rows.append((study["name"], "claims", line, row["id"], command))
     return pd.DataFrame(rows, columns=COLUMNS)
 

@@ -1,0 +1,211 @@
+"""What the methods of a study are called and how they look, from the study's facts."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+INK = "#1b1f24"
+DENSE = "dense"
+#: Names, colours and markers of known algorithms: Okabe and Ito's colour-blind-safe set.
+ALGORITHMS = {
+    DENSE: ("Dense", "#7F7F7F", "o"),
+    "static": ("Static", "#D55E00", "s"),
+    "set": ("SET", "#009E73", "^"),
+    "rigl": ("RigL", "#0072B2", "D"),
+    "granet": ("GraNet", "#E69F00", "v"),
+    "gmp": ("GMP", "#CC79A7", "P"),
+}
+FAMILIES = {
+    "wide": ("Sparse-Wide", "#332288"),
+    "parallel": ("Sparse-Parallel", "#44AA99"),
+    "factorized": ("Sparse-Factorized", "#999933"),
+    "doped": ("Sparse-Doped", "#AA4499"),
+}
+WIDE_COLORS = {"static": "#88CCEE", "set": "#117733"}
+
+
+def _looks() -> dict[str, tuple[str, str]]:
+    """Label to colour and marker; settings chosen after a study had run share a colour."""
+    looks = {label: (color, marker) for label, color, marker in ALGORITHMS.values()}
+    for family, (title, color) in FAMILIES.items():
+        for algorithm, (label, _, marker) in ALGORITHMS.items():
+            own = WIDE_COLORS.get(algorithm, color) if family == "wide" else color
+            looks[f"{title} {label}"] = (own, marker)
+    looks |= {f"{label}, retuned": (color, "*") for label, (color, _) in looks.items()}
+    return looks | {"Dense control": (INK, "X"), "Sparse-Wide iso": ("#AA3377", ">")}
+
+
+LOOKS = _looks()
+#: For other labels, in the order of the study: colours that people with any of the three colour
+#: vision deficiencies tell from each other and from those of the known algorithms.
+SPARE_COLORS = (
+    "#9900FF", "#990000", "#99CCFF", "#663366", "#FF33FF", "#CCCC99",
+    "#99CC66", "#6633CC", "#336633", "#FF00CC", "#0099FF", "#993399",
+)  # fmt: skip
+SPARE_MARKERS = ("X", "<", ">", "p", "h", "*", "d", "o", "s", "^", "D", "v", "P")
+
+
+@dataclass(frozen=True)
+class Method:
+    """One method of a study.
+
+    Attributes:
+        key: Its name in the study's file.
+        name: What people read: its label, else family and algorithm. Methods of one name differ in
+            sparsity only.
+        algorithm: Sparsity algorithm, or ``dense``.
+        family: Sparse-IFT family, None without one.
+        sparsity: Final sparsity, in [0, 1].
+        recipe: Name of its recipe variant.
+        first: Method whose weights it starts from, None if it starts from scratch.
+        retuned: Whether its settings were chosen after the study had run.
+        is_plain: Whether the name says all about it but its sparsity.
+        color: Colour in figures and tables.
+        marker: Matplotlib marker; it carries the same information without colour.
+    """
+
+    key: str
+    name: str
+    algorithm: str = DENSE
+    family: str | None = None
+    sparsity: float = 0.0
+    recipe: str | None = None
+    first: str | None = None
+    retuned: bool = False
+    is_plain: bool = False
+    color: str = SPARE_COLORS[0]
+    marker: str = SPARE_MARKERS[0]
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether it trains the model as it is, in one phase."""
+        return self.algorithm == DENSE and self.family is None and self.first is None
+
+
+class Methods:
+    """The methods of a study by key; a key that the study does not know stands for itself."""
+
+    def __init__(self, study: dict[str, Any]) -> None:
+        self._methods: dict[str, Method] = {}
+        self._looks = dict(LOOKS)
+        facts = _facts(study)
+        taken = {_title(own) for own in facts.values()} | {
+            own.get("label") for own in facts.values()
+        }
+        self._free = [
+            color for color in SPARE_COLORS
+            if color not in {LOOKS[label][0] for label in taken if label in LOOKS}
+        ]  # fmt: skip
+        seen: set[tuple[str, float]] = set()
+        for key, own in facts.items():
+            label, title = own.pop("label", None), _title(own)
+            if own.get("retuned") and not label:
+                label = f"{title}, retuned"
+            place = (title, own["sparsity"])
+            is_plain = not label and own.get("first") is None and place not in seen
+            if is_plain:
+                seen.add(place)
+            self._add(key, label or (title if is_plain else key), is_plain=is_plain, **own)
+
+    def _add(self, key: str, name: str, **facts: Any) -> Method:
+        if name not in self._looks:
+            count = len(self._looks) - len(LOOKS)
+            color, marker = (each[count % len(each)] for each in (SPARE_COLORS, SPARE_MARKERS))
+            self._looks[name] = (color, marker)
+        color, marker = self._looks[name]
+        self._methods[key] = Method(key, name, color=color, marker=marker, **facts)
+        return self._methods[key]
+
+    def __getitem__(self, key: str) -> Method:
+        """The method of a key, or the first that is this algorithm and nothing else."""
+        if key not in self._methods:
+            for own in self._methods.values():
+                if own.is_plain and own.family is None and own.algorithm == key:
+                    return own
+            name, *_ = ALGORITHMS.get(key, (key,))
+            return self._add(key, name, algorithm=key)
+        return self._methods[key]
+
+    def treatment(self, key: str, sparsity: float) -> str:
+        """Return for example ``RigL 80%``; the name alone at sparsity 0."""
+        name = self[key].name
+        return name if sparsity == 0 else f"{name} {100 * sparsity:g}%"
+
+    def line(self, key: str) -> str:
+        """Return the first method of the same name, which stands for all sparsities of it."""
+        name = self[key].name
+        return next(other.key for other in self._methods.values() if other.name == name)
+
+    def settings_of(self, key: str) -> str:
+        """Return the first method of the same algorithm, and of the same size with a family."""
+
+        def facts(own: Method) -> tuple[Any, ...]:
+            return own.algorithm, own.first, own.family, own.sparsity if own.family else None
+
+        wanted = facts(self[key])
+        return next(own.key for own in self._methods.values() if facts(own) == wanted)
+
+    def phases(self, key: str) -> tuple[float, str] | None:
+        """Return sparsity of pre-training and kind of fine-tuning; None of a single phase."""
+        own = self[key]
+        if own.first is None:
+            return None
+        return self[own.first].sparsity, "sparse" if own.sparsity else "dense"
+
+    def lines(self, rows: pd.DataFrame) -> pd.Series:
+        """Return `line` of each row's method."""
+        names = {key: self.line(key) for key in rows["method"].unique()}
+        return rows["method"].map(names).astype("string")
+
+    def source_name(self, key: str) -> str:
+        """Return what a source would call the method: the algorithm where that says it all."""
+        own = self[key]
+        return own.algorithm if own.is_plain and own.family is None else key
+
+    def source_names(self, rows: pd.DataFrame) -> pd.Series:
+        """Return `source_name` of each row's method."""
+        return rows["method"].map(self.source_name)
+
+    def dense(self, keys: Iterable[str]) -> str | None:
+        """Return the dense method that sparse ones are held against; None without one.
+
+        The first by the recipe that most sparse methods of the study have, else the first.
+        """
+        recipes = [own.recipe for own in self._methods.values() if not own.is_dense]
+        usual = max(recipes, key=recipes.count, default=None)
+        present = set(keys)
+        found = [own for own in map(self.__getitem__, [*self._methods]) if own.key in present]
+        found += [self[key] for key in sorted(present - {own.key for own in found})]
+        found = [own for own in found if own.is_dense]
+        return min(found, key=lambda own: own.recipe != usual).key if found else None
+
+
+def _facts(study: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The facts of each method, from the study's file and from the specs of its runs."""
+    facts = {key: _fact(own) for key, own in study.get("methods", {}).items()}
+    for key, own in study.get("methods", {}).items():
+        facts[key] |= {"label": own.get("label"), "recipe": own.get("recipe")}
+        facts[key]["retuned"] = own.get("retuned", False)
+        facts[key]["first"] = (own.get("starts_from") or {}).get("method")
+    for run in study.get("runs", []):
+        spec = run.get("spec")
+        if spec and spec["method"] not in facts:
+            facts[spec["method"]] = {**_fact(spec), "recipe": spec["recipe"].get("name")}
+    return facts
+
+
+def _fact(settings: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "algorithm": (settings.get("sparsity") or {}).get("algorithm", DENSE),
+        "family": (settings.get("transform") or {}).get("family"),
+        "sparsity": settings.get("final_sparsity", 0.0),
+    }
+
+
+def _title(facts: dict[str, Any]) -> str:
+    """Family and algorithm in words."""
+    name = ALGORITHMS.get(facts["algorithm"], (facts["algorithm"],))[0]
+    family = facts["family"]
+    return name if family is None else f"{FAMILIES.get(family, (family,))[0]} {name}"

@@ -1,0 +1,132 @@
+"""Names and looks come from the facts of a study, whatever its methods are called."""
+
+from itertools import combinations
+
+import matplotlib
+import numpy as np
+import pytest
+from matplotlib.colors import to_rgb
+
+from experiments.analysis import figures, methods, style
+from experiments.analysis.methods import Methods
+from experiments.specs import plan
+from experiments.store import records
+from tests.experiments.analysis import synthetic
+
+# Machado, Oliveira and Fernandes (2009), full severity: what people without one cone type see.
+DEFICIENCIES = {
+    "none": np.eye(3),
+    "protan": [[0.1523, 1.0526, -0.2049], [0.1145, 0.7863, 0.0992], [-0.0039, -0.0481, 1.0520]],
+    "deutan": [[0.3673, 0.8606, -0.2280], [0.2801, 0.6725, 0.0474], [-0.0118, 0.0429, 0.9689]],
+    "tritan": [[1.2555, -0.0767, -0.1788], [-0.0784, 0.9308, 0.1476], [0.0047, 0.6914, 0.3039]],
+}
+
+
+def lab(color, deficiency):
+    """CIE L*a*b* of a colour, D65."""
+    rgb = np.array(to_rgb(color))
+    linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+    linear = np.clip(np.array(DEFICIENCIES[deficiency]) @ linear, 0, 1)
+    to_xyz = np.array(
+        [[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]
+    )
+    xyz = to_xyz @ linear / to_xyz.sum(axis=1)
+    x, y, z = np.where(xyz > 0.008856, np.cbrt(xyz), 7.787 * xyz + 16 / 116)
+    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+
+def study(**own):
+    facts = {"recipe": "all", "final_sparsity": 0.8, "transform": None, "starts_from": None}
+    return {
+        "methods": {key: {**facts, "sparsity": None, **settings} for key, settings in own.items()}
+    }
+
+
+def masks(algorithm, **settings):
+    return {"sparsity": {"algorithm": algorithm}, **settings}
+
+
+@pytest.mark.parametrize("deficiency", DEFICIENCIES)
+def test_twelve_new_colors_differ_from_each_other_and_from_the_known_ones(deficiency):
+    known = [color for _, color, _ in methods.ALGORITHMS.values()]
+    assert len(methods.SPARE_COLORS) == 12
+    for color, other in combinations([*methods.SPARE_COLORS, *known], 2):
+        if color in methods.SPARE_COLORS:
+            assert np.linalg.norm(lab(color, deficiency) - lab(other, deficiency)) > 12
+
+
+def test_twelve_unknown_methods_look_different():
+    looks = Methods(study(**{f"new-{i}": masks("new", final_sparsity=0.8) for i in range(12)}))
+    assert len({looks[f"new-{i}"].color for i in range(12)}) == 12
+    assert looks["new-0"].name == "new"  # the first of an algorithm has its name
+    assert looks["new-1"].name == "new-1"
+
+
+def test_a_label_names_a_method_and_sparsity_alone_makes_no_new_look():
+    looks = Methods(
+        study(
+            kast=masks("topkast", label="Top-KAST"),
+            kast90=masks("topkast", label="Top-KAST", final_sparsity=0.9),
+            fast=masks("rigl"),
+            fast90=masks("rigl", final_sparsity=0.9),
+            again=masks("rigl"),
+            wide=masks("rigl", transform={"family": "wide"}),
+        )
+    )
+    assert looks["kast"].name == looks["kast90"].name == "Top-KAST"
+    assert looks["kast"].color == looks["kast90"].color
+    assert looks.treatment("kast90", 0.9) == "Top-KAST 90%"
+    assert looks["fast90"].name == "RigL" and looks.line("fast90") == "fast"
+    assert looks["again"].name == "again" and looks["again"].color != looks["fast"].color
+    assert looks["wide"].name == "Sparse-Wide RigL"
+    assert looks["never-heard-of"].name == "never-heard-of"
+
+
+def test_sparse_methods_are_held_against_the_dense_one_of_their_recipe():
+    looks = Methods(
+        study(
+            plain={"recipe": "full", "final_sparsity": 0.0},
+            fair={"recipe": "half", "final_sparsity": 0.0},
+            sparse=masks("set", recipe="half"),
+        )
+    )
+    assert looks.dense(["plain", "fair", "sparse"]) == "fair"
+    assert looks.dense(["plain", "sparse"]) == "plain"
+    assert looks.dense(["sparse"]) is None
+
+
+def test_phases_are_those_of_the_study():
+    looks = Methods(
+        study(
+            first=masks("static", final_sparsity=0.75),
+            second={"final_sparsity": 0.0, "starts_from": {"method": "first"}},
+        )
+    )
+    assert looks.phases("second") == (0.75, "dense") and looks.phases("first") is None
+
+
+def test_every_mean_line_has_markers():
+    made = synthetic.make(records.make_record, seeds=2)
+    facts = synthetic.study(made)
+    frames = records.records_table(made, facts), records.curves_table(made), facts
+    for name in ("loss_curves", "churn_itop", "schedules", "granet_vs_rigl"):
+        with style.sheet(), matplotlib.rc_context({"figure.constrained_layout.use": False}):
+            figure = figures.load(name).draw(*frames)
+        looks = Methods(facts)
+        colors = {looks[method].color for method in synthetic.METHODS}
+        for line in (line for axes in figure.axes for line in axes.lines):
+            if (
+                line.get_color() in colors
+                and line.get_alpha() is None
+                and len(line.get_xdata()) > 2
+            ):
+                assert line.get_marker() not in ("None", None), name
+
+
+def test_committed_studies_keep_their_looks():
+    looks = Methods(plan.study_as_dict(plan.load_study("sparsity_library"), "small"))
+    assert [looks[key].name for key in ("dense-control", "set-retuned", "rigl95")] == [
+        "Dense control", "SET, retuned", "RigL",
+    ]  # fmt: skip
+    assert looks["set-retuned"].color == looks["set"].color and looks["set-retuned"].marker == "*"
+    assert looks["rigl95"].color == "#0072B2"
