@@ -5,17 +5,11 @@ from __future__ import annotations
 import ast
 import functools
 import hashlib
-import json
 from pathlib import Path
-from typing import Any
+
+from experiments.specs.digest import digest
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-def digest(value: Any) -> str:
-    """SHA-256 of a JSON value, independent of key order."""
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def imported_files(*entries: Path) -> list[Path]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import ast
 import difflib
 import functools
+import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import (
+    AfterValidator,
     Field,
     NonNegativeInt,
     PositiveFloat,
@@ -18,8 +20,10 @@ from pydantic import (
     model_validator,
 )
 
-from experiments import models, tasks
+from experiments import data, models, tasks
 from experiments.specs.code import ROOT, parse
+from experiments.specs.run import Model as RunModel
+from experiments.specs.run import Transform
 from experiments.tasks import Strict
 
 SCALES = ("smoke", "quick", "small", "paper")
@@ -40,6 +44,23 @@ def check_choice(key: str, value: Any, allowed: Iterable[str]) -> None:
     raise SpecError(f"{key} is {value!r}, but must be one of {', '.join(allowed)}{hint}")
 
 
+def checked_name(text: str) -> str:
+    """Return a name that may be part of an id, a path and a command, if it is one.
+
+    Raises:
+        ValueError: One sentence.
+    """
+    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}", text) or "__" in text:
+        raise ValueError(
+            f"{text!r} is no name: up to 64 letters, digits, '.', '_' and '-', the first no dot or "
+            "dash, without a double underscore"
+        )
+    return text
+
+
+Name = Annotated[str, AfterValidator(checked_name)]
+
+
 def module_names(folder: Path) -> list[str]:
     """Modules of a folder in which each file is found by its name, without importing them."""
     return sorted(path.stem for path in folder.glob("*.py") if not path.stem.startswith("_"))
@@ -56,27 +77,18 @@ def _classes(path: Path) -> list[str]:
     return [node.name for node in parse(path).body if isinstance(node, ast.ClassDef)]
 
 
-class Transform(Strict):
-    """Sparse replacement of the model's layers at the FLOPs of the dense ones (Sparse-IFT)."""
-
-    family: Literal["wide", "parallel", "factorized", "doped"]
-    sparsity: float = Field(gt=0, lt=1, description="sets the new sizes")
-    budget: Literal["layer", "dense"] = Field(
-        "layer", description="what meets the dense FLOPs: each layer, or the whole model"
-    )
-
-
 class Start(Strict):
-    """The run whose final weights a second phase starts from: same seed, same model."""
+    """The method whose final weights a second phase starts from: same seed, same model."""
 
-    method: str
+    method: Name
     densify: bool = Field(True, description="whether the first phase's masks are dropped")
 
 
 class Method(Strict):
     """One row of a study: how sparse, and by which recipe variant."""
 
-    recipe: str
+    recipe: Name
+    label: str | None = Field(None, description="what figures and tables call it")
     final_sparsity: float = Field(0.0, ge=0, lt=1)
     sparsity: dict[str, Any] | None = None
     transform: Transform | None = None
@@ -111,11 +123,10 @@ class Variant(Strict):
     budget_scale: PositiveFloat = Field(1.0, description="of the tokens, or of the epochs")
 
 
-class Model(Strict, extra="allow"):
-    """A model file's name, a label for run ids, and the keys of that file's ``Config``."""
+class Model(RunModel):
+    """The model of a file; its label is part of run ids."""
 
-    name: str
-    label: str
+    label: Name
 
 
 class Workload(Strict):
@@ -124,6 +135,23 @@ class Workload(Strict):
     model: Model
     data: dict[str, Any] = Field(description="``Data`` of the model's task")
     recipe: dict[str, Any] = Field(description="``Recipe`` of the model's task")
+
+    @field_validator("data")
+    @classmethod
+    def known_data(cls, value: dict[str, Any]) -> dict[str, Any]:
+        """The dataset must be in the registry."""
+        if isinstance(value.get("name"), str):
+            check_choice("data.name", value["name"], data.names())
+        return value
+
+    @field_validator("recipe")
+    @classmethod
+    def unplanned(cls, value: dict[str, Any]) -> dict[str, Any]:
+        """What the plan works out is no setting."""
+        for key in tasks.Recipe.PLANNED:
+            if key in value:
+                raise ValueError(f"unknown key recipe.{key}: the plan sets it")
+        return value
 
     @property
     def task(self) -> str:
@@ -140,8 +168,8 @@ class Workload(Strict):
 class Grid(Workload):
     """A workload, and the number of seeds of each method on it."""
 
-    suite: str
-    label: str | None = Field(None, description="name of this grid for others to start from")
+    suite: Name
+    label: Name | None = Field(None, description="name of this grid for others to start from")
     pretrained: str | None = Field(None, description="label of the grid that phase two starts from")
     variant: str | None = Field(None, description="recipe variant in place of the methods' own")
     learning_rate_scale: dict[str, PositiveFloat] = Field(
@@ -188,10 +216,33 @@ class Claims(Strict):
     exploratory: list[str] = []
 
 
+def _at_each_level(key: Any, section: dict[Any, Any]) -> dict[Any, Any]:
+    """The methods that a section with ``levels`` stands for."""
+    levels = section["levels"]
+    if not isinstance(levels, dict) or not levels:
+        raise ValueError(f"{key}.levels is {levels!r}, but must map names to sparsities")
+    if "final_sparsity" in section:
+        raise ValueError(f"{key}.final_sparsity and {key}.levels exclude each other")
+    shared = {name: part for name, part in section.items() if name != "levels"}
+    return {
+        name: {**_with_level(shared, level), "final_sparsity": level}
+        for name, level in levels.items()
+    }
+
+
+def _with_level(value: Any, level: Any) -> Any:
+    """A section in which the word ``level`` is replaced by a sparsity."""
+    if isinstance(value, dict):
+        return {key: _with_level(item, level) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_with_level(item, level) for item in value]
+    return level if value == "level" else value
+
+
 class Study(Strict):
     """One file of ``experiments/studies``."""
 
-    name: str
+    name: Name
     title: str
     source: str
     description: str
@@ -202,8 +253,8 @@ class Study(Strict):
     )
     claims: Claims = Claims()
     computations: list[Computation] = []
-    recipes: dict[str, Variant] = {}
-    methods: dict[str, Method] = {}
+    recipes: dict[Name, Variant] = {}
+    methods: dict[Name, Method] = {}
     scales: dict[Scale, list[Grid]] = {}
 
     @field_validator("computations", mode="before")
@@ -212,6 +263,23 @@ class Study(Strict):
         """A computation may be given by its name alone."""
         names = value if isinstance(value, list) else []
         return [{"name": item} if isinstance(item, str) else item for item in names] or value
+
+    @field_validator("methods", mode="before")
+    @classmethod
+    def each_level(cls, value: Any) -> Any:
+        """A section with ``levels`` (name -> sparsity) stands for a method at each of them.
+
+        ``level`` in its ``sparsity`` and ``transform`` is replaced by the sparsity.
+        """
+        methods: dict[Any, Any] = {}
+        for key, section in value.items() if isinstance(value, dict) else ():
+            made = {key: section}
+            if isinstance(section, dict) and "levels" in section:
+                made = _at_each_level(key, section)
+            for twice in made.keys() & methods.keys():
+                raise ValueError(f"{twice!r} is defined twice, once by the levels of a method")
+            methods |= made
+        return methods or value
 
     def shows(self, scale: str) -> bool:
         """Whether the study has anything at this scale; computations are made at every scale."""
@@ -276,5 +344,5 @@ KEYS = sorted(
         for section in (Study, Method, Grid, Model, Variant, Transform, Start, Claims, Computation)
         for key in section.model_fields
     }
-    | set(ClaimTest.model_fields)
+    | {"levels", *ClaimTest.model_fields}
 )

@@ -21,7 +21,9 @@ from __future__ import annotations
 import hashlib
 import importlib
 import math
+import pkgutil
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -31,6 +33,7 @@ from pydantic import (
     ConfigDict,
     Field,
     NonNegativeFloat,
+    NonNegativeInt,
     PositiveFloat,
     PositiveInt,
     field_validator,
@@ -42,13 +45,14 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
+    from experiments.specs.run import RunSpec
     from sparse_lib.flops.model import ModelFlops
 
 
 class Strict(BaseModel):
-    """Base of all sections: an unknown key is an error."""
+    """Base of all sections: frozen, an unknown key is an error, and numbers are finite."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Data(Strict):
@@ -82,8 +86,13 @@ class Recipe(Strict, ABC):
     weight_decay: NonNegativeFloat = 0.1
     validations: PositiveInt = Field(4, description="validation passes, evenly spaced")
 
+    name: str = Field("", description="the study's variant of the recipe; set by the plan")
+    steps: NonNegativeInt = Field(0, description="optimizer steps of the run; set by the plan")
+
     #: The key that says how much a run trains.
     BUDGET: ClassVar[str]
+    #: Keys that no file may set.
+    PLANNED: ClassVar[tuple[str, ...]] = ("name", "steps")
 
     def with_budget(self, scale: float) -> Self:
         """This recipe with its budget times ``scale``, rounded to a whole number from 1."""
@@ -99,6 +108,21 @@ class Recipe(Strict, ABC):
         """
 
 
+@dataclass(frozen=True)
+class Metric:
+    """A score that a task measures on validation data.
+
+    Attributes:
+        name: Key in what `Task.validate` returns, and in the records.
+        higher_is_better: Direction.
+        label: Axis label of figures.
+    """
+
+    name: str
+    higher_is_better: bool
+    label: str
+
+
 class Task(ABC):
     """What one run trains. Everything is a function of the spec and the step.
 
@@ -106,25 +130,29 @@ class Task(ABC):
     one sees.
 
     Args:
-        spec: the run's spec (`experiments.specs.plan.make_spec`).
+        spec: the run's spec.
         data_dir: folder of prepared data.
 
     Attributes:
         unit: what training counts: ``tokens``, ``images``.
+        metrics: what `validate` returns, in the order of tables. Other numbers that it returns
+            reach the record too, without a direction.
         units_per_step: units of one optimizer step.
         data: facts for the record: ``name``, ``hash`` and what else is known of the data.
         input_size: ``sequence_length`` or ``image_size``, for counting FLOPs.
     """
 
     unit: ClassVar[str]
+    metrics: ClassVar[tuple[Metric, ...]]
+    recipe: Recipe
     units_per_step: int
     data: dict[str, Any]
     input_size: dict[str, int]
 
-    def __init__(self, spec: dict[str, Any], data_dir: Path) -> None:
+    def __init__(self, spec: RunSpec, data_dir: Path) -> None:
         self.spec = spec
         self.data_dir = data_dir
-        self.recipe = spec["recipe"]
+        self.recipe = spec.recipe
 
     @abstractmethod
     def build_model(self) -> torch.nn.Module:
@@ -134,7 +162,7 @@ class Task(ABC):
         """FLOPs of one optimizer step's batch."""
         from sparse_lib.flops.model import count
 
-        return count(model, batch_size=self.recipe["batch_size"], **self.input_size)
+        return count(model, batch_size=self.recipe.batch_size, **self.input_size)
 
     @abstractmethod
     def batch(self, step: int) -> Any:
@@ -146,7 +174,7 @@ class Task(ABC):
 
     @abstractmethod
     def validate(self, model: torch.nn.Module, *, full: bool) -> dict[str, float]:
-        """``loss`` (nats) and the task's score on validation data, in evaluation mode.
+        """``loss`` (nats) and the task's scores on validation data, in evaluation mode.
 
         The mode is left as it was. ``full`` is true after the last step and takes the whole
         split; on the way a fixed part of it is enough.
@@ -169,40 +197,32 @@ class Task(ABC):
         """
         import torch
 
-        recipe = self.recipe
+        recipe: Any = self.recipe  # each task's has fields of its own
         matrices = [p for p in model.parameters() if p.dim() > 1]
         vectors = [p for p in model.parameters() if p.dim() <= 1]
         groups = [
-            {"params": matrices, "weight_decay": recipe["weight_decay"]},
+            {"params": matrices, "weight_decay": recipe.weight_decay},
             {"params": vectors, "weight_decay": 0.0},
         ]
         groups = [group for group in groups if group["params"]]
-        if recipe.get("optimizer", "adamw") == "sgd":
-            return torch.optim.SGD(
-                groups,
-                lr=recipe["learning_rate"],
-                momentum=recipe["momentum"],
-                nesterov=recipe.get("nesterov", False),
-            )
-        return torch.optim.AdamW(
-            groups,
-            lr=recipe["learning_rate"],
-            betas=tuple(recipe["betas"]),
-            eps=recipe["eps"],
-        )
+        rate = recipe.learning_rate
+        if getattr(recipe, "optimizer", "adamw") == "sgd":
+            nesterov = getattr(recipe, "nesterov", False)
+            return torch.optim.SGD(groups, lr=rate, momentum=recipe.momentum, nesterov=nesterov)
+        return torch.optim.AdamW(groups, lr=rate, betas=recipe.betas, eps=recipe.eps)
 
     def learning_rate(self, step: int) -> float:
         """Rate of optimizer step ``step`` (from 0)."""
         return warmup_cosine(step, self.recipe)
 
 
-def warmup_cosine(step: int, recipe: dict[str, Any]) -> float:
+def warmup_cosine(step: int, recipe: Recipe) -> float:
     """Linear warm-up over a share of the steps, then a cosine to the minimum."""
-    steps, warmup = recipe["steps"], math.ceil(recipe["warmup"] * recipe["steps"])
+    steps, warmup = recipe.steps, math.ceil(recipe.warmup * recipe.steps)
     if step < warmup:
-        return recipe["learning_rate"] * (step + 1) / warmup
+        return recipe.learning_rate * (step + 1) / warmup
     share = (step - warmup) / max(1, steps - warmup)
-    low, high = recipe["min_learning_rate"], recipe["learning_rate"]
+    low, high = recipe.min_learning_rate, recipe.learning_rate
     return low + 0.5 * (high - low) * (1 + math.cos(math.pi * share))
 
 
@@ -232,6 +252,16 @@ def epoch_order(num_samples: int, *, seed: int, epoch: int) -> np.ndarray:
 
     key = hashlib.sha256(f"order:{seed}:{epoch}".encode()).digest()
     return np.random.default_rng(int.from_bytes(key[:8], "big")).permutation(num_samples)
+
+
+def names() -> list[str]:
+    """Names of the tasks on disk."""
+    return sorted(module.name for module in pkgutil.iter_modules(__path__))
+
+
+def units() -> list[str]:
+    """What the tasks on disk count, each once."""
+    return list(dict.fromkeys(get(name).Task.unit for name in names()))
 
 
 def get(name: str) -> ModuleType:

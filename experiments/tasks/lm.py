@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
@@ -19,10 +19,13 @@ from experiments.data import prepare as prepare_text
 if TYPE_CHECKING:
     import torch
 
+    from experiments.specs.run import RunSpec
+
 #: Owner or name in a hub id; none has two dashes in a row.
 PART = r"[A-Za-z0-9_]+([.-][A-Za-z0-9_]+)*"
 #: Owners of tokenizers whose name alone names a folder of prepared data.
 SHORT_OWNERS = frozenset({"openai-community"})
+
 EVALUATION = "experiments.evaluation.lm.evaluate"
 
 
@@ -93,18 +96,24 @@ class Task(tasks.Task):
     """Packed windows of one token stream; next-token cross-entropy."""
 
     unit = "tokens"
+    metrics = (
+        tasks.Metric("loss", higher_is_better=False, label="loss (nats per token)"),
+        tasks.Metric("perplexity", higher_is_better=False, label="perplexity"),
+    )
+    recipe: Recipe
 
-    def __init__(self, spec: dict[str, Any], data_dir: Path) -> None:
+    def __init__(self, spec: RunSpec, data_dir: Path) -> None:
         super().__init__(spec, data_dir)
         self.corpus = load(data_dir)
-        self.data_name = spec["data"]["name"]
+        data: Data = spec.data  # type: ignore[assignment]
+        self.data_name = data.name
         self.data = {"name": self.data_name, "hash": self.corpus.meta["hash"]}
         if "floor" in self.corpus.meta:
             # Known exactly for generated text: no model can be below it on average.
             self.data["floor_nats_per_token"] = self.corpus.meta["floor_of_split"]["validation"]
-        self.context = spec["data"]["context"]
+        self.context = data.context
         self.input_size = {"sequence_length": self.context}
-        self.batch_size = spec["recipe"]["batch_size"]
+        self.batch_size = spec.recipe.batch_size
         self.units_per_step = self.batch_size * self.context
         self._train = self.corpus.tokens("train")
         self._num_windows = (len(self._train) - 1) // self.context
@@ -113,14 +122,12 @@ class Task(tasks.Task):
                 f"data.context is {self.context}, but the training split of {self.data_name} has "
                 f"only {len(self._train)} tokens"
             )
-        self._order = tasks.EpochOrder(self._num_windows, seed=spec["seed"])
+        self._order = tasks.EpochOrder(self._num_windows, seed=spec.seed)
 
     def build_model(self) -> torch.nn.Module:
         """The model with fresh weights from torch's global generator."""
-        module = models.get(self.spec["model"]["name"])
-        sizes = {k: v for k, v in self.spec["model"].items() if k not in ("name", "label")}
-        return module.build(
-            module.Config.model_validate(sizes),
+        return models.get(self.spec.model.name).build(
+            self.spec.model.config,
             vocab_size=self.corpus.meta["vocab_size"],
             context=self.context,
             eos_id=self.corpus.meta.get("eos_id", 0),
@@ -132,7 +139,7 @@ class Task(tasks.Task):
         if all(file.is_file() for file in files) and len({f.read_bytes() for f in files}) > 1:
             raise ValueError(
                 f"data.name is {self.data_name}, whose tokenizer differs from that of the run "
-                f"{self.spec['starts_from']['run']}, with which {self.spec['id']} starts"
+                f"{self.spec.starts_from.run}, with which {self.spec.id} starts"
             )
 
     def batch(self, step: int) -> torch.Tensor:
@@ -167,7 +174,9 @@ class Task(tasks.Task):
 
         tokens = self.corpus.tokens("validation")
         num_windows = (len(tokens) - 1) // self.context
-        limit = self.recipe["final_validation_tokens" if full else "validation_tokens"]
+        limit = self.recipe.validation_tokens
+        if full:
+            limit = self.recipe.final_validation_tokens
         if limit is not None:
             num_windows = min(num_windows, max(1, limit // self.context))
         total, device = 0.0, next(model.parameters()).device

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     import torch
 
     from experiments.data.images import ImageFolder
+    from experiments.specs.run import RunSpec
+
 EVALUATION = "experiments.evaluation.vision"
 
 
@@ -87,25 +89,28 @@ class Task(tasks.Task):
     """Shuffled, augmented images; cross-entropy with label smoothing."""
 
     unit = "images"
+    metrics = (
+        tasks.Metric("loss", higher_is_better=False, label="loss (nats per image)"),
+        tasks.Metric("accuracy", higher_is_better=True, label="accuracy"),
+    )
+    recipe: Recipe
 
-    def __init__(self, spec: dict[str, Any], data_dir: Path) -> None:
+    def __init__(self, spec: RunSpec, data_dir: Path) -> None:
         super().__init__(spec, data_dir)
         self.images: ImageFolder = load(data_dir)  # type: ignore[assignment]
         self.meta = self.images.meta
-        self.data = {"name": spec["data"]["name"], "hash": self.meta["hash"]}
-        self.batch_size = self.recipe["batch_size"]
+        self.data = {"name": spec.data.name, "hash": self.meta["hash"]}
+        self.batch_size = self.recipe.batch_size
         self.units_per_step = self.batch_size
-        self.image_size = self.recipe["resized_crop"] or self.meta["image_size"]
+        self.image_size = self.recipe.resized_crop or self.meta["image_size"]
         self.input_size = {"image_size": self.image_size}
         self._train = self.images.split("train")
-        self._order = tasks.EpochOrder(len(self._train), seed=spec["seed"])
+        self._order = tasks.EpochOrder(len(self._train), seed=spec.seed)
 
     def build_model(self) -> torch.nn.Module:
         """The model with fresh weights from torch's global generator."""
-        module = models.get(self.spec["model"]["name"])
-        sizes = {k: v for k, v in self.spec["model"].items() if k not in ("name", "label")}
-        return module.build(
-            module.Config.model_validate(sizes),
+        return models.get(self.spec.model.name).build(
+            self.spec.model.config,
             classes=self.meta["classes"],
             num_channels=self.meta["num_channels"],
             image_size=self.image_size,
@@ -118,10 +123,10 @@ class Task(tasks.Task):
         first = step * self.batch_size
         chosen = [self._order[index] for index in range(first, first + self.batch_size)]
         pixels = torch.from_numpy(self._train.pixels[chosen])
-        key = hashlib.sha256(f"augment:{self.spec['seed']}:{step}".encode()).digest()
+        key = hashlib.sha256(f"augment:{self.spec.seed}:{step}".encode()).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(key[:8], "big") >> 1)
-        padding = self.recipe["crop_padding"]
-        if self.recipe["resized_crop"]:
+        padding = self.recipe.crop_padding
+        if self.recipe.resized_crop:
             pixels, padding = resized_crop(pixels, generator, size=self.image_size), 0
         pixels = augment(pixels, generator, crop_padding=padding, flip=self.meta["flip"])
         return normalise(pixels, self.meta), torch.from_numpy(self._train.labels[chosen])
@@ -133,7 +138,7 @@ class Task(tasks.Task):
         from torch.nn.functional import cross_entropy
 
         logits = model(pixel_values=batch[0]).logits
-        return cross_entropy(logits, batch[1], label_smoothing=self.recipe["label_smoothing"])
+        return cross_entropy(logits, batch[1], label_smoothing=self.recipe.label_smoothing)
 
     def validate(self, model: torch.nn.Module, *, full: bool) -> dict[str, float]:
         """Loss (nats, labels not smoothed) and top-1 accuracy on validation images."""
@@ -141,7 +146,7 @@ class Task(tasks.Task):
         from torch.nn.functional import cross_entropy
 
         split = self.images.split("validation")
-        count = len(split) if full else min(len(split), self.recipe["validation_images"])
+        count = len(split) if full else min(len(split), self.recipe.validation_images)
         device = next(model.parameters()).device
         loss, correct = 0.0, 0
         for first in range(0, count, 250):
@@ -156,10 +161,10 @@ class Task(tasks.Task):
     def learning_rate(self, step: int) -> float:
         """Rate of optimizer step ``step`` (from 0)."""
         recipe = self.recipe
-        if recipe["schedule"] == "cosine" or step < recipe["warmup"] * recipe["steps"]:
+        if recipe.schedule == "cosine" or step < recipe.warmup * recipe.steps:
             return tasks.warmup_cosine(step, recipe)
-        passed = sum(step >= share * recipe["steps"] for share in recipe["milestones"])
-        return recipe["learning_rate"] * recipe["decay"] ** passed
+        passed = sum(step >= share * recipe.steps for share in recipe.milestones)
+        return recipe.learning_rate * recipe.decay**passed
 
     def export(self, model: torch.nn.Module, folder: Path) -> None:
         """A folder that ``AutoModelForImageClassification`` loads.

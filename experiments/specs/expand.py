@@ -1,0 +1,261 @@
+"""Studies become runs: each grid, method and seed gives one frozen spec under a readable id."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from experiments import tasks
+from experiments.specs.read import (
+    claim_tests,
+    load_study,
+    one_sentence,
+    read_single,
+    study_names,
+)
+from experiments.specs.run import FirstPhase, RunSpec
+from experiments.specs.schema import (
+    SCALES,
+    Grid,
+    SpecError,
+    Study,
+    Variant,
+    Workload,
+    check_choice,
+    checked_name,
+)
+from experiments.store import paths
+
+#: Core-seconds that all studies together may cost, start-up included.
+BUDGET_CORE_S = {"smoke": 240, "quick": 2000}
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that studies ask for, and its expected cost."""
+
+    spec: RunSpec
+    core_seconds: float = 0.0
+    studies: tuple[str, ...] = field(default=(), compare=False)
+
+    @property
+    def id(self) -> str:
+        """The spec's id."""
+        return self.spec.id
+
+    @property
+    def scale(self) -> str:
+        """The scale of the grid."""
+        return self.spec.scale or ""
+
+    @property
+    def spec_hash(self) -> str:
+        """Hash of what determines the trained weights."""
+        return self.spec.hash
+
+    @property
+    def data_label(self) -> str:
+        """Folder of the prepared data under ``resources/data``."""
+        return self.spec.data.label
+
+    @property
+    def first(self) -> str | None:
+        """Id of the run that this one starts from, if it is a second phase."""
+        return None if self.spec.starts_from is None else self.spec.starts_from.run
+
+    @property
+    def reference(self) -> Path:
+        """Where the committed record of this run lies, if there is one."""
+        return paths.REFERENCE_RUNS / f"{self.id}.json"
+
+
+def _level(sparsity: float) -> str:
+    """A sparsity for an id: two digits where they are exact, else all."""
+    short = f"{sparsity:.2f}"
+    return short if float(short) == sparsity else repr(sparsity)
+
+
+def _resolve_shares(value: Any, num_steps: int, key: str) -> Any:
+    """Replace strings such as ``75%`` by that share of the run's steps (at least 1)."""
+    if isinstance(value, dict):
+        return {name: _resolve_shares(item, num_steps, name) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_resolve_shares(item, num_steps, key) for item in value]
+    if isinstance(value, str) and value.endswith("%"):
+        try:
+            share = float(value[:-1]) / 100
+        except ValueError:
+            share = math.nan
+        if not (math.isfinite(share) and share >= 0):
+            raise SpecError(f"{key} is {value!r}, but a share of the run reads like 75%")
+        return max(1, math.floor(share * num_steps + 0.5))
+    return value
+
+
+def _recipe(workload: Workload, name: str, variant: Variant, *, rate: float = 1.0) -> tasks.Recipe:
+    """The recipe of a run, with its name and its steps."""
+    data, base = workload.typed
+    base = base.with_budget(variant.budget_scale)
+    batch_size = max(1, round(base.batch_size * variant.batch_scale))
+    values = {
+        "name": name,
+        "batch_size": batch_size,
+        "steps": base.num_steps(data, batch_size),
+        "learning_rate": base.learning_rate * variant.learning_rate_scale * rate,
+    }
+    return base.model_copy(update=values)
+
+
+def _seeded(sparsity: Any, recipe: tasks.Recipe, seed: int) -> Any:
+    """A method's sparsity with steps in place of shares, and with the run's seed."""
+    resolved = _resolve_shares(sparsity, recipe.steps, "sparsity")
+    if isinstance(resolved, dict):
+        resolved.setdefault("seed", seed)
+    return resolved
+
+
+def load_single(path: Path, *, run_id: str, max_steps: int | None = None) -> RunSpec:
+    """The spec of a run that one YAML file describes by itself.
+
+    Args:
+        path: file with the keys of `Single`.
+        run_id: what the run is called in its messages.
+        max_steps: bound on the optimizer steps of the recipe.
+
+    Raises:
+        SpecError: if the file is missing or wrong; one sentence.
+    """
+    run = read_single(path)
+    with one_sentence(path):
+        recipe = _recipe(run, path.stem, Variant())
+        steps = min(recipe.steps, max_steps or recipe.steps)
+        recipe = recipe.model_copy(update={"steps": steps})
+        return RunSpec(
+            id=run_id,
+            task=run.task,
+            model=run.model.model_dump(),
+            data=run.typed[0],
+            recipe=recipe,
+            sparsity=_seeded(run.sparsity, recipe, run.seed),
+            seed=run.seed,
+            transform=run.transform,
+        )
+
+
+def _first_phase(study: Study, scale: str, grid: Grid, method_name: str, seed: int) -> RunSpec:
+    """The spec of the run that a second phase starts from."""
+    where, start = f"{study.name}.yaml: scales.{scale}", study.methods[method_name].starts_from
+    assert start is not None
+    if grid.pretrained is None:
+        raise SpecError(
+            f"{where}: method {method_name} starts from {start.method}, but its grid has no key "
+            "pretrained with the label of the first phase's grid"
+        )
+    grids = study.scales[scale]  # type: ignore[index]
+    first = next(other for other in grids if other.label == grid.pretrained)
+    if first.model != grid.model:
+        raise SpecError(f"{where}: model differs from that of the grid {grid.pretrained!r}")
+    if seed not in first.seeds(start.method):
+        raise SpecError(
+            f"{where}: method {method_name} needs seed {seed} of {start.method}, but the grid "
+            f"{grid.pretrained!r} has the seeds {first.seeds(start.method)} of it"
+        )
+    return make_spec(study, scale, first, start.method, seed)
+
+
+def make_spec(study: Study, scale: str, grid: Grid, method_name: str, seed: int) -> RunSpec:
+    """The spec of one run."""
+    method = study.methods[method_name]
+    variant = grid.variant or method.recipe
+    data, _ = grid.typed
+    rate = grid.learning_rate_scale.get(method_name, 1.0)
+    try:
+        recipe = _recipe(grid, variant, study.recipes[variant], rate=rate)
+        checked_name(data.label)
+        sparsity = _seeded(method.sparsity, recipe, seed)
+    except ValueError as error:
+        raise SpecError(f"{study.name}.yaml: scales.{scale}: {error}") from None
+    label, transform, start = method_name, method.transform, None
+    if sparsity is not None:
+        label = f"{method_name}-s{_level(method.final_sparsity)}"
+    if method.starts_from is not None:
+        first = _first_phase(study, scale, grid, method_name, seed)
+        densify = method.starts_from.densify
+        start = FirstPhase(run=first.id, spec_hash=first.hash, densify=densify)
+        transform = first.transform
+    return RunSpec(
+        id="__".join([scale, grid.model.label, label, data.label, variant, f"seed{seed}"]),
+        scale=scale,
+        task=grid.task,
+        model=grid.model.model_dump(),
+        data=data,
+        recipe=recipe,
+        method=method_name,
+        final_sparsity=method.final_sparsity,
+        sparsity=sparsity,
+        seed=seed,
+        suite=grid.suite,
+        transform=transform,
+        starts_from=start,
+    )
+
+
+def study_runs(study: Study, scale: str) -> list[Run]:
+    """All runs of one study at one scale; an empty list where the scale is not defined."""
+    runs: dict[str, Run] = {}
+    for grid in study.scales.get(scale, []):  # type: ignore[call-overload]
+        for method_name in grid.methods:
+            for seed in grid.seeds(method_name):
+                spec = make_spec(study, scale, grid, method_name, seed)
+                run = Run(spec, grid.core_seconds, (study.name,))
+                if run.id in runs:
+                    raise SpecError(f"{study.name}.yaml: the run id {run.id} occurs twice")
+                runs[run.id] = run
+    return list(runs.values())
+
+
+def all_runs(scale: str, *, folder: Path | None = None) -> dict[str, Run]:
+    """Runs of all studies by id; a run that two studies share trains once.
+
+    Raises:
+        SpecError: when a study is wrong, one id stands for two different specs, or two studies
+            test one claim.
+    """
+    check_choice("scale", scale, SCALES)
+    tests = claim_tests()
+    runs: dict[str, Run] = {}
+    tested_by: dict[str, str] = {}
+    for name in study_names(folder):
+        study = load_study(name, folder=folder)
+        for claim in (*study.claims.primary, *study.claims.exploratory):
+            if claim not in tests or tests[claim].exact:
+                continue  # arithmetic gives the same verdict everywhere
+            other = tested_by.setdefault(claim, name)
+            if other != name:
+                raise SpecError(
+                    f"{name}.yaml: claims names {claim}, which {other}.yaml tests; a claim has "
+                    "one verdict, so leave it out of one of them"
+                )
+        for run in study_runs(study, scale):
+            known = runs.setdefault(run.id, run)
+            if known is run:
+                continue
+            if known.spec != run.spec:
+                raise SpecError(
+                    f"the run id {run.id} has one spec in {known.studies[0]}.yaml and another "
+                    f"in {name}.yaml; give one of them another model label or recipe name"
+                )
+            runs[run.id] = replace(known, studies=(*known.studies, name))
+    return runs
+
+
+def computation_costs(scale: str, *, folder: Path | None = None) -> dict[str, float]:
+    """Expected core-seconds of the computations of all studies; each is made once."""
+    costs: dict[str, float] = {}
+    for name in study_names(folder):
+        for computation in load_study(name, folder=folder).computations:
+            cost = computation.cost(scale)
+            costs[computation.name] = max(cost, costs.get(computation.name, 0.0))
+    return costs

@@ -1,0 +1,108 @@
+"""Runs, data and studies by name, for commands and rules."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+from collections.abc import Iterable
+from typing import Any
+
+from experiments import tasks
+from experiments.specs.expand import Run, all_runs, study_runs
+from experiments.specs.read import STUDIES
+from experiments.specs.schema import SCALES, SpecError, Study, check_choice
+
+
+def known_runs() -> dict[str, Run]:
+    """All runs of all studies at all scales by id; read again only when a study's file changes."""
+    files = sorted(STUDIES.glob("*.yaml"))
+    return _known_runs(tuple((path, path.stat().st_mtime_ns) for path in files))
+
+
+@functools.lru_cache(maxsize=1)
+def _known_runs(_stamp: Any) -> dict[str, Run]:
+    return {run_id: run for scale in SCALES for run_id, run in all_runs(scale).items()}
+
+
+def find_run(run_id: str) -> Run:
+    """The run with this id; raises `SpecError`."""
+    known = known_runs()
+    if run_id not in known:
+        close = difflib.get_close_matches(run_id, known, n=1)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        raise SpecError(f"run is {run_id!r}, which no study defines{hint}")
+    return known[run_id]
+
+
+def _but_for_seed(run: Run) -> tuple[Any, ...]:
+    """What runs share that differ in their seed only."""
+    spec = run.spec
+    names = spec.model.label, spec.data.label, spec.recipe.name, spec.method
+    return (spec.scale, *names, spec.final_sparsity)
+
+
+def find_runs(text: str) -> list[Run]:
+    """The runs of a comma-separated list of ids, as `rerun_command` writes it.
+
+    A number alone is a further seed of the run before it: ``ID,1,2,ID2``.
+
+    Raises:
+        SpecError: for an id that no study defines, or runs of several scales.
+    """
+    runs: list[Run] = []
+    for part in text.split(","):
+        if not (part.isdigit() and runs):
+            runs.append(find_run(part))
+            continue
+        shared = _but_for_seed(runs[-1])
+        twins = {r.spec.seed: r for r in known_runs().values() if _but_for_seed(r) == shared}
+        if int(part) not in twins:
+            raise SpecError(
+                f"run is {text!r}, but {runs[-1].id} has no twin of seed {part}, only of "
+                f"{', '.join(map(str, sorted(twins)))}"
+            )
+        runs.append(twins[int(part)])
+    scales = sorted({run.scale for run in runs})
+    if len(scales) > 1:
+        raise SpecError(f"run is {text!r}, but all runs must be of one scale, not {scales}")
+    return runs
+
+
+def rerun_command(ids: Iterable[str]) -> str:
+    """The one command that repeats these runs and what depends on them."""
+    ids = list(ids)
+    known = known_runs() if len(ids) > 1 else {}
+    groups: dict[Any, list[str]] = {}
+    for run_id in ids:
+        key = _but_for_seed(known[run_id]) if run_id in known else run_id
+        groups.setdefault(key, []).append(run_id)
+    words: list[str] = []
+    for group in groups.values():
+        first, *others = sorted(group, key=lambda i: known[i].spec.seed if i in known else 0)
+        words += [first, *(str(known[i].spec.seed) for i in others)]
+    return f"snakemake rerun --config run={','.join(words)}"
+
+
+def find_data(label: str) -> tuple[str, tasks.Data]:
+    """Task and data of a folder of ``resources/data``, as the studies ask for it."""
+    known = {run.data_label: run.spec for run in known_runs().values()}
+    check_choice("data", label, known)
+    return known[label].task, known[label].data
+
+
+def study_as_dict(study: Study, scale: str) -> dict[str, Any]:
+    """What tables, figures, claims and the report know of a study."""
+    return {
+        **study.model_dump(mode="json", exclude={"scales"}),
+        "scale": scale,
+        "runs": [
+            {
+                "id": run.id,
+                "method": run.spec.method,
+                "seed": run.spec.seed,
+                "spec": run.spec.to_json(),
+                "command": rerun_command([run.id]),
+            }
+            for run in study_runs(study, scale)
+        ],
+    }

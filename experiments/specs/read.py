@@ -1,0 +1,261 @@
+"""Files become checked sections: studies, single runs and claim tests from YAML.
+
+What is wrong with a file is a `SpecError` of one sentence that begins with the file's name.
+"""
+
+from __future__ import annotations
+
+import csv
+import difflib
+import functools
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from experiments import models, tasks
+from experiments.specs.code import ROOT
+from experiments.specs.schema import (
+    KEYS,
+    ClaimTest,
+    Method,
+    Single,
+    SpecError,
+    Study,
+    Workload,
+    check_choice,
+    module_names,
+)
+
+STUDIES = ROOT / "experiments" / "studies"
+PUBLISHED = ROOT / "experiments" / "published"
+# libyaml's where the wheel has it: it reads the studies ten times faster.
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+def read_yaml(text: str) -> Any:
+    """The value of a YAML text in which every key is text and occurs once in its mapping.
+
+    Raises:
+        yaml.YAMLError: If it is no YAML.
+        ValueError: For another key; one sentence that names its line.
+    """
+    loader = _LOADER(text)
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        _check_keys(node, set(), set())
+        return loader.construct_document(node)
+    finally:
+        loader.dispose()
+
+
+def _check_keys(node: yaml.Node, above: set[int], done: set[int]) -> None:
+    """Check the keys of all mappings of a tree, in which anchors make nodes occur again."""
+    line = node.start_mark.line + 1
+    if id(node) in above:
+        raise ValueError(f"line {line}: an anchor may not hold itself")
+    if id(node) in done or isinstance(node, yaml.ScalarNode):
+        return
+    above.add(id(node))
+    children = node.value
+    if isinstance(node, yaml.MappingNode):
+        keys = [key for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
+        seen = set()
+        for key in keys:
+            where = f"line {key.start_mark.line + 1}"
+            if key.tag != "tag:yaml.org,2002:str":
+                kind = key.tag.rpartition(":")[2]
+                raise ValueError(
+                    f"{where}: the key {getattr(key, 'value', '')!s} is of type {kind}, but must "
+                    "be text; quote it"
+                )
+            if key.value in seen:
+                raise ValueError(f"{where}: the key {key.value} occurs twice in one mapping")
+            seen.add(key.value)
+        children = [value for _, value in node.value]
+    for child in children:
+        _check_keys(child, above, done)
+    above.remove(id(node))
+    done.add(id(node))
+
+
+def suite_names() -> list[str]:
+    """Evaluation suites on disk."""
+    return sorted(path.stem for path in (ROOT / "experiments/evaluation/suites").glob("*.yaml"))
+
+
+def computation_names() -> list[str]:
+    """Computations on disk."""
+    return module_names(ROOT / "experiments" / "computations")
+
+
+@functools.cache
+def claim_ids() -> list[str]:
+    """Published claims, in the order of ``claims.csv``."""
+    with (PUBLISHED / "claims.csv").open(newline="", encoding="utf-8") as file:
+        return [row["claim_id"] for row in csv.DictReader(file)]
+
+
+@functools.cache
+def claim_tests() -> dict[str, ClaimTest]:
+    """The test of each claim; raises `SpecError` where ``tests.yaml`` is wrong."""
+    path = PUBLISHED / "tests.yaml"
+    with one_sentence(path):
+        tests = read_yaml(path.read_text())
+        checked = {}
+        for name, test in tests.items():
+            check_choice("claim", name, claim_ids())
+            try:
+                checked[name] = ClaimTest.model_validate(test)
+            except ValidationError as error:
+                raise ValueError(_sentence(error, name)) from None
+        return checked
+
+
+def study_names(folder: Path | None = None) -> list[str]:
+    """All studies, in alphabetical order."""
+    return sorted(path.stem for path in (folder or STUDIES).glob("*.yaml"))
+
+
+def load_study(name: str, *, folder: Path | None = None) -> Study:
+    """Read and validate one study; raises `SpecError` with one sentence."""
+    path = (folder or STUDIES) / f"{name}.yaml"
+    if not path.is_file():
+        check_choice("study", name, study_names())
+    with one_sentence(path):
+        return _read_study(path.stem, path.read_text())
+
+
+@functools.cache
+def _read_study(name: str, text: str) -> Study:
+    study = Study.model_validate(read_yaml(text))
+    _check_names(study, name)
+    return study
+
+
+@contextmanager
+def one_sentence(path: Path) -> Iterator[None]:
+    """Turn what is wrong with a file into a `SpecError` that begins with its name."""
+    try:
+        yield
+    except OSError as error:
+        raise SpecError(f"{path}: {error.strerror}") from None
+    except yaml.YAMLError as error:
+        raise SpecError(f"{path.name}: not valid YAML: {' '.join(str(error).split())}") from None
+    except ValidationError as error:
+        raise SpecError(f"{path.name}: {_sentence(error)}") from None
+    except ValueError as error:
+        raise SpecError(f"{path.name}: {error}") from None
+
+
+def _sentence(error: ValidationError, *section: str, known: Iterable[str] = ()) -> str:
+    """The first problem of a pydantic error as one sentence, an unknown key before others.
+
+    Args:
+        error: What pydantic raised.
+        section: Where the values were read.
+        known: The keys of that section, where it is flat; else all keys of a study file serve for
+            the hint.
+    """
+    problems = error.errors()
+    unknown = [problem for problem in problems if problem["type"] == "extra_forbidden"]
+    first = (unknown or problems)[0]
+    where = ".".join(str(part) for part in (*section, *first["loc"])) or "the file"
+    if first["type"] == "extra_forbidden":
+        known = sorted(known)
+        close = difflib.get_close_matches(str(first["loc"][-1]), known or KEYS, n=1)
+        listed = f": known are {', '.join(known)}" if known else ""
+        return f"unknown key {where}{listed}" + (f"; did you mean {close[0]!r}?" if close else "")
+    if first["type"] == "missing":
+        return f"the key {where} is missing"
+    message = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "value_error":
+        return f"{where}: {message}"
+    message = message[0].lower() + message[1:]
+    return f"{where} is {first['input']!r}: {message}"
+
+
+def _check_names(study: Study, stem: str) -> None:
+    """Check what one section says against what another section or a folder holds."""
+    if study.name != stem:
+        raise ValueError(f"name is {study.name!r}, but must equal the file's name {stem!r}")
+    for name, method in study.methods.items():
+        check_choice(f"methods.{name}.recipe", method.recipe, study.recipes)
+        if method.sparsity is None and method.final_sparsity:
+            raise ValueError(f"methods.{name}.final_sparsity needs methods.{name}.sparsity")
+        _check_method(study, name, method)
+    for computation in study.computations:
+        check_choice("computations", computation.name, computation_names())
+    for kind in ("figures", "tables"):
+        for name in getattr(study, kind):
+            check_choice(kind, name, module_names(ROOT / "experiments" / "analysis" / kind))
+    for role in ("primary", "exploratory"):
+        for claim in getattr(study.claims, role):
+            check_choice(f"claims.{role}", claim, claim_ids())
+    for scale, grids in study.scales.items():
+        for index, grid in enumerate(grids):
+            where = f"scales.{scale}.{index}"
+            for method_name in grid.methods:
+                check_choice(f"{where}.methods", method_name, study.methods)
+            for method_name in grid.learning_rate_scale:
+                check_choice(f"{where}.learning_rate_scale", method_name, study.methods)
+            if grid.pretrained is not None:
+                labels = [other.label for other in grids if other.label is not None]
+                check_choice(f"{where}.pretrained", grid.pretrained, labels)
+            if grid.variant is not None:
+                check_choice(f"{where}.variant", grid.variant, study.recipes)
+            check_choice(f"{where}.suite", grid.suite, suite_names())
+            check_workload(grid, where)
+
+
+def check_workload(workload: Workload, *where: str) -> None:
+    """Check what the model's file and its task say about their sections."""
+    name = workload.model.name
+    check_choice(".".join((*where, "model.name")), name, models.names())
+    task = tasks.get(workload.task)
+    for key, section, value in (
+        ("model", models.get(name).Config, workload.model.model_extra),
+        ("data", task.Data, workload.data),
+        ("recipe", task.Recipe, workload.recipe),
+    ):
+        try:
+            section.model_validate(value)
+        except ValidationError as error:
+            fields = set(section.model_fields) - set(tasks.Recipe.PLANNED)
+            raise ValueError(_sentence(error, *where, key, known=fields)) from None
+
+
+def _check_method(study: Study, name: str, method: Method) -> None:
+    """Check how a method's transformation and first phase fit the rest of it."""
+    key = f"methods.{name}"
+    if method.transform is not None and method.final_sparsity != method.transform.sparsity:
+        raise ValueError(
+            f"{key}.final_sparsity is {method.final_sparsity}, but {key}.transform.sparsity "
+            f"is {method.transform.sparsity}; they must be equal"
+        )
+    start = method.starts_from
+    if start is None:
+        return
+    check_choice(f"{key}.starts_from.method", start.method, study.methods)
+    if study.methods[start.method].starts_from is not None:
+        raise ValueError(
+            f"{key}.starts_from.method is {start.method!r}, but a first phase may not itself "
+            "start from another run"
+        )
+    if method.transform is not None:
+        raise ValueError(f"{key}.transform: a second phase has the model of its first phase")
+    if not start.densify and method.sparsity is None:
+        raise ValueError(f"{key}.starts_from.densify is false, which needs {key}.sparsity")
+
+
+def read_single(path: Path) -> Single:
+    """Read and validate the YAML file of a run outside of studies; raises `SpecError`."""
+    with one_sentence(path):
+        run = Single.model_validate(read_yaml(path.read_text()))
+        check_workload(run)
+    return run
