@@ -27,14 +27,12 @@ METHODS = ("dense", "static80")
 def run_of(method: str) -> plan.Run:
     """A run of the quick scale."""
     study = plan.load_study("sparse_ift_vision")
-    return next(r for r in plan.study_runs(study, "quick") if r.spec["method"] == method)
+    return next(r for r in plan.study_runs(study, "quick") if r.spec.method == method)
 
 
 def make_trainer(run: plan.Run, folder: Path) -> Callable[[], None]:
     """A step as the loop of this repository takes it, without its logs and validations."""
-    trainer = training.Trainer(
-        run.spec, spec_hash="0" * 64, data_dir=folder, state_root=folder / "state"
-    )
+    trainer = training.Trainer(run.spec, data_dir=folder, state_dir=folder / "state")
     trainer.model.train()
     return lambda: trainer.step() and None
 
@@ -44,18 +42,18 @@ def make_plain(run: plan.Run, folder: Path) -> Callable[[], None]:
     from experiments.tasks.vision import Task
 
     spec, images = run.spec, data.load(folder)
-    recipe, split = spec["recipe"], images.split("train")
-    torch.manual_seed(spec["seed"])
+    recipe, split = spec.recipe, images.split("train")
+    torch.manual_seed(spec.seed)
     model = Task(spec, folder).build_model().train()
     pixels, labels = torch.from_numpy(split.pixels.copy()), torch.from_numpy(split.labels)
     optimizer = torch.optim.SGD(
         model.parameters(),
-        lr=recipe["learning_rate"],
-        momentum=recipe["momentum"],
-        nesterov=recipe["nesterov"],
-        weight_decay=recipe["weight_decay"],
+        lr=recipe.learning_rate,
+        momentum=recipe.momentum,
+        nesterov=recipe.nesterov,
+        weight_decay=recipe.weight_decay,
     )
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, recipe["steps"])
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, recipe.steps)
     mean, std = images.meta["mean"][0], images.meta["std"][0]
     loss_of = torch.nn.CrossEntropyLoss()
     order = torch.randperm(len(labels))
@@ -63,8 +61,8 @@ def make_plain(run: plan.Run, folder: Path) -> Callable[[], None]:
 
     def step() -> None:
         nonlocal done
-        chosen = order[done : done + recipe["batch_size"]]
-        done += recipe["batch_size"]
+        chosen = order[done : done + recipe.batch_size]
+        done += recipe.batch_size
         inputs = (pixels[chosen].float() / 255 - mean) / std
         loss = loss_of(model(inputs).logits, labels[chosen])
         optimizer.zero_grad()
@@ -95,7 +93,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         run = run_of("dense")
-        data.prepare("glyphs", out=folder, num_images=run.spec["data"]["num_images"])
+        data.prepare("glyphs", out=folder, num_images=run.spec.data.num_images)
         for method in METHODS:
             chosen = run_of(method)
             ratio = compare(make_trainer(chosen, folder), make_plain(run, folder))

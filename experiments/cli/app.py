@@ -18,6 +18,7 @@ import typer
 from experiments import tasks
 from experiments.specs import plan
 from experiments.specs.schema import SCALES, check_choice
+from experiments.store import paths
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 
@@ -71,17 +72,15 @@ def check() -> None:
     seen: set[str] = set()
     for scale in plan.SCALES:
         for run in plan.all_runs(scale).values():
-            if run.spec["sparsity"] is None:
+            config = run.spec.mask_config()
+            if config is None:
                 continue
-            # A transformation brings the level, unless the method has a schedule of its own.
-            level = {"sparsity": run.spec["final_sparsity"]} if "transform" in run.spec else {}
-            config = {**level, **run.spec["sparsity"]}
-            level_and_steps = run.spec["final_sparsity"], run.spec["recipe"]["steps"]
+            level_and_steps = run.spec.final_sparsity, run.spec.recipe.steps
             text = json.dumps([config, level_and_steps], sort_keys=True)
             if text in seen:
                 continue
             seen.add(text)
-            where = f"{run.studies[0]}.yaml: methods.{run.spec['method']}"
+            where = f"{run.studies[0]}.yaml: methods.{run.spec.method}"
             try:
                 configure(config)
             except (ValueError, TypeError) as error:
@@ -142,19 +141,18 @@ def train(
     try:
         training.train(
             chosen.spec,
-            spec_hash=chosen.spec_hash,
             code_hash=plan.training_code_hash(chosen.spec),
             command=f"snakemake rerun --config run={run}",
             data_dir=data_folder(chosen.data_label),
             out=run_folder(chosen),
-            state_root=Path("state"),
+            state_dir=paths.state(chosen.id, chosen.spec_hash),
             num_threads=threads,
             device=device,
             execution=execution,
             first=first,
             log=log,
         )
-    except (FloatingPointError, ValueError, RuntimeError) as error:
+    except (FloatingPointError, ValueError, RuntimeError, OSError) as error:
         # The rule sends stderr to a file; standard output reaches who waits.
         training.say(f"Error: {error}", None)
         raise
@@ -200,12 +198,12 @@ def evaluate(run: RunId, mirror: Mirror = None) -> None:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     chosen = plan.find_run(run)
     folder = run_folder(chosen)
-    module = importlib.import_module(tasks.get(chosen.spec["task"]).EVALUATION)
+    module = importlib.import_module(tasks.get(chosen.spec.task).EVALUATION)
     try:
         module.evaluate(
             folder / "model",
             data_folder(chosen.data_label),
-            chosen.spec["suite"],
+            chosen.spec.suite,
             out=folder / "eval.json",
             mirror=mirror_root(mirror),
         )
@@ -481,7 +479,7 @@ def main() -> None:
     """Run a command; a user's mistake ends in one sentence, not in a traceback."""
     try:
         app()
-    except (plan.SpecError, RuntimeError, FloatingPointError) as error:
+    except (plan.SpecError, RuntimeError, FloatingPointError, OSError) as error:
         if os.environ.get("SPARSE_DEBUG"):
             raise
         sys.exit(f"Error: {error}")

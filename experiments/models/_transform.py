@@ -16,19 +16,16 @@ FILE = "transform.json"
 
 
 def apply(
-    model: nn.Module, transform: dict[str, Any], options: dict[str, Any] | None
-) -> tuple[nn.Module, dict[str, Any] | None, dict[str, Any]]:
-    """The transformed model, the config of its masks, and the totals of the transformation.
+    model: nn.Module, transform: dict[str, Any]
+) -> tuple[nn.Module, dict[str, Any], dict[str, Any]]:
+    """The transformed model, the filter and levels of its masks, and the transformation's totals.
 
     Args:
         model: a dense model.
         transform: arguments of `sparse_lib.ift.transform`.
-        options: the method's ``sparsity`` section: the algorithm and its settings. It goes before
-            what the transformation says, so a schedule may replace the constant sparsity. None
-            gives no masks.
     """
     transformed, config, report = ift.transform(model, **transform)
-    return transformed, None if options is None else config | options, report.summary()
+    return transformed, config, report.summary()
 
 
 def write(folder: Path, config: dict[str, Any], transform: dict[str, Any]) -> None:

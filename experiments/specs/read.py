@@ -165,7 +165,10 @@ def _sentence(error: ValidationError, *section: str, known: Iterable[str] = ()) 
     problems = error.errors()
     unknown = [problem for problem in problems if problem["type"] == "extra_forbidden"]
     first = (unknown or problems)[0]
-    where = ".".join(str(part) for part in (*section, *first["loc"])) or "the file"
+    place = (*section, *first["loc"])
+    if place[-1:] == ("[key]",):  # the message has the key itself
+        place = place[:-2]
+    where = " ".join(".".join(map(str, place)).split()) or "the file"
     if first["type"] == "extra_forbidden":
         known = sorted(known)
         close = difflib.get_close_matches(str(first["loc"][-1]), known or KEYS, n=1)

@@ -20,7 +20,7 @@ from pydantic import (
     model_validator,
 )
 
-from experiments import data, models, tasks
+from experiments import models, tasks
 from experiments.specs.code import ROOT, parse
 from experiments.specs.run import Model as RunModel
 from experiments.specs.run import Transform
@@ -88,7 +88,6 @@ class Method(Strict):
     """One row of a study: how sparse, and by which recipe variant."""
 
     recipe: Name
-    label: str | None = Field(None, description="what figures and tables call it")
     final_sparsity: float = Field(0.0, ge=0, lt=1)
     sparsity: dict[str, Any] | None = None
     transform: Transform | None = None
@@ -135,14 +134,6 @@ class Workload(Strict):
     model: Model
     data: dict[str, Any] = Field(description="``Data`` of the model's task")
     recipe: dict[str, Any] = Field(description="``Recipe`` of the model's task")
-
-    @field_validator("data")
-    @classmethod
-    def known_data(cls, value: dict[str, Any]) -> dict[str, Any]:
-        """The dataset must be in the registry."""
-        if isinstance(value.get("name"), str):
-            check_choice("data.name", value["name"], data.names())
-        return value
 
     @field_validator("recipe")
     @classmethod
@@ -192,6 +183,13 @@ class Single(Workload):
     sparsity: Any = Field(None, description="whatever `sparse_lib.configure` takes")
     transform: Transform | None = None
     seed: int = Field(0, ge=0)
+
+    @model_validator(mode="after")
+    def joinable(self) -> Single:
+        """A transformation adds to the settings of the masks, so these must be a mapping."""
+        if self.transform is not None and not isinstance(self.sparsity, dict | None):
+            raise ValueError("sparsity must be a mapping beside transform")
+        return self
 
 
 class Computation(Strict):

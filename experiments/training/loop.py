@@ -1,8 +1,4 @@
-"""One training loop for all tasks: exact resume, one lock per run, small records.
-
-Everything that a run needs to go on lies in ``state/<run>-<spec hash>/``. It is written now and
-then and on SIGINT or SIGTERM, read at the start, and removed on success.
-"""
+"""One training loop for all tasks: exact resume, one lock per run."""
 
 from __future__ import annotations
 
@@ -11,13 +7,12 @@ import importlib
 import json
 import math
 import os
-import platform
 import shutil
 import signal
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -25,8 +20,11 @@ from typing import Any
 import torch
 from filelock import FileLock, Timeout
 
-from experiments import tasks
+from experiments import data, tasks
 from experiments.memory import keep_memory
+from experiments.specs.run import RunSpec
+from experiments.training import summary
+from experiments.training.state import Saved
 from sparse_lib.checkpoint import densify, load_checkpoint, masks_of, read_safetensors
 from sparse_lib.configure import configure
 from sparse_lib.core.algorithm import SparsityAlgorithm
@@ -63,47 +61,28 @@ class Progress:
 
     step: int = 0
     elapsed_s: float = 0.0
-    flops_executed: float = 0.0
     loss_sum: float = 0.0
     loss_count: int = 0
     rows: list[dict[str, Any]] = field(default_factory=list)
 
 
-def processor() -> str:
-    """Model name of the processor, without anything that names the host."""
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
-
-
-def versions() -> dict[str, str]:
-    """Versions that can change a result."""
-    names = ("torch", "transformers", "numpy")
-    return {"python": platform.python_version(), **{name: version(name) for name in names}}
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Write a file so that a reader sees all of it or none."""
-    part = path.with_name(path.name + ".part")
-    part.write_text(json.dumps(value, indent=1) + "\n")
-    os.replace(part, path)
-
-
 def say(line: str, log: Path | None) -> None:
-    """Print a line and append it to the log; a closed terminal must not end a training."""
+    """Print a line and append it to the log.
+
+    Neither a closed terminal nor a full disk may end a training.
+    """
     if log is not None:
-        with log.open("a") as stream:
-            stream.write(line + "\n")
+        try:
+            with log.open("a") as stream:
+                stream.write(line + "\n")
+        except OSError as error:
+            line += f"  (the log {log} cannot be written: {error.strerror})"
     with suppress(OSError):
         print(line, flush=True)
 
 
 @contextmanager
-def stop_signals():
+def stop_signals() -> Iterator[list[int]]:
     """Collect SIGINT and SIGTERM in a list instead of dying in the middle of a step."""
     received: list[int] = []
     old = {
@@ -122,9 +101,9 @@ class Trainer:
 
     Args:
         spec: the run's spec.
-        spec_hash: names the state folder, so a changed spec never resumes an older state.
         data_dir: prepared data.
-        state_root: folder of all states.
+        state_dir: what the run goes on from after an interruption.
+        code_hash: of the code that trains; a state of other code is not resumed.
         num_threads: threads of this process; part of what makes a run bit-reproducible.
         device: a torch device.
         execution: how masked layers run: ``dense``, ``skip``, or ``auto`` for what is faster.
@@ -134,11 +113,11 @@ class Trainer:
 
     def __init__(
         self,
-        spec: dict[str, Any],
+        spec: RunSpec,
         *,
-        spec_hash: str,
         data_dir: Path,
-        state_root: Path,
+        state_dir: Path,
+        code_hash: str = "",
         num_threads: int = 1,
         device: str = "cpu",
         execution: str = "auto",
@@ -147,32 +126,29 @@ class Trainer:
     ) -> None:
         self.log = log
         torch.set_num_threads(num_threads)
-        torch.manual_seed(spec["seed"])
-        self.spec, self.recipe, self.device = spec, spec["recipe"], torch.device(device)
-        self.num_threads = num_threads
-        self.state_dir = state_root / f"{spec['id']}-{spec_hash[:12]}"
-        self.task = tasks.get(spec["task"]).Task(spec, data_dir)
-        model, options = self.task.build_model(), spec["sparsity"]
+        torch.manual_seed(spec.seed)
+        self.spec, self.device, self.num_threads = spec, torch.device(device), num_threads
+        self.task = tasks.get(spec.task).Task(spec, data_dir)
+        model, masks = self.task.build_model(), None
         self.transform: dict[str, Any] | None = None
-        if "transform" in spec:
+        if spec.transform is not None:
             self.dense_config = model.config.to_dict()
             dense_step = self.task.flops(model).training_step()
-            arguments = {**spec["transform"], **self.task.input_size}
-            model, options, totals = _transforms().apply(model, arguments, options)
+            arguments = {**spec.transform.to_json(), **self.task.input_size}
+            model, masks, totals = _transforms().apply(model, arguments)
             self.transform = {**totals, "dense_step": dense_step}
         self.model = model.to(self.device)
         self.flops = self.task.flops(self.model)
         self.first_weights = None if first is None else self.start_from(first)
         self.optimizer = self.task.optimizer(self.model)
         self.sparsity: SparsityAlgorithm | None = None
-        if options is not None:
-            self.sparsity = configure(options)
+        if spec.sparsity is not None:
+            self.sparsity = configure(spec.mask_config(masks))
             self.sparsity.apply(self.model)
             self.sparsity.apply(self.optimizer)
         self.progress = Progress()
-        self._masks_version: int | None = None
-        self._levels: dict[str, float] = {}
-        self._dense_step_flops = self.flops.training_step()
+        origin = {"code": code_hash, "data": self.task.data["hash"]}
+        self.saved = Saved(state_dir, {**origin, "first_weights": self.first_weights}, self.say)
         self.execute(self.choose(execution))
 
     # Start
@@ -187,7 +163,8 @@ class Trainer:
         Raises:
             ValueError: if they do not fit the model.
         """
-        start = self.spec["starts_from"]
+        start = self.spec.starts_from
+        assert start is not None
         if path.is_dir():
             self.task.check_start(path)
         try:
@@ -199,10 +176,10 @@ class Trainer:
                 load_checkpoint(self.model, {**weights, **_as_buffers(masks)})
         except (OSError, RuntimeError, ValueError) as error:
             raise ValueError(
-                f"the weights of {start['run']} do not fit the model of {self.spec['id']}: "
+                f"the weights of {start.run} do not fit the model of {self.spec.id}: "
                 f"{' '.join(str(error).split())}"
             ) from None
-        if start["densify"]:
+        if start.densify:
             densify(self.model)
         return hashlib.sha256(path.read_bytes()).hexdigest()
 
@@ -221,10 +198,9 @@ class Trainer:
             return "dense"
         if execution != "auto":
             return execution
-        levels, final = self.levels() or {}, self.spec.get("final_sparsity", 0.0)
-        for name, param in self.sparsity.sparse_params.items():
+        for param in self.sparsity.sparse_params.values():
             rows = param.mask.shape[0]
-            level = max(levels[name], final)
+            level = max(param.sparsity, self.spec.final_sparsity or 0.0)
             if _device().worth_skipping(rows, param.mask.numel() // rows, level):
                 return "auto"
         return "dense"
@@ -240,29 +216,30 @@ class Trainer:
     # State
 
     def save(self) -> None:
-        """Replace the saved state atomically."""
-        self.state_dir.mkdir(parents=True, exist_ok=True)
-        state = {
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "sparsity": None if self.sparsity is None else self.sparsity.state_dict(),
-            "rng": torch.get_rng_state(),
-            "execution": self.execution,
-            "first_weights": self.first_weights,
-            "progress": vars(self.progress),
-        }
-        part = self.state_dir / "state.pt.part"
-        torch.save(state, part)
-        os.replace(part, self.state_dir / "state.pt")
+        """Save what `resume` goes on from; raises `OSError` where that is impossible."""
+        self.saved.save(
+            self.progress.step,
+            {
+                "model": self.model.state_dict(),
+                "optimizer": self.optimizer.state_dict(),
+                "sparsity": None if self.sparsity is None else self.sparsity.state_dict(),
+                "rng": torch.get_rng_state(),
+                "execution": self.execution,
+                "progress": vars(self.progress),
+            },
+        )
+
+    def try_to_save(self) -> None:
+        """Save, or say why not: a training goes on without room for its state."""
+        try:
+            self.save()
+        except OSError as error:
+            self.say(f"{error}; the training goes on")
 
     def resume(self) -> bool:
-        """Load the saved state if there is one, and if it began with the same weights."""
-        path = self.state_dir / "state.pt"
-        if not path.is_file():
-            return False
-        state = torch.load(path, map_location=self.device, weights_only=True)
-        if state["first_weights"] != self.first_weights:
-            self.say("the first phase was trained again, so this one begins anew")
+        """Load the last state that is whole and began with the same code, data and weights."""
+        state = self.saved.load(self.device)
+        if state is None:
             return False
         self.execute(state["execution"])
         self.model.load_state_dict(state["model"])
@@ -281,14 +258,11 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         batch = self.to_device(self.task.batch(self.progress.step))
-        dense_gradient = self.sparsity is not None and self.sparsity.needs_dense_gradient
         loss = self.task.loss(self.runner, batch)
         loss.backward()
-        if self.recipe.get("clip_norm"):
-            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe["clip_norm"])
-        self.progress.flops_executed += self.flops.training_step(
-            self.levels(), dense_weight_grad=dense_gradient
-        )
+        clip_norm = getattr(self.spec.recipe, "clip_norm", None)
+        if clip_norm:
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), clip_norm)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.progress.step += 1
@@ -300,42 +274,9 @@ class Trainer:
             return tuple(part.to(self.device) for part in batch)
         return batch.to(self.device)
 
-    def levels(self) -> dict[str, float] | None:
-        """Actual sparsity by weight name; counted again only after masks have changed."""
-        if self.sparsity is None:
-            return None
-        masks = {name: p.mask for name, p in self.sparsity.sparse_params.items()}
-        version = sum(mask._version for mask in masks.values())
-        if version != self._masks_version:
-            self._masks_version = version
-            self._levels = {
-                name: 1.0 - mask.count_nonzero().item() / mask.numel()
-                for name, mask in masks.items()
-            }
-        return self._levels
-
-    def log_row(self) -> dict[str, Any]:
-        """A training row since the last one."""
-        progress = self.progress
-        summary = {} if self.sparsity is None else self.sparsity.metrics()
-        units = progress.step * self.task.units_per_step
-        row = {
-            "kind": "train",
-            "step": progress.step,
-            self.task.unit: units,
-            "loss": progress.loss_sum / max(1, progress.loss_count),
-            "learning_rate": self.optimizer.param_groups[0]["lr"],
-            "sparsity": summary.get("sparsity", 0.0),
-            "drop_fraction": summary.get("drop_fraction"),
-            "churn": summary.get("churn"),
-            "itop": summary.get("itop"),
-            "flops_executed": progress.flops_executed,
-            "flops_dense": progress.step * self._dense_step_flops,
-            "elapsed_s": round(progress.elapsed_s, 3),
-            f"{self.task.unit}_per_s": round(units / max(progress.elapsed_s, 1e-9), 1),
-        }
-        progress.loss_sum, progress.loss_count = 0.0, 0
-        return row
+    def measure(self) -> dict[str, Any]:
+        """What the library says of the masks and of the FLOPs so far; empty for a dense run."""
+        return {} if self.sparsity is None else self.sparsity.metrics(self.flops)
 
     def validate(self, *, full: bool) -> dict[str, float]:
         """The task's scores in evaluation mode."""
@@ -345,18 +286,12 @@ class Trainer:
         self.model.train()
         return scores
 
-    def validation_row(self) -> dict[str, Any]:
-        """A validation row; the last one covers the whole split."""
-        step = self.progress.step
-        scores = self.validate(full=step == self.recipe["steps"])
-        units = step * self.task.units_per_step
-        return {"kind": "validation", "step": step, self.task.unit: units, **scores}
-
     def run(self, received: list[int]) -> None:
         """Train to the last step; saves and raises `Interrupted` after a signal."""
-        steps, progress = self.recipe["steps"], self.progress
+        recipe, progress = self.spec.recipe, self.progress
+        steps = recipe.steps
         log_every = max(1, steps // NUM_LOG_ROWS)
-        validate_every = max(1, steps // self.recipe["validations"])
+        validate_every = max(1, steps // recipe.validations)
         before, saved, told = progress.elapsed_s, time.monotonic(), time.monotonic()
         start = time.monotonic()
         first = progress.step
@@ -366,36 +301,38 @@ class Trainer:
             progress.elapsed_s = before + time.monotonic() - start
             if not math.isfinite(loss):
                 raise FloatingPointError(
-                    f"the loss of {self.spec['id']} is {loss} at step {progress.step}; "
+                    f"the loss of {self.spec.id} is {loss} at step {progress.step}; "
                     "lower recipe.learning_rate"
                 )
             progress.loss_sum += loss
             progress.loss_count += 1
             if progress.step % log_every == 0 or progress.step == steps:
-                progress.rows.append(self.log_row())
+                mean = progress.loss_sum / progress.loss_count
+                progress.rows.append(summary.train_row(self, mean))
+                progress.loss_sum, progress.loss_count = 0.0, 0
             # The last validation waits for the last step, so there is exactly one full pass.
             left = steps - progress.step
             if left == 0 or (progress.step % validate_every == 0 and left >= validate_every):
-                progress.rows.append(self.validation_row())
+                scores = self.validate(full=left == 0)
+                progress.rows.append(summary.validation_row(self, scores))
             now = time.monotonic()
             if received:
                 self.save()
                 self.say(f"stopped by signal {received[0]} at step {progress.step}; state saved")
                 raise Interrupted(128 + received[0])
             if now - saved >= SAVE_EVERY_S:
-                self.save()
+                self.try_to_save()
                 saved = now
             if now - told >= STATUS_EVERY_S:
                 self.status(loss, first, now - start)
                 told = now
-        self.save()
+        self.try_to_save()
 
     def status(self, loss: float, first: int, seconds: float) -> None:
         """One line for a person who waits."""
-        done, steps = self.progress.step, self.recipe["steps"]
+        done, steps = self.progress.step, self.spec.recipe.steps
         speed = (done - first) / max(seconds, 1e-9)
-        levels = self.levels() or {}
-        level = sum(levels.values()) / len(levels) if levels else 0.0
+        level = self.measure().get("sparsity", 0.0)
         self.say(
             f"step {done}/{steps}  loss {loss:.3f}  "
             f"{speed * self.task.units_per_step:,.0f} {self.task.unit}/s  "
@@ -404,74 +341,29 @@ class Trainer:
 
     def say(self, text: str) -> None:
         """Print under the run's id, at once even into a pipe that nobody reads any more."""
-        say(f"{self.spec['id']}  {text}", self.log)
+        say(f"{self.spec.id}  {text}", self.log)
 
     def export(self, folder: Path) -> None:
         """Write the model: dense weights, what they were transformed by, and their masks."""
         shutil.rmtree(folder, ignore_errors=True)
         self.task.export(self.model, folder)
-        if self.transform is not None:
-            _transforms().write(folder, self.dense_config, self.spec["transform"])
+        if self.spec.transform is not None:
+            _transforms().write(folder, self.dense_config, self.spec.transform.to_json())
         masks = {name: mask.cpu() for name, mask in masks_of(self.model).items()}
         if masks:
             from safetensors.torch import save_file
 
             save_file(masks, folder / MASKS)
 
-    def summary(self) -> dict[str, Any]:
-        """The run's facts, without paths or host names."""
-        progress, unit = self.progress, self.task.unit
-        last = {row["kind"]: row for row in progress.rows}
-        final_train = last["train"]
-        scores = {k: v for k, v in last["validation"].items() if k not in ("kind", "step", unit)}
-        tensors = {} if self.sparsity is None else self.sparsity.metrics()["tensors"]
-        num_masked = 0
-        if self.sparsity is not None:
-            num_masked = sum(
-                p.mask.numel() - int(p.mask.count_nonzero())
-                for p in self.sparsity.sparse_params.values()
-            )
-        num_parameters = sum(p.numel() for p in self.model.parameters())
-        origin: dict[str, Any] = {}
-        if self.transform is not None:
-            origin["transform"] = self.transform
-        if self.first_weights is not None:
-            origin["first_weights"] = self.first_weights
-        return {
-            **origin,
-            "data": self.task.data,
-            "versions": versions(),
-            "cpu": processor(),
-            "device": str(self.device),
-            "execution": self.execution,
-            "num_threads": self.num_threads,
-            "wall_s": round(progress.elapsed_s, 2),
-            "num_parameters": num_parameters,
-            "num_nonzero": num_parameters - num_masked,
-            "final": {
-                "train_loss": final_train["loss"],
-                **{f"validation_{name}": value for name, value in scores.items()},
-                "steps": final_train["step"],
-                **{name: final_train[name] for name in (unit, f"{unit}_per_s", "sparsity", "itop")},
-            },
-            "flops": {
-                "executed": progress.flops_executed,
-                "dense_equivalent": progress.step * self._dense_step_flops,
-                "dense_step": self._dense_step_flops,
-            },
-            "layers": [{"name": name, **values} for name, values in tensors.items()],
-        }
-
 
 def train(
-    spec: dict[str, Any],
+    spec: RunSpec,
     *,
-    spec_hash: str,
     code_hash: str,
     command: str,
     data_dir: Path,
     out: Path,
-    state_root: Path,
+    state_dir: Path,
     num_threads: int = 1,
     device: str = "cpu",
     execution: str = "auto",
@@ -485,9 +377,11 @@ def train(
     Raises:
         Interrupted: after SIGINT or SIGTERM, with the state saved.
         FloatingPointError: when the loss is not finite.
+        ValueError: when the prepared data are not as they were prepared.
+        OSError: when a file cannot be written.
     """
-    state_root.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(state_root / f"{spec['id']}-{spec_hash[:12]}.lock")
+    state_dir.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(state_dir.with_name(f"{state_dir.name}.lock"))
     waited = False
     keep_memory()
     with stop_signals() as received:
@@ -499,16 +393,17 @@ def train(
                 if received:
                     raise Interrupted(128 + received[0]) from None
                 if not waited:
-                    say(f"{spec['id']}  another trainer has this run; waiting for it", log)
+                    say(f"{spec.id}  another trainer has this run; waiting for it", log)
                 waited = True
         try:
-            if waited and finished(out, spec_hash):
+            if waited and finished(out, spec):
                 return
+            data.verify(data_dir)
             trainer = Trainer(
                 spec,
-                spec_hash=spec_hash,
                 data_dir=data_dir,
-                state_root=state_root,
+                state_dir=state_dir,
+                code_hash=code_hash,
                 num_threads=num_threads,
                 device=device,
                 execution=execution,
@@ -518,8 +413,8 @@ def train(
             if trainer.resume():
                 trainer.say(f"resumes at step {trainer.progress.step}")
             trainer.run(received)
-            _write(trainer, out, spec_hash=spec_hash, code_hash=code_hash, command=command)
-            shutil.rmtree(trainer.state_dir, ignore_errors=True)
+            summary.write(trainer, out, code_hash=code_hash, command=command)
+            trainer.saved.remove()
             final = trainer.progress.rows[-1]
             trainer.say(
                 f"done: {trainer.progress.step} steps in {trainer.progress.elapsed_s:.0f} s, "
@@ -529,26 +424,7 @@ def train(
             lock.release()
 
 
-def finished(out: Path, spec_hash: str) -> bool:
+def finished(out: Path, spec: RunSpec) -> bool:
     """Whether a run with this spec has written all of its files."""
     path = out / "train.json"
-    return path.is_file() and json.loads(path.read_text())["spec_hash"] == spec_hash
-
-
-def _write(trainer: Trainer, out: Path, *, spec_hash: str, code_hash: str, command: str) -> None:
-    """The files of a finished run; ``train.json`` last, since it says that the rest is there."""
-    out.mkdir(parents=True, exist_ok=True)
-    lines = [json.dumps(row) for row in trainer.progress.rows]
-    (out / "metrics.jsonl").write_text("\n".join(lines) + "\n")
-    trainer.export(out / "model")
-    write_json(
-        out / "train.json",
-        {
-            "run": trainer.spec["id"],
-            "spec": trainer.spec,
-            "spec_hash": spec_hash,
-            "code_hash": code_hash,
-            **trainer.summary(),
-            "command": command,
-        },
-    )
+    return path.is_file() and json.loads(path.read_text())["spec_hash"] == spec.hash

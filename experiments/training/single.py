@@ -13,6 +13,9 @@ from typing import Any
 
 from experiments import tasks
 from experiments.specs import plan
+from experiments.specs.run import FirstPhase, RunSpec
+from experiments.store import paths
+from experiments.store.io import write_json
 from experiments.training import loop as training
 from sparse_lib.checkpoint import export_safetensors
 from sparse_lib.configure import configure
@@ -62,79 +65,68 @@ def run(
     checkpoint = checkpoint or _last_checkpoint(model_dir)
     trainer = _trainer(spec, model_dir, data_dir, checkpoint)
     if eval_steps is not None:
-        samples = eval_steps * trainer.task.units_per_step
-        trainer.recipe[f"validation_{trainer.task.unit}"] = samples
+        samples = {f"validation_{trainer.task.unit}": eval_steps * trainer.task.units_per_step}
+        trainer.task.recipe = spec.recipe.model_copy(update=samples)
     scores = trainer.validate(full=eval_steps is None)
-    training.write_json(model_dir / "eval.json", {"checkpoint": checkpoint.name, **scores})
+    write_json(model_dir / "eval.json", {"checkpoint": checkpoint.name, **scores})
     return scores
 
 
-def _check_sparsity(spec: dict[str, Any], params: Path) -> None:
+def _check_sparsity(spec: RunSpec, params: Path) -> None:
     """Let the library read the sparsity section before anything is prepared."""
-    if spec["sparsity"] is None:
+    if spec.sparsity is None:
         return
-    level = spec.get("transform", {}).get("sparsity")
-    config = spec["sparsity"]
-    if level is not None and isinstance(config, dict):
-        config = {"sparsity": level, **config}
     try:
-        configure(config)
+        configure(spec.mask_config())
     except (ValueError, TypeError) as error:
         raise plan.SpecError(f"{params.name}: sparsity: {error}") from None
 
 
-def _prepared(spec: dict[str, Any], mirror: Path | None) -> Path:
+def _prepared(spec: RunSpec, mirror: Path | None) -> Path:
     """Folder of the prepared data; prepares it if it is not there."""
-    data = plan.data_of(spec)
-    folder = Path("resources/data") / data.label
+    folder = paths.data(spec.data.label)
     if not (folder / "meta.json").is_file():
-        tasks.get(spec["task"]).prepare(data, out=folder, mirror=mirror, offline=True)
+        tasks.get(spec.task).prepare(spec.data, out=folder, mirror=mirror, offline=True)
     return folder
 
 
-def _train(spec: dict[str, Any], model_dir: Path, data_dir: Path, checkpoint: Path | None) -> Path:
+def _train(spec: RunSpec, model_dir: Path, data_dir: Path, checkpoint: Path | None) -> Path:
     """Train unless that is done; returns the checkpoint."""
-    spec = _starting_from(spec, checkpoint)
-    spec_hash = plan.digest(spec)
-    if not training.finished(model_dir, spec_hash):
+    if checkpoint is not None:
+        spec = _starting_from(spec, checkpoint)
+    if not training.finished(model_dir, spec):
         training.train(
             spec,
-            spec_hash=spec_hash,
-            code_hash=plan.training_code_hash({**spec, "sparsity": None}),
+            code_hash=plan.training_code_hash(spec.model_copy(update={"sparsity": None})),
             command="python -m experiments run --mode train",
             data_dir=data_dir,
             out=model_dir,
-            state_root=model_dir / "state",
+            state_dir=model_dir / "state",
             first=checkpoint,
         )
     model = _trainer(spec, model_dir, data_dir, model_dir / "model").model
-    path = model_dir / f"checkpoint_{spec['recipe']['steps']}.safetensors"
+    path = model_dir / f"checkpoint_{spec.recipe.steps}.safetensors"
     return export_safetensors(model, path, layout="nan")
 
 
-def _trainer(
-    spec: dict[str, Any], model_dir: Path, data_dir: Path, weights: Path
-) -> training.Trainer:
+def _trainer(spec: RunSpec, model_dir: Path, data_dir: Path, weights: Path) -> training.Trainer:
     """A trainer that holds these weights and has not begun."""
     # Without an algorithm the masks are exactly those of the weights.
     return training.Trainer(
-        _starting_from({**spec, "sparsity": None}, weights),
-        spec_hash=plan.digest(spec),
+        _starting_from(spec.model_copy(update={"sparsity": None}), weights),
         data_dir=data_dir,
-        state_root=model_dir / "state",
+        state_dir=model_dir / "state",
         first=weights,
     )
 
 
-def _starting_from(spec: dict[str, Any], weights: Path | None) -> dict[str, Any]:
+def _starting_from(spec: RunSpec, weights: Path) -> RunSpec:
     """The spec with the file or folder of the weights that it starts from."""
-    if weights is None:
-        return spec
     file = weights / "model.safetensors" if weights.is_dir() else weights
     if not file.is_file():
         raise plan.SpecError(f"checkpoint_path is {str(weights)!r}, but there is no such file")
-    start = {"run": weights.name, "spec_hash": _digest(file), "densify": False}
-    return {**spec, "starts_from": start}
+    start = FirstPhase(run=weights.name, spec_hash=_digest(file), densify=False)
+    return spec.model_copy(update={"starts_from": start})
 
 
 def _digest(path: Path) -> str:

@@ -15,7 +15,7 @@ from experiments.specs import plan
 
 pytestmark = pytest.mark.slow
 STUDY = plan.load_study("sparsity_library")
-RUN = next(r for r in plan.study_runs(STUDY, "smoke") if r.spec["method"] == "rigl")
+RUN = next(r for r in plan.study_runs(STUDY, "smoke") if r.spec.method == "rigl")
 TARGET = f"results/smoke/runs/{RUN.id}/train.json"
 WEIGHTS = f"results/smoke/runs/{RUN.id}/model/model.safetensors"
 COMMAND = [
@@ -42,7 +42,7 @@ def finish(folder: Path) -> str:
     process = start(folder)
     text, _ = process.communicate(timeout=240)
     assert process.returncode == 0, text
-    assert not list((folder / "state").glob("*/state.pt"))
+    assert not list((folder / "state").glob("*/state-*.pt"))
     return text
 
 
@@ -53,7 +53,7 @@ def weights(folder: Path) -> str:
 def wait_for_state(folder: Path, process: subprocess.Popen) -> None:
     """Return in the middle of the training, after a state has been saved."""
     deadline = time.monotonic() + 120
-    while not list((folder / "state").glob("*/state.pt")):
+    while not list((folder / "state").glob("*/state-*.pt")):
         assert process.poll() is None, process.communicate()[0]
         assert time.monotonic() < deadline, "no state was saved in two minutes"
         time.sleep(0.02)
@@ -91,7 +91,7 @@ def test_a_signal_to_all_processes_saves_and_resumes(tmp_path, uninterrupted, nu
     os.killpg(process.pid, number)
     process.communicate(timeout=120)
     # On a slow machine Snakemake may retry the job before it sees its own signal.
-    assert (folder / TARGET).exists() or list((folder / "state").glob("*/state.pt"))
+    assert (folder / TARGET).exists() or list((folder / "state").glob("*/state-*.pt"))
     finish(folder)
     log = next((folder / "logs" / "train").rglob("*.log")).read_text()
     assert "resumes at step" in log

@@ -168,7 +168,7 @@ def test_retraining_follows_the_code_that_a_run_uses(checkout):
     script = (
         "from experiments import plan\n"
         "for run in plan.study_runs(plan.load_study('sparsity_library'), 'smoke'):\n"
-        "    print(run.spec['method'], plan.training_code_hash(run.spec))\n"
+        "    print(run.spec.method, plan.training_code_hash(run.spec))\n"
     )
 
     def hashes() -> dict[str, str]:
@@ -213,7 +213,7 @@ def test_a_second_phase_waits_for_its_first_and_computations_stand_alone(checkou
     )
 
     phases = plan.load_study("phases", folder=copy / "experiments/studies")
-    run = next(run for run in plan.study_runs(phases, "smoke") if run.spec["method"] == "finetuned")
+    run = next(run for run in plan.study_runs(phases, "smoke") if run.spec.method == "finetuned")
     done = snakemake("-n", f"results/smoke/runs/{run.id}/train.json", cwd=copy)
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"^train +2$", done.stdout + done.stderr, re.MULTILINE)

@@ -66,7 +66,7 @@ def checked_plan():
 def check_sparsity(runs):
     """Let the library check the sparsity configurations, once per change of either."""
     specs = [
-        (run.spec["sparsity"], run.spec.get("transform"))
+        (run.spec.sparsity, run.spec.transform and run.spec.transform.to_json())
         for table in runs.values()
         for run in table.values()
     ]
@@ -93,13 +93,13 @@ def check_sparsity(runs):
 
 def warn_missing_data(runs):
     """A sentence for each dataset that neither lies here nor can be made here."""
-    for label, data in {r.data_label: r.spec["data"] for r in runs}.items():
+    for label, data in {r.data_label: r.spec.data for r in runs}.items():
         problem = None
         if config["offline"] and not (DATA / label / "meta.json").is_file():
             problem = available(
-                data["name"],
+                data.name,
                 mirror=MIRROR and Path(MIRROR),
-                tokenizer=data.get("tokenizer"),
+                tokenizer=getattr(data, "tokenizer", None),
             )
         if problem:
             logger.warning(f"Missing data: {problem}")

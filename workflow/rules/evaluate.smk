@@ -8,7 +8,7 @@ rule evaluate:
         "logs/evaluate/{scale}/{run}.log",
     params:
         python=PYTHON,
-        suite=lambda wildcards: ALL_RUNS[wildcards.run].spec["suite"],
+        suite=lambda wildcards: ALL_RUNS[wildcards.run].spec.suite,
         code=lambda wildcards: plan.evaluation_code_hash(ALL_RUNS[wildcards.run].spec),
     shell:
         "{params.python} -m experiments evaluate --run {wildcards.run} > {log} 2>&1"

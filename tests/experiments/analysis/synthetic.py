@@ -146,7 +146,7 @@ def planned_record(make_record, run, *, slope=0.0, noise=0.002):
         slope: Change of the penalty per doubling of the blocks' weights.
         noise: Standard deviation over seeds, in nats.
     """
-    run_spec = run.spec
+    run_spec = run.spec.to_json()
     model, sparsity = run_spec["model"], run_spec["final_sparsity"]
     width, inner = model["hidden_size"], model["intermediate_size"]
     weights = model["num_layers"] * (4 * width**2 + 3 * width * inner)

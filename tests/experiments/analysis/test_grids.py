@@ -98,9 +98,7 @@ def test_the_verdict_is_that_of_the_first_workload(full):
 
 
 def test_a_replication_never_stands_in_for_the_first_workload(study):
-    frames = grids.frames(
-        study, keep=lambda run: "wikitext" in run.id or run.spec["method"] == "rigl"
-    )
+    frames = grids.frames(study, keep=lambda run: "wikitext" in run.id or run.spec.method == "rigl")
     row = ledger(frames).loc["C001"]
     assert row["verdict"] == "not tested"
     assert "llama-64 on enwiki-slice: this scale has no finished run of set 0.8" in row["reason"]
@@ -159,7 +157,7 @@ def test_what_a_scale_does_not_train_is_left_out_only_where_allowed(full):
 
 def test_a_seed_that_lacks_one_of_two_methods_is_left_out(study):
     frames = grids.frames(
-        study, keep=lambda run: not (run.spec["method"] == "rigl" and run.spec["seed"] == 1)
+        study, keep=lambda run: not (run.spec.method == "rigl" and run.spec.seed == 1)
     )
     found = compare(frames, a={"method": ["set", "rigl"]}, b={"method": "static"}, direction="less")
     assert found.pair.num_seeds == 2

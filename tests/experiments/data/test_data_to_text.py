@@ -92,7 +92,7 @@ def test_both_phases_of_the_papers_study_share_their_tokens():
     runs = plan.study_runs(plan.load_study("spdf"), "paper")
     folders = {run.data_label for run in runs}
     assert {"slimpajama-gpt2", "e2e-gpt2", "webnlg-gpt2", "dart-gpt2"} == folders
-    assert len({run.spec["data"]["tokenizer"] for run in runs}) == 1
+    assert len({run.spec.data.tokenizer for run in runs}) == 1
 
 
 class Writer:

@@ -7,7 +7,9 @@ import pytest
 import yaml
 
 from experiments.specs import code as closure
-from experiments.specs import plan, schema
+from experiments.specs import plan, read, schema
+from experiments.store import paths
+from tests.experiments.specs.edit import edited
 
 BASE = yaml.safe_load((plan.STUDIES / "sparsity_library.yaml").read_text())
 
@@ -128,13 +130,13 @@ def test_a_claim_belongs_to_one_study(write):
     ],
 )
 def test_a_mistake_in_a_claims_test_is_one_sentence(tmp_path, monkeypatch, test, words):
-    monkeypatch.setattr(plan, "PUBLISHED", tmp_path)
+    monkeypatch.setattr(read, "PUBLISHED", tmp_path)
     (tmp_path / "claims.csv").write_text("claim_id\nC001\n")
     (tmp_path / "tests.yaml").write_text(yaml.safe_dump({"C001": test}))
     for cached in (plan.claim_ids, plan.claim_tests):
-        monkeypatch.setattr(plan, cached.__name__, cached.__wrapped__)
+        monkeypatch.setattr(read, cached.__name__, cached.__wrapped__)
     with pytest.raises(plan.SpecError, match=words) as caught:
-        plan.claim_tests()
+        read.claim_tests()
     assert str(caught.value).startswith("tests.yaml: ") and "C001" in str(caught.value)
 
 
@@ -155,9 +157,9 @@ def test_an_algorithms_file_has_the_name_of_its_class(tmp_path, monkeypatch):
 
 def test_sparse_runs_halve_the_batch_and_double_the_steps():
     study = plan.load_study("sparsity_library")
-    runs = {run.spec["method"]: run.spec["recipe"] for run in plan.study_runs(study, "smoke")}
-    assert runs["static"]["batch_size"] * 2 == runs["dense"]["batch_size"]
-    assert runs["static"]["steps"] == 2 * runs["dense"]["steps"]
+    runs = {run.spec.method: run.spec.recipe for run in plan.study_runs(study, "smoke")}
+    assert runs["static"].batch_size * 2 == runs["dense"].batch_size
+    assert runs["static"].steps == 2 * runs["dense"].steps
 
 
 def test_a_grid_may_name_its_seeds_and_its_recipe_variant(write):
@@ -176,12 +178,12 @@ def test_a_grid_may_name_its_seeds_and_its_recipe_variant(write):
     folder = write(change)
     runs = plan.study_runs(plan.load_study("sparsity_library", folder=folder), "smoke")
     base = BASE["scales"]["smoke"][0]["recipe"]
-    assert [run.spec["seed"] for run in runs] == [7, 9]
-    recipe = runs[0].spec["recipe"]
-    assert recipe["name"] == "long" and "__long__" in runs[0].id
-    assert recipe["learning_rate"] == 4.0 * 0.5 * base["learning_rate"]
-    assert recipe["tokens"] == 3 * base["tokens"]
-    assert recipe["steps"] == 3 * base["tokens"] // (8 * 32)
+    assert [run.spec.seed for run in runs] == [7, 9]
+    recipe = runs[0].spec.recipe
+    assert recipe.name == "long" and "__long__" in runs[0].id
+    assert recipe.learning_rate == 4.0 * 0.5 * base["learning_rate"]
+    assert recipe.tokens == 3 * base["tokens"]
+    assert recipe.steps == 3 * base["tokens"] // (8 * 32)
 
 
 def test_seeds_that_chose_settings_are_no_evidence():
@@ -189,7 +191,7 @@ def test_seeds_that_chose_settings_are_no_evidence():
         studies = [plan.load_study(name) for name in plan.study_names()]
         seeds = {
             trials: {
-                run.spec["seed"]
+                run.spec.seed
                 for study in studies
                 if study.trials is trials
                 for run in plan.study_runs(study, scale)
@@ -201,10 +203,10 @@ def test_seeds_that_chose_settings_are_no_evidence():
 
 def test_shares_of_the_run_become_steps():
     study = plan.load_study("sparsity_library")
-    run = next(r for r in plan.study_runs(study, "quick") if r.spec["method"] == "rigl")
-    steps = run.spec["recipe"]["steps"]
-    assert run.spec["sparsity"]["update"]["stop"] == round(0.75 * steps)
-    assert run.spec["sparsity"]["seed"] == run.spec["seed"]
+    run = next(r for r in plan.study_runs(study, "quick") if r.spec.method == "rigl")
+    steps = run.spec.recipe.steps
+    assert run.spec.sparsity["update"]["stop"] == round(0.75 * steps)
+    assert run.spec.sparsity["seed"] == run.spec.seed
 
 
 @pytest.mark.parametrize("scale", plan.BUDGET_CORE_S)
@@ -221,10 +223,9 @@ def test_quick_stays_in_this_studys_share():
 
 def test_spec_hash_ignores_the_suite():
     spec = next(iter(plan.all_runs("smoke").values())).spec
-    other = {**spec, "suite": "quick"}
-    hashes = {plan.Run(s["id"], "smoke", s, 1.0).spec_hash for s in (spec, other)}
-    assert len(hashes) == 1
-    assert plan.Run("x", "smoke", {**spec, "seed": 9}, 1.0).spec_hash not in hashes
+    other = edited(spec, lambda spec: spec.update(suite="quick"))
+    assert other.hash == spec.hash
+    assert edited(spec, lambda spec: spec.update(seed=9)).hash != spec.hash
 
 
 def forget() -> None:
@@ -270,12 +271,12 @@ def test_a_run_depends_on_its_own_algorithm_only():
 
 
 def test_a_reference_record_is_reused_only_if_spec_and_data_agree(tmp_path, monkeypatch):
-    monkeypatch.setattr(plan, "REFERENCE", tmp_path / "reference")
+    monkeypatch.setattr(paths, "REFERENCE_RUNS", tmp_path / "reference")
     run = next(iter(plan.all_runs("smoke").values()))
     data = tmp_path / "data"
     assert not plan.reusable(run, data_folder=data)
     run.reference.parent.mkdir()
-    record = {"spec_hash": run.spec_hash, "spec": run.spec, "data": {"hash": "h"}}
+    record = {"spec_hash": run.spec_hash, "spec": run.spec.to_json(), "data": {"hash": "h"}}
     run.reference.write_text(json.dumps(record))
     assert plan.reusable(run, data_folder=data)
     meta = data / run.data_label / "meta.json"
@@ -321,10 +322,10 @@ def two_phases(study: dict) -> None:
 
 def test_a_second_phase_names_its_first(write):
     runs = plan.all_runs("smoke", folder=write(two_phases))
-    second = next(run for run in runs.values() if run.spec["method"] == "finetuned")
+    second = next(run for run in runs.values() if run.spec.method == "finetuned")
     first = runs[second.first]
-    assert first.spec["method"] == "set" and first.spec["seed"] == second.spec["seed"]
-    assert second.spec["starts_from"]["spec_hash"] == first.spec_hash
+    assert first.spec.method == "set" and first.spec.seed == second.spec.seed
+    assert second.spec.starts_from.spec_hash == first.spec_hash
     assert first.first is None
 
     def other_first(study):
@@ -348,13 +349,12 @@ def with_transform(study: dict, **changes) -> None:
 
 def test_a_transformation_is_part_of_the_spec(write):
     runs = plan.all_runs("smoke", folder=write(with_transform))
-    run = next(run for run in runs.values() if run.spec["method"] == "wide")
-    assert run.spec["transform"] == {"family": "wide", "sparsity": 0.5}
+    run = next(run for run in runs.values() if run.spec.method == "wide")
+    assert run.spec.to_json()["transform"] == {"family": "wide", "sparsity": 0.5}
     assert "wide-s0.50" in run.id
-    assert all("transform" not in r.spec for r in runs.values() if r is not run)
-    assert plan.training_code_hash(run.spec) != plan.training_code_hash(
-        {k: v for k, v in run.spec.items() if k != "transform"}
-    )
+    assert all(r.spec.transform is None for r in runs.values() if r is not run)
+    untransformed = edited(run.spec, lambda spec: spec.pop("transform"))
+    assert plan.training_code_hash(run.spec) != plan.training_code_hash(untransformed)
 
 
 def edit(key: str, value, phases=two_phases):

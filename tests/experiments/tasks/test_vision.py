@@ -14,9 +14,11 @@ from experiments.evaluation.vision import load_classifier
 from experiments.models import _transform as transforms
 from experiments.models import mobilenet_v2, resnet
 from experiments.specs import plan
+from experiments.specs.run import RunSpec
 from experiments.tasks import vision
 from experiments.training import loop as training
 from sparse_lib.flops.model import count
+from tests.experiments.specs.edit import edited
 
 WIDTHS = {"basic": [64, 128, 256, 512], "bottleneck": [256, 512, 1024, 2048]}
 TINY = {"depths": [1, 1], "hidden_sizes": [4, 8], "embedding_size": 4}
@@ -69,7 +71,7 @@ def test_residual_branches_start_at_zero(family, stem):
     config = resnet.Config(**TINY, stem=stem)
     model = resnet.build(config, classes=names(3), num_channels=1, image_size=32)
     if family is not None:
-        model, _, _ = transforms.apply(model, {"family": family, "sparsity": 0.75}, None)
+        model, _, _ = transforms.apply(model, {"family": family, "sparsity": 0.75})
     block = model.resnet.encoder.stages[1].layers[0]
     x = torch.rand(2, block.shortcut.convolution.in_channels, 8, 8)
     assert torch.equal(block(x), block.activation(block.shortcut(x)))
@@ -102,15 +104,13 @@ def glyphs(tmp_path_factory):
     return folder
 
 
-def spec(seed=0, **recipe) -> dict:
-    section = vision.Recipe(epochs=4, batch_size=16, learning_rate=0.1, **recipe)
-    images = vision.Data(name="glyphs", num_images=94)
-    values = section.model_dump(mode="json")
-    values["steps"] = section.num_steps(images, section.batch_size)
-    return {
-        "id": "x", "task": "vision", "seed": seed, "recipe": values,
-        "model": {"name": "resnet", "label": "tiny", **TINY}, "data": images.model_dump(),
-    }  # fmt: skip
+def spec(seed=0, steps=24, **recipe) -> RunSpec:
+    settings = {"epochs": 4, "batch_size": 16, "learning_rate": 0.1, "steps": steps, **recipe}
+    return RunSpec(
+        id="x", task="vision", seed=seed, recipe=settings,
+        model={"name": "resnet", "label": "tiny", **TINY},
+        data={"name": "glyphs", "num_images": 94},
+    )  # fmt: skip
 
 
 def test_batches_depend_on_seed_and_step_only(glyphs):
@@ -197,12 +197,11 @@ def test_images_larger_than_the_model_are_cut_to_their_middle():
 
 
 def test_learning_rates_of_both_schedules(glyphs):
-    task = vision.Task(spec(schedule="step", milestones=[0.3, 0.6, 0.8]), glyphs)
-    task.recipe["steps"] = 200
+    step = spec(steps=200, schedule="step", milestones=[0.3, 0.6, 0.8])
+    task = vision.Task(step, glyphs)
     rates = [task.learning_rate(step) for step in (0, 59, 60, 119, 120, 159, 160, 199)]
     assert rates == pytest.approx([0.1, 0.1, 0.02, 0.02, 4e-3, 4e-3, 8e-4, 8e-4])
-    cosine = vision.Task(spec(), glyphs)
-    cosine.recipe["steps"] = 200
+    cosine = vision.Task(spec(steps=200), glyphs)
     rates = [cosine.learning_rate(step) for step in (0, 100, 200)]
     assert rates == pytest.approx([0.1, 0.05, 0.0])
 
@@ -254,13 +253,13 @@ def test_a_tiny_model_learns_its_batch(glyphs):
 
 @pytest.mark.parametrize("family", [None, "wide", "parallel", "factorized", "doped"])
 def test_exported_models_give_the_same_logits(family, glyphs, tmp_path):
-    run = spec()
-    task = vision.Task(run, glyphs)
+    transform = {"family": family, "sparsity": 0.75}
+    task = vision.Task(spec(), glyphs)
     torch.manual_seed(0)
     model = task.build_model()
     if family is not None:
-        dense, run["transform"] = model, {"family": family, "sparsity": 0.75}
-        model, _, _ = transforms.apply(dense, run["transform"], None)
+        dense = model
+        model, _, _ = transforms.apply(dense, transform)
     with torch.no_grad():
         for name, buffer in model.named_buffers():
             if name.endswith(("running_mean", "running_var")):
@@ -268,7 +267,7 @@ def test_exported_models_give_the_same_logits(family, glyphs, tmp_path):
     model.register_buffer("some_mask", torch.ones(3, dtype=torch.bool))
     task.export(model, tmp_path / "model")
     if family is not None:
-        transforms.write(tmp_path / "model", dense.config.to_dict(), run["transform"])
+        transforms.write(tmp_path / "model", dense.config.to_dict(), transform)
     loaded = load_classifier(tmp_path / "model")
     pixels, _ = task.batch(0)
     with torch.no_grad():
@@ -280,15 +279,17 @@ def test_exported_models_give_the_same_logits(family, glyphs, tmp_path):
 @pytest.mark.parametrize("method", ["wide75-rigl", "factorized75-rigl", "gmp80"])
 def test_an_interrupted_run_ends_with_the_same_bits(method, glyphs, tmp_path, monkeypatch):
     study = plan.load_study("sparse_ift_vision")
-    grid = study.scales["smoke"][0]
+    grid = study.scales["smoke"][0].model_copy(deep=True)
     grid.data["num_images"], grid.recipe["batch_size"] = 94, 8
-    chosen = plan.make_spec(study, "smoke", grid, method, 0)
-    chosen["sparsity"]["update"] = {"freq": 2, "stop": 9}
+    chosen = edited(
+        plan.make_spec(study, "smoke", grid, method, 0),
+        lambda spec: spec["sparsity"].update(update={"freq": 2, "stop": 9}),
+    )
 
     def run(folder):
         training.train(
-            chosen, spec_hash="0" * 64, code_hash="1" * 64, command="test", data_dir=glyphs,
-            out=folder / "out", state_root=folder / "state",
+            chosen, code_hash="1" * 64, command="test", data_dir=glyphs, out=folder / "out",
+            state_dir=folder / "state",
         )  # fmt: skip
         return (folder / "out" / "model" / "model.safetensors").read_bytes()
 

@@ -11,31 +11,35 @@ import torch
 from filelock import FileLock
 
 from experiments.specs import plan
-from experiments.tasks import epoch_order, warmup_cosine
+from experiments.specs.run import RunSpec
+from experiments.tasks import epoch_order, lm, warmup_cosine
 from experiments.training import loop as training
+from tests.experiments.specs.edit import edited
 
 STUDY = plan.load_study("sparsity_library")
-RUNS = {run.spec["method"]: run for run in plan.study_runs(STUDY, "smoke")}
+RUNS = {run.spec.method: run for run in plan.study_runs(STUDY, "smoke")}
 
 
-def short_spec(method: str, steps: int = 24) -> dict:
+def short_spec(method: str, steps: int = 24, **changes) -> RunSpec:
     """The smoke run of a method, with fewer steps and updates that fall into them."""
-    spec = json.loads(json.dumps(RUNS[method].spec))
-    spec["recipe"].update(steps=steps, batch_size=4)
-    if spec["sparsity"] and "update" in spec["sparsity"]:
-        spec["sparsity"]["update"] = {"freq": 3, "stop": 18}
-    return spec
+
+    def shorten(spec):
+        spec["recipe"].update(steps=steps, batch_size=4)
+        if spec["sparsity"] and "update" in spec["sparsity"]:
+            spec["sparsity"]["update"] = {"freq": 3, "stop": 18}
+        spec.update(changes)
+
+    return edited(RUNS[method].spec, shorten)
 
 
-def run_training(spec, corpus, folder, **options) -> dict:
+def run_training(spec, corpus, folder, *, code_hash="1" * 64, **options) -> dict:
     training.train(
         spec,
-        spec_hash="0" * 64,
-        code_hash="1" * 64,
+        code_hash=code_hash,
         command="test",
         data_dir=corpus,
         out=folder / "out",
-        state_root=folder / "state",
+        state_dir=folder / "state" / "run",
         **options,
     )
     return json.loads((folder / "out" / "train.json").read_text())
@@ -73,18 +77,16 @@ def test_an_interrupted_run_ends_with_the_same_bits(
     expected = json.loads((whole / "out" / "train.json").read_text())
     for key in ("layers", "num_nonzero", "flops", "execution"):
         assert result[key] == expected[key]
-    assert not (parts / "state").joinpath(f"{spec['id']}-{'0' * 12}").exists()
+    assert not (parts / "state" / "run").exists()
 
 
 def test_a_signal_saves_and_says_so(corpus, tmp_path, capsys):
     spec = short_spec("rigl")
-    trainer = training.Trainer(
-        spec, spec_hash="0" * 64, data_dir=corpus, state_root=tmp_path / "state"
-    )
+    trainer = training.Trainer(spec, data_dir=corpus, state_dir=tmp_path / "state")
     with pytest.raises(training.Interrupted) as caught:
         trainer.run([15])
     assert caught.value.code == 143
-    assert (trainer.state_dir / "state.pt").is_file()
+    assert len(trainer.saved.files()) == 1
     assert "state saved" in capsys.readouterr().out
 
 
@@ -127,7 +129,7 @@ def test_a_second_trainer_waits_and_finds_the_result(corpus, tmp_path):
     spec = short_spec("dense", steps=2)
     run_training(spec, corpus, tmp_path)
     before = (tmp_path / "out" / "train.json").stat().st_mtime_ns
-    path = tmp_path / "state" / f"{spec['id']}-{'0' * 12}.lock"
+    path = tmp_path / "state" / "run.lock"
     lock = FileLock(path, thread_local=False)
     lock.acquire()
     import threading
@@ -147,11 +149,10 @@ def test_a_diverging_run_is_one_sentence(corpus, tmp_path, monkeypatch):
 
 def test_methods_see_the_same_tokens_in_the_same_order(corpus, tmp_path):
     """Half the batch and twice the steps read the stream that the full batch reads."""
-    full, half = short_spec("dense"), short_spec("static")
-    full["recipe"]["batch_size"], half["recipe"]["batch_size"] = 8, 4
+    full = edited(short_spec("dense"), lambda spec: spec["recipe"].update(batch_size=8))
     a, b = (
-        training.Trainer(spec, spec_hash="0" * 64, data_dir=corpus, state_root=tmp_path).task
-        for spec in (full, half)
+        training.Trainer(spec, data_dir=corpus, state_dir=tmp_path).task
+        for spec in (full, short_spec("static"))
     )
     for step in range(30):
         assert torch.equal(a.batch(step), torch.cat([b.batch(2 * step), b.batch(2 * step + 1)]))
@@ -165,17 +166,14 @@ def test_an_epoch_visits_each_window_once():
 
 
 def test_learning_rate_at_its_edges():
-    recipe = {"steps": 100, "warmup": 0.1, "learning_rate": 1.0, "min_learning_rate": 0.2}
+    recipe = lm.Recipe(
+        tokens=1, batch_size=1, steps=100, warmup=0.1, learning_rate=1.0, min_learning_rate=0.2
+    )
     assert warmup_cosine(0, recipe) == pytest.approx(0.1)
     assert warmup_cosine(9, recipe) == pytest.approx(1.0)
     assert warmup_cosine(10, recipe) == pytest.approx(1.0)
     assert warmup_cosine(55, recipe) == pytest.approx(0.6)
     assert warmup_cosine(100, recipe) == pytest.approx(0.2)
-
-
-def with_id(spec: dict, name: str) -> dict:
-    """A spec under another id, for a state folder of its own."""
-    return {**spec, "id": f"smoke__{name}"}
 
 
 @pytest.mark.parametrize("family", ["wide", "parallel", "factorized", "doped"])
@@ -184,48 +182,42 @@ def test_a_transformed_run_trains_and_loads_again(family, corpus, tmp_path):
 
     from experiments.models import _transform as transforms
 
-    spec = short_spec("set", steps=4)
-    spec["final_sparsity"] = 0.75
-    spec["transform"] = {"family": family, "sparsity": 0.75}
-    del spec["sparsity"]["sparsity"]
+    transform = {"family": family, "sparsity": 0.75}
+    spec = short_spec("set", steps=4, final_sparsity=0.75, transform=transform)
+    spec = edited(spec, lambda spec: spec["sparsity"].pop("sparsity"))
     result = run_training(spec, corpus, tmp_path)
     assert result["transform"]["parameters_before"] < result["num_parameters"]
     for layer in result["layers"]:
         assert layer["sparsity"] == pytest.approx(0.75, abs=0.01)
     # The block's layers cost what they did; norms and a wider rest are not part of the identity.
     assert result["flops"]["executed"] < result["flops"]["dense_equivalent"]
-    dense = run_training(with_id(short_spec("dense", steps=4), "dense"), corpus, tmp_path / "d")
+    dense = run_training(short_spec("dense", steps=4), corpus, tmp_path / "d")
     assert result["transform"]["dense_step"] == dense["flops"]["dense_step"]
 
     model = transforms.load(
         tmp_path / "out" / "model",
         lambda config: AutoModelForCausalLM.from_config(AutoConfig.for_model(**config)),
     )
-    task = training.Trainer(
-        with_id(spec, "again"), spec_hash="1" * 64, data_dir=corpus, state_root=tmp_path
-    ).task
+    task = training.Trainer(spec, data_dir=corpus, state_dir=tmp_path / "again").task
     with torch.no_grad():
         scores = task.validate(model.eval(), full=True)
     assert scores["loss"] == pytest.approx(result["final"]["validation_loss"], rel=1e-5)
 
 
-def second_phase(densify: bool, method: str = "dense") -> dict:
-    spec = with_id(short_spec(method), f"second-{densify}")
-    spec["starts_from"] = {"run": "smoke__first", "spec_hash": "0" * 64, "densify": densify}
-    return spec
+def second_phase(densify: bool, method: str = "dense") -> RunSpec:
+    start = {"run": "smoke__first", "spec_hash": "0" * 64, "densify": densify}
+    return short_spec(method, starts_from=start)
 
 
 @pytest.fixture
 def first(corpus, tmp_path) -> Path:
     """The model folder of a finished SET run at 80%."""
-    run_training(with_id(short_spec("set"), "first"), corpus, tmp_path / "first")
+    run_training(short_spec("set"), corpus, tmp_path / "first")
     return tmp_path / "first" / "out" / "model"
 
 
-def start(spec: dict, corpus: Path, folder: Path, first: Path) -> training.Trainer:
-    return training.Trainer(
-        spec, spec_hash="0" * 64, data_dir=corpus, state_root=folder, first=first
-    )
+def start(spec: RunSpec, corpus: Path, folder: Path, first: Path) -> training.Trainer:
+    return training.Trainer(spec, data_dir=corpus, state_dir=folder / "state", first=first)
 
 
 def test_a_second_phase_starts_from_the_first_ones_end(first, corpus, tmp_path):
@@ -260,8 +252,7 @@ def test_a_second_phase_resumes_only_over_the_same_first_phase(first, corpus, tm
     again = start(spec, corpus, tmp_path, first)
     assert again.resume() and again.progress.step == 1
 
-    other = with_id(short_spec("set", steps=12), "first")
-    run_training(other, corpus, tmp_path / "other")
+    run_training(short_spec("set", steps=12), corpus, tmp_path / "other")
     anew = start(spec, corpus, tmp_path, tmp_path / "other" / "out" / "model")
     assert not anew.resume() and anew.progress.step == 0
     assert "begins anew" in capsys.readouterr().out
@@ -277,8 +268,7 @@ def test_weights_for_another_vocabulary_are_refused(first, corpus, tmp_path):
 
 
 def test_weights_of_another_model_are_refused_in_one_sentence(first, corpus, tmp_path):
-    spec = second_phase(densify=True)
-    spec["model"] = {**spec["model"], "hidden_size": 64}
+    spec = edited(second_phase(densify=True), lambda spec: spec["model"].update(hidden_size=64))
     with pytest.raises(ValueError, match="weights of smoke__first do not fit") as caught:
         start(spec, corpus, tmp_path, first)
     assert "\n" not in str(caught.value)
@@ -304,7 +294,7 @@ def test_a_resumed_run_keeps_the_execution_it_began_with(corpus, tmp_path):
 
     def trainer(execution: str) -> training.Trainer:
         return training.Trainer(
-            spec, spec_hash="0" * 64, data_dir=corpus, state_root=tmp_path, execution=execution
+            spec, data_dir=corpus, state_dir=tmp_path / "state", execution=execution
         )
 
     began = trainer("skip")
@@ -333,13 +323,11 @@ def test_an_error_in_training_reaches_the_terminal_as_one_sentence(monkeypatch, 
 def test_auto_skips_only_in_runs_with_a_layer_that_gains(corpus, tmp_path):
     from sparse_lib.execution import kernels
 
-    def execution(spec: dict) -> str:
-        return training.Trainer(
-            spec, spec_hash="0" * 64, data_dir=corpus, state_root=tmp_path
-        ).execution
+    def execution(spec: RunSpec) -> str:
+        return training.Trainer(spec, data_dir=corpus, state_dir=tmp_path).execution
 
     small, dense = short_spec("static"), short_spec("dense")
-    large = json.loads(json.dumps(small))
-    large["model"].update(hidden_size=256, intermediate_size=688)
+    sizes = {"hidden_size": 256, "intermediate_size": 688}
+    large = edited(small, lambda spec: spec["model"].update(sizes))
     assert execution(small) == execution(dense) == "dense"
     assert execution(large) == ("dense" if kernels.unavailable() else "auto")

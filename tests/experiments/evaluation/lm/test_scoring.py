@@ -271,7 +271,7 @@ def test_a_transformed_model_is_read_as_it_was_written(family, model, tokenizer,
     transform = {"family": family, "sparsity": 0.75}
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        transformed, _, _ = transforms.apply(model, transform, None)
+        transformed, _, _ = transforms.apply(model, transform)
     transformed.eval().save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     transforms.write(tmp_path, model.config.to_dict(), transform)

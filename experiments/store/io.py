@@ -1,0 +1,82 @@
+"""JSON in and out, and writes that a kill or a power cut leaves whole or undone."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, BinaryIO
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in a file.
+
+    Raises:
+        ValueError: If it holds none; the message names the file.
+    """
+    try:
+        value = json.loads(Path(path).read_text(encoding="utf-8"))
+    except ValueError:  # no JSON, or no UTF-8
+        value = None
+    if not isinstance(value, dict):
+        raise ValueError(f"{path} holds no JSON object")
+    return value
+
+
+def read_jsonl(path: Path) -> list[dict[str, Any]]:
+    """The rows of a JSON-lines file; a torn last line (a killed run) is ignored.
+
+    Raises:
+        ValueError: If another line is no JSON object; the message names the file and the line.
+    """
+    lines = Path(path).read_text(encoding="utf-8", errors="replace").splitlines()
+    rows = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            row = json.loads(line)
+        except ValueError:
+            row = None
+        if isinstance(row, dict):
+            rows.append(row)
+        elif number < len(lines):
+            raise ValueError(f"{Path(path).name}: line {number} is not JSON")
+    return rows
+
+
+def write_json(path: Path, value: Any, **options: Any) -> None:
+    """Write a file so that a reader sees all of it or none; ``options`` go to `json.dumps`."""
+    text = json.dumps(value, indent=1, **options) + "\n"
+    write_whole(path, lambda stream: stream.write(text.encode()))
+
+
+def write_whole(path: Path, write: Callable[[BinaryIO], Any]) -> None:
+    """Replace a file by what ``write`` puts into a stream, once all of it is on the disk.
+
+    Raises:
+        OSError: If there is no room, or no permission; the message names the file.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(path.name + ".part")
+    try:
+        with part.open("wb") as stream:
+            write(stream)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(part, path)
+    except OSError as error:
+        with suppress(OSError):
+            part.unlink()
+        raise OSError(error.errno, f"{path} cannot be written: {error.strerror}") from None
+    flush_folder(path.parent)
+
+
+def flush_folder(folder: Path) -> None:
+    """Put renames in a folder on the disk, where the file system can."""
+    with suppress(OSError):
+        number = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(number)
+        finally:
+            os.close(number)

@@ -1,0 +1,105 @@
+"""What an interrupted run goes on from: two saved states, each verified by its digest.
+
+``<folder>/state-<step>-<digest>.pt`` holds tensors and plain values only. A state of other code,
+other data or another first phase is of no use and is removed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from experiments.store.io import flush_folder
+
+#: The last state, and the one before it in case that the last is damaged.
+NUM_KEPT = 2
+CAUSES = {
+    "code": "the code has changed",
+    "data": "the data has changed",
+    "first_weights": "the first phase was trained again",
+}
+
+
+class Saved:
+    """The saved states of one run.
+
+    Args:
+        folder: Where they lie.
+        origin: What a state must have begun with to be resumed: the hashes named in `CAUSES`.
+        say: Prints a sentence.
+    """
+
+    def __init__(self, folder: Path, origin: dict[str, str | None], say: Callable[[str], None]):
+        self.folder, self.origin, self.say = folder, origin, say
+
+    def files(self) -> list[Path]:
+        """The saved states, the last one first."""
+        return sorted(self.folder.glob("state-*.pt"), key=_step, reverse=True)
+
+    def save(self, step: int, state: dict[str, Any]) -> None:
+        """Add a state once it is on the disk, and drop all but the last `NUM_KEPT`.
+
+        Raises:
+            OSError: If it cannot be written; older states stay as they are.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        part = self.folder / "state.part"
+        try:
+            with part.open("wb") as stream:
+                torch.save({"origin": self.origin, **state}, stream)
+                stream.flush()
+                os.fsync(stream.fileno())
+            os.replace(part, self.folder / f"state-{step}-{_digest(part)}.pt")
+        except (OSError, RuntimeError) as error:
+            with suppress(OSError):
+                part.unlink()
+            # torch's own writer turns a full disk into a RuntimeError.
+            reason = getattr(error, "strerror", None) or _reason(self.folder)
+            raise OSError(f"no state can be saved in {self.folder}: {reason}") from None
+        flush_folder(self.folder)
+        for path in self.files()[NUM_KEPT:]:
+            path.unlink()
+
+    def load(self, device: torch.device) -> dict[str, Any] | None:
+        """The last state that is whole; None without one of this code, data and first phase."""
+        for path in self.files():
+            if not path.stem.endswith(f"-{_digest(path)}"):
+                self.say(f"{path} is damaged and is left out")
+                path.unlink()
+                continue
+            state = torch.load(path, map_location=device, weights_only=True)
+            differing = [k for k, value in self.origin.items() if state["origin"].get(k) != value]
+            if not differing:
+                return state
+            causes = " and ".join(CAUSES[key] for key in differing)
+            self.say(f"{causes} since step {_step(path)}, so the run begins anew")
+            break
+        self.remove()
+        return None
+
+    def remove(self) -> None:
+        """Drop all states."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _step(path: Path) -> int:
+    number = path.stem.split("-")[1]
+    return int(number) if number.isdigit() else -1
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()[:32]
+
+
+def _reason(folder: Path) -> str:
+    """Why a write failed without a reason of its own."""
+    full = shutil.disk_usage(folder).free < 2**20
+    return "no space left on the device" if full else "the write failed"

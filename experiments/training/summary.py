@@ -1,0 +1,126 @@
+"""What a run writes about itself: rows of its curve, and ``train.json``."""
+
+from __future__ import annotations
+
+import json
+import platform
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from experiments.store.io import write_json, write_whole
+
+if TYPE_CHECKING:
+    from experiments.training.loop import Trainer
+
+
+def processor() -> str:
+    """Model name of the processor, without anything that names the host."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def versions() -> dict[str, str]:
+    """Versions that can change a result."""
+    names = ("torch", "transformers", "numpy")
+    return {"python": platform.python_version(), **{name: version(name) for name in names}}
+
+
+def flops(trainer: Trainer, measured: dict[str, Any]) -> dict[str, int]:
+    """FLOPs so far, and of a dense step, as the library counts them.
+
+    Args:
+        trainer: The run.
+        measured: `Trainer.measure`; empty for a dense run.
+    """
+    step, dense_step = trainer.progress.step, trainer.flops.training_step()
+    dense = step * dense_step
+    executed = measured["flops"]["run"] if measured else dense
+    return {"executed": executed, "dense_equivalent": dense, "dense_step": dense_step}
+
+
+def train_row(trainer: Trainer, loss: float) -> dict[str, Any]:
+    """A row of the training curve; ``loss`` is the mean since the last one, in nats."""
+    progress, task = trainer.progress, trainer.task
+    measured = trainer.measure()
+    spent = flops(trainer, measured)
+    units = progress.step * task.units_per_step
+    return {
+        "kind": "train",
+        "step": progress.step,
+        task.unit: units,
+        "loss": loss,
+        "learning_rate": trainer.optimizer.param_groups[0]["lr"],
+        "sparsity": measured.get("sparsity", 0.0),
+        "drop_fraction": measured.get("drop_fraction"),
+        "churn": measured.get("churn"),
+        "itop": measured.get("itop"),
+        "flops_executed": spent["executed"],
+        "flops_dense": spent["dense_equivalent"],
+        "elapsed_s": round(progress.elapsed_s, 3),
+        f"{task.unit}_per_s": round(units / max(progress.elapsed_s, 1e-9), 1),
+    }
+
+
+def validation_row(trainer: Trainer, scores: dict[str, float]) -> dict[str, Any]:
+    """A row of the validation curve: all that the task measured."""
+    step, task = trainer.progress.step, trainer.task
+    return {
+        "kind": "validation",
+        "step": step,
+        task.unit: step * task.units_per_step,
+        **scores,
+    }
+
+
+def facts(trainer: Trainer) -> dict[str, Any]:
+    """A finished run's facts, without paths or host names."""
+    progress, unit, measured = trainer.progress, trainer.task.unit, trainer.measure()
+    last = {row["kind"]: row for row in progress.rows}
+    final = last["train"]
+    scores = {k: v for k, v in last["validation"].items() if k not in ("kind", "step", unit)}
+    num_masked = 0
+    if trainer.sparsity is not None:
+        masks = [param.mask for param in trainer.sparsity.sparse_params.values()]
+        num_masked = sum(mask.numel() - int(mask.count_nonzero()) for mask in masks)
+    num_parameters = sum(p.numel() for p in trainer.model.parameters())
+    origin = {"transform": trainer.transform, "first_weights": trainer.first_weights}
+    return {
+        **{key: value for key, value in origin.items() if value is not None},
+        "data": trainer.task.data,
+        "versions": versions(),
+        "cpu": processor(),
+        "device": str(trainer.device),
+        "execution": trainer.execution,
+        "num_threads": trainer.num_threads,
+        "wall_s": round(progress.elapsed_s, 2),
+        "num_parameters": num_parameters,
+        "num_nonzero": num_parameters - num_masked,
+        "final": {
+            "train_loss": final["loss"],
+            **{f"validation_{name}": value for name, value in scores.items()},
+            "steps": final["step"],
+            **{name: final[name] for name in (unit, f"{unit}_per_s", "sparsity", "itop")},
+        },
+        "flops": flops(trainer, measured),
+        "layers": [
+            {"name": name, **values} for name, values in measured.get("tensors", {}).items()
+        ],
+    }
+
+
+def write(trainer: Trainer, out: Path, *, code_hash: str, command: str) -> None:
+    """The files of a finished run; ``train.json`` last, since it says that the rest is there."""
+    lines = [json.dumps(row) for row in trainer.progress.rows]
+    text = "\n".join(lines) + "\n"
+    write_whole(out / "metrics.jsonl", lambda stream: stream.write(text.encode()))
+    trainer.export(out / "model")
+    spec = trainer.spec
+    identity = {"run": spec.id, "spec": spec.to_json(), "spec_hash": spec.hash}
+    record = {**identity, "code_hash": code_hash, **facts(trainer), "command": command}
+    write_json(out / "train.json", record)

@@ -1,0 +1,149 @@
+"""The spec of a run: the JSON and the hash of committed runs, ids that nothing reads."""
+
+import json
+
+import pytest
+from pydantic import ValidationError
+
+from experiments.specs import plan
+from experiments.specs.run import RunSpec
+from experiments.store import paths
+from tests.experiments.specs.edit import edited
+from tests.experiments.specs.test_plan import BASE, error_of, write  # noqa: F401
+
+COMMITTED = sorted(paths.REFERENCE_RUNS.glob("*.json"))
+
+
+def test_committed_specs_keep_their_json_and_their_hash():
+    assert COMMITTED
+    for path in COMMITTED:
+        record = json.loads(path.read_text())
+        spec = RunSpec.model_validate(record["spec"])
+        assert spec.to_json() == record["spec"], path.name
+        assert spec.hash == record["spec_hash"], path.name
+
+
+def test_a_spec_is_frozen_and_typed():
+    spec = next(iter(plan.all_runs("smoke").values())).spec
+    for section, key in ((spec, "seed"), (spec.recipe, "steps"), (spec.data, "name")):
+        with pytest.raises(ValidationError, match="frozen"):
+            setattr(section, key, 1)
+    with pytest.raises(ValidationError, match="vocab_size"):
+        edited(spec, lambda value: value["data"].update(vocab_size="many"))
+    with pytest.raises(ValidationError, match="extra"):
+        edited(spec, lambda value: value.update(note=1))
+
+
+def test_an_id_has_all_digits_of_its_sparsity(write):  # noqa: F811
+    def change(study):
+        study["methods"]["static"] |= {
+            "final_sparsity": 0.875,
+            "sparsity": {"algorithm": "static", "sparsity": 0.875},
+        }
+        study["scales"]["smoke"][0]["model"]["label"] = "gpt-s2"
+
+    runs = plan.all_runs("smoke", folder=write(change))
+    by_method = {run.spec.method: run for run in runs.values()}
+    assert "__static-s0.875__" in by_method["static"].id
+    assert "__set-s0.80__" in by_method["set"].id
+    assert by_method["dense"].spec.final_sparsity == 0.0
+
+
+def test_levels_stand_for_methods_at_each_sparsity(write):  # noqa: F811
+    explicit = plan.all_runs("small", folder=write(lambda study: None))
+
+    def change(study):
+        for name in ("gmp", "rigl"):
+            methods, one = study["methods"], study["methods"][name]
+            levels = {k: methods.pop(k)["final_sparsity"] for k in list(methods)
+                      if k.startswith(name)}  # fmt: skip
+            del one["final_sparsity"]
+            schedule = one["sparsity"]["sparsity"]
+            if isinstance(schedule, dict):
+                schedule["end_sparsity"] = "level"
+            else:
+                one["sparsity"]["sparsity"] = "level"
+            methods[f"any-{name}"] = {"levels": levels, **one}
+
+    made = plan.all_runs("small", folder=write(change))
+    assert made == explicit
+    assert {run.spec.final_sparsity for run in made.values()} == {0.0, 0.8, 0.9, 0.95}
+
+
+@pytest.mark.parametrize(
+    ("section", "words"),
+    [
+        ({"levels": [0.5]}, "m.levels is"),
+        ({"levels": {"rigl": 0.5}}, "'rigl' is defined twice"),
+        ({"levels": {"m50": 0.5}, "final_sparsity": 0.5}, "exclude each other"),
+        ({"levels": {"m50": 1.5}}, "methods.m50.final_sparsity is 1.5"),
+    ],
+)
+def test_wrong_levels_are_one_sentence(write, section, words):  # noqa: F811
+    message = error_of(write(lambda s: s["methods"].update(m={"recipe": "full-batch", **section})))
+    assert words in message
+
+
+NAMES = ["a/b", "../up", ".hidden", "-dash", "a__b", "<b>", "{x}", "a b", "a$(touch x)b", "", "é",
+         "line\n", "x" * 65]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_names_have_one_grammar(write, name):  # noqa: F811
+    def rename(table, old):
+        table[name] = table.pop(old)
+
+    for change in (
+        lambda s: s["scales"]["smoke"][0]["model"].update(label=name),
+        lambda s: s["scales"]["smoke"][0].update(label=name),
+        lambda s: rename(s["methods"], "static95"),
+        lambda s: s["methods"].update(m={"recipe": "full-batch", "levels": {name: 0.5}}),
+        lambda s: s["recipes"].update({name: {}}),
+        lambda s: s.update(name=name),
+    ):
+        assert "is no name: up to 64 letters" in error_of(write(change))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("name: a\nname: b", "line 2: the key name occurs twice in one mapping"),
+        ("name: a\nmethods:\n  1: {}\n  b: {}", "line 3: the key 1 is of type int"),
+        ("name: a\nmethods: {on: {}}", "the key on is of type bool"),
+        ("a: &x [*x]", "an anchor may not hold itself"),
+        ("name: [", "not valid YAML"),
+        ("", "the file"),
+    ],
+)
+def test_wrong_keys_of_yaml_are_one_sentence(tmp_path, text, words):
+    (tmp_path / "a.yaml").write_text(text)
+    assert words in error_of(tmp_path)
+
+
+@pytest.mark.parametrize("share", ["inf%", "nan%", "-5%", "1e999%"])
+def test_a_share_is_a_finite_part_of_the_run(write, share):  # noqa: F811
+    def change(study):
+        study["methods"]["rigl"]["sparsity"]["update"]["stop"] = share
+
+    assert f"stop is '{share}'" in error_of(write(change))
+
+
+def test_numbers_are_finite_and_planned_keys_are_no_settings(write):  # noqa: F811
+    recipe = BASE["scales"]["smoke"][0]["recipe"]
+    for key, value, words in (
+        ("learning_rate", float("inf"), "finite"),
+        ("learning_rate", float("nan"), "finite"),
+        ("steps", 5, "the plan sets it"),
+    ):
+        assert key in recipe or key == "steps"
+
+        def change(study, key=key, value=value):
+            study["scales"]["smoke"][0]["recipe"][key] = value
+
+        assert words in error_of(write(change))
+
+
+def test_a_seed_that_no_twin_has_is_one_sentence():
+    run = next(r for r in plan.all_runs("quick").values() if r.spec.method == "rigl")
+    with pytest.raises(plan.SpecError, match="has no twin of seed 77"):
+        plan.find_runs(f"{run.id},77")
