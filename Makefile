@@ -7,7 +7,7 @@ BIN := .venv/bin
 MARK := .venv/.ready
 RUN := PATH="$(CURDIR)/$(BIN):$$PATH"
 
-.PHONY: help setup reproduce smoke test check format lint types docs clean
+.PHONY: help setup reproduce smoke test check format lint types docs lock clean
 
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST)
@@ -51,6 +51,14 @@ types: setup
 ## make docs        build the documentation into site/, warnings as errors
 docs: setup
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+
+## make lock        write requirements.lock, the hashes of what constraints.txt pins (needs uv)
+lock:
+	echo 'torch; sys_platform == "none"' > .override.txt
+	echo networkx | uv pip compile --quiet --universal --generate-hashes --no-annotate --python-version 3.11 \
+	  --extra experiments --extra dev --extra docs --constraints constraints.txt --overrides .override.txt \
+	  --no-emit-package torch --custom-compile-command "make lock" pyproject.toml - --output-file requirements.lock
+	rm .override.txt
 
 ## make format      rewrite the code in the house style
 format: setup
