@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sparse_lib.core.dynamic import DynamicSparsityAlgorithm
-from sparse_lib.masks.makers import make_mask_topk_sparsity
+from sparse_lib.masks.makers import make_mask_topk_sparsity, visible_magnitude
 
 
 class GMP(DynamicSparsityAlgorithm):
@@ -18,7 +18,8 @@ class GMP(DynamicSparsityAlgorithm):
     After the weight update of an update step ``t``, the mask of a tensor of ``n`` weights becomes
     the ``num_nonzero(sparsity(t), n)`` largest magnitudes, present positions before absent ones.
     So a rising schedule only removes weights, and never brings one back; a falling one also
-    revives absent positions, in order of index (row-major) and from 0. No gradient is used.
+    revives absent positions, in order of index (row-major) and from 0. A weight that is NaN counts
+    as infinite, so that it stays and shows. No gradient is used.
 
     Args:
         sparsity: See :class:`SparsityAlgorithm`; meant to be a schedule, such as the paper's
@@ -48,7 +49,7 @@ class GMP(DynamicSparsityAlgorithm):
 
     def update_mask(self, p: Tensor, mask: Tensor, sparsity: float) -> Tensor:
         """The largest magnitudes; among zeros, present weights first."""
-        score = torch.where(mask, p.abs(), -1)
+        score = torch.where(mask, visible_magnitude(p), -1)
         return make_mask_topk_sparsity(
             score,
             sparsity,

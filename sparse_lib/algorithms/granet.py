@@ -11,7 +11,12 @@ from torch import Tensor
 from sparse_lib.algorithms.rigl import RigL
 from sparse_lib.core.parameter import SparseParameter
 from sparse_lib.masks.counts import num_true
-from sparse_lib.masks.makers import add_best, make_mask_drop_minimum, make_masks_global_topk
+from sparse_lib.masks.makers import (
+    add_best,
+    make_mask_drop_minimum,
+    make_masks_global_topk,
+    visible_magnitude,
+)
 
 PRUNING = ("tensor", "global")
 
@@ -69,7 +74,7 @@ class GraNet(RigL):
             return super().new_masks(params, targets)
         total = sum(sparse.param.numel() for sparse in params.values())
         zeros = sum(targets[name] * sparse.param.numel() for name, sparse in params.items())
-        scores = {n: torch.where(s.mask, s.param.abs(), -1) for n, s in params.items()}
+        scores = {n: torch.where(s.mask, visible_magnitude(s.param), -1) for n, s in params.items()}
         pruned = make_masks_global_topk(scores, round(zeros / total, 12), rules=self.rules)
         masks = {}
         for name, sparse in params.items():

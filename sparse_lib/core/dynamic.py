@@ -25,6 +25,7 @@ from sparse_lib.masks.makers import (
     make_mask_drop_minimum,
     make_mask_grow_maximum,
     make_mask_topk_sparsity,
+    visible_magnitude,
 )
 from sparse_lib.rules import rules_of
 from sparse_lib.schedules.values import make_hyperparameter_schedule, make_update_schedule
@@ -360,7 +361,8 @@ class DropAndGrow(DynamicSparsityAlgorithm):
     1. The target is ``k = num_nonzero(sparsity(t), n)``.
     2. Drop: of the present weights the ``min(num_nonzero(drop_fraction(t), m), k)`` largest in
        magnitude stay, so the target is met even where the sparsity rises by more than
-       ``drop_fraction`` frees (unless the rules let it lag). NaN is dropped.
+       ``drop_fraction`` frees (unless the rules let it lag). A weight that is NaN counts as
+       infinite, so that it stays and shows.
     3. Grow: the absent positions with the highest scores are added until there are ``k``. Those
        dropped just now compete too; one that wins keeps its value and optimizer states. All
        others start at 0 (or as ``grown_init`` says), with states of 0. NaN scores never grow, so
@@ -409,7 +411,7 @@ class DropAndGrow(DynamicSparsityAlgorithm):
     def update_mask(self, p: Tensor, mask: Tensor, sparsity: float) -> Tensor:
         """Drop by magnitude, then :meth:`grow`."""
         options: dict[str, Any] = {"score_shaper": self.score_shaper, "rules": self.rules}
-        magnitude = p.abs()
+        magnitude = visible_magnitude(p)
         kept, count = make_mask_drop_minimum(magnitude, mask, self.drop_fraction, **options)
         may_exceed = self.score_shaper is not None or count > num_nonzero(sparsity, p.numel())
         if self.rules.meets_target and may_exceed:

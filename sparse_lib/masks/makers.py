@@ -135,6 +135,15 @@ def make_mask_topk_sparsity(
 
 
 @torch.no_grad()
+def visible_magnitude(weight: Tensor) -> Tensor:
+    """Magnitudes as scores by which to keep weights: infinite where a weight is NaN.
+
+    The functions below drop NaN, and dropping a weight that is NaN would hide that training
+    diverged.
+    """
+    return weight.detach().abs().nan_to_num_(nan=math.inf, posinf=math.inf)
+
+
 def make_mask_drop_minimum(
     score: Tensor,
     mask: Tensor,

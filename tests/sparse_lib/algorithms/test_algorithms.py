@@ -1,5 +1,6 @@
 """Each algorithm against a hand-made truth."""
 
+import copy
 import math
 
 import pytest
@@ -170,3 +171,29 @@ def test_a_grow_score_of_ones_own_decides_what_grows(base):
     algorithm.update()
     kept = algorithm.sparse_params["weight"].mask.flatten().nonzero()[:, 0].tolist()
     assert kept == list(range(48, 64))
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        GMP(0.75, update=1, init_method="from_zeros"),
+        SET(0.75, update=1, init_method="from_zeros", drop_fraction=0.5, seed=0),
+        RigL(0.5, update=1, init_method="from_zeros", drop_fraction=0.5),
+        GraNet(0.5, update=1, init_method="from_zeros", pruning="global", drop_fraction=0.5),
+    ],
+    ids=lambda algorithm: type(algorithm).__name__,
+)
+@pytest.mark.parametrize("places", [(2,), (1, 2, 4, 5)])
+def test_a_weight_that_became_nan_stays_and_shows(algorithm, places):
+    model = nn.Linear(8, 1, bias=False)
+    with torch.no_grad():
+        model.weight.copy_(WEIGHTS)
+    algorithm = copy.deepcopy(algorithm)
+    algorithm.apply(model)
+    optimizer = torch.optim.SGD(model.parameters(), 1.0)
+    algorithm.apply(optimizer)
+    model.weight.grad = torch.zeros(1, 8)
+    model.weight.grad[0, list(places)] = math.nan
+    optimizer.step()
+    assert model.weight.isnan().any() and model(torch.ones(1, 8)).isnan()
+    assert int(model.weight_mask.sum()) == (2 if isinstance(algorithm, GMP | SET) else 4)
