@@ -80,8 +80,8 @@ class Saved:
                 return state
             causes = " and ".join(CAUSES[key] for key in differing)
             self.say(f"{causes} since step {_step(path)}, so the run begins anew")
+            self.remove()
             break
-        self.remove()
         return None
 
     def remove(self) -> None:

@@ -1,0 +1,190 @@
+"""Saved states: of this code and data only, whole or left out, and no room is no end."""
+
+import json
+import os
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from experiments.data.files import seal
+from experiments.training import loop as training
+from experiments.training.state import NUM_KEPT, Saved
+from tests.experiments.training.test_loop import run_training, short_spec, weights
+
+STEPS = (7, 16)
+
+
+class Killed(BaseException):
+    """What ends a training between two steps."""
+
+
+@pytest.fixture
+def killed(monkeypatch):
+    """Train until it is killed after a save, once at each of `STEPS`; gives the folder."""
+
+    def run(folder, corpus, *, at=STEPS, **options):
+        step = training.Trainer.step
+
+        def step_then_die(trainer):
+            loss = step(trainer)
+            if trainer.progress.step in at:
+                trainer.save()
+            if trainer.progress.step == at[-1]:
+                raise Killed
+            return loss
+
+        with monkeypatch.context() as patch:
+            patch.setattr(training.Trainer, "step", step_then_die)
+            with pytest.raises(Killed):
+                run_training(short_spec("rigl"), corpus, folder, **options)
+        return folder
+
+    return run
+
+
+def states(folder: Path) -> list[Path]:
+    """The states of the run in a folder, by step."""
+    return sorted(
+        (folder / "state" / "run").glob("state-*.pt"), key=lambda path: int(path.stem.split("-")[1])
+    )
+
+
+def start_of(text: str) -> int:
+    """Step at which a training went on, by what it says."""
+    found = re.search(r"resumes at step (\d+)", text)
+    return int(found.group(1)) if found else 0
+
+
+@pytest.fixture(scope="module")
+def whole(corpus, tmp_path_factory):
+    """The weights of an uninterrupted run."""
+    folder = tmp_path_factory.mktemp("whole")
+    run_training(short_spec("rigl"), corpus, folder)
+    return weights(folder)
+
+
+def test_a_state_of_other_code_is_not_resumed(killed, corpus, tmp_path, capsys, whole):
+    killed(tmp_path, corpus)
+    capsys.readouterr()
+    result = run_training(short_spec("rigl"), corpus, tmp_path, code_hash="2" * 64)
+    said = capsys.readouterr().out
+    assert "the code has changed since step 16, so the run begins anew" in said
+    assert start_of(said) == 0 and result["code_hash"] == "2" * 64
+    assert weights(tmp_path) == whole  # the code is the same after all
+
+
+def test_a_state_of_other_data_is_not_resumed(killed, corpus, tmp_path, capsys):
+    killed(tmp_path, corpus)
+    other = tmp_path / "other"
+    (other / "tokenizer").mkdir(parents=True)
+    for split in ("train", "validation", "test"):
+        tokens = np.fromfile(corpus / f"{split}.bin", np.uint16)[::-1]
+        tokens.astype(np.uint16).tofile(other / f"{split}.bin")
+    meta = json.loads((corpus / "meta.json").read_text()) | {"hash": "reversed"}
+    seal(other, meta, other.glob("*.bin"))
+    capsys.readouterr()
+    result = run_training(short_spec("rigl"), other, tmp_path)
+    assert "the data has changed since step 16, so the run begins anew" in capsys.readouterr().out
+    assert result["data"]["hash"] == "reversed"
+    run_training(short_spec("rigl"), other, tmp_path / "fresh")
+    assert weights(tmp_path) == weights(tmp_path / "fresh")
+
+
+def test_data_that_were_cut_are_refused(corpus, tmp_path):
+    data = tmp_path / "data"
+    (data / "tokenizer").mkdir(parents=True)
+    for path in corpus.glob("*.*"):
+        (data / path.name).write_bytes(path.read_bytes())
+    (data / "train.bin").write_bytes((corpus / "train.bin").read_bytes()[:3000])
+    with pytest.raises(ValueError, match=r"train\.bin has 3000 bytes instead of 6000"):
+        run_training(short_spec("dense"), data, tmp_path)
+
+
+DAMAGES = {
+    "empty": lambda content: b"",
+    "cut": lambda content: content[: len(content) // 2],
+    "one byte flipped": lambda content: (
+        content[:-999] + bytes([content[-999] ^ 1]) + content[-998:]
+    ),
+    "first byte flipped": lambda content: bytes([content[0] ^ 255]) + content[1:],
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_state_is_named_and_the_one_before_it_is_taken(
+    damage, killed, corpus, tmp_path, capsys, whole
+):
+    killed(tmp_path, corpus)
+    first, last = states(tmp_path)
+    last.write_bytes(DAMAGES[damage](last.read_bytes()))
+    capsys.readouterr()
+    run_training(short_spec("rigl"), corpus, tmp_path)
+    said = capsys.readouterr().out
+    assert f"{last} is damaged and is left out" in said and start_of(said) == 7
+    assert weights(tmp_path) == whole
+    assert not states(tmp_path)
+
+
+def test_without_a_whole_state_the_run_begins_anew(killed, corpus, tmp_path, capsys, whole):
+    killed(tmp_path, corpus)
+    for path in states(tmp_path):
+        path.write_bytes(b"")
+    capsys.readouterr()
+    run_training(short_spec("rigl"), corpus, tmp_path)
+    said = capsys.readouterr().out
+    assert said.count("is damaged and is left out") == 2 and start_of(said) == 0
+    assert weights(tmp_path) == whole
+
+
+def test_a_few_states_are_kept_and_a_torn_write_is_none(tmp_path):
+    said = []
+    saved = Saved(tmp_path, {"code": "a"}, said.append)
+    for step in (9, 10, 100):
+        saved.save(step, {"step": step})
+    (tmp_path / "state.part").write_bytes(b"half a st")
+    assert len(saved.files()) == NUM_KEPT
+    assert saved.load(torch.device("cpu"))["step"] == 100 and not said
+
+
+def full(folder: Path) -> None:
+    """Let the next state of a folder go to a device without room."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "state.part").symlink_to("/dev/full")
+
+
+needs_full = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full of Linux")
+
+
+@needs_full
+def test_a_full_disk_is_named_and_older_states_stay(tmp_path):
+    saved = Saved(tmp_path, {"code": "a"}, print)
+    saved.save(1, {"step": 1})
+    full(tmp_path)
+    with pytest.raises(OSError, match=f"no state can be saved in {tmp_path}: No space left"):
+        saved.save(2, {"step": 2, "more": torch.zeros(10**6)})
+    assert saved.load(torch.device("cpu"))["step"] == 1
+
+
+@needs_full
+def test_a_training_goes_on_without_room_for_states_and_log(corpus, tmp_path, capsys, whole):
+    full(tmp_path / "state" / "run")
+    run_training(short_spec("rigl"), corpus, tmp_path, log=Path("/dev/full"))
+    said = capsys.readouterr().out
+    assert "No space left on device; the training goes on" in said
+    assert "(the log /dev/full cannot be written: No space left on device)" in said
+    assert weights(tmp_path) == whole
+
+
+def test_the_state_is_removed_after_the_summary(corpus, tmp_path, monkeypatch):
+    seen = []
+
+    def remove(saved):
+        seen.append((tmp_path / "out" / "train.json").is_file())
+
+    monkeypatch.setattr(Saved, "remove", remove)
+    monkeypatch.setattr(Saved, "load", lambda saved, device: None)
+    run_training(short_spec("dense", steps=2), corpus, tmp_path)
+    assert seen == [True]
