@@ -100,13 +100,19 @@ def test_default_filter_takes_blocks_only_with_or_without_the_model(build, num_s
         "token_embedding.weight",
         "pe_helper.weight",
         "fc.weight",
+        "classifier.weight",
+        "score.weight",
+        "decoder.embedding_layer.word_embeddings.weight",
     ],
 )
 def test_default_filter_leaves_out_by_name(name):
     assert not default_filter(name, torch.empty(4, 4))
 
 
-@pytest.mark.parametrize("name", ["layers.0.fc.weight", "attn.q_proj.weight", "overhead.weight"])
+@pytest.mark.parametrize(
+    "name",
+    ["layers.0.fc.weight", "attn.q_proj.weight", "h.0.attn.c_attn.weight", "overhead.weight"],
+)
 def test_default_filter_keeps(name):
     assert default_filter(name, torch.empty(4, 4))
 

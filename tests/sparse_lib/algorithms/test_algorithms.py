@@ -68,23 +68,51 @@ def test_gmp_keeps_the_largest():
     assert torch.equal(model.weight_mask, mask(1, 5))
 
 
-def test_defect_1_a_cosine_drop_fraction_anneals():
+@pytest.mark.parametrize("base", [SET, RigL])
+@pytest.mark.parametrize(
+    ("spec", "values"),
+    [
+        (
+            {"type": "cosine", "init": 0.5, "half_period": 6},
+            [0.25 * (1 + math.cos(math.pi * t / 6)) for t in range(1, 7)] + [0.0, 0.0],
+        ),
+        ([0.4, 0.2, 0.1], [0.2] + [0.1] * 7),
+    ],
+)
+def test_a_drop_fraction_anneals(base, spec, values):
     seen = []
 
-    class Watching(SET):
+    class Watching(base):
         in_registry = False
 
         def update_mask(self, p, mask, sparsity):
             seen.append(self.drop_fraction)
             return super().update_mask(p, mask, sparsity)
 
-    algorithm = Watching(0.5, 1, drop_fraction={"type": "cosine", "init": 0.5, "half_period": 8})
+    algorithm = Watching(0.5, 1, drop_fraction=spec)
     model = nn.Sequential(nn.Linear(12, 6, bias=False))
     algorithm.apply(model)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     algorithm.apply(optimizer)
     train(model, optimizer, 8)
-    assert seen == pytest.approx([0.25 * (1 + math.cos(math.pi * t / 8)) for t in range(1, 9)])
+    assert seen == pytest.approx(values, abs=1e-12)
+
+
+@pytest.mark.parametrize(("key", "dim"), [("balance_out_groups", 0), ("balance_in_groups", 1)])
+@pytest.mark.parametrize("layer", [nn.Linear(8, 8, bias=False), nn.Conv2d(8, 8, 3, bias=False)])
+def test_balanced_groups_hold_at_the_start_and_at_updates(key, dim, layer):
+    algorithm, model = RigL(0.5, {"freq": 1}, **{key: 2}), copy.deepcopy(layer)
+    algorithm.apply(model)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    algorithm.apply(optimizer)
+    for step in range(3):
+        before = model.weight_mask.clone()
+        counts = [int(half.sum()) for half in model.weight_mask.chunk(2, dim)]
+        assert counts == [model.weight.numel() // 4] * 2
+        draw = torch.randn(model.weight.shape, generator=torch.Generator().manual_seed(step))
+        (model.weight * draw).sum().backward()
+        optimizer.step()
+        assert not torch.equal(before, model.weight_mask)
 
 
 def test_granet_is_rigl_with_a_schedule():
@@ -148,7 +176,7 @@ def test_a_parameter_without_gradient_keeps_its_mask():
     assert torch.equal(before, model[2].weight_mask)
 
 
-def test_defect_19_a_late_start_is_sparse_unless_compat():
+def test_a_late_start_is_sparse_unless_the_rules_start_dense():
     for compat, expected in ((None, 0.5), ("cstorch-2.10", 0.0)):
         algorithm = SET(0.5, update={"freq": 5, "start": 10}, compat=compat)
         algorithm.apply(make_model())

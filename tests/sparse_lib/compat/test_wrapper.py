@@ -1,4 +1,4 @@
-"""The blog's snippets: the optimizer-style API, and the cstorch namespace."""
+"""The older, optimizer-style API."""
 
 import copy
 
@@ -6,9 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from sparse_lib import optim
-from sparse_lib.algorithms.static import Static
-from sparse_lib.compat import cstorch
+from sparse_lib import optim, schedules
+from sparse_lib.algorithms.set import SET
 from sparse_lib.compat.wrapper import (
     BaseHyperParameter,
     BaseSparsityOptimizer,
@@ -17,7 +16,7 @@ from sparse_lib.compat.wrapper import (
     configure_sparsity_optimizer,
     configure_sparsity_wrapper,
 )
-from sparse_lib.configure import configure
+from sparse_lib.schedules.values import make_hyperparameter_schedule
 from tests.sparse_lib.algorithm_cases import (
     assert_enforced,
     assert_equal,
@@ -25,6 +24,25 @@ from tests.sparse_lib.algorithm_cases import (
     snapshot,
     train,
 )
+
+
+@pytest.mark.parametrize("name", ["static", "gmp", "set", "rigl"])
+def test_a_sparsity_optimizer_and_a_wrapper_by_name(name):
+    sparsity = [0.5] if name == "gmp" else 0.5
+    model, other = make_model(), make_model()
+    by_hand = configure_sparsity_optimizer(name, model.named_parameters(), sparsity=sparsity)
+    assert type(by_hand).__name__.lower() == f"{name}sparsityoptimizer"
+    by_hand.hook_module(model)
+    by_hand.apply_sparsity()
+    train(model, torch.optim.SGD(model.parameters(), 0.1), 2, after=by_hand.step)
+    inner = torch.optim.SGD(other.parameters(), 0.1)
+    wrapper = configure_sparsity_wrapper(other, inner, sparsity_type=name, sparsity=sparsity)
+    train(other, wrapper, 2)
+    assert_equal(snapshot(model), snapshot(other))
+    for group in (by_hand.sparsity, wrapper.sparsity):
+        counts = {name: int(s.mask.sum()) for name, s in group.sparse_params.items()}
+        assert counts == {"0.weight": 96, "2.weight": 48}
+        assert_enforced(group)
 
 
 def test_the_wrapper_is_a_drop_in():
@@ -40,6 +58,10 @@ def test_the_wrapper_is_a_drop_in():
     train(model, optimizer, 4)
     assert_enforced(optimizer.sparsity, optimizer.optimizer)
     assert optimizer.sparsity[0].num_updates == 2
+    assert set(optimizer.state[model[0].weight]) == {"momentum_buffer", "mask"}
+    assert set(optimizer.state_dict()) == {"state", "param_groups", "sparsity"}
+    optimizer.zero_grad()
+    assert model[0].weight.grad is None
     other_model = make_model()
     other = configure_sparsity_wrapper(
         other_model, torch.optim.SGD(other_model.parameters(), 0.1), "rigl", sparsity=0.5
@@ -49,30 +71,49 @@ def test_the_wrapper_is_a_drop_in():
     assert other.sparsity.step == 4
 
 
-class BlogCubic(BaseHyperParameter):
-    """The blog's Figure 7, with its slips mended."""
-
-    TYPE = "blog_cubic"
-
-    def __init__(self, init_sparsity, end_sparsity, start, end, every):
-        self.s_init, self.s_end, self.every = init_sparsity, end_sparsity, every
-        self.first, self.total = int(start / every), int(end / every) - int(start / every)
-
-    def __call__(self, step: torch.Tensor, is_update_step: torch.Tensor):
-        done = ((step / self.every).int() - self.first) / self.total
-        value = self.s_end + (self.s_init - self.s_end) * (1 - done) ** 3
-        return torch.clamp(value, min=self.s_init, max=self.s_end)
-
-    def get_min_max_end(self, begin, end):
-        return self.s_init, self.s_end, self.s_end
+@pytest.mark.parametrize(
+    ("settings", "steps"),
+    [
+        ({"schedule": 3}, [0, 3, 6]),
+        ({"schedule": {"start": 1, "freq": 4, "stop": 9}}, [1, 5]),
+        ({"schedule": {"type": "periodic", "freq": 5}}, [0, 5]),
+    ],
+)
+def test_schedule_is_when_to_update(settings, steps):
+    algorithm = RigLSparsityOptimizer(make_model(), sparsity=0.5, **settings).sparsity[0]
+    assert [t for t in range(9) if algorithm.is_update_step(t)] == steps
+    pairs = [[2, 0.3], [5, 0.6]]
+    gmp = configure_sparsity_optimizer("gmp", make_model(), sparsity_schedule=pairs).sparsity[0]
+    assert [t for t in range(9) if gmp.is_update_step(t)] == [2, 5]
 
 
-def test_a_blog_schedule_is_found_by_its_type():
-    schedule = {"type": "blog_cubic", "init_sparsity": 0.5, "end_sparsity": 0.8, "start": 0,
-                "end": 10, "every": 2}  # fmt: skip
-    algorithm = configure({"algorithm": "rigl", "schedule": schedule})[0]
-    values = [round(algorithm.sparsity["x"](step), 4) for step in (0, 1, 2, 10)]
-    assert values == [0.5, 0.5, round(0.8 - 0.3 * 0.8**3, 4), 0.8]
+def test_a_hyperparameter_with_state_slots_is_called_once_per_step_and_saved():
+    class Ratchet(BaseHyperParameter):
+        TYPE = "ratchet_type"
+        __state_slots__ = ("level",)
+
+        def __init__(self, start):
+            self.level = torch.tensor(start)
+
+        def __call__(self, step: torch.Tensor, is_update_step: torch.Tensor):
+            self.level += 0.125 * is_update_step
+            return self.level
+
+    algorithm = SET({"type": "ratchet_type", "start": 0.5}, update=2)
+    model = make_model()
+    algorithm.apply(model)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    algorithm.apply(optimizer)
+    counts = []
+    train(model, optimizer, 4, after=lambda: counts.append(int(model[0].weight_mask.sum())))
+    assert counts == [72, 48, 48, 24]
+    state = algorithm.state_dict()["sparsity"]
+    again = make_hyperparameter_schedule({"type": "ratchet", "start": 0.0})
+    again.load_state_dict(state[0])
+    assert float(again(9, False)) == float(state[0]["level"]) == 0.875
+    for name in ("Constant", "Linear", "Exp", "Power", "Cosine", "Cycling", "Lambda"):
+        assert issubclass(getattr(schedules, name), BaseHyperParameter)
+        assert getattr(schedules, name).TYPE == name.lower()
 
 
 class HalfSparsityOptimizer(BaseSparsityOptimizer):
@@ -286,62 +327,6 @@ def test_misuse_of_the_wrapper():
         sparsity.add_param_group({"params": [("x", nn.Parameter(torch.ones(2)))]})
     with pytest.raises(TypeError, match="abstract"):
         BaseSparsityOptimizer(model)
-
-
-def test_the_documents_script_with_another_import_line():
-    backend = cstorch.backend("CPU")
-    with backend.device:
-        model = nn.Linear(10, 10)
-    cstorch.compile(model, backend)
-    sparsity = cstorch.sparse.Static(sparsity=0.3)
-    model.apply(sparsity)
-    optimizer = cstorch.optim.SGD(model.parameters(), lr=0.1)
-    optimizer.apply(sparsity)
-    model(torch.ones(1, 10)).sum().backward()
-    optimizer.step()
-    assert int(model.weight_mask.sum()) == 70
-
-
-def test_backends_by_name(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert cstorch.backend("csx").torch_device.type == "cpu"
-    assert repr(cstorch.backend("CPU", compile_dir=".")) == "Backend('CPU')"
-    with pytest.raises(ValueError, match="needs a CUDA device"):
-        cstorch.backend("GPU")
-    with pytest.raises(ValueError, match="'CPU', 'GPU' or 'CSX'"):
-        cstorch.backend("TPU")
-    with pytest.raises(TypeError, match="torch module"):
-        cstorch.compile(lambda x: x, cstorch.backend())
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert cstorch.backend("GPU").torch_device.type == "cuda"
-
-
-def test_every_torch_optimizer_has_apply():
-    model = nn.Linear(4, 4)
-    sparsity = Static(0.5)
-    model.apply(sparsity)
-    assert optim.AdamW(model.parameters()).apply(sparsity) is not None
-    assert {"SGD", "Adam", "AdamW", "Adagrad", "RMSprop"} <= set(optim.__all__)
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "states"),
-    [
-        ("SGD", {"lr": 0.1}, []),
-        ("SGD", {"lr": 0.1, "momentum": 0.9}, ["momentum_buffer"]),
-        ("AdamW", {}, ["exp_avg", "exp_avg_sq"]),
-        ("Adam", {"amsgrad": True}, ["exp_avg", "exp_avg_sq", "max_exp_avg_sq"]),
-        ("Adagrad", {}, ["sum"]),
-        ("SparseAdam", {}, ["exp_avg", "exp_avg_sq"]),
-        ("LBFGS", {}, []),
-    ],
-)
-def test_optimizers_name_the_states_that_become_sparse(name, options, states):
-    model = make_model()
-    model.apply(Static(0.5))
-    optimizer = getattr(optim, name)(model.parameters(), **options)
-    assert optimizer.state_names_to_sparsify() == states
-    assert all(not state for state in optimizer.state.values()) or name == "Adagrad"
 
 
 def test_an_optimizer_of_another_model_is_refused_before_anything_is_masked():

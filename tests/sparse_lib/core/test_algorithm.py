@@ -10,10 +10,14 @@ import torch
 from torch import nn
 
 from sparse_lib.algorithms.gmp import GMP
+from sparse_lib.algorithms.granet import GraNet
 from sparse_lib.algorithms.rigl import RigL
 from sparse_lib.algorithms.set import SET
 from sparse_lib.algorithms.static import Static
+from sparse_lib.core.algorithm import SparsityAlgorithm
+from sparse_lib.core.dynamic import DynamicSparsityAlgorithm
 from sparse_lib.core.group import Group
+from sparse_lib.schedules.values import Constant
 from tests.sparse_lib.algorithm_cases import (
     assert_enforced,
     assert_equal,
@@ -107,6 +111,11 @@ def test_setting_a_mask_by_hand():
         sparse.mask = torch.ones(3)
     assert [s.name for s in algorithm.get_sparse_params(model[0])] == ["0.weight", "0.bias"]
     assert algorithm.get_sparse_params(torch.ones(1)) is None
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    assert len(algorithm.get_sparse_params(optimizer)) == algorithm.num_sparse_params == 3
+    assert sparse is algorithm.sparse_params["0.weight"] and sparse.name == "0.weight"
+    assert sparse.module is model[0] and sparse.param is model[0].weight
+    assert torch.equal(sparse.data, model[0].weight.detach())
 
 
 def test_autoupdate_off_keeps_masks_and_masking():
@@ -146,8 +155,14 @@ def test_misuse_is_one_sentence():
     algorithm.apply(optimizer)
     with pytest.raises(ValueError, match="another optimizer"):
         algorithm.apply(torch.optim.SGD(model.parameters(), 0.1))
+    with pytest.raises(ValueError, match="another model"):
+        algorithm.apply(make_model())
     with pytest.raises(ValueError, match="needs a sparsity"):
         RigL()
+    with pytest.raises(ValueError, match="sparsity or schedule, not both"):
+        GMP(0.5, schedule=0.5)
+    with pytest.raises(TypeError, match="abstract"):
+        SparsityAlgorithm(0.5)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         Static(0.5).apply(nn.ReLU())
@@ -164,6 +179,14 @@ def test_a_new_optimizer_after_the_old_one_is_gone():
     algorithm.apply(optimizer)
     train(model, optimizer, 2, after=lambda: assert_enforced(algorithm, optimizer))
     assert algorithm.step == algorithm.num_updates == 4
+
+
+def test_masks_hold_without_the_optimizer_or_the_algorithm():
+    model = make_model()
+    Static(0.5).apply(model)
+    gc.collect()
+    train(model, torch.optim.Adam(model.parameters(), 0.1), 3)
+    assert not model[0].weight.detach()[~model[0].weight_mask].any()
 
 
 def test_a_dropped_algorithm_is_freed_and_lets_its_masks_go_on():
@@ -202,6 +225,121 @@ def test_sparsity_by_parameter():
     assert algorithm.sparsity[model[2].weight](0) == 0.25
     assert model[0].weight_mask.float().mean() == 0.5
     assert model[2].weight_mask.float().mean() == 0.75
+
+
+@pytest.mark.parametrize("spec", [0.5, [0.5], {"type": "constant", "value": 0.5}, Constant(0.5)])
+def test_an_algorithm_of_update_alone_takes_sparsity_in_every_form(spec):
+    class Frozen(SparsityAlgorithm):
+        in_registry = False
+
+        def update(self, optimizer):
+            self.seen = optimizer
+
+    algorithm = Frozen(sparsity=spec)
+    model, optimizer = applied(algorithm)
+    train(model, optimizer, 1)
+    assert algorithm.seen is optimizer
+    assert int(model[0].weight_mask.sum()) == 96
+
+
+@pytest.mark.parametrize(("sparsity", "count"), [(0, 192), (0.5, 96), (1, 0)])
+def test_static_masks_up_to_both_ends(sparsity, count):
+    model, optimizer = applied(Static(sparsity))
+    train(model, optimizer, 2)
+    assert int(model[0].weight_mask.sum()) == int(model[0].weight.count_nonzero()) == count
+
+
+def test_a_new_sparsity_holds_from_the_next_update_on():
+    algorithm = SET({"0.*": 0.25, "*": 0.5}, 1)
+    model, optimizer = applied(algorithm)
+    train(model, optimizer, 1)
+    assert algorithm.sparsity[model[0].weight](0) == 0.25
+    algorithm.sparsity = {model[0].weight: 0.75, "*": 0.5}
+    train(model, optimizer, 1)
+    assert int(model[0].weight_mask.sum()) == 48
+
+
+def test_masks_are_made_from_updated_weights_at_the_step_of_the_optimizer():
+    seen = []
+
+    class Watch(DynamicSparsityAlgorithm):
+        in_registry = False
+
+        def update_mask(self, p, mask, sparsity):
+            seen.append((self.step, float(p.sum()), sparsity, torch.is_grad_enabled()))
+            return mask
+
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.constant_(model.weight, 1.0)
+    _, optimizer = applied(Watch(sparsity=lambda step: step / 100, update={"freq": 2}), model, 0.25)
+    for _ in range(4):
+        model.weight.grad = torch.ones(1, 1)
+        optimizer.state.clear()  # no momentum
+        optimizer.step()
+    assert seen == [(2, 0.5, 0.02, False), (4, 0.0, 0.04, False)]
+
+
+def test_a_list_of_sparsities_stays_at_its_last_and_hooks_report_it():
+    algorithm = GMP([0.25, 0.5], update={"freq": 2}, init_method="topk")
+    model, optimizer = applied(algorithm)
+    levels, targets = [], []
+    algorithm.register_target_sparsity_hook(lambda a, name, target: targets.append(target))
+    algorithm.register_computed_sparsity_hook(
+        lambda a, name, level: levels.append(level) if name == "0.weight" else None
+    )
+    train(model, optimizer, 8)
+    assert levels == targets == [0.25] + [0.5] * 7
+
+
+def test_masks_that_are_loaded_through_a_wrapper_stay():
+    source = make_model()
+    Static(0.5, seed=1).apply(source)
+    model, algorithm = make_model(1), Static(0.5, seed=2)
+    algorithm.apply(model)
+    state = {f"module.{name}": value for name, value in source.state_dict().items()}
+    nn.DataParallel(model).load_state_dict(state)
+    algorithm.initialize()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    algorithm.apply(optimizer)
+    train(model, optimizer, 2)
+    assert torch.equal(model[0].weight_mask, source[0].weight_mask)
+    assert_enforced(algorithm)
+
+
+@pytest.mark.parametrize("cls", [torch.optim.Adam, torch.optim.NAdam, torch.optim.Adadelta])
+def test_scalars_of_the_optimizer_are_no_masked_states(cls):
+    model = nn.ParameterDict({"scale": nn.Parameter(torch.tensor(2.0))})
+    algorithm = Static(1.0)
+    algorithm.apply(model)
+    optimizer = cls(model.parameters())
+    algorithm.apply(optimizer)
+    for count in (1, 2):
+        (model["scale"] * 3).backward()
+        optimizer.step()
+        state = optimizer.state[model["scale"]]
+        assert state["step"] == count and float(model["scale"].detach()) == 0.0
+        assert cls is not torch.optim.NAdam or float(state["mu_product"]) > 0
+
+
+@pytest.mark.parametrize("cls", [RigL, GraNet])
+def test_dense_gradients_are_kept_only_when_due(cls, monkeypatch):
+    algorithm = cls(0.5, update={"freq": 3})
+    kept, grow = [], cls.grow_score
+
+    def grow_score(self, p):
+        kept.append(weakref.ref(self.dense_gradient(p)))
+        return grow(self, p)
+
+    monkeypatch.setattr(cls, "grow_score", grow_score)
+    model, optimizer = applied(algorithm)
+    for step in range(1, 7):
+        due = step % 3 == 0
+        assert algorithm.needs_dense_gradient is due
+        assert bool(model[0].weight._backward_hooks) is due
+        train(model, optimizer, 1, start=step)
+        with pytest.raises(RuntimeError, match="no dense gradient.*set autoupdate to False"):
+            algorithm.dense_gradient(model[0].weight)
+    assert len(kept) == 6 and not any(reference() is not None for reference in kept)
 
 
 @pytest.mark.parametrize(

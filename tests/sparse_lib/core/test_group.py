@@ -6,6 +6,7 @@ import warnings
 import pytest
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from sparse_lib.algorithms.rigl import RigL
@@ -39,6 +40,32 @@ def test_the_first_match_wins_and_apply_is_order_free():
     assert [list(a.sparse_params) for a in one] == [["0.weight"], ["0.bias"], ["2.weight"]]
 
 
+def test_groups_are_extended_and_hooks_reach_every_member():
+    group = Group({"0.weight": Static(0.25)})
+    group.add(["2.*", "none"], SET(0.5))
+    group.extend(Group([(lambda name, param: True, Static(0.9, "from_zeros"))]))
+    assert len(group) == 3 and isinstance(group[1], SET)
+    seen = {}
+    handles = group.register_target_sparsity_hook(
+        lambda algorithm, name, target: seen.update({("target", name): target})
+    )
+    group.register_computed_sparsity_hook(
+        lambda algorithm, name, level: seen.update({("actual", name): level})
+    )
+    model = make_model()
+    group.apply(model)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    group.apply(optimizer)
+    train(model, optimizer, 1)
+    assert [type(handle) for handle in handles] == [RemovableHandle] * 3
+    assert seen == {
+        **{("target", f"{name}*"): s for name, s in (("0.weight", 0.25), ("2.weight", 0.5))},
+        **{("actual", name): s for name, s in (("0.weight", 0.25), ("2.weight", 0.5))},
+        ("target", "0.bias*"): 0.9,
+        ("actual", "0.bias"): 0.0,  # what is there, not what was asked for
+    }
+
+
 def test_training_and_state():
     model, group = make_model(), make_group()
     group.apply(model)
@@ -55,7 +82,7 @@ def test_training_and_state():
 
 
 @pytest.mark.parametrize("nested", [False, True])
-def test_autoupdate_of_group_and_member(nested):  # defect 35
+def test_autoupdate_of_group_and_member(nested):
     model, group = make_model(), Group({"*": SET(0.5, update=1)})
     group.apply(model)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)

@@ -11,10 +11,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import sparse_lib as sl
 from sparse_lib.core.guard import MaskGuard
-from tests.sparse_lib.algorithm_cases import ALGORITHMS, SCHEDULES, make, make_model
+from tests.sparse_lib.algorithm_cases import ALGORITHMS, SCHEDULES, make, make_model, train
 
 OPTIMIZERS = {
     "SGD": {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1},
@@ -221,3 +222,42 @@ def test_each_tensor_is_masked_once_per_mask_of_a_step(name, grouped, monkeypatc
             for param in ("0.weight", "0.bias", "2.weight")
             for what in ("weight", "gradient", "exp_avg", "exp_avg_sq", "max_exp_avg_sq")
         }
+
+
+class Operators(TorchDispatchMode):
+    """Records the operators whose result has more than one element."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if not isinstance(result, torch.Tensor) or result.numel() > 1:
+            self.names.append(func.overloadpacket.__name__)
+        return result
+
+
+def operators_of_a_step(algorithm):
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, foreach=False)
+    if algorithm is not None:
+        algorithm.apply(model)
+        algorithm.apply(optimizer)
+    train(model, optimizer, 3)
+    optimizer.zero_grad()
+    with Operators() as operators:
+        model(torch.ones(2, 12)).sum().backward()
+        optimizer.step()
+    return operators.names
+
+
+@pytest.mark.parametrize("name", ["static", "gmp", "set", "rigl", "granet"])
+def test_between_updates_only_masking_is_computed(name):
+    options = {} if name == "static" else {"update": {"freq": 3}}  # none is due at step four
+    ours = operators_of_a_step(make(name, **options))
+    for operator in operators_of_a_step(None):
+        ours.remove(operator)
+    # Gradient, weight and momentum of three tensors: nine selections.
+    views = {"detach", "view", "t", "alias"}
+    assert [operator for operator in ours if operator not in views] == ["bitwise_and_"] * 9

@@ -69,9 +69,9 @@ def test_topk_and_balanced_topk_by_hand():
 
 
 def test_from_zeros_ignores_the_sparsity():
-    param = torch.tensor([0.0, -0.0, float("nan"), 1e-30, 2.0])
+    param = torch.tensor([0.0, -0.0, float("nan"), 1e-30, 2.0, float("inf"), -float("inf")])
     mask = make_init_method("from_zeros", rules=CSTORCH)(param, 0.9)
-    assert mask.tolist() == [False, False, False, True, True]
+    assert mask.tolist() == [False] * 3 + [True] * 4
 
 
 def test_checkerboard():

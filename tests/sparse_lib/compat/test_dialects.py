@@ -1,0 +1,167 @@
+"""Configs of older documents: sideband YAML, and cstorch 2.0 and 2.1."""
+
+import pytest
+import torch
+from torch import nn
+
+import sparse_lib as sl
+from tests.sparse_lib.algorithm_cases import make_model
+
+
+class FcLayers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(10, 10)
+        self.fc_layers = nn.ModuleList([nn.Linear(10, 10), nn.Linear(10, 10)])
+        self.norm = nn.LayerNorm(10)
+        self.final_layer = nn.Linear(10, 10)
+
+
+def sparsified(config, model=None):
+    model, group = model or FcLayers(), sl.configure(config)
+    group.apply(model)
+    return model, {name: round(s.sparsity, 6) for name, s in group.sparse_params.items()}
+
+
+def keeps_the_largest(weight, mask):
+    size = weight.abs()
+    return bool(size[mask].min() >= size[~mask].max())
+
+
+FC = {"fc_layers.0.weight": 0.3, "fc_layers.1.weight": 0.3}
+SEEDED = {"type": "sideband", "sparsity": 0.3, "init_method": "random", "seed": 1234}
+EACH = {
+    "fc_layers.*weight": {"sparsity": 0.3},
+    "final_layer.*weight": {"sparsity": 0.4, "init_method": "random", "seed": 7},
+}
+SIDEBAND = {
+    "by the default filter": (SEEDED, FC | {"final_layer.weight": 0.3}),
+    "one pattern": ({**SEEDED, "param_name_patterns": "fc_layers.*weight"}, FC),
+    "several patterns": (
+        {
+            **SEEDED,
+            "init_method": "topk",
+            "param_name_patterns": ["fc_layers.*weight", "^final.*t$"],
+        },
+        FC | {"final_layer.weight": 0.3},
+    ),
+    "settings for each pattern": (
+        {"type": "sideband", "param_name_patterns": EACH},
+        FC | {"final_layer.weight": 0.4},
+    ),
+}
+
+
+@pytest.mark.parametrize("form", SIDEBAND)
+@pytest.mark.parametrize("outer", [True, False])
+def test_sideband_configs(form, outer):
+    config, expected = SIDEBAND[form]
+    model = FcLayers()
+    weight = model.fc_layers[0].weight.detach().clone()
+    _, got = sparsified({"sparsity": config} if outer else config, model)
+    assert got == expected
+    is_random = config.get("init_method") == "random"
+    assert keeps_the_largest(weight, model.fc_layers[0].weight_mask) != is_random
+
+
+def test_sideband_masks_depend_on_the_seed_and_the_name_only():
+    masks = []
+    for seed, others in ((1234, {}), (1234, {"a": nn.Linear(8, 8)}), (7, {})):
+        model = nn.ModuleDict({**others, "b": nn.Linear(8, 8)})
+        sparsified({**SEEDED, "seed": seed, "dump_masks": False, "add_summaries": True}, model)
+        masks.append(model["b"].weight_mask)
+    assert torch.equal(masks[0], masks[1]) and not torch.equal(masks[0], masks[2])
+
+
+@pytest.mark.parametrize(("key", "dim"), [("out_groups", 0), ("in_groups", 1)])
+def test_sideband_groups_are_balanced(key, dim):
+    config = {"type": "sideband", "sparsity": 0.5, key: 4}
+    model, _ = sparsified(config, nn.ModuleDict({"x": nn.Linear(8, 8)}))
+    assert [int(part.sum()) for part in model["x"].weight_mask.chunk(4, dim)] == [8] * 4
+    with pytest.raises(ValueError, match="in_groups or out_groups, not both"):
+        sl.configure({**config, "in_groups": 2, "out_groups": 2})
+
+
+@pytest.mark.parametrize(
+    ("schedule", "steps"),
+    [
+        (7, [0, 7, 14]),
+        ([3, 5], [3, 5]),
+        ({"freq": 6, "start": 1, "stop": 13}, [1, 7]),
+        ({"start": 2}, [2]),  # every 1000 steps
+        ({"steps": [4]}, [4]),
+        (lambda step: step == 9, [9]),
+    ],
+)
+def test_schedule_beside_a_sparsity_is_when_to_update(schedule, steps):
+    old = sl.configure({"type": "set", "sparsity": 0.5, "schedule": schedule})[0]
+    assert [t for t in range(15) if old.is_update_step(t)] == steps
+
+
+def test_pairs_of_a_step_and_a_sparsity():
+    pairs = sl.configure({"type": "gmp", "sparsity_schedule": [[3, 0.1], [5, 0.2]]})[0]
+    new = sl.configure({"algorithm": "gmp", "schedule": [0.1, 0.2], "update": {"steps": [3, 5]}})[0]
+    for algorithm in (pairs, new):
+        assert [t for t in range(9) if algorithm.is_update_step(t)] == [3, 5]
+        assert algorithm.sparsity["x"].values == [0.1, 0.2]
+
+
+def test_a_sparsity_at_the_top_and_for_a_pattern_mean_the_same():
+    top = {"type": "gmp", "sparsity": 0.5, "schedule": 2}
+    each = {"type": "gmp", "schedule": 2, "param_name_patterns": {"weight": {"sparsity": 0.5}}}
+    for config in (top, each):
+        algorithm = sl.configure(config)[0]
+        assert [algorithm.sparsity["x"](step) for step in (0, 9)] == [0.5, 0.5]
+        assert algorithm.is_update_step(4) and not algorithm.is_update_step(5)
+
+
+@pytest.mark.parametrize(
+    ("spec", "name"),
+    [({"type": "random", "eps": 1e-6}, "random"), ("first", "first"), (None, "first")],
+)
+def test_tiebreak_is_the_tie_breaker(spec, name):
+    old = {"type": "gmp", "sparsity": [0.5], "schedule": 1, "tiebreak": spec}
+    group, model = sl.configure(old), make_model()
+    assert group[0].tie_breaker == name
+    nn.init.ones_(model[0].weight)
+    group.apply(model)
+    group.update()
+    assert int(model[0].weight_mask.sum()) == 96
+
+
+@pytest.mark.parametrize(
+    ("pattern", "names"),
+    [
+        (r"^fc", {"fc.weight", "fcx.weight"}),
+        (r"fc\.w", {"fc.weight", "a.fc.weight"}),
+        (r"^fc\.|^b", {"fc.weight", "b.weight"}),
+        (r"x.*weight$", {"fcx.weight"}),
+    ],
+)
+def test_name_patterns_are_regular_expressions_that_are_searched(pattern, names):
+    layers = {name: nn.Linear(2, 2, bias=False) for name in ("fc", "fcx", "b")}
+    model = nn.ModuleDict({**layers, "a": nn.ModuleDict({"fc": nn.Linear(2, 2, bias=False)})})
+    config = {"type": "static", "sparsity": 0.5, "param_name_patterns": pattern}
+    assert sparsified(config, model)[1].keys() == names
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"algorithm": "set", "type": "set"}, "give algorithm or type"),
+        ({"type": 3}, "algorithm must be a name, not 3"),
+        ({"type": "sideband", "schedule": 3}, "schedule is no key of type 'sideband'"),
+        ({"type": "gmp", "sparsity_schedule": [[1, 0.5]], "update": 2}, "stands alone"),
+        ({"type": "gmp", "sparsity_schedule": [1, 2]}, "must be a list of .step, sparsity."),
+        ({"type": "set", "sparsity": 0.5, "schedule": 2, "update": 3}, "not both"),
+        ({"sparsity": 0.5, "param_name_patterns": "("}, "is no regular expression"),
+        ({"sparsity": 0.5, "param_name_patterns": [3]}, "must hold regular expressions, not 3"),
+        ({"sparsity": 0.5, "param_name_patterns": {}}, "must not be empty"),
+        ({"param_name_patterns": {"x": 0.5}}, "'x'. must be a dict, not 0.5"),
+        ({"param_filter": "*", "param_name_patterns": "x"}, "not both"),
+        ({"sparsity": 0.5, "param_name_paterns": "x"}, "did you mean 'param_name_patterns'"),
+    ],
+)
+def test_mistakes_are_one_sentence(config, words):
+    with pytest.raises((ValueError, TypeError), match=words):
+        sl.configure(config)
