@@ -41,7 +41,7 @@ MIRROR_VARIABLE = "SPARSE_MIRROR"
 @functools.cache
 def _datasets() -> dict[str, Dataset | ImageDataset]:
     found: dict[str, Dataset | ImageDataset] = {}
-    for path in sorted(Path(__file__).parent.glob("*.py")):
+    for path in sorted(path for folder in __path__ for path in Path(folder).glob("*.py")):
         if not re.search(r"^DATASETS\b.*=", path.read_text(), re.MULTILINE):
             continue  # a tool; importing some takes a second
         for entry in importlib.import_module(f"{__name__}.{path.stem}").DATASETS:
@@ -147,8 +147,16 @@ def prepare(
     }
     for split in ("validation", "test"):
         packing.write_texts(texts.splits.get(split, []), out / "text" / f"{split}.jsonl")
-    for file_name, rows in texts.extras.items():
+    tests = {name: f"{name}.jsonl" for name in texts.tests}
+    extras = {**texts.extras, **{tests[name]: test.rows for name, test in texts.tests.items()}}
+    for file_name, rows in extras.items():
         (out / file_name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (out / "tests.json").unlink(missing_ok=True)
+    if tests:
+        configs = {
+            name: {**test.config, "documents": tests[name]} for name, test in texts.tests.items()
+        }
+        (out / "tests.json").write_text(json.dumps(configs, indent=2) + "\n")
     meta = {
         "name": name,
         "hash": files_digest(hashed_files(out, {})),
@@ -161,7 +169,7 @@ def prepare(
         "splits": dataset.splits,
         **texts.meta,
     }
-    written = [*hashed_files(out, {}), *(out / name for name in texts.extras)]
+    written = [*hashed_files(out, {}), *(out / name for name in extras), *out.glob("tests.json")]
     written += [*(out / "tokenizer").iterdir(), *(out / "text").iterdir()]
     seal(out, meta, {*written})
     return meta

@@ -90,7 +90,7 @@ def missing_rows(
     """Say in one sentence what of a dataset is not mirrored; None if nothing."""
     folder = source.mirror / hub_id if source.mirror else None
     if folder is not None and any(folder.glob("**/*.parquet")):
-        declared = _declared_splits(folder / "README.md", config)
+        declared = declared_splits(folder / "README.md", config)
         absent = [split for split in splits if declared is not None and split not in declared]
         if not absent:
             return None
@@ -118,7 +118,7 @@ def _not_mirrored(name: str, hub_id: str, files: str, source: Source) -> str:
     )
 
 
-def _declared_splits(readme: Path, config: str | None) -> list[str] | None:
+def declared_splits(readme: Path, config: str | None) -> list[str] | None:
     """Splits of a config that a README's YAML header declares; None if it declares no configs."""
     header = readme.read_text().split("---\n") if readme.is_file() else []
     try:
@@ -180,7 +180,7 @@ def reading(name: str, path: str) -> Iterator[None]:
         cause: BaseException = error
         while cause.__cause__ is not None:
             cause = cause.__cause__
-        reason = str(cause).strip().split("\n")[0]
+        reason = "there is no " * isinstance(cause, KeyError) + str(cause).strip().split("\n")[0]
         raise MissingData(f"{name}: {path} cannot be read: {reason}") from error
 
 

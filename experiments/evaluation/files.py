@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from experiments.data.base import MissingData
 from experiments.evaluation.suite import digest
 
 
@@ -48,6 +49,18 @@ def read_json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}
+
+
+def read_jsonl(path: Path) -> list[dict[str, Any]]:
+    """Rows of a JSON Lines file.
+
+    Raises:
+        MissingData: if there is no such file.
+    """
+    if not path.is_file():
+        raise MissingData(f"{path} does not exist; prepare the dataset first")
+    with path.open(encoding="utf-8") as lines:
+        return [json.loads(line) for line in lines if line.strip()]
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:

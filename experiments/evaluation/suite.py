@@ -6,22 +6,36 @@ import functools
 import hashlib
 import json
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
     NonNegativeInt,
     PositiveInt,
     ValidationError,
-    field_validator,
+    model_validator,
 )
+
+from experiments.evaluation import metrics
 
 FOLDER = Path(__file__).parent / "suites"
 #: lm-eval's files of our own tasks.
 OWN_TASKS = Path(__file__).parent / "lm" / "tasks"
+#: In place of a task: all tests that the prepared dataset brings along.
+BROUGHT = "own"
+Splits = tuple[Literal["validation", "test"], ...]
+
+
+def _is_metric(name: str) -> str:
+    metrics.path(name)
+    return name
+
+
+Metrics = tuple[Annotated[str, AfterValidator(_is_metric)], ...]
 
 
 class Strict(BaseModel):
@@ -33,7 +47,10 @@ class Strict(BaseModel):
 class Perplexity(Strict):
     """Perplexity of the dataset's own held-out splits."""
 
-    splits: tuple[Literal["validation", "test"], ...] = Field(("validation", "test"), min_length=1)
+    splits: Splits = Field(("validation", "test"), min_length=1)
+    metrics: Metrics = Field(
+        ("loss", "perplexity", "word_perplexity", "byte_perplexity", "bits_per_byte"), min_length=1
+    )
     stride: PositiveInt | None = Field(default=None, description="tokens; None is half the context")
     max_tokens: PositiveInt | None = Field(
         default=None, description="tokens per split, spread over it; None takes all"
@@ -41,35 +58,29 @@ class Perplexity(Strict):
 
 
 class TaskEntry(Strict):
-    """One lm-eval task or group."""
+    """One lm-eval task or group, or all tests that the dataset brings."""
 
     task: str
     folder: str | None = Field(
         default=None, description="folder of the task below lm_eval/tasks; None for our own tasks"
     )
+    split: str | None = Field(
+        default=None,
+        pattern=r"^[A-Za-z0-9_.-]+$",
+        description="split of a published dataset to score; None takes what lm-eval says",
+    )
     num_fewshot: NonNegativeInt = 0
     limit: PositiveInt | None = Field(default=None, description="first documents; None takes all")
     enabled: bool = True
-    if_present: str | None = Field(
-        default=None, description="file of the data folder that it needs"
-    )
-    if_absent: str | None = Field(
-        default=None, description="file of the data folder that replaces it"
+    fallback: bool = Field(
+        default=False, description="whether it is for datasets that no other own task fits"
     )
 
-    @field_validator("if_present", "if_absent")
-    @classmethod
-    def _is_own_file(cls, name: str | None) -> str | None:
-        known = sorted(filter(None, own_tasks().values()))
-        if name is not None and name not in known:
-            raise ValueError(f"it must be one of {', '.join(known)}")
-        return name
-
-    def applies(self, data_dir: Path) -> bool:
-        """Whether the task fits this dataset and is switched on."""
-        needed = self.if_present is None or (data_dir / self.if_present).exists()
-        replaced = self.if_absent is not None and (data_dir / self.if_absent).exists()
-        return self.enabled and needed and not replaced
+    @model_validator(mode="after")
+    def _is_published(self) -> TaskEntry:
+        if self.split is not None and self.folder is None:
+            raise ValueError(f"split is {self.split!r}, but own tasks have one split; leave it out")
+        return self
 
 
 class Common(Strict):
@@ -96,6 +107,7 @@ class Common(Strict):
 class Suite(Common):
     """What is scored of a language model."""
 
+    kind: Literal["text"] = "text"
     bootstrap_iters: PositiveInt = Field(
         default=1000, description="resamples for the standard errors that have no closed form"
     )
@@ -103,7 +115,19 @@ class Suite(Common):
     tasks: tuple[TaskEntry, ...] = ()
 
 
-Kind = TypeVar("Kind", bound=Common)
+class ImageSuite(Common):
+    """What is scored of an image classifier."""
+
+    kind: Literal["images"] = "images"
+    splits: Splits = Field(("validation", "test"), min_length=1)
+    metrics: Metrics = Field(
+        ("accuracy", "accuracy_top5", "loss", "calibration_error", "class_accuracy"), min_length=1
+    )
+    max_images: PositiveInt | None = Field(None, description="first images; None takes all")
+
+
+KINDS: dict[str, type[Suite | ImageSuite]] = {"text": Suite, "images": ImageSuite}
+Kind = TypeVar("Kind", Suite, ImageSuite)
 
 
 def digest(value: Any) -> str:
@@ -136,23 +160,44 @@ def own_tasks() -> dict[str, str | None]:
     }
 
 
-def task_files(suite: str | Suite) -> list[Path]:
-    """Files of our own tasks that a suite's scores depend on, in order; lm_eval is not imported.
+def brought_tests(data_dir: Path) -> dict[str, dict[str, Any]]:
+    """Tests that a prepared dataset brings along: keys of lm-eval tasks by their names.
 
-    Args:
-        suite: a suite, or its name or path; one of a kind without tasks has no such files.
-
-    Raises:
-        ValueError: if there is no such suite.
+    ``documents`` is the file with a test's rows; ``include`` is below `OWN_TASKS`.
     """
-    if isinstance(suite, str):
-        entries = read_suite(suite).get("tasks") or []
-        named = [entry for entry in entries if isinstance(entry, dict)]
-        names = {entry.get("task") for entry in named if not entry.get("folder")}
-    else:
-        names = {entry.task for entry in suite.tasks if not entry.folder}
+    path = data_dir / "tests.json"
+    return json.loads(path.read_text()) if path.is_file() else {}
+
+
+def applicable(suite: Suite, data_dir: Path) -> list[TaskEntry]:
+    """Entries of a suite that fit a prepared dataset, each with the name of a task."""
+    own, brought = own_tasks(), brought_tests(data_dir)
+    found: dict[str, TaskEntry] = {}
+    for entry in suite.tasks:
+        names = [entry.task]
+        if entry.folder is None and entry.task == BROUGHT:
+            names = [*brought]
+        elif entry.folder is None and entry.task not in brought and own.get(entry.task):
+            names *= (data_dir / str(own[entry.task])).exists()
+        for name in names if entry.enabled else ():
+            found.setdefault(name, entry.model_copy(update={"task": name}))
+    fits = any(entry.folder is None and not entry.fallback for entry in found.values())
+    return [entry for entry in found.values() if not (fits and entry.fallback)]
+
+
+def suite_files(suite: Suite | ImageSuite) -> list[Path]:
+    """Files beside its own that a suite's scores depend on: metrics and our own tasks, in order.
+
+    lm_eval is not imported.
+    """
+    if isinstance(suite, ImageSuite):
+        return [metrics.path(name) for name in sorted(set(suite.metrics))]
+    chosen = () if suite.perplexity is None else suite.perplexity.metrics
+    names = {entry.task for entry in suite.tasks if not entry.folder and entry.enabled}
     queue = [path for path in OWN_TASKS.glob("*.yaml") if _own_task(path).get("task") in names]
-    found: set[Path] = set()
+    if BROUGHT in names:
+        queue += OWN_TASKS.glob("_*template")
+    found = {metrics.path(name) for name in chosen}
     while queue:
         path = queue.pop()
         found.add(path)
@@ -169,25 +214,35 @@ def _named_files(task: dict[str, Any]) -> list[Path]:
     return [OWN_TASKS / name for name in names if (OWN_TASKS / name).is_file()]
 
 
-def load_suite(name: str, kind: type[Kind] = Suite) -> Kind:  # type: ignore[assignment]
+def load_suite(name: str, kind: type[Kind] | None = None) -> Kind:
     """Read a suite by name, or by the path of a YAML file.
 
     Args:
         name: name or path.
-        kind: what the file must describe.
+        kind: what it must be a suite of; None takes what the file says.
 
     Raises:
-        ValueError: if there is no such suite, or a key or value in it is wrong.
+        ValueError: if there is no such suite, it is of another kind, or a key or value is wrong.
     """
-    content = read_suite(name)
+    path = suite_path(name)
     try:
-        return kind(**{**content, "name": Path(name).stem})
+        content = yaml.safe_load(path.read_text()) or {}
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path.name} is not valid YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
+        raise ValueError(f"{path.name} must be a mapping of settings by name, not {content!r:.60}")
+    found = content.get("kind", "text")
+    if found not in [*KINDS]:
+        raise ValueError(f"{path.name}: kind is {found!r}; it must be {' or '.join(KINDS)}")
+    if kind not in (None, KINDS[found]):
+        raise ValueError(f"{path.name}: kind is {found!r}, but the model is of another kind")
+    try:
+        return KINDS[found](**{**content, "name": path.stem})  # type: ignore[return-value]
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])
-        raise ValueError(
-            f"{Path(name).stem}.yaml: {key} is {first['input']!r}: {first['msg']}"
-        ) from None
+        message = first["msg"].removeprefix("Value error, ")
+        raise ValueError(f"{path.name}: {key} is {first['input']!r:.200}: {message}") from None
 
 
 def suite_path(name: str) -> Path:
@@ -201,19 +256,3 @@ def suite_path(name: str) -> Path:
         known = ", ".join(sorted(file.stem for file in FOLDER.glob("*.yaml")))
         raise ValueError(f"suite is {name!r}; it must be one of {known}, or the path of a YAML")
     return path
-
-
-def read_suite(name: str) -> dict[str, Any]:
-    """Settings of a suite as its file has them, unchecked.
-
-    Raises:
-        ValueError: if there is no such suite, or its file is no mapping.
-    """
-    path = suite_path(name)
-    try:
-        content = yaml.safe_load(path.read_text()) or {}
-    except yaml.YAMLError as error:
-        raise ValueError(f"{path.name} is not valid YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
-        raise ValueError(f"{path.name} must be a mapping of settings by name, not {content!r:.60}")
-    return content

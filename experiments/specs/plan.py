@@ -67,11 +67,13 @@ def training_code_hash(spec: RunSpec) -> str:
 
 def evaluation_code_hash(spec: RunSpec) -> str:
     """Hash of the task's evaluation code, one suite file and our own task definitions."""
-    from experiments.evaluation.suite import suite_path, task_files
+    from experiments.evaluation.suite import load_suite, suite_files, suite_path
 
-    files = [suite_path(spec.suite), *task_files(spec.suite)]
-    texts = {path.name: path.read_text() for path in files}
-    return digest([code_hash(*module_files(tasks.get(spec.task).EVALUATION)), texts])
+    files = [suite_path(spec.suite), *suite_files(load_suite(spec.suite))]
+    texts = {path.name: path.read_text() for path in files if path.suffix != ".py"}
+    modules = [*module_files(tasks.get(spec.task).EVALUATION)]
+    modules += [path for path in files if path.suffix == ".py"]
+    return digest([code_hash(*modules), texts])
 
 
 def reusable(run: Run, *, data_folder: Path) -> bool:

@@ -17,9 +17,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from experiments.data import verify
+from experiments.data.base import SPLITS
 from experiments.data.files import read_meta
 from experiments.evaluation.files import hash_files, read_json, run_of, weights_hash, write_json
-from experiments.evaluation.suite import Suite, TaskEntry, digest, load_suite, own_tasks, task_files
+from experiments.evaluation.suite import (
+    BROUGHT,
+    Suite,
+    TaskEntry,
+    applicable,
+    brought_tests,
+    digest,
+    load_suite,
+    own_tasks,
+    suite_files,
+)
 from experiments.specs.code import code_hash
 
 if TYPE_CHECKING:
@@ -63,7 +74,9 @@ def evaluate(
     model_dir, data_dir, out = Path(model_dir), Path(data_dir), Path(out)
     out = out if out.suffix == ".json" else out / "eval.json"
     verify(data_dir)
-    job = _Job(model_dir, data_dir, load_suite(suite), None if mirror is None else Path(mirror))
+    job = _Job(
+        model_dir, data_dir, load_suite(suite, Suite), None if mirror is None else Path(mirror)
+    )
     previous = read_json(out)
     if previous.get("inputs_hash") == job.inputs_hash(previous.get("datasets") or {}):
         return previous
@@ -111,32 +124,38 @@ class _Job:
         self.weights_hash = weights_hash(model_dir)
         self.files_hash = hash_files(data_dir, _data_files(data_dir))
         self.data_hash = read_meta(data_dir)["hash"]
-        self.entries = [entry for entry in suite.tasks if entry.applies(data_dir)]
+        self.entries = applicable(suite, data_dir)
+        self.brought = brought_tests(data_dir)
+        self.scratch = tempfile.TemporaryDirectory(prefix="evaluate-")
 
     def inputs_hash(self, hub_ids: Iterable[str]) -> str:
         """Digest of all that the scores depend on, given the hub datasets in use."""
         hubs = {hub: self._hub_digest(hub) for hub in hub_ids}
         return digest(
             [self.weights_hash, self.suite.hash, self.data_hash, self.files_hash, hubs]
-            + [_code(), _texts(self.suite)]
+            + [_code(), _own_code(self.suite)]
         )
 
     @cached_property
     def manager(self) -> Any:
         from experiments.evaluation.lm.harness_tasks import task_manager
 
-        return task_manager(self.entries)
+        scratch = Path(self.scratch.name)
+        return task_manager(self.entries, data_dir=self.data_dir, scratch=scratch)
 
     @cached_property
     def datasets(self) -> dict[str, str]:
         """Digest of each hub dataset that the suite's tasks read."""
-        from experiments.evaluation.lm.harness_tasks import hub_id, leaves, local_dataset
+        from experiments.evaluation.lm import harness_tasks as harness
 
-        names = [leaf for entry in self.entries for leaf in leaves(self.manager, entry.task)]
-        hubs = sorted({hub for name in names if (hub := hub_id(self.manager, name))})
-        for hub in hubs:
-            local_dataset(hub, self.mirror)
-        return {hub: self._hub_digest(hub) for hub in hubs}
+        hubs = set()
+        for entry in self.entries:
+            for leaf in harness.leaves(self.manager, entry.task):
+                if hub := harness.hub_id(self.manager, leaf):
+                    hubs.add(hub)
+                    harness.local_dataset(hub, self.mirror)
+                    harness.check_split(self.manager, leaf, entry, self.mirror)
+        return {hub: self._hub_digest(hub) for hub in sorted(hubs)}
 
     @property
     def units(self) -> list[tuple[str, str, TaskEntry | None]]:
@@ -145,17 +164,19 @@ class _Job:
         found: list[tuple[str, str, TaskEntry | None]] = []
         if self.suite.perplexity is not None:
             settings = self.suite.perplexity.model_dump(mode="json")
-            found.append(("perplexity", digest([*shared, settings, self.files_hash]), None))
+            files = _own_code(self.suite.model_copy(update={"tasks": ()}))
+            found.append(("perplexity", digest([*shared, settings, self.files_hash, files]), None))
         if not self.entries:
             return found
         from experiments.evaluation.lm.harness_tasks import hub_id, leaves
 
         for entry in self.entries:
-            settings = {"num_fewshot": entry.num_fewshot, "limit": entry.limit}
+            settings = entry.model_dump(include={"num_fewshot", "limit", "split"})
             for leaf in leaves(self.manager, entry.task):
                 hub = hub_id(self.manager, leaf)
                 data = self.datasets[hub] if hub else self.files_hash
-                own = None if hub else _texts(Suite(name=leaf, tasks=[TaskEntry(task=leaf)]))
+                own = TaskEntry(task=BROUGHT if leaf in self.brought else leaf)
+                own = None if hub else _own_code(Suite(name="", tasks=(own,), perplexity=None))
                 extra = [leaf, settings, self.suite.bootstrap_iters, data, own]
                 found.append((leaf, digest([*shared, *extra]), entry))
         return found
@@ -237,18 +258,18 @@ def _is_whole(unit: Any) -> bool:
 
 def _data_files(data_dir: Path) -> list[Path]:
     """Files of a prepared dataset that an evaluation may read."""
-    splits = ("validation", "test")
-    names = (
-        [f"{s}.bin" for s in splits]
-        + [f"text/{s}.jsonl" for s in splits]
-        + list(filter(None, own_tasks().values()))
-    )
-    return [data_dir / name for name in names]
+    names = [f"{split}.bin" for split in SPLITS[1:]]
+    names += [f"text/{split}.jsonl" for split in SPLITS[1:]]
+    names += [name for name in own_tasks().values() if name is not None]
+    names += [test["documents"] for test in brought_tests(data_dir).values()]
+    return [data_dir / name for name in [*names, "tests.json"]]
 
 
-def _texts(suite: Suite) -> dict[str, str]:
-    """Our own task files that a suite names, by their names."""
-    return {path.name: path.read_text() for path in task_files(suite)}
+def _own_code(suite: Suite) -> str:
+    """Digest of the metrics and of our own task files that a suite names."""
+    files = suite_files(suite)
+    texts = {path.name: path.read_text() for path in files if path.suffix != ".py"}
+    return digest([texts, code_hash(*(path for path in files if path.suffix == ".py"))])
 
 
 def _code() -> str:

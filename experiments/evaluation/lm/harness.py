@@ -34,7 +34,14 @@ class CausalLM(LM):
         self.scorer = scorer
         self.num_requests = 0
         self.num_truncated = 0
+        self._before = scorer.num_encoded, scorer.num_unknown
         self._device = scorer.model.device
+
+    @property
+    def unknown_fraction(self) -> float:
+        """Share of the requests' tokens for which the vocabulary lacks the text."""
+        encoded, unknown = self._before
+        return (self.scorer.num_unknown - unknown) / max(1, self.scorer.num_encoded - encoded)
 
     @uncollected()
     def loglikelihood(self, requests: list[Instance]) -> list[tuple[float, bool]]:

@@ -19,9 +19,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from experiments.data.base import MissingData
+from experiments.data.hub import declared_splits, reading
+from experiments.evaluation.files import read_jsonl
 from experiments.evaluation.lm.pairs import prose_pairs
-from experiments.evaluation.lm.perplexity import exponential, ratio
-from experiments.evaluation.suite import OWN_TASKS, Suite, TaskEntry, own_tasks
+from experiments.evaluation.outputs import exponential, ratio
+from experiments.evaluation.suite import OWN_TASKS, Suite, TaskEntry, brought_tests, own_tasks
 
 if TYPE_CHECKING:
     from lm_eval.api.task import Task
@@ -31,12 +33,19 @@ if TYPE_CHECKING:
 
 #: Seed of the examples that lm-eval draws for a prompt, lm-eval's own default.
 FEWSHOT_SEED = 1234
+#: A task has no score where a larger share of its tokens are unknown to the tokenizer.
+MAX_UNKNOWN = 0.2
 #: Metrics for which guessing among the choices is right once in `number of choices` times.
 CHOICE_METRICS = ("acc", "acc_norm", "acc_bytes")
 
 
-def task_manager(entries: Sequence[TaskEntry]) -> TaskManager:
-    """lm-eval's index of our own tasks and of the folders that the entries name.
+def task_manager(entries: Sequence[TaskEntry], *, data_dir: Path, scratch: Path) -> TaskManager:
+    """lm-eval's index of our own tasks, of the dataset's tests and of folders that entries name.
+
+    Args:
+        entries: of a suite.
+        data_dir: prepared dataset.
+        scratch: folder for files that lm-eval must read; it is needed as long as the index.
 
     Raises:
         ValueError: if a folder or a task does not exist.
@@ -49,12 +58,19 @@ def task_manager(entries: Sequence[TaskEntry]) -> TaskManager:
         below = _lm_eval_tasks().resolve() in folders[-1].parents
         if not (below and folders[-1].is_dir()):
             raise ValueError(f"folder is {name!r}; it must be a folder below lm_eval/tasks")
+    folders.append(scratch / "tests")
+    folders[-1].mkdir(parents=True, exist_ok=True)
+    for name, config in brought_tests(data_dir).items():
+        config = {"task": name, "dataset_path": "json", "test_split": "test", **config}
+        config.pop("documents")
+        if "include" in config:
+            config["include"] = str(OWN_TASKS / config["include"])
+        (folders[-1] / f"{name}.yaml").write_text(json.dumps(config))
     manager = TaskManager(include_path=list(folders), include_defaults=False)
     for entry in entries:
         if entry.task not in manager.task_index:
-            raise ValueError(
-                f"task is {entry.task!r}; {entry.folder or 'our own task folder'} has no such task"
-            )
+            where = entry.folder or f"our own task folder, with the tests of {data_dir},"
+            raise ValueError(f"task is {entry.task!r}; {where} has no such task")
     return manager
 
 
@@ -77,6 +93,25 @@ def hub_id(manager: TaskManager, task: str) -> str | None:
     return None if path == "json" else path
 
 
+def scored_split(manager: TaskManager, task: str, entry: TaskEntry) -> str:
+    """Split of a published dataset that a task scores: as the suite says, or lm-eval does."""
+    config = manager.task_index[task].cfg or {}
+    return entry.split or config.get("test_split") or config.get("validation_split") or "test"
+
+
+def check_split(manager: TaskManager, task: str, entry: TaskEntry, mirror: Path | None) -> None:
+    """Raise `MissingData` if a mirrored dataset declares no split that the task scores."""
+    hub, config = hub_id(manager, task), (manager.task_index[task].cfg or {}).get("dataset_name")
+    if hub is not None and mirror is not None and (mirror / hub).is_dir():
+        known = declared_splits(mirror / hub / "README.md", config)
+        split = scored_split(manager, task, entry)
+        if known is not None and split not in known:
+            raise MissingData(
+                f"task {task} scores the {split} split of {hub}, which has only "
+                f"{', '.join(known) or 'other configs'}; name another by split in the suite"
+            )
+
+
 def local_dataset(hub: str, mirror: Path | None) -> str:
     """Where to load a hub dataset from: the mirror, or the hub itself when that is allowed.
 
@@ -95,23 +130,23 @@ def local_dataset(hub: str, mirror: Path | None) -> str:
 
 
 def own_documents(task: str, data_dir: Path) -> list[dict[str, Any]]:
-    """Rows of one of our own tasks.
+    """Rows of one of our own tasks, or of a test that the dataset brings.
 
     Raises:
         ValueError: if the task is unknown or the data yield no rows.
     """
-    own = own_tasks()
-    if task not in own:
-        raise ValueError(f"task is {task!r}; our own are {', '.join(own)}")
-    file = own[task]
+    brought, own = brought_tests(data_dir), own_tasks()
+    if task not in brought and task not in own:
+        raise ValueError(f"task is {task!r}; our own are {', '.join([*own, *brought])}")
+    file = brought[task]["documents"] if task in brought else own[task]
     if file is None:
         rows = prose_pairs([row["text"] for row in read_jsonl(data_dir / "text" / "test.jsonl")])
     else:
         rows = read_jsonl(data_dir / file)
     # Mixed by hash, so that the first `limit` rows are a fair sample of all kinds.
-    rows.sort(key=lambda row: hashlib.sha256(next(iter(row.values())).encode()).digest())
+    rows.sort(key=lambda row: hashlib.sha256(str(next(iter(row.values()))).encode()).digest())
     if not rows:
-        raise ValueError(f"task {task} finds no pairs in {data_dir}")
+        raise ValueError(f"task {task} finds no documents in {data_dir}")
     return rows
 
 
@@ -150,11 +185,11 @@ def run_task(
         overrides = _json_dataset(task, own_documents(task, data_dir), scratch)
     else:
         overrides = {"dataset_path": local_dataset(hub, mirror)}
+        if entry.split is not None:
+            overrides["test_split"] = entry.split
     members = [{"task": task, **overrides}]
-    try:
+    with reading(f"task {task}", hub or str(data_dir)):
         loaded = manager.load([{"group": f"suite_{suite.name}", "task": members}])
-    except (ConnectionError, FileNotFoundError) as error:
-        raise MissingData(f"dataset {hub} of task {task} cannot be loaded: {error}") from error
     built = loaded["tasks"][task]
     built.set_config(key="num_fewshot", value=entry.num_fewshot)
     built.set_fewshot_seed(seed=FEWSHOT_SEED)
@@ -166,13 +201,18 @@ def run_task(
         log_samples=built.OUTPUT_TYPE == "loglikelihood_rolling",
     )
     samples = results.get("samples", {}).get(task, ())
+    unknown = lm.unknown_fraction
     shared = {
         "num_fewshot": entry.num_fewshot,
         "limit": entry.limit,
         **suite.how,
         "truncated_fraction": lm.num_truncated / max(1, lm.num_requests),
+        "unknown_fraction": unknown,
         "split": _split(built),
     }
+    if unknown > MAX_UNKNOWN:
+        reason = f"{unknown:.0%} of the text's tokens are unknown to the model's tokenizer"
+        shared |= {"value": None, "stderr": None, "reason": reason}
     return [
         {**score, **shared} for score in _scores(task, results["results"][task], samples, built)
     ]
@@ -189,7 +229,8 @@ def group_scores(
         scores: each leaf task's scores.
 
     Returns:
-        One score per aggregated metric; nothing if the group defines none.
+        One score per aggregated metric, without a value if a task has none; nothing if the group
+        defines none.
     """
     from lm_eval.api.metrics import (
         aggregate_subtask_metrics,
@@ -208,8 +249,8 @@ def group_scores(
         errors = [part["stderr"] for part in parts]
         mean_of = {
             key: float(aggregate_subtask_metrics([part[key] for part in parts], sizes, weighted))
-            for key in ("value", "chance", "truncated_fraction")
-            if all(part[key] is not None for part in parts)
+            for key in ("value", "chance", "truncated_fraction", "unknown_fraction")
+            if all(part.get(key) is not None for part in parts)
         }
         stderr = None
         if None not in errors:
@@ -218,7 +259,7 @@ def group_scores(
             )
             stderr = float(pool(errors))
         rows.append(
-            {**parts[0], "task": group, "chance": None, **mean_of}
+            {**parts[0], "task": group, "value": None, "chance": None, **mean_of}
             | {"stderr": stderr, "num_items": sum(sizes)}
         )
     return rows
@@ -257,7 +298,7 @@ def _weighted_error(metric: str, samples: Sequence[Mapping[str, Any]]) -> float 
     value, error = ratio(losses, sizes)
     if metric == "bits_per_byte":
         return None if error is None else error / math.log(2)
-    return exponential(value, error)["stderr"]
+    return exponential(value, error)[1]
 
 
 def _number(value: Any) -> float | None:
@@ -294,18 +335,6 @@ def _json_dataset(task: str, rows: Sequence[Mapping[str, Any]], scratch: Path) -
     return {
         "dataset_kwargs": {"data_files": {"test": str(path)}, "cache_dir": str(scratch / "cache")}
     }
-
-
-def read_jsonl(path: Path) -> list[dict[str, Any]]:
-    """Rows of a JSON Lines file.
-
-    Raises:
-        MissingData: if there is no such file.
-    """
-    if not path.is_file():
-        raise MissingData(f"{path} does not exist; prepare the dataset first")
-    with path.open(encoding="utf-8") as lines:
-        return [json.loads(line) for line in lines if line.strip()]
 
 
 def _compile_templates_once() -> None:

@@ -16,15 +16,16 @@ Two readings of the same text:
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.data.base import MissingData
+from experiments.evaluation import metrics
+from experiments.evaluation.files import read_jsonl
 from experiments.evaluation.lm.scoring import Scorer, Span
+from experiments.evaluation.outputs import Documents, Tokens
 from experiments.evaluation.suite import Perplexity
 
 
@@ -52,31 +53,14 @@ def windows(tokens: Sequence[int], *, prefix: int, context: int, stride: int) ->
         done = end
 
 
-def ratio(losses: Sequence[float], sizes: Sequence[float]) -> tuple[float, float | None]:
-    """Sum of losses over sum of sizes, with its standard error over clusters.
-
-    The clusters (windows or documents) are treated as independent draws; the error is the
-    linearised one of a ratio estimator (Cochran, Sampling Techniques, 1977, section 6.4).
-
-    Returns:
-        The ratio, and its standard error or None with fewer than two clusters.
-    """
-    value = math.fsum(losses) / math.fsum(sizes)
-    num = len(losses)
-    if num < 2:
-        return value, None
-    squares = math.fsum((a - value * b) ** 2 for a, b in zip(losses, sizes, strict=True))
-    return value, math.sqrt(squares * num / (num - 1)) / math.fsum(sizes)
-
-
-def corpus_scores(
+def corpus_losses(
     scorer: Scorer,
     tokens: Sequence[int],
     *,
     stride: int | None = None,
     max_tokens: int | None = None,
-) -> list[dict[str, Any]]:
-    """Loss (nats per token) and perplexity of a token stream; see the module's text.
+) -> Tokens:
+    """Losses of a token stream; see the module's text.
 
     Args:
         scorer: the model; its prefix token goes before the stream.
@@ -84,9 +68,6 @@ def corpus_scores(
         stride: tokens scored per window; None is half the model's context.
         max_tokens: score about so many tokens, in windows spread evenly over the stream (each
             keeps its full left context); None scores all.
-
-    Returns:
-        Rows with metric, value, stderr, num_items (tokens) and stride (tokens).
     """
     stride = stride or max(1, scorer.context // 2)
     spans = list(windows(tokens, prefix=scorer.prefix, context=scorer.context, stride=stride))
@@ -94,27 +75,18 @@ def corpus_scores(
         step = math.ceil(len(tokens) / max_tokens)
         spans = spans[step // 2 :: step] or spans[:1]
     losses = [-nats for nats, _ in scorer.score(spans)]
-    sizes = [len(span.targets) for span in spans]
-    loss, error = ratio(losses, sizes)
-    shared = {"num_items": sum(sizes), "stride": stride}
-    return [
-        {"metric": "loss", "value": loss, "stderr": error, **shared},
-        {"metric": "perplexity", **exponential(loss, error), **shared},
-    ]
+    return Tokens(losses, [len(span.targets) for span in spans], stride)
 
 
-def document_scores(
+def document_losses(
     scorer: Scorer, documents: Sequence[str], encoded: Sequence[Sequence[int]]
-) -> list[dict[str, Any]]:
-    """Word perplexity, byte perplexity and bits per byte; see the module's text.
+) -> Documents:
+    """Losses of documents, each on its own; see the module's text.
 
     Args:
         scorer: the model; its prefix token goes before each document.
         documents: texts; words are what whitespace separates, bytes are UTF-8.
         encoded: tokens of each document, no special ones.
-
-    Returns:
-        Rows with metric, value, stderr, num_items (documents) and stride (tokens).
     """
     context = scorer.context
     spans, owner = [], []
@@ -125,58 +97,59 @@ def document_scores(
     losses = [0.0] * len(documents)
     for index, (nats, _) in zip(owner, scorer.score(spans), strict=True):
         losses[index] -= nats
-    per_word, word_error = ratio(losses, [num_words(text) for text in documents])
-    per_byte, byte_error = ratio(losses, [len(text.encode()) for text in documents])
-    bits_error = None if byte_error is None else byte_error / math.log(2)
-    shared = {"num_items": len(documents), "stride": context}
-    return [
-        {"metric": "word_perplexity", **exponential(per_word, word_error), **shared},
-        {"metric": "byte_perplexity", **exponential(per_byte, byte_error), **shared},
-        {
-            "metric": "bits_per_byte",
-            "value": per_byte / math.log(2),
-            "stderr": bits_error,
-            **shared,
-        },
-    ]
+    words = [num_words(text) for text in documents]
+    return Documents(losses, words, [len(text.encode()) for text in documents], context)
 
 
 def split_scores(
     scorer: Scorer, data_dir: Path, split: str, settings: Perplexity
 ) -> list[dict[str, Any]]:
-    """Both readings of one split of a prepared dataset.
+    """Scores of one split of a prepared dataset, by both readings.
 
     Under ``max_tokens`` the documents are taken in the order of their SHA-256 until they hold
-    that many tokens, so that the sample is spread over the split.
+    that many tokens, so that the sample is spread over the split. A model with another tokenizer
+    than the dataset's reads the documents in its own tokens.
 
     Raises:
         MissingData: if the split was not prepared.
         ValueError: if it is empty, or of another vocabulary than the model's.
     """
+    path = data_dir / "text" / f"{split}.jsonl"
+    documents = [row["text"] for row in read_jsonl(path)]
+    stream = _stream(scorer, data_dir, split, documents)
+    sample, encoded = _sample(scorer, [text for text in documents if text], settings.max_tokens)
+    wanted, found = metrics.read(settings.metrics), []
+    if Tokens in wanted:
+        options = {"stride": settings.stride, "max_tokens": settings.max_tokens}
+        found.append(corpus_losses(scorer, stream, **options))
+    if Documents in wanted:
+        found.append(document_losses(scorer, sample, encoded))
+    return [
+        {**row, "stride": outputs.stride}
+        for outputs in found
+        for row in metrics.rows(outputs, settings.metrics, task="perplexity")
+    ]
+
+
+def _stream(scorer: Scorer, data_dir: Path, split: str, documents: list[str]) -> list[int]:
+    """Tokens of a split, each document followed by the end of text."""
     import numpy as np
 
-    path = data_dir / f"{split}.bin"
-    if not path.is_file():
-        raise MissingData(f"{path} does not exist; prepare the dataset first")
-    with (data_dir / "text" / f"{split}.jsonl").open(encoding="utf-8") as lines:
-        documents = [json.loads(line)["text"] for line in lines if line.strip()]
-    stream = np.fromfile(path, dtype=np.uint16)
+    theirs, own = data_dir / "tokenizer" / "tokenizer.json", scorer.tokenizer_file
+    if theirs.is_file() and own is not None and theirs.read_bytes() != own.read_bytes():
+        end = scorer.tokenizer.eos_token_id
+        ends = [] if end is None else [int(end)]
+        stream = [token for tokens in scorer.encode(documents) for token in [*tokens, *ends]]
+    else:
+        stream = np.fromfile(data_dir / f"{split}.bin", dtype=np.uint16).tolist()
     vocab_size = int(scorer.model.config.vocab_size)
-    if not len(stream) or int(stream.max()) >= vocab_size:
+    if not stream or max(stream) >= vocab_size:
         raise ValueError(
-            f"{path} holds {len(stream)} tokens, the largest {stream.max(initial=0)}; there must "
-            f"be some, all below the model's vocabulary of {vocab_size}"
+            f"{data_dir / split}.bin holds {len(stream)} tokens, the largest "
+            f"{max(stream, default=0)}; there must be some, all below the model's vocabulary of "
+            f"{vocab_size}"
         )
-    sample, encoded = _sample(scorer, [text for text in documents if text], settings.max_tokens)
-    return [
-        *corpus_scores(
-            scorer,
-            stream.tolist(),
-            stride=settings.stride,
-            max_tokens=settings.max_tokens,
-        ),
-        *document_scores(scorer, sample, encoded),
-    ]
+    return stream
 
 
 def _sample(
@@ -198,9 +171,3 @@ def _sample(
 def num_words(text: str) -> int:
     """Words as lm-eval counts them (pieces between runs of whitespace)."""
     return len(re.split(r"\s+", text))
-
-
-def exponential(loss: float, error: float | None) -> dict[str, float | None]:
-    """exp(loss) and its standard error by the delta method; infinite where exp overflows."""
-    value = math.inf if loss >= 700 else math.exp(loss)
-    return {"value": value, "stderr": None if error is None else value * error}

@@ -59,6 +59,8 @@ class Scorer:
     Attributes:
         context: longest sequence (tokens) that the model takes.
         prefix: token that stands for "nothing before": beginning of sequence, else end.
+        num_encoded: tokens encoded so far.
+        num_unknown: those of them that stand for text that the vocabulary lacks.
     """
 
     def __init__(
@@ -69,12 +71,23 @@ class Scorer:
         self.batch_size = batch_size
         self.context = _context_length(model)
         self.prefix = _prefix_token(tokenizer)
+        self.num_encoded = self.num_unknown = 0
+
+    @property
+    def tokenizer_file(self) -> Path | None:
+        """The tokenizer's file, where it was read from a folder."""
+        folder = self.tokenizer.name_or_path
+        path = Path(folder) / "tokenizer.json"
+        return path if folder and path.is_file() else None
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Tokens of each text; the tokenizer adds no special ones."""
         if not texts:
             return []
-        return self.tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"]
+        encoded = self.tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"]
+        self.num_encoded += sum(map(len, encoded))
+        self.num_unknown += sum(tokens.count(self.tokenizer.unk_token_id) for tokens in encoded)
+        return encoded
 
     def score(self, spans: Sequence[Span]) -> list[tuple[float, bool]]:
         """Log-likelihood of each span's targets, and whether greedy decoding yields them.

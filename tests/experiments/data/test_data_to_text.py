@@ -98,7 +98,7 @@ def test_both_phases_of_the_papers_study_share_their_tokens():
 class Writer:
     """In place of a model: writes what it is told for each prompt."""
 
-    rank, world_size, num_requests, num_truncated = 0, 1, 1, 0
+    rank, world_size, num_requests, num_truncated, unknown_fraction = 0, 1, 1, 0, 0.0
 
     def __init__(self, texts):
         self.texts = texts
@@ -113,7 +113,7 @@ def test_bleu_takes_the_best_of_all_references(tmp_path):
     rows = [{"prompt": key, "references": value} for key, value in references.items()]
     (tmp_path / "references.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     suite = load_suite("data_to_text")
-    manager = tasks.task_manager(suite.tasks)
+    manager = tasks.task_manager(suite.tasks, data_dir=tmp_path, scratch=tmp_path / "lm")
     (score,) = tasks.run_task(
         Writer(texts), manager, "data_to_text", suite.tasks[0], suite,
         data_dir=tmp_path, mirror=None, scratch=tmp_path,

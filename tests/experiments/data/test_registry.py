@@ -110,7 +110,7 @@ def test_mirror_from_the_environment(tmp_path, monkeypatch):
 
 
 def test_readme_without_configs_leaves_the_splits_to_the_loader(tmp_path):
-    assert hub._declared_splits(tmp_path / "README.md", None) is None
+    assert hub.declared_splits(tmp_path / "README.md", None) is None
 
 
 def test_hash_follows_text_and_vocabulary_and_tokenizer_is_reused(tmp_path):

@@ -9,7 +9,11 @@ import torch
 
 from experiments import data
 from experiments.data.files import seal
+from experiments.evaluation import metrics
 from experiments.evaluation import vision as accuracy
+from experiments.evaluation.metrics import calibration_error
+from experiments.evaluation.outputs import Images
+from experiments.evaluation.suite import ImageSuite
 
 CLASSES = ["a", "b", "c"]
 
@@ -18,10 +22,15 @@ def by_name(rows):
     return {(row["task"], row["metric"]): row for row in rows}
 
 
+def scores(logits, labels, classes):
+    chosen = ImageSuite(name="all").metrics
+    return metrics.rows(Images(logits, labels, classes), chosen, task="images")
+
+
 def test_scores_by_hand():
     probabilities = np.array([[0.7, 0.2, 0.1], [0.1, 0.6, 0.3], [0.5, 0.4, 0.1], [0.2, 0.2, 0.6]])
     labels = np.array([0, 1, 1, 0])
-    rows = by_name(accuracy.score(np.log(probabilities) + 3.0, labels, CLASSES))
+    rows = by_name(scores(np.log(probabilities) + 3.0, labels, CLASSES))
     top1 = rows["images", "accuracy"]
     assert (
         top1["value"] == 0.5 and top1["num_items"] == 4 and top1["chance"] == pytest.approx(1 / 3)
@@ -44,11 +53,11 @@ def test_scores_by_hand():
 
 def test_top5_counts_ranks_and_equal_scores_favour_nobody():
     logits = np.tile(np.arange(10.0)[::-1], (10, 1))
-    rows = by_name(accuracy.score(logits, np.arange(10), [str(i) for i in range(10)]))
+    rows = by_name(scores(logits, np.arange(10), [str(i) for i in range(10)]))
     assert rows["images", "accuracy"]["value"] == 0.1
     assert rows["images", "accuracy_top5"]["value"] == 0.5
     assert rows["images", "accuracy_top5"]["chance"] == 0.5
-    flat = by_name(accuracy.score(np.zeros((10, 10)), np.arange(10), [str(i) for i in range(10)]))
+    flat = by_name(scores(np.zeros((10, 10)), np.arange(10), [str(i) for i in range(10)]))
     assert flat["images", "accuracy"]["value"] == 0.1
     assert flat["images", "loss"]["value"] == pytest.approx(math.log(10))
 
@@ -57,10 +66,10 @@ def test_calibration_of_a_calibrated_and_an_overconfident_model():
     rng = np.random.default_rng(0)
     confidence = rng.uniform(0.3, 1.0, 200_000)
     right = (rng.random(200_000) < confidence).astype(float)
-    assert accuracy.calibration_error(confidence, right, 15) < 0.01
-    assert accuracy.calibration_error(np.ones(10), np.zeros(10), 15) == 1.0
+    assert calibration_error.error(confidence, right, 15) < 0.01
+    assert calibration_error.error(np.ones(10), np.zeros(10), 15) == 1.0
     # 0.2 is the upper end of the first of five bins, and belongs to it.
-    assert accuracy.calibration_error(np.array([0.2, 0.1]), np.array([0.0, 0.3]), 5) < 1e-9
+    assert calibration_error.error(np.array([0.2, 0.1]), np.array([0.0, 0.3]), 5) < 1e-9
 
 
 @pytest.fixture(scope="module")
@@ -117,9 +126,11 @@ def test_evaluate_writes_each_split_and_keeps_what_is_scored(classifier, glyphs,
 def test_wrong_suites_and_models_are_one_sentence_each(classifier, glyphs, tmp_path):
     with pytest.raises(ValueError, match="suite is 'visoin'"):
         accuracy.evaluate(classifier, glyphs, "visoin", out=tmp_path)
-    (tmp_path / "wrong.yaml").write_text("bins: 3\n")
+    (tmp_path / "wrong.yaml").write_text("kind: images\nbins: 3\n")
     with pytest.raises(ValueError, match="wrong.yaml: bins"):
         accuracy.evaluate(classifier, glyphs, str(tmp_path / "wrong.yaml"), out=tmp_path)
+    with pytest.raises(ValueError, match="smoke.yaml: kind is 'text', but the model is of another"):
+        accuracy.evaluate(classifier, glyphs, "smoke", out=tmp_path)
     meta = data.prepare("glyphs", out=tmp_path / "data", num_images=47)
     meta["classes"] = meta["classes"][:-1]
     seal(tmp_path / "data", meta, (tmp_path / "data").glob("*.npy"))
@@ -161,7 +172,7 @@ def test_a_suite_says_how_many_images_and_how_the_model_runs(
         accuracy, "skipping", lambda model, execution: executions.append(execution) or model
     )
     path = tmp_path / "own.yaml"
-    path.write_text("max_images: 5\nexecution: dense\nsplits: [test]\n")
+    path.write_text("kind: images\nmax_images: 5\nexecution: dense\nsplits: [test]\n")
     result = accuracy.evaluate(classifier, glyphs, str(path), out=tmp_path)
     assert executions == ["dense"]
     row = next(row for row in result["scores"] if row["metric"] == "accuracy")

@@ -95,6 +95,7 @@ def test_pair_accuracy_equals_a_direct_count(
 def test_grammar_pairs_replace_prose_pairs_where_the_data_have_them(model_dir, data_dir, tmp_path):
     row = {"good": "The mask drops.", "bad": "The mask drop.", "kind": "agreement"}
     (data_dir / "pairs.jsonl").write_text((json.dumps(row) + "\n") * 3)
+    reseal(data_dir)
     result = evaluate(model_dir, data_dir, "smoke", out=tmp_path)
     assert set(result["units"]) == {"perplexity", "grammar_pairs"}
     assert by_metric(result)["grammar_pairs", "acc", "test"]["num_items"] == 3
@@ -382,11 +383,12 @@ def test_missing_dataset_is_one_sentence_before_any_work(
     assert not calls
 
 
-def test_group_average_follows_the_groups_rule(suite):
+def test_group_average_follows_the_groups_rule(tmp_path):
     from experiments.evaluation.lm.harness_tasks import group_scores, leaves, task_manager
     from experiments.evaluation.suite import TaskEntry
 
-    manager = task_manager([TaskEntry(task="mmlu", folder="mmlu/default")])
+    entry = TaskEntry(task="mmlu", folder="mmlu/default")
+    manager = task_manager([entry], data_dir=tmp_path, scratch=tmp_path)
     names = leaves(manager, "mmlu")
     assert len(names) == len(set(names)) == 57
     score = {"metric": "acc", "chance": 0.25, "task": "x"}
@@ -398,12 +400,14 @@ def test_group_average_follows_the_groups_rule(suite):
     assert row["value"] == pytest.approx(0.3) and row["num_items"] == 40
     assert row["task"] == "mmlu" and row["chance"] == 0.25
     assert row["truncated_fraction"] == pytest.approx(0.25)
+    (row,) = group_scores(manager, "mmlu", {"a": parts[:1], "b": [parts[1] | {"value": None}]})
+    assert row["value"] is None  # a part without a score leaves the group without one
 
 
 def test_all_suites_on_disk_load():
     from experiments.evaluation.suite import FOLDER, load_suite
 
-    names = {path.stem for path in FOLDER.glob("*.yaml") if not path.stem.startswith("vision")}
+    names = {path.stem for path in FOLDER.glob("*.yaml")}
     assert names >= {"smoke", "quick", "small", "leaderboard"}
     shots = {entry.task: entry.num_fewshot for entry in load_suite("leaderboard").tasks}
     assert shots == {
@@ -419,7 +423,16 @@ def test_all_suites_on_disk_load():
         ("batchsize: 3\n", "batchsize is 3: Extra inputs are not permitted"),
         ("batch_size: 0\n", "batch_size is 0"),
         ("tasks: [{task: x, limit: -1}]\n", "tasks.0.limit is -1"),
-        ("tasks: [{task: x, if_present: pair.jsonl}]\n", "tasks.0.if_present is 'pair.jsonl'"),
+        ("tasks: [{task: x, folder: y, split: a b}]\n", "tasks.0.split is 'a b'"),
+        ("tasks: [{task: x, split: test}]\n", "split is 'test', but own tasks have one split"),
+        ("perplexity: {metrics: [los]}\n", "metric is 'los' .closest: 'loss'., but must be one of"),
+        (
+            "perplexity: {splits: [train]}\n",
+            "splits.0 is 'train'.*'validation' or 'test'",
+        ),
+        ("kind: image\n", "kind is 'image'; it must be text or images"),
+        ("kind: [images]\n", "own.yaml: kind is"),
+        ("kind: images\nsplits: [tset]\n", "splits.0 is 'tset'.*'validation' or 'test'"),
         ("execution: skip\n", "execution is 'skip'"),
         ("perplexity: {splits: []}\n", "perplexity.splits is"),
         ("- task: x\n", "own.yaml must be a mapping of settings by name"),
@@ -449,3 +462,148 @@ def test_unknown_names_are_refused(model_dir, data_dir, suite, tmp_path):
             evaluate(model_dir, data_dir, suite(f"{{task: a, folder: {outside}}}"), out=tmp_path)
     with pytest.raises(ValueError, match="holds no config.json with weights"):
         evaluate(tmp_path, data_dir, "smoke", out=tmp_path)
+
+
+def piqa_mirror(root, splits):
+    """The hub's piqa with two items in each split."""
+    import pandas as pd
+
+    folder = root / "baber" / "piqa"
+    folder.mkdir(parents=True)
+    rows = pd.DataFrame({"goal": ["Drop it", "Keep it"], "sol1": ["now", "a"], "sol2": ["b", "c"]})
+    rows["label"] = [0, 1]
+    config = "configs:\n- config_name: default\n  data_files:\n"
+    for split in splits:
+        rows.to_parquet(folder / f"{split}.parquet")
+        config += f"  - {{split: {split}, path: {split}.parquet}}\n"
+    (folder / "README.md").write_text(f"---\n{config}---\n")
+    return folder
+
+
+def test_a_suite_names_the_split_of_a_task(model_dir, data_dir, suite, tmp_path, calls):
+    """One that the dataset lacks is refused before anything is scored."""
+    piqa_mirror(tmp_path / "mirror", ["train", "dev"])
+    options = {"out": tmp_path, "mirror": tmp_path / "mirror"}
+    task = "{task: piqa, folder: piqa, split: dev}"
+    result = evaluate(model_dir, data_dir, suite(task, perplexity="null"), **options)
+    assert {score["split"] for score in result["scores"]} == {"dev"}
+    calls.clear()
+    for split in ("", ", split: test"):
+        task = f"{{task: piqa, folder: piqa{split}}}"
+        name = split.removeprefix(", split: ") or "validation"
+        message = (
+            f"task piqa scores the {name} split of baber/piqa, which has only train, dev; name"
+        )
+        with pytest.raises(MissingData, match=message):
+            evaluate(model_dir, data_dir, suite(task), **options)
+    assert not calls
+
+
+def test_a_split_that_only_the_data_show_to_be_missing_is_one_sentence(
+    model_dir, data_dir, suite, tmp_path
+):
+    (piqa_mirror(tmp_path / "mirror", ["train", "dev"]) / "README.md").unlink()
+    task = "{task: piqa, folder: piqa, split: extra}"
+    with pytest.raises(
+        MissingData, match="piqa cannot be read: there is no 'extra'"
+    ):
+        evaluate(model_dir, data_dir, suite(task), out=tmp_path, mirror=tmp_path / "mirror")
+
+
+@pytest.mark.parametrize("damage", [b"", b"PAR1", None])
+def test_a_damaged_mirror_is_one_sentence(model_dir, data_dir, suite, tmp_path, damage):
+    path = piqa_mirror(tmp_path / "mirror", ["train", "validation"]) / "validation.parquet"
+    path.write_bytes(path.read_bytes()[:-9] if damage is None else damage)
+    with pytest.raises(MissingData, match="task piqa: baber/piqa cannot be read: .") as caught:
+        evaluate(
+            model_dir, data_dir, suite("{task: piqa, folder: piqa}"),
+            out=tmp_path, mirror=tmp_path / "mirror",
+        )  # fmt: skip
+    assert "\n" not in str(caught.value)
+
+
+RIDDLES = """
+from experiments.data.base import PAIRS, Dataset, OwnTest, Texts
+
+def read(source):
+    rows = [{"good": f"The mask drops {n} weights.", "bad": f"The mask drop {n} weights."}
+            for n in range(20)]
+    written = {**CONFIG, "doc_to_text": "{{question}}", "doc_to_target": "{{answer}}"}
+    questions = [{"question": 0, "answer": "the mask"}, {"question": 1, "answer": "a weight"}]
+    tests = {"riddle_pairs": OwnTest(rows, PAIRS), "riddle_answers": OwnTest(questions, written)}
+    return Texts({s: ["The mask drops weights."] * 9 for s in ("train", "validation", "test")},
+                 tests=tests)
+
+CONFIG = {"output_type": "generate_until", "generation_kwargs": {"max_gen_toks": 4},
+          "metric_list": [{"metric": "exact_match"}]}
+DATASETS = (Dataset("riddles", "none", "here", "alike", read),)
+"""
+
+
+def test_a_dataset_with_tests_of_its_own_is_one_file(model_dir, suite, tmp_path, monkeypatch):
+    from experiments import data
+
+    (tmp_path / "riddles.py").write_text(RIDDLES)
+    monkeypatch.setattr(data, "__path__", [*data.__path__, str(tmp_path)])
+    data._datasets.cache_clear()
+    try:
+        data.prepare("riddles", out=tmp_path / "data", vocab_size=300)
+    finally:
+        data._datasets.cache_clear()
+    data.verify(tmp_path / "data")
+    result = evaluate(model_dir, tmp_path / "data", "quick", out=tmp_path)
+    assert [*result["units"]] == ["perplexity", "riddle_pairs", "riddle_answers"]
+    scores = by_metric(result)
+    assert scores["riddle_pairs", "acc", "test"]["num_items"] == 20
+    assert scores["riddle_pairs", "acc", "test"]["chance"] == 0.5
+    assert scores["riddle_answers", "exact_match", "test"]["num_items"] == 2
+    with pytest.raises(ValueError, match="task is 'nope'; our own task folder, with the tests of"):
+        evaluate(model_dir, tmp_path / "data", suite("{task: nope}"), out=tmp_path)
+
+
+def test_text_that_the_tokenizer_does_not_know_gets_no_score(data_dir, suite, tmp_path):
+    """English words before a model of the grammar, whose vocabulary lacks most of them."""
+    from experiments import models
+    from experiments.data import grammar, tokenizer
+
+    gpt2 = models.get("gpt2")
+    words = grammar.build_tokenizer()
+    model = gpt2.build(
+        gpt2.Config(hidden_size=16, num_layers=1, num_heads=1),
+        vocab_size=words.get_vocab_size(), context=32, eos_id=0,
+    )  # fmt: skip
+    folder = tmp_path / "model"
+    model.save_pretrained(folder)
+    tokenizer.save(words, folder)
+    rows = {"known": "the dog sees every cat", "unknown": "the mask drops every weight"}
+    fractions = {}
+    for name, sentence in rows.items():
+        row = {"good": sentence, "bad": " ".join(sentence.split()[::-1])}
+        (data_dir / "pairs.jsonl").write_text(json.dumps(row) + "\n")
+        reseal(data_dir)
+        (score,) = evaluate(
+            folder, data_dir, suite("{task: grammar_pairs}", perplexity="null"), out=tmp_path
+        )["scores"]
+        fractions[name] = score["unknown_fraction"]
+        if name == "unknown":
+            assert score["value"] is None and score["stderr"] is None
+            assert (
+                score["reason"] == "60% of the text's tokens are unknown to the model's tokenizer"
+            )
+        else:
+            assert score["value"] in (0.0, 1.0)
+    assert fractions == {"known": 0.0, "unknown": 0.6}
+
+
+def test_a_model_with_another_tokenizer_reads_the_documents_in_its_own_tokens(
+    model_dir, data_dir, suite, tmp_path
+):
+    own = evaluate(model_dir, data_dir, suite(perplexity="{}"), out=tmp_path)
+    (data_dir / "tokenizer").mkdir()
+    (data_dir / "tokenizer" / "tokenizer.json").write_text("{}")
+    np.zeros(9, np.uint16).tofile(data_dir / "test.bin")
+    reseal(data_dir)
+    again = evaluate(model_dir, data_dir, suite(perplexity="{}"), out=tmp_path)
+    assert [score["value"] for score in again["scores"]] == pytest.approx(
+        [score["value"] for score in own["scores"]]
+    )

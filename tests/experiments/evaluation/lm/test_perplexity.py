@@ -5,14 +5,20 @@ import pytest
 import torch
 
 from experiments.evaluation.lm.perplexity import (
-    corpus_scores,
-    document_scores,
+    corpus_losses,
+    document_losses,
     num_words,
-    ratio,
     windows,
 )
+from experiments.evaluation.metrics import rows
+from experiments.evaluation.outputs import ratio
+from experiments.evaluation.suite import Perplexity
 
 TOKENS = list(range(10))
+
+
+def scores(outputs) -> list[dict]:
+    return list(rows(outputs, Perplexity().metrics, task="perplexity"))
 
 
 def test_windows_by_hand():
@@ -73,17 +79,18 @@ def loop_loss(model, stream: list[int], prefix: int, context: int, stride: int) 
 @pytest.mark.parametrize("stride", [None, 5, 32])
 def test_corpus_perplexity_equals_the_written_out_loop(scorer, model, tokenizer, documents, stride):
     stream = tokenizer(" ".join(documents["validation"]))["input_ids"][:301]
-    loss, perplexity = corpus_scores(scorer, stream, stride=stride)
+    outputs = corpus_losses(scorer, stream, stride=stride)
+    loss, perplexity = scores(outputs)
     expected = statistics.mean(loop_loss(model, stream, 0, 32, stride or 16))
     assert loss["value"] == pytest.approx(expected, rel=1e-6)
     assert perplexity["value"] == pytest.approx(math.exp(expected), rel=1e-5)
     assert perplexity["stderr"] == pytest.approx(perplexity["value"] * loss["stderr"])
-    assert loss["num_items"] == 301 and loss["stride"] == (stride or 16)
+    assert loss["num_items"] == 301 and outputs.stride == (stride or 16)
 
 
 def test_sampled_windows_keep_their_context(scorer, model, tokenizer, documents):
     stream = tokenizer(" ".join(documents["test"]))["input_ids"]
-    loss, _ = corpus_scores(scorer, stream, stride=8, max_tokens=len(stream) // 3 + 1)
+    loss, _ = scores(corpus_losses(scorer, stream, stride=8, max_tokens=len(stream) // 3 + 1))
     every = loop_loss(model, stream, 0, 32, 8)
     blocks = [every[:32], *(every[i : i + 8] for i in range(32, len(every), 8))]
     chosen = [value for block in blocks[1::3] for value in block]
@@ -95,7 +102,7 @@ def test_document_scores_equal_the_written_out_loop(scorer, model, tokenizer, do
     texts = documents["validation"]
     encoded = scorer.encode(texts)
     total = sum(sum(loop_loss(model, tokens, 0, 32, 32)) for tokens in encoded)
-    word, byte, bits = document_scores(scorer, texts, encoded)
+    word, byte, bits = scores(document_losses(scorer, texts, encoded))
     num_bytes = sum(len(text.encode()) for text in texts)
     words = sum(len(text.split()) for text in texts)
     assert word["value"] == pytest.approx(math.exp(total / words), rel=1e-5)
@@ -106,8 +113,8 @@ def test_document_scores_equal_the_written_out_loop(scorer, model, tokenizer, do
 
 def test_word_perplexity_does_not_depend_on_batches_or_order(scorer, documents):
     texts = documents["test"]
-    forward = document_scores(scorer, texts, scorer.encode(texts))
-    backward = document_scores(scorer, texts[::-1], scorer.encode(texts[::-1]))
+    forward = scores(document_losses(scorer, texts, scorer.encode(texts)))
+    backward = scores(document_losses(scorer, texts[::-1], scorer.encode(texts[::-1])))
     for one, other in zip(forward, backward, strict=True):
         assert one["value"] == pytest.approx(other["value"], rel=1e-6)
 

@@ -1,0 +1,80 @@
+"""Registry of evaluation metrics: one file each, found by the name that suites use.
+
+A file holds
+
+``OF``
+    What it is computed from: a class of `experiments.evaluation.outputs`.
+``HIGHER_IS_BETTER``
+    Which of two values is the better one.
+``compute(outputs)``
+    An `Estimate`, or a dict of them by the task that each is a score of.
+
+The file's docstring says what the metric is. Only suites that name a metric depend on its file.
+"""
+
+import difflib
+import importlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+FOLDER = Path(__file__).parent
+
+
+def names() -> list[str]:
+    """Names of all metrics."""
+    return sorted(path.stem for path in FOLDER.glob("*.py") if path.stem != "__init__")
+
+
+def path(name: str) -> Path:
+    """File of a metric.
+
+    Raises:
+        ValueError: if there is none of that name.
+    """
+    if name not in names():
+        close = difflib.get_close_matches(str(name), names(), n=1)
+        hint = f" (closest: {close[0]!r})" if close else ""
+        raise ValueError(f"metric is {name!r}{hint}, but must be one of {', '.join(names())}")
+    return FOLDER / f"{name}.py"
+
+
+def get(name: str) -> ModuleType:
+    """The module of a metric.
+
+    Raises:
+        ValueError: if there is none of that name.
+    """
+    return importlib.import_module(f"{__name__}.{path(name).stem}")
+
+
+def read(chosen: Iterable[str]) -> set[type]:
+    """Classes of outputs that the chosen metrics are computed from."""
+    kinds = [get(name).OF for name in chosen]
+    return {cls for kind in kinds for cls in (kind if isinstance(kind, tuple) else (kind,))}
+
+
+def rows(outputs: Any, chosen: Iterable[str], *, task: str) -> Iterator[dict[str, Any]]:
+    """Scores of those of the chosen metrics that are computed from such outputs.
+
+    Args:
+        outputs: an instance of a class of `experiments.evaluation.outputs`.
+        chosen: names of metrics.
+        task: what the scores are of, where a metric does not say.
+
+    Returns:
+        Rows with task, metric, value, stderr, num_items, chance and higher_is_better.
+    """
+    for name in chosen:
+        metric = get(name)
+        if not isinstance(outputs, metric.OF):
+            continue
+        found = metric.compute(outputs)
+        for of, estimate in (found if isinstance(found, dict) else {task: found}).items():
+            yield {
+                "task": of,
+                "metric": name,
+                **estimate._asdict(),
+                "higher_is_better": metric.HIGHER_IS_BETTER,
+            }

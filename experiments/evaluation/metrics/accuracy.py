@@ -1,0 +1,10 @@
+"""Share of images whose own class is the likeliest."""
+
+from experiments.evaluation.outputs import Estimate, Images, mean
+
+OF, HIGHER_IS_BETTER = Images, True
+
+
+def compute(outputs: Images) -> Estimate:
+    """Top-1 accuracy."""
+    return mean((outputs.ranks == 0).astype(float), 1 / len(outputs.classes))

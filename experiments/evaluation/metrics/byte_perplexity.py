@@ -1,0 +1,11 @@
+"""Exponential of the loss per byte, which does not depend on the tokenizer."""
+
+from experiments.evaluation.outputs import Documents, Estimate, exponential, ratio
+
+OF, HIGHER_IS_BETTER = Documents, False
+
+
+def compute(outputs: Documents) -> Estimate:
+    """Perplexity per byte."""
+    loss = ratio(outputs.losses, outputs.num_bytes)
+    return Estimate(*exponential(*loss), num_items=len(outputs.losses))
