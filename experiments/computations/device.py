@@ -8,10 +8,7 @@ follows from shapes and from the facts in ``sparse_lib.simulation.devices``, and
 from __future__ import annotations
 
 import math
-import statistics
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,13 +16,10 @@ import pandas as pd
 import torch
 from torch import nn
 
+from experiments.computations import _measured as measured
 from experiments.memory import keep_memory
 from experiments.models import llama
-from sparse_lib.configure import configure
-from sparse_lib.execution import kernels
-from sparse_lib.execution.backend import backend, compile
 from sparse_lib.flops.model import LayerFlops, ModelFlops, count, gpt_training_step
-from sparse_lib.layers import describe
 from sparse_lib.simulation.devices import SPECS
 from sparse_lib.simulation.devices.cs2 import MATMUL_SPEEDUP
 from sparse_lib.simulation.host import probe_host
@@ -84,9 +78,9 @@ def compute(scale: str) -> dict[str, pd.DataFrame]:
     """All tables of the study ``device``; scales above ``quick`` compute what ``quick`` does."""
     sizes = SCALES.get(scale, _QUICK)
     keep_memory()  # as a training does
-    with one_thread():
+    with measured.one_thread():
         host = probe_host(duration_s=sizes.probe_s)
-        layer = layer_speed(sizes.width, sizes.sparsities, sizes.rounds)
+        layer = measured.layer_speed(sizes.width, sizes.sparsities, sizes.rounds)
         amdahl, run_step = gpt_steps(layer, sizes), run_steps(layer, sizes)
     models = {name: build(name) for name in sizes.models}
     flops = {
@@ -98,7 +92,7 @@ def compute(scale: str) -> dict[str, pd.DataFrame]:
         "facts": [row for spec in (*SPECS.values(), host) for row in spec.records()],
         "layer_speed": layer,
         "speedup": speedup_curves(layer),
-        "overhead": validate_overhead(MATMUL_SPEEDUP),
+        "overhead": overhead(),
         "breakdown": [row for name in BREAKDOWN for row in breakdown(name)],
         "roofs": roofs(host),
         "roofline": [*host_points(layer), *simulated_points(models["GPT-3 XL"], flops["GPT-3 XL"])],
@@ -115,90 +109,11 @@ def compute(scale: str) -> dict[str, pd.DataFrame]:
 # Measured
 
 
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """CPU time of one thread says nothing about how others share a machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-def cpu_seconds(steps: Sequence[Callable[[], None]], rounds: int) -> list[list[float]]:
-    """CPU seconds of each step in each round, the steps in turn; a first round warms up."""
-    samples: list[list[float]] = [[] for _ in steps]
-    for number in range(rounds + 1):
-        for step, own in zip(steps, samples, strict=True):
-            start = time.process_time()
-            step()
-            if number:
-                own.append(time.process_time() - start)
-    return samples
-
-
-def layer_step(layer: nn.Module, tokens: int, width: int) -> Callable[[], None]:
-    """Forward and both gradients of one layer, as a user runs them."""
-    source = torch.randn(tokens, width, requires_grad=True)
-    gradient = torch.randn(tokens, width)
-
-    def step() -> None:
-        source.grad = None
-        layer.zero_grad()
-        layer(source).backward(gradient)
-
-    return step
-
-
-def layer_speed(width: int, sparsities: Sequence[float], rounds: int) -> list[dict[str, Any]]:
-    """Training step of a square layer, skipping against dense, with ``width`` tokens."""
-    torch.manual_seed(0)
-    steps = [layer_step(nn.Linear(width, width, bias=False), width, width)]
-    if kernels.unavailable():
-        sparsities = ()
-    for sparsity in sparsities:
-        layer = nn.Linear(width, width, bias=False)
-        layer.register_buffer("weight_mask", torch.rand(width, width) >= sparsity)
-        skipping = compile(layer, backend("skip", strict=True, crossover=0.0))
-        steps.append(layer_step(skipping, width, width))
-    dense, *sparse = cpu_seconds(steps, rounds)
-    rows = []
-    for sparsity, own in zip(sparsities, sparse, strict=True):
-        ratios = sorted(a / b for a, b in zip(dense, own, strict=True))
-        rows.append(
-            {
-                "width": width,
-                "tokens": width,
-                "sparsity": sparsity,
-                "dense_s": statistics.median(dense),
-                "skip_s": statistics.median(own),
-                "speedup": statistics.median(ratios),
-                "low": ratios[len(ratios) // 4],
-                "high": ratios[-1 - len(ratios) // 4],
-                "chosen": "skip" if kernels.worth_skipping(width, width, sparsity) else "dense",
-            }
-        )
-    return rows
-
-
-class Narrow(nn.Module):
-    """In place of a linear layer: the right shape, and next to no work."""
-
-    def __init__(self, outputs: int) -> None:
-        super().__init__()
-        self.outputs = outputs
-
-    def forward(self, source: torch.Tensor) -> torch.Tensor:
-        repeats = math.ceil(self.outputs / source.shape[-1])
-        return source.repeat(1, 1, repeats)[..., : self.outputs]
-
-
 def gpt_steps(layer: list[dict[str, Any]], sizes: Sizes) -> list[dict[str, Any]]:
     """Training step of a small GPT with a fused AdamW, and its bound."""
     shape = [sizes.gpt[name] for name in ("num_layers", "width", "num_heads", "context")]
     batch = (sizes.gpt["batch_size"], sizes.gpt["context"])
-    rows = bounded_steps(
+    rows = measured.bounded_steps(
         lambda: gpt2(*shape, 256), layer, (0.8, 0.9, 0.95), batch, sizes.gpt_rounds, fused=True
     )
     return [{**sizes.gpt, **row} for row in rows]
@@ -207,77 +122,11 @@ def gpt_steps(layer: list[dict[str, Any]], sizes: Sizes) -> list[dict[str, Any]]
 def run_steps(layer: list[dict[str, Any]], sizes: Sizes) -> list[dict[str, Any]]:
     """Training step of the model that most runs of the studies train, as they do, and its bound."""
     context = BREAKDOWN[RUN]
-    rows = bounded_steps(
+    rows = measured.bounded_steps(
         lambda: llama_model(RUN, context), layer, (0.8,), (RUN_BATCH, context), sizes.rounds,
         fused=False,
     )  # fmt: skip
     return [{"model": RUN, "batch_size": RUN_BATCH, "context": context, **row} for row in rows]
-
-
-def bounded_steps(
-    make: Callable[[], nn.Module],
-    layer: list[dict[str, Any]],
-    levels: Sequence[float],
-    batch: tuple[int, int],
-    rounds: int,
-    *,
-    fused: bool,
-) -> list[dict[str, Any]]:
-    """Training step of a language model: dense, skipping, and without its blocks' linear layers.
-
-    The bound keeps what is outside these layers, and runs them at the speed of the measured layer.
-    """
-    speeds = {row["sparsity"]: row["speedup"] for row in layer if row["sparsity"] in levels}
-    steps = [model_step(make, 0.0, batch, fused=fused)]
-    steps += [model_step(lambda: hollow(make()), 0.0, batch, fused=fused)]
-    steps += [model_step(make, sparsity, batch, fused=fused) for sparsity in speeds]
-    dense, outside, *sparse = (statistics.median(own) for own in cpu_seconds(steps, rounds))
-    rows = [{"sparsity": 0.0, "step_s": dense, "bound_s": dense}]
-    rows += [
-        {
-            "sparsity": sparsity,
-            "step_s": own,
-            "bound_s": outside + (dense - outside) / speeds[sparsity],
-        }
-        for sparsity, own in zip(speeds, sparse, strict=True)
-    ]
-    return [
-        {**row, "outside_s": outside, "speedup": dense / row["step_s"],
-         "over_bound": row["step_s"] / row["bound_s"]}
-        for row in rows
-    ]  # fmt: skip
-
-
-def hollow(model: nn.Module) -> nn.Module:
-    """The model without the matrix products of its blocks."""
-    for layer in describe(model):
-        if layer.role == "block" and layer.kind in ("linear", "conv1d"):
-            owner, _, leaf = layer.name.rpartition(".")
-            setattr(model.get_submodule(owner), leaf, Narrow(layer.fan_out))
-    return model
-
-
-def model_step(
-    make: Callable[[], nn.Module], sparsity: float, batch: tuple[int, int], *, fused: bool
-) -> Callable[[], None]:
-    """One optimizer step on random tokens."""
-    torch.manual_seed(0)
-    model = make().train()
-    # The unfused one, which the studies train with, takes roots, which are slow at exact zeros.
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=fused)
-    if sparsity:
-        algorithm = configure({"algorithm": "static", "sparsity": sparsity, "seed": 0})
-        algorithm.apply(model)
-        algorithm.apply(optimizer)
-    run = compile(model, "skip") if sparsity else model
-    ids = torch.randint(256, batch)
-
-    def step() -> None:
-        run(input_ids=ids, labels=ids, use_cache=False).loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return step
 
 
 # Curves and breakdowns
@@ -307,6 +156,14 @@ def speedup_curves(layer: list[dict[str, Any]]) -> list[dict[str, Any]]:
              "label": "ideal"}
         )  # fmt: skip
     return [{"inverse_density": 1 / (1 - row["sparsity"]), **row} for row in rows]
+
+
+def overhead() -> list[dict[str, Any]]:
+    """Published speed-ups of one product: predicted from the lower ones, and as simulated."""
+    rows = validate_overhead(MATMUL_SPEEDUP)
+    for row in rows:
+        row["calibrated"] = 1 / relative_time(row["sparsity"], SPECS["cs2"].sparse_overhead)
+    return rows
 
 
 def gpt2(num_layers: int, width: int, num_heads: int, context: int, vocab_size: int) -> nn.Module:

@@ -3,6 +3,7 @@
 ``published``: one row per published number; ``counted as published`` repeats our count under the
 source's own convention where it differs from ours, and ``explanation`` says what that is. A row is
 ``met`` if either is within 1% of the published value, or prints the same digits.
+``amdahl``: FLOPs that whole models save, beside the speed-up of one product on a CS-2.
 ``schedule``: RigL's mean cost per step by stepping through a schedule, beside its formula.
 ``ledger``: what the device's ledger counts in a real step, beside the closed forms.
 """
@@ -26,6 +27,8 @@ from sparse_lib.ift import authors_flops, transform
 from sparse_lib.layers import describe
 from sparse_lib.masks.distributions import erk, uniform
 from sparse_lib.schedules.updates import make_update_schedule
+from sparse_lib.simulation.devices import SPECS
+from sparse_lib.simulation.timing import relative_time
 
 TOLERANCE = 0.01
 COLUMNS = ["source", "where", "model", "method", "sparsity", "quantity", "published", "ours"]
@@ -59,6 +62,7 @@ def compute(scale: str) -> dict[str, pd.DataFrame]:
     rows = [*spdf_rows(), *rigl_rows(), *readme_rows(), *ift_rows(), *gpt3_rows()]
     return {
         "published": pd.DataFrame(rows, columns=COLUMNS),
+        "amdahl": pd.DataFrame(amdahl_rows()),
         "schedule": pd.DataFrame(schedule_rows()),
         "ledger": pd.DataFrame(ledger_rows()),
     }
@@ -515,6 +519,18 @@ def ift_rows() -> list[Row]:
 
 
 # ----------------------------------------------------------------------------- schedule and ledger
+
+
+def amdahl_rows() -> list[Row]:
+    """Dense over sparse FLOPs of whole models, and the simulated speed-up of one product."""
+    sparsity = 0.75
+    product = 1 / relative_time(sparsity, SPECS["cs2"].sparse_overhead)
+    rows = []
+    for name in ("GPT-2 Small (125M)", "GPT-3 XL (1.3B)"):
+        step = gpt_step(name, SPDF_LENGTH)
+        ratio = step(0) / step(sparsity)
+        rows.append({"model": name, "sparsity": sparsity, "whole_model": ratio, "product": product})
+    return rows
 
 
 def schedule_rows() -> list[Row]:

@@ -5,7 +5,7 @@ A check says whether the claim holds for the numbers at hand; it proves nothing 
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,12 +16,6 @@ from experiments.analysis import stats
 from experiments.analysis.methods import Methods
 from experiments.store import records as tidy
 
-#: Layers, width, vocabulary and sequence length of the two models of the SPDF paper.
-SPDF_MODELS = {
-    "GPT-2 Small (125M)": (12, 768, 50257, 2048),
-    "GPT-3 XL (1.3B)": (24, 2048, 50257, 2048),
-}
-CS2_OVERHEAD = 0.0208
 PRINTED_DIGITS = 0.01
 #: The largest cost of masked steps over dense ones that still counts as minimal.
 MINIMAL_OVERHEAD = 1.10
@@ -36,28 +30,6 @@ class Check:
     is_inconclusive: bool = False
 
 
-def spdf_flops(layers: int, width: int, vocabulary: int, length: int, sparsity: float) -> float:
-    """Training FLOPs of one sequence, 2 per multiply-add, forward and backward.
-
-    Linear weights of the blocks, attention products and the output layer. Source: SPDF,
-    supplement, Table 2.
-    """
-    blocks = 6 * length * (1 - sparsity) * 12 * layers * width**2
-    attention = 12 * layers * length**2 * width
-    return blocks + attention + 6 * length * width * vocabulary
-
-
-def cs2_speedup(sparsity: float) -> float:
-    """Modelled speed-up of the CS-2 on a 12k x 12k product; calibrated for sparsity <= 0.9."""
-    return 1 / ((1 - sparsity) + CS2_OVERHEAD * sparsity)
-
-
-def _spdf_values(metric: str) -> list[tuple[str, float, float]]:
-    rows = published.results()
-    rows = rows[(rows["table_or_figure"] == "Supp Table 2") & (rows["metric"] == metric)]
-    return [(r.model, float(r.sparsity), float(r.value)) for r in rows.itertuples()]
-
-
 def cs2_points() -> list[tuple[float, float]]:
     """Published (sparsity, measured speed-up) pairs of the CS-2."""
     rows = published.results()
@@ -65,20 +37,12 @@ def cs2_points() -> list[tuple[float, float]]:
     return [(float(r.sparsity), float(r.value)) for r in rows.itertuples()]
 
 
-def check_spdf_table(*_: Any) -> Check:
-    """Every FLOP count of the SPDF table."""
-    values = _spdf_values("pre-train FLOPs per sequence (fwd+bwd)")
-    errors = [abs(spdf_flops(*SPDF_MODELS[m], s) / value - 1) for m, s, value in values]
-    return _worst(errors, PRINTED_DIGITS, "published FLOP counts")
-
-
-def check_spdf_ratios(*_: Any) -> Check:
-    """Every ratio to dense of the SPDF table."""
-    errors = []
-    for model, sparsity, value in _spdf_values("FLOPs relative to dense"):
-        shape = SPDF_MODELS[model]
-        errors.append(abs(spdf_flops(*shape, sparsity) / spdf_flops(*shape, 0) / value - 1))
-    return _worst(errors, PRINTED_DIGITS, "published ratios")
+def check_counted(_: Any, study: dict[str, Any], test: Mapping[str, Any]) -> Check:
+    """Every published number of one ``quantity`` against ours (computation ``flops``)."""
+    rows = _published_counts(study, test["quantity"])
+    if rows is None:
+        return Check(None, "this study does not count FLOPs")
+    return _worst(list(rows["difference"].abs()), PRINTED_DIGITS, test["numbers"])
 
 
 def check_fine_tuning_share(*_: Any) -> Check:
@@ -89,7 +53,7 @@ def check_fine_tuning_share(*_: Any) -> Check:
     totals = dense[dense["metric"] == "total pre-train+finetune FLOPs"]
     before = dense[dense["metric"] == "total pre-train exaFLOPs"]
     shares = {}
-    for model in SPDF_MODELS:
+    for model in before["model"].unique():
         start = float(before[before["model"] == model]["value"].iloc[0])
         most = totals[totals["model"] == model]["value"].astype(float).max()
         shares[model] = 1 - start / most
@@ -99,9 +63,12 @@ def check_fine_tuning_share(*_: Any) -> Check:
     return Check(holds, f"at most {text} of the printed totals")
 
 
-def check_cs2_curve(*_: Any) -> Check:
-    """The calibrated curve against every measured point."""
-    errors = [abs(cs2_speedup(sparsity) / value - 1) for sparsity, value in cs2_points()]
+def check_cs2_curve(_: Any, study: dict[str, Any], *__: Any) -> Check:
+    """The simulated curve against every measured point (computation ``device``)."""
+    if not _computes(study, "device"):
+        return Check(None, "this study does not simulate a device")
+    rows = tidy.computed(study["scale"], "device", "overhead")
+    errors = list((rows["calibrated"] / rows["published"] - 1).abs())
     return _worst(
         errors, 0.01, "measured speed-ups, to which c was fitted (simulated against them)"
     )
@@ -140,17 +107,15 @@ def check_wse3_balance(*_: Any) -> Check:
     return Check(holds, f"{text} the WSE-2 and {balance[1]:.2f} on the WSE-3 (peak estimated)")
 
 
-def check_amdahl(*_: Any) -> Check:
-    """Whole-model FLOP ratios stay below the product's own 1/(1-s)."""
-    parts = []
-    for model, shape in SPDF_MODELS.items():
-        whole = spdf_flops(*shape, 0) / spdf_flops(*shape, 0.75)
-        parts.append((model, whole))
-    bound = cs2_speedup(0.75)
-    text = ", ".join(f"{model} {whole:.2f}x" for model, whole in parts)
-    return Check(
-        all(whole < bound for _, whole in parts), f"{text} at s = 0.75; the product {bound:.2f}x"
-    )
+def check_amdahl(_: Any, study: dict[str, Any], *__: Any) -> Check:
+    """Whole-model FLOP ratios stay below the speed-up of a product (computation ``flops``)."""
+    if not _computes(study, "flops"):
+        return Check(None, "this study does not count FLOPs")
+    rows = tidy.computed(study["scale"], "flops", "amdahl")
+    parts = [f"{row.model} {row.whole_model:.2f}x" for row in rows.itertuples()]
+    sparsity, bound = rows[["sparsity", "product"]].iloc[0]
+    holds = bool((rows["whole_model"] < rows["product"]).all())
+    return Check(holds, f"{', '.join(parts)} at s = {sparsity:g}; the product {bound:.2f}x")
 
 
 def check_ift_identities(*_: Any) -> Check:
@@ -173,24 +138,21 @@ def check_ift_identities(*_: Any) -> Check:
     return _worst(errors, 1e-12, "layer shapes, sparsities and members")
 
 
-def check_ift_whole_model(*_: Any) -> Check:
-    """GPT-3 Small at T = 1024, at the source's widths: attention and head grow with them."""
-    layers, width, vocabulary, length = 12, 768, 50257, 1024
-    dense = spdf_flops(layers, width, vocabulary, length, 0)
-    ratios = []
-    for sparsity, wide in ((0.5, 1092), (0.75, 1536)):
-        blocks = 6 * length * 12 * layers * (1 - sparsity) * wide**2
-        rest = 12 * layers * length**2 * wide + 6 * length * wide * vocabulary
-        ratios.append((blocks + rest) / dense)
+def check_ift_whole_model(_: Any, study: dict[str, Any], *__: Any) -> Check:
+    """GPT-3 Small at the source's widths: attention and head grow with them."""
+    rows = _published_counts(study, "whole-model FLOPs relative to dense")
+    if rows is None:
+        return Check(None, "this study does not count FLOPs")
+    (first, second), (said, then) = rows["ours"], rows["published"]
     text = (
-        f"{ratios[0]:.3f}x dense at s = 0.5 (1.18x in the ledger), {ratios[1]:.3f}x at 0.75 (1.40x)"
+        f"{first:.3f}x dense at s = 0.5 ({said:.2f}x in the ledger), {second:.3f}x at 0.75 "
+        f"({then:.2f}x)"
     )
     # The recorded values have two decimals, so ours must round to them.
-    holds = all(abs(r - q) <= 0.005 for r, q in zip(ratios, (1.18, 1.40), strict=True))
-    return Check(holds, text)
+    return Check(bool(((rows["ours"] - rows["published"]).abs() <= 0.005).all()), text)
 
 
-def check_update_flops(records: pd.DataFrame, study: dict[str, Any]) -> Check:
+def check_update_flops(records: pd.DataFrame, study: dict[str, Any], *_: Any) -> Check:
     """RigL's mean step against the closed form, and executed FLOPs of runs where there are some.
 
     The schedule is counted step by step (computation ``flops``). In runs SET equals Static, and
@@ -202,28 +164,24 @@ def check_update_flops(records: pd.DataFrame, study: dict[str, Any]) -> Check:
     return Check(all(check.holds for check in checks), "; ".join(check.reason for check in checks))
 
 
-def check_property(claim: str) -> Callable[..., Check]:
+def check_property(_: Any, study: dict[str, Any], test: Mapping[str, Any]) -> Check:
     """Every case of a claim about the library, found against expected (computation ``library``)."""
-
-    def check(_: pd.DataFrame, study: dict[str, Any]) -> Check:
-        if not _computes(study, "library"):
-            return Check(None, "this study does not ask the library")
-        rows = tidy.computed(study["scale"], "library", "properties")
-        rows = rows[rows["claim"] == claim]
-        missed = rows[~rows["met"]]
-        if missed.empty:
-            return Check(bool(len(rows)), f"{len(rows)} cases, all as the source says")
-        first = missed.iloc[0]
-        return Check(
-            False,
-            f"{len(missed)} of {len(rows)} cases differ, first {first['property']}, "
-            f"{first['case']}: {first['found']:g} instead of {first['expected']:g}",
-        )
-
-    return check
+    if not _computes(study, "library"):
+        return Check(None, "this study does not ask the library")
+    rows = tidy.computed(study["scale"], "library", "properties")
+    rows = rows[rows["claim"] == test["claim"]]
+    missed = rows[~rows["met"]]
+    if missed.empty:
+        return Check(bool(len(rows)), f"{len(rows)} cases, all as the source says")
+    first = missed.iloc[0]
+    return Check(
+        False,
+        f"{len(missed)} of {len(rows)} cases differ, first {first['property']}, "
+        f"{first['case']}: {first['found']:g} instead of {first['expected']:g}",
+    )
 
 
-def check_overhead(_: pd.DataFrame, study: dict[str, Any]) -> Check:
+def check_overhead(_: Any, study: dict[str, Any], *__: Any) -> Check:
     """The interval of the mean cost of each method's steps over dense ones, against the limit."""
     if not _computes(study, "library"):
         return Check(None, "this study does not time the library")
@@ -242,6 +200,13 @@ def check_overhead(_: pd.DataFrame, study: dict[str, Any]) -> Check:
 
 def _computes(study: dict[str, Any], name: str) -> bool:
     return name in {computation["name"] for computation in study.get("computations", [])}
+
+
+def _published_counts(study: dict[str, Any], quantity: str) -> pd.DataFrame | None:
+    if not _computes(study, "flops"):
+        return None
+    rows = tidy.computed(study["scale"], "flops", "published")
+    return rows[rows["quantity"] == quantity]
 
 
 def _schedule(study: dict[str, Any]) -> Check | None:
@@ -287,31 +252,9 @@ def _worst(errors: list[float], allowed: float, what: str) -> Check:
     )
 
 
-#: Each takes the headline records and the study.
+#: Each takes the headline records, the study, and the claim's test with its id as ``claim``.
 CHECKS: dict[str, Callable[..., Check]] = {
-    "spdf_table": check_spdf_table,
-    "spdf_ratios": check_spdf_ratios,
-    "fine_tuning_share": check_fine_tuning_share,
-    "cs2_curve": check_cs2_curve,
-    "cs2_efficiency": check_cs2_efficiency,
-    "wse2_peak": check_wse2_peak,
-    "amdahl": check_amdahl,
-    "ift_identities": check_ift_identities,
-    "ift_whole_model": check_ift_whole_model,
-    "update_flops": check_update_flops,
-    "wse3_balance": check_wse3_balance,
-    "overhead": check_overhead,
-    **{
-        name: check_property(claim)
-        for name, claim in {
-            "cubic_schedule": "C008",
-            "masked_training": "C009",
-            "weight_counts": "C010",
-            "random_masks": "C011",
-            "default_filter": "C012",
-            "dense_start": "C013",
-            "cosine_schedule": "C014",
-            "search_space": "C028",
-        }.items()
-    },
+    name.removeprefix("check_"): check
+    for name, check in list(globals().items())
+    if name.startswith("check_")
 }

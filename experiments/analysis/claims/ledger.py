@@ -81,7 +81,7 @@ def evaluate(records: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
         tests = dict.fromkeys(tests, {"not_tested": TRIALS})
     elsewhere = {"not_tested": ELSEWHERE}
     tests = {
-        name: test if name in roles or "not_tested" in test else elsewhere
+        name: {"claim": name, **test} if name in roles or "not_tested" in test else elsewhere
         for name, test in tests.items()
     }
     records = selection.headline(records, study)
@@ -114,7 +114,7 @@ def _outcome(test: Mapping[str, Any], records: pd.DataFrame, study: dict[str, An
         reason = test.get("not_tested", "no test has been written for this claim")
         return Outcome("", verdict=NOT_TESTED, reason=reason)
     if name := test.get("exact") or test.get("measured"):
-        check = exact.CHECKS[name](records, study)
+        check = exact.CHECKS[name](records, study, test)
         undecided = INCONCLUSIVE if check.is_inconclusive else NOT_TESTED
         verdict = {True: HOLDS, False: CONTRADICTED, None: undecided}[check.holds]
         return Outcome(test["tested_as"], verdict=verdict, reason=check.reason)

@@ -14,9 +14,6 @@ from matplotlib.figure import Figure
 from experiments.analysis import style
 from experiments.store import records as tidy
 
-COLORS = {"cs2": "#E69F00", "cs3": "#D55E00", "h100": "#009E73"}
-NAMES = {"cs2": "CS-2", "cs3": "CS-3", "h100": "H100"}
-
 
 def data(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
     """Simulated steps by model, device, sparsity and number of systems."""
@@ -30,11 +27,13 @@ def draw(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> 
     figure, axes = style.panels(len(models), height=2.6)
     for panel, model in zip(axes, models, strict=True):
         own = rows[(rows["model"] == model) & rows["fits"]]
+        dense = own[own["sparsity"] == 0].groupby(["device", "num_systems"])["tokens_per_s"].max()
         for (device, sparsity), line in own.groupby(["device", "sparsity"], sort=False):
-            color = COLORS[device]
-            if sparsity and device == "h100":
-                continue  # a GPU gains nothing from masks
-            name = f"{NAMES[device]}, {f'{100 * sparsity:g}%' if sparsity else 'dense'}"
+            label, color = line[["device_label", "device_color"]].iloc[0]
+            gains = line.set_index("num_systems")["tokens_per_s"] / dense[device]
+            if sparsity and not (gains > 1).any():
+                continue  # the device gains nothing from masks
+            name = f"{label}, {f'{100 * sparsity:g}%' if sparsity else 'dense'}"
             dashes = "--" if sparsity else "-"
             panel.plot(line["num_systems"], line["tokens_per_s"], dashes, color=color, label=name)
             for row in line.itertuples():

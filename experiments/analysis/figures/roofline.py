@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 from experiments.analysis import style
 from experiments.store import records as tidy
 
-COLORS = {"host": "#0072B2", "cs2": "#E69F00", "h100": "#009E73"}
-PANELS = {"Measured · this CPU": ("host",), "Simulated · GPT-3 XL": ("cs2", "h100")}
+HOST = "host"
+PANELS = {"Measured · this CPU": True, "Simulated · GPT-3 XL": False}
 
 NAMED = (0.0, 0.5, 0.75, 0.9, 0.95)
 
@@ -28,15 +28,15 @@ def draw(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> 
     """Two panels: measured and simulated."""
     rows = data(records, curves, study)
     figure, axes = style.panels(2, height=3.0)
-    for panel, (title, devices) in zip(axes, PANELS.items(), strict=True):
-        shown = rows[rows["device"].isin(devices)]
+    for panel, (title, is_host) in zip(axes, PANELS.items(), strict=True):
+        shown = rows[(rows["device"] == HOST) == is_host]
         panel.set_title(title)
         if shown.empty:
             style.say_empty(panel, "The kernels could not be built here.")
             continue
         low, high = shown["intensity"].min() / 4, shown["intensity"].max() * 4
-        for device, own in shown.groupby("device", sort=False):
-            _draw_device(panel, own, COLORS[str(device)], low, high)
+        for _, own in shown.groupby("device", sort=False):
+            _draw_device(panel, own, own["device_color"].iloc[0], low, high)
         panel.set_xscale("log")
         panel.set_yscale("log")
         panel.set_xlim(low, high)
@@ -67,7 +67,7 @@ def _draw_device(panel: Axes, own: pd.DataFrame, color: str, low: float, high: f
 def caption(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> str:
     """State the useful rate at 90% against dense, and against the machine's peak."""
     rows = data(records, curves, study)
-    host = rows[rows["device"] == "host"]
+    host = rows[rows["device"] == HOST]
     sparse = host[(host["series"] == "skip") & (host["sparsity"] == 0.9)]
     if sparse.empty:
         return ""
