@@ -145,28 +145,33 @@ def test_counter_evidence_points_at_claims_that_exist():
             assert other in published.tests(), (name, other)
 
 
-LIBRARY = sorted(
-    name
-    for claim, test in published.tests().items()
-    if (name := test.get("exact")) and claim in ("C028", *(f"C{n:03}" for n in range(8, 15)))
+EXACT = {name: test for name, test in published.tests().items() if "exact" in test}
+LIBRARY = [name for name, test in EXACT.items() if test["exact"] == "property"]
+
+
+def check_of(claim, study):
+    return exact.CHECKS[EXACT[claim]["exact"]](None, study, {"claim": claim, **EXACT[claim]})
+
+
+@pytest.mark.parametrize(
+    "claim", [name for name in EXACT if name not in LIBRARY and name != "C050"]
 )
-
-
-@pytest.mark.parametrize("name", sorted(set(exact.CHECKS) - {"update_flops", "overhead", *LIBRARY}))
-def test_arithmetic_of_the_sources(name):
-    assert exact.CHECKS[name](None, {}).holds is True
-
-
-@pytest.mark.parametrize("name", LIBRARY)
-def test_the_library_is_as_its_sources_say(name, computed, monkeypatch):
-    study = synthetic.study([], computations=[{"name": "library"}])
-    check = exact.CHECKS[name](None, study)
+def test_arithmetic_of_the_sources(claim, computed):
+    computations = [{"name": name} for name in ("flops", "device")]
+    check = check_of(claim, {"scale": "quick", "computations": computations})
     assert check.holds is True, check.reason
-    assert exact.CHECKS[name](None, synthetic.study([])).holds is None
+
+
+@pytest.mark.parametrize("claim", LIBRARY)
+def test_the_library_is_as_its_sources_say(claim, computed, monkeypatch):
+    study = synthetic.study([], computations=[{"name": "library"}])
+    check = check_of(claim, study)
+    assert check.holds is True, check.reason
+    assert check_of(claim, synthetic.study([])).holds is None
     rows = records.computed("quick", "library", "properties")
     wrong = rows.assign(found=rows["found"] + 1, met=False)
     monkeypatch.setattr(records, "computed", lambda *_: wrong)
-    check = exact.CHECKS[name](None, study)
+    check = check_of(claim, study)
     assert check.holds is False and "cases differ" in check.reason
 
 
@@ -200,11 +205,6 @@ def test_the_update_flops_are_checked_on_the_counted_schedule(computed):
     table.loc[(table["method"] == "set") & (table["metric"] == "flops_executed"), "value"] *= 2
     assert exact.CHECKS["update_flops"](table, study).holds is False
     assert exact.CHECKS["update_flops"](table.iloc[:0], {"scale": "quick"}).holds is None
-
-
-def test_cs2_curve_at_its_ends():
-    assert exact.cs2_speedup(0.0) == 1.0
-    assert exact.cs2_speedup(0.5) == pytest.approx(1 / 0.5104)
 
 
 def test_nothing_published_was_dropped():
