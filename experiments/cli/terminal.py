@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
+from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
@@ -11,6 +12,23 @@ from experiments.store import records as tidy
 
 #: A run's facts that head its column, as `RECORD_COLUMNS` names them.
 FACTS = ("model", "dataset", "method", "sparsity", "seed", "recipe", "cpu")
+
+
+def show(table: Table) -> None:
+    """Print a table."""
+    Console().print(table)
+
+
+def scores(evaluation: dict[str, Any], title: str) -> Table:
+    """The scores of an evaluation, one row each."""
+    table = Table(title=escape(title))
+    for name in ("task", "metric", "split", "value", "stderr", "chance", "items"):
+        table.add_column(name)
+    for score in evaluation["scores"]:
+        facts = [score.get(key) for key in ("value", "stderr", "chance", "num_items")]
+        names = [score["task"], score["metric"], score.get("split") or ""]
+        table.add_row(*map(escape, names), *map(_text, facts))
+    return table
 
 
 def compare(records: Sequence[dict[str, Any]]) -> Table:

@@ -1,4 +1,4 @@
-"""Which code a result depends on: the files that a file imports, and a hash of their syntax."""
+"""Which files a result depends on: those that its code imports, and those that the code names."""
 
 from __future__ import annotations
 
@@ -6,18 +6,24 @@ import ast
 import functools
 import hashlib
 from pathlib import Path
+from typing import NamedTuple
 
 from experiments.specs.digest import digest
 
 ROOT = Path(__file__).resolve().parents[2]
+DATA = ROOT / "experiments" / "data"
 
 
-def imported_files(*entries: Path) -> list[Path]:
+def imported_files(*entries: Path, data: bool = False) -> list[Path]:
     """Files of this repository that the entries import, directly or not, entries included.
 
     Packages' ``__init__`` count only where they are imported by name, so discovery folders
-    (algorithms, models) do not tie each run to every file in them. Prepared data is covered by
-    its own hash, so ``experiments/data`` is left out.
+    (algorithms, models) do not tie each run to every file in them.
+
+    Args:
+        entries: Files to begin with.
+        data: Whether to follow imports of ``experiments.data``. Prepared data is covered by its
+            own hash, so only its preparation does.
     """
     found: set[Path] = set()
     queue = list(entries)
@@ -25,17 +31,19 @@ def imported_files(*entries: Path) -> list[Path]:
         path = queue.pop()
         if path not in found:
             found.add(path)
-            modules, _ = _syntax(path)
-            queue += [file for name in modules for file in module_files(name)]
+            queue += [
+                file
+                for module in _syntax(path).modules
+                for file in module_files(module)
+                if data or not file.is_relative_to(DATA)
+            ]
     return sorted(found)
 
 
 @functools.cache
 def module_files(module: str) -> tuple[Path, ...]:
     """The file of a module of ours, or nothing."""
-    if module.split(".")[0] not in ("sparse_lib", "experiments"):
-        return ()
-    if module == "sparse_lib" or module.startswith("experiments.data"):
+    if module.split(".")[0] not in ("sparse_lib", "experiments") or module == "sparse_lib":
         return ()
     base = ROOT.joinpath(*module.split("."))
     candidates = [base.with_suffix(".py"), base / "__init__.py"]
@@ -51,11 +59,25 @@ def parse(path: Path) -> ast.Module:
         raise ValueError(f"{where}: not valid Python: {error.msg}") from None
 
 
+class Syntax(NamedTuple):
+    """What a file of code says.
+
+    Attributes:
+        modules: Modules that it names in imports.
+        beside: Files that are no code and that it names by ``__file__``.
+        digest: Hash of its tree without docstrings.
+    """
+
+    modules: tuple[str, ...]
+    beside: tuple[Path, ...]
+    digest: str
+
+
 @functools.cache
-def _syntax(path: Path) -> tuple[tuple[str, ...], str]:
-    """Modules that a file names in imports, and the hash of its tree without docstrings."""
+def _syntax(path: Path) -> Syntax:
     tree = parse(path)
     modules: set[str] = set()
+    beside: set[Path] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             modules |= {alias.name for alias in node.names}
@@ -66,11 +88,94 @@ def _syntax(path: Path) -> tuple[tuple[str, ...], str]:
             and ast.get_docstring(node, clean=False) is not None
         ):
             node.body = node.body[1:]
-    return tuple(sorted(modules)), hashlib.sha256(ast.dump(tree).encode()).hexdigest()
+        elif isinstance(node, ast.expr):
+            beside |= _named_by_place(node, path)
+    digest = hashlib.sha256(ast.dump(tree).encode()).hexdigest()
+    return Syntax(tuple(sorted(modules)), tuple(sorted(beside)), digest)
+
+
+def _named_by_place(node: ast.expr, path: Path) -> set[Path]:
+    """Files that an expression such as ``Path(__file__).with_name("x.json")`` stands for.
+
+    A folder stands for the files in it, those of code left out.
+    """
+    try:
+        place = _evaluate(node, path)
+    except (TypeError, ValueError):
+        return set()
+    files = [place] if place.is_file() else place.iterdir() if place.is_dir() else []
+    return {file for file in files if file.is_file() and file.suffix not in (".py", ".pyc")}
+
+
+def _evaluate(node: ast.expr, path: Path) -> Path:
+    """A path made of ``Path(__file__)``; raises `TypeError` for any other expression."""
+    match node:
+        case ast.Call(func=ast.Name(id="Path"), args=[ast.Name(id="__file__")]):
+            return path
+        case ast.Attribute(value=inner, attr="parent"):
+            return _evaluate(inner, path).parent
+        case ast.Call(func=ast.Attribute(value=inner, attr="resolve"), args=[]):
+            return _evaluate(inner, path)
+        case ast.Call(
+            func=ast.Attribute(value=inner, attr="with_name" | "with_suffix" as change),
+            args=[ast.Constant(value=str(word))],
+        ):
+            return getattr(_evaluate(inner, path), change)(word)
+        case ast.BinOp(left=inner, op=ast.Div(), right=ast.Constant(value=str(word))):
+            return _evaluate(inner, path) / word
+    raise TypeError("not a path by __file__")
 
 
 @functools.cache
-def code_hash(*entries: Path) -> str:
-    """Hash of the syntax trees of the import closure: comments and docstrings do not count."""
-    files = imported_files(*entries)
-    return digest({path.relative_to(ROOT).as_posix(): _syntax(path)[1] for path in files})
+def code_hash(*entries: Path, data: bool = False, beside: bool = False) -> str:
+    """Hash of the syntax trees of the import closure: comments and docstrings do not count.
+
+    Args:
+        entries: Files to begin with.
+        data: Whether ``experiments.data`` counts.
+        beside: Whether files that are no code count where the code names them by ``__file__``.
+    """
+    files = imported_files(*entries, data=data)
+    hashes = {path.relative_to(ROOT).as_posix(): _syntax(path).digest for path in files}
+    if beside:
+        others = {other for path in files for other in _syntax(path).beside}
+        hashes |= {path.relative_to(ROOT).as_posix(): text_hash(path) for path in others}
+    return digest(hashes)
+
+
+def text_hash(path: Path) -> str:
+    """SHA-256 of a file's bytes."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def preparation_code_hash(dataset: Path, task: str) -> str:
+    """Hash of the code that prepares one dataset, given the file that defines it."""
+    tools = code_hash(dataset, DATA / "__init__.py", data=True, beside=True)
+    return digest([tools, _syntax(ROOT / "experiments" / "tasks" / f"{task}.py").digest])
+
+
+def analysis_code_hash(kind: str, name: str) -> str:
+    """Hash of the code of one figure (``kind`` is "figures") or table ("tables")."""
+    folder = ROOT / "experiments" / "analysis" / kind
+    return code_hash(folder / "__init__.py", folder / f"{name}.py", beside=True)
+
+
+def claims_code_hash() -> str:
+    """Hash of the code of verdicts, and of the published claims."""
+    return code_hash(ROOT / "experiments" / "analysis" / "claims" / "ledger.py", beside=True)
+
+
+def page_code_hash() -> str:
+    """Hash of the code and the templates of pages."""
+    return code_hash(ROOT / "experiments" / "report" / "render.py", beside=True)
+
+
+def collecting_code_hash() -> str:
+    """Hash of the code that turns a run's files into records and tidy tables."""
+    return code_hash(ROOT / "experiments" / "store" / "records.py", beside=True)
+
+
+def computation_code_hash(name: str) -> str:
+    """Hash of the code of one computation."""
+    folder = ROOT / "experiments" / "computations"
+    return code_hash(folder / "__init__.py", folder / f"{name}.py", data=True, beside=True)

@@ -1,0 +1,142 @@
+"""Commands that change nothing: what will run, whether it is right, what came out."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+from experiments.cli.options import Scale, app, check_device
+from experiments.specs import plan
+from experiments.store import paths
+
+
+@app.command("plan")
+def print_plan(scale: Scale = "quick", study: str = "all") -> None:
+    """Print the runs of a scale and their expected cost in core-seconds."""
+    plan.check_choice("study", study, ["all", *plan.study_names()])
+    runs = plan.all_runs(scale).values()
+    chosen = [run for run in runs if study in ("all", *run.studies)]
+    for run in chosen:
+        print(f"{run.core_seconds:8.0f}  {run.id}  ({', '.join(run.studies)})")
+    chosen_studies = [name for name in plan.study_names() if study in ("all", name)]
+    names = {c.name for name in chosen_studies for c in plan.load_study(name).computations}
+    costs = {name: cost for name, cost in plan.computation_costs(scale).items() if name in names}
+    for name, cost in costs.items():
+        print(f"{cost:8.0f}  computation {name}")
+    total = sum(run.core_seconds for run in chosen) + sum(costs.values())
+    budget = plan.BUDGET_CORE_S.get(scale)
+    of = f" of {budget}" if budget else ""
+    over = ": over the budget" if budget and total > budget else ""
+    print(f"{total:8.0f}  core-seconds in {len(chosen)} runs{of}{over}")
+
+
+@app.command()
+def check(
+    scale: Annotated[str | None, typer.Option(help="one scale; default: all")] = None,
+    device: Annotated[str, typer.Option(help="also check that this machine has it")] = "cpu",
+) -> None:
+    """Validate studies, suites and sparsity configurations, and that a device is here."""
+    from sparse_lib.configure import configure
+
+    check_device(device)
+    seen: set[str] = set()
+    for name in plan.SCALES if scale is None else [scale]:
+        for run in plan.all_runs(name).values():
+            _check_suite(run)
+            if run.spec["sparsity"] is None:
+                continue
+            # A transformation brings the level, unless the method has a schedule of its own.
+            level = {"sparsity": run.spec["final_sparsity"]} if "transform" in run.spec else {}
+            config = {**level, **run.spec["sparsity"]}
+            level_and_steps = run.spec["final_sparsity"], run.spec["recipe"]["steps"]
+            text = json.dumps([config, level_and_steps], sort_keys=True)
+            if text in seen:
+                continue
+            seen.add(text)
+            where = f"{run.studies[0]}.yaml: methods.{run.spec['method']}"
+            try:
+                configure(config)
+            except (ValueError, TypeError) as error:
+                raise plan.SpecError(f"{where}.sparsity: {error}") from None
+            wanted, num_steps = level_and_steps
+            reached = _last_sparsity(config, num_steps)
+            if reached is not None and abs(reached - wanted) > 1e-6:
+                raise plan.SpecError(
+                    f"{where}.final_sparsity is {wanted}, but {where.split()[1]}.sparsity ends at "
+                    f"{reached:g} at scale {name}; they must be equal"
+                )
+
+
+def _check_suite(run: plan.Run) -> None:
+    """Raise `plan.SpecError` where a run's suite is wrong for its task."""
+    import importlib
+
+    from experiments import tasks
+    from experiments.evaluation.suite import load_suite
+
+    module = importlib.import_module(tasks.get(run.spec["task"]).EVALUATION)
+    try:
+        load_suite(run.spec["suite"], module.Suite)
+    except ValueError as error:
+        raise plan.SpecError(f"{run.studies[0]}.yaml: suite: {error}") from None
+
+
+def _last_sparsity(config: dict[str, Any], num_steps: int) -> float | None:
+    """Target at the last mask update; None where it is set for each parameter by name."""
+    from torch import nn
+
+    from sparse_lib.preview import plan as plan_masks
+
+    level = config.get("sparsity")
+    if isinstance(level, dict) and "type" not in level:
+        return None
+    keys = ("algorithm", "sparsity", "update", "compat")
+    shown = {key: config[key] for key in keys if key in config}
+    (weight, *_) = plan_masks(nn.Linear(64, 64), shown, num_steps=num_steps).parameters
+    return weight.final_sparsity
+
+
+@app.command()
+def compare(runs: Annotated[list[str], typer.Argument(help="run ids")]) -> None:
+    """Print runs side by side: finished ones of this folder, else committed records."""
+    found = []
+    for name in runs:
+        run = plan.find_run(name)
+        here = paths.run(run.scale, run.id) / "record.json"
+        path = here if here.is_file() else run.reference
+        if not path.is_file():
+            raise plan.SpecError(f"run {name} has no record, neither here nor among the committed")
+        found.append(path)
+    from experiments.cli import terminal
+    from experiments.store import records
+
+    terminal.show(terminal.compare([records.read_record(path) for path in found]))
+
+
+@app.command()
+def where(arguments: Annotated[list[str] | None, typer.Argument()] = None) -> None:
+    """Print where the report of the configured scale is, and the command behind each number.
+
+    Takes the arguments of `snakemake reproduce`: ``where -- --config scale=smoke study=flops``.
+    """
+    import yaml
+
+    chosen = yaml.safe_load((plan.ROOT / "experiments/config.yaml").read_text())
+    chosen |= dict(word.split("=", 1) for word in arguments or [] if "=" in word)
+    folder = paths.reports(chosen["scale"])
+    plan.check_choice("study", chosen["study"], ["all", *plan.study_names()])
+    if (folder / "commands.csv").is_file():
+        import pandas as pd
+
+        from experiments.report import cells
+
+        table = pd.read_csv(folder / "commands.csv", keep_default_na=False)
+        if chosen["study"] != "all":
+            table = table[table["study"] == chosen["study"]]
+        print("The one command that repeats the runs behind each row of each table:")
+        for line in cells.listing(table):
+            print(line)
+        print(f"The same, row by row: {folder}/commands.csv")
+    print(f"The report is {folder}/index.html")

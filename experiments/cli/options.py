@@ -1,0 +1,50 @@
+"""What all commands share: the application, and the options that occur in several of them."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from experiments.specs import plan
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Commands that the workflow's rules call; a person can call them too.",
+)
+
+RunId = Annotated[str, typer.Option("--run", help="a run id, as `plan` prints it")]
+Scale = Annotated[str, typer.Option(help="smoke, quick, small or paper")]
+StudyName = Annotated[str, typer.Option("--study", help="a file of experiments/studies")]
+Mirror = Annotated[Path | None, typer.Option(help="folder with <root>/<hub id> datasets")]
+
+
+def mirror_root(mirror: Path | None) -> Path | None:
+    """The option, or the environment variable SPARSE_MIRROR.
+
+    Raises:
+        plan.SpecError: If it is no folder.
+    """
+    value = mirror or os.environ.get("SPARSE_MIRROR")
+    if value and not Path(value).is_dir():
+        raise plan.SpecError(f"mirror is {str(value)!r}, which is no folder")
+    return Path(value) if value else None
+
+
+def check_device(device: str) -> None:
+    """Raise `plan.SpecError` for a device that has another form, or that this machine lacks."""
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", device):
+        raise plan.SpecError(f"device is {device!r}, but must be cpu, cuda or cuda:<number>")
+    if device != "cpu":
+        import torch
+
+        if int(device.partition(":")[2] or 0) >= torch.cuda.device_count():
+            raise plan.SpecError(
+                f"device is {device!r}, but torch {torch.__version__} sees "
+                f"{torch.cuda.device_count()} CUDA devices here"
+            )

@@ -1,0 +1,279 @@
+"""Commands that turn records into tables, figures, verdicts and pages."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from experiments.cli.options import Scale, StudyName, app
+from experiments.specs import code, plan
+from experiments.specs.schema import module_names
+from experiments.store import paths
+
+ANALYSIS = plan.ROOT / "experiments" / "analysis"
+Names = Annotated[list[str], typer.Argument(help="one or several names")]
+
+
+def study_dict(study: str, scale: str) -> dict[str, Any]:
+    """What analysis and report know of a study."""
+    return plan.study_as_dict(plan.load_study(study), scale)
+
+
+@app.command()
+def collect(
+    study: StudyName,
+    scale: Scale,
+    files: Annotated[list[Path] | None, typer.Argument(help="records of its runs")] = None,
+    none: Annotated[bool, typer.Option("--none", help="let the tables be empty")] = False,
+) -> None:
+    """Collect the records of a study into tidy tables."""
+    folder, facts, files = paths.study(scale, study), study_dict(study, scale), files or []
+    if not files and not none:
+        raise plan.SpecError(f"no records of {study} are given; --none makes empty tables of it")
+    from experiments.store import records
+
+    made, known = {}, {run["id"] for run in facts["runs"]}
+    for path in files:
+        record = records.read_record(path)
+        if record["run"] not in known:
+            raise plan.SpecError(f"{path} is of run {record['run']!r}, which {study} does not have")
+        committed = path.resolve().is_relative_to(paths.REFERENCE.resolve())
+        made[record["run"]] = {**record, "committed": committed}
+    records.collect(made.values(), facts, folder)
+    part, kept = folder / ".records", folder / "records"
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir()
+    for path, run in zip(files, made, strict=True):
+        shutil.copy(path, part / f"{run}.json")
+    shutil.rmtree(kept, ignore_errors=True)
+    part.rename(kept)
+
+
+def read_study(study: str, scale: str) -> tuple:
+    """Records, curves and the study's dict: what every table and figure takes.
+
+    Raises:
+        plan.SpecError: If there is no such study or scale, or it has no results.
+    """
+    folder, facts = paths.study(scale, study), study_dict(study, scale)
+    if not (folder / "records.csv").is_file():
+        raise plan.SpecError(
+            f"study {study!r} has no results at scale {scale!r} yet: run "
+            f"`snakemake reproduce --config scale={scale} study={study}`"
+        )
+    from experiments.store import records
+
+    return (
+        records.read_records(folder / "records.csv"),
+        records.read_curves(folder / "curves.csv"),
+        facts,
+    )
+
+
+@app.command()
+def figure(
+    names: Names,
+    study: StudyName,
+    scale: Scale = "quick",
+    x: Annotated[
+        str | None,
+        typer.Option(help="draw over this axis only: tokens, steps, flops", metavar="AXIS"),
+    ] = None,
+) -> None:
+    """Draw figures of a study from its records."""
+    for name in names:
+        plan.check_choice("figure", name, module_names(ANALYSIS / "figures"))
+    folder = paths.page(scale, study) / "figures"
+    from experiments.analysis import figures
+
+    for name in names if x is not None else ():
+        if not figures.x_axes(name):
+            raise plan.SpecError(f"x is {x!r}, but figure {name!r} has no other axis than its own")
+        plan.check_choice("x", x, figures.x_axes(name))
+    facts = read_study(study, scale)
+    for name in names:
+        figures.write(name, *facts, folder, x=x)
+
+
+@app.command()
+def table(names: Names, study: StudyName, scale: Scale = "quick") -> None:
+    """Make tables of a study from its records."""
+    for name in names:
+        plan.check_choice("table", name, module_names(ANALYSIS / "tables"))
+    folder = paths.page(scale, study) / "tables"
+    from experiments.analysis import tables
+
+    facts = read_study(study, scale)
+    for name in names:
+        tables.write(name, *facts, folder)
+
+
+@app.command()
+def claims(
+    scale: Scale = "quick",
+    study: Annotated[str | None, typer.Option(help="write this study's ledger")] = None,
+    every: Annotated[bool, typer.Option(help="print claims without a test too")] = False,
+) -> None:
+    """Write the ledger of a study, or print those of a scale: the published ones if it has none."""
+    paths.scale(scale)
+    from experiments.analysis.claims import ledger
+
+    if study is not None:
+        records, _, facts = read_study(study, scale)
+        ledger.write(records, facts, paths.study(scale, study) / "claims.csv")
+        return
+    from experiments.cli import terminal
+
+    made = {name: paths.study(scale, name) / "claims.csv" for name in plan.study_names()}
+    title = f"scale {scale}"
+    if not any(path.is_file() for path in made.values()):
+        made = {name: plan.REFERENCE.parent / name / "claims.csv" for name in made}
+        title = f"as published; scale {scale} has no results yet"
+    for name, path in made.items():
+        if path.is_file():
+            rows = ledger.read(path)
+            rows = rows[rows["role"] != ""] if not every else rows
+            table = terminal.ledger(rows)
+            table.title = f"Claims of {name}, {title}"
+            terminal.show(table)
+
+
+@app.command()
+def report(study: StudyName, scale: Scale) -> None:
+    """Write the page of a study; its ledger, tables and figures are made where they changed."""
+    folder, page = paths.study(scale, study), paths.page(scale, study)
+    records, curves, facts = read_study(study, scale)
+    inputs = _inputs_digest(folder, facts)
+    from experiments.analysis import figures, tables
+    from experiments.analysis.claims import ledger
+    from experiments.report import render
+    from experiments.store.made import Made
+
+    made = Made(folder / "made.json")
+    made.make(
+        code.digest([inputs, code.claims_code_hash()]),
+        lambda: [folder / "claims.csv"],
+        lambda: ledger.write(records, facts, folder / "claims.csv"),
+    )
+    for name in facts["tables"]:
+        made.make(
+            code.digest([inputs, code.analysis_code_hash("tables", name)]),
+            lambda name=name: [page / "tables" / f"{name}.csv"],
+            lambda name=name: tables.write(name, records, curves, facts, page / "tables"),
+        )
+    for name in facts["figures"]:
+        made.make(
+            code.digest([inputs, code.analysis_code_hash("figures", name)]),
+            lambda name=name: _figure_files(page / "figures", name),
+            lambda name=name: figures.write(name, records, curves, facts, page / "figures"),
+        )
+    _remove_others(page / "tables", {f"{name}.csv" for name in facts["tables"]})
+    shown = [file for name in facts["figures"] for file in _figure_files(page / "figures", name)]
+    _remove_others(page / "figures", {file.name for file in shown})
+    render.render_study(
+        facts,
+        folder / "records.csv",
+        folder / "curves.csv",
+        folder / "records",
+        page / "figures",
+        page / "tables",
+        folder / "claims.csv",
+        page,
+    )
+
+
+def _inputs_digest(folder: Path, facts: dict[str, Any]) -> str:
+    """Hash of what tables and figures are made from beside code."""
+    from experiments.store.made import file_digest
+
+    files = [folder / "records.csv", folder / "curves.csv"]
+    for computation in facts["computations"]:
+        tables = paths.computation(facts["scale"], computation["name"])
+        files += sorted(tables.glob("*.csv"))
+    own = {key: value for key, value in facts.items() if key not in ("tables", "figures")}
+    return code.digest([own, {file.as_posix(): file_digest(file) for file in files}])
+
+
+def _figure_files(folder: Path, name: str) -> list[Path]:
+    """Files of a figure: over its own axis, its data, and over other axes."""
+    own = [folder / f"{name}.{suffix}" for suffix in ("svg", "png", "csv")]
+    return [*own, *sorted(folder.glob(f"{name}-by-*.svg"))]
+
+
+def _remove_others(folder: Path, names: Iterable[str]) -> None:
+    """Remove the files of what the study no more shows."""
+    for path in folder.glob("*.*"):
+        if path.name not in names:
+            path.unlink()
+
+
+@app.command()
+def index(scale: Scale) -> None:
+    """Write the front page over all studies of a scale."""
+    results, reports = paths.scale(scale), paths.reports(scale)
+    names = [name for name in plan.study_names() if paths.page(scale, name).is_dir()]
+    if not names:
+        raise plan.SpecError(
+            f"scale {scale!r} has no pages yet: run `snakemake reproduce --config scale={scale}`"
+        )
+    from experiments.report import render
+
+    render.render_index([study_dict(name, scale) for name in names], scale, results, reports)
+
+
+@app.command()
+def archive(scale: Scale, study: str = "all") -> None:
+    """Write Snakemake's own report of a scale: reports/<scale>/archive.html."""
+    out = paths.reports(scale) / "archive.html"
+    plan.check_choice("study", study, ["all", *plan.study_names()])
+    from experiments.report import archive as snakemake_report
+
+    snakemake_report.write(scale, study, out)
+
+
+@app.command()
+def publish(scale: Scale) -> None:
+    """Make the report of a scale the committed reference, its records included."""
+    results, reports = paths.scale(scale), paths.reports(scale)
+    from experiments.analysis import figures
+    from experiments.report import readme, render
+
+    render.publish(reports, paths.REPORTS)
+    captions = {
+        name: figures.findings(name, *read_study(study, scale))
+        for study, name in readme.FIGURES
+        if (paths.study(scale, study) / "records.csv").is_file()
+    }
+    readme.update(Path("README.md"), paths.REPORTS, scale, results, captions)
+    keep(scale)
+
+
+@app.command()
+def keep(scale: Scale = "quick") -> None:
+    """Copy records and tables of a scale to results/reference, to be committed."""
+    paths.scale(scale)
+    for run in plan.all_runs(scale).values():
+        _keep(paths.run(scale, run.id) / "record.json", run.reference)
+    # Curves are in the records already.
+    for name in plan.study_names():
+        folder = paths.study(scale, name)
+        if not any((folder / "records").glob("*.json")):
+            continue
+        trials = plan.load_study(name).trials
+        tables = {"records": "trials"} if trials else {"records": "records", "claims": "claims"}
+        for table, kept_as in tables.items():
+            _keep(folder / f"{table}.csv", plan.REFERENCE.parent / name / f"{kept_as}.csv")
+    for path in sorted((paths.scale(scale) / "computations").glob("*/*.csv")):
+        _keep(path, plan.REFERENCE.parent / path.parent.name / path.name)
+
+
+def _keep(path: Path, kept: Path) -> None:
+    """Copy a file, where it exists, among the committed ones."""
+    if path.is_file():
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, kept)
+        print(kept.relative_to(plan.ROOT))

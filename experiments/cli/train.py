@@ -1,0 +1,194 @@
+"""Commands that make results: data, runs, scores, records and computed tables."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from experiments import tasks
+from experiments.cli.options import Mirror, RunId, Scale, app, check_device, mirror_root
+from experiments.specs import plan
+from experiments.store import paths
+
+
+@app.command()
+def prepare(
+    data: Annotated[str, typer.Option(help="a folder of resources/data, as in run ids")],
+    mirror: Mirror = None,
+    online: Annotated[
+        bool, typer.Option(help="ask the hub for what is not mirrored, as HF_HUB_OFFLINE=0 does")
+    ] = False,
+) -> None:
+    """Prepare one dataset under resources/data."""
+    task, section = plan.find_data(data)
+    offline = not online and os.environ.get("HF_HUB_OFFLINE") != "0"
+    tasks.get(task).prepare(
+        section, out=paths.data(data), mirror=mirror_root(mirror), offline=offline
+    )
+
+
+@app.command()
+def train(
+    run: RunId,
+    device: str = "cpu",
+    execution: Annotated[str, typer.Option(help="auto, dense or skip")] = "auto",
+    threads: Annotated[int, typer.Option(min=1)] = 1,
+    log: Annotated[Path | None, typer.Option(help="also write the status lines here")] = None,
+) -> None:
+    """Train one run, or go on where an interrupted one stopped."""
+    plan.check_choice("execution", execution, plan.EXECUTIONS)
+    chosen = plan.find_run(run)
+    check_device(device)
+    from experiments.training import loop as training
+
+    folder = paths.run(chosen.scale, chosen.id)
+    try:
+        training.train(
+            chosen.spec,
+            spec_hash=chosen.spec_hash,
+            code_hash=plan.training_code_hash(chosen.spec),
+            command=plan.rerun_command([run]),
+            data_dir=paths.data(chosen.data_label),
+            out=folder,
+            state_root=paths.STATE,
+            num_threads=threads,
+            device=device,
+            execution=execution,
+            first=chosen.first and paths.run(chosen.scale, chosen.first) / "model",
+            log=log,
+        )
+    except (FloatingPointError, ValueError, RuntimeError, OSError) as error:
+        # The rule sends stderr to a file; standard output reaches who waits.
+        training.say(f"Error: {error}", None)
+        raise
+
+
+@app.command("run")
+def run_single(
+    params: Annotated[Path, typer.Option("--params", "-p", help="YAML file of the run")],
+    model_dir: Annotated[Path, typer.Option("--model_dir", "-o", help="folder of its results")],
+    mode: Annotated[
+        str, typer.Option("--mode", "-m", help="train, eval or train_and_eval")
+    ] = "train",
+    checkpoint_path: Annotated[
+        Path | None, typer.Option("--checkpoint_path", help="safetensors file to begin with")
+    ] = None,
+    max_steps: Annotated[
+        int | None, typer.Option("--max_steps", min=1, help="bound on the optimizer steps")
+    ] = None,
+    eval_steps: Annotated[
+        int | None, typer.Option("--eval_steps", min=1, help="bound on the evaluated batches")
+    ] = None,
+    mirror: Mirror = None,
+) -> None:
+    """Train or evaluate one run from one YAML file, outside of the studies."""
+    from experiments.training import single
+
+    scores = single.run(
+        mode,
+        params,
+        model_dir,
+        checkpoint=checkpoint_path,
+        max_steps=max_steps,
+        eval_steps=eval_steps,
+        mirror=mirror_root(mirror),
+    )
+    if scores:
+        print(json.dumps(scores))
+
+
+@app.command()
+def evaluate(
+    run: Annotated[str | None, typer.Option(help="a trained run, by its id")] = None,
+    model: Annotated[
+        Path | None, typer.Option(help="an exported model's folder, in place of a run")
+    ] = None,
+    suite: Annotated[
+        str | None, typer.Option(help="suite, or path of its YAML; a run has one of its own")
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="folder of prepared data; default: what the run read")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="file to write; default: eval-<suite>.json beside the model")
+    ] = None,
+    mirror: Mirror = None,
+) -> None:
+    """Score a trained run or an exported model with a suite, and print its scores."""
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    if (run is None) == (model is None):
+        raise plan.SpecError("give a run by --run or an exported model by --model, and not both")
+    if run is not None:
+        chosen = plan.find_run(run)
+        folder = paths.run(chosen.scale, chosen.id)
+        own = chosen.spec["suite"]
+        model, out = folder / "model", out or (None if suite else folder / "eval.json")
+        data, task = data or paths.data(chosen.data_label), chosen.spec["task"]
+        suite = suite or own
+    else:
+        assert model is not None
+        model = model / "model" if (model / "model").is_dir() else model
+        if suite is None:
+            raise plan.SpecError("suite is missing: an exported model needs --suite")
+        data = data or _data_of(model)
+        task = _task_of(data)
+    if not model.is_dir():
+        raise plan.SpecError(f"{model} is no folder with an exported model; train the run first")
+    if out is None:
+        out = model.parent / f"eval-{paths.name('suite', Path(suite).stem)}.json"
+    scorer = importlib.import_module(tasks.get(task).EVALUATION)
+    result = scorer.evaluate(model, data, suite, out=out, mirror=mirror_root(mirror))
+    from experiments.cli import terminal
+
+    terminal.show(terminal.scores(result, f"{model}, suite {result['suite']}"))
+
+
+def _data_of(model: Path) -> Path:
+    """The prepared data that an exported model was trained on, as the file beside it says."""
+    file = model.parent / "train.json"
+    if not file.is_file():
+        raise plan.SpecError(f"{file} is missing, so name the prepared data by --data")
+    from experiments.store import records
+
+    spec = records.read_json(file).get("spec")
+    try:
+        return paths.data(tasks.get(spec["task"]).Data(**spec["data"]).label)
+    except (TypeError, KeyError, ValueError, ImportError):
+        raise plan.SpecError(f"{file} does not say which data it read; name it by --data") from None
+
+
+def _task_of(data: Path) -> str:
+    """Name of the task whose data lie in a folder."""
+    from experiments.store import records
+
+    if not (data / "meta.json").is_file():
+        raise plan.SpecError(f"{data} holds no prepared data; name a folder of {paths.DATA}")
+    return "vision" if records.read_json(data / "meta.json").get("kind") == "images" else "lm"
+
+
+@app.command()
+def record(run: RunId) -> None:
+    """Merge a run's files into its small record."""
+    from experiments.store import records
+
+    chosen = plan.find_run(run)
+    folder = paths.run(chosen.scale, chosen.id)
+    value = records.make_record(
+        folder / "train.json", folder / "eval.json", folder / "metrics.jsonl"
+    )
+    records.write_record(value, folder / "record.json")
+
+
+@app.command()
+def compute(name: str, scale: Scale = "quick") -> None:
+    """Make the tables of one computation under results/<scale>/computations."""
+    plan.check_choice("computation", name, plan.computation_names())
+    folder = paths.computation(scale, name)
+    from experiments import computations
+
+    computations.write(name, scale, folder)
