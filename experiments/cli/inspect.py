@@ -110,9 +110,9 @@ def compare(runs: Annotated[list[str], typer.Argument(help="run ids")]) -> None:
             raise plan.SpecError(f"run {name} has no record, neither here nor among the committed")
         found.append(path)
     from experiments.cli import terminal
-    from experiments.store import records
+    from experiments.store import check
 
-    terminal.show(terminal.compare([records.read_record(path) for path in found]))
+    terminal.show(terminal.compare([check.read_record(path) for path in found]))
 
 
 @app.command()

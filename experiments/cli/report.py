@@ -34,20 +34,23 @@ def collect(
     folder, facts, files = paths.study(scale, study), study_dict(study, scale), files or []
     if not files and not none:
         raise plan.SpecError(f"no records of {study} are given; --none makes empty tables of it")
-    from experiments.store import records
+    from experiments.store import check, records
 
-    made, known = {}, {run["id"] for run in facts["runs"]}
+    known, ids = {run["id"] for run in facts["runs"]}, []
     for path in files:
-        record = records.read_record(path)
-        if record["run"] not in known:
-            raise plan.SpecError(f"{path} is of run {record['run']!r}, which {study} does not have")
-        committed = path.resolve().is_relative_to(paths.REFERENCE.resolve())
-        made[record["run"]] = {**record, "committed": committed}
-    records.collect(made.values(), facts, folder)
+        ids.append(check.read_record(path)["run"])
+        if ids[-1] not in known:
+            raise plan.SpecError(f"{path} is of run {ids[-1]!r}, which {study} does not have")
+    committed = [
+        run
+        for run, path in zip(ids, files, strict=True)
+        if path.resolve().is_relative_to(paths.REFERENCE_RUNS.resolve())
+    ]
+    records.collect(files, facts, folder / "records.csv", committed=committed)
     part, kept = folder / ".records", folder / "records"
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir()
-    for path, run in zip(files, made, strict=True):
+    for path, run in zip(files, ids, strict=True):
         shutil.copy(path, part / f"{run}.json")
     shutil.rmtree(kept, ignore_errors=True)
     part.rename(kept)

@@ -31,9 +31,7 @@ class Made:
             notes = {}
         self.notes: dict[str, Any] = notes if isinstance(notes, dict) else {}
 
-    def make(
-        self, key: str, files: Callable[[], Iterable[Path]], write: Callable[[], Any]
-    ) -> bool:
+    def make(self, key: str, files: Callable[[], Iterable[Path]], write: Callable[[], Any]) -> bool:
         """Write a product, unless its files are those that were written from the same key.
 
         Files that stay get the present time, so that a workflow sees them as up to date.

@@ -11,7 +11,7 @@ with a thinned learning curve. Records of a study become three tables beside eac
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,7 @@ RECORD_COLUMNS = {
     "num_threads": "threads of the training process",
     "versions": "library versions, as 'name version; name version'",
     "command": "command that repeats the run",
+    "committed": "True where the committed record stands for the run, False where it ran here",
 }
 CURVE_COLUMNS = {
     "run": "run id",
@@ -221,6 +222,7 @@ def _identity(record: dict[str, Any], study: dict[str, Any]) -> dict[str, Any]:
         "num_threads": record.get("num_threads"),
         "versions": "; ".join(f"{name} {versions[name]}" for name in sorted(versions)),
         "command": record.get("command"),
+        "committed": False,
     }
 
 
@@ -410,11 +412,19 @@ def _typed(table: pd.DataFrame) -> pd.DataFrame:
         table[name] = pd.to_numeric(table[name]).astype("float64")
     for name in ("seed", "num_items", "num_fewshot", "num_threads"):
         table[name] = pd.to_numeric(table[name]).astype("Int64")
-    table["higher_is_better"] = table["higher_is_better"].astype("boolean")
+    for name in ("higher_is_better", "committed"):
+        values = table[name] if name in table else pd.NA
+        table[name] = pd.Series(values, index=table.index, dtype="boolean")
     return table
 
 
-def collect(record_files: Sequence[Path], study: dict[str, Any], out: Path) -> Path:
+def collect(
+    record_files: Sequence[Path],
+    study: dict[str, Any],
+    out: Path,
+    *,
+    committed: Collection[str] = (),
+) -> Path:
     """Write ``records.csv``, ``records.parquet`` and ``curves.csv`` of a study.
 
     Args:
@@ -422,6 +432,7 @@ def collect(record_files: Sequence[Path], study: dict[str, Any], out: Path) -> P
             report names them.
         study: The study as ``experiments.specs.plan`` describes it.
         out: Folder to write to, or the path of ``records.csv`` in it.
+        committed: Ids of the runs whose records are committed ones.
 
     Returns:
         The path of ``records.csv``.
@@ -432,34 +443,53 @@ def collect(record_files: Sequence[Path], study: dict[str, Any], out: Path) -> P
     records.sort(key=lambda record: (order.get(record["run"], len(order)), record["run"]))
     folder.mkdir(parents=True, exist_ok=True)
     table = records_table(records, study)
+    table["committed"] = table["run"].isin(committed).astype("boolean")
     table.to_csv(folder / "records.csv", index=False)
     table.to_parquet(folder / "records.parquet", index=False)
     curves_table(records).to_csv(folder / "curves.csv", index=False)
     return folder / "records.csv"
 
 
-def read_records(path: Path) -> pd.DataFrame:
-    """Read ``records.csv`` (or ``.parquet``) with the types of ``RECORD_COLUMNS``.
+def read_table(
+    path: Path, columns: Iterable[str], *, dtype: dict[str, Any] | None = None
+) -> pd.DataFrame:
+    """Read a CSV file that has certain columns.
 
     Raises:
-        ValueError: If columns are absent, as in a file of an older version.
+        ValueError: If it is no CSV file of text, or columns are absent, as in a file of an older
+            version; the message names the file.
     """
-    if Path(path).suffix == ".parquet":
-        table = pd.read_parquet(path)
-    else:
-        table = pd.read_csv(path, dtype=dict.fromkeys(TEXT_COLUMNS, "string"))
-    absent = [name for name in RECORD_COLUMNS if name not in table]
+    try:
+        table = pd.read_csv(path, dtype=dtype)
+    except ValueError as error:  # empty, cut, or no text
+        raise ValueError(f"{path}: not a table: {' '.join(str(error).split())}") from None
+    absent = [name for name in columns if name not in table]
     if absent:
         raise ValueError(
             f"{path} has no column {' and '.join(absent)}: another version wrote it, and "
             "`snakemake reproduce` collects it again"
         )
-    return _typed(table)
+    return table
+
+
+def read_records(path: Path) -> pd.DataFrame:
+    """Read ``records.csv`` with the types of ``RECORD_COLUMNS``.
+
+    Raises:
+        ValueError: If it is no such table; the message names the file.
+    """
+    needed = [name for name in RECORD_COLUMNS if name != "committed"]
+    table = read_table(path, needed, dtype=dict.fromkeys(TEXT_COLUMNS, "string"))
+    try:
+        return _typed(table)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{path}: {error}") from None
 
 
 def read_curves(path: Path) -> pd.DataFrame:
-    """Read ``curves.csv``."""
-    return pd.read_csv(path, dtype={"run": "string", "kind": "string", "metric": "string"})
+    """Read ``curves.csv``; raises `ValueError` as `read_records` does."""
+    text = dict.fromkeys(("run", "kind", "metric"), "string")
+    return read_table(path, CURVE_COLUMNS, dtype=text)
 
 
 def computed(scale: str, name: str, table: str) -> pd.DataFrame:

@@ -433,8 +433,12 @@ def write(records: pd.DataFrame, study: dict[str, Any], path: Any) -> None:
 
 
 def read(path: Any) -> pd.DataFrame:
-    """Read a ledger; empty text cells are empty strings."""
+    """Read a ledger; empty text cells are empty strings.
+
+    Raises:
+        ValueError: If it is no such table; the message names the file.
+    """
     text = ["id", "role", "statement", "source", "published", "tested_as", "verdict", "compared"]
     text += ["interval", "reason", "links", "replications", "concerns", "runs"]
-    ledger = pd.read_csv(path, dtype=dict.fromkeys(text, "string"))
+    ledger = tidy.read_table(path, COLUMNS, dtype=dict.fromkeys(text, "string"))
     return ledger.fillna(dict.fromkeys(text, ""))

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from experiments.analysis import figures, style, tables
-from experiments.cli import app as commands
+from experiments.cli import report as commands
 from experiments.specs import plan
 from experiments.store import records
 from tests.experiments.analysis import synthetic
@@ -132,4 +132,4 @@ def test_without_a_known_floor_the_floor_table_is_empty():
 )
 def test_one_figure_that_cannot_be_drawn_says_why(name, study, scale, sentence):
     with pytest.raises(plan.SpecError, match=sentence):
-        commands.figure(name, study, scale)
+        commands.figure([name], study, scale)

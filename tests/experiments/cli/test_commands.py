@@ -1,0 +1,253 @@
+"""No command writes outside of its folder, and what a user can cause ends in one sentence."""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from experiments.analysis import figures
+from experiments.cli.app import explained, main
+from experiments.specs import plan
+
+STUDY, SCALE = "spdf", "small"
+RECORDS = sorted(
+    run.reference
+    for run in plan.all_runs(SCALE).values()
+    if STUDY in run.studies and run.reference.is_file()
+)
+
+
+@pytest.fixture
+def call(monkeypatch, capsys):
+    """`python -m experiments ...` in this process: exit code and what it said."""
+
+    def calling(*arguments: object) -> tuple[int | str | None, str]:
+        monkeypatch.setattr("sys.argv", ["experiments", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        said = capsys.readouterr()
+        message = ended.value.code if isinstance(ended.value.code, str) else ""
+        return ended.value.code, f"{said.out}{said.err}{message}"
+
+    return calling
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch) -> Path:
+    """A folder to work in, beside one that nothing may touch."""
+    (tmp_path / "victim").mkdir()
+    (tmp_path / "victim" / "precious").write_text("x")
+    work = tmp_path / "work"
+    work.mkdir()
+    monkeypatch.chdir(work)
+    return work
+
+
+def contents(folder: Path) -> dict[str, str]:
+    return {
+        path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+HOSTILE = ["../../../victim", "../../victim", "", ".", "/etc", "a$(touch pwned)b", "-rf", "{x}"]
+COMMANDS = {
+    "collect": lambda name: ["collect", f"--study={name}", "--scale", SCALE, "--none"],
+    "collect-scale": lambda name: ["collect", "--study", STUDY, f"--scale={name}", "--none"],
+    "index": lambda name: ["index", f"--scale={name}"],
+    "report": lambda name: ["report", f"--study={name}", "--scale", SCALE],
+    "report-scale": lambda name: ["report", "--study", STUDY, f"--scale={name}"],
+    "figure": lambda name: ["figure", "--study", STUDY, "--scale", SCALE, "--", name],
+    "figure-study": lambda name: ["figure", "loss_curves", f"--study={name}"],
+    "table": lambda name: ["table", "--study", STUDY, "--scale", SCALE, "--", name],
+    "claims": lambda name: ["claims", f"--study={name}", "--scale", SCALE],
+    "claims-scale": lambda name: ["claims", f"--scale={name}"],
+    "compute": lambda name: ["compute", "--scale", SCALE, "--", name],
+    "compute-scale": lambda name: ["compute", "flops", f"--scale={name}"],
+    "archive": lambda name: ["archive", f"--scale={name}"],
+    "archive-study": lambda name: ["archive", "--scale", SCALE, f"--study={name}"],
+    "publish": lambda name: ["publish", f"--scale={name}"],
+    "keep": lambda name: ["keep", f"--scale={name}"],
+    "prepare": lambda name: ["prepare", f"--data={name}"],
+    "train": lambda name: ["train", f"--run={name}"],
+    "evaluate": lambda name: ["evaluate", f"--run={name}"],
+    "record": lambda name: ["record", f"--run={name}"],
+    "plan": lambda name: ["plan", f"--scale={name}"],
+    "where": lambda name: ["where", "--", "--config", f"scale={name}"],
+    "where-study": lambda name: ["where", "--", "--config", f"study={name}"],
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_hostile_name_writes_and_deletes_nothing(place, call, command, name):
+    before = contents(place.parent)
+    code, text = call(*COMMANDS[command](name))
+    assert code not in (0, None)
+    assert re.search(r"is '|is \"", text) and "Traceback" not in text
+    assert contents(place.parent) == before
+
+
+def test_collect_deletes_nothing_before_it_has_read_everything(place, call):
+    collect = ("collect", "--study", STUDY, "--scale", SCALE)
+    assert call(*collect, *RECORDS[:3])[0] == 0
+    before = contents(place)
+    assert len(before) == 6 and "results/small/spdf/records.csv" in before
+    assert "--none" in call(*collect)[1]
+    broken = place.parent / "record.json"
+    broken.write_text(RECORDS[1].read_text()[:200])
+    foreign = next(p for p in plan.REFERENCE.glob("small__resnet*.json"))
+    for bad in (place / "nothing.json", broken, foreign):
+        code, text = call(*collect, RECORDS[0], bad)
+        assert code not in (0, None) and str(bad) in text
+        assert contents(place) == before
+
+
+def test_collect_says_which_records_are_committed(place, call):
+    import pandas as pd
+
+    own = place / "results" / SCALE / "runs" / RECORDS[1].stem / "record.json"
+    own.parent.mkdir(parents=True)
+    shutil.copy(RECORDS[1], own)
+    assert call("collect", "--study", STUDY, "--scale", SCALE, RECORDS[0], own)[0] == 0
+    table = pd.read_csv("results/small/spdf/records.csv")
+    by_run = table.groupby("run")["committed"].unique().map(list).to_dict()
+    assert by_run == {RECORDS[0].stem: [True], RECORDS[1].stem: [False]}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["train", "--run", "RUN", "--execution", "x"], ["execution is 'x'", "skip"]),
+        (["train", "--run", "RUN", "--device", "gpu"], ["device is 'gpu'"]),
+        (["train", "--run", "RUN", "--device", "cuda:77"], ["device is 'cuda:77'", "sees"]),
+        (["check", "--device", "cuda:77"], ["device is 'cuda:77'", "sees"]),
+        (["train", "--run", "RUN", "--threads", "0"], ["threads"]),
+        (["train", "--run", "smoke__nothing"], ["run is 'smoke__nothing'"]),
+        (["figure", "los_curves", "--study", STUDY], ["figure is", "did you mean 'loss_curves'"]),
+        (["table", "perplexit", "--study", STUDY], ["table is", "did you mean 'perplexity'"]),
+        (["compute", "flop"], ["computation is 'flop'", "did you mean 'flops'"]),
+        (["index", "--scale", "paper"], ["no pages yet"]),
+        (["publish", "--scale", "paper"], ["has no report"]),
+        (["report", "--study", STUDY, "--scale", "paper"], ["no results at scale 'paper'"]),
+        (["prepare", "--data", "grammar"], ["data is 'grammar'"]),
+        (["prepare", "--data", "grammar-v256", "--mirror", "nowhere"], ["mirror is 'nowhere'"]),
+        (["evaluate"], ["--run", "--model"]),
+        (["evaluate", "--model", "."], ["suite is missing"]),
+        (["evaluate", "--model", ".", "--suite", "smoke"], ["train.json", "--data"]),
+        (["evaluate", "--run", "RUN"], ["no folder with an exported model"]),
+        (["compare", "nothing"], ["run is 'nothing'"]),
+        (["record", "--run", "RUN"], ["train.json", "No such file"]),
+    ],
+)
+def test_a_mistake_is_one_sentence(place, call, arguments, words):
+    run = next(iter(plan.all_runs("smoke")))
+    code, text = call(*(run if word == "RUN" else word for word in arguments))
+    assert code not in (0, None) and "Traceback" not in text
+    assert all(word in text for word in words), text
+
+
+GARBAGE = {
+    "empty": "",
+    "no object": "[1, 2]",
+    "cut": '{"run": "x", ',
+    "nan": None,
+    "no text": "\x00\x01",
+    "deep": "[" * 100_000,
+}
+
+
+@pytest.mark.parametrize("kind", GARBAGE)
+def test_a_garbage_record_is_named(place, call, kind):
+    text = GARBAGE[kind]
+    if text is None:
+        text = re.sub(r'"loss": [\d.]+', '"loss": NaN', RECORDS[0].read_text(), count=1)
+    path = place / "record.json"
+    path.write_text(text)
+    code, said = call("collect", "--study", STUDY, "--scale", SCALE, path)
+    assert code not in (0, None) and str(path) in said and "Traceback" not in said
+
+
+@pytest.mark.parametrize("key", ["run", "spec", "curve", "data", "spec_hash", "evaluation"])
+@pytest.mark.parametrize("value", [None, 3, "../x", [], {}, [[]], {"scores": 1}])
+def test_a_record_with_a_wrong_value_is_named(place, call, key, value):
+    record = json.loads(RECORDS[0].read_text())
+    allowed = (key == "evaluation" and value in (None, {})) or (key, value) == ("curve", [])
+    record[key] = value
+    path = place / "record.json"
+    path.write_text(json.dumps(record))
+    code, said = call("collect", "--study", STUDY, "--scale", SCALE, path)
+    if allowed or (key, value) == ("spec_hash", "../x"):
+        assert code == 0
+    else:
+        assert code not in (0, None) and str(path) in said and key in said
+
+
+@pytest.mark.parametrize("name", ["records.csv", "curves.csv"])
+@pytest.mark.parametrize("text", ["", "a,b\n1,2\n", "\x00\x00\xff", 'study\n"x'])
+def test_garbage_tables_are_named(place, call, name, text):
+    assert call("collect", "--study", STUDY, "--scale", SCALE, *RECORDS[:2])[0] == 0
+    path = place / "results" / SCALE / STUDY / name
+    path.write_text(text, encoding="latin-1")
+    for arguments in (["claims", "--study", STUDY], ["table", "perplexity", "--study", STUDY]):
+        code, said = call(*arguments, "--scale", SCALE)
+        assert code not in (0, None) and name in said and "Traceback" not in said
+
+
+def test_a_bug_still_shows_its_traceback():
+    def caught(function) -> Exception:
+        try:
+            function()
+        except Exception as error:
+            return error
+        raise AssertionError
+
+    def meant():
+        raise ValueError("drop_fraction is 2, but must be in 0..1")
+
+    assert explained(caught(meant))
+    assert not explained(caught(lambda: int("x")))
+    assert not explained(caught(lambda: json.loads("{")))
+    assert not explained(caught(lambda: [1].index(2)))
+    assert explained(caught(lambda: Path("/nowhere/x").read_text()))
+
+
+def drawn(folder: Path) -> dict[str, int]:
+    return {path.name: path.stat().st_mtime_ns for path in folder.rglob("*.*")}
+
+
+def test_a_report_draws_only_what_changed(place, call, monkeypatch):
+    wrote = []
+    write = figures.write
+    monkeypatch.setattr(
+        figures, "write", lambda name, *a, **k: (wrote.append(name), write(name, *a, **k))
+    )
+    assert call("collect", "--study", STUDY, "--scale", SCALE, *RECORDS)[0] == 0
+    arguments = ("report", "--study", STUDY, "--scale", SCALE)
+    names = plan.load_study(STUDY).figures
+    assert call(*arguments)[0] == 0 and wrote == names
+    page = place / "reports" / SCALE / STUDY
+    first = contents(page)
+    assert call(*arguments)[0] == 0 and wrote == names
+    (page / "figures" / f"{names[0]}.png").write_text("damaged")
+    (page / "figures" / "left_over.svg").write_text("of an older study")
+    assert call(*arguments)[0] == 0 and wrote == [*names, names[0]]
+    assert contents(page) == first
+    assert call("collect", "--study", STUDY, "--scale", SCALE, *RECORDS[1:])[0] == 0
+    assert call(*arguments)[0] == 0 and wrote == [*names, names[0], *names]
+
+
+def test_a_process_says_its_sentence_and_exits_with_one(place):
+    done = subprocess.run(
+        [sys.executable, "-m", "experiments", "index", "--scale", "../../etc"],
+        env={**os.environ, "PYTHONPATH": str(plan.ROOT)}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 1 and done.stdout == ""
+    assert done.stderr.startswith("Error: scale is '../../etc'") and done.stderr.count("\n") == 1
