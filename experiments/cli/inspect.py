@@ -45,17 +45,15 @@ def check(
     for name in plan.SCALES if scale is None else [scale]:
         for run in plan.all_runs(name).values():
             _check_suite(run)
-            if run.spec["sparsity"] is None:
+            config = run.spec.mask_config()
+            if config is None:
                 continue
-            # A transformation brings the level, unless the method has a schedule of its own.
-            level = {"sparsity": run.spec["final_sparsity"]} if "transform" in run.spec else {}
-            config = {**level, **run.spec["sparsity"]}
-            level_and_steps = run.spec["final_sparsity"], run.spec["recipe"]["steps"]
+            level_and_steps = run.spec.final_sparsity, run.spec.recipe.steps
             text = json.dumps([config, level_and_steps], sort_keys=True)
             if text in seen:
                 continue
             seen.add(text)
-            where = f"{run.studies[0]}.yaml: methods.{run.spec['method']}"
+            where = f"{run.studies[0]}.yaml: methods.{run.spec.method}"
             try:
                 configure(config)
             except (ValueError, TypeError) as error:
@@ -76,9 +74,9 @@ def _check_suite(run: plan.Run) -> None:
     from experiments import tasks
     from experiments.evaluation.suite import load_suite
 
-    module = importlib.import_module(tasks.get(run.spec["task"]).EVALUATION)
+    module = importlib.import_module(tasks.get(run.spec.task).EVALUATION)
     try:
-        load_suite(run.spec["suite"], module.Suite)
+        load_suite(run.spec.suite, module.Suite)
     except ValueError as error:
         raise plan.SpecError(f"{run.studies[0]}.yaml: suite: {error}") from None
 
@@ -130,13 +128,13 @@ def where(arguments: Annotated[list[str] | None, typer.Argument()] = None) -> No
     if (folder / "commands.csv").is_file():
         import pandas as pd
 
-        from experiments.report import cells
+        from experiments.report import provenance
 
         table = pd.read_csv(folder / "commands.csv", keep_default_na=False)
         if chosen["study"] != "all":
             table = table[table["study"] == chosen["study"]]
         print("The one command that repeats the runs behind each row of each table:")
-        for line in cells.listing(table):
+        for line in provenance.listing(table):
             print(line)
         print(f"The same, row by row: {folder}/commands.csv")
     print(f"The report is {folder}/index.html")

@@ -14,6 +14,7 @@ from experiments import tasks
 from experiments.cli.options import Mirror, RunId, Scale, app, check_device, mirror_root
 from experiments.specs import plan
 from experiments.store import paths
+from experiments.store.io import read_json
 
 
 @app.command()
@@ -50,12 +51,11 @@ def train(
     try:
         training.train(
             chosen.spec,
-            spec_hash=chosen.spec_hash,
             code_hash=plan.training_code_hash(chosen.spec),
             command=plan.rerun_command([run]),
             data_dir=paths.data(chosen.data_label),
             out=folder,
-            state_root=paths.STATE,
+            state_dir=paths.state(chosen.id, chosen.spec_hash),
             num_threads=threads,
             device=device,
             execution=execution,
@@ -126,9 +126,9 @@ def evaluate(
     if run is not None:
         chosen = plan.find_run(run)
         folder = paths.run(chosen.scale, chosen.id)
-        own = chosen.spec["suite"]
+        own = chosen.spec.suite
         model, out = folder / "model", out or (None if suite else folder / "eval.json")
-        data, task = data or paths.data(chosen.data_label), chosen.spec["task"]
+        data, task = data or paths.data(chosen.data_label), chosen.spec.task
         suite = suite or own
     else:
         assert model is not None
@@ -153,9 +153,7 @@ def _data_of(model: Path) -> Path:
     file = model.parent / "train.json"
     if not file.is_file():
         raise plan.SpecError(f"{file} is missing, so name the prepared data by --data")
-    from experiments.store import records
-
-    spec = records.read_json(file).get("spec")
+    spec = read_json(file).get("spec")
     try:
         return paths.data(tasks.get(spec["task"]).Data(**spec["data"]).label)
     except (TypeError, KeyError, ValueError, ImportError):
@@ -164,11 +162,9 @@ def _data_of(model: Path) -> Path:
 
 def _task_of(data: Path) -> str:
     """Name of the task whose data lie in a folder."""
-    from experiments.store import records
-
     if not (data / "meta.json").is_file():
         raise plan.SpecError(f"{data} holds no prepared data; name a folder of {paths.DATA}")
-    return "vision" if records.read_json(data / "meta.json").get("kind") == "images" else "lm"
+    return "vision" if read_json(data / "meta.json").get("kind") == "images" else "lm"
 
 
 @app.command()

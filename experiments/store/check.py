@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, FiniteFloat, NonNegativeInt, Validat
 
 from experiments.specs.schema import SpecError
 from experiments.store import paths
-from experiments.store.records import read_json
+from experiments.store.io import read_json
 
 Number = FiniteFloat | None
 
