@@ -236,7 +236,7 @@ class BaseSparsityOptimizer(Optimizer, ABC):
             raise ValueError("this sparsity optimizer already manages another optimizer")
         self.initialize_sparsity()
         if self._optimizer is None:
-            for handle in self.sparsity._handles:  # so far it was driven from here
+            for handle in self.sparsity._handles:  # the hooks on this object
                 handle.remove()
             self.sparsity._unplug()
         if state_names is not None:
@@ -379,7 +379,7 @@ class _Held(Static):
 
 
 class _StatesLeftDense:
-    """Marks optimizer states that are not to be masked, as soon as they exist."""
+    """Marks the optimizer states without a given name as dense; a hook after steps."""
 
     def __init__(self, sparse_names: set[str]) -> None:
         self.sparse_names = sparse_names
@@ -398,7 +398,7 @@ def _refuse_unapplied(sparsity: Any, *_: Any) -> None:
 
 
 def _adopt_masks(sparsity: Any, *_: Any) -> None:
-    """Masks that were set in the state become those of the algorithms."""
+    """Hand masks that were set in the state to the algorithms; a hook after steps."""
     for sparse in sparsity.sparsity.sparse_params.values():
         new = sparsity.state[sparse.param]["mask"]
         if new is not sparse.mask:

@@ -85,7 +85,7 @@ class SparsityAlgorithm(ABC):
     """
 
     needs_sparsity: ClassVar[bool] = False
-    """True if the algorithm means nothing without ``sparsity`` (or ``init_method``)."""
+    """True if ``sparsity`` must be given (unless ``init_method`` is ``"from_zeros"``)."""
 
     in_registry: ClassVar[bool] = True
     """False for classes that ``configure`` should not find by name."""
@@ -169,7 +169,11 @@ class SparsityAlgorithm(ABC):
 
     @abstractmethod
     def update(self, optimizer: Optimizer | None = None) -> None:
-        """Change masks, by setting ``.mask`` of entries of :attr:`sparse_params`."""
+        """Change masks, by setting ``.mask`` of entries of :attr:`sparse_params`.
+
+        Args:
+            optimizer: What has just taken a step; a subclass may leave this argument out.
+        """
 
     @property
     def sparsity(self) -> Levels:
@@ -210,7 +214,11 @@ class SparsityAlgorithm(ABC):
     def get_sparse_params(
         self, obj: Tensor | nn.Module | Optimizer
     ) -> SparseParameter | list[SparseParameter] | None:
-        """The sparse parameter of a tensor (None if it has none), or those of a container."""
+        """The sparse parameter of a tensor (None if it has none), or those of a container.
+
+        Raises:
+            TypeError: If ``obj`` is none of these.
+        """
         if isinstance(obj, Tensor):
             return next((s for s in self.sparse_params.values() if s.param is obj), None)
         if isinstance(obj, nn.Module):
@@ -224,7 +232,11 @@ class SparsityAlgorithm(ABC):
         return [s for s in self.sparse_params.values() if id(s.param) in wanted]
 
     def generator(self, param: Tensor | str) -> torch.Generator:
-        """The private CPU generator of a parameter for the mask update going on."""
+        """A CPU generator, seeded by the seed, the parameter's name and :attr:`num_updates`.
+
+        Raises:
+            ValueError: If a tensor is no sparse parameter of the algorithm.
+        """
         name = param if isinstance(param, str) else self._by_param(param).name
         if self.seed is None:
             self.seed = torch.initial_seed()
@@ -248,6 +260,7 @@ class SparsityAlgorithm(ABC):
 
         Raises:
             ValueError: If the model or optimizer cannot be sparsified; the message says why.
+            TypeError: If the target is neither.
         """
         if isinstance(target, nn.Module):
             self._apply_to_model(target)
@@ -274,7 +287,11 @@ class SparsityAlgorithm(ABC):
             self.seed = distributed.shared_seed(torch.initial_seed())
 
     def _adopt(self, found: Iterable[tuple[str, nn.Module, str]]) -> list[SparseParameter]:
-        """Enter new parameters in the books; their modules are left as they are."""
+        """Register new parameters and return them; their modules are not changed.
+
+        Raises:
+            ValueError: If a name is known from another model, or a parameter cannot have a mask.
+        """
         new = []
         for name, module, param_name in found:
             known = self.sparse_params.get(name)
@@ -291,13 +308,13 @@ class SparsityAlgorithm(ABC):
         return new
 
     def initialize(self) -> None:
-        """Make the masks that do not exist yet; :meth:`apply` has done it already."""
+        """Make the masks that do not exist; :meth:`apply` on a model includes this."""
         params = list(self.sparse_params.values())
         self._put_first_masks(params, self._first_masks(params))
 
     @torch.no_grad()
     def _first_masks(self, params: Iterable[SparseParameter]) -> list[tuple[float, Tensor | None]]:
-        """Target and first mask of each, None where it has one; changes nothing yet."""
+        """Target and first mask of each parameter; the mask is None where there is one already."""
         targets = self._initial_targets()
         return [
             (
@@ -337,7 +354,7 @@ class SparsityAlgorithm(ABC):
         if not self.sparse_params:
             raise ValueError("apply the algorithm to the model before its optimizer")
         for name, sparse in self.sparse_params.items():
-            check_parameter(name, sparse.param)  # it may have been replaced since
+            check_parameter(name, sparse.param)  # it may be another than at ``apply(model)``
             sparse.guard.ensure()
             sparse.prune()
         if not self.get_sparse_params(optimizer):
@@ -359,8 +376,11 @@ class SparsityAlgorithm(ABC):
         call this themselves. Counters, seed and schedules stay as they are.
 
         Args:
-            module: Whose parameters to let go; None means all. The optimizer that the algorithm
-                was applied to: only this, so that another may take its place.
+            module: Whose parameters to let go; None means all. Given the optimizer that the
+                algorithm was applied to, it lets go of that alone, and another may take its place.
+
+        Raises:
+            ValueError: If the algorithm was applied to another optimizer.
         """
         if isinstance(module, Optimizer):
             if self.drives_optimizer and self._optimizer() is not module:
@@ -430,7 +450,7 @@ class SparsityAlgorithm(ABC):
     def _mask_weights_and_states(self, optimizer: Optimizer) -> None:
         for sparse in self.sparse_params.values():
             sparse.guard.select_weight()
-            self._mask_states_of(sparse, optimizer)  # now, while the mask is in the cache
+            self._mask_states_of(sparse, optimizer)  # while the mask is in the CPU's cache
 
     def _mask_states_of(self, sparse: SparseParameter, optimizer: Optimizer) -> None:
         for state in states_like(optimizer, sparse.param):
@@ -532,7 +552,7 @@ class SparsityAlgorithm(ABC):
         return {name: sparse.work_of_a_step(dense) for name, sparse in self.sparse_params.items()}
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that the model's mask buffers do not say, for a bit-exact resume."""
+        """State for a bit-exact resume; the masks are in the model's own state dict."""
         return {
             "step": self.step,
             "num_updates": self.num_updates,
@@ -575,7 +595,7 @@ class SparsityAlgorithm(ABC):
         self._prepare_next_step()
 
     def _check_state(self, state_dict: Mapping[str, Any]) -> None:
-        """Raise ValueError where a state does not fit, before any of it is taken over."""
+        """Raise ValueError if a state does not fit this algorithm."""
         if int(state_dict["step"]) < 0:
             raise ValueError(f"the state has step={state_dict['step']}, which must not be negative")
         if "params" not in state_dict:
@@ -601,7 +621,12 @@ class SparsityAlgorithm(ABC):
 def sparsify(
     parts: Iterable[tuple[SparsityAlgorithm, Iterable[tuple[str, nn.Module, str]]]],
 ) -> None:
-    """Give algorithms parameters, and these masks; if that fails, all is left as it was."""
+    """Register parameters with algorithms, and make and attach their first masks.
+
+    Args:
+        parts: Each algorithm and what :func:`find_parameters` found for it. If any of them fails,
+            neither algorithms nor modules are changed.
+    """
     adopted: list[tuple[SparsityAlgorithm, list[SparseParameter]]] = []
     try:
         for algorithm, found in parts:
@@ -620,7 +645,7 @@ def sparsify(
 
 
 def call_update(algorithm: SparsityAlgorithm, optimizer: Optimizer) -> None:
-    """Call ``algorithm.update`` with or without the optimizer, as its signature wants."""
+    """Call ``algorithm.update``, with the optimizer if its signature takes an argument."""
     if inspect.signature(algorithm.update).parameters:
         algorithm.update(optimizer)
     else:
@@ -638,7 +663,7 @@ def states_like(
 
 
 def forget_curvature(optimizer: Optimizer) -> None:
-    """Have LBFGS start anew: its flat history of all weights cannot follow changed masks."""
+    """Clear the state of LBFGS, whose flat history of all weights does not follow new masks."""
     if isinstance(optimizer, torch.optim.LBFGS):
         optimizer.state.clear()
 

@@ -88,8 +88,8 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
         """The new mask of one parameter.
 
         Args:
-            p: The parameter, after the optimizer's update, zero where masked.
-            mask: Its bool mask, to be left as it is.
+            p: The parameter, any shape, after the optimizer's update, zero where masked.
+            mask: Its bool mask of the same shape, not to be changed.
             sparsity: Target fraction of zeros at this step, in [0, 1].
 
         Returns:
@@ -110,7 +110,16 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
     def dense_gradient(self, p: Tensor) -> Tensor:
         """Gradient of a parameter before masking: summed over micro-batches, averaged over ranks.
 
-        Only known while masks are updated, and only if :attr:`needs_dense_gradient` said so.
+        Args:
+            p: A sparse parameter.
+
+        Returns:
+            A tensor of its shape. It is known only while masks are updated, and only if
+            :attr:`needs_dense_gradient` was true at the backward pass.
+
+        Raises:
+            RuntimeError: If it is not known.
+            ValueError: If ``p`` is no sparse parameter of the algorithm.
         """
         sparse = self._by_param(p)
         if sparse.name not in self._dense:
@@ -288,9 +297,6 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
         if fresh and self.is_update_step(0):
             self._advance_schedules(True)  # step 0 counts as an update for a list of values
 
-    def _scheduled(self, name: str) -> float:
-        return min(max(float(self._levels[name](self.step)), 0.0), 1.0)
-
     # --------------------------------------------------------------------------- dense gradients
 
     def _prepare_next_step(self) -> None:
@@ -396,7 +402,7 @@ class DropAndGrow(DynamicSparsityAlgorithm):
 
     @abstractmethod
     def grow_score(self, p: Tensor) -> Tensor:
-        """Scores of a parameter's shape; absent weights with the highest are grown."""
+        """Scores of the shape of ``p``; absent weights with the highest grow, NaN never."""
 
     @property
     def drop_fraction(self) -> float:

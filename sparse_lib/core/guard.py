@@ -80,11 +80,17 @@ class MaskGuard:
 
     @property
     def driver(self) -> Driver | None:
-        """The outermost algorithm that decides about the mask, if it is still there."""
+        """The outermost algorithm that decides about the mask; None if it is gone."""
         return None if self._driver is None else self._driver()
 
     def claim(self, owner: str, driver: Driver) -> None:
-        """Belong to an algorithm: its name for messages, and the one to tell of a removal."""
+        """Record who decides about the mask.
+
+        Args:
+            owner: Class name of the algorithm, for messages.
+            driver: The algorithm, or the Group that holds it, to detach when the mask is removed;
+                only a weak reference is kept.
+        """
         self.owner, self._driver = owner, weakref.ref(driver)
 
     def _know(self, mask: Tensor | None) -> None:
@@ -93,13 +99,13 @@ class MaskGuard:
             self._known_mask = mask._version
 
     def release(self) -> None:
-        """Belong to no algorithm; the mask stays enforced and another may adopt it."""
+        """Clear the owner; the mask stays enforced, and another algorithm may adopt it."""
         self.owner, self._driver = None, None
         self.want_dense_gradient(False)
         self._know(self.mask)
 
     def remove(self) -> None:
-        """Stop enforcing."""
+        """Stop enforcing the mask, and remove all hooks of the guard."""
         self.release()
         if self._handle is not None:
             self._handle.remove()
@@ -121,7 +127,7 @@ class MaskGuard:
             param.__dict__.pop(_WANTS_DENSE, None)
 
     def ensure(self) -> None:
-        """Watch the module's current parameter, if it was replaced or has become trainable."""
+        """Hook the module's current parameter, if it was replaced or has become trainable."""
         param = self.param
         # A conversion may swap a tensor's contents: the object stays and loses its hooks.
         known = self._hooked is param and self._hooked_contents == param._cdata
@@ -149,7 +155,11 @@ class MaskGuard:
         self._hooked, self._hooked_contents = param, param._cdata
 
     def select(self, tensor: Tensor) -> None:
-        """Set a tensor of the mask's shape to zero, in place, where the mask is zero."""
+        """Set a tensor to zero, in place, where the mask is zero.
+
+        Args:
+            tensor: Of the mask's shape, any dtype and device, dense or COO.
+        """
         tensor = tensor.detach()
         if self.mask is None:  # the model was made dense
             return
@@ -196,15 +206,15 @@ class MaskGuard:
         return mask is None or mask._version == mask_version
 
     def forget_gradient(self) -> None:
-        """Let go of the gradient, so that ``zero_grad`` can free it."""
+        """Drop the reference to the gradient, so that ``zero_grad`` can free it."""
         self._clean_gradient = (None, -1, -1)
 
     def settle_alone(self) -> None:
-        """Mask the weight if nobody does it after optimizer steps and it may have changed.
+        """Mask the weight if no optimizer step does, and weight or mask may have changed.
 
-        So a copy, such as a moving average that gets weights and masks by assignment, computes
-        with masked weights. A copy whose mask was never changed is left as it is: it may average
-        weights of other masks, which a stale one would destroy.
+        Called before forward passes: a copy, such as a moving average that gets weights and masks
+        by assignment, computes with masked weights. A copy whose mask was never changed is left as
+        it is, since it may average weights of other masks.
         """
         driver = self.driver
         if driver is not None and driver.drives_optimizer:
@@ -249,7 +259,7 @@ class MaskGuard:
 
 
 def _settle_loaded(module: nn.Module, _: Any) -> None:
-    """After ``load_state_dict``: the loaded weights obey the loaded masks."""
+    """Apply loaded masks to loaded weights; a hook after ``load_state_dict``."""
     for guard in guards(module).values():
         guard.ensure()
         guard.select_weight()
@@ -257,7 +267,7 @@ def _settle_loaded(module: nn.Module, _: Any) -> None:
 
 @torch.no_grad()
 def _settle_alone(module: nn.Module, _: Any) -> None:
-    """Before a forward pass that is neither compiled nor traced."""
+    """Call :meth:`MaskGuard.settle_alone`; a hook before forward passes, idle when compiled."""
     # A function of the module's, not a method of a guard's: it survives copying and pickling.
     if not (torch.compiler.is_compiling() or torch.jit.is_tracing()):
         for guard in guards(module).values():

@@ -15,12 +15,17 @@ _EVER, _ALWAYS, _NEW = 1, 2, 4
 
 
 def sparsity(mask: Tensor) -> float:
-    """Fraction of zeros of a mask, in [0, 1] (0 for an empty one)."""
+    """Fraction of zeros of a bool mask of any shape, in [0, 1] (0 for an empty one)."""
     return 1.0 - num_true(mask) / mask.numel() if mask.numel() else 0.0
 
 
 def churn(old: Tensor, new: Tensor) -> float:
-    """Fraction of the connections in ``new`` that were not in ``old``, in [0, 1]."""
+    """Fraction of the connections in ``new`` that are not in ``old``, in [0, 1].
+
+    Args:
+        old: Bool mask, any shape.
+        new: Bool mask of the same shape.
+    """
     return _ratio(num_true(new & ~old), num_true(new))
 
 
@@ -35,13 +40,18 @@ def in_time_overparameterization(union: Tensor) -> float:
 
 
 def degree_of_constraint(ever_dropped: Tensor, initial: Tensor) -> float:
-    """Share of the initial connections that were never dropped, in [0, 1]."""
+    """Share of the initial connections that were never dropped, in [0, 1].
+
+    Args:
+        ever_dropped: True where a connection was dropped at any update; bool, any shape.
+        initial: The first mask, of the same shape.
+    """
     return _ratio(num_true(initial & ~ever_dropped), num_true(initial))
 
 
 @dataclass
 class Work:
-    """What training steps made of one weight tensor, in counts that add up over steps.
+    """What training steps computed with one weight tensor, as counts that add up over steps.
 
     Attributes:
         present: Present weights, summed over steps.
@@ -76,7 +86,7 @@ class MaskHistory:
         self._flags: Tensor | None = None
 
     def record(self, old: Tensor, new: Tensor) -> None:
-        """Note that ``new`` replaces ``old``; bool masks of one shape, not yet changed."""
+        """Record that ``new`` replaces ``old``; bool tensors of one shape."""
         before, after = (mask.contiguous().view(torch.uint8) for mask in (old, new))
         if self._flags is None:
             self._flags = before * (_EVER | _ALWAYS)

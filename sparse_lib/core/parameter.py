@@ -77,7 +77,11 @@ class SparseParameter:
 
     @property
     def mask(self) -> Tensor:
-        """The bool mask, of the parameter's shape. Setting it also zeroes what it drops."""
+        """The bool mask, of the parameter's shape. Setting it also zeroes what it drops.
+
+        Raises:
+            ValueError: If a mask of another shape is set.
+        """
         return self.module._buffers[mask_name(self.param_name)]  # type: ignore[return-value]
 
     @mask.setter
@@ -162,6 +166,9 @@ def find_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
 
     Tied parameters come once, under their first name. Left out: what carries
     ``requires_dense = True``, or lies inside a module that does, and what is not floating point.
+
+    Raises:
+        ValueError: If a parameter is sharded, on the meta device or without a shape.
     """
     seen: set[int] = set()
     dense: list[str] = []
@@ -260,5 +267,5 @@ def is_outermost_apply(module: nn.Module) -> bool:
 
 
 def warn(message: str) -> None:
-    """One warning, attributed to the caller's code."""
+    """Warn once, attributed to the caller's code."""
     warnings.warn(message, UserWarning, stacklevel=4)

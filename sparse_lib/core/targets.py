@@ -20,13 +20,19 @@ from sparse_lib.schedules.values import HyperParameterSchedule, make_hyperparame
 class Levels:
     """Sparsity schedules, one for all parameters or several by name, and a distribution.
 
-    ``levels[p]`` is the schedule of a parameter, given by full name or as the tensor itself.
+    ``levels[p]`` is the schedule of a parameter, given by full name or as the tensor itself; it
+    raises KeyError where there is none.
 
     Args:
         spec: What :func:`make_hyperparameter_schedule` takes, or a dict from full parameter name
             (a glob, or the parameter itself) to that; the first match wins.
         distribution: Name or callable that spreads the scheduled sparsity over the tensors; None
             gives each tensor the same.
+        rules: How lists, cosines and distributions behave.
+
+    Raises:
+        ValueError: If a value is not allowed.
+        TypeError: If something has a wrong type.
     """
 
     def __init__(
@@ -120,7 +126,11 @@ class Levels:
         return [dict(schedule.state_dict()) for schedule in self.schedules]
 
     def load_state_dict(self, state: list[dict[str, Any]]) -> None:
-        """Restore what :meth:`state_dict` returned."""
+        """Restore what :meth:`state_dict` returned.
+
+        Raises:
+            ValueError: If the number of schedules differs.
+        """
         schedules = self.schedules
         if len(state) != len(schedules):
             raise ValueError(
@@ -140,7 +150,7 @@ def _is_map(spec: Any) -> bool:
 
 
 def _check_distribution(spec: Any, rules: Rules) -> None:
-    """Raise now what would otherwise be raised once there is a model."""
+    """Raise what a wrong distribution raises, on stand-in weights, before there is a model."""
     if spec is None or callable(spec):
         return
     if isinstance(spec, Mapping) and spec.get("type", "map") == "map":

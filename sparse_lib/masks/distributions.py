@@ -278,7 +278,11 @@ def distribute(
         sparsity: Wanted sparsity, in [0, 1].
         rules: Which distributions there are.
 
+    Returns:
+        Name to sparsity, in [0, 1].
+
     Raises:
+        TypeError: If ``spec`` is neither a name nor a dict.
         ValueError: If the name or an argument is unknown.
     """
     if not isinstance(spec, (str, Mapping)):

@@ -460,7 +460,7 @@ def _decay(init: float, final: float, progress: float, power: float) -> float:
     return min(max(value, min(init, final)), max(init, final))
 
 
-# Their values are meant as given; the others are clamped where they are used.
+# In configs, their values must lie in [0, 1]; those of the others are clamped in use.
 _BOUNDED = (Constant, Cosine, Cubic, Cycling, Periodic, Polynomial)
 
 

@@ -199,6 +199,15 @@ def test_growth_skips_nan_and_keeps_the_mask():
     assert torch.equal(make_mask_grow_maximum(torch.full((4,), NAN), mask, 0.0), mask)
 
 
+@pytest.mark.parametrize("known", [None, 4])
+def test_growth_in_groups_counts_each_group(known):
+    mask = torch.zeros(2, 8, dtype=torch.bool)
+    mask[0, :4] = True
+    score, shaper = torch.arange(16.0).view(2, 8), OutputGroupScoreShaper(2)
+    grown = make_mask_grow_maximum(score, mask, 0.5, mask_nonzero=known, score_shaper=shaper)
+    assert grown.sum(1).tolist() == [4, 4]
+
+
 def test_growth_never_shrinks():
     mask = torch.ones(4, dtype=torch.bool)
     assert torch.equal(make_mask_grow_maximum(torch.rand(4), mask, 0.75), mask)
