@@ -307,6 +307,8 @@ class ClaimTest(Comparison):
     note: str | None = None
     open: bool = False
     exact: str | None = None
+    quantity: str | None = None
+    numbers: str | None = None
     measured: str | None = None
     tested_as: str | None = None
     not_tested: str | None = None
