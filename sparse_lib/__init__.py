@@ -36,11 +36,11 @@ from sparse_lib.core.group import Group
 from sparse_lib.core.parameter import SparseParameter
 from sparse_lib.flops.model import count as count_flops
 from sparse_lib.masks import distributions, init
+from sparse_lib.masks.counts import num_nonzero
 from sparse_lib.masks.makers import (
     make_mask_drop_minimum,
     make_mask_grow_maximum,
     make_mask_topk_sparsity,
-    num_nonzero,
 )
 from sparse_lib.masks.shapers import (
     BlockScoreShaper,

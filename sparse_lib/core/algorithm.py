@@ -385,10 +385,7 @@ class SparsityAlgorithm(ABC):
         if isinstance(module, Optimizer):
             if self.drives_optimizer and self._optimizer() is not module:
                 raise ValueError("the algorithm was applied to another optimizer than this")
-            self._stop_preparing()
-            for handle in self._handles:
-                handle.remove()
-            self._unplug()
+            self._let_go_of_optimizer()
             return
         gone = self.sparse_params.values() if module is None else self.get_sparse_params(module)
         assert isinstance(gone, Iterable)
@@ -398,7 +395,11 @@ class SparsityAlgorithm(ABC):
             self.sparse_params.pop(sparse.name, None)
         if self.sparse_params:
             self._prepare_next_step()
-            return
+        else:
+            self._let_go_of_optimizer()
+
+    def _let_go_of_optimizer(self) -> None:
+        self._stop_preparing()
         for handle in self._handles:
             handle.remove()
         self._unplug()
@@ -482,7 +483,7 @@ class SparsityAlgorithm(ABC):
             for names in groups.values():
                 target = self._scheduled(names[0])
                 for hook in list(self._target_hooks.values()):
-                    hook(self, common_prefix(names) + "*", target)
+                    hook(self, os.path.commonprefix(names) + "*", target)
         if self._computed_hooks:
             for name, sparse in self.sparse_params.items():
                 for hook in list(self._computed_hooks.values()):
@@ -666,11 +667,6 @@ def forget_curvature(optimizer: Optimizer) -> None:
     """Clear the state of LBFGS, whose flat history of all weights does not follow new masks."""
     if isinstance(optimizer, torch.optim.LBFGS):
         optimizer.state.clear()
-
-
-def common_prefix(names: list[str]) -> str:
-    """The longest prefix that all names share."""
-    return os.path.commonprefix(names)
 
 
 def _overflowed(optimizer: Optimizer) -> bool:

@@ -28,7 +28,8 @@ from sparse_lib.masks.makers import (
     visible_magnitude,
 )
 from sparse_lib.rules import rules_of
-from sparse_lib.schedules.values import make_hyperparameter_schedule, make_update_schedule
+from sparse_lib.schedules.updates import make_update_schedule
+from sparse_lib.schedules.values import make_hyperparameter_schedule
 
 GROWN_INITS = ("zeros", "normal", "uniform", "gradient", "gradient_sign")
 

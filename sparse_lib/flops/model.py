@@ -38,7 +38,7 @@ from sparse_lib.flops.trace import (
     to_meta,
 )
 from sparse_lib.layers import LayerDescription, default_filter, describe
-from sparse_lib.masks.makers import num_nonzero
+from sparse_lib.masks.counts import num_nonzero
 
 ATTENTION_FORWARD = frozenset(
     {

@@ -10,7 +10,7 @@ from torch import nn
 
 from sparse_lib.flops.model import ModelFlops
 from sparse_lib.layers import LayerDescription, describe
-from sparse_lib.masks.makers import num_nonzero
+from sparse_lib.masks.counts import num_nonzero
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,9 @@ from typing import Any
 from torch import Tensor
 
 from sparse_lib.checks import check_finite, check_fraction, closest
+from sparse_lib.masks.counts import num_nonzero
 from sparse_lib.masks.init import connection_sensitivity
-from sparse_lib.masks.makers import make_masks_global_topk, num_nonzero
+from sparse_lib.masks.makers import make_masks_global_topk
 from sparse_lib.rules import EXACT, Rules
 
 Shapes = Mapping[str, Sequence[int]]

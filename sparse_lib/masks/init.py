@@ -11,12 +11,8 @@ import torch
 from torch import Tensor
 
 from sparse_lib.checks import closest
-from sparse_lib.masks.makers import (
-    OutputGroupScoreShaper,
-    ScoreShaper,
-    make_mask_topk_sparsity,
-    random_score,
-)
+from sparse_lib.masks.makers import make_mask_topk_sparsity, random_score
+from sparse_lib.masks.shapers import OutputGroupScoreShaper, ScoreShaper
 from sparse_lib.rules import EXACT, Rules
 
 InitMethod = Callable[..., Tensor]

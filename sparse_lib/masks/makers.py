@@ -16,14 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparse_lib.masks.counts import num_nonzero, num_true
+from sparse_lib.masks.counts import num_true
 from sparse_lib.masks.shapers import (
-    BlockScoreShaper,
     FirstTieBreaker,
-    InputGroupScoreShaper,
-    NMScoreShaper,
-    OutputGroupScoreShaper,
-    RandomTieBreaker,
     ScoreFlattener,
     ScoreShaper,
     ScoreTieBreaker,
@@ -31,28 +26,6 @@ from sparse_lib.masks.shapers import (
     make_tie_breaker,
 )
 from sparse_lib.rules import EXACT, Rules
-
-__all__ = [
-    "BlockScoreShaper",
-    "FirstTieBreaker",
-    "InputGroupScoreShaper",
-    "NMScoreShaper",
-    "OutputGroupScoreShaper",
-    "RandomTieBreaker",
-    "ScoreFlattener",
-    "ScoreShaper",
-    "ScoreTieBreaker",
-    "add_best",
-    "add_random",
-    "generator",
-    "make_mask_drop_minimum",
-    "make_mask_grow_maximum",
-    "make_mask_topk_sparsity",
-    "make_masks_global_topk",
-    "make_tie_breaker",
-    "num_nonzero",
-    "random_score",
-]
 
 _MANY_POOLS = 64  # above this, one sort of all pools beats a selection in each
 _SMALL = 2**16  # up to this many scores, sorting them is the fastest selection

@@ -22,33 +22,6 @@ from sparse_lib.checks import (
     closest,
 )
 from sparse_lib.rules import EXACT, Rules, rules_of
-from sparse_lib.schedules.updates import (
-    CallableSchedule,
-    FreqSchedule,
-    ListSchedule,
-    UpdateSchedule,
-    make_update_schedule,
-)
-
-__all__ = [
-    "CallableSchedule",
-    "Constant",
-    "Cosine",
-    "Cubic",
-    "Cycling",
-    "Exp",
-    "FreqSchedule",
-    "HyperParameterSchedule",
-    "Lambda",
-    "Linear",
-    "ListSchedule",
-    "Periodic",
-    "Polynomial",
-    "Power",
-    "UpdateSchedule",
-    "make_hyperparameter_schedule",
-    "make_update_schedule",
-]
 
 _MOST_SAMPLES = 1001
 _LONG = 10**12  # steps, more than any run has

@@ -33,7 +33,7 @@ from torch import nn
 from sparse_lib.checks import check_integer
 from sparse_lib.flops.model import LayerFlops, ModelFlops, count
 from sparse_lib.layers import LayerDescription, describe
-from sparse_lib.masks.makers import num_nonzero
+from sparse_lib.masks.counts import num_nonzero
 from sparse_lib.simulation.devices import device_spec
 from sparse_lib.simulation.spec import DeviceSpec
 

@@ -13,7 +13,8 @@ from sparse_lib import checkpoint
 from sparse_lib.algorithms.rigl import RigL
 from sparse_lib.algorithms.static import Static
 from sparse_lib.core.group import Group
-from sparse_lib.masks.makers import NMScoreShaper, make_mask_topk_sparsity
+from sparse_lib.masks.makers import make_mask_topk_sparsity
+from sparse_lib.masks.shapers import NMScoreShaper
 
 INPUTS = (torch.linspace(-1, 1, 2 * 3 * 8 * 8).reshape(2, 3, 8, 8),)
 

@@ -9,7 +9,7 @@ import torch
 
 from sparse_lib.core.algorithm import algorithm_classes
 from sparse_lib.core.dynamic import DynamicSparsityAlgorithm
-from sparse_lib.masks.makers import num_nonzero
+from sparse_lib.masks.counts import num_nonzero
 from tests.sparse_lib.algorithm_cases import (
     ALGORITHMS,
     SCHEDULES,

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sparse_lib.masks.counts import num_nonzero
 from sparse_lib.masks.distributions import distribute, er, erk, from_map, global_, uniform
-from sparse_lib.masks.makers import num_nonzero
 
 SHAPES = {
     "conv1": (16, 3, 3, 3),

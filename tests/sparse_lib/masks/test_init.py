@@ -9,13 +9,10 @@ from hypothesis import strategies as st
 
 from sparse_lib.compat.rules import CSTORCH
 from sparse_lib.configure import configure
+from sparse_lib.masks.counts import num_nonzero
 from sparse_lib.masks.init import INIT_METHODS, make_init_method
-from sparse_lib.masks.makers import (
-    InputGroupScoreShaper,
-    OutputGroupScoreShaper,
-    generator,
-    num_nonzero,
-)
+from sparse_lib.masks.makers import generator
+from sparse_lib.masks.shapers import InputGroupScoreShaper, OutputGroupScoreShaper
 
 COUNTING = ["random", "topk", "checkerboard", "snip"]
 

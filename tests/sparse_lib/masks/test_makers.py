@@ -11,19 +11,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparse_lib.compat.rules import CSTORCH
+from sparse_lib.masks.counts import num_nonzero
 from sparse_lib.masks.makers import (
-    BlockScoreShaper,
-    InputGroupScoreShaper,
-    NMScoreShaper,
-    OutputGroupScoreShaper,
-    ScoreFlattener,
     generator,
     make_mask_drop_minimum,
     make_mask_grow_maximum,
     make_mask_topk_sparsity,
     make_masks_global_topk,
-    num_nonzero,
     random_score,
+)
+from sparse_lib.masks.shapers import (
+    BlockScoreShaper,
+    InputGroupScoreShaper,
+    NMScoreShaper,
+    OutputGroupScoreShaper,
+    ScoreFlattener,
 )
 
 NAN, INF = math.nan, math.inf

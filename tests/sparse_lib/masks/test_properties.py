@@ -7,17 +7,19 @@ import numpy as np
 import torch
 from hypothesis import given, settings
 
+from sparse_lib.masks.counts import num_nonzero
 from sparse_lib.masks.makers import (
+    make_mask_drop_minimum,
+    make_mask_grow_maximum,
+    make_mask_topk_sparsity,
+    make_masks_global_topk,
+)
+from sparse_lib.masks.shapers import (
     BlockScoreShaper,
     InputGroupScoreShaper,
     NMScoreShaper,
     OutputGroupScoreShaper,
     ScoreFlattener,
-    make_mask_drop_minimum,
-    make_mask_grow_maximum,
-    make_mask_topk_sparsity,
-    make_masks_global_topk,
-    num_nonzero,
 )
 
 bounded = settings(deadline=None, derandomize=True, max_examples=100)
