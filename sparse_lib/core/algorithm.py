@@ -36,6 +36,7 @@ from sparse_lib.core.parameter import (
     check_parameter,
     find_parameters,
     is_outermost_apply,
+    unwrap,
     warn,
 )
 from sparse_lib.core.targets import Levels
@@ -134,6 +135,7 @@ class SparsityAlgorithm(ABC):
         self.sparse_params: dict[str, SparseParameter] = {}
         """Sparse parameters by full name, in model order."""
         self._autoupdate = True
+        self._forget_models()
         self._target_hooks: OrderedDict[int, Callable] = OrderedDict()
         self._computed_hooks: OrderedDict[int, Callable] = OrderedDict()
         self._unplug()
@@ -141,16 +143,44 @@ class SparsityAlgorithm(ABC):
     def _unplug(self) -> None:
         self._optimizer: Any = None
         self._handles: list[Any] = []
+        self._not_held: set[int] = set()  # ids of parameters that the optimizer does not have
+
+    def _plug(self, optimizer: Optimizer) -> None:
+        """Take part in an optimizer's steps."""
+        handles: list[Any] = []
+        try:
+            handles.append(optimizer.register_step_pre_hook(self._before_step))
+            handles.append(optimizer.register_step_post_hook(self._after_step))
+        except AttributeError as error:
+            for handle in handles:
+                handle.remove()
+            name = type(optimizer).__name__
+            raise TypeError(f"apply takes a whole torch optimizer; {name}: {error}") from None
+        self._optimizer, self._handles = weakref.ref(optimizer), handles
+
+    def _forget_models(self) -> None:
+        self._models: list[nn.Module] = []
+        self._edges: list[tuple[nn.Module, str, nn.Module]] = []  # parent, name, child
 
     def __getstate__(self) -> dict[str, Any]:
-        transient = {"_optimizer", "_handles", "_target_hooks", "_computed_hooks"}
-        return {key: value for key, value in self.__dict__.items() if key not in transient}
+        transient = {
+            "_optimizer", "_handles", "_not_held", "_models", "_edges", "_target_hooks",
+            "_computed_hooks",
+        }  # fmt: skip
+        state = {key: value for key, value in self.__dict__.items() if key not in transient}
+        # A copy of model, algorithm and optimizer together goes on training sparsely.
+        return state | {"_driven": self._optimizer() if self._handles else None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
+        self.__dict__.update({key: value for key, value in state.items() if key != "_driven"})
         self._target_hooks, self._computed_hooks = OrderedDict(), OrderedDict()
         self._unplug()
+        self._forget_models()
         self._claim()
+        if (optimizer := state.get("_driven")) is not None:
+            self._plug(optimizer)
+            self._find_not_held(optimizer)
+            self._prepare_next_step()
 
     def _claim(self, driver: Driver | None = None) -> None:
         for sparse in self.sparse_params.values():
@@ -206,6 +236,10 @@ class SparsityAlgorithm(ABC):
         """True if an optimizer's steps enforce and update the masks."""
         return self._optimizer is not None and self._optimizer() is not None
 
+    def drives(self, param: Tensor) -> bool:
+        """True if an optimizer's steps enforce the mask of this parameter."""
+        return self.drives_optimizer and id(param) not in self._not_held
+
     @property
     def num_sparse_params(self) -> int:
         """Number of sparse parameter tensors."""
@@ -253,13 +287,15 @@ class SparsityAlgorithm(ABC):
 
         On a model: every parameter gets a ``<name>_mask`` bool buffer and its masked weights
         become zero now. On an optimizer: its states are masked, and masks are enforced and
-        updated by ``optimizer.step()``.
+        updated by ``optimizer.step()``; it should hold all trainable sparse parameters. After a
+        module of the model was replaced, apply the algorithm to the model again.
 
         Returns:
             The target.
 
         Raises:
-            ValueError: If the model or optimizer cannot be sparsified; the message says why.
+            ValueError: If the model or optimizer cannot be sparsified; the message says why, and
+                all is left as it was.
             TypeError: If the target is neither.
         """
         if isinstance(target, nn.Module):
@@ -276,11 +312,55 @@ class SparsityAlgorithm(ABC):
             self.apply(target)
 
     def _apply_to_model(self, model: nn.Module) -> None:
+        self._let_go_of_replaced()
         found = list(find_parameters(model))
         self._agree_on_seed()
         sparsify([(self, found)])
+        self._remember(model)
         if not found:
             warn(f"{type(self).__name__} found no parameter to sparsify")
+
+    def _remember(self, model: nn.Module) -> None:
+        """Watch whether the modules of a model's sparse parameters stay in it."""
+        model = unwrap(model)
+        if not any(known is model for known in self._models):
+            self._models.append(model)
+        self._edges = self._find_edges()
+        if self.drives_optimizer:
+            self._find_not_held(self._optimizer())
+
+    def _find_edges(self) -> list[tuple[nn.Module, str, nn.Module]]:
+        """Parent, name and child on every way from a model to a sparse parameter's module."""
+        owners = {id(sparse.module) for sparse in self.sparse_params.values()}
+        return [
+            (parent, name, child)
+            for model in self._models
+            for parent in model.modules()
+            for name, child in parent._modules.items()
+            if child is not None and any(id(inner) in owners for inner in child.modules())
+        ]
+
+    def _replaced(self) -> list[SparseParameter]:
+        """Sparse parameters whose module is in none of the models any more."""
+        inside = {id(module) for model in self._models for module in model.modules()}
+        return [s for s in self.sparse_params.values() if inside and id(s.module) not in inside]
+
+    def _let_go_of_replaced(self) -> None:
+        for module in {id(sparse.module): sparse.module for sparse in self._replaced()}.values():
+            self.detach(module)
+
+    def _check_modules(self) -> None:
+        """Warn, once, of sparse parameters whose module was replaced in the model."""
+        if all(parent._modules.get(name) is child for parent, name, child in self._edges):
+            return
+        gone = [sparse.name for sparse in self._replaced()]
+        self._edges = self._find_edges()
+        if gone:
+            warn(
+                f"the module of {_some(gone)} was replaced in the model, so what is there trains "
+                "dense; apply the algorithm to the model again, and give its optimizer the new "
+                "parameters"
+            )
 
     def _agree_on_seed(self) -> None:
         if self.seed is None:
@@ -341,9 +421,22 @@ class SparsityAlgorithm(ABC):
     def _initial_mask(self, sparse: SparseParameter, sparsity: float) -> Tensor:
         return self._init(sparse.param, sparsity, self.score_shaper, self.generator(sparse.name))
 
+    def _find_not_held(self, optimizer: Any) -> list[str]:
+        """Names of the trainable sparse parameters that an optimizer does not have."""
+        held = {id(param) for group in optimizer.param_groups for param in group["params"]}
+        lacking = {
+            name: id(sparse.param)
+            for name, sparse in self.sparse_params.items()
+            if sparse.param.requires_grad and id(sparse.param) not in held
+        }
+        self._not_held = set(lacking.values())
+        return list(lacking)
+
     def _apply_to_optimizer(self, optimizer: Any) -> None:
+        optimizer = innermost(optimizer)
         if self.drives_optimizer:
             if self._optimizer() is optimizer:
+                self._find_not_held(optimizer)
                 return
             raise ValueError(
                 "this algorithm already drives another optimizer; let go of it first with "
@@ -355,18 +448,19 @@ class SparsityAlgorithm(ABC):
             raise ValueError("apply the algorithm to the model before its optimizer")
         for name, sparse in self.sparse_params.items():
             check_parameter(name, sparse.param)  # it may be another than at ``apply(model)``
-            sparse.guard.ensure()
-            sparse.prune()
         if not self.get_sparse_params(optimizer):
             raise ValueError("the optimizer holds none of the sparse parameters")
-        self._optimizer = weakref.ref(optimizer)
-        self._handles = [
-            optimizer.register_step_pre_hook(self._before_step),
-            optimizer.register_step_post_hook(self._after_step),
-        ]
+        self._plug(optimizer)
         for sparse in self.sparse_params.values():
+            sparse.guard.ensure()
+            sparse.prune()
             self._mask_states_of(sparse, optimizer)
         self._prepare_next_step()
+        if lacking := self._find_not_held(optimizer):
+            warn(
+                f"the optimizer does not hold {_some(lacking)}, which the algorithm sparsifies; "
+                "give it all sparse parameters, or each optimizer an algorithm of its own"
+            )
 
     def detach(self, module: nn.Module | Optimizer | None = None) -> None:
         """Let go of a model's parameters and, when none are left, of the optimizer.
@@ -383,7 +477,7 @@ class SparsityAlgorithm(ABC):
             ValueError: If the algorithm was applied to another optimizer.
         """
         if isinstance(module, Optimizer):
-            if self.drives_optimizer and self._optimizer() is not module:
+            if self.drives_optimizer and self._optimizer() is not innermost(module):
                 raise ValueError("the algorithm was applied to another optimizer than this")
             self._let_go_of_optimizer()
             return
@@ -396,6 +490,7 @@ class SparsityAlgorithm(ABC):
         if self.sparse_params:
             self._prepare_next_step()
         else:
+            self._forget_models()
             self._let_go_of_optimizer()
 
     def _let_go_of_optimizer(self) -> None:
@@ -405,6 +500,9 @@ class SparsityAlgorithm(ABC):
         self._unplug()
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self._check_modules()
+        if self._not_held:  # a group of parameters may have been added since
+            self._find_not_held(optimizer)
         for name, sparse in self.sparse_params.items():
             if sparse.module._parameters.get(sparse.param_name) is None:
                 raise RuntimeError(
@@ -651,6 +749,20 @@ def call_update(algorithm: SparsityAlgorithm, optimizer: Optimizer) -> None:
         algorithm.update(optimizer)
     else:
         algorithm.update()
+
+
+def innermost(optimizer: Any) -> Any:
+    """The optimizer that steps, inside wrappers without hooks such as accelerate's."""
+    while "_optimizer_step_post_hooks" not in vars(optimizer):
+        inner = getattr(optimizer, "optimizer", None)
+        if not isinstance(inner, Optimizer):
+            break
+        optimizer = inner
+    return optimizer
+
+
+def _some(names: list[str]) -> str:
+    return repr(names[0]) + (f" and {len(names) - 1} more" if len(names) > 1 else "")
 
 
 def states_like(

@@ -101,6 +101,7 @@ class Group(SparsityAlgorithm):
     def _apply_to_model(self, model: nn.Module) -> None:
         if not self._members:
             raise ValueError("a Group needs at least one algorithm before it is applied")
+        self._let_go_of_replaced()
         root = unwrap(model)
         self._agree_on_seed()
         parts: list[list[tuple[str, nn.Module, str]]] = [[] for _ in self._members]
@@ -119,6 +120,7 @@ class Group(SparsityAlgorithm):
                 name = type(algorithm).__name__
                 warn(f"no parameter matches {_describe(param_filter)}, given to {name}")
         self._claim()
+        self._remember(model)
 
     def _claim(self, driver: Driver | None = None) -> None:
         for algorithm in self.algorithms:
@@ -133,11 +135,10 @@ class Group(SparsityAlgorithm):
         for algorithm in self.algorithms:
             algorithm.initialize()
 
-    def _apply_to_optimizer(self, optimizer: Any) -> None:
-        super()._apply_to_optimizer(optimizer)
+    def _plug(self, optimizer: Optimizer) -> None:
+        super()._plug(optimizer)
         for algorithm in self.algorithms:
             algorithm._optimizer = self._optimizer
-            algorithm._prepare_next_step()
 
     def detach(self, module: nn.Module | Optimizer | None = None) -> None:
         """As :meth:`SparsityAlgorithm.detach`, for every member."""
@@ -156,6 +157,9 @@ class Group(SparsityAlgorithm):
             call_update(algorithm, optimizer)  # type: ignore[arg-type]
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self._check_modules()
+        if self._not_held:
+            self._find_not_held(optimizer)
         for algorithm in self.algorithms:
             algorithm._before_step(optimizer, args, kwargs)
 

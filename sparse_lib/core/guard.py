@@ -21,9 +21,8 @@ _WANTS_DENSE = "_needs_dense_gradient"
 class Driver(Protocol):
     """What decides about masks: an algorithm, or the Group that holds it."""
 
-    @property
-    def drives_optimizer(self) -> bool:
-        """True if an optimizer's steps enforce and update the masks."""
+    def drives(self, param: Tensor) -> bool:
+        """True if an optimizer's steps enforce the mask of this parameter."""
 
     def detach(self, module: nn.Module | None = None) -> None:
         """Let go of a module's parameters."""
@@ -216,10 +215,9 @@ class MaskGuard:
         by assignment, computes with masked weights. A copy whose mask was never changed is left as
         it is, since it may average weights of other masks.
         """
-        driver = self.driver
-        if driver is not None and driver.drives_optimizer:
+        driver, param = self.driver, self.module._parameters.get(self.name)
+        if driver is not None and param is not None and driver.drives(param):
             return
-        param = self.module._parameters.get(self.name)
         mask = self.module._buffers.get(mask_name(self.name))
         # functional_call puts tensors of the caller's here, which are not ours to change.
         if mask is None or not isinstance(param, nn.Parameter):

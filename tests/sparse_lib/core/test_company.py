@@ -1,0 +1,224 @@
+"""Sparse training in company: several optimizers, replaced modules, copies, accelerate, compile."""
+
+import copy
+import pickle
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import sparse_lib as sl
+
+ALGORITHMS = {
+    "gmp": lambda: sl.GMP(sl.schedules.Linear(0.2, 0.05), update=1, seed=0),
+    "set": lambda: sl.SET(0.5, update=1, seed=0),
+    "rigl": lambda: sl.RigL(0.5, update=2, seed=0),
+    "group": lambda: sl.Group({"0.*": sl.RigL(0.5, update=1), "*": sl.SET(0.5, update=1)}, seed=0),
+}
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8))
+
+
+def batches(count):
+    source = torch.Generator().manual_seed(1)
+    return [torch.randn(16, 8, generator=source) for _ in range(count)]
+
+
+def train(model, *optimizers, steps=3):
+    for inputs in batches(steps):
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        model(inputs).square().mean().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+
+
+def state(model):
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+def is_masked(model):
+    return all(
+        not model.get_parameter(name)[~mask].any()
+        for name, mask in sl.checkpoint.masks_of(model).items()
+    )
+
+
+# Optimizers
+
+
+def test_an_optimizer_that_lacks_sparse_parameters_is_warned_of_and_computes_with_masks():
+    model, algorithm = network(), sl.SET(0.5, update=1, seed=0)
+    algorithm.apply(model)
+    first = torch.optim.SGD(model[0].parameters(), lr=0.1)
+    second = torch.optim.SGD(model[2].parameters(), lr=0.1, momentum=0.9)
+    with pytest.warns(UserWarning, match=r"does not hold '2\.weight' and 1 more"):
+        algorithm.apply(first)
+    train(model, first, second, steps=4)
+    assert not is_masked(model)  # the second optimizer's momentum moved what is masked
+    model(batches(1)[0])
+    assert is_masked(model)
+
+
+def test_frozen_parameters_need_no_optimizer_and_groups_may_come_later():
+    model, algorithm = network(), sl.SET(0.5, update=1, seed=0)
+    algorithm.apply(model)
+    model[2].requires_grad_(False)
+    optimizer = torch.optim.SGD(model[0].parameters(), lr=0.1, momentum=0.9)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        algorithm.apply(optimizer)
+    model[2].requires_grad_(True)
+    optimizer.add_param_group({"params": model[2].parameters()})
+    train(model, optimizer)
+    assert is_masked(model)
+
+
+@pytest.mark.parametrize("make", ALGORITHMS.values(), ids=ALGORITHMS)
+def test_a_failed_apply_leaves_nothing_half_applied(make):
+    class Broken(torch.optim.SGD):
+        def register_step_post_hook(self, hook):
+            raise AttributeError("no post hooks here")
+
+    model, algorithm = network(), make()
+    algorithm.apply(model)
+    broken = Broken(model.parameters(), lr=0.1)
+    with pytest.raises(TypeError, match="a whole torch optimizer; Broken: no post hooks here"):
+        algorithm.apply(broken)
+    assert not broken._optimizer_step_pre_hooks and not algorithm.drives_optimizer
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    algorithm.apply(optimizer)
+    train(model, optimizer)
+    assert algorithm.step == 3
+
+
+@pytest.mark.parametrize("make", ALGORITHMS.values(), ids=ALGORITHMS)
+@pytest.mark.parametrize("prepared_first", [True, False])
+def test_accelerate_trains_as_torch_does(make, prepared_first):
+    accelerate = pytest.importorskip("accelerate")
+    plain, algorithm = network(), make()
+    algorithm.apply(plain)
+    optimizer = torch.optim.AdamW(plain.parameters(), lr=0.01)
+    algorithm.apply(optimizer)
+    train(plain, optimizer)
+
+    model, algorithm = network(), make()
+    accelerator = accelerate.Accelerator(cpu=True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    algorithm.apply(model)
+    if not prepared_first:
+        algorithm.apply(optimizer)
+    model, optimizer = accelerator.prepare(model, optimizer)
+    algorithm.apply(optimizer)
+    algorithm.apply(optimizer)  # the same one again
+    for inputs in batches(3):
+        optimizer.zero_grad()
+        accelerator.backward(model(inputs).square().mean())
+        optimizer.step()
+    assert algorithm.step == 3
+    twin = state(accelerator.unwrap_model(model))
+    assert all(torch.equal(tensor, twin[name]) for name, tensor in state(plain).items())
+    algorithm.detach(optimizer)
+    assert not algorithm.drives_optimizer
+
+
+# Modules
+
+
+@pytest.mark.parametrize("make", ALGORITHMS.values(), ids=ALGORITHMS)
+def test_a_replaced_module_is_warned_of_once_and_can_be_sparsified(make):
+    model, algorithm = network(), make()
+    algorithm.apply(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    algorithm.apply(optimizer)
+    train(model, optimizer)
+    model[2] = nn.Linear(16, 8)
+    optimizer.add_param_group({"params": model[2].parameters()})
+    with pytest.warns(UserWarning, match=r"the module of '2\.weight' and 1 more was replaced"):
+        train(model, optimizer, steps=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train(model, optimizer, steps=1)
+    algorithm.apply(model)
+    algorithm.apply(optimizer)
+    assert algorithm.sparse_params["2.weight"].module is model[2]
+    before = model[2].weight_mask.clone()
+    train(model, optimizer)
+    assert is_masked(model) and not model[2].weight_mask.all()
+    assert not torch.equal(model[2].weight_mask, before)
+
+
+def test_a_wrapped_module_is_still_in_the_model():
+    model, algorithm = network(), sl.SET(0.5, update=1, seed=0)
+    algorithm.apply(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    algorithm.apply(optimizer)
+    model[2] = nn.Sequential(model[2], nn.Identity())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train(model, optimizer)
+    assert is_masked(model)
+
+
+def test_a_second_model_does_not_let_go_of_the_first():
+    first, second = nn.ModuleDict({"a": nn.Linear(8, 8)}), nn.ModuleDict({"b": nn.Linear(8, 8)})
+    algorithm = sl.Static(0.5, seed=0)
+    algorithm.apply(first)
+    algorithm.apply(second)
+    algorithm.apply(first)
+    assert set(algorithm.sparse_params) == {"a.weight", "a.bias", "b.weight", "b.bias"}
+
+
+# Copies
+
+
+def copied(things):
+    return copy.deepcopy(things)
+
+
+def pickled(things):
+    return pickle.loads(pickle.dumps(things))
+
+
+@pytest.mark.parametrize("make", ALGORITHMS.values(), ids=ALGORITHMS)
+@pytest.mark.parametrize("duplicate", [copied, pickled])
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2)])
+def test_a_copy_of_model_algorithm_and_optimizer_trains_as_the_original(make, duplicate, order):
+    model, algorithm = network(), make()
+    algorithm.apply(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    algorithm.apply(optimizer)
+    train(model, optimizer)
+    things = (model, algorithm, optimizer)
+    twins = duplicate([things[place] for place in order])
+    twin, twin_algorithm, twin_optimizer = (twins[order.index(place)] for place in range(3))
+    assert twin_algorithm.drives_optimizer
+    before = state(model)
+    train(twin, twin_optimizer)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in state(model).items())
+    train(model, optimizer)
+    assert twin_algorithm.step == algorithm.step == 6
+    after = state(twin)
+    assert all(torch.equal(tensor, after[name]) for name, tensor in state(model).items())
+    changed = any(name.endswith("mask") and not torch.equal(after[name], before[name])
+                  for name in after)  # fmt: skip
+    assert changed and is_masked(twin)
+
+
+@pytest.mark.parametrize("make", ALGORITHMS.values(), ids=ALGORITHMS)
+def test_a_copy_without_its_optimizer_takes_another(make):
+    model, algorithm = network(), make()
+    algorithm.apply(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    algorithm.apply(optimizer)
+    train(model, optimizer)
+    twin, twin_algorithm = copy.deepcopy((model, algorithm))
+    assert not twin_algorithm.drives_optimizer and algorithm.drives_optimizer
+    other = torch.optim.SGD(twin.parameters(), lr=0.1)
+    twin_algorithm.apply(other)
+    train(twin, other)
+    assert twin_algorithm.step == 6 and algorithm.step == 3 and is_masked(twin)
