@@ -36,27 +36,35 @@ PUBLISHED = ROOT / "experiments" / "published"
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
+#: Types that JSON has too; dates and bytes have no place in a spec.
+_PLAIN = ("null", "bool", "int", "float", "str", "seq", "map")
+
+
 def read_yaml(text: str) -> Any:
     """The value of a YAML text in which every key is text and occurs once in its mapping.
 
     Raises:
         yaml.YAMLError: If it is no YAML.
-        ValueError: For another key; one sentence that names its line.
+        ValueError: For another key, or a value that JSON does not have; one sentence that names
+            its line.
     """
     loader = _LOADER(text)
     try:
         node = loader.get_single_node()
         if node is None:
             return None
-        _check_keys(node, set(), set())
+        _check_nodes(node, set(), set())
         return loader.construct_document(node)
     finally:
         loader.dispose()
 
 
-def _check_keys(node: yaml.Node, above: set[int], done: set[int]) -> None:
-    """Check the keys of all mappings of a tree, in which anchors make nodes occur again."""
+def _check_nodes(node: yaml.Node, above: set[int], done: set[int]) -> None:
+    """Check keys and types of all nodes of a tree, in which anchors make nodes occur again."""
     line = node.start_mark.line + 1
+    kind = node.tag.removeprefix("tag:yaml.org,2002:")
+    if kind not in _PLAIN:
+        raise ValueError(f"line {line}: a value of type {kind} is not allowed; quote it as text")
     if id(node) in above:
         raise ValueError(f"line {line}: an anchor may not hold itself")
     if id(node) in done or isinstance(node, yaml.ScalarNode):
@@ -68,18 +76,19 @@ def _check_keys(node: yaml.Node, above: set[int], done: set[int]) -> None:
         seen = set()
         for key in keys:
             where = f"line {key.start_mark.line + 1}"
+            shown = " ".join(str(getattr(key, "value", "")).split())
             if key.tag != "tag:yaml.org,2002:str":
                 kind = key.tag.rpartition(":")[2]
                 raise ValueError(
-                    f"{where}: the key {getattr(key, 'value', '')!s} is of type {kind}, but must "
-                    "be text; quote it"
+                    f"{where}: the key {shown:.80} is of type {kind}, but must be text; "
+                    "quote it"
                 )
             if key.value in seen:
-                raise ValueError(f"{where}: the key {key.value} occurs twice in one mapping")
+                raise ValueError(f"{where}: the key {shown} occurs twice in one mapping")
             seen.add(key.value)
         children = [value for _, value in node.value]
     for child in children:
-        _check_keys(child, above, done)
+        _check_nodes(child, above, done)
     above.remove(id(node))
     done.add(id(node))
 

@@ -84,8 +84,10 @@ def mutated(draw: st.DrawFn, documents: list[Any], max_faults: int = 3) -> Any:
 
 def _break(draw: st.DrawFn, document: Any, paths: list[Any], parent: Any, key: Any) -> None:
     """One fault at ``parent[key]``."""
-    fault = draw(st.integers(0, 9))
-    if fault <= 3:
+    fault = draw(st.integers(0, 12))
+    if fault >= 10:
+        parent[key] = _nudged(draw, parent[key])
+    elif fault <= 3:
         parent[key] = draw(odd_values)
     elif fault == 4:
         del parent[key]
@@ -118,6 +120,19 @@ def _json_keys(value: Any) -> Any:
     if isinstance(value, dict):
         return {str(key): _json_keys(item) for key, item in value.items()}
     return [_json_keys(item) for item in value] if isinstance(value, list) else value
+
+
+def _nudged(draw: st.DrawFn, value: Any) -> Any:
+    """A value of the same kind, which may well be allowed."""
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int):
+        return draw(st.integers(1, 64))
+    if isinstance(value, float):
+        return draw(st.floats(0.01, 0.99))
+    if isinstance(value, str):
+        return draw(st.sampled_from(["10%", "50%", "linear", "cosine", "a", "x-1", value + "1"]))
+    return copy.deepcopy(value)
 
 
 LINES = (

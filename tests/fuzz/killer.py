@@ -49,10 +49,11 @@ class Trial:
     problem: str = ""
 
 
-def start(folder: Path, *targets: str) -> subprocess.Popen[str]:
+def start(
+    folder: Path, *targets: str, save_every_s: float = 0.0, log: str = "workflow.log"
+) -> subprocess.Popen[str]:
     """Snakemake in a folder and a process group of its own, saving its state at each step."""
-    log = (folder / "workflow.log").open("w")
-    with log:
+    with (folder / log).open("w") as stream:
         return subprocess.Popen(
             [
                 *(sys.executable, "-m", "snakemake", *(targets or WORKFLOW)),
@@ -65,11 +66,11 @@ def start(folder: Path, *targets: str) -> subprocess.Popen[str]:
                 **os.environ,
                 "PYTHONPATH": str(ROOT),
                 "OMP_NUM_THREADS": "1",
-                "SPARSE_SAVE_EVERY_S": "0",
+                "SPARSE_SAVE_EVERY_S": str(save_every_s),
                 MARK: str(folder),
             },
             start_new_session=True,
-            stdout=log,
+            stdout=stream,
             stderr=subprocess.STDOUT,
             text=True,
         )
@@ -106,7 +107,7 @@ def run_trial(folder: Path, *targets: str, seed: int, max_kills: int, mean_delay
         targets: what Snakemake is asked for; `WORKFLOW` by default.
         seed: of the victims and the times.
         max_kills: after so many the workflow is left alone.
-        mean_delay_s: seconds between two kills; a third of the kills waits for a state's save.
+        mean_delay_s: seconds between two kills.
     """
     rng, trial = random.Random(seed), Trial()
     while not trial.problem:
@@ -135,28 +136,28 @@ def run_trial(folder: Path, *targets: str, seed: int, max_kills: int, mean_delay
 def kill_one(
     folder: Path, root: subprocess.Popen[str], rng: random.Random, mean_delay_s: float
 ) -> str | None:
-    """Wait a random time, then kill a random process; returns what it was, None if too late."""
-    deadline = time.monotonic() + rng.expovariate(1 / mean_delay_s)
-    if rng.random() < 1 / 3:
-        while time.monotonic() < deadline + mean_delay_s and root.poll() is None:
-            trainers = [p for p in processes(folder) if role(p) == "train"]
-            if trainers and _saves_within(folder, 0.5):
-                with contextlib.suppress(psutil.Error):
-                    trainers[-1].kill()
-                    return "train while it saves"
-            time.sleep(0.05)
-    while time.monotonic() < deadline and root.poll() is None:
-        time.sleep(0.01)
-    candidates = processes(folder)
-    if root.poll() is not None or not candidates:
-        return None
-    victim = rng.choice(candidates)
-    name = role(victim)
-    try:
-        victim.kill()
-    except psutil.Error:
-        return None
-    return name
+    """Wait a random time, then kill a process; returns what it was, None if it was too late.
+
+    A third of the kills takes any process, a third a job's, a third a trainer while it saves.
+    """
+    aim = rng.choice(("any", "job", "save"))
+    due = time.monotonic() + rng.expovariate(1 / mean_delay_s)
+    while root.poll() is None:
+        late = time.monotonic() > due + mean_delay_s  # whatever was aimed at is not there
+        candidates = processes(folder)
+        if aim == "job" and not late:
+            candidates = [process for process in candidates if role(process) != "snakemake"]
+        if aim == "save" and not late:
+            trainers = [process for process in candidates if role(process) == "train"]
+            candidates = trainers if trainers and _saves_within(folder, 0.5) else []
+        if candidates and (time.monotonic() > due or aim == "save"):
+            victim = rng.choice(candidates)
+            name = role(victim) + (" while it saves" if aim == "save" and not late else "")
+            with contextlib.suppress(psutil.Error):
+                victim.kill()
+                return name
+        time.sleep(0.02)
+    return None
 
 
 def _saves_within(folder: Path, seconds: float) -> bool:

@@ -25,7 +25,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from experiments.specs import plan
+from experiments.specs import lookup, read
 
 #: Inputs of a long run; 0 takes the short, fixed ones.
 NUM_INPUTS = int(os.environ.get("FUZZ", 0))
@@ -214,9 +214,15 @@ def _parser() -> Any:
     return typer.main.get_command(app.app)
 
 
-def forget_studies() -> None:
-    """Studies are read once per process and text; thousands of texts need not stay."""
-    for name in ("_read_study", "_study_runs"):
-        cached = getattr(plan, name, None)
-        if hasattr(cached, "cache_clear"):
-            cached.cache_clear()
+@contextlib.contextmanager
+def studies_in(folder: Path) -> Iterator[None]:
+    """Commands read the studies of a folder."""
+    modules = [module for name, module in sys.modules.items() if name.startswith("experiments.")]
+    with pytest.MonkeyPatch.context() as patch:
+        for module in modules:
+            if hasattr(module, "STUDIES"):
+                patch.setattr(module, "STUDIES", folder)
+        read._read_study.cache_clear()
+        lookup._known_runs.cache_clear()
+        yield
+    lookup._known_runs.cache_clear()

@@ -1,10 +1,9 @@
-"""After any kill, the same command finishes, and the weights have the same bits."""
+"""After any kill, the same command finishes, and the results have the same bits."""
 
-import hashlib
 import os
+import shutil
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -12,122 +11,108 @@ import psutil
 import pytest
 
 from experiments.specs import plan
+from tests.fuzz import killer
 
 pytestmark = pytest.mark.slow
 STUDY = plan.load_study("sparsity_library")
-RUN = next(r for r in plan.study_runs(STUDY, "smoke") if r.spec.method == "rigl")
+RUN = next(run for run in plan.study_runs(STUDY, "smoke") if run.spec.method == "rigl")
 TARGET = f"results/smoke/runs/{RUN.id}/train.json"
-WEIGHTS = f"results/smoke/runs/{RUN.id}/model/model.safetensors"
-COMMAND = [
-    sys.executable, "-m", "snakemake", "--snakefile", str(plan.ROOT / "Snakefile"),
-    "--workflow-profile", str(plan.ROOT / "profiles" / "default"), "--cores", "1", TARGET,
-]  # fmt: skip
 
 
 def start(folder: Path) -> subprocess.Popen:
-    """Snakemake in a process group of its own, as in a terminal."""
-    return subprocess.Popen(
-        [*COMMAND, "--directory", str(folder)],
-        cwd=folder,
-        env={**os.environ, "SPARSE_SAVE_EVERY_S": "0.1", "OMP_NUM_THREADS": "1"},
-        start_new_session=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    return killer.start(folder, TARGET, save_every_s=0.1)
 
 
-def finish(folder: Path) -> str:
-    """Run the same command to its end; returns what it printed."""
+def states(folder: Path) -> list[Path]:
+    return list((folder / "state").glob("*/state-*.pt"))
+
+
+def finish(folder: Path) -> None:
+    """Run the same command to its end."""
     process = start(folder)
-    text, _ = process.communicate(timeout=240)
-    assert process.returncode == 0, text
-    assert not list((folder / "state").glob("*/state-*.pt"))
-    return text
-
-
-def weights(folder: Path) -> str:
-    return hashlib.sha256((folder / WEIGHTS).read_bytes()).hexdigest()
+    process.wait(timeout=240)
+    assert process.returncode == 0, (folder / "workflow.log").read_text()
+    assert not states(folder)
 
 
 def wait_for_state(folder: Path, process: subprocess.Popen) -> None:
     """Return in the middle of the training, after a state has been saved."""
     deadline = time.monotonic() + 120
-    while not list((folder / "state").glob("*/state-*.pt")):
-        assert process.poll() is None, process.communicate()[0]
+    while not states(folder):
+        assert process.poll() is None, (folder / "workflow.log").read_text()
         assert time.monotonic() < deadline, "no state was saved in two minutes"
         time.sleep(0.02)
 
 
 def trainer_of(folder: Path) -> psutil.Process:
     """The training process that works in this folder."""
-    for process in psutil.process_iter(["cmdline", "cwd"]):
-        line = process.info["cmdline"] or []
-        if "experiments" in line and "train" in line and process.info["cwd"] == str(folder):
-            return process
-    raise AssertionError("no trainer is running")
+    return next(p for p in killer.processes(folder) if killer.role(p) == "train")
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory) -> tuple[Path, str]:
+def uninterrupted(tmp_path_factory) -> tuple[Path, dict[str, str]]:
     folder = tmp_path_factory.mktemp("whole")
     finish(folder)
-    return folder, weights(folder)
+    return folder, killer.results(folder)
 
 
-def fresh(tmp_path: Path, uninterrupted: tuple[Path, str]) -> Path:
-    """A folder with the data prepared, so that each test waits for the training only."""
-    import shutil
-
+@pytest.fixture
+def folder(tmp_path, uninterrupted):
+    """With the data prepared, so that each test waits for the training only."""
     shutil.copytree(uninterrupted[0] / "resources", tmp_path / "resources")
-    return tmp_path
+    yield tmp_path
+    killer.stop(tmp_path)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "sigterm"])
-def test_a_signal_to_all_processes_saves_and_resumes(tmp_path, uninterrupted, number):
-    folder = fresh(tmp_path, uninterrupted)
+def test_a_signal_to_all_processes_saves_and_resumes(folder, uninterrupted, number):
     process = start(folder)
     wait_for_state(folder, process)
     os.killpg(process.pid, number)
-    process.communicate(timeout=120)
+    process.wait(timeout=120)
     # On a slow machine Snakemake may retry the job before it sees its own signal.
-    assert (folder / TARGET).exists() or list((folder / "state").glob("*/state-*.pt"))
+    assert (folder / TARGET).exists() or states(folder)
     finish(folder)
     log = next((folder / "logs" / "train").rglob("*.log")).read_text()
     assert "resumes at step" in log
-    assert weights(folder) == uninterrupted[1]
+    assert not killer.differences(folder, uninterrupted[1])
 
 
-def test_a_killed_snakemake_leaves_a_trainer_that_is_not_doubled(tmp_path, uninterrupted):
-    folder = fresh(tmp_path, uninterrupted)
+def test_a_killed_snakemake_leaves_a_trainer_that_is_not_doubled(folder, uninterrupted):
     process = start(folder)
     wait_for_state(folder, process)
     process.kill()
     process.wait()
     finish(folder)
-    assert weights(folder) == uninterrupted[1]
+    assert not killer.differences(folder, uninterrupted[1])
 
 
-def test_a_killed_trainer_is_resumed(tmp_path, uninterrupted):
-    folder = fresh(tmp_path, uninterrupted)
+def test_a_killed_trainer_is_resumed(folder, uninterrupted):
     process = start(folder)
     wait_for_state(folder, process)
     trainer_of(folder).kill()
-    process.communicate(timeout=240)
+    process.wait(timeout=240)
     finish(folder)
     log = next((folder / "logs" / "train").rglob("*.log")).read_text()
     assert "resumes at step" in log
-    assert weights(folder) == uninterrupted[1]
+    assert not killer.differences(folder, uninterrupted[1])
 
 
-def test_two_workflows_cannot_share_results(tmp_path, uninterrupted):
-    folder = fresh(tmp_path, uninterrupted)
+def test_random_kills_change_nothing(folder, uninterrupted):
+    """The short form of ``python -m tests.fuzz.killer``."""
+    trial = killer.run_trial(folder, TARGET, seed=2, max_kills=3, mean_delay_s=4.0)
+    assert not trial.problem
+    assert sum(trial.kills.values()) == 3
+    assert not killer.differences(folder, uninterrupted[1])
+
+
+def test_two_workflows_cannot_share_results(folder, uninterrupted):
     first = start(folder)
     wait_for_state(folder, first)
-    second = start(folder)
-    text, _ = second.communicate(timeout=120)
+    second = killer.start(folder, TARGET, log="second.log")
+    second.wait(timeout=120)
     assert second.returncode != 0
-    assert "another snakemake is working on results/" in text
-    text, _ = first.communicate(timeout=240)
-    assert first.returncode == 0, text
-    assert weights(folder) == uninterrupted[1]
+    assert "another snakemake is working on results/" in (folder / "second.log").read_text()
+    first.wait(timeout=240)
+    assert first.returncode == 0, (folder / "workflow.log").read_text()
+    assert not killer.differences(folder, uninterrupted[1])

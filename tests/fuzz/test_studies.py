@@ -1,0 +1,61 @@
+"""Study files and single-run files with faults: a valid study or run, or one sentence."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+from hypothesis import given
+
+from experiments.specs import plan
+from tests.fuzz import inputs, oracle
+
+#: What a run id or a data folder may look like: one name of a file, and no word of a shell.
+SAFE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+=@-]*")
+
+
+def excerpts() -> list[dict[str, Any]]:
+    """The committed studies at one scale each, with at most four methods."""
+    found = []
+    for name in plan.study_names():
+        study = yaml.safe_load((plan.STUDIES / f"{name}.yaml").read_text())
+        study["name"] = "study"
+        for scale, grids in (study.get("scales") or {"smoke": []}).items():
+            grids = [dict(grid) for grid in grids[:2]]
+            kept: set[str] = set()
+            for grid in grids:
+                few = dict(list(grid["methods"].items())[-2:])
+                kept |= few.keys()
+                for method in few:
+                    start = study["methods"][method].get("starts_from")
+                    if start:
+                        kept.add(start["method"])
+                grid["methods"] = few
+                rates = grid.get("learning_rate_scale", {})
+                grid["learning_rate_scale"] = {m: r for m, r in rates.items() if m in few}
+            methods = {m: v for m, v in study.get("methods", {}).items() if m in kept}
+            found.append({**study, "methods": methods, "scales": {scale: grids}})
+    return found
+
+
+def check_study(folder: Path, content: bytes) -> str | None:
+    """``check`` of a folder with this study alone, as the command line runs it."""
+    (folder / "study.yaml").write_bytes(content)
+    with oracle.studies_in(folder):
+        refused = oracle.command("check")
+        if refused is not None:
+            assert "study.yaml" in refused, f"does not name the file: {refused!r}"
+            return refused
+        for scale in plan.SCALES:
+            for run in plan.all_runs(scale).values():
+                assert SAFE.fullmatch(run.id) and len(run.id) <= 200, run.id
+                assert SAFE.fullmatch(run.data_label), run.data_label
+    return None
+
+
+@oracle.budget(short=60, share=0.3)
+@given(inputs.yaml_files(excerpts()))
+def test_a_study_is_valid_or_refused_in_one_sentence(content):
+    oracle.judge("studies", lambda folder: check_study(folder, content), content)
