@@ -200,6 +200,8 @@ def command(*words: str) -> str | None:
     text = err.getvalue().strip()
     if code == 2 and "Usage:" in text:  # typer's own frame around its sentence
         return " ".join(text.replace("│", " ").replace("─", "").split())
+    if "Usage:" in out.getvalue():  # no command: the list of them
+        return "no command is given"
     assert text, f"exit code {code} without a word"
     return text.splitlines()[-1]
 

@@ -1,0 +1,81 @@
+"""Damaged records: what reads them works, or names the file in one sentence and loses nothing."""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from experiments.specs import plan
+from tests.fuzz import inputs, oracle
+
+#: (study, scale) whose committed records are damaged.
+STUDIES = (("spdf", "small"), ("sparsity_library", "small"), ("sparse_ift_vision", "small"))
+
+
+@functools.cache
+def committed(study: str, scale: str) -> list[dict[str, Any]]:
+    """Up to three records of a study, with a few rows of their curves."""
+    found = []
+    for run in plan.study_runs(plan.load_study(study), scale):
+        if run.reference.is_file() and len(found) < 3:
+            record = json.loads(run.reference.read_text())
+            record["curve"] = [*record["curve"][:3], *record["curve"][-3:]]
+            record["layers"] = record["layers"][:2]
+            if record["evaluation"]:
+                record["evaluation"]["scores"] = record["evaluation"]["scores"][:6]
+            found.append(record)
+    return found
+
+
+@st.composite
+def damaged_records(draw: st.DrawFn) -> tuple[str, str, list[bytes], list[str]]:
+    """Study, scale, the records' files of which the last is damaged, and a command on them."""
+    study, scale = draw(st.sampled_from(STUDIES))
+    records = committed(study, scale)
+    files = [json.dumps(record).encode() for record in records]
+    if draw(st.integers(0, 3)):
+        files[-1] = inputs.as_json(draw(inputs.mutated(records[-1:]))).encode()
+    else:
+        files[-1] = draw(inputs.damaged(files[-1]))
+    facts = plan.load_study(study)
+    where = ["--study", study, "--scale", scale]
+    line = draw(
+        st.sampled_from(
+            [["claims", *where], ["report", *where], ["table", *facts.tables, *where]]
+            + [["table", name, *where] for name in facts.tables]
+            + [["figure", name, *where] for name in facts.figures]
+        )
+    )
+    return study, scale, files, line
+
+
+def collect_and_show(
+    folder: Path, study: str, scale: str, files: list[bytes], line: list[str]
+) -> str | None:
+    """``collect`` and what reads its tables; refused records leave earlier tables as they are."""
+    table = folder / "results" / scale / study / "records.csv"
+    table.parent.mkdir(parents=True)
+    table.write_text("computed before")
+    names = []
+    for number, content in enumerate(files):
+        path = folder / f"run{number}" / "record.json"
+        path.parent.mkdir()
+        path.write_bytes(content)
+        names.append(str(path.relative_to(folder)))
+    refused = oracle.command("collect", "--study", study, "--scale", scale, *names)
+    if refused is not None:
+        assert table.read_text() == "computed before", f"lost after {refused!r}"
+        assert any(name in refused for name in names), f"names no file: {refused!r}"
+        return refused
+    return oracle.command(*line)
+
+
+@oracle.budget(short=30, share=0.1)
+@given(damaged_records())
+def test_a_damaged_record_is_shown_or_refused_in_one_sentence(example):
+    oracle.judge("records", lambda folder: collect_and_show(folder, *example), example)
