@@ -69,14 +69,10 @@ def check(
 
 def _check_suite(run: plan.Run) -> None:
     """Raise `plan.SpecError` where a run's suite is wrong for its task."""
-    import importlib
+    from experiments.evaluation.suite import KINDS, load_suite
 
-    from experiments import tasks
-    from experiments.evaluation.suite import load_suite
-
-    module = importlib.import_module(tasks.get(run.spec.task).EVALUATION)
     try:
-        load_suite(run.spec.suite, module.Suite)
+        load_suite(run.spec.suite, KINDS[run.spec.data.KIND])
     except ValueError as error:
         raise plan.SpecError(f"{run.studies[0]}.yaml: suite: {error}") from None
 
