@@ -7,9 +7,9 @@ use Student's t distribution.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import numpy as np
-from scipy.special import ndtri, stdtr, stdtrit
 
 LEVEL = 0.95
 MIN_SEEDS = 3
@@ -53,6 +53,8 @@ def t_interval(values: Sequence[float], *, level: float = LEVEL) -> tuple[float,
     if values.size == 1:
         return mean, math.nan, math.nan
     error = values.std(ddof=1) / math.sqrt(values.size)
+    from scipy.special import stdtrit
+
     half = float(stdtrit(values.size - 1, (1 + level) / 2) * error)
     return mean, mean - half, mean + half
 
@@ -92,6 +94,8 @@ def paired(
 
 
 def _p_values(differences: np.ndarray, direction: str, margin: float) -> tuple[float, float]:
+    from scipy.special import stdtr
+
     mean, error = differences.mean(), differences.std(ddof=1) / math.sqrt(differences.size)
     degrees = differences.size - 1
     if direction == "differ":
@@ -145,7 +149,7 @@ def distinguishable(
         stderr = math.sqrt(chance * (1 - chance) / num_items)
     if stderr == 0:
         return bool(value != chance)
-    return bool(abs(value - chance) > ndtri((1 + LEVEL) / 2) * stderr)
+    return bool(abs(value - chance) > NormalDist().inv_cdf((1 + LEVEL) / 2) * stderr)
 
 
 def against_chance(

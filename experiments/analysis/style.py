@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
-import matplotlib.pyplot as plt
+import matplotlib.style
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
@@ -15,8 +15,6 @@ from matplotlib.ticker import EngFormatter, LogLocator
 
 from experiments.analysis import stats
 from experiments.analysis.methods import Method
-
-matplotlib.use("Agg")
 
 WIDTH = 5.6
 PANEL_HEIGHT = 2.5
@@ -50,7 +48,7 @@ def progress_axis(axes: Axes, name: str) -> None:
 
 def sheet() -> AbstractContextManager[None]:
     """Return the context in which a figure is drawn."""
-    return plt.style.context(SHEET)
+    return matplotlib.style.context(SHEET)
 
 
 def panels(rows: int, *, height: float = PANEL_HEIGHT, heights: Sequence[float] = ()) -> tuple:

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from experiments.report.text import is_missing, settled
 from experiments.store import records as tidy
 
 #: A run's facts that head its column, as `RECORD_COLUMNS` names them.
@@ -78,6 +79,6 @@ def _lines(*parts: str) -> str:
 
 
 def _text(value: Any) -> str:
-    if value is None or value is pd.NA or value != value:
+    if is_missing(value):
         return ""
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
+    return f"{settled(value):.6g}" if isinstance(value, float) else str(value)

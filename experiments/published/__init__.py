@@ -45,6 +45,13 @@ def source_id(study: dict) -> str | None:
     return None
 
 
+def is_source_of(study: dict) -> bool:
+    """Return whether anything published stands beside a study's own numbers."""
+    if study.get("trials"):
+        return False
+    return any((study.get("claims") or {}).values()) or source_id(study) is not None
+
+
 def value(
     source: str | None, *, metric: str, method: str = "", sparsity: float | None = None
 ) -> str:

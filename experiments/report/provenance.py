@@ -17,8 +17,12 @@ COLUMNS = ["study", "table", "line", "row", "command"]
 class Runs:
     """The runs of a study by id: what people read of them, and in which order."""
 
-    def __init__(self, study: dict[str, Any]) -> None:
+    def __init__(self, study: dict[str, Any], records: pd.DataFrame | None = None) -> None:
         self.methods = Methods(study)
+        has_facts = records is not None and "committed" in records
+        rows = records[records["committed"] == True] if has_facts else None  # noqa: E712
+        #: Runs whose record is a committed one.
+        self.committed = set() if rows is None else set(rows["run"])
         self._specs = {run["id"]: run["spec"] for run in study.get("runs", []) if run.get("spec")}
 
     def name(self, run: str) -> str:
@@ -53,6 +57,14 @@ class Behind:
     def command(self) -> str:
         """The one command that repeats the runs and what depends on them."""
         return plan.rerun_command(self.ids)
+
+    @property
+    def words(self) -> str:
+        """How many runs there are, and how many records of them are committed ones."""
+        count = f"{len(self.ids)} {'run' if len(self.ids) == 1 else 'runs'}"
+        kept = len(self.runs.committed.intersection(self.ids))
+        share = f"{kept} " if kept < len(self.ids) else ""
+        return f"{count}, {share}committed" if kept else count
 
     @cached_property
     def members(self) -> dict[str, list[tuple[str, int | str]]]:

@@ -1,16 +1,14 @@
-"""The README's view of the committed reference: two figures and the primary verdicts."""
+"""The README's view of the committed reference: one figure, and what came out in a few lines."""
 
 import re
 from collections.abc import Mapping
 from pathlib import Path
 
-import pandas as pd
-
 from experiments.analysis.claims import ledger as claims
 from experiments.report import summary
 from experiments.report.render import environment
 
-#: What is shown, in this order: study and figure.
+#: Whose findings are stated, in this order: study and figure; the first is shown.
 FIGURES = (("sparsity_library", "perplexity_by_sparsity"), ("device", "device_speedup"))
 BEGIN, END = "<!-- reference: written by `snakemake publish` -->", "<!-- end of reference -->"
 
@@ -38,18 +36,16 @@ def update(
         path.parent.name: claims.read(path) for path in sorted(results_dir.glob("*/claims.csv"))
     }
     merged = summary.merge_ledgers(ledgers)
-    shown = merged[(merged["role"] == "primary") & (merged["verdict"] != claims.NOT_TESTED)]
-    figures = [
-        (study, path.relative_to(readme.parent), captions.get(name, ""))
+    drawn = [
+        (study, path.relative_to(readme.parent))
         for study, name in FIGURES
         if (path := reports_dir / study / "figures" / f"{name}.png").is_file()
     ]
     page = environment(html=False).get_template("readme.md.j2")
     body = page.render(
         scale=scale,
-        figures=figures,
-        rows=shown.where(pd.notna(shown), "").to_dict("records"),
-        counts=summary.verdict_counts(merged),
+        figures=drawn[:1],
+        findings=[(study, captions[name]) for study, name in FIGURES if captions.get(name)],
         outcome=summary.outcome(merged),
     )
     readme.write_text(block.sub(lambda _: f"{BEGIN}\n{body.strip()}\n{END}", text))

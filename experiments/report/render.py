@@ -6,7 +6,6 @@ Markdown twin shows the same content on a code host.
 
 import functools
 import json
-import math
 import os
 import re
 import shutil
@@ -18,10 +17,11 @@ import jinja2
 import pandas as pd
 from markupsafe import Markup
 
-from experiments.analysis import figures, style, tables
+from experiments import published
+from experiments.analysis import figures, tables
 from experiments.analysis.claims import ledger as ledger_module
 from experiments.analysis.methods import INK, Method
-from experiments.report import provenance, summary
+from experiments.report import provenance, summary, text
 from experiments.store import records as tidy
 
 TEMPLATES = Path(__file__).with_name("templates")
@@ -31,6 +31,8 @@ HEADINGS = {
     "holds": "Reproduced or consistent: holds",
     "not tested": "Without a verdict: not tested at this scale, or an open question",
 }
+#: The figure that shows the source's own numbers.
+SOURCE = "source_by_sparsity"
 #: Columns of a table of runs that the page shows beside each run's spec instead.
 RUN_FACTS = ("data hash", "processor", "threads", "versions", "command")
 
@@ -45,12 +47,12 @@ def environment(*, html: bool) -> jinja2.Environment:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    env.filters["cell"] = format_cell
-    env.filters["md"] = markdown_cell
-    env.filters["anchor"] = anchor
-    env.filters["words"] = summary.in_words
-    env.filters["p"] = p_value
-    env.filters["sentence"] = sentence
+    env.filters["cell"] = text.format_cell
+    env.filters["md"] = text.markdown_cell
+    env.filters["anchor"] = text.anchor
+    env.filters["words"] = text.in_words
+    env.filters["p"] = text.p_value
+    env.filters["sentence"] = text.sentence
     return env
 
 
@@ -59,71 +61,35 @@ def on_page(method: Method) -> Method:
     return replace(method, color="currentColor") if method.color == INK else method
 
 
-def format_cell(value: Any, column: str = "") -> str:
-    """Return a table value as text: 4 significant digits, counts in full, nothing for missing."""
-    if value is None or value is pd.NA or (isinstance(value, float) and math.isnan(value)):
-        return "–"
-    if column == "sparsity":
-        return f"{100 * float(value):g}%"
-    if column in ("p", "p_adjusted"):
-        return "< 0.001" if value < 0.001 else f"{value:.3f}"
-    if isinstance(value, bool) or isinstance(value, str):
-        return str(value) if value != "" else "–"
-    number = float(value)
-    if number.is_integer() and abs(number) < 1e9:
-        return f"{int(number):,}"
-    if abs(number) >= 1e6:
-        return f"{number:.3e}".replace("e+0", "e").replace("e+", "e")
-    return f"{number:.4g}" if abs(number) < 1000 else f"{number:,.1f}"
-
-
-def markdown_cell(value: str) -> str:
-    """Escape what would end a cell of a Markdown table."""
-    text = str(value).strip().replace("|", "\\|").replace("<", "&lt;")
-    return text.replace("\n", "<br>").replace("  ", "&nbsp;&nbsp;")
-
-
-def p_value(value: float) -> str:
-    """Return a p value with its sign, as in ``p = 0.012``."""
-    return "< 0.001" if value < 0.001 else f"= {value:.3f}"
-
-
-def sentence(text: str) -> str:
-    """Return a text with a full stop."""
-    text = text.strip()
-    return text + ("" if text.endswith((".", "?", "!")) else ".")
-
-
-def anchor(run: str) -> str:
-    """Return the HTML id of a run."""
-    return "run-" + re.sub(r"[^A-Za-z0-9_-]", "-", run)
-
-
 def inline_svg(path: Path, *, prefix: str, title: str) -> Markup:
     """Return an SVG for inclusion in a page.
 
     Ids get a prefix, since several figures share a page; dark ink becomes the page's text colour,
     and the white background goes, so that the figure follows the page's theme.
     """
-    text = path.read_text(encoding="utf-8")
-    text = text[text.index("<svg") :]
-    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
-    text = re.sub(r'(<g id="background">\s*<path [^>]*?)style="[^"]*"', r'\1fill="none"', text)
-    text = re.sub(r'\bid="([^"]+)"', rf'id="{prefix}-\1"', text)
-    text = re.sub(r'(url\(#|href="#)', rf"\g<1>{prefix}-", text)
-    text = text.replace(INK, "currentColor").replace(INK.upper(), "currentColor")
+    svg = path.read_text(encoding="utf-8")
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r'(<g id="background">\s*<path [^>]*?)style="[^"]*"', r'\1fill="none"', svg)
+    svg = re.sub(r'\bid="([^"]+)"', rf'id="{prefix}-\1"', svg)
+    svg = re.sub(r'(url\(#|href="#)', rf"\g<1>{prefix}-", svg)
+    svg = svg.replace(INK, "currentColor").replace(INK.upper(), "currentColor")
     label = str(Markup.escape(title))
-    text = re.sub(r"<svg ", f'<svg role="img" aria-label="{label}" ', text, count=1)
-    return Markup(text)
+    svg = re.sub(r"<svg ", f'<svg role="img" aria-label="{label}" ', svg, count=1)
+    return Markup(svg)
 
 
-def _read_table(name: str, folder: Path, behind: provenance.Register) -> dict[str, Any]:
+def _read_table(
+    name: str, folder: Path, behind: provenance.Register, *, sourced: bool
+) -> dict[str, Any]:
     path = folder / f"{name}.csv"
     shown = {"name": name, "title": name.replace("_", " "), "caption": tables.caption(name)}
     shown |= {"columns": [], "numeric": [], "rows": [], "missing": not path.exists()}
     if provenance.has_rows(path):
         table = pd.read_csv(path)
         hidden = RUN_FACTS if "run" in table else ()
+        if not sourced:
+            hidden = (*hidden, *(name for name in table.columns if "(published" in name))
         shown["columns"] = [column for column in table.columns if column not in hidden]
         shown["numeric"] = list(table.select_dtypes("number").columns)
         shown["rows"] = table.to_dict("records")
@@ -135,6 +101,8 @@ def _read_table(name: str, folder: Path, behind: provenance.Register) -> dict[st
 def _read_figure(
     name: str, folder: Path, records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]
 ) -> dict[str, Any]:
+    from experiments.analysis import style
+
     title = name.replace("_", " ")
     variants = []
     axis_labels = {
@@ -153,7 +121,9 @@ def _read_figure(
     return {"name": name, "title": title, "caption": caption, "variants": variants}
 
 
-def _read_details(study: dict[str, Any], runs_dir: Path, present: set[str]) -> list[dict[str, Any]]:
+def _read_details(
+    study: dict[str, Any], runs_dir: Path, present: set[str], committed: set[str]
+) -> list[dict[str, Any]]:
     """What stands behind each run: its spec always, its record where it is finished."""
     details = []
     for run in study.get("runs", []):
@@ -170,6 +140,7 @@ def _read_details(study: dict[str, Any], runs_dir: Path, present: set[str]) -> l
                 "command": record.get("command") or run.get("command"),
                 "spec": json.dumps(spec, indent=2),
                 "facts": {
+                    "record": "committed, not made here" if run["id"] in committed else None,
                     "seed": run.get("seed"),
                     "data": (record.get("data") or {}).get("name"),
                     "data hash": (record.get("data") or {}).get("hash"),
@@ -243,21 +214,26 @@ def render_study(
     """
     records, curves = tidy.read_records(records_csv), tidy.read_curves(curves_csv)
     out_dir.mkdir(parents=True, exist_ok=True)
-    runs = provenance.Runs(study)
+    runs, sourced = provenance.Runs(study, records), published.is_source_of(study)
     behind = provenance.Register(runs)
     context = {
         "look": lambda method: on_page(runs.methods[method]),
         "study": study,
         "trials": study.get("trials", False),
+        "sourced": sourced,
         "missing": tidy.missing_runs(records, study),
+        "committed": [run["id"] for run in study.get("runs", []) if run["id"] in runs.committed],
         "cost": summary.cost(_records(Path(runs_dir))),
         "ledger": _ledger(Path(claims_csv), behind),
-        "tables": [_read_table(name, Path(tables_dir), behind) for name in study.get("tables", [])],
+        "tables": [
+            _read_table(name, Path(tables_dir), behind, sourced=sourced)
+            for name in study.get("tables", [])
+        ],
         "figures": [
             _read_figure(name, Path(figures_dir), records, curves, study)
             for name in study.get("figures", [])
         ],
-        "details": _read_details(study, Path(runs_dir), set(records["run"])),
+        "details": _read_details(study, Path(runs_dir), set(records["run"]), runs.committed),
         "behind": list(behind),
         "figures_path": _relative(figures_dir, out_dir),
         "tables_path": _relative(tables_dir, out_dir),
@@ -274,9 +250,9 @@ def _relative(folder: Path, start: Path) -> str:
 def _render(template: str, context: dict[str, Any], out_dir: Path) -> None:
     for suffix, file in (("html", "index.html"), ("md", "README.md")):
         page = environment(html=suffix == "html").get_template(f"{template}.{suffix}.j2")
-        text = page.render(**context)
-        text = re.sub(r"[ \t]+\n", "\n", re.sub(r"\n{3,}", "\n\n", text)).strip() + "\n"
-        (out_dir / file).write_text(text, encoding="utf-8")
+        made = page.render(**context)
+        made = re.sub(r"[ \t]+\n", "\n", re.sub(r"\n{3,}", "\n\n", made)).strip() + "\n"
+        (out_dir / file).write_text(made, encoding="utf-8")
 
 
 def _records(folder: Path) -> list[dict[str, Any]]:
@@ -317,9 +293,10 @@ def render_index(
         if (folder / "records.csv").exists():
             row["missing"] = tidy.missing_runs(tidy.read_records(folder / "records.csv"), study)
         row["chance"] = summary.chance_scores(page / "tables")
+        row["pictures"] = _pictures(study, page / "figures")
         finished["trials" if study.get("trials") else "evidence"] += own
         ledger = pd.DataFrame(columns=ledger_module.COLUMNS)
-        if (folder / "claims.csv").exists() and not study.get("trials"):
+        if (folder / "claims.csv").exists() and published.is_source_of(study):
             ledger = ledgers[study["name"]] = ledger_module.read(folder / "claims.csv")
         row["counts"] = summary.verdict_counts(ledger[ledger["role"] != ""])
         commands.append(provenance.commands(study, page / "tables", ledger))
@@ -345,6 +322,25 @@ def render_index(
     table = pd.concat(commands) if commands else pd.DataFrame(columns=provenance.COLUMNS)
     table.to_csv(out_dir / "commands.csv", index=False)
     return out_dir / "index.html"
+
+
+def _pictures(study: dict[str, Any], folder: Path) -> list[dict[str, Any]]:
+    """The figures that stand for a study: its first that states findings, and its source's own."""
+    drawn = [name for name in study.get("figures", []) if (folder / f"{name}.svg").exists()]
+    ours = [name for name in drawn if name != SOURCE and hasattr(figures.load(name), "caption")]
+    chosen = [*ours[:1], *(name for name in drawn if name == SOURCE)]
+    return [
+        {
+            "name": name,
+            "whose": "as published" if name == SOURCE else "here",
+            "svg": inline_svg(
+                folder / f"{name}.svg",
+                prefix=f"{study['name']}-{name}",
+                title=f"{study['name']}: {name.replace('_', ' ')}",
+            ),
+        }
+        for name in chosen
+    ]
 
 
 def publish(scale_dir: Path, reports_dir: Path) -> Path:

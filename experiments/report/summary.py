@@ -1,6 +1,5 @@
 """What the front page of a scale says: verdicts, cost, negative results. All from records."""
 
-import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -108,13 +107,3 @@ def chance_scores(tables_dir: Path) -> dict[str, Any] | None:
             lost = int(table[CHANCE].str.startswith("not distinguishable").sum())
             return {"table": path.stem, "scores": len(table), "lost": lost}
     return None
-
-
-def in_words(number: float | None) -> str:
-    """Return a count or an amount in three digits and a word: 1.23 million, 4.56e12."""
-    if number is None or math.isnan(number):
-        return "–"
-    for size, word in ((1e9, "billion"), (1e6, "million"), (1e3, "thousand")):
-        if size <= abs(number) < 1e12:
-            return f"{number / size:.3g} {word}"
-    return f"{number:.2e}".replace("e+", "e") if abs(number) >= 1e12 else f"{number:.3g}"

@@ -6,19 +6,21 @@ generated from the data) and ``AXES`` (further x axes that ``draw`` takes as ``x
 hold the study's headline runs only, unless the module sets ``EVERY_RECIPE = True``.
 """
 
+from __future__ import annotations
+
 import importlib
 import re
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import matplotlib
 import pandas as pd
-from matplotlib.figure import Figure
 
 from experiments.analysis import select as selection
-from experiments.analysis.style import sheet
 from experiments.specs.schema import module_names
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def names() -> list[str]:
@@ -73,6 +75,10 @@ def save(
             figure) writes the SVG only.
         like: A saved figure with the same panels, whose layout is taken over.
     """
+    import matplotlib
+
+    from experiments.analysis.style import sheet
+
     out_dir.mkdir(parents=True, exist_ok=True)
     figure.patch.set_gid("background")
     with sheet(), matplotlib.rc_context({"figure.constrained_layout.use": False}):
@@ -113,6 +119,8 @@ def write(
     Args:
         x: One of `x_axes`; None draws the figure over each of them.
     """
+    from experiments.analysis.style import sheet
+
     module, records = load(name), shown(name, records, study)
     own, *others = x_axes(name) or (None,)
     first = None

@@ -10,7 +10,6 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from scipy import stats as scipy_stats
 
 from experiments.analysis import select as selection
 from experiments.analysis import stats, style
@@ -51,6 +50,8 @@ def penalties(rows: pd.DataFrame, looks: Methods, method: str, sparsity: float) 
 
 def trend(table: pd.DataFrame) -> tuple[float, float, float, float]:
     """Fitted change of the penalty when the size doubles, its 95% interval, and the intercept."""
+    from scipy import stats as scipy_stats
+
     x = np.log2(table["weights"])
     if x.nunique() < MIN_SIZES:
         return math.nan, math.nan, math.nan, math.nan
@@ -79,6 +80,8 @@ def draw(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> 
 
 
 def _draw_losses(axes: Axes, rows: pd.DataFrame, looks: Methods, x: str) -> None:
+    from scipy import stats as scipy_stats
+
     labels = []
     for method, sparsity, own in selection.by_treatment(rows):
         look = looks[method]
@@ -131,6 +134,8 @@ def caption(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) 
 
 def _moves_at_each_step(table: pd.DataFrame, sign: float) -> bool:
     """Whether each size differs from the one before in this direction (Welch, one-sided 5%)."""
+    from scipy import stats as scipy_stats
+
     sizes = [group["penalty"] for _, group in table.groupby("weights")]
     alternative = "greater" if sign > 0 else "less"
     return all(

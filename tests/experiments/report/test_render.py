@@ -6,9 +6,13 @@ import re
 import pandas as pd
 import pytest
 
+from experiments.analysis import tables
 from experiments.analysis.claims import ledger as claims
 from experiments.report import provenance, render, summary
+from experiments.report import text as words
 from experiments.specs import plan
+from experiments.store import records
+from tests.experiments.analysis import synthetic
 from tests.experiments.report.example import make_site
 
 VOID = {"meta", "link", "br", "input"}
@@ -119,11 +123,12 @@ def test_publish_needs_a_report(tmp_path):
         (1234567.0, "x", "1,234,567"),
         (1.25e12, "x", "1.250e12"),
         (12.3456, "x", "12.35"),
+        (-2.8e-17, "x", "0"),
         ("a", "x", "a"),
     ],
 )
 def test_cells(value, column, text):
-    assert render.format_cell(value, column) == text
+    assert words.format_cell(value, column) == text
 
 
 def index(site, name="index.html"):
@@ -156,8 +161,8 @@ def test_the_front_page_counts_verdicts_and_cost(site):
         assert re.search(tile, text), word
     # Each took 12 s of training and 3 s of evaluation on one thread; the trials are shared runs.
     assert "16 of 18 runs finished" in text
-    assert f"{summary.in_words(16 * 12 / 3600)} core-hours of training" in text
-    assert f"{summary.in_words(16 * 3 / 3600)} of evaluation" in text
+    assert f"{words.in_words(16 * 12 / 3600)} core-hours of training" in text
+    assert f"{words.in_words(16 * 3 / 3600)} of evaluation" in text
 
 
 def test_cost_counts_a_shared_run_once():
@@ -234,7 +239,7 @@ def test_every_measured_number_links_to_the_runs_behind_it(site):
     group = group[: group.index("</details>")]
     runs = [run["id"] for run in site[1]["runs"] if run["method"] == "rigl"]
     assert plan.rerun_command(runs) in group
-    assert re.findall(r'href="#(run-[^"]+)"', group) == [render.anchor(run) for run in runs]
+    assert re.findall(r'href="#(run-[^"]+)"', group) == [words.anchor(run) for run in runs]
 
 
 def test_commands_name_the_runs_of_each_row(site):
@@ -263,4 +268,45 @@ def test_chance_is_said_in_words(site, tmp_path):
     [(0.0761, "0.0761"), (230208, "230 thousand"), (2.5e9, "2.5 billion"), (3.78e12, "3.78e12")],
 )
 def test_amounts_in_words(number, text):
-    assert summary.in_words(number) == text
+    assert words.in_words(number) == text
+
+
+def page_of(tmp_path, study, made, **columns):
+    """The page of a study whose records have some columns changed."""
+    table = records.records_table(made, study).assign(**columns)
+    table.to_csv(tmp_path / "records.csv", index=False)
+    records.curves_table(made).to_csv(tmp_path / "curves.csv", index=False)
+    curves = records.read_curves(tmp_path / "curves.csv")
+    for name in study["tables"]:
+        tables.write(name, table, curves, study, tmp_path / "tables")
+    claims.write(table, study, tmp_path / "claims.csv")
+    folders = [tmp_path / name for name in ("records", "figures", "tables")]
+    files = [tmp_path / name for name in ("records.csv", "curves.csv")]
+    page = render.render_study(study, *files, *folders, tmp_path / "claims.csv", tmp_path / "page")
+    return page.read_text()
+
+
+def test_an_own_study_shows_nothing_about_published_claims(tmp_path):
+    made = synthetic.make(records.make_record, seeds=1)
+    own = {
+        "name": "mine",
+        "source": "an idea",
+        "claims": {},
+        "figures": [],
+        "tables": ["perplexity"],
+    }
+    text = page_of(tmp_path, synthetic.study(made, **own), made)
+    assert "(published)" not in text and 'id="claims"' not in text and "not tested" not in text
+    assert "mask sparsity" in text
+
+
+def test_committed_records_are_marked_beside_the_numbers(tmp_path):
+    made = synthetic.make(records.make_record, seeds=2)
+    study = synthetic.study(made, figures=[], tables=["perplexity"])
+    runs = records.records_table(made, study)["run"]
+    kept = runs.str.contains("__dense__") | runs.str.endswith("seed0")
+    text = page_of(tmp_path, study, made, committed=kept)
+    assert "2 runs, committed" in text and "2 runs, 1 committed" in text
+    assert text.count("record: committed, not made here") == runs[kept].nunique()
+    assert "measured here" not in text
+    assert "committed" not in page_of(tmp_path, study, made)

@@ -504,9 +504,7 @@ def test_a_split_that_only_the_data_show_to_be_missing_is_one_sentence(
 ):
     (piqa_mirror(tmp_path / "mirror", ["train", "dev"]) / "README.md").unlink()
     task = "{task: piqa, folder: piqa, split: extra}"
-    with pytest.raises(
-        MissingData, match="piqa cannot be read: there is no 'extra'"
-    ):
+    with pytest.raises(MissingData, match="piqa cannot be read: there is no 'extra'"):
         evaluate(model_dir, data_dir, suite(task), out=tmp_path, mirror=tmp_path / "mirror")
 
 

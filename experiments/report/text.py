@@ -1,0 +1,70 @@
+"""Numbers and words of pages and of the terminal: the one place that writes them."""
+
+import math
+import re
+from typing import Any
+
+import pandas as pd
+
+#: Differences of equal numbers that rounding leaves; they are written as 0.
+NEGLIGIBLE = 1e-12
+
+
+def is_missing(value: Any) -> bool:
+    """Return whether there is no value."""
+    return value is None or value is pd.NA or (isinstance(value, float) and math.isnan(value))
+
+
+def settled(value: float) -> float:
+    """Return a number without the noise of rounding around 0."""
+    return 0.0 if abs(value) < NEGLIGIBLE else float(value)
+
+
+def format_cell(value: Any, column: str = "") -> str:
+    """Return a table value as text: 4 significant digits, counts in full, nothing for missing."""
+    if is_missing(value):
+        return "–"
+    if column == "sparsity":
+        return f"{100 * float(value):g}%"
+    if column in ("p", "p_adjusted"):
+        return "< 0.001" if value < 0.001 else f"{value:.3f}"
+    if isinstance(value, bool) or isinstance(value, str):
+        return str(value) if value != "" else "–"
+    number = settled(value)
+    if number.is_integer() and abs(number) < 1e9:
+        return f"{int(number):,}"
+    if abs(number) >= 1e6:
+        return f"{number:.3e}".replace("e+0", "e").replace("e+", "e")
+    return f"{number:.4g}" if abs(number) < 1000 else f"{number:,.1f}"
+
+
+def markdown_cell(value: str) -> str:
+    """Escape what would end a cell of a Markdown table."""
+    text = str(value).strip().replace("|", "\\|").replace("<", "&lt;")
+    return text.replace("\n", "<br>").replace("  ", "&nbsp;&nbsp;")
+
+
+def p_value(value: float) -> str:
+    """Return a p value with its sign, as in ``p = 0.012``."""
+    return "< 0.001" if value < 0.001 else f"= {value:.3f}"
+
+
+def sentence(text: str) -> str:
+    """Return a text with a full stop."""
+    text = text.strip()
+    return text + ("" if text.endswith((".", "?", "!")) else ".")
+
+
+def anchor(run: str) -> str:
+    """Return the HTML id of a run."""
+    return "run-" + re.sub(r"[^A-Za-z0-9_-]", "-", run)
+
+
+def in_words(number: float | None) -> str:
+    """Return a count or an amount in three digits and a word: 1.23 million, 4.56e12."""
+    if number is None or math.isnan(number):
+        return "–"
+    for size, word in ((1e9, "billion"), (1e6, "million"), (1e3, "thousand")):
+        if size <= abs(number) < 1e12:
+            return f"{number / size:.3g} {word}"
+    return f"{number:.2e}".replace("e+", "e") if abs(number) >= 1e12 else f"{number:.3g}"
