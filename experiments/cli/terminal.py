@@ -28,7 +28,8 @@ def scores(evaluation: dict[str, Any], title: str) -> Table:
     for score in evaluation["scores"]:
         facts = [score.get(key) for key in ("value", "stderr", "chance", "num_items")]
         names = [score["task"], score["metric"], score.get("split") or ""]
-        table.add_row(*map(escape, names), *map(_text, facts))
+        why = [score["reason"]] if score.get("reason") else []  # in place of a value
+        table.add_row(*map(escape, names), *why, *map(_text, facts[len(why) :]))
     return table
 
 

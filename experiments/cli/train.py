@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 from pathlib import Path
@@ -112,7 +111,8 @@ def evaluate(
         str | None, typer.Option(help="suite, or path of its YAML; a run has one of its own")
     ] = None,
     data: Annotated[
-        Path | None, typer.Option(help="folder of prepared data; default: what the run read")
+        Path | None,
+        typer.Option(help="folder of prepared data; default: what the model was trained on"),
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="file to write; default: eval-<suite>.json beside the model")
@@ -128,7 +128,7 @@ def evaluate(
         folder = paths.run(chosen.scale, chosen.id)
         own = chosen.spec.suite
         model, out = folder / "model", out or (None if suite else folder / "eval.json")
-        data, task = data or paths.data(chosen.data_label), chosen.spec.task
+        data = data or paths.data(chosen.data_label)
         suite = suite or own
     else:
         assert model is not None
@@ -136,35 +136,28 @@ def evaluate(
         if suite is None:
             raise plan.SpecError("suite is missing: an exported model needs --suite")
         data = data or _data_of(model)
-        task = _task_of(data)
     if not model.is_dir():
         raise plan.SpecError(f"{model} is no folder with an exported model; train the run first")
     if out is None:
         out = model.parent / f"eval-{paths.name('suite', Path(suite).stem)}.json"
-    scorer = importlib.import_module(tasks.get(task).EVALUATION)
-    result = scorer.evaluate(model, data, suite, out=out, mirror=mirror_root(mirror))
     from experiments.cli import terminal
+    from experiments.evaluation.model import evaluate_model
 
+    mirror = mirror_root(mirror)
+    result = evaluate_model(model, suite, data_dir=data, out=out, mirror=mirror)
     terminal.show(terminal.scores(result, f"{model}, suite {result['suite']}"))
 
 
-def _data_of(model: Path) -> Path:
-    """The prepared data that an exported model was trained on, as the file beside it says."""
+def _data_of(model: Path) -> Path | None:
+    """The prepared data that an exported model was trained on, if a file beside it says so."""
     file = model.parent / "train.json"
     if not file.is_file():
-        raise plan.SpecError(f"{file} is missing, so name the prepared data by --data")
+        return None
     spec = read_json(file).get("spec")
     try:
         return paths.data(tasks.get(spec["task"]).Data(**spec["data"]).label)
     except (TypeError, KeyError, ValueError, ImportError):
         raise plan.SpecError(f"{file} does not say which data it read; name it by --data") from None
-
-
-def _task_of(data: Path) -> str:
-    """Name of the task whose data lie in a folder."""
-    if not (data / "meta.json").is_file():
-        raise plan.SpecError(f"{data} holds no prepared data; name a folder of {paths.DATA}")
-    return "vision" if read_json(data / "meta.json").get("kind") == "images" else "lm"
 
 
 @app.command()

@@ -14,23 +14,29 @@ def read_model(model_dir: Path, auto_model: Any) -> Any:
         auto_model: the class of transformers that knows its kind, ``AutoModelForCausalLM`` say.
 
     Raises:
-        ValueError: if the folder lacks weights that the model has; transformers draws them at
-            random.
+        ValueError: if the folder is damaged, or lacks weights that the model has; transformers
+            draws those at random.
     """
+    from safetensors import SafetensorError
     from transformers import AutoConfig
 
     from experiments.models import _transform as transforms
 
-    model = transforms.load(
-        model_dir, lambda config: auto_model.from_config(AutoConfig.for_model(**config))
-    )
-    if model is None:
+    try:
+        model = transforms.load(
+            model_dir, lambda config: auto_model.from_config(AutoConfig.for_model(**config))
+        )
+        if model is not None:
+            return model.eval()
         model, found = auto_model.from_pretrained(
             model_dir, local_files_only=True, output_loading_info=True
         )
-        if missing := sorted(found["missing_keys"]):
-            raise ValueError(
-                f"{model_dir} lacks {len(missing)} of the model's weights, {missing[0]} for one; "
-                "export the model again"
-            )
+    except (OSError, RuntimeError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        reason = str(error).strip().split("\n")[0]
+        raise ValueError(f"the model of {model_dir} cannot be read: {reason}") from error
+    if missing := sorted(found["missing_keys"]):
+        raise ValueError(
+            f"{model_dir} lacks {len(missing)} of the model's weights, {missing[0]} for one; "
+            "export the model again"
+        )
     return model.eval()

@@ -225,8 +225,14 @@ def load_suite(name: str, kind: type[Kind] | None = None) -> Kind:
         ValueError: if there is no such suite, it is of another kind, or a key or value is wrong.
     """
     path = suite_path(name)
+    return _read(path, path.read_bytes(), kind)  # type: ignore[return-value]
+
+
+@functools.cache
+def _read(path: Path, text: bytes, kind: type[Suite | ImageSuite] | None) -> Suite | ImageSuite:
+    """The suite of a file's content."""
     try:
-        content = yaml.safe_load(path.read_text()) or {}
+        content = yaml.safe_load(text) or {}
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"{path.name} is not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
@@ -237,7 +243,7 @@ def load_suite(name: str, kind: type[Kind] | None = None) -> Kind:
     if kind not in (None, KINDS[found]):
         raise ValueError(f"{path.name}: kind is {found!r}, but the model is of another kind")
     try:
-        return KINDS[found](**{**content, "name": path.stem})  # type: ignore[return-value]
+        return KINDS[found](**{**content, "name": path.stem})
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 def evaluate(
     model_dir: Path,
-    data_dir: Path,
+    data_dir: Path | None,
     suite: str,
     *,
     out: Path,
@@ -50,9 +50,13 @@ def evaluate(
         ValueError: if the suite is unknown or wrong, the model does not fit the images, or the
             prepared images are damaged.
     """
+    settings = load_suite(suite, ImageSuite)
+    if data_dir is None:
+        raise ValueError(
+            f"suite {settings.name} scores images of a prepared dataset; name its folder by data"
+        )
     model_dir, data_dir, out = Path(model_dir), Path(data_dir), Path(out)
     out = out if out.suffix == ".json" else out / "eval.json"
-    settings = load_suite(suite, ImageSuite)
     verify(data_dir)
     files = [data_dir / f"{s}.{part}.npy" for s in SPLITS[1:] for part in ("pixels", "labels")]
     hashes = {

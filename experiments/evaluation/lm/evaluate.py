@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 def evaluate(
     model_dir: Path,
-    data_dir: Path,
+    data_dir: Path | None,
     suite: str,
     *,
     out: Path,
@@ -56,6 +56,7 @@ def evaluate(
         model_dir: folder that ``AutoModelForCausalLM.from_pretrained`` loads, tokenizer included.
         data_dir: prepared dataset: ``{validation,test}.bin`` (uint16 tokens),
             ``text/{validation,test}.jsonl``, ``meta.json``; ``pairs.jsonl`` where it has pairs.
+            None for suites of published tasks alone.
         suite: name of a suite, or path of a YAML file.
         out: file to write (``eval.json``), or the folder to write it into.
         cache: folder of the units scored so far, one file per weights; None is ``out``'s folder.
@@ -71,12 +72,19 @@ def evaluate(
         ValueError: if the suite is unknown or wrong, or the prepared data are damaged.
     """
     _quiet_and_offline()
-    model_dir, data_dir, out = Path(model_dir), Path(data_dir), Path(out)
+    model_dir, out = Path(model_dir), Path(out)
     out = out if out.suffix == ".json" else out / "eval.json"
-    verify(data_dir)
-    job = _Job(
-        model_dir, data_dir, load_suite(suite, Suite), None if mirror is None else Path(mirror)
-    )
+    settings = load_suite(suite, Suite)
+    if data_dir is not None:
+        data_dir = Path(data_dir)
+        if read_meta(data_dir).get("kind") == "images":
+            raise ValueError(f"{data_dir} holds images, so {model_dir} cannot read it")
+        verify(data_dir)
+    elif settings.perplexity is not None or any(entry.folder is None for entry in settings.tasks):
+        raise ValueError(
+            f"suite {settings.name} scores text of a prepared dataset; name its folder by data"
+        )
+    job = _Job(model_dir, data_dir, settings, None if mirror is None else Path(mirror))
     previous = read_json(out)
     if previous.get("inputs_hash") == job.inputs_hash(previous.get("datasets") or {}):
         return previous
@@ -116,17 +124,21 @@ def evaluate(
 class _Job:
     """One call of `evaluate`: what it depends on, its units, and how to run one."""
 
-    def __init__(self, model_dir: Path, data_dir: Path, suite: Suite, mirror: Path | None) -> None:
+    def __init__(
+        self, model_dir: Path, data_dir: Path | None, suite: Suite, mirror: Path | None
+    ) -> None:
+        self.scratch = tempfile.TemporaryDirectory(prefix="evaluate-")
+        data_hash = None if data_dir is None else read_meta(data_dir)["hash"]
+        data_dir = data_dir or Path(self.scratch.name)
         self.model_dir = model_dir
         self.data_dir = data_dir
         self.suite = suite
         self.mirror = mirror
         self.weights_hash = weights_hash(model_dir)
         self.files_hash = hash_files(data_dir, _data_files(data_dir))
-        self.data_hash = read_meta(data_dir)["hash"]
+        self.data_hash = data_hash
         self.entries = applicable(suite, data_dir)
         self.brought = brought_tests(data_dir)
-        self.scratch = tempfile.TemporaryDirectory(prefix="evaluate-")
 
     def inputs_hash(self, hub_ids: Iterable[str]) -> str:
         """Digest of all that the scores depend on, given the hub datasets in use."""

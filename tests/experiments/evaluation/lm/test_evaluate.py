@@ -487,6 +487,8 @@ def test_a_suite_names_the_split_of_a_task(model_dir, data_dir, suite, tmp_path,
     task = "{task: piqa, folder: piqa, split: dev}"
     result = evaluate(model_dir, data_dir, suite(task, perplexity="null"), **options)
     assert {score["split"] for score in result["scores"]} == {"dev"}
+    alone = evaluate(model_dir, None, suite(task, perplexity="null"), **options)
+    assert alone["scores"] == result["scores"]  # a published task needs no prepared dataset
     calls.clear()
     for split in ("", ", split: test"):
         task = f"{{task: piqa, folder: piqa{split}}}"

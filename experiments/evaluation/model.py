@@ -1,0 +1,76 @@
+"""A suite applied to any exported model, of a run or not."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+from experiments import tasks
+from experiments.evaluation.files import read_json
+
+
+def evaluate_model(
+    model_dir: Path,
+    suite: str,
+    *,
+    data_dir: Path | None,
+    out: Path,
+    mirror: Path | None = None,
+) -> dict[str, Any]:
+    """Score a model by a suite and write the result.
+
+    Args:
+        model_dir: a folder that transformers loads, or that a run exported.
+        suite: name of a suite, or path of a YAML file.
+        data_dir: prepared dataset; None for suites of published tasks alone.
+        out: file to write, or the folder to write ``eval.json`` into.
+        mirror: root of mirrored hub datasets, or None.
+
+    Returns:
+        What was written; see the evaluation of the model's task.
+
+    Raises:
+        MissingData: if a dataset is not available.
+        ValueError: if the model is of no known kind, or does not fit the suite or the data.
+    """
+    module = importlib.import_module(tasks.get(task_of(model_dir)).EVALUATION)
+    return module.evaluate(model_dir, data_dir, suite, out=out, mirror=mirror)
+
+
+def task_of(model_dir: Path) -> str:
+    """Name of the task that an exported model is for, by its config.
+
+    Raises:
+        ValueError: if there is no config, or the model is neither a causal language model nor an
+            image classifier.
+    """
+    from transformers.models.auto.modeling_auto import (
+        MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES,
+    )
+
+    config = read_json(Path(model_dir) / "config.json")
+    if not config:
+        raise ValueError(f"{model_dir} holds no config.json of a model")
+    names = config.get("architectures") or []
+    if any(str(name).endswith(("ForCausalLM", "LMHeadModel")) for name in names):
+        return "lm"
+    if any(str(name).endswith("ForImageClassification") for name in names):
+        return "vision"
+    kind = config.get("model_type")
+    if kind in MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES and _is_ours(names):
+        return "vision"
+    if kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and not names:
+        return "lm"
+    raise ValueError(
+        f"{model_dir} holds {', '.join(map(str, names)) or kind}; only causal language models and "
+        "image classifiers can be scored"
+    )
+
+
+def _is_ours(names: list[str]) -> bool:
+    """Whether a classifier is of no class, or of one of `experiments.models._networks`."""
+    from experiments.models import _networks
+
+    return all(hasattr(_networks, str(name)) for name in names)

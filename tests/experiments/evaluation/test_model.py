@@ -1,0 +1,106 @@
+"""A suite applied to any exported model, of a run or plain transformers."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from experiments import data, models
+from experiments.evaluation.lm.evaluate import evaluate as evaluate_text
+from experiments.evaluation.model import evaluate_model, task_of
+
+
+@pytest.fixture(scope="module")
+def glyphs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("glyphs")
+    data.prepare("glyphs", out=folder, num_images=47)
+    return folder
+
+
+def plain_vit(num_classes: int, channels: int = 1):
+    from transformers import ViTConfig, ViTForImageClassification
+
+    return ViTForImageClassification(
+        ViTConfig(
+            hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
+            image_size=32, patch_size=8, num_channels=channels,
+            id2label={i: str(i) for i in range(num_classes)},
+        )
+    )  # fmt: skip
+
+
+def test_a_language_model_is_scored_as_its_run_would_be(model_dir, data_dir, tmp_path):
+    result = evaluate_model(model_dir, "smoke", data_dir=data_dir, out=tmp_path / "a.json")
+    expected = evaluate_text(model_dir, data_dir, "smoke", out=tmp_path / "b")
+    assert json.loads((tmp_path / "a.json").read_text())["scores"] == expected["scores"]
+    assert result["suite"] == "smoke"
+
+
+def test_a_plain_classifier_of_transformers(glyphs, tmp_path):
+    torch.manual_seed(0)
+    vit = plain_vit(47).eval()
+    vit.save_pretrained(tmp_path / "vit")
+    result = evaluate_model(tmp_path / "vit", "vision", data_dir=glyphs, out=tmp_path)
+    rows = {(r["metric"], r["split"]): r["value"] for r in result["scores"]}
+    split, meta = data.load(glyphs).split("test"), data.load(glyphs).meta
+    inputs = (torch.from_numpy(np.array(split.pixels)) / 255 - meta["mean"][0]) / meta["std"][0]
+    with torch.no_grad():
+        logits = vit(pixel_values=inputs).logits
+    loss = torch.nn.functional.cross_entropy(logits, torch.from_numpy(split.labels)).item()
+    assert rows["loss", "test"] == pytest.approx(loss, rel=1e-5)
+
+
+@pytest.mark.parametrize("stem", ["cifar", "imagenet"])
+def test_our_classifiers_are_known_by_their_config(tmp_path, stem):
+    module = models.get("resnet")
+    config = module.Config(depths=[1], hidden_sizes=[4], embedding_size=4, stem=stem)
+    model = module.build(config, classes=["a", "b"], num_channels=1, image_size=32)
+    model.save_pretrained(tmp_path)
+    assert task_of(tmp_path) == "vision"
+
+
+def test_what_cannot_be_scored_is_one_sentence(model_dir, data_dir, glyphs, tmp_path):
+    out = {"out": tmp_path / "out.json"}
+    with pytest.raises(ValueError, match="holds no config.json"):
+        evaluate_model(tmp_path, "smoke", data_dir=data_dir, **out)
+    (tmp_path / "config.json").write_text('{"model_type": "bert", "architectures": ["BertModel"]}')
+    with pytest.raises(ValueError, match="holds BertModel; only causal language models and"):
+        evaluate_model(tmp_path, "smoke", data_dir=data_dir, **out)
+    with pytest.raises(ValueError, match="vision.yaml: kind is 'images', but the model"):
+        evaluate_model(model_dir, "vision", data_dir=data_dir, **out)
+    with pytest.raises(
+        ValueError, match="suite smoke scores text of a prepared dataset; name its folder"
+    ):
+        evaluate_model(model_dir, "smoke", data_dir=None, **out)
+    with pytest.raises(ValueError, match="holds images, so .* cannot read it"):
+        evaluate_model(model_dir, "smoke", data_dir=glyphs, **out)
+    plain_vit(47, channels=3).save_pretrained(tmp_path / "vit")
+    with pytest.raises(ValueError, match="takes images of 32 pixels and 3 channels, but those of"):
+        evaluate_model(tmp_path / "vit", "vision", data_dir=glyphs, **out)
+    with pytest.raises(ValueError, match="holds no images, so .* cannot classify"):
+        evaluate_model(tmp_path / "vit", "vision", data_dir=data_dir, **out)
+    weights = tmp_path / "vit" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:100])
+    with pytest.raises(ValueError, match="the model of .*vit cannot be read: ."):
+        evaluate_model(tmp_path / "vit", "vision", data_dir=glyphs, **out)
+    assert not out["out"].exists()
+
+
+def test_the_command(model_dir, data_dir, tmp_path):
+    from experiments.cli.app import app
+    from experiments.specs.schema import SpecError
+
+    def run(*arguments):
+        return CliRunner().invoke(app, ["evaluate", *map(str, arguments)])
+
+    out = tmp_path / "scores.json"
+    done = run("--model", model_dir, "--suite", "smoke", "--data", data_dir, "--out", out)
+    assert done.exit_code == 0, done.output
+    assert "prose_pairs" in done.output
+    assert json.loads(out.read_text())["suite"] == "smoke"
+    for arguments in ([], ["--model", model_dir], ["--run", "x", "--model", model_dir]):
+        assert isinstance(run(*arguments).exception, SpecError)
+    bad = run("--model", model_dir, "--suite", "quik", "--data", data_dir)
+    assert "suite is 'quik'" in str(bad.exception)
