@@ -112,7 +112,7 @@ def evaluate(
     ] = None,
     data: Annotated[
         Path | None,
-        typer.Option(help="folder of prepared data; default: what the model was trained on"),
+        typer.Option(help="folder of prepared data; default: what it was trained on"),
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="file to write; default: eval-<suite>.json beside the model")

@@ -52,9 +52,7 @@ def evaluate(
     """
     settings = load_suite(suite, ImageSuite)
     if data_dir is None:
-        raise ValueError(
-            f"suite {settings.name} scores images of a prepared dataset; name its folder by data"
-        )
+        raise ValueError(f"suite {settings.name} scores images of prepared data; name their folder")
     model_dir, data_dir, out = Path(model_dir), Path(data_dir), Path(out)
     out = out if out.suffix == ".json" else out / "eval.json"
     verify(data_dir)

@@ -81,9 +81,7 @@ def evaluate(
             raise ValueError(f"{data_dir} holds images, so {model_dir} cannot read it")
         verify(data_dir)
     elif settings.perplexity is not None or any(entry.folder is None for entry in settings.tasks):
-        raise ValueError(
-            f"suite {settings.name} scores text of a prepared dataset; name its folder by data"
-        )
+        raise ValueError(f"suite {settings.name} scores text of prepared data; name their folder")
     job = _Job(model_dir, data_dir, settings, None if mirror is None else Path(mirror))
     previous = read_json(out)
     if previous.get("inputs_hash") == job.inputs_hash(previous.get("datasets") or {}):

@@ -141,7 +141,7 @@ def test_collect_says_which_records_are_committed(place, call):
         (["prepare", "--data", "grammar-v256", "--mirror", "nowhere"], ["mirror is 'nowhere'"]),
         (["evaluate"], ["--run", "--model"]),
         (["evaluate", "--model", "."], ["suite is missing"]),
-        (["evaluate", "--model", ".", "--suite", "smoke"], ["train.json", "--data"]),
+        (["evaluate", "--model", ".", "--suite", "smoke"], ["holds no config.json"]),
         (["evaluate", "--run", "RUN"], ["no folder with an exported model"]),
         (["compare", "nothing"], ["run is 'nothing'"]),
         (["record", "--run", "RUN"], ["train.json", "No such file"]),

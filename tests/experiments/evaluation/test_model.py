@@ -71,7 +71,7 @@ def test_what_cannot_be_scored_is_one_sentence(model_dir, data_dir, glyphs, tmp_
     with pytest.raises(ValueError, match="vision.yaml: kind is 'images', but the model"):
         evaluate_model(model_dir, "vision", data_dir=data_dir, **out)
     with pytest.raises(
-        ValueError, match="suite smoke scores text of a prepared dataset; name its folder"
+        ValueError, match="suite smoke scores text of prepared data; name their folder"
     ):
         evaluate_model(model_dir, "smoke", data_dir=None, **out)
     with pytest.raises(ValueError, match="holds images, so .* cannot read it"):
@@ -98,7 +98,7 @@ def test_the_command(model_dir, data_dir, tmp_path):
     out = tmp_path / "scores.json"
     done = run("--model", model_dir, "--suite", "smoke", "--data", data_dir, "--out", out)
     assert done.exit_code == 0, done.output
-    assert "prose_pairs" in done.output
+    assert "perplexity" in done.output
     assert json.loads(out.read_text())["suite"] == "smoke"
     for arguments in ([], ["--model", model_dir], ["--run", "x", "--model", model_dir]):
         assert isinstance(run(*arguments).exception, SpecError)
