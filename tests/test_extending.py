@@ -1,0 +1,224 @@
+"""Each addition of `docs/extending.md` is the one file that it shows, and is found and used."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = (ROOT / "docs" / "extending.md").read_text()
+BLOCK = re.compile(r"^```\w+\n# (\S+/\S+)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+#: Heading of a section to the files that it shows: path and text.
+FILES = {
+    section.splitlines()[0]: BLOCK.findall(section)
+    for section in re.split(r"^## ", PAGE, flags=re.M)
+}
+LEDGER = "experiments/published/tests.yaml"
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory):
+    """A copy of the code, and of one study's committed records as results of scale small."""
+    folder = tmp_path_factory.mktemp("repository")
+    ignore = shutil.ignore_patterns("__pycache__", ".mypy_cache")
+    for name in ("sparse_lib", "experiments", "tests", "workflow", "profiles", "docs"):
+        shutil.copytree(ROOT / name, folder / name, ignore=ignore)
+    for name in ("Snakefile", "pyproject.toml", "README.md", "CITATION.cff"):
+        shutil.copy(ROOT / name, folder / name)
+    return folder
+
+
+@contextmanager
+def added(repository, heading):
+    """The file of a section at its place; an entry of a ledger replaces the one of its id."""
+    ((name, text),) = FILES[heading]
+    path = repository / name
+    before = path.read_text() if path.exists() else None
+    if name == LEDGER:
+        entry = text.split(":")[0]
+        rest = re.sub(rf"^{entry}:\n( .*\n)*", "", before, flags=re.M)
+        path.write_text(rest + text)
+    else:
+        assert before is None, f"{name} is taken"
+        path.write_text(text)
+    yield path
+    path.unlink() if before is None else path.write_text(before)
+
+
+def run(repository, *command):
+    """What a Python command prints, run in the copy."""
+    env = {
+        **os.environ,
+        "PYTHONPATH": str(repository),
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+    }
+    done = subprocess.run(
+        [sys.executable, *command], cwd=repository, env=env, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return done.stdout
+
+
+def test_each_section_shows_one_file_and_the_table_lists_it():
+    shown = {heading: files for heading, files in FILES.items() if files}
+    assert all(len(files) == 1 for files in shown.values())
+    for heading, ((name, _),) in shown.items():
+        anchor = heading.lower().replace(" ", "-")
+        row = next(line for line in PAGE.splitlines() if f"](#{anchor})" in line)
+        pattern = row.split("`")[1].replace("<name>", "*")
+        assert Path(name).match(pattern), heading
+
+
+RUN_FILE = """
+model: {name: %s, label: tiny, hidden_size: 32, num_layers: 1, num_heads: 2%s}
+data: {name: %s, vocab_size: 300, context: 32}
+recipe: {tokens: 4096, batch_size: 16, learning_rate: 0.01, validations: 1, validation_tokens: 1024}
+sparsity: %s
+"""
+LLAMA = ("llama", ", intermediate_size: 64")
+
+
+def trained(repository, model=LLAMA, data="grammar", sparsity="0.5"):
+    """Train some steps through the command line; the scores and what the run wrote."""
+    (repository / "run.yaml").write_text(RUN_FILE % (*model, data, sparsity))
+    out = repository / "out"
+    shutil.rmtree(out, ignore_errors=True)
+    command = ("-m", "experiments", "run", "--params", "run.yaml", "--model_dir", "out")
+    return run(repository, *command, "--mode", "train_and_eval", "--max_steps", "8"), out
+
+
+@pytest.mark.slow
+def test_an_algorithm(repository):
+    with added(repository, "An algorithm"):
+        config = "{algorithm: rowset, sparsity: 0.8, update: {freq: 2}}"
+        scores, _ = trained(repository, sparsity=config)
+        assert '"perplexity"' in scores
+        tests = ("tests/sparse_lib/algorithms/test_conformance.py", "tests/test_docs.py")
+        covered = run(
+            repository,
+            "-m",
+            "pytest",
+            "-v",
+            *tests,
+            "-k",
+            "rowset or keys",
+            "-p",
+            "no:cacheprovider",
+        )
+        assert len(re.findall(r"rowset.* PASSED", covered)) > 5 and "FAILED" not in covered
+
+
+@pytest.mark.slow
+def test_a_study(repository):
+    with added(repository, "A study"):
+        listed = run(
+            repository, "-m", "experiments", "plan", "--scale", "smoke", "--study", "my_question"
+        )
+        assert re.search(r"in 3 runs", listed)
+        run(repository, "-m", "experiments", "check")
+        snakemake = ("-m", "snakemake", "reproduce", "--cores", "2", "--config", "scale=smoke")
+        run(repository, *snakemake, "study=my_question")
+        page = (repository / "reports/smoke/my_question/index.html").read_text()
+        assert "Does it matter where growth is?" in page and "missing" not in page.split("<h2")[0]
+
+
+@pytest.mark.slow
+def test_a_model(repository):
+    with added(repository, "A model"):
+        scores, out = trained(repository, model=("gpt_neox", ""))
+        assert '"perplexity"' in scores
+        assert '"model_type": "gpt_neox"' in (out / "model/config.json").read_text()
+
+
+@pytest.mark.slow
+def test_a_dataset(repository):
+    with added(repository, "A dataset"):
+        scores, _ = trained(repository, data="sums")
+        assert '"perplexity"' in scores
+        facts = (repository / "resources/data/sums-v300/meta.json").read_text()
+        assert '"test": 720' in facts  # documents: one of twenty of 120 x 120
+        documents = (repository / "resources/data/sums-v300/text/test.jsonl").read_text()
+        assert "8 + 5 = 13." in documents
+
+
+DRAW = """
+import sys
+from pathlib import Path
+import pandas as pd
+from experiments.analysis import figures, tables
+from experiments.cli.app import study_dict
+from experiments.store.records import read_records
+records = read_records(Path(sys.argv[1]))
+study = study_dict("spdf", "small")
+{kind}.write({name!r}, records, pd.DataFrame(), study, Path("drawn"))
+assert "torch" not in sys.modules
+"""
+
+
+@pytest.mark.parametrize(
+    ("heading", "kind", "name"),
+    [("A figure", "figures", "training_time"), ("A table", "tables", "seconds")],
+)
+def test_a_figure_and_a_table(repository, heading, kind, name):
+    records = ROOT / "results/reference/spdf/records.csv"
+    with added(repository, heading):
+        run(repository, "-c", DRAW.format(kind=kind, name=name), str(records))
+    header, *rows = (repository / "drawn" / f"{name}.csv").read_text().splitlines()
+    assert "seconds" in header.split(",") and len(rows) > 10
+    assert (repository / "drawn" / f"{name}.svg").exists() == (kind == "figures")
+
+
+CLAIM = """
+import sys
+from pathlib import Path
+from experiments.analysis.claims import ledger
+from experiments.cli.app import study_dict
+from experiments.store.records import read_records
+records = read_records(Path(sys.argv[1]))
+ledger.write(records, study_dict("sparsity_library", "small"), Path("claims.csv"))
+row = ledger.read(Path("claims.csv")).set_index("id").loc["C005"]
+print(row["tested_as"], "|", row["verdict"], "|", row["num_seeds"])
+"""
+
+
+def test_a_claim_test(repository):
+    records = ROOT / "results/reference/sparsity_library/records.csv"
+    with added(repository, "A claim test"):
+        tested_as, verdict, seeds = run(repository, "-c", CLAIM, str(records)).split("|")
+    assert "perplexity: granet 0.8 < rigl 0.8" in tested_as
+    assert verdict.strip() in ("holds", "contradicted", "inconclusive") and int(seeds) >= 3
+
+
+DEVICE = """
+import torch
+from sparse_lib.simulation.devices import SPECS, device_spec
+from sparse_lib.simulation.timing import simulate
+step = simulate(torch.nn.Linear(64, 64), device_spec("l40s"), batch_size=8)
+assert "l40s" in SPECS and all(row["source"] for row in step.device.records())
+print(step.device.label, step.device.color)
+"""
+
+
+def test_a_device(repository):
+    with added(repository, "A device"):
+        assert run(repository, "-c", DEVICE) == "L40S #5B8C3A\n"
+
+
+SUITE = """
+from experiments.evaluation.suite import load_suite
+from experiments.specs.read import suite_names
+suite = load_suite("glance")
+assert "glance" in suite_names()
+print(suite.perplexity.splits, suite.tasks[0].task)
+"""
+
+
+def test_a_suite(repository):
+    with added(repository, "A suite"):
+        assert "('test',) grammar_pairs" in run(repository, "-c", SUITE)
