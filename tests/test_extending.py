@@ -104,7 +104,7 @@ def test_an_algorithm(repository):
             repository,
             "-m",
             "pytest",
-            "-v",
+            "-vv",
             *tests,
             "-k",
             "rowset or keys",
@@ -222,3 +222,50 @@ print(suite.perplexity.splits, suite.tasks[0].task)
 def test_a_suite(repository):
     with added(repository, "A suite"):
         assert "('test',) grammar_pairs" in run(repository, "-c", SUITE)
+
+
+TASK = """
+import copy, sys
+from pathlib import Path
+from experiments import tasks
+from experiments.specs.plan import load_single
+spec = load_single(Path("run.yaml"), run_id="out", max_steps=8)
+spec = spec.model_copy(update={"task": "backwards"})
+assert "backwards" in tasks.names()
+module = tasks.get(spec.task)
+folder = Path("resources/data") / spec.data.label
+if not (folder / "meta.json").is_file():
+    module.prepare(spec.data, out=folder, mirror=None, offline=True)
+task, forwards = (tasks.get(name).Task(spec, folder) for name in (spec.task, "lm"))
+assert task.batch(3).flip(1).equal(forwards.batch(3))
+model = task.build_model()
+task.loss(model, task.batch(0)).backward()
+scores = task.validate(model, full=False)
+assert scores.keys() == {metric.name for metric in task.metrics}
+assert abs(scores["perplexity"] - 300) < 100  # untrained: a choice among 300 tokens
+"""
+
+
+@pytest.mark.slow
+def test_a_task(repository):
+    (repository / "run.yaml").write_text(RUN_FILE % (*LLAMA, "docs-prose", "0.5"))
+    with added(repository, "A task"):
+        run(repository, "-c", TASK)
+
+
+METRIC = """
+import numpy as np
+from experiments.evaluation import metrics
+from experiments.evaluation.outputs import Images
+from experiments.evaluation.suite import ImageSuite
+suite = ImageSuite(name="mine", metrics=("brier_score",))
+logits = np.log([[0.5, 0.3, 0.2], [0.1, 0.8, 0.1]])
+(row,) = metrics.rows(Images(logits, np.array([0, 2]), ["a", "b", "c"]), suite.metrics, task="t")
+assert abs(row["value"] - (0.25 + 0.09 + 0.04 + 0.01 + 0.64 + 0.81) / 2) < 1e-9
+assert row["num_items"] == 2 and row["higher_is_better"] is False
+"""
+
+
+def test_an_evaluation_metric(repository):
+    with added(repository, "An evaluation metric"):
+        run(repository, "-c", METRIC)
