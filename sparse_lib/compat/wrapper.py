@@ -27,19 +27,7 @@ from sparse_lib.core.dynamic import DynamicSparsityAlgorithm
 from sparse_lib.core.group import Group
 from sparse_lib.core.guard import mask_name
 from sparse_lib.layers import default_filter
-from sparse_lib.schedules.values import (
-    Constant,
-    Cosine,
-    Cubic,
-    Cycling,
-    Exp,
-    HyperParameterSchedule,
-    Lambda,
-    Linear,
-    Periodic,
-    Polynomial,
-    Power,
-)
+from sparse_lib.schedules.values import HyperParameterSchedule
 
 # ------------------------------------------------------------------------------------------------
 # Schedules
@@ -78,8 +66,8 @@ class BaseHyperParameter(HyperParameterSchedule):
         self.__dict__.pop("_last_update", None)
 
 
-for _cls in (Constant, Cosine, Cubic, Cycling, Exp, Lambda, Linear, Periodic, Polynomial, Power):
-    BaseHyperParameter.register(_cls)
+for _built_in in set(HyperParameterSchedule.registry.values()):
+    BaseHyperParameter.register(_built_in)
 
 
 def _with_tensors(call: Callable) -> Callable[..., float]:
