@@ -80,8 +80,7 @@ def _check_nodes(node: yaml.Node, above: set[int], done: set[int]) -> None:
             if key.tag != "tag:yaml.org,2002:str":
                 kind = key.tag.rpartition(":")[2]
                 raise ValueError(
-                    f"{where}: the key {shown:.80} is of type {kind}, but must be text; "
-                    "quote it"
+                    f"{where}: the key {shown:.80} is of type {kind}, but must be text; quote it"
                 )
             if key.value in seen:
                 raise ValueError(f"{where}: the key {shown} occurs twice in one mapping")

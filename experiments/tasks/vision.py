@@ -1,4 +1,4 @@
-"""Image classification with SGD, after the recipe of the Sparse-IFT authors.
+"""Image classification with SGD, after the recipe of the Sparse-IFT authors, or with AdamW.
 
 Their code (github.com/CerebrasResearch/Sparse-IFT) trains on CIFAR-100 with batch 128 for 200
 epochs, Nesterov momentum 0.9, weight decay 5e-4 and rate 0.1, divided by 5 after epochs 60, 120 and
@@ -14,7 +14,14 @@ import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
+from pydantic import (
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
 
 from experiments import models, tasks
 from experiments.data import load
@@ -42,13 +49,33 @@ class Data(tasks.Data):
         return f"{self.name}-n{self.num_images}"
 
 
+def _absent(value: Any) -> bool:
+    return value is None
+
+
+#: Keys of one optimizer alone, with their defaults; a recipe of the other has none of them.
+SGD = {"momentum": 0.9, "nesterov": True}
+ADAMW = {"betas": (0.9, 0.999), "eps": 1e-8}
+
+
 class Recipe(tasks.Recipe):
-    """SGD on a number of epochs, with standard augmentation."""
+    """SGD or AdamW on a number of epochs, with standard augmentation."""
 
     epochs: PositiveInt
-    optimizer: Literal["sgd"] = "sgd"
-    momentum: float = Field(0.9, ge=0, lt=1)
-    nesterov: bool = True
+    optimizer: Literal["sgd", "adamw"] = "sgd"
+    momentum: float | None = Field(
+        None, ge=0, lt=1, exclude_if=_absent, description="of SGD; default 0.9"
+    )
+    nesterov: bool | None = Field(None, exclude_if=_absent, description="of SGD; default true")
+    betas: tuple[float, float] | None = Field(
+        None, exclude_if=_absent, description="of AdamW; default 0.9 and 0.999"
+    )
+    eps: PositiveFloat | None = Field(
+        None, exclude_if=_absent, description="of AdamW; default 1e-8"
+    )
+    clip_norm: PositiveFloat | None = Field(
+        None, exclude_if=_absent, description="largest norm of the gradient; None does not clip"
+    )
     weight_decay: NonNegativeFloat = 5e-4
     label_smoothing: float = Field(0.0, ge=0, lt=1)
     warmup: float = Field(0.0, ge=0, lt=1, description="share of the steps")
@@ -68,6 +95,20 @@ class Recipe(tasks.Recipe):
     )
 
     BUDGET = "epochs"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_one_optimizer(cls, values: Any) -> Any:
+        """Fill in the optimizer's own keys."""
+        if not isinstance(values, dict):
+            return values
+        own, other = (ADAMW, SGD) if values.get("optimizer") == "adamw" else (SGD, ADAMW)
+        for key in other:
+            if values.get(key) is not None:
+                name = values.get("optimizer", "sgd")
+                raise ValueError(f"{key} is {values[key]!r}, but optimizer {name} has no such key")
+        unset = {key for key in own if values.get(key) is None}
+        return {**values, **{key: own[key] for key in unset}}
 
     def num_steps(self, data: Data, batch_size: int) -> int:
         """As many steps as the epochs allow; an epoch may end within a batch."""

@@ -251,6 +251,51 @@ def test_a_tiny_model_learns_its_batch(glyphs):
     assert losses[-1] < 0.5 * losses[0]
 
 
+def test_adamw_follows_torch_with_warm_up_and_cosine(glyphs):
+    """The same as torch's own optimizer and schedulers."""
+    from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, SequentialLR
+
+    settings = {"optimizer": "adamw", "learning_rate": 0.01, "warmup": 0.25, "clip_norm": 1.0}
+    task = vision.Task(spec(steps=16, weight_decay=0.05, **settings), glyphs)
+    torch.manual_seed(0)
+    model = task.build_model()
+    optimizer = task.optimizer(model)
+    assert isinstance(optimizer, torch.optim.AdamW)
+    assert optimizer.defaults["betas"] == (0.9, 0.999) and optimizer.defaults["eps"] == 1e-8
+    assert {g["params"][0].dim() > 1: g["weight_decay"] for g in optimizer.param_groups} == {
+        True: 0.05, False: 0.0,
+    }  # fmt: skip
+    theirs = torch.optim.AdamW([torch.zeros(1)], lr=0.01)
+    parts = [LinearLR(theirs, 1 / 4, 1.0, total_iters=3), CosineAnnealingLR(theirs, 12)]
+    schedule = SequentialLR(theirs, parts, milestones=[4])
+    for step in range(16):
+        assert task.learning_rate(step) == pytest.approx(schedule.get_last_lr()[0])
+        theirs.step()
+        schedule.step()
+    batch, losses = task.batch(0), []
+    for _ in range(40):
+        loss = task.loss(model, batch)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    assert losses[-1] < 0.5 * losses[0]
+
+
+def test_each_optimizer_has_its_own_keys_and_sgd_is_dumped_as_ever():
+    base = {"epochs": 1, "batch_size": 1, "learning_rate": 0.1}
+    sgd, adamw = (vision.Recipe(**base, optimizer=name) for name in ("sgd", "adamw"))
+    assert {"betas", "eps", "clip_norm"}.isdisjoint(sgd.model_dump(mode="json"))
+    assert sgd.model_dump()["momentum"] == 0.9 and sgd.model_dump()["nesterov"] is True
+    assert {"momentum", "nesterov"}.isdisjoint(adamw.model_dump(mode="json"))
+    for recipe in (sgd, adamw):
+        assert vision.Recipe.model_validate(recipe.model_dump(mode="json")) == recipe
+    with pytest.raises(ValidationError, match="momentum is 0.5, but optimizer adamw has no such"):
+        vision.Recipe(**base, optimizer="adamw", momentum=0.5)
+    with pytest.raises(ValidationError, match="eps is 0.1, but optimizer sgd has no such key"):
+        vision.Recipe(**base, eps=0.1)
+
+
 @pytest.mark.parametrize("family", [None, "wide", "parallel", "factorized", "doped"])
 def test_exported_models_give_the_same_logits(family, glyphs, tmp_path):
     transform = {"family": family, "sparsity": 0.75}
