@@ -12,8 +12,8 @@ replications.
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
@@ -22,40 +22,28 @@ from experiments import published
 from experiments.analysis import select as selection
 from experiments.analysis import stats
 from experiments.analysis.claims import exact
+from experiments.analysis.claims.comparison import (
+    CONTRADICTED,
+    HOLDS,
+    INCONCLUSIVE,
+    NOT_TESTED,
+    Outcome,
+    compare,
+    verdict,
+)
 from experiments.store import records as tidy
 
-HOLDS, CONTRADICTED = "holds", "contradicted"
-INCONCLUSIVE, NOT_TESTED = "inconclusive", "not tested"
 #: Roles of claims that no trained run decides.
 UNTRAINED = ("exact", "measured")
 VERDICTS = (HOLDS, CONTRADICTED, INCONCLUSIVE, NOT_TESTED)
 #: Role of a statement that takes no side: it is measured and gets no verdict.
 OPEN = "open question"
 OPEN_REASON = "measured, but the source takes no side, so there is nothing to hold"
-ALPHA = 0.05
-LARGER = "larger"
-SIGNS = {"less": "<", "greater": ">", "differ": "differs from"}
 COLUMNS = ["id", "role", "statement", "source", "published", "tested_as", "verdict", "compared"]
 COLUMNS += ["effect", "low", "high", "interval", "p", "p_adjusted", "num_seeds", "reason"]
 COLUMNS += ["links", "replications", "concerns", "runs"]
 TRIALS = "the runs of this study choose settings: they are evidence for no claim"
 ELSEWHERE = "this study does not list it; the study that does tests it"
-
-Cell = tuple[str, str]
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What a test found, before any correction for the number of tests."""
-
-    tested_as: str
-    pair: stats.Paired | None = None
-    reason: str = ""
-    verdict: str | None = None
-    replications: str = ""
-    runs: str = ""
-    compared: str = ""
-    links: str = ""
 
 
 def evaluate(records: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
@@ -121,238 +109,6 @@ def _outcome(test: Mapping[str, Any], records: pd.DataFrame, study: dict[str, An
     return compare(test, records, study)
 
 
-def compare(
-    test: Mapping[str, Any], records: pd.DataFrame, study: dict[str, Any] | None = None
-) -> Outcome:
-    """Test a claim's links on the study's first workload with all sides, and on the others.
-
-    Args:
-        test: Machine form of the claim: a comparison, a chain, or several comparisons.
-        records: Headline records.
-        study: The study; its plan orders the workloads. None takes the records' own order.
-
-    Returns:
-        The outcome on the first workload. Others with at least one pair are its replications.
-    """
-    plan = selection.headline(selection.planned(study or {}), study or {})
-    plan = records if plan.empty else plan
-    test, left_out = _restricted(test, plan)
-    links = _links(test)
-    words = _words(test, links)
-    rows = tidy.select(records, test["metric"], split=test.get("split"))
-    sides = [side for link in links for side in _sides(link)]
-    workloads = [
-        cell
-        for cell in tidy.cells(plan)
-        if all(not _sided(plan, cell, side).empty for side in sides)
-    ]
-    if not workloads:
-        missing = [_name(side) for side in sides if _sided(rows, None, side).empty]
-        missing = missing or ["all sides on one model and dataset"]
-        return Outcome(words, verdict=NOT_TESTED, reason=_missing(missing, test["metric"]))
-    first, *others = (_on(test, links, rows, cell) for cell in workloads)
-    seen = "; ".join(_replication(other) for other in others if other.pair is not None)
-    reason = first.reason
-    if left_out:
-        reason += f"; without {', '.join(left_out)}, which this scale does not train"
-    return replace(first, tested_as=words, reason=reason, replications=seen)
-
-
-def _links(test: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The comparisons that a claim is made of, each with ``a`` and ``b`` or with ``gaps``."""
-    if "order" in test:
-        pairs = zip(test["order"], test["order"][1:], strict=False)
-        return [{"a": a, "b": b, "direction": "less"} for a, b in pairs]
-    if "every" in test:
-        return [{"direction": test.get("direction"), **link} for link in test["every"]]
-    return [dict(test)]
-
-
-def _restricted(test: Mapping[str, Any], plan: pd.DataFrame) -> tuple[Mapping[str, Any], list[str]]:
-    """The part of a claim that the scale trains, and the names of what was left out.
-
-    Only what is marked ``where_planned`` is left out: links one by one, a chain as a whole.
-    """
-
-    def absent(side: Mapping[str, Any]) -> bool:
-        return _sided(plan, None, side).empty
-
-    if "order" in test and test.get("where_planned"):
-        kept = [side for side in test["order"] if not absent(side)]
-        gone = [side for side in test["order"] if absent(side)]
-        return ({**test, "order": kept}, _names(gone)) if len(kept) > 1 else (test, [])
-    if "every" in test:
-        links = test["every"]
-        kept = [
-            link
-            for link in links
-            if not (link.get("where_planned") and any(absent(side) for side in _sides(link)))
-        ]
-        gone = [side for link in links if link not in kept for side in _sides(link)]
-        gone = [side for side in gone if absent(side)]
-        return ({**test, "every": kept}, _names(gone)) if kept else (test, [])
-    return test, []
-
-
-def _names(sides: list[Mapping[str, Any]]) -> list[str]:
-    return list(dict.fromkeys(_name(side) for side in sides))
-
-
-def _words(test: Mapping[str, Any], links: list[dict[str, Any]]) -> str:
-    if "order" in test:
-        words = f"{test['metric']}: " + " < ".join(_name(side) for side in test["order"])
-    else:
-        words = "; ".join(describe({**test, **link}) for link in links)
-    return f"{words} ({test['note']})" if "note" in test else words
-
-
-def _sides(link: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    if "gaps" in link:
-        return [side for gap in link["gaps"] for side in gap]
-    return [link["a"], link["b"]]
-
-
-def _on(
-    test: Mapping[str, Any], links: list[dict[str, Any]], rows: pd.DataFrame, cell: Cell
-) -> Outcome:
-    """All links within one workload; several hold if each does (the largest p counts)."""
-    sides = [side for link in links for side in _sides(link)]
-    missing = [_name(side) for side in sides if _sided(rows, cell, side).empty]
-    where = f"{cell[0]} on {cell[1]}"
-    if missing:
-        return Outcome(
-            "", verdict=NOT_TESTED, reason=f"{where}: {_missing(missing, test['metric'])}"
-        )
-    for side, least in test.get("requires", {}).items():
-        found = _sided(rows, cell, test[side])["value"].mean()
-        if not found > least:
-            reason = (
-                f"{where}: {_name(test[side])} reaches {found:.3g} {test['metric']}, and the test "
-                f"says something only above {least:g}"
-            )
-            return Outcome("", verdict=NOT_TESTED, reason=reason)
-    pairs = [_pair({**test, **link}, rows, cell) for link in links]
-    if any(pair.num_seeds == 0 for pair in pairs):
-        return Outcome("", verdict=NOT_TESTED, reason=f"{where}: no seed is on both sides")
-    runs = " ".join(_runs(link, rows, cell) for link in links)
-    if len(links) == 1:
-        return Outcome(
-            "", pairs[0], where, runs=runs, compared=difference(links[0], test["metric"])
-        )
-    at, pair = weakest_link(pairs)
-    reason = (
-        f"{where}; effect and p are those of the weakest of {len(links)} links, the "
-        f"opposite's p is the smallest of any link, times {len(links)}"
-    )
-    each = "; ".join(map(_alone, links, pairs))
-    compared = difference(links[at], test["metric"])
-    return Outcome("", pair, reason, runs=runs, compared=compared, links=each)
-
-
-def weakest_link(pairs: Sequence[stats.Paired]) -> tuple[int, stats.Paired]:
-    """Return the comparison that decides whether all of several hold, and its place.
-
-    All hold if the one with the largest p does (intersection-union, no correction needed). They
-    are contradicted if any is, so its opposite p is the smallest times their number (Bonferroni).
-    """
-    at = max(range(len(pairs)), key=lambda index: _or(pairs[index].p, 1.0))
-    against = min(_or(pair.p_opposite, 1.0) for pair in pairs)
-    seeds = min(pair.num_seeds for pair in pairs)
-    opposite = min(1.0, against * len(pairs))
-    return at, replace(pairs[at], num_seeds=seeds, p_opposite=opposite)
-
-
-def _pair(link: Mapping[str, Any], rows: pd.DataFrame, cell: Cell) -> stats.Paired:
-    values = [_by_seed(_sided(rows, cell, side), side) for side in _sides(link)]
-    if "gaps" in link:
-        values = [
-            {seed: a[seed] - b[seed] for seed in a.keys() & b.keys()}
-            for a, b in (values[:2], values[2:])
-        ]
-    a, b = values
-    return stats.paired(a, b, direction=link["direction"], margin=link.get("margin", 0.0))
-
-
-def _by_seed(rows: pd.DataFrame, side: Mapping[str, Any]) -> dict[int, float]:
-    """Seed to value; a seed that lacks one of several listed methods is left out."""
-    for column, wanted in side.items():
-        if isinstance(wanted, list):
-            complete = rows.groupby("seed")[column].transform("nunique") == len(wanted)
-            rows = rows[complete]
-    return tidy.by_seed(rows)
-
-
-def _runs(link: Mapping[str, Any], rows: pd.DataFrame, cell: Cell) -> str:
-    """The runs behind a comparison: those of the seeds that all sides have."""
-    parts = [_sided(rows, cell, side) for side in _sides(link)]
-    seeds = set.intersection(*(set(part["seed"]) for part in parts))
-    both = pd.concat(parts)
-    return " ".join(both[both["seed"].isin(seeds)]["run"])
-
-
-def _missing(names: list[str], metric: str) -> str:
-    names = list(dict.fromkeys(names))
-    return f"this scale has no finished run of {' or '.join(names)} with {metric}"
-
-
-def _replication(outcome: Outcome) -> str:
-    pair = outcome.pair
-    seeds = f"{pair.num_seeds} {'seed' if pair.num_seeds == 1 else 'seeds'}"
-    return f"{outcome.reason.split(';')[0]}: {verdict(pair)[0]}, {_effect(pair)}, {seeds}"
-
-
-def _alone(link: Mapping[str, Any], pair: stats.Paired) -> str:
-    return f"{_difference(link)} {_effect(pair)} {verdict(pair)[0]}"
-
-
-def _effect(pair: stats.Paired) -> str:
-    interval = "" if math.isnan(pair.low) else f" [{pair.low:.3g}, {pair.high:.3g}]"
-    return f"{pair.effect:+.3g}{interval}"
-
-
-def _sided(rows: pd.DataFrame, cell: Cell | None, side: Mapping[str, Any]) -> pd.DataFrame:
-    """A selection within a workload, or with ``model: larger`` from the dataset's other models."""
-    wanted = {key: value for key, value in side.items() if value != LARGER}
-    if cell is not None:
-        is_model = rows["model"] == cell[0]
-        is_other = side.get("model") == LARGER
-        rows = rows[(rows["dataset"] == cell[1]) & (~is_model if is_other else is_model)]
-    for column, value in wanted.items():
-        rows = rows[rows[column].isin(value if isinstance(value, list) else [value])]
-    return rows
-
-
-def _name(selection: Mapping[str, Any]) -> str:
-    return " ".join(
-        " and ".join(map(str, wanted)) if isinstance(wanted, list) else str(wanted)
-        for wanted in selection.values()
-    )
-
-
-def describe(test: Mapping[str, Any]) -> str:
-    """Return the machine form of a comparison in words."""
-    sign = SIGNS[test["direction"]]
-    if "gaps" in test:
-        sides = f" {sign} ".join(f"({_name(a)} minus {_name(b)})" for a, b in test["gaps"])
-    else:
-        sides = f"{_name(test['a'])} {sign} {_name(test['b'])}"
-    size = test.get("margin", 0.0)
-    margin = f" by at least {size}" if size > 0 else f", {-size} allowed" if size else ""
-    split = f"{test['split']} " if test.get("split") else ""
-    return f"{split}{test['metric']}: {sides}{margin}"
-
-
-def difference(link: Mapping[str, Any], metric: str) -> str:
-    """Return what the effect of a comparison is, in words."""
-    return f"{metric}: {_difference(link)}"
-
-
-def _difference(link: Mapping[str, Any]) -> str:
-    if "gaps" in link:
-        return " minus ".join(f"({_name(a)} minus {_name(b)})" for a, b in link["gaps"])
-    return f"{_name(link['a'])} minus {_name(link['b'])}"
-
-
 def _holm(outcomes: dict[str, Outcome], roles: dict[str, str]) -> dict[str, Outcome]:
     """Adjust both p values of the primary claims; one without a test still counts as one."""
     primary = [name for name, role in roles.items() if role == "primary"]
@@ -370,24 +126,6 @@ def _holm(outcomes: dict[str, Outcome], roles: dict[str, str]) -> dict[str, Outc
             values = {field: adjusted[field][name] for field in adjusted}
             corrected[name] = replace(outcomes[name], pair=replace(pair, **values))
     return corrected
-
-
-def verdict(pair: stats.Paired) -> tuple[str, str]:
-    """Return the verdict of a comparison and the sentence that explains it.
-
-    The claim's own direction is tested one-sided; against it the two-sided 95% interval must
-    exclude what the claim allows, since nobody foretold that direction.
-    """
-    if pair.num_seeds < stats.MIN_SEEDS:
-        noun = "seed" if pair.num_seeds == 1 else "seeds"
-        return INCONCLUSIVE, f"{pair.num_seeds} paired {noun}; a verdict needs {stats.MIN_SEEDS}"
-    if math.isnan(pair.p):
-        return INCONCLUSIVE, "all differences are equal, so no t test exists"
-    if pair.p < ALPHA:
-        return HOLDS, f"p = {pair.p:.2g} for the claim"
-    if pair.p_opposite < ALPHA / 2:
-        return CONTRADICTED, f"p = {pair.p_opposite:.2g} for the opposite"
-    return INCONCLUSIVE, f"p = {pair.p:.2g} for the claim, {pair.p_opposite:.2g} for the opposite"
 
 
 def _ledger_row(
@@ -421,10 +159,6 @@ def _ledger_row(
         row |= {"low": pair.low, "high": pair.high, "interval": interval}
         row |= {"p": raw.pair.p, "p_adjusted": pair.p, "num_seeds": pair.num_seeds}
     return row
-
-
-def _or(value: float, default: float) -> float:
-    return default if math.isnan(value) else value
 
 
 def write(records: pd.DataFrame, study: dict[str, Any], path: Any) -> None:

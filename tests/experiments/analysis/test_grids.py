@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from experiments.analysis import figures, tables
 from experiments.analysis import select as selection
+from experiments.analysis.claims import comparison
 from experiments.analysis.claims import ledger as claims
 from experiments.analysis.figures import scaling
 from experiments.analysis.methods import Methods
@@ -113,7 +114,9 @@ def test_trials_are_evidence_for_nothing(full):
 
 def compare(frames, **test):
     rows = selection.headline(frames[0], frames[2])
-    return claims.compare({"metric": "perplexity", "split": "validation", **test}, rows, frames[2])
+    return comparison.compare(
+        {"metric": "perplexity", "split": "validation", **test}, rows, frames[2]
+    )
 
 
 def test_a_gap_is_a_difference_of_differences(full):
@@ -127,7 +130,9 @@ def test_a_gap_is_a_difference_of_differences(full):
         direction="greater",
     )  # fmt: skip
     assert found.pair.effect == pytest.approx((at90 - at80).mean())
-    assert claims.verdict(found.pair)[0] == "holds"  # 0.12 against 0.08 nats, and a higher level
+    assert (
+        comparison.verdict(found.pair)[0] == "holds"
+    )  # 0.12 against 0.08 nats, and a higher level
     assert "(static90 minus rigl90) > (static minus rigl)" in found.tested_as
     assert len(found.runs.split()) == 12
 

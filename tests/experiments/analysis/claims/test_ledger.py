@@ -6,7 +6,7 @@ import pytest
 
 from experiments import published
 from experiments.analysis import stats
-from experiments.analysis.claims import exact
+from experiments.analysis.claims import comparison, exact
 from experiments.analysis.claims import ledger as claims
 from experiments.specs import plan
 from experiments.store import records
@@ -45,7 +45,7 @@ def test_a_question_that_the_source_leaves_open_is_measured_without_a_verdict():
 
 def test_what_a_test_changes_is_said_beside_it():
     test, empty = published.tests()["C078"], records.records_table([], synthetic.study([]))
-    assert claims.compare(test, empty).tested_as.endswith(f" ({test['note']})")
+    assert comparison.compare(test, empty).tested_as.endswith(f" ({test['note']})")
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_what_a_test_changes_is_said_beside_it():
     [(0.04, 0.96, "holds"), (0.96, 0.04, "inconclusive"), (0.98, 0.02, "contradicted")],
 )
 def test_a_contradiction_needs_the_interval_too(p, p_opposite, word):
-    assert claims.verdict(stats.Paired(3, 0.1, -0.1, 0.3, p, p_opposite))[0] == word
+    assert comparison.verdict(stats.Paired(3, 0.1, -0.1, 0.3, p, p_opposite))[0] == word
 
 
 def test_every_published_claim_has_a_row_and_a_reason():
@@ -91,7 +91,7 @@ def test_false_positives_stay_at_five_percent(num_seeds):
     for _ in range(1000):
         a, b = rng.normal(size=(2, num_seeds))
         pair = stats.paired(dict(enumerate(a)), dict(enumerate(b)), direction="less")
-        holds += claims.verdict(pair)[0] == "holds"
+        holds += comparison.verdict(pair)[0] == "holds"
     # 1,000 draws at 5%: mean 50, standard deviation 6.9
     assert holds <= 65
 
@@ -115,7 +115,7 @@ def rate(found):
 @pytest.mark.parametrize("options", [{"direction": "differ"}, {"direction": "less", "sides": 4}])
 def test_nulls_of_open_questions_and_gaps(options):
     rng = np.random.default_rng(2)
-    found = [claims.verdict(null_pairs(rng, **options))[0] for _ in range(1000)]
+    found = [comparison.verdict(null_pairs(rng, **options))[0] for _ in range(1000)]
     assert rate([word == "holds" for word in found]) <= 0.065
 
 
@@ -124,8 +124,8 @@ def test_nulls_of_several_comparisons():
     rng = np.random.default_rng(3)
     found = []
     for _ in range(1000):
-        _, pair = claims.weakest_link([null_pairs(rng, num_seeds=5) for _ in range(3)])
-        found.append(claims.verdict(pair)[0])
+        _, pair = comparison.weakest_link([null_pairs(rng, num_seeds=5) for _ in range(3)])
+        found.append(comparison.verdict(pair)[0])
     assert rate([word == "holds" for word in found]) <= 0.01  # 0.05 to the third power
     assert rate([word == "contradicted" for word in found]) <= 0.065
 
@@ -135,7 +135,7 @@ def test_nulls_of_primary_claims_share_one_error_rate():
     found = []
     for _ in range(1000):
         adjusted = stats.holm({name: null_pairs(rng).p for name in "abc"})
-        found.append(min(adjusted.values()) < claims.ALPHA)
+        found.append(min(adjusted.values()) < comparison.ALPHA)
     assert rate(found) <= 0.065
 
 
