@@ -1,0 +1,129 @@
+"""One file adds a model: its sizes, how it is built, and its task."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from experiments import models
+from experiments.data.files import seal
+from experiments.evaluation.model import evaluate_model, task_of
+from experiments.specs.run import RunSpec
+from experiments.tasks import lm, vision
+
+GPT_NEOX = '''
+"""GPT-NeoX of transformers (Black et al. 2022)."""
+from pydantic import BaseModel, ConfigDict
+
+class Config(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+
+def build(config, *, vocab_size, context, eos_id):
+    from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
+    return GPTNeoXForCausalLM(GPTNeoXConfig(
+        vocab_size=vocab_size, hidden_size=config.hidden_size, bos_token_id=eos_id,
+        num_hidden_layers=config.num_layers, num_attention_heads=config.num_heads,
+        intermediate_size=4 * config.hidden_size, max_position_embeddings=context,
+        eos_token_id=eos_id, use_cache=False))
+'''
+VIT = '''
+"""Vision transformer of transformers (Dosovitskiy et al. 2021)."""
+from pydantic import BaseModel, ConfigDict
+
+TASK = "vision"
+
+class Config(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    patch_size: int
+
+def build(config, *, classes, num_channels, image_size):
+    from transformers import ViTConfig, ViTForImageClassification
+    return ViTForImageClassification(ViTConfig(
+        hidden_size=config.hidden_size, num_hidden_layers=config.num_layers,
+        num_attention_heads=config.num_heads, intermediate_size=4 * config.hidden_size,
+        image_size=image_size, patch_size=config.patch_size, num_channels=num_channels,
+        id2label=dict(enumerate(classes))))
+'''
+SIZES = {"hidden_size": 16, "num_layers": 1, "num_heads": 2}
+
+
+@pytest.fixture
+def with_files(tmp_path, monkeypatch):
+    """The models of the repository and two more."""
+    (tmp_path / "models").mkdir()
+    for name, text in {"gpt_neox": GPT_NEOX, "vit": VIT}.items():
+        (tmp_path / "models" / f"{name}.py").write_text(text)
+    monkeypatch.setattr(models, "__path__", [*models.__path__, str(tmp_path / "models")])
+    yield
+    for name in ("gpt_neox", "vit"):
+        sys.modules.pop(f"experiments.models.{name}", None)
+
+
+def steps(task, folder: Path):
+    """A few sparse steps on one batch, FLOPs, validation and export."""
+    from sparse_lib.configure import configure
+
+    torch.manual_seed(0)
+    model = task.build_model()
+    assert task.flops(model).training_step() > 0
+    optimizer = task.optimizer(model)
+    algorithm = configure({"algorithm": "rigl", "sparsity": 0.5, "update": {"freq": 2}, "seed": 0})
+    algorithm.apply(model)
+    algorithm.apply(optimizer)
+    losses = []
+    for _ in range(12):
+        loss = task.loss(model, task.batch(0))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]
+    model.eval()
+    with torch.no_grad():
+        assert task.validate(model, full=True)["loss"] > 0
+    task.export(model, folder)
+
+
+def test_a_language_model_is_one_file(with_files, corpus, tmp_path):
+    assert "gpt_neox" in models.names() and models.task("gpt_neox") == "lm"
+    recipe = {"tokens": 9600, "batch_size": 4, "learning_rate": 0.01, "steps": 100}
+    spec = RunSpec(
+        id="x", task="lm", seed=0, recipe=recipe,
+        model={"name": "gpt_neox", "label": "neox", **SIZES},
+        data={"name": "grammar", "vocab_size": 256, "context": 24},
+    )  # fmt: skip
+    steps(lm.Task(spec, corpus), tmp_path / "model")
+    assert task_of(tmp_path / "model") == "lm"
+
+
+def test_an_image_classifier_is_one_file(with_files, tmp_path):
+    import numpy as np
+
+    assert "vit" in models.names() and models.task("vit") == "vision"
+    rng, folder = np.random.default_rng(0), tmp_path / "images"
+    folder.mkdir()
+    for split in ("train", "validation", "test"):
+        np.save(folder / f"{split}.pixels.npy", rng.integers(0, 256, (8, 1, 16, 16), np.uint8))
+        np.save(folder / f"{split}.labels.npy", np.arange(8) % 2)
+    meta = {
+        "name": "glyphs", "kind": "images", "hash": "random", "classes": ["a", "b"],
+        "num_images": {"train": 8, "validation": 8, "test": 8}, "num_channels": 1,
+        "image_size": 16, "mean": [0.5], "std": [0.3], "flip": False,
+    }  # fmt: skip
+    seal(folder, meta, folder.glob("*.npy"))
+    recipe = {"epochs": 1, "batch_size": 8, "learning_rate": 0.01, "optimizer": "adamw", "steps": 9}
+    spec = RunSpec(
+        id="x", task="vision", seed=0, recipe=recipe,
+        model={"name": "vit", "label": "vit", "patch_size": 4, **SIZES},
+        data={"name": "glyphs", "num_images": 8},
+    )  # fmt: skip
+    steps(vision.Task(spec, folder), tmp_path / "model")
+    result = evaluate_model(tmp_path / "model", "vision", data_dir=folder, out=tmp_path)
+    assert {row["num_items"] for row in result["scores"] if row["task"] == "images"} == {8}
