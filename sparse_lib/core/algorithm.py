@@ -146,11 +146,12 @@ class SparsityAlgorithm(ABC):
         self._not_held: set[int] = set()  # ids of parameters that the optimizer does not have
 
     def _plug(self, optimizer: Optimizer) -> None:
-        """Take part in an optimizer's steps."""
+        """Take part in an optimizer's steps, outside of what ``torch.compile`` traces."""
+        before, after = (torch.compiler.disable(f) for f in (self._before_step, self._after_step))
         handles: list[Any] = []
         try:
-            handles.append(optimizer.register_step_pre_hook(self._before_step))
-            handles.append(optimizer.register_step_post_hook(self._after_step))
+            handles.append(optimizer.register_step_pre_hook(before))
+            handles.append(optimizer.register_step_post_hook(after))
         except AttributeError as error:
             for handle in handles:
                 handle.remove()
@@ -395,14 +396,14 @@ class SparsityAlgorithm(ABC):
     @torch.no_grad()
     def _first_masks(self, params: Iterable[SparseParameter]) -> list[tuple[float, Tensor | None]]:
         """Target and first mask of each parameter; the mask is None where there is one already."""
-        targets = self._initial_targets()
-        return [
-            (
-                targets[sparse.name],
-                None if sparse.initialized else self._initial_mask(sparse, targets[sparse.name]),
-            )
-            for sparse in params
-        ]
+        targets, first = self._initial_targets(), []
+        for sparse in params:
+            target, mask = targets[sparse.name], None
+            if not sparse.initialized:
+                mask = self._initial_mask(sparse, target)
+                sparse.check_directions(mask)
+            first.append((target, mask))
+        return first
 
     @torch.no_grad()
     def _put_first_masks(

@@ -206,7 +206,7 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
         """A dense gradient, unscaled and clipped as ``.grad`` was before the optimizer saw it."""
         if weight.grad is None:
             return gradient
-        seen = weight.grad.double()
+        seen = (weight.grad.to_dense() if weight.grad.is_sparse else weight.grad).double()
         kept = gradient.double().masked_fill_(seen == 0, 0)
         norm = kept.pow(2).sum()
         return gradient * float((seen * kept).sum() / norm) if norm > 0 else gradient
@@ -234,7 +234,8 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
                 gradient = sparse.param.grad
                 if name in self._dense or gradient is None or sparse.guard.gradient_is_clean:
                     continue
-                self._dense[name] = gradient.detach().clone()  # set by hand
+                gradient = gradient.detach()  # set by hand
+                self._dense[name] = gradient.to_dense() if gradient.is_sparse else gradient.clone()
         super()._before_step(optimizer, args, kwargs)
         due = self.autoupdate and self.is_update_step(self.step + 1)
         if due and self.skip_update_on_mask_steps:

@@ -7,6 +7,7 @@ or pickling the module copies the enforcement too.
 from __future__ import annotations
 
 import copy
+import functools
 import weakref
 from typing import Any, Protocol
 
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 _SAME_SIZE_INTEGER = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _GUARDS = "_mask_guards"
+_PREPARE = "__prepare_scriptable__"
 _WANTS_DENSE = "_needs_dense_gradient"
 
 
@@ -53,6 +55,7 @@ class MaskGuard:
         if _settle_loaded not in module._load_state_dict_post_hooks.values():
             module.register_load_state_dict_post_hook(_settle_loaded)
             module.register_forward_pre_hook(_settle_alone)
+            module.__dict__[_PREPARE] = functools.partial(_prepare_scriptable, module)
         self._install(self.param)
 
     def _forget(self) -> None:
@@ -111,6 +114,7 @@ class MaskGuard:
         guards(self.module).pop(self.name, None)
         if not guards(self.module):
             self.module.__dict__.pop(_GUARDS, None)
+            self.module.__dict__.pop(_PREPARE, None)
             for hooks, ours in (
                 (self.module._load_state_dict_post_hooks, _settle_loaded),
                 (self.module._forward_pre_hooks, _settle_alone),
@@ -128,6 +132,8 @@ class MaskGuard:
     def ensure(self) -> None:
         """Hook the module's current parameter, if it was replaced or has become trainable."""
         param = self.param
+        if _settle_alone not in self.module._forward_pre_hooks.values():
+            self.module.register_forward_pre_hook(_settle_alone)
         # A conversion may swap a tensor's contents: the object stays and loses its hooks.
         known = self._hooked is param and self._hooked_contents == param._cdata
         if param.requires_grad and not known:
@@ -261,6 +267,17 @@ def _settle_loaded(module: nn.Module, _: Any) -> None:
     for guard in guards(module).values():
         guard.ensure()
         guard.select_weight()
+
+
+def _prepare_scriptable(module: nn.Module) -> nn.Module:
+    """What ``torch.jit.script`` takes for a module: itself, without the hook that is no script.
+
+    :meth:`MaskGuard.ensure` puts the hook back before the next optimizer step.
+    """
+    hooks = module._forward_pre_hooks
+    for key in [key for key, hook in hooks.items() if hook is _settle_alone]:
+        del hooks[key]
+    return module
 
 
 @torch.no_grad()

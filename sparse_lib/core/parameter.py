@@ -23,6 +23,7 @@ WRAPPER = re.compile(r"(?<![^.])(_orig_mod|_checkpoint_wrapped_module)\.")
 PARALLEL = (nn.parallel.DistributedDataParallel, nn.DataParallel)
 
 
+_NORM = "_WeightNorm"  # torch's parametrization
 _SHARDED = (
     "{what}; sharded parameters (FSDP, fully_shard, tensor parallelism) are not supported, "
     "use DistributedDataParallel"
@@ -94,6 +95,7 @@ class SparseParameter:
                 f"not {shape}"
             )
         new = new.detach().to(device=old.device, dtype=torch.bool)
+        self.check_directions(new)
         if self.initialized:
             self.count_work()
             self.history.record(old, new)
@@ -101,6 +103,20 @@ class SparseParameter:
         if new is not old:
             old.copy_(new)
         self.prune()
+
+    def check_directions(self, mask: Any) -> None:
+        """Raise ValueError if a mask leaves a direction of ``weight_norm`` without weights."""
+        name, beside = self.param_name, self.module._parameters
+        is_listed = name == "original1" and type(self.module._modules.get("0")).__name__ == _NORM
+        gain = beside.get("original0" if is_listed else f"{name[:-2]}_g")
+        if not (is_listed or name.endswith("_v")) or gain is None:
+            return
+        inside = [dim for dim, size in enumerate(gain.shape) if size == 1]
+        if not bool(torch.as_tensor(mask).reshape(self.param.shape).sum(inside).all()):
+            raise ValueError(
+                f"the mask of {self.name!r} leaves an output without weights, and weight_norm "
+                "divides by the norm of these; take a lower sparsity, or leave this weight dense"
+            )
 
     def count_work(self) -> Work:
         """Count the steps taken with the present mask, and return all work so far."""

@@ -222,3 +222,75 @@ def test_a_copy_without_its_optimizer_takes_another(make):
     twin_algorithm.apply(other)
     train(twin, other)
     assert twin_algorithm.step == 6 and algorithm.step == 3 and is_masked(twin)
+
+
+# Other programs that run or read the model
+
+
+@pytest.mark.parametrize("name", ["set", "rigl", "group"])
+def test_a_compiled_step_does_what_a_plain_one_does(name):
+    models = []
+    for compiled in (False, True):
+        model, algorithm = network(), ALGORITHMS[name]()
+        algorithm.apply(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        algorithm.apply(optimizer)
+        step = torch.compile(lambda opt=optimizer: opt.step(), backend="eager")
+        for inputs in batches(5):
+            optimizer.zero_grad()
+            model(inputs).square().mean().backward()
+            step() if compiled else optimizer.step()
+        assert algorithm.step == 5
+        models.append(state(model))
+    assert all(torch.equal(tensor, models[1][key]) for key, tensor in models[0].items())
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*")
+def test_a_masked_model_can_be_scripted_while_it_trains():
+    model, algorithm = network(), sl.SET(0.5, update=1, seed=0)
+    algorithm.apply(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    algorithm.apply(optimizer)
+    train(model, optimizer)
+    script = torch.jit.script(model)
+    inputs = batches(1)[0]
+    assert torch.equal(script(inputs), model(inputs))
+    train(model, optimizer)
+    assert is_masked(model) and algorithm.step == 6
+    twin = copy.deepcopy(model)  # computes with a mask that it is given, as before the script
+    with torch.no_grad():
+        twin[0].weight_mask[0] = False
+    twin(inputs)
+    assert not twin[0].weight[0].any() and model[0].weight[0].any()
+    assert torch.equal(pickled(model)(inputs), model(inputs))
+
+
+@pytest.mark.parametrize("grown_init", ["gradient", "gradient_sign"])
+def test_sparse_gradients_start_grown_weights_as_dense_ones_do(grown_init):
+    models = []
+    for is_sparse in (True, False):
+        torch.manual_seed(0)
+        model = nn.Embedding(10, 8, sparse=is_sparse)
+        algorithm = sl.RigL(0.5, update=1, seed=0, grown_init=grown_init)
+        algorithm.apply(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        algorithm.apply(optimizer)
+        places, factor = torch.tensor([1, 2, 2, 5]), torch.randn(4, 8)
+        for _ in range(4):
+            optimizer.zero_grad()
+            (model(places) * factor).sum().backward()
+            optimizer.step()
+        models.append(model)
+    assert torch.equal(models[0].weight_mask, models[1].weight_mask)
+    assert torch.allclose(models[0].weight, models[1].weight, atol=1e-6)
+
+
+@pytest.mark.parametrize("norm", [nn.utils.parametrizations.weight_norm, nn.utils.weight_norm])
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*is deprecated:FutureWarning")
+def test_a_mask_that_empties_a_direction_of_weight_norm_is_refused(norm):
+    model = norm(nn.Linear(8, 64))
+    algorithm = sl.configure({"algorithm": "static", "sparsity": 0.9, "seed": 0})
+    names = set(dict(model.named_buffers()))
+    with pytest.raises(ValueError, match="leaves an output without weights, and weight_norm"):
+        algorithm.apply(model)
+    assert set(dict(model.named_buffers())) == names and not algorithm.sparse_params
