@@ -7,7 +7,11 @@ BIN := .venv/bin
 MARK := .venv/.ready
 RUN := PATH="$(CURDIR)/$(BIN):$$PATH"
 
-.PHONY: help setup reproduce smoke test check format lint types docs lock clean
+# Inputs and kills of `make fuzz`.
+FUZZ ?= 10000
+KILLS ?= 100
+
+.PHONY: help setup reproduce smoke test fuzz check format lint types docs lock clean
 
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST)
@@ -34,6 +38,11 @@ smoke: setup
 ## make test        run the tests
 test: setup
 	$(RUN) $(BIN)/python -m pytest -n 2
+
+## make fuzz        feed 10,000 damaged inputs and kill 100 processes (FUZZ=, KILLS=): an hour
+fuzz: setup
+	$(RUN) OMP_NUM_THREADS=1 FUZZ=$(FUZZ) $(BIN)/python -m pytest tests/fuzz
+	$(RUN) $(BIN)/python -m tests.fuzz.killer --kills $(KILLS)
 
 ## make check       lint, types, workflow lint and the fast tests
 check: setup lint types

@@ -199,3 +199,50 @@ def test_a_damaged_checkpoint_is_read_or_refused_in_one_sentence(reader, content
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_without_a_fault_it_is_read(reader, layout, tmp_path):
     assert read_file(reader, tmp_path, exported(layout)[0]) is None
+
+
+def with_head(layout: str, old: str, new: str) -> bytes:
+    """A file without a digest whose header is changed."""
+    content = exported(layout, False)[0]
+    (length,) = struct.unpack("<Q", content[:8])
+    head = content[8 : 8 + length].decode().replace(old, new, 1).rstrip().encode()
+    return struct.pack("<Q", len(head)) + head + content[8 + length :]
+
+
+def with_tensor(layout: str, name: str, tensor: torch.Tensor | None) -> bytes:
+    """A file without a digest with another tensor under a name, or none."""
+    _, tensors, metadata = exported(layout, False)
+    changed = {key: value for key, value in tensors.items() if key != name}
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "file"
+        save_file(changed if tensor is None else {**changed, name: tensor}, path, metadata=metadata)
+        return path.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [
+        (b"", "safetensors"),
+        (exported("dense")[0][:-1], "safetensors"),
+        (exported("csr")[0][:-1] + b"\x7f", "digest"),
+        (with_head("dense", '"F32"', '"F\\n32"'), "safetensors"),
+        (with_head("csr", '{\\"0', '{\\"9'), "missing"),
+        (with_head("csr", '"sparse_shapes":"{', '"sparse_shapes":"[{'), SHAPES),
+        (with_tensor("masks", "2.bias_mask", torch.ones(8, dtype=torch.int32)), "2.bias_mask"),
+        (with_tensor("masks", "2.weight_mask", torch.ones(3, dtype=torch.bool)), "2.weight"),
+        (with_tensor("csr", "2.weight.values", None), "2.weight"),
+        (with_tensor("csr", "2.weight.values", torch.ones(1)), "2.weight"),
+        (with_tensor("csr", "2.weight.col_indices", torch.full((48,), 2**62)), "2.weight"),
+        (with_tensor("csr", "2.weight.col_indices", torch.full((48,), -1)), "2.weight"),
+        (with_tensor("csr", "2.weight.crow_indices", torch.full((9,), 2**62)), "2.weight"),
+        (
+            with_tensor("csr", "2.weight.crow_indices", torch.zeros(0, dtype=torch.int64)),
+            "2.weight",
+        ),
+        (with_tensor("csr", "2.weight.crow_indices", torch.ones(9)), "2.weight"),
+    ],
+)
+def test_what_was_found_is_refused(reader, content, named, tmp_path):
+    refused = read_file(reader, tmp_path, content)
+    assert refused is not None and named in refused
+    oracle.check_sentence(refused)

@@ -163,3 +163,38 @@ def contents(folder: Path) -> dict[str, bytes]:
 @given(command_lines())
 def test_a_command_line_works_or_is_refused_in_one_sentence(line):
     oracle.judge("command lines", lambda folder: run_command(folder, line), line)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        ["collect", "--study", "../../../victim", "--scale", "smoke", "--none"],
+        ["collect", "--study", "a" * 300, "--scale", "smoke", "--none"],
+        ["collect", "--study", "spdf", "--scale", "smoke"],
+        ["collect", "--study", "spdf", "--scale", "smoke", "missing.json"],
+        ["collect", "--study", "spdf", "--scale", "smoke", "garbage.json"],
+        ["collect", "--study", "spdf", "--scale", "smoke", ".."],
+        ["index", "--scale", ""],
+        ["index", "--scale", "../../etc"],
+        ["publish", "--scale", ".."],
+        ["keep", "--scale", "../.."],
+        ["report", "--study", "..", "--scale", "smoke"],
+        ["record", "--run", RUNS[0]],
+        ["train", "--run", RUNS[0]],
+        ["train", "--run", RUNS[0], "--execution", "x"],
+        ["train", "--run", RUNS[0], "--device", "cuda:99"],
+        ["evaluate", "--run", RUNS[0]],
+        ["run", "--params", "missing.yaml", "--model_dir", "out"],
+        ["run", "--params", "a.yaml", "--model_dir", "/dev/null"],
+        ["where", "--", "scale="],
+        ["compute", "../flops"],
+        [],
+    ],
+)
+def test_what_was_found_is_refused(line):
+    def act(folder: Path) -> str:
+        refused = run_command(folder, line)
+        assert refused is not None
+        return refused
+
+    oracle.judge("command lines", act, line)

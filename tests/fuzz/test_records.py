@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -79,3 +81,37 @@ def collect_and_show(
 @given(damaged_records())
 def test_a_damaged_record_is_shown_or_refused_in_one_sentence(example):
     oracle.judge("records", lambda folder: collect_and_show(folder, *example), example)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda r: r.update(curve=None),
+        lambda r: r.update(curve=[1]),
+        lambda r: r["curve"][0].pop("kind"),
+        lambda r: r["curve"][0].update(loss="U"),
+        lambda r: r.update(run="../victim"),
+        lambda r: r.update(run="another"),
+        lambda r: r.update(evaluation=True),
+        lambda r: r["evaluation"]["scores"][0].update(value=""),
+        lambda r: r.update(flops=[]),
+        lambda r: r.update(wall_s=float("nan")),
+        lambda r: r.update(num_threads="2026-01-01"),
+        lambda r: r.pop("spec"),
+        lambda r: r["spec"].update(model="llama"),
+        lambda r: r.update(data=None),
+        lambda r: r.update(versions=[]),
+    ],
+)
+def test_what_was_found_is_refused(change):
+    study, scale = STUDIES[0]
+    records = copy.deepcopy(committed(study, scale))
+    change(records[-1])
+    files = [json.dumps(record).encode() for record in records]
+
+    def act(folder: Path) -> str:
+        refused = collect_and_show(folder, study, scale, files, [])
+        assert refused is not None
+        return refused
+
+    oracle.judge("records", act, files)

@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -119,3 +120,13 @@ def resume(folder: Path, files: dict[str, bytes]) -> str | None:
 @given(damaged_states())
 def test_a_damaged_state_changes_no_bit_of_the_result(files):
     oracle.judge("training states", lambda folder: resume(folder, files), files)
+
+
+@pytest.mark.parametrize("content", [b"", b"\x00" * 64, b"PK\x03\x04"])
+def test_a_state_without_content_changes_no_bit(content):
+    files = dict.fromkeys(interrupted()[0], content)
+    oracle.judge("training states", lambda folder: resume(folder, files), files)
+
+
+def test_an_interrupted_run_leaves_states():
+    assert interrupted()[0]

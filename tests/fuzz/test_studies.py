@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import copy
+import datetime
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 from hypothesis import given
 
 from experiments.specs import plan
 from tests.fuzz import inputs, oracle
 
+DATE = datetime.date(2026, 1, 1)
 #: What a run id or a data folder may look like: one name of a file, and no word of a shell.
 SAFE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+=@-]*")
 
@@ -59,3 +64,42 @@ def check_study(folder: Path, content: bytes) -> str | None:
 @given(inputs.yaml_files(excerpts()))
 def test_a_study_is_valid_or_refused_in_one_sentence(content):
     oracle.judge("studies", lambda folder: check_study(folder, content), content)
+
+
+def edited(change: Callable[[dict[str, Any]], Any]) -> bytes:
+    """An excerpt with RigL, changed in place."""
+    study = next(s for s in copy.deepcopy(excerpts()) if any("rigl" in m for m in s["methods"]))
+    change(study)
+    return yaml.safe_dump(study, sort_keys=False).encode()
+
+
+def rigl(study: dict[str, Any]) -> dict[str, Any]:
+    """The keys of the method with RigL."""
+    return next(value for name, value in study["methods"].items() if "rigl" in name)
+
+
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [
+        (edited(lambda s: rigl(s)["sparsity"].update(x=DATE)), "line"),
+        (edited(lambda s: rigl(s)["sparsity"].update({DATE: 1})), "line"),
+        (edited(lambda s: rigl(s).update({b"a\n": 1})), "line"),
+        (edited(lambda s: rigl(s).update({"R\r\u0085": 1})), "unknown key"),
+        (edited(lambda s: rigl(s)["sparsity"]["update"].update(freq="%")), "75%"),
+        (edited(lambda s: rigl(s)["sparsity"]["update"].update(freq="inf%")), "75%"),
+        (edited(lambda s: s["methods"].update({"<b>": s["methods"].popitem()[1]})), "methods"),
+        (
+            edited(lambda s: next(iter(s["scales"].values()))[0]["model"].update(label="a/b")),
+            "label",
+        ),
+        (edited(lambda s: None) + b"x: !!timestamp never\n", "timestamp"),
+        (edited(lambda s: None) + b"title: again\n", "twice"),
+        (edited(lambda s: None) + b"title: &a [*a]\n", "study.yaml"),
+        (b"\xff\xfe", "study.yaml"),
+        (b"[" * 5000, "study.yaml"),
+    ],
+)
+def test_what_was_found_is_refused(content, named, tmp_path):
+    refused = check_study(tmp_path, content)
+    assert refused is not None and named in refused
+    oracle.check_sentence(refused)
