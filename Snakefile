@@ -27,29 +27,45 @@ rule reproduce:
     """Everything of the configured scale: train, evaluate, draw, report."""
     default_target: True
     input:
-        f"reports/{SCALE}/index.html",
+        REQUEST.targets(SCALE),
+    localrule: True
 
 
 rule smoke:
     """The smallest run of everything, in two minutes."""
     input:
-        "reports/smoke/index.html",
+        REQUEST.targets("smoke"),
+    localrule: True
 
 
 rule report:
     """The report pages of the configured scale, and Snakemake's own report beside them."""
     input:
-        f"reports/{SCALE}/index.html",
+        REQUEST.targets(SCALE),
         f"reports/{SCALE}/archive.html",
+    localrule: True
 
 
 rule figures:
     """The figures of the configured scale."""
     input:
-        chosen_figures(SCALE),
+        REQUEST.figures(SCALE),
+    localrule: True
 
 
 rule rerun:
-    """Train runs again, and redo what depends on them: --config run=ID[,SEED...][,ID...]."""
+    """Train runs again, and redo their pages: --config run=ID[,SEED...][,ID...].
+
+    The front page, where there is one, is written anew from what is there.
+    """
     input:
-        redone_pages,
+        lambda wildcards: asked(REQUEST.rerun_pages),
+    log:
+        f"logs/report/{SCALE}/index.log",
+    localrule: True
+    params:
+        python=PYTHON,
+        scale=SCALE,
+    shell:
+        "test ! -e reports/{params.scale:q}/index.html"
+        " || {params.python:q} -m experiments index --scale {params.scale:q} > {log:q} 2>&1"

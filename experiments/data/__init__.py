@@ -38,17 +38,35 @@ __all__ = ["Corpus", "MissingData", "available", "get", "load", "names", "prepar
 MIRROR_VARIABLE = "SPARSE_MIRROR"
 
 
+def _modules() -> list[str]:
+    """Modules that define datasets; the tools beside them take a second to import."""
+    files = sorted(path for folder in __path__ for path in Path(folder).glob("*.py"))
+    texts = {path.stem: path.read_text() for path in files}
+    return [
+        f"{__name__}.{stem}"
+        for stem, text in texts.items()
+        if re.search(r"^DATASETS\b.*=", text, re.MULTILINE)
+    ]
+
+
 @functools.cache
 def _datasets() -> dict[str, Dataset | ImageDataset]:
     found: dict[str, Dataset | ImageDataset] = {}
-    for path in sorted(path for folder in __path__ for path in Path(folder).glob("*.py")):
-        if not re.search(r"^DATASETS\b.*=", path.read_text(), re.MULTILINE):
-            continue  # a tool; importing some takes a second
-        for entry in importlib.import_module(f"{__name__}.{path.stem}").DATASETS:
+    for module in _modules():
+        for entry in importlib.import_module(module).DATASETS:
             if entry.name in found:
                 raise ValueError(f"dataset {entry.name!r} is defined twice.")
             found[entry.name] = entry
     return found
+
+
+def file_of(name: str) -> Path:
+    """Return the file that defines a registered dataset."""
+    get(name)
+    for module in map(importlib.import_module, _modules()):
+        if any(entry.name == name for entry in module.DATASETS):
+            return Path(str(module.__file__))
+    raise AssertionError(name)
 
 
 def names() -> list[str]:

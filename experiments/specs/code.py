@@ -179,3 +179,14 @@ def computation_code_hash(name: str) -> str:
     """Hash of the code of one computation."""
     folder = ROOT / "experiments" / "computations"
     return code_hash(folder / "__init__.py", folder / f"{name}.py", data=True, beside=True)
+
+
+def archive_code_hash() -> str:
+    """Hash of the code that writes Snakemake's own report."""
+    return code_hash(ROOT / "experiments" / "report" / "archive.py")
+
+
+def docstring(name: str) -> str:
+    """The module docstring of a file of ``experiments/analysis``, such as ``figures/tuning``."""
+    text = ast.get_docstring(parse(ROOT / "experiments" / "analysis" / f"{name}.py")) or ""
+    return " ".join(text.split())

@@ -6,12 +6,15 @@ rule evaluate:
         "results/{scale}/runs/{run}/eval.json",
     log:
         "logs/evaluate/{scale}/{run}.log",
+    resources:
+        mem_mb=memory_mb,
+        runtime=REQUEST.minutes,
     params:
         python=PYTHON,
-        suite=lambda wildcards: ALL_RUNS[wildcards.run].spec.suite,
-        code=lambda wildcards: plan.evaluation_code_hash(ALL_RUNS[wildcards.run].spec),
+        suite=lambda wildcards: REQUEST.run(wildcards).spec.suite,
+        code=lambda wildcards: plan.evaluation_code_hash(REQUEST.run(wildcards).spec),
     shell:
-        "{params.python} -m experiments evaluate --run {wildcards.run} > {log} 2>&1"
+        "{params.python:q} -m experiments evaluate --run {wildcards.run:q} > {log:q} 2>&1"
 
 
 rule record:
@@ -24,8 +27,9 @@ rule record:
         "results/{scale}/runs/{run}/record.json",
     log:
         "logs/record/{scale}/{run}.log",
+    localrule: True
     params:
         python=PYTHON,
-        code=code("experiments/store/records.py"),
+        code=code.collecting_code_hash(),
     shell:
-        "{params.python} -m experiments record --run {wildcards.run} > {log} 2>&1"
+        "{params.python:q} -m experiments record --run {wildcards.run:q} > {log:q} 2>&1"

@@ -1,11 +1,14 @@
 rule prepare:
-    """Turn text into tokens, once per dataset and vocabulary."""
+    """Turn text into tokens, or images into arrays, once per dataset and vocabulary."""
     output:
         "resources/data/{data}/meta.json",
     log:
         "logs/prepare/{data}.log",
+    resources:
+        mem_mb=8000,
+        runtime=120,
     params:
         python=PYTHON,
-        code=code(*glob("experiments/data/*.py")),
+        code=REQUEST.preparation_hash,
     shell:
-        "{params.python} -m experiments prepare --data {wildcards.data} 2>&1 | tee {log}"
+        "{params.python:q} -m experiments prepare --data {wildcards.data:q} 2>&1 | tee {log:q}"

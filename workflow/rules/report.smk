@@ -1,19 +1,20 @@
 rule collect:
     """All records of a study as tidy tables."""
     input:
-        record_files,
+        REQUEST.record_files,
     output:
         records="results/{scale}/{study}/records.csv",
         curves="results/{scale}/{study}/curves.csv",
     log:
         "logs/collect/{scale}/{study}.log",
+    localrule: True
     params:
         python=PYTHON,
-        code=code("experiments/store/records.py"),
-        study=study_hash,
+        code=code.collecting_code_hash(),
+        study=lambda wildcards: REQUEST.study_hash(wildcards.study, wildcards.scale),
     shell:
-        "{params.python} -m experiments collect --study {wildcards.study}"
-        " --scale {wildcards.scale} {input} > {log} 2>&1"
+        "{params.python:q} -m experiments collect --none --study {wildcards.study:q}"
+        " --scale {wildcards.scale:q} -- {input:q} > {log:q} 2>&1"
 
 
 rule compute:
@@ -22,120 +23,84 @@ rule compute:
         directory("results/{scale}/computations/{computation}"),
     log:
         "logs/compute/{scale}/{computation}.log",
+    resources:
+        mem_mb=4000,
+        runtime=REQUEST.computation_minutes,
     params:
         python=PYTHON,
-        code=lambda wildcards: code(
-            f"experiments/computations/{wildcards.computation}.py"
-        ),
+        code=lambda wildcards: code.computation_code_hash(wildcards.computation),
     shell:
-        "{params.python} -m experiments compute {wildcards.computation}"
-        " --scale {wildcards.scale} > {log} 2>&1"
+        "{params.python:q} -m experiments compute --scale {wildcards.scale:q}"
+        " -- {wildcards.computation:q} > {log:q} 2>&1"
 
 
-rule claims:
-    """A verdict for each claim of the study."""
-    input:
-        rules.collect.output,
-        study_computations,
-    output:
-        "results/{scale}/{study}/claims.csv",
-    log:
-        "logs/claims/{scale}/{study}.log",
-    params:
-        python=PYTHON,
-        code=code("experiments/analysis/claims/ledger.py"),
-        published=files_hash("experiments/published/*.[cy]*"),
-        study=study_hash,
-    shell:
-        "{params.python} -m experiments claims --study {wildcards.study}"
-        " --scale {wildcards.scale} > {log} 2>&1"
+# A study's page lists its figures and tables, so each study has a rule. What is marked `update`
+# stays while the command runs, which draws again only what changed.
+for name, study in REQUEST.studies.items():
 
-
-rule table:
-    """One table of a study, by the file of its name."""
-    input:
-        rules.collect.output,
-        study_computations,
-    output:
-        "reports/{scale}/{study}/tables/{table}.csv",
-    log:
-        "logs/table/{scale}/{study}/{table}.log",
-    params:
-        python=PYTHON,
-        code=lambda wildcards: code(f"experiments/analysis/tables/{wildcards.table}.py"),
-    shell:
-        "{params.python} -m experiments table {wildcards.table} --study {wildcards.study}"
-        " --scale {wildcards.scale} > {log} 2>&1"
-
-
-rule figure:
-    """One figure of a study, by the file of its name: SVG, PNG and the data drawn."""
-    input:
-        rules.collect.output,
-        study_computations,
-    output:
-        report(
-            "reports/{scale}/{study}/figures/{figure}.svg",
-            caption="../report/figure.rst",
-            category="{study}",
-            labels={"scale": "{scale}", "figure": "{figure}"},
-        ),
-        "reports/{scale}/{study}/figures/{figure}.png",
-        "reports/{scale}/{study}/figures/{figure}.csv",
-    log:
-        "logs/figure/{scale}/{study}/{figure}.log",
-    params:
-        python=PYTHON,
-        caption=lambda wildcards: caption(
-            f"experiments/analysis/figures/{wildcards.figure}.py"
-        ),
-        code=lambda wildcards: code(
-            f"experiments/analysis/figures/{wildcards.figure}.py"
-        ),
-    shell:
-        "{params.python} -m experiments figure {wildcards.figure} --study {wildcards.study}"
-        " --scale {wildcards.scale} > {log} 2>&1"
-
-
-rule study_page:
-    """The page of one study: HTML and its Markdown twin."""
-    input:
-        rules.collect.output,
-        rules.claims.output,
-        figures=study_figures,
-        tables=study_tables,
-    output:
-        "reports/{scale}/{study}/index.html",
-        "reports/{scale}/{study}/README.md",
-    log:
-        "logs/report/{scale}/{study}.log",
-    params:
-        python=PYTHON,
-        code=code("experiments/report/render.py"),
-        templates=files_hash("experiments/report/templates/*"),
-        published=files_hash("experiments/published/*.[cy]*"),
-    shell:
-        "{params.python} -m experiments report --study {wildcards.study}"
-        " --scale {wildcards.scale} > {log} 2>&1"
+    rule:
+        name:
+            f"page_{name}"
+        input:
+            f"results/{{scale}}/{name}/records.csv",
+            f"results/{{scale}}/{name}/curves.csv",
+            lambda wildcards, name=name: REQUEST.computations(name, wildcards.scale),
+        output:
+            f"reports/{{scale}}/{name}/index.html",
+            f"reports/{{scale}}/{name}/README.md",
+            update(f"results/{{scale}}/{name}/claims.csv"),
+            *(
+                update(f"reports/{{scale}}/{name}/tables/{table}.csv")
+                for table in study.tables
+            ),
+            *(
+                update(f"reports/{{scale}}/{name}/figures/{figure}.{suffix}")
+                for figure in study.figures
+                for suffix in ("png", "csv")
+            ),
+            *(
+                report(
+                    update(f"reports/{{scale}}/{name}/figures/{figure}.svg"),
+                    caption="../report/figure.rst",
+                    category=name,
+                    labels={
+                        "scale": "{scale}",
+                        "figure": figure,
+                        "shows": code.docstring(f"figures/{figure}"),
+                    },
+                )
+                for figure in study.figures
+            ),
+        log:
+            f"logs/report/{{scale}}/{name}.log",
+        localrule: True
+        params:
+            python=PYTHON,
+            study=name,
+            made_from=lambda wildcards, name=name: REQUEST.page_hash(
+                name, wildcards.scale
+            ),
+        shell:
+            "{params.python:q} -m experiments report --study {params.study:q}"
+            " --scale {wildcards.scale:q} > {log:q} 2>&1"
 
 
 rule index:
     """The front page of a scale, and the command behind each row of its tables."""
     input:
-        lambda wildcards: chosen_reports(wildcards.scale),
+        lambda wildcards: REQUEST.pages(wildcards.scale),
     output:
         "reports/{scale}/index.html",
         "reports/{scale}/README.md",
         "reports/{scale}/commands.csv",
     log:
         "logs/report/{scale}/index.log",
+    localrule: True
     params:
         python=PYTHON,
-        code=code("experiments/report/render.py"),
-        templates=files_hash("experiments/report/templates/*"),
-        published=files_hash("experiments/published/*.[cy]*"),
+        code=code.page_code_hash(),
     shell:
-        "{params.python} -m experiments index --scale {wildcards.scale} > {log} 2>&1"
+        "{params.python:q} -m experiments index --scale {wildcards.scale:q} > {log:q} 2>&1"
 
 
 rule archive:
@@ -146,13 +111,14 @@ rule archive:
         "reports/{scale}/archive.html",
     log:
         "logs/report/{scale}/archive.log",
+    localrule: True
     params:
         python=PYTHON,
-        code=code("experiments/report/archive.py"),
+        code=code.archive_code_hash(),
         study=config["study"],
     shell:
-        "{params.python} -m experiments archive --scale {wildcards.scale}"
-        " --study {params.study} > {log} 2>&1"
+        "{params.python:q} -m experiments archive --scale {wildcards.scale:q}"
+        " --study {params.study:q} > {log:q} 2>&1"
 
 
 rule publish:
@@ -165,8 +131,9 @@ rule publish:
         "reports/commands.csv",
     log:
         "logs/report/publish.log",
+    localrule: True
     params:
         python=PYTHON,
         scale=SCALE,
     shell:
-        "{params.python} -m experiments publish --scale {params.scale} > {log} 2>&1"
+        "{params.python:q} -m experiments publish --scale {params.scale:q} > {log:q} 2>&1"

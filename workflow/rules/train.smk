@@ -1,7 +1,7 @@
 rule train:
     """Train one run; an interrupted one goes on from state/."""
     input:
-        train_inputs,
+        REQUEST.train_inputs,
     output:
         summary="results/{scale}/runs/{run}/train.json",
         metrics="results/{scale}/runs/{run}/metrics.jsonl",
@@ -11,14 +11,17 @@ rule train:
     retries: 1
     threads: 1
     resources:
-        gpu=1 if config["device"] == "cuda" else 0,
+        gpu=0 if config["device"] == "cpu" else 1,
+        mem_mb=memory_mb,
+        runtime=REQUEST.minutes,
     params:
         python=PYTHON,
-        spec=lambda wildcards: ALL_RUNS[wildcards.run].spec_hash,
-        code=lambda wildcards: plan.training_code_hash(ALL_RUNS[wildcards.run].spec),
-        reruns=lambda wildcards: RERUNS.get(wildcards.run, 0),
+        spec=lambda wildcards: REQUEST.run(wildcards).spec_hash,
+        code=lambda wildcards: plan.training_code_hash(REQUEST.run(wildcards).spec),
+        reruns=lambda wildcards: REQUEST.reruns.get(wildcards.run, 0),
         device=config["device"],
         execution=config["execution"],
     shell:
-        "{params.python} -m experiments train --run {wildcards.run} --log {log}"
-        " --threads {threads} --device {params.device} --execution {params.execution} 2>> {log}"
+        "{params.python:q} -m experiments train --run {wildcards.run:q} --log {log:q}"
+        " --threads {threads} --device {params.device:q}"
+        " --execution {params.execution:q} 2>> {log:q}"

@@ -1,0 +1,305 @@
+"""What one `snakemake` command asks for: its checked configuration, and what the rules need.
+
+Snakemake imports this module at parse time, so it imports neither torch nor pandas. Only the scales
+that a command names are expanded.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from experiments import data
+from experiments.specs import code, plan
+from experiments.specs.schema import check_choice, module_names
+from experiments.store import paths
+
+KEYS = ("scale", "study", "reuse", "mirror", "offline", "device", "execution", "run")
+CHECKED = Path(".snakemake/checked")
+RERUNS = Path("state/reruns.json")
+
+
+class Request:
+    """A checked configuration.
+
+    Args:
+        config: The keys of ``experiments/config.yaml``.
+
+    Raises:
+        plan.SpecError: If a key or value is wrong, or a study that it needs; one sentence.
+    """
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self.config = checked(config)
+        run = self.config["run"]
+        self.again = [] if run is None else plan.find_runs(str(run))
+        self.scale: str = self.again[0].scale if self.again else self.config["scale"]
+        self.studies = {name: plan.load_study(name) for name in plan.study_names()}
+        self.reruns = read_reruns()
+        for chosen in self.again:
+            self.reruns[chosen.id] = self.reruns.get(chosen.id, 0) + 1
+        self.runs(self.scale)
+
+    @functools.cache  # noqa: B019 (one request lives as long as its process)
+    def runs(self, scale: str) -> dict[str, plan.Run]:
+        """All runs of a scale by id."""
+        return plan.all_runs(scale)
+
+    def run(self, wildcards: Any) -> plan.Run:
+        """The run that a rule's wildcards ``scale`` and ``run`` name."""
+        runs = self.runs(wildcards.scale)
+        check_choice("run", wildcards.run, runs)
+        return runs[wildcards.run]
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Where data come from, for the jobs' environment.
+
+        As a parameter, naming a mirror would make every dataset anew, and with it every run.
+        """
+        found = {}
+        if self.config["mirror"] is not None:
+            found["SPARSE_MIRROR"] = str(self.config["mirror"])
+        if not self.config["offline"]:
+            found["HF_HUB_OFFLINE"] = "0"
+        return found
+
+    def warnings(self) -> list[str]:
+        """Sentences on missing data, and on a study that has nothing at the scale."""
+        found = []
+        if self.again or self.config["reuse"] != "only":
+            runs = self.again or [
+                run
+                for run in self.runs(self.scale).values()
+                if {*run.studies} & {*self.shown(self.scale)}
+            ]
+            problems = {run.data_label: self._missing(run) for run in runs}
+            found += [f"Missing data: {problem}" for problem in problems.values() if problem]
+        if not self.shown(self.scale):
+            study = self.config["study"]
+            found.append(
+                f"Nothing to do: study {study!r} has nothing at scale {self.scale!r}; its scales "
+                f"are {', '.join(self.studies[study].scales)}."
+            )
+        return found
+
+    def _missing(self, run: plan.Run) -> str | None:
+        """What a run's data lack, if they neither lie here nor can be made here."""
+        if not self.config["offline"] or (paths.data(run.data_label) / "meta.json").is_file():
+            return None
+        mirror = self.config["mirror"] or os.environ.get("SPARSE_MIRROR")
+        tokenizer = getattr(run.spec.data, "tokenizer", None)
+        return data.available(run.spec.data.name, mirror and Path(mirror), tokenizer=tokenizer)
+
+    def check_library(self) -> None:
+        """Let the library check sparsity configurations and the device, once per change of either.
+
+        Raises:
+            plan.SpecError: With its sentence.
+        """
+        device = self.config["device"]
+        if not self.again and self.config["reuse"] == "only":
+            return  # nothing is trained
+        specs = [
+            (run.spec.mask_config(), run.spec.final_sparsity, run.spec.recipe.steps, run.spec.suite)
+            for run in self.runs(self.scale).values()
+        ]
+        library = plan.ROOT / "sparse_lib"
+        files = [library / "configure.py", *sorted(library.glob("algorithms/*.py"))]
+        suites = sorted((plan.ROOT / "experiments/evaluation/suites").glob("*.yaml"))
+        hashes = [code.code_hash(*files), *map(code.text_hash, suites)]
+        mark = CHECKED / code.digest([specs, hashes])
+        if device == "cpu" and mark.exists():
+            return
+        done = subprocess.run(
+            [sys.executable, "-m", "experiments", "check"]
+            + ["--scale", self.scale, "--device", device],
+            capture_output=True,
+            text=True,
+            cwd=plan.ROOT,
+        )
+        if done.returncode:
+            said = (done.stderr or done.stdout).strip()
+            raise plan.SpecError(said.removeprefix("Error: "))
+        mark.parent.mkdir(parents=True, exist_ok=True)
+        mark.touch()
+
+    def record_files(self, wildcards: Any) -> list[str]:
+        """One record per run of a study: its own, or the committed one where asked for and fit.
+
+        While single runs are redone, no other run is trained: the records at hand stand for them.
+        """
+        again = {run.id for run in self.again}
+        files = []
+        for run in self.runs(wildcards.scale).values():
+            if wildcards.study not in run.studies:
+                continue
+            own = paths.run(run.scale, run.id) / "record.json"
+            makes = not self.again or run.id in again or own.exists()
+            borrows = run.id not in again and (self.config["reuse"] != "none" or not makes)
+            if borrows and plan.reusable(run, data_folder=paths.DATA):
+                files.append(run.reference.relative_to(plan.ROOT).as_posix())
+            elif makes and (self.config["reuse"] != "only" or run.id in again):
+                files.append(own.as_posix())
+        return files
+
+    def rerun_pages(self) -> list[str]:
+        """Pages of the studies whose runs are redone.
+
+        Raises:
+            plan.SpecError: If no run is named.
+        """
+        if not self.again:
+            raise plan.SpecError("run is None: rerun needs --config run=<run id>")
+        studies = sorted({study for run in self.again for study in run.studies})
+        return [f"{paths.page(self.scale, study).as_posix()}/index.html" for study in studies]
+
+    def shown(self, scale: str) -> dict[str, plan.Study]:
+        """The studies that are asked for and have something at a scale."""
+        asked = self.config["study"]
+        return {
+            name: study
+            for name, study in self.studies.items()
+            if asked in ("all", name) and study.shows(scale)
+        }
+
+    def pages(self, scale: str) -> list[str]:
+        """Pages of the chosen studies."""
+        return [f"reports/{scale}/{name}/index.html" for name in self.shown(scale)]
+
+    def figures(self, scale: str) -> list[str]:
+        """Figures of the chosen studies."""
+        return [
+            f"reports/{scale}/{name}/figures/{figure}.svg"
+            for name, study in self.shown(scale).items()
+            for figure in study.figures
+        ]
+
+    def targets(self, scale: str) -> list[str]:
+        """Everything that a report shows, and the records under it: what is deleted comes back."""
+        found = [f"reports/{scale}/index.html", *self.pages(scale), *self.figures(scale)]
+        for name, study in self.shown(scale).items():
+            found += [f"reports/{scale}/{name}/tables/{table}.csv" for table in study.tables]
+            found += [f"results/{scale}/{name}/claims.csv", *self.computations(name, scale)]
+            found += self.record_files(SimpleNamespace(scale=scale, study=name))
+        return list(dict.fromkeys(found))
+
+    def train_inputs(self, wildcards: Any) -> list[str]:
+        """Prepared data, and for a second phase what the first one wrote."""
+        run = self.run(wildcards)
+        files = [paths.data(run.data_label) / "meta.json"]
+        if run.first is not None:
+            folder = paths.run(run.scale, run.first)
+            files += [folder / "train.json", folder / "model"]
+        return [file.as_posix() for file in files]
+
+    def preparation_hash(self, wildcards: Any) -> str:
+        """Hash of the code that prepares the data of one folder."""
+        for scale in (self.scale, *plan.SCALES):
+            for run in self.runs(scale).values():
+                if run.data_label == wildcards.data:
+                    file = data.file_of(run.spec.data.name)
+                    return code.preparation_code_hash(file, run.spec.task)
+        raise plan.SpecError(f"data is {wildcards.data!r}, which no study uses")
+
+    def study_hash(self, study: str, scale: str) -> str:
+        """Changes with the study's file and its runs."""
+        return code.digest(plan.study_as_dict(self.studies[study], scale))
+
+    def page_hash(self, study: str, scale: str) -> str:
+        """Changes with the study and with the code of what its page shows."""
+        shown = self.studies[study]
+        kinds = {"tables": shown.tables, "figures": shown.figures}
+        hashes = [code.analysis_code_hash(kind, name) for kind in kinds for name in kinds[kind]]
+        return code.digest(
+            [self.study_hash(study, scale), code.claims_code_hash(), code.page_code_hash(), hashes]
+        )
+
+    def computations(self, study: str, scale: str) -> list[str]:
+        """Folders of tables that the study's results need beside its runs."""
+        names = [computation.name for computation in self.studies[study].computations]
+        return [paths.computation(scale, name).as_posix() for name in names]
+
+    def minutes(self, wildcards: Any, attempt: int = 1) -> int:
+        """Limit of a run's job: ten times what the study expects, at least a quarter of an hour."""
+        return attempt * max(15, round(10 * self.run(wildcards).core_seconds / 60))
+
+    def computation_minutes(self, wildcards: Any) -> int:
+        """The same for a computation."""
+        cost = plan.computation_costs(wildcards.scale)[wildcards.computation]
+        return max(15, round(10 * cost / 60))
+
+    def write_reruns(self) -> None:
+        """Note how often runs were asked for again, where this request does."""
+        if self.again:
+            RERUNS.parent.mkdir(exist_ok=True)
+            RERUNS.write_text(json.dumps(self.reruns, indent=1))
+
+
+def read_reruns() -> dict[str, int]:
+    """How often each run was asked for again.
+
+    The number is a parameter of its training, so one more makes Snakemake train that run, and a
+    later command without ``run`` finds nothing to do.
+    """
+    try:
+        reruns = json.loads(RERUNS.read_text()) if RERUNS.is_file() else {}
+    except ValueError:
+        raise plan.SpecError(f"{RERUNS} is damaged; delete it") from None
+    return reruns
+
+
+def checked(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration, if every key and value is allowed.
+
+    Raises:
+        plan.SpecError: One sentence that names the key.
+    """
+    config = dict(config)
+    for key in config:
+        if key not in KEYS:
+            close = difflib.get_close_matches(key, KEYS, n=1)
+            hint = f"; did you mean {close[0]!r}?" if close else ""
+            raise plan.SpecError(f"unknown config key {key!r}: known are {', '.join(KEYS)}{hint}")
+    for key in KEYS:
+        if key not in config:
+            raise plan.SpecError(f"the config key {key} is missing")
+    for key in ("mirror", "offline", "run"):
+        # Snakemake reads numbers, True and False of the command line, but not false or null.
+        if config[key] in ("true", "false", "null"):
+            config[key] = json.loads(config[key])
+    check_choice("scale", config["scale"], plan.SCALES)
+    check_choice("study", config["study"], ["all", *plan.study_names()])
+    check_choice("reuse", config["reuse"], ["none", "reference", "only"])
+    check_choice("execution", config["execution"], plan.EXECUTIONS)
+    if not isinstance(config["offline"], bool):
+        raise plan.SpecError(f"offline is {config['offline']!r}, but must be true or false")
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", str(config["device"])):
+        raise plan.SpecError(
+            f"device is {config['device']!r}, but must be cpu, cuda or cuda:<number>"
+        )
+    if config["mirror"] is not None and not Path(str(config["mirror"])).is_dir():
+        raise plan.SpecError(f"mirror is {config['mirror']!r}, which is no folder")
+    return config
+
+
+def wildcards() -> dict[str, str]:
+    """What each wildcard of the rules may be."""
+    one_of = lambda names: "|".join(map(re.escape, names))  # noqa: E731
+    computations = module_names(plan.ROOT / "experiments" / "computations")
+    return {
+        "scale": one_of(plan.SCALES),
+        "study": one_of(plan.study_names()),
+        "run": paths.NAME,
+        "data": paths.NAME,
+        "computation": one_of(computations),
+    }
