@@ -116,7 +116,8 @@ def test_a_wrong_sparsity_argument_fails_before_any_job(checkout, tmp_path):
     assert "Traceback" not in text
 
 
-def test_rerun_trains_what_it_names_and_nothing_else(checkout):
+def test_rerun_does_what_it_names_and_nothing_else(checkout):
+    """Two runs of one study: their jobs, the study's page, and no page of all studies."""
     runs = [run for run in plan.all_runs("small").values() if run.reference.is_file()]
     runs = [run.id for run in runs if run.studies == ("sparsity_library",)][:2]
     verbose = ("-n", "rerun", "--quiet", "host")
@@ -128,6 +129,11 @@ def test_rerun_trains_what_it_names_and_nothing_else(checkout):
     others = {path.stem for path in plan.REFERENCE.glob("small__*.json")} - set(runs)
     assert any(f"results/reference/runs/{other}.json" in text for other in others)
     assert set(re.findall(r"reports/small/(\w+)/index\.html", text)) == {"sparsity_library"}
+    jobs = dict(re.findall(r"^(\w+) +(\d+)$", text, re.MULTILINE))
+    assert {name: int(jobs[name]) for name in ("train", "evaluate", "record", "collect")} == {
+        "train": 2, "evaluate": 2, "record": 2, "collect": 1
+    }  # fmt: skip
+    assert int(jobs["total"]) <= 12 and "index" not in jobs
 
 
 def test_rerun_without_a_run_says_what_it_needs(checkout):
@@ -166,7 +172,7 @@ def test_records_and_tables_are_kept_but_for_studies_without_runs(checkout, tmp_
 def test_retraining_follows_the_code_that_a_run_uses(checkout):
     """Hashes in a copy: a comment changes none, RigL's file changes RigL and GraNet."""
     script = (
-        "from experiments import plan\n"
+        "from experiments.specs import plan\n"
         "for run in plan.study_runs(plan.load_study('sparsity_library'), 'smoke'):\n"
         "    print(run.spec.method, plan.training_code_hash(run.spec))\n"
     )
@@ -223,3 +229,64 @@ def test_a_second_phase_waits_for_its_first_and_computations_stand_alone(checkou
     assert done.returncode == 0, text
     assert re.search(r"^compute +1$", text, re.MULTILINE)
     assert not re.search(r"^train ", text, re.MULTILINE)
+
+
+@pytest.fixture
+def small_project(checkout, tmp_path) -> Path:
+    """A copy with one study, whose only results are a computation of a moment."""
+    copy = tmp_path / "repository"
+    shutil.copytree(checkout, copy)
+    for path in (copy / "experiments/studies").glob("*.yaml"):
+        path.unlink()
+    study = {"name": "alone", "title": "t", "source": "s", "description": "d"}
+    study |= {"tables": ["library_overhead"], "figures": [], "computations": ["nothing"]}
+    (copy / "experiments/studies/alone.yaml").write_text(yaml.safe_dump(study))
+    (copy / "experiments/computations/nothing.py").write_text(
+        "import pandas\n\n\ndef compute(scale):\n    return {'rows': pandas.DataFrame({'x': [1]})}\n"
+    )
+    (copy / "experiments/analysis/tables/library_overhead.py").write_text(
+        '"""One row."""\n\nfrom experiments.store.records import computed\n\n\n'
+        "def make(records, curves, study):\n"
+        "    return computed(study['scale'], 'nothing', 'rows')\n"
+    )
+    return copy
+
+
+def test_what_is_deleted_under_a_finished_report_comes_back(small_project):
+    smoke = ("--cores", "1", "reproduce", "--config", "scale=smoke")
+    done = snakemake(*smoke, cwd=small_project)
+    assert done.returncode == 0, done.stdout + done.stderr
+    table = small_project / "reports/smoke/alone/tables/library_overhead.csv"
+    assert table.read_text() == "x\n1\n"
+    assert "Nothing to be done" in "".join(snakemake(*smoke, cwd=small_project).stdout)
+    for name in ("results/smoke/computations/nothing", "results/smoke/alone/records.csv"):
+        path = small_project / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    table.unlink()
+    done = snakemake(*smoke, cwd=small_project)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert table.read_text() == "x\n1\n"
+    assert (small_project / "results/smoke/computations/nothing/rows.csv").is_file()
+
+
+@pytest.mark.parametrize("label", ["a$(touch pwned)b", "a/b", "a<b", "a{b", "a;touch pwned", ".."])
+def test_a_label_is_no_command_and_no_path(checkout, tmp_path, label):
+    copy = tmp_path / "repository"
+    shutil.copytree(checkout, copy)
+    path = copy / "experiments/studies/sparsity_library.yaml"
+    study = yaml.safe_load(path.read_text())
+    study["scales"]["smoke"][0]["model"]["label"] = label
+    path.write_text(yaml.safe_dump(study))
+    done = snakemake("--cores", "1", "reproduce", "--config", "scale=smoke", cwd=copy)
+    text = done.stdout + done.stderr
+    assert done.returncode != 0 and "Traceback" not in text and "label" in text
+    assert not list(copy.rglob("pwned"))
+
+
+def test_every_shell_command_quotes_what_it_is_given():
+    """Even a name that the schema lets through by mistake stays one word of the command."""
+    for path in [plan.ROOT / "Snakefile", *sorted((plan.ROOT / "workflow/rules").glob("*.smk"))]:
+        for block in re.findall(r"shell:\n((?:\s+f?\"[^\n]*\n)+)", path.read_text()):
+            fields = re.findall(r"{([^}]+)}", block)
+            assert fields, block
+            assert [field for field in fields if not field.endswith(":q")] in ([], ["threads"])
