@@ -258,7 +258,7 @@ def test_what_is_deleted_under_a_finished_report_comes_back(small_project):
     assert done.returncode == 0, done.stdout + done.stderr
     table = small_project / "reports/smoke/alone/tables/library_overhead.csv"
     assert table.read_text() == "x\n1\n"
-    assert "Nothing to be done" in "".join(snakemake(*smoke, cwd=small_project).stdout)
+    assert "Nothing to be done" in snakemake(*smoke, cwd=small_project).stderr
     for name in ("results/smoke/computations/nothing", "results/smoke/alone/records.csv"):
         path = small_project / name
         shutil.rmtree(path) if path.is_dir() else path.unlink()
