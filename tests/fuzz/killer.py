@@ -36,6 +36,8 @@ WORKFLOW = ("smoke", "--config", "study=spdf")
 MARK = "SPARSE_KILLER"
 #: Keys, columns and metrics that hold times, which no two runs share.
 TIMES = {"wall_s", "wall time (s)", "elapsed_s", "tokens_per_s", "images_per_s"}
+#: Files without results: locks, and digests of files that hold times.
+NOTES = (".lock", "made.json")
 #: Seconds that an undisturbed start may take on a busy machine.
 PATIENCE_S = 600
 
@@ -181,7 +183,7 @@ def results(folder: Path) -> dict[str, str]:
     """Each file that a workflow computed to a digest of its content apart from times."""
     found = {}
     for path in sorted([*folder.glob("results/**/*"), *folder.glob("reports/**/*.csv")]):
-        if path.is_file() and path.name != ".lock" and path.suffix != ".parquet":
+        if path.is_file() and path.name not in NOTES and path.suffix != ".parquet":
             content = _timeless(path)
             found[path.relative_to(folder).as_posix()] = hashlib.sha256(content).hexdigest()
     return found
