@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from typer.main import get_command
 
 import sparse_lib as sl
+from experiments.cli.app import app
 from sparse_lib.configure import constructor_keys
 from sparse_lib.core.algorithm import SparsityAlgorithm, algorithm_classes
 from sparse_lib.core.dynamic import DropAndGrow, DynamicSparsityAlgorithm
@@ -87,6 +89,13 @@ def test_public_names_have_docstrings(name):
         for full_name, member in _public_members(value):
             described = member.__doc__ or _described_in_a_base(value, full_name.split(".")[1])
             assert described, full_name
+
+
+def test_commands_of_pages_exist():
+    known = {command.name for command in get_command(app).commands.values()}
+    for page in [*PAGES, ROOT / "docs/tutorial.ipynb"]:
+        named = set(re.findall(r"python -m experiments (\w+)", page.read_text()))
+        assert named <= known, page.name
 
 
 def _anchors(page: Path) -> set[str]:
