@@ -90,6 +90,7 @@ class Score(Loose):
     chance: Number = None
     num_fewshot: NonNegativeInt | None = None
     truncated_fraction: Number = None
+    unknown_fraction: Number = None
     higher_is_better: bool | None = None
 
 

@@ -43,12 +43,16 @@ RECORD_COLUMNS = {
     "higher_is_better": "True, False, or empty where neither applies",
     "num_fewshot": "number of solved examples shown before each test item",
     "truncated_fraction": "share of prompts cut on the left to fit the context",
+    "unknown_fraction": "share of the text's tokens that the tokenizer does not know; above 0.2 "
+    "there is no value",
     "cpu": "processor model",
     "num_threads": "threads of the training process",
     "versions": "library versions, as 'name version; name version'",
     "command": "command that repeats the run",
     "committed": "True where the committed record stands for the run, False where it ran here",
 }
+#: Columns that a file may lack.
+OPTIONAL = frozenset({"committed", "unknown_fraction"})
 CURVE_COLUMNS = {
     "run": "run id",
     "kind": "train or validation",
@@ -60,7 +64,7 @@ CURVE_COLUMNS = {
     "metric": "what was measured",
     "value": "measured value",
 }
-SCORE_FACTS = ("num_items", "chance", "num_fewshot", "truncated_fraction")
+SCORE_FACTS = ("num_items", "chance", "num_fewshot", "truncated_fraction", "unknown_fraction")
 UNITS = ("tokens", "images")
 CURVE_METRICS = (
     "loss",
@@ -408,8 +412,10 @@ def _typed(table: pd.DataFrame) -> pd.DataFrame:
     table = table.copy()
     for name in TEXT_COLUMNS:
         table[name] = table[name].astype("string")
-    for name in ("value", "stderr", "chance", "sparsity", "truncated_fraction"):
-        table[name] = pd.to_numeric(table[name]).astype("float64")
+    shares = ("truncated_fraction", "unknown_fraction")
+    for name in ("value", "stderr", "chance", "sparsity", *shares):
+        values = table[name] if name in table else pd.Series(None, index=table.index)
+        table[name] = pd.to_numeric(values).astype("float64")
     for name in ("seed", "num_items", "num_fewshot", "num_threads"):
         table[name] = pd.to_numeric(table[name]).astype("Int64")
     for name in ("higher_is_better", "committed"):
@@ -478,7 +484,7 @@ def read_records(path: Path) -> pd.DataFrame:
     Raises:
         ValueError: If it is no such table; the message names the file.
     """
-    needed = [name for name in RECORD_COLUMNS if name != "committed"]
+    needed = [name for name in RECORD_COLUMNS if name not in OPTIONAL]
     table = read_table(path, needed, dtype=dict.fromkeys(TEXT_COLUMNS, "string"))
     try:
         return _typed(table)
