@@ -450,7 +450,14 @@ class DropAndGrow(DynamicSparsityAlgorithm):
         return super().state_dict() | {"drop_fraction": dict(self.drop_schedule.state_dict())}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restore :meth:`state_dict`."""
+        """Restore :meth:`state_dict`.
+
+        Raises:
+            ValueError: If the state does not fit this algorithm.
+        """
+        drop = state_dict.get("drop_fraction", {}) if isinstance(state_dict, Mapping) else {}
+        if not isinstance(drop, Mapping):
+            raise ValueError(f"the state has drop_fraction={drop!r:.80}, which must be a mapping")
         super().load_state_dict(state_dict)
         if "drop_fraction" in state_dict:
             self.drop_schedule.load_state_dict(dict(state_dict["drop_fraction"]))

@@ -258,6 +258,20 @@ def test_surgery_after_apply():
         (lambda state: state["params"].pop("weight"), "lacks 'weight'"),
         (lambda state: state["params"].update(other={}), "has 'other'"),
         (lambda state: state["params"].update(weight={}), "lacks 'target'"),
+        (lambda state: state.update(step=None), "step=None"),
+        (lambda state: state.update(num_updates=2.5), "num_updates=2.5"),
+        (lambda state: state.update(seed="x"), "seed='x'"),
+        (lambda state: state.update(params=3), "params=3"),
+        (lambda state: state.update(sparsity=[1]), r"sparsity=\[1\]"),
+        (lambda state: state.update(drop_fraction=3), "drop_fraction=3"),
+        (lambda state: state["params"].update(weight=3), "must hold mappings"),
+        (lambda state: state["params"]["weight"].update(target="x"), "no numbers"),
+        (lambda state: state["params"]["weight"].update(work={"x": 1}), "no numbers.*'work'"),
+        (lambda state: state["params"]["weight"].update(history=3), "no numbers.*'history'"),
+        (
+            lambda state: state["params"]["weight"]["history"].update(flags=torch.ones(3)),
+            r"no bytes of its shape, but \(3,\)",
+        ),
     ],
 )
 def test_a_state_that_does_not_fit_changes_nothing(change, sentence):
