@@ -151,7 +151,7 @@ from pathlib import Path
 import pandas as pd
 from experiments.analysis import figures, tables
 from experiments.cli.app import study_dict
-from experiments.store.records import read_records
+from experiments.store.tidy import read_records
 records = read_records(Path(sys.argv[1]))
 study = study_dict("spdf", "small")
 {kind}.write({name!r}, records, pd.DataFrame(), study, Path("drawn"))
@@ -177,7 +177,7 @@ import sys
 from pathlib import Path
 from experiments.analysis.claims import ledger
 from experiments.cli.app import study_dict
-from experiments.store.records import read_records
+from experiments.store.tidy import read_records
 records = read_records(Path(sys.argv[1]))
 ledger.write(records, study_dict("sparsity_library", "small"), Path("claims.csv"))
 row = ledger.read(Path("claims.csv")).set_index("id").loc["C005"]

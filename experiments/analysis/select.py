@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from experiments.store import records as tidy
+from experiments.store import tidy
 
 PLAN_COLUMNS = ["run", "model", "dataset", "method", "sparsity", "recipe", "seed"]
 

@@ -104,9 +104,9 @@ def compare(runs: Annotated[list[str], typer.Argument(help="run ids")]) -> None:
             raise plan.SpecError(f"run {name} has no record, neither here nor among the committed")
         found.append(path)
     from experiments.cli import terminal
-    from experiments.store import check
+    from experiments.store.record import read_record
 
-    terminal.show(terminal.compare([check.read_record(path) for path in found]))
+    terminal.show(terminal.compare([read_record(path) for path in found]))
 
 
 @app.command()

@@ -34,11 +34,12 @@ def collect(
     folder, facts, files = paths.study(scale, study), study_dict(study, scale), files or []
     if not files and not none:
         raise plan.SpecError(f"no records of {study} are given; --none makes empty tables of it")
-    from experiments.store import check, records
+    from experiments.store.collect import write_tables
+    from experiments.store.record import read_record
 
     known, ids = {run["id"] for run in facts["runs"]}, []
     for path in files:
-        ids.append(check.read_record(path)["run"])
+        ids.append(read_record(path).run)
         if ids[-1] not in known:
             raise plan.SpecError(f"{path} is of run {ids[-1]!r}, which {study} does not have")
     committed = [
@@ -46,7 +47,7 @@ def collect(
         for run, path in zip(ids, files, strict=True)
         if path.resolve().is_relative_to(paths.REFERENCE_RUNS.resolve())
     ]
-    records.collect(files, facts, folder / "records.csv", committed=committed)
+    write_tables(files, facts, folder / "records.csv", committed=committed)
     part, kept = folder / ".records", folder / "records"
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir()
@@ -68,11 +69,11 @@ def read_study(study: str, scale: str) -> tuple:
             f"study {study!r} has no results at scale {scale!r} yet: run "
             f"`snakemake reproduce --config scale={scale} study={study}`"
         )
-    from experiments.store import records
+    from experiments.store import tidy
 
     return (
-        records.read_records(folder / "records.csv"),
-        records.read_curves(folder / "curves.csv"),
+        tidy.read_records(folder / "records.csv"),
+        tidy.read_curves(folder / "curves.csv"),
         facts,
     )
 

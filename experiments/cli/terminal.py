@@ -9,7 +9,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from experiments.report.text import is_missing, settled
-from experiments.store import records as tidy
+from experiments.store.collect import record_rows
+from experiments.store.record import Record
 
 #: A run's facts that head its column, as `RECORD_COLUMNS` names them.
 FACTS = ("model", "dataset", "method", "sparsity", "seed", "recipe", "cpu")
@@ -33,14 +34,14 @@ def scores(evaluation: dict[str, Any], title: str) -> Table:
     return table
 
 
-def compare(records: Sequence[dict[str, Any]]) -> Table:
+def compare(records: Sequence[Record]) -> Table:
     """Facts and metrics of some runs, one column each; a metric that a run lacks stays empty."""
     table = Table(title="Runs side by side")
     table.add_column("")
     for number in range(1, len(records) + 1):
         table.add_column(f"run {number}", overflow="fold")
-    rows = [pd.DataFrame(tidy.record_rows(record, {"name": ""})) for record in records]
-    table.add_row("run", *(record["run"] for record in records))
+    rows = [pd.DataFrame(record_rows(record, "")) for record in records]
+    table.add_row("run", *(record.run for record in records))
     for fact in FACTS:
         table.add_row(fact, *(_text(frame[fact].iloc[0]) for frame in rows))
     table.add_section()

@@ -163,14 +163,12 @@ def _data_of(model: Path) -> Path | None:
 @app.command()
 def record(run: RunId) -> None:
     """Merge a run's files into its small record."""
-    from experiments.store import records
+    from experiments.store.record import make_record, write_record
 
     chosen = plan.find_run(run)
     folder = paths.run(chosen.scale, chosen.id)
-    value = records.make_record(
-        folder / "train.json", folder / "eval.json", folder / "metrics.jsonl"
-    )
-    records.write_record(value, folder / "record.json")
+    value = make_record(folder / "train.json", folder / "eval.json", folder / "metrics.jsonl")
+    write_record(value, folder / "record.json")
 
 
 @app.command()

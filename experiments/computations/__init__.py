@@ -4,7 +4,7 @@ A computation's file has a docstring and ``compute(scale) -> dict[str, pandas.Da
 tables by name (lower-case words joined by underscores). It is made again when its file, or a file
 of this repository that it imports, changes; ``import sparse_lib as sl`` does not say which of the
 library's files are used, so import from those (``from sparse_lib.flops import count``). Tables,
-figures and claims read the result with `experiments.store.records.computed`.
+figures and claims read the result with `experiments.store.tidy.computed`.
 """
 
 import importlib

@@ -22,7 +22,8 @@ from experiments.analysis import figures, tables
 from experiments.analysis.claims import ledger as ledger_module
 from experiments.analysis.methods import INK, Method
 from experiments.report import provenance, summary, text
-from experiments.store import records as tidy
+from experiments.store import tidy
+from experiments.store.io import read_json
 
 TEMPLATES = Path(__file__).with_name("templates")
 HEADINGS = {
@@ -130,7 +131,7 @@ def _read_details(
         record: dict[str, Any] = {}
         for path in (runs_dir / run["id"] / "record.json", runs_dir / f"{run['id']}.json"):
             if path.exists():
-                record = tidy.read_json(path)
+                record = read_json(path)
                 break
         spec = record.get("spec") or run.get("spec") or {}
         details.append(
@@ -258,7 +259,7 @@ def _render(template: str, context: dict[str, Any], out_dir: Path) -> None:
 def _records(folder: Path) -> list[dict[str, Any]]:
     """All records in a folder, as ``<run id>.json`` or ``<run id>/record.json``."""
     files = [*folder.glob("*.json"), *folder.glob("*/record.json")]
-    return [tidy.read_json(path) for path in sorted(files)]
+    return [read_json(path) for path in sorted(files)]
 
 
 def render_index(

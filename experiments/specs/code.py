@@ -172,7 +172,8 @@ def page_code_hash() -> str:
 
 def collecting_code_hash() -> str:
     """Hash of the code that turns a run's files into records and tidy tables."""
-    return code_hash(ROOT / "experiments" / "store" / "records.py", beside=True)
+    units = sorted((ROOT / "experiments" / "tasks").glob("*.py"))  # they say what is a metric
+    return code_hash(ROOT / "experiments" / "store" / "collect.py", *units, beside=True)
 
 
 def computation_code_hash(name: str) -> str:

@@ -18,7 +18,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """
     try:
         value = json.loads(Path(path).read_text(encoding="utf-8"))
-    except ValueError:  # no JSON, or no UTF-8
+    except (ValueError, RecursionError):  # no JSON, no UTF-8, or nested without end
         value = None
     if not isinstance(value, dict):
         raise ValueError(f"{path} holds no JSON object")

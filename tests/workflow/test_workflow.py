@@ -245,7 +245,7 @@ def small_project(checkout, tmp_path) -> Path:
         "import pandas\n\n\ndef compute(scale):\n    return {'rows': pandas.DataFrame({'x': [1]})}\n"
     )
     (copy / "experiments/analysis/tables/library_overhead.py").write_text(
-        '"""One row."""\n\nfrom experiments.store.records import computed\n\n\n'
+        '"""One row."""\n\nfrom experiments.store.tidy import computed\n\n\n'
         "def make(records, curves, study):\n"
         "    return computed(study['scale'], 'nothing', 'rows')\n"
     )

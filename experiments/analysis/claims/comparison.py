@@ -9,7 +9,7 @@ import pandas as pd
 
 from experiments.analysis import select as selection
 from experiments.analysis import stats
-from experiments.store import records as tidy
+from experiments.store import tidy
 
 HOLDS, CONTRADICTED = "holds", "contradicted"
 INCONCLUSIVE, NOT_TESTED = "inconclusive", "not tested"

@@ -14,7 +14,7 @@ import pandas as pd
 from experiments import published
 from experiments.analysis import stats
 from experiments.analysis.methods import Methods
-from experiments.store import records as tidy
+from experiments.store import tidy
 
 PRINTED_DIGITS = 0.01
 #: The largest cost of masked steps over dense ones that still counts as minimal.

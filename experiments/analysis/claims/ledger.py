@@ -31,7 +31,7 @@ from experiments.analysis.claims.comparison import (
     compare,
     verdict,
 )
-from experiments.store import records as tidy
+from experiments.store import tidy
 
 #: Roles of claims that no trained run decides.
 UNTRAINED = ("exact", "measured")

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from experiments.analysis import style
 from experiments.analysis.methods import DENSE, INK, Methods
-from experiments.store import records as tidy
+from experiments.store import tidy
 
 #: So many numbers still stand beside their points.
 MOST_NUMBERS = 8

@@ -12,7 +12,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from experiments.analysis import style
-from experiments.store import records as tidy
+from experiments.store import tidy
 
 
 def data(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from experiments.analysis import style
 from experiments.analysis.methods import Methods
 from experiments.analysis.tables import time_to_loss
-from experiments.store import records as tidy
+from experiments.store import tidy
 
 TICKS = (0.0, 0.5, 0.75, 0.8, 0.9, 0.95)
 SPEEDS = (0.5, 1, 2, 5, 10, 20)

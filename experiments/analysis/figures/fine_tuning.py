@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from experiments.analysis import style
 from experiments.analysis.methods import Methods
 from experiments.analysis.tables.generation import TASKS
-from experiments.store import records as tidy
+from experiments.store import tidy
 
 LINES = {"dense": ("#0072B2", "D"), "sparse": ("#D55E00", "s")}
 

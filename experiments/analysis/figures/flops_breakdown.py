@@ -8,7 +8,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from experiments.analysis import style
-from experiments.store import records as tidy
+from experiments.store import tidy
 
 COLORS = {
     "feed-forward weights": "#0072B2",

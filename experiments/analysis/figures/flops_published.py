@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from experiments.analysis import style
 from experiments.analysis.methods import ALGORITHMS
-from experiments.store import records as tidy
+from experiments.store import tidy
 
 LIMIT = 6.0
 OURS = ALGORITHMS["rigl"][1]

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from experiments.analysis import style
 from experiments.analysis.methods import INK, Methods
-from experiments.store import records as tidy
+from experiments.store import tidy
 
 AXES = ("tokens", "steps", "flops")
 

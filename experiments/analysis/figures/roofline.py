@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from experiments.analysis import style
-from experiments.store import records as tidy
+from experiments.store import tidy
 
 HOST = "host"
 PANELS = {"Measured · this CPU": True, "Simulated · GPT-3 XL": False}

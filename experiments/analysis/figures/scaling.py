@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from experiments.analysis import select as selection
 from experiments.analysis import stats, style
 from experiments.analysis.methods import INK, Methods
-from experiments.store import records as tidy
+from experiments.store import tidy
 
 MIN_SIZES = 3
 #: Models whose tokens per weight are this close to the first model's count as equal.

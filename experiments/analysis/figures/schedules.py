@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from experiments.analysis import select as selection
 from experiments.analysis import style
 from experiments.analysis.methods import Methods
-from experiments.store import records as tidy
+from experiments.store import tidy
 
 AXES = ("tokens", "steps", "flops")
 TITLES = {

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from experiments.analysis import stats, style
 from experiments.analysis.methods import DENSE, Methods
-from experiments.store import records as tidy
+from experiments.store import tidy
 
 
 def data(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from experiments.analysis import style
 from experiments.analysis.methods import Methods
-from experiments.store import records as tidy
+from experiments.store import tidy
 
 CLOCKS = {
     "elapsed_s": ("Measured · this CPU", "of training"),

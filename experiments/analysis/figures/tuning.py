@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from experiments.analysis import style
 from experiments.analysis.methods import Methods
-from experiments.store import records as tidy
+from experiments.store import tidy
 
 EVERY_RECIPE = True
 UNITS = {"perplexity": "validation perplexity per token", "loss": "validation loss, nats per image"}

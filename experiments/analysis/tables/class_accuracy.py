@@ -8,7 +8,7 @@ import pandas as pd
 
 from experiments.analysis import stats
 from experiments.analysis.methods import Methods
-from experiments.store import records as tidy
+from experiments.store import tidy
 
 COLUMNS = ["model", "dataset", "class", "images", "dense", "best treatment", "best", "difference"]
 COLUMNS += ["stderr", "chance", "against chance", "runs"]

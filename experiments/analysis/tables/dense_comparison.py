@@ -15,7 +15,7 @@ import pandas as pd
 from experiments.analysis import select as selection
 from experiments.analysis import stats
 from experiments.analysis.methods import Methods
-from experiments.store import records as tidy
+from experiments.store import tidy
 
 EVERY_RECIPE = True
 #: How far apart, as a factor, parameter counts may be to count as similar.

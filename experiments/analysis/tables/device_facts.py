@@ -5,7 +5,7 @@ from typing import Any
 
 import pandas as pd
 
-from experiments.store import records as tidy
+from experiments.store import tidy
 
 
 def make(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:

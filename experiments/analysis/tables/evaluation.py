@@ -10,7 +10,7 @@ import pandas as pd
 
 from experiments import published
 from experiments.analysis.methods import Methods
-from experiments.store import records as tidy
+from experiments.store import tidy
 
 COLUMNS = ["model", "dataset", "method", "sparsity", "seeds", "perplexity", "few-shot mean"]
 COLUMNS += ["zero-shot mean", "perplexity (published)", "few-shot mean (published)", "runs"]

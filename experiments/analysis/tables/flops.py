@@ -9,7 +9,7 @@ import pandas as pd
 
 from experiments import published
 from experiments.analysis.methods import Methods
-from experiments.store import records as tidy
+from experiments.store import tidy
 
 METRICS = {
     "dense-equivalent FLOPs": "flops_dense_equivalent",

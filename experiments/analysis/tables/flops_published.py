@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from experiments.store import records as tidy
+from experiments.store import tidy
 
 NAMES = {"published": "value (published)"}
 

@@ -10,7 +10,7 @@ import pandas as pd
 from experiments import published
 from experiments.analysis import stats
 from experiments.analysis.methods import Methods
-from experiments.store import records as tidy
+from experiments.store import tidy
 
 PUBLISHED_COLUMN = "BLEU (published, GPT-2 Small on E2E)"
 TASKS = ("facts_to_text", "data_to_text")

@@ -12,7 +12,7 @@ import pandas as pd
 from experiments import published
 from experiments.analysis import stats
 from experiments.analysis.methods import Methods
-from experiments.store import records as tidy
+from experiments.store.scores import MEAN_METRICS, is_accuracy, whole_tasks
 
 COLUMNS = ["model", "dataset", "task", "metric", "method", "sparsity", "seeds", "score", "stderr"]
 COLUMNS += [
@@ -28,9 +28,9 @@ COLUMNS += [
 
 def make(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
     """One row per model, dataset, task, metric, method and sparsity."""
-    accuracies = records["metric"].map(lambda m: tidy.is_accuracy(m) or m in tidy.MEAN_METRICS)
+    accuracies = records["metric"].map(lambda m: is_accuracy(m) or m in MEAN_METRICS)
     scores = records[accuracies.astype(bool) & records["value"].notna()]
-    scores = scores[scores["task"].isin(tidy.whole_tasks(scores["task"]))]
+    scores = scores[scores["task"].isin(whole_tasks(scores["task"]))]
     keys = ["model", "dataset", "task", "metric", "method", "sparsity"]
     source, looks = published.source_id(study), Methods(study)
     rows = [

@@ -11,7 +11,7 @@ import pandas as pd
 from experiments import published
 from experiments.analysis import stats
 from experiments.analysis.methods import Methods
-from experiments.store import records as tidy
+from experiments.store import tidy
 
 COLUMNS = ["model", "dataset", "method", "sparsity", "seeds", "perplexity", "low", "high"]
 COLUMNS += ["mask sparsity"]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from experiments.store import records as tidy
+from experiments.store import tidy
 
 COLUMNS = {
     "model": "model",

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from experiments.analysis.figures import time_to_loss
-from experiments.store import records as tidy
+from experiments.store import tidy
 
 CLOCKS = {"elapsed_s": "measured", "simulated_s": "simulated"}
 COLUMNS = ["model", "dataset", "method", "sparsity", "seeds", "target loss", "measured (s)",

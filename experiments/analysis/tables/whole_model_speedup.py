@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 
 from experiments import published
-from experiments.store import records as tidy
+from experiments.store import tidy
 
 MODELS = {"GPT-2 Small": "GPT-2 Small (125M)", "GPT-3 XL": "GPT-3 XL (1.3B)"}
 METRIC = "theoretical speed-up vs dense"

@@ -7,7 +7,8 @@ whatever mixes them is caught.
 from pathlib import Path
 
 from experiments.specs import plan
-from experiments.store import records
+from experiments.store.collect import curves_table, records_table
+from experiments.store.record import make_record
 from tests.experiments.analysis import synthetic
 
 FILE = Path(__file__).with_suffix(".yaml")
@@ -22,5 +23,5 @@ def frames(study, *, keep=lambda run: True, **law):
     """Records, curves and the study's dict; ``law`` goes to `synthetic.planned_record`."""
     facts = plan.study_as_dict(study, "small")
     runs = [run for run in plan.study_runs(study, "small") if keep(run)]
-    made = [synthetic.planned_record(records.make_record, run, **law) for run in runs]
-    return records.records_table(made, facts), records.curves_table(made), facts
+    made = [synthetic.planned_record(make_record, run, **law) for run in runs]
+    return records_table(made, facts), curves_table(made), facts

@@ -12,7 +12,7 @@ def spec(method, seed, *, scale="quick", dataset="docs-prose", label="llama-0.2m
     sparsity = None if method == "dense" else {"algorithm": method, "sparsity": 0.8, "seed": seed}
     name = method if sparsity is None else f"{method}-s0.80"
     recipe = {"name": "full-batch" if method == "dense" else "half-batch", "tokens": 65536}
-    recipe |= {"steps": 120, "learning_rate": 0.005, "betas": [0.9, 0.95]}
+    recipe |= {"steps": 120, "batch_size": 8, "learning_rate": 0.005, "betas": [0.9, 0.95]}
     run = f"{scale}__{label}__{name}__{dataset}-v1024__{recipe['name']}__seed{seed}"
     return {
         "id": run,

@@ -7,7 +7,9 @@ import pytest
 
 from experiments.analysis import figures, style, tables
 from experiments.specs import plan
-from experiments.store import records
+from experiments.store import tidy
+from experiments.store.collect import curves_table, records_table
+from experiments.store.record import make_record
 from tests.experiments.analysis import synthetic
 
 pytestmark = pytest.mark.usefixtures("computed")
@@ -15,9 +17,9 @@ pytestmark = pytest.mark.usefixtures("computed")
 
 @pytest.fixture(scope="module")
 def frames():
-    made = synthetic.make(records.make_record, seeds=2)
+    made = synthetic.make(make_record, seeds=2)
     study = synthetic.study(made, name="device")
-    return records.records_table(made, study), records.curves_table(made), study
+    return records_table(made, study), curves_table(made), study
 
 
 def draw(name, frames):
@@ -102,12 +104,12 @@ def test_without_kernels_the_rest_is_still_drawn(monkeypatch, frames):
         "roofline": lambda rows: rows[rows["device"] != "host"],
         "amdahl": lambda rows: rows[:1],
     }
-    read = records.computed
+    read = tidy.computed
 
     def computed(scale, name, table):
         return kept.get(table, lambda rows: rows)(read(scale, name, table))
 
-    monkeypatch.setattr(records, "computed", computed)
+    monkeypatch.setattr(tidy, "computed", computed)
     for name in ("device_speedup", "roofline", "gpt_step"):
         draw(name, frames)
         figures.caption(name, *frames)

@@ -9,22 +9,24 @@ import pytest
 from experiments.analysis import figures, style, tables
 from experiments.cli import report as commands
 from experiments.specs import plan
-from experiments.store import records
+from experiments.store import tidy
+from experiments.store.collect import curves_table, records_table
+from experiments.store.record import make_record
 from tests.experiments.analysis import synthetic
 
 pytestmark = pytest.mark.usefixtures("computed")
 
 
 def frames(made):
-    study = synthetic.study(synthetic.make(records.make_record, seeds=1))
-    return records.records_table(made, study), records.curves_table(made), study
+    study = synthetic.study(synthetic.make(make_record, seeds=1))
+    return records_table(made, study), curves_table(made), study
 
 
 @pytest.fixture(scope="module")
 def full():
-    made = synthetic.make(records.make_record, seeds=2)
+    made = synthetic.make(make_record, seeds=2)
     study = synthetic.study(made)
-    return records.records_table(made, study), records.curves_table(made), study
+    return records_table(made, study), curves_table(made), study
 
 
 @pytest.mark.parametrize("name", figures.names())
@@ -53,7 +55,7 @@ def test_tables_are_made_from_full_and_empty_records(name, full):
 
 def test_perplexity_rows_by_hand(full):
     table = tables.load("perplexity").make(*full).set_index("method")
-    values = records.validation_perplexity(full[0])
+    values = tidy.validation_perplexity(full[0])
     for method in synthetic.METHODS:
         own = values[values["method"] == method]["value"]
         assert table.loc[method, "perplexity"] == pytest.approx(own.mean())
@@ -115,7 +117,7 @@ def test_the_floor_is_subtracted(full):
 
 
 def test_without_a_known_floor_the_floor_table_is_empty():
-    made = synthetic.make(records.make_record, seeds=1)
+    made = synthetic.make(make_record, seeds=1)
     for record in made:
         record["data"].pop("floor_nats_per_token")
     assert tables.load("floor").make(*frames(made)).empty

@@ -15,7 +15,8 @@ from experiments.analysis.figures import scaling
 from experiments.analysis.methods import Methods
 from experiments.cli.app import app
 from experiments.specs import plan
-from experiments.store import records
+from experiments.store import tidy
+from experiments.store.record import make_record
 from tests.experiments.analysis import grids, synthetic
 
 WORKLOAD = ("llama-64", "enwiki-slice")
@@ -36,7 +37,7 @@ def ledger(frames):
 
 
 def perplexities(rows, method, cell=WORKLOAD):
-    own = records.in_cell(records.validation_perplexity(rows), cell)
+    own = tidy.in_cell(tidy.validation_perplexity(rows), cell)
     return own[own["method"] == method].set_index("seed")["value"]
 
 
@@ -48,17 +49,17 @@ def test_headline_runs_are_those_of_the_methods_own_recipes(full):
 
 def test_other_budgets_stay_out_of_tables_and_figures(full, tmp_path):
     written = tables.write("perplexity", *full, tmp_path)
-    table = records.pd.read_csv(written)
+    table = tidy.pd.read_csv(written)
     row = table[(table["method"] == "static") & (table["dataset"] == "enwiki-slice")].iloc[0]
     own = perplexities(selection.headline(full[0], full[2]), "static")
     assert row["seeds"] == 3 and row["perplexity"] == pytest.approx(own.mean())
     figures.write("perplexity_by_method", *full, tmp_path)
-    shown = records.pd.read_csv(tmp_path / "perplexity_by_method.csv")
+    shown = tidy.pd.read_csv(tmp_path / "perplexity_by_method.csv")
     assert not shown["run"].str.contains("__quarter__").any()
 
 
 def test_the_difference_to_static_is_at_equal_sparsity(full, tmp_path):
-    table = records.pd.read_csv(tables.write("perplexity", *full, tmp_path)).set_index("method")
+    table = tidy.pd.read_csv(tables.write("perplexity", *full, tmp_path)).set_index("method")
     rows = selection.headline(full[0], full[2])
     gap = (perplexities(rows, "rigl90") - perplexities(rows, "static90")).mean()
     assert table.loc["rigl90", "minus Static"] == pytest.approx(gap)
@@ -71,7 +72,7 @@ def test_the_difference_of_widened_models_is_to_the_dense_one(full):
     study["methods"]["rigl"]["transform"] = {"family": "wide"}
     widened = rows["family"].mask(rows["method"] == "rigl", "wide")
     table = tables.load("perplexity").make(rows.assign(family=widened), full[1], study)
-    own = records.in_cell(table, WORKLOAD).set_index("method").loc["rigl"]
+    own = tidy.in_cell(table, WORKLOAD).set_index("method").loc["rigl"]
     gap = (perplexities(rows, "rigl") - perplexities(rows, "dense-control")).mean()
     assert own["minus Dense"] == pytest.approx(gap) and np.isnan(own["minus Static"])
     assert "minus Dense" not in tables.load("perplexity").make(*full)
@@ -225,7 +226,7 @@ def test_budgets_pair_seeds_and_state_the_gap(full):
 
 def test_dense_at_equal_flops_is_interpolated_and_never_extrapolated(full):
     between = tables.load("dense_comparison").between
-    flops, losses = records.pd.Series([1e9, 1e11]), records.pd.Series([5.0, 4.0])
+    flops, losses = tidy.pd.Series([1e9, 1e11]), tidy.pd.Series([5.0, 4.0])
     assert between(flops, losses, 1e10) == pytest.approx(4.5)
     assert np.isnan(between(flops, losses, 1e12)) and np.isnan(between(flops, losses, 1e8))
     table = tables.load("dense_comparison").make(*full).set_index(["model", "dataset", "method"])
@@ -310,7 +311,7 @@ def test_trials_name_the_best_settings_of_each_method(full):
 
 def test_the_records_of_the_law_are_what_they_say(study):
     run = grids.plan.study_runs(study, "small")[0]
-    record = synthetic.planned_record(records.make_record, run)
+    record = synthetic.planned_record(make_record, run)
     assert record["num_parameters"] == 229888 and len(record["curve"]) == 50
 
 

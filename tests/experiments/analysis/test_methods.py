@@ -10,7 +10,8 @@ from matplotlib.colors import to_rgb
 from experiments.analysis import figures, methods, style
 from experiments.analysis.methods import Methods
 from experiments.specs import plan
-from experiments.store import records
+from experiments.store.collect import curves_table, records_table
+from experiments.store.record import make_record
 from tests.experiments.analysis import synthetic
 
 # Machado, Oliveira and Fernandes (2009), full severity: what people without one cone type see.
@@ -106,9 +107,9 @@ def test_phases_are_those_of_the_study():
 
 
 def test_every_mean_line_has_markers():
-    made = synthetic.make(records.make_record, seeds=2)
+    made = synthetic.make(make_record, seeds=2)
     facts = synthetic.study(made)
-    frames = records.records_table(made, facts), records.curves_table(made), facts
+    frames = records_table(made, facts), curves_table(made), facts
     for name in ("loss_curves", "churn_itop", "schedules", "granet_vs_rigl"):
         with style.sheet(), matplotlib.rc_context({"figure.constrained_layout.use": False}):
             figure = figures.load(name).draw(*frames)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from experiments.analysis import figures, tables
-from experiments.store import records
+from experiments.store import tidy
 
 FROZEN = Path(__file__).with_name("frozen")
 TABLES = ["architecture", "config_changes", "configs", "dense_comparison", "evaluation", "flops"]
@@ -21,8 +21,8 @@ FIGURES = ["budgets", "perplexity_by_method", "perplexity_by_sparsity", "scaling
 @pytest.fixture(scope="module")
 def frozen():
     study = json.loads((FROZEN / "study.json").read_text())
-    rows = records.read_records(FROZEN / "records.csv.gz")
-    return rows, records.read_curves(FROZEN / "curves.csv.gz"), study
+    rows = tidy.read_records(FROZEN / "records.csv.gz")
+    return rows, tidy.read_curves(FROZEN / "curves.csv.gz"), study
 
 
 def check(name, table):
@@ -35,7 +35,7 @@ def check(name, table):
 
 @pytest.mark.parametrize("name", TABLES)
 def test_table(name, frozen, tmp_path):
-    check(name, records.pd.read_csv(tables.write(name, *frozen, tmp_path)))
+    check(name, tidy.pd.read_csv(tables.write(name, *frozen, tmp_path)))
 
 
 @pytest.mark.parametrize("name", FIGURES)

@@ -6,7 +6,8 @@ import pytest
 from experiments.analysis import figures, style, tables
 from experiments.analysis.claims import ledger as claims
 from experiments.analysis.figures import _by_flops
-from experiments.store import records
+from experiments.store.collect import curves_table, records_table
+from experiments.store.record import make_record
 
 # Method: sparsity, test accuracy, FLOPs relative to dense.
 METHODS = {
@@ -29,7 +30,8 @@ def record(method, seed, *, model="resnet-1mf", accuracy=None, flops=None, datas
     run = f"small__{model}__{label}__{dataset}-n9600__sgd__seed{seed}"
     spec = {
         "id": run, "scale": "small", "task": "vision", "model": {"name": "resnet", "label": model},
-        "data": {"name": dataset, "num_images": 9600}, "recipe": {"name": "sgd", "steps": 10},
+        "data": {"name": dataset, "num_images": 9600},
+        "recipe": {"name": "sgd", "steps": 10, "epochs": 1, "batch_size": 64, "learning_rate": 0.1},
         "method": method, "final_sparsity": sparsity, "sparsity": None, "seed": seed,
     }  # fmt: skip
     family, _, algorithm = method.rstrip("0123456789").rpartition("-")
@@ -61,7 +63,7 @@ def record(method, seed, *, model="resnet-1mf", accuracy=None, flops=None, datas
         {"task": "class:B", "metric": "class_accuracy", "value": value / 2, **shared},
     ]
     evaluation = {"run": run, "suite": "vision", "scores": scores}
-    return records.make_record(train, evaluation, rows)
+    return make_record(train, evaluation, rows)
 
 
 STUDY = {
@@ -77,7 +79,7 @@ def full():
     made.append(record("dense", 0, model="resnet-2mf", accuracy=0.56, flops=2.1))
     runs = [{"id": item["run"], "spec": item["spec"]} for item in made]
     study = STUDY | {"runs": runs}
-    return records.records_table(made, study), records.curves_table(made), study
+    return records_table(made, study), curves_table(made), study
 
 
 def test_the_arrows_lead_to_the_known_corners(full):
@@ -127,7 +129,7 @@ def test_curves_of_image_models_are_drawn_over_images(name, full):
 
 def test_without_a_dense_model_there_are_no_arrows():
     made = [record("wide75-rigl", 0)]
-    tables_of = records.records_table(made, STUDY), records.curves_table(made), STUDY
+    tables_of = records_table(made, STUDY), curves_table(made), STUDY
     for name in ("accuracy_by_flops", "sparse_ift_families"):
         figures.load(name).draw(*tables_of)
         assert figures.caption(name, *tables_of)
@@ -165,7 +167,7 @@ def test_class_rows_by_hand(full):
 
 def verdicts(made, primary):
     study = STUDY | {"claims": {"primary": primary, "exploratory": ["C016", "C017"]}}
-    table = claims.evaluate(records.records_table(made, STUDY), study)
+    table = claims.evaluate(records_table(made, STUDY), study)
     return table.set_index("id")
 
 

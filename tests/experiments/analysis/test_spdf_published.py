@@ -1,9 +1,9 @@
 from experiments.analysis import tables
-from experiments.store import records
+from experiments.store.collect import records_table
 
 
 def test_the_sources_table_is_shown_whole():
-    empty = records.records_table([], {"name": "spdf"})
+    empty = records_table([], {"name": "spdf"})
     study = {"source": "Thangarasa et al., SPDF, UAI 2023, PMLR 216"}
     table = tables.load("spdf_published").make(empty, empty, study).set_index(["model", "dataset"])
     assert len(table) == 8

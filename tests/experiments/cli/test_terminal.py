@@ -7,7 +7,8 @@ from experiments.analysis.claims import ledger as claims
 from experiments.cli import terminal
 from experiments.cli.app import app
 from experiments.specs import plan
-from experiments.store import records
+from experiments.store.collect import records_table
+from experiments.store.record import Record, make_record
 from tests.experiments.analysis import synthetic
 
 
@@ -18,17 +19,17 @@ def printed(table) -> str:
 
 
 def test_runs_stand_side_by_side():
-    made = synthetic.make(records.make_record, seeds=1)
-    text = printed(terminal.compare(made[:2]))
+    made = synthetic.make(make_record, seeds=1)
+    text = printed(terminal.compare([Record.model_validate(record) for record in made[:2]]))
     for record in made[:2]:
         assert record["run"] in text
     assert "validation perplexity" in text and "sparsity" in text
 
 
 def test_the_ledger_prints_its_verdicts():
-    made = synthetic.make(records.make_record, seeds=3)
+    made = synthetic.make(make_record, seeds=3)
     study = synthetic.study(made)
-    rows = claims.evaluate(records.records_table(made, study), study)
+    rows = claims.evaluate(records_table(made, study), study)
     text = printed(terminal.ledger(rows))
     for row in rows.to_dict("records"):
         assert row["id"] in text and row["verdict"] in text
@@ -37,9 +38,9 @@ def test_the_ledger_prints_its_verdicts():
 
 
 def test_without_results_the_published_ledger_is_printed(tmp_path, monkeypatch):
-    made = synthetic.make(records.make_record, seeds=3)
+    made = synthetic.make(make_record, seeds=3)
     study = synthetic.study(made)
-    rows = claims.evaluate(records.records_table(made, study), study)
+    rows = claims.evaluate(records_table(made, study), study)
     folder = tmp_path / "reference" / "spdf"
     folder.mkdir(parents=True)
     rows.to_csv(folder / "claims.csv", index=False)

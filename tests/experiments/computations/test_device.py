@@ -3,7 +3,7 @@
 import pytest
 
 from experiments.computations import device
-from experiments.store import records
+from experiments.store import tidy
 from sparse_lib.execution import kernels
 
 pytestmark = pytest.mark.slow
@@ -60,4 +60,4 @@ def test_one_cs2_runs_gpt3_xl_dense_at_its_peak(tables):
 
 def test_missing_tables_are_named():
     with pytest.raises(ValueError, match="compute device"):
-        records.computed("paper", "device", "nothing")
+        tidy.computed("paper", "device", "nothing")

@@ -5,7 +5,9 @@ import pandas as pd
 from experiments.analysis import figures, tables
 from experiments.analysis.claims import ledger as claims
 from experiments.report import render
-from experiments.store import records
+from experiments.store import tidy
+from experiments.store.collect import write_tables
+from experiments.store.record import make_record, write_record
 from tests.experiments.analysis import synthetic
 
 DRAWN = ["loss_curves", "perplexity_by_method"]
@@ -16,10 +18,10 @@ def _collect(root, study, made):
     """Write a study's results, tables and figures, and render its page."""
     results = root / "results" / "quick" / study["name"]
     for record in made:
-        records.write_record(record, results / "records" / f"{record['run']}.json")
+        write_record(record, results / "records" / f"{record['run']}.json")
     files = [results / "records" / f"{run['id']}.json" for run in study["runs"]]
-    path = records.collect(files, study, results / "records.csv")
-    table, curves = records.read_records(path), records.read_curves(results / "curves.csv")
+    path = write_tables(files, study, results / "records.csv")
+    table, curves = tidy.read_records(path), tidy.read_curves(results / "curves.csv")
     claims.write(table, study, results / "claims.csv")
     page = root / "reports" / "quick" / study["name"]
     for name in study["tables"]:
@@ -43,7 +45,7 @@ def make_site(root):
         The folder of the reports, and the study whose first two runs are missing; its figure
         ``schedules`` has not been drawn.
     """
-    made = synthetic.make(records.make_record)
+    made = synthetic.make(make_record)
     main = synthetic.study(made, figures=[*DRAWN, "schedules"], trials=False)
     main["runs"][0]["spec"]["note"] = "<b>&"
     _collect(root, main, made[2:])

@@ -11,7 +11,9 @@ from experiments.analysis.claims import ledger as claims
 from experiments.report import provenance, render, summary
 from experiments.report import text as words
 from experiments.specs import plan
-from experiments.store import records
+from experiments.store import tidy
+from experiments.store.collect import curves_table, records_table
+from experiments.store.record import make_record
 from tests.experiments.analysis import synthetic
 from tests.experiments.report.example import make_site
 
@@ -273,10 +275,10 @@ def test_amounts_in_words(number, text):
 
 def page_of(tmp_path, study, made, **columns):
     """The page of a study whose records have some columns changed."""
-    table = records.records_table(made, study).assign(**columns)
+    table = records_table(made, study).assign(**columns)
     table.to_csv(tmp_path / "records.csv", index=False)
-    records.curves_table(made).to_csv(tmp_path / "curves.csv", index=False)
-    curves = records.read_curves(tmp_path / "curves.csv")
+    curves_table(made).to_csv(tmp_path / "curves.csv", index=False)
+    curves = tidy.read_curves(tmp_path / "curves.csv")
     for name in study["tables"]:
         tables.write(name, table, curves, study, tmp_path / "tables")
     claims.write(table, study, tmp_path / "claims.csv")
@@ -287,7 +289,7 @@ def page_of(tmp_path, study, made, **columns):
 
 
 def test_an_own_study_shows_nothing_about_published_claims(tmp_path):
-    made = synthetic.make(records.make_record, seeds=1)
+    made = synthetic.make(make_record, seeds=1)
     own = {
         "name": "mine",
         "source": "an idea",
@@ -301,9 +303,9 @@ def test_an_own_study_shows_nothing_about_published_claims(tmp_path):
 
 
 def test_committed_records_are_marked_beside_the_numbers(tmp_path):
-    made = synthetic.make(records.make_record, seeds=2)
+    made = synthetic.make(make_record, seeds=2)
     study = synthetic.study(made, figures=[], tables=["perplexity"])
-    runs = records.records_table(made, study)["run"]
+    runs = records_table(made, study)["run"]
     kept = runs.str.contains("__dense__") | runs.str.endswith("seed0")
     text = page_of(tmp_path, study, made, committed=kept)
     assert "2 runs, committed" in text and "2 runs, 1 committed" in text

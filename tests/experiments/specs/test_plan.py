@@ -427,16 +427,17 @@ def test_a_study_may_have_computations_only(tmp_path, monkeypatch, computation):
     assert plan.computation_costs("smoke", folder=tmp_path) == {computation: 3}
 
     from experiments import computations
-    from experiments.store import records
+    from experiments.store import tidy
+    from experiments.store.collect import write_tables
 
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "results" / "smoke" / "computations" / computation
     computations.write(computation, "smoke", folder)
-    assert list(records.computed("smoke", computation, "words")["word"]) == ["smoke"]
+    assert list(tidy.computed("smoke", computation, "words")["word"]) == ["smoke"]
     with pytest.raises(ValueError, match="experiments compute"):
-        records.computed("smoke", computation, "word")
-    records.collect([], plan.study_as_dict(loaded, "smoke"), tmp_path / "records.csv")
-    assert records.read_records(tmp_path / "records.csv").empty
+        tidy.computed("smoke", computation, "word")
+    write_tables([], plan.study_as_dict(loaded, "smoke"), tmp_path / "records.csv")
+    assert tidy.read_records(tmp_path / "records.csv").empty
 
 
 def test_one_command_repeats_several_runs():

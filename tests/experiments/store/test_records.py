@@ -6,13 +6,24 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from experiments.store import records
+from experiments import tasks
+from experiments.store import paths, tidy
+from experiments.store.collect import (
+    curve_columns,
+    curves_table,
+    record_rows,
+    records_table,
+    write_tables,
+)
+from experiments.store.io import read_json, read_jsonl
+from experiments.store.record import final_loss, make_record, read_record, thin_curve, write_record
+from experiments.store.scores import average
 from tests.experiments.analysis import synthetic
 
 
 @pytest.fixture(scope="module")
 def made():
-    return synthetic.make(records.make_record)
+    return synthetic.make(make_record)
 
 
 def test_a_record_is_small_and_keeps_the_ends_of_its_curve(made):
@@ -25,7 +36,7 @@ def test_a_record_is_small_and_keeps_the_ends_of_its_curve(made):
 def test_thinning_keeps_first_and_last_rows_of_each_kind_and_the_bound():
     rows = [{"kind": "train", "step": s, "churn": 0.1 if s % 10 == 0 else None} for s in range(999)]
     rows += [{"kind": "validation", "step": s} for s in range(0, 999, 3)]
-    kept = records.thin_curve(rows, max_rows=100)
+    kept = thin_curve(rows, max_rows=100)
     assert len(kept) <= 100
     for kind, last in (("train", 998), ("validation", 996)):
         steps = [row["step"] for row in kept if row["kind"] == kind]
@@ -35,23 +46,23 @@ def test_thinning_keeps_first_and_last_rows_of_each_kind_and_the_bound():
 
 def test_final_loss_is_the_mean_of_the_last_tenth():
     rows = [{"kind": "train", "loss": float(loss)} for loss in range(20)]
-    assert records.final_loss(rows) == 18.5
-    assert records.final_loss([]) is None
+    assert final_loss(rows) == 18.5
+    assert final_loss([]) is None
 
 
 def test_a_torn_last_line_is_ignored_and_an_earlier_one_is_an_error(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1}\n{"st')
-    assert records.read_jsonl(path) == [{"step": 1}]
+    assert read_jsonl(path) == [{"step": 1}]
     path.write_text('{"st\n{"step": 1}\n')
     with pytest.raises(ValueError, match="line 1"):
-        records.read_jsonl(path)
+        read_jsonl(path)
 
 
 def test_records_of_two_runs_do_not_mix(made):
     train = {key: made[0][key] for key in made[0] if key not in ("curve", "evaluation")}
     with pytest.raises(ValueError, match="eval.json is of run other"):
-        records.make_record(train, {"run": "other", "scores": []}, [])
+        make_record(train, {"run": "other", "scores": []}, [])
 
 
 def test_collect_reads_back_as_it_was_and_skips_missing_files(made, tmp_path):
@@ -59,30 +70,30 @@ def test_collect_reads_back_as_it_was_and_skips_missing_files(made, tmp_path):
     files = []
     for record in made:
         files.append(tmp_path / "runs" / f"{record['run']}.json")
-        records.write_record(record, files[-1])
+        write_record(record, files[-1])
     files[0].unlink()
-    path = records.collect(files, study, tmp_path / "out" / "records.csv")
-    table = records.read_records(path)
-    pd.testing.assert_frame_equal(table, records.records_table(made[1:], study))
+    path = write_tables(files, study, tmp_path / "out" / "records.csv")
+    table = tidy.read_records(path)
+    pd.testing.assert_frame_equal(table, records_table(made[1:], study))
     pd.testing.assert_frame_equal(table, pd.read_parquet(path.with_suffix(".parquet")))
-    assert list(table.columns) == list(records.RECORD_COLUMNS)
-    assert list(records.read_curves(path.with_name("curves.csv"))) == list(records.CURVE_COLUMNS)
-    assert records.missing_runs(table, study) == [made[0]["run"]]
+    assert list(table.columns) == list(tidy.RECORD_COLUMNS)
+    assert list(tidy.read_curves(path.with_name("curves.csv"))) == list(curve_columns())
+    assert tidy.missing_runs(table, study) == [made[0]["run"]]
 
 
 def test_hashes_stay_text(made, tmp_path):
     study = synthetic.study(made)
-    records.write_record(made[0], tmp_path / "r.json")
-    table = records.read_records(records.collect([tmp_path / "r.json"], study, tmp_path))
+    write_record(made[0], tmp_path / "r.json")
+    table = tidy.read_records(write_tables([tmp_path / "r.json"], study, tmp_path))
     assert set(table["spec_hash"]) == {"0123456789"}
 
 
 def test_the_evaluation_goes_before_training(made):
-    table = records.records_table(made[:1], synthetic.study(made))
-    chosen = records.validation_perplexity(table)
+    table = records_table(made[:1], synthetic.study(made))
+    chosen = tidy.validation_perplexity(table)
     assert list(chosen["task"]) == ["perplexity"]
     without = table[table["task"] == "training"]
-    assert list(records.validation_perplexity(without)["task"]) == ["training"]
+    assert list(tidy.validation_perplexity(without)["task"]) == ["training"]
 
 
 def test_mean_accuracy_adds_variances():
@@ -90,10 +101,10 @@ def test_mean_accuracy_adds_variances():
         {"value": 0.4, "stderr": 0.03, "chance": 0.5, "num_items": 10},
         {"value": 0.6, "stderr": 0.04, "chance": 0.25, "num_items": 20},
     ]
-    average = records._average(rows)
-    assert average["value"] == pytest.approx(0.5)
-    assert average["stderr"] == pytest.approx(0.025)
-    assert average["chance"] == pytest.approx(0.375)
+    mean = average(rows)
+    assert mean["value"] == pytest.approx(0.5)
+    assert mean["stderr"] == pytest.approx(0.025)
+    assert mean["chance"] == pytest.approx(0.375)
 
 
 def test_a_group_of_tasks_counts_once(made):
@@ -106,7 +117,7 @@ def test_a_group_of_tasks_counts_once(made):
         {"task": "arc_easy", "value": 0.4, "chance": 0.25, **shared},
         {"task": "lambada", "value": 0.9, "chance": None, **shared},
     ]
-    rows = pd.DataFrame(records.record_rows(record, {"name": ""})).set_index("metric")
+    rows = pd.DataFrame(record_rows(record, "")).set_index("metric")
     assert rows.loc["accuracy_mean", "value"] == pytest.approx(0.3)
     assert rows.loc["accuracy_mean", "chance"] == pytest.approx(0.375)
 
@@ -127,26 +138,104 @@ def test_the_leaderboard_has_a_mean_of_its_own(made):
         {"task": "blimp", "metric": "acc", "value": 0.7, **shared},
     ]
     record["evaluation"]["scores"] = scores
-    rows = pd.DataFrame(records.record_rows(record, {"name": ""})).set_index("metric")
+    rows = pd.DataFrame(record_rows(record, "")).set_index("metric")
     assert rows.loc["leaderboard_mean", "value"] == pytest.approx(0.3)
     assert rows.loc["leaderboard_mean", "truncated_fraction"] == pytest.approx(0.4)
     assert rows.loc["accuracy_mean", "value"] == pytest.approx(0.7)
     assert rows.loc["accuracy_mean", "truncated_fraction"] == 0.0
 
     record["evaluation"]["scores"] = scores[:-2]
-    rows = pd.DataFrame(records.record_rows(record, {"name": ""}))
+    rows = pd.DataFrame(record_rows(record, ""))
     assert "leaderboard_mean" not in set(rows["metric"])
 
 
 def test_a_table_of_an_older_version_is_one_sentence(made, tmp_path):
-    table = records.records_table(made[:1], synthetic.study(made)).drop(columns="chance")
+    table = records_table(made[:1], synthetic.study(made)).drop(columns="chance")
     table.to_csv(tmp_path / "records.csv", index=False)
     with pytest.raises(ValueError, match=r"records.csv has no column chance: another version"):
-        records.read_records(tmp_path / "records.csv")
+        tidy.read_records(tmp_path / "records.csv")
 
 
 def test_the_documented_columns_are_those_of_the_table():
     page = (Path(__file__).parents[3] / "docs/reports.md").read_text()
     section = page.split("## Records")[1].split("##")[0]
     rows = [line.strip("| ").split(" | ") for line in section.splitlines() if line[:3] == "| `"]
-    assert {name.strip("`"): text for name, text in rows} == records.RECORD_COLUMNS
+    assert {name.strip("`"): text for name, text in rows} == tidy.RECORD_COLUMNS
+
+
+def test_committed_records_are_read_and_written_as_they_are(tmp_path):
+    for path in sorted(paths.REFERENCE_RUNS.glob("*.json"))[::9]:
+        record = read_record(path)
+        assert (record.run, record.spec.hash) == (path.stem, record.spec_hash)
+        write_record(read_json(path), tmp_path / "again.json")
+        assert (tmp_path / "again.json").read_bytes() == path.read_bytes()
+
+
+def test_facts_come_from_the_spec_and_not_from_the_id(made):
+    record = json.loads(json.dumps(made[-1]))
+    assert record["spec"]["sparsity"]["algorithm"] == "gmp"
+    record["run"] = record["spec"]["id"] = "gpt-s2__static-s0.99__seed7"
+    record["spec"] |= {"final_sparsity": 0.875, "method": "mine"}
+    record["spec"]["transform"] = {"family": "wide", "sparsity": 0.875}
+    table = records_table([record], synthetic.study(made))
+    facts = table[["algorithm", "family", "sparsity", "seed", "method"]].drop_duplicates()
+    seed = record["spec"]["seed"]
+    assert facts.values.tolist() == [["gmp", "wide", 0.875, seed, "mine"]]
+
+
+def test_every_number_that_a_task_returns_reaches_the_tables(made):
+    record = json.loads(json.dumps(made[0]))
+    last = [row for row in record["curve"] if row["kind"] == "validation"][-1]
+    last |= {"bits_per_byte": 1.25, "perplexity": 9.0, "failed": None}
+    table = records_table([record], synthetic.study(made))
+    rows = table[table["split"] == "validation"].set_index("metric")
+    assert rows.loc["bits_per_byte", "value"] == 1.25
+    assert pd.isna(rows.loc["bits_per_byte", "higher_is_better"])
+    assert not rows[rows["task"] == "training"].loc["perplexity", "higher_is_better"]
+    assert "failed" not in rows.index
+    curves = curves_table([record])
+    assert curves.loc[curves["metric"] == "bits_per_byte", "value"].tolist() == [1.25]
+
+
+def test_a_task_of_ones_own_has_its_unit_and_its_metrics(made, monkeypatch):
+    task = tasks.lm.Task
+    monkeypatch.setattr(task, "unit", "sentences")
+    monkeypatch.setattr(
+        task, "metrics", (tasks.Metric("bleu", higher_is_better=True, label="BLEU"),)
+    )
+    record = json.loads(json.dumps(made[0]))
+    for row in record["curve"]:
+        row["sentences"] = row.pop("tokens") // 10
+        if row["kind"] == "validation":
+            row["bleu"] = 0.5
+    table = records_table([record], synthetic.study(made)).set_index("metric")
+    assert table.loc["bleu", "higher_is_better"] and table.loc["sentences", "value"] == 6144
+    curves = curves_table([record])
+    assert curves["sentences"].max() == 6144 and "tokens" not in curves
+
+
+DAMAGES = {
+    "empty": "",
+    "no object": "[1, 2]",
+    "cut": '{"run": "a", "spe',
+    "no text": "\x00\x01",
+    "without a spec": '{"run": "a"}',
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_garbage_is_one_sentence_that_names_the_file(damage, tmp_path):
+    path = tmp_path / "r.json"
+    path.write_text(DAMAGES[damage])
+    with pytest.raises(ValueError, match="r.json") as caught:
+        read_record(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_record_with_a_key_of_the_wrong_type_is_one_sentence(made, tmp_path):
+    for key in ("spec", "flops", "curve", "layers", "data", "versions", "num_threads"):
+        write_record(made[0] | {key: "garbage"}, tmp_path / "r.json")
+        with pytest.raises(ValueError, match=f"r.json is no record: {key}") as caught:
+            write_tables([tmp_path / "r.json"], synthetic.study(made), tmp_path / "out")
+        assert "\n" not in str(caught.value)
+    assert not (tmp_path / "out").exists()

@@ -9,16 +9,18 @@ from experiments.analysis import stats
 from experiments.analysis.claims import comparison, exact
 from experiments.analysis.claims import ledger as claims
 from experiments.specs import plan
-from experiments.store import records
+from experiments.store import tidy
+from experiments.store.collect import records_table
+from experiments.store.record import make_record
 from tests.experiments.analysis import synthetic
 
 NULL = dict.fromkeys(synthetic.METHODS, 0.0)
 
 
 def ledger(**options):
-    made = synthetic.make(records.make_record, **options)
+    made = synthetic.make(make_record, **options)
     study = synthetic.study(made)
-    table = claims.evaluate(records.records_table(made, study), study)
+    table = claims.evaluate(records_table(made, study), study)
     return table.set_index("id")
 
 
@@ -44,7 +46,7 @@ def test_a_question_that_the_source_leaves_open_is_measured_without_a_verdict():
 
 
 def test_what_a_test_changes_is_said_beside_it():
-    test, empty = published.tests()["C078"], records.records_table([], synthetic.study([]))
+    test, empty = published.tests()["C078"], records_table([], synthetic.study([]))
     assert comparison.compare(test, empty).tested_as.endswith(f" ({test['note']})")
 
 
@@ -71,10 +73,10 @@ def test_missing_methods_are_named():
 
 
 def test_a_study_may_not_name_an_unknown_claim():
-    made = synthetic.make(records.make_record, seeds=1, methods=["dense"])
+    made = synthetic.make(make_record, seeds=1, methods=["dense"])
     study = synthetic.study(made, claims={"primary": ["C999"]})
     with pytest.raises(ValueError, match="C999"):
-        claims.evaluate(records.records_table(made, study), study)
+        claims.evaluate(records_table(made, study), study)
 
 
 def test_primary_claims_are_corrected_together():
@@ -168,9 +170,9 @@ def test_the_library_is_as_its_sources_say(claim, computed, monkeypatch):
     check = check_of(claim, study)
     assert check.holds is True, check.reason
     assert check_of(claim, synthetic.study([])).holds is None
-    rows = records.computed("quick", "library", "properties")
+    rows = tidy.computed("quick", "library", "properties")
     wrong = rows.assign(found=rows["found"] + 1, met=False)
-    monkeypatch.setattr(records, "computed", lambda *_: wrong)
+    monkeypatch.setattr(tidy, "computed", lambda *_: wrong)
     check = check_of(claim, study)
     assert check.holds is False and "cases differ" in check.reason
 
@@ -186,20 +188,20 @@ def test_the_library_is_as_its_sources_say(claim, computed, monkeypatch):
 )
 def test_overhead_is_judged_by_its_interval(monkeypatch, ratios, verdict):
     rows = pd.DataFrame({"method": "Static", "round": range(len(ratios)), "ratio": ratios})
-    monkeypatch.setattr(records, "computed", lambda *_: rows)
+    monkeypatch.setattr(tidy, "computed", lambda *_: rows)
     study = synthetic.study(
         [], computations=[{"name": "library"}], claims={"exploratory": ["C007"]}
     )
-    table = claims.evaluate(records.records_table([], study), study).set_index("id")
+    table = claims.evaluate(records_table([], study), study).set_index("id")
     assert table.loc["C007", "verdict"] == verdict and table.loc["C007", "role"] == "measured"
 
 
 def test_the_update_flops_are_checked_on_the_counted_schedule(computed):
     study = synthetic.study([], computations=[{"name": "flops"}])
-    check = exact.CHECKS["update_flops"](records.records_table([], study), study)
+    check = exact.CHECKS["update_flops"](records_table([], study), study)
     assert check.holds is True and "closed form" in check.reason
-    made = synthetic.make(records.make_record, seeds=1)
-    table = records.records_table(made, study)
+    made = synthetic.make(make_record, seeds=1)
+    table = records_table(made, study)
     both = exact.CHECKS["update_flops"](table, study)
     assert both.holds is True and "RigL executes 1.00% more" in both.reason
     table.loc[(table["method"] == "set") & (table["metric"] == "flops_executed"), "value"] *= 2
@@ -215,15 +217,15 @@ def test_nothing_published_was_dropped():
 
 def test_without_any_run_only_arithmetic_gets_a_verdict():
     study = synthetic.study([], claims={"exploratory": list(published.tests())})
-    table = claims.evaluate(records.records_table([], study), study)
+    table = claims.evaluate(records_table([], study), study)
     assert set(table[table["verdict"] != "not tested"]["role"]) == {"exact"}
     assert table[table["role"] == "measured"]["verdict"].tolist() == ["not tested"]
 
 
 def test_a_study_tests_only_what_it_lists():
-    made = synthetic.make(records.make_record, seeds=3)
+    made = synthetic.make(make_record, seeds=3)
     study = synthetic.study(made, claims={"exploratory": ["C002"]})
-    table = claims.evaluate(records.records_table(made, study), study).set_index("id")
+    table = claims.evaluate(records_table(made, study), study).set_index("id")
     assert table.loc["C002", "num_seeds"] == 3 and table.loc["C002", "role"] == "exploratory"
     assert table.loc["C001", "verdict"] == "not tested" and table.loc["C001", "role"] == ""
     assert table.loc["C001", "reason"] == claims.ELSEWHERE

@@ -1,0 +1,227 @@
+"""Records become the tidy tables of a study; `experiments.store.tidy` reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from experiments import tasks
+from experiments.store.record import Record, Row, read_record
+from experiments.store.scores import evaluation_rows
+from experiments.store.tidy import RECORD_COLUMNS, typed
+
+#: Where a row of a curve stands; what else it holds was measured.
+COORDINATES = ("kind", "step", "flops_executed", "elapsed_s")
+#: Measurements that come first, in this order; a task's own follow.
+FIRST_METRICS = (
+    "loss",
+    "perplexity",
+    "accuracy",
+    "learning_rate",
+    "sparsity",
+    "drop_fraction",
+    "churn",
+    "itop",
+    "flops_dense",
+)
+
+
+def curve_columns() -> dict[str, str]:
+    """Columns of ``curves.csv``; each unit that a task counts is one."""
+    return {
+        "run": "run id",
+        "kind": "train or validation",
+        "step": "optimizer step",
+        **{unit: f"training {unit} seen" for unit in tasks.units()},
+        "flops_executed": "training FLOPs executed so far",
+        "elapsed_s": "seconds of training so far",
+        "metric": "what was measured",
+        "value": "measured value",
+    }
+
+
+def _identity(record: Record, study_name: str) -> dict[str, Any]:
+    """The columns that are the same for every metric of one run."""
+    spec, versions = record.spec, record.versions
+    return {
+        "study": study_name,
+        "run": record.run,
+        "model": spec.model.label,
+        "dataset": spec.data.name,
+        "method": spec.method,
+        "algorithm": spec.algorithm,
+        "family": spec.family,
+        "sparsity": spec.final_sparsity,
+        "seed": spec.seed,
+        "scale": spec.scale,
+        "recipe": spec.recipe.name,
+        "data_hash": record.data.hash,
+        "spec_hash": record.spec_hash,
+        "code_hash": record.code_hash,
+        "cpu": record.cpu,
+        "num_threads": record.num_threads,
+        "versions": "; ".join(f"{name} {versions[name]}" for name in sorted(versions)),
+        "command": record.command,
+        "committed": False,
+    }
+
+
+def _row(metric: str, value: Any, split: str = "train", better: bool | None = None) -> Row:
+    return {
+        "metric": metric,
+        "value": None if value is None else float(value),
+        "split": split,
+        "task": "training",
+        "higher_is_better": better,
+    }
+
+
+def _training_rows(record: Record) -> list[Row]:
+    """Metrics that training itself measured."""
+    validation, train = record.rows("validation"), record.rows("train")
+    executed, dense = record.flops.executed, record.flops.dense_equivalent
+    rows = [_row("loss", record.final_loss, better=False)]
+    if validation:
+        rows += _validation_rows(record, validation[-1])
+    if train:
+        unit = tasks.get(record.spec.task).Task.unit
+        rows += [_row("steps", train[-1]["step"]), _row(unit, train[-1].get(unit))]
+    rows += [
+        _row("flops_executed", executed, better=False),
+        _row("flops_dense_equivalent", dense),
+        _row("flops_ratio", executed / dense if dense else None, better=False),
+    ]
+    if record.transform is not None and record.transform.dense_step and train:
+        before = record.transform.dense_step * train[-1]["step"]
+        rows += [
+            _row("flops_untransformed", before),
+            _row("flops_untransformed_ratio", executed / before, better=False),
+        ]
+    return [
+        *rows,
+        _row("wall_s", record.wall_s, better=False),
+        _row("num_parameters", record.num_parameters),
+        _row("num_nonzero", record.num_nonzero),
+    ]
+
+
+def _validation_rows(record: Record, last: Row) -> list[Row]:
+    """All that the task measured on its last validation pass, and the distance to a known floor."""
+    task, floor = tasks.get(record.spec.task).Task, record.data.floor_nats_per_token
+    better = {metric.name: metric.higher_is_better for metric in task.metrics}
+    rows = [
+        _row(name, value, "validation", better.get(name))
+        for name, value in _measured(last, task.unit, first=tuple(better))
+    ]
+    if floor is not None and last["loss"] is not None:
+        rows.append(_row("floor_loss", floor, "validation"))
+        rows.append(_row("excess_loss", last["loss"] - floor, "validation", False))
+    return rows
+
+
+def _measured(
+    row: Row, unit: str, *, first: Sequence[str] = FIRST_METRICS
+) -> list[tuple[str, float]]:
+    """Measured numbers of a row of a curve: those of ``first``, then others by name."""
+    rank = {name: place for place, name in enumerate(first)}
+    names = [name for name in row if name not in COORDINATES and name != unit]
+    names.sort(key=lambda name: (rank.get(name, len(rank)), name))
+    return [(name, float(row[name])) for name in names if isinstance(row[name], int | float)]
+
+
+def _layer_rows(record: Record) -> list[Row]:
+    """Sparsity, churn and exploration of each sparse weight at the end of training."""
+    return [
+        {
+            "metric": f"layer_{metric}",
+            "value": layer.get(metric),
+            "split": "train",
+            "task": f"layer:{layer['name']}",
+        }
+        for layer in record.layers
+        for metric in ("sparsity", "target", "churn", "itop")
+    ]
+
+
+def record_rows(record: Record | dict[str, Any], study_name: str) -> list[Row]:
+    """The tidy rows of one record; see ``RECORD_COLUMNS``."""
+    record = Record.model_validate(record)
+    trained = [row for row in _training_rows(record) + _layer_rows(record)
+               if row["value"] is not None]  # fmt: skip
+    rows = [*trained, *evaluation_rows(record)]
+    identity = _identity(record, study_name)
+    return [identity | {key: v for key, v in row.items() if v is not None} for row in rows]
+
+
+def curve_rows(record: Record | dict[str, Any]) -> list[Row]:
+    """The tidy rows of one record's learning curve; see `curve_columns`.
+
+    Validation rows carry no FLOPs or seconds of their own: both are interpolated between the
+    training rows around them.
+    """
+    record = Record.model_validate(record)
+    unit, train = tasks.get(record.spec.task).Task.unit, record.rows("train")
+    steps = [row["step"] for row in train]
+    rows = []
+    for row in record.curve:
+        place = {"run": record.run, "kind": row["kind"], "step": row["step"], unit: row.get(unit)}
+        for name in ("flops_executed", "elapsed_s"):
+            known = row.get(name)
+            if known is None and train and train[0].get(name) is not None:
+                known = float(np.interp(row["step"], steps, [r.get(name) or 0.0 for r in train]))
+            place[name] = known
+        rows += [place | {"metric": name, "value": v} for name, v in _measured(row, unit)]
+    return rows
+
+
+def records_table(
+    records: Iterable[Record | dict[str, Any]], study: dict[str, Any]
+) -> pd.DataFrame:
+    """The tidy long table of several records, ordered as the study lists its runs."""
+    rows = [row for record in records for row in record_rows(record, study["name"])]
+    return typed(pd.DataFrame(rows, columns=list(RECORD_COLUMNS)))
+
+
+def curves_table(records: Iterable[Record | dict[str, Any]]) -> pd.DataFrame:
+    """The tidy long table of several learning curves."""
+    rows = [row for record in records for row in curve_rows(record)]
+    return pd.DataFrame(rows, columns=list(curve_columns()))
+
+
+def write_tables(
+    record_files: Sequence[Path],
+    study: dict[str, Any],
+    out: Path,
+    *,
+    committed: Collection[str] = (),
+) -> Path:
+    """Write ``records.csv``, ``records.parquet`` and ``curves.csv`` of a study.
+
+    Args:
+        record_files: ``record.json`` files; runs whose file does not exist are left out, and the
+            report names them.
+        study: The study as ``experiments.specs.plan`` describes it.
+        out: Folder to write to, or the path of ``records.csv`` in it.
+        committed: Ids of the runs whose records are committed ones.
+
+    Returns:
+        The path of ``records.csv``.
+
+    Raises:
+        ValueError: If a file holds no record.
+    """
+    folder = out.parent if out.suffix == ".csv" else out
+    order = {run["id"]: number for number, run in enumerate(study["runs"])}
+    records = [read_record(path) for path in map(Path, record_files) if path.exists()]
+    records.sort(key=lambda record: (order.get(record.run, len(order)), record.run))
+    table, curves = records_table(records, study), curves_table(records)
+    table["committed"] = table["run"].isin(committed).astype("boolean")
+    folder.mkdir(parents=True, exist_ok=True)
+    table.to_csv(folder / "records.csv", index=False)
+    table.to_parquet(folder / "records.parquet", index=False)
+    curves.to_csv(folder / "curves.csv", index=False)
+    return folder / "records.csv"

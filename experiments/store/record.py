@@ -1,0 +1,244 @@
+"""A record: the committed form of one finished run.
+
+It is ``train.json`` and ``eval.json`` merged with a thinned learning curve.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, FiniteFloat, NonNegativeInt, ValidationError
+from pydantic import field_validator as check
+
+from experiments.specs.run import RunSpec
+from experiments.specs.schema import SpecError
+from experiments.store import paths
+from experiments.store.io import read_json, read_jsonl, write_whole
+
+MAX_CURVE_ROWS = 200
+FINAL_SHARE = 0.1
+
+Number = int | FiniteFloat
+Row = dict[str, Any]
+
+
+class Facts(BaseModel):
+    """Base of a record's sections: frozen; facts without a name here are kept as they are."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+
+class Data(Facts):
+    """The prepared data of a run."""
+
+    name: str
+    hash: str
+    #: Loss that no model can beat on average, known for generated text.
+    floor_nats_per_token: Number | None = None
+
+
+class Flops(Facts):
+    """FLOPs of a training, and of the same steps if all weights were there."""
+
+    executed: Number
+    dense_equivalent: Number
+
+
+class Transformed(Facts):
+    """Totals of a Sparse-IFT transformation; ``dense_step`` are FLOPs of the model before it."""
+
+    dense_step: Number | None = None
+
+
+class Score(Facts):
+    """One score of an evaluation."""
+
+    task: str
+    metric: str
+    value: Number | None = None
+    stderr: Number | None = None
+    split: str | None = None
+    data_hash: str | None = None
+    num_items: NonNegativeInt | None = None
+    chance: Number | None = None
+    num_fewshot: NonNegativeInt | None = None
+    truncated_fraction: Number | None = None
+    unknown_fraction: Number | None = None
+    higher_is_better: bool | None = None
+
+
+class Evaluation(Facts):
+    """What ``eval.json`` holds."""
+
+    run: str | None = None
+    scores: tuple[Score, ...] = ()
+    wall_s: Number | None = None
+
+
+class Record(Facts):
+    """One finished run."""
+
+    run: str
+    spec: RunSpec
+    spec_hash: str
+    code_hash: str
+    command: str
+    data: Data
+    versions: dict[str, str]
+    cpu: str
+    num_threads: NonNegativeInt
+    wall_s: Number
+    num_parameters: int
+    num_nonzero: int
+    flops: Flops
+    layers: tuple[Row, ...] = ()
+    transform: Transformed | None = None
+    evaluation: Evaluation | None = None
+    final_loss: Number | None = None
+    curve: tuple[Row, ...] = ()
+
+    @check("run")
+    @classmethod
+    def is_a_name(cls, run: str) -> str:
+        """Files are named after the run."""
+        return paths.name("run", run)
+
+    @check("layers")
+    @classmethod
+    def has_names(cls, layers: tuple[Row, ...]) -> tuple[Row, ...]:
+        """Each layer has a name and numbers."""
+        for number, layer in enumerate(layers):
+            if not isinstance(layer.get("name"), str):
+                raise ValueError(f"row {number} has no name")
+            _check_numbers(layer, number, texts=("name",))
+        return layers
+
+    @check("curve")
+    @classmethod
+    def has_steps(cls, curve: tuple[Row, ...]) -> tuple[Row, ...]:
+        """Each row has a kind, a step and numbers."""
+        for number, row in enumerate(curve):
+            if row.get("kind") not in ("train", "validation"):
+                raise ValueError(f"row {number} has the kind {row.get('kind')!r}")
+            if type(row.get("step")) is not int or row["step"] < 0:
+                raise ValueError(f"row {number} has the step {row.get('step')!r}")
+            _check_numbers(row, number, texts=("kind",))
+        return curve
+
+    def rows(self, kind: str) -> list[Row]:
+        """Rows of the curve: ``train`` or ``validation``."""
+        return [row for row in self.curve if row["kind"] == kind]
+
+
+def _check_numbers(row: Row, number: int, *, texts: tuple[str, ...]) -> None:
+    """Raise `ValueError` where a value that is no text is no finite number either."""
+    for key, value in row.items():
+        is_number = isinstance(value, int | float) and math.isfinite(value)
+        if not (value is None or is_number or key in texts):
+            raise ValueError(f"row {number} has {key} = {str(value)[:40]!r}, which is no number")
+
+
+def read_record(path: Path) -> Record:
+    """Read and check a record.
+
+    Raises:
+        SpecError: If the file holds none; one sentence that names the file and the key.
+        OSError: If there is no such file.
+    """
+    try:
+        return Record.model_validate(read_json(path))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "it"
+        problem = " ".join(first["msg"].removeprefix("Value error, ").split())
+        raise SpecError(f"{path} is no record: {where}: {problem}") from None
+    except ValueError as error:
+        raise SpecError(str(error)) from None
+
+
+def make_record(
+    train: dict[str, Any] | Path,
+    evaluation: dict[str, Any] | Path | None,
+    metrics: Sequence[Row] | Path,
+) -> dict[str, Any]:
+    """Merge what a run wrote into the JSON form of its record.
+
+    Args:
+        train: ``train.json``, as a path or its content.
+        evaluation: ``eval.json``, as a path or its content; None if the run was not evaluated.
+        metrics: ``metrics.jsonl``, as a path or its rows.
+
+    Returns:
+        The content of ``train.json`` plus ``evaluation`` (the content of ``eval.json``),
+        ``final_loss`` (mean training loss over the last tenth of the logged steps, in nats) and
+        ``curve`` (at most 200 rows).
+
+    Raises:
+        ValueError: If the files are of different runs.
+    """
+    train = read_json(train) if isinstance(train, Path) else train
+    evaluation = read_json(evaluation) if isinstance(evaluation, Path) else evaluation
+    rows = read_jsonl(metrics) if isinstance(metrics, Path) else list(metrics)
+    rows = [{key: _plain(value) for key, value in row.items()} for row in rows]
+    if evaluation is not None and evaluation.get("run", train["run"]) != train["run"]:
+        raise ValueError(f"eval.json is of run {evaluation['run']}, train.json of {train['run']}")
+    merged = {"evaluation": evaluation, "final_loss": final_loss(rows), "curve": thin_curve(rows)}
+    return {**train, **merged}
+
+
+def write_record(record: dict[str, Any], path: Path) -> None:
+    """Write the JSON form of a record, stable and diff-friendly."""
+    text = json.dumps(record, indent=1, sort_keys=True, allow_nan=False) + "\n"
+    write_whole(path, lambda stream: stream.write(text.encode()))
+
+
+def _plain(value: Any) -> Any:
+    """JSON has no NaN or infinity: a diverged loss is kept as null."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def final_loss(rows: Iterable[Row]) -> float | None:
+    """Mean training loss over the last tenth of the logged steps: one step's loss is noise."""
+    losses = [row["loss"] for row in rows if row["kind"] == "train"]
+    tail = losses[-max(1, round(FINAL_SHARE * len(losses))) :]
+    return None if not tail or None in tail else float(np.mean(tail))
+
+
+def _evenly(rows: Sequence[Row], count: int) -> list[Row]:
+    """At most ``count`` rows, evenly spaced, first and last always among them."""
+    if len(rows) <= count:
+        return list(rows)
+    kept = np.unique(np.linspace(0, len(rows) - 1, count).round().astype(int))
+    return [rows[index] for index in kept]
+
+
+def thin_curve(rows: Sequence[Row], *, max_rows: int = MAX_CURVE_ROWS) -> list[Row]:
+    """Keep at most ``max_rows`` rows of a learning curve.
+
+    A quarter goes to validation rows, up to half to training rows that carry no churn, the rest to
+    those that do (where only updates log it, they are sparse in time and would otherwise be lost).
+    First and last rows of each kind stay.
+
+    Args:
+        rows: Rows of ``metrics.jsonl`` in the order they were written.
+        max_rows: Upper bound on the number of rows returned, at least 8.
+
+    Returns:
+        The kept rows, ordered by step.
+    """
+    if len(rows) <= max_rows:
+        return list(rows)
+    quarter = max_rows // 4
+    validation = [row for row in rows if row["kind"] == "validation"]
+    train = [row for row in rows if row["kind"] == "train"]
+    moved = [row for row in train if row.get("churn") is not None]
+    still = [row for row in train if row.get("churn") is None]
+    kept = _evenly(validation, quarter)
+    kept += _evenly(moved, max_rows - len(kept) - min(len(still), 2 * quarter))
+    kept += _evenly(still, max_rows - len(kept))
+    return sorted(kept, key=lambda row: (row["step"], row["kind"]))

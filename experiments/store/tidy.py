@@ -1,0 +1,201 @@
+"""Tidy tables of a study: reading them, and choosing rows; `experiments.store.collect` makes them.
+
+``records.csv`` (and ``.parquet``)
+    One row per run and metric; the columns are described in ``RECORD_COLUMNS``.
+``curves.csv``
+    One row per run, logged step and metric.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from experiments.store import paths
+
+RECORD_COLUMNS = {
+    "study": "study that shows the run",
+    "run": "run id",
+    "model": "model label",
+    "dataset": "name in the data registry",
+    "method": "name of the method in the study's file",
+    "algorithm": "sparsity algorithm, or dense where no weight is masked",
+    "family": "Sparse-IFT family of the transformed model, empty without one",
+    "sparsity": "target fraction of zero weights at the end of training, in [0, 1]",
+    "seed": "seed of the run",
+    "scale": "smoke, quick, small or paper",
+    "recipe": "name of the training recipe",
+    "metric": "what was measured",
+    "value": "measured value",
+    "stderr": "standard error of the value over test items, where the metric has one",
+    "split": "part of the data the value was measured on",
+    "task": "training, or the evaluation task",
+    "data_hash": "hash of the data the value was measured on",
+    "spec_hash": "hash of the run's specification",
+    "code_hash": "hash of the library and experiment code that the run used",
+    "num_items": "number of test items",
+    "chance": "value that guessing would reach, where it is known",
+    "higher_is_better": "True, False, or empty where neither applies",
+    "num_fewshot": "number of solved examples shown before each test item",
+    "truncated_fraction": "share of prompts cut on the left to fit the context",
+    "unknown_fraction": "share of the text's tokens that the tokenizer does not know; above 0.2 "
+    "there is no value",
+    "cpu": "processor model",
+    "num_threads": "threads of the training process",
+    "versions": "library versions, as 'name version; name version'",
+    "command": "command that repeats the run",
+    "committed": "True where the committed record stands for the run, False where it ran here",
+}
+#: Columns that a file may lack.
+OPTIONAL = frozenset({"committed", "unknown_fraction"})
+TEXT_COLUMNS = (
+    "study run model dataset method algorithm family scale recipe metric split task data_hash "
+    "spec_hash code_hash cpu versions command"
+).split()
+
+
+def typed(table: pd.DataFrame) -> pd.DataFrame:
+    """Fix the column types, so that a column without values reads back as it was written."""
+    table = table.copy()
+    for name in TEXT_COLUMNS:
+        table[name] = table[name].astype("string")
+    shares = ("truncated_fraction", "unknown_fraction")
+    for name in ("value", "stderr", "chance", "sparsity", *shares):
+        values = table[name] if name in table else pd.Series(None, index=table.index)
+        table[name] = pd.to_numeric(values).astype("float64")
+    for name in ("seed", "num_items", "num_fewshot", "num_threads"):
+        table[name] = pd.to_numeric(table[name]).astype("Int64")
+    for name in ("higher_is_better", "committed"):
+        values = table[name] if name in table else pd.NA
+        table[name] = pd.Series(values, index=table.index, dtype="boolean")
+    return table
+
+
+def read_table(
+    path: Path, columns: Iterable[str], *, dtype: dict[str, Any] | None = None
+) -> pd.DataFrame:
+    """Read a CSV file that has certain columns.
+
+    Raises:
+        ValueError: If it is no CSV file of text, or columns are absent, as in a file of an older
+            version; the message names the file.
+    """
+    try:
+        table = pd.read_csv(path, dtype=dtype)
+    except ValueError as error:  # empty, cut, or no text
+        raise ValueError(f"{path}: not a table: {' '.join(str(error).split())}") from None
+    absent = [name for name in columns if name not in table]
+    if absent:
+        raise ValueError(
+            f"{path} has no column {' and '.join(absent)}: another version wrote it, and "
+            "`snakemake reproduce` collects it again"
+        )
+    return table
+
+
+def read_records(path: Path) -> pd.DataFrame:
+    """Read ``records.csv`` with the types of ``RECORD_COLUMNS``.
+
+    Raises:
+        ValueError: If it is no such table; the message names the file.
+    """
+    needed = [name for name in RECORD_COLUMNS if name not in OPTIONAL]
+    table = read_table(path, needed, dtype=dict.fromkeys(TEXT_COLUMNS, "string"))
+    try:
+        return typed(table)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def read_curves(path: Path) -> pd.DataFrame:
+    """Read ``curves.csv``; raises `ValueError` as `read_records` does."""
+    text = dict.fromkeys(("run", "kind", "metric"), "string")
+    columns = (*text, "step", "flops_executed", "elapsed_s", "value")
+    return read_table(path, columns, dtype=text)
+
+
+def computed(scale: str, name: str, table: str) -> pd.DataFrame:
+    """Read one table of a computation; see `experiments.computations`.
+
+    Raises:
+        ValueError: If the computation has not been made at this scale, or has no such table.
+    """
+    path = paths.computation(scale, name) / f"{table}.csv"
+    if not path.is_file():
+        raise ValueError(
+            f"{path} is missing: run `python -m experiments compute {name} "
+            f"--scale {scale}`, or correct the table's name"
+        )
+    return pd.read_csv(path)
+
+
+def missing_runs(records: pd.DataFrame, study: dict[str, Any]) -> list[str]:
+    """Return the ids of the study's runs that have no record, in the study's order."""
+    present = set(records["run"])
+    return [run["id"] for run in study.get("runs", []) if run["id"] not in present]
+
+
+def select(
+    records: pd.DataFrame, metric: str, *, split: str | None = None, task: str | None = None
+) -> pd.DataFrame:
+    """Return one row per run of a metric: the evaluation's where it exists, else training's.
+
+    Args:
+        records: Tidy records.
+        metric: Name of the metric.
+        split: Part of the data; None takes any.
+        task: Task; None takes any, evaluation tasks first.
+    """
+    rows = records[records["metric"] == metric]
+    if split is not None:
+        rows = rows[rows["split"] == split]
+    if task is not None:
+        rows = rows[rows["task"] == task]
+    rows = rows.assign(own=rows["task"] == "training")
+    rows = rows.sort_values("own", kind="stable").drop_duplicates("run")
+    return rows.drop(columns="own").sort_index()
+
+
+def validation_perplexity(records: pd.DataFrame) -> pd.DataFrame:
+    """Return one row per run: perplexity on the validation split (else on the test split)."""
+    rows = select(records, "perplexity", split="validation")
+    return rows if len(rows) else select(records, "perplexity", split="test")
+
+
+def cells(records: pd.DataFrame) -> list[tuple[str, str]]:
+    """Return the (model, dataset) pairs of the records, in the order they occur."""
+    pairs = records[["model", "dataset"]].drop_duplicates()
+    return [(row.model, row.dataset) for row in pairs.itertuples()]
+
+
+def in_cell(table: pd.DataFrame, cell: tuple[str, str]) -> pd.DataFrame:
+    """Return the rows of one (model, dataset) pair."""
+    return table[(table["model"] == cell[0]) & (table["dataset"] == cell[1])]
+
+
+def mask_sparsity(curves: pd.DataFrame) -> pd.Series[float]:
+    """Return run to the sparsity of its masked weights when it ended; dense runs have none."""
+    rows = curves[(curves["metric"] == "sparsity") & (curves["kind"] == "train")]
+    return rows.sort_values("step").groupby("run")["value"].last()
+
+
+def treatments(records: pd.DataFrame) -> list[tuple[str, float]]:
+    """Return the (method, sparsity) pairs of the records, in the order they occur."""
+    pairs = records[["method", "sparsity"]].drop_duplicates()
+    return [(row.method, float(row.sparsity)) for row in pairs.itertuples()]
+
+
+def by_seed(rows: pd.DataFrame) -> dict[int, float]:
+    """Return seed to value; several rows of one seed are averaged."""
+    means = rows.dropna(subset=["value"]).groupby("seed")["value"].mean()
+    return {int(seed): float(value) for seed, value in means.items()}
+
+
+def label_curves(curves: pd.DataFrame, records: pd.DataFrame) -> pd.DataFrame:
+    """Add what tells runs apart to each row of the curves."""
+    columns = "run method algorithm family sparsity model dataset recipe seed".split()
+    runs = records[columns].drop_duplicates("run")
+    return curves.merge(runs, on="run", how="inner")
