@@ -12,6 +12,8 @@ from experiments.store import paths
 from tests.experiments.specs.edit import edited
 
 BASE = yaml.safe_load((plan.STUDIES / "sparsity_library.yaml").read_text())
+# One section per method, as its levels stand for them.
+BASE["methods"] = plan.load_study("sparsity_library").model_dump(exclude_unset=True)["methods"]
 
 
 @pytest.fixture
