@@ -150,7 +150,7 @@ import sys
 from pathlib import Path
 import pandas as pd
 from experiments.analysis import figures, tables
-from experiments.cli.app import study_dict
+from experiments.cli.report import study_dict
 from experiments.store.tidy import read_records
 records = read_records(Path(sys.argv[1]))
 study = study_dict("spdf", "small")
@@ -176,7 +176,7 @@ CLAIM = """
 import sys
 from pathlib import Path
 from experiments.analysis.claims import ledger
-from experiments.cli.app import study_dict
+from experiments.cli.report import study_dict
 from experiments.store.tidy import read_records
 records = read_records(Path(sys.argv[1]))
 ledger.write(records, study_dict("sparsity_library", "small"), Path("claims.csv"))
