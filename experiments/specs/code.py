@@ -12,6 +12,7 @@ from experiments.specs.digest import digest
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT / "experiments" / "data"
+EVALUATION = ROOT / "experiments" / "evaluation"
 
 
 def imported_files(*entries: Path, data: bool = False) -> list[Path]:
@@ -138,7 +139,9 @@ def code_hash(*entries: Path, data: bool = False, beside: bool = False) -> str:
     files = imported_files(*entries, data=data)
     hashes = {path.relative_to(ROOT).as_posix(): _syntax(path).digest for path in files}
     if beside:
-        others = {other for path in files for other in _syntax(path).beside}
+        # A run's evaluation names its suite and its tasks; nothing else uses these files.
+        readers = [path for path in files if not path.is_relative_to(EVALUATION)]
+        others = {other for path in readers for other in _syntax(path).beside}
         hashes |= {path.relative_to(ROOT).as_posix(): text_hash(path) for path in others}
     return digest(hashes)
 
