@@ -28,6 +28,8 @@ from experiments.specs.schema import (
 )
 from experiments.store import paths
 
+#: Steps of a run, beyond which its plan alone would fill the memory.
+MAX_STEPS = 10_000_000
 #: Core-seconds that all studies together may cost, start-up included.
 BUDGET_CORE_S = {"smoke": 240, "quick": 2000}
 
@@ -99,10 +101,16 @@ def _recipe(workload: Workload, name: str, variant: Variant, *, rate: float = 1.
     data, base = workload.typed
     base = base.with_budget(variant.budget_scale)
     batch_size = max(1, round(base.batch_size * variant.batch_scale))
+    steps = base.num_steps(data, batch_size)
+    if steps > MAX_STEPS:
+        raise ValueError(
+            f"recipe.{base.BUDGET} and batch_size make {steps:g} steps, but a run has at most "
+            f"{MAX_STEPS:,}"
+        )
     values = {
         "name": name,
         "batch_size": batch_size,
-        "steps": base.num_steps(data, batch_size),
+        "steps": steps,
         "learning_rate": base.learning_rate * variant.learning_rate_scale * rate,
     }
     return base.model_copy(update=values)

@@ -15,7 +15,6 @@ from pydantic import (
     Field,
     NonNegativeInt,
     PositiveFloat,
-    PositiveInt,
     field_validator,
     model_validator,
 )
@@ -156,6 +155,9 @@ class Workload(Strict):
         return task.Data.model_validate(self.data), task.Recipe.model_validate(self.recipe)
 
 
+NumSeeds = Annotated[int, Field(gt=0, le=1000)]
+
+
 class Grid(Workload):
     """A workload, and the number of seeds of each method on it."""
 
@@ -166,7 +168,7 @@ class Grid(Workload):
     learning_rate_scale: dict[str, PositiveFloat] = Field(
         {}, description="method -> factor of the recipe's learning rate, where it is tuned"
     )
-    methods: dict[str, PositiveInt | list[NonNegativeInt]] = Field(
+    methods: dict[str, NumSeeds | list[NonNegativeInt]] = Field(
         description="method -> number of seeds, counted from 0, or the seeds themselves"
     )
     core_seconds: PositiveFloat = Field(description="expected cost of one run, start-up included")

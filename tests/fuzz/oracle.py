@@ -11,6 +11,7 @@ import functools
 import io
 import json
 import os
+import resource
 import shutil
 import signal
 import sys
@@ -35,6 +36,8 @@ SURVEY = os.environ.get("FUZZ_SURVEY")
 LIMIT_S = 20.0
 #: (fuzzer, outcome) to number of inputs; `conftest.py` prints it.
 COUNTS: Counter[tuple[str, str]] = Counter()
+#: Bytes of address space: an input that would fill the memory fails, and nothing else does.
+MEMORY = 16 * 2**30
 _CHANGES = {
     **dict.fromkeys(("os.remove", "os.rmdir", "os.mkdir", "os.truncate", "shutil.rmtree"), (0,)),
     **dict.fromkeys(("os.rename", "os.link", "os.symlink", "shutil.move", "shutil.copyfile"), (1,)),
@@ -116,6 +119,8 @@ def workplace() -> Iterator[Path]:
     os.chdir(here)
     old = signal.signal(signal.SIGVTALRM, _give_up)
     signal.setitimer(signal.ITIMER_VIRTUAL, LIMIT_S)
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, limits[1]))
     _guarded.update(root=str(here), seen=[])
     try:
         with warnings.catch_warnings():
@@ -123,6 +128,7 @@ def workplace() -> Iterator[Path]:
             yield here
     finally:
         _guarded["root"] = None
+        resource.setrlimit(resource.RLIMIT_AS, limits)
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         signal.signal(signal.SIGVTALRM, old)
         os.chdir(before)

@@ -90,6 +90,7 @@ def test_a_damaged_record_is_shown_or_refused_in_one_sentence(example):
         lambda r: r.update(curve=[1]),
         lambda r: r["curve"][0].pop("kind"),
         lambda r: r["curve"][0].update(loss="U"),
+        lambda r: r["curve"][0].update(tokens_per_s={}),
         lambda r: r.update(run="../victim"),
         lambda r: r.update(run="another"),
         lambda r: r.update(evaluation=True),

@@ -78,6 +78,11 @@ def rigl(study: dict[str, Any]) -> dict[str, Any]:
     return next(value for name, value in study["methods"].items() if "rigl" in name)
 
 
+def grid(study: dict[str, Any]) -> dict[str, Any]:
+    """The first grid of its only scale."""
+    return next(iter(study["scales"].values()))[0]
+
+
 @pytest.mark.parametrize(
     ("content", "named"),
     [
@@ -89,9 +94,11 @@ def rigl(study: dict[str, Any]) -> dict[str, Any]:
         (edited(lambda s: rigl(s)["sparsity"]["update"].update(freq="inf%")), "75%"),
         (edited(lambda s: s["methods"].update({"<b>": s["methods"].popitem()[1]})), "methods"),
         (
-            edited(lambda s: next(iter(s["scales"].values()))[0]["model"].update(label="a/b")),
+            edited(lambda s: grid(s)["model"].update(label="a/b")),
             "label",
         ),
+        (edited(lambda s: grid(s)["methods"].update(dict.fromkeys(s["methods"], 10**9))), "1000"),
+        (edited(lambda s: grid(s)["recipe"].update(tokens=10**15)), "steps"),
         (edited(lambda s: None) + b"x: !!timestamp never\n", "timestamp"),
         (edited(lambda s: None) + b"title: again\n", "twice"),
         (edited(lambda s: None) + b"title: &a [*a]\n", "study.yaml"),
