@@ -27,20 +27,20 @@ def excerpts() -> list[dict[str, Any]]:
     for name in plan.study_names():
         study = yaml.safe_load((plan.STUDIES / f"{name}.yaml").read_text())
         study["name"] = "study"
+        own = study.get("methods", {})
         for scale, grids in (study.get("scales") or {"smoke": []}).items():
             grids = [dict(grid) for grid in grids[:2]]
             kept: set[str] = set()
             for grid in grids:
                 few = dict(list(grid["methods"].items())[-2:])
-                kept |= few.keys()
-                for method in few:
-                    start = study["methods"][method].get("starts_from")
-                    if start:
-                        kept.add(start["method"])
+                # A level of a method has the method's name with the level after it.
+                kept |= {name for name in own for method in few if method.startswith(name)}
+                starts = [own[name].get("starts_from") for name in kept]
+                kept |= {start["method"] for start in starts if start}
                 grid["methods"] = few
                 rates = grid.get("learning_rate_scale", {})
                 grid["learning_rate_scale"] = {m: r for m, r in rates.items() if m in few}
-            methods = {m: v for m, v in study.get("methods", {}).items() if m in kept}
+            methods = {m: v for m, v in own.items() if m in kept}
             found.append({**study, "methods": methods, "scales": {scale: grids}})
     return found
 
