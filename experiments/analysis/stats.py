@@ -13,6 +13,7 @@ import numpy as np
 
 LEVEL = 0.95
 MIN_SEEDS = 3
+DIRECTIONS = ("less", "greater", "differ", "equal")
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,8 @@ def paired(
     Args:
         a: Seed to value.
         b: Seed to value.
-        direction: ``less`` tests a < b - margin, ``greater`` a > b + margin, ``differ`` a != b.
+        direction: ``less`` tests a < b - margin, ``greater`` a > b + margin, ``differ`` a != b,
+            ``equal`` |a - b| < margin by two one-sided tests (Schuirmann, 1987).
         margin: Smallest difference that counts, in the metric's units; a negative one is a
             loss that the claim allows (``greater`` with -1 tests that a loses less than 1).
 
@@ -82,8 +84,10 @@ def paired(
     Raises:
         ValueError: If the direction is unknown.
     """
-    if direction not in ("less", "greater", "differ"):
-        raise ValueError(f"direction is {direction!r}: it must be less, greater or differ")
+    if direction not in DIRECTIONS:
+        raise ValueError(f"direction is {direction!r}: it must be {', '.join(DIRECTIONS)}")
+    if direction == "equal" and not margin > 0:
+        raise ValueError(f"margin is {margin!r}: an equivalence needs one above 0")
     differences = np.array([a[seed] - b[seed] for seed in sorted(set(a) & set(b))], dtype=float)
     effect, low, high = t_interval(differences)
     count = differences.size
@@ -101,6 +105,9 @@ def _p_values(differences: np.ndarray, direction: str, margin: float) -> tuple[f
     if direction == "differ":
         p = 2 * float(stdtr(degrees, -abs(mean / error)))
         return p, p
+    if direction == "equal":
+        inside = [float(stdtr(degrees, (side * mean - margin) / error)) for side in (1, -1)]
+        return max(inside), 1.0 - max(inside)
     sign = -1.0 if direction == "less" else 1.0
     # The claim is contradicted by a difference against it, not by one smaller than the margin;
     # where it allows a loss, by a larger loss.
@@ -109,21 +116,40 @@ def _p_values(differences: np.ndarray, direction: str, margin: float) -> tuple[f
     return float(forward), float(backward)
 
 
-def holm(p_values: Mapping[str, float]) -> dict[str, float]:
+def holm(p_values: Mapping[str, float], *, count: int | None = None) -> dict[str, float]:
     """Return Holm's step-down adjusted p values.
 
     Args:
         p_values: Name to p value; a NaN counts in the number of tests and stays NaN.
+        count: Number of tests, at least that of the p values: the rest count as p values of 1.
 
     Returns:
         Name to adjusted p value, in the order given. Source: Holm (1979).
     """
-    count = len(p_values)
+    count = len(p_values) if count is None else count
     ordered = sorted((p, name) for name, p in p_values.items() if not math.isnan(p))
     adjusted: dict[str, float] = dict.fromkeys(p_values, math.nan)
     running = 0.0
     for rank, (p, name) in enumerate(ordered):
         running = max(running, min(1.0, (count - rank) * p))
+        adjusted[name] = running
+    return adjusted
+
+
+def benjamini_hochberg(
+    p_values: Mapping[str, float], *, count: int | None = None
+) -> dict[str, float]:
+    """Return p values adjusted for the false discovery rate, step-up.
+
+    Arguments and result as in :func:`holm`. Source: Benjamini and Hochberg (1995).
+    """
+    count = len(p_values) if count is None else count
+    ordered = sorted((p, name) for name, p in p_values.items() if not math.isnan(p))
+    adjusted: dict[str, float] = dict.fromkeys(p_values, math.nan)
+    running = 1.0
+    for rank in range(len(ordered), 0, -1):
+        p, name = ordered[rank - 1]
+        running = min(running, p * count / rank)
         adjusted[name] = running
     return adjusted
 

@@ -1,7 +1,11 @@
 """The sources' numbers and claims, read from ``experiments/published``."""
 
 import functools
+import hashlib
+import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import yaml
@@ -34,6 +38,29 @@ def claims() -> pd.DataFrame:
 def tests() -> dict[str, dict]:
     """Return the machine form of each claim by its id."""
     return yaml.safe_load((FOLDER / "tests.yaml").read_text(encoding="utf-8"))
+
+
+#: Keys of a test that say what is compared and how; notes and the like are not among them.
+DECISIVE = ("metric", "split", "a", "b", "gaps", "every", "order", "direction", "margin")
+
+
+def test_hash(test: Mapping[str, Any]) -> str:
+    """Return the hash of what decides a claim: the part of its test that a note does not change."""
+    decisive = {key: test[key] for key in DECISIVE if key in test}
+    text = json.dumps(decisive, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+@functools.cache
+def registrations() -> dict[str, dict]:
+    """Return when and as what each claim's test was registered, by its id."""
+    return yaml.safe_load((FOLDER / "registrations.yaml").read_text(encoding="utf-8"))
+
+
+@functools.cache
+def policy() -> dict[str, Any]:
+    """Return the conditions under which a comparison says something."""
+    return yaml.safe_load((FOLDER / "policy.yaml").read_text(encoding="utf-8"))
 
 
 def source_id(study: dict) -> str | None:

@@ -28,9 +28,17 @@ from experiments.store.io import read_json
 TEMPLATES = Path(__file__).with_name("templates")
 HEADINGS = {
     "contradicted": "Not reproduced: contradicted",
+    "suggests against": "Exploratory or post hoc: the runs suggest against it",
     "inconclusive": "Open: inconclusive",
+    "suggests": "Exploratory or post hoc: the runs suggest it",
     "holds": "Reproduced or consistent: holds",
     "not tested": "Without a verdict: not tested at this scale, or an open question",
+}
+#: Negative results by verdict, as the front page lists them: number of claims, then these words.
+NEGATIVE = {
+    "contradicted": "contradicted",
+    "suggests against": "that the runs suggest against",
+    "inconclusive": "inconclusive",
 }
 #: The figure that shows the source's own numbers.
 SOURCE = "source_by_sparsity"
@@ -310,6 +318,7 @@ def render_index(
         "scale": scale,
         "groups": {word: [r for r in rows if r["verdict"] == word] for word in summary.ORDER},
         "headings": HEADINGS,
+        "negative": NEGATIVE,
         "counts": counts,
         "by_verdict": {row["verdict"]: row for row in counts},
         "outcome": summary.outcome(merged),

@@ -7,10 +7,26 @@ from typing import Any
 import pandas as pd
 
 from experiments.analysis.claims import ledger as claims
+from experiments.analysis.claims import policy
 from experiments.report.provenance import has_rows
 
 #: Negative results first.
-ORDER = (claims.CONTRADICTED, claims.INCONCLUSIVE, claims.HOLDS, claims.NOT_TESTED)
+ORDER = (
+    policy.CONTRADICTED,
+    policy.SUGGESTS_AGAINST,
+    policy.INCONCLUSIVE,
+    policy.SUGGESTS,
+    policy.HOLDS,
+    policy.NOT_TESTED,
+)
+#: How many claims a verdict has, in words.
+IN_WORDS = {
+    policy.CONTRADICTED: "contradicted",
+    policy.SUGGESTS_AGAINST: "that the runs suggest against",
+    policy.INCONCLUSIVE: "inconclusive",
+    policy.SUGGESTS: "that they suggest",
+    policy.HOLDS: "hold",
+}
 ROLES = {"primary": 0, "exploratory": 1, "exact": 2, "measured": 2, claims.OPEN: 2}
 CHANCE = "against chance"
 
@@ -25,7 +41,7 @@ def merge_ledgers(ledgers: dict[str, pd.DataFrame]) -> pd.DataFrame:
         return pd.DataFrame(columns=[*claims.COLUMNS, "study"])
     merged = pd.concat(rows, ignore_index=True)
     rank = merged["role"].map(ROLES).fillna(3)
-    rank += 4 * (merged["verdict"] == claims.NOT_TESTED).astype(int)
+    rank += 4 * (merged["verdict"] == policy.NOT_TESTED).astype(int)
     merged = merged.assign(rank=rank).sort_values(["id", "rank"], kind="stable")
     merged = merged.drop_duplicates("id")
     return merged.sort_values(["rank", "id"], kind="stable").drop(columns="rank")
@@ -36,8 +52,8 @@ def verdict_counts(ledger: pd.DataFrame) -> list[dict[str, Any]]:
     rows = []
     for word in ORDER:
         own = ledger[ledger["verdict"] == word]
-        computed = 0 if word == claims.NOT_TESTED else int(own["role"].isin(claims.UNTRAINED).sum())
-        trained = 0 if word == claims.NOT_TESTED else len(own) - computed
+        computed = 0 if word == policy.NOT_TESTED else int(own["role"].isin(claims.UNTRAINED).sum())
+        trained = 0 if word == policy.NOT_TESTED else len(own) - computed
         rows.append({"verdict": word, "all": len(own), "trained": trained, "computed": computed})
         rows[-1]["primary"] = int((own["role"] == "primary").sum())
     return rows
@@ -49,7 +65,7 @@ def outcome(ledger: pd.DataFrame) -> str:
     tested = sum(trained.values())
     if not tested:
         return "No claim about trained models has been tested at this scale."
-    shares = [f"{trained[word]} {word}" for word in ORDER[:3]]
+    shares = [f"{trained[word]} {words}" for word, words in IN_WORDS.items() if trained[word]]
     noun = "claim" if tested == 1 else "claims"
     return f"Of {tested} {noun} that trained models can test at this scale: {', '.join(shares)}."
 

@@ -294,7 +294,7 @@ class Comparison(Strict):
     a: dict[Literal["method", "sparsity", "model"], Any] | None = None
     b: dict[Literal["method", "sparsity", "model"], Any] | None = None
     gaps: list[list[dict[Literal["method", "sparsity", "model"], Any]]] | None = None
-    direction: Literal["less", "greater", "differ"] | None = None
+    direction: Literal["less", "greater", "differ", "equal"] | None = None
     margin: float = 0.0
     where_planned: bool = False
 
@@ -304,7 +304,7 @@ class ClaimTest(Comparison):
 
     every: list[Comparison] | None = None
     order: list[dict[Literal["method", "sparsity", "model"], Any]] | None = None
-    requires: dict[Literal["a", "b"], float] = {}
+    held_equal: list[str] = []
     concerns: list[str] = []
     note: str | None = None
     open: bool = False

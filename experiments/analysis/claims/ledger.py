@@ -12,42 +12,49 @@ replications.
 """
 
 import math
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, fields
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from experiments import published
 from experiments.analysis import select as selection
-from experiments.analysis import stats
-from experiments.analysis.claims import exact
-from experiments.analysis.claims.comparison import (
+from experiments.analysis.claims import exact, policy, published_points
+from experiments.analysis.claims.comparison import Outcome, compare
+from experiments.analysis.claims.policy import (
     CONTRADICTED,
     HOLDS,
     INCONCLUSIVE,
     NOT_TESTED,
-    Outcome,
-    compare,
-    verdict,
 )
 from experiments.store import tidy
 
 #: Roles of claims that no trained run decides.
 UNTRAINED = ("exact", "measured")
-VERDICTS = (HOLDS, CONTRADICTED, INCONCLUSIVE, NOT_TESTED)
+#: Checks by name: closed forms, properties and timings, and the authors' own published points.
+CHECKS = {**exact.CHECKS, **published_points.CHECKS}
+#: The scale whose seeds the registrations speak of.
+REGISTERED_SCALE = "small"
 #: Role of a statement that takes no side: it is measured and gets no verdict.
 OPEN = "open question"
 OPEN_REASON = "measured, but the source takes no side, so there is nothing to hold"
 COLUMNS = ["id", "role", "statement", "source", "published", "tested_as", "verdict", "compared"]
-COLUMNS += ["effect", "low", "high", "interval", "p", "p_adjusted", "num_seeds", "reason"]
+COLUMNS += ["effect", "low", "high", "interval", "p", "p_opposite", "p_adjusted", "num_seeds"]
+COLUMNS += ["num_registered", "held_equal", "post_hoc", "reason"]
 COLUMNS += ["links", "replications", "concerns", "runs"]
 TRIALS = "the runs of this study choose settings: they are evidence for no claim"
 ELSEWHERE = "this study does not list it; the study that does tests it"
 
 
 def evaluate(records: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
-    """Return the ledger: every published claim, in the order of ``claims.csv``.
+    """Return the ledger of one study alone: `tested_claims`, judged without other studies."""
+    return judge(tested_claims(records, study))
+
+
+def tested_claims(records: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
+    """Test each published claim, in the order of ``claims.csv``, without a verdict on comparisons.
 
     Args:
         records: Tidy records of one study.
@@ -56,9 +63,9 @@ def evaluate(records: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
 
     Returns:
         One row per claim; the columns are ``COLUMNS``. Effects and intervals are differences in
-        the metric's units, ``compared`` says of what; ``p_adjusted`` is Holm's over the primary
-        claims, else ``p``. Intervals are not corrected for the number of tests, nor are the
-        ``links`` that a claim consists of, each of which is tested as if it were alone.
+        the metric's units, ``compared`` says of what. ``p`` and ``p_opposite`` are one-sided. The
+        ``verdict`` of a comparison is empty: `judge` gives it. The ``links`` that a claim consists
+        of are each judged as if it were alone.
 
     Raises:
         ValueError: If the study names a claim that does not exist.
@@ -73,19 +80,62 @@ def evaluate(records: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
         for name, test in tests.items()
     }
     records = selection.headline(records, study)
-    outcomes = {
-        row.claim_id: _outcome(tests.get(row.claim_id, {}), records, study)
-        for row in published.claims().itertuples()
-    }
-    corrected = _holm(outcomes, roles)
     rows = []
     for row in published.claims().itertuples():
-        outcome = corrected[row.claim_id]
         test = tests.get(row.claim_id, {})
+        seeds = registered_seeds(row.claim_id) if study.get("scale") == REGISTERED_SCALE else None
+        own = records if seeds is None else records[records["seed"].isin(seeds)]
         role = next((kind for kind in UNTRAINED if kind in test), roles.get(row.claim_id, ""))
         role = OPEN if test.get("open") and role else role
-        rows.append(_ledger_row(row, role, test, outcomes[row.claim_id], outcome))
+        rows.append(_ledger_row(row, role, test, _outcome(test, own, study), seeds))
     return pd.DataFrame(rows, columns=COLUMNS)
+
+
+def registered_seeds(claim: str) -> list[int] | None:
+    """Return the seeds that a claim is read at, fixed before they were trained; None for all."""
+    seeds = published.registrations().get(claim, {}).get("seeds")
+    return list(range(seeds)) if isinstance(seeds, int) else seeds
+
+
+def evidence(table: pd.DataFrame) -> list[policy.Evidence]:
+    """Return what a study's `tested_claims` leave to be judged."""
+    return [
+        policy.Evidence(
+            row.id,
+            row.role == "primary",
+            row.p,
+            row.p_opposite,
+            int(row.num_seeds),
+            int(row.num_registered),
+            row.post_hoc,
+        )
+        for row in table.itertuples()
+        if row.verdict == ""
+    ]
+
+
+def judge(
+    table: pd.DataFrame, others: Iterable[policy.Evidence] = (), *, num_primary: int = 0
+) -> pd.DataFrame:
+    """Give verdicts to a study's tested claims, together with those of other studies.
+
+    Args:
+        table: The study's `tested_claims`.
+        others: What the other studies have; a claim that the table has too is left out.
+        num_primary: Primary claims of all studies, those of studies without results included.
+
+    Returns:
+        The ledger.
+    """
+    table, own = table.copy(), evidence(table)
+    names = {test.name for test in own}
+    rest = [test for test in others if test.name not in names]
+    verdicts = policy.verdicts([*own, *rest], num_primary=num_primary)
+    for index, row in table[table["verdict"] == ""].iterrows():
+        found = verdicts[row["id"]]
+        table.loc[index, ["verdict", "p_adjusted"]] = found.word, found.p_adjusted
+        table.loc[index, "reason"] = f"{row['reason']}: {found.why}"
+    return table
 
 
 def _roles(study: dict[str, Any]) -> dict[str, str]:
@@ -102,34 +152,19 @@ def _outcome(test: Mapping[str, Any], records: pd.DataFrame, study: dict[str, An
         reason = test.get("not_tested", "no test has been written for this claim")
         return Outcome("", verdict=NOT_TESTED, reason=reason)
     if name := test.get("exact") or test.get("measured"):
-        check = exact.CHECKS[name](records, study, test)
+        check = CHECKS[name](records, study, test)
         undecided = INCONCLUSIVE if check.is_inconclusive else NOT_TESTED
         verdict = {True: HOLDS, False: CONTRADICTED, None: undecided}[check.holds]
         return Outcome(test["tested_as"], verdict=verdict, reason=check.reason)
     return compare(test, records, study)
 
 
-def _holm(outcomes: dict[str, Outcome], roles: dict[str, str]) -> dict[str, Outcome]:
-    """Adjust both p values of the primary claims; one without a test still counts as one."""
-    primary = [name for name, role in roles.items() if role == "primary"]
-    adjusted: dict[str, dict[str, float]] = {}
-    for field in ("p", "p_opposite"):
-        raw = {
-            name: getattr(outcomes[name].pair, field) if outcomes[name].pair else math.nan
-            for name in primary
-        }
-        adjusted[field] = stats.holm(raw)
-    corrected = dict(outcomes)
-    for name in primary:
-        pair = outcomes[name].pair
-        if pair is not None:
-            values = {field: adjusted[field][name] for field in adjusted}
-            corrected[name] = replace(outcomes[name], pair=replace(pair, **values))
-    return corrected
-
-
 def _ledger_row(
-    claim: Any, role: str, test: Mapping[str, Any], raw: Outcome, outcome: Outcome
+    claim: Any,
+    role: str,
+    test: Mapping[str, Any],
+    outcome: Outcome,
+    seeds: Sequence[int] | None,
 ) -> dict[str, Any]:
     row = {
         "id": claim.claim_id,
@@ -138,32 +173,66 @@ def _ledger_row(
         "source": claim.provenance or claim.source_id,
         "published": claim.published,
         "tested_as": outcome.tested_as,
-        "verdict": outcome.verdict,
+        "verdict": outcome.verdict or "",
         "compared": outcome.compared,
+        "p": math.nan,
+        "p_opposite": math.nan,
         "num_seeds": 0,
+        "num_registered": policy.MIN_SEEDS if seeds is None else len(seeds),
+        "held_equal": ", ".join(test.get("held_equal", [])),
+        "post_hoc": "",
         "reason": outcome.reason,
         "links": outcome.links,
         "replications": outcome.replications,
         "concerns": " ".join(test.get("concerns", [])),
         "runs": outcome.runs,
     }
-    if outcome.pair is not None:
-        pair = outcome.pair
-        word, why = verdict(pair)
+    pair = outcome.pair
+    if pair is not None:
         interval = "" if math.isnan(pair.low) else f"[{pair.low:.4g}, {pair.high:.4g}]"
+        row |= {"effect": pair.effect, "low": pair.low, "high": pair.high, "interval": interval}
+        row |= {"p": pair.p, "p_opposite": pair.p_opposite, "num_seeds": pair.num_seeds}
+        name = claim.claim_id
+        row["post_hoc"] = policy.registered(
+            name, published.test_hash(test), published.registrations()
+        )
         if test.get("open"):
-            word, why = NOT_TESTED, f"{OPEN_REASON}; p = {pair.p:.2g} for a difference"
-        if (pair.p, pair.p_opposite) != (raw.pair.p, raw.pair.p_opposite):
-            why += ", Holm-corrected"
-        row |= {"verdict": word, "reason": f"{outcome.reason}: {why}", "effect": pair.effect}
-        row |= {"low": pair.low, "high": pair.high, "interval": interval}
-        row |= {"p": raw.pair.p, "p_adjusted": pair.p, "num_seeds": pair.num_seeds}
+            row["verdict"] = NOT_TESTED
+            p = min(1.0, 2 * min(pair.p, pair.p_opposite))
+            row["reason"] += f": {OPEN_REASON}; two-sided p = {p:.2g} for a difference"
     return row
 
 
-def write(records: pd.DataFrame, study: dict[str, Any], path: Any) -> None:
-    """Write the ledger as CSV."""
-    evaluate(records, study).to_csv(path, index=False)
+def write_evidence(records: pd.DataFrame, study: dict[str, Any], path: Path) -> None:
+    """Write what a study's comparisons leave to be judged, as CSV."""
+    rows = [asdict(test) for test in evidence(tested_claims(records, study))]
+    names = [field.name for field in fields(policy.Evidence)]
+    pd.DataFrame(rows, columns=names).to_csv(path, index=False)
+
+
+def read_evidence(path: Path) -> list[policy.Evidence]:
+    """Read what `write_evidence` wrote.
+
+    Raises:
+        ValueError: If it is no such table; the message names the file.
+    """
+    names = [field.name for field in fields(policy.Evidence)]
+    table = tidy.read_table(path, names, dtype={"name": "string", "post_hoc": "string"})
+    rows = table.fillna({"post_hoc": ""})[names].to_dict("records")
+    return [policy.Evidence(**row) for row in rows]
+
+
+def write(
+    records: pd.DataFrame,
+    study: dict[str, Any],
+    path: Path,
+    others: Iterable[policy.Evidence] = (),
+    *,
+    num_primary: int = 0,
+) -> None:
+    """Write a study's ledger as CSV; arguments as in `judge`."""
+    ledger = judge(tested_claims(records, study), others, num_primary=num_primary)
+    ledger.to_csv(path, index=False)
 
 
 def read(path: Any) -> pd.DataFrame:
@@ -173,6 +242,7 @@ def read(path: Any) -> pd.DataFrame:
         ValueError: If it is no such table; the message names the file.
     """
     text = ["id", "role", "statement", "source", "published", "tested_as", "verdict", "compared"]
-    text += ["interval", "reason", "links", "replications", "concerns", "runs"]
+    text += ["interval", "held_equal", "post_hoc", "reason", "links", "replications"]
+    text += ["concerns", "runs"]
     ledger = tidy.read_table(path, COLUMNS, dtype=dict.fromkeys(text, "string"))
     return ledger.fillna(dict.fromkeys(text, ""))

@@ -1,10 +1,11 @@
 """Sparse against dense at equal cost or size, in validation perplexity (lower is better). "cut
 off": the dense runs of the same model and data at the moment they have executed the sparse runs'
 FLOPs, in the middle of their learning-rate schedule, by their validation curve. "finished": dense
-runs of other budgets, each with its whole schedule, between which the loss is interpolated over the
-logarithm of FLOPs. "smaller": the dense model with the closest number of parameters to the sparse
-runs' non-zero ones, which trained on tokens of its own. Nothing is extrapolated: a dash says that
-no dense run covers the point."""
+runs of at least three budgets, each with its whole schedule, joined by a saturating power law of
+the loss over FLOPs; its budgets and seeds are few, so read it to about one perplexity. "smaller":
+the dense model with the closest number of parameters to the sparse runs' non-zero ones, which
+trained on tokens of its own. Nothing is extrapolated: a dash says that no dense run covers the
+point."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,6 +15,7 @@ import pandas as pd
 
 from experiments.analysis import select as selection
 from experiments.analysis import stats
+from experiments.analysis.laws import fit_power_law
 from experiments.analysis.methods import Methods
 from experiments.store import tidy
 
@@ -86,7 +88,8 @@ def _finished(sparse: pd.DataFrame, dense: pd.DataFrame, every: pd.DataFrame) ->
         return {}
     same = every[every["method"] == dense["method"].iloc[0]]
     ends = same.groupby("recipe")[["flops_executed", "loss"]].mean().sort_values("flops_executed")
-    loss = between(ends["flops_executed"], ends["loss"], sparse["flops_executed"].mean())
+    law = fit_power_law(ends["flops_executed"], ends["loss"])
+    loss = float("nan") if law is None else law(sparse["flops_executed"].mean())
     if loss != loss:
         return {}
     perplexity = float(np.exp(loss))

@@ -172,7 +172,7 @@ def verdicts(made, primary):
 
 
 def test_a_claim_of_several_parts_holds_only_if_each_part_does():
-    made = [record(method, seed) for method in METHODS for seed in (0, 1, 2)]
+    made = [record(method, seed) for method in METHODS for seed in range(5)]
     for number, item in enumerate(made):  # unequal differences, so that a t test exists
         score = item["evaluation"]["scores"][0]
         score["value"] += 0.002 * (number**2 % 7)
@@ -184,16 +184,16 @@ def test_a_claim_of_several_parts_holds_only_if_each_part_does():
     assert table.loc["C017", "verdict"] != "holds"
     assert table.loc["C016", "verdict"] == "not tested"
     worse = [item for item in made if item["spec"]["method"] != "wide90-rigl"]
-    worse += [record("wide90-rigl", seed, accuracy=0.3 + 0.003 * seed**2) for seed in (0, 1, 2)]
+    worse += [record("wide90-rigl", seed, accuracy=0.3 + 0.003 * seed**2) for seed in range(5)]
     assert verdicts(worse, ["C015"]).loc["C015", "verdict"] == "contradicted"
 
 
 def test_a_transformed_model_is_compared_with_a_larger_dense_one():
-    made = [record(method, seed) for method in METHODS for seed in (0, 1, 2)]
+    made = [record(method, seed) for method in METHODS for seed in range(5)]
     assert verdicts(made, ["C019"]).loc["C019", "verdict"] == "not tested"
-    for seed in (0, 1, 2):
+    for seed in range(5):
         accuracy = 0.5 + 0.003 * seed**2
         made.append(record("dense", seed, model="resnet-2mf", accuracy=accuracy, flops=2.1))
     row = verdicts(made, ["C019"]).loc["C019"]
-    assert row["verdict"] == "holds" and row["num_seeds"] == 3
-    assert row["effect"] == pytest.approx(0.58 - 0.505)
+    assert row["num_seeds"] == 5 and row["verdict"] == "suggests"  # its margin is post hoc
+    assert row["effect"] == pytest.approx(0.58 - 0.518)

@@ -159,7 +159,7 @@ def test_the_front_page_counts_verdicts_and_cost(site):
     text = index(site)
     for word in summary.ORDER:
         number = (ledger["verdict"] == word).sum()
-        tile = rf'<li><b>{number}</b> <span class="verdict {word.split()[0]}">{word}</span>'
+        tile = rf'<li><b>{number}</b> <span class="verdict {word.replace(" ", "-")}">{word}</span>'
         assert re.search(tile, text), word
     # Each took 12 s of training and 3 s of evaluation on one thread; the trials are shared runs.
     assert "16 of 18 runs finished" in text

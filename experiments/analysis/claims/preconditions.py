@@ -1,0 +1,67 @@
+"""Conditions under which a comparison of runs says something (`published/policy.yaml`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+
+from experiments.analysis import stats
+
+
+def not_learned(metric: str, dense: pd.DataFrame, rules: Mapping[str, Any]) -> str:
+    """Why the dense runs show that the task was not learned; empty where they learned it.
+
+    Args:
+        metric: What is compared.
+        dense: The dense runs of the workload, with the column ``value`` in the metric's units; a
+            workload without any has no such condition.
+        rules: `published/policy.yaml`.
+    """
+    bounds = rules["learned"].get(metric)
+    if bounds is None or dense.empty:
+        return ""
+    mean = float(dense["value"].mean())
+    if mean < bounds.get("least", float("-inf")):
+        return f"dense reaches {mean:.3g} {metric}, and below {bounds['least']:g} {bounds['why']}"
+    if mean > bounds.get("most", float("inf")):
+        return f"dense ends at {mean:.3g} {metric}, above {bounds['most']:g}: {bounds['why']}"
+    return ""
+
+
+def at_chance(metric: str, sides: Sequence[pd.DataFrame], rules: Mapping[str, Any]) -> str:
+    """Why the scores say nothing: no side is apart from guessing; empty where one is.
+
+    Args:
+        metric: What is compared.
+        sides: The runs of each side, with ``value``, ``stderr``, ``chance`` and ``num_items``.
+        rules: `published/policy.yaml`.
+    """
+    if metric not in rules["above_chance"]:
+        return ""
+    for side in sides:
+        for row in side.itertuples():
+            apart = stats.distinguishable(
+                row.value, row.stderr, row.chance, num_items=row.num_items
+            )
+            if apart and row.value > row.chance:
+                return ""
+    return "no score of either side is above chance"
+
+
+def not_annealed(specs: Sequence[Mapping[str, Any]], rules: Mapping[str, Any]) -> str:
+    """Which runs end before their learning rate has fallen; empty where all have.
+
+    Args:
+        specs: The ``recipe`` sections of the runs' specs.
+        rules: `published/policy.yaml`.
+    """
+    high = [
+        recipe
+        for recipe in specs
+        if recipe.get("min_learning_rate", 0.0) > rules["annealed"] * recipe["learning_rate"]
+    ]
+    if not high:
+        return ""
+    return f"{len(high)} of {len(specs)} runs end above {rules['annealed']:.0%} of their peak rate"

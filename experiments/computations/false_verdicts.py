@@ -1,0 +1,34 @@
+"""How often the claims ledger would speak falsely, by its own code on runs without effects."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from experiments import published
+from experiments.analysis.claims import ledger, policy, simulation
+from experiments.specs import plan
+
+REPLICATES = {"smoke": 10, "quick": 100}
+MOST = 1000
+
+
+def compute(scale: str) -> dict[str, pd.DataFrame]:
+    """The table ``rates``: one row per family, case and boundary."""
+    studies = [plan.load_study(name) for name in plan.study_names()]
+    listed = {
+        role: {claim for study in studies for claim in getattr(study.claims, role)}
+        for role in ("primary", "exploratory")
+    }
+    tests = {
+        claim: test
+        for claim, test in published.tests().items()
+        if claim in listed["primary"] | listed["exploratory"]
+        and not {"exact", "measured", "not_tested", "open"} & set(test)
+    }
+    seeds = {
+        claim: len(ledger.registered_seeds(claim) or range(policy.MIN_SEEDS)) for claim in tests
+    }
+    rates = simulation.false_verdicts(
+        tests, seeds, listed["primary"], replicates=REPLICATES.get(scale, MOST)
+    )
+    return {"rates": rates}

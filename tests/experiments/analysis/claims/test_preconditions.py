@@ -1,0 +1,49 @@
+"""A comparison of runs that learned nothing, or of scores at chance, decides nothing."""
+
+import pandas as pd
+import pytest
+
+from experiments import published
+from experiments.analysis.claims import preconditions
+
+RULES = published.policy()
+
+
+@pytest.mark.parametrize(
+    ("metric", "value", "fine"),
+    [
+        ("perplexity", 40.0, True),
+        ("perplexity", 900.0, False),
+        ("bleu", 33.0, False),
+        ("bleu", 60.0, True),
+        ("accuracy", 0.02, False),
+        ("accuracy", 0.995, False),
+        ("steps", 1.0, True),
+    ],
+)
+def test_the_dense_model_must_have_learned_the_task(metric, value, fine):
+    dense = pd.DataFrame({"value": [0.9 * value, 1.1 * value]})
+    assert (preconditions.not_learned(metric, dense, RULES) == "") == fine
+    assert preconditions.not_learned(metric, dense.iloc[:0], RULES) == ""
+
+
+def scores(value):
+    return pd.DataFrame(
+        {"value": [value], "stderr": [0.01], "chance": [0.25], "num_items": [1000.0]}
+    )
+
+
+def test_scores_must_be_above_chance():
+    low, high = scores(0.26), scores(0.30)
+    below = scores(0.20)
+    assert preconditions.at_chance("leaderboard_mean", [low, low], RULES)
+    assert preconditions.at_chance("leaderboard_mean", [below, low], RULES)
+    assert not preconditions.at_chance("leaderboard_mean", [low, high], RULES)
+    assert not preconditions.at_chance("perplexity", [low, low], RULES)
+
+
+def test_learning_rates_must_have_ended():
+    cosine = {"learning_rate": 0.1, "min_learning_rate": 0.0}
+    constant = {"learning_rate": 0.1, "min_learning_rate": 0.1}
+    assert preconditions.not_annealed([cosine, cosine], RULES) == ""
+    assert "1 of 2 runs" in preconditions.not_annealed([cosine, constant], RULES)
