@@ -30,7 +30,7 @@ def collect(
     files: Annotated[list[Path] | None, typer.Argument(help="records of its runs")] = None,
     none: Annotated[bool, typer.Option("--none", help="let the tables be empty")] = False,
 ) -> None:
-    """Collect the records of a study into tidy tables."""
+    """Collect the records of a study into tidy tables, and test its comparisons."""
     folder, facts, files = paths.study(scale, study), study_dict(study, scale), files or []
     if not files and not none:
         raise plan.SpecError(f"no records of {study} are given; --none makes empty tables of it")
@@ -48,6 +48,7 @@ def collect(
         if path.resolve().is_relative_to(paths.REFERENCE_RUNS.resolve())
     ]
     write_tables(files, facts, folder / "records.csv", committed=committed)
+    _write_evidence(facts, folder)
     part, kept = folder / ".records", folder / "records"
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir()
@@ -55,6 +56,28 @@ def collect(
         shutil.copy(path, part / f"{run}.json")
     shutil.rmtree(kept, ignore_errors=True)
     part.rename(kept)
+
+
+def _write_evidence(facts: dict[str, Any], folder: Path) -> None:
+    """Write what a study's comparisons leave to be judged together with other studies'."""
+    from experiments.analysis.claims import ledger
+    from experiments.store import tidy
+
+    rows = tidy.read_records(folder / "records.csv")
+    ledger.write_evidence(rows, facts, folder / "evidence.csv")
+
+
+def _write_ledger(records: Any, facts: dict[str, Any], folder: Path) -> None:
+    """Write a study's ledger, its claims judged with those of the scale's other studies."""
+    from experiments.analysis.claims import ledger
+
+    files = sorted(paths.scale(facts["scale"]).glob("*/evidence.csv"))
+    others = [
+        test for file in files if file.parent != folder for test in ledger.read_evidence(file)
+    ]
+    studies = map(plan.load_study, plan.study_names())
+    num_primary = sum(len(s.claims.primary) for s in studies if s.shows(facts["scale"]))
+    ledger.write(records, facts, folder / "claims.csv", others, num_primary=num_primary)
 
 
 def read_study(study: str, scale: str) -> tuple:
@@ -128,7 +151,7 @@ def claims(
 
     if study is not None:
         records, _, facts = read_study(study, scale)
-        ledger.write(records, facts, paths.study(scale, study) / "claims.csv")
+        _write_ledger(records, facts, paths.study(scale, study))
         return
     from experiments.cli import terminal
 
@@ -153,15 +176,17 @@ def report(study: StudyName, scale: Scale) -> None:
     records, curves, facts = read_study(study, scale)
     inputs = _inputs_digest(folder, facts)
     from experiments.analysis import figures, tables
-    from experiments.analysis.claims import ledger
     from experiments.report import render
-    from experiments.store.made import Made
+    from experiments.store.made import Made, file_digest
+
+    evidence = sorted(paths.scale(scale).glob("*/evidence.csv"))
+    others = {file.as_posix(): file_digest(file) for file in evidence}
 
     made = Made(folder / "made.json")
     made.make(
-        code.digest([inputs, code.claims_code_hash()]),
+        code.digest([inputs, others, code.claims_code_hash()]),
         lambda: [folder / "claims.csv"],
-        lambda: ledger.write(records, facts, folder / "claims.csv"),
+        lambda: _write_ledger(records, facts, folder),
     )
     for name in facts["tables"]:
         made.make(

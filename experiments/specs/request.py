@@ -176,6 +176,18 @@ class Request:
         """Pages of the chosen studies."""
         return [f"reports/{scale}/{name}/index.html" for name in self.shown(scale)]
 
+    def evidence(self, scale: str) -> list[str]:
+        """What the comparisons of the studies at hand leave to be judged together.
+
+        While single runs are redone, these are the studies that have the runs.
+        """
+        again = {study for run in self.again for study in run.studies}
+        return [
+            f"results/{scale}/{name}/evidence.csv"
+            for name in self.shown(scale)
+            if not self.again or name in again
+        ]
+
     def figures(self, scale: str) -> list[str]:
         """Figures of the chosen studies."""
         return [

@@ -5,12 +5,13 @@ rule collect:
     output:
         records="results/{scale}/{study}/records.csv",
         curves="results/{scale}/{study}/curves.csv",
+        evidence="results/{scale}/{study}/evidence.csv",
     log:
         "logs/collect/{scale}/{study}.log",
     localrule: True
     params:
         python=PYTHON,
-        code=code.collecting_code_hash(),
+        code=[code.collecting_code_hash(), code.claims_code_hash()],
         study=lambda wildcards: REQUEST.study_hash(wildcards.study, wildcards.scale),
     shell:
         "{params.python:q} -m experiments collect --none --study {wildcards.study:q}"
@@ -44,6 +45,7 @@ for name, study in REQUEST.studies.items():
         input:
             f"results/{{scale}}/{name}/records.csv",
             f"results/{{scale}}/{name}/curves.csv",
+            lambda wildcards: REQUEST.evidence(wildcards.scale),
             lambda wildcards, name=name: REQUEST.computations(name, wildcards.scale),
         output:
             f"reports/{{scale}}/{name}/index.html",

@@ -5,7 +5,7 @@ is at the boundary of what it says, in "one link" only one is and the others hol
 
 import pandas as pd
 
-from experiments.store import records as tidy
+from experiments.store import tidy
 
 
 def make(records: pd.DataFrame, curves: pd.DataFrame, study: dict) -> pd.DataFrame:
