@@ -149,7 +149,7 @@ def fit_sparsity_law(
     unit_n, unit_d = (float(np.exp(np.log(values).mean())) for values in (n, d))
 
     def law(logs: np.ndarray) -> SparsityLaw:
-        return SparsityLaw(*np.exp(logs), unit_n=unit_n, unit_d=unit_d)
+        return SparsityLaw(*map(float, np.exp(logs)), unit_n, unit_d)
 
     def residuals(logs: np.ndarray) -> np.ndarray:
         return np.log(law(logs)(s, n, d)) - np.log(y)

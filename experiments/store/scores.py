@@ -69,7 +69,7 @@ def average(rows: list[dict[str, Any]]) -> dict[str, Any]:
     cut = [row.get("truncated_fraction") for row in rows]
     count = len(rows)
     return {
-        "value": float(np.mean([row["value"] for row in rows])),
+        "value": float(np.mean([float(row["value"]) for row in rows])),
         "stderr": None if None in errors else float(np.sqrt(np.sum(np.square(errors))) / count),
         "chance": None if None in chances else float(np.mean(chances)),
         "truncated_fraction": None if None in cut else float(np.mean(cut)),

@@ -242,7 +242,8 @@ def small_project(checkout, tmp_path) -> Path:
     study |= {"tables": ["library_overhead"], "figures": [], "computations": ["nothing"]}
     (copy / "experiments/studies/alone.yaml").write_text(yaml.safe_dump(study))
     (copy / "experiments/computations/nothing.py").write_text(
-        "import pandas\n\n\ndef compute(scale):\n    return {'rows': pandas.DataFrame({'x': [1]})}\n"
+        "import pandas\n\n\n"
+        "def compute(scale):\n    return {'rows': pandas.DataFrame({'x': [1]})}\n"
     )
     (copy / "experiments/analysis/tables/library_overhead.py").write_text(
         '"""One row."""\n\nfrom experiments.store.tidy import computed\n\n\n'

@@ -99,7 +99,7 @@ def test_collect_deletes_nothing_before_it_has_read_everything(place, call):
     collect = ("collect", "--study", STUDY, "--scale", SCALE)
     assert call(*collect, *RECORDS[:3])[0] == 0
     before = contents(place)
-    assert len(before) == 6 and "results/small/spdf/records.csv" in before
+    assert len(before) == 7 and "results/small/spdf/records.csv" in before
     assert "--none" in call(*collect)[1]
     broken = place.parent / "record.json"
     broken.write_text(RECORDS[1].read_text()[:200])

@@ -104,9 +104,9 @@ def test_primary_claims_of_all_studies_are_one_family(tmp_path):
 
 
 def test_evidence_survives_its_file(tmp_path):
-    made = synthetic.make(records.make_record, seeds=5)
+    made = synthetic.make(make_record, seeds=5)
     study = synthetic.study(made)
-    table = records.records_table(made, study)
+    table = records_table(made, study)
     claims.write_evidence(table, study, tmp_path / "evidence.csv")
     kept = claims.read_evidence(tmp_path / "evidence.csv")
     assert kept == claims.evidence(claims.tested_claims(table, study)) and len(kept) > 2
