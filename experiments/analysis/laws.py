@@ -149,7 +149,8 @@ def fit_sparsity_law(
     unit_n, unit_d = (float(np.exp(np.log(values).mean())) for values in (n, d))
 
     def law(logs: np.ndarray) -> SparsityLaw:
-        return SparsityLaw(*map(float, np.exp(logs)), unit_n, unit_d)
+        a_s, b_s, c_s, b_n, a_d, b_d, floor = map(float, np.exp(logs))
+        return SparsityLaw(a_s, b_s, c_s, b_n, a_d, b_d, floor, unit_n, unit_d)
 
     def residuals(logs: np.ndarray) -> np.ndarray:
         return np.log(law(logs)(s, n, d)) - np.log(y)

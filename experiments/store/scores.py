@@ -72,7 +72,7 @@ def average(rows: list[dict[str, Any]]) -> dict[str, Any]:
         "value": float(np.mean([float(row["value"]) for row in rows])),
         "stderr": None if None in errors else float(np.sqrt(np.sum(np.square(errors))) / count),
         "chance": None if None in chances else float(np.mean(chances)),
-        "truncated_fraction": None if None in cut else float(np.mean(cut)),
+        "truncated_fraction": None if None in cut else float(np.mean(np.array(cut, float))),
         "num_items": int(sum(row["num_items"] or 0 for row in rows)),
         "higher_is_better": True,
     }
