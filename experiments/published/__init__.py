@@ -40,6 +40,11 @@ def tests() -> dict[str, dict]:
     return yaml.safe_load((FOLDER / "tests.yaml").read_text(encoding="utf-8"))
 
 
+def untrained() -> set[str]:
+    """Return the claims that computing decides, not trained runs."""
+    return {name for name, test in tests().items() if {"exact", "measured"} & set(test)}
+
+
 #: Keys of a test that say what is compared and how; notes and the like are not among them.
 DECISIVE = ("metric", "split", "a", "b", "gaps", "every", "order", "direction", "margin")
 

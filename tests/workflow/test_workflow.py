@@ -97,7 +97,7 @@ def test_a_final_sparsity_that_the_schedule_does_not_reach_is_refused(checkout, 
     copy = tmp_path / "repository"
     shutil.copytree(checkout, copy)
     path = copy / "experiments/studies/sparsity_library.yaml"
-    path.write_text(path.read_text().replace("end_sparsity: 0.8,", "end_sparsity: 0.6,", 1))
+    path.write_text(path.read_text().replace("end_sparsity: level,", "end_sparsity: 0.6,", 1))
     done = snakemake("-n", "reproduce", "--config", "scale=smoke", cwd=copy)
     text = done.stdout + done.stderr
     assert done.returncode != 0 and "Traceback" not in text

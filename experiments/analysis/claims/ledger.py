@@ -205,7 +205,14 @@ def _ledger_row(
 
 def write_evidence(records: pd.DataFrame, study: dict[str, Any], path: Path) -> None:
     """Write what a study's comparisons leave to be judged, as CSV."""
-    rows = [asdict(test) for test in evidence(tested_claims(records, study))]
+    untrained = published.untrained()
+    claims = {
+        role: [name for name in names if name not in untrained]
+        for role, names in (study.get("claims") or {}).items()
+    }
+    # Arithmetic and timings need tables that are made beside the records; comparisons do not.
+    tested = tested_claims(records, {**study, "claims": claims})
+    rows = [asdict(test) for test in evidence(tested)]
     names = [field.name for field in fields(policy.Evidence)]
     pd.DataFrame(rows, columns=names).to_csv(path, index=False)
 

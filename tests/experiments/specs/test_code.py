@@ -101,7 +101,7 @@ def test_a_file_reruns_what_uses_it_and_nothing_else(touched):
 
 
 @pytest.mark.parametrize("entry", ["experiments.analysis.figures.loss_curves",
-                                   "experiments.store.records",
+                                   "experiments.store.collect",
                                    "experiments.data.grammar"])  # fmt: skip
 def test_what_is_imported_at_run_time_is_in_the_closure(entry):
     script = (
