@@ -141,7 +141,7 @@ def expected() -> dict[str, set[Path]]:
 def tracked() -> list[Path]:
     """Files of code, settings, tables and templates that the repository has."""
     listed = subprocess.run(
-        ["git", "ls-files", "-z", "-co", "--exclude-standard"] + ["experiments", "sparse_lib", "workflow"],
+        [*"git ls-files -zco --exclude-standard experiments sparse_lib workflow".split()],
         capture_output=True, text=True, cwd=ROOT,
     )  # fmt: skip
     names = listed.stdout.split("\0")
