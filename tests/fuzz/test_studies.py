@@ -28,15 +28,16 @@ def excerpts() -> list[dict[str, Any]]:
         study = yaml.safe_load((plan.STUDIES / f"{name}.yaml").read_text())
         study["name"] = "study"
         own = study.get("methods", {})
+        # A section with levels stands for a method at each of them.
+        home = {method: name for name in own for method in own[name].get("levels", {name: 0})}
         for scale, grids in (study.get("scales") or {"smoke": []}).items():
             grids = [dict(grid) for grid in grids[:2]]
             kept: set[str] = set()
             for grid in grids:
                 few = dict(list(grid["methods"].items())[-2:])
-                # A level of a method has the method's name with the level after it.
-                kept |= {name for name in own for method in few if method.startswith(name)}
+                kept |= {home[method] for method in few}
                 starts = [own[name].get("starts_from") for name in kept]
-                kept |= {start["method"] for start in starts if start}
+                kept |= {home[start["method"]] for start in starts if start}
                 grid["methods"] = few
                 rates = grid.get("learning_rate_scale", {})
                 grid["learning_rate_scale"] = {m: r for m, r in rates.items() if m in few}

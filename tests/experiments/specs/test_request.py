@@ -1,0 +1,210 @@
+"""What one command asks for: its configuration, and the files behind its pages."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+import yaml
+
+from experiments.specs import plan, request
+from experiments.store import paths
+
+CONFIG = yaml.safe_load((plan.ROOT / "experiments" / "config.yaml").read_text())
+STUDY = "sparsity_library"
+PLANNED = {run_id: run for run_id, run in plan.all_runs("smoke").items() if STUDY in run.studies}
+#: A run with a committed record that fits, one whose record is of another spec, one without.
+FITS, STALE, ABSENT, *_ = sorted(PLANNED)
+
+
+def ask(**keys) -> request.Request:
+    return request.Request({**CONFIG, "scale": "smoke", **keys})
+
+
+def own(run_id: str) -> str:
+    return f"results/smoke/runs/{run_id}/record.json"
+
+
+def committed(run_id: str) -> str:
+    return f"results/reference/runs/{run_id}.json"
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    """A working folder with committed records of two runs, one of them out of date."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("SPARSE_MIRROR", raising=False)
+    monkeypatch.setattr(plan, "ROOT", tmp_path)
+    monkeypatch.setattr(paths, "REFERENCE_RUNS", tmp_path / "results" / "reference" / "runs")
+    paths.REFERENCE_RUNS.mkdir(parents=True)
+    for run_id, spec_hash in ((FITS, PLANNED[FITS].spec_hash), (STALE, "another")):
+        record = {
+            "spec_hash": spec_hash,
+            "spec": {"suite": PLANNED[run_id].spec.suite},
+            "data": {"hash": "of the data"},
+        }
+        (tmp_path / committed(run_id)).write_text(json.dumps(record))
+    return tmp_path
+
+
+def records(asked: request.Request) -> set[str]:
+    return {*asked.record_files(SimpleNamespace(scale="smoke", study=STUDY))}
+
+
+def test_nothing_is_borrowed_by_default():
+    assert records(ask()) == {*map(own, PLANNED)}
+
+
+def test_reference_borrows_what_fits_and_trains_the_rest():
+    assert records(ask(reuse="reference")) == {committed(FITS), *map(own, {*PLANNED} - {FITS})}
+
+
+def test_only_borrows_what_fits_and_trains_nothing(folder):
+    assert records(ask(reuse="only")) == {committed(FITS)}
+    (folder / own(ABSENT)).parent.mkdir(parents=True)
+    (folder / own(ABSENT)).write_text("{}")
+    assert records(ask(reuse="only")) == {committed(FITS)}  # pages are of committed records alone
+
+
+@pytest.mark.parametrize(("prepared", "fits"), [("of the data", True), ("other", False)])
+def test_a_record_of_other_data_is_not_borrowed(folder, prepared, fits):
+    meta = folder / paths.data(PLANNED[FITS].data_label) / "meta.json"
+    meta.parent.mkdir(parents=True)
+    meta.write_text(json.dumps({"hash": prepared}))
+    assert (committed(FITS) in records(ask(reuse="reference"))) is fits
+    assert (own(FITS) in records(ask(reuse="reference"))) is not fits
+
+
+@pytest.mark.parametrize("reuse", ["none", "reference", "only"])
+def test_a_rerun_trains_its_run_and_no_other(folder, reuse):
+    """Records at hand stand for the other runs; a run's own comes before the committed one."""
+    assert records(ask(reuse=reuse, run=ABSENT)) == {own(ABSENT), committed(FITS)}
+    assert records(ask(reuse=reuse, run=FITS)) == {own(FITS)}
+    for run_id in (FITS, STALE):
+        (folder / own(run_id)).parent.mkdir(parents=True)
+        (folder / own(run_id)).write_text("{}")
+    found = records(ask(reuse=reuse, run=ABSENT))
+    if reuse == "none":
+        assert found == {own(ABSENT), own(FITS), own(STALE)}
+    elif reuse == "reference":
+        assert found == {own(ABSENT), committed(FITS), own(STALE)}
+    else:
+        assert found == {own(ABSENT), committed(FITS)}
+
+
+def test_a_rerun_redoes_the_pages_that_show_its_run(folder):
+    shared = next(run for run in plan.all_runs("smoke").values() if len(run.studies) > 1)
+    asked = ask(run=shared.id)
+    assert asked.rerun_pages() == [
+        f"reports/smoke/{name}/index.html" for name in sorted(shared.studies)
+    ]
+    assert asked.evidence("smoke") == [
+        f"results/smoke/{name}/evidence.csv" for name in sorted(shared.studies)
+    ]
+    with pytest.raises(plan.SpecError, match="^run is None: rerun needs --config run=<run id>$"):
+        ask().rerun_pages()
+
+
+def test_a_rerun_is_of_its_runs_scale_and_counted_once_written(folder):
+    asked = ask(scale="quick", run=FITS)
+    assert (asked.scale, asked.reruns) == ("smoke", {FITS: 1})
+    assert ask(run=FITS).reruns == {FITS: 1}  # nothing is written before a command starts
+    ask(run=FITS).write_reruns()
+    assert ask(run=FITS).reruns == {FITS: 2}
+    ask().write_reruns()
+    assert ask().reruns == {FITS: 1}
+    (folder / request.RERUNS).write_text("{")
+    with pytest.raises(plan.SpecError, match="^state/reruns.json is damaged; delete it$"):
+        ask()
+
+
+def test_studies_are_shown_where_they_have_something():
+    """A study of computations is shown at every scale, one of runs where it has a grid."""
+    studies = {name: plan.load_study(name) for name in plan.study_names()}
+    at_smoke = {name for name, s in studies.items() if s.scales.get("smoke") or s.computations}
+    asked = ask()
+    assert {*asked.shown("smoke")} == at_smoke and "flops" in at_smoke
+    assert f"{STUDY}_tuning" not in at_smoke
+    assert asked.pages("smoke") == [
+        f"reports/smoke/{name}/index.html" for name in asked.shown("smoke")
+    ]
+    one = ask(study=STUDY)
+    assert [*one.shown("smoke")] == [STUDY]
+    assert one.figures("smoke") == [
+        f"reports/smoke/{STUDY}/figures/{name}.svg" for name in studies[STUDY].figures
+    ]
+    targets = one.targets("smoke")
+    assert len(targets) == len({*targets}) and {*map(own, PLANNED)} <= {*targets}
+    assert not [path for path in targets if "/spdf/" in path]
+
+
+def test_a_study_without_anything_at_the_scale_is_a_warning():
+    assert ask().warnings() == []  # the data of smoke are made here
+    assert ask(study=f"{STUDY}_tuning").warnings() == [
+        f"Nothing to do: study '{STUDY}_tuning' has nothing at scale 'smoke'; its scales are small."
+    ]
+
+
+def test_missing_data_are_a_warning_unless_they_are_not_needed(folder, monkeypatch):
+    monkeypatch.setattr(request.data, "available", lambda name, *_, **__: f"no {name}")
+    keys = {"scale": "small", "study": STUDY}
+    needed = {
+        run.data_label: run.spec.data.name
+        for run in plan.all_runs("small").values()
+        if STUDY in run.studies
+    }
+    said = [f"Missing data: no {name}" for name in needed.values()]
+    assert len(said) > 1 and ask(**keys).warnings() == said
+    assert ask(**keys, reuse="only").warnings() == []
+    assert ask(**keys, offline=False).warnings() == []
+    for left, label in zip((said[1:], []), needed, strict=True):
+        meta = folder / paths.data(label) / "meta.json"
+        meta.parent.mkdir(parents=True)
+        meta.write_text("{}")
+        assert ask(**keys).warnings() == left
+
+
+WRONG = {
+    "an unknown key": (
+        {"scal": "smoke"},
+        r"unknown config key 'scal': known are scale, .*, run; did you mean 'scale'\?",
+    ),
+    "a scale": (
+        {"scale": "smok"},
+        "scale is 'smok', but must be one of paper, quick, small, smoke; did you mean 'smoke'[?]",
+    ),
+    "a study": (
+        {"study": "spfd"},
+        r"study is 'spfd', but must be one of .*; did you mean 'spdf'\?",
+    ),
+    "reuse": ({"reuse": "all"}, "reuse is 'all', but must be one of none, only, reference.*"),
+    "execution": (
+        {"execution": "fast"},
+        "execution is 'fast', but must be one of auto, dense, skip",
+    ),
+    "offline": ({"offline": "no"}, "offline is 'no', but must be true or false"),
+    "a device": ({"device": "gpu"}, "device is 'gpu', but must be cpu, cuda or cuda:<number>"),
+    "a mirror": ({"mirror": "nowhere"}, "mirror is 'nowhere', which is no folder"),
+    "a run": ({"run": "smoke"}, "run is 'smoke', which no study defines.*"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_wrong_config_key_is_one_sentence(case):
+    keys, words = WRONG[case]
+    with pytest.raises(plan.SpecError, match=f"^{words}$") as caught:
+        ask(**keys)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_key_is_named():
+    for key in CONFIG:
+        config = {name: value for name, value in CONFIG.items() if name != key}
+        with pytest.raises(plan.SpecError, match=f"^the config key {key} is missing$"):
+            request.checked(config)
+
+
+def test_words_of_the_command_line_are_read():
+    read = request.checked({**CONFIG, "offline": "false", "mirror": "null", "run": "null"})
+    assert (read["offline"], read["mirror"], read["run"]) == (False, None, None)
+    assert ask(offline="false").environment == {"HF_HUB_OFFLINE": "0"}
+    assert ask(mirror=".").environment == {"SPARSE_MIRROR": "."}
