@@ -24,7 +24,7 @@ def not_learned(metric: str, dense: pd.DataFrame, rules: Mapping[str, Any]) -> s
         return ""
     mean = float(dense["value"].mean())
     if mean < bounds.get("least", float("-inf")):
-        return f"dense reaches {mean:.3g} {metric}, and below {bounds['least']:g} {bounds['why']}"
+        return f"dense reaches {mean:.3g} {metric}; it takes {bounds['least']:g}: {bounds['why']}"
     if mean > bounds.get("most", float("inf")):
         return f"dense ends at {mean:.3g} {metric}, above {bounds['most']:g}: {bounds['why']}"
     return ""
