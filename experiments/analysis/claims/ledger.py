@@ -188,7 +188,7 @@ def _ledger_row(
         "runs": outcome.runs,
     }
     pair = outcome.pair
-    if pair is None and seeds is not None and outcome.verdict == NOT_TESTED:
+    if pair is None and seeds is not None and outcome.tested_as:
         row["reason"] += f" (read at seeds {', '.join(map(str, seeds))}, as registered)"
     if pair is not None:
         interval = "" if math.isnan(pair.low) else f"[{pair.low:.4g}, {pair.high:.4g}]"
