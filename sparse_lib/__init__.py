@@ -34,6 +34,7 @@ from sparse_lib.core.algorithm import SparsityAlgorithm
 from sparse_lib.core.dynamic import DropAndGrow, DynamicSparsityAlgorithm
 from sparse_lib.core.group import Group
 from sparse_lib.core.parameter import SparseParameter
+from sparse_lib.finetune import keep_zeros
 from sparse_lib.flops.model import count as count_flops
 from sparse_lib.masks import distributions, init
 from sparse_lib.masks.counts import num_nonzero
@@ -97,6 +98,7 @@ __all__ = [
     "ift",
     "init",
     "is_sparse",
+    "keep_zeros",
     "load_checkpoint",
     "make_mask_drop_minimum",
     "make_mask_grow_maximum",

@@ -61,6 +61,8 @@ def test_examples_of_pages_run_in_order(page, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", MODULES)
 def test_examples_of_docstrings_run(name):
+    if name.startswith("sparse_lib.integrations.") and not name.endswith(".common"):
+        pytest.importorskip(name.rsplit(".", 1)[1])
     result = doctest.testmod(importlib.import_module(name), optionflags=DOCTEST_OPTIONS)
     assert result.failed == 0
     gc.collect()

@@ -1,0 +1,69 @@
+"""LoRA of peft on a pruned transformers model: what is merged is what was trained, and sparse."""
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+pytest.importorskip("peft", reason="peft is not installed")
+
+from peft import LoraConfig, get_peft_model
+
+import sparse_lib as sl
+from sparse_lib.integrations.peft import keep_zeros
+from tests.sparse_lib.integrations.test_transformers import make_model
+
+
+def pruned():
+    model = make_model()
+    sl.configure({"sparsity": 0.7, "init_method": "topk"}).apply(model)
+    sl.finalize(model)
+    return model
+
+
+def adapted(model, **options):
+    torch.manual_seed(1)
+    config = LoraConfig(r=2, target_modules=["q_proj", "up_proj", "down_proj"], **options)
+    return get_peft_model(model, config)
+
+
+def test_merged_adapters_keep_the_zeros_and_the_function():
+    base = pruned()
+    zeros = {n: p == 0 for n, p in base.named_parameters() if "proj" in n}
+    model = adapted(base)
+    group = keep_zeros(model)
+    assert len(group.sparse_params) == 7 and not any("lora_" in n for n in group.sparse_params)
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], 0.05)
+    tokens = torch.randint(0, 24, (4, 8), generator=torch.Generator().manual_seed(2))
+    losses = []
+    for _ in range(8):
+        optimizer.zero_grad()
+        loss = model(input_ids=tokens, labels=tokens).loss
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0] - 0.1
+    model.eval()
+    with torch.no_grad():
+        before = model(input_ids=tokens).logits
+        merged = model.merge_and_unload()
+        after = merged(input_ids=tokens).logits
+    torch.testing.assert_close(before, after)
+    moved = 0
+    for name, param in merged.named_parameters():
+        if name in zeros:
+            assert not param[zeros[name]].any(), name
+            moved += not torch.equal(param, dict(pruned().named_parameters())[name])
+    assert moved == 3
+
+
+def test_without_the_call_the_zeros_are_lost():
+    model = adapted(pruned(), init_lora_weights=False)
+    merged = model.merge_and_unload()
+    assert (merged.model.layers[0].mlp.up_proj.weight == 0).float().mean() < 0.1
+
+
+def test_what_cannot_be_masked_is_refused():
+    with pytest.raises(ValueError, match="DoRA cannot be masked"):
+        keep_zeros(adapted(pruned(), use_dora=True))
+    with pytest.raises(ValueError, match="no weight of the model has zeros"):
+        keep_zeros(adapted(make_model()))

@@ -1,0 +1,213 @@
+"""The callback in a real ``Trainer``: train, be killed, resume, with the bits of one run."""
+
+import json
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+pytest.importorskip("accelerate")
+
+from safetensors.torch import load_file
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+)
+
+import sparse_lib as sl
+from sparse_lib.integrations.transformers import SparsityCallback
+
+RIGL = {"algorithm": "rigl", "sparsity": 0.75, "update": 2, "drop_fraction": 0.5, "seed": 1}
+
+
+class Killed(Exception):
+    pass
+
+
+class KillAt(TrainerCallback):
+    def __init__(self, step):
+        self.step = step
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step == self.step:
+            raise Killed
+
+
+def make_model(seed=0):
+    torch.manual_seed(seed)
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=24,
+            hidden_size=16,
+            intermediate_size=24,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            max_position_embeddings=16,
+            tie_word_embeddings=False,
+        )
+    )
+
+
+def dataset(seed, size=48):
+    tokens = torch.randint(0, 24, (size, 8), generator=torch.Generator().manual_seed(seed))
+    return [{"input_ids": row, "labels": row} for row in tokens]
+
+
+def make_trainer(folder, *callbacks, model=None, **options):
+    arguments = {
+        "per_device_train_batch_size": 4,
+        "max_steps": 8,
+        "save_steps": 2,
+        "logging_steps": 2,
+        "learning_rate": 0.05,
+        "report_to": [],
+        "use_cpu": True,
+        "disable_tqdm": True,
+        "seed": 3,
+    }
+    return Trainer(
+        model=make_model() if model is None else model,
+        args=TrainingArguments(str(folder), **(arguments | options)),
+        train_dataset=dataset(1),
+        eval_dataset=dataset(2, 8),
+        callbacks=list(callbacks),
+    )
+
+
+def state_of(trainer):
+    return {name: value.clone() for name, value in trainer.model.state_dict().items()}
+
+
+def assert_same(first, second):
+    assert first.keys() == second.keys()
+    for name in first:
+        assert torch.equal(first[name], second[name]), name
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"gradient_accumulation_steps": 3, "bf16": True, "max_grad_norm": 0.5}],
+    ids=["plain", "accumulating-bf16"],
+)
+def test_a_killed_training_ends_with_the_bits_of_one(tmp_path, options):
+    whole = SparsityCallback(RIGL)
+    straight = make_trainer(tmp_path / "whole", whole, **options)
+    straight.train()
+    assert whole.algorithm.step == 8 and whole.algorithm[0].num_updates == 4
+
+    stopped = make_trainer(tmp_path / "cut", SparsityCallback(RIGL), KillAt(5), **options)
+    with pytest.raises(Killed):
+        stopped.train()
+    resumed = SparsityCallback(RIGL)
+    again = make_trainer(tmp_path / "cut", resumed, model=make_model(9), **options)
+    again.train(resume_from_checkpoint=True)
+    assert resumed.algorithm.step == 8
+    assert_same(state_of(straight), state_of(again))
+    assert whole.algorithm.metrics() == resumed.algorithm.metrics()
+    dense = {name for name in state_of(again) if not name.endswith("_mask")}
+    masked = {name.removesuffix("_mask") for name in state_of(again)} & dense - {""}
+    assert "model.layers.0.mlp.up_proj.weight" in masked
+    assert whole.algorithm.metrics()["sparsity"] == pytest.approx(0.75, abs=0.01)
+
+
+def test_masks_exist_before_the_optimizer_and_metrics_are_logged(tmp_path):
+    seen = {}
+
+    class Watched(Trainer):
+        def create_optimizer(self, model=None):
+            seen["sparse"] = sl.is_sparse(self.model)
+            return super().create_optimizer(model)
+
+    class Tracker(TrainerCallback):
+        def on_log(self, args, state, control, logs=None, **kwargs):
+            seen.setdefault("logs", []).append(dict(logs))
+
+    callback = SparsityCallback(RIGL)
+    plain = make_trainer(tmp_path, max_steps=4, save_strategy="no")
+    trainer = Watched(
+        model=plain.model,
+        args=plain.args,
+        train_dataset=plain.train_dataset,
+        callbacks=[Tracker(), callback],
+    )
+    callback.first(trainer)
+    trainer.train()
+    assert seen["sparse"]
+    assert seen["logs"][0]["sparsity/sparsity"] == pytest.approx(0.75, abs=0.01)
+    assert "sparsity/churn" in trainer.state.log_history[0]
+
+
+def test_the_best_model_comes_with_its_masks(tmp_path):
+    options = {"eval_strategy": "steps", "eval_steps": 2, "load_best_model_at_end": True}
+    options |= {"metric_for_best_model": "eval_loss", "learning_rate": 0.5}
+    options["greater_is_better"] = True  # the loss falls, so that an early model is the "best"
+    trainer = make_trainer(tmp_path, SparsityCallback(RIGL), **options)
+    trainer.train()
+    best = trainer.state.best_model_checkpoint
+    assert best is not None and not best.endswith("-8")
+    saved = load_file(f"{best}/model.safetensors")
+    last = load_file(tmp_path / "checkpoint-8" / "model.safetensors")
+    state = trainer.model.state_dict()
+    assert all(torch.equal(state[name], value) for name, value in saved.items())
+    moved = [n for n in saved if n.endswith("_mask") and not torch.equal(saved[n], last[n])]
+    assert moved
+    for name in (name for name in saved if name.endswith("_mask")):
+        assert not state[name.removesuffix("_mask")][~state[name]].any()
+
+
+def test_model_init_is_masked_and_its_resume_refused(tmp_path):
+    trainer = make_trainer(tmp_path, max_steps=4)
+    callback = SparsityCallback(RIGL)
+    options = {"args": trainer.args, "train_dataset": trainer.train_dataset}
+    Trainer(model_init=lambda: make_model(), callbacks=[callback], **options).train()
+    assert callback.algorithm.step == 4
+    late = Trainer(model_init=lambda: make_model(), callbacks=[SparsityCallback(RIGL)], **options)
+    with pytest.raises(ValueError, match="before the model had masks"):
+        late.train(resume_from_checkpoint=True)
+
+
+def test_saved_models_load_densely_and_say_how_to_load_the_masks(tmp_path):
+    from sparse_lib.integrations.transformers import from_pretrained
+
+    trainer = make_trainer(tmp_path, SparsityCallback(RIGL), max_steps=2)
+    trainer.train()
+    trainer.model.save_pretrained(tmp_path / "saved")
+    config = json.loads((tmp_path / "saved" / "config.json").read_text())
+    assert "sparse_lib.integrations.transformers.from_pretrained" in config["sparse_lib"]
+    plain = AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
+    assert not sl.is_sparse(plain)
+    masked = from_pretrained(tmp_path / "saved")
+    assert type(masked) is LlamaForCausalLM
+    assert_same(trainer.model.state_dict(), masked.state_dict())
+    # The masks are enforced: training the loaded model keeps its zeros.
+    optimizer = torch.optim.AdamW(masked.parameters(), 0.1)
+    masked(**{k: v[None] for k, v in dataset(4, 1)[0].items()}).loss.backward()
+    optimizer.step()
+    masked(torch.zeros(1, 2, dtype=torch.long))
+    up = masked.model.layers[0].mlp.up_proj
+    assert not up.weight[~up.weight_mask].any() and up.weight[up.weight_mask].any()
+    plain.save_pretrained(tmp_path / "dense")
+    with pytest.raises(ValueError, match="no masks"):
+        from_pretrained(tmp_path / "dense")
+
+
+def in_ranks(folder, rank):
+    """Ends of a whole training and of a stopped one; called on every rank."""
+    options = {"max_steps": 6, "ddp_backend": "gloo", "gradient_accumulation_steps": 2}
+    whole, cut = (
+        make_trainer(folder / part, SparsityCallback(RIGL), model=make_model(rank), **options)
+        for part in ("whole", "cut")
+    )
+    whole.train()
+    cut.add_callback(KillAt(5))
+    with pytest.raises(Killed):
+        cut.train()
+    callback, model = SparsityCallback(RIGL), make_model(rank + 2)
+    again = make_trainer(folder / "cut", callback, model=model, **options)
+    again.train(resume_from_checkpoint=True)
+    return [state_of(whole), state_of(again)]
