@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +12,7 @@ import typer
 
 from experiments import tasks
 from experiments.cli.options import Mirror, RunId, Scale, app, check_device, mirror_root
+from experiments.evaluation.environment import quiet_and_offline
 from experiments.specs import plan
 from experiments.store import paths
 from experiments.store.io import read_json
@@ -39,11 +41,17 @@ def train(
     execution: Annotated[str, typer.Option(help="auto, dense or skip")] = "auto",
     threads: Annotated[int, typer.Option(min=1)] = 1,
     log: Annotated[Path | None, typer.Option(help="also write the status lines here")] = None,
+    score: Annotated[
+        bool, typer.Option("--score", help="also score it, so that `evaluate` finds the result")
+    ] = False,
+    mirror: Mirror = None,
 ) -> None:
     """Train one run, or go on where an interrupted one stopped."""
     plan.check_choice("execution", execution, plan.EXECUTIONS)
     chosen = plan.find_run(run)
     check_device(device)
+    if score:
+        quiet_and_offline()
     from experiments.training import loop as training
 
     folder = paths.run(chosen.scale, chosen.id)
@@ -65,6 +73,33 @@ def train(
         # The rule sends stderr to a file; standard output reaches who waits.
         training.say(f"Error: {error}", None)
         raise
+    if score:
+        score_run(chosen, mirror_root(mirror), log)
+
+
+def score_run(run: plan.Run, mirror: Path | None, log: Path | None) -> None:
+    """Score a trained run in this process, where torch and the model's code are loaded already.
+
+    The result goes to the evaluation's cache only: what is wrong with a suite or its datasets is
+    said by `evaluate`, and the trained model stands.
+    """
+    from experiments.evaluation.model import evaluate_model
+    from experiments.training.loop import say
+
+    folder = paths.run(run.scale, run.id)
+    try:
+        with tempfile.TemporaryDirectory(prefix="score-") as scratch:
+            evaluate_model(
+                folder / "model",
+                run.spec.suite,
+                data_dir=paths.data(run.data_label),
+                out=Path(scratch) / "eval.json",
+                cache=folder,
+                mirror=mirror,
+                task=run.spec.task,
+            )
+    except Exception as error:
+        say(f"not scored yet: {error}", log)
 
 
 @app.command("run")
@@ -123,8 +158,10 @@ def evaluate(
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     if (run is None) == (model is None):
         raise plan.SpecError("give a run by --run or an exported model by --model, and not both")
+    task = None
     if run is not None:
         chosen = plan.find_run(run)
+        task = chosen.spec.task
         folder = paths.run(chosen.scale, chosen.id)
         own = chosen.spec.suite
         model, out = folder / "model", out or (None if suite else folder / "eval.json")
@@ -144,7 +181,7 @@ def evaluate(
     from experiments.evaluation.model import evaluate_model
 
     mirror = mirror_root(mirror)
-    result = evaluate_model(model, suite, data_dir=data, out=out, mirror=mirror)
+    result = evaluate_model(model, suite, data_dir=data, out=out, mirror=mirror, task=task)
     terminal.show(terminal.scores(result, f"{model}, suite {result['suite']}"))
 
 

@@ -16,7 +16,9 @@ def evaluate_model(
     *,
     data_dir: Path | None,
     out: Path,
+    cache: Path | None = None,
     mirror: Path | None = None,
+    task: str | None = None,
 ) -> dict[str, Any]:
     """Score a model by a suite and write the result.
 
@@ -25,7 +27,9 @@ def evaluate_model(
         suite: name of a suite, or path of a YAML file.
         data_dir: prepared dataset; None for suites of published tasks alone.
         out: file to write, or the folder to write ``eval.json`` into.
+        cache: folder of what is scored so far; None is ``out``'s folder.
         mirror: root of mirrored hub datasets, or None.
+        task: what the model is for; None asks its config, which imports transformers.
 
     Returns:
         What was written; see the evaluation of the model's task.
@@ -34,8 +38,8 @@ def evaluate_model(
         MissingData: if a dataset is not available.
         ValueError: if the model is of no known kind, or does not fit the suite or the data.
     """
-    module = importlib.import_module(tasks.get(task_of(model_dir)).EVALUATION)
-    return module.evaluate(model_dir, data_dir, suite, out=out, mirror=mirror)
+    module = importlib.import_module(tasks.get(task or task_of(model_dir)).EVALUATION)
+    return module.evaluate(model_dir, data_dir, suite, out=out, cache=cache, mirror=mirror)
 
 
 def task_of(model_dir: Path) -> str:

@@ -24,4 +24,4 @@ rule train:
     shell:
         "{params.python:q} -m experiments train --run {wildcards.run:q} --log {log:q}"
         " --threads {threads} --device {params.device:q}"
-        " --execution {params.execution:q} 2>> {log:q}"
+        " --execution {params.execution:q} --score 2>> {log:q}"

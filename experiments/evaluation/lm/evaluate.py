@@ -8,7 +8,6 @@ in a process of its own, never in the training process, and never asks the netwo
 from __future__ import annotations
 
 import importlib.metadata
-import os
 import tempfile
 import time
 from collections.abc import Iterable
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from experiments.data import verify
 from experiments.data.base import SPLITS
 from experiments.data.files import read_meta
+from experiments.evaluation.environment import quiet_and_offline
 from experiments.evaluation.files import hash_files, read_json, run_of, weights_hash, write_json
 from experiments.evaluation.suite import (
     BROUGHT,
@@ -49,8 +49,9 @@ def evaluate(
     """Score a model and write the result; what is already scored is kept.
 
     Every task is a unit keyed by the hashes of weights, settings, data and code. Units found in
-    the cache are not run again: an unchanged call returns at once, a task added to the suite is
-    the only one run, and an interrupted evaluation goes on at the task it was in.
+    the cache are not run again: a task added to the suite is the only one run, and an interrupted
+    evaluation goes on at the task it was in. The cache holds whole results too: an unchanged call
+    returns at once, without importing torch or lm_eval, even where ``out`` was deleted.
 
     Args:
         model_dir: folder that ``AutoModelForCausalLM.from_pretrained`` loads, tokenizer included.
@@ -59,7 +60,7 @@ def evaluate(
             None for suites of published tasks alone.
         suite: name of a suite, or path of a YAML file.
         out: file to write (``eval.json``), or the folder to write it into.
-        cache: folder of the units scored so far, one file per weights; None is ``out``'s folder.
+        cache: folder of what is scored so far, one file per weights; None is ``out``'s folder.
             Keep it where a workflow does not delete it before a new evaluation.
         mirror: root under which ``<hub id>`` folders hold datasets; None asks the hub, which
             needs ``HF_HUB_OFFLINE=0``.
@@ -71,7 +72,7 @@ def evaluate(
         MissingData: if a dataset of the suite is not available; nothing was run then.
         ValueError: if the suite is unknown or wrong, or the prepared data are damaged.
     """
-    _quiet_and_offline()
+    quiet_and_offline()
     model_dir, out = Path(model_dir), Path(out)
     out = out if out.suffix == ".json" else out / "eval.json"
     settings = load_suite(suite, Suite)
@@ -83,12 +84,12 @@ def evaluate(
     elif settings.perplexity is not None or any(entry.folder is None for entry in settings.tasks):
         raise ValueError(f"suite {settings.name} scores text of prepared data; name their folder")
     job = _Job(model_dir, data_dir, settings, None if mirror is None else Path(mirror))
-    previous = read_json(out)
-    if previous.get("inputs_hash") == job.inputs_hash(previous.get("datasets") or {}):
-        return previous
-
     store = (cache or out.parent) / f"scores-{job.weights_hash[:16]}.json"
     known = {key: unit for key, unit in read_json(store).items() if _is_whole(unit)}
+    for previous in (read_json(out), *known.values()):
+        if previous.get("inputs_hash") == job.inputs_hash(previous.get("datasets") or {}):
+            write_json(out, previous)
+            return previous
     from experiments.evaluation.lm.harness_tasks import FEWSHOT_SEED
 
     units: dict[str, Any] = {}
@@ -115,6 +116,7 @@ def evaluate(
         "scores": scores + job.group_scores(scores),
         "wall_s": round(sum(unit["wall_s"] for unit in units.values()), 3),
     }
+    write_json(store, {**known, result["inputs_hash"]: result})
     write_json(out, result)
     return result
 
@@ -289,11 +291,3 @@ def _code() -> str:
     except importlib.metadata.PackageNotFoundError:
         version = None
     return digest([code_hash(Path(__file__)), version])
-
-
-def _quiet_and_offline() -> None:
-    """Defaults that must be set before datasets and lm_eval are imported."""
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    os.environ.setdefault("TQDM_DISABLE", "1")
-    os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
-    os.environ.setdefault("DISABLE_MULTIPROC", "1")

@@ -13,6 +13,7 @@ import pytest
 
 from experiments.analysis import figures
 from experiments.cli.app import explained, main
+from experiments.cli.train import score_run
 from experiments.specs import plan
 
 STUDY, SCALE = "spdf", "small"
@@ -251,3 +252,11 @@ def test_a_process_says_its_sentence_and_exits_with_one(place):
     )  # fmt: skip
     assert done.returncode == 1 and done.stdout == ""
     assert done.stderr.startswith("Error: scale is '../../etc'") and done.stderr.count("\n") == 1
+
+
+def test_what_is_wrong_with_a_suite_leaves_the_trained_model_alone(place, capsys):
+    """`train --score` has trained already when the scoring fails; `evaluate` says it again."""
+    run = next(iter(plan.all_runs("smoke").values()))
+    score_run(run, None, None)
+    assert re.search(r"not scored yet: .*(does not exist|holds no)", capsys.readouterr().out)
+    assert contents(place) == {}

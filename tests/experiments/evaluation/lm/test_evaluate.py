@@ -2,6 +2,8 @@ import json
 import math
 import os
 import socket
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -320,6 +322,25 @@ def test_a_deleted_result_comes_back_from_the_cache(model_dir, data_dir, suite, 
     calls.clear()
     assert evaluate(model_dir, data_dir, suite(PROSE), **options) == first
     assert not calls
+
+
+def test_a_result_in_the_cache_needs_neither_torch_nor_lm_eval(
+    model_dir, data_dir, suite, tmp_path
+):
+    """Training scores its model in its own process; the job after it only looks the result up."""
+    cache, name = tmp_path / "cache", str(suite(PROSE))
+    first = evaluate(model_dir, data_dir, name, out=tmp_path / "first.json", cache=cache)
+    program = (
+        "import sys; from pathlib import Path\n"
+        "sys.modules.update(dict.fromkeys(('torch', 'lm_eval', 'transformers')))\n"
+        "from experiments.evaluation.model import evaluate_model\n"
+        "model, data, suite, out, cache = sys.argv[1:]\n"
+        "evaluate_model(Path(model), suite, data_dir=Path(data), out=Path(out), cache=Path(cache),"
+        " task='lm')\n"
+    )
+    arguments = [model_dir, data_dir, name, tmp_path / "again.json", cache]
+    subprocess.run([sys.executable, "-c", program, *map(str, arguments)], check=True)
+    assert json.loads((tmp_path / "again.json").read_text()) == first
 
 
 def test_damaged_results_are_made_anew(model_dir, data_dir, suite, tmp_path):
