@@ -16,7 +16,8 @@ from pathlib import Path
 import torch
 
 from experiments import data
-from experiments.specs import plan
+from experiments.specs.expand import Run, study_runs
+from experiments.specs.read import load_study
 from experiments.training import loop as training
 
 LIMIT = 1.1
@@ -24,20 +25,20 @@ STEPS = 20
 METHODS = ("dense", "static80")
 
 
-def run_of(method: str) -> plan.Run:
+def run_of(method: str) -> Run:
     """A run of the quick scale."""
-    study = plan.load_study("sparse_ift_vision")
-    return next(r for r in plan.study_runs(study, "quick") if r.spec.method == method)
+    study = load_study("sparse_ift_vision")
+    return next(r for r in study_runs(study, "quick") if r.spec.method == method)
 
 
-def make_trainer(run: plan.Run, folder: Path) -> Callable[[], None]:
+def make_trainer(run: Run, folder: Path) -> Callable[[], None]:
     """A step as the loop of this repository takes it, without its logs and validations."""
     trainer = training.Trainer(run.spec, data_dir=folder, state_dir=folder / "state")
     trainer.model.train()
     return lambda: trainer.step() and None
 
 
-def make_plain(run: plan.Run, folder: Path) -> Callable[[], None]:
+def make_plain(run: Run, folder: Path) -> Callable[[], None]:
     """The same by hand: model, SGD, cosine, shuffled batches of normalised images."""
     from experiments.tasks.vision import Task
 

@@ -226,7 +226,7 @@ TASK = """
 import copy, sys
 from pathlib import Path
 from experiments import tasks
-from experiments.specs.plan import load_single
+from experiments.specs.expand import load_single
 spec = load_single(Path("run.yaml"), run_id="out", max_steps=8)
 spec = spec.model_copy(update={"task": "backwards"})
 assert "backwards" in tasks.names()

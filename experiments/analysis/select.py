@@ -19,8 +19,8 @@ def headline(rows: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
 
     Args:
         rows: Any table with the columns ``method`` and ``recipe``.
-        study: The study as ``experiments.specs.plan`` describes it; a method that it does not know
-            keeps all its rows.
+        study: The study as `experiments.specs.lookup.study_as_dict` describes it; a method
+            that it does not know keeps all its rows.
     """
     own = {name: method["recipe"] for name, method in study.get("methods", {}).items()}
     if not own:

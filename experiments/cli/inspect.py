@@ -8,25 +8,29 @@ from typing import Annotated, Any
 import typer
 
 from experiments.cli.options import Scale, app, check_device
-from experiments.specs import plan
+from experiments.specs.code import ROOT
+from experiments.specs.expand import BUDGET_CORE_S, Run, all_runs, computation_costs
+from experiments.specs.lookup import find_run
+from experiments.specs.read import load_study, study_names
+from experiments.specs.schema import SCALES, SpecError, check_choice
 from experiments.store import paths
 
 
 @app.command("plan")
 def print_plan(scale: Scale = "quick", study: str = "all") -> None:
     """Print the runs of a scale and their expected cost in core-seconds."""
-    plan.check_choice("study", study, ["all", *plan.study_names()])
-    runs = plan.all_runs(scale).values()
+    check_choice("study", study, ["all", *study_names()])
+    runs = all_runs(scale).values()
     chosen = [run for run in runs if study in ("all", *run.studies)]
     for run in chosen:
         print(f"{run.core_seconds:8.0f}  {run.id}  ({', '.join(run.studies)})")
-    chosen_studies = [name for name in plan.study_names() if study in ("all", name)]
-    names = {c.name for name in chosen_studies for c in plan.load_study(name).computations}
-    costs = {name: cost for name, cost in plan.computation_costs(scale).items() if name in names}
+    chosen_studies = [name for name in study_names() if study in ("all", name)]
+    names = {c.name for name in chosen_studies for c in load_study(name).computations}
+    costs = {name: cost for name, cost in computation_costs(scale).items() if name in names}
     for name, cost in costs.items():
         print(f"{cost:8.0f}  computation {name}")
     total = sum(run.core_seconds for run in chosen) + sum(costs.values())
-    budget = plan.BUDGET_CORE_S.get(scale)
+    budget = BUDGET_CORE_S.get(scale)
     of = f" of {budget}" if budget else ""
     over = ": over the budget" if budget and total > budget else ""
     print(f"{total:8.0f}  core-seconds in {len(chosen)} runs{of}{over}")
@@ -42,8 +46,8 @@ def check(
 
     check_device(device)
     seen: set[str] = set()
-    for name in plan.SCALES if scale is None else [scale]:
-        for run in plan.all_runs(name).values():
+    for name in SCALES if scale is None else [scale]:
+        for run in all_runs(name).values():
             _check_suite(run)
             config = run.spec.mask_config()
             if config is None:
@@ -57,24 +61,24 @@ def check(
             try:
                 configure(config)
             except (ValueError, TypeError) as error:
-                raise plan.SpecError(f"{where}.sparsity: {error}") from None
+                raise SpecError(f"{where}.sparsity: {error}") from None
             wanted, num_steps = level_and_steps
             reached = _last_sparsity(config, num_steps)
             if reached is not None and abs(reached - wanted) > 1e-6:
-                raise plan.SpecError(
+                raise SpecError(
                     f"{where}.final_sparsity is {wanted}, but {where.split()[1]}.sparsity ends at "
                     f"{reached:g} at scale {name}; they must be equal"
                 )
 
 
-def _check_suite(run: plan.Run) -> None:
-    """Raise `plan.SpecError` where a run's suite is wrong for its task."""
+def _check_suite(run: Run) -> None:
+    """Raise `SpecError` where a run's suite is wrong for its task."""
     from experiments.evaluation.suite import KINDS, load_suite
 
     try:
         load_suite(run.spec.suite, KINDS[run.spec.data.KIND])
     except ValueError as error:
-        raise plan.SpecError(f"{run.studies[0]}.yaml: suite: {error}") from None
+        raise SpecError(f"{run.studies[0]}.yaml: suite: {error}") from None
 
 
 def _last_sparsity(config: dict[str, Any], num_steps: int) -> float | None:
@@ -97,11 +101,11 @@ def compare(runs: Annotated[list[str], typer.Argument(help="run ids")]) -> None:
     """Print runs side by side: finished ones of this folder, else committed records."""
     found = []
     for name in runs:
-        run = plan.find_run(name)
+        run = find_run(name)
         here = paths.run(run.scale, run.id) / "record.json"
-        path = here if here.is_file() else run.reference
+        path = here if here.is_file() else paths.committed(run.id)
         if not path.is_file():
-            raise plan.SpecError(f"run {name} has no record, neither here nor among the committed")
+            raise SpecError(f"run {name} has no record, neither here nor among the committed")
         found.append(path)
     from experiments.cli import terminal
     from experiments.store.record import read_record
@@ -117,10 +121,10 @@ def where(arguments: Annotated[list[str] | None, typer.Argument()] = None) -> No
     """
     import yaml
 
-    chosen = yaml.safe_load((plan.ROOT / "experiments/config.yaml").read_text())
+    chosen = yaml.safe_load((ROOT / "experiments/config.yaml").read_text())
     chosen |= dict(word.split("=", 1) for word in arguments or [] if "=" in word)
     folder = paths.reports(chosen["scale"])
-    plan.check_choice("study", chosen["study"], ["all", *plan.study_names()])
+    check_choice("study", chosen["study"], ["all", *study_names()])
     if (folder / "commands.csv").is_file():
         import pandas as pd
 

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from experiments.specs import plan
+from experiments.specs.schema import SpecError
 
 app = typer.Typer(
     add_completion=False,
@@ -28,23 +28,23 @@ def mirror_root(mirror: Path | None) -> Path | None:
     """The option, or the environment variable SPARSE_MIRROR.
 
     Raises:
-        plan.SpecError: If it is no folder.
+        SpecError: If it is no folder.
     """
     value = mirror or os.environ.get("SPARSE_MIRROR")
     if value and not Path(value).is_dir():
-        raise plan.SpecError(f"mirror is {str(value)!r}, which is no folder")
+        raise SpecError(f"mirror is {str(value)!r}, which is no folder")
     return Path(value) if value else None
 
 
 def check_device(device: str) -> None:
-    """Raise `plan.SpecError` for a device that has another form, or that this machine lacks."""
+    """Raise `SpecError` for a device that has another form, or that this machine lacks."""
     if not re.fullmatch(r"cpu|cuda(:\d+)?", device):
-        raise plan.SpecError(f"device is {device!r}, but must be cpu, cuda or cuda:<number>")
+        raise SpecError(f"device is {device!r}, but must be cpu, cuda or cuda:<number>")
     if device != "cpu":
         import torch
 
         if int(device.partition(":")[2] or 0) >= torch.cuda.device_count():
-            raise plan.SpecError(
+            raise SpecError(
                 f"device is {device!r}, but torch {torch.__version__} sees "
                 f"{torch.cuda.device_count()} CUDA devices here"
             )

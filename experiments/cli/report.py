@@ -10,17 +10,21 @@ from typing import Annotated, Any
 import typer
 
 from experiments.cli.options import Scale, StudyName, app
-from experiments.specs import code, plan
-from experiments.specs.schema import module_names
+from experiments.specs import code
+from experiments.specs.code import ROOT
+from experiments.specs.expand import all_runs
+from experiments.specs.lookup import study_as_dict
+from experiments.specs.read import load_study, study_names
+from experiments.specs.schema import SpecError, check_choice, module_names
 from experiments.store import paths
 
-ANALYSIS = plan.ROOT / "experiments" / "analysis"
+ANALYSIS = ROOT / "experiments" / "analysis"
 Names = Annotated[list[str], typer.Argument(help="one or several names")]
 
 
 def study_dict(study: str, scale: str) -> dict[str, Any]:
     """What analysis and report know of a study."""
-    return plan.study_as_dict(plan.load_study(study), scale)
+    return study_as_dict(load_study(study), scale)
 
 
 @app.command()
@@ -33,7 +37,7 @@ def collect(
     """Collect the records of a study into tidy tables, and test its comparisons."""
     folder, facts, files = paths.study(scale, study), study_dict(study, scale), files or []
     if not files and not none:
-        raise plan.SpecError(f"no records of {study} are given; --none makes empty tables of it")
+        raise SpecError(f"no records of {study} are given; --none makes empty tables of it")
     from experiments.store.collect import write_tables
     from experiments.store.record import read_record
 
@@ -41,7 +45,7 @@ def collect(
     for path in files:
         ids.append(read_record(path).run)
         if ids[-1] not in known:
-            raise plan.SpecError(f"{path} is of run {ids[-1]!r}, which {study} does not have")
+            raise SpecError(f"{path} is of run {ids[-1]!r}, which {study} does not have")
     committed = [
         run
         for run, path in zip(ids, files, strict=True)
@@ -75,7 +79,7 @@ def _write_ledger(records: Any, facts: dict[str, Any], folder: Path) -> None:
     others = [
         test for file in files if file.parent != folder for test in ledger.read_evidence(file)
     ]
-    studies = map(plan.load_study, plan.study_names())
+    studies = map(load_study, study_names())
     num_primary = sum(len(s.claims.primary) for s in studies if s.shows(facts["scale"]))
     ledger.write(records, facts, folder / "claims.csv", others, num_primary=num_primary)
 
@@ -84,11 +88,11 @@ def read_study(study: str, scale: str) -> tuple:
     """Records, curves and the study's dict: what every table and figure takes.
 
     Raises:
-        plan.SpecError: If there is no such study or scale, or it has no results.
+        SpecError: If there is no such study or scale, or it has no results.
     """
     folder, facts = paths.study(scale, study), study_dict(study, scale)
     if not (folder / "records.csv").is_file():
-        raise plan.SpecError(
+        raise SpecError(
             f"study {study!r} has no results at scale {scale!r} yet: run "
             f"`snakemake reproduce --config scale={scale} study={study}`"
         )
@@ -113,14 +117,14 @@ def figure(
 ) -> None:
     """Draw figures of a study from its records."""
     for name in names:
-        plan.check_choice("figure", name, module_names(ANALYSIS / "figures"))
+        check_choice("figure", name, module_names(ANALYSIS / "figures"))
     folder = paths.page(scale, study) / "figures"
     from experiments.analysis import figures
 
     for name in names if x is not None else ():
         if not figures.x_axes(name):
-            raise plan.SpecError(f"x is {x!r}, but figure {name!r} has no other axis than its own")
-        plan.check_choice("x", x, figures.x_axes(name))
+            raise SpecError(f"x is {x!r}, but figure {name!r} has no other axis than its own")
+        check_choice("x", x, figures.x_axes(name))
     facts = read_study(study, scale)
     for name in names:
         figures.write(name, *facts, folder, x=x)
@@ -130,7 +134,7 @@ def figure(
 def table(names: Names, study: StudyName, scale: Scale = "quick") -> None:
     """Make tables of a study from its records."""
     for name in names:
-        plan.check_choice("table", name, module_names(ANALYSIS / "tables"))
+        check_choice("table", name, module_names(ANALYSIS / "tables"))
     folder = paths.page(scale, study) / "tables"
     from experiments.analysis import tables
 
@@ -155,10 +159,10 @@ def claims(
         return
     from experiments.cli import terminal
 
-    made = {name: paths.study(scale, name) / "claims.csv" for name in plan.study_names()}
+    made = {name: paths.study(scale, name) / "claims.csv" for name in study_names()}
     title = f"scale {scale}"
     if not any(path.is_file() for path in made.values()):
-        made = {name: plan.REFERENCE.parent / name / "claims.csv" for name in made}
+        made = {name: paths.REFERENCE / name / "claims.csv" for name in made}
         title = f"as published; scale {scale} has no results yet"
     for name, path in made.items():
         if path.is_file():
@@ -244,9 +248,9 @@ def _remove_others(folder: Path, names: Iterable[str]) -> None:
 def index(scale: Scale) -> None:
     """Write the front page over all studies of a scale."""
     results, reports = paths.scale(scale), paths.reports(scale)
-    names = [name for name in plan.study_names() if paths.page(scale, name).is_dir()]
+    names = [name for name in study_names() if paths.page(scale, name).is_dir()]
     if not names:
-        raise plan.SpecError(
+        raise SpecError(
             f"scale {scale!r} has no pages yet: run `snakemake reproduce --config scale={scale}`"
         )
     from experiments.report import render
@@ -258,7 +262,7 @@ def index(scale: Scale) -> None:
 def archive(scale: Scale, study: str = "all") -> None:
     """Write Snakemake's own report of a scale: reports/<scale>/archive.html."""
     out = paths.reports(scale) / "archive.html"
-    plan.check_choice("study", study, ["all", *plan.study_names()])
+    check_choice("study", study, ["all", *study_names()])
     from experiments.report import archive as snakemake_report
 
     snakemake_report.write(scale, study, out)
@@ -285,19 +289,19 @@ def publish(scale: Scale) -> None:
 def keep(scale: Scale = "quick") -> None:
     """Copy records and tables of a scale to results/reference, to be committed."""
     paths.scale(scale)
-    for run in plan.all_runs(scale).values():
-        _keep(paths.run(scale, run.id) / "record.json", run.reference)
+    for run in all_runs(scale).values():
+        _keep(paths.run(scale, run.id) / "record.json", paths.committed(run.id))
     # Curves are in the records already.
-    for name in plan.study_names():
+    for name in study_names():
         folder = paths.study(scale, name)
         if not any((folder / "records").glob("*.json")):
             continue
-        trials = plan.load_study(name).trials
+        trials = load_study(name).trials
         tables = {"records": "trials"} if trials else {"records": "records", "claims": "claims"}
         for table, kept_as in tables.items():
-            _keep(folder / f"{table}.csv", plan.REFERENCE.parent / name / f"{kept_as}.csv")
+            _keep(folder / f"{table}.csv", paths.REFERENCE / name / f"{kept_as}.csv")
     for path in sorted((paths.scale(scale) / "computations").glob("*/*.csv")):
-        _keep(path, plan.REFERENCE.parent / path.parent.name / path.name)
+        _keep(path, paths.REFERENCE / path.parent.name / path.name)
 
 
 def _keep(path: Path, kept: Path) -> None:
@@ -305,4 +309,4 @@ def _keep(path: Path, kept: Path) -> None:
     if path.is_file():
         kept.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, kept)
-        print(kept.relative_to(plan.ROOT))
+        print(kept.relative_to(ROOT))

@@ -13,7 +13,12 @@ import typer
 from experiments import tasks
 from experiments.cli.options import Mirror, RunId, Scale, app, check_device, mirror_root
 from experiments.evaluation.environment import quiet_and_offline
-from experiments.specs import plan
+from experiments.request import EXECUTIONS
+from experiments.specs.code import training_code_hash
+from experiments.specs.expand import Run
+from experiments.specs.lookup import find_data, find_run, rerun_command
+from experiments.specs.read import computation_names
+from experiments.specs.schema import SpecError, check_choice
 from experiments.store import paths
 from experiments.store.io import read_json
 
@@ -27,7 +32,7 @@ def prepare(
     ] = False,
 ) -> None:
     """Prepare one dataset under resources/data."""
-    task, section = plan.find_data(data)
+    task, section = find_data(data)
     offline = not online and os.environ.get("HF_HUB_OFFLINE") != "0"
     tasks.get(task).prepare(
         section, out=paths.data(data), mirror=mirror_root(mirror), offline=offline
@@ -47,8 +52,8 @@ def train(
     mirror: Mirror = None,
 ) -> None:
     """Train one run, or go on where an interrupted one stopped."""
-    plan.check_choice("execution", execution, plan.EXECUTIONS)
-    chosen = plan.find_run(run)
+    check_choice("execution", execution, EXECUTIONS)
+    chosen = find_run(run)
     check_device(device)
     if score:
         quiet_and_offline()
@@ -58,8 +63,8 @@ def train(
     try:
         training.train(
             chosen.spec,
-            code_hash=plan.training_code_hash(chosen.spec),
-            command=plan.rerun_command([run]),
+            code_hash=training_code_hash(chosen.spec),
+            command=rerun_command([run]),
             data_dir=paths.data(chosen.data_label),
             out=folder,
             state_dir=paths.state(chosen.id, chosen.spec_hash),
@@ -77,7 +82,7 @@ def train(
         score_run(chosen, mirror_root(mirror), log)
 
 
-def score_run(run: plan.Run, mirror: Path | None, log: Path | None) -> None:
+def score_run(run: Run, mirror: Path | None, log: Path | None) -> None:
     """Score a trained run in this process, where torch and the model's code are loaded already.
 
     The result goes to the evaluation's cache only: what is wrong with a suite or its datasets is
@@ -157,10 +162,10 @@ def evaluate(
     """Score a trained run or an exported model with a suite, and print its scores."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     if (run is None) == (model is None):
-        raise plan.SpecError("give a run by --run or an exported model by --model, and not both")
+        raise SpecError("give a run by --run or an exported model by --model, and not both")
     task = None
     if run is not None:
-        chosen = plan.find_run(run)
+        chosen = find_run(run)
         task = chosen.spec.task
         folder = paths.run(chosen.scale, chosen.id)
         own = chosen.spec.suite
@@ -171,10 +176,10 @@ def evaluate(
         assert model is not None
         model = model / "model" if (model / "model").is_dir() else model
         if suite is None:
-            raise plan.SpecError("suite is missing: an exported model needs --suite")
+            raise SpecError("suite is missing: an exported model needs --suite")
         data = data or _data_of(model)
     if not model.is_dir():
-        raise plan.SpecError(f"{model} is no folder with an exported model; train the run first")
+        raise SpecError(f"{model} is no folder with an exported model; train the run first")
     if out is None:
         out = model.parent / f"eval-{paths.name('suite', Path(suite).stem)}.json"
     from experiments.cli import terminal
@@ -194,7 +199,7 @@ def _data_of(model: Path) -> Path | None:
     try:
         return paths.data(tasks.get(spec["task"]).Data(**spec["data"]).label)
     except (TypeError, KeyError, ValueError, ImportError):
-        raise plan.SpecError(f"{file} does not say which data it read; name it by --data") from None
+        raise SpecError(f"{file} does not say which data it read; name it by --data") from None
 
 
 @app.command()
@@ -202,7 +207,7 @@ def record(run: RunId) -> None:
     """Merge a run's files into its small record."""
     from experiments.store.record import make_record, write_record
 
-    chosen = plan.find_run(run)
+    chosen = find_run(run)
     folder = paths.run(chosen.scale, chosen.id)
     value = make_record(folder / "train.json", folder / "eval.json", folder / "metrics.jsonl")
     write_record(value, folder / "record.json")
@@ -211,7 +216,7 @@ def record(run: RunId) -> None:
 @app.command()
 def compute(name: str, scale: Scale = "quick") -> None:
     """Make the tables of one computation under results/<scale>/computations."""
-    plan.check_choice("computation", name, plan.computation_names())
+    check_choice("computation", name, computation_names())
     folder = paths.computation(scale, name)
     from experiments import computations
 

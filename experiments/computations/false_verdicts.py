@@ -6,7 +6,7 @@ import pandas as pd
 
 from experiments import published
 from experiments.analysis.claims import ledger, policy, simulation
-from experiments.specs import plan
+from experiments.specs.read import load_study, study_names
 
 REPLICATES = {"smoke": 10, "quick": 100}
 MOST = 1000
@@ -14,7 +14,7 @@ MOST = 1000
 
 def compute(scale: str) -> dict[str, pd.DataFrame]:
     """The table ``rates``: one row per family, case and boundary."""
-    studies = [plan.load_study(name) for name in plan.study_names()]
+    studies = [load_study(name) for name in study_names()]
     listed = {
         role: {claim for study in studies for claim in getattr(study.claims, role)}
         for role in ("primary", "exploratory")

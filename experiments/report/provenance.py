@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from experiments.analysis.methods import Methods
-from experiments.specs import plan
+from experiments.specs.lookup import rerun_command
 
 COLUMNS = ["study", "table", "line", "row", "command"]
 
@@ -56,7 +56,7 @@ class Behind:
     @property
     def command(self) -> str:
         """The one command that repeats the runs and what depends on them."""
-        return plan.rerun_command(self.ids)
+        return rerun_command(self.ids)
 
     @property
     def words(self) -> str:
@@ -112,7 +112,7 @@ def commands(study: dict[str, Any], tables_dir: Path, ledger: pd.DataFrame) -> p
     """Return the command behind each row of a study's tables and of its ledger.
 
     Args:
-        study: The study as ``experiments.specs.plan`` describes it.
+        study: The study as `experiments.specs.lookup.study_as_dict` describes it.
         tables_dir: Folder with the tables' CSV files.
         ledger: The study's claims.
 
@@ -132,11 +132,11 @@ def commands(study: dict[str, Any], tables_dir: Path, ledger: pd.DataFrame) -> p
             if "command" in row:
                 continue
             ids = runs.of(row.get("runs", row.get("run")))
-            words = (row_name(row, runs.methods), plan.rerun_command(ids)) if ids else ("", remake)
+            words = (row_name(row, runs.methods), rerun_command(ids)) if ids else ("", remake)
             rows.append((study["name"], name, line, *words))
     for line, row in enumerate(ledger.to_dict("records"), start=1):
         if row["runs"]:
-            command = plan.rerun_command(runs.of(row["runs"]))
+            command = rerun_command(runs.of(row["runs"]))
             rows.append((study["name"], "claims", line, row["id"], command))
     return pd.DataFrame(rows, columns=COLUMNS)
 

@@ -209,7 +209,7 @@ def render_study(
     """Write ``index.html`` and ``README.md`` of a study.
 
     Args:
-        study: The study as ``experiments.specs.plan`` describes it.
+        study: The study as `experiments.specs.lookup.study_as_dict` describes it.
         records_csv: Tidy records.
         curves_csv: Tidy curves.
         runs_dir: Folder with ``<run id>/record.json`` or ``<run id>.json``.

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from experiments.specs.digest import digest
+from experiments.specs.run import RunSpec
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT / "experiments" / "data"
@@ -149,6 +150,20 @@ def code_hash(*entries: Path, data: bool = False, beside: bool = False) -> str:
 def text_hash(path: Path) -> str:
     """SHA-256 of a file's bytes."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def training_code_hash(spec: RunSpec) -> str:
+    """Hash of the code that one run's training executes: the loop, its model, its algorithm."""
+    entries = [
+        ROOT / "experiments" / "training" / "loop.py",
+        ROOT / "experiments" / "tasks" / f"{spec.task}.py",
+        ROOT / "experiments" / "models" / f"{spec.model.name}.py",
+    ]
+    if spec.sparsity is not None:
+        entries.append(ROOT / "sparse_lib" / "algorithms" / f"{spec.algorithm}.py")
+    if spec.transform is not None:
+        entries.append(ROOT / "experiments" / "models" / "_transform.py")
+    return code_hash(*entries)
 
 
 def preparation_code_hash(dataset: Path, task: str) -> str:

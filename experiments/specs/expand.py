@@ -26,7 +26,6 @@ from experiments.specs.schema import (
     check_choice,
     checked_name,
 )
-from experiments.store import paths
 
 #: Steps of a run, beyond which its plan alone would fill the memory.
 MAX_STEPS = 10_000_000
@@ -66,11 +65,6 @@ class Run:
     def first(self) -> str | None:
         """Id of the run that this one starts from, if it is a second phase."""
         return None if self.spec.starts_from is None else self.spec.starts_from.run
-
-    @property
-    def reference(self) -> Path:
-        """Where the committed record of this run lies, if there is one."""
-        return paths.REFERENCE_RUNS / f"{self.id}.json"
 
 
 def _level(sparsity: float) -> str:

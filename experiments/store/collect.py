@@ -204,7 +204,7 @@ def write_tables(
     Args:
         record_files: ``record.json`` files; runs whose file does not exist are left out, and the
             report names them.
-        study: The study as ``experiments.specs.plan`` describes it.
+        study: The study as `experiments.specs.lookup.study_as_dict` describes it.
         out: Folder to write to, or the path of ``records.csv`` in it.
         committed: Ids of the runs whose records are committed ones.
 

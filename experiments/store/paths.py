@@ -84,6 +84,11 @@ def computation(scale_name: str, computation_name: str) -> Path:
     return scale(scale_name) / "computations" / name("computation", computation_name)
 
 
+def committed(run_id: str) -> Path:
+    """The committed record of a run, if there is one."""
+    return REFERENCE_RUNS / f"{run_id}.json"
+
+
 def state(run_id: str, spec_hash: str, *, root: Path = STATE) -> Path:
     """What a run needs to go on after an interruption."""
     return root / f"{name('run', run_id)}-{spec_hash[:12]}"

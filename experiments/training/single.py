@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from experiments import tasks
-from experiments.specs import plan
+from experiments.specs.code import training_code_hash
+from experiments.specs.expand import load_single
 from experiments.specs.run import FirstPhase, RunSpec
+from experiments.specs.schema import SpecError
 from experiments.store import paths
 from experiments.store.io import write_json
 from experiments.training import loop as training
@@ -54,8 +56,8 @@ def run(
         SpecError: if an argument or the file is wrong.
     """
     if mode not in MODES:
-        raise plan.SpecError(f"mode is {mode!r}, but must be one of {', '.join(MODES)}")
-    spec = plan.load_single(params, run_id=model_dir.resolve().name, max_steps=max_steps)
+        raise SpecError(f"mode is {mode!r}, but must be one of {', '.join(MODES)}")
+    spec = load_single(params, run_id=model_dir.resolve().name, max_steps=max_steps)
     _check_sparsity(spec, params)
     data_dir = _prepared(spec, mirror)
     if mode != "eval":
@@ -79,7 +81,7 @@ def _check_sparsity(spec: RunSpec, params: Path) -> None:
     try:
         configure(spec.mask_config())
     except (ValueError, TypeError) as error:
-        raise plan.SpecError(f"{params.name}: sparsity: {error}") from None
+        raise SpecError(f"{params.name}: sparsity: {error}") from None
 
 
 def _prepared(spec: RunSpec, mirror: Path | None) -> Path:
@@ -97,7 +99,7 @@ def _train(spec: RunSpec, model_dir: Path, data_dir: Path, checkpoint: Path | No
     if not training.finished(model_dir, spec):
         training.train(
             spec,
-            code_hash=plan.training_code_hash(spec.model_copy(update={"sparsity": None})),
+            code_hash=training_code_hash(spec.model_copy(update={"sparsity": None})),
             command="python -m experiments run --mode train",
             data_dir=data_dir,
             out=model_dir,
@@ -124,7 +126,7 @@ def _starting_from(spec: RunSpec, weights: Path) -> RunSpec:
     """The spec with the file or folder of the weights that it starts from."""
     file = weights / "model.safetensors" if weights.is_dir() else weights
     if not file.is_file():
-        raise plan.SpecError(f"checkpoint_path is {str(weights)!r}, but there is no such file")
+        raise SpecError(f"checkpoint_path is {str(weights)!r}, but there is no such file")
     start = FirstPhase(run=weights.name, spec_hash=_digest(file), densify=False)
     return spec.model_copy(update={"starts_from": start})
 
@@ -140,7 +142,7 @@ def _last_checkpoint(model_dir: Path) -> Path:
         model_dir.glob("checkpoint_*.safetensors"), key=lambda path: int(path.stem.split("_")[1])
     )
     if not found:
-        raise plan.SpecError(
+        raise SpecError(
             f"{model_dir} holds no checkpoint_<step>.safetensors; train there, or name a file by "
             "--checkpoint_path"
         )

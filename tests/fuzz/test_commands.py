@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from experiments import computations
 from experiments.analysis import figures, tables
 from experiments.report import archive
-from experiments.specs import plan
+from experiments.specs.expand import all_runs
+from experiments.specs.read import computation_names, study_names
+from experiments.specs.schema import SCALES
 from experiments.tasks import lm, vision
 from tests.fuzz import inputs, oracle
 
@@ -28,12 +30,12 @@ EXISTING = {
     "a.yaml": "model: 1\n",
     "README.md": "read me",
 }
-RUNS = sorted(plan.all_runs("smoke"))
+RUNS = sorted(all_runs("smoke"))
 numbers = st.sampled_from(
     ["0", "1", "-1", "1.5", "inf", "nan", "1e9", "٣", "99999999999999999999", ""]
 )
-scales = st.one_of(st.sampled_from(plan.SCALES), inputs.evil_names)
-studies = st.one_of(st.sampled_from([*plan.study_names(), "all"]), inputs.evil_names)
+scales = st.one_of(st.sampled_from(SCALES), inputs.evil_names)
+studies = st.one_of(st.sampled_from([*study_names(), "all"]), inputs.evil_names)
 runs = st.one_of(
     st.sampled_from(RUNS),
     inputs.evil_names,
@@ -81,7 +83,7 @@ COMMANDS: dict[str, tuple[tuple[str, ...], list[st.SearchStrategy[str]]]] = {
              "--eval_steps", "--mirror"), []),
     "evaluate": (("--run", "--model", "--suite", "--out", "--mirror"), []),
     "check": (("--scale", "--device"), []),
-    "compute": (("--scale",), [st.one_of(st.sampled_from(plan.computation_names()), words)]),
+    "compute": (("--scale",), [st.one_of(st.sampled_from(computation_names()), words)]),
     "record": (("--run",), []),
     "collect": (("--study", "--scale"), [paths, paths]),
     "figure": (("--study", "--scale", "--x"), [st.one_of(st.sampled_from(figures.names()), words)]),

@@ -12,7 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.specs import plan
+from experiments.specs.expand import study_runs
+from experiments.specs.read import load_study
+from experiments.store import paths
 from tests.fuzz import inputs, oracle
 
 #: (study, scale) whose committed records are damaged.
@@ -23,9 +25,9 @@ STUDIES = (("spdf", "small"), ("sparsity_library", "small"), ("sparse_ift_vision
 def committed(study: str, scale: str) -> list[dict[str, Any]]:
     """Up to three records of a study, with a few rows of their curves."""
     found = []
-    for run in plan.study_runs(plan.load_study(study), scale):
-        if run.reference.is_file() and len(found) < 3:
-            record = json.loads(run.reference.read_text())
+    for run in study_runs(load_study(study), scale):
+        if paths.committed(run.id).is_file() and len(found) < 3:
+            record = json.loads(paths.committed(run.id).read_text())
             record["curve"] = [*record["curve"][:3], *record["curve"][-3:]]
             record["layers"] = record["layers"][:2]
             if record["evaluation"]:
@@ -44,7 +46,7 @@ def damaged_records(draw: st.DrawFn) -> tuple[str, str, list[bytes], list[str]]:
         files[-1] = inputs.as_json(draw(inputs.mutated(records[-1:]))).encode()
     else:
         files[-1] = draw(inputs.damaged(files[-1]))
-    facts = plan.load_study(study)
+    facts = load_study(study)
     where = ["--study", study, "--scale", scale]
     line = draw(
         st.sampled_from(

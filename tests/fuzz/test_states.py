@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.specs import plan
+from experiments.specs.expand import study_runs
+from experiments.specs.read import load_study
 from experiments.specs.run import RunSpec
 from experiments.training import loop as training
 from tests.experiments.specs.edit import edited
@@ -33,8 +34,8 @@ def spec() -> RunSpec:
         value["recipe"].update(steps=STEPS, batch_size=2, validation_tokens=64, validations=1)
         value["sparsity"]["update"] = {"freq": 2, "stop": 5}
 
-    study = plan.load_study("sparsity_library")
-    run = next(r for r in plan.study_runs(study, "smoke") if r.spec.method == "rigl")
+    study = load_study("sparsity_library")
+    run = next(r for r in study_runs(study, "smoke") if r.spec.method == "rigl")
     return edited(run.spec, shrink)
 
 

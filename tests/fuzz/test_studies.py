@@ -13,7 +13,9 @@ import pytest
 import yaml
 from hypothesis import given
 
-from experiments.specs import plan
+from experiments.specs.expand import all_runs
+from experiments.specs.read import STUDIES, study_names
+from experiments.specs.schema import SCALES
 from tests.fuzz import inputs, oracle
 
 DATE = datetime.date(2026, 1, 1)
@@ -24,8 +26,8 @@ SAFE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+=@-]*")
 def excerpts() -> list[dict[str, Any]]:
     """The committed studies at one scale each, with at most four methods."""
     found = []
-    for name in plan.study_names():
-        study = yaml.safe_load((plan.STUDIES / f"{name}.yaml").read_text())
+    for name in study_names():
+        study = yaml.safe_load((STUDIES / f"{name}.yaml").read_text())
         study["name"] = "study"
         own = study.get("methods", {})
         # A section with levels stands for a method at each of them.
@@ -54,8 +56,8 @@ def check_study(folder: Path, content: bytes) -> str | None:
         if refused is not None:
             assert "study.yaml" in refused, f"does not name the file: {refused!r}"
             return refused
-        for scale in plan.SCALES:
-            for run in plan.all_runs(scale).values():
+        for scale in SCALES:
+            for run in all_runs(scale).values():
                 assert SAFE.fullmatch(run.id) and len(run.id) <= 200, run.id
                 assert SAFE.fullmatch(run.data_label), run.data_label
     return None

@@ -6,7 +6,8 @@ from urllib.parse import unquote, urldefrag, urlparse
 
 import pytest
 
-from experiments.specs import plan
+from experiments.specs.code import ROOT
+from experiments.specs.schema import SCALES
 from tests.experiments.report.example import make_site
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -37,14 +38,14 @@ def site(tmp_path_factory):
 @pytest.fixture(scope="module", params=["synthetic", "committed"])
 def pages(request, site):
     """The pages of a scale: those of a small site, and the committed reference."""
-    reports = site[0] if request.param == "synthetic" else plan.ROOT / "reports"
+    reports = site[0] if request.param == "synthetic" else ROOT / "reports"
     found = [path for path in sorted(reports.glob("*/index.html")) if published(path)]
     return [reports / "index.html", *found]
 
 
 def published(path: Path) -> bool:
     """Whether a page belongs to the reference: `reports/` also holds the folders of scales."""
-    return path.parent.name not in plan.SCALES
+    return path.parent.name not in SCALES
 
 
 class Visit:

@@ -10,12 +10,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from experiments.specs import plan
+from experiments.specs.expand import study_runs
+from experiments.specs.read import load_study
 from tests.fuzz import killer
 
 pytestmark = pytest.mark.slow
-STUDY = plan.load_study("sparsity_library")
-RUN = next(run for run in plan.study_runs(STUDY, "smoke") if run.spec.method == "rigl")
+STUDY = load_study("sparsity_library")
+RUN = next(run for run in study_runs(STUDY, "smoke") if run.spec.method == "rigl")
 TARGET = f"results/smoke/runs/{RUN.id}/train.json"
 
 

@@ -10,12 +10,17 @@ from pathlib import Path
 import pytest
 import yaml
 
-from experiments.specs import plan
+from experiments.specs.code import ROOT
+from experiments.specs.expand import all_runs, study_runs
+from experiments.specs.read import load_study, study_names
+from experiments.specs.schema import SCALES
+from experiments.store import paths
+from experiments.store.paths import REFERENCE_RUNS
 
 pytestmark = pytest.mark.slow
 
 
-def snakemake(*arguments: str, cwd: Path = plan.ROOT) -> subprocess.CompletedProcess:
+def snakemake(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess:
     """Call snakemake; never raises."""
     return subprocess.run(
         [sys.executable, "-m", "snakemake", *arguments],
@@ -34,19 +39,19 @@ def checkout(tmp_path_factory) -> Path:
         ".venv", ".git", ".snakemake", "state", "logs", "resources", "__pycache__",
         ".*_cache", ".hypothesis", "smoke", "quick", "small", "paper",
     )  # fmt: skip
-    shutil.copytree(plan.ROOT, target, ignore=ignore)
+    shutil.copytree(ROOT, target, ignore=ignore)
     return target
 
 
-@pytest.mark.parametrize("scale", plan.SCALES)
-@pytest.mark.parametrize("study", plan.study_names())
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("study", study_names())
 def test_dry_run_on_a_clean_checkout(checkout, study, scale):
     done = snakemake(
         "-n", "reproduce", "--config", f"scale={scale}", f"study={study}", cwd=checkout
     )
     text = done.stdout + done.stderr
     assert done.returncode == 0, text
-    shown = plan.load_study(study).shows(scale)
+    shown = load_study(study).shows(scale)
     assert ("train" in text or "compute" in text) == shown
     assert ("Nothing to do: study" in text) != shown
 
@@ -118,7 +123,7 @@ def test_a_wrong_sparsity_argument_fails_before_any_job(checkout, tmp_path):
 
 def test_rerun_does_what_it_names_and_nothing_else(checkout):
     """Two runs of one study: their jobs, the study's page, and no page of all studies."""
-    runs = [run for run in plan.all_runs("small").values() if run.reference.is_file()]
+    runs = [run for run in all_runs("small").values() if paths.committed(run.id).is_file()]
     runs = [run.id for run in runs if run.studies == ("sparsity_library",)][:2]
     verbose = ("-n", "rerun", "--quiet", "host")
     done = snakemake(*verbose, "--config", f"run={','.join(runs)}", cwd=checkout)
@@ -126,7 +131,7 @@ def test_rerun_does_what_it_names_and_nothing_else(checkout):
     assert done.returncode == 0, text
     assert set(re.findall(r"results/small/runs/(\S+)/train\.json", text)) == set(runs)
     assert f"results/reference/runs/{runs[0]}.json" not in text
-    others = {path.stem for path in plan.REFERENCE.glob("small__*.json")} - set(runs)
+    others = {path.stem for path in REFERENCE_RUNS.glob("small__*.json")} - set(runs)
     assert any(f"results/reference/runs/{other}.json" in text for other in others)
     assert set(re.findall(r"reports/small/(\w+)/index\.html", text)) == {"sparsity_library"}
     jobs = dict(re.findall(r"^(\w+) +(\d+)$", text, re.MULTILINE))
@@ -145,7 +150,7 @@ def test_rerun_without_a_run_says_what_it_needs(checkout):
 def test_records_and_tables_are_kept_but_for_studies_without_runs(checkout, tmp_path):
     copy = tmp_path / "repository"
     shutil.copytree(checkout, copy)
-    run = next(iter(plan.all_runs("smoke")))
+    run = next(iter(all_runs("smoke")))
     written = {
         f"results/smoke/runs/{run}/record.json": f"results/reference/runs/{run}.json",
         "results/smoke/spdf/records.csv": "results/reference/spdf/records.csv",
@@ -172,9 +177,11 @@ def test_records_and_tables_are_kept_but_for_studies_without_runs(checkout, tmp_
 def test_retraining_follows_the_code_that_a_run_uses(checkout):
     """Hashes in a copy: a comment changes none, RigL's file changes RigL and GraNet."""
     script = (
-        "from experiments.specs import plan\n"
-        "for run in plan.study_runs(plan.load_study('sparsity_library'), 'smoke'):\n"
-        "    print(run.spec.method, plan.training_code_hash(run.spec))\n"
+        "from experiments.specs.code import training_code_hash\n"
+        "from experiments.specs.expand import study_runs\n"
+        "from experiments.specs.read import load_study\n"
+        "for run in study_runs(load_study('sparsity_library'), 'smoke'):\n"
+        "    print(run.spec.method, training_code_hash(run.spec))\n"
     )
 
     def hashes() -> dict[str, str]:
@@ -218,8 +225,8 @@ def test_a_second_phase_waits_for_its_first_and_computations_stand_alone(checkou
         "def compute(scale):\n    return {}\n"
     )
 
-    phases = plan.load_study("phases", folder=copy / "experiments/studies")
-    run = next(run for run in plan.study_runs(phases, "smoke") if run.spec.method == "finetuned")
+    phases = load_study("phases", folder=copy / "experiments/studies")
+    run = next(run for run in study_runs(phases, "smoke") if run.spec.method == "finetuned")
     done = snakemake("-n", f"results/smoke/runs/{run.id}/train.json", cwd=copy)
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"^train +2$", done.stdout + done.stderr, re.MULTILINE)
@@ -286,7 +293,7 @@ def test_a_label_is_no_command_and_no_path(checkout, tmp_path, label):
 
 def test_every_shell_command_quotes_what_it_is_given():
     """Even a name that the schema lets through by mistake stays one word of the command."""
-    for path in [plan.ROOT / "Snakefile", *sorted((plan.ROOT / "workflow/rules").glob("*.smk"))]:
+    for path in [ROOT / "Snakefile", *sorted((ROOT / "workflow/rules").glob("*.smk"))]:
         for block in re.findall(r"shell:\n((?:\s+f?\"[^\n]*\n)+)", path.read_text()):
             fields = re.findall(r"{([^}]+)}", block)
             assert fields, block

@@ -5,7 +5,8 @@ from filelock import FileLock, Timeout
 from snakemake.exceptions import WorkflowError
 from snakemake.logging import logger
 
-from experiments.specs import code, plan, request
+from experiments import request
+from experiments.specs import code
 
 try:
     REQUEST = request.Request(config)

@@ -12,7 +12,7 @@ rule evaluate:
     params:
         python=PYTHON,
         suite=lambda wildcards: REQUEST.run(wildcards).spec.suite,
-        code=lambda wildcards: plan.evaluation_code_hash(REQUEST.run(wildcards).spec),
+        code=REQUEST.evaluation_hash,
     shell:
         "{params.python:q} -m experiments evaluate --run {wildcards.run:q} > {log:q} 2>&1"
 

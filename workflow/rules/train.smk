@@ -17,7 +17,7 @@ rule train:
     params:
         python=PYTHON,
         spec=lambda wildcards: REQUEST.run(wildcards).spec_hash,
-        code=lambda wildcards: plan.training_code_hash(REQUEST.run(wildcards).spec),
+        code=REQUEST.training_hash,
         reruns=lambda wildcards: REQUEST.reruns.get(wildcards.run, 0),
         device=config["device"],
         execution=config["execution"],

@@ -3,14 +3,14 @@
 import pytest
 
 from experiments import computations
-from experiments.specs import plan
+from experiments.specs.read import computation_names
 
 
 @pytest.fixture(scope="session")
 def computed_root(tmp_path_factory):
     """A folder with the results of all computations."""
     root = tmp_path_factory.mktemp("root")
-    for name in plan.computation_names():
+    for name in computation_names():
         computations.write(name, "smoke", root / "results/quick/computations" / name)
     return root
 

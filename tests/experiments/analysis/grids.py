@@ -6,7 +6,10 @@ whatever mixes them is caught.
 
 from pathlib import Path
 
-from experiments.specs import plan
+from experiments.specs.expand import study_runs
+from experiments.specs.lookup import study_as_dict
+from experiments.specs.read import load_study
+from experiments.specs.schema import Study
 from experiments.store.collect import curves_table, records_table
 from experiments.store.record import make_record
 from tests.experiments.analysis import synthetic
@@ -14,14 +17,14 @@ from tests.experiments.analysis import synthetic
 FILE = Path(__file__).with_suffix(".yaml")
 
 
-def load() -> plan.Study:
+def load() -> Study:
     """The study of ``grids.yaml``."""
-    return plan.load_study("grids", folder=FILE.parent)
+    return load_study("grids", folder=FILE.parent)
 
 
 def frames(study, *, keep=lambda run: True, **law):
     """Records, curves and the study's dict; ``law`` goes to `synthetic.planned_record`."""
-    facts = plan.study_as_dict(study, "small")
-    runs = [run for run in plan.study_runs(study, "small") if keep(run)]
+    facts = study_as_dict(study, "small")
+    runs = [run for run in study_runs(study, "small") if keep(run)]
     made = [synthetic.planned_record(make_record, run, **law) for run in runs]
     return records_table(made, facts), curves_table(made), facts

@@ -6,7 +6,8 @@ import pandas as pd
 import pytest
 
 from experiments.analysis import figures, style, tables
-from experiments.specs import plan
+from experiments.specs.expand import computation_costs, study_runs
+from experiments.specs.read import load_study
 from experiments.store import tidy
 from experiments.store.collect import curves_table, records_table
 from experiments.store.record import make_record
@@ -125,14 +126,14 @@ def test_every_fact_shows_its_source(frames):
 
 @pytest.mark.parametrize("scale", ["smoke", "quick", "small"])
 def test_the_runs_are_those_of_the_sparsity_library(scale):
-    own = plan.study_runs(plan.load_study("device"), scale)
-    theirs = {run.id: run for run in plan.study_runs(plan.load_study("sparsity_library"), scale)}
+    own = study_runs(load_study("device"), scale)
+    theirs = {run.id: run for run in study_runs(load_study("sparsity_library"), scale)}
     assert own and all(theirs[run.id].spec_hash == run.spec_hash for run in own)
 
 
 def test_names_in_the_study_exist():
-    study = plan.load_study("device")
+    study = load_study("device")
     assert set(study.figures) <= set(figures.names())
     assert set(study.tables) <= set(tables.names())
-    assert isinstance(plan.computation_costs("quick")["device"], float)
+    assert isinstance(computation_costs("quick")["device"], float)
     assert pd.Series(study.tables).is_unique

@@ -8,7 +8,7 @@ import pytest
 
 from experiments.analysis import figures, style, tables
 from experiments.cli import report as commands
-from experiments.specs import plan
+from experiments.specs.schema import SpecError
 from experiments.store import tidy
 from experiments.store.collect import curves_table, records_table
 from experiments.store.record import make_record
@@ -133,5 +133,5 @@ def test_without_a_known_floor_the_floor_table_is_empty():
     ],
 )
 def test_one_figure_that_cannot_be_drawn_says_why(name, study, scale, sentence):
-    with pytest.raises(plan.SpecError, match=sentence):
+    with pytest.raises(SpecError, match=sentence):
         commands.figure([name], study, scale)

@@ -16,7 +16,8 @@ from experiments.analysis.claims import ledger as claims
 from experiments.analysis.figures import scaling
 from experiments.analysis.methods import Methods
 from experiments.cli.app import app
-from experiments.specs import plan
+from experiments.specs.lookup import study_as_dict
+from experiments.specs.read import load_study
 from experiments.store import tidy
 from experiments.store.record import make_record
 from tests.experiments.analysis import grids, synthetic
@@ -81,7 +82,7 @@ def test_the_difference_of_widened_models_is_to_the_dense_one(full):
 
 
 def test_a_method_looks_the_same_at_every_sparsity():
-    looks = Methods(plan.study_as_dict(grids.load(), "small"))
+    looks = Methods(study_as_dict(grids.load(), "small"))
     assert looks["static90"].color == looks["static"].color
     assert looks["dense-control"].name == "Dense control"
 
@@ -239,7 +240,7 @@ def test_dense_at_equal_flops_follows_a_law_and_is_never_extrapolated(full, tmp_
     last = content["scales"]["small"][-1]
     content["scales"]["small"].append({**last, "variant": "double"})
     (tmp_path / "grids.yaml").write_text(yaml.safe_dump(content))
-    three = grids.frames(plan.load_study("grids", folder=tmp_path))
+    three = grids.frames(load_study("grids", folder=tmp_path))
     table = tables.load("dense_comparison").make(*three).set_index(["model", "dataset", "method"])
     row = table.loc[(*WORKLOAD, "static")]
     # The law of the synthetic records at the sparse runs' FLOPs, and what evaluation adds to it

@@ -9,7 +9,8 @@ from matplotlib.colors import to_rgb
 
 from experiments.analysis import figures, methods, style
 from experiments.analysis.methods import Methods
-from experiments.specs import plan
+from experiments.specs.lookup import study_as_dict
+from experiments.specs.read import load_study
 from experiments.store.collect import curves_table, records_table
 from experiments.store.record import make_record
 from tests.experiments.analysis import synthetic
@@ -125,7 +126,7 @@ def test_every_mean_line_has_markers():
 
 
 def test_committed_studies_keep_their_looks():
-    looks = Methods(plan.study_as_dict(plan.load_study("sparsity_library"), "small"))
+    looks = Methods(study_as_dict(load_study("sparsity_library"), "small"))
     assert [looks[key].name for key in ("dense-control", "set-retuned", "rigl95")] == [
         "Dense control", "SET, retuned", "RigL",
     ]  # fmt: skip

@@ -14,13 +14,17 @@ import pytest
 from experiments.analysis import figures
 from experiments.cli.app import explained, main
 from experiments.cli.train import score_run
-from experiments.specs import plan
+from experiments.specs.code import ROOT
+from experiments.specs.expand import all_runs
+from experiments.specs.read import load_study
+from experiments.store import paths
+from experiments.store.paths import REFERENCE_RUNS
 
 STUDY, SCALE = "spdf", "small"
 RECORDS = sorted(
-    run.reference
-    for run in plan.all_runs(SCALE).values()
-    if STUDY in run.studies and run.reference.is_file()
+    paths.committed(run.id)
+    for run in all_runs(SCALE).values()
+    if STUDY in run.studies and paths.committed(run.id).is_file()
 )
 
 
@@ -104,7 +108,7 @@ def test_collect_deletes_nothing_before_it_has_read_everything(place, call):
     assert "--none" in call(*collect)[1]
     broken = place.parent / "record.json"
     broken.write_text(RECORDS[1].read_text()[:200])
-    foreign = next(p for p in plan.REFERENCE.glob("small__resnet*.json"))
+    foreign = next(p for p in REFERENCE_RUNS.glob("small__resnet*.json"))
     for bad in (place / "nothing.json", broken, foreign):
         code, text = call(*collect, RECORDS[0], bad)
         assert code not in (0, None) and str(bad) in text
@@ -149,7 +153,7 @@ def test_collect_says_which_records_are_committed(place, call):
     ],
 )
 def test_a_mistake_is_one_sentence(place, call, arguments, words):
-    run = next(iter(plan.all_runs("smoke")))
+    run = next(iter(all_runs("smoke")))
     code, text = call(*(run if word == "RUN" else word for word in arguments))
     assert code not in (0, None) and "Traceback" not in text
     assert all(word in text for word in words), text
@@ -232,7 +236,7 @@ def test_a_report_draws_only_what_changed(place, call, monkeypatch):
     )
     assert call("collect", "--study", STUDY, "--scale", SCALE, *RECORDS)[0] == 0
     arguments = ("report", "--study", STUDY, "--scale", SCALE)
-    names = plan.load_study(STUDY).figures
+    names = load_study(STUDY).figures
     assert call(*arguments)[0] == 0 and wrote == names
     page = place / "reports" / SCALE / STUDY
     first = contents(page)
@@ -248,7 +252,7 @@ def test_a_report_draws_only_what_changed(place, call, monkeypatch):
 def test_a_process_says_its_sentence_and_exits_with_one(place):
     done = subprocess.run(
         [sys.executable, "-m", "experiments", "index", "--scale", "../../etc"],
-        env={**os.environ, "PYTHONPATH": str(plan.ROOT)}, capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 1 and done.stdout == ""
     assert done.stderr.startswith("Error: scale is '../../etc'") and done.stderr.count("\n") == 1
@@ -256,7 +260,7 @@ def test_a_process_says_its_sentence_and_exits_with_one(place):
 
 def test_what_is_wrong_with_a_suite_leaves_the_trained_model_alone(place, capsys):
     """`train --score` has trained already when the scoring fails; `evaluate` says it again."""
-    run = next(iter(plan.all_runs("smoke").values()))
+    run = next(iter(all_runs("smoke").values()))
     score_run(run, None, None)
     assert re.search(r"not scored yet: .*(does not exist|holds no)", capsys.readouterr().out)
     assert contents(place) == {}

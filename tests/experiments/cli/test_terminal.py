@@ -6,7 +6,7 @@ from typer.testing import CliRunner
 from experiments.analysis.claims import ledger as claims
 from experiments.cli import terminal
 from experiments.cli.app import app
-from experiments.specs import plan
+from experiments.store import paths
 from experiments.store.collect import records_table
 from experiments.store.record import Record, make_record
 from tests.experiments.analysis import synthetic
@@ -44,7 +44,7 @@ def test_without_results_the_published_ledger_is_printed(tmp_path, monkeypatch):
     folder = tmp_path / "reference" / "spdf"
     folder.mkdir(parents=True)
     rows.to_csv(folder / "claims.csv", index=False)
-    monkeypatch.setattr(plan, "REFERENCE", tmp_path / "reference" / "runs")
+    monkeypatch.setattr(paths, "REFERENCE", tmp_path / "reference")
     monkeypatch.chdir(tmp_path)
     result = CliRunner().invoke(app, ["claims", "--scale", "quick"])
     assert result.exit_code == 0

@@ -9,7 +9,8 @@ from experiments import data
 from experiments.data import base, tokenizer
 from experiments.evaluation.lm import harness_tasks as tasks
 from experiments.evaluation.suite import load_suite
-from experiments.specs import plan
+from experiments.specs.expand import study_runs
+from experiments.specs.read import load_study
 
 TRIPLES = [["Aarhus", "leader", "Jacob"], ["Aarhus", "country", "Denmark"]]
 LINE = "Aarhus | leader | Jacob && Aarhus | country | Denmark"
@@ -89,7 +90,7 @@ def test_a_tokenizer_that_does_not_fit_is_one_sentence(mirror, tmp_path):
 
 
 def test_both_phases_of_the_papers_study_share_their_tokens():
-    runs = plan.study_runs(plan.load_study("spdf"), "paper")
+    runs = study_runs(load_study("spdf"), "paper")
     folders = {run.data_label for run in runs}
     assert {"slimpajama-gpt2", "e2e-gpt2", "webnlg-gpt2", "dart-gpt2"} == folders
     assert len({run.spec.data.tokenizer for run in runs}) == 1

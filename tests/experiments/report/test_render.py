@@ -10,7 +10,7 @@ from experiments.analysis import tables
 from experiments.analysis.claims import ledger as claims
 from experiments.report import provenance, render, summary
 from experiments.report import text as words
-from experiments.specs import plan
+from experiments.specs.lookup import rerun_command
 from experiments.store import tidy
 from experiments.store.collect import curves_table, records_table
 from experiments.store.record import make_record
@@ -240,7 +240,7 @@ def test_every_measured_number_links_to_the_runs_behind_it(site):
     group = text[text.index(f'<details id="{links.pop()}">') :]
     group = group[: group.index("</details>")]
     runs = [run["id"] for run in site[1]["runs"] if run["method"] == "rigl"]
-    assert plan.rerun_command(runs) in group
+    assert rerun_command(runs) in group
     assert re.findall(r'href="#(run-[^"]+)"', group) == [words.anchor(run) for run in runs]
 
 
@@ -248,7 +248,7 @@ def test_commands_name_the_runs_of_each_row(site):
     table = pd.read_csv(site[0] / "quick" / "commands.csv", keep_default_na=False)
     row = table[(table["table"] == "perplexity") & (table["row"].str.contains("RigL 80%"))]
     runs = [run["id"] for run in site[1]["runs"] if run["method"] == "rigl"]
-    assert row["command"].tolist() == [plan.rerun_command(runs)]
+    assert row["command"].tolist() == [rerun_command(runs)]
     computed = table[table["study"] == "device"]["command"].unique()
     assert computed == ["snakemake reproduce --forcerun compute --config scale=quick study=device"]
     lines = list(provenance.listing(table))

@@ -11,8 +11,11 @@ import pytest
 import yaml
 
 from experiments import data
+from experiments.evaluation.code import evaluation_code_hash
 from experiments.evaluation.suite import load_suite
-from experiments.specs import code, plan
+from experiments.specs import code
+from experiments.specs.code import training_code_hash
+from experiments.specs.expand import all_runs, computation_costs
 from experiments.specs.schema import module_names
 
 ROOT = code.ROOT
@@ -20,22 +23,22 @@ EXPERIMENTS = ROOT / "experiments"
 SUITES = EXPERIMENTS / "evaluation" / "suites"
 TASKS = EXPERIMENTS / "evaluation" / "lm" / "tasks"
 KEPT = (".py", ".yaml", ".csv", ".j2")
-RUNS = {run_id: run.spec for run_id, run in plan.all_runs("smoke").items()}
+RUNS = {run_id: run.spec for run_id, run in all_runs("smoke").items()}
 KINDS = {kind: module_names(EXPERIMENTS / "analysis" / kind) for kind in ("figures", "tables")}
-COMPUTATIONS = sorted(plan.computation_costs("smoke"))
+COMPUTATIONS = sorted(computation_costs("smoke"))
 #: Data folder -> file of the dataset, and task.
 PREPARED = {
     run.data_label: (data.file_of(run.spec.data.name), run.spec.task)
     for scale in ("smoke", "quick")
-    for run in plan.all_runs(scale).values()
+    for run in all_runs(scale).values()
 }
 
 
 def params() -> dict[str, str]:
     """The hashes of code that rules have as parameters."""
     return {
-        **{f"train {name}": plan.training_code_hash(spec) for name, spec in RUNS.items()},
-        **{f"evaluate {name}": plan.evaluation_code_hash(spec) for name, spec in RUNS.items()},
+        **{f"train {name}": training_code_hash(spec) for name, spec in RUNS.items()},
+        **{f"evaluate {name}": evaluation_code_hash(spec) for name, spec in RUNS.items()},
         **{
             f"{kind} {name}": code.analysis_code_hash(kind, name)
             for kind, names in KINDS.items()
@@ -266,3 +269,45 @@ def test_what_is_imported_at_run_time_is_in_the_closure(entry):
     assert path in loaded and loaded - packages <= closure | {
         file for package in packages for file in code.imported_files(package, data=True)
     }
+
+
+def forget() -> None:
+    """Drop what was read of files that a test rewrites."""
+    code.code_hash.cache_clear()
+    code._syntax.cache_clear()
+
+
+def test_code_hash_ignores_comments_and_docstrings(tmp_path):
+    texts = {
+        "a": '"""Doc."""\nX = 1\n',
+        "b": '"""Other."""\n\n# why\nX = 1\n',
+        "c": "X = 2\n",
+    }
+    hashes = {}
+    for name, text in texts.items():
+        path = ROOT / "tests" / "experiments" / "_code_hash_probe.py"
+        path.write_text(text)
+        try:
+            forget()
+            hashes[name] = code.code_hash(path)
+        finally:
+            path.unlink()
+    forget()
+    assert hashes["a"] == hashes["b"] != hashes["c"]
+
+
+def algorithm_files(name: str) -> set[str]:
+    """Algorithm files that a run of this algorithm depends on."""
+    entries = [
+        ROOT / "experiments/training/loop.py",
+        ROOT / f"sparse_lib/algorithms/{name}.py",
+    ]
+    files = code.imported_files(*entries)
+    return {p.stem for p in files if p.parent.name == "algorithms"} - {"__init__"}
+
+
+def test_a_run_depends_on_its_own_algorithm_only():
+    assert algorithm_files("static") == {"static"}
+    assert "rigl" not in algorithm_files("set")
+    assert "rigl" in algorithm_files("granet")
+    assert "granet" not in algorithm_files("rigl")

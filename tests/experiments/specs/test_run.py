@@ -5,11 +5,12 @@ import json
 import pytest
 from pydantic import ValidationError
 
-from experiments.specs import plan
+from experiments.specs.expand import all_runs
+from experiments.specs.lookup import find_runs
 from experiments.specs.run import RunSpec
+from experiments.specs.schema import SpecError
 from experiments.store import paths
-from tests.experiments.specs.edit import edited
-from tests.experiments.specs.test_plan import BASE, error_of, write  # noqa: F401
+from tests.experiments.specs.edit import BASE, edited, error_of
 
 COMMITTED = sorted(paths.REFERENCE_RUNS.glob("*.json"))
 
@@ -24,7 +25,7 @@ def test_committed_specs_keep_their_json_and_their_hash():
 
 
 def test_a_spec_is_frozen_and_typed():
-    spec = next(iter(plan.all_runs("smoke").values())).spec
+    spec = next(iter(all_runs("smoke").values())).spec
     for section, key in ((spec, "seed"), (spec.recipe, "steps"), (spec.data, "name")):
         with pytest.raises(ValidationError, match="frozen"):
             setattr(section, key, 1)
@@ -34,7 +35,7 @@ def test_a_spec_is_frozen_and_typed():
         edited(spec, lambda value: value.update(note=1))
 
 
-def test_an_id_has_all_digits_of_its_sparsity(write):  # noqa: F811
+def test_an_id_has_all_digits_of_its_sparsity(write):
     def change(study):
         study["methods"]["static"] |= {
             "final_sparsity": 0.875,
@@ -42,15 +43,15 @@ def test_an_id_has_all_digits_of_its_sparsity(write):  # noqa: F811
         }
         study["scales"]["smoke"][0]["model"]["label"] = "gpt-s2"
 
-    runs = plan.all_runs("smoke", folder=write(change))
+    runs = all_runs("smoke", folder=write(change))
     by_method = {run.spec.method: run for run in runs.values()}
     assert "__static-s0.875__" in by_method["static"].id
     assert "__set-s0.80__" in by_method["set"].id
     assert by_method["dense"].spec.final_sparsity == 0.0
 
 
-def test_levels_stand_for_methods_at_each_sparsity(write):  # noqa: F811
-    explicit = plan.all_runs("small", folder=write(lambda study: None))
+def test_levels_stand_for_methods_at_each_sparsity(write):
+    explicit = all_runs("small", folder=write(lambda study: None))
 
     def change(study):
         for name in ("gmp", "rigl"):
@@ -65,7 +66,7 @@ def test_levels_stand_for_methods_at_each_sparsity(write):  # noqa: F811
                 one["sparsity"]["sparsity"] = "level"
             methods[f"any-{name}"] = {"levels": levels, **one}
 
-    made = plan.all_runs("small", folder=write(change))
+    made = all_runs("small", folder=write(change))
     assert made == explicit
     assert {run.spec.final_sparsity for run in made.values()} == {0.0, 0.8, 0.9, 0.95}
 
@@ -79,7 +80,7 @@ def test_levels_stand_for_methods_at_each_sparsity(write):  # noqa: F811
         ({"levels": {"m50": 1.5}}, "methods.m50.final_sparsity is 1.5"),
     ],
 )
-def test_wrong_levels_are_one_sentence(write, section, words):  # noqa: F811
+def test_wrong_levels_are_one_sentence(write, section, words):
     message = error_of(write(lambda s: s["methods"].update(m={"recipe": "full-batch", **section})))
     assert words in message
 
@@ -89,7 +90,7 @@ NAMES = ["a/b", "../up", ".hidden", "-dash", "a__b", "<b>", "{x}", "a b", "a$(to
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_names_have_one_grammar(write, name):  # noqa: F811
+def test_names_have_one_grammar(write, name):
     def rename(table, old):
         table[name] = table.pop(old)
 
@@ -121,14 +122,14 @@ def test_wrong_keys_of_yaml_are_one_sentence(tmp_path, text, words):
 
 
 @pytest.mark.parametrize("share", ["inf%", "nan%", "-5%", "1e999%"])
-def test_a_share_is_a_finite_part_of_the_run(write, share):  # noqa: F811
+def test_a_share_is_a_finite_part_of_the_run(write, share):
     def change(study):
         study["methods"]["rigl"]["sparsity"]["update"]["stop"] = share
 
     assert f"stop is '{share}'" in error_of(write(change))
 
 
-def test_numbers_are_finite_and_planned_keys_are_no_settings(write):  # noqa: F811
+def test_numbers_are_finite_and_planned_keys_are_no_settings(write):
     recipe = BASE["scales"]["smoke"][0]["recipe"]
     for key, value, words in (
         ("learning_rate", float("inf"), "finite"),
@@ -144,6 +145,6 @@ def test_numbers_are_finite_and_planned_keys_are_no_settings(write):  # noqa: F8
 
 
 def test_a_seed_that_no_twin_has_is_one_sentence():
-    run = next(r for r in plan.all_runs("quick").values() if r.spec.method == "rigl")
-    with pytest.raises(plan.SpecError, match="has no twin of seed 77"):
-        plan.find_runs(f"{run.id},77")
+    run = next(r for r in all_runs("quick").values() if r.spec.method == "rigl")
+    with pytest.raises(SpecError, match="has no twin of seed 77"):
+        find_runs(f"{run.id},77")

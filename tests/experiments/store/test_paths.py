@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.specs import plan
+from experiments.specs.expand import all_runs
+from experiments.specs.read import study_names
 from experiments.specs.schema import SCALES, SpecError
 from experiments.store import paths
 
@@ -57,8 +58,8 @@ def test_any_name_is_a_direct_child_or_refused(name, kind):
 
 def test_every_name_of_the_studies_is_allowed():
     for scale in SCALES:
-        for run in plan.all_runs(scale).values():
+        for run in all_runs(scale).values():
             assert paths.run(scale, run.id).name == run.id
             assert paths.data(run.data_label).name == run.data_label
-    for study in plan.study_names():
+    for study in study_names():
         assert paths.study("small", study).name == study

@@ -13,7 +13,8 @@ from experiments import data
 from experiments.evaluation.vision import load_classifier
 from experiments.models import _transform as transforms
 from experiments.models import mobilenet_v2, resnet
-from experiments.specs import plan
+from experiments.specs.expand import make_spec
+from experiments.specs.read import load_study
 from experiments.specs.run import RunSpec
 from experiments.tasks import vision
 from experiments.training import loop as training
@@ -323,11 +324,11 @@ def test_exported_models_give_the_same_logits(family, glyphs, tmp_path):
 
 @pytest.mark.parametrize("method", ["wide75-rigl", "factorized75-rigl", "gmp80"])
 def test_an_interrupted_run_ends_with_the_same_bits(method, glyphs, tmp_path, monkeypatch):
-    study = plan.load_study("sparse_ift_vision")
+    study = load_study("sparse_ift_vision")
     grid = study.scales["smoke"][0].model_copy(deep=True)
     grid.data["num_images"], grid.recipe["batch_size"] = 94, 8
     chosen = edited(
-        plan.make_spec(study, "smoke", grid, method, 0),
+        make_spec(study, "smoke", grid, method, 0),
         lambda spec: spec["sparsity"].update(update={"freq": 2, "stop": 9}),
     )
 

@@ -10,14 +10,15 @@ import pytest
 import torch
 from filelock import FileLock
 
-from experiments.specs import plan
+from experiments.specs.expand import study_runs
+from experiments.specs.read import load_study
 from experiments.specs.run import RunSpec
 from experiments.tasks import epoch_order, lm, warmup_cosine
 from experiments.training import loop as training
 from tests.experiments.specs.edit import edited
 
-STUDY = plan.load_study("sparsity_library")
-RUNS = {run.spec.method: run for run in plan.study_runs(STUDY, "smoke")}
+STUDY = load_study("sparsity_library")
+RUNS = {run.spec.method: run for run in study_runs(STUDY, "smoke")}
 
 
 def short_spec(method: str, steps: int = 24, **changes) -> RunSpec:

@@ -9,7 +9,7 @@ import yaml
 from safetensors.torch import load_file
 
 from experiments.cli import app as commands
-from experiments.specs import plan
+from experiments.specs.schema import SpecError
 from experiments.training import single
 
 SIDEBAND = {"type": "sideband", "sparsity": 0.3, "init_method": "random", "seed": 1234}
@@ -93,16 +93,16 @@ def spoil(params, change) -> None:
 )
 def test_a_wrong_file_is_one_sentence(params, tmp_path, change, words):
     spoil(params, change)
-    with pytest.raises(plan.SpecError, match=words):
+    with pytest.raises(SpecError, match=words):
         single.run("train", params, tmp_path / "model_dir")
 
 
 def test_wrong_arguments_are_one_sentence(params, tmp_path):
-    with pytest.raises(plan.SpecError, match="mode is 'test', but must be one of train"):
+    with pytest.raises(SpecError, match="mode is 'test', but must be one of train"):
         single.run("test", params, tmp_path)
-    with pytest.raises(plan.SpecError, match="holds no checkpoint"):
+    with pytest.raises(SpecError, match="holds no checkpoint"):
         single.run("eval", params, tmp_path)
-    with pytest.raises(plan.SpecError, match="no such file"):
+    with pytest.raises(SpecError, match="no such file"):
         single.run("eval", params, tmp_path, checkpoint=tmp_path / "x.safetensors")
-    with pytest.raises(plan.SpecError, match="nowhere.yaml: No such file"):
+    with pytest.raises(SpecError, match="nowhere.yaml: No such file"):
         single.run("train", tmp_path / "nowhere.yaml", tmp_path)

@@ -8,7 +8,7 @@ from experiments import published
 from experiments.analysis import stats
 from experiments.analysis.claims import comparison, exact, policy, simulation
 from experiments.analysis.claims import ledger as claims
-from experiments.specs import plan
+from experiments.specs.read import load_study, study_names
 from experiments.store import tidy
 from experiments.store.collect import records_table
 from experiments.store.record import make_record
@@ -240,7 +240,7 @@ def test_a_study_tests_only_what_it_lists():
 def test_each_claim_with_a_test_is_listed_by_a_study_and_each_comparison_by_one():
     listed = [
         name
-        for study in map(plan.load_study, plan.study_names())
+        for study in map(load_study, study_names())
         for name in (*study.claims.primary, *study.claims.exploratory)
     ]
     tests = published.tests()

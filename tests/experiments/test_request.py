@@ -6,12 +6,16 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
-from experiments.specs import plan, request
+from experiments import request
+from experiments.specs.code import ROOT
+from experiments.specs.expand import all_runs
+from experiments.specs.read import load_study, study_names
+from experiments.specs.schema import SpecError
 from experiments.store import paths
 
-CONFIG = yaml.safe_load((plan.ROOT / "experiments" / "config.yaml").read_text())
+CONFIG = yaml.safe_load((ROOT / "experiments" / "config.yaml").read_text())
 STUDY = "sparsity_library"
-PLANNED = {run_id: run for run_id, run in plan.all_runs("smoke").items() if STUDY in run.studies}
+PLANNED = {run_id: run for run_id, run in all_runs("smoke").items() if STUDY in run.studies}
 #: A run with a committed record that fits, one whose record is of another spec, one without.
 FITS, STALE, ABSENT, *_ = sorted(PLANNED)
 
@@ -33,7 +37,7 @@ def folder(tmp_path, monkeypatch):
     """A working folder with committed records of two runs, one of them out of date."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("SPARSE_MIRROR", raising=False)
-    monkeypatch.setattr(plan, "ROOT", tmp_path)
+    monkeypatch.setattr(request, "ROOT", tmp_path)
     monkeypatch.setattr(paths, "REFERENCE_RUNS", tmp_path / "results" / "reference" / "runs")
     paths.REFERENCE_RUNS.mkdir(parents=True)
     for run_id, spec_hash in ((FITS, PLANNED[FITS].spec_hash), (STALE, "another")):
@@ -92,7 +96,7 @@ def test_a_rerun_trains_its_run_and_no_other(folder, reuse):
 
 
 def test_a_rerun_redoes_the_pages_that_show_its_run(folder):
-    shared = next(run for run in plan.all_runs("smoke").values() if len(run.studies) > 1)
+    shared = next(run for run in all_runs("smoke").values() if len(run.studies) > 1)
     asked = ask(run=shared.id)
     assert asked.rerun_pages() == [
         f"reports/smoke/{name}/index.html" for name in sorted(shared.studies)
@@ -100,7 +104,7 @@ def test_a_rerun_redoes_the_pages_that_show_its_run(folder):
     assert asked.evidence("smoke") == [
         f"results/smoke/{name}/evidence.csv" for name in sorted(shared.studies)
     ]
-    with pytest.raises(plan.SpecError, match="^run is None: rerun needs --config run=<run id>$"):
+    with pytest.raises(SpecError, match="^run is None: rerun needs --config run=<run id>$"):
         ask().rerun_pages()
 
 
@@ -113,13 +117,13 @@ def test_a_rerun_is_of_its_runs_scale_and_counted_once_written(folder):
     ask().write_reruns()
     assert ask().reruns == {FITS: 1}
     (folder / request.RERUNS).write_text("{")
-    with pytest.raises(plan.SpecError, match="^state/reruns.json is damaged; delete it$"):
+    with pytest.raises(SpecError, match="^state/reruns.json is damaged; delete it$"):
         ask()
 
 
 def test_studies_are_shown_where_they_have_something():
     """A study of computations is shown at every scale, one of runs where it has a grid."""
-    studies = {name: plan.load_study(name) for name in plan.study_names()}
+    studies = {name: load_study(name) for name in study_names()}
     at_smoke = {name for name, s in studies.items() if s.scales.get("smoke") or s.computations}
     asked = ask()
     assert {*asked.shown("smoke")} == at_smoke and "flops" in at_smoke
@@ -149,7 +153,7 @@ def test_missing_data_are_a_warning_unless_they_are_not_needed(folder, monkeypat
     keys = {"scale": "small", "study": STUDY}
     needed = {
         run.data_label: run.spec.data.name
-        for run in plan.all_runs("small").values()
+        for run in all_runs("small").values()
         if STUDY in run.studies
     }
     said = [f"Missing data: no {name}" for name in needed.values()]
@@ -191,7 +195,7 @@ WRONG = {
 @pytest.mark.parametrize("case", WRONG)
 def test_a_wrong_config_key_is_one_sentence(case):
     keys, words = WRONG[case]
-    with pytest.raises(plan.SpecError, match=f"^{words}$") as caught:
+    with pytest.raises(SpecError, match=f"^{words}$") as caught:
         ask(**keys)
     assert "\n" not in str(caught.value)
 
@@ -199,7 +203,7 @@ def test_a_wrong_config_key_is_one_sentence(case):
 def test_a_missing_key_is_named():
     for key in CONFIG:
         config = {name: value for name, value in CONFIG.items() if name != key}
-        with pytest.raises(plan.SpecError, match=f"^the config key {key} is missing$"):
+        with pytest.raises(SpecError, match=f"^the config key {key} is missing$"):
             request.checked(config)
 
 

@@ -19,11 +19,18 @@ from types import SimpleNamespace
 from typing import Any
 
 from experiments import data
-from experiments.specs import code, plan
-from experiments.specs.schema import check_choice, module_names
+from experiments.evaluation.code import evaluation_code_hash
+from experiments.specs import code
+from experiments.specs.code import ROOT
+from experiments.specs.expand import Run, all_runs, computation_costs
+from experiments.specs.lookup import find_runs, study_as_dict
+from experiments.specs.read import load_study, study_names
+from experiments.specs.schema import SCALES, SpecError, Study, check_choice, module_names
 from experiments.store import paths
+from experiments.store.reference import reusable
 
 KEYS = ("scale", "study", "reuse", "mirror", "offline", "device", "execution", "run")
+EXECUTIONS = ("auto", "dense", "skip")
 CHECKED = Path(".snakemake/checked")
 RERUNS = Path("state/reruns.json")
 
@@ -35,26 +42,26 @@ class Request:
         config: The keys of ``experiments/config.yaml``.
 
     Raises:
-        plan.SpecError: If a key or value is wrong, or a study that it needs; one sentence.
+        SpecError: If a key or value is wrong, or a study that it needs; one sentence.
     """
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self.config = checked(config)
         run = self.config["run"]
-        self.again = [] if run is None else plan.find_runs(str(run))
+        self.again = [] if run is None else find_runs(str(run))
         self.scale: str = self.again[0].scale if self.again else self.config["scale"]
-        self.studies = {name: plan.load_study(name) for name in plan.study_names()}
+        self.studies = {name: load_study(name) for name in study_names()}
         self.reruns = read_reruns()
         for chosen in self.again:
             self.reruns[chosen.id] = self.reruns.get(chosen.id, 0) + 1
         self.runs(self.scale)
 
     @functools.cache  # noqa: B019 (one request lives as long as its process)
-    def runs(self, scale: str) -> dict[str, plan.Run]:
+    def runs(self, scale: str) -> dict[str, Run]:
         """All runs of a scale by id."""
-        return plan.all_runs(scale)
+        return all_runs(scale)
 
-    def run(self, wildcards: Any) -> plan.Run:
+    def run(self, wildcards: Any) -> Run:
         """The run that a rule's wildcards ``scale`` and ``run`` name."""
         runs = self.runs(wildcards.scale)
         check_choice("run", wildcards.run, runs)
@@ -92,7 +99,7 @@ class Request:
             )
         return found
 
-    def _missing(self, run: plan.Run) -> str | None:
+    def _missing(self, run: Run) -> str | None:
         """What a run's data lack, if they neither lie here nor can be made here."""
         if not self.config["offline"] or (paths.data(run.data_label) / "meta.json").is_file():
             return None
@@ -104,7 +111,7 @@ class Request:
         """Let the library check sparsity configurations and the device, once per change of either.
 
         Raises:
-            plan.SpecError: With its sentence.
+            SpecError: With its sentence.
         """
         device = self.config["device"]
         if not self.again and self.config["reuse"] == "only":
@@ -113,9 +120,9 @@ class Request:
             (run.spec.mask_config(), run.spec.final_sparsity, run.spec.recipe.steps, run.spec.suite)
             for run in self.runs(self.scale).values()
         ]
-        library = plan.ROOT / "sparse_lib"
+        library = ROOT / "sparse_lib"
         files = [library / "configure.py", *sorted(library.glob("algorithms/*.py"))]
-        suites = sorted((plan.ROOT / "experiments/evaluation/suites").glob("*.yaml"))
+        suites = sorted((ROOT / "experiments/evaluation/suites").glob("*.yaml"))
         hashes = [code.code_hash(*files), *map(code.text_hash, suites)]
         mark = CHECKED / code.digest([specs, hashes])
         if device == "cpu" and mark.exists():
@@ -125,11 +132,11 @@ class Request:
             + ["--scale", self.scale, "--device", device],
             capture_output=True,
             text=True,
-            cwd=plan.ROOT,
+            cwd=ROOT,
         )
         if done.returncode:
             said = (done.stderr or done.stdout).strip()
-            raise plan.SpecError(said.removeprefix("Error: "))
+            raise SpecError(said.removeprefix("Error: "))
         mark.parent.mkdir(parents=True, exist_ok=True)
         mark.touch()
 
@@ -146,8 +153,8 @@ class Request:
             own = paths.run(run.scale, run.id) / "record.json"
             makes = not self.again or run.id in again or own.exists()
             borrows = run.id not in again and (self.config["reuse"] != "none" or not makes)
-            if borrows and plan.reusable(run, data_folder=paths.DATA):
-                files.append(run.reference.relative_to(plan.ROOT).as_posix())
+            if borrows and reusable(run, data_folder=paths.DATA):
+                files.append(paths.committed(run.id).relative_to(ROOT).as_posix())
             elif makes and (self.config["reuse"] != "only" or run.id in again):
                 files.append(own.as_posix())
         return files
@@ -156,14 +163,14 @@ class Request:
         """Pages of the studies whose runs are redone.
 
         Raises:
-            plan.SpecError: If no run is named.
+            SpecError: If no run is named.
         """
         if not self.again:
-            raise plan.SpecError("run is None: rerun needs --config run=<run id>")
+            raise SpecError("run is None: rerun needs --config run=<run id>")
         studies = sorted({study for run in self.again for study in run.studies})
         return [f"{paths.page(self.scale, study).as_posix()}/index.html" for study in studies]
 
-    def shown(self, scale: str) -> dict[str, plan.Study]:
+    def shown(self, scale: str) -> dict[str, Study]:
         """The studies that are asked for and have something at a scale."""
         asked = self.config["study"]
         return {
@@ -216,16 +223,24 @@ class Request:
 
     def preparation_hash(self, wildcards: Any) -> str:
         """Hash of the code that prepares the data of one folder."""
-        for scale in (self.scale, *plan.SCALES):
+        for scale in (self.scale, *SCALES):
             for run in self.runs(scale).values():
                 if run.data_label == wildcards.data:
                     file = data.file_of(run.spec.data.name)
                     return code.preparation_code_hash(file, run.spec.task)
-        raise plan.SpecError(f"data is {wildcards.data!r}, which no study uses")
+        raise SpecError(f"data is {wildcards.data!r}, which no study uses")
+
+    def training_hash(self, wildcards: Any) -> str:
+        """Hash of the code that trains a run."""
+        return code.training_code_hash(self.run(wildcards).spec)
+
+    def evaluation_hash(self, wildcards: Any) -> str:
+        """Hash of the code and the suite that score a run."""
+        return evaluation_code_hash(self.run(wildcards).spec)
 
     def study_hash(self, study: str, scale: str) -> str:
         """Changes with the study's file and its runs."""
-        return code.digest(plan.study_as_dict(self.studies[study], scale))
+        return code.digest(study_as_dict(self.studies[study], scale))
 
     def page_hash(self, study: str, scale: str) -> str:
         """Changes with the study and with the code of what its page shows."""
@@ -247,7 +262,7 @@ class Request:
 
     def computation_minutes(self, wildcards: Any) -> int:
         """The same for a computation."""
-        cost = plan.computation_costs(wildcards.scale)[wildcards.computation]
+        cost = computation_costs(wildcards.scale)[wildcards.computation]
         return max(15, round(10 * cost / 60))
 
     def write_reruns(self) -> None:
@@ -266,7 +281,7 @@ def read_reruns() -> dict[str, int]:
     try:
         reruns = json.loads(RERUNS.read_text()) if RERUNS.is_file() else {}
     except ValueError:
-        raise plan.SpecError(f"{RERUNS} is damaged; delete it") from None
+        raise SpecError(f"{RERUNS} is damaged; delete it") from None
     return reruns
 
 
@@ -274,43 +289,41 @@ def checked(config: Mapping[str, Any]) -> dict[str, Any]:
     """The configuration, if every key and value is allowed.
 
     Raises:
-        plan.SpecError: One sentence that names the key.
+        SpecError: One sentence that names the key.
     """
     config = dict(config)
     for key in config:
         if key not in KEYS:
             close = difflib.get_close_matches(key, KEYS, n=1)
             hint = f"; did you mean {close[0]!r}?" if close else ""
-            raise plan.SpecError(f"unknown config key {key!r}: known are {', '.join(KEYS)}{hint}")
+            raise SpecError(f"unknown config key {key!r}: known are {', '.join(KEYS)}{hint}")
     for key in KEYS:
         if key not in config:
-            raise plan.SpecError(f"the config key {key} is missing")
+            raise SpecError(f"the config key {key} is missing")
     for key in ("mirror", "offline", "run"):
         # Snakemake reads numbers, True and False of the command line, but not false or null.
         if config[key] in ("true", "false", "null"):
             config[key] = json.loads(config[key])
-    check_choice("scale", config["scale"], plan.SCALES)
-    check_choice("study", config["study"], ["all", *plan.study_names()])
+    check_choice("scale", config["scale"], SCALES)
+    check_choice("study", config["study"], ["all", *study_names()])
     check_choice("reuse", config["reuse"], ["none", "reference", "only"])
-    check_choice("execution", config["execution"], plan.EXECUTIONS)
+    check_choice("execution", config["execution"], EXECUTIONS)
     if not isinstance(config["offline"], bool):
-        raise plan.SpecError(f"offline is {config['offline']!r}, but must be true or false")
+        raise SpecError(f"offline is {config['offline']!r}, but must be true or false")
     if not re.fullmatch(r"cpu|cuda(:\d+)?", str(config["device"])):
-        raise plan.SpecError(
-            f"device is {config['device']!r}, but must be cpu, cuda or cuda:<number>"
-        )
+        raise SpecError(f"device is {config['device']!r}, but must be cpu, cuda or cuda:<number>")
     if config["mirror"] is not None and not Path(str(config["mirror"])).is_dir():
-        raise plan.SpecError(f"mirror is {config['mirror']!r}, which is no folder")
+        raise SpecError(f"mirror is {config['mirror']!r}, which is no folder")
     return config
 
 
 def wildcards() -> dict[str, str]:
     """What each wildcard of the rules may be."""
     one_of = lambda names: "|".join(map(re.escape, names))  # noqa: E731
-    computations = module_names(plan.ROOT / "experiments" / "computations")
+    computations = module_names(ROOT / "experiments" / "computations")
     return {
-        "scale": one_of(plan.SCALES),
-        "study": one_of(plan.study_names()),
+        "scale": one_of(SCALES),
+        "study": one_of(study_names()),
         "run": paths.NAME,
         "data": paths.NAME,
         "computation": one_of(computations),

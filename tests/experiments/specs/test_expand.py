@@ -1,0 +1,178 @@
+"""Studies become runs."""
+
+import pytest
+import yaml
+
+from experiments.specs.code import ROOT, training_code_hash
+from experiments.specs.expand import BUDGET_CORE_S, all_runs, computation_costs, study_runs
+from experiments.specs.lookup import study_as_dict
+from experiments.specs.read import load_study, study_names
+from experiments.specs.schema import SCALES
+from tests.experiments.specs.edit import BASE, edited, error_of, two_phases, with_transform
+
+
+def test_one_id_with_two_specs_is_refused(write):
+    write(lambda s: None)
+    folder = write(
+        lambda s: (
+            s.update(name="twin", claims={}),
+            s["scales"]["smoke"][0]["recipe"].update(tokens=81920),
+        ),
+        name="twin",
+    )
+    message = error_of(folder)
+    assert "one spec in sparsity_library.yaml and another in twin.yaml" in message
+
+
+def test_two_studies_share_a_run(write):
+    write(lambda s: None)
+    folder = write(lambda s: s.update(name="twin", claims={}), name="twin")
+    runs = all_runs("smoke", folder=folder)
+    assert {run.studies for run in runs.values()} == {("sparsity_library", "twin")}
+
+
+def test_a_claim_belongs_to_one_study(write):
+    write(lambda s: None)
+    folder = write(lambda s: s.update(name="twin", claims={"primary": ["C002"]}), name="twin")
+    message = error_of(folder)
+    assert "twin.yaml" in message and "C002" in message and "sparsity_library.yaml" in message
+
+
+def test_sparse_runs_halve_the_batch_and_double_the_steps():
+    study = load_study("sparsity_library")
+    runs = {run.spec.method: run.spec.recipe for run in study_runs(study, "smoke")}
+    assert runs["static"].batch_size * 2 == runs["dense"].batch_size
+    assert runs["static"].steps == 2 * runs["dense"].steps
+
+
+def test_a_grid_may_name_its_seeds_and_its_recipe_variant(write):
+    def change(study):
+        study["recipes"]["long"] = {
+            "batch_scale": 0.5,
+            "learning_rate_scale": 4.0,
+            "budget_scale": 3.0,
+        }
+        study["scales"]["smoke"][0] |= {
+            "methods": {"static": [7, 9]},
+            "variant": "long",
+            "learning_rate_scale": {"static": 0.5, "rigl": 3.0},
+        }
+
+    folder = write(change)
+    runs = study_runs(load_study("sparsity_library", folder=folder), "smoke")
+    base = BASE["scales"]["smoke"][0]["recipe"]
+    assert [run.spec.seed for run in runs] == [7, 9]
+    recipe = runs[0].spec.recipe
+    assert recipe.name == "long" and "__long__" in runs[0].id
+    assert recipe.learning_rate == 4.0 * 0.5 * base["learning_rate"]
+    assert recipe.tokens == 3 * base["tokens"]
+    assert recipe.steps == 3 * base["tokens"] // (8 * 32)
+
+
+def test_seeds_that_chose_settings_are_no_evidence():
+    for scale in SCALES:
+        studies = [load_study(name) for name in study_names()]
+        seeds = {
+            trials: {
+                run.spec.seed
+                for study in studies
+                if study.trials is trials
+                for run in study_runs(study, scale)
+            }
+            for trials in (True, False)
+        }
+        assert not seeds[True] & seeds[False]
+
+
+def test_shares_of_the_run_become_steps():
+    study = load_study("sparsity_library")
+    run = next(r for r in study_runs(study, "quick") if r.spec.method == "rigl")
+    steps = run.spec.recipe.steps
+    assert run.spec.sparsity["update"]["stop"] == round(0.75 * steps)
+    assert run.spec.sparsity["seed"] == run.spec.seed
+
+
+@pytest.mark.parametrize("scale", BUDGET_CORE_S)
+def test_the_planned_cost_stays_in_the_budget(scale):
+    runs = sum(run.core_seconds for run in all_runs(scale).values())
+    computations = sum(computation_costs(scale).values())
+    assert runs + computations <= BUDGET_CORE_S[scale]
+
+
+def test_quick_stays_in_this_studys_share():
+    runs = study_runs(load_study("sparsity_library"), "quick")
+    assert sum(run.core_seconds for run in runs) <= 600
+
+
+def test_spec_hash_ignores_the_suite():
+    spec = next(iter(all_runs("smoke").values())).spec
+    other = edited(spec, lambda spec: spec.update(suite="quick"))
+    assert other.hash == spec.hash
+    assert edited(spec, lambda spec: spec.update(seed=9)).hash != spec.hash
+
+
+def test_a_second_phase_names_its_first(write):
+    runs = all_runs("smoke", folder=write(two_phases))
+    second = next(run for run in runs.values() if run.spec.method == "finetuned")
+    first = runs[second.first]
+    assert first.spec.method == "set" and first.spec.seed == second.spec.seed
+    assert second.spec.starts_from.spec_hash == first.spec_hash
+    assert first.first is None
+
+    def other_first(study):
+        two_phases(study)
+        study["methods"]["set"]["sparsity"]["seed"] = 7
+
+    other = all_runs("smoke", folder=write(other_first))[second.id]
+    assert other.spec_hash != second.spec_hash
+
+
+def test_a_transformation_is_part_of_the_spec(write):
+    runs = all_runs("smoke", folder=write(with_transform))
+    run = next(run for run in runs.values() if run.spec.method == "wide")
+    assert run.spec.to_json()["transform"] == {"family": "wide", "sparsity": 0.5}
+    assert "wide-s0.50" in run.id
+    assert all(r.spec.transform is None for r in runs.values() if r is not run)
+    untransformed = edited(run.spec, lambda spec: spec.pop("transform"))
+    assert training_code_hash(run.spec) != training_code_hash(untransformed)
+
+
+@pytest.fixture
+def computation():
+    """A computation on disk for the length of a test."""
+    path = ROOT / "experiments/computations/probe_of_a_test.py"
+    path.write_text(
+        '"""Probe."""\nimport pandas as pd\n\n\n'
+        'def compute(scale):\n    return {"words": pd.DataFrame({"word": [scale]})}\n'
+    )
+    yield path.stem
+    path.unlink()
+
+
+def test_a_study_may_have_computations_only(tmp_path, monkeypatch, computation):
+    study = {
+        "name": "alone",
+        "title": "t",
+        "source": "s",
+        "description": "d",
+        "tables": [],
+        "figures": [],
+        "computations": [{"name": computation, "core_seconds": {"smoke": 3}}],
+    }
+    (tmp_path / "alone.yaml").write_text(yaml.safe_dump(study))
+    loaded = load_study("alone", folder=tmp_path)
+    assert loaded.shows("smoke") and all_runs("smoke", folder=tmp_path) == {}
+    assert computation_costs("smoke", folder=tmp_path) == {computation: 3}
+
+    from experiments import computations
+    from experiments.store import tidy
+    from experiments.store.collect import write_tables
+
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "results" / "smoke" / "computations" / computation
+    computations.write(computation, "smoke", folder)
+    assert list(tidy.computed("smoke", computation, "words")["word"]) == ["smoke"]
+    with pytest.raises(ValueError, match="experiments compute"):
+        tidy.computed("smoke", computation, "word")
+    write_tables([], study_as_dict(loaded, "smoke"), tmp_path / "records.csv")
+    assert tidy.read_records(tmp_path / "records.csv").empty

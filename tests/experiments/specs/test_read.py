@@ -1,0 +1,143 @@
+"""Every mistake in a study's file is one sentence that names the key."""
+
+import pytest
+import yaml
+
+from experiments.specs import code as closure
+from experiments.specs import read, schema
+from experiments.specs.schema import SpecError
+from tests.experiments.specs.edit import error_of, two_phases, with_transform
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda s: s.update(sede=1), ["unknown key sede"]),
+        (
+            lambda s: s["scales"]["smoke"][0]["recipe"].update(learning_rat=1),
+            ["unknown key", "learning_rat"],
+        ),
+        (
+            lambda s: s["methods"]["rigl"]["sparsity"].update(algorithm="rigll"),
+            ["'rigll'", "did you mean 'rigl'"],
+        ),
+        (lambda s: s["methods"]["rigl"].update(final_sparsity=1.2), ["final_sparsity", "1.2"]),
+        (lambda s: s["methods"]["rigl"].update(recipe="half"), ["'half'", "half-batch"]),
+        (
+            lambda s: s["scales"]["smoke"][0]["recipe"].update(learning_rate=-1),
+            ["learning_rate", "-1", "greater than 0"],
+        ),
+        (lambda s: s["scales"]["smoke"][0]["model"].update(name="lama"), ["'lama'", "'llama'"]),
+        (lambda s: s["scales"]["smoke"][0]["model"].update(num_heads=5), ["multiple"]),
+        (lambda s: s["scales"]["smoke"][0].update(suite="smok"), ["'smok'", "'smoke'"]),
+        (lambda s: s["scales"]["smoke"][0]["recipe"].update(tokens=10), ["tokens"]),
+        (lambda s: s["scales"]["smoke"].append(s["scales"]["smoke"][0]), ["occurs twice"]),
+        (lambda s: s["scales"]["smoke"][0].update(variant="half"), ["variant", "'half'"]),
+        (
+            lambda s: s["scales"]["smoke"][0].update(learning_rate_scale={"stat": 2}),
+            ["learning_rate_scale", "'stat'", "did you mean 'static'"],
+        ),
+        (lambda s: s["scales"]["smoke"][0]["methods"].update(static=[-1]), ["static", "-1"]),
+        (
+            lambda s: s["methods"]["rigl"]["sparsity"]["update"].update(stop="most%"),
+            ["stop", "'most%'", "75%"],
+        ),
+        (lambda s: s.update(name="other"), ["'other'", "sparsity_library"]),
+        (
+            lambda s: s.update(figurs=s.pop("figures")),
+            ["unknown key figurs", "did you mean 'figures'"],
+        ),
+        (
+            lambda s: s["scales"]["smoke"][0]["model"].update(num_head=2),
+            ["num_head", "known are", "did you mean 'num_heads'"],
+        ),
+        (lambda s: s["figures"].append("churn_itopp"), ["figures", "did you mean 'churn_itop'"]),
+        (lambda s: s["tables"].append("run"), ["tables", "did you mean 'runs'"]),
+        (lambda s: s["claims"]["primary"].append("C901"), ["claims.primary", "'C901'"]),
+    ],
+)
+def test_a_mistake_is_one_sentence(write, change, words):
+    message = error_of(write(change))
+    for word in words:
+        assert word in message
+
+
+@pytest.mark.parametrize(
+    ("test", "words"),
+    [
+        ({"a": {}, "b": {}, "direction": "less"}, "key metric is missing"),
+        ({"metric": "loss", "a": {}, "b": {}}, "key direction is missing"),
+        ({"metric": "loss", "a": {}, "b": {}, "direction": "lower"}, "direction is 'lower'"),
+        ({"metric": "loss", "dirction": "less"}, "did you mean 'direction'"),
+        ({"metric": "loss", "a": {"methd": "set"}, "b": {}, "direction": "less"}, "methd"),
+        ({"exact": "cubic_schedule"}, "key tested_as is missing"),
+        ({"metric": "loss", "order": [], "not_tested": "why"}, "one of"),
+        ({"metric": "loss", "every": [{"a": {}, "b": {}}]}, "key direction is missing"),
+    ],
+)
+def test_a_mistake_in_a_claims_test_is_one_sentence(tmp_path, monkeypatch, test, words):
+    monkeypatch.setattr(read, "PUBLISHED", tmp_path)
+    (tmp_path / "claims.csv").write_text("claim_id\nC001\n")
+    (tmp_path / "tests.yaml").write_text(yaml.safe_dump({"C001": test}))
+    for cached in (read.claim_ids, read.claim_tests):
+        monkeypatch.setattr(read, cached.__name__, cached.__wrapped__)
+    with pytest.raises(SpecError, match=words) as caught:
+        read.claim_tests()
+    assert str(caught.value).startswith("tests.yaml: ") and "C001" in str(caught.value)
+
+
+def test_an_algorithms_file_has_the_name_of_its_class(tmp_path, monkeypatch):
+    folder = tmp_path / "sparse_lib" / "algorithms"
+    folder.mkdir(parents=True)
+    (folder / "row_fair.py").write_text("class RowFair:\n    pass\n")
+    (folder / "broken.py").write_text("class Broken(\n")
+    monkeypatch.setattr(schema, "ROOT", tmp_path)
+    monkeypatch.setattr(closure, "ROOT", tmp_path)
+    for name, words in (
+        ("row_fair", "row_fair.py defines RowFair"),
+        ("broken", "broken.py, line 1: not valid Python"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            schema.Method(recipe="r", sparsity={"algorithm": name})
+
+
+def edit(key: str, value, phases=two_phases):
+    """A change that adds a method and then spoils one of its keys."""
+
+    def change(study):
+        phases(study)
+        *path, last = key.split(".")
+        place = study
+        for part in path:
+            place = place[int(part) if part.isdigit() else part]
+        place[last] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (edit("methods.finetuned.starts_from.method", "sett"), ["'sett'", "did you mean 'set'"]),
+        (edit("scales.smoke.1.pretrained", "pile"), ["pretrained", "'pile'", "pretraining"]),
+        (edit("scales.smoke.1.pretrained", None), ["finetuned", "no key pretrained"]),
+        (edit("scales.smoke.1.methods.finetuned", 2), ["needs seed 1 of set", "has the seeds [0]"]),
+        (edit("scales.smoke.1.model.num_heads", 4), ["model differs", "'pretraining'"]),
+        (edit("methods.set.starts_from", {"method": "rigl"}), ["may not itself start"]),
+        (edit("methods.finetuned.starts_from.densify", False), ["densify is false", "sparsity"]),
+        (
+            edit("methods.wide.transform.family", "wider", with_transform),
+            ["methods.wide.transform.family", "'wider'", "'factorized'"],
+        ),
+        (
+            edit("methods.wide.transform.sparsity", 0.9, with_transform),
+            ["methods.wide.final_sparsity is 0.5", "0.9"],
+        ),
+        (edit("methods.wide.sparsity", None, with_transform), ["needs methods.wide.sparsity"]),
+        (edit("computations", ["flopps"]), ["computations is 'flopps'"]),
+    ],
+)
+def test_a_mistake_in_phases_or_transformations_is_one_sentence(write, change, words):
+    message = error_of(write(change))
+    for word in words:
+        assert word in message
