@@ -5,6 +5,11 @@ pass) -> the optimizer updates -> weights and states are masked -> ``step += 1``
 updates its masks, if due, from the *updated* weights -> weights and states obey the new masks.
 So weights and states are masked once in an ordinary step, and once more where a mask changes.
 Optimizer step n is therefore schedule step n; step 0 is initialisation.
+
+An algorithm may say otherwise. With ``masks_gradients = False`` the optimizer gets dense gradients
+and writes to every weight; masks are updated from what it wrote, and weights are masked last. With
+``masks_states = False`` optimizer states are left alone. ``prepare`` and ``project`` are called
+right before and right after the optimizer's own update.
 """
 
 from __future__ import annotations
@@ -87,6 +92,13 @@ class SparsityAlgorithm(ABC):
 
     needs_sparsity: ClassVar[bool] = False
     """True if ``sparsity`` must be given (unless ``init_method`` is ``"from_zeros"``)."""
+
+    masks_gradients: ClassVar[bool] = True
+    """False if the optimizer is to see dense gradients; masks are then updated from weights that it
+    wrote everywhere, and weights are masked after that."""
+
+    masks_states: ClassVar[bool] = True
+    """False if optimizer states are left as the optimizer made them."""
 
     in_registry: ClassVar[bool] = True
     """False for classes that ``configure`` should not find by name."""
@@ -185,7 +197,7 @@ class SparsityAlgorithm(ABC):
 
     def _claim(self, driver: Driver | None = None) -> None:
         for sparse in self.sparse_params.values():
-            sparse.guard.claim(type(self).__name__, driver or self)
+            sparse.guard.claim(type(self).__name__, driver or self, self.masks_gradients)
 
     @property
     def step(self) -> int:
@@ -204,6 +216,15 @@ class SparsityAlgorithm(ABC):
 
         Args:
             optimizer: What has just taken a step; a subclass may leave this argument out.
+        """
+
+    def prepare(self, optimizer: Optimizer) -> None:  # noqa: B027 (few algorithms need it)
+        """Change gradients or weights right before the optimizer's update, in place."""
+
+    def project(self, optimizer: Optimizer) -> None:  # noqa: B027
+        """Change weights right after the optimizer's update, in place; masks are updated next.
+
+        It is called also after a step that loss scaling made the optimizer skip.
         """
 
     @property
@@ -229,8 +250,8 @@ class SparsityAlgorithm(ABC):
 
     @property
     def needs_dense_gradient(self) -> bool:
-        """True if masks will be updated with dense gradients on the step about to be taken."""
-        return False
+        """True if the step about to be taken needs dense weight gradients."""
+        return not self.masks_gradients
 
     @property
     def drives_optimizer(self) -> bool:
@@ -512,13 +533,18 @@ class SparsityAlgorithm(ABC):
                 )
             sparse.guard.ensure()
             sparse.guard.select_gradient()
+        with torch.no_grad():
+            self.prepare(optimizer)
 
     @torch.no_grad()
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._restore_gradients()
-        self._mask_weights_and_states(optimizer)
-        if not _overflowed(optimizer):
+        self._settle(optimizer, written_everywhere=False)
+        overflowed = _overflowed(optimizer)
+        if not overflowed:
             self._advance(optimizer, self.autoupdate)
+        self._settle(optimizer, written_everywhere=True)
+        if not overflowed:
             self._report()
             self._prepare_next_step()
         for sparse in self.sparse_params.values():
@@ -547,12 +573,21 @@ class SparsityAlgorithm(ABC):
     def _prepare_next_step(self) -> None:  # noqa: B027 (most algorithms need no preparation)
         """Called once a step is over, and when the optimizer is applied."""
 
+    def _settle(self, optimizer: Optimizer, *, written_everywhere: bool) -> None:
+        """Mask what the optimizer wrote: right away, or once the masks are updated."""
+        if not written_everywhere:
+            self.project(optimizer)
+        if written_everywhere is not self.masks_gradients:
+            self._mask_weights_and_states(optimizer)
+
     def _mask_weights_and_states(self, optimizer: Optimizer) -> None:
         for sparse in self.sparse_params.values():
             sparse.guard.select_weight()
             self._mask_states_of(sparse, optimizer)  # while the mask is in the CPU's cache
 
     def _mask_states_of(self, sparse: SparseParameter, optimizer: Optimizer) -> None:
+        if not self.masks_states:
+            return
         for state in states_like(optimizer, sparse.param):
             sparse.guard.select(state)
 

@@ -103,6 +103,11 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
 
     @property
     def needs_dense_gradient(self) -> bool:
+        """True if the step about to be taken needs dense weight gradients."""
+        return super().needs_dense_gradient or self._updates_with_dense_gradient
+
+    @property
+    def _updates_with_dense_gradient(self) -> bool:
         """True if masks will be updated with dense gradients on the step about to be taken."""
         if not self._reads_dense_gradient:
             return False
@@ -229,7 +234,7 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
         return {key: v for key, v in super().__getstate__().items() if key not in transient}
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if self.needs_dense_gradient:
+        if self._updates_with_dense_gradient:
             for name, sparse in self.sparse_params.items():
                 gradient = sparse.param.grad
                 if name in self._dense or gradient is None or sparse.guard.gradient_is_clean:
@@ -261,14 +266,14 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
 
     def _advance(self, optimizer: Optimizer, autoupdate: bool) -> None:
         self._restore_gradients()
-        lacking = self.needs_dense_gradient  # such as of a parameter unfrozen just now
+        lacking = self._updates_with_dense_gradient  # such as of a parameter unfrozen just now
         self._without_gradient = {
             name
             for name, sparse in self.sparse_params.items()
             if sparse.param.grad is None or (lacking and name not in self._dense)
         }
-        if lacking:
-            for name in self._dense:
+        if self.needs_dense_gradient:
+            for name in self.sparse_params if super().needs_dense_gradient else self._dense:
                 self.sparse_params[name].count_dense_gradient()
         self.step += 1
         due = autoupdate and self.is_update_step(self.step)
@@ -305,7 +310,7 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
         self._stop_preparing()
         if self.autoupdate:  # else the user may call update before the next backward pass
             self._dense.clear()
-        if self._optimizer is not None and self.needs_dense_gradient:
+        if self._optimizer is not None and self._updates_with_dense_gradient:
             for sparse in self.sparse_params.values():
                 if sparse.param.requires_grad:
                     sparse.guard.want_dense_gradient(True)

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from sparse_lib.core.algorithm import SparsityAlgorithm, call_update, sparsify
 from sparse_lib.core.guard import Driver
 from sparse_lib.core.history import Work
-from sparse_lib.core.parameter import find_parameters, unwrap, warn
+from sparse_lib.core.parameter import SparseParameter, find_parameters, unwrap, warn
 from sparse_lib.flops.model import ModelFlops
 
 Filter = str | Sequence[str] | Callable[..., bool]
@@ -169,6 +169,15 @@ class Group(SparsityAlgorithm):
             algorithm._restore_gradients()
         for algorithm in self.algorithms:
             algorithm._advance(optimizer, autoupdate and algorithm.autoupdate)
+
+    def _settle(self, optimizer: Optimizer, *, written_everywhere: bool) -> None:
+        for algorithm in self.algorithms:
+            algorithm._settle(optimizer, written_everywhere=written_everywhere)
+
+    def _mask_states_of(self, sparse: SparseParameter, optimizer: Optimizer) -> None:
+        for algorithm in self.algorithms:
+            if sparse.name in algorithm.sparse_params:
+                algorithm._mask_states_of(sparse, optimizer)
 
     def _prepare_next_step(self) -> None:
         for _, algorithm in self.__dict__.get("_members", ()):

@@ -60,6 +60,7 @@ class MaskGuard:
 
     def _forget(self) -> None:
         self.owner: str | None = None  # a copy belongs to no algorithm until one adopts it
+        self.masks_gradient = True
         self._driver: weakref.ref[Driver] | None = None
         self._words: dict[tuple[int, torch.device], Tensor] = {}
         self._words_of: tuple[Tensor | None, int] = (None, -1)
@@ -85,15 +86,18 @@ class MaskGuard:
         """The outermost algorithm that decides about the mask; None if it is gone."""
         return None if self._driver is None else self._driver()
 
-    def claim(self, owner: str, driver: Driver) -> None:
+    def claim(self, owner: str, driver: Driver, masks_gradient: bool = True) -> None:
         """Record who decides about the mask.
 
         Args:
             owner: Class name of the algorithm, for messages.
             driver: The algorithm, or the Group that holds it, to detach when the mask is removed;
                 only a weak reference is kept.
+            masks_gradient: False to leave the gradient dense.
         """
         self.owner, self._driver = owner, weakref.ref(driver)
+        self.masks_gradient = masks_gradient
+        self.want_dense_gradient(False)
 
     def _know(self, mask: Tensor | None) -> None:
         """Record the version of a mask as already applied to the weight."""
@@ -102,7 +106,7 @@ class MaskGuard:
 
     def release(self) -> None:
         """Clear the owner; the mask stays enforced, and another algorithm may adopt it."""
-        self.owner, self._driver = None, None
+        self.owner, self._driver, self.masks_gradient = None, None, True
         self.want_dense_gradient(False)
         self._know(self.mask)
 
@@ -124,7 +128,7 @@ class MaskGuard:
 
     def want_dense_gradient(self, wanted: bool) -> None:
         """Tell layers that skip masked work whether the next backward pass must be dense."""
-        if wanted:
+        if wanted or not self.masks_gradient:
             setattr(self.param, _WANTS_DENSE, True)
         elif (param := self.module._parameters.get(self.name)) is not None:
             param.__dict__.pop(_WANTS_DENSE, None)
@@ -151,7 +155,8 @@ class MaskGuard:
         def mask_gradient(parameter: Tensor) -> None:
             guard = ref()
             if guard is not None and parameter.grad is not None:
-                guard.select(parameter.grad)
+                if guard.masks_gradient:
+                    guard.select(parameter.grad)
                 gradient, mask = parameter.grad, guard.mask
                 version = -1 if mask is None else mask._version
                 guard._clean_gradient = (gradient, gradient._version, version)
@@ -197,7 +202,7 @@ class MaskGuard:
     def select_gradient(self) -> None:
         """Mask ``param.grad``, unless the backward hook did and nothing touched it since."""
         gradient = self.param.grad
-        if gradient is None or self.gradient_is_clean:
+        if gradient is None or not self.masks_gradient or self.gradient_is_clean:
             return
         self.select(gradient)
 
