@@ -11,6 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from experiments.cli.report import study_dict
+from experiments.specs.expand import all_runs
+from experiments.store import paths
+from experiments.store.collect import write_tables
+
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs" / "extending.md").read_text()
 BLOCK = re.compile(r"^```\w+\n# (\S+/\S+)\n(.*?)^```", re.DOTALL | re.MULTILINE)
@@ -32,6 +37,13 @@ def repository(tmp_path_factory):
     for name in ("Snakefile", "pyproject.toml", "README.md", "CITATION.cff"):
         shutil.copy(ROOT / name, folder / name)
     return folder
+
+
+def tidy_table(study, folder):
+    """The tidy table of a study's committed records."""
+    runs = [run.id for run in all_runs("small").values() if study in run.studies]
+    files = sorted(filter(Path.is_file, map(paths.committed, runs)))
+    return write_tables(files, study_dict(study, "small"), folder / "records.csv")
 
 
 @contextmanager
@@ -163,8 +175,8 @@ assert "torch" not in sys.modules
     ("heading", "kind", "name"),
     [("A figure", "figures", "training_time"), ("A table", "tables", "seconds")],
 )
-def test_a_figure_and_a_table(repository, heading, kind, name):
-    records = ROOT / "results/reference/spdf/records.csv"
+def test_a_figure_and_a_table(repository, heading, kind, name, tmp_path):
+    records = tidy_table("spdf", tmp_path)
     with added(repository, heading):
         run(repository, "-c", DRAW.format(kind=kind, name=name), str(records))
     header, *rows = (repository / "drawn" / f"{name}.csv").read_text().splitlines()
@@ -185,8 +197,8 @@ print(row["tested_as"], "|", row["verdict"], "|", row["num_seeds"])
 """
 
 
-def test_a_claim_test(repository):
-    records = ROOT / "results/reference/sparsity_library/records.csv"
+def test_a_claim_test(repository, tmp_path):
+    records = tidy_table("sparsity_library", tmp_path)
     with added(repository, "A claim test"):
         tested_as, verdict, seeds = run(repository, "-c", CLAIM, str(records)).split("|")
     assert "perplexity: granet 0.8 < rigl 0.8" in tested_as

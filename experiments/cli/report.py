@@ -287,19 +287,17 @@ def publish(scale: Scale) -> None:
 
 @app.command()
 def keep(scale: Scale = "quick") -> None:
-    """Copy records and tables of a scale to results/reference, to be committed."""
+    """Copy records, ledgers and computed tables of a scale to results/reference.
+
+    A study's tidy table is left out: it follows from the records.
+    """
     paths.scale(scale)
     for run in all_runs(scale).values():
         _keep(paths.run(scale, run.id) / "record.json", paths.committed(run.id))
-    # Curves are in the records already.
     for name in study_names():
         folder = paths.study(scale, name)
-        if not any((folder / "records").glob("*.json")):
-            continue
-        trials = load_study(name).trials
-        tables = {"records": "trials"} if trials else {"records": "records", "claims": "claims"}
-        for table, kept_as in tables.items():
-            _keep(folder / f"{table}.csv", paths.REFERENCE / name / f"{kept_as}.csv")
+        if any((folder / "records").glob("*.json")) and not load_study(name).trials:
+            _keep(folder / "claims.csv", paths.REFERENCE / name / "claims.csv")
     for path in sorted((paths.scale(scale) / "computations").glob("*/*.csv")):
         _keep(path, paths.REFERENCE / path.parent.name / path.name)
 

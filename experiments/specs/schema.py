@@ -248,9 +248,7 @@ class Study(Strict):
     description: str
     tables: list[str]
     figures: list[str]
-    trials: bool = Field(
-        False, description="runs that choose settings: kept as trials.csv, evidence for no claim"
-    )
+    trials: bool = Field(False, description="runs that choose settings: evidence for no claim")
     claims: Claims = Claims()
     computations: list[Computation] = []
     recipes: dict[Name, Variant] = {}
