@@ -20,7 +20,7 @@ import os
 import weakref
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from typing import Any, ClassVar
 
@@ -32,7 +32,8 @@ from torch.utils.hooks import RemovableHandle
 from sparse_lib.core import distributed
 from sparse_lib.core.guard import Driver
 from sparse_lib.core.history import Work
-from sparse_lib.core.metrics import training_flops
+from sparse_lib.core.metrics import summary, training_flops
+from sparse_lib.core.optimizers import forget_curvature, innermost, overflowed, states_like
 from sparse_lib.core.parameter import (
     Clock,
     SparseParameter,
@@ -41,12 +42,12 @@ from sparse_lib.core.parameter import (
     check_parameter,
     find_parameters,
     is_outermost_apply,
-    unwrap,
     warn,
 )
+from sparse_lib.core.states import check_state
 from sparse_lib.core.targets import Levels
+from sparse_lib.core.watch import Watch, some
 from sparse_lib.flops.model import ModelFlops
-from sparse_lib.masks.counts import num_true
 from sparse_lib.masks.init import make_init_method
 from sparse_lib.masks.makers import generator
 from sparse_lib.masks.shapers import ScoreShaper, make_score_shaper
@@ -147,7 +148,7 @@ class SparsityAlgorithm(ABC):
         self.sparse_params: dict[str, SparseParameter] = {}
         """Sparse parameters by full name, in model order."""
         self._autoupdate = True
-        self._forget_models()
+        self._watch = Watch()
         self._target_hooks: OrderedDict[int, Callable] = OrderedDict()
         self._computed_hooks: OrderedDict[int, Callable] = OrderedDict()
         self._unplug()
@@ -171,13 +172,9 @@ class SparsityAlgorithm(ABC):
             raise TypeError(f"apply takes a whole torch optimizer; {name}: {error}") from None
         self._optimizer, self._handles = weakref.ref(optimizer), handles
 
-    def _forget_models(self) -> None:
-        self._models: list[nn.Module] = []
-        self._edges: list[tuple[nn.Module, str, nn.Module]] = []  # parent, name, child
-
     def __getstate__(self) -> dict[str, Any]:
         transient = {
-            "_optimizer", "_handles", "_not_held", "_models", "_edges", "_target_hooks",
+            "_optimizer", "_handles", "_not_held", "_watch", "_target_hooks",
             "_computed_hooks",
         }  # fmt: skip
         state = {key: value for key, value in self.__dict__.items() if key not in transient}
@@ -188,7 +185,7 @@ class SparsityAlgorithm(ABC):
         self.__dict__.update({key: value for key, value in state.items() if key != "_driven"})
         self._target_hooks, self._computed_hooks = OrderedDict(), OrderedDict()
         self._unplug()
-        self._forget_models()
+        self._watch = Watch()
         self._claim()
         if (optimizer := state.get("_driven")) is not None:
             self._plug(optimizer)
@@ -344,45 +341,13 @@ class SparsityAlgorithm(ABC):
 
     def _remember(self, model: nn.Module) -> None:
         """Watch whether the modules of a model's sparse parameters stay in it."""
-        model = unwrap(model)
-        if not any(known is model for known in self._models):
-            self._models.append(model)
-        self._edges = self._find_edges()
+        self._watch.add(model, self.sparse_params)
         if self.drives_optimizer:
             self._find_not_held(self._optimizer())
 
-    def _find_edges(self) -> list[tuple[nn.Module, str, nn.Module]]:
-        """Parent, name and child on every way from a model to a sparse parameter's module."""
-        owners = {id(sparse.module) for sparse in self.sparse_params.values()}
-        return [
-            (parent, name, child)
-            for model in self._models
-            for parent in model.modules()
-            for name, child in parent._modules.items()
-            if child is not None and any(id(inner) in owners for inner in child.modules())
-        ]
-
-    def _replaced(self) -> list[SparseParameter]:
-        """Sparse parameters whose module is in none of the models any more."""
-        inside = {id(module) for model in self._models for module in model.modules()}
-        return [s for s in self.sparse_params.values() if inside and id(s.module) not in inside]
-
     def _let_go_of_replaced(self) -> None:
-        for module in {id(sparse.module): sparse.module for sparse in self._replaced()}.values():
+        for module in self._watch.replaced(self.sparse_params):
             self.detach(module)
-
-    def _check_modules(self) -> None:
-        """Warn, once, of sparse parameters whose module was replaced in the model."""
-        if all(parent._modules.get(name) is child for parent, name, child in self._edges):
-            return
-        gone = [sparse.name for sparse in self._replaced()]
-        self._edges = self._find_edges()
-        if gone:
-            warn(
-                f"the module of {_some(gone)} was replaced in the model, so what is there trains "
-                "dense; apply the algorithm to the model again, and give its optimizer the new "
-                "parameters"
-            )
 
     def _agree_on_seed(self) -> None:
         if self.seed is None:
@@ -480,7 +445,7 @@ class SparsityAlgorithm(ABC):
         self._prepare_next_step()
         if lacking := self._find_not_held(optimizer):
             warn(
-                f"the optimizer does not hold {_some(lacking)}, which the algorithm sparsifies; "
+                f"the optimizer does not hold {some(lacking)}, which the algorithm sparsifies; "
                 "give it all sparse parameters, or each optimizer an algorithm of its own"
             )
 
@@ -512,7 +477,7 @@ class SparsityAlgorithm(ABC):
         if self.sparse_params:
             self._prepare_next_step()
         else:
-            self._forget_models()
+            self._watch = Watch()
             self._let_go_of_optimizer()
 
     def _let_go_of_optimizer(self) -> None:
@@ -522,7 +487,7 @@ class SparsityAlgorithm(ABC):
         self._unplug()
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        self._check_modules()
+        self._watch.check(self.sparse_params)
         if self._not_held:  # a group of parameters may have been added since
             self._find_not_held(optimizer)
         for name, sparse in self.sparse_params.items():
@@ -540,11 +505,11 @@ class SparsityAlgorithm(ABC):
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._restore_gradients()
         self._settle(optimizer, written_everywhere=False)
-        overflowed = _overflowed(optimizer)
-        if not overflowed:
+        skipped = overflowed(optimizer)
+        if not skipped:
             self._advance(optimizer, self.autoupdate)
         self._settle(optimizer, written_everywhere=True)
-        if not overflowed:
+        if not skipped:
             self._report()
             self._prepare_next_step()
         for sparse in self.sparse_params.values():
@@ -646,28 +611,8 @@ class SparsityAlgorithm(ABC):
             whole ``"run"`` so far with the masks as they were, and of these two if dense
             (``"dense_training_step"``, ``"dense_run"``).
         """
-        params = self.sparse_params
-        tensors = {name: sparse.metrics() for name, sparse in params.items()}
-        sizes = {name: sparse.param.numel() for name, sparse in params.items()}
-        present = {name: num_true(sparse.mask) for name, sparse in params.items()}
-        initial = {n: s.history.num_initial or present[n] for n, s in params.items()}
-        grown = sum(sparse.history.num_grown for sparse in params.values())
-        survived = sum(sparse.history.num_survived for sparse in params.values())
-
-        def mean(key: str, weights: dict[str, int]) -> float:
-            total = sum(weights.values())
-            return sum(tensors[n][key] * weights[n] for n in tensors) / total if total else 0.0
-
-        summary = {
-            "tensors": tensors,
-            "sparsity": 1.0 - sum(present.values()) / sum(sizes.values()) if tensors else 0.0,
-            "churn": mean("churn", present),
-            "itop": mean("itop", sizes),
-            "degree_of_constraint": mean("degree_of_constraint", initial),
-            "survival": survived / grown if grown else None,
-            "dead_units": sum(tensor["dead_units"] or 0 for tensor in tensors.values()),
-        }
-        return summary if flops is None else summary | {"flops": self._flops(flops)}
+        found = summary(self.sparse_params)
+        return found if flops is None else found | {"flops": self._flops(flops)}
 
     def _flops(self, flops: ModelFlops) -> dict[str, Any]:
         params = self.sparse_params
@@ -713,7 +658,7 @@ class SparsityAlgorithm(ABC):
         """
         if not isinstance(state_dict, Mapping) or "step" not in state_dict:
             raise ValueError(f"not the state of a {type(self).__name__}: it has no 'step'")
-        self._check_state(state_dict)
+        check_state(state_dict, self.sparse_params)
         self.step = int(state_dict["step"])
         self.num_updates = int(state_dict.get("num_updates", 0))
         self.seed = state_dict.get("seed", self.seed)
@@ -728,30 +673,6 @@ class SparsityAlgorithm(ABC):
             sparse.history.load_state_dict(saved["history"], sparse.mask.device)
             sparse.work = Work(**saved["work"])
         self._prepare_next_step()
-
-    def _check_state(self, state_dict: Mapping[str, Any]) -> None:
-        """Raise ValueError if a state does not fit this algorithm."""
-        for key in ("step", "num_updates"):
-            if not _is_count(value := state_dict.get(key, 0)):
-                raise ValueError(f"the state has {key}={value!r:.80}, which must be a count")
-        seed = state_dict.get("seed")
-        if seed is not None and not hasattr(seed, "__index__"):
-            raise ValueError(f"the state has seed={seed!r:.80}, which must be an integer or None")
-        levels = state_dict.get("sparsity")
-        saved = levels.values() if isinstance(levels, Mapping) else levels
-        if saved is not None and not _all_mappings(saved):
-            raise ValueError(f"the state has sparsity={levels!r:.80}, which must hold mappings")
-        params = state_dict.get("params")
-        if params is None:
-            return
-        if not isinstance(params, Mapping) or not _all_mappings(params.values()):
-            raise ValueError(f"the state has params={params!r:.80}, which must hold mappings")
-        for name in params.keys() - self.sparse_params.keys():
-            raise ValueError(f"the state has {name!r}, which the algorithm does not sparsify")
-        for name in sorted(self.sparse_params.keys() - params.keys()):
-            raise ValueError(f"the state lacks {name!r}, which the algorithm sparsifies")
-        for name, entry in params.items():
-            _check_entry(name, entry, self.sparse_params[name])
 
     def __repr__(self) -> str:
         return (
@@ -791,74 +712,6 @@ def call_update(algorithm: SparsityAlgorithm, optimizer: Optimizer) -> None:
         algorithm.update(optimizer)
     else:
         algorithm.update()
-
-
-def _is_count(value: Any) -> bool:
-    try:
-        return operator.index(value) >= 0
-    except (TypeError, RuntimeError):
-        return False
-
-
-def _all_mappings(values: Any) -> bool:
-    return isinstance(values, Iterable) and all(isinstance(value, Mapping) for value in values)
-
-
-def _check_entry(name: str, entry: Mapping[str, Any], sparse: SparseParameter) -> None:
-    """Raise ValueError if a parameter's part of a state is not one of its shape."""
-    for key in ("target", "history", "work"):
-        if key not in entry:
-            raise ValueError(f"the state of {name!r} lacks {key!r}")
-    known = {"history": sparse.history.state_dict(), "work": asdict(sparse.work)}
-    is_number = isinstance(entry["target"], int | float)
-    for key, own in known.items():
-        saved = entry[key]
-        same = isinstance(saved, Mapping) and own.keys() == saved.keys()
-        if not same or not is_number or not all(
-            isinstance(value, int | float) for k, value in saved.items() if k != "flags"
-        ):  # fmt: skip
-            raise ValueError(f"the state of {name!r} has no numbers {list(own)} in {key!r}")
-    flags = entry["history"]["flags"]
-    if flags is not None:
-        shape = tuple(flags.shape) if isinstance(flags, Tensor) else type(flags).__name__
-        if shape != tuple(sparse.mask.shape) or flags.dtype != torch.uint8:
-            raise ValueError(f"the history of {name!r} has no bytes of its shape, but {shape}")
-
-
-def innermost(optimizer: Any) -> Any:
-    """The optimizer that steps, inside wrappers without hooks such as accelerate's."""
-    while "_optimizer_step_post_hooks" not in vars(optimizer):
-        inner = getattr(optimizer, "optimizer", None)
-        if not isinstance(inner, Optimizer):
-            break
-        optimizer = inner
-    return optimizer
-
-
-def _some(names: list[str]) -> str:
-    return repr(names[0]) + (f" and {len(names) - 1} more" if len(names) > 1 else "")
-
-
-def states_like(
-    optimizer: Optimizer, param: Tensor, *, with_dense: bool = False
-) -> Iterator[Tensor]:
-    """Optimizer states of a parameter's shape, without those marked ``requires_dense``."""
-    for state in optimizer.state.get(param, {}).values():
-        is_weightlike = isinstance(state, Tensor) and state.dim() and state.shape == param.shape
-        if is_weightlike and (with_dense or not getattr(state, "requires_dense", False)):
-            yield state
-
-
-def forget_curvature(optimizer: Optimizer) -> None:
-    """Clear the state of LBFGS, whose flat history of all weights does not follow new masks."""
-    if isinstance(optimizer, torch.optim.LBFGS):
-        optimizer.state.clear()
-
-
-def _overflowed(optimizer: Optimizer) -> bool:
-    # Optimizers that take part in loss scaling skip the step themselves.
-    found = getattr(optimizer, "found_inf", None)
-    return found is not None and bool(found)
 
 
 def _register(hooks: OrderedDict[int, Callable], hook: Callable) -> RemovableHandle:

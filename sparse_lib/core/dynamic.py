@@ -15,9 +15,8 @@ from sparse_lib.checks import check_bool, check_finite
 from sparse_lib.core import distributed
 from sparse_lib.core.algorithm import (
     SparsityAlgorithm,
-    forget_curvature,
-    states_like,
 )
+from sparse_lib.core.optimizers import forget_curvature, states_like
 from sparse_lib.core.parameter import SparseParameter
 from sparse_lib.flops.model import ModelFlops
 from sparse_lib.masks.counts import num_nonzero, num_true

@@ -157,7 +157,7 @@ class Group(SparsityAlgorithm):
             call_update(algorithm, optimizer)  # type: ignore[arg-type]
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        self._check_modules()
+        self._watch.check(self.sparse_params)
         if self._not_held:
             self._find_not_held(optimizer)
         for algorithm in self.algorithms:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
@@ -22,6 +23,9 @@ from sparse_lib.flops.model import ModelFlops
 from sparse_lib.layers import layer_kind
 from sparse_lib.masks.counts import num_true
 
+if TYPE_CHECKING:
+    from sparse_lib.core.parameter import SparseParameter
+
 __all__ = [
     "MaskHistory",
     "Work",
@@ -31,6 +35,7 @@ __all__ = [
     "degree_of_constraint",
     "in_time_overparameterization",
     "sparsity",
+    "summary",
     "training_flops",
 ]
 
@@ -63,6 +68,33 @@ def dead_units(model: nn.Module) -> dict[str, int]:
                 continue
             counts[f"{prefix}.{name}" if prefix else name] = dead_outputs(mask, module)
     return counts
+
+
+def summary(params: Mapping[str, SparseParameter]) -> dict[str, Any]:
+    """Metrics of each tensor by full name, and over all weights together.
+
+    The keys are those of :meth:`sparse_lib.SparsityAlgorithm.metrics` without FLOPs.
+    """
+    tensors = {name: sparse.metrics() for name, sparse in params.items()}
+    sizes = {name: sparse.param.numel() for name, sparse in params.items()}
+    present = {name: num_true(sparse.mask) for name, sparse in params.items()}
+    initial = {n: s.history.num_initial or present[n] for n, s in params.items()}
+    grown = sum(sparse.history.num_grown for sparse in params.values())
+    survived = sum(sparse.history.num_survived for sparse in params.values())
+
+    def mean(key: str, weights: dict[str, int]) -> float:
+        total = sum(weights.values())
+        return sum(tensors[n][key] * weights[n] for n in tensors) / total if total else 0.0
+
+    return {
+        "tensors": tensors,
+        "sparsity": 1.0 - sum(present.values()) / sum(sizes.values()) if tensors else 0.0,
+        "churn": mean("churn", present),
+        "itop": mean("itop", sizes),
+        "degree_of_constraint": mean("degree_of_constraint", initial),
+        "survival": survived / grown if grown else None,
+        "dead_units": sum(tensor["dead_units"] or 0 for tensor in tensors.values()),
+    }
 
 
 def training_flops(flops: ModelFlops, num_steps: int, work: Mapping[str, Work]) -> int:

@@ -9,7 +9,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from sparse_lib.configure import configure
-from sparse_lib.core.algorithm import SparsityAlgorithm, innermost
+from sparse_lib.core.algorithm import SparsityAlgorithm
+from sparse_lib.core.optimizers import innermost
 
 STATE_KEY = "sparsity_state"
 """Key of the first parameter group of an optimizer's state dict that holds the state."""

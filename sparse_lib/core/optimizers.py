@@ -1,0 +1,42 @@
+"""What an algorithm has to know of torch's optimizers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+
+def innermost(optimizer: Any) -> Any:
+    """The optimizer that steps, inside wrappers without hooks such as accelerate's."""
+    while "_optimizer_step_post_hooks" not in vars(optimizer):
+        inner = getattr(optimizer, "optimizer", None)
+        if not isinstance(inner, Optimizer):
+            break
+        optimizer = inner
+    return optimizer
+
+
+def states_like(
+    optimizer: Optimizer, param: Tensor, *, with_dense: bool = False
+) -> Iterator[Tensor]:
+    """Optimizer states of a parameter's shape, without those marked ``requires_dense``."""
+    for state in optimizer.state.get(param, {}).values():
+        is_weightlike = isinstance(state, Tensor) and state.dim() and state.shape == param.shape
+        if is_weightlike and (with_dense or not getattr(state, "requires_dense", False)):
+            yield state
+
+
+def forget_curvature(optimizer: Optimizer) -> None:
+    """Clear the state of LBFGS, whose flat history of all weights does not follow new masks."""
+    if isinstance(optimizer, torch.optim.LBFGS):
+        optimizer.state.clear()
+
+
+def overflowed(optimizer: Optimizer) -> bool:
+    """Whether an optimizer that takes part in loss scaling has skipped its step."""
+    found = getattr(optimizer, "found_inf", None)
+    return found is not None and bool(found)

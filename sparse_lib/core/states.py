@@ -1,0 +1,80 @@
+"""Whether a saved state is one of an algorithm with these parameters."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparse_lib.core.parameter import SparseParameter
+
+
+def check_state(
+    state_dict: Mapping[str, Any], sparse_params: Mapping[str, SparseParameter]
+) -> None:
+    """Check that a state has the form of an algorithm's, for these parameters.
+
+    Args:
+        state_dict: What `SparsityAlgorithm.state_dict` returned, or what cerebras-pytorch saved.
+        sparse_params: The algorithm's parameters by full name.
+
+    Raises:
+        ValueError: If it does not; one sentence that names the key.
+    """
+    for key in ("step", "num_updates"):
+        if not _is_count(value := state_dict.get(key, 0)):
+            raise ValueError(f"the state has {key}={value!r:.80}, which must be a count")
+    seed = state_dict.get("seed")
+    if seed is not None and not hasattr(seed, "__index__"):
+        raise ValueError(f"the state has seed={seed!r:.80}, which must be an integer or None")
+    levels = state_dict.get("sparsity")
+    saved = levels.values() if isinstance(levels, Mapping) else levels
+    if saved is not None and not _all_mappings(saved):
+        raise ValueError(f"the state has sparsity={levels!r:.80}, which must hold mappings")
+    params = state_dict.get("params")
+    if params is None:
+        return
+    if not isinstance(params, Mapping) or not _all_mappings(params.values()):
+        raise ValueError(f"the state has params={params!r:.80}, which must hold mappings")
+    for name in params.keys() - sparse_params.keys():
+        raise ValueError(f"the state has {name!r}, which the algorithm does not sparsify")
+    for name in sorted(sparse_params.keys() - params.keys()):
+        raise ValueError(f"the state lacks {name!r}, which the algorithm sparsifies")
+    for name, entry in params.items():
+        _check_entry(name, entry, sparse_params[name])
+
+
+def _is_count(value: Any) -> bool:
+    try:
+        return operator.index(value) >= 0
+    except (TypeError, RuntimeError):
+        return False
+
+
+def _all_mappings(values: Any) -> bool:
+    return isinstance(values, Iterable) and all(isinstance(value, Mapping) for value in values)
+
+
+def _check_entry(name: str, entry: Mapping[str, Any], sparse: SparseParameter) -> None:
+    """Raise ValueError if a parameter's part of a state is not one of its shape."""
+    for key in ("target", "history", "work"):
+        if key not in entry:
+            raise ValueError(f"the state of {name!r} lacks {key!r}")
+    known = {"history": sparse.history.state_dict(), "work": asdict(sparse.work)}
+    is_number = isinstance(entry["target"], int | float)
+    for key, own in known.items():
+        saved = entry[key]
+        same = isinstance(saved, Mapping) and own.keys() == saved.keys()
+        if not same or not is_number or not all(
+            isinstance(value, int | float) for k, value in saved.items() if k != "flags"
+        ):  # fmt: skip
+            raise ValueError(f"the state of {name!r} has no numbers {list(own)} in {key!r}")
+    flags = entry["history"]["flags"]
+    if flags is not None:
+        shape = tuple(flags.shape) if isinstance(flags, Tensor) else type(flags).__name__
+        if shape != tuple(sparse.mask.shape) or flags.dtype != torch.uint8:
+            raise ValueError(f"the history of {name!r} has no bytes of its shape, but {shape}")
