@@ -31,6 +31,7 @@ def hub_images(
     label: str = "label",
     splits: Mapping[str, str] | None = None,
     flip: bool = True,
+    standardise: bool = True,
 ) -> ImageDataset:
     """Describe an image dataset by its hub id.
 
@@ -47,6 +48,7 @@ def hub_images(
         splits: The hub's name of train, validation and test; default: train and test. A tenth of
             each training class is held out where there is no validation.
         flip: Whether a mirrored image shows the same class.
+        standardise: As of `ImageDataset`.
     """
     named = dict(splits or {"train": "train", "test": "test"})
 
@@ -86,6 +88,7 @@ def hub_images(
         read=read,
         missing=missing,
         flip=flip,
+        standardise=standardise,
     )
 
 

@@ -27,8 +27,8 @@ def prepare(
         num_images: Images of the training split; None takes all that the dataset has.
 
     Returns:
-        The content of `meta.json`; mean and standard deviation of the training pixels are per
-        channel, on the scale from 0 to 1.
+        The content of `meta.json`; the mean and standard deviation that pixels are normalised by
+        are per channel, on the scale from 0 to 1: those of the training pixels, or 0 and 1.
 
     Raises:
         MissingData: If the images cannot be had.
@@ -54,7 +54,8 @@ def prepare(
                 np.save(file, getattr(images.splits[split], part))
             os.replace(partial, files[-1])
     pixels = images.splits["train"].pixels
-    mean, std = _moments(pixels)
+    channels = int(pixels.shape[1])
+    mean, std = _moments(pixels) if dataset.standardise else ([0.0] * channels, [1.0] * channels)
     meta = {
         "name": dataset.name,
         "kind": "images",

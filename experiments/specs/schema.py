@@ -290,7 +290,7 @@ class Comparison(Strict):
     metric: str | None = None
     split: Literal["train", "validation", "test"] | None = None
     a: dict[Literal["method", "sparsity", "model"], Any] | None = None
-    b: dict[Literal["method", "sparsity", "model"], Any] | None = None
+    b: dict[Literal["method", "sparsity", "model", "published"], Any] | None = None
     gaps: list[list[dict[Literal["method", "sparsity", "model"], Any]]] | None = None
     direction: Literal["less", "greater", "differ", "equal"] | None = None
     margin: float = 0.0

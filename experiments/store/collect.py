@@ -106,6 +106,7 @@ def _training_rows(record: Record) -> list[Row]:
         _row("wall_s", record.wall_s, better=False),
         _row("num_parameters", record.num_parameters),
         _row("num_nonzero", record.num_nonzero),
+        *(_row(name, value) for name, value in record.model_facts.items()),
     ]
 
 

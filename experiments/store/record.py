@@ -97,6 +97,7 @@ class Record(Facts):
     num_nonzero: int
     flops: Flops
     layers: tuple[Row, ...] = ()
+    model_facts: dict[str, Number] = {}
     transform: Transformed | None = None
     evaluation: Evaluation | None = None
     final_loss: Number | None = None

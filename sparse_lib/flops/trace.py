@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -185,8 +186,13 @@ def example(
     matmuls = [layer for layer in layers if layer.is_matmul]
     dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), None)
     if sides:
-        first = next(layer for layer in matmuls if len(layer.weight_shape) == 2 + len(sides))
-        channels = first.weight_shape[1] * first.groups
+        convolutions = [layer for layer in matmuls if len(layer.weight_shape) == 2 + len(sides)]
+        if convolutions:
+            channels = convolutions[0].weight_shape[1] * convolutions[0].groups
+        elif matmuls and matmuls[0].fan_in % math.prod(sides) == 0:
+            channels = matmuls[0].fan_in // math.prod(sides)  # pixels, flattened
+        else:
+            raise ValueError(f"count found no layer that takes images of {image_size} pixels.")
         return torch.empty(batch_size, channels, *sides, dtype=dtype, device="meta")
     if any(layer.kind == "embedding" for layer in layers) and sequence_length is not None:
         return torch.empty(batch_size, sequence_length, dtype=torch.long, device="meta")

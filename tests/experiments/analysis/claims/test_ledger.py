@@ -247,3 +247,37 @@ def test_each_claim_with_a_test_is_listed_by_a_study_and_each_comparison_by_one(
     assert {name for name, test in tests.items() if "not_tested" not in test} <= set(listed)
     for name in set(listed):
         assert listed.count(name) == 1 or "exact" in tests[name], name
+
+
+def test_a_published_number_is_a_side_of_a_comparison_and_links_have_metrics_of_their_own():
+    made = synthetic.make(make_record, seeds=5)
+    study = synthetic.study(made)
+    records = records_table(made, study)
+    perplexity = tidy.select(records, "perplexity", split="validation")
+    low = perplexity[(perplexity["method"] == "set")]["value"].mean() - 10.0
+    loss = tidy.select(records, "loss", split="train")
+    gap = loss[loss["method"] == "set"]["value"].mean() - loss["value"].min() + 100.0
+    test = {
+        "metric": "perplexity",
+        "split": "validation",
+        "direction": "greater",
+        "every": [
+            {"a": {"method": "set"}, "b": {"published": float(low)}},
+            {
+                "metric": "loss",
+                "split": "train",
+                "a": {"method": "set"},
+                "b": {"method": "static"},
+                "margin": -float(gap),
+            },
+        ],
+    }
+    found = comparison.compare(test, records, study)
+    assert found.pair is not None and found.pair.num_seeds == 5 and found.pair.p < 0.05
+    first, second = found.links.split("; ")
+    assert first.startswith("set minus the published") and "+10 [" in first
+    assert second.startswith("set minus static")
+    opposite = comparison.compare(
+        {**test, "every": [{**test["every"][0], "direction": "less"}]}, records, study
+    )
+    assert opposite.pair.p_opposite < 0.05
