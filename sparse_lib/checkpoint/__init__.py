@@ -1,0 +1,39 @@
+"""Checkpoints: make a model dense, export its sparse weights, read other libraries' masks.
+
+Masks are boolean buffers ``<name>_mask`` beside their parameter, so a model's own ``state_dict``
+needs nothing from here. A *state* below is a mapping of full parameter names to tensors.
+"""
+
+from sparse_lib.checkpoint.exports import (
+    allows_two_of_four,
+    check_agrees,
+    densify,
+    export_csr,
+    export_dense,
+    export_nan,
+    export_semi_structured,
+    finalize,
+)
+from sparse_lib.checkpoint.files import export_safetensors, read_safetensors
+from sparse_lib.checkpoint.loading import import_torch_prune, load_checkpoint
+from sparse_lib.checkpoint.names import State, is_sparse, masks_of
+from sparse_lib.checkpoint.states import split_state
+
+__all__ = [
+    "State",
+    "allows_two_of_four",
+    "check_agrees",
+    "densify",
+    "export_csr",
+    "export_dense",
+    "export_nan",
+    "export_safetensors",
+    "export_semi_structured",
+    "finalize",
+    "import_torch_prune",
+    "is_sparse",
+    "load_checkpoint",
+    "masks_of",
+    "read_safetensors",
+    "split_state",
+]

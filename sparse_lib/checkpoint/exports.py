@@ -1,0 +1,198 @@
+"""Make a model dense, and export its sparse weights."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sparse_lib.checkpoint.csr import clear, to_csr
+from sparse_lib.checkpoint.names import State, masked, masks_of, namer
+from sparse_lib.checkpoint.states import split_known_state
+from sparse_lib.core.guard import guards, mask_name
+from sparse_lib.core.parameter import unwrap
+
+
+@torch.no_grad()
+def finalize(model: nn.Module) -> dict[str, Tensor]:
+    """Remove masks and their enforcement in place; masked weights stay as zeros.
+
+    The counterpart of ``torch.nn.utils.prune.remove`` for a whole model: names and tensors are
+    those of the dense model again, and further training is dense. Algorithms let go of these
+    parameters, so their optimizer may be kept.
+
+    Args:
+        model: Model, or a part of one, with or without masks.
+
+    Returns:
+        Full parameter name to the mask that was removed.
+    """
+    masks = masks_of(model)
+    for module in model.modules():
+        for guard in list(guards(module).values()):
+            if guard.driver is not None:
+                guard.driver.detach(model)
+            guard.remove()
+    for _, module, name, mask in list(masked(model)):
+        param = module.get_parameter(name)
+        delattr(module, mask_name(name))
+        clear(param, ~mask)
+    return masks
+
+
+@torch.no_grad()
+def densify(model: nn.Module) -> nn.Module:
+    """Dense fine-tuning from sparse weights, in place: what was masked may grow, from 0.
+
+    Sparse pre-training and dense fine-tuning (SPDF, Thangarasa et al. 2023, section 2). NaN, the
+    sideband's mark of an absent weight, becomes 0 too. The optimizer may be kept, with its states
+    (zero where the mask was), or made anew.
+
+    Args:
+        model: Model with masks, or with NaN in their place.
+
+    Returns:
+        The model.
+    """
+    finalize(model)
+    for param in model.parameters():
+        if param.is_floating_point():
+            param.masked_fill_(param.isnan(), 0)
+    return model
+
+
+@torch.no_grad()
+def export_dense(model: nn.Module) -> State:
+    """State of the dense model: masked weights are zero, masks are left out. Copies."""
+    masks, plain = masks_of(model), namer(model)
+    hidden = {f"{name}_mask" for name in masks}
+    state = {}
+    for full_name, tensor in model.state_dict().items():
+        name = plain(full_name)
+        if name in hidden:
+            continue
+        state[name] = tensor.detach().clone()
+        if name in masks:
+            clear(state[name], ~masks[name])
+    return state
+
+
+@torch.no_grad()
+def export_nan(model: nn.Module) -> State:
+    """Sideband form: as :func:`export_dense`, with NaN where the mask is zero.
+
+    Raises:
+        ValueError: If a present weight is NaN already, since it would be lost.
+    """
+    state = export_dense(model)
+    for name, mask in masks_of(model).items():
+        if bool((state[name].isnan() & mask).any()):
+            raise ValueError(f"{name!r} has a present weight that is NaN")
+        state[name].masked_fill_(~mask, math.nan)
+    return _agreed(model, state)
+
+
+@torch.no_grad()
+def export_csr(model: nn.Module) -> State:
+    """As :func:`export_dense`, with masked weights as CSR matrices.
+
+    Every weight of the mask is stored, also one that is zero. Dimensions after the first are
+    flattened, so a convolution becomes (outputs, inputs * kernel); vectors become one row.
+
+    Returns:
+        State; sparse tensors have the layout ``torch.sparse_csr`` and int64 indices.
+    """
+    state = export_dense(model)
+    for name, mask in masks_of(model).items():
+        state[name] = to_csr(state[name], mask)
+    return _agreed(model, state)
+
+
+def check_agrees(
+    model: nn.Module, state: Mapping[str, Tensor], inputs: tuple[Any, ...] | None = None
+) -> None:
+    """Check that a state of any layout is this model, bit for bit.
+
+    Args:
+        model: Model with or without masks, in the mode in which it is to be compared.
+        state: What an export returned.
+        inputs: If given, outputs of the model on these inputs are compared too.
+
+    Raises:
+        ValueError: If a name, a value or the output differs; names the first difference.
+    """
+    reference = export_dense(model)
+    weights, _ = split_known_state(state, reference, ())
+    masks = masks_of(model)
+    for name in weights.keys() & reference.keys():
+        if weights[name].numel() == reference[name].numel():
+            weights[name] = weights[name].reshape(reference[name].shape)
+            if name in masks:  # NaN means absent there, and is a value elsewhere
+                clear(weights[name], weights[name].isnan() & ~masks[name])
+    compare(weights, reference)
+    if inputs is None:
+        return
+    with torch.no_grad():
+        expected = model(*inputs)
+        actual = torch.func.functional_call(unwrap(model), weights, inputs)
+    try:
+        torch.testing.assert_close(actual, expected, rtol=0, atol=0, equal_nan=True)
+    except AssertionError as error:
+        raise ValueError(f"state and model differ in their outputs: {error}") from None
+
+
+def allows_two_of_four(mask: Tensor) -> bool:
+    """Whether each 4 consecutive weights along dimension 1 of a matrix keep at most 2."""
+    if mask.dim() != 2 or mask.shape[1] % 4:
+        return False
+    return bool((mask.reshape(-1, 4).sum(-1) <= 2).all())
+
+
+@torch.no_grad()
+def export_semi_structured(model: nn.Module) -> State:
+    """As :func:`export_dense`, with ``Linear`` weights as torch's 2:4 semi-structured tensors.
+
+    Raises:
+        ValueError: If no masked matrix exists, one is not 2:4, or it is not a half-precision
+            matrix on a CUDA device, the only ones that torch compresses.
+    """
+    masks = {name: mask for name, mask in masks_of(model).items() if mask.dim() == 2}
+    if not masks:
+        raise ValueError("the model has no masked matrix to export as 2:4")
+    for name, mask in masks.items():
+        if not allows_two_of_four(mask):
+            raise ValueError(f"the mask of {name!r} keeps more than 2 of some 4 neighbours")
+    state = export_dense(model)
+    for name in masks:
+        weight = state[name]
+        if weight.device.type != "cuda" or weight.dtype not in (torch.float16, torch.bfloat16):
+            raise ValueError(
+                f"{name!r} must be float16 or bfloat16 on a CUDA device for 2:4, not "
+                f"{weight.dtype} on {weight.device}"
+            )
+        state[name] = torch.sparse.to_sparse_semi_structured(weight)
+    return state
+
+
+def with_masks(model: nn.Module) -> State:
+    masks = {f"{name}_mask": mask.clone() for name, mask in masks_of(model).items()}
+    return {**export_dense(model), **masks}
+
+
+def _agreed(model: nn.Module, state: State) -> State:
+    check_agrees(model, state)
+    return state
+
+
+def compare(weights: Mapping[str, Tensor], reference: Mapping[str, Tensor]) -> None:
+    if set(weights) != set(reference):
+        differing = sorted(set(weights) ^ set(reference))
+        raise ValueError(f"state and model differ in the names {differing}")
+    for name, tensor in reference.items():
+        other = weights[name].to(tensor.device)
+        same = other.dtype == tensor.dtype and other.shape == tensor.shape
+        if not same or bool(((other != tensor) & ~(other.isnan() & tensor.isnan())).any()):
+            raise ValueError(f"state and model differ in the values of {name!r}")

@@ -1,0 +1,152 @@
+"""Load weights and masks into a model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sparse_lib.checkpoint.csr import clear
+from sparse_lib.checkpoint.names import State, checked, masks_of, namer
+from sparse_lib.checkpoint.states import as_mask, split_known_state
+from sparse_lib.core.parameter import unwrap
+
+
+@torch.no_grad()
+def load_checkpoint(
+    model: nn.Module, state: Mapping[str, Any], *, strict: bool = True
+) -> dict[str, Tensor]:
+    """Load weights and masks of any form that :func:`split_state` knows, in place.
+
+    Masks become ``<name>_mask`` buffers, which an algorithm applied later keeps; a mask that the
+    model has and the checkpoint lacks is filled with ones where ``strict`` is false.
+
+    Args:
+        model: Model, wrapped or not, with or without masks.
+        state: Checkpoint.
+        strict: Names must match exactly.
+
+    Returns:
+        Full name to the masks that were loaded.
+
+    Raises:
+        TypeError: If the checkpoint is no mapping, or the model no module.
+        ValueError: If names, shapes or kinds of numbers do not match, or the checkpoint is none
+            that :func:`split_state` understands; the model is as it was then.
+    """
+    target = unwrap(checked(model))
+    plain = namer(target)
+    names_of_weights = {plain(name) for name, _ in target.named_parameters(remove_duplicate=False)}
+    weights, masks = split_known_state(
+        state, {plain(name) for name in target.state_dict()}, names_of_weights
+    )
+    owned = masks_of(target)
+    if strict and owned and set(owned) != set(masks):
+        differing = sorted(set(owned) ^ set(masks))
+        raise ValueError(f"model and checkpoint differ in which weights are masked: {differing}")
+    full = {**weights, **{f"{name}_mask": mask for name, mask in masks.items()}}
+    for name in set(owned) - set(masks):
+        full[f"{name}_mask"] = torch.ones_like(owned[name])
+    places = []
+    for name, mask in masks.items():
+        path, _, leaf = name.rpartition(".")
+        places.append((_submodule(target, path, name), leaf, mask))
+    _check_fit(target, full, strict=strict)
+    for module, leaf, mask in places:
+        _register_mask(module, leaf, mask)
+    names = {plain(name): name for name in target.state_dict()}
+    try:
+        target.load_state_dict({names.get(n, n): t for n, t in full.items()}, strict=strict)
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(f"the checkpoint does not fit the model: {reason}") from None
+    return masks
+
+
+@torch.no_grad()
+def import_torch_prune(model: nn.Module) -> dict[str, Tensor]:
+    """Take over what ``torch.nn.utils.prune`` did to a model, in place.
+
+    ``<name>_orig`` becomes the parameter ``<name>`` again (the same object, so an optimizer keeps
+    it), and ``<name>_mask`` becomes a boolean buffer that an algorithm applied later keeps.
+
+    Returns:
+        Full parameter name to mask; empty if nothing was pruned.
+
+    Raises:
+        ValueError: If a mask has values besides 0 and 1; the model is as it was then.
+    """
+    from torch.nn.utils.prune import BasePruningMethod
+
+    found, plain = [], namer(checked(model))
+    for path, module in model.named_modules():
+        for key, hook in module._forward_pre_hooks.items():
+            if isinstance(hook, BasePruningMethod):
+                name = hook._tensor_name
+                full_name = plain(f"{path}.{name}" if path else name)
+                mask = as_mask(full_name, module.get_buffer(f"{name}_mask"))
+                found.append((full_name, module, key, name, mask))
+    for _, module, key, name, mask in found:
+        del module._forward_pre_hooks[key], module._buffers[f"{name}_mask"]
+        param = module.get_parameter(f"{name}_orig")
+        del module._parameters[f"{name}_orig"]
+        module.__dict__.pop(name, None)
+        clear(param, ~mask)
+        module.register_parameter(name, param)
+        module.register_buffer(f"{name}_mask", mask)
+    return {full_name: mask for full_name, *_, mask in found}
+
+
+def _check_fit(model: nn.Module, state: State, *, strict: bool) -> None:
+    """Refuse tensors of other shapes and, if strict, other names, before anything is loaded."""
+    plain = namer(model)
+    own = {plain(n): t for n, t in model.state_dict().items() if torch.is_tensor(t)}
+    for name, tensor in state.items():
+        wanted = own.get(name, tensor)
+        if wanted.shape != tensor.shape:
+            raise ValueError(
+                f"the checkpoint does not fit the model: {name!r} has shape "
+                f"{tuple(tensor.shape)}, the model's {tuple(wanted.shape)}"
+            )
+        if _number(wanted) != _number(tensor):
+            raise ValueError(
+                f"the checkpoint does not fit the model: {name!r} is {tensor.dtype}, the model's "
+                f"{wanted.dtype}"
+            )
+    missing = sorted(own.keys() - state.keys())
+    unknown = sorted(n for n in state.keys() - own.keys() if not _is_mask_of(n, own))
+    if strict and (missing or unknown):
+        raise ValueError(
+            f"the checkpoint does not fit the model: it lacks {missing or 'nothing'} and has "
+            f"{unknown or 'nothing'} besides"
+        )
+
+
+def _number(tensor: Tensor) -> str:
+    """What kind of number a tensor holds; loading casts within a kind only."""
+    if tensor.is_floating_point():
+        return "real"
+    return "complex" if tensor.is_complex() else "bool" if tensor.dtype == torch.bool else "integer"
+
+
+def _is_mask_of(name: str, names: Mapping[str, Any]) -> bool:
+    return name.endswith("_mask") and name.removesuffix("_mask") in names
+
+
+def _register_mask(module: nn.Module, name: str, mask: Tensor) -> None:
+    param = module._parameters.get(name)
+    if param is None or param.shape != mask.shape:
+        raise ValueError(f"the model has no parameter {name!r} of shape {tuple(mask.shape)}")
+    if module._buffers.get(f"{name}_mask") is None:
+        module.register_buffer(f"{name}_mask", mask.to(param.device))
+
+
+def _submodule(model: nn.Module, path: str, name: str) -> nn.Module:
+    plain = namer(model)
+    by_path = {plain(f"{full}."): module for full, module in model.named_modules()}
+    found = by_path.get(f"{path}." if path else ".") or (model if not path else None)
+    if found is None:
+        raise ValueError(f"the checkpoint masks {name!r}, which the model does not have")
+    return found

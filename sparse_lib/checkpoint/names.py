@@ -1,0 +1,78 @@
+"""Names of parameters and masks: what wrappers add is left out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
+
+from sparse_lib.core.parameter import PARALLEL, WRAPPER
+
+State = dict[str, Tensor]
+
+
+#: What a moving average keeps beside the model.
+AVERAGED = {"n_averaged"}
+
+
+def masks_of(model: nn.Module) -> dict[str, Tensor]:
+    """Full parameter name to boolean mask, for every masked parameter; no copies.
+
+    Prefixes of wrappers (DDP, ``torch.compile``, activation checkpointing) are left out.
+    """
+    plain = namer(checked(model))
+    return {
+        plain(f"{path}.{name}" if path else name): mask for path, _, name, mask in masked(model)
+    }
+
+
+def is_sparse(model: nn.Module) -> bool:
+    """Whether any parameter has a mask."""
+    return next(masked(model), None) is not None
+
+
+def namer(model: nn.Module) -> Callable[[str], str]:
+    """What takes the wrappers of a model out of its names, and nothing that is its own."""
+    inside = [  # the innermost first
+        f"{path}.module." if path else "module."
+        for path, module in reversed(list(model.named_modules()))
+        if isinstance(module, (*PARALLEL, AveragedModel))
+    ]
+
+    def plain(name: str) -> str:
+        for prefix in inside:
+            if name.startswith(prefix):
+                name = prefix.removesuffix("module.") + name.removeprefix(prefix)
+        return WRAPPER.sub("", name)
+
+    return plain
+
+
+def namer_of_state(names: Collection[str], known: Collection[str]) -> Callable[[str], str]:
+    """The same for names alone, where only DDP around a whole model shows."""
+    own = {name.removesuffix("_mask").removesuffix("_orig") for name in names}
+    is_known = bool(known) and {WRAPPER.sub("", name) for name in own} <= {*known}
+    is_wrapped = not is_known and all(name.startswith("module.") for name in names)
+
+    def plain(name: str) -> str:
+        name = WRAPPER.sub("", name)
+        return name.removeprefix("module.") if is_wrapped else name
+
+    return plain
+
+
+def masked(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, Tensor]]:
+    for path, module in checked(model).named_modules():
+        for name, param in module._parameters.items():
+            mask = module._buffers.get(f"{name}_mask")
+            if param is not None and mask is not None and mask.dtype == torch.bool:
+                yield path, module, name, mask
+
+
+def checked(model: Any) -> nn.Module:
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"expected a torch module, not {type(model).__name__}")
+    return model

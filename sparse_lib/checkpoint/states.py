@@ -1,0 +1,118 @@
+"""States of this library and of its relatives become dense weights and masks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparse_lib.checkpoint.csr import clear, from_csr
+from sparse_lib.checkpoint.names import AVERAGED, State, namer_of_state
+
+
+def split_state(state: Mapping[str, Any]) -> tuple[State, dict[str, Tensor]]:
+    """Dense weights and masks from a checkpoint of this library or of its relatives.
+
+    Understood, also mixed: ``<name>_mask`` buffers (this library, cerebras-pytorch 2.2 and
+    later, which nest the state under ``"model"``); masks in the optimizer's state, at
+    ``optimizer.sparsity.state[name].mask`` (2.0 and 2.1); NaN for absent weights (sideband);
+    ``<name>_orig`` with ``<name>_mask`` (``torch.nn.utils.prune``); CSR matrices of
+    :func:`export_csr`. Prefixes of wrappers are removed, DDP's ``module.`` where all names have
+    it; the argument is not changed.
+
+    Returns:
+        Full name to dense tensor with zeros where masked, and full name to boolean mask.
+
+    Raises:
+        TypeError: If the checkpoint is no mapping.
+        ValueError: If a name is no string or comes twice, a mask has no weight, another shape or
+            values besides 0 and 1, or a tensor has another layout than strided or a valid CSR.
+    """
+    return split_known_state(state, ())
+
+
+def split_known_state(
+    state: Mapping[str, Any], known: Collection[str], maskable: Collection[str] | None = None
+) -> tuple[State, dict[str, Tensor]]:
+    """As :func:`split_state`, for a model with the ``known`` names.
+
+    NaN means absent in the ``maskable`` ones, the parameters; a buffer with NaN has NaN.
+    """
+    saved, of_optimizer = _tensors_of(state), _masks_of_optimizer(state)
+    plain = namer_of_state({*saved, *of_optimizer} - AVERAGED, known)
+    tensors, masks = _renamed(saved, plain), _renamed(of_optimizer, plain)
+    weights: State = {}
+    for name, tensor in tensors.items():
+        owner = name.removesuffix("_mask")
+        beside = owner in tensors and tensor.dtype == torch.bool
+        if owner != name and (beside or f"{owner}_orig" in tensors):
+            masks[owner] = tensor
+        elif name.endswith("_orig") and f"{name.removesuffix('_orig')}_mask" in tensors:
+            if (owner := name.removesuffix("_orig")) in tensors:
+                raise ValueError(f"the checkpoint has both {owner!r} and {name!r}")
+            weights[owner] = tensor.detach().clone()
+        elif tensor.layout == torch.sparse_csr:
+            parts = (tensor.crow_indices(), tensor.col_indices(), tensor.values())
+            weights[name], masks[name] = from_csr(name, *parts, list(tensor.shape))
+        elif tensor.layout != torch.strided or tensor.is_quantized:
+            kind = "quantized" if tensor.is_quantized else str(tensor.layout)
+            raise ValueError(f"{name!r} is {kind}; a checkpoint holds strided or CSR tensors")
+        else:
+            weights[name] = tensor.detach().clone()
+            may_lack = tensor.is_floating_point() and (maskable is None or name in maskable)
+            if may_lack and bool(tensor.isnan().any()):
+                masks.setdefault(name, ~tensor.isnan())
+    for name, mask in masks.items():
+        if name not in weights or weights[name].shape != mask.shape:
+            raise ValueError(f"the mask of {name!r} has no weight of its shape {tuple(mask.shape)}")
+        masks[name] = as_mask(name, mask)
+        clear(weights[name], ~masks[name])
+    return weights, masks
+
+
+def _tensors_of(state: Any) -> State:
+    """The tensors of a checkpoint, or of its ``"model"``, by name."""
+    inner = state.get("model", state) if isinstance(state, Mapping) else None
+    if torch.is_tensor(inner):
+        inner = state  # a parameter that is called model
+    if not isinstance(inner, Mapping):
+        raise TypeError(f"a checkpoint must be a mapping of names to tensors, not {state!r:.80}")
+    for name in inner:
+        if not isinstance(name, str):
+            raise ValueError(f"a checkpoint maps names to tensors; its key {name!r:.80} is no name")
+    found = {name: tensor for name, tensor in inner.items() if torch.is_tensor(tensor)}
+    if inner and not found:
+        raise ValueError(f"the checkpoint has no tensor at its top, only {list(inner)!r:.80}")
+    return found
+
+
+def _renamed(tensors: State, plain: Callable[[str], str]) -> State:
+    names = {name: plain(name) for name in tensors}
+    if len(set(names.values())) < len(names):
+        twice = next(n for n in names.values() if list(names.values()).count(n) > 1)
+        raise ValueError(f"the checkpoint has {twice!r} more than once, with and without a prefix")
+    return {names[name]: tensor for name, tensor in tensors.items()}
+
+
+def as_mask(name: str, mask: Tensor) -> Tensor:
+    if mask.dtype != torch.bool and bool(((mask != 0) & (mask != 1)).any()):
+        raise ValueError(f"the mask of {name!r} has values besides 0 and 1")
+    return mask.to(torch.bool)
+
+
+def _masks_of_optimizer(state: Mapping[str, Any]) -> State:
+    """Masks at ``optimizer.sparsity.state[name].mask``, by name; empty if there is no such key."""
+    optimizer = state.get("optimizer")
+    sparsity = optimizer.get("sparsity") if isinstance(optimizer, Mapping) else None
+    entries = sparsity.get("state", {}) if isinstance(sparsity, Mapping) else {}
+    if not isinstance(entries, Mapping):
+        raise ValueError(f"'optimizer.sparsity.state' must be a mapping, not {entries!r:.80}")
+    masks = {}
+    for name, entry in entries.items():
+        if isinstance(entry, Mapping) and "mask" in entry:
+            if not isinstance(name, str) or not torch.is_tensor(entry["mask"]):
+                raise ValueError(f"'optimizer.sparsity.state' has no mask tensor for {name!r:.80}")
+            masks[name] = entry["mask"]
+    return masks
