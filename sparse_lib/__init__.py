@@ -15,11 +15,17 @@
 """
 
 from sparse_lib import algorithms, checkpoint, device, ift, masks, optim, schedules
+from sparse_lib.activations import TopKActivation
+from sparse_lib.algorithms.acdc import ACDC
 from sparse_lib.algorithms.gmp import GMP
 from sparse_lib.algorithms.granet import GraNet
 from sparse_lib.algorithms.rigl import RigL
 from sparse_lib.algorithms.set import SET
+from sparse_lib.algorithms.srigl import SRigL
+from sparse_lib.algorithms.srste import SRSTE
 from sparse_lib.algorithms.static import Static
+from sparse_lib.algorithms.topk import TopK
+from sparse_lib.algorithms.topkast import TopKAST
 from sparse_lib.checkpoint import densify, finalize, is_sparse, load_checkpoint
 from sparse_lib.compat.wrapper import (
     BaseHyperParameter,
@@ -33,6 +39,7 @@ from sparse_lib.core import metrics
 from sparse_lib.core.algorithm import SparsityAlgorithm
 from sparse_lib.core.dynamic import DropAndGrow, DynamicSparsityAlgorithm
 from sparse_lib.core.group import Group
+from sparse_lib.core.hidden import HiddenWeights
 from sparse_lib.core.parameter import SparseParameter
 from sparse_lib.finetune import keep_zeros
 from sparse_lib.flops.model import count as count_flops
@@ -61,8 +68,10 @@ from sparse_lib.schedules.values import HyperParameterSchedule
 __version__ = "0.1.0"
 
 __all__ = [
+    "ACDC",
     "GMP",
     "SET",
+    "SRSTE",
     "BaseHyperParameter",
     "BaseSparsityOptimizer",
     "BlockScoreShaper",
@@ -71,6 +80,7 @@ __all__ = [
     "FirstTieBreaker",
     "GraNet",
     "Group",
+    "HiddenWeights",
     "HyperParameterSchedule",
     "InputGroupScoreShaper",
     "NMScoreShaper",
@@ -83,7 +93,11 @@ __all__ = [
     "SparseParameter",
     "SparsityAlgorithm",
     "SparsityWrapperOptimizer",
+    "SRigL",
     "Static",
+    "TopK",
+    "TopKAST",
+    "TopKActivation",
     "UpdateSchedule",
     "algorithms",
     "checkpoint",

@@ -71,6 +71,7 @@ ROOMS = {
     "algorithms": "masks schedules layers flops core",
     "configure": "masks schedules layers core",
     "preview": "masks schedules layers flops core algorithms configure",
+    "activations": "",
     "finetune": "layers core algorithms",
     "integrations": "core configure checkpoint finetune",
     "device": "flops execution simulation",

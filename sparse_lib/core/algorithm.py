@@ -101,6 +101,9 @@ class SparsityAlgorithm(ABC):
     masks_states: ClassVar[bool] = True
     """False if optimizer states are left as the optimizer made them."""
 
+    exact_counts: ClassVar[bool] = True
+    """False if a mask may have fewer weights than ``num_nonzero(target, n)``."""
+
     in_registry: ClassVar[bool] = True
     """False for classes that ``configure`` should not find by name."""
 

@@ -1,0 +1,68 @@
+"""AC/DC: alternating compressed and decompressed training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from sparse_lib.core.dynamic import DynamicSparsityAlgorithm
+from sparse_lib.core.parameter import SparseParameter
+from sparse_lib.masks.makers import make_mask_topk_sparsity, visible_magnitude
+
+
+class ACDC(DynamicSparsityAlgorithm):
+    """AC/DC (Peste et al. 2021, arXiv:2106.12379).
+
+    Training begins dense. Update steps alternate: the first compresses (of each tensor the
+    ``num_nonzero(sparsity(t), n)`` largest magnitudes stay), the second decompresses (all weights
+    may be trained again, those that were masked from zero), and so on. So
+    ``update={"freq": f, "start": warm_up, "stop": T}`` has phases of ``f`` steps; an odd number of
+    updates ends sparse. The paper compresses by the magnitudes of all tensors together, which is
+    ``distribution="global"``, and ends with a longer compressed phase. Optimizer states of weights
+    that come back start at zero, as the paper's reset of momentum has it.
+
+    Args:
+        sparsity: See :class:`SparsityAlgorithm`; of the compressed phases.
+        update: See :class:`DynamicSparsityAlgorithm`; the changes of phase.
+        init_method: Of no effect but for masks that are there already (``"from_zeros"``).
+        **kwargs: See :class:`DynamicSparsityAlgorithm`.
+    """
+
+    needs_sparsity: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        sparsity: Any = None,
+        update: Any = None,
+        init_method: str | Callable = "topk",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(sparsity, update, init_method, **kwargs)
+
+    @property
+    def compressed(self) -> bool:
+        """True in a compressed phase, of which the first begins with the first update."""
+        return self.num_updates % 2 == 1
+
+    def update_mask(self, p: Tensor, mask: Tensor, sparsity: float) -> Tensor:
+        """The largest magnitudes, or all."""
+        if not self.compressed:
+            return torch.ones_like(mask)
+        return make_mask_topk_sparsity(
+            visible_magnitude(p), sparsity, self.score_shaper, rules=self.rules
+        )
+
+    def _set_mask(self, name: str, new: Tensor, target: float, optimizer: Optimizer | None) -> None:
+        super()._set_mask(name, new, target if self.compressed else 0.0, optimizer)
+
+    def _initial_targets(self) -> dict[str, float]:
+        return dict.fromkeys(self.sparse_params, 0.0)
+
+    def _initial_mask(self, sparse: SparseParameter, sparsity: float) -> Tensor:
+        if self.init_method == "from_zeros":
+            return super()._initial_mask(sparse, sparsity)
+        return torch.ones_like(sparse.param, dtype=torch.bool)

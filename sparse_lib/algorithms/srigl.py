@@ -1,0 +1,115 @@
+"""SRigL: RigL with constant fan-in and neuron ablation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from sparse_lib.algorithms.rigl import RigL
+from sparse_lib.checks import check_finite
+from sparse_lib.core.parameter import SparseParameter
+from sparse_lib.layers import layer_kind
+from sparse_lib.masks.counts import num_nonzero, num_true
+from sparse_lib.masks.makers import add_best, make_mask_drop_minimum, visible_magnitude
+from sparse_lib.masks.shapers import InputGroupScoreShaper, OutputGroupScoreShaper
+
+
+class SRigL(RigL):
+    """Structured RigL (Lasby et al. 2023, arXiv:2305.02299).
+
+    All outputs ("neurons") of a tensor that are active have the same number of weights. At an
+    update step, with ``k = num_nonzero(sparsity, n)`` weights to have and ``a`` active neurons:
+
+    1. The weights that survive the drop (as in RigL) and the absent positions with the largest
+       dense gradient, ``k`` in all, are *salient*.
+    2. An active neuron with fewer than ``ablation * (k // a)`` salient weights is ablated: it loses
+       all weights and stays out. The one with the most salient weights always stays, and no more
+       than ``k`` do.
+    3. Each neuron that is left has ``k // a'`` weights (at most all of its inputs): its largest
+       survivors first, then the positions with the largest gradients.
+
+    So a tensor has ``k - k % a'`` weights, or fewer; vectors are treated as in RigL.
+
+    Args:
+        sparsity: See :class:`SparsityAlgorithm`.
+        update: See :class:`DynamicSparsityAlgorithm`.
+        init_method: See :class:`SparsityAlgorithm`; applied to each output alone.
+        ablation: Share of its weights that must be salient in a neuron, in [0, 1]; 0 ablates none.
+            The paper has 0.3 for convolutions and 0.95 for a vision transformer.
+        **kwargs: See :class:`RigL`; no ``score_shaper``.
+    """
+
+    exact_counts: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        sparsity: Any = None,
+        update: Any = None,
+        init_method: str | Callable = "random",
+        *,
+        ablation: float = 0.3,
+        **kwargs: Any,
+    ) -> None:
+        self.ablation = check_finite(ablation, "ablation")
+        if not 0 <= self.ablation <= 1:
+            raise ValueError(f"ablation must be within [0, 1], not {ablation!r}")
+        super().__init__(sparsity, update, init_method, **kwargs)
+        if self.score_shaper is not None:
+            raise ValueError("SRigL decides per output; it takes no score_shaper and no balance_*")
+
+    def update_mask(self, p: Tensor, mask: Tensor, sparsity: float) -> Tensor:
+        """Ablate neurons, and give the others equally many weights."""
+        if p.dim() < 2:
+            return super().update_mask(p, mask, sparsity)
+        by_output = 1 if self._is_transposed(p) else 0
+        shape = p.movedim(by_output, 0).shape
+
+        def rows(tensor: Tensor) -> Tensor:
+            return tensor.movedim(by_output, 0).reshape(shape[0], -1)
+
+        wanted = num_nonzero(sparsity, p.numel())
+        magnitude, present = rows(visible_magnitude(p)), rows(mask)
+        gradient = rows(self.grow_score(p)).nan_to_num(nan=-1.0)
+        kept, count = make_mask_drop_minimum(magnitude, present, self.drop_fraction)
+        active = present.any(1)
+        candidates = gradient.masked_fill(present | ~active[:, None], -torch.inf)
+        salient = add_best(candidates, kept, max(wanted - count, 0)).sum(1)
+        active = self._ablated(active, salient, wanted)
+        fan_in = min(wanted // max(num_true(active), 1), magnitude.shape[1])
+        # Survivors by magnitude come before all others by gradient.
+        order = torch.where(kept, 2 + magnitude / (1 + magnitude), gradient / (1 + gradient))
+        order = order.masked_fill(~active[:, None], -torch.inf)
+        best = order.topk(fan_in, dim=1).indices
+        new = torch.zeros_like(present).scatter_(1, best, True) & active[:, None]
+        return new.reshape(shape).movedim(0, by_output)
+
+    def _ablated(self, active: Tensor, salient: Tensor, wanted: int) -> Tensor:
+        fan_in = wanted // max(num_true(active), 1)
+        salient = salient.masked_fill(~active, -1)
+        order = salient.argsort(descending=True, stable=True)
+        enough = salient >= self.ablation * fan_in
+        enough[order[0]] = True
+        enough[order[max(wanted, 1) :]] = False
+        return active & enough
+
+    def _is_transposed(self, p: Tensor) -> bool:
+        return layer_kind(self._by_param(p).module) in ("conv1d", "conv_transpose")
+
+    def _initial_mask(self, sparse: SparseParameter, sparsity: float) -> Tensor:
+        if sparse.param.dim() < 2:
+            return super()._initial_mask(sparse, sparsity)
+        transposed = self._is_transposed(sparse.param)
+        num_outputs = sparse.param.shape[int(transposed)]
+        num_inputs = sparse.param.numel() // num_outputs
+        wanted = num_nonzero(sparsity, sparse.param.numel())
+        fan_in = max(wanted // num_outputs, min(wanted, 1))
+        shaper = InputGroupScoreShaper if transposed else OutputGroupScoreShaper
+        draw = self.generator(sparse.name)
+        mask = self._init(sparse.param, 1 - fan_in / num_inputs, shaper(num_outputs), draw)
+        if wanted < num_outputs:  # not even one for each
+            out = torch.randperm(num_outputs, generator=draw)[wanted:].to(mask.device)
+            mask.index_fill_(int(transposed), out, False)
+        return mask

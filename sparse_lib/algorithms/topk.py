@@ -1,0 +1,114 @@
+"""Training in which the largest weights stay after each optimizer step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from sparse_lib.checks import check_finite, check_integer
+from sparse_lib.core.dynamic import DynamicSparsityAlgorithm
+from sparse_lib.core.parameter import SparseParameter
+from sparse_lib.layers import layer_kind
+from sparse_lib.masks.makers import make_mask_topk_sparsity, visible_magnitude
+from sparse_lib.masks.shapers import InputGroupScoreShaper, OutputGroupScoreShaper
+
+
+class TopK(DynamicSparsityAlgorithm):
+    """Weight-sparse training (Gao et al. 2025, arXiv:2511.13653, appendix A.2).
+
+    The optimizer gets dense gradients and keeps dense states. After its step, at update steps
+    (by default each), the ``num_nonzero(sparsity(t), n)`` largest magnitudes of the weights that it
+    wrote stay, all others become zero; so a masked weight returns as soon as one step makes it
+    large enough. Between update steps the mask stays.
+
+    The paper anneals the number of weights linearly over the first half of training
+    (``sparsity={"type": "polynomial", "init": 0.0, "final": 0.99, "start": 0, "stop": T // 2,
+    "power": 1}``), keeps at least 4 weights of each neuron and attention channel, and clips the
+    root mean square of the gradient to 1. Its authors' script divides by that root mean square always.
+
+    Args:
+        sparsity: See :class:`SparsityAlgorithm`.
+        update: See :class:`DynamicSparsityAlgorithm`.
+        init_method: See :class:`SparsityAlgorithm`; the largest weights by default.
+        min_per_output: At least so many weights of each output stay, its largest. Where there is
+            no room for all of them, the largest of these stay.
+        min_per_input: The same for each input.
+        gradient_rms: Scale all gradients of the optimizer so that their root mean square, over all
+            of their elements, is at most this; None leaves them alone.
+        **kwargs: See :class:`DynamicSparsityAlgorithm`.
+    """
+
+    masks_gradients: ClassVar[bool] = False
+    masks_states: ClassVar[bool] = False
+    needs_sparsity: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        sparsity: Any = None,
+        update: Any = None,
+        init_method: str | Callable = "topk",
+        *,
+        min_per_output: int = 0,
+        min_per_input: int = 0,
+        gradient_rms: float | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self.min_per_output = check_integer(min_per_output, "min_per_output", 0)
+        self.min_per_input = check_integer(min_per_input, "min_per_input", 0)
+        self.gradient_rms = None
+        if gradient_rms is not None:
+            self.gradient_rms = check_finite(gradient_rms, "gradient_rms")
+            if self.gradient_rms <= 0:
+                raise ValueError(f"gradient_rms must be positive, not {gradient_rms!r}")
+        super().__init__(sparsity, update, init_method, **kwargs)
+
+    def prepare(self, optimizer: Optimizer) -> None:
+        """Clip the root mean square of the gradients."""
+        if self.gradient_rms is None:
+            return
+        gradients = [
+            param.grad
+            for group in optimizer.param_groups
+            for param in group["params"]
+            if param.grad is not None
+        ]
+        norms = torch.stack([gradient.float().norm() for gradient in gradients])
+        size = sum(gradient.numel() for gradient in gradients)
+        rms = norms.norm() / size**0.5
+        factor = (self.gradient_rms / rms).clamp(max=1.0)
+        for gradient in gradients:
+            gradient.mul_(factor.to(gradient.device))
+
+    def update_mask(self, p: Tensor, mask: Tensor, sparsity: float) -> Tensor:
+        """The largest magnitudes, those of each output and input first."""
+        score = visible_magnitude(p)
+        if p.dim() > 1 and (self.min_per_output or self.min_per_input):
+            score = torch.where(self._due(p, score), score + score.max() + 1, score)
+        return make_mask_topk_sparsity(
+            score, sparsity, score_shaper=self.score_shaper, rules=self.rules
+        )
+
+    def _initial_mask(self, sparse: SparseParameter, sparsity: float) -> Tensor:
+        if self.init_method != "topk":
+            return super()._initial_mask(sparse, sparsity)
+        weight = sparse.param
+        return self.update_mask(weight, torch.ones_like(weight, dtype=torch.bool), sparsity)
+
+    def _due(self, p: Tensor, score: Tensor) -> Tensor:
+        """Bool, of the shape of ``p``: the largest weights of each output and each input."""
+        per_slice = [self.min_per_output, self.min_per_input]
+        if layer_kind(self._by_param(p).module) in ("conv1d", "conv_transpose"):
+            per_slice.reverse()  # stored as (inputs, outputs)
+        due = torch.zeros(p.shape, dtype=torch.bool, device=p.device)
+        for dim, (shaper, count) in enumerate(
+            zip((OutputGroupScoreShaper, InputGroupScoreShaper), per_slice)
+        ):
+            size = p.numel() // p.shape[dim]
+            if count:
+                share = 1 - min(count, size) / size
+                due |= make_mask_topk_sparsity(score, share, shaper(p.shape[dim]))
+        return due

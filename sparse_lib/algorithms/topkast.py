@@ -1,0 +1,145 @@
+"""Top-KAST: always sparse in the forward and the backward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from sparse_lib.checks import check_finite
+from sparse_lib.core.hidden import HiddenWeights
+from sparse_lib.core.parameter import SparseParameter
+from sparse_lib.masks.makers import make_mask_topk_sparsity, visible_magnitude
+from sparse_lib.rules import rules_of
+from sparse_lib.schedules.values import make_hyperparameter_schedule
+
+
+class TopKAST(HiddenWeights):
+    """Top-KAST (Jayakumar et al. 2020, arXiv:2106.03517).
+
+    Of all values of a tensor, the set ``A`` of the largest ``num_nonzero(sparsity, n)`` computes
+    (this is the mask), and the larger set ``B`` of the largest
+    ``num_nonzero(backward_sparsity, n)`` gets gradients and is trained; values outside of ``B``
+    rest, momentum and weight decay included. Both sets are chosen anew at update steps. The
+    exploration loss adds ``regularization * w`` to the gradient of weights in ``A`` and
+    ``regularization * w / density`` to that of weights in ``B`` alone, where ``density`` is the
+    share of ``A`` (the paper's exploration regularisation, with squares). The paper's selection
+    runs on the host every 100 steps; here it is wherever the weights are.
+
+    Args:
+        sparsity: Sparsity of the forward pass, see :class:`SparsityAlgorithm`.
+        update: See :class:`DynamicSparsityAlgorithm`.
+        init_method: See :class:`SparsityAlgorithm`; the largest weights by default.
+        backward_sparsity: Sparsity of ``B``, at most that of ``A``: a number or a schedule; None
+            trains all weights (``B`` is everything).
+        regularization: Factor of the exploration loss.
+        **kwargs: See :class:`DynamicSparsityAlgorithm`.
+    """
+
+    needs_sparsity: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        sparsity: Any = None,
+        update: Any = None,
+        init_method: str | Callable = "topk",
+        *,
+        backward_sparsity: Any = None,
+        regularization: float = 0.0,
+        **kwargs: Any,
+    ) -> None:
+        self.backward_schedule = make_hyperparameter_schedule(
+            0.0 if backward_sparsity is None else backward_sparsity,
+            key="backward_sparsity",
+            rules=rules_of(kwargs.get("compat")),
+        )
+        self.regularization = check_finite(regularization, "regularization")
+        super().__init__(sparsity, update, init_method, **kwargs)
+
+    def _reset(self) -> None:
+        self._trained: dict[str, Tensor] = {}
+        super()._reset()
+
+    def trained(self, p: Tensor) -> Tensor:
+        """The set ``B`` of a sparse parameter as a bool tensor of its shape.
+
+        Raises:
+            ValueError: If ``p`` is no sparse parameter of the algorithm.
+        """
+        sparse = self._by_param(p)
+        if sparse.name not in self._trained:
+            self._trained[sparse.name] = self._choose(self._whole_of(sparse), sparse.mask)
+        return self._trained[sparse.name].to(p.device)
+
+    def _choose(self, whole: Tensor, mask: Tensor) -> Tensor:
+        value = min(max(float(self.backward_schedule(self.step, self._updating)), 0.0), 1.0)
+        score = torch.where(mask, torch.inf, visible_magnitude(whole))
+        chosen = make_mask_topk_sparsity(score, value, self.score_shaper, rules=self.rules)
+        return chosen | mask
+
+    def update_mask(self, p: Tensor, mask: Tensor, sparsity: float) -> Tensor:
+        """The largest values of all; and ``B`` with them."""
+        options: dict[str, Any] = {"score_shaper": self.score_shaper, "rules": self.rules}
+        new = make_mask_topk_sparsity(visible_magnitude(p), sparsity, **options)
+        self._trained[self._by_param(p).name] = self._choose(p, new)
+        return new
+
+    def change_gradient(self, p: Tensor, mask: Tensor, gradient: Tensor) -> None:
+        """Add the exploration loss, and select ``B``."""
+        trained = self.trained(p)
+        if self.regularization:
+            density = max(int(mask.sum()), 1) / mask.numel()
+            gradient.add_(torch.where(mask, p, p / density), alpha=self.regularization)
+        gradient.masked_fill_(~trained, 0)
+
+    def project(self, optimizer: Optimizer) -> None:
+        """Undo what momentum or weight decay did outside of ``B``."""
+        for name, sparse in self.sparse_params.items():
+            sparse.param.copy_(
+                torch.where(self.trained(sparse.param), sparse.param, self._whole[name])
+            )
+        super().project(optimizer)
+
+    def _put_first_masks(
+        self, params: list[SparseParameter], first: list[tuple[float, Tensor | None]]
+    ) -> None:
+        super()._put_first_masks(params, first)
+        for sparse in params:
+            self.trained(sparse.param)
+
+    def _advance_schedules(self, due: bool) -> None:
+        super()._advance_schedules(due)
+        self.backward_schedule.update(due)
+
+    def state_dict(self) -> dict[str, Any]:
+        """See :class:`HiddenWeights`; also the sets ``B``."""
+        trained = {name: self.trained(s.param).clone() for name, s in self.sparse_params.items()}
+        return super().state_dict() | {
+            "trained": trained,
+            "backward_sparsity": dict(self.backward_schedule.state_dict()),
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Restore :meth:`state_dict`.
+
+        Raises:
+            ValueError: If the state does not fit this algorithm.
+        """
+        super().load_state_dict(state_dict)
+        self.backward_schedule.load_state_dict(dict(state_dict["backward_sparsity"]))
+        for name, tensor in state_dict["trained"].items():
+            self._trained[name] = tensor.to(self._whole[name].device, copy=True)
+
+    def _check_state(self, state_dict: Mapping[str, Any]) -> None:
+        super()._check_state(state_dict)
+        saved = state_dict.get("trained")
+        if not isinstance(saved, Mapping) or not all(
+            isinstance(saved.get(name), Tensor) and saved[name].shape == whole.shape
+            for name, whole in self._whole.items()
+        ):
+            raise ValueError("the state has no trained sets of the shapes of the parameters")
+        if not isinstance(state_dict.get("backward_sparsity"), Mapping):
+            raise ValueError("the state has no mapping backward_sparsity")

@@ -1,0 +1,100 @@
+"""Algorithms that also train the weights which the mask hides."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from sparse_lib.core.dynamic import DynamicSparsityAlgorithm
+from sparse_lib.core.parameter import SparseParameter
+
+
+class HiddenWeights(DynamicSparsityAlgorithm):
+    """Base of algorithms whose forward pass is sparse and whose training is of all weights.
+
+    The module's weight is zero where masked, as for every algorithm; the values behind are kept by
+    the algorithm and put in place while the optimizer takes its step, with the gradient of the
+    sparse forward pass (the straight-through estimator, Bengio et al. 2013, arXiv:1308.3432).
+    Masks are updated from all values. That costs one copy of the weights.
+
+    A subclass defines ``update_mask(p, mask, sparsity)`` with ``p`` the whole weight, and may
+    define :meth:`change_gradient`. Arguments: see :class:`DynamicSparsityAlgorithm`.
+    """
+
+    masks_gradients: ClassVar[bool] = False
+    masks_states: ClassVar[bool] = False
+    needs_sparsity: ClassVar[bool] = True
+
+    def change_gradient(self, p: Tensor, mask: Tensor, gradient: Tensor) -> None:
+        """Change a gradient in place before the optimizer sees it.
+
+        Args:
+            p: The whole weight, hidden values in place.
+            mask: Its bool mask.
+            gradient: Dense gradient of the sparse forward pass, of the same shape.
+        """
+
+    def hidden_weight(self, p: Tensor) -> Tensor:
+        """A copy of a sparse parameter with the hidden values in place.
+
+        Raises:
+            ValueError: If ``p`` is no sparse parameter of the algorithm.
+        """
+        sparse = self._by_param(p)
+        return self._whole_of(sparse)
+
+    def prepare(self, optimizer: Optimizer) -> None:
+        """Put hidden values in place."""
+        for sparse in self.sparse_params.values():
+            sparse.param.copy_(self._whole_of(sparse))
+            if sparse.param.grad is not None:
+                self.change_gradient(sparse.param, sparse.mask, sparse.param.grad)
+
+    def project(self, optimizer: Optimizer) -> None:
+        """Keep what the optimizer wrote; the sparse weight is made of it next."""
+        for name, sparse in self.sparse_params.items():
+            self._whole[name].copy_(sparse.param)
+
+    def _whole_of(self, sparse: SparseParameter) -> Tensor:
+        whole = self._whole[sparse.name] = self._whole[sparse.name].to(sparse.param.device)
+        return torch.where(sparse.mask, sparse.param.detach(), whole)
+
+    def _reset(self) -> None:
+        self._whole: dict[str, Tensor] = {}
+        super()._reset()
+
+    @torch.no_grad()
+    def _put_first_masks(
+        self, params: list[SparseParameter], first: list[tuple[float, Tensor | None]]
+    ) -> None:
+        for sparse in params:
+            self._whole[sparse.name] = sparse.param.detach().clone()
+        super()._put_first_masks(params, first)
+
+    def state_dict(self) -> dict[str, Any]:
+        """See :meth:`SparsityAlgorithm.state_dict`; also the whole weights."""
+        whole = {name: self._whole_of(sparse) for name, sparse in self.sparse_params.items()}
+        return super().state_dict() | {"whole": whole}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Restore :meth:`state_dict`.
+
+        Raises:
+            ValueError: If the state does not fit this algorithm.
+        """
+        super().load_state_dict(state_dict)
+        for name, tensor in state_dict["whole"].items():
+            self._whole[name].copy_(tensor)
+
+    def _check_state(self, state_dict: Mapping[str, Any]) -> None:
+        super()._check_state(state_dict)
+        saved = state_dict.get("whole")
+        if not isinstance(saved, Mapping) or saved.keys() != self._whole.keys():
+            raise ValueError("the state has no whole weights, or those of other parameters")
+        for name, tensor in saved.items():
+            if not isinstance(tensor, Tensor) or tensor.shape != self._whole[name].shape:
+                raise ValueError(f"the state's whole weight of {name!r} has not its shape")

@@ -1,0 +1,214 @@
+"""Algorithms that train masked weights too, against steps computed by hand."""
+
+import pytest
+import torch
+from torch import nn
+
+import sparse_lib as sl
+
+
+def linear(values):
+    layer = nn.Linear(len(values[0]), len(values), bias=False)
+    layer.weight.data = torch.tensor(values)
+    return layer
+
+
+def step(layer, optimizer, gradient):
+    layer.weight.grad = torch.tensor(gradient)
+    optimizer.step()
+
+
+def start(algorithm, values, rate=1.0, **options):
+    layer = linear(values)
+    algorithm.apply(layer)
+    optimizer = torch.optim.SGD(layer.parameters(), rate, **options)
+    algorithm.apply(optimizer)
+    return layer, optimizer
+
+
+def test_topk_takes_what_the_optimizer_wrote_at_masked_places():
+    layer, optimizer = start(sl.TopK(0.5), [[4.0, 3.0, 2.0, 1.0]])
+    assert layer.weight.tolist() == [[4, 3, 0, 0]]
+    # From masked zeros to -5 and 1: the larger one is in at once, with its value.
+    step(layer, optimizer, [[0.0, 2.0, 5.0, -1.0]])
+    assert layer.weight.tolist() == [[4, 0, -5, 0]]
+    # 3 - 2 = 1 was dropped at once; what the mask hides is gone, unlike with Top-KAST.
+    step(layer, optimizer, [[0.0, -4.5, 0.0, 0.0]])
+    assert layer.weight.tolist() == [[0, 4.5, -5, 0]]
+
+
+def test_topk_leaves_states_dense():
+    layer, optimizer = start(sl.TopK(0.5), [[4.0, 3.0, 2.0, 1.0]], momentum=0.5)
+    step(layer, optimizer, [[0.0, 0.0, 0.0, 1.0]])
+    assert optimizer.state[layer.weight]["momentum_buffer"].tolist() == [[0, 0, 0, 1]]
+    assert layer.weight.tolist() == [[4, 3, 0, 0]]
+    step(layer, optimizer, [[0.0, 0.0, 0.0, 3.0]])  # momentum 3.5
+    assert layer.weight.tolist() == [[4, 0, 0, -3.5]]
+
+
+def test_topk_keeps_the_best_weights_of_each_output_and_input():
+    values = [[9.0, 8.0, 7.0, 6.0], [0.4, 0.3, 0.2, 0.1], [0.1, 0.2, 0.3, 0.4]]
+    algorithm = sl.TopK(0.5, min_per_output=1, update=1)
+    layer, optimizer = start(algorithm, values, rate=0.0)
+    step(layer, optimizer, torch.zeros(3, 4).tolist())
+    assert layer.weight_mask.int().tolist() == [[1, 1, 1, 1], [1, 0, 0, 0], [0, 0, 0, 1]]
+    both = sl.TopK(0.5, min_per_output=1, min_per_input=1, update=1)
+    values = [[9.0, 8.0, 7.0, 0.0], [6.0, 5.0, 4.0, 0.0], [0.1, 0.2, 0.3, 0.4]]
+    layer, optimizer = start(both, values, rate=0.0)
+    step(layer, optimizer, torch.zeros(3, 4).tolist())
+    assert int(layer.weight_mask.sum()) == 6 and layer.weight_mask[2, 3]
+    assert layer.weight_mask.any(0).all() and layer.weight_mask.any(1).all()
+
+
+def test_topk_counts_minima_of_neurons_in_transposed_layers():
+    class Conv1D(nn.Module):  # as of transformers
+        def __init__(self):
+            super().__init__()
+            self.nf = 3
+            self.weight = nn.Parameter(torch.tensor([[9.0, 0.1, 1.0], [8.0, 0.2, 2.0]]))
+
+    layer = Conv1D()
+    algorithm = sl.TopK(0.5, min_per_output=1)
+    algorithm.apply(layer)
+    optimizer = torch.optim.SGD(layer.parameters(), 0.0)
+    algorithm.apply(optimizer)
+    layer.weight.grad = torch.zeros(2, 3)
+    layer.weight.data = torch.tensor([[9.0, 0.1, 1.0], [8.0, 0.2, 2.0]])
+    optimizer.step()
+    assert layer.weight_mask.int().tolist() == [[1, 0, 0], [0, 1, 1]]
+
+
+@pytest.mark.parametrize(
+    ("gradient", "expected"), [([3.0, 4.0], [-1.5, -2.0]), ([0.3, 0.4], [-0.3, -0.4])]
+)
+def test_topk_clips_the_root_mean_square(gradient, expected):
+    # rms of (3, 4) is sqrt(12.5); the limit is half of it.
+    limit = 12.5**0.5 / 2
+    layer, optimizer = start(sl.TopK(0.0, gradient_rms=limit), [[0.0, 0.0]])
+    step(layer, optimizer, [gradient])
+    assert layer.weight.tolist()[0] == pytest.approx(expected)
+
+
+def test_topkast_trains_the_backward_set_and_nothing_else():
+    algorithm = sl.TopKAST(0.75, update={"freq": 2}, backward_sparsity=0.5)
+    layer, optimizer = start(algorithm, [[4.0, 3.0, 2.0, 1.0]], weight_decay=0.5)
+    assert layer.weight.tolist() == [[4, 0, 0, 0]]
+    assert algorithm.trained(layer.weight).int().tolist() == [[1, 1, 0, 0]]
+    step(layer, optimizer, [[1.0, -2.0, 9.0, 9.0]])
+    # 4 - 1 - 2, 3 + 2 - 1.5; the others rest, decay included.
+    assert algorithm.hidden_weight(layer.weight).tolist() == [[1, 3.5, 2, 1]]
+    assert layer.weight.tolist() == [[1, 0, 0, 0]]
+    step(layer, optimizer, [[-0.5, 0.0, 0.0, 0.0]])  # 1 + 0.5 - 0.5, 3.5 - 1.75; then masks
+    assert algorithm.hidden_weight(layer.weight).tolist() == [[1, 1.75, 2, 1]]
+    assert layer.weight.tolist() == [[0, 0, 2, 0]]
+    assert algorithm.trained(layer.weight).int().tolist() == [[0, 1, 1, 0]]
+
+
+def test_topkast_regularizes_by_density():
+    algorithm = sl.TopKAST(0.75, update=9, backward_sparsity=0.5, regularization=0.1)
+    layer, optimizer = start(algorithm, [[4.0, 3.0, 2.0, 1.0]])
+    step(layer, optimizer, [[0.0, 0.0, 0.0, 0.0]])
+    expected = [4 - 0.4, 3 - 0.1 * 3 / 0.25, 2, 1]
+    assert algorithm.hidden_weight(layer.weight).tolist()[0] == pytest.approx(expected)
+
+
+def test_srste_decays_hidden_weights_and_follows_them():
+    algorithm = sl.SRSTE(0.5, score_shaper="2:4", decay=0.1)
+    layer, optimizer = start(algorithm, [[4.0, 3.0, 2.0, 1.0, 1.0, 2.0, 3.0, 4.0]])
+    assert layer.weight.tolist() == [[4, 3, 0, 0, 0, 0, 3, 4]]
+    step(layer, optimizer, [[0.0, 0.0, -2.0, 0.0, 0.0, 0.0, 0.0, 0.0]])
+    whole = algorithm.hidden_weight(layer.weight).tolist()[0]
+    assert whole == pytest.approx([4, 3, 2 + 2 - 0.2, 0.9, 0.9, 1.8, 3, 4])
+    assert layer.weight.tolist()[0] == pytest.approx([4, 0, 3.8, 0, 0, 0, 3, 4])
+
+
+def test_hidden_weights_come_with_the_state_of_the_algorithm():
+    algorithm = sl.SRSTE(0.5, seed=0)
+    layer, optimizer = start(algorithm, [[4.0, 3.0, 2.0, 1.0]])
+    step(layer, optimizer, [[0.0, 0.0, -0.5, 0.0]])
+    other = sl.SRSTE(0.5, seed=0)
+    twin, _ = start(other, [[8.0, 8.0, 8.0, 8.0]])
+    twin.load_state_dict(layer.state_dict())
+    other.load_state_dict(algorithm.state_dict())
+    assert torch.equal(other.hidden_weight(twin.weight), algorithm.hidden_weight(layer.weight))
+    with pytest.raises(ValueError, match="no whole weights"):
+        other.load_state_dict({"step": 1})
+
+
+def test_acdc_alternates():
+    algorithm = sl.ACDC(0.5, update={"freq": 2, "stop": 7})
+    layer, optimizer = start(algorithm, [[4.0, 3.0, 2.0, 1.0]])
+    seen = []
+    for _ in range(8):
+        step(layer, optimizer, [[0.0, 0.0, 0.0, -0.5]])
+        seen.append(int(layer.weight_mask.sum()))
+    assert seen == [4, 2, 2, 4, 4, 2, 2, 2]
+    assert algorithm.compressed
+    # 1, 1.5, 2 (ties with the third, which comes first): compressed away; back from 0: 0, 0.5, 1.
+    assert layer.weight.tolist() == [[4, 3, 0, 0]]
+
+
+def test_srigl_has_one_fan_in_and_ablates_for_good():
+    torch.manual_seed(0)
+    layer = nn.Linear(16, 12, bias=False)
+    algorithm = sl.SRigL(0.75, update=1, drop_fraction=0.5, ablation=0.6, seed=1)
+    algorithm.apply(layer)
+    assert set(layer.weight_mask.sum(1).tolist()) == {4}
+    optimizer = torch.optim.SGD(layer.parameters(), 0.05)
+    algorithm.apply(optimizer)
+    with torch.no_grad():
+        layer.weight[0] *= 1e-3  # too weak to have salient weights
+    ablated = torch.zeros(12, dtype=torch.bool)
+    for seed in range(4):
+        data = torch.randn(8, 16, generator=torch.Generator().manual_seed(seed))
+        optimizer.zero_grad()
+        scale = torch.ones(12).index_fill_(0, torch.tensor([0]), 1e-6)
+        (layer(data) * scale).sin().pow(2).sum().backward()
+        optimizer.step()
+        counts = layer.weight_mask.sum(1)
+        assert not counts[ablated].any()
+        ablated |= counts == 0
+        active = counts[counts > 0]
+        assert len(set(active.tolist())) == 1
+        assert int(active[0]) == min(48 // len(active), 16)
+    assert ablated[0] and not ablated.all()
+
+
+@pytest.mark.parametrize("sparsity", [0.99, 0.95])
+def test_srigl_stays_within_its_weights_where_outputs_are_more(sparsity):
+    torch.manual_seed(0)
+    layer = nn.Linear(8, 64, bias=False)
+    algorithm = sl.SRigL(sparsity, update=1, seed=1)
+    algorithm.apply(layer)
+    asked = sl.num_nonzero(sparsity, 512)
+    optimizer = torch.optim.SGD(layer.parameters(), 0.05)
+    algorithm.apply(optimizer)
+    for _ in range(3):
+        assert 0 < int(layer.weight_mask.sum()) <= asked
+        optimizer.zero_grad()
+        layer(torch.ones(2, 8)).sum().backward()
+        optimizer.step()
+
+
+def test_group_members_differ_in_what_they_mask():
+    model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
+    group = sl.Group({"0.*": sl.TopK(0.5), "1.*": sl.Static(0.5, seed=0)})
+    group.apply(model)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    group.apply(optimizer)
+    model(torch.randn(3, 4)).pow(2).sum().backward()
+    optimizer.step()
+    states = [optimizer.state[layer.weight]["momentum_buffer"] for layer in model]
+    assert states[0][~model[0].weight_mask].any() and not states[1][~model[1].weight_mask].any()
+    assert not any(layer.weight[~layer.weight_mask].any() for layer in model)
+
+
+def test_top_k_activations():
+    module = sl.TopKActivation(fraction=0.5)
+    x = torch.tensor([[1.0, -3.0, 2.0, 0.5]], requires_grad=True)
+    out = module(x)
+    assert out.tolist() == [[0, -3, 2, 0]]
+    out.sum().backward()
+    assert x.grad.tolist() == [[0, 1, 1, 0]]
+    with pytest.raises(ValueError, match="k or fraction"):
+        sl.TopKActivation()
