@@ -68,7 +68,7 @@ ROOMS = {
     "core": "rules masks schedules layers flops",
     "optim": "core",
     "checkpoint": "core",
-    "algorithms": "masks schedules layers flops core",
+    "algorithms": "rules masks schedules layers flops core",
     "configure": "masks schedules layers core",
     "preview": "masks schedules layers flops core algorithms configure",
     "activations": "",

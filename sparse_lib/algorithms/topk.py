@@ -28,7 +28,7 @@ class TopK(DynamicSparsityAlgorithm):
     The paper anneals the number of weights linearly over the first half of training
     (``sparsity={"type": "polynomial", "init": 0.0, "final": 0.99, "start": 0, "stop": T // 2,
     "power": 1}``), keeps at least 4 weights of each neuron and attention channel, and clips the
-    root mean square of the gradient to 1. Its authors' script divides by that root mean square always.
+    root mean square of the gradient to 1. The authors' script divides by it always.
 
     Args:
         sparsity: See :class:`SparsityAlgorithm`.

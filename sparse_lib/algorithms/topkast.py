@@ -128,18 +128,16 @@ class TopKAST(HiddenWeights):
         Raises:
             ValueError: If the state does not fit this algorithm.
         """
-        super().load_state_dict(state_dict)
-        self.backward_schedule.load_state_dict(dict(state_dict["backward_sparsity"]))
-        for name, tensor in state_dict["trained"].items():
-            self._trained[name] = tensor.to(self._whole[name].device, copy=True)
-
-    def _check_state(self, state_dict: Mapping[str, Any]) -> None:
-        super()._check_state(state_dict)
-        saved = state_dict.get("trained")
+        known = state_dict if isinstance(state_dict, Mapping) else {}
+        saved, schedule = known.get("trained"), known.get("backward_sparsity")
         if not isinstance(saved, Mapping) or not all(
             isinstance(saved.get(name), Tensor) and saved[name].shape == whole.shape
             for name, whole in self._whole.items()
         ):
             raise ValueError("the state has no trained sets of the shapes of the parameters")
-        if not isinstance(state_dict.get("backward_sparsity"), Mapping):
+        if not isinstance(schedule, Mapping):
             raise ValueError("the state has no mapping backward_sparsity")
+        super().load_state_dict(state_dict)
+        self.backward_schedule.load_state_dict(dict(schedule))
+        for name, tensor in saved.items():
+            self._trained[name] = tensor.to(self._whole[name].device, copy=True)

@@ -86,15 +86,12 @@ class HiddenWeights(DynamicSparsityAlgorithm):
         Raises:
             ValueError: If the state does not fit this algorithm.
         """
-        super().load_state_dict(state_dict)
-        for name, tensor in state_dict["whole"].items():
-            self._whole[name].copy_(tensor)
-
-    def _check_state(self, state_dict: Mapping[str, Any]) -> None:
-        super()._check_state(state_dict)
-        saved = state_dict.get("whole")
+        saved = state_dict.get("whole") if isinstance(state_dict, Mapping) else None
         if not isinstance(saved, Mapping) or saved.keys() != self._whole.keys():
             raise ValueError("the state has no whole weights, or those of other parameters")
         for name, tensor in saved.items():
             if not isinstance(tensor, Tensor) or tensor.shape != self._whole[name].shape:
                 raise ValueError(f"the state's whole weight of {name!r} has not its shape")
+        super().load_state_dict(state_dict)
+        for name, tensor in saved.items():
+            self._whole[name].copy_(tensor)

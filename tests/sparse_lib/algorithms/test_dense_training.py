@@ -131,7 +131,7 @@ def test_hidden_weights_come_with_the_state_of_the_algorithm():
     twin.load_state_dict(layer.state_dict())
     other.load_state_dict(algorithm.state_dict())
     assert torch.equal(other.hidden_weight(twin.weight), algorithm.hidden_weight(layer.weight))
-    with pytest.raises(ValueError, match="no whole weights"):
+    with pytest.raises(ValueError, match="has no whole weights"):
         other.load_state_dict({"step": 1})
 
 
