@@ -39,7 +39,7 @@ from sparse_lib.core.parameter import (
     SparseParameter,
     attach,
     candidate,
-    check_parameter,
+    check_driven,
     find_parameters,
     is_outermost_apply,
     warn,
@@ -437,7 +437,7 @@ class SparsityAlgorithm(ABC):
         if not self.sparse_params:
             raise ValueError("apply the algorithm to the model before its optimizer")
         for name, sparse in self.sparse_params.items():
-            check_parameter(name, sparse.param)  # it may be another than at ``apply(model)``
+            check_driven(name, sparse)
         if not self.get_sparse_params(optimizer):
             raise ValueError("the optimizer holds none of the sparse parameters")
         self._plug(optimizer)
@@ -673,7 +673,7 @@ class SparsityAlgorithm(ABC):
         for name, saved in state_dict.get("params", {}).items():
             sparse = self.sparse_params[name]
             sparse.target = saved["target"]
-            sparse.history.load_state_dict(saved["history"], sparse.mask.device)
+            sparse.history.load_state_dict(saved["history"], sparse.mask)
             sparse.work = Work(**saved["work"])
         self._prepare_next_step()
 

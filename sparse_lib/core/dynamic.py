@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import weakref
 from abc import abstractmethod
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 from sparse_lib.checks import check_bool, check_finite
 from sparse_lib.core import distributed
@@ -19,6 +21,7 @@ from sparse_lib.core.algorithm import (
 from sparse_lib.core.optimizers import forget_curvature, states_like
 from sparse_lib.core.parameter import SparseParameter
 from sparse_lib.flops.model import ModelFlops
+from sparse_lib.masks import shards
 from sparse_lib.masks.counts import num_nonzero, num_true
 from sparse_lib.masks.makers import (
     make_mask_drop_minimum,
@@ -158,7 +161,8 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
             self._updating = False
         if driven is not None:
             forget_curvature(driven)
-        distributed.check_equal({n: s.mask for n, s in self.sparse_params.items()})
+        masks = {n: s.mask for n, s in self.sparse_params.items()}
+        distributed.check_equal({n: m for n, m in masks.items() if not shards.is_sharded(m)})
         if not self.autoupdate:  # else the end of the step does
             self._advance_schedules(True)
 
@@ -180,13 +184,14 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
         if self.grown_init == "zeros" and not resets:
             sparse.mask = new
             return
-        grown = new.to(sparse.mask.device) & ~sparse.mask
+        new = shards.fitted(new.to(sparse.mask.device), sparse.mask)
+        grown = new & ~sparse.mask
         sparse.mask = new
         if self.grown_init != "zeros":
             self._start_grown(sparse, grown)
         if self.reset_momentum and optimizer is not None:
             for state in states_like(optimizer, sparse.param, with_dense=True):
-                state.masked_fill_(grown, 0)
+                shards.local(state).masked_fill_(shards.local(grown), 0)
 
     def _start_grown(self, sparse: SparseParameter, grown: Tensor) -> None:
         weight = sparse.param
@@ -195,25 +200,27 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
             start = -(gradient.sign() if self.grown_init == "gradient_sign" else gradient)
         else:
             source = self.generator(f"{sparse.name}/grown")
-            old = weight[sparse.mask & ~grown].float()
-            spread = old.pow(2).mean().sqrt() if old.numel() else old.new_zeros(())
+            spread = _spread(weight, sparse.mask & ~grown)
             if self.grown_init == "normal":
                 draw = torch.randn(weight.shape, generator=source, device="cpu")
             else:
                 draw = torch.rand(weight.shape, generator=source, device="cpu")
                 draw = (draw * 2 - 1) * 3**0.5
-            start = draw.to(weight.device) * spread
-        start = (start * self.grown_init_scale).to(weight.dtype)
-        weight.copy_(torch.where(grown, start, weight))
+            start = shards.rows_of(draw, weight).to(weight.device) * spread
+        start = (shards.local(start) * self.grown_init_scale).to(weight.dtype)
+        mine = shards.local(weight.detach())
+        mine.copy_(torch.where(shards.local(grown), start, mine))
 
     def _as_optimized(self, weight: Tensor, gradient: Tensor) -> Tensor:
         """A dense gradient, unscaled and clipped as ``.grad`` was before the optimizer saw it."""
         if weight.grad is None:
             return gradient
-        seen = (weight.grad.to_dense() if weight.grad.is_sparse else weight.grad).double()
-        kept = gradient.double().masked_fill_(seen == 0, 0)
-        norm = kept.pow(2).sum()
-        return gradient * float((seen * kept).sum() / norm) if norm > 0 else gradient
+        given, group = shards.local(weight.grad), shards.group_of(weight)
+        seen = (given.to_dense() if given.is_sparse else given).double()
+        kept = shards.local(gradient).double().masked_fill_(seen == 0, 0)
+        norm = shards.total(kept.pow(2).sum(), group)
+        scale = float(shards.total((seen * kept).sum(), group) / norm) if norm > 0 else 1.0
+        return gradient * scale if norm > 0 else gradient
 
     # ------------------------------------------------------------------------------ every step
 
@@ -319,6 +326,7 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
         if self._captures:
             for sparse in self.sparse_params.values():
                 sparse.guard.want_dense_gradient(False)
+                sparse.guard.before_masking = None
         for handle in self._captures:
             handle.remove()
         self._captures.clear()
@@ -326,6 +334,15 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
     def _capture(self, sparse: SparseParameter) -> Any:
         # Weak: the hook lives on the parameter, which must not keep the algorithm alive.
         reference, name = weakref.ref(self), sparse.name
+        if shards.is_sharded(sparse.param):
+            # Autograd never sees a sharded parameter: fully_shard puts its gradient in place.
+            def keep_sum(gradient: Tensor, goes_on: bool) -> None:
+                algorithm = reference()
+                if algorithm is not None and name in algorithm.sparse_params:
+                    algorithm._keep_dense_sum(algorithm.sparse_params[name], gradient, goes_on)
+
+            sparse.guard.before_masking = keep_sum
+            return RemovableHandle(OrderedDict())
 
         def keep(gradient: Tensor) -> None:
             algorithm = reference()
@@ -351,17 +368,41 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
         else:
             self._dense[sparse.name] = gradient.clone()
 
+    @torch.no_grad()
+    def _keep_dense_sum(self, sparse: SparseParameter, gradient: Tensor, goes_on: bool) -> None:
+        """Keep a sharded gradient that holds what is there already, masked, and a new one."""
+        so_far = self._dense.get(sparse.name)
+        if so_far is not None and goes_on:
+            mine, mask = shards.local(so_far), shards.local(sparse.mask)
+            old = mine.masked_fill(mask, 0)
+            mine.copy_(shards.local(gradient)).add_(old)
+        else:
+            self._dense[sparse.name] = gradient.detach().clone()
+
     def _share_dense_gradients(self) -> None:
         if distributed.world_size() == 1 or not self._reads_dense_gradient:
             return
         for name, sparse in self.sparse_params.items():
             if name not in self._dense:
                 self._dense[name] = torch.zeros_like(sparse.param)
-        distributed.average_(self._dense[name] for name in self.sparse_params)
+        shared = [self._dense[name] for name in self.sparse_params]
+        # Those of sharded parameters are averages already.
+        distributed.average_(tensor for tensor in shared if not shards.is_sharded(tensor))
 
     @property
     def _reads_dense_gradient(self) -> bool:
         return self.uses_dense_gradient or self.grown_init.startswith("gradient")
+
+
+def _spread(weight: Tensor, present: Tensor) -> Tensor:
+    """Root of the mean square of the weights that are present, a scalar; 0 without any."""
+    group = shards.group_of(weight)
+    if group is None:
+        old = shards.local(weight)[shards.local(present)].float()
+        return old.pow(2).mean().sqrt() if old.numel() else old.new_zeros(())
+    old = shards.local(weight.detach())[shards.local(present)].double()
+    count = shards.total(old.numel(), group)
+    return (shards.total(old.pow(2).sum(), group) / max(1, count)).sqrt().float()
 
 
 class DropAndGrow(DynamicSparsityAlgorithm):

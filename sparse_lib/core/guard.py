@@ -9,10 +9,13 @@ from __future__ import annotations
 import copy
 import functools
 import weakref
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+
+from sparse_lib.masks import shards
 
 _SAME_SIZE_INTEGER = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _GUARDS = "_mask_guards"
@@ -66,6 +69,9 @@ class MaskGuard:
         self._words_of: tuple[Tensor | None, int] = (None, -1)
         self._clean_gradient: tuple[Tensor | None, int, int] = (None, -1, -1)
         self._handle: Any = None
+        # Called with a sharded parameter's gradient before it is masked, and whether an earlier
+        # micro-batch's is in it.
+        self.before_masking: Callable[[Tensor, bool], None] | None = None
         self._hooked: Tensor | None = None
         self._hooked_contents = 0
         self._settled: tuple[int, int] | None = None
@@ -102,7 +108,7 @@ class MaskGuard:
     def _know(self, mask: Tensor | None) -> None:
         """Record the version of a mask as already applied to the weight."""
         if mask is not None and not mask.is_inference():
-            self._known_mask = mask._version
+            self._known_mask = shards.local(mask)._version
 
     def release(self) -> None:
         """Clear the owner; the mask stays enforced, and another algorithm may adopt it."""
@@ -155,10 +161,16 @@ class MaskGuard:
         def mask_gradient(parameter: Tensor) -> None:
             guard = ref()
             if guard is not None and parameter.grad is not None:
+                gradient, mask = shards.local(parameter.grad), guard.mask
+                if guard.before_masking is not None:
+                    known, contents, _ = guard._clean_gradient
+                    # fully_shard adds a further micro-batch's gradient by two changes in place;
+                    # zero_grad(set_to_none=False) would be a third.
+                    goes_on = known is gradient and gradient._version <= contents + 2
+                    guard.before_masking(parameter.grad, goes_on and guard.masks_gradient)
                 if guard.masks_gradient:
                     guard.select(parameter.grad)
-                gradient, mask = parameter.grad, guard.mask
-                version = -1 if mask is None else mask._version
+                version = -1 if mask is None else shards.local(mask)._version
                 guard._clean_gradient = (gradient, gradient._version, version)
 
         self._handle = param.register_post_accumulate_grad_hook(mask_gradient)
@@ -170,21 +182,21 @@ class MaskGuard:
         Args:
             tensor: Of the mask's shape, any dtype and device, dense or COO.
         """
-        tensor = tensor.detach()
         if self.mask is None:  # the model was made dense
             return
+        tensor, mask = shards.local(tensor.detach()), shards.local(self.mask)
         if tensor.layout == torch.sparse_coo:
-            kept = self.mask.to(tensor.device)[tuple(tensor._indices())]
+            kept = mask.to(tensor.device)[tuple(tensor._indices())]
             tensor._values().masked_fill_(kept.logical_not(), 0)
             return
         integer = _SAME_SIZE_INTEGER.get(tensor.element_size())
         if integer is None or tensor.is_complex():
-            tensor.masked_fill_(self.mask.to(tensor.device).logical_not(), 0)
+            tensor.masked_fill_(mask.to(tensor.device).logical_not(), 0)
             return
         tensor.view(integer).bitwise_and_(self._words_for(integer, tensor))
 
     def _words_for(self, integer: torch.dtype, tensor: Tensor) -> Tensor:
-        mask = self.mask
+        mask = shards.local(self.mask)
         known, version = self._words_of
         if known is not mask:
             self._words.clear()
@@ -211,9 +223,12 @@ class MaskGuard:
         """True if neither ``param.grad`` nor the mask changed since this guard masked it."""
         known, version, mask_version = self._clean_gradient
         gradient, mask = self.param.grad, self.mask
-        if gradient is None or known is not gradient or gradient._version != version:
+        if gradient is None:
             return False
-        return mask is None or mask._version == mask_version
+        gradient = shards.local(gradient)
+        if known is not gradient or gradient._version != version:
+            return False
+        return mask is None or shards.local(mask)._version == mask_version
 
     def forget_gradient(self) -> None:
         """Drop the reference to the gradient, so that ``zero_grad`` can free it."""
@@ -233,6 +248,8 @@ class MaskGuard:
         # functional_call puts tensors of the caller's here, which are not ours to change.
         if mask is None or not isinstance(param, nn.Parameter):
             return
+        if shards.is_sharded(mask) != shards.is_sharded(param):
+            return  # fully_shard has gathered the weight, which was masked before
         self.ensure()
         if param.is_inference() or mask.is_inference():
             return

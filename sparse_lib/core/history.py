@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sparse_lib.masks import shards
 from sparse_lib.masks.counts import num_true
 
 _EVER, _ALWAYS, _NEW = 1, 2, 4
@@ -87,18 +88,22 @@ class MaskHistory:
 
     def record(self, old: Tensor, new: Tensor) -> None:
         """Record that ``new`` replaces ``old``; bool tensors of one shape."""
-        before, after = (mask.contiguous().view(torch.uint8) for mask in (old, new))
+        mine = shards.local(old), shards.local(new)
+        before, after = (mask.contiguous().view(torch.uint8) for mask in mine)
         if self._flags is None:
-            self._flags = before * (_EVER | _ALWAYS)
+            self._flags = shards.as_shard(before * (_EVER | _ALWAYS), old)
             self.num_initial = num_true(old)
-        self._flags = self._flags.to(old.device)  # the model may have moved
+        if self._flags.device != old.device:
+            self._flags = self._flags.to(old.device)  # the model has moved
         newest = self._with(_NEW)
         self.num_grown += num_true(newest)
-        self.num_survived += num_true(newest.logical_and_(new))
+        shards.local(newest).logical_and_(mine[1])
+        self.num_survived += num_true(newest)
         grown = before.bitwise_xor(1).bitwise_and_(after)
-        self.churn = _ratio(num_true(grown.view(torch.bool)), num_true(new))
+        added = num_true(shards.as_shard(grown.view(torch.bool), old))
+        self.churn = _ratio(added, num_true(new))
         self.num_updates += 1
-        flags = self._flags
+        flags = shards.local(self._flags)
         flags.bitwise_and_(after.mul(_ALWAYS).bitwise_or_(_EVER))
         flags.bitwise_or_(after).bitwise_or_(grown.mul_(_NEW))
 
@@ -119,18 +124,22 @@ class MaskHistory:
 
     def _with(self, flag: int) -> Tensor:
         assert self._flags is not None
-        return self._flags.bitwise_and(flag).ne_(0).view(torch.bool)
+        return shards.by_shard(
+            lambda flags: flags.bitwise_and(flag).ne_(0).view(torch.bool), self._flags
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Plain numbers and one uint8 tensor; None before the first replacement."""
         state = {key: value for key, value in vars(self).items() if key != "_flags"}
         return state | {"flags": None if self._flags is None else self._flags.clone()}
 
-    def load_state_dict(self, state: Mapping[str, Any], device: torch.device) -> None:
-        """Restore :meth:`state_dict`; tensors are copied to a device."""
+    def load_state_dict(self, state: Mapping[str, Any], mask: Tensor) -> None:
+        """Restore :meth:`state_dict`; tensors are copied to where the present mask is."""
         flags = state["flags"]
         vars(self).update({key: value for key, value in state.items() if key != "flags"})
-        self._flags = None if flags is None else flags.to(device, copy=True)
+        self._flags = None
+        if flags is not None:
+            self._flags = shards.fitted(flags, mask).to(mask.device, copy=True)
 
 
 def _ratio(part: int, whole: int) -> float:

@@ -21,6 +21,7 @@ from sparse_lib.core.history import (
 )
 from sparse_lib.flops.model import ModelFlops
 from sparse_lib.layers import layer_kind
+from sparse_lib.masks import shards
 from sparse_lib.masks.counts import num_true
 
 if TYPE_CHECKING:
@@ -51,8 +52,12 @@ def dead_outputs(weight_mask: Tensor, module: nn.Module | None = None) -> int:
             convolutions and embeddings store inputs first.
     """
     inputs_first = module is not None and layer_kind(module) in _INPUTS_FIRST
-    by_output = weight_mask.transpose(0, 1) if inputs_first else weight_mask
-    return num_true(~by_output.flatten(1).any(1))
+    group, rows = shards.group_of(weight_mask), shards.local(weight_mask)
+    by_output = rows.transpose(0, 1) if inputs_first else rows
+    alive = by_output.flatten(1).any(1)
+    if inputs_first:
+        return num_true(~shards.any_rank(alive, group))
+    return shards.total(num_true(~alive), group)
 
 
 def dead_units(model: nn.Module) -> dict[str, int]:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from sparse_lib.core.guard import MaskGuard, guards, mask_name
 from sparse_lib.core.history import MaskHistory, Work, sparsity
 from sparse_lib.core.metrics import dead_outputs
+from sparse_lib.masks import shards
 from sparse_lib.masks.counts import num_true
 
 #: What ``torch.compile`` and checkpoint wrappers add to names.
@@ -24,10 +25,12 @@ PARALLEL = (nn.parallel.DistributedDataParallel, nn.DataParallel)
 
 
 _NORM = "_WeightNorm"  # torch's parametrization
-_SHARDED = (
-    "{what}; sharded parameters (FSDP, fully_shard, tensor parallelism) are not supported, "
-    "use DistributedDataParallel"
+_OLDER_FSDP = (
+    "the model holds FullyShardedDataParallel, whose flat parameters cannot carry masks; shard it "
+    "with torch.distributed.fsdp.fully_shard, then apply sparsity"
 )
+
+_SHARD_FIRST = "call fully_shard before sparsity.apply"
 
 
 @dataclass
@@ -94,14 +97,14 @@ class SparseParameter:
                 f"the mask of {self.name!r} must be a tensor of shape {tuple(old.shape)}, "
                 f"not {shape}"
             )
-        new = new.detach().to(device=old.device, dtype=torch.bool)
+        new = shards.fitted(new.detach().to(device=old.device, dtype=torch.bool), old)
         self.check_directions(new)
         if self.initialized:
             self.count_work()
             self.history.record(old, new)
         self.initialized = True
         if new is not old:
-            old.copy_(new)
+            shards.local(old).copy_(shards.local(new))
         self.prune()
 
     def check_directions(self, mask: Any) -> None:
@@ -112,7 +115,8 @@ class SparseParameter:
         if not (is_listed or name.endswith("_v")) or gain is None:
             return
         inside = [dim for dim, size in enumerate(gain.shape) if size == 1]
-        if not bool(torch.as_tensor(mask).reshape(self.param.shape).sum(inside).all()):
+        kept = shards.whole(torch.as_tensor(mask)).reshape(self.param.shape)
+        if not bool(kept.sum(inside).all()):
             raise ValueError(
                 f"the mask of {self.name!r} leaves an output without weights, and weight_norm "
                 "divides by the norm of these; take a lower sparsity, or leave this weight dense"
@@ -196,7 +200,7 @@ def find_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
     }
     for path, module in unwrap(model).named_modules():
         if any(cls.__name__ == "FullyShardedDataParallel" for cls in type(module).__mro__):
-            raise ValueError(_SHARDED.format(what="the model holds FullyShardedDataParallel"))
+            raise ValueError(_OLDER_FSDP)
         inside_dense = any(path == top or path.startswith(f"{top}.") or not top for top in dense)
         if getattr(module, "requires_dense", False) and not inside_dense:
             dense.append(path)
@@ -219,10 +223,16 @@ def check_parameter(name: str, param: nn.Parameter) -> None:
         raise ValueError(
             f"{name!r} has no shape yet; run one forward pass before applying sparsity"
         )
-    if hasattr(param, "device_mesh"):
-        raise ValueError(_SHARDED.format(what=f"{name!r} is a DTensor"))
+    shards.check(name, param)
     if param.device.type == "meta":
         raise ValueError(f"{name!r} is on the meta device; materialise the model first")
+
+
+def check_driven(name: str, sparse: SparseParameter) -> None:
+    """Raise ValueError if a parameter has become another than it was when it got its mask."""
+    check_parameter(name, sparse.param)
+    if shards.is_sharded(sparse.param) != shards.is_sharded(sparse.mask):
+        raise ValueError(f"{name!r} was sharded after it got its mask; {_SHARD_FIRST}")
 
 
 def candidate(clock: Clock, module: nn.Module, param_name: str, name: str) -> SparseParameter:
@@ -243,6 +253,8 @@ def candidate(clock: Clock, module: nn.Module, param_name: str, name: str) -> Sp
         )
     if buffer is None and hasattr(module, mask_name(param_name)):
         raise ValueError(f"{name!r} needs a buffer {mask_name(param_name)!r}, a name in use")
+    if buffer is not None and shards.is_sharded(buffer) != shards.is_sharded(param):
+        raise ValueError(f"{name!r} was sharded after it got its mask; {_SHARD_FIRST}")
     if buffer is not None and (buffer.dtype != torch.bool or buffer.shape != param.shape):
         raise ValueError(f"{name!r} has a buffer {mask_name(param_name)!r} that is not its mask")
     sparse = SparseParameter(clock, module, param_name, name)
@@ -257,8 +269,8 @@ def attach(sparse: SparseParameter) -> None:
     """
     module, param = sparse.module, sparse.param
     if module._buffers.get(mask_name(sparse.param_name)) is None:
-        full = torch.ones(param.shape, dtype=torch.bool, device=param.device)
-        module.register_buffer(mask_name(sparse.param_name), full)
+        full = torch.ones(shards.local(param).shape, dtype=torch.bool, device=param.device)
+        module.register_buffer(mask_name(sparse.param_name), shards.as_shard(full, param))
     if sparse.param_name not in guards(module):
         MaskGuard(module, sparse.param_name)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from torch import Tensor
 
+from sparse_lib.masks import shards
 from sparse_lib.rules import Rules, rules_of
 
 
@@ -33,7 +34,9 @@ def num_nonzero(sparsity: float, numel: int, *, compat: str | Rules | None = Non
 
 
 def num_true(mask: Tensor) -> int:
-    """Number of True elements of a bool tensor."""
+    """Number of True elements of a bool tensor; a collective where it is sharded."""
+    if shards.is_sharded(mask):
+        return shards.total(num_true(shards.local(mask)), shards.group_of(mask))
     # NumPy counts booleans some ten times faster than a torch reduction on the CPU.
     if mask.device.type == "cpu":
         return int(np.count_nonzero(mask.numpy()))

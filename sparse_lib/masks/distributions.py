@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from sparse_lib.checks import check_finite, check_fraction, closest
-from sparse_lib.masks.counts import num_nonzero
+from sparse_lib.masks.counts import num_nonzero, num_true
 from sparse_lib.masks.init import connection_sensitivity
 from sparse_lib.masks.makers import make_masks_global_topk
 from sparse_lib.rules import EXACT, Rules
@@ -116,7 +116,7 @@ def global_(
     ranked = scores or {name: weight.detach().abs() for name, weight in weights.items()}
     masks = make_masks_global_topk(ranked, sparsity)
     return {
-        name: 1.0 - int(mask.count_nonzero()) / mask.numel() if mask.numel() else float(sparsity)
+        name: 1.0 - num_true(mask) / mask.numel() if mask.numel() else float(sparsity)
         for name, mask in masks.items()
     }
 

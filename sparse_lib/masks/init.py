@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from sparse_lib.checks import closest
+from sparse_lib.masks import shards
 from sparse_lib.masks.makers import make_mask_topk_sparsity, random_score
 from sparse_lib.masks.shapers import OutputGroupScoreShaper, ScoreShaper
 from sparse_lib.rules import EXACT, Rules
@@ -100,6 +101,10 @@ def checkerboard(
     ``c`` weights kept of its ``n`` are those where ``floor(c * (i + 1) / n)`` grows, moved on by
     ``r`` places. At 50% this is a checkerboard. Arguments as in :func:`random`.
     """
+    if shards.is_sharded(param):
+        stand_in = torch.empty(param.shape, device=shards.local(param).device)
+        mask = checkerboard(stand_in, sparsity, score_shaper, rules=rules)
+        return shards.fitted(mask, param)
     if score_shaper is not None:
         pools, undo = score_shaper(param.detach())
         keep = score_shaper.count(sparsity, pools.shape[-1], rules=rules)
@@ -220,6 +225,9 @@ class _Custom:
         score_shaper: ScoreShaper | None = None,
         generator: torch.Generator | None = None,
     ) -> Tensor:
+        if shards.is_sharded(param):
+            stand_in = shards.whole(param.detach())
+            return shards.fitted(self(stand_in, sparsity, score_shaper, generator), param)
         last = param.device if self.wants_device else generator
         arguments = (param, sparsity, score_shaper, last)[: self.num_arguments]
         with torch.no_grad():

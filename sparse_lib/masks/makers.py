@@ -16,9 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sparse_lib.masks import shards
 from sparse_lib.masks.counts import num_true
 from sparse_lib.masks.shapers import (
     FirstTieBreaker,
+    NMScoreShaper,
     ScoreFlattener,
     ScoreShaper,
     ScoreTieBreaker,
@@ -61,6 +63,9 @@ def random_score(like: Tensor, generator: torch.Generator | None = None) -> Tens
     They are float32 whatever the dtype of ``like``: bfloat16 has so few values in [0, 1) that
     most weights of a layer would tie.
     """
+    if shards.is_sharded(like) and generator is not None:
+        drawn = shards.random_rows(like, generator)
+        return shards.as_shard(drawn.to(shards.local(like).device), like)
     where = like.device if generator is None else generator.device
     score = torch.rand(like.shape, generator=generator, device=where, dtype=torch.float32)
     return score.to(like.device)
@@ -101,10 +106,16 @@ def make_mask_topk_sparsity(
         ValueError: If an argument is out of range, or the shaper does not fit the shape.
     """
     shaper = _shaper_for(score, score_shaper)
-    pools, undo = shaper(score)
-    keep = shaper.count(sparsity, _pool_size(pools), rules=rules)
+    if _spans_ranks(score, shaper):
+        options: dict[str, Any] = {"tie_breaker": tie_breaker, "generator": generator}
+        mask = make_mask_topk_sparsity(
+            shards.whole(score), sparsity, shaper, rules=rules, **options
+        )
+        return shards.fitted(mask, score)
+    pools, undo, group = _pools(score, shaper)
+    keep = shaper.count(sparsity, _pool_size(pools, score), rules=rules)
     breaker = make_tie_breaker(tie_breaker, generator)
-    return undo(_select(pools, None, keep, breaker))
+    return undo(_select(pools, None, keep, breaker, group))
 
 
 @torch.no_grad()
@@ -114,7 +125,9 @@ def visible_magnitude(weight: Tensor) -> Tensor:
     The functions below drop NaN, and dropping a weight that is NaN would hide that training
     diverged.
     """
-    return weight.detach().abs().nan_to_num_(nan=math.inf, posinf=math.inf)
+    return shards.by_shard(
+        lambda rows: rows.abs().nan_to_num_(nan=math.inf, posinf=math.inf), weight.detach()
+    )
 
 
 def make_mask_drop_minimum(
@@ -147,8 +160,15 @@ def make_mask_drop_minimum(
         ValueError: If an argument is out of range, or shapes do not agree.
     """
     shaper = _shaper_for(score, score_shaper)
-    pools, undo = shaper(score)
-    present, _ = shaper(_checked_mask(mask, score))
+    if _spans_ranks(score, shaper):
+        options: dict[str, Any] = {"tie_breaker": tie_breaker, "generator": generator}
+        both = shards.whole(score), shards.whole(_checked_mask(mask, score))
+        smaller, count = make_mask_drop_minimum(
+            *both, drop_fraction, shaper, rules=rules, **options
+        )
+        return shards.fitted(smaller, score), count
+    pools, undo, group = _pools(score, shaper)
+    present, _, _ = _pools(_checked_mask(mask, score), shaper)
     breaker = make_tie_breaker(tie_breaker, generator)
 
     def keep(count: int) -> int:
@@ -156,14 +176,14 @@ def make_mask_drop_minimum(
 
     keeps: int | Tensor
     if pools.dim() == 1:
-        keeps = keep(num_true(present))
+        keeps = keep(shards.total(num_true(present), group))
     else:
         counts = present.sum(-1)
         table = {count: keep(count) for count in counts.unique().tolist()}
         keeps = counts.clone()
         for before, after in table.items():
             keeps[counts == before] = after
-    kept = undo(_select(pools, present, keeps, breaker))
+    kept = undo(_select(pools, present, keeps, breaker, group))
     return kept, num_true(kept)
 
 
@@ -200,18 +220,24 @@ def make_mask_grow_maximum(
         ValueError: If an argument is out of range, or shapes do not agree.
     """
     shaper = _shaper_for(score, score_shaper)
-    pools, undo = shaper(score)
-    present, _ = shaper(_checked_mask(mask, score))
-    target = shaper.count(sparsity, _pool_size(pools), rules=rules)
+    if _spans_ranks(score, shaper):
+        options: dict[str, Any] = {"tie_breaker": tie_breaker, "generator": generator}
+        both = shards.whole(score), shards.whole(_checked_mask(mask, score))
+        larger = make_mask_grow_maximum(*both, sparsity, None, shaper, rules=rules, **options)
+        return shards.fitted(larger, score)
+    pools, undo, group = _pools(score, shaper)
+    present, _, _ = _pools(_checked_mask(mask, score), shaper)
+    target = shaper.count(sparsity, _pool_size(pools, score), rules=rules)
     breaker = make_tie_breaker(tie_breaker, generator)
     grow: int | Tensor
     if pools.dim() == 1:
         # A given count is of weights, so it says nothing about blocks.
-        known = mask_nonzero is not None and pools.numel() == mask.numel()
-        grow = max(0, target - (int(mask_nonzero or 0) if known else num_true(present)))
+        known = mask_nonzero is not None and _pool_size(pools, score) == mask.numel()
+        there = int(mask_nonzero or 0) if known else shards.total(num_true(present), group)
+        grow = max(0, target - there)
     else:
         grow = (target - present.sum(-1)).clamp(min=0)
-    grown = _select(pools, ~present, grow, breaker)
+    grown = _select(pools, ~present, grow, breaker, group)
     return undo(grown.logical_or_(present))
 
 
@@ -227,9 +253,10 @@ def add_best(score: Tensor, mask: Tensor, count: int) -> Tensor:
     Returns:
         Boolean mask, a superset of ``mask``.
     """
-    absent = mask.logical_not().reshape(-1)
-    grown = _select_flat(_comparable(score).reshape(-1), absent, count, FirstTieBreaker())
-    return grown.view_as(mask).logical_or_(mask)
+    present = shards.local(mask)
+    absent, values = present.logical_not().reshape(-1), _comparable(score).reshape(-1)
+    grown = _select_flat(values, absent, count, FirstTieBreaker(), shards.group_of(mask))
+    return shards.as_shard(grown.view_as(present).logical_or_(present), mask)
 
 
 @torch.no_grad()
@@ -244,20 +271,30 @@ def add_random(mask: Tensor, count: int, generator: torch.Generator) -> Tensor:
     Returns:
         Boolean mask, a superset of ``mask``.
     """
-    grown = mask.clone(memory_format=torch.contiguous_format)
+    grown = shards.local(mask).clone(memory_format=torch.contiguous_format)
+    group = shards.group_of(mask)
     flat, size, num_present = grown.view(-1), mask.numel(), num_true(mask)
     num_absent = size - num_present
     if 2 * count > num_absent or 4 * num_absent < size:
         absent = flat.logical_not().nonzero().squeeze(1)
         order = torch.randperm(num_absent, generator=generator, device="cpu")
-        flat[absent[order[: max(count, 0)].to(absent.device)]] = True
-        return grown
+        drawn = order[: max(count, 0)]
+        flat[absent[_mine(drawn, shards.before(absent.numel(), group), absent, num_absent)]] = True
+        return shards.as_shard(grown, mask)
     # Draws that hit a weight leave some missing, and never add too many.
-    while (missing := num_present + count - num_true(grown)) > 0:
-        flat[torch.randint(size, (missing,), generator=generator, device="cpu").to(flat.device)] = (
-            True
-        )
-    return grown
+    start = shards.first_row(mask) * math.prod(mask.shape[1:])
+    while (missing := num_present + count - shards.total(num_true(grown), group)) > 0:
+        drawn = torch.randint(size, (missing,), generator=generator, device="cpu")
+        flat[_mine(drawn, start, flat, size)] = True
+    return shards.as_shard(grown, mask)
+
+
+def _mine(drawn: Tensor, start: int, part: Tensor, size: int) -> Tensor:
+    """Drawn indices that fall into a part of a list of ``size``, counted from the part's start."""
+    if part.numel() < size:
+        drawn = drawn - start
+        drawn = drawn[(drawn >= 0) & (drawn < part.numel())]
+    return drawn.to(part.device)
 
 
 @torch.no_grad()
@@ -276,6 +313,8 @@ def make_masks_global_topk(
         1, each tensor keeps at least its best weight, in place of the weakest elsewhere. Ties go
         to the earlier tensor and the lower index.
     """
+    if any(map(shards.is_sharded, scores.values())):
+        return _sharded_global_topk(scores, sparsity, rules)
     flat = {name: _comparable(score).reshape(-1) for name, score in scores.items()}
     sizes = [values.numel() for values in flat.values()]
     if sum(sizes) == 0:
@@ -295,8 +334,58 @@ def make_masks_global_topk(
     }
 
 
+def _sharded_global_topk(
+    scores: Mapping[str, Tensor], sparsity: float, rules: Rules
+) -> dict[str, Tensor]:
+    groups = {name: shards.group_of(score) for name, score in scores.items()}
+    if len({id(group) for group in groups.values()}) > 1:
+        raise ValueError(
+            "a decision over all tensors together needs all of them sharded over the same ranks; "
+            "call fully_shard on the whole model"
+        )
+    group = next(iter(groups.values()))
+    flat = [_comparable(score).reshape(-1) for score in scores.values()]
+    keep = rules.count(sparsity, sum(score.numel() for score in scores.values()))
+    best = [torch.zeros_like(values, dtype=torch.bool) for values in flat]
+    if keep and not rules.may_empty:
+        best = [_select_flat(values, None, 1, FirstTieBreaker(), group) for values in flat]
+        keep = max(0, keep - shards.total(sum(map(num_true, best)), group))
+    rest = [(values, ~mask) for values, mask in zip(flat, best, strict=True)]
+    if group is None:
+        pool, among = (torch.cat(parts) for parts in zip(*rest, strict=True))
+        chosen = list(
+            _select_flat(pool, among, keep, FirstTieBreaker()).split([v.numel() for v in flat])
+        )
+    else:
+        chosen = shards.select(rest, keep, FirstTieBreaker(), group)
+    return {
+        name: shards.as_shard((own | more).reshape(shards.local(score).shape), score)
+        for (name, score), own, more in zip(scores.items(), best, chosen, strict=True)
+    }
+
+
 # ------------------------------------------------------------------------------------------------
 # Selection
+
+
+def _spans_ranks(score: Tensor, shaper: ScoreShaper) -> bool:
+    """Whether pools of a sharded tensor hold rows of several ranks, so that it must be gathered."""
+    if isinstance(shaper, ScoreFlattener) or shards.group_of(score) is None:
+        return False
+    return not (isinstance(shaper, NMScoreShaper) and shaper.dim > 0)
+
+
+def _pools(tensor: Tensor, shaper: ScoreShaper) -> tuple[Tensor, Any, Any]:
+    """A tensor's pools, the way back, and the group of ranks that share the pool.
+
+    Of a sharded tensor these are the pools of this rank's rows; only a pool of all weights is
+    shared.
+    """
+    pools, undo = shaper(shards.local(tensor))
+    if not shards.is_sharded(tensor):
+        return pools, undo, None
+    group = shards.group_of(tensor) if pools.dim() == 1 else None
+    return pools, lambda result: shards.as_shard(undo(result), tensor), group
 
 
 def _shaper_for(score: Tensor, spec: Any) -> ScoreShaper:
@@ -314,13 +403,18 @@ def _checked_mask(mask: Tensor, score: Tensor) -> Tensor:
     return mask.bool()
 
 
-def _pool_size(pools: Tensor) -> int:
+def _pool_size(pools: Tensor, score: Tensor) -> int:
+    if pools.dim() == 1 and shards.is_sharded(score):
+        return score.numel()
     return pools.shape[-1] if pools.dim() else 1
 
 
 def _comparable(score: Tensor) -> Tensor:
-    """A float32 or float64 tensor (what NumPy and quick select know) in the same order."""
-    score = score.detach()
+    """A float32 or float64 tensor (what NumPy and quick select know) in the same order.
+
+    Of a sharded tensor it has this rank's rows.
+    """
+    score = shards.local(score.detach())
     if score.dtype in (torch.float32, torch.float64):
         return score
     if score.is_complex():
@@ -330,12 +424,19 @@ def _comparable(score: Tensor) -> Tensor:
 
 
 def _select(
-    pools: Tensor, among: Tensor | None, keep: int | Tensor, breaker: ScoreTieBreaker
+    pools: Tensor,
+    among: Tensor | None,
+    keep: int | Tensor,
+    breaker: ScoreTieBreaker,
+    group: Any = None,
 ) -> Tensor:
-    """Mask of the ``keep`` best scores in each pool, restricted to ``among``, never NaN."""
+    """Mask of the ``keep`` best scores in each pool, restricted to ``among``, never NaN.
+
+    With a group, its ranks hold parts of one pool.
+    """
     pools = _comparable(pools)
     if pools.dim() == 1:
-        return _select_flat(pools, among, int(keep), breaker)
+        return _select_flat(pools, among, int(keep), breaker, group)
     rows = pools.reshape(-1, pools.shape[-1])
     inside = None if among is None else among.reshape(rows.shape)
     keeps = torch.as_tensor(keep, device=rows.device).reshape(-1).expand(rows.shape[0])
@@ -349,8 +450,10 @@ def _select(
 
 
 def _select_flat(
-    values: Tensor, among: Tensor | None, keep: int, breaker: ScoreTieBreaker
+    values: Tensor, among: Tensor | None, keep: int, breaker: ScoreTieBreaker, group: Any = None
 ) -> Tensor:
+    if group is not None:
+        return shards.select([(values, among)], keep, breaker, group)[0]
     num_candidates = values.numel() if among is None else num_true(among)
     if keep <= 0 or num_candidates == 0:
         return torch.zeros_like(values, dtype=torch.bool)

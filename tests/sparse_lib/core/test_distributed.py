@@ -1,12 +1,16 @@
 """Data-parallel training on gloo: same masks on all ranks, equal to one process."""
 
 import contextlib
+import hashlib
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from sparse_lib.algorithms.gmp import GMP
@@ -15,7 +19,9 @@ from sparse_lib.algorithms.rigl import RigL
 from sparse_lib.algorithms.set import SET
 from sparse_lib.algorithms.static import Static
 from sparse_lib.core import distributed
+from sparse_lib.core.algorithm import states_like
 from sparse_lib.core.group import Group
+from sparse_lib.masks import shards
 from tests.sparse_lib.algorithm_cases import ByHand
 
 NUM_STEPS, FREQ = 4, 2
@@ -91,20 +97,101 @@ def check_that_seeds_are_shared(rank):
     assert algorithm.seed == 0
 
 
-def check_that_sharded_models_are_refused(world_size):
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
+SHARDED = {
+    **CASES,
+    "erk": lambda: RigL(0.7, drop_fraction=0.5, distribution="erk", **DYNAMIC),
+    "global": lambda: GMP(RISING, distribution="global", init_method="topk", **DYNAMIC),
+    "ties": lambda: GMP(0.6, init_method="checkerboard", tie_breaker="random", **DYNAMIC),
+    "2:4": lambda: Group(
+        {"2.weight": RigL(0.5, score_shaper="2:4", **DYNAMIC), "*": Static(0.5, seed=5)}
+    ),
+    "heads": lambda: Group(
+        {"0.weight": RigL(0.5, balance_out_groups=3, **DYNAMIC), "*": Static(0.5, seed=5)}
+    ),
+    "own": lambda: Static(0.5, init_method=lambda p, s: p > p.median()),
+    "falling": lambda: SET([0.9, 0.1], **DYNAMIC),
+    "dense": lambda: SET(0.9, init_method="balanced-topk", grown_init="uniform", **DYNAMIC),
+}
 
+
+def mask_digest(algorithm):
+    """Hash of all masks, put together from the ranks one at a time."""
+    digest = hashlib.sha256()
+    for name, sparse in algorithm.sparse_params.items():
+        digest.update(name.encode() + shards.whole(sparse.mask).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def train_sharded(case, world_size, rank, num_steps=6):
+    """Two micro-batches per step, clipped; masks by hash after every step, and what was measured.
+
+    One rank alone trains the plain model.
+    """
+    torch.manual_seed(10 + rank)
+    model, algorithm = make_model(), SHARDED[case]()
+    if world_size > 1:
+        mesh = init_device_mesh("cpu", (world_size,))
+        fully_shard(model[0], mesh=mesh)
+        fully_shard(model, mesh=mesh)
+    algorithm.apply(model)
+    optimizer = torch.optim.AdamW(model.parameters(), 0.05)
+    algorithm.apply(optimizer)
+    digests = [mask_digest(algorithm)]
+    for step in range(num_steps):
+        optimizer.zero_grad(set_to_none=step % 2 == 0)
+        for micro in range(2):
+            source = torch.Generator().manual_seed(10 * step + micro)
+            share = torch.randn(8, 10, generator=source).double().chunk(world_size)[rank]
+            (model(share).sin().pow(2).mean() / 2).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+        optimizer.step()
+        digests.append(mask_digest(algorithm))
+        for sparse in algorithm.sparse_params.values():
+            states = (sparse.param, *states_like(optimizer, sparse.param))
+            for tensor in states:
+                kept = shards.local(sparse.mask)
+                assert not shards.local(tensor.detach())[~kept].any(), (case, sparse.name)
+    measured = algorithm.metrics()
+    state = {name: shards.whole(value) for name, value in model.state_dict().items()}
+    return {"masks": digests, "measured": measured, "state": state}
+
+
+def check_that_sharding_is_checked(world_size):
     mesh = init_device_mesh("cpu", (world_size,))
-    sharded = fully_shard(make_model(), mesh=mesh)
-    for algorithm in (Static(0.5), Group({"*": Static(0.5)})):
-        with pytest.raises(ValueError, match="0.weight' is a DTensor; sharded parameters"):
-            algorithm.apply(sharded)
     model, algorithm = make_model(), Static(0.5)
     algorithm.apply(model)
     fully_shard(model, mesh=mesh)
-    with pytest.raises(ValueError, match="0.weight' is a DTensor; sharded parameters"):
+    with pytest.raises(ValueError, match="0.weight' was sharded after it got its mask; call fully"):
         algorithm.apply(torch.optim.SGD(model.parameters(), 0.1))
+    model = make_model()
+    model[0].weight = nn.Parameter(distribute_tensor(model[0].weight, mesh, [Shard(1)]))
+    with pytest.raises(ValueError, match=r"Shard\(dim=1\).*masks need Shard\(0\)"):
+        Static(0.5).apply(model)
+
+
+def check_that_a_sharded_state_resumes(world_size):
+    """A state saved from shards goes on in one process, and the other way round."""
+    mesh = init_device_mesh("cpu", (world_size,))
+    model, algorithm = fully_shard(make_model(), mesh=mesh), SET(0.7, update=1, seed=5)
+    algorithm.apply(model)
+    for _ in range(3):
+        algorithm.update()
+    state, plain, other = algorithm.state_dict(), make_model(), SET(0.7, update=1, seed=5)
+    flags = {n: shards.whole(s["history"]["flags"]) for n, s in state["params"].items()}
+    for name, value in flags.items():
+        state["params"][name]["history"]["flags"] = value
+    other.apply(plain)
+    other.load_state_dict(state)
+    algorithm.load_state_dict(state)
+    masks = {name: shards.whole(s.mask) for name, s in algorithm.sparse_params.items()}
+    for name, sparse in other.sparse_params.items():
+        sparse.mask = masks[name]
+        other.load_state_dict(state)
+    algorithm.update()
+    other.update()
+    assert mask_digest(algorithm) == mask_digest(other)
+    assert algorithm.metrics() == other.metrics()
+    assert all(s["history"]["flags"].shape == flags[n].shape for n, s in state["params"].items())
 
 
 def worker(rank, world_size, folder):
@@ -116,8 +203,10 @@ def worker(rank, world_size, folder):
     torch.save(train("rigl", rank, world_size, no_sync=True), f"{folder}/no_sync-{rank}.pt")
     check_that_seeds_are_shared(rank)
     check_that_masks_are_compared(rank)
-    if world_size == 2:
-        check_that_sharded_models_are_refused(world_size)
+    for case in SHARDED:
+        torch.save(train_sharded(case, world_size, rank), f"{folder}/sharded-{case}-{rank}.pt")
+    check_that_sharding_is_checked(world_size)
+    check_that_a_sharded_state_resumes(world_size)
     dist.destroy_process_group()
 
 
@@ -140,6 +229,13 @@ def test_ranks_equal_one_process(world_size, alone, tmp_path):
                 assert torch.equal(states[0][name], truth), (case, name)
             else:
                 torch.testing.assert_close(states[0][name], truth, rtol=1e-9, atol=1e-12)
+    for case in SHARDED:
+        truth = train_sharded(case, 1, 0)
+        for rank in range(world_size):
+            found = torch.load(tmp_path / f"sharded-{case}-{rank}.pt")
+            assert found["masks"] == truth["masks"], (case, rank)
+            assert found["measured"] == truth["measured"], (case, rank)
+            torch.testing.assert_close(found["state"], truth["state"], rtol=1e-5, atol=1e-6)
 
 
 def test_the_older_fsdp_wrapper_is_refused():
@@ -148,7 +244,7 @@ def test_the_older_fsdp_wrapper_is_refused():
     wrapped = FullyShardedDataParallel.__new__(FullyShardedDataParallel)  # it needs a GPU to start
     nn.Module.__init__(wrapped)
     wrapped._fsdp_wrapped_module = make_model()
-    with pytest.raises(ValueError, match="FullyShardedDataParallel; sharded parameters"):
+    with pytest.raises(ValueError, match="FullyShardedDataParallel, whose flat parameters"):
         Static(0.5).apply(nn.Sequential(wrapped))
 
 

@@ -64,7 +64,7 @@ def test_a_history_equals_sets(shape):
         # Half of the way, the state goes through a file.
         if index == 4:
             state, history = history.state_dict(), MaskHistory()
-            history.load_state_dict(state, torch.device("cpu"))
+            history.load_state_dict(state, torch.ones(0, dtype=torch.bool))
         history.record(old.transpose(0, -1).transpose(0, -1), new)
         if index:
             fresh = sets[index] - sets[index - 1]
