@@ -86,9 +86,8 @@ def work(rank: int, ranks: int, width: int, layers: int, store: str) -> None:
             peaks.append(live.peak)
     if rank == 0:
         usual, update = peaks[2], peaks[3]
-        print(
-            f"step {usual / 2**20:.1f} MiB, step with update {update / 2**20:.1f} MiB, ratio {update / usual:.3f}"
-        )
+        print(f"peak of a step {usual / 2**20:.1f} MiB, of one that updates masks ", end="")
+        print(f"{update / 2**20:.1f} MiB, ratio {update / usual:.3f}")
     dist.destroy_process_group()
 
 
