@@ -209,8 +209,8 @@ def report(study: StudyName, scale: Scale) -> None:
     _remove_others(page / "figures", {file.name for file in shown})
     render.render_study(
         facts,
-        folder / "records.csv",
-        folder / "curves.csv",
+        records,
+        curves,
         folder / "records",
         page / "figures",
         page / "tables",

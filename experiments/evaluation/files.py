@@ -1,16 +1,15 @@
-"""Files of an evaluation: hashed, read in part or not at all, replaced as a whole."""
+"""Files that an evaluation reads: their hashes and their rows."""
 
 from __future__ import annotations
 
 import hashlib
-import json
-import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from experiments.data.base import MissingData
-from experiments.evaluation.suite import digest
+from experiments.specs.digest import digest
+from experiments.store.io import read_jsonl
 
 
 def weights_hash(model_dir: Path) -> str:
@@ -42,30 +41,12 @@ def run_of(model_dir: Path) -> str:
     return model_dir.resolve().parent.name if model_dir.name == "model" else model_dir.name
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON file's content; nothing if it is missing or was cut short."""
-    try:
-        content = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
-
-
-def read_jsonl(path: Path) -> list[dict[str, Any]]:
-    """Rows of a JSON Lines file.
+def prepared_rows(path: Path) -> list[dict[str, Any]]:
+    """Rows of a prepared dataset's JSON Lines file.
 
     Raises:
         MissingData: if there is no such file.
     """
     if not path.is_file():
         raise MissingData(f"{path} does not exist; prepare the dataset first")
-    with path.open(encoding="utf-8") as lines:
-        return [json.loads(line) for line in lines if line.strip()]
-
-
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Replace a file as a whole."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(json.dumps(content, indent=1) + "\n")
-    os.replace(temporary, path)
+    return read_jsonl(path)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments import tasks
-from experiments.evaluation.files import read_json
+from experiments.store.io import read_cache
 
 
 def evaluate_model(
@@ -54,7 +54,7 @@ def task_of(model_dir: Path) -> str:
         MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES,
     )
 
-    config = read_json(Path(model_dir) / "config.json")
+    config = read_cache(Path(model_dir) / "config.json")
     if not config:
         raise ValueError(f"{model_dir} holds no config.json of a model")
     names = config.get("architectures") or []

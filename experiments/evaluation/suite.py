@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -21,6 +20,7 @@ from pydantic import (
 )
 
 from experiments.evaluation import metrics
+from experiments.specs.digest import digest
 
 FOLDER = Path(__file__).parent / "suites"
 #: lm-eval's files of our own tasks.
@@ -128,11 +128,6 @@ class ImageSuite(Common):
 
 KINDS: dict[str, type[Suite | ImageSuite]] = {"text": Suite, "images": ImageSuite}
 Kind = TypeVar("Kind", Suite, ImageSuite)
-
-
-def digest(value: Any) -> str:
-    """SHA-256 of a JSON value, keys sorted."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 class _TaskLoader(yaml.SafeLoader):

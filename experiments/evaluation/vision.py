@@ -14,11 +14,13 @@ from experiments.data.base import SPLITS
 from experiments.data.files import read_meta
 from experiments.evaluation import metrics
 from experiments.evaluation.exported import read_model
-from experiments.evaluation.files import hash_files, read_json, run_of, weights_hash, write_json
+from experiments.evaluation.files import hash_files, run_of, weights_hash
 from experiments.evaluation.outputs import Images
 from experiments.evaluation.skipping import skipping
-from experiments.evaluation.suite import ImageSuite, digest, load_suite, suite_files
+from experiments.evaluation.suite import ImageSuite, load_suite, suite_files
 from experiments.specs.code import code_hash
+from experiments.specs.digest import digest
+from experiments.store.io import read_cache, write_json
 
 if TYPE_CHECKING:
     from torch import nn
@@ -65,7 +67,7 @@ def evaluate(
     code = code_hash(Path(__file__), *suite_files(settings))
     inputs_hash = digest([hashes, hash_files(data_dir, files), code])
     store = (cache or out.parent) / f"accuracy-{hashes['weights_hash'][:16]}.json"
-    known = read_json(store)
+    known = read_cache(store)
     if inputs_hash not in known:
         began = time.perf_counter()
         scores = list(_scores(model_dir, data_dir, settings, hashes["data_hash"]))

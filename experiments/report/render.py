@@ -198,8 +198,8 @@ def with_counter_evidence(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def render_study(
     study: dict[str, Any],
-    records_csv: Path,
-    curves_csv: Path,
+    records: pd.DataFrame,
+    curves: pd.DataFrame,
     runs_dir: Path,
     figures_dir: Path,
     tables_dir: Path,
@@ -210,8 +210,8 @@ def render_study(
 
     Args:
         study: The study as `experiments.specs.lookup.study_as_dict` describes it.
-        records_csv: Tidy records.
-        curves_csv: Tidy curves.
+        records: Tidy records.
+        curves: Tidy curves.
         runs_dir: Folder with ``<run id>/record.json`` or ``<run id>.json``.
         figures_dir: Folder with the figures' SVG files.
         tables_dir: Folder with the tables' CSV files.
@@ -221,7 +221,6 @@ def render_study(
     Returns:
         The path of ``index.html``.
     """
-    records, curves = tidy.read_records(records_csv), tidy.read_curves(curves_csv)
     out_dir.mkdir(parents=True, exist_ok=True)
     runs, sourced = provenance.Runs(study, records), published.is_source_of(study)
     behind = provenance.Register(runs)

@@ -25,6 +25,14 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
+def read_cache(path: Path) -> dict[str, Any]:
+    """The JSON object in a file; empty if the file is missing or damaged."""
+    try:
+        return read_json(path)
+    except (OSError, ValueError):
+        return {}
+
+
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
     """The rows of a JSON-lines file; a torn last line (a killed run) is ignored.
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -55,6 +55,16 @@ TEXT_COLUMNS = (
     "study run model dataset method algorithm family scale recipe metric split task data_hash "
     "spec_hash code_hash cpu versions command"
 ).split()
+
+
+class Workload(NamedTuple):
+    """A model on a dataset; all runs of a study train it by one recipe and its variants."""
+
+    model: str
+    dataset: str
+
+    def __str__(self) -> str:
+        return f"{self.model} on {self.dataset}"
 
 
 def typed(table: pd.DataFrame) -> pd.DataFrame:
@@ -165,15 +175,15 @@ def validation_perplexity(records: pd.DataFrame) -> pd.DataFrame:
     return rows if len(rows) else select(records, "perplexity", split="test")
 
 
-def cells(records: pd.DataFrame) -> list[tuple[str, str]]:
-    """Return the (model, dataset) pairs of the records, in the order they occur."""
+def workloads(records: pd.DataFrame) -> list[Workload]:
+    """Return the workloads of the records, in the order they occur."""
     pairs = records[["model", "dataset"]].drop_duplicates()
-    return [(row.model, row.dataset) for row in pairs.itertuples()]
+    return [Workload(row.model, row.dataset) for row in pairs.itertuples()]
 
 
-def in_cell(table: pd.DataFrame, cell: tuple[str, str]) -> pd.DataFrame:
-    """Return the rows of one (model, dataset) pair."""
-    return table[(table["model"] == cell[0]) & (table["dataset"] == cell[1])]
+def in_workload(table: pd.DataFrame, workload: Workload) -> pd.DataFrame:
+    """Return the rows of one workload."""
+    return table[(table["model"] == workload.model) & (table["dataset"] == workload.dataset)]
 
 
 def mask_sparsity(curves: pd.DataFrame) -> pd.Series[float]:

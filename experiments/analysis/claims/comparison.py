@@ -17,9 +17,6 @@ from experiments.store import tidy
 LARGER = "larger"
 SIGNS = {"less": "<", "greater": ">", "differ": "differs from", "equal": "equals"}
 
-#: Model label and dataset of a workload.
-Workload = tuple[str, str]
-
 
 @dataclass(frozen=True)
 class Outcome:
@@ -57,7 +54,7 @@ def compare(
     sides = [side for link in links for side in selections_of(link)]
     workloads = [
         workload
-        for workload in tidy.cells(plan)
+        for workload in tidy.workloads(plan)
         if all(not _sided(plan, workload, side).empty for side in sides)
     ]
     if not workloads:
@@ -145,7 +142,7 @@ def _precondition(
     test: Mapping[str, Any],
     links: list[dict[str, Any]],
     rows: list[pd.DataFrame],
-    workload: Workload,
+    workload: tidy.Workload,
     study: Mapping[str, Any],
 ) -> str:
     """Why the runs of a workload can decide nothing; empty where they can."""
@@ -185,7 +182,7 @@ def _on(
     test: Mapping[str, Any],
     links: list[dict[str, Any]],
     rows: list[pd.DataFrame],
-    workload: Workload,
+    workload: tidy.Workload,
     study: Mapping[str, Any],
 ) -> Outcome:
     """All links within one workload; several hold if each does (the largest p counts)."""
@@ -195,7 +192,7 @@ def _on(
         for side in selections_of(link)
         if _sided(measured, workload, side).empty
     ]
-    where = f"{workload[0]} on {workload[1]}"
+    where = f"{workload}"
     if missing:
         return Outcome(
             "", verdict=NOT_TESTED, reason=f"{where}: {_missing(missing, test['metric'])}"
@@ -238,7 +235,7 @@ def weakest_link(pairs: Sequence[stats.Paired]) -> tuple[int, stats.Paired]:
     return at, replace(pairs[at], num_seeds=seeds, p_opposite=opposite)
 
 
-def _pair(link: Mapping[str, Any], rows: pd.DataFrame, workload: Workload) -> stats.Paired:
+def _pair(link: Mapping[str, Any], rows: pd.DataFrame, workload: tidy.Workload) -> stats.Paired:
     measured = [_by_seed(_sided(rows, workload, side), side) for side in selections_of(link)]
     seeds, found = set().union(*measured), iter(measured)
     values = [
@@ -263,7 +260,7 @@ def _by_seed(rows: pd.DataFrame, side: Mapping[str, Any]) -> dict[int, float]:
     return tidy.by_seed(rows)
 
 
-def _runs(link: Mapping[str, Any], rows: pd.DataFrame, workload: Workload) -> str:
+def _runs(link: Mapping[str, Any], rows: pd.DataFrame, workload: tidy.Workload) -> str:
     """The runs behind a comparison: those of the seeds that all sides have."""
     parts = [_sided(rows, workload, side) for side in selections_of(link)]
     seeds = set.intersection(*(set(part["seed"]) for part in parts))
@@ -291,13 +288,15 @@ def _effect(pair: stats.Paired) -> str:
     return f"{pair.effect:+.3g}{interval}"
 
 
-def _sided(rows: pd.DataFrame, workload: Workload | None, side: Mapping[str, Any]) -> pd.DataFrame:
+def _sided(
+    rows: pd.DataFrame, workload: tidy.Workload | None, side: Mapping[str, Any]
+) -> pd.DataFrame:
     """A selection within a workload, or with ``model: larger`` from the dataset's other models."""
     wanted = {key: value for key, value in side.items() if value != LARGER}
     if workload is not None:
-        is_model = rows["model"] == workload[0]
+        is_model = rows["model"] == workload.model
         is_other = side.get("model") == LARGER
-        rows = rows[(rows["dataset"] == workload[1]) & (~is_model if is_other else is_model)]
+        rows = rows[(rows["dataset"] == workload.dataset) & (~is_model if is_other else is_model)]
     for column, value in wanted.items():
         rows = rows[rows[column].isin(value if isinstance(value, list) else [value])]
     return rows

@@ -45,17 +45,17 @@ def draw(
     """One panel per model, dataset and sparsity."""
     rows, looks = data(records, curves, study), Methods(study)
     shown = [
-        (cell, sparsity)
-        for cell in tidy.cells(rows)
-        for sparsity in sorted(set(tidy.in_cell(rows, cell)["sparsity"]) - {0.0})
+        (workload, sparsity)
+        for workload in tidy.workloads(rows)
+        for sparsity in sorted(set(tidy.in_workload(rows, workload)["sparsity"]) - {0.0})
     ]
     figure, axes = style.panels(len(shown), height=3.2)
     if not shown:
         style.say_empty(axes[0], "No method has finished runs of two budgets.")
-    for panel, (cell, sparsity) in zip(axes, shown, strict=False):
-        own = tidy.in_cell(rows, cell)
+    for panel, (workload, sparsity) in zip(axes, shown, strict=False):
+        own = tidy.in_workload(rows, workload)
         _draw_panel(panel, own[own["sparsity"].isin([0.0, sparsity])], looks, x)
-        panel.set_title(f"{cell[0]} on {cell[1]}, dense and {100 * sparsity:g}%")
+        panel.set_title(f"{workload}, dense and {100 * sparsity:g}%")
     return figure
 
 
@@ -80,8 +80,8 @@ def caption(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) 
     rows, looks = data(records, curves, study), Methods(study)
     rows = rows.assign(line=looks.lines(rows))
     sentences = []
-    for cell in tidy.cells(rows):
-        own = tidy.in_cell(rows, cell)
+    for workload in tidy.workloads(rows):
+        own = tidy.in_workload(rows, workload)
         for sparsity, group in own[own["sparsity"] > 0].groupby("sparsity"):
             is_static = looks.source_names(group) == "static"
             static = group[is_static]

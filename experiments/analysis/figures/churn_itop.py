@@ -20,7 +20,7 @@ TITLES = {"churn": "Churn", "itop": "In-time over-parameterization"}
 def data(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
     """Churn and exploration of every sparse run of the first model and dataset that has any."""
     rows = tidy.label_curves(curves[curves["metric"].isin(list(TITLES))], records)
-    return tidy.in_cell(rows, tidy.cells(rows)[0]) if len(rows) else rows
+    return tidy.in_workload(rows, tidy.workloads(rows)[0]) if len(rows) else rows
 
 
 def draw(
@@ -65,5 +65,5 @@ def caption(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) 
     looks = Methods(study)
     means = final.groupby(["method", "sparsity"])["value"].mean().sort_values()
     parts = [f"{looks.treatment(*pair)} {100 * value:.0f}%" for pair, value in means.items()]
-    model, dataset = tidy.cells(moves)[0]
+    model, dataset = tidy.workloads(moves)[0]
     return f"Explored by the end by {model} on {dataset}, mean over runs: {', '.join(parts)}."

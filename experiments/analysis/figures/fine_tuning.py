@@ -31,12 +31,12 @@ def data(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> 
 def draw(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> Figure:
     """One panel per model and dataset."""
     values = data(records, curves, study)
-    cells = tidy.cells(values)
-    figure, axes = style.panels(len(cells), height=3.0)
-    if not cells:
+    workloads = tidy.workloads(values)
+    figure, axes = style.panels(len(workloads), height=3.0)
+    if not workloads:
         style.say_empty(axes[0], "No fine-tuned run has been evaluated yet.")
-    for panel, cell in zip(axes, cells, strict=False):
-        rows = tidy.in_cell(values, cell)
+    for panel, workload in zip(axes, workloads, strict=False):
+        rows = tidy.in_workload(values, workload)
         labels = []
         for fine_tuning, (color, marker) in LINES.items():
             own = rows[(rows["fine-tuning"] == fine_tuning)]
@@ -53,7 +53,7 @@ def draw(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> 
         panel.set_xticks(levels, [f"{100 * s:g}%" if s else "dense" for s in levels])
         panel.set_xlabel("sparsity of pre-training")
         panel.set_ylabel("BLEU")
-        panel.set_title(f"{cell[0]} on {cell[1]}")
+        panel.set_title(f"{workload}")
         style.label_ends(panel, labels)
     return figure
 

@@ -21,8 +21,8 @@ def data(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> 
     rows = tidy.label_curves(curves[curves["metric"] == "loss"], records)
     rows = rows[rows["kind"] == "train"]
     rows = rows[Methods(study).source_names(rows).isin(["rigl", "granet"])]
-    for cell in tidy.cells(rows):
-        for _, chosen in tidy.in_cell(rows, cell).groupby("sparsity"):
+    for workload in tidy.workloads(rows):
+        for _, chosen in tidy.in_workload(rows, workload).groupby("sparsity"):
             if chosen["algorithm"].nunique() == 2:
                 return chosen
     return rows.iloc[:0]

@@ -24,7 +24,7 @@ def data(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> 
     rows = records[records["metric"].str.fullmatch(ROW)]
     if rows.empty:
         return pd.DataFrame(columns=["method", "row", "column", "share", "seeds"])
-    rows = tidy.in_cell(rows, tidy.cells(rows)[0])
+    rows = tidy.in_workload(rows, tidy.workloads(rows)[0])
     size = rows["metric"].nunique()
     found = []
     for (method, metric), group in rows.groupby(["method", "metric"], sort=False):

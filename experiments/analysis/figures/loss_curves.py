@@ -29,11 +29,11 @@ def draw(
     """One panel per model, dataset and split."""
     losses, looks = data(records, curves, study), Methods(study)
     shown = []
-    for place, cell in enumerate(tidy.cells(records)):
-        own = tidy.in_cell(losses, cell)
+    for place, workload in enumerate(tidy.workloads(records)):
+        own = tidy.in_workload(losses, workload)
         for kind in ("validation",) if place else ("train", "validation"):
             for level, rows in selection.by_level(own[own["kind"] == kind]):
-                title = f"{TITLES[kind]} loss · {cell[0]} on {cell[1]}"
+                title = f"{TITLES[kind]} loss · {workload}"
                 shown.append((title + (f" · {100 * level:g}%" if level else ""), rows))
     figure, axes = style.panels(len(shown))
     if not shown:
@@ -70,17 +70,18 @@ def _draw_panel(axes: Axes, rows: pd.DataFrame, looks: Methods, x: str) -> None:
 
 
 def caption(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> str:
-    """Name the lowest mean validation loss of each cell."""
+    """Name the lowest mean validation loss of each workload."""
     final = tidy.label_curves(curves[curves["metric"] == "loss"], records)
     looks = Methods(study)
     final = final[final["kind"] == "validation"].sort_values("step").groupby("run").last()
     sentences = []
-    for cell in tidy.cells(records):
-        means = tidy.in_cell(final, cell).groupby(["method", "sparsity"])["value"].mean()
+    for workload in tidy.workloads(records):
+        means = tidy.in_workload(final, workload).groupby(["method", "sparsity"])["value"].mean()
         if len(means):
             method, sparsity = means.idxmin()
             sentences.append(
-                f"On {cell[1]} with {cell[0]}, {looks.treatment(method, sparsity)} ends "
+                f"On {workload.dataset} with {workload.model}, "
+                f"{looks.treatment(method, sparsity)} ends "
                 f"lowest in mean validation loss ({means.min():.3f})."
             )
     return " ".join(sentences)

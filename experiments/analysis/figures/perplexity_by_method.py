@@ -20,13 +20,13 @@ def data(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> 
 def draw(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> Figure:
     """One panel per model and dataset, one row per method."""
     values, looks = data(records, curves, study), Methods(study)
-    cells = tidy.cells(values)
-    counts = [len(tidy.treatments(tidy.in_cell(values, cell))) for cell in cells]
-    figure, axes = style.panels(len(cells), heights=[0.9 + 0.36 * count for count in counts])
-    if not cells:
+    workloads = tidy.workloads(values)
+    counts = [len(tidy.treatments(tidy.in_workload(values, workload))) for workload in workloads]
+    figure, axes = style.panels(len(workloads), heights=[0.9 + 0.36 * count for count in counts])
+    if not workloads:
         style.say_empty(axes[0], "No run has a perplexity yet.")
-    for panel, cell in zip(axes, cells, strict=False):
-        rows = tidy.in_cell(values, cell)
+    for panel, workload in zip(axes, workloads, strict=False):
+        rows = tidy.in_workload(values, workload)
         pairs = tidy.treatments(rows)
         for place, (method, sparsity) in enumerate(pairs):
             chosen = rows[(rows["method"] == method) & (rows["sparsity"] == sparsity)]
@@ -44,22 +44,22 @@ def draw(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> 
         panel.set_ylim(len(pairs) - 0.4, -0.7)
         panel.grid(axis="y", visible=False)
         panel.set_xlabel("validation perplexity per token")
-        panel.set_title(f"{cell[0]} on {cell[1]}")
+        panel.set_title(f"{workload}")
     return figure
 
 
 def caption(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> str:
-    """Name the best sparse method of each cell, and how it stands to dense."""
+    """Name the best sparse method of each workload, and how it stands to dense."""
     values, looks = data(records, curves, study), Methods(study)
     sentences = []
-    for cell in tidy.cells(values):
-        means = tidy.in_cell(values, cell).groupby(["method", "sparsity"])["value"].mean()
+    for workload in tidy.workloads(values):
+        means = tidy.in_workload(values, workload).groupby(["method", "sparsity"])["value"].mean()
         sparse = means[means.index.get_level_values("sparsity") > 0]
         if not len(sparse):
             continue
         best = looks.treatment(*sparse.idxmin())
-        sentence = f"Lowest sparse mean of {cell[0]} on {cell[1]}: {best} at {sparse.min():.2f}"
-        dense = looks.dense(tidy.in_cell(values, cell)["method"])
+        sentence = f"Lowest sparse mean of {workload}: {best} at {sparse.min():.2f}"
+        dense = looks.dense(tidy.in_workload(values, workload)["method"])
         if dense:
             ratio = sparse.min() / means[(dense, 0.0)]
             sentence += f", {ratio:.3f} times the mean of {looks[dense].name}"

@@ -41,13 +41,13 @@ def data(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> 
 def draw(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> Figure:
     """One panel per model and dataset."""
     rows, looks = data(records, curves, study), Methods(study)
-    cells = tidy.cells(rows)
-    figure, axes = style.panels(len(cells), height=3.8)
-    if not cells:
+    workloads = tidy.workloads(rows)
+    figure, axes = style.panels(len(workloads), height=3.8)
+    if not workloads:
         style.say_empty(axes[0], "No model has finished runs at two sparsities.")
-    for panel, cell in zip(axes, cells, strict=False):
-        _draw_panel(panel, tidy.in_cell(rows, cell), looks)
-        panel.set_title(f"{cell[0]} on {cell[1]}")
+    for panel, workload in zip(axes, workloads, strict=False):
+        _draw_panel(panel, tidy.in_workload(rows, workload), looks)
+        panel.set_title(f"{workload}")
     return figure
 
 
@@ -88,8 +88,8 @@ def caption(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) 
     """State lowest and highest method at each sparsity, and dense."""
     rows, looks = data(records, curves, study), Methods(study)
     sentences = []
-    for cell in tidy.cells(rows):
-        own = tidy.in_cell(rows, cell)
+    for workload in tidy.workloads(rows):
+        own = tidy.in_workload(rows, workload)
         dense = looks.dense(own["method"])
         parts = []
         for sparsity, group in own[own["sparsity"] > 0].groupby("sparsity"):
@@ -101,5 +101,5 @@ def caption(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) 
         if dense:
             mean = own[own["method"] == dense]["value"].mean()
             parts.insert(0, f"{looks[dense].name} {mean:.1f}")
-        sentences.append(f"Mean perplexity of {cell[0]} on {cell[1]}: {'; '.join(parts)}.")
+        sentences.append(f"Mean perplexity of {workload}: {'; '.join(parts)}.")
     return " ".join(sentences)

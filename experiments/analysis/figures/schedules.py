@@ -28,7 +28,7 @@ def data(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> 
     rows = rows[rows["kind"] == "train"]
     if rows.empty:
         return rows
-    _, rows = selection.by_level(tidy.in_cell(rows, tidy.cells(records)[0]))[0]
+    _, rows = selection.by_level(tidy.in_workload(rows, tidy.workloads(records)[0]))[0]
     rows = _with_drop_fractions(rows, study)
     return rows[rows["seed"] == rows.groupby("method")["seed"].transform("min")]
 

@@ -24,13 +24,13 @@ def data(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> 
 def draw(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> Figure:
     """One panel per model and dataset that has transformed runs."""
     rows, looks = data(records, curves, study), Methods(study)
-    shown = tidy.cells(rows[rows["family"].notna()])
+    shown = tidy.workloads(rows[rows["family"].notna()])
     figure, axes = style.panels(len(shown), height=3.2)
     if not shown:
         style.say_empty(axes[0], "No transformed model has a test accuracy yet.")
-    for panel, cell in zip(axes, shown, strict=False):
-        _draw_panel(panel, tidy.in_cell(rows, cell), looks)
-        panel.set_title(f"{cell[0]} on {cell[1]}")
+    for panel, workload in zip(axes, shown, strict=False):
+        _draw_panel(panel, tidy.in_workload(rows, workload), looks)
+        panel.set_title(f"{workload}")
     return figure
 
 
@@ -63,15 +63,15 @@ def _draw_panel(axes: Axes, rows: pd.DataFrame, looks: Methods) -> None:
 
 
 def caption(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> str:
-    """Name the best treatment of each cell."""
+    """Name the best treatment of each workload."""
     rows, looks = data(records, curves, study), Methods(study)
     sentences = []
-    for cell in tidy.cells(rows[rows["family"].notna()]):
-        own = tidy.in_cell(rows, cell)
+    for workload in tidy.workloads(rows[rows["family"].notna()]):
+        own = tidy.in_workload(rows, workload)
         means = own.groupby(["method", "sparsity"])["value"].mean()
         method, sparsity = means.idxmax()
         sentences.append(
-            f"Highest mean of {cell[0]} on {cell[1]}: {looks.treatment(method, sparsity)} at "
+            f"Highest mean of {workload}: {looks.treatment(method, sparsity)} at "
             f"{100 * means.max():.1f}%."
         )
     return " ".join(sentences)

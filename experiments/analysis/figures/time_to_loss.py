@@ -44,14 +44,14 @@ def data(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> 
 def draw(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> Figure:
     """Two panels per model and dataset."""
     losses, looks = data(records, curves, study), Methods(study)
-    shown = [(cell, clock) for cell in tidy.cells(losses) for clock in CLOCKS]
+    shown = [(workload, clock) for workload in tidy.workloads(losses) for clock in CLOCKS]
     figure, axes = style.panels(len(shown))
     if not shown:
         style.say_empty(axes[0], "No run has finished yet.")
-    for panel, (cell, clock) in zip(axes, shown, strict=False):
+    for panel, (workload, clock) in zip(axes, shown, strict=False):
         title, name = CLOCKS[clock]
         labels = []
-        rows = tidy.in_cell(losses, cell)
+        rows = tidy.in_workload(losses, workload)
         unit = _unit(rows[clock].max())
         for (method, sparsity), group in rows.groupby(["method", "sparsity"], sort=False):
             look = looks[method]
@@ -62,7 +62,7 @@ def draw(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> 
             text = looks.treatment(method, sparsity)
             labels.append((mean["value"].iloc[-1], text, look.color))
         style.label_ends(panel, labels)
-        panel.set_title(f"{title} · {cell[0]} on {cell[1]}")
+        panel.set_title(f"{title} · {workload}")
         panel.set_xlabel(f"{unit} {name}")
         panel.set_ylabel("nats per token")
     return figure
@@ -78,13 +78,13 @@ def caption(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) 
     losses, looks = data(records, curves, study), Methods(study)
     ends = losses.sort_values("step").groupby("run").last()
     sentences = []
-    for cell in tidy.cells(losses):
-        rows = tidy.in_cell(ends, cell)
+    for workload in tidy.workloads(losses):
+        rows = tidy.in_workload(ends, workload)
         unit = _unit(rows["simulated_s"].max())
         means = rows.groupby(["method", "sparsity"], sort=False)["simulated_s"].mean()
         parts = [
             f"{looks.treatment(*pair)} {UNITS[unit] * seconds:.3g} {unit}"
             for pair, seconds in means.items()
         ]
-        sentences.append(f"Simulated time of a run on {cell[1]}: {', '.join(parts)}.")
+        sentences.append(f"Simulated time of a run on {workload.dataset}: {', '.join(parts)}.")
     return " ".join(sentences)

@@ -47,12 +47,12 @@ def _settings(spec: dict[str, Any]) -> tuple[Any, ...]:
 def draw(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> Figure:
     """One panel per model and dataset."""
     trials, looks = data(records, curves, study), Methods(study)
-    cells = tidy.cells(trials)
-    figure, axes = style.panels(len(cells), height=3.8)
-    if not cells:
+    workloads = tidy.workloads(trials)
+    figure, axes = style.panels(len(workloads), height=3.8)
+    if not workloads:
         style.say_empty(axes[0], "No trial has finished.")
-    for panel, cell in zip(axes, cells, strict=False):
-        own = tidy.in_cell(trials, cell)
+    for panel, workload in zip(axes, workloads, strict=False):
+        own = tidy.in_workload(trials, workload)
         labels = []
         for method, group in own.groupby("method", sort=False):
             first = looks.settings_of(method)
@@ -65,7 +65,7 @@ def draw(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> 
             labels.append((line["value"].iloc[-1], looks[method].name, look.color))
         style.count_axis(panel, "peak learning rate", _apart(own["learning rate"].unique()))
         panel.set_ylabel(UNITS[own["metric"].iloc[0]])
-        panel.set_title(f"{cell[0]} on {cell[1]}")
+        panel.set_title(f"{workload}")
         style.label_ends(panel, labels)
     return figure
 
@@ -83,13 +83,13 @@ def caption(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) 
     """Name the best trial of each method."""
     trials, looks = data(records, curves, study), Methods(study)
     sentences = []
-    for cell in tidy.cells(trials):
-        own = tidy.in_cell(trials, cell)
+    for workload in tidy.workloads(trials):
+        own = tidy.in_workload(trials, workload)
         parts = [
             f"{looks[row.algorithm].name} {row.value:.2f} at {row.rate:g}"
             for row in own[own["best"]].rename(columns={"learning rate": "rate"}).itertuples()
         ]
-        sentences.append(f"Best on {cell[1]}: {', '.join(parts)}.")
+        sentences.append(f"Best on {workload.dataset}: {', '.join(parts)}.")
         rates = own.groupby("algorithm")["learning rate"].agg(["min", "max"])
         best = own[own["best"]].set_index("algorithm")["learning rate"]
         edge = [name for name, rate in best.items() if rate in tuple(rates.loc[name])]

@@ -27,10 +27,10 @@ def make(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> 
     looks = Methods(study)
     source, masked = published.source_id(study), tidy.mask_sparsity(curves)
     rows = []
-    for place, cell in enumerate(tidy.cells(values)):
-        chosen = tidy.in_cell(values, cell)
+    for place, workload in enumerate(tidy.workloads(values)):
+        chosen = tidy.in_workload(values, workload)
         for method, sparsity in tidy.treatments(chosen):
-            row = _row(records, chosen, cell, looks[method], sparsity)
+            row = _row(records, chosen, workload, looks[method], sparsity)
             row["mask sparsity"] = masked.reindex(row["runs"].split()).mean()
             # The source's network stands for the study's first model; larger ones are others.
             known = _published(source, looks[method], sparsity) if place == 0 else published.UNKNOWN
@@ -41,14 +41,16 @@ def make(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> 
 def _row(
     records: pd.DataFrame,
     values: pd.DataFrame,
-    cell: tuple[str, str],
+    workload: tidy.Workload,
     method: Method,
     sparsity: float,
 ) -> dict[str, Any]:
     own = values[(values["method"] == method.key) & (values["sparsity"] == sparsity)]
     dense = values[(values["algorithm"] == DENSE) & values["family"].isna()]
     mean, low, high = stats.t_interval(own["value"])
-    row = dict(zip(COLUMNS, (*cell, method.key, sparsity, len(own), mean, low, high), strict=False))
+    row = dict(
+        zip(COLUMNS, (*workload, method.key, sparsity, len(own), mean, low, high), strict=False)
+    )
     stderr, chance = own["stderr"].mean(), own["chance"].mean()
     num_images = own["num_items"].iloc[0]
     row |= {"stderr": stderr, "images": num_images, "chance": chance}

@@ -19,21 +19,21 @@ def make(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> 
     totals = tidy.select(records, "accuracy", split="test")
     classes = records[(records["metric"] == "class_accuracy") & (records["split"] == "test")]
     looks, rows = Methods(study), []
-    for cell in tidy.cells(classes):
-        means = tidy.in_cell(totals, cell).groupby(["method", "sparsity"])["value"].mean()
+    for workload in tidy.workloads(classes):
+        means = tidy.in_workload(totals, workload).groupby(["method", "sparsity"])["value"].mean()
         base = (looks.dense(means.index.get_level_values("method")), 0.0)
         others = means.drop(base, errors="ignore")
         if others.empty or base not in means.index:
             continue
         method, sparsity = others.idxmax()
-        own = tidy.in_cell(classes, cell)
+        own = tidy.in_workload(classes, workload)
         for task, group in own.groupby("task", sort=False):
             dense = group[group["method"] == base[0]]
             best = group[(group["method"] == method) & (group["sparsity"] == sparsity)]
             num_images, chance = dense["num_items"].iloc[0], dense["chance"].iloc[0]
             score, stderr = best["value"].mean(), best["stderr"].mean()
             values = (
-                *cell,
+                *workload,
                 str(task).removeprefix("class:"),
                 num_images,
                 dense["value"].mean(),

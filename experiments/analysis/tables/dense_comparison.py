@@ -41,18 +41,22 @@ def make(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> 
     curves = curves[(curves["metric"] == "loss") & (curves["kind"] == "validation")]
     curves = tidy.label_curves(curves.dropna(subset=["flops_executed"]), own)
     rows = []
-    for cell in tidy.cells(own):
-        here = tidy.in_cell(own, cell)
+    for workload in tidy.workloads(own):
+        here = tidy.in_workload(own, workload)
         for method, sparsity, sparse in selection.by_treatment(here[here["sparsity"] > 0]):
-            row = {"model": cell[0], "dataset": cell[1], "method": method, "sparsity": sparsity}
+            row = {
+                **workload._asdict(),
+                "method": method,
+                "sparsity": sparsity,
+            }
             row |= {"seeds": len(sparse), "perplexity": sparse["value"].mean()}
             row["executed FLOPs"] = sparse["flops_executed"].mean()
             row["non-zero parameters"] = sparse["num_nonzero"].mean()
             row["tokens"] = sparse["tokens"].mean()
             dense = here[here["method"] == looks.dense(here["method"])]
-            row |= _cut_off(sparse, dense, tidy.in_cell(curves, cell))
-            row |= _finished(sparse, dense, tidy.in_cell(values, cell))
-            row |= _smaller(sparse, cell, own, looks)
+            row |= _cut_off(sparse, dense, tidy.in_workload(curves, workload))
+            row |= _finished(sparse, dense, tidy.in_workload(values, workload))
+            row |= _smaller(sparse, workload, own, looks)
             row["runs"] = " ".join([*sparse["run"], *dense["run"]])
             rows.append(row)
     return pd.DataFrame(rows, columns=COLUMNS)
@@ -100,11 +104,11 @@ def _finished(sparse: pd.DataFrame, dense: pd.DataFrame, every: pd.DataFrame) ->
 
 
 def _smaller(
-    sparse: pd.DataFrame, cell: tuple[str, str], own: pd.DataFrame, looks: Methods
+    sparse: pd.DataFrame, workload: tidy.Workload, own: pd.DataFrame, looks: Methods
 ) -> dict[str, Any]:
     """The dense model of the dataset whose size is closest to the non-zero weights."""
-    others = own[(own["dataset"] == cell[1]) & (own["sparsity"] == 0)]
-    others = others[others["model"] != cell[0]]
+    others = own[(own["dataset"] == workload.dataset) & (own["sparsity"] == 0)]
+    others = others[others["model"] != workload.model]
     if others.empty:
         return {}
     others = others[others["method"] == looks.dense(others["method"])]

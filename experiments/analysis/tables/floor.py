@@ -16,13 +16,13 @@ def make(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> 
     own = records[(records["task"] == "training") & (records["split"] == "validation")]
     own = own[own["run"].isin(own[own["metric"] == "floor_loss"]["run"])]
     rows = []
-    for cell in tidy.cells(own):
-        for method, sparsity in tidy.treatments(tidy.in_cell(own, cell)):
-            chosen = tidy.in_cell(own, cell)
+    for workload in tidy.workloads(own):
+        for method, sparsity in tidy.treatments(tidy.in_workload(own, workload)):
+            chosen = tidy.in_workload(own, workload)
             chosen = chosen[(chosen["method"] == method) & (chosen["sparsity"] == sparsity)]
             means = chosen.groupby("metric")["value"].mean()
             runs = chosen["run"].drop_duplicates()
             values = (means["floor_loss"], means["loss"], means["excess_loss"])
-            row = (*cell, method, sparsity, len(runs), *values, " ".join(runs))
+            row = (*workload, method, sparsity, len(runs), *values, " ".join(runs))
             rows.append(dict(zip(COLUMNS, row, strict=True)))
     return pd.DataFrame(rows, columns=COLUMNS)

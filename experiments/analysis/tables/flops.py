@@ -26,11 +26,13 @@ def make(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> 
     source, looks = published.source_id(study), Methods(study)
     training = records[records["task"] == "training"]
     rows = []
-    for cell in tidy.cells(training):
-        chosen = tidy.in_cell(training, cell)
+    for workload in tidy.workloads(training):
+        chosen = tidy.in_workload(training, workload)
         for method, sparsity in tidy.treatments(chosen):
             own = chosen[(chosen["method"] == method) & (chosen["sparsity"] == sparsity)]
-            row = dict(zip(COLUMNS, (*cell, method, sparsity, own["run"].nunique()), strict=False))
+            row = dict(
+                zip(COLUMNS, (*workload, method, sparsity, own["run"].nunique()), strict=False)
+            )
             for name, metric in METRICS.items():
                 row[name] = own[own["metric"] == metric]["value"].mean()
             row["FLOPs ratio (published)"] = _published(source, looks.source_name(method), sparsity)

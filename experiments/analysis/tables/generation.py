@@ -31,8 +31,8 @@ def make(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> 
     values = records[records["task"].isin(TASKS) & records["value"].notna()]
     source, looks = published.source_id(study), Methods(study)
     rows = []
-    for cell in tidy.cells(values):
-        chosen = tidy.in_cell(values, cell)
+    for workload in tidy.workloads(values):
+        chosen = tidy.in_workload(values, workload)
         bleu = chosen[chosen["metric"] == "bleu"]
         is_dense = [looks.phases(key) == (0.0, "dense") for key in bleu["method"]]
         baseline = tidy.by_seed(bleu[is_dense])
@@ -41,7 +41,7 @@ def make(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> 
             scores = own[own["metric"] == "bleu"]
             mean, low, high = stats.t_interval(scores["value"])
             low, high = np.clip((low, high), 0, 100)
-            start = (*cell, method, sparsity, len(scores), mean, low, high)
+            start = (*workload, method, sparsity, len(scores), mean, low, high)
             row: dict[str, Any] = dict(zip(COLUMNS, start, strict=False))
             pair = stats.paired(tidy.by_seed(scores), baseline)
             phases = looks.phases(method)

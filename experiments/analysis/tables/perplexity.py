@@ -25,10 +25,10 @@ def make(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> 
     looks = Methods(study)
     source, masked = published.source_id(study), tidy.mask_sparsity(curves)
     rows = []
-    for cell in tidy.cells(values):
-        chosen = tidy.in_cell(values, cell)
+    for workload in tidy.workloads(values):
+        chosen = tidy.in_workload(values, workload)
         for method, sparsity in tidy.treatments(chosen):
-            row = _row(chosen, cell, looks, method, sparsity, source)
+            row = _row(chosen, workload, looks, method, sparsity, source)
             row["mask sparsity"] = masked.reindex(row["runs"].split()).mean()
             rows.append(row)
     table = pd.DataFrame(rows, columns=COLUMNS)
@@ -38,7 +38,7 @@ def make(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> 
 
 def _row(
     values: pd.DataFrame,
-    cell: tuple[str, str],
+    workload: tidy.Workload,
     looks: Methods,
     method: str,
     sparsity: float,
@@ -46,7 +46,7 @@ def _row(
 ) -> dict[str, Any]:
     own = values[(values["method"] == method) & (values["sparsity"] == sparsity)]
     mean, low, high = stats.t_interval(own["value"])
-    row = dict(zip(COLUMNS, (*cell, method, sparsity, len(own), mean, low, high), strict=False))
+    row = dict(zip(COLUMNS, (*workload, method, sparsity, len(own), mean, low, high), strict=False))
     if looks[method].family is not None:
         baseline = "minus Dense"
         other = values[values["method"] == looks.dense(values["method"].unique())]

@@ -1,6 +1,6 @@
 """Time to the loss that the slowest learner of the same model and data reaches at its end: seconds
 of training measured here, and simulated seconds of computing on a CS-2 (peak rate, no streaming).
-Linear between validations; means over seeds. Speed-ups are against the first row of a cell."""
+Linear between validations; means over seeds. Speed-ups are against the first row of a workload."""
 
 from typing import Any
 
@@ -19,13 +19,13 @@ def make(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> 
     """One row per model, dataset, method and sparsity."""
     losses = time_to_loss.data(records, curves, study).sort_values("step")
     rows = []
-    for cell in tidy.cells(losses):
-        own = tidy.in_cell(losses, cell)
+    for workload in tidy.workloads(losses):
+        own = tidy.in_workload(losses, workload)
         ends = own.groupby(["method", "sparsity", "run"], sort=False)["value"].last()
         target = ends.max()
         first: dict[str, float] = {}
         for (method, sparsity), group in own.groupby(["method", "sparsity"], sort=False):
-            row = dict(zip(COLUMNS, (*cell, method, sparsity), strict=False))
+            row = dict(zip(COLUMNS, (*workload, method, sparsity), strict=False))
             row |= {"seeds": group["run"].nunique(), "target loss": target}
             row["runs"] = " ".join(group["run"].drop_duplicates())
             for clock, words in CLOCKS.items():

@@ -19,19 +19,20 @@ from experiments.data import verify
 from experiments.data.base import SPLITS
 from experiments.data.files import read_meta
 from experiments.evaluation.environment import quiet_and_offline
-from experiments.evaluation.files import hash_files, read_json, run_of, weights_hash, write_json
+from experiments.evaluation.files import hash_files, run_of, weights_hash
 from experiments.evaluation.suite import (
     BROUGHT,
     Suite,
     TaskEntry,
     applicable,
     brought_tests,
-    digest,
     load_suite,
     own_tasks,
     suite_files,
 )
 from experiments.specs.code import code_hash
+from experiments.specs.digest import digest
+from experiments.store.io import read_cache, write_json
 
 if TYPE_CHECKING:
     from experiments.evaluation.lm.scoring import Scorer
@@ -85,8 +86,8 @@ def evaluate(
         raise ValueError(f"suite {settings.name} scores text of prepared data; name their folder")
     job = _Job(model_dir, data_dir, settings, None if mirror is None else Path(mirror))
     store = (cache or out.parent) / f"scores-{job.weights_hash[:16]}.json"
-    known = {key: unit for key, unit in read_json(store).items() if _is_whole(unit)}
-    for previous in (read_json(out), *known.values()):
+    known = {key: unit for key, unit in read_cache(store).items() if _is_whole(unit)}
+    for previous in (read_cache(out), *known.values()):
         if previous.get("inputs_hash") == job.inputs_hash(previous.get("datasets") or {}):
             write_json(out, previous)
             return previous

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from experiments.data.base import MissingData
 from experiments.data.hub import declared_splits, reading
-from experiments.evaluation.files import read_jsonl
+from experiments.evaluation.files import prepared_rows
 from experiments.evaluation.lm.pairs import prose_pairs
 from experiments.evaluation.outputs import exponential, ratio
 from experiments.evaluation.suite import OWN_TASKS, Suite, TaskEntry, brought_tests, own_tasks
@@ -140,9 +140,9 @@ def own_documents(task: str, data_dir: Path) -> list[dict[str, Any]]:
         raise ValueError(f"task is {task!r}; our own are {', '.join([*own, *brought])}")
     file = brought[task]["documents"] if task in brought else own[task]
     if file is None:
-        rows = prose_pairs([row["text"] for row in read_jsonl(data_dir / "text" / "test.jsonl")])
+        rows = prose_pairs([row["text"] for row in prepared_rows(data_dir / "text" / "test.jsonl")])
     else:
-        rows = read_jsonl(data_dir / file)
+        rows = prepared_rows(data_dir / file)
     # Mixed by hash, so that the first `limit` rows are a fair sample of all kinds.
     rows.sort(key=lambda row: hashlib.sha256(str(next(iter(row.values()))).encode()).digest())
     if not rows:

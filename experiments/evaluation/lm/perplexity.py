@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.evaluation import metrics
-from experiments.evaluation.files import read_jsonl
+from experiments.evaluation.files import prepared_rows
 from experiments.evaluation.lm.scoring import Scorer, Span
 from experiments.evaluation.outputs import Documents, Tokens
 from experiments.evaluation.suite import Perplexity
@@ -115,7 +115,7 @@ def split_scores(
         ValueError: if it is empty, or of another vocabulary than the model's.
     """
     path = data_dir / "text" / f"{split}.jsonl"
-    documents = [row["text"] for row in read_jsonl(path)]
+    documents = [row["text"] for row in prepared_rows(path)]
     stream = _stream(scorer, data_dir, split, documents)
     sample, encoded = _sample(scorer, [text for text in documents if text], settings.max_tokens)
     wanted, found = metrics.read(settings.metrics), []

@@ -33,7 +33,7 @@ def _collect(root, study, made):
     for name in set(study["figures"]) & set(DRAWN):
         figures.write(name, table, curves, study, page / "figures")
     render.render_study(
-        study, path, results / "curves.csv", results / "records", page / "figures",
+        study, table, curves, results / "records", page / "figures",
         page / "tables", results / "claims.csv", page,
     )  # fmt: skip
 

@@ -283,8 +283,10 @@ def page_of(tmp_path, study, made, **columns):
         tables.write(name, table, curves, study, tmp_path / "tables")
     claims.write(table, study, tmp_path / "claims.csv")
     folders = [tmp_path / name for name in ("records", "figures", "tables")]
-    files = [tmp_path / name for name in ("records.csv", "curves.csv")]
-    page = render.render_study(study, *files, *folders, tmp_path / "claims.csv", tmp_path / "page")
+    records = tidy.read_records(tmp_path / "records.csv")
+    page = render.render_study(
+        study, records, curves, *folders, tmp_path / "claims.csv", tmp_path / "page"
+    )
     return page.read_text()
 
 
