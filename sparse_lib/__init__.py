@@ -19,8 +19,11 @@ from sparse_lib.activations import TopKActivation
 from sparse_lib.algorithms.acdc import ACDC
 from sparse_lib.algorithms.gmp import GMP
 from sparse_lib.algorithms.granet import GraNet
+from sparse_lib.algorithms.randompruning import RandomPruning
 from sparse_lib.algorithms.rigl import RigL
+from sparse_lib.algorithms.saliencypruning import SaliencyPruning
 from sparse_lib.algorithms.set import SET
+from sparse_lib.algorithms.snfs import SNFS
 from sparse_lib.algorithms.srigl import SRigL
 from sparse_lib.algorithms.srste import SRSTE
 from sparse_lib.algorithms.static import Static
@@ -86,6 +89,7 @@ __all__ = [
     "NMScoreShaper",
     "OutputGroupScoreShaper",
     "RandomTieBreaker",
+    "RandomPruning",
     "RigL",
     "ScoreFlattener",
     "ScoreShaper",
@@ -93,8 +97,10 @@ __all__ = [
     "SparseParameter",
     "SparsityAlgorithm",
     "SparsityWrapperOptimizer",
+    "SNFS",
     "SRigL",
     "Static",
+    "SaliencyPruning",
     "TopK",
     "TopKAST",
     "TopKActivation",

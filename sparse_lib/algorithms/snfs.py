@@ -1,0 +1,209 @@
+"""SNFS: sparse networks from scratch, or sparse momentum."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from sparse_lib.checks import check_fraction
+from sparse_lib.core import distributed
+from sparse_lib.core.dynamic import DropAndGrow
+from sparse_lib.core.parameter import SparseParameter
+from sparse_lib.masks.counts import num_true
+from sparse_lib.masks.makers import (
+    add_best,
+    make_mask_drop_minimum,
+    make_masks_global_topk,
+    visible_magnitude,
+)
+
+REDISTRIBUTIONS = ("none", "momentum")
+
+
+class SNFS(DropAndGrow):
+    """Sparse momentum (Dettmers and Zettlemoyer 2019, arXiv:1907.04840).
+
+    :class:`DropAndGrow` whose growth score is the magnitude of the momentum of the dense gradient:
+    ``m <- momentum * m + (1 - momentum) * gradient`` after every optimizer step, of all positions,
+    which start at 0. So every step costs a dense weight gradient, ``2 f_S + f_D`` FLOPs (Evci et
+    al. 2020, appendix H), and a dense tensor beside each weight.
+
+    ``redistribution="none"``, the default, keeps each tensor's sparsity, as Evci et al. 2020
+    compare it. ``redistribution="momentum"`` is the paper's (section 3): what all tensors drop
+    together grows in proportion to the mean magnitude of the momentum of each tensor's present
+    weights, as far as there is room, and what finds no room goes to the others in the same
+    proportion. The sum over tensors is then that of their targets.
+
+    The authors' code takes the optimizer's own momentum (of Adam both moments) and drops half of
+    the weights, annealed linearly; it adapts the drop threshold until the fraction is met within
+    some tolerance, which is exact here.
+
+    Args:
+        sparsity: See :class:`SparsityAlgorithm`.
+        update: See :class:`DynamicSparsityAlgorithm`; the paper's interval is an epoch.
+        init_method: See :class:`SparsityAlgorithm`.
+        momentum: Share of the past in the momentum, in [0, 1].
+        redistribution: ``"none"`` or ``"momentum"``.
+        **kwargs: See :class:`DropAndGrow`.
+    """
+
+    needs_sparsity: ClassVar[bool] = True
+    uses_dense_gradient: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        sparsity: Any = None,
+        update: Any = None,
+        init_method: str | Callable = "random",
+        *,
+        momentum: float = 0.9,
+        redistribution: str = "none",
+        **kwargs: Any,
+    ) -> None:
+        self.momentum = check_fraction(momentum, "momentum")
+        if redistribution not in REDISTRIBUTIONS:
+            raise ValueError(
+                f"redistribution must be one of {REDISTRIBUTIONS}, not {redistribution!r}"
+            )
+        self.redistribution = redistribution
+        super().__init__(sparsity, update, init_method, **kwargs)
+        if redistribution == "momentum" and self.score_shaper is not None:
+            raise ValueError(
+                "redistribution='momentum' decides over all tensors together; it takes no "
+                "score_shaper"
+            )
+
+    def _reset(self) -> None:
+        self._momenta: dict[str, Tensor] = {}
+        super()._reset()
+
+    @property
+    def _updates_with_dense_gradient(self) -> bool:
+        return True  # the momentum takes in every step
+
+    def momentum_of(self, p: Tensor) -> Tensor:
+        """The momentum of the dense gradient of a sparse parameter, of its shape; 0 at first."""
+        name = self._by_param(p).name
+        found = self._momenta.get(name)
+        return torch.zeros_like(p) if found is None else found
+
+    def grow_score(self, p: Tensor) -> Tensor:
+        """Magnitude of the momentum."""
+        return self.momentum_of(p).abs()
+
+    def _advance(self, optimizer: Optimizer, autoupdate: bool) -> None:
+        self._restore_gradients()
+        for name, gradient in self._dense.items():
+            weight = self.sparse_params[name].param
+            gradient = self._as_optimized(weight, gradient)
+            gradient = torch.where(gradient.isfinite(), gradient, 0).to(weight.dtype)
+            past = self._momenta.get(name)
+            past = torch.zeros_like(weight) if past is None else past.to(weight.device)
+            self._momenta[name] = past.lerp_(gradient, 1 - self.momentum)
+        super()._advance(optimizer, autoupdate)
+
+    def _share_dense_gradients(self) -> None:
+        # The momentum is linear in the gradients, so the ranks' mean may wait for an update.
+        if distributed.world_size() == 1:
+            return
+        for name, sparse in self.sparse_params.items():
+            if name not in self._momenta:
+                self._momenta[name] = torch.zeros_like(sparse.param)
+        distributed.average_(self._momenta[name] for name in self.sparse_params)
+
+    def new_masks(
+        self, params: Mapping[str, SparseParameter], targets: Mapping[str, float]
+    ) -> Iterable[tuple[str, Tensor]]:
+        """Tensor by tensor, or with what was dropped spread over all of them."""
+        if self.redistribution == "none" or not params:
+            return super().new_masks(params, targets)
+        scores = {n: torch.where(s.mask, visible_magnitude(s.param), -1) for n, s in params.items()}
+        kept = {
+            name: make_mask_drop_minimum(scores[name], sparse.mask, self.drop_fraction)[0]
+            for name, sparse in params.items()
+        }
+        sizes = {name: sparse.param.numel() for name, sparse in params.items()}
+        goal = sum(self.rules.count(targets[name], size) for name, size in sizes.items())
+        if goal < sum(map(num_true, kept.values())):
+            left = {n: torch.where(mask, scores[n], -1) for n, mask in kept.items()}
+            return make_masks_global_topk(left, 1 - goal / sum(sizes.values())).items()
+        room = {name: sizes[name] - num_true(mask) for name, mask in kept.items()}
+        strength = {
+            name: float(self.momentum_of(sparse.param).abs()[sparse.mask].double().mean())
+            if num_true(sparse.mask)
+            else 0.0
+            for name, sparse in params.items()
+        }
+        shares = allot(goal - sum(map(num_true, kept.values())), strength, room)
+        return [
+            (name, add_best(self.grow_score(sparse.param), kept[name], shares[name]))
+            for name, sparse in params.items()
+        ]
+
+    def state_dict(self) -> dict[str, Any]:
+        """See :meth:`DropAndGrow.state_dict`; also the momenta, by full name."""
+        momenta = {name: momentum.clone() for name, momentum in self._momenta.items()}
+        return super().state_dict() | {"momenta": momenta}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Restore :meth:`state_dict`.
+
+        Raises:
+            ValueError: If the state does not fit this algorithm.
+        """
+        momenta = state_dict.get("momenta", {}) if isinstance(state_dict, Mapping) else {}
+        if not isinstance(momenta, Mapping):
+            raise ValueError(f"the state has momenta={momenta!r:.80}, which must be a mapping")
+        for name, momentum in momenta.items():
+            sparse = self.sparse_params.get(name)
+            if sparse is None:
+                raise ValueError(f"the state has {name!r}, which the algorithm does not sparsify")
+            if not isinstance(momentum, Tensor) or momentum.shape != sparse.param.shape:
+                raise ValueError(f"the momentum of {name!r} in the state has another shape")
+        super().load_state_dict(state_dict)
+        self._momenta = {
+            name: momentum.to(self.sparse_params[name].param.device, copy=True)
+            for name, momentum in momenta.items()
+        }
+
+
+def allot(total: int, strength: Mapping[str, float], room: Mapping[str, int]) -> dict[str, int]:
+    """Share a number out in proportion to strengths, none getting more than it has room for.
+
+    What finds no room goes to the others in the same proportion; fractions are rounded by largest
+    remainder, of equal ones the first. Where the strengths of all with room are zero, they count as
+    equal.
+
+    Args:
+        total: At least 0, at most the sum of ``room``.
+        strength: Name to a number of at least 0.
+        room: Name to the most that it can take.
+
+    >>> allot(10, {"a": 3.0, "b": 1.0, "c": 1.0}, {"a": 4, "b": 9, "c": 9})
+    {'a': 4, 'b': 3, 'c': 3}
+    """
+    shares = dict.fromkeys(room, 0)
+    free = [name for name in room if room[name] > 0]
+    while total > 0 and free:
+        weights = {name: strength[name] for name in free}
+        if not sum(weights.values()) > 0:
+            weights = dict.fromkeys(free, 1.0)
+        scale = total / sum(weights.values())
+        full = [name for name in free if weights[name] * scale >= room[name]]
+        if full:
+            for name in full:
+                shares[name] = min(room[name], total)
+                total -= shares[name]
+            free = [name for name in free if name not in full]
+            continue
+        exact = {name: weights[name] * scale for name in free}
+        shares |= {name: int(value) for name, value in exact.items()}
+        spare = total - sum(shares[name] for name in free)
+        for name in sorted(free, key=lambda name: int(exact[name]) - exact[name])[:spare]:
+            shares[name] += 1
+        return shares
+    return shares

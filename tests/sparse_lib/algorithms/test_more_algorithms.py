@@ -1,0 +1,209 @@
+"""SNFS, plain STE and pruning at random and by saliency, by hand and against plain torch."""
+
+import pytest
+import torch
+
+import sparse_lib as sl
+from sparse_lib.algorithms.randompruning import RandomPruning
+from sparse_lib.algorithms.saliencypruning import SaliencyPruning
+from sparse_lib.algorithms.snfs import SNFS, allot
+from sparse_lib.algorithms.srste import SRSTE
+from tests.sparse_lib.algorithm_cases import assert_enforced, make_model, snapshot, train
+
+
+def row(*values: float) -> torch.nn.Linear:
+    layer = torch.nn.Linear(len(values), 1, bias=False)
+    with torch.no_grad():
+        layer.weight.copy_(torch.tensor([values]))
+    return layer
+
+
+def keep(*columns: int):
+    def init(param, sparsity):
+        mask = torch.zeros_like(param, dtype=torch.bool)
+        mask[0, list(columns)] = True
+        return mask
+
+    return init
+
+
+def applied(algorithm, model, **options):
+    algorithm.apply(model)
+    optimizer = torch.optim.SGD(model.parameters(), **{"lr": 0.0, **options})
+    algorithm.apply(optimizer)
+    return optimizer
+
+
+def step(model, optimizer, gradient):
+    """A step whose dense gradient is given."""
+    optimizer.zero_grad()
+    (model(torch.tensor([gradient])).sum()).backward()
+    optimizer.step()
+
+
+def present(layer) -> list[int]:
+    return layer.weight_mask[0].nonzero().flatten().tolist()
+
+
+def test_snfs_grows_where_the_momentum_of_all_steps_is_largest():
+    model = row(1.0, 2.0, 3.0, 4.0, 5.0, 6.0)
+    algorithm = SNFS(0.5, {"freq": 2}, keep(3, 4, 5), drop_fraction=1 / 3, momentum=0.5)
+    optimizer = applied(algorithm, model)
+    step(model, optimizer, [0.0, 8.0, 0.0, 0.0, 0.0, 0.0])
+    # 0.5 * 8 = 4 after one step and 2 after two, against 0.5 * 3 = 1.5; RigL would take column 0.
+    step(model, optimizer, [3.0, 0.0, 1.0, 0.0, 0.0, 0.0])
+    assert algorithm.momentum_of(model.weight)[0].tolist() == [1.5, 2.0, 0.5, 0.0, 0.0, 0.0]
+    assert present(model) == [1, 4, 5]  # column 3, the smallest present weight, is dropped
+
+
+def test_snfs_costs_a_dense_weight_gradient_at_every_step():
+    model = torch.nn.Linear(10, 10, bias=False)
+    algorithm = SNFS(0.8, {"freq": 3}, seed=0)
+    optimizer = applied(algorithm, model)
+    flops = sl.count_flops(model, batch_size=4)
+    for _ in range(5):
+        step(model, optimizer, [1.0] * 10)
+    dense = flops.forward()
+    sparse = flops.forward({"weight": 0.8})
+    assert algorithm.metrics(flops)["flops"]["run"] == 5 * (2 * sparse + dense)
+
+
+def test_snfs_redistributes_to_the_tensor_of_the_larger_mean_momentum():
+    model = torch.nn.Sequential(row(1.0, 2.0, 3.0, 4.0), row(1.0))
+    model[1] = torch.nn.Linear(1, 4, bias=False)
+    with torch.no_grad():
+        model[1].weight.copy_(torch.tensor([[1.0], [2.0], [3.0], [4.0]]))
+    masks = {(1, 4): torch.tensor([[False, False, True, True]]),
+             (4, 1): torch.tensor([[False], [False], [True], [True]])}  # fmt: skip
+    algorithm = SNFS(
+        0.5, {"freq": 1}, lambda p, s: masks[tuple(p.shape)], drop_fraction=0.5, momentum=0.0,
+        redistribution="momentum",
+    )  # fmt: skip
+    optimizer = applied(algorithm, model)
+    first, second = model[0].weight, model[1].weight
+    first.grad = torch.tensor([[1.0, 2.0, 9.0, 9.0]])  # mean of the present ones: 9
+    second.grad = torch.tensor([[1.0], [1.0], [1.0], [1.0]])  # 1
+    optimizer.step()
+    # Each drops one of two; the two grow 9 to 1, both in the first: its columns 1 and 2 win.
+    assert model[0].weight_mask.tolist() == [[False, True, True, True]]
+    assert model[1].weight_mask.flatten().tolist() == [False, False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("total", "strength", "room", "shares"),
+    [
+        (3, [2.0, 1.0], [9, 9], [2, 1]),
+        (4, [1.0, 1.0, 1.0], [9, 9, 9], [2, 1, 1]),  # the first of equal remainders
+        (5, [0.0, 0.0], [9, 9], [3, 2]),
+        (5, [9.0, 1.0], [2, 9], [2, 3]),
+        (5, [1.0, 0.0], [2, 3], [2, 3]),  # no strength, but room
+        (0, [1.0], [3], [0]),
+    ],
+)
+def test_allot_by_hand(total, strength, room, shares):
+    names = "abc"[: len(room)]
+    by_name = [dict(zip(names, values, strict=True)) for values in (strength, room, shares)]
+    assert allot(total, *by_name[:2]) == by_name[2]
+
+
+def test_ste_is_plain_training_of_a_dense_tensor_seen_through_its_largest_magnitudes():
+    torch.manual_seed(0)
+    model = torch.nn.Linear(12, 9, bias=False)
+    dense = model.weight.detach().clone().requires_grad_()
+    algorithm = SRSTE(0.75, decay=0.0)
+    optimizer = applied(algorithm, model, lr=0.2, momentum=0.9, weight_decay=0.1)
+    plain = torch.optim.SGD([dense], lr=0.2, momentum=0.9, weight_decay=0.1)
+    returned = False
+    for number in range(12):
+        order = dense.detach().abs().flatten().argsort(descending=True, stable=True)
+        mask = torch.zeros(dense.numel(), dtype=torch.bool)
+        mask[order[:27]] = True
+        mask = mask.view_as(dense)
+        assert torch.equal(model.weight_mask, mask), number
+        assert torch.equal(model.weight.detach(), torch.where(mask, dense.detach(), 0))
+        data = torch.randn(8, 12, generator=torch.Generator().manual_seed(number))
+        seen = torch.where(mask, dense.detach(), 0).requires_grad_()
+        (data @ seen.T).sub(1).square().mean().backward()
+        dense.grad = seen.grad  # straight through
+        plain.step()
+        optimizer.zero_grad()
+        model(data).sub(1).square().mean().backward()
+        before = model.weight_mask.clone()
+        optimizer.step()
+        returned |= bool((model.weight_mask & ~before).any())
+        assert_enforced(algorithm, optimizer)
+    assert returned
+    assert torch.equal(algorithm.hidden_weight(model.weight), dense.detach())
+
+
+def test_a_resumed_training_has_the_bits_of_one_that_was_not_interrupted():
+    def begin():
+        model = make_model()
+        algorithm = SNFS(0.6, {"freq": 2}, seed=3)
+        return model, algorithm, applied(algorithm, model, lr=0.05, momentum=0.9)
+
+    model, algorithm, optimizer = begin()
+    train(model, optimizer, 3)
+    saved = {"m": model.state_dict(), "o": optimizer.state_dict(), "a": algorithm.state_dict()}
+    saved = torch.load(_bytes(saved), weights_only=True)
+    train(model, optimizer, 3, start=3)
+    again, other, optim = begin()
+    again.load_state_dict(saved["m"])
+    optim.load_state_dict(saved["o"])
+    other.load_state_dict(saved["a"])
+    train(again, optim, 3, start=3)
+    for name, value in snapshot(model).items():
+        assert torch.equal(value, snapshot(again)[name]), name
+
+
+def _bytes(value):
+    import io
+
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    buffer.seek(0)
+    return buffer
+
+
+def test_a_state_that_does_not_fit_is_refused():
+    model = make_model()
+    algorithm = SNFS(0.6, seed=3)
+    algorithm.apply(model)
+    state = algorithm.state_dict()
+    for wrong in (3, {"none": torch.zeros(2)}, {"0.weight": [torch.zeros(2)]}):
+        with pytest.raises(ValueError, match="the state"):
+            algorithm.load_state_dict({**state, "momenta": wrong})
+
+
+def test_saliency_keeps_the_largest_products_of_weight_and_gradient():
+    model = row(1.0, 2.0, 3.0, 4.0, 5.0, 6.0)
+    algorithm = SaliencyPruning([0.0, 0.5, 0.5], {"freq": 1}, "topk")
+    optimizer = applied(algorithm, model)
+    step(model, optimizer, [9.0, 3.0, 0.0, 1.0, -2.0, 0.5])  # 9, 6, 0, 4, 10, 3
+    assert present(model) == [0, 1, 4]
+    step(model, optimizer, [1.0, 1.0, 99.0, 99.0, 1.0, 99.0])
+    assert present(model) == [0, 1, 4]  # absent positions do not come back
+
+
+def test_saliency_without_a_gradient_is_one_sentence():
+    model = row(1.0, 2.0)
+    algorithm = SaliencyPruning(0.5)
+    algorithm.apply(model)
+    with pytest.raises(RuntimeError, match="no gradient of 'weight'"):
+        algorithm.update()
+
+
+def test_random_pruning_removes_alone_and_every_weight_as_likely():
+    counts = torch.zeros(8)
+    for seed in range(400):
+        model = row(*range(1, 9))
+        algorithm = RandomPruning([0.0, 0.25, 0.5], {"freq": 1}, "topk", seed=seed)
+        optimizer = applied(algorithm, model)
+        step(model, optimizer, [1.0] * 8)
+        first = set(present(model))
+        step(model, optimizer, [1.0] * 8)
+        second = present(model)
+        assert len(first) == 6 and len(second) == 4 and set(second) <= first
+        counts[second] += 1
+    # Each stays in half of the draws: 200 with a standard deviation of 10.
+    assert ((counts - 200).abs() < 45).all()
