@@ -60,6 +60,7 @@ class Method:
         sparsity: Final sparsity, in [0, 1].
         recipe: Name of its recipe variant.
         first: Method whose weights it starts from, None if it starts from scratch.
+        revived: What the weights start from that the first method's masks hid, None for zero.
         retuned: Whether its settings were chosen after the study had run.
         is_plain: Whether the name says all about it but its sparsity.
         color: Colour in figures and tables.
@@ -73,6 +74,7 @@ class Method:
     sparsity: float = 0.0
     recipe: str | None = None
     first: str | None = None
+    revived: str | None = None
     retuned: bool = False
     is_plain: bool = False
     color: str = SPARE_COLORS[0]
@@ -152,7 +154,8 @@ class Methods:
         own = self[key]
         if own.first is None:
             return None
-        return self[own.first].sparsity, "sparse" if own.sparsity else "dense"
+        kind = "sparse" if own.sparsity else "dense"
+        return self[own.first].sparsity, kind if own.revived is None else f"{kind}, {own.revived}"
 
     def lines(self, rows: pd.DataFrame) -> pd.Series:
         """Return `line` of each row's method."""
@@ -189,6 +192,7 @@ def _facts(study: dict[str, Any]) -> dict[str, dict[str, Any]]:
         facts[key] |= {"label": own.get("label"), "recipe": own.get("recipe")}
         facts[key]["retuned"] = own.get("retuned", False)
         facts[key]["first"] = (own.get("starts_from") or {}).get("method")
+        facts[key]["revived"] = (own.get("starts_from") or {}).get("revived")
     for run in study.get("runs", []):
         spec = run.get("spec")
         if spec and spec["method"] not in facts:

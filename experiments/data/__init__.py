@@ -99,14 +99,16 @@ def available(name: str, mirror: Path | None = None, *, tokenizer: str | None = 
     Args:
         name: Dataset name.
         mirror: Folder of `<hub id>` folders; default: environment variable SPARSE_MIRROR.
-        tokenizer: Hub id of a published tokenizer that is to be used.
+        tokenizer: Hub id of a published tokenizer that is to be used, or a dataset's name.
 
     Returns:
         One sentence, or None if nothing is missing.
     """
     source = Source(_mirror(mirror))
     problem = get(name).missing(source)
-    if problem is None and tokenizer is not None:
+    if problem is None and tokenizer is not None and "/" not in tokenizer:
+        problem = get(tokenizer, "text").missing(source)
+    elif problem is None and tokenizer is not None:
         from experiments.data.hub import missing_tokenizer
 
         problem = missing_tokenizer(tokenizer, source)
@@ -133,7 +135,8 @@ def prepare(
         vocab_size: For text: size of the BPE vocabulary, 257 to 65536; ignored by datasets that
             bring their own vocabulary.
         tokenizer: For text: hub id of a published tokenizer to use instead, such as
-            "openai-community/gpt2"; its vocabulary must have `vocab_size` tokens.
+            "openai-community/gpt2", whose vocabulary must have `vocab_size` tokens; or the name
+            of a text dataset, for the tokenizer that preparing it with `vocab_size` makes.
         num_images: For images: how many to train on; None takes all that there are.
         mirror: Folder of `<hub id>` folders; default: environment variable SPARSE_MIRROR.
         offline: Whether the hub must not be asked.
@@ -146,7 +149,6 @@ def prepare(
         ValueError: If the name, the vocabulary size or the number of images is not allowed.
     """
     from experiments.data import images, packing
-    from experiments.data import tokenizer as tools
 
     dataset, out = get(name), Path(out)
     if isinstance(dataset, ImageDataset):
@@ -155,7 +157,7 @@ def prepare(
     if vocab_size is None:
         raise ValueError(f"data.vocab_size is missing, but {name} is text and needs it.")
     source = Source(_mirror(mirror), offline)
-    published = tokenizer and tools.fetch(tokenizer, source, vocab_size=vocab_size)
+    published = tokenizer and _shared_tokenizer(tokenizer, source, vocab_size, out.parent)
     texts = dataset.read(source)
     out.mkdir(parents=True, exist_ok=True)
     built = _tokenizer(dataset, texts, out, vocab_size, published)
@@ -264,6 +266,26 @@ def _tokenizer(
     if trains:
         key_file.write_text(_key(texts, vocab_size, folder))
     return tokenizer
+
+
+def _shared_tokenizer(name: str, source: Source, vocab_size: int, beside: Path) -> "Tokenizer":
+    """The published tokenizer of a hub id, or the one that a dataset of that name has.
+
+    What would be trained is taken from ``beside`` where that holds the dataset as prepared.
+    """
+    from experiments.data import tokenizer as tools
+
+    if "/" in name:
+        return tools.fetch(name, source, vocab_size=vocab_size)
+    dataset = get(name, "text")
+    assert isinstance(dataset, Dataset)
+    if dataset.build_tokenizer is not None:
+        return dataset.build_tokenizer()
+    texts, prepared = dataset.read(source), beside / f"{name}-v{vocab_size}"
+    key_file, folder = prepared / "tokenizer.key", prepared / "tokenizer"
+    if key_file.is_file() and key_file.read_text() == _key(texts, vocab_size, folder):
+        return tools.load(folder)
+    return tools.train_bpe(texts.splits["train"], vocab_size=vocab_size)
 
 
 def _key(texts: Texts, vocab_size: int, folder: Path) -> str:

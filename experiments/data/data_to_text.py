@@ -1,22 +1,61 @@
-"""Data-to-text datasets of the SPDF paper, from the GEM benchmark: E2E, WebNLG and DART.
+"""Data-to-text datasets: a document is the data in one line and a text that says them.
 
-A document is the data in one line and a sentence on the next. The paper's fourth dataset, the
-Curation Corpus, is published as addresses of articles without their text, so no hub id has it.
+Here are those of the SPDF paper as the GEM benchmark has them, E2E, WebNLG and DART; `documents`
+is for any dataset of this kind. The paper's fourth dataset, the Curation Corpus, is published as
+addresses of articles without their text, so no hub id has it.
 """
 
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from experiments.data.base import SPLITS, Dataset, Source, Texts
 from experiments.data.hub import load_rows, missing_rows
 
 HUB_ID = "GEM/gem"
-#: Rows for generation: the prompt, and all sentences that say the same.
-REFERENCES_FILE = "references.jsonl"
+#: Rows for generation: the prompt, and all texts that say the same. One file for each split that
+#: is written about; the test split's is read by the final evaluation alone.
+REFERENCES_FILES = {"test": "references.jsonl", "validation": "validation-references.jsonl"}
+#: Seed of the order of documents.
+ORDER_SEED = 3
 
 
 def _facts(triples: list[str]) -> str:
     return " && ".join(triples)
+
+
+def one_line(text: str) -> str:
+    """The text without line breaks, tabs and runs of spaces."""
+    return " ".join(text.split())
+
+
+def documents(
+    pairs: Mapping[str, Iterable[tuple[str, str]]], meta: Mapping[str, Any] | None = None
+) -> Texts:
+    """The texts of a dataset from its pairs of data and text.
+
+    A document is the data in one line, a line break, and the text in one line. Documents are
+    shuffled by a fixed seed, because texts of equal data stand side by side in some datasets, and
+    a model would learn to copy the document before.
+
+    Args:
+        pairs: Data and text, by split. Data may occur several times, with a text each.
+        meta: Facts for meta.json.
+    """
+    splits: dict[str, list[str]] = {}
+    rows: dict[str, list[dict[str, Any]]] = {}
+    for split in SPLITS:
+        texts: dict[str, list[str]] = {}
+        for data, text in pairs[split]:
+            texts.setdefault(one_line(data) + "\n", []).append(one_line(text))
+        splits[split] = [prompt + text for prompt, known in texts.items() for text in known]
+        random.Random(f"{ORDER_SEED} {split}").shuffle(splits[split])
+        if split in REFERENCES_FILES:
+            rows[REFERENCES_FILES[split]] = [
+                {"prompt": prompt, "references": list(dict.fromkeys(known))}
+                for prompt, known in texts.items()
+            ]
+    return Texts(splits, meta or {}, rows)
 
 
 def data_to_text(
@@ -38,19 +77,20 @@ def data_to_text(
     def read(source: Source) -> Texts:
         columns = (column, "target", "references")
         rows = load_rows(name, HUB_ID, config, columns, source)
-        documents: dict[str, list[str]] = {}
+        splits: dict[str, list[str]] = {}
         sentences: dict[str, list[str]] = {}
         for split in SPLITS:
-            documents[split] = []
+            splits[split] = []
             values = [rows[split][name] for name in columns]
             for data, target, references in zip(*values, strict=True):
-                prompt = " ".join(to_line(data).split()) + "\n"
-                documents[split].append(prompt + target)
+                prompt = one_line(to_line(data)) + "\n"
+                splits[split].append(prompt + target)
                 if split == "test":
                     known = sentences.setdefault(prompt, [])
                     known += [text for text in references or [target] if text not in known]
         generation = [{"prompt": key, "references": texts} for key, texts in sentences.items()]
-        return Texts(documents, {"hub_id": HUB_ID, "config": config}, {REFERENCES_FILE: generation})
+        extras = {REFERENCES_FILES["test"]: generation}
+        return Texts(splits, {"hub_id": HUB_ID, "config": config}, extras)
 
     return Dataset(
         name=name,

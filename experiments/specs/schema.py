@@ -81,6 +81,16 @@ class Start(Strict):
 
     method: Name
     densify: bool = Field(True, description="whether the first phase's masks are dropped")
+    revived: Literal["scaled-normal"] | None = Field(
+        None, description="what the weights start from that the dropped masks hid; None is zero"
+    )
+
+    @model_validator(mode="after")
+    def only_dense(self) -> Start:
+        """Nothing is revived under masks that stay."""
+        if self.revived is not None and not self.densify:
+            raise ValueError(f"revived is {self.revived!r}, which needs densify: true")
+        return self
 
 
 class Method(Strict):
@@ -284,14 +294,18 @@ class Study(Strict):
         return bool(self.scales.get(scale) or self.computations)  # type: ignore[call-overload]
 
 
+#: Columns that a selection of runs may name.
+Column = Literal["method", "sparsity", "model", "dataset"]
+
+
 class Comparison(Strict):
     """One selection of runs against another, paired by seed."""
 
     metric: str | None = None
     split: Literal["train", "validation", "test"] | None = None
-    a: dict[Literal["method", "sparsity", "model"], Any] | None = None
-    b: dict[Literal["method", "sparsity", "model", "published"], Any] | None = None
-    gaps: list[list[dict[Literal["method", "sparsity", "model"], Any]]] | None = None
+    a: dict[Column, Any] | None = None
+    b: dict[Column | Literal["published"], Any] | None = None
+    gaps: list[list[dict[Column, Any]]] | None = None
     direction: Literal["less", "greater", "differ", "equal"] | None = None
     margin: float = 0.0
     where_planned: bool = False
@@ -301,7 +315,7 @@ class ClaimTest(Comparison):
     """How a published claim is tested: an entry of ``tests.yaml``, whose head explains the keys."""
 
     every: list[Comparison] | None = None
-    order: list[dict[Literal["method", "sparsity", "model"], Any]] | None = None
+    order: list[dict[Column, Any]] | None = None
     held_equal: list[str] = []
     concerns: list[str] = []
     note: str | None = None

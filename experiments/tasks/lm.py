@@ -36,8 +36,9 @@ class Data(tasks.Data):
     context: int = Field(ge=2, description="tokens per training sequence")
     tokenizer: str | None = Field(
         None,
-        description="hub id of a published tokenizer; else one is trained on the data",
-        pattern=f"^{PART}/{PART}$",
+        description="hub id of a published tokenizer, or name of a text dataset whose own it "
+        "shares; else one is trained on the data",
+        pattern=f"^{PART}(/{PART})?$",
         exclude_if=lambda value: value is None,
     )
 
@@ -46,6 +47,8 @@ class Data(tasks.Data):
     @property
     def label(self) -> str:
         """Folder name under ``resources/data``; tokenizers of one name have different owners."""
+        if self.tokenizer and "/" not in self.tokenizer:
+            return f"{self.name}-v{self.vocab_size}-{self.tokenizer}"
         if self.tokenizer:
             owner, name = self.tokenizer.split("/")
             return f"{self.name}-{name if owner in SHORT_OWNERS else f'{owner}--{name}'}"

@@ -46,6 +46,11 @@ def _transforms() -> ModuleType:
     return importlib.import_module("experiments.models._transform")
 
 
+def _revive() -> ModuleType:
+    """Imported by name, so that runs whose revived weights start at zero do not depend on it."""
+    return importlib.import_module("experiments.training.revive")
+
+
 def _device() -> ModuleType:
     """Imported by name: how a layer is executed changes no result but by rounding."""
     return importlib.import_module("sparse_lib.device")
@@ -179,8 +184,11 @@ class Trainer:
                 f"the weights of {start.run} do not fit the model of {self.spec.id}: "
                 f"{' '.join(str(error).split())}"
             ) from None
+        masks = masks_of(self.model)
         if start.densify:
             densify(self.model)
+        if start.revived is not None:
+            _revive().scaled_normal(self.model, masks, seed=self.spec.seed)
         return hashlib.sha256(path.read_bytes()).hexdigest()
 
     def load_export(self, folder: Path) -> None:

@@ -55,7 +55,8 @@ def compare(
     workloads = [
         workload
         for workload in tidy.workloads(plan)
-        if all(not _sided(plan, workload, side).empty for side in sides)
+        if _is_named(workload, sides[0])
+        and all(not _sided(plan, workload, side).empty for side in sides)
     ]
     if not workloads:
         missing = [
@@ -115,6 +116,12 @@ def _restricted(test: Mapping[str, Any], plan: pd.DataFrame) -> tuple[Mapping[st
     return test, []
 
 
+def _is_named(workload: tidy.Workload, side: Mapping[str, Any]) -> bool:
+    """Whether a workload is the one that a selection names, as far as it names one."""
+    model, dataset = side.get("model", LARGER), side.get("dataset", workload.dataset)
+    return model in (LARGER, workload.model) and dataset == workload.dataset
+
+
 def _names(sides: list[Mapping[str, Any]]) -> list[str]:
     return list(dict.fromkeys(_name(side) for side in sides))
 
@@ -145,23 +152,46 @@ def _precondition(
     workload: tidy.Workload,
     study: Mapping[str, Any],
 ) -> str:
-    """Why the runs of a workload can decide nothing; empty where they can."""
+    """Why the runs of a workload can decide nothing; empty where they can.
+
+    Sides that name a model or dataset of their own need a dense model that learned it, too.
+    """
     rules = published.policy()
     for link, measured in zip(links, rows, strict=True):
-        metric, here = {**test, **link}["metric"], _sided(measured, workload, {})
-        dense = here[here["method"].isin(dense_methods(study))]
-        sides = [_sided(measured, workload, side) for side in selections_of(link)]
+        metric = {**test, **link}["metric"]
+        named = selections_of(link)
+        sides = [_sided(measured, workload, side) for side in named]
         runs = set(pd.concat(sides)["run"])
         recipes = [run["spec"]["recipe"] for run in study.get("runs", []) if run["id"] in runs]
         # Where all methods tie, one of them can still be held against a published number.
         tells = len(sides) == len(sides_of(link))
         problem = (
-            (preconditions.not_learned(metric, dense, rules) if tells else "")
+            (_not_learned(metric, named, measured, workload, study, rules) if tells else "")
             or preconditions.at_chance(metric, sides, rules)
             or preconditions.not_annealed(recipes, rules)
         )
         if problem:
             return problem
+    return ""
+
+
+def _not_learned(
+    metric: str,
+    sides: list[Mapping[str, Any]],
+    rows: pd.DataFrame,
+    workload: tidy.Workload,
+    study: Mapping[str, Any],
+    rules: Mapping[str, Any],
+) -> str:
+    """On which of the workloads that a comparison reads the dense model did not learn the task."""
+    dense = rows[rows["method"].isin(dense_methods(study))]
+    for side in sides:
+        model = workload.model if side.get("model") == LARGER else side.get("model", workload.model)
+        place = tidy.Workload(model, side.get("dataset", workload.dataset))
+        here = _sided(dense, place, {})
+        problem = preconditions.not_learned(metric, here, rules, dataset=place.dataset)
+        if problem:
+            return problem if place == workload else f"{place}: {problem}"
     return ""
 
 
@@ -291,12 +321,17 @@ def _effect(pair: stats.Paired) -> str:
 def _sided(
     rows: pd.DataFrame, workload: tidy.Workload | None, side: Mapping[str, Any]
 ) -> pd.DataFrame:
-    """A selection within a workload, or with ``model: larger`` from the dataset's other models."""
+    """A selection within a workload; ``model: larger`` is of the dataset's other models.
+
+    A model or dataset that the selection names stands in place of the workload's.
+    """
     wanted = {key: value for key, value in side.items() if value != LARGER}
     if workload is not None:
-        is_model = rows["model"] == workload.model
-        is_other = side.get("model") == LARGER
-        rows = rows[(rows["dataset"] == workload.dataset) & (~is_model if is_other else is_model)]
+        wanted.setdefault("dataset", workload.dataset)
+        if side.get("model") == LARGER:
+            rows = rows[rows["model"] != workload.model]
+        else:
+            wanted.setdefault("model", workload.model)
     for column, value in wanted.items():
         rows = rows[rows[column].isin(value if isinstance(value, list) else [value])]
     return rows

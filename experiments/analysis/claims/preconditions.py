@@ -10,7 +10,9 @@ import pandas as pd
 from experiments.analysis import stats
 
 
-def not_learned(metric: str, dense: pd.DataFrame, rules: Mapping[str, Any]) -> str:
+def not_learned(
+    metric: str, dense: pd.DataFrame, rules: Mapping[str, Any], *, dataset: str | None = None
+) -> str:
     """Why the dense runs show that the task was not learned; empty where they learned it.
 
     Args:
@@ -18,8 +20,11 @@ def not_learned(metric: str, dense: pd.DataFrame, rules: Mapping[str, Any]) -> s
         dense: The dense runs of the workload, with the column ``value`` in the metric's units; a
             workload without any has no such condition.
         rules: `published/policy.yaml`.
+        dataset: Name of the data, which may have bounds of its own.
     """
     bounds = rules["learned"].get(metric)
+    if bounds is not None:
+        bounds = bounds.get("datasets", {}).get(dataset, bounds)
     if bounds is None or dense.empty:
         return ""
     mean = float(dense["value"].mean())

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from lm_eval.api.model import LM
 
+from experiments.evaluation.lm.generation import continuations
 from experiments.evaluation.lm.perplexity import windows
 from experiments.evaluation.lm.scoring import Scorer, Span
 from experiments.memory import uncollected
@@ -67,31 +68,33 @@ class CausalLM(LM):
         self.num_requests += len(requests)
         return totals
 
+    @uncollected()
     def generate_until(self, requests: list[Instance]) -> list[str]:
-        """Greedy continuations, cut before the first stop string.
+        """Likeliest continuations, cut before the first stop string.
 
-        Prompts of equal length share a batch, so nothing is padded. A prompt keeps its last
-        ``context - max_gen_toks`` tokens.
+        A prompt keeps its last ``context - max_gen_toks`` tokens. ``num_beams`` above 1 asks for
+        beam search.
 
         Raises:
             ValueError: if a request asks for sampling.
         """
         prompts = self.scorer.encode([request.args[0] for request in requests])
-        groups: dict[tuple[Any, ...], list[int]] = {}
+        groups: dict[tuple[int, tuple[str, ...], int], list[int]] = {}
         for index, (prompt, request) in enumerate(zip(prompts, requests, strict=True)):
-            limit, stops = self._generation_options(request.args[1])
+            limit, stops, num_beams = self._generation_options(request.args[1])
             room = max(1, self.scorer.context - limit)
             self.num_requests += 1
             self.num_truncated += len(prompt) > room
             prompts[index] = (prompt or [self.scorer.prefix])[-room:]
-            groups.setdefault((len(prompts[index]), limit, stops), []).append(index)
+            groups.setdefault((limit, stops, num_beams), []).append(index)
         texts = [""] * len(requests)
-        for (_, limit, stops), members in sorted(groups.items(), reverse=True):
-            for begin in range(0, len(members), self.scorer.batch_size):
-                batch = members[begin : begin + self.scorer.batch_size]
-                generated = self._generate([prompts[index] for index in batch], limit, stops)
-                for index, text in zip(batch, generated, strict=True):
-                    texts[index] = text
+        for (limit, stops, num_beams), members in groups.items():
+            chosen = [prompts[index] for index in members]
+            found = continuations(
+                self.scorer, chosen, limit=limit, stops=stops, num_beams=num_beams
+            )
+            for index, text in zip(members, found, strict=True):
+                texts[index] = text
         return texts
 
     def _encode_pairs(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[list[int], list[int]]]:
@@ -126,40 +129,16 @@ class CausalLM(LM):
         self.num_truncated += len(whole) - 1 > self.scorer.context
         return Span(tuple(inputs), tuple(continuation[-len(inputs) :]) if continuation else ())
 
-    def _generation_options(self, options: dict[str, Any]) -> tuple[int, tuple[str, ...]]:
-        """Token limit and stop strings of a request."""
+    def _generation_options(self, options: dict[str, Any]) -> tuple[int, tuple[str, ...], int]:
+        """Token limit, stop strings and number of beams of a request."""
         if options.get("do_sample") or options.get("temperature", 0) > 0:
-            raise ValueError("do_sample is true; only greedy generation is supported")
+            raise ValueError("do_sample is true; only greedy and beam search are supported")
+        num_beams = options.get("num_beams", 1)
+        if type(num_beams) is not int or num_beams < 1:
+            raise ValueError(f"num_beams is {num_beams!r}; it must be a whole number from 1")
         until = options.get("until") or ()
         stops = (until,) if isinstance(until, str) else tuple(until)
         if self.scorer.tokenizer.eos_token:
             stops += (self.scorer.tokenizer.eos_token,)
         limit = int(options.get("max_gen_toks", 256))
-        return min(limit, self.scorer.context - 1), stops
-
-    def _generate(self, prompts: list[list[int]], limit: int, stops: tuple[str, ...]) -> list[str]:
-        """Greedy decoding of prompts of equal length with a key-value cache."""
-        import torch
-
-        tokens = torch.tensor(prompts, device=self.scorer.model.device)
-        produced: list[list[int]] = [[] for _ in prompts]
-        open_rows = [True] * len(prompts)
-        cache = None
-        with torch.inference_mode():
-            for _ in range(limit):
-                step = self.scorer.model(tokens, past_key_values=cache, use_cache=True)
-                cache = step.past_key_values
-                tokens = step.logits[:, -1].argmax(-1, keepdim=True)
-                for row, token in enumerate(tokens[:, 0].tolist()):
-                    if open_rows[row]:
-                        produced[row].append(token)
-                        text = self.scorer.tokenizer.decode(produced[row])
-                        open_rows[row] = not any(stop in text for stop in stops)
-                if not any(open_rows):
-                    break
-        return [_before(str(self.scorer.tokenizer.decode(row)), stops) for row in produced]
-
-
-def _before(text: str, stops: Sequence[str]) -> str:
-    """The text up to the first stop string."""
-    return text[: min([len(text), *(text.find(stop) for stop in stops if stop in text)])]
+        return min(limit, self.scorer.context - 1), stops, num_beams

@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 FEWSHOT_SEED = 1234
 #: A task has no score where a larger share of its tokens are unknown to the tokenizer.
 MAX_UNKNOWN = 0.2
+#: Generated texts that a score keeps beside its number, those of a task's first documents, and
+#: references that stand beside each.
+NUM_OUTPUTS, NUM_REFERENCES = 10, 3
 #: Metrics for which guessing among the choices is right once in `number of choices` times.
 CHOICE_METRICS = ("acc", "acc_norm", "acc_bytes")
 
@@ -198,9 +201,10 @@ def run_task(
         task_dict={"tasks": {task: built}, "groups": {}, "group_map": {}},
         limit=entry.limit,
         bootstrap_iters=suite.bootstrap_iters,
-        log_samples=built.OUTPUT_TYPE == "loglikelihood_rolling",
+        log_samples=built.OUTPUT_TYPE in ("loglikelihood_rolling", "generate_until"),
     )
     samples = results.get("samples", {}).get(task, ())
+    written = built.OUTPUT_TYPE == "generate_until"
     unknown = lm.unknown_fraction
     shared = {
         "num_fewshot": entry.num_fewshot,
@@ -213,9 +217,10 @@ def run_task(
     if unknown > MAX_UNKNOWN:
         reason = f"{unknown:.0%} of the text's tokens are unknown to the model's tokenizer"
         shared |= {"value": None, "stderr": None, "reason": reason}
-    return [
-        {**score, **shared} for score in _scores(task, results["results"][task], samples, built)
-    ]
+    rows = _scores(task, results["results"][task], () if written else samples, built)
+    if written and rows:
+        rows[0]["outputs"] = [_output(sample) for sample in samples[:NUM_OUTPUTS]]
+    return [{**score, **shared} for score in rows]
 
 
 def group_scores(
@@ -288,6 +293,17 @@ def _scores(
             }
         )
     return rows
+
+
+def _output(sample: Mapping[str, Any]) -> dict[str, Any]:
+    """What was written for a document: the prompt, the text, and what could have been written."""
+    references = sample["doc"].get("references") or [sample["target"]]
+    return {
+        "input": sample["arguments"][0][0].strip(),
+        "output": sample["filtered_resps"][0].strip(),
+        "references": references[:NUM_REFERENCES],
+        "num_references": len(references),
+    }
 
 
 def _weighted_error(metric: str, samples: Sequence[Mapping[str, Any]]) -> float | None:

@@ -27,6 +27,16 @@ def test_the_dense_model_must_have_learned_the_task(metric, value, fine):
     assert preconditions.not_learned(metric, dense.iloc[:0], RULES) == ""
 
 
+def test_a_dataset_may_have_bounds_of_its_own():
+    rules = {"learned": {"bleu": {"least": 40, "why": "a", "datasets": {
+        "hard": {"least": 20, "why": "b"}}}}}  # fmt: skip
+    dense = pd.DataFrame({"value": [30.0]})
+    assert "it takes 40: a" in preconditions.not_learned("bleu", dense, rules, dataset="easy")
+    assert preconditions.not_learned("bleu", dense, rules, dataset="hard") == ""
+    low = preconditions.not_learned("bleu", dense - 15, rules, dataset="hard")
+    assert "it takes 20: b" in low
+
+
 def scores(value):
     return pd.DataFrame(
         {"value": [value], "stderr": [0.01], "chance": [0.25], "num_items": [1000.0]}

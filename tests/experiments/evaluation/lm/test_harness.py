@@ -116,6 +116,39 @@ def test_generation_equals_the_uncached_loop(scorer, model, tokenizer):
         assert text == expected.split("<|endoftext|>")[0]
 
 
+def beam_text(model, tokenizer, prompt: str, num: int, beams: int) -> str:
+    """The likeliest of all texts that beam search without a cache keeps, ends not looked at."""
+    start = tokenizer.encode(prompt, add_special_tokens=False)
+    rows = [(0.0, start)]
+    for _ in range(num):
+        found = []
+        for total, tokens in rows:
+            with torch.no_grad():
+                scores = model(torch.tensor([tokens])).logits[0, -1].log_softmax(-1)
+            found += [(total + float(s), [*tokens, i]) for i, s in enumerate(scores)]
+        rows = sorted(found, reverse=True)[:beams]
+    return tokenizer.decode(rows[0][1][len(start) :])
+
+
+def test_beam_search_equals_the_uncached_one(scorer, model, tokenizer):
+    tokenizer = copy.deepcopy(tokenizer)
+    tokenizer.eos_token = None  # no text ends early
+    prompts = ["The mask", "The layer", "The schedule often counts"]
+    options = {"until": [], "max_gen_toks": 5, "num_beams": 3}
+    lm = CausalLM(Scorer(model, tokenizer, batch_size=4))
+    lm.scorer.prefix = 0
+    texts = lm.generate_until(requests("generate_until", [(p, options) for p in prompts]))
+    assert texts == [beam_text(model, tokenizer, prompt, 5, 3) for prompt in prompts]
+    assert texts != [greedy_text(model, tokenizer, prompt, 5) for prompt in prompts]
+
+
+@pytest.mark.parametrize("num_beams", [0, 2.5, True])
+def test_beams_are_counted(scorer, num_beams):
+    options = {"num_beams": num_beams}
+    with pytest.raises(ValueError, match="num_beams"):
+        CausalLM(scorer).generate_until(requests("generate_until", [("The mask", options)]))
+
+
 def test_generation_stops_before_the_stop_string(scorer, model, tokenizer):
     whole = greedy_text(model, tokenizer, "The mask", 8)
     stop = whole[3:5]
@@ -128,7 +161,9 @@ def test_long_prompts_are_cut_on_the_left_and_counted(scorer):
     lm = CausalLM(scorer)
     prompt = "The mask always drops every small weight. " * 10
     fed = []
-    hook = scorer.model.register_forward_pre_hook(lambda _, args: fed.append(args[0].tolist()))
+    hook = scorer.model.register_forward_pre_hook(
+        lambda _, args, options: fed.append(options["input_ids"].tolist()), with_kwargs=True
+    )
     try:
         lm.generate_until(requests("generate_until", [(prompt, {"max_gen_toks": 4})]))
     finally:

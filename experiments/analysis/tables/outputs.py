@@ -1,0 +1,37 @@
+"""Texts as fine-tuned models wrote them, beside what they were asked to say and texts that people
+wrote: those of the test split's first inputs, in an order that does not depend on any model, none
+left out. Shown are dense pre-training and the sparsest, both fine-tuned densely; the run of the
+first seed stands for each."""
+
+from typing import Any
+
+import pandas as pd
+
+from experiments.analysis.methods import Methods
+from experiments.analysis.tables.generation import TASKS
+from experiments.store import outputs, tidy
+
+COLUMNS = ["model", "dataset", "method", "input", "output", "references", "more references", "runs"]
+
+
+def make(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
+    """Ten rows per model and dataset for each of the two methods."""
+    looks = Methods(study)
+    bleu = records[records["task"].isin(TASKS) & (records["metric"] == "bleu")]
+    rows = []
+    for workload in tidy.workloads(bleu):
+        own = tidy.in_workload(bleu, workload)
+        levels = {
+            key: phases[0]
+            for key in own["method"].unique()
+            if (phases := looks.phases(key)) and phases[1] == "dense"
+        }
+        ends = {levels[key]: key for key in reversed(levels)}  # of one level, the first method
+        for method in (ends[level] for level in sorted({min(ends), max(ends)} if ends else ())):
+            first = own[own["method"] == method].sort_values("seed")["run"].iloc[0]
+            for text in outputs.written(study, [first]):
+                known = text["references"]
+                more = text["num_references"] - len(known)
+                cells = (text["input"], text["output"], " / ".join(known), more, first)
+                rows.append(dict(zip(COLUMNS, (*workload, method, *cells), strict=True)))
+    return pd.DataFrame(rows, columns=COLUMNS)
