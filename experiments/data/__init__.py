@@ -109,7 +109,7 @@ def available(name: str, mirror: Path | None = None, *, tokenizer: str | None = 
     if problem is None and tokenizer is not None and "/" not in tokenizer:
         problem = get(tokenizer, "text").missing(source)
     elif problem is None and tokenizer is not None:
-        from experiments.data.hub import missing_tokenizer
+        from experiments.data.mirror import missing_tokenizer
 
         problem = missing_tokenizer(tokenizer, source)
     return problem

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from experiments.data.base import SPLITS, Dataset, Source, Texts
-from experiments.data.hub import load_rows, missing_rows
+from experiments.data.hub import load_rows
+from experiments.data.mirror import missing_rows
 
 HUB_ID = "GEM/gem"
 #: Rows for generation: the prompt, and all texts that say the same. One file for each split that

@@ -1,7 +1,7 @@
 """Datasets by hub id, read from a mirror folder, or from the hub where allowed.
 
-A mirror holds `<root>/<hub id>/` with parquet files and a README.md that declares the configs,
-which is how `datasets.load_dataset` reads a local folder. A new dataset is one line in `DATASETS`.
+`datasets.load_dataset` reads `<mirror>/<hub id>/` as it reads the hub; `experiments.data.mirror`
+says what such a folder holds. Each dataset is declared in a file of its own, such as `wikitext.py`.
 """
 
 import tempfile
@@ -10,34 +10,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import yaml
 from yaml import YAMLError
 
 from experiments.data.base import SPLITS, Dataset, MissingData, Source, Texts
+from experiments.data.mirror import missing_rows
 
 
-def _one_row_each(rows: list[str]) -> list[str]:
+def one_row_each(rows: list[str]) -> list[str]:
+    """Rows without the space around them, empty ones left out."""
     return [row.strip() for row in rows if row.strip()]
-
-
-def _wikitext_articles(rows: list[str]) -> list[str]:
-    """Join the rows (lines) of WikiText into articles: each starts at a heading ` = Title = `."""
-    articles: list[list[str]] = [[]]
-    for position, row in enumerate(rows):
-        if _is_title(row) and all(not rows[i].strip() for i in _neighbours(position, len(rows))):
-            articles.append([])
-        articles[-1].append(row.strip("\n"))
-    return _one_row_each(["\n".join(article) for article in articles])
-
-
-def _is_title(row: str) -> bool:
-    text = row.strip()
-    return text.startswith("= ") and text.endswith(" =") and not text.startswith("= =")
-
-
-def _neighbours(position: int, num_rows: int) -> list[int]:
-    """Rows before and after: blank around a heading, unlike around a formula that looks so."""
-    return [i for i in (position - 1, position + 1) if 0 <= i < num_rows]
 
 
 def hub_dataset(
@@ -46,7 +27,7 @@ def hub_dataset(
     *,
     config: str | None = None,
     license: str,
-    to_documents: Callable[[list[str]], list[str]] = _one_row_each,
+    to_documents: Callable[[list[str]], list[str]] = one_row_each,
     column: str = "text",
     splits: str = "as published",
 ) -> Dataset:
@@ -78,58 +59,6 @@ def hub_dataset(
         read=read,
         missing=missing,
     )
-
-
-def missing_rows(
-    name: str,
-    hub_id: str,
-    config: str | None,
-    source: Source,
-    splits: Sequence[str] = SPLITS,
-) -> str | None:
-    """Say in one sentence what of a dataset is not mirrored; None if nothing."""
-    folder = source.mirror / hub_id if source.mirror else None
-    if folder is not None and any(folder.glob("**/*.parquet")):
-        declared = declared_splits(folder / "README.md", config)
-        absent = [split for split in splits if declared is not None and split not in declared]
-        if not absent:
-            return None
-        return (
-            f"{name} needs the {' and '.join(absent)} split of {hub_id}"
-            f"{f' ({config})' if config else ''}, which {folder} lacks: complete that folder or "
-            "unset the mirror and allow the hub with --config offline=false."
-        )
-    return _not_mirrored(name, hub_id, "parquet files and README.md", source)
-
-
-def missing_tokenizer(hub_id: str, source: Source) -> str | None:
-    """Say in one sentence that a published tokenizer is not mirrored; None if it is."""
-    if source.mirror is not None and (source.mirror / hub_id).is_dir():
-        return None
-    return _not_mirrored("data.tokenizer", hub_id, "tokenizer files", source)
-
-
-def _not_mirrored(name: str, hub_id: str, files: str, source: Source) -> str:
-    return (
-        f"{name} needs {hub_id}, which is not mirrored: put its {files} into "
-        f"{source.mirror / hub_id if source.mirror else f'<mirror>/{hub_id}'}, name the mirror "
-        f"root by config key 'mirror' or variable SPARSE_MIRROR, or allow the hub with "
-        f"--config offline=false."
-    )
-
-
-def declared_splits(readme: Path, config: str | None) -> list[str] | None:
-    """Splits of a config that a README's YAML header declares; None if it declares no configs."""
-    header = readme.read_text().split("---\n") if readme.is_file() else []
-    try:
-        configs = (yaml.safe_load(header[1]) or {}).get("configs") if len(header) > 2 else None
-        for entry in configs or ():
-            files = entry.get("data_files")
-            if entry["config_name"] == (config or "default") and isinstance(files, list):
-                return [file["split"] for file in files]
-    except (YAMLError, AttributeError, KeyError, TypeError):
-        return None  # reading the data says what is wrong
-    return [] if config and configs else None
 
 
 def load_rows(
@@ -182,29 +111,3 @@ def reading(name: str, path: str) -> Iterator[None]:
             cause = cause.__cause__
         reason = "there is no " * isinstance(cause, KeyError) + str(cause).strip().split("\n")[0]
         raise MissingData(f"{name}: {path} cannot be read: {reason}") from error
-
-
-_WIKIPEDIA = "CC BY-SA 3.0 and GFDL"
-
-DATASETS = (
-    hub_dataset(
-        "wikitext-2",
-        "Salesforce/wikitext",
-        config="wikitext-2-v1",
-        license=_WIKIPEDIA,
-        to_documents=_wikitext_articles,
-    ),
-    hub_dataset(
-        "wikitext-103",
-        "Salesforce/wikitext",
-        config="wikitext-103-v1",
-        license=_WIKIPEDIA,
-        to_documents=_wikitext_articles,
-    ),
-    hub_dataset("enwiki-slice", "local/enwiki-2014-slice", license=_WIKIPEDIA),
-    hub_dataset(
-        "slimpajama",
-        "cerebras/SlimPajama-627B",
-        license="that of each source; see the data card",
-    ),
-)

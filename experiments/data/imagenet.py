@@ -9,7 +9,8 @@ import tempfile
 from typing import TYPE_CHECKING, Any
 
 from experiments.data.base import ImageDataset, Images, MissingData, Source, Split
-from experiments.data.hub import missing_rows, reading
+from experiments.data.hub import reading
+from experiments.data.mirror import missing_rows
 
 if TYPE_CHECKING:
     import numpy as np

@@ -7,7 +7,7 @@ from pathlib import Path
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from experiments.data.base import END_OF_TEXT, MissingData, Source
-from experiments.data.hub import missing_tokenizer
+from experiments.data.mirror import missing_tokenizer
 
 MIN_VOCAB_SIZE = 257  # 256 bytes and the end-of-text token
 MAX_VOCAB_SIZE = 65536  # tokens are stored as uint16

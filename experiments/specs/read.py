@@ -228,6 +228,7 @@ def check_workload(workload: Workload, *where: str) -> None:
     """Check what the model's file and its task say about their sections."""
     name = workload.model.name
     check_choice(".".join((*where, "model.name")), name, models.names())
+    check_choice(".".join((*where, "task")), workload.task, tasks.names())
     task = tasks.get(workload.task)
     for key, section, value in (
         ("model", models.get(name).Config, workload.model.model_extra),

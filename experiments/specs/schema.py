@@ -15,6 +15,7 @@ from pydantic import (
     Field,
     NonNegativeInt,
     PositiveFloat,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
@@ -141,8 +142,11 @@ class Workload(Strict):
     """One model on one dataset by one recipe."""
 
     model: Model
-    data: dict[str, Any] = Field(description="``Data`` of the model's task")
-    recipe: dict[str, Any] = Field(description="``Recipe`` of the model's task")
+    data: dict[str, Any] = Field(description="``Data`` of the task")
+    recipe: dict[str, Any] = Field(description="``Recipe`` of the task")
+    task: str = Field(
+        "", validate_default=True, description="what is trained; the model's own if it is not given"
+    )
 
     @field_validator("recipe")
     @classmethod
@@ -153,10 +157,14 @@ class Workload(Strict):
                 raise ValueError(f"unknown key recipe.{key}: the plan sets it")
         return value
 
-    @property
-    def task(self) -> str:
-        """Name of the task that the model is for."""
-        return models.task(self.model.name)
+    @field_validator("task")
+    @classmethod
+    def of_the_model(cls, value: str, info: ValidationInfo) -> str:
+        """The task that is named, else the one that the model is for."""
+        model = info.data.get("model")
+        if value or model is None or model.name not in models.names():
+            return value
+        return models.task(model.name)
 
     @property
     def typed(self) -> tuple[tasks.Data, tasks.Recipe]:

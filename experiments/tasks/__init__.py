@@ -13,7 +13,7 @@ holds
     Module with ``evaluate(model_dir, data_dir, suite, *, out, mirror)``, which writes
     ``eval.json``.
 
-A model's file names its task by ``TASK``; see `experiments.models`.
+A study's grid names its task by ``task``; without it, the model's file does, by ``TASK``.
 """
 
 from __future__ import annotations

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from experiments.data.base import MissingData
-from experiments.data.hub import declared_splits, reading
+from experiments.data.hub import reading
+from experiments.data.mirror import declared_splits
 from experiments.evaluation.files import prepared_rows
 from experiments.evaluation.lm.pairs import prose_pairs
 from experiments.evaluation.outputs import exponential, ratio

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from experiments import data
-from experiments.data import base, docs_prose, hub, packing, tokenizer
+from experiments.data import base, docs_prose, mirror, packing, tokenizer
 from tests.experiments.data.mirrors import write_mirror
 
 DOCUMENTS = ["The cat sat on the mat.", "A dog is not a cat, is it?\n\nNo.", "naïve ☃ text"] * 5
@@ -110,7 +110,7 @@ def test_mirror_from_the_environment(tmp_path, monkeypatch):
 
 
 def test_readme_without_configs_leaves_the_splits_to_the_loader(tmp_path):
-    assert hub.declared_splits(tmp_path / "README.md", None) is None
+    assert mirror.declared_splits(tmp_path / "README.md", None) is None
 
 
 def test_hash_follows_text_and_vocabulary_and_tokenizer_is_reused(tmp_path):

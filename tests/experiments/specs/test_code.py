@@ -311,3 +311,15 @@ def test_a_run_depends_on_its_own_algorithm_only():
     assert "rigl" not in algorithm_files("set")
     assert "rigl" in algorithm_files("granet")
     assert "granet" not in algorithm_files("rigl")
+
+
+def test_a_dataset_is_prepared_anew_for_its_own_file_and_its_tools_only():
+    def data_files(name: str) -> set[str]:
+        entries = (data.file_of(name), code.DATA / "__init__.py")
+        files = code.imported_files(*entries, data=True)
+        return {path.stem for path in files if path.parent == code.DATA}
+
+    declared = {data.file_of(name).stem for name in data.names()}
+    for name in data.names():
+        assert data_files(name) & declared <= {data.file_of(name).stem, "grammar"}
+    assert "hub" in data_files("wikitext-2") and "hub" not in data_files("glyphs")

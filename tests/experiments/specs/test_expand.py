@@ -3,6 +3,7 @@
 import pytest
 import yaml
 
+from experiments import tasks
 from experiments.specs.code import ROOT, training_code_hash
 from experiments.specs.expand import BUDGET_CORE_S, all_runs, computation_costs, study_runs
 from experiments.specs.lookup import study_as_dict
@@ -82,6 +83,19 @@ def test_seeds_that_chose_settings_are_no_evidence():
             for trials in (True, False)
         }
         assert not seeds[True] & seeds[False]
+
+
+def test_a_grid_may_name_another_task_than_its_models_own(write):
+    images = {
+        "model": {"name": "gpt2", "label": "m", "hidden_size": 8, "num_layers": 1, "num_heads": 1},
+        "data": {"name": "glyphs", "num_images": 100},
+        "recipe": {"epochs": 1, "batch_size": 8, "learning_rate": 0.1},
+        "task": "vision",
+    }
+    folder = write(lambda s: s["scales"]["smoke"][0].update(images))
+    specs = [run.spec for run in all_runs("smoke", folder=folder).values()]
+    assert {spec.task for spec in specs} == {"vision"}
+    assert {type(spec.recipe) for spec in specs} == {tasks.get("vision").Recipe}
 
 
 def test_shares_of_the_run_become_steps():

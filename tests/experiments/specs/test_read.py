@@ -29,6 +29,7 @@ from tests.experiments.specs.edit import error_of, two_phases, with_transform
         ),
         (lambda s: s["scales"]["smoke"][0]["model"].update(name="lama"), ["'lama'", "'llama'"]),
         (lambda s: s["scales"]["smoke"][0]["model"].update(num_heads=5), ["multiple"]),
+        (lambda s: s["scales"]["smoke"][0].update(task="visoin"), ["task", "'visoin'", "'vision'"]),
         (lambda s: s["scales"]["smoke"][0].update(suite="smok"), ["'smok'", "'smoke'"]),
         (lambda s: s["scales"]["smoke"][0]["recipe"].update(tokens=10), ["tokens"]),
         (lambda s: s["scales"]["smoke"].append(s["scales"]["smoke"][0]), ["occurs twice"]),
