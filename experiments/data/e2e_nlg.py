@@ -5,7 +5,8 @@ Read from the authors' own files, in which each set of attributes has its texts,
 
 from experiments.data.base import SPLITS, Dataset, Source, Texts
 from experiments.data.data_to_text import documents
-from experiments.data.hub import load_rows, missing_rows
+from experiments.data.hub import load_rows
+from experiments.data.mirror import missing_rows
 
 NAME, HUB_ID = "e2e-nlg", "tuetschek/e2e_nlg"
 COLUMNS = ("meaning_representation", "human_reference")

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 
 from experiments.data.base import SPLITS, Dataset, Source, Texts
 from experiments.data.data_to_text import documents
-from experiments.data.hub import load_rows, missing_rows
+from experiments.data.hub import load_rows
+from experiments.data.mirror import missing_rows
 
 NAME, HUB_ID = "webnlg-2017", "local/webnlg-2017"
 COLUMNS = ("category", "triples", "texts")

@@ -319,7 +319,7 @@ def test_a_dataset_is_prepared_anew_for_its_own_file_and_its_tools_only():
         files = code.imported_files(*entries, data=True)
         return {path.stem for path in files if path.parent == code.DATA}
 
-    declared = {data.file_of(name).stem for name in data.names()}
-    for name in data.names():
-        assert data_files(name) & declared <= {data.file_of(name).stem, "grammar"}
-    assert "hub" in data_files("wikitext-2") and "hub" not in data_files("glyphs")
+    assert {"wikitext", "hub"} <= data_files("wikitext-2")
+    assert "slimpajama" not in data_files("wikitext-2")
+    for name in ("glyphs", "grammar", "docs-prose"):
+        assert "hub" not in data_files(name)
