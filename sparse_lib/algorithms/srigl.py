@@ -79,8 +79,10 @@ class SRigL(RigL):
         salient = add_best(candidates, kept, max(wanted - count, 0)).sum(1)
         active = self._ablated(active, salient, wanted)
         fan_in = min(wanted // max(num_true(active), 1), magnitude.shape[1])
-        # Survivors by magnitude come before all others by gradient.
-        order = torch.where(kept, 2 + magnitude / (1 + magnitude), gradient / (1 + gradient))
+        # Survivors by magnitude come before all others by gradient; in float64, in which
+        # magnitudes that differ in float32 still differ after 2 is added.
+        large, steep = magnitude.double(), gradient.double()
+        order = torch.where(kept, 2 + large / (1 + large), steep / (1 + steep))
         order = order.masked_fill(~active[:, None], -torch.inf)
         best = order.topk(fan_in, dim=1).indices
         new = torch.zeros_like(present).scatter_(1, best, True) & active[:, None]

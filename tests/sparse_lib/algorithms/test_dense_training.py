@@ -190,6 +190,20 @@ def test_srigl_stays_within_its_weights_where_outputs_are_more(sparsity):
         optimizer.step()
 
 
+@pytest.mark.parametrize("largest", range(4))
+def test_srigl_tells_small_survivors_apart(largest):
+    layer = nn.Linear(4, 1, bias=False)
+    algorithm = sl.SRigL(0.0, update=1, drop_fraction=0.0, seed=1)
+    algorithm.apply(layer)
+    algorithm.apply(torch.optim.SGD(layer.parameters(), 0.1))
+    with torch.no_grad():
+        layer.weight.fill_(1e-4)[0, largest] = 1.0001e-4
+    algorithm.autoupdate = False
+    layer(torch.zeros(1, 4)).sum().backward()
+    mask = algorithm.update_mask(layer.weight, layer.weight_mask, 0.75)
+    assert mask.nonzero().tolist() == [[0, largest]]
+
+
 def test_group_members_differ_in_what_they_mask():
     model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
     group = sl.Group({"0.*": sl.TopK(0.5), "1.*": sl.Static(0.5, seed=0)})
