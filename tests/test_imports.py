@@ -81,6 +81,7 @@ ROOMS = {
 
 # The same of experiments; ``cli`` stands above all others.
 EXPERIMENT_ROOMS = {
+    "machine": "",
     "memory": "",
     "published": "",
     "data": "",
@@ -88,10 +89,10 @@ EXPERIMENT_ROOMS = {
     "tasks": "data models",
     "specs": "data models tasks",
     "store": "tasks specs",
-    "evaluation": "memory data models tasks specs store",
-    "training": "memory data models tasks specs store",
+    "evaluation": "machine memory data models tasks specs store",
+    "training": "machine memory data models tasks specs store",
     "analysis": "published specs store",
-    "computations": "memory models published specs store analysis",
+    "computations": "machine memory models published specs store analysis",
     "report": "published specs store analysis",
     "request": "data specs store evaluation",
 }

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from experiments.computations import _measured as measured
+from experiments.computations._machine import machine_row
 from experiments.memory import keep_memory
 from experiments.models import llama
 from sparse_lib.flops.model import LayerFlops, ModelFlops, count, gpt_training_step
@@ -79,6 +80,7 @@ def compute(scale: str) -> dict[str, pd.DataFrame]:
     sizes = SCALES.get(scale, _QUICK)
     keep_memory()  # as a training does
     with measured.one_thread():
+        here = machine_row()
         host = probe_host(duration_s=sizes.probe_s)
         layer = measured.layer_speed(sizes.width, sizes.sparsities, sizes.rounds)
         amdahl, run_step = gpt_steps(layer, sizes), run_steps(layer, sizes)
@@ -102,7 +104,10 @@ def compute(scale: str) -> dict[str, pd.DataFrame]:
         "amdahl": amdahl,
         "run_step": run_step,
         "training": training(),
+        "machine": [here],
     }
+    for name in ("layer_speed", "amdahl", "run_step"):
+        tables[name] = [{**row, "machine": here["machine"]} for row in tables[name]]
     return {name: pd.DataFrame(rows) for name, rows in tables.items()}
 
 

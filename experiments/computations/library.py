@@ -3,7 +3,8 @@ weights, schedules, search spaces, and the cost of a masked step.
 
 ``properties``: one row per case; ``expected`` follows from the source's words or formula alone,
 ``found`` is read off masks, weights and optimizer states of a real model.
-``overhead``: CPU time of sparse training over dense training, the same loop for both, in rounds.
+``overhead``: CPU time of sparse training over dense training, the same loop for both, in rounds;
+``machine``: on which machine.
 """
 
 import math
@@ -17,6 +18,7 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
+from experiments.computations._machine import machine_row
 from experiments.models import gpt2, llama
 from sparse_lib.algorithms.gmp import GMP
 from sparse_lib.algorithms.granet import GraNet
@@ -50,12 +52,15 @@ WIDTH, BATCH, ROUNDS, INTERVAL, STEPS_PER_TURN = 512, 512, 5, 50, 10
 
 
 def compute(scale: str) -> dict[str, pd.DataFrame]:
-    """Both tables; they are the same at every scale, but that ``smoke`` times fewer rounds."""
+    """All tables; they are the same at every scale, but that ``smoke`` times fewer rounds."""
     rows = [row for rule in RULES for row in rule()]
     properties = pd.DataFrame(rows, columns=["claim", "property", "case", "expected", "found"])
+    here = machine_row(num_threads=1)
+    overhead = pd.DataFrame(overhead_rows(2 if scale == "smoke" else ROUNDS))
     return {
         "properties": properties.assign(met=properties["expected"] == properties["found"]),
-        "overhead": pd.DataFrame(overhead_rows(2 if scale == "smoke" else ROUNDS)),
+        "overhead": overhead.assign(machine=here["machine"]),
+        "machine": pd.DataFrame([here]),
     }
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from experiments import machine
 from experiments.data import verify
 from experiments.data.base import SPLITS
 from experiments.data.files import read_meta
@@ -75,6 +76,7 @@ def evaluate(
         write_json(store, known)
     result = {
         "run": run_of(model_dir),
+        "machine": machine.facts(),
         "suite": settings.name,
         **hashes,
         "inputs_hash": inputs_hash,

@@ -20,9 +20,11 @@ from markupsafe import Markup
 from experiments import published
 from experiments.analysis import figures, tables
 from experiments.analysis.claims import ledger as ledger_module
+from experiments.analysis.claims import policy
 from experiments.analysis.methods import INK, Method
+from experiments.report import policy as policy_page
 from experiments.report import provenance, summary, text
-from experiments.store import tidy
+from experiments.store import machine, tidy
 from experiments.store.io import read_json
 
 TEMPLATES = Path(__file__).with_name("templates")
@@ -43,7 +45,7 @@ NEGATIVE = {
 #: The figure that shows the source's own numbers.
 SOURCE = "source_by_sparsity"
 #: Columns of a table of runs that the page shows beside each run's spec instead.
-RUN_FACTS = ("data hash", "processor", "threads", "versions", "command")
+RUN_FACTS = ("data hash", "machine", "processor", "threads", "versions", "command")
 
 
 @functools.cache
@@ -155,7 +157,8 @@ def _read_details(
                     "data hash": (record.get("data") or {}).get("hash"),
                     "spec hash": record.get("spec_hash"),
                     "code hash": record.get("code_hash"),
-                    "processor": record.get("cpu"),
+                    "machine": machine.key(record.get("machine")),
+                    "processor": machine.words(record.get("machine"), record.get("cpu") or ""),
                     "threads": record.get("num_threads"),
                     "wall time of training (s)": record.get("wall_s"),
                     "wall time of evaluation (s)": (record.get("evaluation") or {}).get("wall_s"),
@@ -245,6 +248,8 @@ def render_study(
         "behind": list(behind),
         "figures_path": _relative(figures_dir, out_dir),
         "tables_path": _relative(tables_dir, out_dir),
+        "alpha": policy.ALPHA,
+        "least_seeds": policy.MIN_SEEDS,
     }
     _render("study", context, out_dir)
     return out_dir / "index.html"
@@ -328,6 +333,7 @@ def render_index(
         "command": command or f"snakemake reproduce --config scale={scale}",
     }
     _render("index", context, out_dir)
+    policy_page.write(out_dir / "policy.md", Path(results_dir))
     table = pd.concat(commands) if commands else pd.DataFrame(columns=provenance.COLUMNS)
     table.to_csv(out_dir / "commands.csv", index=False)
     return out_dir / "index.html"
@@ -372,6 +378,6 @@ def publish(scale_dir: Path, reports_dir: Path) -> Path:
         target = reports_dir / page.parent.name
         shutil.rmtree(target, ignore_errors=True)
         shutil.copytree(page.parent, target)
-    for name in ("index.html", "README.md", "commands.csv"):
+    for name in ("index.html", "README.md", "policy.md", "commands.csv"):
         shutil.copyfile(scale_dir / name, reports_dir / name)
     return reports_dir / "index.html"

@@ -9,6 +9,7 @@ import pandas as pd
 from experiments.analysis.claims import ledger as claims
 from experiments.analysis.claims import policy
 from experiments.report.provenance import has_rows
+from experiments.store import machine
 
 #: Negative results first.
 ORDER = (
@@ -77,30 +78,52 @@ def cost(records: Iterable[dict[str, Any]]) -> dict[str, Any]:
         records: Records; a run that several studies show may occur several times.
 
     Returns:
-        ``runs``; core-hours of ``training`` and ``evaluation`` (wall time times threads);
-        ``executed`` and ``dense`` training FLOPs, 2 per multiply-add; ``processors``, ``datasets``;
-        least and largest number of ``parameters``; largest number of ``tokens`` and of ``images``.
+        ``runs``; ``machines``: by key, the core-hours of ``training`` and ``evaluation`` (wall time
+        times threads) there, the runs ``trained`` there and what is known of it in ``words``;
+        ``executed`` and ``dense`` training FLOPs, 2 per multiply-add; ``datasets``; least and
+        largest number of ``parameters``; largest number of ``tokens`` and of ``images``.
     """
     runs = {record["run"]: record for record in records}.values()
-    hours = {"training": 0.0, "evaluation": 0.0}
     flops = {"executed": 0.0, "dense": 0.0}
+    machines: dict[str, dict[str, Any]] = {}
     for record in runs:
         share = (record.get("num_threads") or 1) / 3600
-        hours["training"] += share * (record.get("wall_s") or 0.0)
-        hours["evaluation"] += share * ((record.get("evaluation") or {}).get("wall_s") or 0.0)
+        facts, evaluation = record.get("machine"), record.get("evaluation") or {}
+        own = _hours(machines, facts, record.get("cpu"))
+        own["trained"] += 1
+        own["training"] += share * (record.get("wall_s") or 0.0)
+        own = _hours(machines, evaluation.get("machine"), record.get("cpu"))
+        own["evaluation"] += share * (evaluation.get("wall_s") or 0.0)
         counted = record.get("flops") or {}
         flops["executed"] += counted.get("executed") or 0.0
         flops["dense"] += counted.get("dense_equivalent") or 0.0
     sizes = [record["num_parameters"] for record in runs if record.get("num_parameters")]
     return {
         "runs": len(runs),
-        **hours,
         **flops,
-        "processors": sorted({str(r["cpu"]) for r in runs if r.get("cpu")}),
+        "machines": machines,
         "datasets": sorted({record["spec"]["data"]["name"] for record in runs}),
         "parameters": (min(sizes), max(sizes)) if sizes else None,
         **{unit: _largest(runs, unit) for unit in ("tokens", "images")},
     }
+
+
+def _hours(
+    machines: dict[str, dict[str, Any]], facts: dict[str, Any] | None, name: str | None
+) -> dict[str, Any]:
+    """The entry of a machine among those seen so far; ``name`` is what old records know of it."""
+    key = machine.key(facts)
+    new: dict[str, Any] = {
+        "title": machine.title(key),
+        "training": 0.0,
+        "evaluation": 0.0,
+        "trained": 0,
+        "words": machine.NOT_RECORDED,
+    }
+    own = machines.setdefault(key, new)
+    if facts or name:
+        own["words"] = machine.words(facts, name or "")
+    return own
 
 
 def _largest(records: Iterable[dict[str, Any]], unit: str) -> int | None:

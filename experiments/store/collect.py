@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from experiments import tasks
+from experiments.store import machine
 from experiments.store.record import Record, Row, read_record
 from experiments.store.scores import evaluation_rows
 from experiments.store.tidy import RECORD_COLUMNS, typed
@@ -62,7 +63,8 @@ def _identity(record: Record, study_name: str) -> dict[str, Any]:
         "data_hash": record.data.hash,
         "spec_hash": record.spec_hash,
         "code_hash": record.code_hash,
-        "cpu": record.cpu,
+        "cpu": machine.processor(record.machine_facts, record.cpu),
+        "machine": record.machine_key,
         "num_threads": record.num_threads,
         "versions": "; ".join(f"{name} {versions[name]}" for name in sorted(versions)),
         "command": record.command,

@@ -17,7 +17,7 @@ from pydantic import field_validator as check
 
 from experiments.specs.run import RunSpec
 from experiments.specs.schema import SpecError
-from experiments.store import paths
+from experiments.store import machine, paths
 from experiments.store.io import read_json, read_jsonl, write_whole
 
 MAX_CURVE_ROWS = 200
@@ -72,12 +72,30 @@ class Score(Facts):
     higher_is_better: bool | None = None
 
 
+class Machine(Facts):
+    """What the time of a training depends on beside the work; `experiments.machine` gathers it."""
+
+    processor: str
+    vendor: str | None = None
+    family: int | None = None
+    model: int | None = None
+    stepping: int | None = None
+    isa: tuple[str, ...] = ()
+    vector_bits: int | None = None
+    cores: int | None = None
+    num_threads: NonNegativeInt
+    versions: dict[str, str] = {}
+    torch_isa: str | None = None
+    kernels: dict[str, Any] = {}
+
+
 class Evaluation(Facts):
     """What ``eval.json`` holds."""
 
     run: str | None = None
     scores: tuple[Score, ...] = ()
     wall_s: Number | None = None
+    machine: dict[str, Any] | None = None
 
 
 class Record(Facts):
@@ -91,6 +109,8 @@ class Record(Facts):
     data: Data
     versions: dict[str, str]
     cpu: str
+    #: None in records of versions that did not keep it; see `machine_key`.
+    machine: Machine | None = None
     num_threads: NonNegativeInt
     wall_s: Number
     num_parameters: int
@@ -130,6 +150,16 @@ class Record(Facts):
                 raise ValueError(f"row {number} has the step {row.get('step')!r}")
             _check_numbers(row, number, texts=("kind",))
         return curve
+
+    @property
+    def machine_key(self) -> str:
+        """Key of the machine of its timings; `experiments.store.machine` says what that means."""
+        return machine.key(self.machine_facts)
+
+    @property
+    def machine_facts(self) -> dict[str, Any] | None:
+        """The machine as it was recorded; None where it was not."""
+        return self.machine and self.machine.model_dump(mode="json", exclude_unset=True)
 
     def rows(self, kind: str) -> list[Row]:
         """Rows of the curve: ``train`` or ``validation``."""

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from experiments.store import paths
+from experiments.store.machine import NOT_RECORDED, is_known
 
 RECORD_COLUMNS = {
     "study": "study that shows the run",
@@ -43,17 +44,18 @@ RECORD_COLUMNS = {
     "truncated_fraction": "share of prompts cut on the left to fit the context",
     "unknown_fraction": "share of the text's tokens that the tokenizer does not know; above 0.2 "
     "there is no value",
-    "cpu": "processor model",
+    "cpu": "processor: model name, stepping, vector instructions and cores, as far as recorded",
+    "machine": "key of the machine that all timings of the run were taken on, or 'not recorded'",
     "num_threads": "threads of the training process",
     "versions": "library versions, as 'name version; name version'",
     "command": "command that repeats the run",
     "committed": "True where the committed record stands for the run, False where it ran here",
 }
 #: Columns that a file may lack.
-OPTIONAL = frozenset({"committed", "unknown_fraction"})
+OPTIONAL = frozenset({"committed", "unknown_fraction", "machine"})
 TEXT_COLUMNS = (
     "study run model dataset method algorithm family scale recipe metric split task data_hash "
-    "spec_hash code_hash cpu versions command"
+    "spec_hash code_hash cpu machine versions command"
 ).split()
 
 
@@ -70,6 +72,8 @@ class Workload(NamedTuple):
 def typed(table: pd.DataFrame) -> pd.DataFrame:
     """Fix the column types, so that a column without values reads back as it was written."""
     table = table.copy()
+    if "machine" not in table:
+        table["machine"] = NOT_RECORDED
     for name in TEXT_COLUMNS:
         table[name] = table[name].astype("string")
     shares = ("truncated_fraction", "unknown_fraction")
@@ -142,6 +146,32 @@ def computed(scale: str, name: str, table: str) -> pd.DataFrame:
     return pd.read_csv(path)
 
 
+def machine_words(scale: str, name: str) -> str:
+    """Return in words on which machine a computation timed what it timed.
+
+    Args:
+        scale: Name of the scale.
+        name: Name of the computation; one that times something has a table ``machine``.
+    """
+    if not (paths.computation(scale, name) / "machine.csv").is_file():
+        return "a machine that was not recorded"
+    return str(computed(scale, name, "machine")["words"].iloc[0])
+
+
+def with_machine(table: pd.DataFrame) -> pd.DataFrame:
+    """Return a computation's timings with the column ``machine``, which older ones lack."""
+    return table if "machine" in table else table.assign(machine=NOT_RECORDED)
+
+
+def on_one_machine(table: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
+    """Return (machine key, its rows) of each known machine, in the order they occur.
+
+    Rows of machines that are not recorded are left out: their times compare with nothing.
+    """
+    groups = table.groupby("machine", sort=False)
+    return [(str(key), rows) for key, rows in groups if is_known(key)]
+
+
 def missing_runs(records: pd.DataFrame, study: dict[str, Any]) -> list[str]:
     """Return the ids of the study's runs that have no record, in the study's order."""
     present = set(records["run"])
@@ -206,6 +236,6 @@ def by_seed(rows: pd.DataFrame) -> dict[int, float]:
 
 def label_curves(curves: pd.DataFrame, records: pd.DataFrame) -> pd.DataFrame:
     """Add what tells runs apart to each row of the curves."""
-    columns = "run method algorithm family sparsity model dataset recipe seed".split()
-    runs = records[columns].drop_duplicates("run")
+    columns = "run method algorithm family sparsity model dataset recipe seed machine".split()
+    runs = records.reindex(columns=columns).drop_duplicates("run")
     return curves.merge(runs, on="run", how="inner")

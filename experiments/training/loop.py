@@ -20,9 +20,10 @@ from typing import Any
 import torch
 from filelock import FileLock, Timeout
 
-from experiments import data, tasks
+from experiments import data, machine, tasks
 from experiments.memory import keep_memory
 from experiments.specs.run import RunSpec
+from experiments.store.machine import key as machine_key
 from experiments.training import summary
 from experiments.training.state import Saved
 from sparse_lib.checkpoint import densify, load_checkpoint, masks_of, read_safetensors
@@ -69,6 +70,8 @@ class Progress:
     loss_sum: float = 0.0
     loss_count: int = 0
     rows: list[dict[str, Any]] = field(default_factory=list)
+    #: Keys of the machines that it has been on, which an interruption may change.
+    machines: list[str] = field(default_factory=list)
 
 
 def say(line: str, log: Path | None) -> None:
@@ -258,6 +261,12 @@ class Trainer:
         self.progress = Progress(**state["progress"])
         return True
 
+    def machine(self) -> dict[str, Any]:
+        """The machine that it runs on, with the keys of others before as ``earlier``."""
+        facts = machine.facts(self.num_threads, device=str(self.device))
+        earlier = [key for key in self.progress.machines if key != machine_key(facts)]
+        return {**facts, "earlier": earlier} if earlier else facts
+
     # Steps
 
     def step(self) -> float:
@@ -297,6 +306,8 @@ class Trainer:
     def run(self, received: list[int]) -> None:
         """Train to the last step; saves and raises `Interrupted` after a signal."""
         recipe, progress = self.spec.recipe, self.progress
+        here = machine_key(machine.facts(self.num_threads, device=str(self.device)))
+        progress.machines = [*(key for key in progress.machines if key != here), here]
         steps = recipe.steps
         log_every = max(1, steps // NUM_LOG_ROWS)
         validate_every = max(1, steps // recipe.validations)

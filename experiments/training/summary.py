@@ -3,33 +3,14 @@
 from __future__ import annotations
 
 import json
-import platform
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from experiments import models
+from experiments import machine, models
 from experiments.store.io import write_json, write_whole
 
 if TYPE_CHECKING:
     from experiments.training.loop import Trainer
-
-
-def processor() -> str:
-    """Model name of the processor, without anything that names the host."""
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
-
-
-def versions() -> dict[str, str]:
-    """Versions that can change a result."""
-    names = ("torch", "transformers", "numpy")
-    return {"python": platform.python_version(), **{name: version(name) for name in names}}
 
 
 def flops(trainer: Trainer, measured: dict[str, Any]) -> dict[str, int]:
@@ -94,8 +75,9 @@ def facts(trainer: Trainer) -> dict[str, Any]:
     return {
         **{key: value for key, value in origin.items() if value is not None},
         "data": trainer.task.data,
-        "versions": versions(),
-        "cpu": processor(),
+        "versions": machine.versions(),
+        "cpu": machine.processor(),
+        "machine": trainer.machine(),
         "device": str(trainer.device),
         "execution": trainer.execution,
         "num_threads": trainer.num_threads,

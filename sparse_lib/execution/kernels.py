@@ -58,11 +58,16 @@ def _cache_dir() -> Path:
     return Path(tempfile.mkdtemp(prefix="sparse_lib-"))
 
 
-def _build() -> Path:
-    """Compiles the kernels unless this source was compiled before; returns the library's path."""
+def build_id() -> str:
+    """A hash of the kernels' source, compiler flags and architecture: 16 hexadecimal digits."""
     digest = hashlib.sha256(_SOURCE.read_bytes() + " ".join(_FLAGS).encode())
     digest.update(os.uname().machine.encode())
-    target = _cache_dir() / f"kernels-{digest.hexdigest()[:16]}.so"
+    return digest.hexdigest()[:16]
+
+
+def _build() -> Path:
+    """Compiles the kernels unless this source was compiled before; returns the library's path."""
+    target = _cache_dir() / f"kernels-{build_id()}.so"
     if target.exists() and not _why_not_loaded(target):
         return target
     named = os.environ.get("CC", "cc")

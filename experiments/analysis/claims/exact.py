@@ -185,12 +185,16 @@ def check_overhead(_: Any, study: dict[str, Any], *__: Any) -> Check:
     """The interval of the mean cost of each method's steps over dense ones, against the limit."""
     if not _computes(study, "library"):
         return Check(None, "this study does not time the library")
-    rows = tidy.computed(study["scale"], "library", "overhead")
+    rows = tidy.with_machine(tidy.computed(study["scale"], "library", "overhead"))
+    machines = sorted(rows["machine"].unique())
+    if len(machines) > 1:
+        return Check(None, f"timed on several machines ({', '.join(machines)}), not one")
     cells = {name: stats.t_interval(own["ratio"]) for name, own in rows.groupby("method")}
     text = ", ".join(
         f"{name} {mean:.3f}x [{low:.3f}, {high:.3f}]" for name, (mean, low, high) in cells.items()
     )
-    reason = f"{text} over {rows['round'].nunique()} rounds; the same training loop for all"
+    rounds, where = rows["round"].nunique(), f"machine {machines[0]}"
+    reason = f"{text} over {rounds} rounds; the same training loop for all, {where}"
     if all(high < MINIMAL_OVERHEAD for _, _, high in cells.values()):
         return Check(True, reason)
     if any(low > MINIMAL_OVERHEAD for _, low, _ in cells.values()):

@@ -56,11 +56,16 @@ def means(rows: pd.DataFrame) -> pd.DataFrame:
     return table.assign(ratio=table["flops"] / dense)
 
 
-def corners(table: pd.DataFrame, base: str, *, better: str) -> dict[str, pd.Series]:
-    """The points of the blog's figures, as far as there are runs for them.
+def corners(table: pd.DataFrame, base: str) -> dict[str, pd.Series]:
+    """Return the places of the blog's figures, as far as there are runs for them.
 
-    A is the dense base; B the best un-widened sparse run of it, which costs less; C the best
-    transformed run at about the FLOPs of A; D the larger dense model.
+    A is the dense base; B the un-widened sparse variants of it, which cost less; C the transformed
+    variants at about the FLOPs of A; D the larger dense models. A place is the mean over all of its
+    variants: their scores are on the split that is shown, so none is picked by it.
+
+    Returns:
+        Letter to ``value`` and ``ratio`` (means over variants), ``low`` and ``high`` (of the
+        variants' values), their ``count`` and the ``method`` and ``sparsity`` of the first.
     """
     own = table[table["model"] == base]
     family = own["family"]
@@ -70,17 +75,26 @@ def corners(table: pd.DataFrame, base: str, *, better: str) -> dict[str, pd.Seri
         "C": own[family.notna() & ((own["ratio"] - 1).abs() <= EQUAL)],
         "D": table[(table["model"] != base) & is_dense(table)],
     }
-    pick = "idxmax" if better == "higher" else "idxmin"
-    return {
-        name: table.loc[getattr(group["value"], pick)()]
-        for name, group in groups.items()
-        if len(group)
-    }
+    return {name: _place(group) for name, group in groups.items() if len(group)}
 
 
-def draw(
-    rows: pd.DataFrame, study: dict[str, Any], *, label: str, better: str, empty: str
-) -> Figure:
+def _place(group: pd.DataFrame) -> pd.Series:
+    first, values = group.iloc[0], group["value"]
+    return pd.Series(
+        {
+            "value": values.mean(),
+            "ratio": group["ratio"].mean(),
+            "low": values.min(),
+            "high": values.max(),
+            "count": len(group),
+            "model": first["model"],
+            "method": first["method"],
+            "sparsity": first["sparsity"],
+        }
+    )
+
+
+def draw(rows: pd.DataFrame, study: dict[str, Any], *, label: str, empty: str) -> Figure:
     """One panel per dataset."""
     looks = Methods(study)
     datasets = [name for name in rows["dataset"].unique() if base_model(_of(rows, name))]
@@ -88,7 +102,7 @@ def draw(
     if not datasets:
         style.say_empty(axes[0], empty)
     for panel, name in zip(axes, datasets, strict=False):
-        _draw_panel(panel, _of(rows, name), looks, better)
+        _draw_panel(panel, _of(rows, name), looks)
         panel.set_title(name)
         panel.set_xlabel("executed training FLOPs, relative to the dense model")
         panel.set_ylabel(label)
@@ -99,7 +113,7 @@ def _of(rows: pd.DataFrame, dataset: str) -> pd.DataFrame:
     return rows[rows["dataset"] == dataset]
 
 
-def _draw_panel(axes: Axes, rows: pd.DataFrame, looks: Methods, better: str) -> None:
+def _draw_panel(axes: Axes, rows: pd.DataFrame, looks: Methods) -> None:
     table, base = means(rows), base_model(rows)
     dense = table[(table["model"] == base) & is_dense(table)]["flops"].iloc[0]
     known: dict[str, str] = {}
@@ -123,7 +137,7 @@ def _draw_panel(axes: Axes, rows: pd.DataFrame, looks: Methods, better: str) -> 
     ticks = [tick for tick in (0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 5) if low <= tick <= high]
     axes.set_xticks(ticks, [f"{tick:g}x" for tick in ticks])
     axes.minorticks_off()
-    points = corners(table, base or "", better=better)
+    points = corners(table, base or "")
     for name, point in points.items():
         offset = (-3, 8) if point["ratio"] < 1 - EQUAL else (-14, 5)
         axes.annotate(
@@ -171,27 +185,30 @@ def _label_sparsity(axes: Axes, points: pd.DataFrame, looks: Methods) -> None:
             )  # fmt: skip
 
 
-def caption(
-    rows: pd.DataFrame, study: dict[str, Any], *, unit: str, better: str, scale: float = 1.0
-) -> str:
-    """Say for each dataset where the arrows lead."""
+def caption(rows: pd.DataFrame, study: dict[str, Any], *, unit: str, scale: float = 1.0) -> str:
+    """Say for each dataset where the arrows lead: over all variants of a letter, none picked."""
     looks, sentences = Methods(study), []
     for name in rows["dataset"].unique():
         own = _of(rows, name)
         base = base_model(own)
         if base is None:
             continue
-        points = corners(means(own), base, better=better)
-        a = points["A"]
-        parts = [f"On {name}, A ({base}, dense) has {scale * a['value']:.1f}{unit}"]
+        points = corners(means(own), base)
+        parts = [f"On {name}, A ({base}, dense) has {scale * points['A']['value']:.1f}{unit}"]
         for corner in ("B", "C", "D"):
-            if corner in points:
-                point = points[corner]
-                who = looks.treatment(point["method"], point["sparsity"])
-                who += f" {point['model']}" if corner == "D" else ""
+            if corner not in points:
+                continue
+            point = points[corner]
+            at = f"at {point['ratio']:.2f}x the FLOPs"
+            if point["count"] > 1:
                 parts.append(
-                    f"{corner} ({who}) {scale * point['value']:.1f}{unit} at "
-                    f"{point['ratio']:.2f}x the FLOPs"
+                    f"the {point['count']} variants of {corner} have {scale * point['low']:.1f} to "
+                    f"{scale * point['high']:.1f}{unit}, {scale * point['value']:.1f}{unit} in the "
+                    f"mean, {at} in the mean"
                 )
+                continue
+            who = looks.treatment(point["method"], point["sparsity"])
+            who += f" {point['model']}" if corner == "D" else ""
+            parts.append(f"{corner} ({who}) {scale * point['value']:.1f}{unit} {at}")
         sentences.append(", ".join(parts) + ".")
     return " ".join(sentences)

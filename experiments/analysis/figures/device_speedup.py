@@ -1,4 +1,4 @@
-"""Speed-up of one layer's training step by unstructured sparsity: measured on this CPU against
+"""Speed-up of one layer's training step by unstructured sparsity: measured on one CPU against
 dense float32 (hollow where the device chooses dense by itself), published for a 12k x 12k product
 on a CS-2, simulated for the CS-2 by a model fitted to those points, and the ideal of skipping all
 masked work. Bars of the measured points are quartiles over rounds; the dotted end of the simulated
@@ -11,8 +11,6 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from experiments.analysis import style
-from experiments.analysis.methods import Methods
-from experiments.analysis.tables import time_to_loss
 from experiments.store import tidy
 
 TICKS = (0.0, 0.5, 0.75, 0.8, 0.9, 0.95)
@@ -75,10 +73,12 @@ def draw(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> 
 
 
 def caption(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> str:
-    """State the speed-ups of layers, of a whole step and of whole runs."""
+    """State the speed-ups of layers and of a whole step, which one machine measured."""
     rows = data(records, curves, study)
     sentences = []
-    for name, words in (("measured", "Measured here"), ("published", "Published for the CS-2")):
+    machine = tidy.machine_words(study["scale"], "device")
+    titles = {"measured": f"Measured on {machine}", "published": "Published for the CS-2"}
+    for name, words in titles.items():
         own = rows[rows["series"] == name]
         own = own.set_index(own["sparsity"].round(4))["speedup"]
         parts = [f"{own[s]:.2f}x at {100 * s:g}%" for s in (0.5, 0.8, 0.9, 0.95) if s in own.index]
@@ -87,16 +87,7 @@ def caption(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) 
     steps = tidy.computed(study["scale"], "device", "amdahl").iloc[1:]
     parts = [f"{row.speedup:.2f}x at {100 * row.sparsity:g}%" for row in steps.itertuples()]
     if parts:
-        sentences.append(f"A whole training step of a small GPT here: {', '.join(parts)}.")
-    parts = [
-        f"{Methods(study).treatment(row.method, row.sparsity)} {row.speedup:.2f}x on {row.dataset}"
-        for row in time_to_loss.make(records, curves, study)
-        .rename(columns={"speed-up (measured)": "speedup"})
-        .itertuples()
-        if row.sparsity > 0
-    ]
-    if parts:
-        sentences.append(f"Whole runs here, to a loss that all reach: {', '.join(parts)}.")
+        sentences.append(f"A whole training step of a small GPT there: {', '.join(parts)}.")
     if not (rows["series"] == "measured").any():
         sentences.append("The kernels could not be built here, so nothing was measured.")
     return " ".join(sentences)

@@ -1,4 +1,4 @@
-"""Measured on this CPU: the training step of a small GPT, AdamW and mask upkeep included, on one
+"""Measured on one CPU: the training step of a small GPT, AdamW and mask upkeep included, on one
 thread. The mark is the step's own Amdahl bound: everything outside the blocks' linear layers kept,
 those layers at the speed of the single layer in the speed-up figure."""
 
@@ -58,4 +58,6 @@ def caption(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) 
         f"{row.over_bound:.2f} times the bound's time"
         for row in rows.itertuples()
     ]
-    return f"Measured: {'; '.join(parts)}." if parts else "The kernels could not be built here."
+    if not parts:
+        return "The kernels could not be built here."
+    return f"Measured on {tidy.machine_words(study['scale'], 'device')}: {'; '.join(parts)}."

@@ -1,7 +1,8 @@
 """Validation perplexity against executed training FLOPs: small points are seeds, large ones their
 mean, the number beside a point its sparsity in percent, where there is room. A is the dense model.
 Sparse-IFT (arrow to C) spends its FLOPs on a larger, sparse model; D, where there is one, is a
-larger dense model. Lower is better. Compare Figure 4 of the Sparse-IFT blog."""
+larger dense model. Letters stand at the mean of all their variants. Lower is better. Compare Figure
+4 of the Sparse-IFT blog."""
 
 from typing import Any
 
@@ -22,11 +23,10 @@ def draw(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> 
         data(records, curves, study),
         study,
         label="validation perplexity per token",
-        better="lower",
         empty="No dense model has a validation perplexity yet.",
     )
 
 
 def caption(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> str:
     """Where the arrows lead."""
-    return _by_flops.caption(data(records, curves, study), study, unit="", better="lower")
+    return _by_flops.caption(data(records, curves, study), study, unit="")

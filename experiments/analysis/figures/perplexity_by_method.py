@@ -49,7 +49,7 @@ def draw(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> 
 
 
 def caption(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> str:
-    """Name the best sparse method of each workload, and how it stands to dense."""
+    """State the range of the sparse means of each workload, and how they stand to dense."""
     values, looks = data(records, curves, study), Methods(study)
     sentences = []
     for workload in tidy.workloads(values):
@@ -57,11 +57,13 @@ def caption(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) 
         sparse = means[means.index.get_level_values("sparsity") > 0]
         if not len(sparse):
             continue
-        best = looks.treatment(*sparse.idxmin())
-        sentence = f"Lowest sparse mean of {workload}: {best} at {sparse.min():.2f}"
+        sentence = (
+            f"Sparse means of {workload}: {sparse.min():.2f} "
+            f"({looks.treatment(*sparse.idxmin())}) to {sparse.max():.2f} "
+            f"({looks.treatment(*sparse.idxmax())})"
+        )
         dense = looks.dense(tidy.in_workload(values, workload)["method"])
         if dense:
-            ratio = sparse.min() / means[(dense, 0.0)]
-            sentence += f", {ratio:.3f} times the mean of {looks[dense].name}"
+            sentence += f"; {looks[dense].name} {means[(dense, 0.0)]:.2f}"
         sentences.append(sentence + ".")
     return " ".join(sentences)

@@ -73,7 +73,8 @@ def caption(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) 
         return ""
     dense = host[host["series"] == "dense"]["flops_per_s"].iloc[0]
     rate, peak = sparse["flops_per_s"].iloc[0], host["peak_flops"].iloc[0]
+    machine = tidy.machine_words(study["scale"], "device")
     return (
-        f"On this CPU the skipping layer at 90% runs {rate / 1e9:.0f} useful GFLOP/s, the dense "
+        f"On {machine}, the skipping layer at 90% runs {rate / 1e9:.0f} useful GFLOP/s, the dense "
         f"one {dense / 1e9:.0f}, of a probed peak of {peak / 1e9:.0f}."
     )

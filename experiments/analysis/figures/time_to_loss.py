@@ -1,9 +1,11 @@
-"""Validation loss of dense and sparse runs against time: seconds of training as measured here, and
-the time that a CS-2 would compute by simulation, at its peak rate and without streaming, so a lower
+"""Validation loss of dense and sparse runs against time: seconds of training, a panel for each
+machine that measured them (its key is that of the table of runs; without a key no panel), and the
+time that a CS-2 would compute by simulation, at its peak rate and without streaming, so a lower
 bound. Runs of the pipeline share the machine, so the measured seconds are noisy; how masked layers
 ran is in each run's record. Thin lines are seeds, thick ones their mean. Dense and dense-control
 differ in batch size only, and the sparse runs have the control's."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -14,10 +16,13 @@ from experiments.analysis import style
 from experiments.analysis.methods import Methods
 from experiments.store import tidy
 
+MEASURED = "elapsed_s"
 CLOCKS = {
-    "elapsed_s": ("Measured · this CPU", "of training"),
+    MEASURED: ("Measured · machine", "of training"),
     "simulated_s": ("Simulated · CS-2 at peak", "of computing, simulated"),
 }
+COLUMNS = ["model", "dataset", "method", "sparsity", "seeds", "target loss", "clock", "machine",
+           "seconds", "speed-up", "runs"]  # fmt: skip
 UNITS = {"seconds": 1, "milliseconds": 1e3, "microseconds": 1e6}
 
 
@@ -42,16 +47,21 @@ def data(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> 
 
 
 def draw(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> Figure:
-    """Two panels per model and dataset."""
+    """Per model and dataset a panel for each machine that measured, and one of simulation."""
     losses, looks = data(records, curves, study), Methods(study)
-    shown = [(workload, clock) for workload in tidy.workloads(losses) for clock in CLOCKS]
+    shown = [
+        (workload, clock, rows)
+        for workload in tidy.workloads(losses)
+        for clock, rows in _clocks(tidy.in_workload(losses, workload))
+    ]
     figure, axes = style.panels(len(shown))
     if not shown:
         style.say_empty(axes[0], "No run has finished yet.")
-    for panel, (workload, clock) in zip(axes, shown, strict=False):
+    for panel, (workload, clock, rows) in zip(axes, shown, strict=False):
         title, name = CLOCKS[clock]
+        if clock == MEASURED:
+            title = f"{title} {rows['machine'].iloc[0]}"
         labels = []
-        rows = tidy.in_workload(losses, workload)
         unit = _unit(rows[clock].max())
         for (method, sparsity), group in rows.groupby(["method", "sparsity"], sort=False):
             look = looks[method]
@@ -68,13 +78,62 @@ def draw(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> 
     return figure
 
 
+def times(losses: pd.DataFrame) -> pd.DataFrame:
+    """Return the seconds to the loss that all runs of a workload reach; the columns are `COLUMNS`.
+
+    Args:
+        losses: What `data` returns.
+    """
+    rows = []
+    for workload in tidy.workloads(losses):
+        own = tidy.in_workload(losses.sort_values("step"), workload)
+        target = own.groupby("run", sort=False)["value"].last().max()
+        for clock, timed in _clocks(own):
+            is_measured, first = clock == MEASURED, None
+            for (method, sparsity), group in timed.groupby(["method", "sparsity"], sort=False):
+                runs = [run for _, run in group.groupby("run", sort=False)]
+                seconds = float(np.mean([_reaches(run, clock, target) for run in runs]))
+                first = seconds if first is None else first
+                rows.append(
+                    dict(
+                        zip(
+                            COLUMNS, (*workload, method, sparsity, len(runs), target), strict=False
+                        ),
+                        clock="measured" if is_measured else "simulated",
+                        machine=timed["machine"].iloc[0] if is_measured else None,
+                        seconds=seconds,
+                        runs=" ".join(group["run"].drop_duplicates()),
+                        **{"speed-up": first / seconds},
+                    )
+                )
+    return pd.DataFrame(rows, columns=COLUMNS)
+
+
+def _reaches(run: pd.DataFrame, clock: str, target: float) -> float:
+    """When the loss first is at most the target, between two validations by a straight line."""
+    best = run["value"].cummin().to_numpy()
+    at = int(np.argmax(best <= target))
+    seconds = run[clock].to_numpy()
+    if at == 0 or best[at] > target:
+        return float(seconds[at] if best[at] <= target else np.nan)
+    share = (best[at - 1] - target) / (best[at - 1] - best[at])
+    return float(seconds[at - 1] + share * (seconds[at] - seconds[at - 1]))
+
+
+def _clocks(losses: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
+    """Each clock with the runs that it may compare: measured seconds of one machine at a time."""
+    for _, rows in tidy.on_one_machine(losses):
+        yield MEASURED, rows
+    yield "simulated_s", losses
+
+
 def _unit(seconds: float) -> str:
     """The largest unit in which a time is above 1, else the smallest."""
     return next((name for name, factor in UNITS.items() if seconds * factor > 1), "microseconds")
 
 
 def caption(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> str:
-    """State the simulated seconds of whole runs."""
+    """State the simulated seconds of whole runs, and how they compare on each machine."""
     losses, looks = data(records, curves, study), Methods(study)
     ends = losses.sort_values("step").groupby("run").last()
     sentences = []
@@ -87,4 +146,14 @@ def caption(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) 
             for pair, seconds in means.items()
         ]
         sentences.append(f"Simulated time of a run on {workload.dataset}: {', '.join(parts)}.")
+    for key, rows in tidy.on_one_machine(times(losses)):
+        parts = [
+            f"{looks.treatment(row.method, row.sparsity)} {row.gain:.2f}x on {row.dataset}"
+            for row in rows.rename(columns={"speed-up": "gain"}).itertuples()
+            if row.sparsity > 0 and row.gain == row.gain
+        ]
+        if parts:
+            sentences.append(
+                f"Whole runs on machine {key}, to a loss that all reach: {', '.join(parts)}."
+            )
     return " ".join(sentences)

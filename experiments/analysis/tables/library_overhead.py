@@ -1,5 +1,6 @@
 """CPU time of steps under a method over that of dense steps of the same network, measured on one
-thread in turn with them: mean and 95% interval over rounds, each of which holds one mask update."""
+thread in turn with them: mean and 95% interval over rounds, each of which holds one mask update, on
+one machine."""
 
 from typing import Any
 
@@ -10,12 +11,11 @@ from experiments.store import tidy
 
 
 def make(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
-    """One row per method."""
-    rows = tidy.computed(study["scale"], "library", "overhead")
+    """One row per machine and method."""
+    rows = tidy.with_machine(tidy.computed(study["scale"], "library", "overhead"))
     found = []
-    for name, own in rows.groupby("method", sort=False):
+    for (machine, name), own in rows.groupby(["machine", "method"], sort=False):
         mean, low, high = stats.t_interval(own["ratio"])
-        found.append(
-            {"method": name, "over dense": mean, "low": low, "high": high, "rounds": len(own)}
-        )
+        row = {"method": name, "over dense": mean, "low": low, "high": high, "rounds": len(own)}
+        found.append({**row, "machine": machine})
     return pd.DataFrame(found)

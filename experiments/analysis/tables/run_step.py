@@ -1,4 +1,4 @@
-"""Measured on this CPU: the training step of the model that most runs of the studies train, at
+"""Measured on one CPU: the training step of the model that most runs of the studies train, at
 their batch and with their optimizer, on one thread; beside its own Amdahl bound, which keeps what
 is outside the blocks' linear layers and runs these at the speed of the layer in the speed-up
 figure. Runs at the scale small train so by default ("auto" in a run's record)."""
@@ -19,6 +19,7 @@ COLUMNS = {
     "bound_s": "ms at the bound",
     "over_bound": "step / bound",
     "speedup": "speed-up",
+    "machine": "machine",
 }
 
 
@@ -26,6 +27,7 @@ def make(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> 
     """One row per sparsity, the dense step first."""
     rows = tidy.computed(study["scale"], "device", "run_step")
     times = [name for name in COLUMNS if name.endswith("_s")]
+    rows = tidy.with_machine(rows)
     return rows.assign(**{name: 1e3 * rows[name] for name in times})[list(COLUMNS)].rename(
         columns=COLUMNS
     )

@@ -8,7 +8,8 @@ import pandas as pd
 EVERY_RECIPE = True
 METRICS = ("wall_s", "steps", "tokens", "images", "num_nonzero")
 COLUMNS = ["run", "status", "seed", "data", "data hash", "steps", "tokens", "images"]
-COLUMNS += ["non-zero parameters", "wall time (s)", "processor", "threads", "versions", "command"]
+COLUMNS += ["non-zero parameters", "wall time (s)", "machine", "processor", "threads", "versions"]
+COLUMNS += ["command"]
 
 
 def make(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
@@ -43,6 +44,7 @@ def _row(run: str, facts: pd.Series, measured: pd.Series) -> dict[str, Any]:
         "images": _count(counts["images"]),
         "non-zero parameters": _count(counts["num_nonzero"]),
         "wall time (s)": counts["wall_s"],
+        "machine": facts["machine"],
         "processor": facts["cpu"],
         "threads": facts["num_threads"],
         "versions": facts["versions"],

@@ -15,6 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from experiments import machine
 from experiments.data import verify
 from experiments.data.base import SPLITS
 from experiments.data.files import read_meta
@@ -106,6 +107,7 @@ def evaluate(
         scores += known[key]["scores"]
     result = {
         "run": run_of(model_dir),
+        "machine": machine.facts(),
         "weights_hash": job.weights_hash,
         "suite": job.suite.name,
         "suite_hash": job.suite.hash,

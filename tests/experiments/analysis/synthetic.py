@@ -55,12 +55,21 @@ def metrics(method, seed, *, effect, noise, rng):
     return rows
 
 
+#: Facts of a machine, as `experiments.machine` gathers them.
+MACHINE = {
+    "processor": "Example CPU", "vendor": "Example", "family": 6, "model": 1, "stepping": 2,
+    "isa": ["avx2"], "vector_bits": 256, "cores": 2, "num_threads": 1, "torch_isa": "AVX2",
+    "versions": {"torch": "2.0"}, "kernels": {"build": "abc", "lanes": 8},
+}  # fmt: skip
+
+
 def train_json(spec, rows):
     executed = rows[-2]["flops_executed"] * (1.01 if spec["method"] == "rigl" else 1.0)
     return {
         "run": spec["id"], "spec": spec, "spec_hash": "0123456789", "code_hash": "00112233",
         "data": {"name": spec["data"]["name"], "hash": "12345678", "floor_nats_per_token": 2.0},
         "versions": {"torch": "2.0", "python": "3.11"}, "cpu": "Example CPU", "num_threads": 1,
+        "machine": MACHINE,
         "wall_s": 12.0, "num_parameters": 200000, "num_nonzero": 120000, "final": {},
         "flops": {"executed": executed, "dense_equivalent": rows[-2]["flops_dense"]},
         "layers": [{"name": "model.layers.0.mlp.up_proj.weight", "sparsity": 0.8, "target": 0.8,
@@ -88,7 +97,7 @@ def eval_json(spec, rows, rng):
             {"task": "pairs", "metric": "acc", "value": score, "stderr": 0.02, "num_items": 500,
              "chance": 0.5, "higher_is_better": True, **shared},
         ],
-        "wall_s": 3.0,
+        "wall_s": 3.0, "machine": MACHINE,
     }  # fmt: skip
 
 

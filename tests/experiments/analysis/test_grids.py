@@ -40,7 +40,7 @@ def ledger(frames):
 
 
 def perplexities(rows, method, cell=WORKLOAD):
-    own = tidy.in_cell(tidy.validation_perplexity(rows), cell)
+    own = tidy.in_workload(tidy.validation_perplexity(rows), cell)
     return own[own["method"] == method].set_index("seed")["value"]
 
 
@@ -75,7 +75,7 @@ def test_the_difference_of_widened_models_is_to_the_dense_one(full):
     study["methods"]["rigl"]["transform"] = {"family": "wide"}
     widened = rows["family"].mask(rows["method"] == "rigl", "wide")
     table = tables.load("perplexity").make(rows.assign(family=widened), full[1], study)
-    own = tidy.in_cell(table, WORKLOAD).set_index("method").loc["rigl"]
+    own = tidy.in_workload(table, WORKLOAD).set_index("method").loc["rigl"]
     gap = (perplexities(rows, "rigl") - perplexities(rows, "dense-control")).mean()
     assert own["minus Dense"] == pytest.approx(gap) and np.isnan(own["minus Static"])
     assert "minus Dense" not in tables.load("perplexity").make(*full)

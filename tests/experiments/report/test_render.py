@@ -173,10 +173,11 @@ def test_cost_counts_a_shared_run_once():
         "spec": {"data": {"name": "x"}}, "flops": {"executed": 3.0, "dense_equivalent": 5.0},
         "evaluation": {"wall_s": 900.0}, "curve": [{"tokens": 7}],
     }  # fmt: skip
-    cost = summary.cost([record, record, {**record, "run": "b", "cpu": "A", "num_parameters": 4}])
-    assert (cost["runs"], cost["training"], cost["evaluation"]) == (2, 2.0, 1.0)
+    cost = summary.cost([record, record, {**record, "run": "b", "num_parameters": 4}])
+    (hours,) = cost["machines"].values()
+    assert (cost["runs"], hours["training"], hours["evaluation"]) == (2, 2.0, 1.0)
     assert (cost["executed"], cost["dense"]) == (6.0, 10.0)
-    assert (cost["processors"], cost["parameters"], cost["tokens"]) == (["A", "B"], (4, 10), 7)
+    assert (cost["parameters"], cost["tokens"]) == ((4, 10), 7)
     assert cost["images"] is None
 
 

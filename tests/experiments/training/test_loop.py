@@ -91,6 +91,21 @@ def test_a_signal_saves_and_says_so(corpus, tmp_path, capsys):
     assert "state saved" in capsys.readouterr().out
 
 
+def test_a_run_that_moves_to_another_machine_says_so(corpus, tmp_path, monkeypatch):
+    spec = short_spec("rigl")
+    trainer = training.Trainer(spec, data_dir=corpus, state_dir=tmp_path / "state" / "run",
+                               code_hash="1" * 64)  # fmt: skip
+    with pytest.raises(training.Interrupted):
+        trainer.run([15])
+    gathered = training.machine.facts
+    monkeypatch.setattr(
+        training.machine, "facts", lambda *a, **k: {**gathered(*a, **k), "processor": "another"}
+    )
+    result = run_training(spec, corpus, tmp_path)
+    assert len(result["machine"]["earlier"]) == 1
+    assert training.machine_key(result["machine"]) == "several machines"
+
+
 def test_records_hold_what_the_report_needs(corpus, tmp_path):
     result = run_training(short_spec("rigl"), corpus, tmp_path)
     assert result["data"] == {"name": "grammar", "hash": "random"}
@@ -99,6 +114,9 @@ def test_records_hold_what_the_report_needs(corpus, tmp_path):
         math.exp(result["final"]["validation_loss"])
     )
     assert result["layers"]
+    machine = result["machine"]
+    assert {"vendor", "family", "model", "stepping", "isa", "cores", "kernels"} <= set(machine)
+    assert machine["num_threads"] == 1 and machine["versions"]["sparse_lib"]
     for layer in result["layers"]:
         assert layer["sparsity"] == pytest.approx(0.8, abs=1e-3)
     text = json.dumps(result)

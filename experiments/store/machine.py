@@ -1,0 +1,81 @@
+"""What a record keeps of the machine that it was made on, and which timings may be compared.
+
+Timings of one machine, threads, library versions and kernels included, may stand beside each other;
+no others may. Each timing therefore carries the key of its machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from experiments.specs.digest import digest
+
+#: Key of timings whose machine is unknown, as in records of older versions.
+NOT_RECORDED = "not recorded"
+#: Key of timings of a run that an interruption moved to another machine.
+SEVERAL = "several machines"
+
+
+def key(facts: Mapping[str, Any] | None) -> str:
+    """Return a machine's key: a digest of its facts, 12 hexadecimal digits.
+
+    Args:
+        facts: What `experiments.machine.facts` gathers; None where it was not recorded.
+
+    Returns:
+        The key; `NOT_RECORDED`, or `SEVERAL` for a run that has been on more than one.
+    """
+    if not facts:
+        return NOT_RECORDED
+    return SEVERAL if facts.get("earlier") else digest(dict(facts))[:12]
+
+
+def title(machine: str) -> str:
+    """Return what a page calls a machine, or those that it cannot tell apart."""
+    other = {NOT_RECORDED: "Machines that were not recorded", SEVERAL: "Runs that changed machine"}
+    return other.get(machine, f"Machine {machine}")
+
+
+def is_known(machine: Any) -> bool:
+    """Return whether timings with this key may be compared with others of the same key."""
+    return isinstance(machine, str) and machine not in ("", NOT_RECORDED, SEVERAL)
+
+
+def processor(facts: Mapping[str, Any] | None, name: str = "") -> str:
+    """Return a machine's processor in words, without commas: name, stepping, vectors, cores.
+
+    Args:
+        facts: As in `key`.
+        name: What is known where the facts are not recorded.
+    """
+    if not facts:
+        return f"{name} (the rest not recorded)".strip() if name else NOT_RECORDED
+    numbers = [f"{part} {facts[part]}" for part in ("family", "model", "stepping")
+               if facts.get(part) is not None]  # fmt: skip
+    about = [" ".join([str(facts.get("vendor") or ""), *numbers]).strip()]
+    about.append(" ".join(facts.get("isa") or []) or "vector instructions not known")
+    if facts.get("accelerator"):
+        about.append(str(facts["accelerator"]))
+    cores = facts.get("cores")
+    about.append(f"{cores} {'core' if cores == 1 else 'cores'}")
+    return f"{facts['processor']} ({'; '.join(part for part in about if part)})"
+
+
+def words(facts: Mapping[str, Any] | None, name: str = "") -> str:
+    """Return a machine in words: processor, threads, versions and kernels; arguments as above."""
+    if not facts:
+        return processor(facts, name)
+    parts = [processor(facts)]
+    threads = facts.get("num_threads")
+    parts.append(f"{threads} {'thread' if threads == 1 else 'threads'}")
+    versions = facts.get("versions") or {}
+    parts += [f"{library} {versions[library]}" for library in sorted(versions)]
+    if facts.get("torch_isa"):
+        parts.append(f"torch for {facts['torch_isa']}")
+    kernels = facts.get("kernels") or {}
+    if kernels.get("build"):
+        parts.append(f"kernels {kernels['build']} with {kernels['lanes']} floats per vector")
+    else:
+        parts.append("no kernels")
+    return ", ".join(parts)

@@ -1,0 +1,141 @@
+"""Records know their machine, and timings of different machines are never put together."""
+
+import json
+
+import pandas as pd
+import pytest
+
+from experiments import machine as gathered
+from experiments.analysis import figures, tables
+from experiments.report import summary
+from experiments.specs.code import ROOT
+from experiments.store import machine, tidy
+from experiments.store.collect import curves_table, records_table
+from experiments.store.record import Record, make_record, read_record
+from tests.experiments.analysis import synthetic
+
+#: What /proc/cpuinfo says under a hypervisor that hides the names of processors.
+CPUINFO = """processor\t: 0
+vendor_id\t: AuthenticAMD
+cpu family\t: 25
+model\t\t: {model}
+model name\t: AMD EPYC
+stepping\t: 1
+flags\t\t: fpu sse avx avx2 fma {flags}
+
+processor\t: 1
+model name\t: another
+"""
+
+
+def here(tmp_path, monkeypatch, model=1, flags=""):
+    file = tmp_path / f"cpuinfo-{model}"
+    file.write_text(CPUINFO.format(model=model, flags=flags))
+    monkeypatch.setattr(gathered, "CPUINFO", file)
+    return gathered.facts(1)
+
+
+def test_processors_of_one_name_are_told_apart(tmp_path, monkeypatch):
+    old = here(tmp_path, monkeypatch, model=49)
+    new = here(tmp_path, monkeypatch, model=17, flags="avx512f avx512_bf16")
+    assert old["processor"] == new["processor"] == "AMD EPYC"
+    assert (old["vendor"], old["family"], old["model"], old["stepping"]) == (
+        "AuthenticAMD", 25, 49, 1,
+    )  # fmt: skip
+    assert (old["isa"], old["vector_bits"]) == (["avx", "avx2", "fma"], 256)
+    assert "avx512_bf16" in new["isa"] and new["vector_bits"] == 512
+    assert machine.key(old) != machine.key(new)
+    assert "model 17" in machine.words(new) and "avx512_bf16" in machine.words(new)
+
+
+def test_threads_versions_and_kernels_make_another_machine():
+    key = machine.key(synthetic.MACHINE)
+    for change in ({"num_threads": 2}, {"versions": {"torch": "2.1"}}, {"kernels": {}}):
+        assert machine.key({**synthetic.MACHINE, **change}) != key
+    assert machine.key(json.loads(json.dumps(synthetic.MACHINE))) == key
+
+
+def test_the_facts_say_what_ran():
+    facts = gathered.facts(1)
+    assert facts["versions"].keys() == {"torch", "numpy", "sparse_lib"}
+    assert facts["torch_isa"] and facts["cores"] >= 1
+    assert facts["kernels"]["build"] is None or facts["kernels"]["lanes"] in (4, 8, 16)
+    assert json.loads(json.dumps(facts)) == facts
+
+
+def test_old_records_are_read_and_say_what_they_lack():
+    record = read_record(min((ROOT / "results/reference/runs").glob("*.json")))
+    record = record.model_copy(update={"machine": None})
+    assert record.machine_key == machine.NOT_RECORDED
+    rows = records_table([record], {"name": "any"})
+    assert set(rows["machine"]) == {machine.NOT_RECORDED}
+    assert rows["cpu"].iloc[0] == f"{record.cpu} (the rest not recorded)"
+    (hours,) = summary.cost([record.model_dump(mode="json")])["machines"].values()
+    assert hours["title"] == "Machines that were not recorded"
+
+
+@pytest.fixture
+def two_machines():
+    """Records of two machines that both call themselves Example CPU, and one of none."""
+    made = synthetic.make(make_record, seeds=3)
+    other = {**synthetic.MACHINE, "model": 99}
+    for record in made:
+        seed = record["spec"]["seed"]
+        record["machine"] = [synthetic.MACHINE, other, None][seed]
+        record["evaluation"]["machine"] = record["machine"]
+        for row in record["curve"]:  # the second machine is three times as slow
+            if seed and "elapsed_s" in row:
+                row["elapsed_s"] *= 3
+    study = synthetic.study(made, name="device")
+    return records_table(made, study), curves_table(made), study, made
+
+
+def test_no_row_of_a_table_mixes_machines(two_machines, computed):
+    records, curves, study, _ = two_machines
+    of_run = records.drop_duplicates("run").set_index("run")["machine"]
+    keys = {machine.key(synthetic.MACHINE), machine.key({**synthetic.MACHINE, "model": 99})}
+    times = tables.load("wall_times").make(records, curves, study)
+    timed = times.dropna(subset=["wall time (s)"])
+    assert set(timed["machine"]) == keys and set(times["machine"]) == keys | {"not recorded"}
+    losses = tables.load("time_to_loss").make(records, curves, study)
+    measured = losses[losses["clock"] == "measured"]
+    assert set(measured["machine"]) == keys
+    for row in pd.concat([timed, measured]).itertuples():
+        assert set(of_run[row.runs.split()]) == {row.machine}
+    # Each machine's first row is its own standard, and the slow one is three times as slow.
+    first = measured.groupby("machine", sort=False).first()
+    assert first["speed-up"].tolist() == [1, 1]
+    assert first["seconds"].iloc[1] == pytest.approx(3 * first["seconds"].iloc[0], rel=0.2)
+    assert "wall time (s)" not in tables.load("flops").make(records, curves, study)
+
+
+def test_no_line_of_a_figure_mixes_machines(two_machines, computed):
+    records, curves, study, _ = two_machines
+    figure = figures.load("time_to_loss").draw(records, curves, study)
+    titles = [axes.get_title() or axes.get_title(loc="left") for axes in figure.axes]
+    measured = [title for title in titles if title.startswith("Measured")]
+    assert len(measured) == 2 and len(set(measured)) == 2
+
+
+def test_no_sentence_mixes_machines(two_machines, computed):
+    records, curves, study, made = two_machines
+    keys = {machine.key(record["machine"]) for record in made} - {machine.NOT_RECORDED}
+    told = figures.findings("time_to_loss", records, curves, study)
+    told = [sentence for sentence in told.split(". ") if "Whole runs" in sentence]
+    assert len(told) == 2
+    assert [sum(key in sentence for key in keys) for sentence in told] == [1, 1]
+    # The README's sentences on devices are of the machine that timed the layers, and it is named.
+    words = figures.findings("device_speedup", records, curves, study)
+    assert tidy.machine_words("quick", "device") in words and "Whole runs" not in words
+    hours = summary.cost(made)["machines"]
+    assert len(hours) == 3 and {own["trained"] for own in hours.values()} == {6}
+
+
+def test_a_run_that_changed_machine_has_no_comparable_time():
+    facts = {**synthetic.MACHINE, "earlier": ["abc"]}
+    assert machine.key(facts) == machine.SEVERAL and not machine.is_known(machine.SEVERAL)
+
+
+def test_a_record_keeps_the_facts(two_machines):
+    made = two_machines[3]
+    assert Record.model_validate(made[0]).machine_facts == synthetic.MACHINE
