@@ -177,8 +177,7 @@ class SparsityAlgorithm(ABC):
 
     def __getstate__(self) -> dict[str, Any]:
         transient = {
-            "_optimizer", "_handles", "_not_held", "_watch", "_target_hooks",
-            "_computed_hooks",
+            "_optimizer", "_handles", "_not_held", "_target_hooks", "_computed_hooks",
         }  # fmt: skip
         state = {key: value for key, value in self.__dict__.items() if key not in transient}
         # A copy of model, algorithm and optimizer together goes on training sparsely.
@@ -188,7 +187,6 @@ class SparsityAlgorithm(ABC):
         self.__dict__.update({key: value for key, value in state.items() if key != "_driven"})
         self._target_hooks, self._computed_hooks = OrderedDict(), OrderedDict()
         self._unplug()
-        self._watch = Watch()
         self._claim()
         if (optimizer := state.get("_driven")) is not None:
             self._plug(optimizer)
@@ -480,7 +478,7 @@ class SparsityAlgorithm(ABC):
         if self.sparse_params:
             self._prepare_next_step()
         else:
-            self._watch = Watch()
+            self._watch.forget()
             self._let_go_of_optimizer()
 
     def _let_go_of_optimizer(self) -> None:
@@ -659,8 +657,8 @@ class SparsityAlgorithm(ABC):
         Raises:
             ValueError: If the state does not fit this algorithm.
         """
-        if not isinstance(state_dict, Mapping) or "step" not in state_dict:
-            raise ValueError(f"not the state of a {type(self).__name__}: it has no 'step'")
+        if not isinstance(state_dict, Mapping):
+            raise ValueError(f"not the state of a {type(self).__name__}: {state_dict!r:.80}")
         check_state(state_dict, self.sparse_params)
         self.step = int(state_dict["step"])
         self.num_updates = int(state_dict.get("num_updates", 0))

@@ -14,6 +14,7 @@ from sparse_lib.core.algorithm import SparsityAlgorithm, call_update, sparsify
 from sparse_lib.core.guard import Driver
 from sparse_lib.core.history import Work
 from sparse_lib.core.parameter import SparseParameter, find_parameters, unwrap, warn
+from sparse_lib.core.states import check_counters
 from sparse_lib.flops.model import ModelFlops
 
 Filter = str | Sequence[str] | Callable[..., bool]
@@ -208,19 +209,32 @@ class Group(SparsityAlgorithm):
 
         Raises:
             TypeError: If it is neither a dict nor a list.
-            ValueError: If the number of members differs.
+            ValueError: If the number of members differs, or a state does not fit; the group and
+                its members are as they were then.
         """
         is_list = isinstance(state_dict, (list, tuple))
         if not is_list and not isinstance(state_dict, Mapping):
-            raise TypeError(f"the state of a Group must be a dict or a list, not {state_dict!r}")
-        states = list(state_dict if is_list else state_dict.get("groups", ()))
+            raise TypeError(
+                f"the state of a Group must be a dict or a list, not {state_dict!r:.80}"
+            )
+        if not is_list:
+            check_counters(state_dict)
+        states = state_dict if is_list else state_dict.get("groups", ())
+        if not isinstance(states, (list, tuple)):
+            raise ValueError(f"the state has groups={states!r:.80}, which must be a list")
         if len(states) != len(self._members):
             raise ValueError(
                 f"the state holds {len(states)} algorithms, the group {len(self._members)}"
             )
-        for algorithm, state in zip(self.algorithms, states, strict=True):
-            if not (is_list and not state):  # the Cerebras library's Static has no state
+        before = [algorithm.state_dict() for algorithm in self.algorithms]
+        try:
+            for algorithm, state in zip(self.algorithms, states, strict=True):
+                if not (is_list and not state):  # the Cerebras library's Static has no state
+                    algorithm.load_state_dict(state)
+        except BaseException:
+            for algorithm, state in zip(self.algorithms, before, strict=True):
                 algorithm.load_state_dict(state)
+            raise
         if is_list:
             self.step = max(algorithm.step for algorithm in self.algorithms)
         else:

@@ -25,19 +25,14 @@ def check_state(
     Raises:
         ValueError: If it does not; one sentence that names the key.
     """
-    for key in ("step", "num_updates"):
-        if not _is_count(value := state_dict.get(key, 0)):
-            raise ValueError(f"the state has {key}={value!r:.80}, which must be a count")
-    seed = state_dict.get("seed")
-    if seed is not None and not hasattr(seed, "__index__"):
-        raise ValueError(f"the state has seed={seed!r:.80}, which must be an integer or None")
+    check_counters(state_dict)
     levels = state_dict.get("sparsity")
     saved = levels.values() if isinstance(levels, Mapping) else levels
     if saved is not None and not _all_mappings(saved):
         raise ValueError(f"the state has sparsity={levels!r:.80}, which must hold mappings")
-    params = state_dict.get("params")
-    if params is None:
+    if "params" not in state_dict:
         return
+    params = state_dict["params"]
     if not isinstance(params, Mapping) or not _all_mappings(params.values()):
         raise ValueError(f"the state has params={params!r:.80}, which must hold mappings")
     for name in params.keys() - sparse_params.keys():
@@ -48,11 +43,25 @@ def check_state(
         _check_entry(name, entry, sparse_params[name])
 
 
-def _is_count(value: Any) -> bool:
+def check_counters(state_dict: Mapping[str, Any]) -> None:
+    """Raise ValueError if a state has no step, or no count or seed where one must be."""
+    if "step" not in state_dict:
+        raise ValueError(f"the state has no 'step', but {list(state_dict)!r:.80}")
+    for key in ("step", "num_updates"):
+        value = state_dict.get(key, 0)
+        if not _is_integer(value) or int(value) < 0:
+            raise ValueError(f"the state has {key}={value!r:.80}, which must be a count")
+    seed = state_dict.get("seed")
+    if seed is not None and not _is_integer(seed):
+        raise ValueError(f"the state has seed={seed!r:.80}, which must be an integer or None")
+
+
+def _is_integer(value: Any) -> bool:
     try:
-        return operator.index(value) >= 0
+        operator.index(value)
     except (TypeError, RuntimeError):
         return False
+    return True
 
 
 def _all_mappings(values: Any) -> bool:

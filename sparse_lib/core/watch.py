@@ -1,27 +1,62 @@
-"""Notices when a module with sparse parameters is replaced in its model."""
+"""Notices when a module with sparse parameters is replaced in its model.
+
+A copied or pickled algorithm does not carry whole models along. Instead each model carries a
+:class:`Mark`, which refers to the algorithm's :class:`Watch`: where both are copied together, in
+any order, the copied mark enters the copied model into the copied watch.
+"""
 
 from __future__ import annotations
 
+import copy
+import weakref
 from collections.abc import Mapping
+from typing import Any
 
 from torch import nn
 
 from sparse_lib.core.parameter import SparseParameter, unwrap, warn
 
+_MARKS = "_sparse_marks"
+
 
 class Watch:
-    """Models, and the way from each to the modules of its sparse parameters."""
+    """Models, and the way from each to the modules of its sparse parameters.
+
+    Models are known by weak references; a copy by itself knows none.
+    """
 
     def __init__(self) -> None:
-        self._models: list[nn.Module] = []
-        self._edges: list[tuple[nn.Module, str, nn.Module]] = []  # parent, name, child
+        self._known: list[weakref.ref[nn.Module]] = []
+        # Parent, name and child; None where they were not looked for yet.
+        self._edges: list[tuple[nn.Module, str, nn.Module]] | None = None
+
+    @property
+    def _models(self) -> list[nn.Module]:
+        return [model for known in self._known if (model := known()) is not None]
 
     def add(self, model: nn.Module, params: Mapping[str, SparseParameter]) -> None:
         """Watch a model, too; ``params`` are all sparse parameters by full name."""
         model = unwrap(model)
         if not any(known is model for known in self._models):
-            self._models.append(model)
+            model.__dict__.setdefault(_MARKS, []).append(Mark(model, self))
         self._edges = self._find_edges(params)
+
+    def forget(self) -> None:
+        """Watch no model any more, and take the marks out of them."""
+        for model in self._models:
+            marks = [mark for mark in model.__dict__.pop(_MARKS, ()) if mark.watch is not self]
+            if marks:
+                model.__dict__[_MARKS] = marks
+        self.__init__()  # type: ignore[misc]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__()  # type: ignore[misc]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Watch:
+        return Watch()
 
     def _find_edges(
         self, params: Mapping[str, SparseParameter]
@@ -47,7 +82,8 @@ class Watch:
 
     def check(self, params: Mapping[str, SparseParameter]) -> None:
         """Warn, once, of sparse parameters whose module was replaced in the model."""
-        if all(parent._modules.get(name) is child for parent, name, child in self._edges):
+        edges = self._edges
+        if edges is not None and all(p._modules.get(name) is child for p, name, child in edges):
             return
         gone = [sparse.name for sparse in self._gone(params)]
         self._edges = self._find_edges(params)
@@ -57,6 +93,25 @@ class Watch:
                 "dense; apply the algorithm to the model again, and give its optimizer the new "
                 "parameters"
             )
+
+
+class Mark:
+    """In a model: the watch that it is under."""
+
+    def __init__(self, model: nn.Module, watch: Watch) -> None:
+        self._model, self.watch = weakref.ref(model), watch
+        watch._known.append(self._model)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"model": self._model(), "watch": self.watch}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        Mark.__init__(self, state["model"], state["watch"])
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Mark:
+        model = self._model()
+        assert model is not None  # only the model itself refers to its mark
+        return Mark(copy.deepcopy(model, memo), copy.deepcopy(self.watch, memo))
 
 
 def some(names: list[str]) -> str:

@@ -3,6 +3,7 @@
 import copy
 import pickle
 import warnings
+import weakref
 
 import pytest
 import torch
@@ -210,6 +211,46 @@ def test_a_copy_of_model_algorithm_and_optimizer_trains_as_the_original(make, du
 
 
 @pytest.mark.parametrize("make", ALGORITHMS.values(), ids=ALGORITHMS)
+@pytest.mark.parametrize("duplicate", [copied, pickled])
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2)])
+@pytest.mark.parametrize("num_steps", [0, 1])
+def test_a_module_replaced_in_a_copy_is_warned_of(make, duplicate, order, num_steps):
+    model, algorithm = network(), make()
+    algorithm.apply(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    algorithm.apply(optimizer)
+    train(model, optimizer)
+    things = (model, algorithm, optimizer)
+    twins = duplicate([things[place] for place in order])
+    twin, twin_algorithm, twin_optimizer = (twins[order.index(place)] for place in range(3))
+    for _ in range(num_steps):
+        train(twin, twin_optimizer)
+    twin[2] = nn.Linear(*reversed(twin[2].weight.shape))
+    with pytest.warns(UserWarning, match=r"the module of '2\.weight'.* was replaced"):
+        train(twin, twin_optimizer)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train(model, optimizer)  # nothing was replaced in the original
+        twin_algorithm.apply(twin)
+
+
+def test_a_copied_algorithm_does_not_carry_the_model_along():
+    class Local(nn.Sequential):
+        """A class that pickle does not find."""
+
+    model, algorithm = Local(*network()), sl.SET(0.5, update=1, seed=0)
+    algorithm.apply(model)
+    twin = pickled(algorithm)
+    assert set(twin.sparse_params) == set(algorithm.sparse_params)
+    ref = weakref.ref(model)
+    kept = copied(algorithm)
+    algorithm.detach()
+    assert not any("roots" in key for key in vars(model))
+    del model
+    assert ref() is None and kept.sparse_params
+
+
+@pytest.mark.parametrize("make", ALGORITHMS.values(), ids=ALGORITHMS)
 def test_a_copy_without_its_optimizer_takes_another(make):
     model, algorithm = network(), make()
     algorithm.apply(model)
@@ -227,15 +268,19 @@ def test_a_copy_without_its_optimizer_takes_another(make):
 # Other programs that run or read the model
 
 
-@pytest.mark.parametrize("name", ["set", "rigl", "group"])
-def test_a_compiled_step_does_what_a_plain_one_does(name):
+@pytest.mark.parametrize(
+    ("name", "backend"),
+    [("set", "eager"), ("rigl", "eager"), ("group", "eager"), ("rigl", "aot_eager")],
+)
+def test_a_compiled_step_does_what_a_plain_one_does(name, backend):
+    torch._dynamo.reset()
     models = []
     for compiled in (False, True):
         model, algorithm = network(), ALGORITHMS[name]()
         algorithm.apply(model)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         algorithm.apply(optimizer)
-        step = torch.compile(lambda opt=optimizer: opt.step(), backend="eager")
+        step = torch.compile(lambda opt=optimizer: opt.step(), backend=backend)
         for inputs in batches(5):
             optimizer.zero_grad()
             model(inputs).square().mean().backward()
