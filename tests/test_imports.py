@@ -83,6 +83,7 @@ ROOMS = {
 EXPERIMENT_ROOMS = {
     "machine": "",
     "memory": "",
+    "errors": "",
     "published": "",
     "data": "",
     "models": "",
@@ -122,7 +123,7 @@ def test_rooms_of_experiments_import_only_what_lies_below():
         if room in ("", "__main__", "cli"):
             continue
         for name in imported - {"experiments"}:
-            allowed = {room, *EXPERIMENT_ROOMS[room].split()}
+            allowed = {"errors", room, *EXPERIMENT_ROOMS[room].split()}
             assert name.split(".")[1] in allowed, f"{module} imports {name}"
 
 
@@ -162,7 +163,11 @@ def test_rules_import_only_what_plans():
         lines = [line for line in path.read_text().splitlines() if "experiments" in line]
         for line in lines:
             if line.startswith(("import ", "from ")):
-                allowed = ("from experiments import request", "from experiments.specs import code")
+                allowed = (
+                    "from experiments import request",
+                    "from experiments.errors import UserError",
+                    "from experiments.specs import code",
+                )
                 assert line in allowed
 
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from experiments.cli.options import Scale, app, check_device
+from experiments.errors import UserError, refusals
 from experiments.specs.code import ROOT
 from experiments.specs.expand import BUDGET_CORE_S, Run, all_runs, computation_costs
 from experiments.specs.lookup import find_run
@@ -58,12 +59,10 @@ def check(
                 continue
             seen.add(text)
             where = f"{run.studies[0]}.yaml: methods.{run.spec.method}"
-            try:
-                configure(config)
-            except (ValueError, TypeError) as error:
-                raise SpecError(f"{where}.sparsity: {error}") from None
             wanted, num_steps = level_and_steps
-            reached = _last_sparsity(config, num_steps)
+            with refusals(f"{where}.sparsity"):
+                configure(config)
+                reached = _last_sparsity(config, num_steps)
             if reached is not None and abs(reached - wanted) > 1e-6:
                 raise SpecError(
                     f"{where}.final_sparsity is {wanted}, but {where.split()[1]}.sparsity ends at "
@@ -77,7 +76,7 @@ def _check_suite(run: Run) -> None:
 
     try:
         load_suite(run.spec.suite, KINDS[run.spec.data.KIND])
-    except ValueError as error:
+    except UserError as error:
         raise SpecError(f"{run.studies[0]}.yaml: suite: {error}") from None
 
 

@@ -12,6 +12,7 @@ import typer
 
 from experiments import tasks
 from experiments.cli.options import Mirror, RunId, Scale, app, check_device, mirror_root
+from experiments.errors import UserError
 from experiments.evaluation.environment import quiet_and_offline
 from experiments.request import EXECUTIONS
 from experiments.specs.code import training_code_hash
@@ -74,7 +75,7 @@ def train(
             first=chosen.first and paths.run(chosen.scale, chosen.first) / "model",
             log=log,
         )
-    except (FloatingPointError, ValueError, RuntimeError, OSError) as error:
+    except (UserError, OSError) as error:
         # The rule sends stderr to a file; standard output reaches who waits.
         training.say(f"Error: {error}", None)
         raise

@@ -26,6 +26,7 @@ from experiments.data.base import (
     Texts,
 )
 from experiments.data.files import files_digest, hashed_files, read_meta, seal, verify
+from experiments.errors import UserError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -55,7 +56,7 @@ def _datasets() -> dict[str, Dataset | ImageDataset]:
     for module in _modules():
         for entry in importlib.import_module(module).DATASETS:
             if entry.name in found:
-                raise ValueError(f"dataset {entry.name!r} is defined twice.")
+                raise UserError(f"dataset {entry.name!r} is defined twice.")
             found[entry.name] = entry
     return found
 
@@ -89,7 +90,7 @@ def get(name: str, kind: str | None = None) -> Dataset | ImageDataset:
         close = difflib.get_close_matches(name, fitting, n=1)
         hint = f" (closest: {close[0]!r})" if close else ""
         fitting = ", ".join(sorted(fitting))
-        raise ValueError(f"data.name is {name!r}{hint}, but must be one of {fitting}.")
+        raise UserError(f"data.name is {name!r}{hint}, but must be one of {fitting}.")
     return _datasets()[name]
 
 
@@ -155,7 +156,7 @@ def prepare(
         source = Source(_mirror(mirror), offline)
         return images.prepare(dataset, source, out=out, num_images=num_images)
     if vocab_size is None:
-        raise ValueError(f"data.vocab_size is missing, but {name} is text and needs it.")
+        raise UserError(f"data.vocab_size is missing, but {name} is text and needs it.")
     source = Source(_mirror(mirror), offline)
     published = tokenizer and _shared_tokenizer(tokenizer, source, vocab_size, out.parent)
     texts = dataset.read(source)

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from experiments.errors import UserError
+
 if TYPE_CHECKING:
     import numpy as np
     from tokenizers import Tokenizer
@@ -14,7 +16,7 @@ SPLITS = ("train", "validation", "test")
 END_OF_TEXT = "<|endoftext|>"
 
 
-class MissingData(RuntimeError):
+class MissingData(UserError):
     """A dataset is neither installed, mirrored nor reachable; the message is one sentence."""
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.data.base import SPLITS, MissingData
+from experiments.errors import UserError
 
 META, LIST = "meta.json", "files.json"
 #: Files up to so many bytes are hashed as a whole, larger ones in blocks spread over them.
@@ -43,7 +44,7 @@ def read_meta(folder: Path) -> dict[str, Any]:
         raise MissingData(f"{folder} holds no prepared dataset: run `snakemake {path}` first.")
     meta = _read_json(path)
     if not {"name", "hash"} <= meta.keys():
-        raise ValueError(f"{path} names no dataset and hash; {_remedy(path.parent)}")
+        raise UserError(f"{path} names no dataset and hash; {_remedy(path.parent)}")
     return meta
 
 
@@ -63,19 +64,19 @@ def verify(folder: Path) -> None:
         files = hashed_files(folder, meta)
         names = ", ".join(path.relative_to(folder).as_posix() for path in files)
         if not all(path.is_file() for path in files) or files_digest(files) != meta["hash"]:
-            raise ValueError(f"{folder}: {names} have not the hash in {META}; {_remedy(folder)}")
+            raise UserError(f"{folder}: {names} have not the hash in {META}; {_remedy(folder)}")
         return
     for name, expected in {META: {}, **_read_json(listed)}.items():
         path = folder / name
         if not path.is_file():
-            raise ValueError(f"{path} is missing; {_remedy(folder)}")
+            raise UserError(f"{path} is missing; {_remedy(folder)}")
         size = path.stat().st_size
         if size != expected.get("bytes"):
-            raise ValueError(
+            raise UserError(
                 f"{path} has {size} bytes instead of {expected.get('bytes')}; {_remedy(folder)}"
             )
         if _digest(path, size) != expected.get("blake2b"):
-            raise ValueError(f"{path} is not as it was prepared; {_remedy(folder)}")
+            raise UserError(f"{path} is not as it was prepared; {_remedy(folder)}")
 
 
 def hashed_files(folder: Path, meta: Mapping[str, Any]) -> list[Path]:
@@ -116,12 +117,12 @@ def _digest(path: Path, size: int) -> str:
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text())
-    except ValueError:
+    except (ValueError, RecursionError):
         content = None
     if not isinstance(content, dict) or not all(
         isinstance(entry, dict) for entry in content.values() if path.name == LIST
     ):
-        raise ValueError(f"{path} is damaged; {_remedy(path.parent)}")
+        raise UserError(f"{path} is damaged; {_remedy(path.parent)}")
     return content
 
 

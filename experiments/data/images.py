@@ -13,6 +13,7 @@ import numpy as np
 
 from experiments.data.base import SPLITS, ImageDataset, Source, Split
 from experiments.data.files import files_digest, seal
+from experiments.errors import UserError
 
 
 def prepare(
@@ -35,11 +36,11 @@ def prepare(
         ValueError: If there are fewer images than asked for.
     """
     if num_images is not None and num_images < 1:
-        raise ValueError(f"data.num_images is {num_images}, but must be at least 1.")
+        raise UserError(f"data.num_images is {num_images}, but must be at least 1.")
     images = dataset.read(source, num_images)
     found = len(images.splits["train"])
     if num_images is not None and found != num_images:
-        raise ValueError(
+        raise UserError(
             f"data.num_images is {num_images}, but {dataset.name} has only {found} images to "
             "train on."
         )
@@ -108,7 +109,7 @@ class ImageFolder:
         """
         if name not in self.meta["num_images"]:
             known = " and ".join(self.meta["num_images"])
-            raise ValueError(f"{self.folder} has no {name} split, but {known}")
+            raise UserError(f"{self.folder} has no {name} split, but {known}")
         return Split(
             np.load(self.folder / f"{name}.pixels.npy", mmap_mode="r"),
             np.load(self.folder / f"{name}.labels.npy"),

@@ -8,6 +8,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from experiments.data.base import END_OF_TEXT, MissingData, Source
 from experiments.data.mirror import missing_tokenizer
+from experiments.errors import UserError
 
 MIN_VOCAB_SIZE = 257  # 256 bytes and the end-of-text token
 MAX_VOCAB_SIZE = 65536  # tokens are stored as uint16
@@ -24,7 +25,7 @@ def train_bpe(documents: Iterable[str], *, vocab_size: int) -> Tokenizer:
         ValueError: If `vocab_size` is not in 257..65536.
     """
     if not MIN_VOCAB_SIZE <= vocab_size <= MAX_VOCAB_SIZE:
-        raise ValueError(
+        raise UserError(
             f"vocab_size is {vocab_size}, but must be in {MIN_VOCAB_SIZE}..{MAX_VOCAB_SIZE}."
         )
     tokenizer = Tokenizer(models.BPE())
@@ -74,12 +75,12 @@ def fetch(hub_id: str, source: Source, *, vocab_size: int) -> Tokenizer:
         raise MissingData(f"tokenizer {hub_id} cannot be read: {reason}") from error
     tokenizer = Tokenizer.from_str(loaded.backend_tokenizer.to_str())
     if tokenizer.get_vocab_size() != vocab_size:
-        raise ValueError(
+        raise UserError(
             f"data.vocab_size is {vocab_size}, but data.tokenizer {hub_id} has "
             f"{tokenizer.get_vocab_size()} tokens."
         )
     if tokenizer.token_to_id(END_OF_TEXT) is None:
-        raise ValueError(f"data.tokenizer is {hub_id}, but must have a token {END_OF_TEXT}.")
+        raise UserError(f"data.tokenizer is {hub_id}, but must have a token {END_OF_TEXT}.")
     return tokenizer
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from experiments.errors import UserError, is_bug
+
 
 def read_model(model_dir: Path, auto_model: Any) -> Any:
     """The model of an exported folder in evaluation mode, transformed by Sparse-IFT or not.
@@ -32,10 +34,12 @@ def read_model(model_dir: Path, auto_model: Any) -> Any:
             model_dir, local_files_only=True, output_loading_info=True
         )
     except (OSError, RuntimeError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        if is_bug(error):
+            raise
         reason = str(error).strip().split("\n")[0]
-        raise ValueError(f"the model of {model_dir} cannot be read: {reason}") from error
+        raise UserError(f"the model of {model_dir} cannot be read: {reason}") from error
     if missing := sorted(found["missing_keys"]):
-        raise ValueError(
+        raise UserError(
             f"{model_dir} lacks {len(missing)} of the model's weights, {missing[0]} for one; "
             "export the model again"
         )

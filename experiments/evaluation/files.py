@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.data.base import MissingData
+from experiments.errors import UserError
 from experiments.specs.digest import digest
 from experiments.store.io import read_jsonl
 
@@ -20,7 +21,7 @@ def weights_hash(model_dir: Path) -> str:
     """
     weights = [*model_dir.glob("*.safetensors"), *model_dir.glob("*.bin")]
     if not weights or not (model_dir / "config.json").is_file():
-        raise ValueError(f"{model_dir} holds no config.json with weights; export the model there")
+        raise UserError(f"{model_dir} holds no config.json with weights; export the model there")
     return hash_files(model_dir, [*sorted(weights), *sorted(model_dir.glob("*.json"))])
 
 

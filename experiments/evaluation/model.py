@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments import tasks
+from experiments.errors import UserError
 from experiments.store.io import read_cache
 
 
@@ -56,7 +57,7 @@ def task_of(model_dir: Path) -> str:
 
     config = read_cache(Path(model_dir) / "config.json")
     if not config:
-        raise ValueError(f"{model_dir} holds no config.json of a model")
+        raise UserError(f"{model_dir} holds no config.json of a model")
     names = config.get("architectures") or []
     if any(str(name).endswith(("ForCausalLM", "LMHeadModel")) for name in names):
         return "lm"
@@ -67,7 +68,7 @@ def task_of(model_dir: Path) -> str:
         return "vision"
     if kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and not names:
         return "lm"
-    raise ValueError(
+    raise UserError(
         f"{model_dir} holds {', '.join(map(str, names)) or kind}; only causal language models and "
         "image classifiers can be scored"
     )

@@ -19,8 +19,10 @@ from pydantic import (
     model_validator,
 )
 
+from experiments.errors import UserError
 from experiments.evaluation import metrics
 from experiments.specs.digest import digest
+from experiments.specs.strict_yaml import read_yaml
 
 FOLDER = Path(__file__).parent / "suites"
 #: lm-eval's files of our own tasks.
@@ -79,7 +81,7 @@ class TaskEntry(Strict):
     @model_validator(mode="after")
     def _is_published(self) -> TaskEntry:
         if self.split is not None and self.folder is None:
-            raise ValueError(f"split is {self.split!r}, but own tasks have one split; leave it out")
+            raise UserError(f"split is {self.split!r}, but own tasks have one split; leave it out")
         return self
 
 
@@ -227,23 +229,25 @@ def load_suite(name: str, kind: type[Kind] | None = None) -> Kind:
 def _read(path: Path, text: bytes, kind: type[Suite | ImageSuite] | None) -> Suite | ImageSuite:
     """The suite of a file's content."""
     try:
-        content = yaml.safe_load(text) or {}
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path.name} is not valid YAML: {' '.join(str(error).split())}") from None
+        content = read_yaml(text.decode()) or {}
+    except yaml.YAMLError as error:
+        raise UserError(f"{path.name} is not valid YAML: {' '.join(str(error).split())}") from None
+    except ValueError as error:  # no UTF-8 among them
+        raise UserError(f"{path.name}: {error}") from None
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
-        raise ValueError(f"{path.name} must be a mapping of settings by name, not {content!r:.60}")
+        raise UserError(f"{path.name} must be a mapping of settings by name, not {content!r:.60}")
     found = content.get("kind", "text")
     if found not in [*KINDS]:
-        raise ValueError(f"{path.name}: kind is {found!r}; it must be {' or '.join(KINDS)}")
+        raise UserError(f"{path.name}: kind is {found!r}; it must be {' or '.join(KINDS)}")
     if kind not in (None, KINDS[found]):
-        raise ValueError(f"{path.name}: kind is {found!r}, but the model is of another kind")
+        raise UserError(f"{path.name}: kind is {found!r}, but the model is of another kind")
     try:
         return KINDS[found](**{**content, "name": path.stem})
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])
         message = first["msg"].removeprefix("Value error, ")
-        raise ValueError(f"{path.name}: {key} is {first['input']!r:.200}: {message}") from None
+        raise UserError(f"{path.name}: {key} is {first['input']!r:.200}: {message}") from None
 
 
 def suite_path(name: str) -> Path:
@@ -255,5 +259,5 @@ def suite_path(name: str) -> Path:
     path = Path(name) if name.endswith(".yaml") else FOLDER / f"{name}.yaml"
     if not path.is_file():
         known = ", ".join(sorted(file.stem for file in FOLDER.glob("*.yaml")))
-        raise ValueError(f"suite is {name!r}; it must be one of {known}, or the path of a YAML")
+        raise UserError(f"suite is {name!r}; it must be one of {known}, or the path of a YAML")
     return path

@@ -13,6 +13,7 @@ from experiments import machine
 from experiments.data import verify
 from experiments.data.base import SPLITS
 from experiments.data.files import read_meta
+from experiments.errors import UserError
 from experiments.evaluation import metrics
 from experiments.evaluation.exported import read_model
 from experiments.evaluation.files import hash_files, run_of, weights_hash
@@ -55,7 +56,7 @@ def evaluate(
     """
     settings = load_suite(suite, ImageSuite)
     if data_dir is None:
-        raise ValueError(f"suite {settings.name} scores images of prepared data; name their folder")
+        raise UserError(f"suite {settings.name} scores images of prepared data; name their folder")
     model_dir, data_dir, out = Path(model_dir), Path(data_dir), Path(out)
     out = out if out.suffix == ".json" else out / "eval.json"
     verify(data_dir)
@@ -112,12 +113,12 @@ def _scores(
     dtype = getattr(torch, suite.dtype)
     images = load(data_dir)
     if images.meta.get("kind") != "images":
-        raise ValueError(f"{data_dir} holds no images, so {model_dir} cannot classify them")
+        raise UserError(f"{data_dir} holds no images, so {model_dir} cannot classify them")
     splits = {name: images.split(name) for name in suite.splits}
     model = skipping(load_classifier(model_dir).to(device=device, dtype=dtype), suite.execution)
     num_labels = getattr(model.config, "num_labels", None)
     if num_labels != len(images.meta["classes"]):
-        raise ValueError(
+        raise UserError(
             f"{model_dir} tells {num_labels} classes apart, but {data_dir} has "
             f"{len(images.meta['classes'])}"
         )
@@ -126,7 +127,7 @@ def _scores(
     size = max(size) if isinstance(size, (list, tuple)) else size
     found = [images.meta["image_size"], images.meta["num_channels"]]
     if size > found[0] or channels != found[1]:
-        raise ValueError(
+        raise UserError(
             f"{model_dir} takes images of {size} pixels and {channels} channels, but those of "
             f"{data_dir} have {found[0]} and {found[1]}"
         )

@@ -5,6 +5,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from experiments.errors import UserError
+
 
 def write(scale: str, study: str, out: Path) -> None:
     """Write Snakemake's report of a scale: figures with captions by study, rules and run times.
@@ -28,7 +30,7 @@ def write(scale: str, study: str, out: Path) -> None:
         )
         if done.returncode or not made.is_file():
             lines = (done.stdout + done.stderr).strip().splitlines()
-            raise RuntimeError(f"snakemake --report failed: {lines[-1] if lines else 'no output'}")
+            raise UserError(f"snakemake --report failed: {lines[-1] if lines else 'no output'}")
         out.write_text(without_paths(made.read_text(encoding="utf-8")), encoding="utf-8")
 
 

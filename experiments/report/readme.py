@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from experiments.analysis.claims import ledger as claims
+from experiments.errors import UserError
 from experiments.report import summary
 from experiments.report.render import environment
 
@@ -31,7 +32,7 @@ def update(
     text = readme.read_text()
     block = re.compile(re.escape(BEGIN) + ".*?" + re.escape(END), re.DOTALL)
     if not block.search(text):
-        raise ValueError(f"{readme.name} must hold the lines {BEGIN!r} and {END!r}")
+        raise UserError(f"{readme.name} must hold the lines {BEGIN!r} and {END!r}")
     ledgers = {
         path.parent.name: claims.read(path) for path in sorted(results_dir.glob("*/claims.csv"))
     }

@@ -22,6 +22,7 @@ from experiments.analysis import figures, tables
 from experiments.analysis.claims import ledger as ledger_module
 from experiments.analysis.claims import policy
 from experiments.analysis.methods import INK, Method
+from experiments.errors import UserError
 from experiments.report import policy as policy_page
 from experiments.report import provenance, summary, text
 from experiments.store import machine, tidy
@@ -50,16 +51,18 @@ RUN_FACTS = ("data hash", "machine", "processor", "threads", "versions", "comman
 
 @functools.cache
 def environment(*, html: bool) -> jinja2.Environment:
-    """Return the template environment; HTML pages escape every value."""
+    """Return the template environment; pages escape every value, for HTML or for Markdown."""
     env = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),
-        autoescape=html,
+        autoescape=True,
+        finalize=None if html else text.markdown,
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
     env.filters["cell"] = text.format_cell
     env.filters["md"] = text.markdown_cell
+    env.filters["code"] = text.markdown_code
     env.filters["anchor"] = text.anchor
     env.filters["words"] = text.in_words
     env.filters["p"] = text.p_value
@@ -373,7 +376,7 @@ def publish(scale_dir: Path, reports_dir: Path) -> Path:
     """
     scale_dir, reports_dir = Path(scale_dir), Path(reports_dir)
     if not (scale_dir / "index.html").exists():
-        raise ValueError(f"{scale_dir.name} has no report: run `snakemake report` first")
+        raise UserError(f"{scale_dir.name} has no report: run `snakemake report` first")
     for page in sorted(scale_dir.glob("*/index.html")):
         target = reports_dir / page.parent.name
         shutil.rmtree(target, ignore_errors=True)

@@ -5,6 +5,7 @@ import re
 from typing import Any
 
 import pandas as pd
+from markupsafe import Markup
 
 #: Differences of equal numbers that rounding leaves; they are written as 0.
 NEGLIGIBLE = 1e-12
@@ -38,10 +39,32 @@ def format_cell(value: Any, column: str = "") -> str:
     return f"{number:.4g}" if abs(number) < 1000 else f"{number:,.1f}"
 
 
-def markdown_cell(value: str) -> str:
-    """Escape what would end a cell of a Markdown table."""
-    text = str(value).strip().replace("|", "\\|").replace("<", "&lt;")
-    return text.replace("\n", "<br>").replace("  ", "&nbsp;&nbsp;")
+def markdown(value: Any) -> Markup:
+    """Return a value as Markdown that shows its text and nothing else, on one line.
+
+    Links, emphasis, code, HTML, headings, lists and the ends of table cells are escaped.
+    """
+    if hasattr(value, "__html__"):
+        return Markup(value)
+    text = re.sub(r"\s*[\r\n\v\f\x85\u2028\u2029]\s*", " ", str(value))
+    text = re.sub(r"[\\`*\[\]|~$]|(?<![^\W_])_|_(?![^\W_])", r"\\\g<0>", text)
+    text = re.sub(r"&(?=#?\w+;)", "&amp;", text).replace("<", "&lt;")
+    text = re.sub(r"^(\s*)(#+(?=\s|$)|>|[-+](?=\s|$)|[-=]{2,}\s*$)", r"\1\\\2", text)
+    return Markup(re.sub(r"^(\s*\d+)([.)])(?=\s|$)", r"\1\\\2", text))
+
+
+def markdown_cell(value: Any) -> Markup:
+    """Return a value as `markdown` for a cell of a table, where lines and double spaces stay."""
+    lines = map(markdown, str(value).strip().splitlines())
+    return Markup("<br>").join(lines).replace("  ", Markup("&nbsp;&nbsp;"))
+
+
+def markdown_code(value: Any) -> Markup:
+    """Return a value as a span of code, in more backticks than it holds, on one line."""
+    text = " ".join(str(value).split())
+    fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
+    space = " " * (text.startswith("`") or text.endswith("`"))
+    return Markup(f"{fence}{space}{text}{space}{fence}")
 
 
 def p_value(value: float) -> str:

@@ -8,6 +8,7 @@ import hashlib
 from pathlib import Path
 from typing import NamedTuple
 
+from experiments.errors import UserError
 from experiments.specs.digest import digest
 from experiments.specs.run import RunSpec
 
@@ -58,7 +59,7 @@ def parse(path: Path) -> ast.Module:
         return ast.parse(path.read_text(), filename=str(path))
     except SyntaxError as error:
         where = f"{path.relative_to(ROOT)}, line {error.lineno}"
-        raise ValueError(f"{where}: not valid Python: {error.msg}") from None
+        raise UserError(f"{where}: not valid Python: {error.msg}") from None
 
 
 class Syntax(NamedTuple):

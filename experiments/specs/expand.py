@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments import tasks
+from experiments.errors import UserError, is_bug
 from experiments.specs.read import (
     claim_tests,
     load_study,
@@ -97,7 +98,7 @@ def _recipe(workload: Workload, name: str, variant: Variant, *, rate: float = 1.
     batch_size = max(1, round(base.batch_size * variant.batch_scale))
     steps = base.num_steps(data, batch_size)
     if steps > MAX_STEPS:
-        raise ValueError(
+        raise UserError(
             f"recipe.{base.BUDGET} and batch_size make {steps:g} steps, but a run has at most "
             f"{MAX_STEPS:,}"
         )
@@ -178,6 +179,8 @@ def make_spec(study: Study, scale: str, grid: Grid, method_name: str, seed: int)
         checked_name(data.label)
         sparsity = _seeded(method.sparsity, recipe, seed)
     except ValueError as error:
+        if is_bug(error):
+            raise
         raise SpecError(f"{study.name}.yaml: scales.{scale}: {error}") from None
     label, transform, start = method_name, method.transform, None
     if sparsity is not None:

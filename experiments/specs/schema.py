@@ -21,6 +21,7 @@ from pydantic import (
 )
 
 from experiments import models, tasks
+from experiments.errors import UserError
 from experiments.specs.code import ROOT, parse
 from experiments.specs.run import Model as RunModel
 from experiments.specs.run import Transform
@@ -30,7 +31,7 @@ SCALES = ("smoke", "quick", "small", "paper")
 Scale = Literal["smoke", "quick", "small", "paper"]
 
 
-class SpecError(ValueError):
+class SpecError(UserError):
     """A study file or an option is wrong; the message is one sentence that names the key."""
 
 

@@ -9,6 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from experiments.errors import CannotWrite, UserError
+
 
 def read_json(path: Path) -> dict[str, Any]:
     """The JSON object in a file.
@@ -21,7 +23,7 @@ def read_json(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError):  # no JSON, no UTF-8, or nested without end
         value = None
     if not isinstance(value, dict):
-        raise ValueError(f"{path} holds no JSON object")
+        raise UserError(f"{path} holds no JSON object")
     return value
 
 
@@ -49,7 +51,7 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
         if isinstance(row, dict):
             rows.append(row)
         elif number < len(lines):
-            raise ValueError(f"{Path(path).name}: line {number} is not JSON")
+            raise UserError(f"{Path(path).name}: line {number} is not JSON")
     return rows
 
 
@@ -76,7 +78,7 @@ def write_whole(path: Path, write: Callable[[BinaryIO], Any]) -> None:
     except OSError as error:
         with suppress(OSError):
             part.unlink()
-        raise OSError(error.errno, f"{path} cannot be written: {error.strerror}") from None
+        raise CannotWrite(f"{path} cannot be written: {error.strerror}") from None
     flush_folder(path.parent)
 
 

@@ -15,6 +15,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, FiniteFloat, NonNegativeInt, ValidationError
 from pydantic import field_validator as check
 
+from experiments.errors import UserError
 from experiments.specs.run import RunSpec
 from experiments.specs.schema import SpecError
 from experiments.store import machine, paths
@@ -135,7 +136,7 @@ class Record(Facts):
         """Each layer has a name and numbers."""
         for number, layer in enumerate(layers):
             if not isinstance(layer.get("name"), str):
-                raise ValueError(f"row {number} has no name")
+                raise UserError(f"row {number} has no name")
             _check_numbers(layer, number, texts=("name",))
         return layers
 
@@ -145,9 +146,9 @@ class Record(Facts):
         """Each row has a kind, a step and numbers."""
         for number, row in enumerate(curve):
             if row.get("kind") not in ("train", "validation"):
-                raise ValueError(f"row {number} has the kind {row.get('kind')!r}")
+                raise UserError(f"row {number} has the kind {row.get('kind')!r}")
             if type(row.get("step")) is not int or row["step"] < 0:
-                raise ValueError(f"row {number} has the step {row.get('step')!r}")
+                raise UserError(f"row {number} has the step {row.get('step')!r}")
             _check_numbers(row, number, texts=("kind",))
         return curve
 
@@ -171,7 +172,7 @@ def _check_numbers(row: Row, number: int, *, texts: tuple[str, ...]) -> None:
     for key, value in row.items():
         is_number = isinstance(value, int | float) and math.isfinite(value)
         if not (value is None or is_number or key in texts):
-            raise ValueError(f"row {number} has {key} = {str(value)[:40]!r}, which is no number")
+            raise UserError(f"row {number} has {key} = {str(value)[:40]!r}, which is no number")
 
 
 def read_record(path: Path) -> Record:
@@ -188,7 +189,7 @@ def read_record(path: Path) -> Record:
         where = ".".join(map(str, first["loc"])) or "it"
         problem = " ".join(first["msg"].removeprefix("Value error, ").split())
         raise SpecError(f"{path} is no record: {where}: {problem}") from None
-    except ValueError as error:
+    except UserError as error:
         raise SpecError(str(error)) from None
 
 
@@ -217,7 +218,7 @@ def make_record(
     rows = read_jsonl(metrics) if isinstance(metrics, Path) else list(metrics)
     rows = [{key: _plain(value) for key, value in row.items()} for row in rows]
     if evaluation is not None and evaluation.get("run", train["run"]) != train["run"]:
-        raise ValueError(f"eval.json is of run {evaluation['run']}, train.json of {train['run']}")
+        raise UserError(f"eval.json is of run {evaluation['run']}, train.json of {train['run']}")
     merged = {"evaluation": evaluation, "final_loss": final_loss(rows), "curve": thin_curve(rows)}
     return {**train, **merged}
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
+from experiments.errors import UserError
 from experiments.store import paths
 from experiments.store.machine import NOT_RECORDED, is_known
 
@@ -100,10 +101,10 @@ def read_table(
     try:
         table = pd.read_csv(path, dtype=dtype)
     except ValueError as error:  # empty, cut, or no text
-        raise ValueError(f"{path}: not a table: {' '.join(str(error).split())}") from None
+        raise UserError(f"{path}: not a table: {' '.join(str(error).split())}") from None
     absent = [name for name in columns if name not in table]
     if absent:
-        raise ValueError(
+        raise UserError(
             f"{path} has no column {' and '.join(absent)}: another version wrote it, and "
             "`snakemake reproduce` collects it again"
         )
@@ -121,7 +122,7 @@ def read_records(path: Path) -> pd.DataFrame:
     try:
         return typed(table)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{path}: {error}") from None
+        raise UserError(f"{path}: {error}") from None
 
 
 def read_curves(path: Path) -> pd.DataFrame:
@@ -139,7 +140,7 @@ def computed(scale: str, name: str, table: str) -> pd.DataFrame:
     """
     path = paths.computation(scale, name) / f"{table}.csv"
     if not path.is_file():
-        raise ValueError(
+        raise UserError(
             f"{path} is missing: run `python -m experiments compute {name} "
             f"--scale {scale}`, or correct the table's name"
         )

@@ -15,6 +15,7 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 from experiments import models, tasks
 from experiments.data import load
 from experiments.data import prepare as prepare_text
+from experiments.errors import UserError
 
 if TYPE_CHECKING:
     import torch
@@ -76,7 +77,7 @@ class Recipe(tasks.Recipe):
         """As many steps as the tokens allow."""
         steps = self.tokens // (batch_size * data.context)
         if steps < 1:
-            raise ValueError(
+            raise UserError(
                 f"recipe.tokens is {self.tokens}, but one step takes "
                 f"{batch_size * data.context} tokens"
             )
@@ -121,7 +122,7 @@ class Task(tasks.Task):
         self._train = self.corpus.tokens("train")
         self._num_windows = (len(self._train) - 1) // self.context
         if self._num_windows < 1:
-            raise ValueError(
+            raise UserError(
                 f"data.context is {self.context}, but the training split of {self.data_name} has "
                 f"only {len(self._train)} tokens"
             )
@@ -140,7 +141,7 @@ class Task(tasks.Task):
         """The vocabularies must be equal."""
         files = (folder / "tokenizer.json", Path(self.corpus.tokenizer_dir) / "tokenizer.json")
         if all(file.is_file() for file in files) and len({f.read_bytes() for f in files}) > 1:
-            raise ValueError(
+            raise UserError(
                 f"data.name is {self.data_name}, whose tokenizer differs from that of the run "
                 f"{self.spec.starts_from.run}, with which {self.spec.id} starts"
             )

@@ -26,6 +26,7 @@ from pydantic import (
 from experiments import models, tasks
 from experiments.data import load
 from experiments.data import prepare as prepare_images
+from experiments.errors import UserError
 
 if TYPE_CHECKING:
     import torch
@@ -106,7 +107,7 @@ class Recipe(tasks.Recipe):
         for key in other:
             if values.get(key) is not None:
                 name = values.get("optimizer", "sgd")
-                raise ValueError(f"{key} is {values[key]!r}, but optimizer {name} has no such key")
+                raise UserError(f"{key} is {values[key]!r}, but optimizer {name} has no such key")
         unset = {key for key in own if values.get(key) is None}
         return {**values, **{key: own[key] for key in unset}}
 
@@ -114,7 +115,7 @@ class Recipe(tasks.Recipe):
         """As many steps as the epochs allow; an epoch may end within a batch."""
         steps = self.epochs * data.num_images // batch_size
         if steps < 1:
-            raise ValueError(
+            raise UserError(
                 f"recipe.batch_size is {batch_size}, but {self.epochs} epochs have only "
                 f"{self.epochs * data.num_images} images"
             )

@@ -21,6 +21,7 @@ import torch
 from filelock import FileLock, Timeout
 
 from experiments import data, machine, tasks
+from experiments.errors import Diverged, UserError, is_bug, refusals
 from experiments.memory import keep_memory
 from experiments.specs.run import RunSpec
 from experiments.store.machine import key as machine_key
@@ -143,7 +144,8 @@ class Trainer:
             self.dense_config = model.config.to_dict()
             dense_step = self.task.flops(model).training_step()
             arguments = {**spec.transform.to_json(), **self.task.input_size}
-            model, masks, totals = _transforms().apply(model, arguments)
+            with refusals(f"the transform of {spec.id}"):
+                model, masks, totals = _transforms().apply(model, arguments)
             self.transform = {**totals, "dense_step": dense_step}
         self.model = model.to(self.device)
         self.flops = self.task.flops(self.model)
@@ -151,9 +153,10 @@ class Trainer:
         self.optimizer = self.task.optimizer(self.model)
         self.sparsity: SparsityAlgorithm | None = None
         if spec.sparsity is not None:
-            self.sparsity = configure(spec.mask_config(masks))
-            self.sparsity.apply(self.model)
-            self.sparsity.apply(self.optimizer)
+            with refusals(f"the sparsity of {spec.id}"):
+                self.sparsity = configure(spec.mask_config(masks))
+                self.sparsity.apply(self.model)
+                self.sparsity.apply(self.optimizer)
         self.progress = Progress()
         origin = {"code": code_hash, "data": self.task.data["hash"]}
         self.saved = Saved(state_dir, {**origin, "first_weights": self.first_weights}, self.say)
@@ -183,7 +186,9 @@ class Trainer:
                 weights, masks = read_safetensors(path)
                 load_checkpoint(self.model, {**weights, **_as_buffers(masks)})
         except (OSError, RuntimeError, ValueError) as error:
-            raise ValueError(
+            if is_bug(error):
+                raise
+            raise UserError(
                 f"the weights of {start.run} do not fit the model of {self.spec.id}: "
                 f"{' '.join(str(error).split())}"
             ) from None
@@ -221,8 +226,9 @@ class Trainer:
         self.execution, self.runner = execution, self.model
         if execution != "dense":
             crossover = 0.0 if execution == "skip" else None
-            backend = _device().backend("skip", crossover=crossover)
-            self.runner = _device().compile(self.model, backend)
+            with refusals(f"execution is {execution!r}"):
+                backend = _device().backend("skip", crossover=crossover)
+                self.runner = _device().compile(self.model, backend)
 
     # State
 
@@ -319,7 +325,7 @@ class Trainer:
             loss = self.step()
             progress.elapsed_s = before + time.monotonic() - start
             if not math.isfinite(loss):
-                raise FloatingPointError(
+                raise Diverged(
                     f"the loss of {self.spec.id} is {loss} at step {progress.step}; "
                     "lower recipe.learning_rate"
                 )
@@ -395,8 +401,8 @@ def train(
 
     Raises:
         Interrupted: after SIGINT or SIGTERM, with the state saved.
-        FloatingPointError: when the loss is not finite.
-        ValueError: when the prepared data are not as they were prepared.
+        Diverged: when the loss is not finite.
+        UserError: when the prepared data are not as they were prepared.
         OSError: when a file cannot be written.
     """
     state_dir.parent.mkdir(parents=True, exist_ok=True)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments import tasks
+from experiments.errors import refusals
 from experiments.specs.code import training_code_hash
 from experiments.specs.expand import load_single
 from experiments.specs.run import FirstPhase, RunSpec
@@ -78,10 +79,8 @@ def _check_sparsity(spec: RunSpec, params: Path) -> None:
     """Let the library read the sparsity section before anything is prepared."""
     if spec.sparsity is None:
         return
-    try:
+    with refusals(f"{params.name}: sparsity"):
         configure(spec.mask_config())
-    except (ValueError, TypeError) as error:
-        raise SpecError(f"{params.name}: sparsity: {error}") from None
 
 
 def _prepared(spec: RunSpec, mirror: Path | None) -> Path:

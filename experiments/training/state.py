@@ -9,13 +9,16 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import struct
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
 
+from experiments.errors import CannotWrite
 from experiments.store.io import flush_folder
 
 #: The last state, and the one before it in case that the last is damaged.
@@ -62,7 +65,7 @@ class Saved:
                 part.unlink()
             # torch's own writer turns a full disk into a RuntimeError.
             reason = getattr(error, "strerror", None) or _reason(self.folder)
-            raise OSError(f"no state can be saved in {self.folder}: {reason}") from None
+            raise CannotWrite(f"no state can be saved in {self.folder}: {reason}") from None
         flush_folder(self.folder)
         for path in self.files()[NUM_KEPT:]:
             path.unlink()
@@ -70,11 +73,12 @@ class Saved:
     def load(self, device: torch.device) -> dict[str, Any] | None:
         """The last state that is whole; None without one of this code, data and first phase."""
         for path in self.files():
-            if not path.stem.endswith(f"-{_digest(path)}"):
+            state = self._read(path, device)
+            if state is None:
                 self.say(f"{path} is damaged and is left out")
-                path.unlink()
+                with suppress(OSError):  # a folder, or no permission
+                    path.unlink()
                 continue
-            state = torch.load(path, map_location=device, weights_only=True)
             differing = [k for k, value in self.origin.items() if state["origin"].get(k) != value]
             if not differing:
                 return state
@@ -84,6 +88,25 @@ class Saved:
             break
         return None
 
+    def _read(self, path: Path, device: torch.device) -> dict[str, Any] | None:
+        """The state in a file; None if the file is not as `save` wrote it."""
+        try:
+            if not path.stem.endswith(f"-{_digest(path)}"):
+                return None
+            state = torch.load(path, map_location=device, weights_only=True)
+        # A file that has the digest of its own garbage, or that cannot be read at all.
+        except (
+            OSError,
+            EOFError,
+            RuntimeError,
+            ValueError,
+            LookupError,
+            UnpicklingError,
+            struct.error,
+        ):
+            return None
+        return state if isinstance(state, dict) and isinstance(state.get("origin"), dict) else None
+
     def remove(self) -> None:
         """Drop all states."""
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -91,7 +114,7 @@ class Saved:
 
 def _step(path: Path) -> int:
     number = path.stem.split("-")[1]
-    return int(number) if number.isdigit() else -1
+    return int(number) if number.isdecimal() else -1
 
 
 def _digest(path: Path) -> str:

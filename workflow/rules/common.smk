@@ -6,6 +6,7 @@ from snakemake.exceptions import WorkflowError
 from snakemake.logging import logger
 
 from experiments import request
+from experiments.errors import UserError
 from experiments.specs import code
 
 try:
@@ -13,7 +14,7 @@ try:
     REQUEST.check_library()
     for sentence in REQUEST.warnings():
         logger.warning(sentence)
-except (ValueError, OSError) as error:
+except (UserError, OSError) as error:
     raise WorkflowError(str(error)) from None
 
 os.environ.update(REQUEST.environment)
@@ -31,7 +32,7 @@ def asked(function, *arguments):
     """What the request answers; a mistake in it is one sentence."""
     try:
         return function(*arguments)
-    except ValueError as error:
+    except UserError as error:
         raise WorkflowError(str(error)) from None
 
 

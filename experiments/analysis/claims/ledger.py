@@ -29,6 +29,7 @@ from experiments.analysis.claims.policy import (
     INCONCLUSIVE,
     NOT_TESTED,
 )
+from experiments.errors import UserError
 from experiments.store import tidy
 
 #: Roles of claims that no trained run decides.
@@ -143,7 +144,7 @@ def _roles(study: dict[str, Any]) -> dict[str, str]:
     roles = {name: role for role in ("exploratory", "primary") for name in listed.get(role, [])}
     unknown = sorted(set(roles) - set(published.claims()["claim_id"]))
     if unknown:
-        raise ValueError(f"claims.{roles[unknown[0]]} names {unknown[0]}, which does not exist")
+        raise UserError(f"claims.{roles[unknown[0]]} names {unknown[0]}, which does not exist")
     return roles
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import pandas as pd
 
 from experiments.analysis import select as selection
+from experiments.errors import UserError
 from experiments.specs.schema import module_names
 
 
@@ -29,7 +30,7 @@ def load(name: str) -> ModuleType:
         ValueError: If there is no such table.
     """
     if name not in names():
-        raise ValueError(f"table is {name!r}: it must be one of {', '.join(names())}")
+        raise UserError(f"table is {name!r}: it must be one of {', '.join(names())}")
     return importlib.import_module(f"{__name__}.{name}")
 
 

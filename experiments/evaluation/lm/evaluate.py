@@ -19,6 +19,7 @@ from experiments import machine
 from experiments.data import verify
 from experiments.data.base import SPLITS
 from experiments.data.files import read_meta
+from experiments.errors import UserError
 from experiments.evaluation.environment import quiet_and_offline
 from experiments.evaluation.files import hash_files, run_of, weights_hash
 from experiments.evaluation.suite import (
@@ -81,10 +82,10 @@ def evaluate(
     if data_dir is not None:
         data_dir = Path(data_dir)
         if read_meta(data_dir).get("kind") == "images":
-            raise ValueError(f"{data_dir} holds images, so {model_dir} cannot read it")
+            raise UserError(f"{data_dir} holds images, so {model_dir} cannot read it")
         verify(data_dir)
     elif settings.perplexity is not None or any(entry.folder is None for entry in settings.tasks):
-        raise ValueError(f"suite {settings.name} scores text of prepared data; name their folder")
+        raise UserError(f"suite {settings.name} scores text of prepared data; name their folder")
     job = _Job(model_dir, data_dir, settings, None if mirror is None else Path(mirror))
     store = (cache or out.parent) / f"scores-{job.weights_hash[:16]}.json"
     known = {key: unit for key, unit in read_cache(store).items() if _is_whole(unit)}

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from lm_eval.api.model import LM
 
+from experiments.errors import UserError
 from experiments.evaluation.lm.generation import continuations
 from experiments.evaluation.lm.perplexity import windows
 from experiments.evaluation.lm.scoring import Scorer, Span
@@ -132,10 +133,10 @@ class CausalLM(LM):
     def _generation_options(self, options: dict[str, Any]) -> tuple[int, tuple[str, ...], int]:
         """Token limit, stop strings and number of beams of a request."""
         if options.get("do_sample") or options.get("temperature", 0) > 0:
-            raise ValueError("do_sample is true; only greedy and beam search are supported")
+            raise UserError("do_sample is true; only greedy and beam search are supported")
         num_beams = options.get("num_beams", 1)
         if type(num_beams) is not int or num_beams < 1:
-            raise ValueError(f"num_beams is {num_beams!r}; it must be a whole number from 1")
+            raise UserError(f"num_beams is {num_beams!r}; it must be a whole number from 1")
         until = options.get("until") or ()
         stops = (until,) if isinstance(until, str) else tuple(until)
         if self.scorer.tokenizer.eos_token:

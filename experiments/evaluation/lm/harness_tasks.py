@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from experiments.data.base import MissingData
 from experiments.data.hub import reading
 from experiments.data.mirror import declared_splits
+from experiments.errors import UserError
 from experiments.evaluation.files import prepared_rows
 from experiments.evaluation.lm.pairs import prose_pairs
 from experiments.evaluation.outputs import exponential, ratio
@@ -61,7 +62,7 @@ def task_manager(entries: Sequence[TaskEntry], *, data_dir: Path, scratch: Path)
         folders.append((_lm_eval_tasks() / name).resolve())
         below = _lm_eval_tasks().resolve() in folders[-1].parents
         if not (below and folders[-1].is_dir()):
-            raise ValueError(f"folder is {name!r}; it must be a folder below lm_eval/tasks")
+            raise UserError(f"folder is {name!r}; it must be a folder below lm_eval/tasks")
     folders.append(scratch / "tests")
     folders[-1].mkdir(parents=True, exist_ok=True)
     for name, config in brought_tests(data_dir).items():
@@ -74,7 +75,7 @@ def task_manager(entries: Sequence[TaskEntry], *, data_dir: Path, scratch: Path)
     for entry in entries:
         if entry.task not in manager.task_index:
             where = entry.folder or f"our own task folder, with the tests of {data_dir},"
-            raise ValueError(f"task is {entry.task!r}; {where} has no such task")
+            raise UserError(f"task is {entry.task!r}; {where} has no such task")
     return manager
 
 
@@ -141,7 +142,7 @@ def own_documents(task: str, data_dir: Path) -> list[dict[str, Any]]:
     """
     brought, own = brought_tests(data_dir), own_tasks()
     if task not in brought and task not in own:
-        raise ValueError(f"task is {task!r}; our own are {', '.join([*own, *brought])}")
+        raise UserError(f"task is {task!r}; our own are {', '.join([*own, *brought])}")
     file = brought[task]["documents"] if task in brought else own[task]
     if file is None:
         rows = prose_pairs([row["text"] for row in prepared_rows(data_dir / "text" / "test.jsonl")])
@@ -150,7 +151,7 @@ def own_documents(task: str, data_dir: Path) -> list[dict[str, Any]]:
     # Mixed by hash, so that the first `limit` rows are a fair sample of all kinds.
     rows.sort(key=lambda row: hashlib.sha256(str(next(iter(row.values()))).encode()).digest())
     if not rows:
-        raise ValueError(f"task {task} finds no documents in {data_dir}")
+        raise UserError(f"task {task} finds no documents in {data_dir}")
     return rows
 
 
@@ -369,5 +370,5 @@ def _compile_templates_once() -> None:
 def _lm_eval_tasks() -> Path:
     spec = importlib.util.find_spec("lm_eval")
     if spec is None or not spec.submodule_search_locations:
-        raise ValueError("lm_eval is not installed; suites with tasks need it")
+        raise UserError("lm_eval is not installed; suites with tasks need it")
     return Path(spec.submodule_search_locations[0]) / "tasks"

@@ -22,6 +22,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from experiments.errors import UserError
 from experiments.evaluation import metrics
 from experiments.evaluation.files import prepared_rows
 from experiments.evaluation.lm.scoring import Scorer, Span
@@ -43,7 +44,7 @@ def windows(tokens: Sequence[int], *, prefix: int, context: int, stride: int) ->
         ValueError: if ``stride`` is out of range.
     """
     if not 1 <= stride <= context:
-        raise ValueError(f"stride is {stride}; it must be from 1 to the context, {context}")
+        raise UserError(f"stride is {stride}; it must be from 1 to the context, {context}")
     stream = (prefix, *(int(token) for token in tokens))
     done = 0
     while done < len(tokens):
@@ -144,7 +145,7 @@ def _stream(scorer: Scorer, data_dir: Path, split: str, documents: list[str]) ->
         stream = np.fromfile(data_dir / f"{split}.bin", dtype=np.uint16).tolist()
     vocab_size = int(scorer.model.config.vocab_size)
     if not stream or max(stream) >= vocab_size:
-        raise ValueError(
+        raise UserError(
             f"{data_dir / split}.bin holds {len(stream)} tokens, the largest "
             f"{max(stream, default=0)}; there must be some, all below the model's vocabulary of "
             f"{vocab_size}"

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from experiments.errors import UserError
 from experiments.evaluation.exported import read_model
 from experiments.evaluation.lm.rows import Row, pack
 from experiments.evaluation.skipping import skipping
@@ -143,7 +144,7 @@ def _context_length(model: PreTrainedModel) -> int:
         length = getattr(model.config, key, None)
         if length:
             return int(length)
-    raise ValueError(
+    raise UserError(
         f"the config of {type(model).__name__} has none of n_positions, "
         "max_position_embeddings and n_ctx, so its context length is unknown"
     )
@@ -154,7 +155,7 @@ def _prefix_token(tokenizer: PreTrainedTokenizerBase) -> int:
     for token in (tokenizer.bos_token_id, tokenizer.eos_token_id):
         if token is not None:
             return int(token)
-    raise ValueError("the tokenizer has neither bos_token nor eos_token; scoring needs one")
+    raise UserError("the tokenizer has neither bos_token nor eos_token; scoring needs one")
 
 
 def _rows(spans: Sequence[Span], *, longest: int) -> list[Row]:

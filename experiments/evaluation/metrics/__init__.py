@@ -19,6 +19,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from experiments.errors import UserError
+
 FOLDER = Path(__file__).parent
 
 
@@ -36,7 +38,7 @@ def path(name: str) -> Path:
     if name not in names():
         close = difflib.get_close_matches(str(name), names(), n=1)
         hint = f" (closest: {close[0]!r})" if close else ""
-        raise ValueError(f"metric is {name!r}{hint}, but must be one of {', '.join(names())}")
+        raise UserError(f"metric is {name!r}{hint}, but must be one of {', '.join(names())}")
     return FOLDER / f"{name}.py"
 
 

@@ -14,9 +14,10 @@ import pytest
 from experiments.analysis import figures
 from experiments.cli.app import explained, main
 from experiments.cli.train import score_run
+from experiments.errors import UserError
 from experiments.specs.code import ROOT
 from experiments.specs.expand import all_runs
-from experiments.specs.read import load_study
+from experiments.specs.read import _read_study, load_study
 from experiments.store import paths
 from experiments.store.paths import REFERENCE_RUNS
 
@@ -26,6 +27,8 @@ RECORDS = sorted(
     for run in all_runs(SCALE).values()
     if STUDY in run.studies and paths.committed(run.id).is_file()
 )
+
+RUN = next(iter(all_runs(SCALE)))
 
 
 @pytest.fixture
@@ -206,22 +209,51 @@ def test_garbage_tables_are_named(place, call, name, text):
         assert code not in (0, None) and name in said and "Traceback" not in said
 
 
-def test_a_bug_still_shows_its_traceback():
-    def caught(function) -> Exception:
-        try:
+def bug():
+    return int("x")
+
+
+def end_of_file():
+    raise EOFError
+
+
+def programming_error():
+    raise ValueError("direction is 3: it must be less, greater")
+
+
+EVALUATE = ("evaluate", "--model", ".", "--suite", "x")
+
+
+@pytest.mark.parametrize(
+    ("where", "command", "wrong"),
+    [
+        ("experiments.cli.train.check_device", ("train", "--run", RUN), bug),
+        ("experiments.cli.train.check_device", ("train", "--run", RUN), programming_error),
+        ("experiments.evaluation.model.evaluate_model", EVALUATE, bug),
+        ("experiments.evaluation.model.evaluate_model", EVALUATE, end_of_file),
+        ("experiments.evaluation.model.evaluate_model", EVALUATE, programming_error),
+        ("experiments.specs.read._check_names", ("check",), bug),
+        ("experiments.specs.read._check_names", ("check",), end_of_file),
+    ],
+)
+def test_a_bug_still_shows_its_traceback(place, monkeypatch, where, command, wrong):
+    monkeypatch.setattr(where, lambda *a, **k: wrong())
+    monkeypatch.setattr(sys, "argv", ["experiments", *command])
+    _read_study.cache_clear()
+    with pytest.raises((ValueError, AssertionError)) as caught:
+        main()
+    assert not isinstance(caught.value, UserError)
+    _read_study.cache_clear()
+
+
+def test_a_refused_file_is_one_sentence():
+    def caught(function) -> BaseException:
+        with pytest.raises(OSError) as info:
             function()
-        except Exception as error:
-            return error
-        raise AssertionError
+        return info.value
 
-    def meant():
-        raise ValueError("drop_fraction is 2, but must be in 0..1")
-
-    assert explained(caught(meant))
-    assert not explained(caught(lambda: int("x")))
-    assert not explained(caught(lambda: json.loads("{")))
-    assert not explained(caught(lambda: [1].index(2)))
     assert explained(caught(lambda: Path("/nowhere/x").read_text()))
+    assert not explained(OSError("something"))
 
 
 def drawn(folder: Path) -> dict[str, int]:

@@ -357,9 +357,10 @@ def test_a_resumed_run_keeps_the_execution_it_began_with(corpus, tmp_path):
 
 def test_an_error_in_training_reaches_the_terminal_as_one_sentence(monkeypatch, capsys):
     from experiments.cli import app as commands
+    from experiments.errors import Diverged
 
     def diverge(*_args, **_options):
-        raise FloatingPointError("the loss is nan at step 3; lower recipe.learning_rate")
+        raise Diverged("the loss is nan at step 3; lower recipe.learning_rate")
 
     monkeypatch.setattr(training, "train", diverge)
     monkeypatch.setattr("sys.argv", ["experiments", "train", "--run", RUNS["dense"].id])

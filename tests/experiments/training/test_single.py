@@ -9,6 +9,7 @@ import yaml
 from safetensors.torch import load_file
 
 from experiments.cli import app as commands
+from experiments.errors import UserError
 from experiments.specs.schema import SpecError
 from experiments.training import single
 
@@ -93,7 +94,7 @@ def spoil(params, change) -> None:
 )
 def test_a_wrong_file_is_one_sentence(params, tmp_path, change, words):
     spoil(params, change)
-    with pytest.raises(SpecError, match=words):
+    with pytest.raises(UserError, match=words):
         single.run("train", params, tmp_path / "model_dir")
 
 

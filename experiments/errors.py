@@ -1,0 +1,68 @@
+"""Whose fault an error is: a person's, with one sentence for it, or the code's."""
+
+from __future__ import annotations
+
+import linecache
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+class UserError(ValueError):
+    """Input is wrong, or a file is missing or damaged.
+
+    The message is one sentence that names the file, the key or the argument. Any other exception
+    that ends a command is a bug, or a file that the operating system refuses.
+    """
+
+
+class CannotWrite(UserError, OSError):
+    """A file cannot be written: no room, no permission."""
+
+
+class Diverged(UserError, FloatingPointError):
+    """A training's loss is no finite number any more."""
+
+
+def is_deliberate(error: BaseException) -> bool:
+    """Whether a ``raise`` statement of this repository made an error."""
+    place = _origin(error)
+    return place is not None and linecache.getline(*place).lstrip().startswith("raise")
+
+
+def is_bug(error: BaseException) -> bool:
+    """Whether an error came up in a line of this repository that does not mean to raise one."""
+    return _origin(error) is not None and not is_deliberate(error)
+
+
+def _origin(error: BaseException) -> tuple[str, int] | None:
+    """File and line that made an error, if they are of this repository."""
+    last = error.__traceback__
+    if last is None:
+        return None
+    while last.tb_next is not None:
+        last = last.tb_next
+    file = Path(last.tb_frame.f_code.co_filename)
+    ours = file.is_relative_to(ROOT) and "site-packages" not in file.parts
+    return (str(file), last.tb_lineno) if ours else None
+
+
+@contextmanager
+def refusals(where: str) -> Iterator[None]:
+    """Turn what the library refuses into a `UserError` that begins with a place.
+
+    The library cannot know whether an argument comes from a person's file; its caller can.
+
+    Args:
+        where: the file, the key or the run that the arguments come from.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except (ValueError, TypeError, RuntimeError) as error:
+        if not is_deliberate(error):
+            raise
+        raise UserError(f"{where}: {' '.join(str(error).split())}") from error
