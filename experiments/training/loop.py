@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import importlib
 import json
@@ -30,11 +31,14 @@ from experiments.training.state import Saved
 from sparse_lib.checkpoint import densify, load_checkpoint, masks_of, read_safetensors
 from sparse_lib.configure import configure
 from sparse_lib.core.algorithm import SparsityAlgorithm
+from sparse_lib.masks.init import SCORED, keep_score
 
 #: Seconds between two saved states; the variable is for steps of unusual length, and for tests.
 SAVE_EVERY_S = float(os.environ.get("SPARSE_SAVE_EVERY_S", 15.0))
 STATUS_EVERY_S = 5.0
 NUM_LOG_ROWS = 120
+#: Batches whose mean loss ranks the weights of masks that are pruned at initialisation.
+RANKING_BATCHES = 8
 #: Beside the exported weights: the masks that they were trained with.
 MASKS = "masks.safetensors"
 
@@ -154,7 +158,10 @@ class Trainer:
         self.sparsity: SparsityAlgorithm | None = None
         if spec.sparsity is not None:
             with refusals(f"the sparsity of {spec.id}"):
-                self.sparsity = configure(spec.mask_config(masks))
+                config = spec.mask_config(masks)
+                if isinstance(config, dict) and config.get("init_method") in SCORED:
+                    self.rank_weights(config)
+                self.sparsity = configure(config)
                 self.sparsity.apply(self.model)
                 self.sparsity.apply(self.optimizer)
         self.progress = Progress()
@@ -163,6 +170,29 @@ class Trainer:
         self.execute(self.choose(execution))
 
     # Start
+
+    def rank_weights(self, config: dict[str, Any]) -> None:
+        """Score the weights for masks that are pruned at initialisation, on the first batches."""
+        at_init = importlib.import_module("sparse_lib.masks.at_init")
+        twin = copy.deepcopy(self.model).train()  # forward passes change running statistics
+        probe = configure({**config, "init_method": "random", "distribution": None})
+        masked = probe.apply(copy.deepcopy(self.model)) and probe.sparse_params
+        batches = [self.to_device(self.task.batch(step)) for step in range(RANKING_BATCHES)]
+
+        def loss() -> torch.Tensor:
+            return sum(self.task.loss(twin, batch) for batch in batches) / len(batches)
+
+        method, options = config["init_method"], {}
+        if method in ("force", "iterative-snip"):
+            sizes = [param.mask.numel() for param in masked.values()]
+            present = sum(int(param.mask.count_nonzero()) for param in masked.values())
+            options["sparsity"] = 1 - present / sum(sizes)
+        state = torch.get_rng_state()
+        scores = at_init.rank(twin, loss, method, params=list(masked), **options)
+        torch.set_rng_state(state)
+        weights = dict(self.model.named_parameters())
+        for name, score in scores.items():
+            keep_score(weights[name], method, score)
 
     def start_from(self, path: Path) -> str:
         """Take over weights and masks; returns the hash of the file.

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from sparse_lib.core.parameter import SparseParameter
 from sparse_lib.masks.distributions import distribute
+from sparse_lib.masks.init import keep_score
 from sparse_lib.rules import EXACT, Rules
 from sparse_lib.schedules.values import HyperParameterSchedule, make_hyperparameter_schedule
 
@@ -155,8 +156,9 @@ def _check_distribution(spec: Any, rules: Rules) -> None:
         return
     if isinstance(spec, Mapping) and spec.get("type", "map") == "map":
         return
-    weights = {}
+    weights, scored = {}, spec if isinstance(spec, str) else str(spec.get("type"))
     for name, size in (("first", 2), ("middle", 64), ("last", 2)):  # room for dense ends
         weights[name] = torch.nn.Parameter(torch.zeros(size, size))
         weights[name].grad = torch.zeros(size, size)
+        keep_score(weights[name], scored.lower(), torch.zeros(size, size))
     distribute(spec, weights, 0.5, rules=rules)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from sparse_lib.checks import check_finite, check_fraction, closest
 from sparse_lib.masks.counts import num_nonzero, num_true
-from sparse_lib.masks.init import connection_sensitivity
+from sparse_lib.masks.init import SCORED, connection_sensitivity, score_of
 from sparse_lib.masks.makers import make_masks_global_topk
 from sparse_lib.rules import EXACT, Rules
 
@@ -141,6 +141,15 @@ def snip(weights: Mapping[str, Tensor], sparsity: float) -> dict[str, float]:
     return global_(weights, sparsity, scores=scores)
 
 
+def _scored(method: str) -> Callable[..., dict[str, float]]:
+    def by_score(weights: Mapping[str, Tensor], sparsity: float) -> dict[str, float]:
+        """What pruning all tensors together by a score leaves in each; see :func:`snip`."""
+        scores = {name: score_of(weight, method) for name, weight in weights.items()}
+        return global_(weights, sparsity, scores=scores)
+
+    return by_score
+
+
 def from_map(
     shapes: Iterable[str], sparsity: float | None, sparsity_map: Mapping[str, float]
 ) -> dict[str, float]:
@@ -259,6 +268,7 @@ DISTRIBUTIONS: dict[str, Callable[..., dict[str, float]]] = {
     "erk": erk,
     "global": global_,
     "snip": snip,
+    **{name: _scored(name) for name in SCORED if name != "snip"},
     "map": from_map,
 }
 
@@ -273,7 +283,8 @@ def distribute(
     """Sparsity per tensor by the name of a distribution.
 
     Args:
-        spec: ``"uniform"``, ``"er"``, ``"erk"``, ``"global"`` or ``"snip"``; a dict with ``type``
+        spec: ``"uniform"``, ``"er"``, ``"erk"``, ``"global"``, ``"snip"``, ``"grasp"``,
+            ``"force"`` or ``"iterative-snip"``; a dict with ``type``
             and that function's arguments; or a map of globs to sparsities.
         weights: Name to weights, from input to output.
         sparsity: Wanted sparsity, in [0, 1].
@@ -297,7 +308,7 @@ def distribute(
     if rules.distributions is not None and name not in rules.distributions:
         raise ValueError(f"distribution {name!r} is not known to compat={rules.name!r}")
     shapes: Any = weights
-    if name not in ("global", "snip", "map"):
+    if name not in ("global", "map", *SCORED):
         shapes = {key: tuple(weight.shape) for key, weight in weights.items()}
     try:
         return DISTRIBUTIONS[name](shapes, sparsity, **arguments)

@@ -147,15 +147,58 @@ def snip(
     )
 
 
+_SCORE = "_initial_score"
+
+#: Methods whose scores :func:`sparse_lib.masks.at_init.rank` leaves with the weights.
+SCORED = ("snip", "grasp", "force", "iterative-snip")
+
+
+def keep_score(param: Tensor, method: str, score: Tensor) -> None:
+    """Leave a score with a weight, for the init method and the distribution of a name."""
+    setattr(param, _SCORE, (method, score.detach()))
+
+
+def score_of(param: Tensor, method: str) -> Tensor:
+    """The score that :func:`keep_score` left with a weight, of its shape.
+
+    Raises:
+        ValueError: If there is none of this method.
+    """
+    known, score = getattr(param, _SCORE, (None, None))
+    if known != method or score is None or score.shape != param.shape:
+        raise ValueError(
+            f"init_method or distribution {method!r} needs scores: call "
+            f"sparse_lib.masks.at_init.rank(model, loss, {method!r}) before the masks are made"
+        )
+    return score.to(param.device)
+
+
+def _by_score(method: str) -> InitMethod:
+    def keep_highest(
+        param: Tensor,
+        sparsity: float,
+        score_shaper: ScoreShaper | None = None,
+        generator: torch.Generator | None = None,
+        *,
+        rules: Rules = EXACT,
+    ) -> Tensor:
+        """Keep the weights of the highest score. Arguments as in :func:`random`."""
+        return make_mask_topk_sparsity(score_of(param, method), sparsity, score_shaper, rules=rules)
+
+    return keep_highest
+
+
 def connection_sensitivity(param: Tensor) -> Tensor:
     """How much the loss changes when a weight is removed: ``abs(weight * gradient)``.
 
     Equation 5 of Lee et al. 2019, but for its scale. ``param.grad`` must hold the gradient of a
-    first batch of the dense model.
+    first batch of the dense model, or :func:`sparse_lib.masks.at_init.rank` have left the scores.
 
     Raises:
         ValueError: If there is no gradient.
     """
+    if getattr(param, _SCORE, (None,))[0] == "snip":
+        return score_of(param, "snip")
     if param.grad is None:
         raise ValueError(
             "init_method or distribution 'snip' needs gradients: call loss.backward() on a dense "
@@ -171,6 +214,7 @@ INIT_METHODS: dict[str, InitMethod] = {
     "from_zeros": from_zeros,
     "checkerboard": checkerboard,
     "snip": snip,
+    **{name: _by_score(name) for name in SCORED if name != "snip"},
 }
 
 
@@ -185,7 +229,8 @@ def make_init_method(
 
     Args:
         spec: ``"random"``, ``"topk"``, ``"balanced-topk"``, ``"from_zeros"``, ``"checkerboard"``,
-            ``"snip"``, or a function which returns a mask of the shape of the weights.
+            ``"snip"``, ``"grasp"``, ``"force"``, ``"iterative-snip"``, or a
+            function which returns a mask of the shape of the weights.
         key: Name of the setting, for messages.
         rules: How many weights stay at a sparsity.
 
