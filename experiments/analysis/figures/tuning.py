@@ -1,7 +1,8 @@
 """Validation perplexity of the trials by learning rate (the validation loss where the data are
-images): every point is one run, at a seed that no evidence uses. The large marker is the best trial
-of a method. Dashed: other settings of it, for mask updates that are rarer and smaller. Lower is
-better."""
+images): every point is one run, at a seed that no evidence uses. The large marker is the setting
+that a method gets: of all within seed noise of its best (the band), the one nearest to the default,
+which is the study's own rate and the first mask settings in its file. Dashed: other settings of it,
+for mask updates that are rarer and smaller. Lower is better."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -9,11 +10,12 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from experiments.analysis import style
+from experiments.analysis import style, trials
 from experiments.analysis.methods import Methods
 from experiments.store import tidy
 
 EVERY_RECIPE = True
+DECIDED = ("noise", "margin", "taken", "choice")
 UNITS = {"perplexity": "validation perplexity per token", "loss": "validation loss, nats per image"}
 
 
@@ -32,8 +34,26 @@ def data(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> 
     rows = rows.join(pd.DataFrame(settings, columns=names))
     looks = Methods(study)
     rows["algorithm"] = [looks.source_name(looks.settings_of(method)) for method in rows["method"]]
-    best = rows.groupby(["model", "dataset", "algorithm"])["value"].transform("min")
-    return rows.assign(best=rows["value"] == best)
+    rows["default rate"] = [_default_rate(specs.get(run, {}), study) for run in rows["run"]]
+    groups = rows.groupby(["model", "dataset", "algorithm"], sort=False)
+    decided = [_decided(group, study) for _, group in groups]
+    return pd.concat(decided).sort_index() if decided else rows.assign(**dict.fromkeys(DECIDED))
+
+
+def _decided(group: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
+    """The trials of one method with what was decided; its first mask settings in the file first."""
+    order = list(study.get("methods") or group["method"].unique())
+    place = group["method"].map({name: number for number, name in enumerate(order)})
+    group = group.iloc[place.argsort(kind="stable")]
+    return trials.judged(group, float(group["default rate"].iloc[0]))
+
+
+def _default_rate(spec: dict[str, Any], study: dict[str, Any]) -> float | None:
+    """The learning rate of the study's recipes that scale nothing."""
+    recipe = spec.get("recipe", {})
+    own = (study.get("recipes") or {}).get(recipe.get("name")) or {}
+    rate = recipe.get("learning_rate")
+    return None if rate is None else rate / own.get("learning_rate_scale", 1.0)
 
 
 def _settings(spec: dict[str, Any]) -> tuple[Any, ...]:
@@ -46,13 +66,13 @@ def _settings(spec: dict[str, Any]) -> tuple[Any, ...]:
 
 def draw(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> Figure:
     """One panel per model and dataset."""
-    trials, looks = data(records, curves, study), Methods(study)
-    workloads = tidy.workloads(trials)
+    tried, looks = data(records, curves, study), Methods(study)
+    workloads = tidy.workloads(tried)
     figure, axes = style.panels(len(workloads), height=3.8)
     if not workloads:
         style.say_empty(axes[0], "No trial has finished.")
     for panel, workload in zip(axes, workloads, strict=False):
-        own = tidy.in_workload(trials, workload)
+        own = tidy.in_workload(tried, workload)
         labels = []
         for method, group in own.groupby("method", sort=False):
             first = looks.settings_of(method)
@@ -60,7 +80,10 @@ def draw(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> 
             dashes = "-" if method == first else "--"
             panel.plot(line["learning rate"], line["value"], dashes, color=look.color, lw=1.3,
                        marker=look.marker, ms=4)  # fmt: skip
-            best = line[line["best"]]
+            best = line[line["taken"]]
+            lowest, margin = group["value"].min(), group["margin"].iloc[0]
+            if margin == margin:
+                panel.axhspan(lowest, lowest + margin, color=look.color, alpha=0.06, lw=0)
             panel.plot(best["learning rate"], best["value"], look.marker, color=look.color, ms=9)
             labels.append((line["value"].iloc[-1], looks[method].name, look.color))
         style.count_axis(panel, "peak learning rate", _apart(own["learning rate"].unique()))
@@ -80,18 +103,26 @@ def _apart(rates: Iterable[float]) -> list[float]:
 
 
 def caption(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> str:
-    """Name the best trial of each method."""
-    trials, looks = data(records, curves, study), Methods(study)
+    """Name the setting that each method gets, and the noise that decides about ties."""
+    tried, looks = data(records, curves, study), Methods(study)
     sentences = []
-    for workload in tidy.workloads(trials):
-        own = tidy.in_workload(trials, workload)
+    for workload in tidy.workloads(tried):
+        own = tidy.in_workload(tried, workload)
+        taken = own[own["taken"]].rename(columns={"learning rate": "rate"})
         parts = [
-            f"{looks[row.algorithm].name} {row.value:.2f} at {row.rate:g}"
-            for row in own[own["best"]].rename(columns={"learning rate": "rate"}).itertuples()
+            f"{looks[row.algorithm].name} {row.rate:g} ({row.value:.2f}, {row.choice})"
+            for row in taken.itertuples()
         ]
-        sentences.append(f"Best on {workload.dataset}: {', '.join(parts)}.")
+        sentences.append(f"Taken on {workload.dataset}: {', '.join(parts)}.")
+        noise, margin = own[["noise", "margin"]].iloc[0]
+        sentences.append(
+            f"Seeds differ by {noise:.2g} (standard deviation over committed runs), so trials "
+            f"within {margin:.2g} of each other tie."
+            if noise == noise
+            else "How much seeds differ is not known here, so all trials tie."
+        )
         rates = own.groupby("algorithm")["learning rate"].agg(["min", "max"])
-        best = own[own["best"]].set_index("algorithm")["learning rate"]
+        best = own[own["taken"]].set_index("algorithm")["learning rate"]
         edge = [name for name, rate in best.items() if rate in tuple(rates.loc[name])]
         if edge:
             names = ", ".join(looks[name].name for name in edge)
