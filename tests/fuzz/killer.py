@@ -3,6 +3,8 @@
 ``python -m tests.fuzz.killer --kills 100`` prints one line per trial. A trial is one workflow in a
 folder of its own: it is started, loses some processes, and is started again until it ends. What it
 has computed must then be what an uninterrupted workflow computes, bit for bit, apart from times.
+A quarter of the kills takes any process, a quarter a job's, a quarter a trainer that writes a
+state, and a quarter one that has just given a state its name and not yet dropped an older one.
 """
 
 from __future__ import annotations
@@ -29,6 +31,8 @@ from typing import Any
 
 import psutil
 
+from experiments.training.state import NUM_KEPT
+
 ROOT = Path(__file__).resolve().parents[2]
 #: Two runs, the second from the weights of the first, with evaluation, tables, figures, a page.
 WORKFLOW = ("smoke", "--config", "study=spdf")
@@ -39,7 +43,9 @@ TIMES = {"wall_s", "wall time (s)", "elapsed_s", "tokens_per_s", "images_per_s"}
 #: Files without results: locks, and digests of files that hold times.
 NOTES = (".lock", "made.json")
 #: Seconds that an undisturbed start may take on a busy machine.
-PATIENCE_S = 600
+PATIENCE_S = 3600
+#: What a kill is aimed at.
+AIMS = ("any", "job", "write", "rename")
 
 
 @dataclass
@@ -52,14 +58,18 @@ class Trial:
 
 
 def start(
-    folder: Path, *targets: str, save_every_s: float = 0.0, log: str = "workflow.log"
+    folder: Path,
+    *targets: str,
+    save_every_s: float = 0.0,
+    log: str = "workflow.log",
+    cores: int = 1,
 ) -> subprocess.Popen[str]:
     """Snakemake in a folder and a process group of its own, saving its state at each step."""
     with (folder / log).open("w") as stream:
         return subprocess.Popen(
             [
                 *(sys.executable, "-m", "snakemake", *(targets or WORKFLOW)),
-                *("--snakefile", str(ROOT / "Snakefile"), "--cores", "1"),
+                *("--snakefile", str(ROOT / "Snakefile"), "--cores", str(cores)),
                 *("--workflow-profile", str(ROOT / "profiles" / "default")),
                 *("--directory", str(folder)),
             ],
@@ -101,7 +111,9 @@ def role(process: psutil.Process) -> str:
     return "snakemake" if "snakemake" in words else Path(words[0]).name if words else "?"
 
 
-def run_trial(folder: Path, *targets: str, seed: int, max_kills: int, mean_delay_s: float) -> Trial:
+def run_trial(
+    folder: Path, *targets: str, seed: int, max_kills: int, mean_delay_s: float, cores: int = 1
+) -> Trial:
     """Start, kill and start again until the workflow ends; one start without kills must end well.
 
     Args:
@@ -110,10 +122,11 @@ def run_trial(folder: Path, *targets: str, seed: int, max_kills: int, mean_delay
         seed: of the victims and the times.
         max_kills: after so many the workflow is left alone.
         mean_delay_s: seconds between two kills.
+        cores: jobs at a time.
     """
     rng, trial = random.Random(seed), Trial()
     while not trial.problem:
-        process, undisturbed = start(folder, *targets), True
+        process, undisturbed = start(folder, *targets, cores=cores), True
         trial.starts += 1
         while process.poll() is None:
             if sum(trial.kills.values()) >= max_kills:
@@ -138,37 +151,71 @@ def run_trial(folder: Path, *targets: str, seed: int, max_kills: int, mean_delay
 def kill_one(
     folder: Path, root: subprocess.Popen[str], rng: random.Random, mean_delay_s: float
 ) -> str | None:
-    """Wait a random time, then kill a process; returns what it was, None if it was too late.
-
-    A third of the kills takes any process, a third a job's, a third a trainer while it saves.
-    """
-    aim = rng.choice(("any", "job", "save"))
+    """Wait a random time, then kill a process; returns what it was, None if it was too late."""
+    aim = rng.choice(AIMS)
     due = time.monotonic() + rng.expovariate(1 / mean_delay_s)
     while root.poll() is None:
-        late = time.monotonic() > due + mean_delay_s  # whatever was aimed at is not there
-        candidates = processes(folder)
-        if aim == "job" and not late:
-            candidates = [process for process in candidates if role(process) != "snakemake"]
-        if aim == "save" and not late:
-            trainers = [process for process in candidates if role(process) == "train"]
-            candidates = trainers if trainers and _saves_within(folder, 0.5) else []
-        if candidates and (time.monotonic() > due or aim == "save"):
-            victim = rng.choice(candidates)
-            name = role(victim) + (" while it saves" if aim == "save" and not late else "")
-            with contextlib.suppress(psutil.Error):
-                victim.kill()
-                return name
+        if time.monotonic() > due:
+            late = time.monotonic() > due + mean_delay_s  # there is no job
+            candidates = processes(folder)
+            if aim in ("write", "rename"):
+                killed = _kill_in_a_save(folder, candidates, aim)
+                if killed is not None:
+                    return killed
+                candidates = []
+            if aim == "job" and not late:
+                candidates = [process for process in candidates if role(process) != "snakemake"]
+            if candidates:
+                victim = rng.choice(candidates)
+                name = "parent" if victim.pid == root.pid else role(victim)
+                with contextlib.suppress(psutil.Error):
+                    victim.kill()
+                    return name
         time.sleep(0.02)
     return None
 
 
-def _saves_within(folder: Path, seconds: float) -> bool:
+def _kill_in_a_save(folder: Path, candidates: list[psutil.Process], aim: str) -> str | None:
+    """Kill a trainer while it saves, within half a second; None if none did.
+
+    What is left in its folder tells whether the kill came in time: a file without its name, or a
+    state more than are kept.
+    """
+    trainers = {_run_of(process): process for process in candidates if role(process) == "train"}
+    trainers.pop(None, None)
+    part = _next_save(folder, 0.5) if trainers else None
+    owner = None if part is None else trainers.get(part.parent.name.rsplit("-", 1)[0])
+    if part is None or owner is None:
+        return None
+    deadline = time.monotonic() + 0.5
+    while aim == "rename" and part.exists() and time.monotonic() < deadline:
+        pass
+    try:
+        owner.kill()
+        psutil.wait_procs([owner], timeout=30)
+    except psutil.Error:
+        return None
+    num_states = len(list(part.parent.glob("state-*.pt")))
+    inside = part.exists() if aim == "write" else not part.exists() and num_states > NUM_KEPT
+    return f"train {'inside' if inside else 'near'} a {aim}"
+
+
+def _run_of(process: psutil.Process) -> str | None:
+    """The run that a process of `train` has."""
+    try:
+        words = process.cmdline()
+    except psutil.Error:
+        return None
+    return words[words.index("--run") + 1] if "--run" in words[:-1] else None
+
+
+def _next_save(folder: Path, seconds: float) -> Path | None:
     """Wait for a state that is written but not yet in its place."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        if any((folder / "state").glob("*/*.part")):
-            return True
-    return False
+        for path in (folder / "state").glob("*/*.part"):
+            return path
+    return None
 
 
 def stop(folder: Path) -> None:
@@ -215,12 +262,18 @@ def differences(folder: Path, reference: dict[str, str]) -> list[str]:
 
 
 def trials(
-    kills: int, *targets: str, seed: int, work: Path, max_kills: int, mean_delay_s: float
+    kills: int,
+    *targets: str,
+    seed: int,
+    work: Path,
+    max_kills: int,
+    mean_delay_s: float,
+    cores: int = 1,
 ) -> Iterator[Trial]:
     """Trials with fresh folders until so many processes were killed; a failed folder is kept."""
     whole = work / f"whole-{uuid.uuid4().hex[:8]}"
     whole.mkdir(parents=True)
-    undisturbed = run_trial(whole, *targets, seed=seed, max_kills=0, mean_delay_s=1)
+    undisturbed = run_trial(whole, *targets, seed=seed, max_kills=0, mean_delay_s=1, cores=cores)
     if undisturbed.problem:
         raise RuntimeError(undisturbed.problem)
     reference, done, number = results(whole), 0, 0
@@ -236,6 +289,7 @@ def trials(
             seed=seed * 1000 + number,
             max_kills=min(max_kills, kills - done),
             mean_delay_s=mean_delay_s,
+            cores=cores,
         )
         if not trial.problem and (differing := differences(folder, reference)):
             trial.problem = f"other results in {folder}: {', '.join(differing)}"
@@ -253,6 +307,8 @@ def main() -> None:
     parser.add_argument("--max-kills", type=int, default=12, help="per trial")
     parser.add_argument("--mean-delay", type=float, default=10.0, help="seconds between kills")
     parser.add_argument("--work", type=Path, default=None, help="folder of the trials")
+    parser.add_argument("--cores", type=int, default=1, help="jobs at a time")
+    parser.add_argument("targets", nargs="*", help="for Snakemake, in place of the study spdf")
     options = parser.parse_args()
     work = options.work or Path(tempfile.mkdtemp(prefix="killer-"))
     total: Counter[str] = Counter()
@@ -260,10 +316,12 @@ def main() -> None:
     for number, trial in enumerate(
         trials(
             options.kills,
+            *options.targets,
             seed=options.seed,
             work=work,
             max_kills=options.max_kills,
             mean_delay_s=options.mean_delay,
+            cores=options.cores,
         )
     ):
         total += trial.kills

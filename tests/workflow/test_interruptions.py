@@ -17,6 +17,7 @@ from tests.fuzz import killer
 pytestmark = pytest.mark.slow
 STUDY = load_study("sparsity_library")
 RUN = next(run for run in study_runs(STUDY, "smoke") if run.spec.method == "rigl")
+PAIR = [run for run in study_runs(STUDY, "smoke") if run.spec.method in ("rigl", "set")]
 TARGET = f"results/smoke/runs/{RUN.id}/train.json"
 
 
@@ -86,6 +87,21 @@ def test_a_killed_snakemake_leaves_a_trainer_that_is_not_doubled(folder, uninter
     process.wait()
     finish(folder)
     assert not killer.differences(folder, uninterrupted[1])
+
+
+def test_a_killed_snakemake_of_several_jobs_leaves_trainers_that_are_not_doubled(folder):
+    targets = [f"results/smoke/runs/{run.id}/train.json" for run in PAIR]
+    whole = folder.parent / "whole-pair"
+    shutil.copytree(folder / "resources", whole / "resources")
+    assert not killer.run_trial(whole, *targets, seed=0, max_kills=0, mean_delay_s=1).problem
+    process = killer.start(folder, *targets, save_every_s=0.1, cores=2)
+    wait_for_state(folder, process)
+    process.kill()
+    process.wait()
+    again = killer.start(folder, *targets, save_every_s=0.1, cores=2)
+    assert again.wait(timeout=240) == 0, (folder / "workflow.log").read_text()
+    assert not states(folder)
+    assert not killer.differences(folder, killer.results(whole))
 
 
 def test_a_killed_trainer_is_resumed(folder, uninterrupted):
