@@ -21,6 +21,7 @@ class Static(SparsityAlgorithm):
     """
 
     needs_sparsity: ClassVar[bool] = True
+    updates_masks: ClassVar[bool] = False
 
     def update(self, optimizer: Optimizer | None = None) -> None:
         """Nothing changes."""

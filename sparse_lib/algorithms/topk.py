@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 
 from sparse_lib.checks import check_finite, check_integer
 from sparse_lib.core.dynamic import DynamicSparsityAlgorithm
+from sparse_lib.core.optimizers import gradient_scale
 from sparse_lib.core.parameter import SparseParameter
 from sparse_lib.layers import layer_kind
 from sparse_lib.masks.makers import make_mask_topk_sparsity, visible_magnitude
@@ -79,6 +80,8 @@ class TopK(DynamicSparsityAlgorithm):
         norms = torch.stack([gradient.float().norm() for gradient in gradients])
         size = sum(gradient.numel() for gradient in gradients)
         rms = norms.norm() / size**0.5
+        if (scale := gradient_scale(optimizer)) is not None:
+            rms = rms / scale
         factor = (self.gradient_rms / rms).clamp(max=1.0)
         for gradient in gradients:
             gradient.mul_(factor.to(gradient.device))

@@ -30,6 +30,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from sparse_lib.core import distributed
+from sparse_lib.core.forgotten import Forgotten
 from sparse_lib.core.guard import Driver
 from sparse_lib.core.history import Work
 from sparse_lib.core.metrics import summary, training_flops
@@ -101,6 +102,9 @@ class SparsityAlgorithm(ABC):
     masks_states: ClassVar[bool] = True
     """False if optimizer states are left as the optimizer made them."""
 
+    updates_masks: ClassVar[bool] = True
+    """False if masks never change."""
+
     exact_counts: ClassVar[bool] = True
     """False if a mask may have fewer weights than ``num_nonzero(target, n)``."""
 
@@ -152,6 +156,7 @@ class SparsityAlgorithm(ABC):
         """Sparse parameters by full name, in model order."""
         self._autoupdate = True
         self._watch = Watch()
+        self._forgotten = Forgotten()
         self._target_hooks: OrderedDict[int, Callable] = OrderedDict()
         self._computed_hooks: OrderedDict[int, Callable] = OrderedDict()
         self._unplug()
@@ -168,12 +173,32 @@ class SparsityAlgorithm(ABC):
         try:
             handles.append(optimizer.register_step_pre_hook(before))
             handles.append(optimizer.register_step_post_hook(after))
+            mine = weakref.ref(self)
+
+            def loaded(optimizer: Optimizer) -> None:
+                if (algorithm := mine()) is not None:
+                    algorithm._after_load(optimizer)
+
+            handles.append(optimizer.register_load_state_dict_post_hook(loaded))
         except AttributeError as error:
             for handle in handles:
                 handle.remove()
             name = type(optimizer).__name__
             raise TypeError(f"apply takes a whole torch optimizer; {name}: {error}") from None
         self._optimizer, self._handles = weakref.ref(optimizer), handles
+        self._forgotten.optimizer_applied()
+
+    def _after_load(self, _: Optimizer) -> None:
+        self._forgotten.optimizer_loaded()
+
+    def missed_step(self, count: int) -> None:
+        """Called after the ``count``-th step of an optimizer that the algorithm does not drive."""
+        if self.updates_masks and self.autoupdate and not self.drives_optimizer:
+            if self.num_updates == 0 and self._would_update(count):
+                self._forgotten.missed_update(type(self).__name__, count)
+
+    def _would_update(self, step: int) -> bool:
+        return True
 
     def __getstate__(self) -> dict[str, Any]:
         transient = {
@@ -489,6 +514,9 @@ class SparsityAlgorithm(ABC):
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._watch.check(self.sparse_params)
+        if self.updates_masks:
+            params = self.sparse_params.values()
+            self._forgotten.check_resume(type(self).__name__, self.step, params, optimizer)
         if self._not_held:  # a group of parameters may have been added since
             self._find_not_held(optimizer)
         for name, sparse in self.sparse_params.items():
@@ -660,6 +688,7 @@ class SparsityAlgorithm(ABC):
         if not isinstance(state_dict, Mapping):
             raise ValueError(f"not the state of a {type(self).__name__}: {state_dict!r:.80}")
         check_state(state_dict, self.sparse_params)
+        self._forgotten.has_state = True
         self.step = int(state_dict["step"])
         self.num_updates = int(state_dict.get("num_updates", 0))
         self.seed = state_dict.get("seed", self.seed)

@@ -103,6 +103,9 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
         """Whether masks are updated after optimizer step ``step`` (1 is the first)."""
         return bool(self.update_schedule.is_update_step(step))
 
+    def _would_update(self, step: int) -> bool:
+        return self.is_update_step(step)
+
     @property
     def needs_dense_gradient(self) -> bool:
         """True if the step about to be taken needs dense weight gradients."""

@@ -140,6 +140,16 @@ class Group(SparsityAlgorithm):
         super()._plug(optimizer)
         for algorithm in self.algorithms:
             algorithm._optimizer = self._optimizer
+            algorithm._forgotten.optimizer_applied()
+
+    def _after_load(self, optimizer: Optimizer) -> None:
+        for algorithm in self.algorithms:
+            algorithm._after_load(optimizer)
+
+    def missed_step(self, count: int) -> None:
+        """As of every algorithm, for every member."""
+        for algorithm in self.algorithms:
+            algorithm.missed_step(count)
 
     def detach(self, module: nn.Module | Optimizer | None = None) -> None:
         """As :meth:`SparsityAlgorithm.detach`, for every member."""

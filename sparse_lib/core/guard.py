@@ -32,6 +32,9 @@ class Driver(Protocol):
     def detach(self, module: nn.Module | None = None) -> None:
         """Let go of a module's parameters."""
 
+    def missed_step(self, count: int) -> None:
+        """Hear of the ``count``-th step of an optimizer that is not driven."""
+
 
 def mask_name(name: str) -> str:
     """Name of the mask buffer that belongs to the parameter ``name``."""
@@ -76,6 +79,9 @@ class MaskGuard:
         self._hooked_contents = 0
         self._settled: tuple[int, int] | None = None
         self._known_mask = -1
+        self.was_loaded = False
+        self._trained = False  # a gradient came since the weight was last looked at
+        self._missed_steps = 0
 
     @property
     def param(self) -> nn.Parameter:
@@ -161,6 +167,7 @@ class MaskGuard:
         def mask_gradient(parameter: Tensor) -> None:
             guard = ref()
             if guard is not None and parameter.grad is not None:
+                guard._trained = True
                 gradient, mask = shards.local(parameter.grad), guard.mask
                 if guard.before_masking is not None:
                     known, contents, _ = guard._clean_gradient
@@ -256,6 +263,10 @@ class MaskGuard:
         if self.owner is None and mask._version == self._known_mask:
             return
         if self._settled != (param._version, mask._version):
+            if driver is not None and self._trained and self._settled is not None:
+                self._missed_steps += 1
+                driver.missed_step(self._missed_steps)
+            self._trained = False
             self.select_weight()
             self._settled = (param._version, mask._version)
 
@@ -284,9 +295,11 @@ class MaskGuard:
         self._know(state.get("mask"))
 
 
-def _settle_loaded(module: nn.Module, _: Any) -> None:
+def _settle_loaded(module: nn.Module, incompatible: Any) -> None:
     """Apply loaded masks to loaded weights; a hook after ``load_state_dict``."""
     for guard in guards(module).values():
+        missing = f".{mask_name(guard.name)}"
+        guard.was_loaded = not any(f".{key}".endswith(missing) for key in incompatible[0])
         guard.ensure()
         guard.select_weight()
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from sparse_lib.core.dynamic import DynamicSparsityAlgorithm
+from sparse_lib.core.optimizers import gradient_scale
 from sparse_lib.core.parameter import SparseParameter
 
 
@@ -49,10 +50,16 @@ class HiddenWeights(DynamicSparsityAlgorithm):
 
     def prepare(self, optimizer: Optimizer) -> None:
         """Put hidden values in place."""
+        scale = gradient_scale(optimizer)
         for sparse in self.sparse_params.values():
             sparse.param.copy_(self._whole_of(sparse))
-            if sparse.param.grad is not None:
-                self.change_gradient(sparse.param, sparse.mask, sparse.param.grad)
+            if (gradient := sparse.param.grad) is None:
+                continue
+            if scale is not None:
+                gradient.div_(scale)
+            self.change_gradient(sparse.param, sparse.mask, gradient)
+            if scale is not None:
+                gradient.mul_(scale)
 
     def project(self, optimizer: Optimizer) -> None:
         """Keep what the optimizer wrote; the sparse weight is made of it next."""

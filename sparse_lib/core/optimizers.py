@@ -36,6 +36,14 @@ def forget_curvature(optimizer: Optimizer) -> None:
         optimizer.state.clear()
 
 
+def gradient_scale(optimizer: Optimizer) -> Tensor | None:
+    """By what gradients are multiplied in a step of an optimizer that takes part in loss scaling.
+
+    None where they have their own size, as before the step of any other optimizer.
+    """
+    return getattr(optimizer, "grad_scale", None)
+
+
 def overflowed(optimizer: Optimizer) -> bool:
     """Whether an optimizer that takes part in loss scaling has skipped its step."""
     found = getattr(optimizer, "found_inf", None)

@@ -76,13 +76,10 @@ def _build() -> Path:
         raise KernelError("no C compiler was found (tried $CC, cc, gcc, clang)")
     message = ""
     for compiler in dict.fromkeys(compilers):
-        for openmp in (["-fopenmp"], []):
+        for openmp in (True, False):
             handle, path = tempfile.mkstemp(suffix=".so", dir=target.parent)
             os.close(handle)
-            command = [compiler, *_FLAGS, *openmp, "-o", path, str(_SOURCE)]
-            result = subprocess.run(command, capture_output=True, text=True)
-            why = result.stderr.strip() or "no message" if result.returncode else ""
-            why = why or _why_not_loaded(Path(path))
+            why = _compile(compiler, Path(path), openmp) or _why_not_loaded(Path(path))
             if not why:
                 os.replace(path, target)
                 return target
@@ -91,19 +88,62 @@ def _build() -> Path:
     raise KernelError(f"the C compiler failed on {_SOURCE.name}: {message}")
 
 
+def _compile(compiler: str, path: Path, openmp: bool) -> str:
+    """Compile and link; returns the compiler's complaint, or nothing.
+
+    With torch's OpenMP at hand the library is linked to no runtime: two in one process compete for
+    the cores, and may deadlock after a fork.
+    """
+    flag = ["-fopenmp"] * openmp
+    part = path.with_suffix(".o")
+    link_flag = [] if openmp_of_torch() else flag
+    commands = (
+        [compiler, *_FLAGS[:-1], *flag, "-c", "-o", str(part), str(_SOURCE)],
+        [compiler, *_FLAGS, *link_flag, "-o", str(path), str(part)],
+    )
+    try:
+        for command in commands:
+            result = subprocess.run(command, capture_output=True, text=True)
+            if result.returncode:
+                return result.stderr.strip() or "no message"
+    finally:
+        part.unlink(missing_ok=True)
+    return ""
+
+
+def openmp_of_torch() -> Path | None:
+    """The OpenMP runtime that came with torch and is loaded with it; None if it has none."""
+    root = Path(torch.__file__).parent
+    folders = (root / "lib", root.parent / "torch.libs", root / ".dylibs")
+    names = ("libgomp*.so*", "libiomp5*", "libomp*.so*", "libomp*.dylib")
+    found = (path for folder in folders for name in names for path in sorted(folder.glob(name)))
+    return next(found, None)
+
+
+def _open(path: Path) -> ctypes.CDLL:
+    """Load a library of kernels, which finds OpenMP in torch's own runtime.
+
+    Raises:
+        OSError: If it cannot be loaded.
+    """
+    if (runtime := openmp_of_torch()) is not None:
+        ctypes.CDLL(str(runtime), mode=ctypes.RTLD_GLOBAL)
+    return ctypes.CDLL(str(path))
+
+
 def _why_not_loaded(path: Path) -> str:
     """What keeps a file from being loaded as a library, or nothing; it may have been cut short."""
     try:
-        ctypes.CDLL(str(path))
+        _open(path)
     except OSError as error:
         return str(error)
     return ""
 
 
 def _installed() -> Path | None:
-    """The library that setuptools built, unless the source was edited since."""
+    """The library that setuptools built, if it loads, unless the source was edited since."""
     for path in _SOURCE.parent.glob("_kernels*.so"):
-        if path.stat().st_mtime >= _SOURCE.stat().st_mtime:
+        if path.stat().st_mtime >= _SOURCE.stat().st_mtime and not _why_not_loaded(path):
             return path
     return None
 
@@ -111,7 +151,7 @@ def _installed() -> Path | None:
 @functools.cache
 def _load() -> ctypes.CDLL | KernelError:
     try:
-        library = ctypes.CDLL(str(_installed() or _build()))
+        library = _open(_installed() or _build())
     except KernelError as error:
         return error
     except OSError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,13 @@ class SparsityCallback(TrainerCallback):
             self._apply_to_model(model)
         if not self.algorithm.drives_optimizer:
             common.apply_to_optimizer(self.algorithm, optimizer)
+        if state.global_step and not self.algorithm.step:
+            warnings.warn(
+                f"the checkpoint of step {state.global_step} holds no state of the algorithm (it "
+                "was saved without this callback, or with save_only_model), so its schedules begin "
+                "again at step 0",
+                stacklevel=2,
+            )
 
     def _apply_to_model(self, model: nn.Module) -> None:
         if not common.is_masked_by(self.algorithm, model):

@@ -211,3 +211,11 @@ def in_ranks(folder, rank):
     again = make_trainer(folder / "cut", callback, model=model, **options)
     again.train(resume_from_checkpoint=True)
     return [state_of(whole), state_of(again)]
+
+
+def test_a_checkpoint_without_the_algorithm_says_so(tmp_path):
+    trainer = make_trainer(tmp_path, SparsityCallback(RIGL), save_only_model=True, max_steps=4)
+    trainer.train()
+    again = make_trainer(tmp_path, SparsityCallback(RIGL), max_steps=6)
+    with pytest.warns(UserWarning, match="step 4 holds no state of the algorithm"):
+        again.train(resume_from_checkpoint=True)
