@@ -554,8 +554,15 @@ class SparsityAlgorithm(ABC):
 
     def _update_and_enforce(self, optimizer: Optimizer) -> None:
         """Call :meth:`update`, which may change weights and masks in any way, and mask anew."""
-        call_update(self, optimizer)
-        self._mask_weights_and_states(optimizer)
+        self._clock.updating = True
+        try:
+            call_update(self, optimizer)
+        finally:
+            self._clock.updating = False
+            for sparse in self.sparse_params.values():
+                if not sparse.settle():
+                    sparse.guard.select_weight()
+                self._mask_states_of(sparse, optimizer)
         forget_curvature(optimizer)
 
     def _restore_gradients(self) -> None:  # noqa: B027 (most algorithms only mask them)

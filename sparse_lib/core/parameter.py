@@ -35,9 +35,16 @@ _SHARD_FIRST = "call fully_shard before sparsity.apply"
 
 @dataclass
 class Clock:
-    """The number of optimizer steps taken, shared by an algorithm and its parameters."""
+    """What an algorithm and its parameters both know.
+
+    Attributes:
+        step: Optimizer steps taken.
+        updating: True while a user's ``update`` runs, after which all weights are masked: a mask
+            that is set now zeroes its weight when the weight is next read, or then.
+    """
 
     step: int = 0
+    updating: bool = False
 
 
 class SparseParameter:
@@ -60,6 +67,7 @@ class SparseParameter:
         self.param_name = param_name
         self.name = name
         self.initialized = False
+        self._pending = False  # the weight may have values that the mask drops
         self.target = 0.0
         self.history = MaskHistory()
         self.work = Work()
@@ -72,6 +80,7 @@ class SparseParameter:
     @property
     def param(self) -> nn.Parameter:
         """The parameter itself."""
+        self.settle()
         return self.module._parameters[self.param_name]  # type: ignore[return-value]
 
     @property
@@ -105,7 +114,9 @@ class SparseParameter:
         self.initialized = True
         if new is not old:
             shards.local(old).copy_(shards.local(new))
-        self.prune()
+        self._pending = True
+        if not self._clock.updating:
+            self.settle()
 
     def check_directions(self, mask: Any) -> None:
         """Raise ValueError if a mask leaves a direction of ``weight_norm`` without weights."""
@@ -164,6 +175,14 @@ class SparseParameter:
         """Set the weights that the mask drops to zero, and their gradients."""
         self.guard.select_weight()
         self.guard.select_gradient()
+
+    def settle(self) -> bool:
+        """Prune if a mask was set and the weight does not obey it yet; return whether it was so."""
+        if not self._pending:
+            return False
+        self._pending = False
+        self.prune()
+        return True
 
     def __repr__(self) -> str:
         shape = tuple(self.param.shape)

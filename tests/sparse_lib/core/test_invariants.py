@@ -192,11 +192,12 @@ def masked_in_one_step(algorithm, optimizer, num_steps_before, monkeypatch):
 
     def counted(guard, tensor):
         for name, sparse in algorithm.sparse_params.items():
-            if tensor is sparse.param.grad:
+            param = sparse.module.get_parameter(sparse.param_name)  # reading sparse.param masks it
+            if tensor is param.grad:
                 counts[name, "gradient"] += 1
-            elif tensor is sparse.param:
+            elif tensor is param:
                 counts[name, "weight"] += 1
-            for key, state in optim.state[sparse.param].items():
+            for key, state in optim.state[param].items():
                 if tensor is state:
                     counts[name, key] += 1
         select(guard, tensor)
@@ -222,6 +223,52 @@ def test_each_tensor_is_masked_once_per_mask_of_a_step(name, grouped, monkeypatc
             for param in ("0.weight", "0.bias", "2.weight")
             for what in ("weight", "gradient", "exp_avg", "exp_avg_sq", "max_exp_avg_sq")
         }
+
+
+class Rotates(sl.SparsityAlgorithm):
+    """Written as a user would: moves each mask by one place, or leaves it."""
+
+    def __init__(self, sparsity, reads=False, moves=True):
+        super().__init__(sparsity, seed=0)
+        self.reads, self.moves = reads, moves
+
+    def update(self):
+        for sparse in self.sparse_params.values():
+            if self.moves:
+                sparse.mask = sparse.mask.flatten().roll(1).view_as(sparse.mask)
+            if self.reads:
+                assert not sparse.data[~sparse.mask].any()
+                sparse.data.add_(1)
+
+
+@pytest.mark.parametrize("moves", [False, True])
+@pytest.mark.parametrize("reads", [False, True])
+def test_a_users_update_masks_each_tensor_before_and_after_it(reads, moves, monkeypatch):
+    algorithm = Rotates(0.5, reads, moves)
+    counts = masked_in_one_step(algorithm, "Adam", 1, monkeypatch)
+    times = {"weight": 2 + (reads and moves), "gradient": 1 + moves}
+    assert counts == {
+        (param, what): times.get(what, 2)
+        for param in ("0.weight", "0.bias", "2.weight")
+        for what in ("weight", "gradient", "exp_avg", "exp_avg_sq", "max_exp_avg_sq")
+    }
+    for sparse in algorithm.sparse_params.values():
+        assert not sparse.data[~sparse.mask].any()
+
+
+def test_an_update_that_fails_leaves_no_weight_unmasked():
+    class Fails(Rotates):
+        def update(self):
+            super().update()
+            raise RuntimeError("mine")
+
+    model, optimizer = build(algorithm := Fails(0.5), "SGD", "single")
+    model(torch.ones(8, 12)).sum().backward()
+    with pytest.raises(RuntimeError, match="mine"):
+        optimizer.step()
+    for module, name in ((model[0], "weight"), (model[2], "weight")):
+        assert not getattr(module, name)[~getattr(module, f"{name}_mask")].any()
+    assert algorithm.step == 1
 
 
 class Operators(TorchDispatchMode):
