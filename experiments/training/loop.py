@@ -233,7 +233,17 @@ class Trainer:
         """Load what `export` wrote, masks included."""
         from safetensors.torch import load_file, load_model
 
-        load_model(self.model, folder / "model.safetensors")
+        try:
+            load_model(self.model, folder / "model.safetensors")
+        except RuntimeError:
+            # transformers saves some models (GPT-NeoX) under other names, which only it maps back.
+            read: Any = getattr(type(self.model), "from_pretrained", None)
+            if read is None:
+                raise
+            twin, found = read(folder, local_files_only=True, output_loading_info=True)
+            if any(found.values()):
+                raise
+            self.model.load_state_dict(twin.state_dict())
         if (folder / MASKS).is_file():
             masks = _as_buffers(load_file(folder / MASKS))
             load_checkpoint(self.model, {**self.model.state_dict(), **masks})

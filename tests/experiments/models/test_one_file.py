@@ -5,12 +5,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from experiments import models
 from experiments.data.files import seal
+from experiments.evaluation.exported import read_model
 from experiments.evaluation.model import evaluate_model, task_of
-from experiments.specs.run import RunSpec
+from experiments.specs.run import FirstPhase, RunSpec
 from experiments.tasks import lm, vision
+from experiments.training.loop import Trainer
 
 GPT_NEOX = '''
 """GPT-NeoX of transformers (Black et al. 2022)."""
@@ -99,8 +102,14 @@ def test_a_language_model_is_one_file(with_files, corpus, tmp_path):
         model={"name": "gpt_neox", "label": "neox", **SIZES},
         data={"name": "grammar", "vocab_size": 256, "context": 24},
     )  # fmt: skip
-    steps(lm.Task(spec, corpus), tmp_path / "model")
-    assert task_of(tmp_path / "model") == "lm"
+    folder = tmp_path / "model"
+    steps(lm.Task(spec, corpus), folder)
+    assert task_of(folder) == "lm"
+    first = FirstPhase(run="x", spec_hash="h", densify=True)
+    second = spec.model_copy(update={"id": "y", "starts_from": first})
+    trainer = Trainer(second, data_dir=corpus, state_dir=tmp_path / "state", first=folder)
+    saved = read_model(folder, AutoModelForCausalLM).state_dict()
+    assert all(value.equal(saved[name]) for name, value in trainer.model.state_dict().items())
 
 
 def test_an_image_classifier_is_one_file(with_files, tmp_path):
