@@ -192,6 +192,7 @@ def make_spec(study: Study, scale: str, grid: Grid, method_name: str, seed: int)
             spec_hash=first.hash,
             densify=method.starts_from.densify,
             revived=method.starts_from.revived,
+            rewind=method.starts_from.rewind,
         )
         transform = first.transform
     return RunSpec(

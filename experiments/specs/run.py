@@ -48,6 +48,11 @@ class FirstPhase(Strict):
         description="what the weights start from that the dropped masks hid; None is zero",
         exclude_if=lambda value: value is None,
     )
+    rewind: bool = Field(
+        False,
+        description="whether weights start as the first phase's did (lottery tickets)",
+        exclude_if=lambda value: not value,
+    )
 
 
 class RunSpec(Strict):

@@ -87,9 +87,15 @@ class Start(Strict):
         None, description="what the weights start from that the dropped masks hid; None is zero"
     )
 
+    rewind: bool = Field(
+        False, description="whether weights start as the first phase's did, under its last masks"
+    )
+
     @model_validator(mode="after")
     def only_dense(self) -> Start:
-        """Nothing is revived under masks that stay."""
+        """Nothing is revived under masks that stay, and only such are left to rewind to."""
+        if self.rewind and self.densify:
+            raise ValueError("rewind is true, which needs densify: false")
         if self.revived is not None and not self.densify:
             raise ValueError(f"revived is {self.revived!r}, which needs densify: true")
         return self

@@ -206,6 +206,8 @@ class Trainer:
         """
         start = self.spec.starts_from
         assert start is not None
+        # The same seed, so the weights that the first phase began with (Frankle and Carbin 2019).
+        fresh = copy.deepcopy(self.model.state_dict()) if start.rewind else {}
         if path.is_dir():
             self.task.check_start(path)
         try:
@@ -223,6 +225,8 @@ class Trainer:
                 f"{' '.join(str(error).split())}"
             ) from None
         masks = masks_of(self.model)
+        if fresh:
+            load_checkpoint(self.model, {**fresh, **_as_buffers(masks)})
         if start.densify:
             densify(self.model)
         if start.revived is not None:

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from sparse_lib.checks import check_fraction, check_integer, closest
 from sparse_lib.masks.init import SCORED, keep_score
@@ -89,9 +90,10 @@ def grasp(weights: Mapping[str, Tensor], loss: Loss) -> dict[str, Tensor]:
     must be the same in both of its uses.
     """
     tensors = list(weights.values())
-    gradients = torch.autograd.grad(loss(), tensors, create_graph=True, materialize_grads=True)
-    product = sum((gradient.detach() * gradient).sum() for gradient in gradients)
-    curved = torch.autograd.grad(product, tensors, materialize_grads=True)  # type: ignore[arg-type]
+    with sdpa_kernel(SDPBackend.MATH):  # fused attention has no second derivative
+        gradients = torch.autograd.grad(loss(), tensors, create_graph=True, materialize_grads=True)
+        product = sum((gradient.detach() * gradient).sum() for gradient in gradients)
+        curved = torch.autograd.grad(product, tensors, materialize_grads=True)  # type: ignore[arg-type]
     return {
         name: weight.detach() * change
         for (name, weight), change in zip(weights.items(), curved, strict=True)

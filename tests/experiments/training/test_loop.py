@@ -293,6 +293,49 @@ def test_revived_weights_may_start_from_a_scaled_normal(first, corpus, tmp_path)
     assert "revived" not in second_phase(densify=True).to_json()["starts_from"]
 
 
+def test_a_lottery_ticket_has_the_first_weights_under_the_last_masks(first, corpus, tmp_path):
+    from safetensors.torch import load_file
+
+    masks = load_file(first / training.MASKS)
+    spec = edited(
+        second_phase(densify=False, method="static"),
+        lambda spec: spec["starts_from"].update(rewind=True),
+    )
+    found = start(spec, corpus, tmp_path, first).model.state_dict()
+    begin = training.Trainer(short_spec("dense"), data_dir=corpus, state_dir=tmp_path / "begin")
+    for name, value in begin.model.state_dict().items():
+        if name in masks:
+            assert torch.equal(found[f"{name}_mask"], masks[name])
+            value = torch.where(masks[name], value, 0)
+        assert torch.equal(found[name], value), name
+    assert "rewind" not in second_phase(densify=False).to_json()["starts_from"]
+
+
+@pytest.mark.parametrize("method", ["snip", "grasp", "force", "iterative-snip"])
+def test_masks_may_be_pruned_at_initialisation_by_the_first_batches(method, corpus, tmp_path):
+    spec = edited(
+        short_spec("static"),
+        lambda spec: spec["sparsity"].update(init_method=method, distribution=method),
+    )
+    trainers = [
+        training.Trainer(spec, data_dir=corpus, state_dir=tmp_path / str(number))
+        for number in range(2)
+    ]
+    states = [trainer.model.state_dict() for trainer in trainers]
+    assert all(torch.equal(states[1][name], value) for name, value in states[0].items())
+    fresh = training.Trainer(short_spec("static"), data_dir=corpus, state_dir=tmp_path / "x")
+    moved = fresh.model.state_dict()
+    masks = {name for name in moved if name.endswith("_mask")}
+    assert masks and any(not torch.equal(moved[name], states[0][name]) for name in masks)
+    for name in moved.keys() - masks:  # weights, and statistics of norms
+        kept = states[0].get(f"{name}_mask", torch.tensor(True)) & moved.get(
+            f"{name}_mask", torch.tensor(True)
+        )
+        assert torch.equal(states[0][name][kept], moved[name][kept]), name
+    kept = sum(int(states[0][name].sum()) for name in masks)
+    assert kept == pytest.approx(sum(int(moved[name].sum()) for name in masks), abs=2)
+
+
 def test_a_second_phase_resumes_only_over_the_same_first_phase(first, corpus, tmp_path, capsys):
     spec = second_phase(densify=True)
     trainer = start(spec, corpus, tmp_path, first)
