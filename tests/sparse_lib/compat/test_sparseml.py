@@ -1,0 +1,112 @@
+"""Recipes of SparseML: names, epochs, interpolation and shapes as they are defined there."""
+
+import pytest
+import torch
+from torch import nn
+
+import sparse_lib as sl
+from sparse_lib.compat.sparseml import from_recipe
+
+OLD = """---
+training_modifiers:
+  - !EpochRangeModifier {start_epoch: 0, end_epoch: 10}
+pruning_modifiers:
+  - !GMPruningModifier
+    params: ["re:.*first.weight", "second.weight"]
+    init_sparsity: 0.2
+    final_sparsity: 0.8
+    start_epoch: 1
+    end_epoch: 3
+    update_frequency: 0.5
+    inter_func: linear
+  - !GMPruningModifier
+    params: [third.weight]
+    init_sparsity: 0.0
+    final_sparsity: 0.5
+    start_epoch: 0
+    end_epoch: 2
+    mask_type: "2:4"
+---
+# what it is for
+"""
+
+
+def train(model, optimizer, num_steps):
+    """Counts of non-zero weights of each layer, after each step."""
+    counts = []
+    for _ in range(num_steps):
+        optimizer.zero_grad()
+        hidden = torch.ones(2, 8)
+        for layer in model.values():
+            hidden = layer(hidden).tanh()
+        hidden.sum().backward()
+        optimizer.step()
+        counts.append([int(layer.weight.count_nonzero()) for layer in model.values()])
+    return counts
+
+
+def make_model():
+    torch.manual_seed(0)
+    return nn.ModuleDict({name: nn.Linear(8, 8) for name in ("first", "second", "third", "fourth")})
+
+
+def test_the_older_form():
+    with pytest.warns(UserWarning, match="not taken from the recipe: EpochRangeModifier"):
+        group = from_recipe(OLD, steps_per_epoch=2)
+    model = make_model()
+    group.apply(model)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    group.apply(optimizer)
+    assert not sl.is_sparse(model["fourth"])
+    counts = train(model, optimizer, 8)
+    # Steps 2 to 6 are epochs 1 to 3: 0.2, 0.35, 0.5, 0.65, 0.8 of 64 weights.
+    sparsity = [0.0, 0.2, 0.35, 0.5, 0.65, 0.8, 0.8, 0.8]
+    expected = [sl.num_nonzero(value, 64) for value in sparsity]
+    assert [row[0] for row in counts] == [row[1] for row in counts] == expected
+    third = model["third"].weight.detach()
+    assert (third.view(-1, 4).count_nonzero(1) == 2).all()
+    assert [row[3] for row in counts] == [64] * 8
+
+
+def test_the_newer_form_and_fine_tuning():
+    recipe = {
+        "test_stage": {
+            "pruning_modifiers": {
+                "MagnitudePruningModifier": {
+                    "init_sparsity": 0.0,
+                    "final_sparsity": 0.5,
+                    "start": 0.0,
+                    "end": 2,
+                    "update_frequency": 1,
+                    "targets": "__ALL_PRUNABLE__",
+                }
+            }
+        }
+    }
+    group = from_recipe(recipe, steps_per_epoch=2)
+    model = make_model()
+    group.apply(model)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    group.apply(optimizer)
+    counts = train(model, optimizer, 4)
+    # Cubic by default: 0.5 (1 - (1 - 1/4)^3) at step 1, the next update after an epoch.
+    at = [sl.num_nonzero(0.5 * (1 - (1 - step / 4) ** 3), 64) for step in (1, 3, 4)]
+    assert [row[0] for row in counts] == [at[0], at[0], at[1], at[2]]
+    sl.finalize(model)
+    kept = from_recipe({"stage": [{"ConstantPruningModifier": {"targets": ["Linear"]}}]}, 2)
+    kept.apply(model)
+    assert len(kept.sparse_params) == 4
+    assert int(model["first"].weight_mask.sum()) == 32
+
+
+@pytest.mark.parametrize(
+    ("recipe", "message"),
+    [
+        ({"a": {"SparseGPTModifier": {}}}, "SparseGPTModifier is not read"),
+        ({"a": {}}, "no modifier that prunes"),
+        ({"a": {"GMPruningModifier": {"start_epoch": "x"}}}, "start_epoch of a pruning"),
+    ],
+)
+def test_what_is_not_understood_is_said(recipe, message):
+    with pytest.raises(ValueError, match=message):
+        from_recipe(recipe, 2)
