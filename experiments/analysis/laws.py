@@ -77,7 +77,9 @@ class SparsityLaw:
     """Loss over sparsity, non-zero weights and training data (Frantar et al., ICLR 2024, eq. 1).
 
     ``(a_s (1 - S)^b_s + c_s) N^-b_n + (a_d / D)^b_d + floor``, where N counts non-zero weights in
-    units of ``unit_n`` and D steps, tokens or images in units of ``unit_d``.
+    units of ``unit_n`` and D steps, tokens or images in units of ``unit_d``. With another ``b_x``
+    than 0, which is no part of the source's form, a sparse model sees its data as if they were
+    ``D (1 - S)^b_x``: sparsity changes how fast a model learns, not only where it ends.
     """
 
     a_s: float
@@ -89,12 +91,28 @@ class SparsityLaw:
     floor: float
     unit_n: float
     unit_d: float
+    b_x: float = 0.0
 
     def __call__(self, sparsity: Any, nonzero: Any, data: Any) -> Any:
         """Loss of a model; numbers or arrays that broadcast."""
-        capacity = self.a_s * (1 - np.asarray(sparsity)) ** self.b_s + self.c_s
+        density = 1 - np.asarray(sparsity)
+        capacity = self.a_s * density**self.b_s + self.c_s
         size = capacity * (np.asarray(nonzero) / self.unit_n) ** -self.b_n
-        return size + (self.a_d * self.unit_d / np.asarray(data)) ** self.b_d + self.floor
+        seen = np.asarray(data) * density**self.b_x
+        return size + (self.a_d * self.unit_d / seen) ** self.b_d + self.floor
+
+    def worth(self, sparsity: float, nonzero: float, data: float) -> float:
+        """Weights of the dense model of equal loss on equal data, over the sparse one's non-zeros.
+
+        NaN where no dense model is that good. `multiplier` is this for ``b_x`` = 0, or for endless
+        data.
+        """
+        rest = self(0.0, np.inf, data)
+        needed = float(self(sparsity, nonzero, data) - rest)
+        if needed <= 0:
+            return float("nan")
+        size = self.unit_n * (needed / (self.a_s + self.c_s)) ** (-1 / self.b_n)
+        return size / nonzero
 
     def multiplier(self, sparsity: float) -> float:
         """Weights of the dense model that equals a sparse one, over the sparse one's non-zeros."""

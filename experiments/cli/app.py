@@ -6,7 +6,7 @@ import errno
 import os
 import sys
 
-from experiments.cli import inspect, report, train  # noqa: F401  they register their commands
+from experiments.cli import inspect, laws, report, train  # noqa: F401  they register their commands
 from experiments.cli.options import app
 from experiments.errors import UserError
 

@@ -162,6 +162,8 @@ def training_code_hash(spec: RunSpec) -> str:
     ]
     if spec.sparsity is not None:
         entries.append(ROOT / "sparse_lib" / "algorithms" / f"{spec.algorithm}.py")
+    if getattr(spec.recipe, "parameterization", None) is not None:
+        entries.append(ROOT / "experiments" / "models" / "_parameterization.py")
     if spec.transform is not None:
         entries.append(ROOT / "experiments" / "models" / "_transform.py")
     return code_hash(*entries)

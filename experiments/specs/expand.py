@@ -41,6 +41,7 @@ class Run:
     spec: RunSpec
     core_seconds: float = 0.0
     studies: tuple[str, ...] = field(default=(), compare=False)
+    held_out: bool = False
 
     @property
     def id(self) -> str:
@@ -74,12 +75,18 @@ def _level(sparsity: float) -> str:
     return short if float(short) == sparsity else repr(sparsity)
 
 
-def _resolve_shares(value: Any, num_steps: int, key: str) -> Any:
+#: In a method's ``sparsity``: the step at which the rate of a ``stable`` recipe begins to decay.
+DECAY = "decay"
+
+
+def _resolve_shares(value: Any, recipe: tasks.Recipe, key: str) -> Any:
     """Replace strings such as ``75%`` by that share of the run's steps (at least 1)."""
     if isinstance(value, dict):
-        return {name: _resolve_shares(item, num_steps, name) for name, item in value.items()}
+        return {name: _resolve_shares(item, recipe, name) for name, item in value.items()}
     if isinstance(value, list):
-        return [_resolve_shares(item, num_steps, key) for item in value]
+        return [_resolve_shares(item, recipe, key) for item in value]
+    if value == DECAY and recipe.stable is not None:
+        return recipe.decay_start
     if isinstance(value, str) and value.endswith("%"):
         try:
             share = float(value[:-1]) / 100
@@ -87,7 +94,7 @@ def _resolve_shares(value: Any, num_steps: int, key: str) -> Any:
             share = math.nan
         if not (math.isfinite(share) and share >= 0):
             raise SpecError(f"{key} is {value!r}, but a share of the run reads like 75%")
-        return max(1, math.floor(share * num_steps + 0.5))
+        return max(1, math.floor(share * recipe.steps + 0.5))
     return value
 
 
@@ -113,7 +120,7 @@ def _recipe(workload: Workload, name: str, variant: Variant, *, rate: float = 1.
 
 def _seeded(sparsity: Any, recipe: tasks.Recipe, seed: int) -> Any:
     """A method's sparsity with steps in place of shares, and with the run's seed."""
-    resolved = _resolve_shares(sparsity, recipe.steps, "sparsity")
+    resolved = _resolve_shares(sparsity, recipe, "sparsity")
     if isinstance(resolved, dict):
         resolved.setdefault("seed", seed)
     return resolved
@@ -168,6 +175,47 @@ def _first_phase(study: Study, scale: str, grid: Grid, method_name: str, seed: i
     return make_spec(study, scale, first, start.method, seed)
 
 
+def _continued(study: Study, scale: str, grid: Grid, method_name: str, spec: RunSpec) -> FirstPhase:
+    """The run at a constant rate whose state a run goes on from, and the step of that state."""
+    where = f"{study.name}.yaml: scales.{scale}"
+    grids = study.scales[scale]  # type: ignore[index]
+    trunk = next(other for other in grids if other.label == grid.continues)
+    if trunk.continues is not None or study.methods[method_name].starts_from is not None:
+        raise SpecError(f"{where}: {method_name} may not continue a run that itself has a start")
+    if spec.seed not in trunk.seeds(method_name):
+        raise SpecError(
+            f"{where}: the grid {grid.continues!r} has no run of {method_name} with seed "
+            f"{spec.seed} to continue"
+        )
+    first = make_spec(study, scale, trunk, method_name, spec.seed)
+    for key, own, other in (
+        ("model", spec.model, first.model),
+        ("data", spec.data, first.data),
+        *(
+            (f"recipe.{key}", _unscheduled(spec).get(key), value)
+            for key, value in _unscheduled(first).items()
+        ),
+    ):
+        if own != other:
+            raise SpecError(f"{where}: {key} differs from that of the grid {grid.continues!r}")
+    step, stable = spec.recipe.decay_start, first.recipe.stable
+    if stable is None or first.recipe.decay_start < step or step not in stable.keep:
+        raise SpecError(
+            f"{where}: {spec.id} decays from step {step} on, but the grid {grid.continues!r} keeps "
+            f"the steps {list(stable.keep) if stable else []} in recipe.stable.keep"
+        )
+    return FirstPhase(run=first.id, spec_hash=first.hash, densify=False, step=step)
+
+
+def _unscheduled(spec: RunSpec) -> dict[str, Any]:
+    """What two recipes must share for one run to continue another: all but length and decay."""
+    recipe = spec.recipe.model_dump(mode="json")
+    stable = recipe.get("stable") or {}
+    own = {*spec.recipe.PLANNED, spec.recipe.BUDGET, "stable"}
+    kept = {key: value for key, value in recipe.items() if key not in own and "valid" not in key}
+    return {**kept, "stable.warmup_steps": stable.get("warmup_steps")}
+
+
 def make_spec(study: Study, scale: str, grid: Grid, method_name: str, seed: int) -> RunSpec:
     """The spec of one run."""
     method = study.methods[method_name]
@@ -195,7 +243,7 @@ def make_spec(study: Study, scale: str, grid: Grid, method_name: str, seed: int)
             rewind=method.starts_from.rewind,
         )
         transform = first.transform
-    return RunSpec(
+    spec = RunSpec(
         id="__".join([scale, grid.model.label, label, data.label, variant, f"seed{seed}"]),
         scale=scale,
         task=grid.task,
@@ -210,6 +258,10 @@ def make_spec(study: Study, scale: str, grid: Grid, method_name: str, seed: int)
         transform=transform,
         starts_from=start,
     )
+    if grid.continues is None:
+        return spec
+    start = _continued(study, scale, grid, method_name, spec)
+    return spec.model_copy(update={"starts_from": start})
 
 
 def study_runs(study: Study, scale: str) -> list[Run]:
@@ -219,7 +271,7 @@ def study_runs(study: Study, scale: str) -> list[Run]:
         for method_name in grid.methods:
             for seed in grid.seeds(method_name):
                 spec = make_spec(study, scale, grid, method_name, seed)
-                run = Run(spec, grid.core_seconds, (study.name,))
+                run = Run(spec, grid.core_seconds, (study.name,), grid.held_out)
                 if run.id in runs:
                     raise SpecError(f"{study.name}.yaml: the run id {run.id} occurs twice")
                 runs[run.id] = run

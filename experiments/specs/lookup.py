@@ -90,6 +90,12 @@ def find_data(label: str) -> tuple[str, tasks.Data]:
     return known[label].task, known[label].data
 
 
+def _block_weights(run: Run) -> dict[str, int]:
+    """Weights of the matrices in the model's blocks, where its file counts them."""
+    found = getattr(run.spec.model.config, "block_weights", None)
+    return {} if found is None else {"block_weights": found}
+
+
 def study_as_dict(study: Study, scale: str) -> dict[str, Any]:
     """What tables, figures, claims and the report know of a study."""
     return {
@@ -102,6 +108,8 @@ def study_as_dict(study: Study, scale: str) -> dict[str, Any]:
                 "seed": run.spec.seed,
                 "spec": run.spec.to_json(),
                 "command": rerun_command([run.id]),
+                **({"held_out": True} if run.held_out else {}),
+                **_block_weights(run),
             }
             for run in study_runs(study, scale)
         ],

@@ -160,9 +160,11 @@ def _check_names(study: Study, stem: str) -> None:
                 check_choice(f"{where}.methods", method_name, study.methods)
             for method_name in grid.learning_rate_scale:
                 check_choice(f"{where}.learning_rate_scale", method_name, study.methods)
+            labels = [other.label for other in grids if other.label is not None]
             if grid.pretrained is not None:
-                labels = [other.label for other in grids if other.label is not None]
                 check_choice(f"{where}.pretrained", grid.pretrained, labels)
+            if grid.continues is not None:
+                check_choice(f"{where}.continues", grid.continues, labels)
             if grid.variant is not None:
                 check_choice(f"{where}.variant", grid.variant, study.recipes)
             check_choice(f"{where}.suite", grid.suite, suite_names())

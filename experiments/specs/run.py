@@ -53,6 +53,11 @@ class FirstPhase(Strict):
         description="whether weights start as the first phase's did (lottery tickets)",
         exclude_if=lambda value: not value,
     )
+    step: NonNegativeInt | None = Field(
+        None,
+        description="continue that run's whole state of this step, in place of its last weights",
+        exclude_if=lambda value: value is None,
+    )
 
 
 class RunSpec(Strict):

@@ -189,6 +189,14 @@ class Grid(Workload):
     suite: Name
     label: Name | None = Field(None, description="name of this grid for others to start from")
     pretrained: str | None = Field(None, description="label of the grid that phase two starts from")
+    continues: str | None = Field(
+        None,
+        description="label of the grid whose runs, of the same methods and seeds at a constant "
+        "rate, these go on from where their rate begins to decay",
+    )
+    held_out: bool = Field(
+        False, description="predicted before it is trained, by laws fitted without it"
+    )
     variant: str | None = Field(None, description="recipe variant in place of the methods' own")
     learning_rate_scale: dict[str, PositiveFloat] = Field(
         {}, description="method -> factor of the recipe's learning rate, where it is tuned"

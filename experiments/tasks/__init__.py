@@ -76,6 +76,22 @@ class Data(Strict):
         return self.name
 
 
+class Stable(Strict):
+    """Linear warm-up, a constant rate, and a linear decay to the minimum at the end.
+
+    The schedule knows nothing of the run's length before it decays, so runs of other lengths go on
+    from states of one long run (a grid's ``continues``) and end as runs by themselves, to the bit.
+    """
+
+    warmup_steps: NonNegativeInt = Field(description="optimizer steps")
+    decay: float = Field(ge=0, lt=1, description="share of the steps; 0 never decays")
+    keep: tuple[PositiveInt, ...] = Field(
+        (),
+        description="steps whose whole state is kept for other runs to continue",
+        exclude_if=lambda value: not value,
+    )
+
+
 class Recipe(Strict, ABC):
     """Optimisation of one run, as far as tasks share it: linear warm-up, then a cosine."""
 
@@ -85,6 +101,11 @@ class Recipe(Strict, ABC):
     warmup: float = Field(0.1, ge=0, lt=1, description="share of the steps")
     weight_decay: NonNegativeFloat = 0.1
     validations: PositiveInt = Field(4, description="validation passes, evenly spaced")
+    stable: Stable | None = Field(
+        None,
+        description="warm-up, constant rate and decay in place of warm-up and cosine",
+        exclude_if=lambda value: value is None,
+    )
 
     name: str = Field("", description="the study's variant of the recipe; set by the plan")
     steps: NonNegativeInt = Field(0, description="optimizer steps of the run; set by the plan")
@@ -98,6 +119,12 @@ class Recipe(Strict, ABC):
         """This recipe with its budget times ``scale``, rounded to a whole number from 1."""
         budget = max(1, round(getattr(self, self.BUDGET) * scale))
         return self.model_copy(update={self.BUDGET: budget})
+
+    @property
+    def decay_start(self) -> int:
+        """Optimizer steps before the rate of ``stable`` decays; all of them without one."""
+        share = 0.0 if self.stable is None else self.stable.decay
+        return self.steps - math.ceil(share * self.steps)
 
     @abstractmethod
     def num_steps(self, data: Any, batch_size: int) -> int:
@@ -184,6 +211,9 @@ class Task(ABC):
     def export(self, model: torch.nn.Module, folder: Path) -> None:
         """Write what the task's evaluation loads, ``model.safetensors`` without masks included."""
 
+    def initialise(self, model: torch.nn.Module) -> None:  # noqa: B027 (most keep what they drew)
+        """Change fresh weights in place once the first masks are there."""
+
     def check_start(self, folder: Path) -> None:  # noqa: B027 (a task may have nothing to check)
         """Raise ``ValueError`` if an exported model of another run reads other data than this one.
 
@@ -191,28 +221,34 @@ class Task(ABC):
         """
 
     def optimizer(self, model: torch.nn.Module) -> torch.optim.Optimizer:
-        """The optimizer that the recipe names, by default AdamW.
-
-        Vectors (norms, biases) get no weight decay.
-        """
+        """The optimizer that the recipe names, by default AdamW."""
         import torch
 
         recipe: Any = self.recipe  # each task's has fields of its own
-        matrices = [p for p in model.parameters() if p.dim() > 1]
-        vectors = [p for p in model.parameters() if p.dim() <= 1]
-        groups = [
-            {"params": matrices, "weight_decay": recipe.weight_decay},
-            {"params": vectors, "weight_decay": 0.0},
-        ]
-        groups = [group for group in groups if group["params"]]
+        groups = self.parameter_groups(model)
         rate = recipe.learning_rate
         if getattr(recipe, "optimizer", "adamw") == "sgd":
             nesterov = getattr(recipe, "nesterov", False)
             return torch.optim.SGD(groups, lr=rate, momentum=recipe.momentum, nesterov=nesterov)
         return torch.optim.AdamW(groups, lr=rate, betas=recipe.betas, eps=recipe.eps)
 
+    def parameter_groups(self, model: torch.nn.Module) -> list[dict[str, Any]]:
+        """Groups of the optimizer: vectors (norms, biases) get no weight decay.
+
+        ``rate_factor`` in a group multiplies its learning rate at every step.
+        """
+        matrices = [p for p in model.parameters() if p.dim() > 1]
+        vectors = [p for p in model.parameters() if p.dim() <= 1]
+        groups = [
+            {"params": matrices, "weight_decay": self.recipe.weight_decay},
+            {"params": vectors, "weight_decay": 0.0},
+        ]
+        return [group for group in groups if group["params"]]
+
     def learning_rate(self, step: int) -> float:
         """Rate of optimizer step ``step`` (from 0)."""
+        if self.recipe.stable is not None:
+            return warmup_stable_decay(step, self.recipe)
         return warmup_cosine(step, self.recipe)
 
 
@@ -224,6 +260,17 @@ def warmup_cosine(step: int, recipe: Recipe) -> float:
     share = (step - warmup) / max(1, steps - warmup)
     low, high = recipe.min_learning_rate, recipe.learning_rate
     return low + 0.5 * (high - low) * (1 + math.cos(math.pi * share))
+
+
+def warmup_stable_decay(step: int, recipe: Recipe) -> float:
+    """The rate that `Stable` describes (Hu et al. 2024, MiniCPM, section 4, decaying linearly)."""
+    assert recipe.stable is not None
+    low, high, start = recipe.min_learning_rate, recipe.learning_rate, recipe.decay_start
+    if step < min(recipe.stable.warmup_steps, start):
+        return high * (step + 1) / recipe.stable.warmup_steps
+    if step < start:
+        return high
+    return low + (high - low) * (recipe.steps - step) / (recipe.steps - start + 1)
 
 
 class EpochOrder:

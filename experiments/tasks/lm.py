@@ -5,10 +5,12 @@ Shape suffixes: B sequences, T tokens of context.
 
 from __future__ import annotations
 
+import importlib
 import math
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
@@ -56,6 +58,17 @@ class Data(tasks.Data):
         return f"{self.name}-v{self.vocab_size}"
 
 
+class Parameterization(tasks.Strict):
+    """How initial values and rates follow width and density, in place of one for all.
+
+    `experiments.models._parameterization` has the rules and their source.
+    """
+
+    rule: Literal["standard", "mup", "supar"]
+    base_width: PositiveInt = Field(description="hidden size at which init_std and rate were tuned")
+    init_std: PositiveFloat = Field(description="of all matrices, at the base width, dense")
+
+
 class Recipe(tasks.Recipe):
     """AdamW, warm-up, cosine decay, clipping, on a number of tokens."""
 
@@ -69,6 +82,12 @@ class Recipe(tasks.Recipe):
     )
     final_validation_tokens: PositiveInt | None = Field(
         None, description="tokens of the last pass; None takes the whole split"
+    )
+
+    parameterization: Parameterization | None = Field(
+        None,
+        description="initial values and rates by width and density",
+        exclude_if=lambda value: value is None,
     )
 
     BUDGET = "tokens"
@@ -137,6 +156,21 @@ class Task(tasks.Task):
             eos_id=self.corpus.meta.get("eos_id", 0),
         )
 
+    def initialise(self, model: torch.nn.Module) -> None:
+        """Scale by width and density, where the recipe says so."""
+        if self.recipe.parameterization is not None:
+            module = _parameterization()
+            module.initialise(model, module.Parameterization(**dict(self.recipe.parameterization)))
+
+    def parameter_groups(self, model: torch.nn.Module) -> list[dict[str, Any]]:
+        """Groups with rates by width and density, where the recipe says so."""
+        chosen = self.recipe.parameterization
+        if chosen is None:
+            return super().parameter_groups(model)
+        module = _parameterization()
+        rule = module.Parameterization(**dict(chosen))
+        return module.groups(model, rule, self.recipe.weight_decay)
+
     def check_start(self, folder: Path) -> None:
         """The vocabularies must be equal."""
         files = (folder / "tokenizer.json", Path(self.corpus.tokenizer_dir) / "tokenizer.json")
@@ -204,3 +238,8 @@ class Task(tasks.Task):
         model.save_pretrained(folder, state_dict=weights)  # type: ignore[operator]
         for path in Path(self.corpus.tokenizer_dir).iterdir():
             shutil.copy(path, folder / path.name)
+
+
+def _parameterization() -> ModuleType:
+    """Imported by name, so that runs without one do not depend on its code."""
+    return importlib.import_module("experiments.models._parameterization")

@@ -25,6 +25,7 @@ from experiments import data, machine, tasks
 from experiments.errors import Diverged, UserError, is_bug, refusals
 from experiments.memory import keep_memory
 from experiments.specs.run import RunSpec
+from experiments.store.io import write_whole
 from experiments.store.machine import key as machine_key
 from experiments.training import summary
 from experiments.training.state import Saved
@@ -41,6 +42,8 @@ NUM_LOG_ROWS = 120
 RANKING_BATCHES = 8
 #: Beside the exported weights: the masks that they were trained with.
 MASKS = "masks.safetensors"
+#: Folder beside them with the states that other runs continue, named by their steps.
+STATES = "states"
 
 
 def _as_buffers(masks: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -153,8 +156,10 @@ class Trainer:
             self.transform = {**totals, "dense_step": dense_step}
         self.model = model.to(self.device)
         self.flops = self.task.flops(self.model)
-        self.first_weights = None if first is None else self.start_from(first)
-        self.optimizer = self.task.optimizer(self.model)
+        continues = spec.starts_from is not None and spec.starts_from.step is not None
+        self.first_weights: str | None = None
+        if first is not None and not continues:
+            self.first_weights = self.start_from(first)
         self.sparsity: SparsityAlgorithm | None = None
         if spec.sparsity is not None:
             with refusals(f"the sparsity of {spec.id}"):
@@ -163,11 +168,22 @@ class Trainer:
                     self.rank_weights(config)
                 self.sparsity = configure(config)
                 self.sparsity.apply(self.model)
+        if spec.starts_from is None:
+            self.task.initialise(self.model)
+        self.optimizer = self.task.optimizer(self.model)
+        if self.sparsity is not None:
+            with refusals(f"the sparsity of {spec.id}"):
                 self.sparsity.apply(self.optimizer)
         self.progress = Progress()
+        #: Seconds of another run's training that this one went on from.
+        self.borrowed_s = 0.0
         origin = {"code": code_hash, "data": self.task.data["hash"]}
-        self.saved = Saved(state_dir, {**origin, "first_weights": self.first_weights}, self.say)
+        self.kept = state_dir / STATES
         self.execute(self.choose(execution))
+        if continues:
+            assert first is not None
+            self.first_weights = self.continue_from(first)
+        self.saved = Saved(state_dir, {**origin, "first_weights": self.first_weights}, self.say)
 
     # Start
 
@@ -233,6 +249,27 @@ class Trainer:
             _revive().scaled_normal(self.model, masks, seed=self.spec.seed)
         return hashlib.sha256(path.read_bytes()).hexdigest()
 
+    def continue_from(self, path: Path) -> str:
+        """Go on from a step whose state another run kept; returns the hash of its file.
+
+        Args:
+            path: the ``model`` folder of that run.
+
+        Raises:
+            UserError: if it kept no such state, or one of a run that differs.
+        """
+        start = self.spec.starts_from
+        assert start is not None and start.step is not None
+        file = path / STATES / f"{start.step}.pt"
+        if not file.is_file():
+            raise UserError(f"{file} is missing: {start.run} kept no state of step {start.step}")
+        state = torch.load(file, map_location=self.device, weights_only=True)
+        if state["origin"]["data"] != self.task.data["hash"]:
+            raise UserError(f"{start.run} was trained on other data than {self.spec.id} is")
+        self.restore(state)
+        self.borrowed_s = self.progress.elapsed_s
+        return hashlib.sha256(file.read_bytes()).hexdigest()
+
     def load_export(self, folder: Path) -> None:
         """Load what `export` wrote, masks included."""
         from safetensors.torch import load_file, load_model
@@ -278,16 +315,25 @@ class Trainer:
 
     def save(self) -> None:
         """Save what `resume` goes on from; raises `OSError` where that is impossible."""
-        self.saved.save(
-            self.progress.step,
-            {
-                "model": self.model.state_dict(),
-                "optimizer": self.optimizer.state_dict(),
-                "sparsity": None if self.sparsity is None else self.sparsity.state_dict(),
-                "rng": torch.get_rng_state(),
-                "execution": self.execution,
-                "progress": vars(self.progress),
-            },
+        self.saved.save(self.progress.step, self.state())
+
+    def state(self) -> dict[str, Any]:
+        """All that the rest of the run depends on, and what it says of the part behind it."""
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "sparsity": None if self.sparsity is None else self.sparsity.state_dict(),
+            "rng": torch.get_rng_state(),
+            "execution": self.execution,
+            "progress": vars(self.progress),
+        }
+
+    def keep(self) -> None:
+        """Write the state of this step for other runs to continue; `export` hands it out."""
+        self.kept.mkdir(parents=True, exist_ok=True)
+        write_whole(
+            self.kept / f"{self.progress.step}.pt",
+            lambda stream: torch.save({"origin": self.saved.origin, **self.state()}, stream),
         )
 
     def try_to_save(self) -> None:
@@ -302,6 +348,11 @@ class Trainer:
         state = self.saved.load(self.device)
         if state is None:
             return False
+        self.restore(state)
+        return True
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Be where `state` was returned."""
         self.execute(state["execution"])
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
@@ -309,7 +360,6 @@ class Trainer:
             self.sparsity.load_state_dict(state["sparsity"])
         torch.set_rng_state(state["rng"].cpu())
         self.progress = Progress(**state["progress"])
-        return True
 
     def machine(self) -> dict[str, Any]:
         """The machine that it runs on, with the keys of others before as ``earlier``."""
@@ -323,7 +373,7 @@ class Trainer:
         """One optimizer step; returns its loss in nats."""
         rate = self.task.learning_rate(self.progress.step)
         for group in self.optimizer.param_groups:
-            group["lr"] = rate
+            group["lr"] = rate * group.get("rate_factor", 1.0)
         batch = self.to_device(self.task.batch(self.progress.step))
         loss = self.task.loss(self.runner, batch)
         loss.backward()
@@ -384,6 +434,8 @@ class Trainer:
             if left == 0 or (progress.step % validate_every == 0 and left >= validate_every):
                 scores = self.validate(full=left == 0)
                 progress.rows.append(summary.validation_row(self, scores))
+            if recipe.stable is not None and progress.step in recipe.stable.keep:
+                self.keep()
             now = time.monotonic()
             if received:
                 self.save()
@@ -423,6 +475,8 @@ class Trainer:
             from safetensors.torch import save_file
 
             save_file(masks, folder / MASKS)
+        if self.kept.is_dir():
+            shutil.copytree(self.kept, folder / STATES)
 
 
 def train(

@@ -37,7 +37,7 @@ def train_row(trainer: Trainer, loss: float) -> dict[str, Any]:
         "step": progress.step,
         task.unit: units,
         "loss": loss,
-        "learning_rate": trainer.optimizer.param_groups[0]["lr"],
+        "learning_rate": task.learning_rate(progress.step - 1),
         "sparsity": measured.get("sparsity", 0.0),
         "drop_fraction": measured.get("drop_fraction"),
         "churn": measured.get("churn"),
@@ -82,6 +82,7 @@ def facts(trainer: Trainer) -> dict[str, Any]:
         "execution": trainer.execution,
         "num_threads": trainer.num_threads,
         "wall_s": round(progress.elapsed_s, 2),
+        **({"borrowed_s": round(trainer.borrowed_s, 2)} if trainer.borrowed_s else {}),
         "num_parameters": num_parameters,
         "num_nonzero": num_parameters - num_masked,
         "final": {

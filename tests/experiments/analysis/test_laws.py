@@ -61,3 +61,13 @@ def test_gradual_pruning_costs_what_its_ramp_integrates_to():
 def test_too_few_runs_fit_no_joint_law():
     with pytest.raises(ValueError, match="seven coefficients"):
         fit_sparsity_law([0] * 7, [1e6] * 7, [1e5] * 7, [2.0] * 7)
+
+
+def test_a_sparse_model_is_worth_the_dense_one_of_equal_loss():
+    law = SparsityLaw(0.6, 0.8, 0.9, 0.25, 0.2, 0.4, 1.2, unit_n=1e7, unit_d=1e5, b_x=0.3)
+    worth = law.worth(0.75, 1e6, 2e5)
+    assert law(0.0, worth * 1e6, 2e5) == pytest.approx(float(law(0.75, 1e6, 2e5)))
+    # With all the data there are, only capacity counts.
+    assert law.worth(0.75, 1e6, 1e15) == pytest.approx(law.multiplier(0.75), rel=1e-2)
+    fast = SparsityLaw(0.0, 0.0, 1e-3, 0.25, 0.2, 0.4, 1.2, unit_n=1e7, unit_d=1e5, b_x=-1.0)
+    assert np.isnan(fast.worth(0.75, 1e6, 1e4))  # no dense model is that good

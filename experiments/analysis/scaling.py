@@ -1,0 +1,432 @@
+"""Laws of a study: loss over non-zero weights, sparsity and tokens, fitted per method with bands.
+
+The form is that of Frantar et al. (ICLR 2024), `experiments.analysis.laws.SparsityLaw`. Its
+exponent of sparsity may have either sign, since a method may lose by sparsity at equal non-zeros,
+and a sparse model may learn faster or slower than a dense one (`SparsityLaw.b_x`).
+Losses are in bits per byte. A *cell* is a model at a sparsity and a budget, all its seeds together.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from experiments.analysis.laws import SparsityLaw
+from experiments.errors import UserError
+from experiments.store import tidy
+
+#: Draws of the bootstrap behind every band.
+DRAWS = 200
+LEVEL = 0.95
+#: Huber's bound between squared and absolute errors, in log loss.
+HUBER = 0.01
+DENSE = "dense"
+#: What a fit needs, so that every coefficient is asked of the data.
+MIN_SIZES, MIN_BUDGETS, MIN_LEVELS = 2, 3, 2
+COLUMNS = ["run", "method", "algorithm", "model", "sparsity", "seed", "weights", "nonzero",
+           "tokens", "held_out", "bits"]  # fmt: skip
+_EMPTY = pd.DataFrame(columns=COLUMNS)
+
+
+# ------------------------------------------------------------------------------------------------
+# Cells
+
+
+def planned(study: dict[str, Any]) -> pd.DataFrame:
+    """The runs that laws are about, finished or not; `COLUMNS` without the loss.
+
+    These are the ones whose rate was constant and then decayed to the end.
+    """
+    rows = []
+    for run in study.get("runs", []):
+        spec = run["spec"]
+        stable = spec["recipe"].get("stable") or {}
+        if not stable.get("decay"):
+            continue
+        weights = run["block_weights"]
+        sparsity = spec.get("final_sparsity") or 0.0
+        masks = spec.get("sparsity")
+        rows.append(
+            {
+                "run": run["id"],
+                "method": spec["method"],
+                "algorithm": DENSE if masks is None else masks["algorithm"],
+                "model": spec["model"]["label"],
+                "sparsity": sparsity,
+                "seed": spec["seed"],
+                "weights": weights,
+                "nonzero": weights * (1 - sparsity),
+                "tokens": spec["recipe"]["steps"]
+                * spec["recipe"]["batch_size"]
+                * spec["data"]["context"],
+                "held_out": bool(run.get("held_out")),
+            }
+        )
+    return pd.DataFrame(rows, columns=COLUMNS[:-1])
+
+
+def finished(records: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
+    """The planned runs that have a score; `COLUMNS`, the loss in bits per byte."""
+    scores = tidy.select(records, "bits_per_byte", split="validation")[["run", "value"]]
+    both = planned(study).merge(scores, on="run")
+    return both.rename(columns={"value": "bits"})[COLUMNS].dropna(subset=["bits"])
+
+
+def of_algorithm(rows: pd.DataFrame, algorithm: str) -> pd.DataFrame:
+    """The rows of one algorithm, and the dense ones, which are its sparsity 0."""
+    return rows[rows["algorithm"].isin([algorithm, DENSE])]
+
+
+def waits_for(rows: pd.DataFrame, algorithm: str) -> str:
+    """What is missing before a law of this algorithm can be fitted; empty if nothing is."""
+    own = of_algorithm(rows, algorithm)
+    needed = {"model": MIN_SIZES, "tokens": MIN_BUDGETS}
+    if algorithm != DENSE:
+        needed["sparsity"] = MIN_LEVELS + 1  # the dense one is the first
+    names = {"model": "sizes", "tokens": "budgets", "sparsity": "sparsities"}
+    lacking = [
+        f"{own[key].nunique()} of {count} {names[key]}"
+        for key, count in needed.items()
+        if own[key].nunique() < count
+    ]
+    if not lacking and len(own.groupby(["model", "sparsity", "tokens"])) < 10:
+        lacking = ["fewer than 10 cells"]
+    return ", ".join(lacking)
+
+
+# ------------------------------------------------------------------------------------------------
+# Fits
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A law of one algorithm, and its draws of the bootstrap.
+
+    Attributes:
+        algorithm: Whose law.
+        law: The fit to all rows.
+        draws: Fits to resampled losses; draws of equal number belong together across algorithms.
+        rows: What was fitted, one row per run.
+        cell_sd: Spread of cell means around the law, in log loss, seed noise taken off.
+        seed_sd: Spread of seeds around their cell, in log loss.
+    """
+
+    algorithm: str
+    law: SparsityLaw
+    draws: tuple[SparsityLaw, ...]
+    rows: pd.DataFrame
+    cell_sd: float
+    seed_sd: float
+
+    def sample(self, sparsity: Any, nonzero: Any, tokens: Any) -> np.ndarray:
+        """Bits per byte under each draw, (draws, ...)."""
+        return np.stack([np.asarray(law(sparsity, nonzero, tokens)) for law in self.draws])
+
+    def extrapolated(self, sparsity: float, nonzero: float, tokens: float) -> bool:
+        """Whether a place lies outside of the sizes, sparsities or tokens that were fitted."""
+        rows = self.rows
+        dense = nonzero / (1 - sparsity)
+        return not (
+            rows["weights"].min() <= dense * 1.001
+            and dense <= rows["weights"].max() * 1.001
+            and rows["tokens"].min() <= tokens <= rows["tokens"].max()
+            and sparsity <= rows["sparsity"].max()
+        )
+
+    def predicted_means(
+        self, sparsity: float, nonzero: float, tokens: float, *, seeds: int
+    ) -> np.ndarray:
+        """Draws of what the mean of so many seeds in a new cell may be, in bits per byte."""
+        generator = np.random.default_rng(zlib.crc32(f"{self.algorithm}:{sparsity}".encode()))
+        spread = np.hypot(self.cell_sd, self.seed_sd / np.sqrt(seeds))
+        noise = generator.normal(0, spread, len(self.draws))
+        return self.sample(sparsity, nonzero, tokens) * np.exp(noise)
+
+
+def fit(
+    rows: pd.DataFrame,
+    algorithm: str = DENSE,
+    *,
+    draws: int = DRAWS,
+    start: SparsityLaw | None = None,
+) -> Fitted:
+    """Fit one algorithm's law with a wild bootstrap over cells and seeds.
+
+    A draw flips the signs of what the law leaves over: of the mean of all budgets' residuals of a
+    model at a sparsity together, and of each seed's distance from its cell. Lines of one seed share
+    their training up to the last fifth, so a seed's budgets flip together. Signs depend on model,
+    sparsity, algorithm, seed and draw only, so dense runs flip alike in the fits of all algorithms.
+
+    Args:
+        rows: As `finished` returns them; dense rows count for every algorithm.
+        algorithm: Whose rows.
+        draws: Number of resampled fits.
+        start: Where the search begins, such as another fit of nearly the same rows.
+
+    Raises:
+        UserError: If the rows are too few; one sentence.
+    """
+    if missing := waits_for(rows, algorithm):
+        raise UserError(f"the law of {algorithm} waits for runs: it has {missing}")
+    own = of_algorithm(rows, algorithm).reset_index(drop=True)
+    s, n, d = (own[key].to_numpy(float) for key in ("sparsity", "nonzero", "tokens"))
+    y = np.log(own["bits"].to_numpy(float))
+    law = fit_law(s, n, d, y, start=start)
+    expected = np.log(law(s, n, d))
+    residual = y - expected
+    cell = own.groupby(["algorithm", "model", "sparsity", "tokens"]).ngroup().to_numpy()
+    means = np.bincount(cell, residual) / np.bincount(cell)
+    apart = residual - means[cell]
+    num_cells, sizes = len(means), np.bincount(cell)
+    freedom = max(1, num_cells - (5 if algorithm == DENSE else 8))
+    within = float((apart**2).sum() / max(1, len(y) - num_cells))
+    between = float((means**2).sum() / freedom)
+    apart *= np.sqrt(sizes[cell] / np.maximum(1, sizes[cell] - 1))
+    means = means * np.sqrt(num_cells / freedom)
+    # What one sign turns: a model at a sparsity, and a seed's line, through all of its budgets.
+    lines = own["algorithm"] + "/" + own["model"] + "/" + own["sparsity"].astype(str)
+    seeds = lines + "/" + own["seed"].astype(str)
+    found = []
+    for draw in range(draws):
+        resampled = expected + _signs(lines, draw) * means[cell] + _signs(seeds, draw) * apart
+        found.append(fit_law(s, n, d, resampled, start=law))
+    seed_sd = float(np.sqrt(within))
+    cell_sd = float(np.sqrt(max(0.0, between - within / np.mean(sizes))))
+    return Fitted(algorithm, law, tuple(found), own, cell_sd, seed_sd)
+
+
+def _signs(names: pd.Series, draw: int) -> np.ndarray:
+    """Plus or minus one per name, the same for the same name and draw."""
+    codes, unique = pd.factorize(names)
+    bits = [hashlib.sha256(f"{draw}|{name}".encode()).digest()[0] & 1 for name in unique]
+    return (2.0 * np.array(bits) - 1.0)[codes]
+
+
+#: Bounds of log a_s, b_s, log c_s, log b_n, log a_d, log b_d, log floor, b_x.
+_LOW = np.array([-12.0, -4.0, -12.0, -4.0, -12.0, -3.0, -8.0, -2.0])
+_HIGH = np.array([4.0, 4.0, 4.0, 0.7, 4.0, 0.7, 3.0, 2.0])
+
+
+def fit_law(
+    sparsity: np.ndarray,
+    nonzero: np.ndarray,
+    data: np.ndarray,
+    log_loss: np.ndarray,
+    *,
+    start: SparsityLaw | None = None,
+) -> SparsityLaw:
+    """The law of least Huber loss; all arguments are arrays of one length.
+
+    Where all rows are dense the law has no term of sparsity.
+    """
+    from scipy.optimize import least_squares
+
+    if start is None:
+        unit_n, unit_d = (float(np.exp(np.log(v).mean())) for v in (nonzero, data))
+    else:
+        unit_n, unit_d = start.unit_n, start.unit_d
+    log_q, log_n, log_d = np.log(1 - sparsity), np.log(nonzero / unit_n), np.log(data / unit_d)
+    free = np.ones(8, bool)
+    if not sparsity.any():
+        free[[0, 1, 7]] = False
+
+    def terms(theta: np.ndarray) -> tuple[np.ndarray, ...]:
+        size = np.exp(-np.exp(theta[3]) * log_n)
+        by_sparsity = np.exp(theta[0] + theta[1] * log_q) * size
+        constant = np.exp(theta[2]) * size
+        by_data = np.exp(np.exp(theta[5]) * (theta[4] - log_d - theta[7] * log_q))
+        return by_sparsity, constant, by_data, np.full_like(size, np.exp(theta[6]))
+
+    def full(part: np.ndarray) -> np.ndarray:
+        theta = fixed.copy()
+        theta[free] = part
+        return theta
+
+    def residuals(part: np.ndarray) -> np.ndarray:
+        return np.log(sum(terms(full(part)))) - log_loss
+
+    def jacobian(part: np.ndarray) -> np.ndarray:
+        theta = full(part)
+        by_sparsity, constant, by_data, floor = terms(theta)
+        b_n, b_d = np.exp(theta[3]), np.exp(theta[5])
+        columns = [
+            by_sparsity,
+            by_sparsity * log_q,
+            constant,
+            -b_n * log_n * (by_sparsity + constant),
+            b_d * by_data,
+            b_d * (theta[4] - log_d - theta[7] * log_q) * by_data,
+            floor,
+            -b_d * log_q * by_data,
+        ]
+        total = by_sparsity + constant + by_data + floor
+        return (np.column_stack(columns) / total[:, None])[:, free]
+
+    best = None
+    for fixed in _starts(start, np.exp(log_loss), sparse=bool(free[0])):
+        solved = least_squares(
+            residuals,
+            np.clip(fixed, _LOW + 1e-6, _HIGH - 1e-6)[free],
+            jac=jacobian,
+            loss="huber",
+            f_scale=HUBER,
+            bounds=(_LOW[free], _HIGH[free]),
+            max_nfev=300,
+            x_scale="jac",
+        )
+        if best is None or solved.cost < best[0]:
+            best = solved.cost, full(solved.x)
+    assert best is not None
+    a_s, c_s, b_n, a_d, b_d, floor = np.exp(best[1][[0, 2, 3, 4, 5, 6]])
+    if not free[0]:
+        a_s = 0.0
+    b_s, b_x = best[1][[1, 7]]
+    law = (a_s, b_s, c_s, b_n, a_d, b_d, floor, unit_n, unit_d, b_x)
+    return SparsityLaw(*map(float, law))
+
+
+def _starts(start: SparsityLaw | None, loss: np.ndarray, *, sparse: bool) -> list[np.ndarray]:
+    if start is not None:
+        kept = np.array([start.a_s, 1, start.c_s, start.b_n, start.a_d, start.b_d, start.floor])
+        theta = np.append(np.log(np.maximum(kept, 1e-9)), start.b_x)
+        theta[1] = start.b_s
+        return [theta]
+    starts = []
+    for share in (0.3, 0.7):
+        rest = loss.min() * share
+        excess = loss.mean() - rest
+        for b_s in (-0.3, 0.5) if sparse else (0.0,):
+            for b_d in (0.4, 0.9):
+                first = excess / 4 if sparse else 1e-9
+                a_d = (excess / 4) ** (1 / b_d)
+                values = [first, 1, excess / 4, 0.3, a_d, b_d, rest]
+                theta = np.append(np.log(np.maximum(values, 1e-9)), 0.0)
+                theta[1] = b_s
+                starts.append(theta)
+    return starts
+
+
+@dataclass(frozen=True)
+class Plain:
+    """The plain alternative: log loss is linear in the logs of size, tokens and density."""
+
+    weights: np.ndarray
+
+    def __call__(self, sparsity: Any, nonzero: Any, tokens: Any) -> Any:
+        """Bits per byte; numbers or arrays that broadcast."""
+        parts = np.broadcast_arrays(
+            1.0, np.log(nonzero), np.log(tokens), np.log1p(-np.asarray(sparsity))
+        )
+        return np.exp(sum(w * part for w, part in zip(self.weights, parts, strict=True)))
+
+
+def fit_plain(rows: pd.DataFrame, algorithm: str = DENSE) -> Plain:
+    """The plain alternative by least squares on log loss."""
+    own = of_algorithm(rows, algorithm)
+    s, n, d = (own[key].to_numpy(float) for key in ("sparsity", "nonzero", "tokens"))
+    design = np.column_stack([np.ones_like(n), np.log(n), np.log(d), np.log1p(-s)])
+    return Plain(np.linalg.lstsq(design, np.log(own["bits"].to_numpy(float)), rcond=None)[0])
+
+
+def fit_all(rows: pd.DataFrame, *, draws: int = DRAWS) -> dict[str, Fitted]:
+    """The laws of all algorithms that have enough rows, held-out ones left aside."""
+    rows = rows[~rows["held_out"].astype(bool)].sort_values("run").reset_index(drop=True)
+    return _fit_all(rows.to_json(), draws)
+
+
+@functools.lru_cache(maxsize=4)
+def _fit_all(text: str, draws: int) -> dict[str, Fitted]:
+    import io
+
+    rows = pd.read_json(io.StringIO(text)) if text != _EMPTY.to_json() else _EMPTY
+    if rows.empty:
+        return {}
+    order = [DENSE, *sorted(set(rows["algorithm"]) - {DENSE})]
+    return {name: fit(rows, name, draws=draws) for name in order if not waits_for(rows, name)}
+
+
+# ------------------------------------------------------------------------------------------------
+# What laws say
+
+
+def interval(values: np.ndarray, *, level: float = LEVEL) -> tuple[np.ndarray, np.ndarray]:
+    """Lower and upper end over the first axis."""
+    ends = np.nanquantile(values, [(1 - level) / 2, (1 + level) / 2], axis=0)
+    return ends[0], ends[1]
+
+
+def effect(a: Fitted, b: Fitted, sparsity: Any, nonzero: Any, tokens: Any) -> tuple[Any, Any, Any]:
+    """Loss of one method minus that of another at equal everything, with its band: all arrays."""
+    point = a.law(sparsity, nonzero, tokens) - b.law(sparsity, nonzero, tokens)
+    draws = a.sample(sparsity, nonzero, tokens) - b.sample(sparsity, nonzero, tokens)
+    return point, *interval(draws)
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """Where the sign of an effect changes along the tokens; NaN where it does not.
+
+    Attributes:
+        tokens: By the fits to all rows.
+        low: Lower end of the interval over draws that cross.
+        high: Upper end.
+        share: Share of draws that cross at all.
+    """
+
+    tokens: float
+    low: float
+    high: float
+    share: float
+
+
+def crossing(
+    difference: Callable[[np.ndarray], np.ndarray],
+    draws: Callable[[np.ndarray], np.ndarray],
+    tokens: tuple[float, float],
+) -> Crossing:
+    """The first change of sign of an effect over tokens.
+
+    Args:
+        difference: Tokens (T,) to effects (T,).
+        draws: Tokens (T,) to effects of each draw, (draws, T).
+        tokens: Where to look, from and to.
+    """
+    grid = np.geomspace(*tokens, 400)
+    found = np.array([_first_root(grid, line) for line in draws(grid)])
+    crosses = np.isfinite(found)
+    low, high = interval(found[crosses]) if crosses.any() else (np.nan, np.nan)
+    return Crossing(
+        _first_root(grid, difference(grid)), float(low), float(high), float(crosses.mean())
+    )
+
+
+def _first_root(grid: np.ndarray, values: np.ndarray) -> float:
+    change = np.flatnonzero(np.sign(values[1:]) * np.sign(values[:-1]) < 0)
+    if not len(change):
+        return float("nan")
+    at = int(change[0])
+    share = values[at] / (values[at] - values[at + 1])
+    return float(np.exp(np.log(grid[at]) + share * np.log(grid[at + 1] / grid[at])))
+
+
+def cell_means(rows: pd.DataFrame) -> pd.DataFrame:
+    """One row per cell: mean, number of seeds, and the spread between them."""
+    keys = ["algorithm", "method", "model", "sparsity", "weights", "nonzero", "tokens", "held_out"]
+    groups = rows.groupby(keys, sort=False)["bits"]
+    return groups.agg(bits="mean", seeds="size", sd="std").reset_index()
+
+
+def words(sign_low: float, sign_high: float, names: Sequence[str]) -> str:
+    """What a band of an effect a - b of losses says: the better one, or no answer."""
+    if sign_high < 0:
+        return str(names[0])
+    if sign_low > 0:
+        return str(names[1])
+    return "no answer"

@@ -1,0 +1,40 @@
+"""Losses of the held-out cells in bits per byte: predicted by laws fitted without them and
+registered before they were trained (date and hash in experiments/published/predictions), and
+measured, as the mean over seeds. Inside says whether what was measured lies in the 95% band."""
+
+from typing import Any
+
+import pandas as pd
+
+from experiments.analysis import predictions, scaling
+
+COLUMNS = ["method", "model", "sparsity", "tokens", "registered", "predicted", "low", "high",
+           "measured", "seeds", "error (%)", "seed spread (%)", "inside", "runs"]  # fmt: skip
+NOT_YET = "not registered"
+WAITS = "waits for the run"
+
+
+def make(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
+    """One row per held-out cell."""
+    planned, rows = scaling.planned(study), scaling.finished(records, study)
+    held_out = planned[planned["held_out"].astype(bool)]
+    found = predictions.registered(study.get("name", ""), study["scale"])
+    said = {} if found is None else {loss["method"]: loss for loss in found["losses"]}
+    made = []
+    for cell, own in held_out.groupby(["method", "model", "sparsity", "tokens"], sort=False):
+        done = rows[rows["run"].isin(own["run"])]
+        loss = said.get(cell[0], {})
+        row = dict(zip(COLUMNS, cell, strict=False))
+        row["registered"] = NOT_YET if "predicted" not in loss else (found or {}).get("date")
+        row |= {key: loss.get(key) for key in ("predicted", "low", "high")}
+        row["inside"] = WAITS
+        if len(done):
+            mean = float(done["bits"].mean())
+            row |= {"measured": mean, "seeds": len(done), "runs": " ".join(done["run"])}
+            row["seed spread (%)"] = 100 * float(done["bits"].std()) / mean
+            row["inside"] = ""
+            if "predicted" in loss:
+                row["error (%)"] = 100 * (mean / loss["predicted"] - 1)
+                row["inside"] = "yes" if loss["low"] <= mean <= loss["high"] else "no"
+        made.append(row)
+    return pd.DataFrame(made, columns=COLUMNS)

@@ -1,0 +1,66 @@
+"""Commands that ask the laws of the study ``scaling``: what to expect, and what to choose."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from typing import Annotated
+
+import typer
+
+from experiments.cli.options import Scale, StudyName, app
+from experiments.cli.report import study_dict
+from experiments.specs.schema import SpecError, check_choice
+from experiments.store import paths
+
+
+def _records(study: str, scale: str):  # type: ignore[no-untyped-def]
+    """The study's finished runs: collected ones of this folder, else the committed records."""
+    from experiments.store import tidy
+    from experiments.store.collect import records_table
+    from experiments.store.record import read_record
+
+    facts = study_dict(study, scale)
+    file = paths.study(scale, study) / "records.csv"
+    if file.is_file():
+        return tidy.read_records(file), facts
+    found = []
+    for run in facts["runs"]:
+        own = paths.run(scale, run["id"]) / "record.json"
+        committed = paths.REFERENCE_RUNS / f"{run['id']}.json"
+        record = own if own.is_file() else committed
+        if record.is_file():
+            found.append(read_record(record))
+    return records_table(found, facts), facts
+
+
+@app.command()
+def predict(study: StudyName, scale: Scale = "small") -> None:
+    """Register what a study's laws say of its held-out runs, before these are trained."""
+    from experiments.analysis import predictions
+
+    file = predictions.path(study, scale)
+    if file.exists():
+        raise SpecError(f"{file.name} is registered already; a prediction is made once")
+    records, facts = _records(study, scale)
+    date = datetime.datetime.now(datetime.UTC).date().isoformat()
+    content = predictions.predict(records, facts, date=date)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    print(f"{file}: {len(content['losses'])} losses, {len(content['signs'])} signs; commit it now")
+
+
+@app.command()
+def advise(
+    params: Annotated[float, typer.Option(help="non-zero weights of the blocks", min=1)],
+    tokens: Annotated[float, typer.Option(help="training tokens (bytes of text)", min=1)],
+    device: Annotated[str, typer.Option(help="cpu, or cs2 (simulated)")] = "cpu",
+    study: StudyName = "scaling",
+    scale: Scale = "small",
+) -> None:
+    """Say which method and sparsity to choose at a size and budget, by the fitted laws."""
+    from experiments.analysis import advice
+
+    check_choice("device", device, advice.DEVICES)
+    records, facts = _records(study, scale)
+    print(advice.text(advice.options(records, facts, params, tokens, device), params, tokens))

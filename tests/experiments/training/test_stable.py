@@ -1,0 +1,181 @@
+"""Runs that continue another one's state end as runs by themselves do; costs are told apart."""
+
+import json
+
+import pytest
+import torch
+import yaml
+
+from experiments.specs.expand import study_runs
+from experiments.specs.read import load_study
+from experiments.specs.run import FirstPhase
+from experiments.specs.schema import SpecError
+from experiments.tasks import warmup_stable_decay
+from experiments.training import loop as training
+from tests.experiments.specs.edit import edited
+from tests.experiments.training.test_loop import run_training, short_spec, weights
+
+STEPS, DECAY = 24, 0.25  # the rate decays from step 18 on
+
+
+def stable_spec(method: str, steps: int, decay: float, keep=(), **changes):
+    """A short run at a constant rate, with a decay over the last share of its steps."""
+
+    def change(spec):
+        spec["recipe"]["stable"] = {"warmup_steps": 4, "decay": decay, "keep": list(keep)}
+        if spec["sparsity"] and "update" in spec["sparsity"]:
+            spec["sparsity"]["update"] = {"freq": 4, "start": 2, "stop": 18}
+
+    return edited(short_spec(method, steps, **changes), change)
+
+
+def continued(spec, trunk, step: int):
+    start = FirstPhase(run=trunk.id, spec_hash=trunk.hash, densify=False, step=step)
+    return spec.model_copy(update={"starts_from": start})
+
+
+@pytest.mark.parametrize("method", ["dense", "static", "set", "rigl"])
+def test_a_run_that_continues_ends_as_one_by_itself(method, corpus, tmp_path):
+    whole = stable_spec(method, STEPS, DECAY)
+    trunk = stable_spec(method, 22, 0.0, keep=(10, 18), id="trunk")
+    alone = run_training(whole, corpus, tmp_path / "alone")
+    run_training(trunk, corpus, tmp_path / "trunk")
+    result = run_training(
+        continued(whole, trunk, 18),
+        corpus,
+        tmp_path / "branch",
+        first=tmp_path / "trunk" / "out" / "model",
+    )
+    assert weights(tmp_path / "branch") == weights(tmp_path / "alone")
+    for key in ("layers", "num_nonzero", "flops"):
+        assert result[key] == alone[key]
+    assert result["final"]["validation_loss"] == alone["final"]["validation_loss"]
+    assert 0 < result["borrowed_s"] <= result["wall_s"]
+    assert "borrowed_s" not in alone
+
+
+def test_kept_states_survive_an_interruption(corpus, tmp_path, monkeypatch):
+    trunk = stable_spec("rigl", 22, 0.0, keep=(10, 18), id="trunk")
+    run_training(trunk, corpus, tmp_path / "whole")
+    step = training.Trainer.step
+
+    def step_then_die(trainer):
+        loss = step(trainer)
+        if trainer.progress.step == 12:
+            trainer.save()
+            raise KeyboardInterrupt
+        return loss
+
+    with monkeypatch.context() as patch:
+        patch.setattr(training.Trainer, "step", step_then_die)
+        with pytest.raises(KeyboardInterrupt):
+            run_training(trunk, corpus, tmp_path / "parts")
+    run_training(trunk, corpus, tmp_path / "parts")
+    for kept in (10, 18):
+        name = f"out/model/states/{kept}.pt"
+        one, other = (
+            torch.load(tmp_path / folder / name, weights_only=True) for folder in ("whole", "parts")
+        )
+        for key, value in one["model"].items():
+            assert torch.equal(value, other["model"][key])
+
+
+def test_a_state_that_was_not_kept_is_one_sentence(corpus, tmp_path):
+    trunk = stable_spec("dense", 22, 0.0, keep=(10,), id="trunk")
+    run_training(trunk, corpus, tmp_path / "trunk")
+    spec = continued(stable_spec("dense", STEPS, DECAY), trunk, 18)
+    with pytest.raises(ValueError, match="trunk kept no state of step 18"):
+        run_training(spec, corpus, tmp_path / "b", first=tmp_path / "trunk" / "out" / "model")
+
+
+def test_the_rate_warms_up_stays_and_decays():
+    recipe = stable_spec("dense", 100, 0.2).recipe.model_copy(
+        update={"learning_rate": 1.0, "min_learning_rate": 0.0}
+    )
+    rates = [warmup_stable_decay(step, recipe) for step in range(100)]
+    assert rates[:4] == pytest.approx([0.25, 0.5, 0.75, 1.0])
+    assert set(rates[4:80]) == {1.0}
+    assert rates[80] == pytest.approx(20 / 21)
+    assert rates[99] == pytest.approx(1 / 21)
+
+
+# What a study says of such runs
+
+
+GRID = {
+    "model": {
+        "name": "llama",
+        "label": "tiny",
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_layers": 1,
+        "num_heads": 1,
+    },
+    "data": {"name": "grammar", "vocab_size": 256, "context": 16},
+    "recipe": {"tokens": 6400, "batch_size": 4, "learning_rate": 0.01},
+    "suite": "smoke",
+    "methods": {"dense": 1, "set": 1},
+    "core_seconds": 1,
+}
+
+
+def study(tmp_path, *, keep=(40, 80), **changes):
+    stable = {"warmup_steps": 5, "decay": 0.2}
+    trunk = {**GRID, "label": "trunk", "variant": "trunk"}
+    trunk["recipe"] = {**GRID["recipe"], "stable": {**stable, "decay": 0, "keep": list(keep)}}
+    branch = {**GRID, "continues": "trunk", "recipe": {**GRID["recipe"], "stable": stable}}
+    branch |= {"variant": "half", **changes}
+    value = {
+        "name": "laws",
+        "title": "t",
+        "source": "s",
+        "description": "d",
+        "tables": [],
+        "figures": [],
+        "recipes": {"whole": {}, "half": {"budget_scale": 0.5}, "trunk": {"budget_scale": 0.8}},
+        "methods": {
+            "dense": {"recipe": "whole"},
+            "set": {
+                "recipe": "whole",
+                "final_sparsity": 0.5,
+                "sparsity": {
+                    "algorithm": "set",
+                    "sparsity": 0.5,
+                    "update": {"freq": 7, "stop": "decay"},
+                },
+            },
+        },
+        "scales": {"smoke": [trunk, branch, {**branch, "variant": "whole"}]},
+    }
+    (tmp_path / "laws.yaml").write_text(yaml.safe_dump(value))
+    return load_study("laws", folder=tmp_path)
+
+
+def test_a_grid_continues_another_at_the_step_where_its_rate_decays(tmp_path):
+    runs = {
+        (run.spec.method, run.spec.recipe.name): run.spec
+        for run in study_runs(study(tmp_path), "smoke")
+    }
+    assert runs["set", "trunk"].starts_from is None
+    for name, step in (("half", 40), ("whole", 80)):
+        start = runs["set", name].starts_from
+        assert start.run == runs["set", "trunk"].id
+        assert start.spec_hash == runs["set", "trunk"].hash
+        assert start.step == step == runs["set", name].sparsity["update"]["stop"]
+    assert "step" in runs["set", "half"].to_json()["starts_from"]
+    json.dumps(runs["set", "half"].to_json())
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"keep": (80,)}, "decays from step 40 on, but the grid 'trunk' keeps the steps \\[80\\]"),
+        ({"methods": {"dense": [3]}}, "has no run of dense with seed 3"),
+        ({"continues": "trnk"}, "continues is 'trnk'"),
+        ({"learning_rate_scale": {"set": 2.0}}, "recipe.learning_rate differs"),
+        ({"model": {**GRID["model"], "hidden_size": 32}}, "model differs"),
+    ],
+)
+def test_what_cannot_be_continued_is_one_sentence(tmp_path, changes, sentence):
+    with pytest.raises(SpecError, match=sentence):
+        study_runs(study(tmp_path, **changes), "smoke")
