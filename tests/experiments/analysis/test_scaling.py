@@ -23,7 +23,7 @@ PLACES = [(0.75, 40_000, 2e6), (0.0, 1e5, 1e6), (0.5, 338_688, 8e6), (0.875, 20_
 
 @pytest.fixture(scope="module")
 def fitted():
-    return scaling.fit_all(law_runs.runs(LAWS, source=5), draws=40)
+    return scaling.fit_all(law_runs.runs(LAWS, source=6), draws=40)
 
 
 def test_a_known_law_is_recovered(fitted):
