@@ -110,8 +110,9 @@ class Suite(Common):
     """What is scored of a language model."""
 
     kind: Literal["text"] = "text"
-    bootstrap_iters: PositiveInt = Field(
-        default=1000, description="resamples for the standard errors that have no closed form"
+    bootstrap_iters: NonNegativeInt = Field(
+        default=1000,
+        description="resamples for the standard errors that have no closed form; 0 gives none",
     )
     perplexity: Perplexity | None = Perplexity()
     tasks: tuple[TaskEntry, ...] = ()

@@ -1,13 +1,13 @@
 """Likeliest continuations of prompts, greedy or by beam search, in batches with a key-value cache.
 
 The search is transformers' own. Prompts of models that look at no more than a mask and positions
-are padded on the left, where no token looks; those of other models share a batch only where they
-are equally long.
+are padded on the left, where no token looks, and what an encoder reads on the right; prompts of
+other models share a batch only where they are equally long.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -52,7 +52,8 @@ def before(text: str, stops: Sequence[str]) -> str:
 
 def _batches(scorer: Scorer, prompts: Sequence[Sequence[int]]) -> Iterator[list[int]]:
     """Indices of the prompts that run together, longest first."""
-    may_pad = scorer.model.config.model_type in PACKABLE
+    config = scorer.model.config
+    may_pad = config.model_type in PACKABLE or config.is_encoder_decoder
     batch: list[int] = []
     for index in sorted(range(len(prompts)), key=lambda i: -len(prompts[i])):
         differs = bool(batch) and len(prompts[batch[0]]) != len(prompts[index])
@@ -74,14 +75,17 @@ def _generate(
     """New tokens of each prompt; what follows an end is padding."""
     import torch
 
-    width = max(map(len, prompts))
-    inputs = [[scorer.prefix] * (width - len(prompt)) + list(prompt) for prompt in prompts]
-    seen = [[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts]
-    device = scorer.model.device
+    width, encodes = max(map(len, prompts)), scorer.model.config.is_encoder_decoder
+
+    def padded(values: Iterable[list[int]], fill: int) -> torch.Tensor:
+        gaps = [[fill] * (width - len(prompt)) for prompt in prompts]
+        rows = [v + gap if encodes else gap + v for v, gap in zip(values, gaps, strict=True)]
+        return torch.tensor(rows, device=scorer.model.device)
+
     with torch.inference_mode():
         tokens = scorer.model.generate(  # type: ignore[operator]
-            torch.tensor(inputs, device=device),
-            attention_mask=torch.tensor(seen, device=device),
+            padded(map(list, prompts), scorer.prefix),
+            attention_mask=padded(([1] * len(prompt) for prompt in prompts), 0),
             max_new_tokens=limit,
             do_sample=False,
             num_beams=num_beams,
@@ -89,7 +93,7 @@ def _generate(
             pad_token_id=ends[0] if ends else scorer.prefix,
             use_cache=True,
         )
-    return tokens[:, width:].tolist()
+    return tokens[:, 1 if encodes else width :].tolist()  # a decoder's first token is no text
 
 
 @lru_cache(maxsize=16)

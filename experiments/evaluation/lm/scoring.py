@@ -18,6 +18,7 @@ from experiments.evaluation.exported import read_model
 from experiments.evaluation.lm.rows import Row, pack
 from experiments.evaluation.skipping import skipping
 from experiments.memory import keep_memory
+from experiments.store.io import read_cache
 
 if TYPE_CHECKING:
     import torch
@@ -128,11 +129,13 @@ def load(model_dir: Path, *, batch_size: int, dtype: str, execution: str = "auto
         ValueError: if the folder lacks weights that the model has.
     """
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 
     keep_memory()
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    model = read_model(model_dir, AutoModelForCausalLM).to(device, getattr(torch, dtype))
+    encodes = read_cache(model_dir / "config.json").get("is_encoder_decoder")
+    auto_model = AutoModelForSeq2SeqLM if encodes else AutoModelForCausalLM
+    model = read_model(model_dir, auto_model).to(device, getattr(torch, dtype))
     model = skipping(model, execution)
     tokenizer = AutoTokenizer.from_pretrained(model_dir, local_files_only=True)
     return Scorer(model, tokenizer, batch_size=batch_size)

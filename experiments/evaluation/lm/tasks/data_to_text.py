@@ -2,7 +2,7 @@
 
 from typing import Any
 
-#: lm-eval's corpus BLEU wants as many references for each text; repeated ones change no score.
+#: lm-eval's corpus BLEU wants as many references for each text; None stands for no further one.
 NUM_REFERENCES = 64
 
 
@@ -14,5 +14,5 @@ def score(doc: dict[str, Any], results: list[str]) -> dict[str, Any]:
         results: The text.
     """
     references = doc["references"][:NUM_REFERENCES]
-    references += references[:1] * (NUM_REFERENCES - len(references))
-    return {"bleu": (references, results[0].strip())}
+    missing = [None] * (NUM_REFERENCES - len(references))
+    return {"bleu": ([*references, *missing], results[0].strip())}
