@@ -5,7 +5,8 @@ A document is an English sentence, a line break, and a German one.
 
 from experiments.data.base import SPLITS, Dataset, Source, Texts
 from experiments.data.data_to_text import documents
-from experiments.data.hub import load_rows, missing_rows
+from experiments.data.hub import load_rows
+from experiments.data.mirror import missing_rows
 
 NAME, HUB_ID = "multi30k", "bentrevett/multi30k"
 COLUMNS = ("en", "de")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from experiments import models, tasks
+from experiments.errors import UserError
 from experiments.tasks import lm
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ class Recipe(tasks.Recipe):
     def num_steps(self, data: Data, batch_size: int) -> int:
         """As many steps as the pairs allow."""
         if self.sentences < batch_size:
-            raise ValueError(
+            raise UserError(
                 f"recipe.sentences is {self.sentences}, but one step takes {batch_size} pairs"
             )
         return self.sentences // batch_size
@@ -79,7 +80,7 @@ class Task(lm.Task):
         pairs = self.pairs("train")
         self._pairs = [pair for pair in pairs if max(map(len, pair)) <= self.context]
         if not self._pairs:
-            raise ValueError(
+            raise UserError(
                 f"data.context is {self.context}, but no pair of {self.data_name} is as short"
             )
         self._order = tasks.EpochOrder(len(self._pairs), seed=self.spec.seed)
@@ -90,7 +91,7 @@ class Task(lm.Task):
         """The lines of each pair as tokens: up to the line break, and from there to the end.
 
         Raises:
-            ValueError: if a document is no pair of lines.
+            UserError: if a document is no pair of lines.
         """
         import numpy as np
 
@@ -101,7 +102,7 @@ class Task(lm.Task):
         for document in np.split(tokens, ends)[:-1]:
             places = np.flatnonzero(document == line_break)
             if len(places) != 1:
-                raise ValueError(
+                raise UserError(
                     f"data.name is {self.data_name}, but a document of its {split} split has "
                     f"{len(places) + 1} lines in place of two"
                 )
