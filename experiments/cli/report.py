@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from experiments.cli.options import Scale, StudyName, app
+from experiments.errors import UserError
 from experiments.specs import code
 from experiments.specs.code import ROOT
 from experiments.specs.expand import all_runs
@@ -17,6 +18,7 @@ from experiments.specs.lookup import study_as_dict
 from experiments.specs.read import load_study, study_names
 from experiments.specs.schema import SpecError, check_choice, module_names
 from experiments.store import paths
+from experiments.store.current import changed_runs
 
 ANALYSIS = ROOT / "experiments" / "analysis"
 Names = Annotated[list[str], typer.Argument(help="one or several names")]
@@ -57,7 +59,7 @@ def collect(
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir()
     for path, run in zip(files, ids, strict=True):
-        shutil.copy(path, part / f"{run}.json")
+        shutil.copy2(path, part / f"{run}.json")  # a later look compares times first
     shutil.rmtree(kept, ignore_errors=True)
     part.rename(kept)
 
@@ -67,21 +69,65 @@ def _write_evidence(facts: dict[str, Any], folder: Path) -> None:
     from experiments.analysis.claims import ledger
     from experiments.store import tidy
 
-    rows = tidy.read_records(folder / "records.csv")
-    ledger.write_evidence(rows, facts, folder / "evidence.csv")
+    rows, origin = tidy.read_records(folder / "records.csv"), _evidence_key(folder, facts)
+    ledger.write_evidence(rows, facts, folder / "evidence.csv", made_from=origin)
+
+
+def _evidence_key(folder: Path, facts: dict[str, Any]) -> str:
+    """Hash of what a study's evidence is made from."""
+    from experiments.store.made import file_digest
+
+    own = {key: value for key, value in facts.items() if key not in ("tables", "figures")}
+    return code.digest([own, file_digest(folder / "records.csv"), code.claims_code_hash()])
+
+
+def _evidence(scale: str) -> tuple[list[Path], list[str]]:
+    """The evidence of all studies, and the studies whose evidence is not that of their records.
+
+    A command may make some studies anew and leave others, which share runs with them, as they are.
+    """
+    from experiments.analysis.claims import ledger
+
+    standing, left_out = [], []
+    for file in sorted(paths.scale(scale).glob("*/evidence.csv")):
+        folder, name = file.parent, file.parent.name
+        current = name in study_names() and (folder / "records.csv").is_file()
+        if current:
+            facts = study_dict(name, scale)
+            current = not changed_runs(scale, name, [run["id"] for run in facts["runs"]])
+            current &= ledger.origin(file) in (None, _evidence_key(folder, facts))
+        if current:
+            standing.append(file)
+        else:
+            left_out.append(name)
+    return standing, left_out
 
 
 def _write_ledger(records: Any, facts: dict[str, Any], folder: Path) -> None:
     """Write a study's ledger, its claims judged with those of the scale's other studies."""
     from experiments.analysis.claims import ledger
 
-    files = sorted(paths.scale(facts["scale"]).glob("*/evidence.csv"))
+    files, left_out = _evidence(facts["scale"])
+    left_out = [name for name in left_out if name != folder.name]
     others = [
         test for file in files if file.parent != folder for test in ledger.read_evidence(file)
     ]
+    for name in left_out:
+        print(
+            f"the evidence of {name} is left out: its records, its tests or their code changed "
+            f"since; `snakemake reproduce --config scale={facts['scale']} study={name}` makes it "
+            "anew"
+        )
     studies = map(load_study, study_names())
     num_primary = sum(len(s.claims.primary) for s in studies if s.shows(facts["scale"]))
-    ledger.write(records, facts, folder / "claims.csv", others, num_primary=num_primary)
+    ledger.write(
+        records,
+        facts,
+        folder / "claims.csv",
+        others,
+        num_primary=num_primary,
+        left_out=left_out,
+    )
 
 
 def read_study(study: str, scale: str) -> tuple:
@@ -181,14 +227,11 @@ def report(study: StudyName, scale: Scale) -> None:
     inputs = _inputs_digest(folder, facts)
     from experiments.analysis import figures, tables
     from experiments.report import render
-    from experiments.store.made import Made, file_digest
-
-    evidence = sorted(paths.scale(scale).glob("*/evidence.csv"))
-    others = {file.as_posix(): file_digest(file) for file in evidence}
+    from experiments.store.made import Made
 
     made = Made(folder / "made.json")
     made.make(
-        code.digest([inputs, others, code.claims_code_hash()]),
+        _ledger_key(inputs, scale),
         lambda: [folder / "claims.csv"],
         lambda: _write_ledger(records, facts, folder),
     )
@@ -217,6 +260,37 @@ def report(study: StudyName, scale: Scale) -> None:
         folder / "claims.csv",
         page,
     )
+
+
+def _ledger_key(inputs: str, scale: str) -> str:
+    """Hash of what a study's ledger is made from; ``inputs`` are its own."""
+    from experiments.store.made import file_digest
+
+    files, left_out = _evidence(scale)
+    others = {file.as_posix(): file_digest(file) for file in files}
+    return code.digest([inputs, others, left_out, code.claims_code_hash()])
+
+
+def _is_judged(name: str, scale: str) -> bool:
+    """Whether a study's verdicts are of the records and the evidence that there are.
+
+    A study of the same records that was judged with other evidence is judged again.
+    """
+    from experiments.store.made import Made
+
+    folder, facts = paths.study(scale, name), study_dict(name, scale)
+    ledger = folder / "claims.csv"
+    if not ledger.is_file():
+        return True
+    if changed_runs(scale, name, [run["id"] for run in facts["runs"]]):
+        return False
+    note = Made(folder / "made.json").notes.get(ledger.as_posix(), {})
+    if note.get("key") != _ledger_key(_inputs_digest(folder, facts), scale):
+        try:
+            report(name, scale)
+        except (UserError, OSError):
+            return False
+    return True
 
 
 def _inputs_digest(folder: Path, facts: dict[str, Any]) -> str:
@@ -255,7 +329,11 @@ def index(scale: Scale) -> None:
         )
     from experiments.report import render
 
-    render.render_index([study_dict(name, scale) for name in names], scale, results, reports)
+    outdated = [name for name in names if not _is_judged(name, scale)]
+    for name in outdated:
+        print(f"the verdicts of {name} are left out: its records or its evidence changed since")
+    studies = [study_dict(name, scale) for name in names]
+    render.render_index(studies, scale, results, reports, outdated=outdated)
 
 
 @app.command()

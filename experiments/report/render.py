@@ -9,6 +9,7 @@ import json
 import os
 import re
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -284,6 +285,7 @@ def render_index(
     out_dir: Path,
     *,
     command: str | None = None,
+    outdated: Sequence[str] = (),
 ) -> Path:
     """Write the front page of a scale: what was reproduced, what was not, and what it cost.
 
@@ -294,6 +296,8 @@ def render_index(
             ``claims.csv``.
         out_dir: ``reports/<scale>``, holding ``<study>/index.html`` and ``tables/``.
         command: Command that repeats the whole; None takes ``snakemake reproduce``.
+        outdated: Studies whose verdicts are not those of their records any more: left out, and
+            named.
 
     Returns:
         The path of ``index.html``. Beside it is ``commands.csv``, with the command behind each
@@ -312,7 +316,8 @@ def render_index(
         row["pictures"] = _pictures(study, page / "figures")
         finished["trials" if study.get("trials") else "evidence"] += own
         ledger = pd.DataFrame(columns=ledger_module.COLUMNS)
-        if (folder / "claims.csv").exists() and published.is_source_of(study):
+        has_ledger = (folder / "claims.csv").exists() and study["name"] not in outdated
+        if has_ledger and published.is_source_of(study):
             ledger = ledgers[study["name"]] = ledger_module.read(folder / "claims.csv")
         row["counts"] = summary.verdict_counts(ledger[ledger["role"] != ""])
         commands.append(provenance.commands(study, page / "tables", ledger))
@@ -333,6 +338,7 @@ def render_index(
         "trials_cost": summary.cost(finished["trials"]),
         "num_asked": len({run["id"] for study in studies for run in study.get("runs", [])}),
         "num_claims": len(merged),
+        "outdated": outdated,
         "command": command or f"snakemake reproduce --config scale={scale}",
     }
     _render("index", context, out_dir)

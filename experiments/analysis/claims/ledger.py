@@ -206,8 +206,17 @@ def _ledger_row(
     return row
 
 
-def write_evidence(records: pd.DataFrame, study: dict[str, Any], path: Path) -> None:
-    """Write what a study's comparisons leave to be judged, as CSV."""
+def write_evidence(
+    records: pd.DataFrame, study: dict[str, Any], path: Path, *, made_from: str = ""
+) -> None:
+    """Write what a study's comparisons leave to be judged, as CSV.
+
+    Args:
+        records: Tidy records of the study.
+        study: The study.
+        path: File to write.
+        made_from: Digest of records, study and tests, by which `origin` tells that they are others.
+    """
     untrained = published.untrained()
     claims = {
         role: [name for name in names if name not in untrained]
@@ -217,7 +226,14 @@ def write_evidence(records: pd.DataFrame, study: dict[str, Any], path: Path) -> 
     tested = tested_claims(records, {**study, "claims": claims})
     rows = [asdict(test) for test in evidence(tested)]
     names = [field.name for field in fields(policy.Evidence)]
-    pd.DataFrame(rows, columns=names).to_csv(path, index=False)
+    pd.DataFrame(rows, columns=names).assign(made_from=made_from).to_csv(path, index=False)
+
+
+def origin(path: Path) -> str | None:
+    """Return the digest that `write_evidence` was given; None where there is no evidence."""
+    table = pd.read_csv(path, dtype="string")
+    found = table["made_from"] if "made_from" in table else pd.Series([""] * len(table))
+    return str(found.iloc[0]) if len(found) else None
 
 
 def read_evidence(path: Path) -> list[policy.Evidence]:
@@ -239,9 +255,17 @@ def write(
     others: Iterable[policy.Evidence] = (),
     *,
     num_primary: int = 0,
+    left_out: Sequence[str] = (),
 ) -> None:
-    """Write a study's ledger as CSV; arguments as in `judge`."""
-    ledger = judge(tested_claims(records, study), others, num_primary=num_primary)
+    """Write a study's ledger as CSV; arguments as in `judge`.
+
+    The reasons name ``left_out``, studies whose evidence is not that of their records.
+    """
+    tested = tested_claims(records, study)
+    ledger = judge(tested, others, num_primary=num_primary)
+    if left_out:
+        note = f"; without the evidence of {', '.join(left_out)}, whose records changed since"
+        ledger.loc[tested["verdict"] == "", "reason"] += note
     ledger.to_csv(path, index=False)
 
 

@@ -296,3 +296,39 @@ def test_what_is_wrong_with_a_suite_leaves_the_trained_model_alone(place, capsys
     score_run(run, None, None)
     assert re.search(r"not scored yet: .*(does not exist|holds no)", capsys.readouterr().out)
     assert contents(place) == {}
+
+
+def verdicts_of(scale: str, study: str) -> str:
+    return (Path("results") / scale / study / "claims.csv").read_text()
+
+
+def test_no_verdict_reads_evidence_of_records_that_changed(place, call, monkeypatch):
+    judged, other = "sparse_ift_vision", "sparsity_library"
+    for study in (judged, other):
+        runs = [run for run in all_runs(SCALE).values() if study in run.studies]
+        files = [paths.committed(run.id) for run in runs if run.spec.seed < 3]
+        files = [file for file in files if file.is_file()]
+        assert call("collect", "--study", study, "--scale", SCALE, *files)[0] == 0
+    arguments = ("claims", "--study", judged, "--scale", SCALE)
+    assert "left out" not in call(*arguments)[1]
+    before = verdicts_of(SCALE, judged)
+    # A run of the other study is trained again, and its tables stay as they are.
+    record = json.loads(files[0].read_text())
+    again = paths.run(SCALE, record["run"]) / "record.json"
+    again.parent.mkdir(parents=True)
+    again.write_text(json.dumps(record | {"wall_s": 1.0}))
+    committed = paths.committed
+    lost = place / "none"
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            paths, "committed", lambda run: lost if run in again.parts else committed(run)
+        )
+        assert f"the evidence of {other} is left out" in call(*arguments)[1]
+        assert f"without the evidence of {other}" in verdicts_of(SCALE, judged)
+        shutil.copy(files[0], again)
+        assert "left out" not in call(*arguments)[1]
+    assert verdicts_of(SCALE, judged) == before
+    # Its tables are others than those that its evidence was made from.
+    with (place / "results" / SCALE / other / "records.csv").open("a") as stream:
+        stream.write("\n")
+    assert f"the evidence of {other} is left out" in call(*arguments)[1]
