@@ -23,6 +23,7 @@ _EMBEDDING_PATTERN = re.compile(r"embedding|embed_|_embed\b|\bwte\b|\bwpe\b|pe_h
 _NORM_PATTERN = re.compile(r"norm|\bln_?\w*\b|\bbn_?\d*\b")
 # Names of weights that torch.nn.utils.parametrize computes from others, which it calls original.
 _PARAMETRIZED = re.compile(r"\bparametrizations\.(\w+)\.original\d*$")
+_WEIGHT_NAME = re.compile(r"weight|kernel|proj|^[wv]_?\d*(_|$)")
 _GAIN_PATTERN = re.compile(r"(_g|\bparametrizations\.\w+\.original0)$")
 _CONV_TYPES = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _CONV_TRANSPOSE_TYPES = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
@@ -163,7 +164,10 @@ def default_filter(
 ) -> bool:
     """Says whether a parameter is sparsified when the user names no filter.
 
-    True for weights with two or more dimensions that belong to no embedding, norm or output head.
+    True for weights of linear and convolution layers that belong to no embedding, norm or output
+    head. What a module of unknown kind owns counts as such by its name: ``weight``, ``kernel``,
+    ``..._proj`` or ``w1``, of two or more dimensions. So experts that are stored together and the
+    projections of ``nn.MultiheadAttention`` are sparse; Mamba's ``A_log`` or a bias table is not.
     The Cerebras library decides by name alone (``embedding``, ``norm``, ``lm_head``,
     ``pe_helper``) and so sparsifies ``embed_tokens``, ``wte`` and heads called otherwise; here
     these stay dense too. Given the model, module types and tied weights count as well.
@@ -179,6 +183,8 @@ def default_filter(
     """
     if param.dim() < 2 or role_of_name(name) != "block" or _is_gain(name, param):
         return False
+    if not _is_called_weight(name):
+        return False
     if model is None:
         return True
     head = _output_embeddings(model)
@@ -187,6 +193,11 @@ def default_filter(
             if module is head or layer_kind(module) in ("embedding", "norm"):
                 return False
     return True
+
+
+def _is_called_weight(name: str) -> bool:
+    leaf = _PARAMETRIZED.sub(r"\1", name).rpartition(".")[2].lower()
+    return _WEIGHT_NAME.search(leaf) is not None and "bias" not in leaf
 
 
 def role_of_name(name: str) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from sparse_lib.algorithms.static import Static
@@ -16,11 +17,19 @@ from sparse_lib.configure import configure
 from sparse_lib.core.algorithm import SparsityAlgorithm
 from sparse_lib.core.dynamic import DynamicSparsityAlgorithm
 from sparse_lib.core.group import Group
+from sparse_lib.core.parameter import IS_PLANNED, SparseParameter
 from sparse_lib.flops.model import ModelFlops, count
 from sparse_lib.layers import LayerDescription, default_filter, describe, role_of_name
 from sparse_lib.masks.counts import num_nonzero
+from sparse_lib.masks.shapers import (
+    InputGroupScoreShaper,
+    NMScoreShaper,
+    OutputGroupScoreShaper,
+    ScoreFlattener,
+)
 from sparse_lib.schedules.values import Constant
 
+_BY_SHAPE = ScoreFlattener | OutputGroupScoreShaper | InputGroupScoreShaper | NMScoreShaper
 _DENSE_ROLES = ("embedding", "norm", "head")
 
 
@@ -149,10 +158,12 @@ def plan(
 ) -> Plan:
     """Says what a config makes sparse in a model, and what that saves. The model is not changed.
 
-    The masks are really made, on a copy, so counts are exact.
+    Where counts follow from shapes (``init_method`` random, topk or checkerboard, and no
+    distribution that reads weights) nothing is copied or drawn, and the model may be on the meta
+    device. Elsewhere the masks are really made, on a copy. Counts are exact either way.
 
     Args:
-        model: The model, with memory (not on the meta device).
+        model: The model.
         config: What ``configure`` takes, or an algorithm, which is planned as its ``apply`` would
             do it and left as it is.
         num_steps: Optimizer steps of the run, at least 1, to tell the sparsity at its end.
@@ -164,16 +175,26 @@ def plan(
 
     Raises:
         TypeError: If ``model`` is no module, or a value of the config has a wrong type.
-        ValueError: If the config is wrong; the message names the key.
+        ValueError: If the config is wrong; the message names the key. If the model is on the meta
+            device, and counts do not follow from shapes.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"plan takes a torch module, not {model!r}")
     is_algorithm = isinstance(config, SparsityAlgorithm)
     algorithm = copy.deepcopy(config) if is_algorithm else configure(config)
-    twin = copy.deepcopy(model)
-    for parameter, original in zip(twin.parameters(), model.parameters(), strict=True):
-        parameter.grad = original.grad  # which SNIP reads and deepcopy leaves behind
-        parameter.requires_dense = getattr(original, "requires_dense", False)  # type: ignore[attr-defined]
+    by_shape = algorithm is not None and counts_follow_from_shapes(algorithm, model)
+    if by_shape:
+        twin = _without_memory(model)
+        for member in algorithm.algorithms if isinstance(algorithm, Group) else [algorithm]:
+            # The algorithm is this function's own copy; its masks are never drawn.
+            member._initial_mask = _full_mask  # type: ignore[method-assign, assignment]
+    elif algorithm is None:
+        twin = model
+    else:
+        twin = copy.deepcopy(model)
+        for parameter, original in zip(twin.parameters(), model.parameters(), strict=True):
+            parameter.grad = original.grad  # which SNIP reads and deepcopy leaves behind
+            parameter.requires_dense = getattr(original, "requires_dense", False)  # type: ignore[attr-defined]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         if algorithm is not None:
@@ -192,7 +213,7 @@ def plan(
         if layer.tied_to is not None:
             ties.setdefault(layer.tied_to, []).append(layer.weight_name)
     rows = tuple(
-        _planned(name, tuple(parameter.shape), layers.get(name), owners[name], end, ties.get(name))
+        _planned(name, parameter, layers.get(name), owners[name], end, ties.get(name), by_shape)
         if name in owners
         else _dense(name, parameter, layers.get(name), model, ties.get(name))
         for name, parameter in model.named_parameters()
@@ -231,15 +252,65 @@ def _final_targets(algorithm: SparsityAlgorithm, num_steps: int | None) -> dict[
     return dict(levels.targets(steps[-1], is_update_step=True))
 
 
+def counts_follow_from_shapes(algorithm: SparsityAlgorithm, model: nn.Module) -> bool:
+    """Whether an algorithm's first masks have counts that no weight's value changes."""
+    for member in algorithm.algorithms if isinstance(algorithm, Group) else [algorithm]:
+        spread = member._distribution
+        if isinstance(spread, Mapping):
+            spread = spread.get("type")
+        shaped = isinstance(member.score_shaper, _BY_SHAPE | None)
+        if (
+            member.sparse_params
+            or member.init_method not in ("random", "topk", "checkerboard")
+            or spread not in (None, "uniform", "er", "erk")
+            or not (member.exact_counts and shaped)
+            or not type(member)._initial_mask.__module__.startswith("sparse_lib.")
+        ):
+            return False
+    names = {name for name, _ in model.named_parameters()}
+    masks = any(name.removesuffix("_mask") in names for name, _ in model.named_buffers())
+    # Directions of weight_norm are refused where a mask leaves one of them empty.
+    return not masks and not any(name.endswith(("_v", ".original1")) for name in names)
+
+
+def _without_memory(model: nn.Module) -> nn.Module:
+    """A copy of a model whose parameters are on the meta device; it shares the buffers."""
+    memo: dict[int, Any] = {id(buffer): buffer for buffer in model.buffers()}
+    for original in model.parameters():
+        empty = torch.empty_like(original, device="meta")
+        parameter = nn.Parameter(empty, requires_grad=original.requires_grad)
+        parameter.requires_dense = getattr(original, "requires_dense", False)  # type: ignore[attr-defined]
+        setattr(parameter, IS_PLANNED, True)
+        memo[id(original)] = parameter
+    return copy.deepcopy(model, memo)
+
+
+def _full_mask(sparse: SparseParameter, sparsity: float) -> Tensor:
+    return torch.ones_like(sparse.param, dtype=torch.bool)
+
+
+def _count(algorithm: SparsityAlgorithm, shape: tuple[int, ...], sparsity: float) -> int:
+    """Weights that a first mask of a shape keeps."""
+    shaper = algorithm.score_shaper or ScoreFlattener()
+    pools, _ = shaper(torch.empty(shape, device="meta"))
+    pools = pools.reshape(-1, pools.shape[-1])
+    return pools.shape[0] * shaper.count(sparsity, pools.shape[1], rules=algorithm.rules)
+
+
 def _planned(
     name: str,
-    shape: tuple[int, ...],
+    parameter: nn.Parameter,
     layer: LayerDescription | None,
     algorithm: SparsityAlgorithm,
     end: Mapping[str, float | None],
     tied: list[str] | None,
+    by_shape: bool,
 ) -> PlannedParameter:
-    sparse = algorithm.sparse_params[name]
+    sparse, shape = algorithm.sparse_params[name], tuple(parameter.shape)
+    if by_shape:
+        num_nonzero = _count(algorithm, shape, float(sparse.target))
+    else:
+        num_nonzero = int(sparse.mask.count_nonzero())
     return PlannedParameter(
         name=name,
         kind=layer.kind if layer else "bias",
@@ -249,7 +320,7 @@ def _planned(
         sparsity=float(sparse.target),
         final_sparsity=end[name],
         num_weights=sparse.mask.numel(),
-        num_nonzero=int(sparse.mask.count_nonzero()),
+        num_nonzero=num_nonzero,
     )
 
 
@@ -266,6 +337,8 @@ def _dense(
         reason = "no filter matched"
     elif layer and layer.role in _DENSE_ROLES:
         reason = layer.role
+    elif layer and layer.kind == "parameter" and role_of_name(name) == "block":
+        reason = "no weight of a linear or convolution layer"
     else:
         named = role_of_name(name)
         reason = f"{named} by its name" if named in _DENSE_ROLES else "tied"

@@ -33,6 +33,10 @@ _OLDER_FSDP = (
 _SHARD_FIRST = "call fully_shard before sparsity.apply"
 
 
+#: Attribute of parameters on the meta device to which an algorithm may be applied, for a plan.
+IS_PLANNED = "_is_planned"
+
+
 @dataclass
 class Clock:
     """What an algorithm and its parameters both know.
@@ -243,7 +247,7 @@ def check_parameter(name: str, param: nn.Parameter) -> None:
             f"{name!r} has no shape yet; run one forward pass before applying sparsity"
         )
     shards.check(name, param)
-    if param.device.type == "meta":
+    if param.device.type == "meta" and not getattr(param, IS_PLANNED, False):
         raise ValueError(f"{name!r} is on the meta device; materialise the model first")
 
 

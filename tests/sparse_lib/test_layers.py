@@ -191,3 +191,28 @@ def test_gains_are_described_as_norms():
     kinds = {layer.weight_name: (layer.kind, layer.role) for layer in describe(model)}
     assert kinds["parametrizations.weight.original0"] == ("norm", "norm")
     assert kinds["parametrizations.weight.original1"] == ("parameter", "block")
+
+
+def test_only_weights_of_linear_kind_are_sparse_by_default():
+    class Mixer(nn.Module):  # a state-space mixer as of Mamba, and experts in one tensor
+        def __init__(self):
+            super().__init__()
+            self.A_log = nn.Parameter(torch.zeros(4, 4))
+            self.time_mix_k = nn.Parameter(torch.zeros(1, 1, 4))
+            self.gate_up_proj = nn.Parameter(torch.zeros(2, 4, 8))
+            self.gate_up_proj_bias = nn.Parameter(torch.zeros(2, 8))
+            self.w1 = nn.Parameter(torch.zeros(2, 4, 8))
+            self.in_proj = nn.Linear(4, 8)
+            self.attention = nn.MultiheadAttention(4, 2)
+
+    model = Mixer()
+    chosen = {
+        name for name, param in model.named_parameters() if default_filter(name, param, model)
+    }
+    assert chosen == {
+        "gate_up_proj",
+        "w1",
+        "in_proj.weight",
+        "attention.in_proj_weight",
+        "attention.out_proj.weight",
+    }

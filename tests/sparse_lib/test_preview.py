@@ -5,6 +5,7 @@ import torch
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
+import sparse_lib as sl
 from sparse_lib.algorithms.rigl import RigL
 from sparse_lib.algorithms.static import Static
 from sparse_lib.configure import configure
@@ -267,3 +268,47 @@ def test_markdown_is_one_row_per_weight_and_lists_warnings():
     assert lines[0].startswith("2,")
     assert sum(line.startswith("| ") for line in lines) == 2 + 4
     assert lines[-1].startswith("Warning: up.weight keeps 10 weights for 100 rows")
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        0.9,
+        {"algorithm": "rigl", "sparsity": 0.9, "balance_out_groups": 4, "update": 10},
+        {"algorithm": "topk", "sparsity": 0.97, "min_per_output": 1},
+        {"algorithm": "gmp", "sparsity": 0.3, "distribution": "erk", "init_method": "topk"},
+        {"algorithm": "static", "sparsity": 0.5, "score_shaper": "2:4"},
+        {"algorithm": "acdc", "sparsity": 0.9, "update": 5},
+        [{"param_filter": "0.*", "sparsity": 0.5}, {"algorithm": "set", "sparsity": 0.8}],
+        {"algorithm": "set", "sparsity": 0.8, "distribution": {"2.*": 0.1}},
+    ],
+)
+def test_a_plan_by_shape_is_what_apply_does(config, monkeypatch):
+    def build():
+        return nn.Sequential(nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 8), nn.Linear(8, 4))
+
+    with torch.device("meta"):
+        hollow = build()
+    model = build()
+    made = sl.configure(config)
+    planned = sl.plan(hollow, config).records()
+    made.apply(model)
+    counts = {name: int(sparse.mask.sum()) for name, sparse in made.sparse_params.items()}
+    assert {row["name"]: row["num_nonzero"] for row in planned if row["algorithm"]} == counts
+    assert all(p.device.type == "meta" for p in hollow.parameters()) and not sl.is_sparse(hollow)
+    assert planned == sl.plan(build(), config).records()
+
+
+def test_a_plan_that_reads_weights_needs_them():
+    with torch.device("meta"):
+        hollow = nn.Linear(4, 4)
+    with pytest.raises(ValueError, match="meta device"):
+        sl.plan(hollow, {"sparsity": 0.5, "distribution": "global"})
+
+
+def test_a_billion_weights_are_planned_without_memory():
+    with torch.device("meta"):
+        large = nn.Sequential(*(nn.Linear(8192, 8192, bias=False) for _ in range(16)))
+    plan = sl.plan(large, {"algorithm": "rigl", "sparsity": 0.9, "update": 100})
+    assert plan.num_parameters == 16 * 8192**2
+    assert plan.num_nonzero == 16 * sl.num_nonzero(0.9, 8192**2)
