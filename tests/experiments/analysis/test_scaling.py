@@ -13,7 +13,7 @@ from experiments.analysis.figures import (
     law_effects,
     law_time,
 )
-from experiments.analysis.tables import law_crossings, law_predictions, laws
+from experiments.analysis.tables import law_claims, law_crossings, law_predictions, laws
 from experiments.store.collect import records_table
 from tests.experiments.analysis import law_runs, synthetic
 from tests.experiments.analysis.law_runs import LAWS
@@ -238,6 +238,21 @@ def test_tables_say_what_the_laws_say(whole):
     assert len(crossings) == 3 * 3
     one = crossings[(crossings["a"] == "rigl") & (crossings["b"] == "static")]
     assert set(one["better at ten times"]) <= {"rigl", "no answer"}
+
+
+def test_claims_are_asked_at_the_size_of_their_source(whole):
+    _, records, study = whole
+    table = law_claims.make(records, pd.DataFrame(), study).set_index("claim")
+    place = 0.8, 0.2 * 1.3e9, 1.12e11
+    assert table.loc["C002", "place"] == "extrapolated"
+    assert table.loc["C002", "low"] <= LAWS["rigl"](*place) - LAWS["static"](*place)
+    assert table.loc["C002", "says"] in ("rigl is better", "no answer")
+    assert "waits for runs: set has" in table.loc["C001", "says"]
+    # The truth behind GMP here: every step of sparsity helps, and 75% are worth what its law says.
+    assert table.loc["C070", "says"] == "agrees"
+    true = LAWS["rigl"].worth(0.75, table.loc["C071", "non-zero weights"], 4_096_000)
+    assert table.loc["C071", "value"] == pytest.approx(true, rel=0.15)
+    assert table.loc["C072", "says"] in ("agrees", "no answer")
 
 
 def test_predictions_are_made_before_and_held_against_the_runs(whole, tmp_path, monkeypatch):
