@@ -17,6 +17,8 @@ from experiments.analysis.methods import Methods
 from experiments.store import tidy
 
 PRINTED_DIGITS = 0.01
+#: Largest over smallest magnitude of activations that still counts as flat.
+FLAT = 1.5
 #: The largest cost of masked steps over dense ones that still counts as minimal.
 MINIMAL_OVERHEAD = 1.10
 
@@ -105,6 +107,26 @@ def check_wse3_balance(*_: Any) -> Check:
     holds = lanes == 2 and abs(growth - 1.05) < 0.005 and balance[1] < balance[0]
     text = f"{lanes:g}x the lanes, {growth:.2f}x the bandwidth; bytes per FLOP {balance[0]:.2f} on"
     return Check(holds, f"{text} the WSE-2 and {balance[1]:.2f} on the WSE-3 (peak estimated)")
+
+
+def check_activations(_: Any, study: dict[str, Any], *__: Any) -> Check:
+    """Magnitudes over sparsity at the largest width (computation ``coordinate_check``)."""
+    if not _computes(study, "coordinate_check"):
+        return Check(None, "this study does not check coordinates")
+    rows = tidy.computed(study["scale"], "coordinate_check", "activations")
+    rows = rows[rows["width"] == rows["width"].max()].sort_values("sparsity")
+    holds, parts = True, []
+    for rule, own in rows.groupby("rule", sort=False):
+        means = own.groupby(["step", "sparsity"])["value"].mean().unstack("sparsity")
+        ratio = means.max(axis=1) / means.min(axis=1)
+        if rule == "supar":
+            holds &= bool((ratio < FLAT).all())
+        else:
+            falls = (means.diff(axis=1).iloc[:, 1:] < 0).all(axis=None)
+            holds &= bool(falls and (ratio > FLAT).all())
+        parts.append(f"{ratio.max():.3g}x under {rule}")
+    text = f"width {rows['width'].max()}, sparsity up to {100 * rows['sparsity'].max():.3g}%"
+    return Check(holds, f"largest over smallest magnitude: {', '.join(parts)}; {text}")
 
 
 def check_amdahl(_: Any, study: dict[str, Any], *__: Any) -> Check:

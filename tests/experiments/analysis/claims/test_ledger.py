@@ -165,7 +165,7 @@ def check_of(claim, study):
     "claim", [name for name in EXACT if name not in LIBRARY and name != "C050"]
 )
 def test_arithmetic_of_the_sources(claim, computed):
-    computations = [{"name": name} for name in ("flops", "device")]
+    computations = [{"name": name} for name in ("flops", "device", "coordinate_check")]
     check = check_of(claim, {"scale": "quick", "computations": computations})
     assert check.holds is True, check.reason
 
