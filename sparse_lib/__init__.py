@@ -30,9 +30,8 @@ from sparse_lib.algorithms.static import Static
 from sparse_lib.algorithms.topk import TopK
 from sparse_lib.algorithms.topkast import TopKAST
 from sparse_lib.checkpoint import densify, finalize, is_sparse, load_checkpoint
+from sparse_lib.compat.optimizers import BaseHyperParameter, BaseSparsityOptimizer
 from sparse_lib.compat.wrapper import (
-    BaseHyperParameter,
-    BaseSparsityOptimizer,
     SparsityWrapperOptimizer,
     configure_sparsity_optimizer,
     configure_sparsity_wrapper,

@@ -196,7 +196,7 @@ def _facts(study: dict[str, Any]) -> dict[str, dict[str, Any]]:
     for run in study.get("runs", []):
         spec = run.get("spec")
         if spec and spec["method"] not in facts:
-            facts[spec["method"]] = {**_fact(spec), "recipe": spec["recipe"].get("name")}
+            facts[spec["method"]] = {**_fact(spec), "recipe": spec["recipe"]["name"]}
     return facts
 
 

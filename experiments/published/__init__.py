@@ -78,16 +78,16 @@ def source_id(study: dict) -> str | None:
     """Return the id of a study's source: the one whose name the study's source begins with."""
     rows = results()
     for row in rows[["source_id", "source"]].drop_duplicates().itertuples():
-        if study.get("source", "").startswith(row.source):
+        if study["source"].startswith(row.source):
             return row.source_id
     return None
 
 
 def is_source_of(study: dict) -> bool:
     """Return whether anything published stands beside a study's own numbers."""
-    if study.get("trials"):
+    if study["trials"]:
         return False
-    return any((study.get("claims") or {}).values()) or source_id(study) is not None
+    return any(study["claims"].values()) or source_id(study) is not None
 
 
 def value(

@@ -23,7 +23,7 @@ class Runs:
         rows = records[records["committed"] == True] if has_facts else None  # noqa: E712
         #: Runs whose record is a committed one.
         self.committed = set() if rows is None else set(rows["run"])
-        self._specs = {run["id"]: run["spec"] for run in study.get("runs", []) if run.get("spec")}
+        self._specs = {run["id"]: run["spec"] for run in study["runs"]}
 
     def name(self, run: str) -> str:
         """Return model, treatment, data and recipe of a run; its id where the study lacks it."""
@@ -31,7 +31,7 @@ class Runs:
             return run
         spec = self._specs[run]
         treatment = self.methods.treatment(spec["method"], spec.get("final_sparsity", 0.0))
-        parts = spec["model"]["label"], treatment, spec["data"]["name"], spec["recipe"].get("name")
+        parts = spec["model"]["label"], treatment, spec["data"]["name"], spec["recipe"]["name"]
         return " · ".join(part for part in parts if part)
 
     def seed(self, run: str) -> int | str:
@@ -121,11 +121,11 @@ def commands(study: dict[str, Any], tables_dir: Path, ledger: pd.DataFrame) -> p
         Where no run stands behind a row its name is empty, and the command makes the tables again.
         Tables with a column ``command`` name theirs themselves and are left out.
     """
-    rule = "compute" if study.get("computations") else "table"
+    rule = "compute" if study["computations"] else "table"
     chosen = f"--config scale={study['scale']} study={study['name']}"
     remake = f"snakemake reproduce --forcerun {rule} {chosen}"
     runs, rows = Runs(study), []
-    for name in study.get("tables", []):
+    for name in study["tables"]:
         path = Path(tables_dir) / f"{name}.csv"
         table = pd.read_csv(path).to_dict("records") if has_rows(path) else []
         for line, row in enumerate(table, start=1):

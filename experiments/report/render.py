@@ -28,6 +28,7 @@ from experiments.report import policy as policy_page
 from experiments.report import provenance, summary, text
 from experiments.store import machine, tidy
 from experiments.store.io import read_json
+from experiments.store.record import Record, read_record
 
 TEMPLATES = Path(__file__).with_name("templates")
 HEADINGS = {
@@ -141,39 +142,41 @@ def _read_details(
 ) -> list[dict[str, Any]]:
     """What stands behind each run: its spec always, its record where it is finished."""
     details = []
-    for run in study.get("runs", []):
-        record: dict[str, Any] = {}
-        for path in (runs_dir / run["id"] / "record.json", runs_dir / f"{run['id']}.json"):
-            if path.exists():
-                record = read_json(path)
-                break
-        spec = record.get("spec") or run.get("spec") or {}
+    for run in study["runs"]:
+        files = (runs_dir / run["id"] / "record.json", runs_dir / f"{run['id']}.json")
+        record = next((read_record(path) for path in files if path.exists()), None)
+        spec = run["spec"] if record is None else record.spec.to_json()
         details.append(
             {
                 "id": run["id"],
                 "finished": run["id"] in present,
-                "command": record.get("command") or run.get("command"),
+                "command": run["command"] if record is None else record.command,
                 "spec": json.dumps(spec, indent=2),
                 "facts": {
                     "record": "committed, not made here" if run["id"] in committed else None,
-                    "seed": run.get("seed"),
-                    "data": (record.get("data") or {}).get("name"),
-                    "data hash": (record.get("data") or {}).get("hash"),
-                    "spec hash": record.get("spec_hash"),
-                    "code hash": record.get("code_hash"),
-                    "machine": machine.key(record.get("machine")),
-                    "processor": machine.words(record.get("machine"), record.get("cpu") or ""),
-                    "threads": record.get("num_threads"),
-                    "wall time of training (s)": record.get("wall_s"),
-                    "wall time of evaluation (s)": (record.get("evaluation") or {}).get("wall_s"),
-                    "versions": "; ".join(
-                        f"{name} {version}"
-                        for name, version in (record.get("versions") or {}).items()
-                    ),
+                    "seed": run["seed"],
+                    **({} if record is None else _facts(record)),
                 },
             }
         )
     return details
+
+
+def _facts(record: Record) -> dict[str, Any]:
+    """What a page says of how a run was made."""
+    evaluation = record.evaluation
+    return {
+        "data": record.data.name,
+        "data hash": record.data.hash,
+        "spec hash": record.spec_hash,
+        "code hash": record.code_hash,
+        "machine": record.machine_key,
+        "processor": machine.words(record.machine_facts, record.cpu),
+        "threads": record.num_threads,
+        "wall time of training (s)": record.wall_s,
+        "wall time of evaluation (s)": None if evaluation is None else evaluation.wall_s,
+        "versions": "; ".join(f"{name} {version}" for name, version in record.versions.items()),
+    }
 
 
 def _ledger(path: Path, behind: provenance.Register) -> dict[str, Any]:
@@ -234,19 +237,18 @@ def render_study(
     context = {
         "look": lambda method: on_page(runs.methods[method]),
         "study": study,
-        "trials": study.get("trials", False),
+        "trials": study["trials"],
         "sourced": sourced,
         "missing": tidy.missing_runs(records, study),
-        "committed": [run["id"] for run in study.get("runs", []) if run["id"] in runs.committed],
+        "committed": [run["id"] for run in study["runs"] if run["id"] in runs.committed],
         "cost": summary.cost(_records(Path(runs_dir))),
         "ledger": _ledger(Path(claims_csv), behind),
         "tables": [
-            _read_table(name, Path(tables_dir), behind, sourced=sourced)
-            for name in study.get("tables", [])
+            _read_table(name, Path(tables_dir), behind, sourced=sourced) for name in study["tables"]
         ],
         "figures": [
             _read_figure(name, Path(figures_dir), records, curves, study)
-            for name in study.get("figures", [])
+            for name in study["figures"]
         ],
         "details": _read_details(study, Path(runs_dir), set(records["run"]), runs.committed),
         "behind": list(behind),
@@ -305,16 +307,16 @@ def render_index(
     """
     out_dir.mkdir(parents=True, exist_ok=True)
     shown, ledgers, finished, commands = [], {}, {"evidence": [], "trials": []}, []
-    for study in sorted(studies, key=lambda study: (study.get("trials", False), study["name"])):
+    for study in sorted(studies, key=lambda study: (study["trials"], study["name"])):
         folder, page = Path(results_dir) / study["name"], Path(out_dir) / study["name"]
         own = _records(folder / "records")
-        row = {"study": study, "num_runs": len(study.get("runs", [])), "cost": summary.cost(own)}
-        row |= {"trials": study.get("trials", False), "missing": []}
+        row = {"study": study, "num_runs": len(study["runs"]), "cost": summary.cost(own)}
+        row |= {"trials": study["trials"], "missing": []}
         if (folder / "records.csv").exists():
             row["missing"] = tidy.missing_runs(tidy.read_records(folder / "records.csv"), study)
         row["chance"] = summary.chance_scores(page / "tables")
         row["pictures"] = _pictures(study, page / "figures")
-        finished["trials" if study.get("trials") else "evidence"] += own
+        finished["trials" if study["trials"] else "evidence"] += own
         ledger = pd.DataFrame(columns=ledger_module.COLUMNS)
         has_ledger = (folder / "claims.csv").exists() and study["name"] not in outdated
         if has_ledger and published.is_source_of(study):
@@ -336,7 +338,7 @@ def render_index(
         "outcome": summary.outcome(merged),
         "cost": summary.cost([*finished["evidence"], *finished["trials"]]),
         "trials_cost": summary.cost(finished["trials"]),
-        "num_asked": len({run["id"] for study in studies for run in study.get("runs", [])}),
+        "num_asked": len({run["id"] for study in studies for run in study["runs"]}),
         "num_claims": len(merged),
         "outdated": outdated,
         "command": command or f"snakemake reproduce --config scale={scale}",
@@ -350,7 +352,7 @@ def render_index(
 
 def _pictures(study: dict[str, Any], folder: Path) -> list[dict[str, Any]]:
     """The figures that stand for a study: its first that states findings, and its source's own."""
-    drawn = [name for name in study.get("figures", []) if (folder / f"{name}.svg").exists()]
+    drawn = [name for name in study["figures"] if (folder / f"{name}.svg").exists()]
     ours = [name for name in drawn if name != SOURCE and hasattr(figures.load(name), "caption")]
     chosen = [*ours[:1], *(name for name in drawn if name == SOURCE)]
     return [

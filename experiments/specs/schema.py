@@ -93,7 +93,7 @@ class Start(Strict):
 
     @model_validator(mode="after")
     def only_dense(self) -> Start:
-        """Nothing is revived under masks that stay, and only such are left to rewind to."""
+        """``rewind`` needs masks that stay, ``revived`` masks that are dropped."""
         if self.rewind and self.densify:
             raise ValueError("rewind is true, which needs densify: false")
         if self.revived is not None and not self.densify:
@@ -158,7 +158,7 @@ class Workload(Strict):
     @field_validator("recipe")
     @classmethod
     def unplanned(cls, value: dict[str, Any]) -> dict[str, Any]:
-        """What the plan works out is no setting."""
+        """Refuse keys that the expansion of the study sets."""
         for key in tasks.Recipe.PLANNED:
             if key in value:
                 raise ValueError(f"unknown key recipe.{key}: the plan sets it")
@@ -221,7 +221,7 @@ class Single(Workload):
 
     @model_validator(mode="after")
     def joinable(self) -> Single:
-        """A transformation adds to the settings of the masks, so these must be a mapping."""
+        """``sparsity`` must be a mapping beside ``transform``, which adds keys to it."""
         if self.transform is not None and not isinstance(self.sparsity, dict | None):
             raise ValueError("sparsity must be a mapping beside transform")
         return self

@@ -176,7 +176,7 @@ def on_one_machine(table: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
 def missing_runs(records: pd.DataFrame, study: dict[str, Any]) -> list[str]:
     """Return the ids of the study's runs that have no record, in the study's order."""
     present = set(records["run"])
-    return [run["id"] for run in study.get("runs", []) if run["id"] not in present]
+    return [run["id"] for run in study["runs"] if run["id"] not in present]
 
 
 def select(

@@ -337,7 +337,7 @@ class Trainer:
         )
 
     def try_to_save(self) -> None:
-        """Save, or say why not: a training goes on without room for its state."""
+        """Save, or print why that failed; the training continues without a new state."""
         try:
             self.save()
         except OSError as error:
@@ -429,7 +429,7 @@ class Trainer:
                 mean = progress.loss_sum / progress.loss_count
                 progress.rows.append(summary.train_row(self, mean))
                 progress.loss_sum, progress.loss_count = 0.0, 0
-            # The last validation waits for the last step, so there is exactly one full pass.
+            # Full validation is done once, after the last step.
             left = steps - progress.step
             if left == 0 or (progress.step % validate_every == 0 and left >= validate_every):
                 scores = self.validate(full=left == 0)
@@ -450,7 +450,7 @@ class Trainer:
         self.try_to_save()
 
     def status(self, loss: float, first: int, seconds: float) -> None:
-        """One line for a person who waits."""
+        """Progress in one line: step, loss, speed and time left."""
         done, steps = self.progress.step, self.spec.recipe.steps
         speed = (done - first) / max(seconds, 1e-9)
         level = self.measure().get("sparsity", 0.0)
@@ -461,7 +461,7 @@ class Trainer:
         )
 
     def say(self, text: str) -> None:
-        """Print under the run's id, at once even into a pipe that nobody reads any more."""
+        """Print a line that begins with the run's id, and flush it; a closed pipe is no error."""
         say(f"{self.spec.id}  {text}", self.log)
 
     def export(self, folder: Path) -> None:

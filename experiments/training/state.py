@@ -123,6 +123,6 @@ def _digest(path: Path) -> str:
 
 
 def _reason(folder: Path) -> str:
-    """Why a write failed without a reason of its own."""
+    """Why a write failed, for an error of torch that does not say it."""
     full = shutil.disk_usage(folder).free < 2**20
     return "no space left on the device" if full else "the write failed"

@@ -14,14 +14,16 @@ import torch
 from torch import nn
 
 from sparse_lib import optim, schedules
-from sparse_lib.compat.wrapper import (
+from sparse_lib.compat.optimizers import (
     BaseHyperParameter,
     BaseSparsityOptimizer,
     GMPSparsityOptimizer,
     RigLSparsityOptimizer,
     SETSparsityOptimizer,
-    SparsityWrapperOptimizer,
     StaticSparsityOptimizer,
+)
+from sparse_lib.compat.wrapper import (
+    SparsityWrapperOptimizer,
     configure_sparsity_optimizer,
     configure_sparsity_wrapper,
 )

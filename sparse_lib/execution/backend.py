@@ -182,7 +182,7 @@ def _twin(
 
 
 class _Watched:
-    """Mixin for what cannot skip: a mask may appear after compiling."""
+    """Mixin for modules that cannot skip: gives notice of a mask that appears after compiling."""
 
     def notice_masks(self: Any) -> None:
         if any(f"{name}_mask" in self._buffers for name in self._parameters):

@@ -301,7 +301,7 @@ class Structure:
 
 
 def _check_shapes(structure: Structure, weight: torch.Tensor, source: View, target: View) -> None:
-    """The kernels only see addresses, so that a wrong size would read foreign memory."""
+    """Raise ValueError where sizes do not match; the kernels get addresses and check none."""
     wanted = (structure.columns, structure.rows, structure.rows * structure.columns, source.tokens)
     got = (source.features, target.features, weight.numel(), target.tokens)
     if got != wanted:

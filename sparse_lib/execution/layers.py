@@ -30,7 +30,7 @@ def _is_transformed() -> bool:
 
 
 def _is_watched() -> bool:
-    """Whether somebody needs to see torch operators, of which the kernels are none."""
+    """Whether a tracer or a dispatch mode other than a ledger has to see torch operators."""
     if torch.compiler.is_compiling() or _is_transformed():
         return True
     if torch._ops._len_torch_dispatch_stack_pre_dispatch():
@@ -248,7 +248,7 @@ class SkipProduct(torch.autograd.Function):
                 num_weights = weight.numel() if dense else num_nonzero
                 _report("weight_gradient", ctx.parameter, num_weights, tokens)
         if dense:
-            with _disable_current_modes():  # a ledger would not know whose operators these are
+            with _disable_current_modes():  # a ledger cannot assign these operators to a layer
                 weight_gradient = geometry.weight_gradient(
                     source, gradient, weight.shape, ctx.inputs_first
                 )
@@ -340,7 +340,7 @@ class SparseLayer(nn.Module):
         raise NotImplementedError
 
     def _parameter(self, name: str) -> torch.Tensor | None:
-        """Past the slow attributes of modules, unless a parametrization computes it."""
+        """A parameter, from the module's dictionary where it is there: attributes are slow."""
         parameters = self._parameters
         return parameters[name] if name in parameters else getattr(self, name)
 

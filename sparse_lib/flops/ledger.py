@@ -158,7 +158,7 @@ class Ledger(TorchDispatchMode):
         return self
 
     def __exit__(self, *error: Any) -> None:
-        if not self._is_paused:  # an optimizer may have failed
+        if not self._is_paused:  # still paused if an optimizer's step raised
             super().__exit__(*error)
         self._is_paused = False
         _active.remove(self)
@@ -170,7 +170,7 @@ class Ledger(TorchDispatchMode):
         return False
 
     def _pause(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Optimizers are not counted, so their many small operators needn't come by."""
+        """Stop recording during an optimizer's step, whose operators are not counted."""
         has_closure = len(args) > 1 or kwargs.get("closure") is not None
         if _get_current_dispatch_mode() is self and not has_closure:
             super().__exit__(None, None, None)
@@ -425,7 +425,7 @@ class Ledger(TorchDispatchMode):
         self._kept.setdefault(storage_key(tensor), (owner, tensor.untyped_storage().nbytes()))
 
     def _start_phase(self, *, backward: bool) -> None:
-        """Activations belong to one forward pass: the next one starts after a backward pass."""
+        """Count activations anew where a forward pass begins after a backward pass."""
         if self._in_backward and not backward:
             self._close_phase()
         self._in_backward = backward

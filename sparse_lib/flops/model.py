@@ -338,7 +338,8 @@ class _Tracer(TorchDispatchMode):
     ) -> Any:
         name = func._schema.name
         if name == "aten::_local_scalar_dense":
-            # transformers asks whether the batch is one unpacked sequence; meta tensors can't say.
+            # transformers checks whether the batch is one unpacked sequence; meta tensors have no
+            # values.
             return True
         out = shape_only(name, args)
         if out is None:

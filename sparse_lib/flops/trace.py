@@ -140,7 +140,7 @@ def on_meta(
         return torch.func.functional_call(model, state, args, extra | kwargs, tie_weights=False)
 
     modes = [(module, module.training) for module in model.modules()]
-    # The fused encoder layer of torch is one opaque operator, and only a shortcut.
+    # torch's fused encoder layer is one operator of unknown FLOPs; without it each product runs.
     fast_path = torch.backends.mha.get_fastpath_enabled()
     try:
         for module, _ in modes:

@@ -143,7 +143,7 @@ def _apply(
 def _input_size(
     model: nn.Module, sequence_length: int | None, image_size: int | tuple[int, int] | None
 ) -> dict[str, Any] | None:
-    """Arguments of ``count``, or None where nobody says how large an input is."""
+    """Arguments of ``count``; None where neither an argument nor the config has an input size."""
     if sequence_length is not None or image_size is not None:
         return {"sequence_length": sequence_length, "image_size": image_size}
     config = getattr(model, "config", None)
@@ -164,7 +164,7 @@ def _count(model: nn.Module, size: dict[str, Any] | None) -> ModelFlops | None:
 def _solve(
     before: ModelFlops | None, after: ModelFlops | None, names: list[str], budget: str | int
 ) -> float:
-    """FLOPs are linear in the sparsity, up to the rounding of counts."""
+    """The sparsity at which the model meets a budget; FLOPs are linear in it, up to rounding."""
     if not isinstance(budget, str | numbers.Real):
         raise TypeError(f"budget must be 'layer', 'dense' or a number of FLOPs, not {budget!r}")
     if before is None or after is None:

@@ -225,7 +225,7 @@ def check_overhead(_: Any, study: dict[str, Any], *__: Any) -> Check:
 
 
 def _computes(study: dict[str, Any], name: str) -> bool:
-    return name in {computation["name"] for computation in study.get("computations", [])}
+    return name in {computation["name"] for computation in study["computations"]}
 
 
 def _published_counts(study: dict[str, Any], quantity: str) -> pd.DataFrame | None:

@@ -73,7 +73,7 @@ def tested_claims(records: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
     """
     roles = _roles(study)
     tests = published.tests()
-    if study.get("trials"):
+    if study["trials"]:
         tests = dict.fromkeys(tests, {"not_tested": TRIALS})
     elsewhere = {"not_tested": ELSEWHERE}
     tests = {
@@ -84,7 +84,7 @@ def tested_claims(records: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
     rows = []
     for row in published.claims().itertuples():
         test = tests.get(row.claim_id, {})
-        seeds = registered_seeds(row.claim_id) if study.get("scale") == REGISTERED_SCALE else None
+        seeds = registered_seeds(row.claim_id) if study["scale"] == REGISTERED_SCALE else None
         own = records if seeds is None else records[records["seed"].isin(seeds)]
         role = next((kind for kind in UNTRAINED if kind in test), roles.get(row.claim_id, ""))
         role = OPEN if test.get("open") and role else role
@@ -140,7 +140,7 @@ def judge(
 
 
 def _roles(study: dict[str, Any]) -> dict[str, str]:
-    listed = study.get("claims") or {}
+    listed = study["claims"]
     roles = {name: role for role in ("exploratory", "primary") for name in listed.get(role, [])}
     unknown = sorted(set(roles) - set(published.claims()["claim_id"]))
     if unknown:
@@ -220,7 +220,7 @@ def write_evidence(
     untrained = published.untrained()
     claims = {
         role: [name for name in names if name not in untrained]
-        for role, names in (study.get("claims") or {}).items()
+        for role, names in study["claims"].items()
     }
     # Arithmetic and timings need tables that are made beside the records; comparisons do not.
     tested = tested_claims(records, {**study, "claims": claims})

@@ -24,7 +24,7 @@ def data(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> 
     """Perplexity of each treatment that was trained for two budgets or more."""
     rows = tidy.validation_perplexity(records)[["run", *KEYS, "recipe", "seed", "value"]]
     rows = rows.join(selection.per_run(records, *METRICS.values()), on="run")
-    if study.get("trials"):
+    if study["trials"]:
         rows = rows.iloc[:0]
     is_own = rows["run"].isin(selection.headline(rows, study)["run"])
     own = rows[is_own].groupby(KEYS)["tokens"].mean().rename("own tokens")

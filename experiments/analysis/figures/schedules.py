@@ -35,7 +35,7 @@ def data(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> 
 
 def _with_drop_fractions(rows: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
     """Add the configured drop fraction where a run has not logged it."""
-    settings = {run["id"]: (run.get("spec") or {}).get("sparsity") for run in study["runs"]}
+    settings = {run["id"]: run["spec"].get("sparsity") for run in study["runs"]}
     logged = set(rows[rows["metric"] == "drop_fraction"]["run"])
     added = []
     for run, group in rows[rows["metric"] == "sparsity"].groupby("run", sort=False):

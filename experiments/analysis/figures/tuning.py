@@ -21,12 +21,12 @@ UNITS = {"perplexity": "validation perplexity per token", "loss": "validation lo
 
 def data(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
     """Outcome and settings of every trial; nothing in a study that is not of trials."""
-    if not study.get("trials"):
+    if not study["trials"]:
         records = records.iloc[:0]
     rows = tidy.validation_perplexity(records)
     if rows.empty:
         rows = tidy.select(records, "loss", split="validation")
-    specs = {run["id"]: run.get("spec") or {} for run in study.get("runs", [])}
+    specs = {run["id"]: run["spec"] for run in study["runs"]}
     settings = [_settings(specs.get(run, {})) for run in rows["run"]]
     columns = ["run", "model", "dataset", "method", "sparsity", "seed", "metric", "value"]
     rows = rows[columns].reset_index(drop=True)
@@ -42,7 +42,7 @@ def data(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> 
 
 def _decided(group: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
     """The trials of one method with what was decided; its first mask settings in the file first."""
-    order = list(study.get("methods") or group["method"].unique())
+    order = list(study["methods"] or group["method"].unique())
     place = group["method"].map({name: number for number, name in enumerate(order)})
     group = group.iloc[place.argsort(kind="stable")]
     return trials.judged(group, float(group["default rate"].iloc[0]))
@@ -50,18 +50,17 @@ def _decided(group: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
 
 def _default_rate(spec: dict[str, Any], study: dict[str, Any]) -> float | None:
     """The learning rate of the study's recipes that scale nothing."""
-    recipe = spec.get("recipe", {})
-    own = (study.get("recipes") or {}).get(recipe.get("name")) or {}
-    rate = recipe.get("learning_rate")
-    return None if rate is None else rate / own.get("learning_rate_scale", 1.0)
+    recipe = spec["recipe"]
+    own = study["recipes"].get(recipe["name"], {})
+    return recipe["learning_rate"] / own.get("learning_rate_scale", 1.0)
 
 
 def _settings(spec: dict[str, Any]) -> tuple[Any, ...]:
-    recipe, sparsity = spec.get("recipe", {}), spec.get("sparsity") or {}
+    recipe, sparsity = spec["recipe"], spec.get("sparsity") or {}
     drop = sparsity.get("drop_fraction")
     drop = drop.get("init") if isinstance(drop, dict) else drop
     interval = (sparsity.get("update") or {}).get("freq")
-    return recipe.get("learning_rate"), drop, interval, recipe.get("steps")
+    return recipe["learning_rate"], drop, interval, recipe["steps"]
 
 
 def draw(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> Figure:

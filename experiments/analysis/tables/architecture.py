@@ -15,7 +15,7 @@ PUBLISHED = {"context": "context length"}
 def make(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
     """One row per setting; one column per model of the study."""
     models: dict[str, dict[str, Any]] = {}
-    for run in study.get("runs", []):
+    for run in study["runs"]:
         if spec := run.get("spec"):
             shape = {"architecture": spec["model"].get("name")}
             shape |= {k: v for k, v in spec["model"].items() if k not in ("name", "label")}

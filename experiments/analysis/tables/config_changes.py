@@ -13,8 +13,8 @@ def make(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> 
     """One row per setting that differs between the study's first RigL and GraNet runs."""
     found: dict[str, dict[str, Any]] = {}
     runs: dict[str, str] = {}
-    for run in study.get("runs", []):
-        spec = run.get("spec") or {}
+    for run in study["runs"]:
+        spec = run["spec"]
         sparsity = spec.get("sparsity") or {}
         name = sparsity.get("algorithm")
         if name in ("rigl", "granet") and "transform" not in spec and name not in found:

@@ -11,8 +11,8 @@ import yaml
 def make(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
     """One row per method: the first run of each."""
     rows: dict[str, dict[str, Any]] = {}
-    for run in study.get("runs", []):
-        spec = run.get("spec") or {}
+    for run in study["runs"]:
+        spec = run["spec"]
         sparsity = spec.get("sparsity")
         if sparsity is not None and run["method"] not in rows:
             shown = {"transform": spec["transform"]} if spec.get("transform") else {}

@@ -27,7 +27,7 @@ PUBLISHED = {
 
 def make(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
     """One row per hyperparameter; one column per recipe of the study's first workload."""
-    specs = [run["spec"] for run in study.get("runs", []) if run.get("spec")]
+    specs = [run["spec"] for run in study["runs"]]
     specs = [spec for spec in specs if _workload(spec) == _workload(specs[0])]
     looks = Methods(study)
     recipes: dict[str, dict[str, dict[str, list[str]]]] = {}

@@ -17,15 +17,15 @@ def make(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> 
     training = records[(records["task"] == "training") & records["metric"].isin(METRICS)]
     measured = training.pivot_table("value", "run", "metric")
     facts = training.drop_duplicates("run").set_index("run")
-    planned = {run["id"]: run for run in study.get("runs", [])}
+    planned = {run["id"]: run for run in study["runs"]}
     rows = []
     for run in [*planned, *(run for run in facts.index if run not in planned)]:
         if run in facts.index:
             rows.append(_row(run, facts.loc[run], measured.loc[run]))
         else:
             plan = planned[run]
-            row = {"run": run, "status": "missing", "seed": plan.get("seed")}
-            rows.append(row | {"command": plan.get("command")})
+            row = {"run": run, "status": "missing", "seed": plan["seed"]}
+            rows.append(row | {"command": plan["command"]})
     table = pd.DataFrame(rows, columns=COLUMNS)
     unseen = [unit for unit in ("tokens", "images") if table[unit].isna().all()]
     return table.drop(columns=unseen)

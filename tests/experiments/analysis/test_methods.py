@@ -40,7 +40,8 @@ def lab(color, deficiency):
 def study(**own):
     facts = {"recipe": "all", "final_sparsity": 0.8, "transform": None, "starts_from": None}
     return {
-        "methods": {key: {**facts, "sparsity": None, **settings} for key, settings in own.items()}
+        "methods": {key: {**facts, "sparsity": None, **settings} for key, settings in own.items()},
+        "runs": [],
     }
 
 

@@ -71,6 +71,12 @@ def record(method, seed, *, model="resnet-1mf", accuracy=None, flops=None, datas
 STUDY = {
     "name": "sparse_ift_vision",
     "source": "Thangarasa et al., Sparse-IFT, ICML 2024, PMLR 235 (arXiv:2303.11525)",
+    "scale": "small",
+    "trials": False,
+    "claims": {},
+    "methods": {},
+    "recipes": {},
+    "computations": [],
     "runs": [],
 }
 
@@ -79,7 +85,7 @@ STUDY = {
 def full():
     made = [record(method, seed) for method in METHODS for seed in (0, 1, 2)]
     made.append(record("dense", 0, model="resnet-2mf", accuracy=0.56, flops=2.1))
-    runs = [{"id": item["run"], "spec": item["spec"]} for item in made]
+    runs = [{"id": r["run"], "spec": r["spec"], "seed": 0, "command": ""} for r in made]
     study = STUDY | {"runs": runs}
     return records_table(made, study), curves_table(made), study
 

@@ -8,14 +8,13 @@ from torch import nn
 
 from sparse_lib import optim, schedules
 from sparse_lib.algorithms.set import SET
-from sparse_lib.compat.wrapper import (
+from sparse_lib.compat.optimizers import (
     BaseHyperParameter,
     BaseSparsityOptimizer,
     RigLSparsityOptimizer,
     StaticSparsityOptimizer,
-    configure_sparsity_optimizer,
-    configure_sparsity_wrapper,
 )
+from sparse_lib.compat.wrapper import configure_sparsity_optimizer, configure_sparsity_wrapper
 from sparse_lib.schedules.values import make_hyperparameter_schedule
 from tests.sparse_lib.algorithm_cases import (
     assert_enforced,

@@ -1,0 +1,404 @@
+"""Sparsity optimizers of cerebras-pytorch 2.0 and 2.1, driven by this library's algorithms."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from sparse_lib.algorithms.static import Static
+from sparse_lib.compat.dialects import DEFAULT_FREQ, translate_one
+from sparse_lib.configure import make_algorithm
+from sparse_lib.core.algorithm import SparsityAlgorithm, algorithm_classes
+from sparse_lib.core.dynamic import DynamicSparsityAlgorithm
+from sparse_lib.core.group import Group
+from sparse_lib.core.guard import mask_name
+from sparse_lib.core.optimizers import states_like
+from sparse_lib.schedules.values import HyperParameterSchedule
+
+
+class BaseHyperParameter(HyperParameterSchedule):
+    """A schedule in the older form: ``__call__(step, is_update_step)``, ``TYPE``, tensors.
+
+    Subclasses register under ``TYPE`` and their class name, and can then be named in configs; one
+    with the ``TYPE`` of a built-in schedule replaces it there. ``step`` arrives as an integer
+    tensor and ``is_update_step`` as a boolean one; the value may be a tensor or a number.
+    ``__state_slots__`` names the attributes that checkpoints hold; a call at an update step may
+    change them, and is made once per step.
+    """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        own = cls.__dict__.get("__call__")
+        if own is not None:
+            cls.__call__ = _with_tensors(own)  # type: ignore[method-assign]
+
+    @abstractmethod
+    def __call__(self, step: Any, is_update_step: Any = False) -> float:
+        """Value at a step, a non-negative integer; ``is_update_step`` says that masks change."""
+
+    def compute(self, step: int) -> float:
+        """Value at a step that is no update step."""
+        return self(step, False)
+
+    def _state_names(self) -> tuple[str, ...]:
+        return super()._state_names() + tuple(getattr(self, "__state_slots__", ()))
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore ``state_dict``; see :class:`HyperParameterSchedule`."""
+        super().load_state_dict(state)
+        self.__dict__.pop("_last_update", None)
+
+
+for _built_in in set(HyperParameterSchedule.registry.values()):
+    BaseHyperParameter.register(_built_in)
+
+
+def _with_tensors(call: Callable) -> Callable[..., float]:
+    def wrapped(self: Any, step: Any, is_update_step: Any = False) -> float:
+        step, due = int(step), bool(is_update_step)
+        last = self.__dict__.get("_last_update")
+        if due and last is not None and last[0] == step:
+            return last[1]  # the core may ask twice, and the older classes count calls
+        value = float(call(self, torch.tensor(step), torch.tensor(due)))
+        if due:
+            self._last_update = (step, value)
+        return value
+
+    wrapped.__doc__ = call.__doc__
+    return wrapped
+
+
+class BaseSparsityOptimizer(Optimizer, ABC):
+    """Base of sparsity in the form of an optimizer, whose state is masks.
+
+    A subclass says how sparse a group is to be, and may set ``self.state[p]["mask"]`` in
+    :meth:`step`, which is called after the step of the optimizer that trains the weights::
+
+        sparsity = Mine(model.named_parameters(), defaults={"sparsity": 0.5})
+        sparsity.hook_module(model)
+        sparsity.apply_sparsity()
+        sparsity.manage_optimizer_state_sparsity(optimizer)
+        ...
+        optimizer.step()
+        sparsity.step()
+
+    :class:`SparsityWrapperOptimizer` makes these calls.
+
+    Args:
+        params: ``(name, parameter)`` pairs; dicts with ``params`` (pairs) and settings of their
+            own; or a model, which means all its parameters.
+        init_method: First masks, see :mod:`sparse_lib.masks.init`.
+        defaults: Settings of groups without their own.
+
+    Raises:
+        ValueError: If parameters come without names, or a setting is not allowed.
+    """
+
+    def __init__(
+        self,
+        params: nn.Module | Iterable[Any],
+        init_method: str | Callable = "random",
+        defaults: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.sparsity = Group()
+        """The algorithms that make and enforce the masks, one per parameter group."""
+        self._module = params if isinstance(params, nn.Module) else None
+        self._optimizer: Optimizer | None = None
+        self._applied = False
+        pairs = params.named_parameters() if isinstance(params, nn.Module) else params
+        super().__init__(pairs, {"init_method": init_method, **(defaults or {})})
+        self.register_step_pre_hook(_refuse_unapplied)
+        self.register_step_post_hook(_adopt_masks)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a dict with ``params``, ``(name, parameter)`` pairs, and settings.
+
+        Raises:
+            ValueError: If names are missing, a setting is wrong, or masks exist already.
+        """
+        if self.sparsity.sparse_params:
+            raise ValueError("add parameter groups before the masks are made")
+        super().add_param_group(param_group)
+        group = self.param_groups[-1]
+        if "param_names" not in group:
+            raise ValueError("params must be (name, parameter) pairs, as model.named_parameters()")
+        self.sparsity.add(_among(group["params"]), self._algorithm_of_group(group))
+
+    @abstractmethod
+    def _get_target_sparsity_level_of_group(self, group: dict[str, Any]) -> Any:
+        """Fraction of zeros, in [0, 1], that a parameter group should have now."""
+
+    @abstractmethod
+    def step(self, closure: Callable | None = None) -> Any:
+        """Change masks, by setting ``self.state[p]["mask"]``; enforcement follows by itself.
+
+        Raises:
+            RuntimeError: If :meth:`apply_sparsity` was never called.
+        """
+
+    def _algorithm_of_group(self, group: dict[str, Any]) -> SparsityAlgorithm:
+        target = self._get_target_sparsity_level_of_group
+        return _Held(lambda step: float(target(group)), init_method=group["init_method"])
+
+    @property
+    def num_steps(self) -> int:
+        """Optimizer steps taken since the masks were made."""
+        return self.sparsity.step
+
+    def hook_module(self, module: nn.Module) -> None:
+        """Make the masks buffers of the module that uses the parameters, enforced from now on.
+
+        Masks that :meth:`initialize_sparsity` made before are taken along.
+
+        Raises:
+            ValueError: If the module has none of the parameters.
+        """
+        mine = {id(p) for group in self.param_groups for p in group["params"]}
+        if mine.isdisjoint(id(p) for p in module.parameters()):
+            raise ValueError("the module has none of the sparsity optimizer's parameters")
+        made = self.sparsity.sparse_params
+        if made and module is not self._module:
+            masks = {id(sparse.param): sparse.mask for sparse in made.values()}
+            for owner in module.modules():
+                for name, param in owner._parameters.items():
+                    if id(param) in masks:
+                        owner.register_buffer(mask_name(name), masks[id(param)])
+            algorithms = [self._algorithm_of_group(group) for group in self.param_groups]
+            groups = zip(self.param_groups, algorithms, strict=True)
+            self.sparsity = Group([(_among(g["params"]), algorithm) for g, algorithm in groups])
+        self._module = module
+        self.sparsity.apply(module)
+        for sparse in self.sparsity.sparse_params.values():
+            sparse.mask.requires_dense = True  # type: ignore[attr-defined]
+            self.state[sparse.param]["mask"] = sparse.mask
+
+    def initialize_sparsity(self) -> None:
+        """Make the first masks; without a module yet, they live here only."""
+        if not self.sparsity.sparse_params:
+            self.hook_module(self._module or _shell(self.param_groups))
+
+    def apply_sparsity(self) -> None:
+        """Set masked weights to zero and keep them so; needed before :meth:`step`."""
+        self.initialize_sparsity()
+        self._applied = True
+        for sparse in self.sparsity.sparse_params.values():
+            sparse.prune()
+        if self._optimizer is None:
+            self.sparsity.apply(self)
+
+    def manage_optimizer_state_sparsity(
+        self, optimizer: Optimizer, state_names: Iterable[str] | None = None
+    ) -> None:
+        """Keep an optimizer's states sparse too; its ``step`` then counts the steps.
+
+        Args:
+            optimizer: What trains the weights.
+            state_names: States to mask, such as ``["exp_avg"]``; by default all of the shape of
+                their parameter.
+
+        Raises:
+            ValueError: If another optimizer is managed already.
+        """
+        if self._optimizer is not None and self._optimizer is not optimizer:
+            raise ValueError("this sparsity optimizer already manages another optimizer")
+        self.initialize_sparsity()
+        if self._optimizer is None:
+            for handle in self.sparsity._handles:  # the hooks on this object
+                handle.remove()
+            self.sparsity._unplug()
+        if state_names is not None:
+            mark = _StatesLeftDense(set(state_names))
+            mark(optimizer)
+            optimizer.register_step_post_hook(mark)
+        self.sparsity.apply(optimizer)
+        self._optimizer = optimizer
+
+    def visit_state(self, fn: Callable[[Tensor], Tensor | None]) -> None:
+        """Call ``fn`` on every state tensor; what it returns, unless None, takes its place."""
+        for state in self.state.values():
+            for name, value in list(state.items()):
+                new = fn(value) if isinstance(value, Tensor) else None
+                if new is not None:
+                    state[name] = new
+        _adopt_masks(self)
+
+    def state_dict(self) -> dict[str, Any]:
+        """State by parameter *names*.
+
+        Returns:
+            ``{"state": {name: {"mask": bool tensor}}, "param_groups": [{"params": names}],
+            "step", "sparsity"}``; the last is the state of the algorithms.
+        """
+        named = self.sparsity.sparse_params
+        return {
+            "state": {
+                name: {
+                    key: value.clone() if isinstance(value, Tensor) else value
+                    for key, value in self.state[sparse.param].items()
+                }
+                for name, sparse in named.items()
+            },
+            "param_groups": [{"params": names} for names in self._names()],
+            "step": self.num_steps,
+            "sparsity": self.sparsity.state_dict(),
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Restore :meth:`state_dict`, or one of cstorch 2.1, which has no ``"sparsity"``.
+
+        Raises:
+            ValueError: If a group has other parameter names.
+        """
+        saved = [list(group["params"]) for group in state_dict.get("param_groups", ())]
+        if saved != self._names():
+            raise ValueError(f"the state is of parameter groups {saved}, not of {self._names()}")
+        for name, entry in state_dict["state"].items():
+            sparse = self.sparsity.sparse_params[name]
+            sparse.mask = entry["mask"]
+            self.state[sparse.param].update(entry, mask=sparse.mask)
+        if "sparsity" in state_dict:
+            self.sparsity.load_state_dict(state_dict["sparsity"])
+        else:
+            for algorithm in (self.sparsity, *self.sparsity.algorithms):
+                algorithm.step = int(state_dict.get("step", 0))
+
+    def _names(self) -> list[list[str]]:
+        return [list(algorithm.sparse_params) for algorithm in self.sparsity.algorithms]
+
+    def __getstate__(self) -> dict[str, Any]:
+        raise TypeError(
+            "save a sparsity optimizer by its state_dict, and make a new one to load it"
+        )
+
+
+class AlgorithmSparsityOptimizer(BaseSparsityOptimizer):
+    """Any algorithm as a sparsity optimizer.
+
+    Args:
+        params: See :class:`BaseSparsityOptimizer`.
+        init_method: See :class:`BaseSparsityOptimizer`.
+        algorithm: Name of the algorithm; subclasses have one.
+        **settings: Arguments of the algorithm: ``sparsity``, ``schedule`` (when masks are
+            updated, default every 1000 steps), ``drop_fraction``, ....
+    """
+
+    algorithm: str = "static"
+
+    def __init__(
+        self,
+        params: nn.Module | Iterable[Any],
+        init_method: str | Callable = "random",
+        *,
+        algorithm: str | None = None,
+        **settings: Any,
+    ) -> None:
+        self.algorithm = self.algorithm if algorithm is None else algorithm
+        super().__init__(params, init_method, settings)
+
+    def _algorithm_of_group(self, group: dict[str, Any]) -> SparsityAlgorithm:
+        config = {key: v for key, v in group.items() if key not in ("params", "param_names")}
+        cls = algorithm_classes().get(str(self.algorithm).lower())
+        if cls is None or not issubclass(cls, DynamicSparsityAlgorithm):
+            config.pop("schedule", None)  # the older Static took one and ignored it
+        elif not {"schedule", "update", "sparsity_schedule"} & set(config):
+            config["update"] = {"freq": DEFAULT_FREQ}
+        return make_algorithm(translate_one({"type": self.algorithm, **config}))
+
+    def _get_target_sparsity_level_of_group(self, group: dict[str, Any]) -> float:
+        """Scheduled sparsity of the group's first parameter."""
+        first = self.sparsity.get_sparse_params(group["params"][0])
+        member = next(a for a in self.sparsity.algorithms if first.name in a.sparse_params)  # type: ignore[union-attr]
+        return member._scheduled(first.name)  # type: ignore[union-attr]
+
+    def step(self, closure: Callable | None = None) -> Any:
+        """Masks are updated after this, or after the step of the managed optimizer."""
+        return None if closure is None else closure()
+
+
+class StaticSparsityOptimizer(AlgorithmSparsityOptimizer):
+    """:class:`sparse_lib.Static` as a sparsity optimizer."""
+
+    algorithm = "static"
+
+
+class GMPSparsityOptimizer(AlgorithmSparsityOptimizer):
+    """:class:`sparse_lib.GMP` as a sparsity optimizer."""
+
+    algorithm = "gmp"
+
+
+class SETSparsityOptimizer(AlgorithmSparsityOptimizer):
+    """:class:`sparse_lib.SET` as a sparsity optimizer."""
+
+    algorithm = "set"
+
+
+class RigLSparsityOptimizer(AlgorithmSparsityOptimizer):
+    """:class:`sparse_lib.RigL` as a sparsity optimizer."""
+
+    algorithm = "rigl"
+
+
+class _Held(Static):
+    """Enforces the masks that a sparsity optimizer sets."""
+
+    in_registry: ClassVar[bool] = False
+
+
+class _StatesLeftDense:
+    """Marks the optimizer states without a given name as dense; a hook after steps."""
+
+    def __init__(self, sparse_names: set[str]) -> None:
+        self.sparse_names = sparse_names
+
+    def __call__(self, optimizer: Optimizer, *_: Any) -> None:
+        for param, state in optimizer.state.items():
+            like = {id(value) for value in states_like(optimizer, param)}
+            for name, value in state.items():
+                if id(value) in like and name not in self.sparse_names:
+                    value.requires_dense = True
+
+
+def _refuse_unapplied(sparsity: Any, *_: Any) -> None:
+    if not sparsity._applied:
+        raise RuntimeError("call apply_sparsity before step")
+
+
+def _adopt_masks(sparsity: Any, *_: Any) -> None:
+    """Hand masks that were set in the state to the algorithms; a hook after steps."""
+    for sparse in sparsity.sparsity.sparse_params.values():
+        new = sparsity.state[sparse.param]["mask"]
+        if new is not sparse.mask:
+            sparse.mask = new
+            sparsity.state[sparse.param]["mask"] = sparse.mask
+            if sparsity._optimizer is not None:
+                sparsity.sparsity._mask_states_of(sparse, sparsity._optimizer)
+
+
+def _among(params: Iterable[Tensor]) -> Callable[[str, Tensor], bool]:
+    wanted = {id(param) for param in params}
+
+    def is_among(name: str, param: Tensor) -> bool:
+        return id(param) in wanted
+
+    return is_among
+
+
+def _shell(param_groups: Iterable[Mapping[str, Any]]) -> nn.Module:
+    """A module without a forward that owns parameters under their full names."""
+    root = nn.Module()
+    for group in param_groups:
+        for name, param in zip(group["param_names"], group["params"], strict=True):
+            *path, leaf = name.split(".")
+            owner = root
+            for part in path:
+                if part not in owner._modules:
+                    owner.add_module(part, nn.Module())
+                owner = owner.get_submodule(part)
+            owner.register_parameter(leaf, param)
+    return root
