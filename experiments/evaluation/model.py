@@ -64,7 +64,7 @@ def task_of(model_dir: Path) -> str:
         return "lm"
     if (
         names
-        and MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES.get(config.get("model_type")) in names
+        and MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES.get(str(config.get("model_type"))) in names
     ):
         return "translation"
     if any(str(name).endswith("ForImageClassification") for name in names):

@@ -53,7 +53,7 @@ def draw(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> 
         corner = (BORDER - 0.5, BORDER - 0.5)
         panel.add_patch(Rectangle(corner, side, side, fill=False, lw=1, edgecolor="#B5432A"))
         seeds = int(rows["seeds"].iloc[0])
-        panel.set_title(f"{looks[method].label} · {seeds} {'seed' if seeds == 1 else 'seeds'}")
+        panel.set_title(f"{looks[method].name} · {seeds} {'seed' if seeds == 1 else 'seeds'}")
         panel.set_axis_off()
     return figure
 
@@ -63,5 +63,5 @@ def caption(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) 
     rows = tidy.select(records, "border_dropped")
     means = rows.groupby("method", sort=False)["value"].mean()
     looks = Methods(study)
-    parts = [f"{looks[name].label} {100 * value:.0f}%" for name, value in means.items()]
+    parts = [f"{looks[name].name} {100 * value:.0f}%" for name, value in means.items()]
     return f"Border pixels dropped, mean over seeds: {', '.join(parts)}." if parts else ""
