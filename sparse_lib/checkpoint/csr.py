@@ -76,4 +76,7 @@ def to_csr(weight: Tensor, mask: Tensor) -> Tensor:
     flat, present = weight.reshape(rows, -1), mask.to(weight.device).reshape(rows, -1)
     counts = present.sum(1).cumsum(0)
     crow = torch.cat([counts.new_zeros(1), counts])
-    return torch.sparse_csr_tensor(crow, present.nonzero()[:, 1], flat[present], flat.shape)
+    column = present.nonzero()[:, 1]
+    if flat.numel() < 2**31:  # half the memory of what torch makes by default
+        crow, column = crow.to(torch.int32), column.to(torch.int32)
+    return torch.sparse_csr_tensor(crow, column, flat[present], flat.shape)

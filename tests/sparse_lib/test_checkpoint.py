@@ -133,6 +133,9 @@ def test_exports_agree(layout):
     checkpoint.check_agrees(model, state, INPUTS)
     assert state.keys() == network().state_dict().keys()
     assert all(torch.equal(before[name], t) for name, t in model.state_dict().items())
+    if layout == "csr":
+        csr = [tensor for tensor in state.values() if tensor.layout == torch.sparse_csr]
+        assert {t.col_indices().dtype for t in csr} == {torch.int32}
     weights, masks = checkpoint.split_state(state)
     if layout != "dense":
         owned = checkpoint.masks_of(model)
