@@ -92,6 +92,7 @@ def _training_rows(record: Record) -> list[Row]:
     if train:
         unit = tasks.get(record.spec.task).Task.unit
         rows += [_row("steps", train[-1]["step"]), _row(unit, train[-1].get(unit))]
+        rows += [_row("itop", train[-1].get("itop"))]
     rows += [
         _row("flops_executed", executed, better=False),
         _row("flops_dense_equivalent", dense),
