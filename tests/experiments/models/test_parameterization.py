@@ -9,7 +9,7 @@ from experiments.models import _parameterization as parameterization
 from experiments.models import llama
 from sparse_lib.configure import configure
 from tests.experiments.specs.edit import edited
-from tests.experiments.training.test_loop import run_training, short_spec
+from tests.experiments.training.short import run_training, short_spec
 
 
 def model(width: int, sparsity: float = 0.0, **config):

@@ -17,9 +17,9 @@ from experiments.specs.expand import make_spec
 from experiments.specs.read import load_study
 from experiments.specs.run import RunSpec
 from experiments.tasks import vision
-from experiments.training import loop as training
 from sparse_lib.flops.model import count
 from tests.experiments.specs.edit import edited
+from tests.experiments.training.short import with_and_without_interruptions
 
 WIDTHS = {"basic": [64, 128, 256, 512], "bottleneck": [256, 512, 1024, 2048]}
 TINY = {"depths": [1, 1], "hidden_sizes": [4, 8], "embedding_size": 4}
@@ -332,29 +332,7 @@ def test_an_interrupted_run_ends_with_the_same_bits(method, glyphs, tmp_path, mo
         lambda spec: spec["sparsity"].update(update={"freq": 2, "stop": 9}),
     )
 
-    def run(folder):
-        training.train(
-            chosen, code_hash="1" * 64, command="test", data_dir=glyphs, out=folder / "out",
-            state_dir=folder / "state",
-        )  # fmt: skip
-        return (folder / "out" / "model" / "model.safetensors").read_bytes()
-
-    whole = run(tmp_path / "whole")
-    step = training.Trainer.step
-
-    def step_then_die(trainer):
-        loss = step(trainer)
-        if trainer.progress.step in (3, 7):
-            trainer.save()
-            raise KeyboardInterrupt
-        return loss
-
-    monkeypatch.setattr(training.Trainer, "step", step_then_die)
-    for _ in range(2):
-        with pytest.raises(KeyboardInterrupt):
-            run(tmp_path / "parts")
-    assert run(tmp_path / "parts") == whole
-    record = json.loads((tmp_path / "parts" / "out" / "train.json").read_text())
+    record, _ = with_and_without_interruptions(chosen, glyphs, tmp_path, monkeypatch, steps=(3, 7))
     assert 0 <= record["final"]["validation_accuracy"] < 1 and record["final"]["images"] == 88
     assert record["flops"]["executed"] < record["flops"]["dense_equivalent"]
 

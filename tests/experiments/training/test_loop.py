@@ -10,44 +10,16 @@ import pytest
 import torch
 from filelock import FileLock
 
-from experiments.specs.expand import study_runs
-from experiments.specs.read import load_study
 from experiments.specs.run import RunSpec
 from experiments.tasks import epoch_order, lm, warmup_cosine
 from experiments.training import loop as training
 from tests.experiments.specs.edit import edited
-
-STUDY = load_study("sparsity_library")
-RUNS = {run.spec.method: run for run in study_runs(STUDY, "smoke")}
-
-
-def short_spec(method: str, steps: int = 24, **changes) -> RunSpec:
-    """The smoke run of a method, with fewer steps and updates that fall into them."""
-
-    def shorten(spec):
-        spec["recipe"].update(steps=steps, batch_size=4)
-        if spec["sparsity"] and "update" in spec["sparsity"]:
-            spec["sparsity"]["update"] = {"freq": 3, "stop": 18}
-        spec.update(changes)
-
-    return edited(RUNS[method].spec, shorten)
-
-
-def run_training(spec, corpus, folder, *, code_hash="1" * 64, **options) -> dict:
-    training.train(
-        spec,
-        code_hash=code_hash,
-        command="test",
-        data_dir=corpus,
-        out=folder / "out",
-        state_dir=folder / "state" / "run",
-        **options,
-    )
-    return json.loads((folder / "out" / "train.json").read_text())
-
-
-def weights(folder: Path) -> bytes:
-    return (folder / "out" / "model" / "model.safetensors").read_bytes()
+from tests.experiments.training.short import (
+    RUNS,
+    run_training,
+    short_spec,
+    with_and_without_interruptions,
+)
 
 
 @pytest.mark.parametrize(
@@ -57,28 +29,11 @@ def test_an_interrupted_run_ends_with_the_same_bits(
     method, execution, corpus, tmp_path, monkeypatch
 ):
     spec = short_spec(method)
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    run_training(spec, corpus, whole, execution=execution)
-
-    step = training.Trainer.step
-
-    def step_then_die(trainer):
-        loss = step(trainer)
-        if trainer.progress.step in (7, 16):
-            trainer.save()
-            raise KeyboardInterrupt
-        return loss
-
-    monkeypatch.setattr(training.Trainer, "step", step_then_die)
-    for _ in range(2):
-        with pytest.raises(KeyboardInterrupt):
-            run_training(spec, corpus, parts, execution=execution)
-    result = run_training(spec, corpus, parts)
-    assert weights(parts) == weights(whole)
-    expected = json.loads((whole / "out" / "train.json").read_text())
+    result, expected = with_and_without_interruptions(
+        spec, corpus, tmp_path, monkeypatch, steps=(7, 16), execution=execution
+    )
     for key in ("layers", "num_nonzero", "flops", "execution"):
         assert result[key] == expected[key]
-    assert not (parts / "state" / "run").exists()
 
 
 def test_a_signal_saves_and_says_so(corpus, tmp_path, capsys):

@@ -13,7 +13,7 @@ from experiments.specs.schema import SpecError
 from experiments.tasks import warmup_stable_decay
 from experiments.training import loop as training
 from tests.experiments.specs.edit import edited
-from tests.experiments.training.test_loop import run_training, short_spec, weights
+from tests.experiments.training.short import run_training, short_spec, weights
 
 STEPS, DECAY = 24, 0.25  # the rate decays from step 18 on
 

@@ -13,7 +13,7 @@ import torch
 from experiments.data.files import seal
 from experiments.training import loop as training
 from experiments.training.state import NUM_KEPT, Saved
-from tests.experiments.training.test_loop import run_training, short_spec, weights
+from tests.experiments.training.short import run_training, short_spec, weights
 
 STEPS = (7, 16)
 
