@@ -49,6 +49,15 @@ def _origin(error: BaseException) -> tuple[str, int] | None:
     return (str(file), last.tb_lineno) if ours else None
 
 
+def reason(error: BaseException) -> str:
+    """What another library says was the first cause of an error: one line of bounded length."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    said = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    said = f"there is no {said}" if isinstance(error, KeyError) else said
+    return said if len(said) <= 200 else f"{said[:200]} ..."
+
+
 @contextmanager
 def refusals(where: str) -> Iterator[None]:
     """Turn what the library refuses into a `UserError` that begins with a place.

@@ -14,6 +14,7 @@ from yaml import YAMLError
 
 from experiments.data.base import SPLITS, Dataset, MissingData, Source, Texts
 from experiments.data.mirror import missing_rows
+from experiments.errors import UserError, is_bug, reason
 
 
 def one_row_each(rows: list[str]) -> list[str]:
@@ -102,12 +103,12 @@ def reading(name: str, path: str) -> Iterator[None]:
 
     try:
         yield
+    except UserError:
+        raise
     except (
         OSError, ValueError, KeyError, AttributeError, SyntaxError, YAMLError, DatasetsError,
         ArrowException,
     ) as error:  # fmt: skip
-        cause: BaseException = error
-        while cause.__cause__ is not None:
-            cause = cause.__cause__
-        reason = "there is no " * isinstance(cause, KeyError) + str(cause).strip().split("\n")[0]
-        raise MissingData(f"{name}: {path} cannot be read: {reason}") from error
+        if is_bug(error):
+            raise
+        raise MissingData(f"{name}: {path} cannot be read: {reason(error)}") from error

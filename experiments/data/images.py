@@ -13,7 +13,7 @@ import numpy as np
 
 from experiments.data.base import SPLITS, ImageDataset, Source, Split
 from experiments.data.files import files_digest, seal
-from experiments.errors import UserError
+from experiments.errors import UserError, reason
 
 
 def prepare(
@@ -110,7 +110,25 @@ class ImageFolder:
         if name not in self.meta["num_images"]:
             known = " and ".join(self.meta["num_images"])
             raise UserError(f"{self.folder} has no {name} split, but {known}")
-        return Split(
-            np.load(self.folder / f"{name}.pixels.npy", mmap_mode="r"),
-            np.load(self.folder / f"{name}.labels.npy"),
+        pixels = _array(self.folder / f"{name}.pixels.npy", np.uint8, 4)
+        labels = _array(self.folder / f"{name}.labels.npy", np.int64, 1)
+        if len(pixels) != len(labels):
+            raise UserError(
+                f"{self.folder} has {len(pixels)} images and {len(labels)} labels of the {name} "
+                "split"
+            )
+        return Split(pixels, np.asarray(labels))
+
+
+def _array(path: Path, dtype: type, dimensions: int) -> np.ndarray:
+    """An array of a file, mapped read-only; raises `UserError` for one of another kind."""
+    try:
+        found = np.load(path, mmap_mode="r")
+    except (ValueError, EOFError) as error:
+        raise UserError(f"{path} holds no array: {reason(error)}") from error
+    if found.dtype != dtype or found.ndim != dimensions:
+        raise UserError(
+            f"{path} holds {found.dtype} of shape {found.shape}, but must hold "
+            f"{np.dtype(dtype)} with {dimensions} dimensions"
         )
+    return found

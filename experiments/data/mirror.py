@@ -52,13 +52,13 @@ def _not_mirrored(name: str, hub_id: str, files: str, source: Source) -> str:
 
 def declared_splits(readme: Path, config: str | None) -> list[str] | None:
     """Splits of a config that a README's YAML header declares; None if it declares no configs."""
-    header = readme.read_text().split("---\n") if readme.is_file() else []
     try:
+        header = readme.read_text().split("---\n") if readme.is_file() else []
         configs = (yaml.safe_load(header[1]) or {}).get("configs") if len(header) > 2 else None
         for entry in configs or ():
             files = entry.get("data_files")
             if entry["config_name"] == (config or "default") and isinstance(files, list):
                 return [file["split"] for file in files]
-    except (YAMLError, AttributeError, KeyError, TypeError):
+    except (YAMLError, UnicodeDecodeError, OSError, AttributeError, KeyError, TypeError):
         return None  # reading the data says what is wrong
     return [] if config and configs else None

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from experiments.data.base import END_OF_TEXT
+from experiments.errors import UserError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -44,8 +45,11 @@ def read_tokens(path: Path) -> np.memmap:
     """Map a token file, shape (number of tokens,), dtype uint16, read-only.
 
     Raises:
-        ValueError: If the file is empty.
+        UserError: If the file is empty or holds half a token.
     """
+    size = path.stat().st_size
+    if not size or size % 2:
+        raise UserError(f"{path} has {size} bytes, which are no tokens of two bytes each")
     return np.memmap(path, dtype="<u2", mode="r")
 
 

@@ -8,7 +8,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from experiments.data.base import END_OF_TEXT, MissingData, Source
 from experiments.data.mirror import missing_tokenizer
-from experiments.errors import UserError
+from experiments.errors import UserError, is_bug, reason
 
 MIN_VOCAB_SIZE = 257  # 256 bytes and the end-of-text token
 MAX_VOCAB_SIZE = 65536  # tokens are stored as uint16
@@ -70,10 +70,16 @@ def fetch(hub_id: str, source: Source, *, vocab_size: int) -> Tokenizer:
     path = hub_id if problem else str(Path(source.mirror or "") / hub_id)
     try:
         loaded = AutoTokenizer.from_pretrained(path)
-    except (OSError, ValueError) as error:
-        reason = str(error).strip().split("\n")[0]
-        raise MissingData(f"tokenizer {hub_id} cannot be read: {reason}") from error
+    except Exception as error:  # the library raises this class itself
+        if is_bug(error):
+            raise
+        raise MissingData(f"tokenizer {hub_id} cannot be read: {reason(error)}") from error
     tokenizer = Tokenizer.from_str(loaded.backend_tokenizer.to_str())
+    if num_lost := _num_unreachable(tokenizer):
+        raise MissingData(
+            f"tokenizer {hub_id} cannot be read: {num_lost} of its tokens have no merge, so its "
+            "merges are cut short"
+        )
     if tokenizer.get_vocab_size() != vocab_size:
         raise UserError(
             f"data.vocab_size is {vocab_size}, but data.tokenizer {hub_id} has "
@@ -82,6 +88,18 @@ def fetch(hub_id: str, source: Source, *, vocab_size: int) -> Tokenizer:
     if tokenizer.token_to_id(END_OF_TEXT) is None:
         raise UserError(f"data.tokenizer is {hub_id}, but must have a token {END_OF_TEXT}.")
     return tokenizer
+
+
+def _num_unreachable(tokenizer: Tokenizer) -> int:
+    """Tokens of a byte-level BPE that neither are a byte or special nor come from a merge."""
+    parts = json.loads(tokenizer.to_str())
+    model = parts["model"]
+    byte_level = "ByteLevel" in json.dumps(parts.get("pre_tokenizer"))
+    if model["type"] != "BPE" or model.get("ignore_merges") or not byte_level:
+        return 0
+    pairs = (pair.split(" ") if isinstance(pair, str) else pair for pair in model["merges"])
+    made = {"".join(pair) for pair in pairs} | {added["content"] for added in parts["added_tokens"]}
+    return sum(len(token) > 1 and token not in made for token in model["vocab"])
 
 
 def save(tokenizer: Tokenizer, folder: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import hashlib
 import importlib
-import json
 import math
 import os
 import shutil
@@ -25,7 +24,7 @@ from experiments import data, machine, tasks
 from experiments.errors import Diverged, UserError, is_bug, refusals
 from experiments.memory import keep_memory
 from experiments.specs.run import RunSpec
-from experiments.store.io import write_whole
+from experiments.store.io import read_cache, write_whole
 from experiments.store.machine import key as machine_key
 from experiments.training import summary
 from experiments.training.state import Saved
@@ -549,5 +548,4 @@ def train(
 
 def finished(out: Path, spec: RunSpec) -> bool:
     """Whether a run with this spec has written all of its files."""
-    path = out / "train.json"
-    return path.is_file() and json.loads(path.read_text())["spec_hash"] == spec.hash
+    return read_cache(out / "train.json").get("spec_hash") == spec.hash

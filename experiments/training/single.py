@@ -8,6 +8,8 @@ weights are NaN in the checkpoint (the sideband form), so one file holds weights
 from __future__ import annotations
 
 import hashlib
+import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +60,7 @@ def run(
     """
     if mode not in MODES:
         raise SpecError(f"mode is {mode!r}, but must be one of {', '.join(MODES)}")
-    spec = load_single(params, run_id=model_dir.resolve().name, max_steps=max_steps)
+    spec = load_single(params, run_id=Path(os.path.abspath(model_dir)).name, max_steps=max_steps)
     _check_sparsity(spec, params)
     data_dir = _prepared(spec, mirror)
     if mode != "eval":
@@ -93,6 +95,12 @@ def _prepared(spec: RunSpec, mirror: Path | None) -> Path:
 
 def _train(spec: RunSpec, model_dir: Path, data_dir: Path, checkpoint: Path | None) -> Path:
     """Train unless that is done; returns the checkpoint."""
+    ours = (model_dir / "state.lock").exists() or (model_dir / "train.json").exists()
+    if (model_dir / "model").exists() and not ours:
+        raise SpecError(
+            f"model_dir is {str(model_dir)!r}, whose 'model' is of no training and would be "
+            "replaced; name another folder"
+        )
     if checkpoint is not None:
         spec = _starting_from(spec, checkpoint)
     if not training.finished(model_dir, spec):
@@ -137,12 +145,14 @@ def _digest(path: Path) -> str:
 
 def _last_checkpoint(model_dir: Path) -> Path:
     """The checkpoint with the most steps."""
-    found = sorted(
-        model_dir.glob("checkpoint_*.safetensors"), key=lambda path: int(path.stem.split("_")[1])
-    )
-    if not found:
+    steps = {
+        int(number[1]): path
+        for path in model_dir.glob("checkpoint_*.safetensors")
+        if (number := re.fullmatch(r"checkpoint_([0-9]+)", path.stem))
+    }
+    if not steps:
         raise SpecError(
             f"{model_dir} holds no checkpoint_<step>.safetensors; train there, or name a file by "
             "--checkpoint_path"
         )
-    return found[-1]
+    return steps[max(steps)]

@@ -86,6 +86,16 @@ def grid(study: dict[str, Any]) -> dict[str, Any]:
     return next(iter(study["scales"].values()))[0]
 
 
+def anchors(depth: int) -> bytes:
+    """Ten times as many values with each line."""
+    names = "abcdefghijklmnop"
+    lines = ["x0: &a [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]"]
+    lines += [
+        f"x{i}: &{names[i]} [{', '.join([f'*{names[i - 1]}'] * 10)}]" for i in range(1, depth)
+    ]
+    return "\n".join(lines).encode()
+
+
 @pytest.mark.parametrize(
     ("content", "named"),
     [
@@ -105,6 +115,7 @@ def grid(study: dict[str, Any]) -> dict[str, Any]:
         (edited(lambda s: None) + b"x: !!timestamp never\n", "timestamp"),
         (edited(lambda s: None) + b"title: again\n", "twice"),
         (edited(lambda s: None) + b"title: &a [*a]\n", "study.yaml"),
+        (edited(lambda s: None) + anchors(9), "100,000"),
         (b"\xff\xfe", "study.yaml"),
         (b"[" * 5000, "study.yaml"),
     ],

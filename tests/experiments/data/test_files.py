@@ -1,13 +1,16 @@
 """Prepared data are verified: any file that is missing, cut or changed is named."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
 
 from experiments import data
-from experiments.data import files
-from experiments.data.base import SPLITS
+from experiments.data import files, mirror, packing, tokenizer
+from experiments.data.base import SPLITS, MissingData, Source
+from experiments.data.images import ImageFolder
+from experiments.errors import UserError
 from tests.experiments.data.mirrors import write_mirror
 
 
@@ -86,3 +89,76 @@ def test_a_large_file_is_sampled_with_its_ends(tmp_path, monkeypatch):
 def test_nothing_prepared_is_missing_data(tmp_path):
     with pytest.raises(data.MissingData, match="no prepared dataset"):
         data.verify(tmp_path)
+
+
+@pytest.mark.parametrize("size", [0, 7])
+def test_half_tokens_are_named(tmp_path, size):
+    path = tmp_path / "train.bin"
+    path.write_bytes(bytes(size))
+    with pytest.raises(UserError, match=f"train.bin has {size} bytes"):
+        packing.read_tokens(path)
+
+
+@pytest.mark.parametrize(
+    ("pixels", "labels", "said"),
+    [
+        (np.zeros((3, 2, 2), np.uint8), np.zeros(3, np.int64), "pixels.npy holds uint8 of shape"),
+        (np.zeros((3, 1, 2, 2)), np.zeros(3, np.int64), "must hold uint8 with 4 dimensions"),
+        (np.zeros((3, 1, 2, 2), np.uint8), np.zeros((3, 1)), "labels.npy holds float64"),
+        (np.zeros((3, 1, 2, 2), np.uint8), np.zeros(4, np.int64), "3 images and 4 labels"),
+        (None, np.zeros(3, np.int64), "pixels.npy holds no array"),
+    ],
+)
+def test_arrays_of_a_wrong_shape_are_named(tmp_path, pixels, labels, said):
+    for part, array in (("pixels", pixels), ("labels", labels)):
+        path = tmp_path / f"train.{part}.npy"
+        path.touch() if array is None else np.save(path, array)
+    folder = ImageFolder(tmp_path, {"num_images": {"train": 3}})
+    with pytest.raises(UserError, match=said):
+        folder.split("train")
+
+
+@pytest.fixture(scope="module")
+def bpe(tmp_path_factory):
+    """A mirror with a published byte-level BPE, as GPT-2's two files."""
+    folder = tmp_path_factory.mktemp("mirror") / "owner" / "bpe"
+    built = tokenizer.train_bpe(["some words, and more words"] * 9, vocab_size=290)
+    tokenizer.save(built, folder)
+    return folder, built.get_vocab_size()
+
+
+def test_a_whole_tokenizer_is_read(bpe):
+    folder, size = bpe
+    source = Source(folder.parent.parent)
+    assert tokenizer.fetch("owner/bpe", source, vocab_size=size).get_vocab_size() == size
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda content: "",
+        lambda content: "{}",
+        lambda content: content[: len(content) // 2],
+        lambda content: "[" * 10000,
+        lambda content: json.dumps(without_merges(json.loads(content))),
+    ],
+)
+def test_a_damaged_tokenizer_is_one_sentence(bpe, tmp_path, damage):
+    folder, size = bpe
+    shutil.copytree(folder, tmp_path / "owner" / "bpe")
+    path = tmp_path / "owner" / "bpe" / "tokenizer.json"
+    path.write_text(damage(path.read_text()))
+    with pytest.raises(MissingData, match="tokenizer owner/bpe cannot be read: ") as caught:
+        tokenizer.fetch("owner/bpe", Source(tmp_path), vocab_size=size)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def without_merges(content):
+    content["model"]["merges"] = content["model"]["merges"][:3]
+    return content
+
+
+@pytest.mark.parametrize("header", [b"---\n\xff\xfe\n---\n", b"---\na: [\n---\n"])
+def test_a_damaged_header_is_left_to_the_reader_of_the_data(tmp_path, header):
+    (tmp_path / "README.md").write_bytes(header)
+    assert mirror.declared_splits(tmp_path / "README.md", "x") is None

@@ -107,3 +107,29 @@ def test_wrong_arguments_are_one_sentence(params, tmp_path):
         single.run("eval", params, tmp_path, checkpoint=tmp_path / "x.safetensors")
     with pytest.raises(SpecError, match="nowhere.yaml: No such file"):
         single.run("train", tmp_path / "nowhere.yaml", tmp_path)
+
+
+def test_a_folder_of_another_origin_is_not_replaced(params, tmp_path):
+    (tmp_path / "project" / "model").mkdir(parents=True)
+    own = tmp_path / "project" / "model" / "precious.py"
+    own.write_text("x = 1")
+    with pytest.raises(SpecError, match="'model' is of no training"):
+        single.run("train", params, tmp_path / "project", max_steps=1)
+    assert own.read_text() == "x = 1"
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "{}", ""])
+def test_a_damaged_summary_counts_as_no_training(params, tmp_path, content):
+    folder = tmp_path / "model_dir"
+    folder.mkdir()
+    (folder / "train.json").write_text(content)
+    (folder / "checkpoint_x.safetensors").write_text("of another program")
+    single.run("train_and_eval", params, folder, max_steps=1, eval_steps=1)
+    assert json.loads((folder / "eval.json").read_text())["checkpoint"].endswith("_1.safetensors")
+
+
+def test_a_folder_that_is_a_loop_is_one_sentence(params, tmp_path):
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    with pytest.raises(OSError, match="symbolic links|File exists"):
+        single.run("train", params, loop, max_steps=1)
