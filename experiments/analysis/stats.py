@@ -93,27 +93,40 @@ def paired(
     count = differences.size
     if count < 2 or np.ptp(differences) <= 1e-12 * max(1.0, abs(effect)):
         return Paired(count, effect, low, high, math.nan, math.nan)
-    p, p_opposite = _p_values(differences, direction, margin)
-    return Paired(count, effect, low, high, p, p_opposite)
+    p, p_opposite = p_values(differences, direction, margin)
+    return Paired(count, effect, low, high, float(p), float(p_opposite))
 
 
-def _p_values(differences: np.ndarray, direction: str, margin: float) -> tuple[float, float]:
+def p_values(
+    differences: np.ndarray, direction: str, margin: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the p value of the alternative and that of its opposite, as `paired` defines them.
+
+    Args:
+        differences: Paired differences, ``[..., seeds]`` with at least two seeds that differ.
+        direction: One of `DIRECTIONS`.
+        margin: As in `paired`.
+
+    Returns:
+        Two arrays of the leading shape.
+    """
     from scipy.special import stdtr
 
-    mean, error = differences.mean(), differences.std(ddof=1) / math.sqrt(differences.size)
-    degrees = differences.size - 1
+    count = differences.shape[-1]
+    mean, error = differences.mean(-1), differences.std(-1, ddof=1) / math.sqrt(count)
+    degrees = count - 1
     if direction == "differ":
-        p = 2 * float(stdtr(degrees, -abs(mean / error)))
+        p = 2 * stdtr(degrees, -np.abs(mean / error))
         return p, p
     if direction == "equal":
-        inside = [float(stdtr(degrees, (side * mean - margin) / error)) for side in (1, -1)]
-        return max(inside), 1.0 - max(inside)
+        inside = np.maximum(*(stdtr(degrees, (side * mean - margin) / error) for side in (1, -1)))
+        return inside, 1.0 - inside
     sign = -1.0 if direction == "less" else 1.0
     # The claim is contradicted by a difference against it, not by one smaller than the margin;
     # where it allows a loss, by a larger loss.
     forward = stdtr(degrees, -(sign * mean - margin) / error)
     backward = stdtr(degrees, (sign * mean - min(margin, 0.0)) / error)
-    return float(forward), float(backward)
+    return forward, backward
 
 
 def holm(p_values: Mapping[str, float], *, count: int | None = None) -> dict[str, float]:

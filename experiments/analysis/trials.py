@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from experiments.specs.expand import study_runs
+from experiments.specs.read import load_study, study_names
 from experiments.store import paths
 from experiments.store.io import read_json
 
@@ -87,6 +89,27 @@ def choose(values: Mapping[Any, float], distance: Mapping[Any, float], margin: f
     lowest = min(values.values())
     tied = [name for name in values if not values[name] - lowest > margin]
     return min(tied, key=lambda name: (distance[name], values[name]))
+
+
+def place_of(spec: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return what a run's learning rate was tuned for: task, model, data, algorithm and family."""
+    algorithm = (spec.get("sparsity") or {}).get("algorithm", "dense")
+    family = (spec.get("transform") or {}).get("family")
+    names = spec.get("task"), spec["model"]["label"], spec["data"]["name"]
+    return (*names, algorithm, family)
+
+
+@functools.cache
+def tried_rates(scale: str) -> dict[tuple[Any, ...], frozenset[float]]:
+    """Return the learning rates that the studies of trials try at a scale, by `place_of`."""
+    found: dict[tuple[Any, ...], set[float]] = {}
+    for study in map(load_study, study_names()):
+        if not study.trials or not study.scales.get(scale):
+            continue
+        for run in study_runs(study, scale):
+            spec = run.spec.to_json()
+            found.setdefault(place_of(spec), set()).add(spec["recipe"]["learning_rate"])
+    return {place: frozenset(rates) for place, rates in found.items()}
 
 
 def judged(trials: pd.DataFrame, default_rate: float) -> pd.DataFrame:

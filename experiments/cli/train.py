@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from experiments import tasks
+from experiments import published, tasks
 from experiments.cli.options import Mirror, RunId, Scale, app, check_device, mirror_root
 from experiments.errors import UserError
 from experiments.evaluation.environment import quiet_and_offline
@@ -66,6 +66,7 @@ def train(
             chosen.spec,
             code_hash=training_code_hash(chosen.spec),
             command=rerun_command([run]),
+            claim_tests=published.test_hashes(),
             data_dir=paths.data(chosen.data_label),
             out=folder,
             state_dir=paths.state(chosen.id, chosen.spec_hash),

@@ -8,8 +8,8 @@ from experiments import published
 from experiments.analysis.claims import ledger, policy, simulation
 from experiments.specs.read import load_study, study_names
 
-REPLICATES = {"smoke": 10, "quick": 100}
-MOST = 1000
+REPLICATES = {"smoke": 500, "quick": 2000}
+MOST = 20_000
 
 
 def compute(scale: str) -> dict[str, pd.DataFrame]:

@@ -1,14 +1,18 @@
 """The sources' numbers and claims, read from ``experiments/published``."""
 
+from __future__ import annotations
+
 import functools
 import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pandas as pd
 import yaml
+
+if TYPE_CHECKING:  # a training reads the tests, and needs no tables
+    import pandas as pd
 
 FOLDER = Path(__file__).resolve().parent
 UNKNOWN = "not published as a number"
@@ -25,12 +29,16 @@ HOW = {
 @functools.cache
 def results() -> pd.DataFrame:
     """Return all published values as text, one per row."""
+    import pandas as pd
+
     return pd.read_csv(FOLDER / "results.csv", dtype=TEXT, keep_default_na=False)
 
 
 @functools.cache
 def claims() -> pd.DataFrame:
     """Return all claims, one per row."""
+    import pandas as pd
+
     return pd.read_csv(FOLDER / "claims.csv", dtype=TEXT, keep_default_na=False)
 
 
@@ -54,6 +62,16 @@ def test_hash(test: Mapping[str, Any]) -> str:
     decisive = {key: test[key] for key in DECISIVE if key in test}
     text = json.dumps(decisive, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+@functools.cache
+def test_hashes() -> dict[str, str]:
+    """Return the first 8 digits of the hash of each comparison, which records keep, by claim id."""
+    return {
+        name: test_hash(test)[:8]
+        for name, test in tests().items()
+        if not {"exact", "measured", "not_tested"} & set(test)
+    }
 
 
 @functools.cache
@@ -108,6 +126,8 @@ def value(
     if method:
         rows = rows[rows["method"].str.lower() == method.lower()]
     if sparsity is not None:
+        import pandas as pd
+
         rows = rows[pd.to_numeric(rows["sparsity"], errors="coerce") == sparsity]
     if rows.empty:
         return UNKNOWN

@@ -37,7 +37,8 @@ HEADINGS = {
     "inconclusive": "Open: inconclusive",
     "suggests": "Exploratory or post hoc: the runs suggest it",
     "holds": "Reproduced or consistent: holds",
-    "not tested": "Without a verdict: not tested at this scale, or an open question",
+    "open question": "Open questions: the source takes no side; difference and interval",
+    "not tested": "Without a verdict: not tested at this scale",
 }
 #: Negative results by verdict, as the front page lists them: number of claims, then these words.
 NEGATIVE = {

@@ -18,6 +18,7 @@ ORDER = (
     policy.INCONCLUSIVE,
     policy.SUGGESTS,
     policy.HOLDS,
+    policy.OPEN_QUESTION,
     policy.NOT_TESTED,
 )
 #: How many claims a verdict has, in words.
@@ -53,8 +54,9 @@ def verdict_counts(ledger: pd.DataFrame) -> list[dict[str, Any]]:
     rows = []
     for word in ORDER:
         own = ledger[ledger["verdict"] == word]
-        computed = 0 if word == policy.NOT_TESTED else int(own["role"].isin(claims.UNTRAINED).sum())
-        trained = 0 if word == policy.NOT_TESTED else len(own) - computed
+        undecided = word in (policy.NOT_TESTED, policy.OPEN_QUESTION)
+        computed = 0 if undecided else int(own["role"].isin(claims.UNTRAINED).sum())
+        trained = 0 if undecided else len(own) - computed
         rows.append({"verdict": word, "all": len(own), "trained": trained, "computed": computed})
         rows[-1]["primary"] = int((own["role"] == "primary").sum())
     return rows

@@ -340,6 +340,8 @@ class ClaimTest(Comparison):
     every: list[Comparison] | None = None
     order: list[dict[Column, Any]] | None = None
     held_equal: list[str] = []
+    not_equal: str | None = None
+    margin_why: str | None = None
     concerns: list[str] = []
     note: str | None = None
     open: bool = False

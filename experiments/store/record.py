@@ -70,6 +70,8 @@ class Score(Facts):
     num_fewshot: NonNegativeInt | None = None
     truncated_fraction: Number | None = None
     unknown_fraction: Number | None = None
+    alike_fraction: Number | None = None
+    answer_place_fraction: Number | None = None
     higher_is_better: bool | None = None
 
 
@@ -112,6 +114,8 @@ class Record(Facts):
     cpu: str
     #: None in records of versions that did not keep it; see `machine_key`.
     machine: Machine | None = None
+    #: Claim id to the hash of its test when the run was trained; None where that was not kept.
+    claim_tests: dict[str, str] | None = None
     num_threads: NonNegativeInt
     wall_s: Number
     num_parameters: int

@@ -45,18 +45,30 @@ RECORD_COLUMNS = {
     "truncated_fraction": "share of prompts cut on the left to fit the context",
     "unknown_fraction": "share of the text's tokens that the tokenizer does not know; above 0.2 "
     "there is no value",
+    "alike_fraction": "share of the items of which two choices have the same tokens",
+    "answer_place_fraction": "share of the items whose right choice has its most frequent place",
     "cpu": "processor: model name, stepping, vector instructions and cores, as far as recorded",
     "machine": "key of the machine that all timings of the run were taken on, or 'not recorded'",
     "num_threads": "threads of the training process",
     "versions": "library versions, as 'name version; name version'",
+    "claim_tests": "claim:hash of each claim's test when the run was trained, empty if not kept",
     "command": "command that repeats the run",
     "committed": "True where the committed record stands for the run, False where it ran here",
 }
 #: Columns that a file may lack.
-OPTIONAL = frozenset({"committed", "unknown_fraction", "machine"})
+OPTIONAL = frozenset(
+    {
+        "committed",
+        "unknown_fraction",
+        "alike_fraction",
+        "answer_place_fraction",
+        "machine",
+        "claim_tests",
+    }
+)
 TEXT_COLUMNS = (
     "study run model dataset method algorithm family scale recipe metric split task data_hash "
-    "spec_hash code_hash cpu machine versions command"
+    "spec_hash code_hash cpu machine versions claim_tests command"
 ).split()
 
 
@@ -73,11 +85,12 @@ class Workload(NamedTuple):
 def typed(table: pd.DataFrame) -> pd.DataFrame:
     """Fix the column types, so that a column without values reads back as it was written."""
     table = table.copy()
-    if "machine" not in table:
-        table["machine"] = NOT_RECORDED
+    for name, value in (("machine", NOT_RECORDED), ("claim_tests", pd.NA)):
+        if name not in table:
+            table[name] = value
     for name in TEXT_COLUMNS:
         table[name] = table[name].astype("string")
-    shares = ("truncated_fraction", "unknown_fraction")
+    shares = ("truncated_fraction", "unknown_fraction", "alike_fraction", "answer_place_fraction")
     for name in ("value", "stderr", "chance", "sparsity", *shares):
         values = table[name] if name in table else pd.Series(None, index=table.index)
         table[name] = pd.to_numeric(values).astype("float64")

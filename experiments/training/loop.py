@@ -79,6 +79,8 @@ class Progress:
     rows: list[dict[str, Any]] = field(default_factory=list)
     #: Keys of the machines that it has been on, which an interruption may change.
     machines: list[str] = field(default_factory=list)
+    #: Claim id to the hash of its test when the run began.
+    claim_tests: dict[str, str] = field(default_factory=dict)
 
 
 def say(line: str, log: Path | None) -> None:
@@ -486,6 +488,7 @@ def train(
     data_dir: Path,
     out: Path,
     state_dir: Path,
+    claim_tests: dict[str, str] | None = None,
     num_threads: int = 1,
     device: str = "cpu",
     execution: str = "auto",
@@ -494,7 +497,8 @@ def train(
 ) -> None:
     """Train one run into ``out``: ``metrics.jsonl``, ``model/`` and, last, ``train.json``.
 
-    A second trainer of the same run waits for the first one's lock, and then finds its result.
+    A second trainer of the same run waits for the first one's lock, and then finds its result. The
+    record keeps ``claim_tests``, the hash of each claim's test, as they were when the run began.
 
     Raises:
         Interrupted: after SIGINT or SIGTERM, with the state saved.
@@ -534,6 +538,8 @@ def train(
             )
             if trainer.resume():
                 trainer.say(f"resumes at step {trainer.progress.step}")
+            else:
+                trainer.progress.claim_tests = claim_tests or {}
             trainer.run(received)
             summary.write(trainer, out, code_hash=code_hash, command=command)
             trainer.saved.remove()

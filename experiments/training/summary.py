@@ -78,6 +78,7 @@ def facts(trainer: Trainer) -> dict[str, Any]:
         "versions": machine.versions(),
         "cpu": machine.processor(),
         "machine": trainer.machine(),
+        "claim_tests": progress.claim_tests,
         "device": str(trainer.device),
         "execution": trainer.execution,
         "num_threads": trainer.num_threads,

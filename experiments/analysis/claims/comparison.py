@@ -9,7 +9,7 @@ import pandas as pd
 
 from experiments import published
 from experiments.analysis import select as selection
-from experiments.analysis import stats
+from experiments.analysis import stats, trials
 from experiments.analysis.claims import policy, preconditions
 from experiments.analysis.claims.policy import CONTRADICTED, HOLDS, INCONCLUSIVE, NOT_TESTED
 from experiments.store import tidy
@@ -162,13 +162,15 @@ def _precondition(
         named = selections_of(link)
         sides = [_sided(measured, workload, side) for side in named]
         runs = set(pd.concat(sides)["run"])
-        recipes = [run["spec"]["recipe"] for run in study.get("runs", []) if run["id"] in runs]
+        specs = [run["spec"] for run in study.get("runs", []) if run["id"] in runs]
+        recipes = [spec["recipe"] for spec in specs]
         # Where all methods tie, one of them can still be held against a published number.
         tells = len(sides) == len(sides_of(link))
         problem = (
             (_not_learned(metric, named, measured, workload, study, rules) if tells else "")
             or preconditions.at_chance(metric, sides, rules)
             or preconditions.not_annealed(recipes, rules)
+            or preconditions.at_end_of_rates(specs, trials.tried_rates(study.get("scale", "")))
         )
         if problem:
             return problem
@@ -244,8 +246,8 @@ def _on(
         )
     at, pair = weakest_link(pairs)
     reason = (
-        f"{where}; effect and p are those of the weakest of {len(links)} links, the "
-        f"opposite's p is the smallest of any link, times {len(links)}"
+        f"{where}; p is that of the weakest of {len(links)} links, the opposite's p the "
+        f"smallest of any link, times {len(links)}; the effect is of the link that decides"
     )
     each = "; ".join(map(_alone, links, pairs))
     compared = difference(links[at], _metric(test, links[at]))
@@ -257,12 +259,19 @@ def weakest_link(pairs: Sequence[stats.Paired]) -> tuple[int, stats.Paired]:
 
     All hold if the one with the largest p does (intersection-union, no correction needed). They
     are contradicted if any is, so its opposite p is the smallest times their number (Bonferroni).
+    Effect and interval are those of the link that decides: the most contradicted one where the
+    opposite has the smaller p.
     """
-    at = max(range(len(pairs)), key=lambda index: _or(pairs[index].p, 1.0))
-    against = min(_or(pair.p_opposite, 1.0) for pair in pairs)
+    weakest = max(range(len(pairs)), key=lambda index: _or(pairs[index].p, 1.0))
+    against = min(range(len(pairs)), key=lambda index: _or(pairs[index].p_opposite, 1.0))
+    p = _or(pairs[weakest].p, 1.0)
+    opposite = min(1.0, _or(pairs[against].p_opposite, 1.0) * len(pairs))
+    # The effect and interval shown are those of the test that the verdict rests on.
+    at = against if opposite < p else weakest
     seeds = min(pair.num_seeds for pair in pairs)
-    opposite = min(1.0, against * len(pairs))
-    return at, replace(pairs[at], num_seeds=seeds, p_opposite=opposite)
+    if math.isnan(pairs[weakest].p) and math.isnan(pairs[against].p_opposite):
+        return weakest, replace(pairs[weakest], num_seeds=seeds)
+    return at, replace(pairs[at], num_seeds=seeds, p=p, p_opposite=opposite)
 
 
 def _pair(link: Mapping[str, Any], rows: pd.DataFrame, workload: tidy.Workload) -> stats.Paired:

@@ -12,6 +12,7 @@ replications.
 """
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -28,6 +29,7 @@ from experiments.analysis.claims.policy import (
     HOLDS,
     INCONCLUSIVE,
     NOT_TESTED,
+    OPEN_QUESTION,
 )
 from experiments.errors import UserError
 from experiments.store import tidy
@@ -39,11 +41,12 @@ CHECKS = {**exact.CHECKS, **published_points.CHECKS}
 #: The scale whose seeds the registrations speak of.
 REGISTERED_SCALE = "small"
 #: Role of a statement that takes no side: it is measured and gets no verdict.
-OPEN = "open question"
-OPEN_REASON = "measured, but the source takes no side, so there is nothing to hold"
+OPEN = OPEN_QUESTION
+OPEN_REASON = "the source takes no side, so the difference and its interval stand without a verdict"
 COLUMNS = ["id", "role", "statement", "source", "published", "tested_as", "verdict", "compared"]
 COLUMNS += ["effect", "low", "high", "interval", "p", "p_opposite", "p_adjusted", "num_seeds"]
-COLUMNS += ["num_registered", "held_equal", "post_hoc", "reason"]
+COLUMNS += ["num_registered", "held_equal", "not_equal", "margin", "scaled_down", "post_hoc"]
+COLUMNS += ["reason"]
 COLUMNS += ["links", "replications", "concerns", "runs"]
 TRIALS = "the runs of this study choose settings: they are evidence for no claim"
 ELSEWHERE = "this study does not list it; the study that does tests it"
@@ -88,7 +91,9 @@ def tested_claims(records: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
         own = records if seeds is None else records[records["seed"].isin(seeds)]
         role = next((kind for kind in UNTRAINED if kind in test), roles.get(row.claim_id, ""))
         role = OPEN if test.get("open") and role else role
-        rows.append(_ledger_row(row, role, test, _outcome(test, own, study), seeds))
+        outcome = _outcome(test, own, study)
+        changed = trained_under_another(row.claim_id, test, own, outcome.runs)
+        rows.append(_ledger_row(row, role, test, outcome, seeds, changed))
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
@@ -96,6 +101,31 @@ def registered_seeds(claim: str) -> list[int] | None:
     """Return the seeds that a claim is read at, fixed before they were trained; None for all."""
     seeds = published.registrations().get(claim, {}).get("seeds")
     return list(range(seeds)) if isinstance(seeds, int) else seeds
+
+
+def trained_under_another(
+    claim: str, test: Mapping[str, Any], records: pd.DataFrame, runs: str
+) -> str:
+    """Why a claim's runs make its test post hoc; empty where they were trained under it.
+
+    Records keep the hashes of the tests that stood when they were trained. Of records that do not
+    (older ones) the dates in ``registrations.yaml`` say it.
+
+    Args:
+        claim: Its id.
+        test: Its test as it is now.
+        records: Tidy records.
+        runs: Ids of the runs behind the comparison, separated by spaces.
+    """
+    if not runs or "claim_tests" not in records:
+        return ""
+    own = records[records["run"].isin(runs.split())].drop_duplicates("run")
+    kept = [dict(part.split(":") for part in text.split()) for text in own["claim_tests"].dropna()]
+    now = published.test_hash(test)[:8]
+    others = sum(hashes.get(claim) != now for hashes in kept)
+    if not others:
+        return ""
+    return f"{others} of its {len(own)} runs were trained before the test was as it is now"
 
 
 def evidence(table: pd.DataFrame) -> list[policy.Evidence]:
@@ -166,6 +196,7 @@ def _ledger_row(
     test: Mapping[str, Any],
     outcome: Outcome,
     seeds: Sequence[int] | None,
+    changed: str = "",
 ) -> dict[str, Any]:
     row = {
         "id": claim.claim_id,
@@ -180,7 +211,10 @@ def _ledger_row(
         "p_opposite": math.nan,
         "num_seeds": 0,
         "num_registered": policy.MIN_SEEDS if seeds is None else len(seeds),
-        "held_equal": ", ".join(test.get("held_equal", [])),
+        "held_equal": held_equal(test),
+        "not_equal": test.get("not_equal", ""),
+        "margin": test.get("margin_why", ""),
+        "scaled_down": scaled_down(claim.statement) if _is_comparison(test) else "",
         "post_hoc": "",
         "reason": outcome.reason,
         "links": outcome.links,
@@ -196,14 +230,33 @@ def _ledger_row(
         row |= {"effect": pair.effect, "low": pair.low, "high": pair.high, "interval": interval}
         row |= {"p": pair.p, "p_opposite": pair.p_opposite, "num_seeds": pair.num_seeds}
         name = claim.claim_id
-        row["post_hoc"] = policy.registered(
+        row["post_hoc"] = changed or policy.registered(
             name, published.test_hash(test), published.registrations()
         )
         if test.get("open"):
-            row["verdict"] = NOT_TESTED
-            p = min(1.0, 2 * min(pair.p, pair.p_opposite))
-            row["reason"] += f": {OPEN_REASON}; two-sided p = {p:.2g} for a difference"
+            # The alternative "differ" is two-sided already.
+            row["verdict"] = OPEN_QUESTION
+            row["reason"] += f": {OPEN_REASON}; two-sided p = {pair.p:.2g} for a difference"
     return row
+
+
+def _is_comparison(test: Mapping[str, Any]) -> bool:
+    return "held_equal" in test
+
+
+def held_equal(test: Mapping[str, Any]) -> str:
+    """Return what both sides of a test have in common, in words."""
+    if _is_comparison(test):
+        return ", ".join(test["held_equal"])
+    if "measured" in test:
+        return "machine, loop and steps"
+    return "nothing is compared: it is computed" if "exact" in test else ""
+
+
+def scaled_down(statement: str) -> str:
+    """Return the size of the source's model where a claim names it; ours are smaller."""
+    sizes = re.findall(r"\b\d+(?:\.\d+)?[MB]\b(?! tokens)", statement)
+    return " and ".join(dict.fromkeys(sizes))
 
 
 def write_evidence(
@@ -276,7 +329,8 @@ def read(path: Any) -> pd.DataFrame:
         ValueError: If it is no such table; the message names the file.
     """
     text = ["id", "role", "statement", "source", "published", "tested_as", "verdict", "compared"]
-    text += ["interval", "held_equal", "post_hoc", "reason", "links", "replications"]
+    text += ["interval", "held_equal", "not_equal", "margin", "scaled_down", "post_hoc", "reason"]
+    text += ["links", "replications"]
     text += ["concerns", "runs"]
     ledger = tidy.read_table(path, COLUMNS, dtype=dict.fromkeys(text, "string"))
     return ledger.fillna(dict.fromkeys(text, ""))

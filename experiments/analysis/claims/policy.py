@@ -29,8 +29,18 @@ MIN_SEEDS = 5
 HOLDS, CONTRADICTED = "holds", "contradicted"
 SUGGESTS, SUGGESTS_AGAINST = "suggests", "suggests against"
 INCONCLUSIVE, NOT_TESTED = "inconclusive", "not tested"
+#: Of a statement that takes no side: its difference and interval are shown, nothing is judged.
+OPEN_QUESTION = "open question"
 #: All words of the ledger, from the strongest for a claim to none.
-VERDICTS = (HOLDS, SUGGESTS, INCONCLUSIVE, SUGGESTS_AGAINST, CONTRADICTED, NOT_TESTED)
+VERDICTS = (
+    HOLDS,
+    SUGGESTS,
+    INCONCLUSIVE,
+    SUGGESTS_AGAINST,
+    CONTRADICTED,
+    OPEN_QUESTION,
+    NOT_TESTED,
+)
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
 
-from experiments.analysis import stats
+from experiments.analysis import stats, trials
 
 
 def not_learned(
@@ -70,3 +70,28 @@ def not_annealed(specs: Sequence[Mapping[str, Any]], rules: Mapping[str, Any]) -
     if not high:
         return ""
     return f"{len(high)} of {len(specs)} runs end above {rules['annealed']:.0%} of their peak rate"
+
+
+def at_end_of_rates(
+    specs: Sequence[Mapping[str, Any]], tried: Mapping[tuple[Any, ...], Collection[float]]
+) -> str:
+    """Which runs have the least or largest learning rate that was tried; empty where none has.
+
+    Where the best rate lies at an end of the range, a better one may lie beyond it, and a
+    comparison of methods is one of how far each was tuned.
+
+    Args:
+        specs: The runs' specs.
+        tried: What `trials.tried_rates` returns; runs whose method has no trials on their model and
+            data have no such condition.
+    """
+    ends: dict[str, None] = {}
+    for spec in specs:
+        rates, rate = tried.get(trials.place_of(spec), ()), spec["recipe"].get("learning_rate")
+        if len(rates) > 1 and rate is not None:
+            low, high = min(rates), max(rates)
+            if not low * (1 + 1e-9) < rate < high * (1 - 1e-9):
+                ends[f"{spec['method']} at {rate:g} (tried {low:g} to {high:g})"] = None
+    if not ends:
+        return ""
+    return f"learning rates at the end of what was tried: {', '.join(ends)}"

@@ -14,6 +14,7 @@ from experiments.analysis.claims import comparison, policy
 
 #: Margins are in the metric's units, the simulated values in seed standard deviations.
 MARGIN_SD = 1.0
+CASES, SIDES = ("no effect", "one link"), ("for", "against")
 
 
 def false_verdicts(
@@ -46,29 +47,19 @@ def false_verdicts(
         for a claim that holds only if all its links do.
     """
     rows = []
-    for case in ("no effect", "one link"):
-        for side in ("for", "against"):
-            counts = {True: 0, False: 0}
-            generator = np.random.default_rng(seed)
-            for _ in range(replicates):
-                values = _Arms(generator)
-                found = policy.verdicts(
-                    [
-                        _evidence(name, test, seeds[name], name in primary, values, case, side)
-                        for name, test in tests.items()
-                    ]
-                )
-                for is_primary in counts:
-                    counts[is_primary] += any(
-                        verdict.word != policy.INCONCLUSIVE
-                        for name, verdict in found.items()
-                        if (name in primary) == is_primary
-                    )
-            for is_primary, count in counts.items():
+    for case in CASES:
+        for side in SIDES:
+            p, opposite = p_values(tests, seeds, case, side, replicates=replicates, seed=seed)
+            both = {
+                name: np.minimum(1.0, 2 * np.minimum(p[name], opposite[name])) for name in tests
+            }
+            for family, speaks in (("primary", any_by_holm), ("exploratory", any_by_bh)):
+                own = [both[name] for name in tests if (name in primary) == (family == "primary")]
+                count = int(speaks(np.array(own)).sum()) if own else 0
                 low, high = wilson(count, replicates)
                 rows.append(
                     {
-                        "family": "primary" if is_primary else "exploratory",
+                        "family": family,
                         "case": case,
                         "boundary": side,
                         "ledgers": replicates,
@@ -80,42 +71,64 @@ def false_verdicts(
     return pd.DataFrame(rows)
 
 
-class _Arms:
-    """Values of each arm by seed, drawn when first asked for."""
+def any_by_holm(p: np.ndarray) -> np.ndarray:
+    """Return in which ledgers Holm's correction leaves any claim significant.
 
-    def __init__(self, generator: np.random.Generator) -> None:
-        self._generator = generator
-        self._values: dict[str, np.ndarray] = {}
-
-    def __call__(self, side: Mapping[str, Any], count: int) -> np.ndarray:
-        key = json.dumps(side, sort_keys=True)
-        if key not in self._values or self._values[key].size < count:
-            self._values[key] = self._generator.normal(size=64)
-        return self._values[key][:count]
+    Args:
+        p: Two-sided p values, ``[claims, ledgers]``.
+    """
+    return len(p) * p.min(axis=0) <= policy.ALPHA
 
 
-def _evidence(
-    name: str,
-    test: Mapping[str, Any],
-    count: int,
-    is_primary: bool,
-    values: _Arms,
+def any_by_bh(p: np.ndarray) -> np.ndarray:
+    """Return in which ledgers Benjamini and Hochberg's correction does; argument as above."""
+    ranks = np.arange(1, len(p) + 1)[:, None]
+    return (np.sort(p, axis=0) * len(p) / ranks <= policy.ALPHA).any(axis=0)
+
+
+def p_values(
+    tests: Mapping[str, Mapping[str, Any]],
+    seeds: Mapping[str, int],
     case: str,
     side: str,
-) -> policy.Evidence:
-    links = comparison.links_of(test)
-    pairs = []
-    for index, link in enumerate(links):
-        far = case == "one link" and side == "for" and index < len(links) - 1
-        pairs.append(_pair({**test, **link}, count, values, side=side, far=far))
-    pair = pairs[0] if len(pairs) == 1 else comparison.weakest_link(pairs)[1]
-    return policy.Evidence(name, is_primary, pair.p, pair.p_opposite, count)
+    *,
+    replicates: int,
+    seed: int = 0,
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """Return each claim's one-sided p value and that of its opposite, one per simulated ledger.
+
+    Arguments as in `false_verdicts`; ``case`` is one of `CASES`, ``side`` one of `SIDES`.
+    """
+    generator = np.random.default_rng(seed)
+    arms: dict[str, np.ndarray] = {}
+    most = max(seeds.values(), default=0)
+
+    def values(arm: Mapping[str, Any], count: int) -> np.ndarray:
+        key = json.dumps(arm, sort_keys=True)
+        if key not in arms:
+            arms[key] = generator.normal(size=(replicates, most))
+        return arms[key][:, :count]
+
+    forward, backward = {}, {}
+    for name, test in tests.items():
+        links = comparison.links_of(test)
+        found = []
+        for index, link in enumerate(links):
+            own = {**test, **link}
+            sides = [values(arm, seeds[name]) for arm in comparison.sides_of(own)]
+            far = case == "one link" and side == "for" and index < len(links) - 1
+            found.append(_link(own, sides, side=side, far=far))
+        p, opposite = (np.array(part) for part in zip(*found, strict=True))
+        # As `comparison.weakest_link`: the largest p, and the smallest opposite times their number.
+        forward[name] = p.max(axis=0)
+        backward[name] = np.minimum(1.0, len(links) * opposite.min(axis=0))
+    return forward, backward
 
 
-def _pair(
-    link: Mapping[str, Any], count: int, values: _Arms, *, side: str, far: bool
-) -> stats.Paired:
-    arms = [values(arm, count) for arm in comparison.sides_of(link)]
+def _link(
+    link: Mapping[str, Any], arms: list[np.ndarray], *, side: str, far: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """Both p values of one comparison in every ledger; ``arms`` are ``[ledgers, seeds]``."""
     difference = arms[0] - arms[1] if len(arms) == 2 else arms[0] - arms[1] - arms[2] + arms[3]
     direction, margin = link["direction"], MARGIN_SD * float(np.sign(link.get("margin", 0.0)))
     sign = -1.0 if direction == "less" else 1.0
@@ -124,12 +137,7 @@ def _pair(
         difference = difference * 1e-3 + (0.0 if direction == "equal" else sign * 100.0)
     else:
         difference = difference + sign * boundary
-    return stats.paired(
-        dict(enumerate(difference)),
-        dict.fromkeys(range(count), 0.0),
-        direction=direction,
-        margin=margin,
-    )
+    return stats.p_values(difference, direction, margin)
 
 
 def wilson(count: int, total: int, *, z: float = 1.959964) -> tuple[float, float]:

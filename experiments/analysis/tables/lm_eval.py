@@ -1,9 +1,12 @@
 """Scores of the lm-eval tasks: mean over seeds; the standard error is that of one run over its
 test items, the same items for every run. A score whose mean lies within 1.96 standard errors of
 guessing is not distinguishable from chance. "cut prompts" is the share of prompts that lost their
-beginning because they did not fit the context: above zero, the score is not the task's own. A group
-of tasks stands for its parts, and counts as one task in a mean: "leaderboard" is that over the
-tasks of the Open LLM Leaderboard v1 without GSM8K, "average" that over the others."""
+beginning because they did not fit the context: above zero, the score is not the task's own.
+"unknown tokens" is the share of the text that the tokenizer cannot read, "choices alike" that of
+the items of which two choices have the same tokens, and "right answer" says how often it has the
+same place: where it always has, choices that are alike are decided by their order. A group of tasks
+stands for its parts, and counts as one task in a mean: "leaderboard" is that over the tasks of the
+Open LLM Leaderboard v1 without GSM8K, "average" that over the others."""
 
 from typing import Any
 
@@ -21,6 +24,9 @@ COLUMNS += [
     "chance",
     "against chance",
     "cut prompts",
+    "unknown tokens",
+    "choices alike",
+    "right answer",
     "score (published)",
     "runs",
 ]
@@ -55,9 +61,19 @@ def _row(
         "chance": chance,
         "against chance": stats.against_chance(score, stderr, chance, num_items=num_items),
         "cut prompts": group["truncated_fraction"].max(),
+        "unknown tokens": group["unknown_fraction"].max(),
+        "choices alike": group["alike_fraction"].max(),
+        "right answer": _place(group["answer_place_fraction"].max()),
         "score (published)": _published(source, key, looks),
         "runs": " ".join(group["run"].drop_duplicates()),
     }
+
+
+def _place(share: float) -> str:
+    """Where the right choice stands, in words; nothing where it was not recorded."""
+    if pd.isna(share):
+        return ""
+    return "always in one place" if share == 1 else f"{share:.0%} in one place"
 
 
 def _published(source: str | None, key: dict[str, Any], looks: Methods) -> str:

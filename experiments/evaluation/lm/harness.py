@@ -28,6 +28,9 @@ class CausalLM(LM):
 
     Attributes:
         num_requests: scored requests so far.
+        num_choices: items with several choices.
+        num_alike: those of them of which two choices have the same tokens, which no model tells
+            apart.
         num_truncated: those of which the context window cut off some tokens.
     """
 
@@ -36,6 +39,9 @@ class CausalLM(LM):
         self.scorer = scorer
         self.num_requests = 0
         self.num_truncated = 0
+        #: Items with several choices, and those of them with two choices of the same tokens.
+        self.num_choices = 0
+        self.num_alike = 0
         self._before = scorer.num_encoded, scorer.num_unknown
         self._device = scorer.model.device
 
@@ -49,7 +55,14 @@ class CausalLM(LM):
     def loglikelihood(self, requests: list[Instance]) -> list[tuple[float, bool]]:
         """Log-likelihood (nats) and greediness of each (context, continuation)."""
         pairs = self._encode_pairs([request.args for request in requests])
-        return self.scorer.score([self._span(*pair) for pair in pairs])
+        spans = [self._span(*pair) for pair in pairs]
+        choices: dict[Any, list[Span]] = {}
+        for request, span in zip(requests, spans, strict=True):
+            choices.setdefault((request.task_name, request.doc_id), []).append(span)
+        several = [own for own in choices.values() if len(own) > 1]
+        self.num_choices += len(several)
+        self.num_alike += sum(len(set(own)) < len(own) for own in several)
+        return self.scorer.score(spans)
 
     @uncollected()
     def loglikelihood_rolling(self, requests: list[Instance]) -> list[float]:

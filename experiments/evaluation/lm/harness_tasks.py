@@ -43,6 +43,9 @@ NUM_OUTPUTS, NUM_REFERENCES = 10, 3
 #: Metrics for which guessing among the choices is right once in `number of choices` times.
 CHOICE_METRICS = ("acc", "acc_norm", "acc_bytes")
 
+#: Shares that a group has as a mean over its tasks.
+SHARES = ("truncated_fraction", "unknown_fraction", "alike_fraction", "answer_place_fraction")
+
 
 def task_manager(entries: Sequence[TaskEntry], *, data_dir: Path, scratch: Path) -> TaskManager:
     """lm-eval's index of our own tasks, of the dataset's tests and of folders that entries name.
@@ -214,6 +217,8 @@ def run_task(
         **suite.how,
         "truncated_fraction": lm.num_truncated / max(1, lm.num_requests),
         "unknown_fraction": unknown,
+        "alike_fraction": lm.num_alike / lm.num_choices if lm.num_choices else None,
+        "answer_place_fraction": _answer_places(built),
         "split": _split(built),
     }
     if unknown > MAX_UNKNOWN:
@@ -223,6 +228,19 @@ def run_task(
     if written and rows:
         rows[0]["outputs"] = [_output(sample) for sample in samples[:NUM_OUTPUTS]]
     return [{**score, **shared} for score in rows]
+
+
+def _answer_places(task: Any) -> float | None:
+    """Share of the items whose right choice has the place that it has most often; 1 is always.
+
+    Where it is 1, choices of the same tokens count as right or wrong by their order alone.
+    """
+    if task.OUTPUT_TYPE != "multiple_choice":
+        return None
+    documents = {instance.doc_id: instance.doc for instance in task.instances}
+    places = [task.doc_to_target(document) for document in documents.values()]
+    places = [place for place in places if type(place) is int]
+    return max(map(places.count, set(places))) / len(places) if places else None
 
 
 def group_scores(
@@ -256,7 +274,7 @@ def group_scores(
         errors = [part["stderr"] for part in parts]
         mean_of = {
             key: float(aggregate_subtask_metrics([part[key] for part in parts], sizes, weighted))
-            for key in ("value", "chance", "truncated_fraction", "unknown_fraction")
+            for key in ("value", "chance", *SHARES)
             if all(part.get(key) is not None for part in parts)
         }
         stderr = None

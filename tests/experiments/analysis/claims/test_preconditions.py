@@ -4,6 +4,7 @@ import pandas as pd
 import pytest
 
 from experiments import published
+from experiments.analysis import trials
 from experiments.analysis.claims import preconditions
 
 RULES = published.policy()
@@ -57,3 +58,29 @@ def test_learning_rates_must_have_ended():
     constant = {"learning_rate": 0.1, "min_learning_rate": 0.1}
     assert preconditions.not_annealed([cosine, cosine], RULES) == ""
     assert "1 of 2 runs" in preconditions.not_annealed([cosine, constant], RULES)
+
+
+def spec(rate, *, method="rigl", model="m"):
+    return {
+        "task": "lm", "method": method, "model": {"label": model}, "data": {"name": "d"},
+        "sparsity": {"algorithm": method}, "recipe": {"learning_rate": rate},
+    }  # fmt: skip
+
+
+def test_learning_rates_may_not_be_at_the_end_of_what_was_tried():
+    tried = {("lm", "m", "d", "rigl", None): {0.01, 0.02, 0.04}}
+    assert preconditions.at_end_of_rates([spec(0.02)], tried) == ""
+    found = preconditions.at_end_of_rates([spec(0.02), spec(0.04)], tried)
+    assert "rigl at 0.04 (tried 0.01 to 0.04)" in found
+    assert preconditions.at_end_of_rates([spec(0.01)], tried)
+    assert preconditions.at_end_of_rates([spec(0.08)], tried)
+    # Untuned models have no range to be at the end of.
+    assert preconditions.at_end_of_rates([spec(0.04, model="other")], tried) == ""
+    assert preconditions.at_end_of_rates([spec(0.04, method="set")], tried) == ""
+
+
+def test_the_ranges_are_those_of_the_tuning_studies():
+    found = trials.tried_rates("small")
+    rates = found[("lm", "llama-0.2m", "enwiki-slice", "rigl", None)]
+    assert {0.005, 0.01, 0.02, 0.04} <= rates
+    assert trials.tried_rates("smoke") == {}
