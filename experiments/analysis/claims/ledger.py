@@ -241,7 +241,7 @@ def _ledger_row(
 
 
 def _is_comparison(test: Mapping[str, Any]) -> bool:
-    return "held_equal" in test
+    return bool(test.get("held_equal"))
 
 
 def held_equal(test: Mapping[str, Any]) -> str:
