@@ -27,7 +27,6 @@ from experiments.errors import UserError
 from experiments.report import policy as policy_page
 from experiments.report import provenance, summary, text
 from experiments.store import machine, tidy
-from experiments.store.io import read_json
 from experiments.store.record import Record, read_record
 
 TEMPLATES = Path(__file__).with_name("templates")
@@ -275,10 +274,10 @@ def _render(template: str, context: dict[str, Any], out_dir: Path) -> None:
         (out_dir / file).write_text(made, encoding="utf-8")
 
 
-def _records(folder: Path) -> list[dict[str, Any]]:
+def _records(folder: Path) -> list[Record]:
     """All records in a folder, as ``<run id>.json`` or ``<run id>/record.json``."""
     files = [*folder.glob("*.json"), *folder.glob("*/record.json")]
-    return [read_json(path) for path in sorted(files)]
+    return [read_record(path) for path in sorted(files)]
 
 
 def render_index(

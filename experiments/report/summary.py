@@ -10,6 +10,7 @@ from experiments.analysis.claims import ledger as claims
 from experiments.analysis.claims import policy
 from experiments.report.provenance import has_rows
 from experiments.store import machine
+from experiments.store.record import Record
 
 #: Negative results first.
 ORDER = (
@@ -73,7 +74,7 @@ def outcome(ledger: pd.DataFrame) -> str:
     return f"Of {tested} {noun} that trained models can test at this scale: {', '.join(shares)}."
 
 
-def cost(records: Iterable[dict[str, Any]]) -> dict[str, Any]:
+def cost(records: Iterable[Record]) -> dict[str, Any]:
     """Return what finished runs cost and how large they are, each run once.
 
     Args:
@@ -85,26 +86,24 @@ def cost(records: Iterable[dict[str, Any]]) -> dict[str, Any]:
         ``executed`` and ``dense`` training FLOPs, 2 per multiply-add; ``datasets``; least and
         largest number of ``parameters``; largest number of ``tokens`` and of ``images``.
     """
-    runs = {record["run"]: record for record in records}.values()
+    runs = {record.run: record for record in records}.values()
     flops = {"executed": 0.0, "dense": 0.0}
     machines: dict[str, dict[str, Any]] = {}
     for record in runs:
-        share = (record.get("num_threads") or 1) / 3600
-        facts, evaluation = record.get("machine"), record.get("evaluation") or {}
-        own = _hours(machines, facts, record.get("cpu"))
+        share, evaluation = (record.num_threads or 1) / 3600, record.evaluation
+        own = _hours(machines, record.machine_facts, record.cpu)
         own["trained"] += 1
-        own["training"] += share * (record.get("wall_s") or 0.0)
-        own = _hours(machines, evaluation.get("machine"), record.get("cpu"))
-        own["evaluation"] += share * (evaluation.get("wall_s") or 0.0)
-        counted = record.get("flops") or {}
-        flops["executed"] += counted.get("executed") or 0.0
-        flops["dense"] += counted.get("dense_equivalent") or 0.0
-    sizes = [record["num_parameters"] for record in runs if record.get("num_parameters")]
+        own["training"] += share * record.wall_s
+        own = _hours(machines, None if evaluation is None else evaluation.machine, record.cpu)
+        own["evaluation"] += share * (0.0 if evaluation is None else evaluation.wall_s or 0.0)
+        flops["executed"] += record.flops.executed
+        flops["dense"] += record.flops.dense_equivalent
+    sizes = [record.num_parameters for record in runs]
     return {
         "runs": len(runs),
         **flops,
         "machines": machines,
-        "datasets": sorted({record["spec"]["data"]["name"] for record in runs}),
+        "datasets": sorted({record.spec.data.name for record in runs}),
         "parameters": (min(sizes), max(sizes)) if sizes else None,
         **{unit: _largest(runs, unit) for unit in ("tokens", "images")},
     }
@@ -128,8 +127,8 @@ def _hours(
     return own
 
 
-def _largest(records: Iterable[dict[str, Any]], unit: str) -> int | None:
-    seen = [row[unit] for r in records for row in r.get("curve", [])[-4:] if row.get(unit)]
+def _largest(records: Iterable[Record], unit: str) -> int | None:
+    seen = [row[unit] for record in records for row in record.curve[-4:] if row.get(unit)]
     return max(seen, default=None)
 
 

@@ -13,7 +13,7 @@ from experiments.report import text as words
 from experiments.specs.lookup import rerun_command
 from experiments.store import tidy
 from experiments.store.collect import curves_table, records_table
-from experiments.store.record import make_record
+from experiments.store.record import Record, make_record
 from tests.experiments.analysis import synthetic
 from tests.experiments.report.example import make_site
 
@@ -168,12 +168,15 @@ def test_the_front_page_counts_verdicts_and_cost(site):
 
 
 def test_cost_counts_a_shared_run_once():
-    record = {
-        "run": "a", "wall_s": 1800.0, "num_threads": 2, "num_parameters": 10, "cpu": "B",
-        "spec": {"data": {"name": "x"}}, "flops": {"executed": 3.0, "dense_equivalent": 5.0},
-        "evaluation": {"wall_s": 900.0}, "curve": [{"tokens": 7}],
-    }  # fmt: skip
-    cost = summary.cost([record, record, {**record, "run": "b", "num_parameters": 4}])
+    (made, *_) = synthetic.make(make_record, seeds=1)
+    record = Record.model_validate({
+        **made, "run": "a", "wall_s": 1800.0, "num_threads": 2, "num_parameters": 10, "cpu": "B",
+        "machine": None,
+        "flops": {"executed": 3.0, "dense_equivalent": 5.0}, "evaluation": {"wall_s": 900.0},
+        "curve": [{"kind": "train", "step": 1, "tokens": 7}],
+    })  # fmt: skip
+    other = record.model_copy(update={"run": "b", "num_parameters": 4})
+    cost = summary.cost([record, record, other])
     (hours,) = cost["machines"].values()
     assert (cost["runs"], hours["training"], hours["evaluation"]) == (2, 2.0, 1.0)
     assert (cost["executed"], cost["dense"]) == (6.0, 10.0)
