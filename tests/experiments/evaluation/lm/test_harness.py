@@ -224,3 +224,45 @@ def test_templates_are_compiled_once_and_stay_strict():
     assert compiled.cache_info().misses == before + 1
     with pytest.raises(UndefinedError):
         utils.apply_template(template, {})
+
+
+def test_items_whose_choices_encode_alike_are_counted(scorer):
+    """A vocabulary that lacks two words makes one choice of them."""
+    lm = CausalLM(scorer)
+    choices = [
+        ("The mask", " grows"),
+        ("The mask", " x"),
+        ("The mask", " grows"),
+        ("The mask", " grows"),
+    ]
+    asked = [
+        Instance(request_type="loglikelihood", doc={}, arguments=pair, idx=i % 2,
+                 metadata=("t", i // 2, 1))
+        for i, pair in enumerate(choices)
+    ]  # fmt: skip
+    lm.loglikelihood(asked)
+    assert (lm.num_choices, lm.num_alike) == (2, 1)
+
+
+class Choices:
+    """What is read of a task of lm-eval with several choices."""
+
+    OUTPUT_TYPE = "multiple_choice"
+
+    def __init__(self, *places):
+        self.instances = [
+            Instance(request_type="loglikelihood", doc={"gold": place}, arguments=("", ""), idx=idx,
+                     metadata=("t", number, 1))
+            for number, place in enumerate(places)
+            for idx in range(2)
+        ]  # fmt: skip
+
+    @staticmethod
+    def doc_to_target(document):
+        return document["gold"]
+
+
+def test_a_right_answer_always_in_one_place_is_named():
+    assert tasks._answer_places(Choices(0, 0, 0)) == 1
+    assert tasks._answer_places(Choices(0, 1, 1, 1)) == 0.75
+    assert tasks._answer_places(Choices("text")) is None
