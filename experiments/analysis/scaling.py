@@ -39,16 +39,20 @@ _EMPTY = pd.DataFrame(columns=COLUMNS)
 # Cells
 
 
-def planned(study: dict[str, Any]) -> pd.DataFrame:
+def planned(study: dict[str, Any], *, annealed: str = "stable") -> pd.DataFrame:
     """The runs that laws are about, finished or not; `COLUMNS` without the loss.
 
-    These are the ones whose rate was constant and then decayed to the end.
+    Args:
+        study: The study with its planned runs.
+        annealed: ``stable`` for those whose rate was constant and then decayed, which laws are
+            about; ``cosine`` for the others that end with a low rate.
     """
     rows = []
     for run in study.get("runs", []):
         spec = run["spec"]
         stable = spec["recipe"].get("stable") or {}
-        if not stable.get("decay"):
+        kind = "stable" if stable.get("decay") else "trunk" if stable else "cosine"
+        if kind != annealed or "block_weights" not in run:
             continue
         weights = run["block_weights"]
         sparsity = spec.get("final_sparsity") or 0.0

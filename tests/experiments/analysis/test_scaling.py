@@ -11,9 +11,16 @@ from experiments.analysis.figures import (
     law_best_sparsity,
     law_curves,
     law_effects,
+    law_residuals,
     law_time,
 )
-from experiments.analysis.tables import law_claims, law_crossings, law_predictions, laws
+from experiments.analysis.tables import (
+    law_claims,
+    law_crossings,
+    law_predictions,
+    law_schedules,
+    laws,
+)
 from experiments.store.collect import records_table
 from tests.experiments.analysis import law_runs, synthetic
 from tests.experiments.analysis.law_runs import LAWS
@@ -214,7 +221,9 @@ def test_held_out_runs_are_in_no_fit(whole):
     assert not any(law.rows["held_out"].any() for law in found.values())
 
 
-@pytest.mark.parametrize("figure", [law_curves, law_effects, law_best_sparsity, law_time])
+@pytest.mark.parametrize(
+    "figure", [law_curves, law_effects, law_best_sparsity, law_residuals, law_time]
+)
 def test_figures_show_all_some_and_none(figure, whole):
     rows, records, study = whole
     assert len(figure.draw(records, pd.DataFrame(), study).axes)
@@ -238,6 +247,22 @@ def test_tables_say_what_the_laws_say(whole):
     assert len(crossings) == 3 * 3
     one = crossings[(crossings["a"] == "rigl") & (crossings["b"] == "static")]
     assert set(one["better at ten times"]) <= {"rigl", "no answer"}
+
+
+def test_schedules_are_compared_by_seed(whole):
+    rows, _, _ = whole
+    some = rows[(rows["model"] == "bytes-48") & (rows["tokens"] == 2_048_000)]
+    cosine = some.assign(run=some["run"] + "-cosine", bits=some["bits"] - 0.01)
+    both = study_of(pd.concat([some, cosine]))
+    for run in both["runs"]:
+        if run["id"].endswith("-cosine"):
+            del run["spec"]["recipe"]["stable"]
+    records = records_of(pd.concat([some, cosine]), both)
+    table = law_schedules.make(records, pd.DataFrame(), both)
+    assert len(table) == some.groupby(["algorithm", "sparsity"]).ngroups
+    assert table["difference"].to_numpy() == pytest.approx(0.01)
+    assert set(table["seeds"]) == {3}
+    assert law_schedules.make(records.iloc[:0], pd.DataFrame(), both).empty
 
 
 def test_claims_are_asked_at_the_size_of_their_source(whole):

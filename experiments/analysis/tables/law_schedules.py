@@ -1,0 +1,32 @@
+"""Whether a constant rate with a short decay ends where the usual cosine does: validation loss in
+bits per byte under the first minus under the second, at equal model, sparsity and tokens, over
+the seeds that both have, with a 95% t interval. RigL's cosine runs anneal its drop fraction,
+too."""
+
+from typing import Any
+
+import pandas as pd
+
+from experiments.analysis import scaling, stats
+from experiments.store import tidy
+
+COLUMNS = ["algorithm", "sparsity", "model", "tokens", "seeds", "constant and decay", "cosine",
+           "difference", "low", "high", "runs"]  # fmt: skip
+KEYS = ["algorithm", "sparsity", "model", "tokens", "seed"]
+
+
+def make(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
+    """One row per method with a run of both schedules."""
+    scores = tidy.select(records, "bits_per_byte", split="validation")[["run", "value"]]
+    both = [
+        scaling.planned(study, annealed=kind).merge(scores, on="run").rename(columns={"value": "x"})
+        for kind in ("stable", "cosine")
+    ]
+    pairs = both[0][[*KEYS, "run", "x"]].merge(both[1][[*KEYS, "run", "x"]], on=KEYS)
+    made = []
+    for key, own in pairs.groupby(KEYS[:-1], sort=False):
+        mean, low, high = stats.t_interval(own["x_x"] - own["x_y"])
+        runs = " ".join([*own["run_x"], *own["run_y"]])
+        values = (len(own), own["x_x"].mean(), own["x_y"].mean(), mean, low, high, runs)
+        made.append(dict(zip(COLUMNS, (*key, *values), strict=True)))
+    return pd.DataFrame(made, columns=COLUMNS)
