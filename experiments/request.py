@@ -11,6 +11,8 @@ import functools
 import json
 import os
 import re
+import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -20,7 +22,7 @@ from typing import Any
 
 from experiments import data
 from experiments.evaluation.code import evaluation_code_hash
-from experiments.specs import code
+from experiments.specs import code, needs
 from experiments.specs.code import ROOT
 from experiments.specs.expand import Run, all_runs, computation_costs
 from experiments.specs.lookup import find_runs, study_as_dict
@@ -29,7 +31,10 @@ from experiments.specs.schema import SCALES, SpecError, Study, check_choice, mod
 from experiments.store import paths
 from experiments.store.reference import reusable
 
-KEYS = ("scale", "study", "reuse", "mirror", "offline", "device", "execution", "run")
+KEYS = (
+    "scale", "study", "reuse", "mirror", "offline", "device", "execution", "precision", "compile",
+    "processes", "strategy", "run",
+)  # fmt: skip
 EXECUTIONS = ("auto", "dense", "skip")
 CHECKED = Path(".snakemake/checked")
 RERUNS = Path("state/reruns.json")
@@ -125,7 +130,7 @@ class Request:
         suites = sorted((ROOT / "experiments/evaluation/suites").glob("*.yaml"))
         hashes = [code.code_hash(*files), *map(code.text_hash, suites)]
         mark = CHECKED / code.digest([specs, hashes])
-        if device == "cpu" and mark.exists():
+        if device in ("cpu", "auto") and mark.exists():
             return
         done = subprocess.run(
             [sys.executable, "-m", "experiments", "check"]
@@ -256,6 +261,42 @@ class Request:
         names = [computation.name for computation in self.studies[study].computations]
         return [paths.computation(scale, name).as_posix() for name in names]
 
+    def gpus(self, wildcards: Any) -> int:
+        """GPUs of a run's training: one per process. ``auto`` takes what this machine has."""
+        device = self.config["device"]
+        on_gpu = device.startswith("cuda") or (device == "auto" and shutil.which("nvidia-smi"))
+        return self.processes(wildcards) if on_gpu else 0
+
+    def gpu(self, wildcards: Any) -> int:
+        """GPUs of a run's evaluation."""
+        return min(1, self.gpus(wildcards))
+
+    def processes(self, wildcards: Any) -> int:
+        """Processes that train a run."""
+        return needs.processes(self.run(wildcards).spec, self.config["processes"])
+
+    def memory_mb(self, wildcards: Any, attempt: int = 1) -> int:
+        """Memory of a run's job, of all of its processes; more where that was too little."""
+        return attempt * needs.memory_mb(self.run(wildcards).spec) * self.processes(wildcards)
+
+    def launcher(self, wildcards: Any) -> str:
+        """The command that a run's training begins with."""
+        processes = self.processes(wildcards)
+        if processes == 1:
+            return f"{shlex.quote(sys.executable)} -m experiments"
+        return (
+            f"{shlex.quote(sys.executable)} -m torch.distributed.run --standalone "
+            f"--nproc-per-node {processes} -m experiments"
+        )
+
+    def computing(self) -> str:
+        """Options of ``train`` for what the command says in place of the recipe."""
+        asked = {key: self.config[key] for key in ("precision", "strategy")}
+        words = [f"--{key} {value}" for key, value in asked.items() if value is not None]
+        if self.config["compile"] is not None:
+            words.append("--compile" if self.config["compile"] else "--no-compile")
+        return " ".join(words)
+
     def minutes(self, wildcards: Any, attempt: int = 1) -> int:
         """Limit of a run's job: ten times what the study expects, at least a quarter of an hour."""
         return attempt * max(15, round(10 * self.run(wildcards).core_seconds / 60))
@@ -300,7 +341,7 @@ def checked(config: Mapping[str, Any]) -> dict[str, Any]:
     for key in KEYS:
         if key not in config:
             raise SpecError(f"the config key {key} is missing")
-    for key in ("mirror", "offline", "run"):
+    for key in ("mirror", "offline", "run", "precision", "compile", "processes", "strategy"):
         # Snakemake reads numbers, True and False of the command line, but not false or null.
         if config[key] in ("true", "false", "null"):
             config[key] = json.loads(config[key])
@@ -310,8 +351,16 @@ def checked(config: Mapping[str, Any]) -> dict[str, Any]:
     check_choice("execution", config["execution"], EXECUTIONS)
     if not isinstance(config["offline"], bool):
         raise SpecError(f"offline is {config['offline']!r}, but must be true or false")
-    if not re.fullmatch(r"cpu|cuda(:\d+)?", str(config["device"])):
-        raise SpecError(f"device is {config['device']!r}, but must be cpu, cuda or cuda:<number>")
+    if not re.fullmatch(needs.DEVICE, str(config["device"])):
+        raise SpecError(f"device is {config['device']!r}, but must be {needs.DEVICES}")
+    for key, allowed in (("precision", needs.PRECISIONS), ("strategy", needs.STRATEGIES)):
+        if config[key] is not None:
+            check_choice(key, config[key], allowed)
+    if config["compile"] not in (None, True, False):
+        raise SpecError(f"compile is {config['compile']!r}, but must be true, false or null")
+    processes = config["processes"]
+    if processes is not None and not (type(processes) is int and 1 <= processes <= 1024):
+        raise SpecError(f"processes is {processes!r}, but must be a number from 1 to 1024, or null")
     if config["mirror"] is not None and not Path(str(config["mirror"])).is_dir():
         raise SpecError(f"mirror is {config['mirror']!r}, which is no folder")
     return config

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from experiments.specs.needs import DEVICE, DEVICES
 from experiments.specs.schema import SpecError
 
 
@@ -52,13 +53,12 @@ def mirror_root(mirror: Path | None) -> Path | None:
 
 def check_device(device: str) -> None:
     """Raise `SpecError` for a device that has another form, or that this machine lacks."""
-    if not re.fullmatch(r"cpu|cuda(:\d+)?", device):
-        raise SpecError(f"device is {device!r}, but must be cpu, cuda or cuda:<number>")
-    if device != "cpu":
-        import torch
+    if not re.fullmatch(DEVICE, device):
+        raise SpecError(f"device is {device!r}, but must be {DEVICES}")
+    if device not in ("cpu", "auto"):
+        from experiments.training.device import resolve
 
-        if int(device.partition(":")[2] or 0) >= torch.cuda.device_count():
-            raise SpecError(
-                f"device is {device!r}, but torch {torch.__version__} sees "
-                f"{torch.cuda.device_count()} CUDA devices here"
-            )
+        try:
+            resolve(device, local_rank=int(os.environ.get("LOCAL_RANK", 0)))
+        except ValueError as error:
+            raise SpecError(str(error)) from None

@@ -18,6 +18,7 @@ from experiments.request import EXECUTIONS
 from experiments.specs.code import training_code_hash
 from experiments.specs.expand import Run
 from experiments.specs.lookup import find_data, find_run, rerun_command
+from experiments.specs.needs import PRECISIONS, STRATEGIES
 from experiments.specs.read import computation_names
 from experiments.specs.schema import SpecError, check_choice
 from experiments.store import paths
@@ -44,6 +45,15 @@ def prepare(
 def train(
     run: RunId,
     device: str = "cpu",
+    precision: Annotated[
+        str | None, typer.Option(help="fp32, bf16 or tf32; default: as the recipe says")
+    ] = None,
+    compile: Annotated[
+        bool | None, typer.Option("--compile/--no-compile", help="default: as the recipe says")
+    ] = None,
+    strategy: Annotated[
+        str | None, typer.Option(help="of torchrun's processes: ddp or fsdp2")
+    ] = None,
     execution: Annotated[str, typer.Option(help="auto, dense or skip")] = "auto",
     threads: Annotated[int, typer.Option(min=1)] = 1,
     log: Annotated[Path | None, typer.Option(help="also write the status lines here")] = None,
@@ -55,7 +65,14 @@ def train(
     """Train one run, or go on where an interrupted one stopped."""
     check_choice("execution", execution, EXECUTIONS)
     chosen = find_run(run)
+    for key, value, allowed in (
+        ("precision", precision, PRECISIONS),
+        ("strategy", strategy, STRATEGIES),
+    ):
+        if value is not None:
+            check_choice(key, value, allowed)
     check_device(device)
+    score = score and os.environ.get("RANK", "0") == "0"
     if score:
         quiet_and_offline()
     from experiments.training import loop as training
@@ -72,6 +89,9 @@ def train(
             state_dir=paths.state(chosen.id, chosen.spec_hash),
             num_threads=threads,
             device=device,
+            precision=precision,
+            compile=compile,
+            strategy=strategy,
             execution=execution,
             first=chosen.first and paths.run(chosen.scale, chosen.first) / "model",
             log=log,

@@ -26,7 +26,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import (
     BaseModel,
@@ -92,6 +92,15 @@ class Stable(Strict):
     )
 
 
+class Launch(Strict):
+    """How many processes train a run together, and what each of them holds."""
+
+    processes: PositiveInt = 1
+    strategy: Literal["ddp", "fsdp2"] = Field(
+        "ddp", description="each process holds the model (ddp) or a part of it (fsdp2)"
+    )
+
+
 class Recipe(Strict, ABC):
     """Optimisation of one run, as far as tasks share it: linear warm-up, then a cosine."""
 
@@ -105,6 +114,18 @@ class Recipe(Strict, ABC):
         None,
         description="warm-up, constant rate and decay in place of warm-up and cosine",
         exclude_if=lambda value: value is None,
+    )
+    micro_batches: PositiveInt = Field(
+        1, description="parts of a batch, one forward each", exclude_if=lambda value: value == 1
+    )
+    precision: Literal["fp32", "bf16", "tf32"] = Field(
+        "fp32", description="of matrix products", exclude_if=lambda value: value == "fp32"
+    )
+    compile: bool = Field(
+        False, description="whether torch.compile runs it", exclude_if=lambda value: not value
+    )
+    launch: Launch | None = Field(
+        None, description="processes of a run", exclude_if=lambda value: value is None
     )
 
     name: str = Field("", description="the study's variant of the recipe; set by the plan")
@@ -230,7 +251,9 @@ class Task(ABC):
         if getattr(recipe, "optimizer", "adamw") == "sgd":
             nesterov = getattr(recipe, "nesterov", False)
             return torch.optim.SGD(groups, lr=rate, momentum=recipe.momentum, nesterov=nesterov)
-        return torch.optim.AdamW(groups, lr=rate, betas=recipe.betas, eps=recipe.eps)
+        # Where it is fused, an optimizer's step is one kernel.
+        fused = True if next(model.parameters()).device.type == "cuda" else None
+        return torch.optim.AdamW(groups, lr=rate, betas=recipe.betas, eps=recipe.eps, fused=fused)
 
     def parameter_groups(self, model: torch.nn.Module) -> list[dict[str, Any]]:
         """Groups of the optimizer: vectors (norms, biases) get no weight decay.

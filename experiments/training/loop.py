@@ -11,7 +11,7 @@ import shutil
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -27,7 +27,10 @@ from experiments.specs.run import RunSpec
 from experiments.store.io import read_cache, write_whole
 from experiments.store.machine import key as machine_key
 from experiments.training import summary
-from experiments.training.state import Saved
+from experiments.training.batches import Batches, over
+from experiments.training.device import allow, autocast
+from experiments.training.ranks import Ranks, ranks
+from experiments.training.state import Saved, generators, set_generators
 from sparse_lib.checkpoint import densify, load_checkpoint, masks_of, read_safetensors
 from sparse_lib.configure import configure
 from sparse_lib.core.algorithm import SparsityAlgorithm
@@ -35,6 +38,8 @@ from sparse_lib.masks.init import SCORED, keep_score
 
 #: Seconds between two saved states; the variable is for steps of unusual length, and for tests.
 SAVE_EVERY_S = float(os.environ.get("SPARSE_SAVE_EVERY_S", 15.0))
+#: A state that takes long to save is saved less often: saving takes at most this share of the time.
+SAVE_SHARE = 0.05
 STATUS_EVERY_S = 5.0
 NUM_LOG_ROWS = 120
 #: Batches whose mean loss ranks the weights of masks that are pruned at initialisation.
@@ -43,6 +48,8 @@ RANKING_BATCHES = 8
 MASKS = "masks.safetensors"
 #: Folder beside them with the states that other runs continue, named by their steps.
 STATES = "states"
+#: What `torch.compile` generates code with.
+COMPILE_BACKEND = "inductor"
 
 
 def _as_buffers(masks: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -74,7 +81,7 @@ class Progress:
 
     step: int = 0
     elapsed_s: float = 0.0
-    loss_sum: float = 0.0
+    loss_sum: Any = 0.0  # on a GPU a tensor, which is read when a row is written
     loss_count: int = 0
     rows: list[dict[str, Any]] = field(default_factory=list)
     #: Keys of the machines that it has been on, which an interruption may change.
@@ -122,7 +129,10 @@ class Trainer:
         state_dir: what the run goes on from after an interruption.
         code_hash: of the code that trains; a state of other code is not resumed.
         num_threads: threads of this process; part of what makes a run bit-reproducible.
-        device: a torch device.
+        device: what `experiments.training.device.resolve` takes.
+        precision: of matrix products: ``fp32``, ``bf16`` or ``tf32``; None as the recipe says.
+        compile: whether `torch.compile` runs the model; None as the recipe says.
+        group: the processes that train the run together; None is this one alone.
         execution: how masked layers run: ``dense``, ``skip``, or ``auto`` for what is faster.
         first: where the weights come from if the spec ``starts_from`` others; see `start_from`.
         log: a file that gets the status lines too.
@@ -137,6 +147,9 @@ class Trainer:
         code_hash: str = "",
         num_threads: int = 1,
         device: str = "cpu",
+        precision: str | None = None,
+        compile: bool | None = None,
+        group: Ranks | None = None,
         execution: str = "auto",
         first: Path | None = None,
         log: Path | None = None,
@@ -144,23 +157,29 @@ class Trainer:
         self.log = log
         torch.set_num_threads(num_threads)
         torch.manual_seed(spec.seed)
-        self.spec, self.device, self.num_threads = spec, torch.device(device), num_threads
+        self.ranks = group or Ranks(device=device)
+        self.spec, self.device, self.num_threads = spec, self.ranks.device, num_threads
+        self.precision = precision or spec.recipe.precision
+        self.compile = spec.recipe.compile if compile is None else compile
+        allow(self.precision)
         self.task = tasks.get(spec.task).Task(spec, data_dir)
-        model, masks = self.task.build_model(), None
+        self.batches = Batches(
+            self.task.batch,
+            size=spec.recipe.batch_size,
+            device=self.device,
+            rank=self.ranks.rank,
+            num_ranks=self.ranks.size,
+            num_parts=spec.recipe.micro_batches,
+        )
         self.transform: dict[str, Any] | None = None
-        if spec.transform is not None:
-            self.dense_config = model.config.to_dict()
-            dense_step = self.task.flops(model).training_step()
-            arguments = {**spec.transform.to_json(), **self.task.input_size}
-            with refusals(f"the transform of {spec.id}"):
-                model, masks, totals = _transforms().apply(model, arguments)
-            self.transform = {**totals, "dense_step": dense_step}
-        self.model = model.to(self.device)
+        self.model, masks = self.build_model()
         self.flops = self.task.flops(self.model)
+        self.model = self.model.to(self.device)
         continues = spec.starts_from is not None and spec.starts_from.step is not None
         self.first_weights: str | None = None
         if first is not None and not continues:
             self.first_weights = self.start_from(first)
+        self.model = self.ranks.shard(self.model)
         self.sparsity: SparsityAlgorithm | None = None
         if spec.sparsity is not None:
             with refusals(f"the sparsity of {spec.id}"):
@@ -188,13 +207,33 @@ class Trainer:
 
     # Start
 
+    def build_model(self) -> tuple[torch.nn.Module, dict[str, Any] | None]:
+        """The model with fresh weights, and what its transformation says of masks."""
+        model, masks, transform = self.task.build_model(), None, self.spec.transform
+        if transform is not None:
+            self.dense_config = model.config.to_dict()
+            dense_step = self.task.flops(model).training_step()
+            arguments = {**transform.to_json(), **self.task.input_size}
+            with refusals(f"the transform of {self.spec.id}"):
+                model, masks, totals = _transforms().apply(model, arguments)
+            self.transform = {**totals, "dense_step": dense_step}
+        return model, masks
+
     def rank_weights(self, config: dict[str, Any]) -> None:
         """Score the weights for masks that are pruned at initialisation, on the first batches."""
+        if self.ranks.sharded:
+            raise UserError(
+                f"sparsity.init_method is {config['init_method']!r}, which needs the whole model "
+                "in one process; take the strategy ddp"
+            )
         at_init = importlib.import_module("sparse_lib.masks.at_init")
         twin = copy.deepcopy(self.model).train()  # forward passes change running statistics
         probe = configure({**config, "init_method": "random", "distribution": None})
         masked = probe.apply(copy.deepcopy(self.model)) and probe.sparse_params
-        batches = [self.to_device(self.task.batch(step)) for step in range(RANKING_BATCHES)]
+        batches = [
+            over(self.task.batch(step), lambda part: part.to(self.device))
+            for step in range(RANKING_BATCHES)
+        ]
 
         def loss() -> torch.Tensor:
             return sum(self.task.loss(twin, batch) for batch in batches) / len(batches)
@@ -264,7 +303,7 @@ class Trainer:
         file = path / STATES / f"{start.step}.pt"
         if not file.is_file():
             raise UserError(f"{file} is missing: {start.run} kept no state of step {start.step}")
-        state = torch.load(file, map_location=self.device, weights_only=True)
+        state = torch.load(file, map_location="cpu", weights_only=True)
         if state["origin"]["data"] != self.task.data["hash"]:
             raise UserError(f"{start.run} was trained on other data than {self.spec.id} is")
         self.restore(state)
@@ -292,7 +331,8 @@ class Trainer:
 
     def choose(self, execution: str) -> str:
         """``dense`` where the run has no masked layer that is worth skipping."""
-        if self.sparsity is None or self.device.type != "cpu":
+        alone = self.device.type == "cpu" and self.ranks.size == 1 and not self.compile
+        if self.sparsity is None or not alone:
             return "dense"
         if execution != "auto":
             return execution
@@ -305,7 +345,9 @@ class Trainer:
 
     def execute(self, execution: str) -> None:
         """Run masked layers this way from now on: all dense, all skipping, or each as it pays."""
-        self.execution, self.runner = execution, self.model
+        self.execution, self.runner = execution, self.ranks.parallel(self.model)
+        if self.compile:
+            self.runner = torch.compile(self.runner, backend=COMPILE_BACKEND)  # type: ignore
         if execution != "dense":
             crossover = 0.0 if execution == "skip" else None
             with refusals(f"execution is {execution!r}"):
@@ -314,39 +356,59 @@ class Trainer:
 
     # State
 
-    def save(self) -> None:
-        """Save what `resume` goes on from; raises `OSError` where that is impossible."""
-        self.saved.save(self.progress.step, self.state())
+    def save(self, *, later: bool = False) -> None:
+        """Save what `resume` goes on from; raises `OSError` where that is impossible.
+
+        Args:
+            later: Whether the file may be written while the training goes on.
+        """
+        state = self.state()
+        if self.ranks.first:
+            self.saved.save(self.progress.step, state, later=later)
 
     def state(self) -> dict[str, Any]:
-        """All that the rest of the run depends on, and what it says of the part behind it."""
+        """All that the rest of the run depends on, and what it says of the part behind it.
+
+        Of several ranks all call it, and the first one's is complete.
+        """
+        whole = self.ranks.whole(
+            {
+                "model": self.model.state_dict(),
+                "optimizer": self.optimizer.state_dict(),
+                "sparsity": None if self.sparsity is None else self.sparsity.state_dict(),
+            }
+        )
+        self.progress.loss_sum = float(self.progress.loss_sum)
         return {
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "sparsity": None if self.sparsity is None else self.sparsity.state_dict(),
-            "rng": torch.get_rng_state(),
+            **whole,
+            **generators(self.device),
             "execution": self.execution,
             "progress": vars(self.progress),
         }
 
     def keep(self) -> None:
         """Write the state of this step for other runs to continue; `export` hands it out."""
+        state = {"origin": self.saved.origin, **self.state()}
+        if not self.ranks.first:
+            return
         self.kept.mkdir(parents=True, exist_ok=True)
         write_whole(
-            self.kept / f"{self.progress.step}.pt",
-            lambda stream: torch.save({"origin": self.saved.origin, **self.state()}, stream),
+            self.kept / f"{self.progress.step}.pt", lambda stream: torch.save(state, stream)
         )
 
-    def try_to_save(self) -> None:
+    def try_to_save(self, *, later: bool = False) -> None:
         """Save, or print why that failed; the training continues without a new state."""
         try:
-            self.save()
+            self.save(later=later)
         except OSError as error:
             self.say(f"{error}; the training goes on")
 
     def resume(self) -> bool:
         """Load the last state that is whole and began with the same code, data and weights."""
-        state = self.saved.load(self.device)
+        path = self.ranks.from_first(self.saved.newest() if self.ranks.first else None)
+        if path is None:
+            return False
+        state = self.saved.read(path)
         if state is None:
             return False
         self.restore(state)
@@ -354,12 +416,13 @@ class Trainer:
 
     def restore(self, state: dict[str, Any]) -> None:
         """Be where `state` was returned."""
-        self.execute(state["execution"])
-        self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        alone = self.ranks.size == 1 and self.device.type == "cpu" and not self.compile
+        self.execute(state["execution"] if alone else "dense")
+        self.ranks.load(self.model, state["model"])
+        self.ranks.load_optimizer(self.optimizer, state["optimizer"])
         if self.sparsity is not None:
             self.sparsity.load_state_dict(state["sparsity"])
-        torch.set_rng_state(state["rng"].cpu())
+        set_generators(state, self.device)
         self.progress = Progress(**state["progress"])
 
     def machine(self) -> dict[str, Any]:
@@ -370,37 +433,47 @@ class Trainer:
 
     # Steps
 
-    def step(self) -> float:
-        """One optimizer step; returns its loss in nats."""
+    def step(self) -> float | torch.Tensor:
+        """One optimizer step; returns the loss of this process's samples in nats.
+
+        A GPU's loss stays there, so that nothing waits for it.
+        """
         rate = self.task.learning_rate(self.progress.step)
         for group in self.optimizer.param_groups:
             group["lr"] = rate * group.get("rate_factor", 1.0)
-        batch = self.to_device(self.task.batch(self.progress.step))
-        loss = self.task.loss(self.runner, batch)
-        loss.backward()
+        parts = self.batches.parts(self.progress.step)
+        losses = []
+        for number, part in enumerate(parts, 1):
+            with self.ranks.micro_batch(last=number == len(parts)):
+                with autocast(self.device, self.precision):
+                    loss = self.task.loss(self.runner, part)
+                loss = loss / len(parts) if len(parts) > 1 else loss
+                loss.backward()
+            losses.append(loss.detach())
         clip_norm = getattr(self.spec.recipe, "clip_norm", None)
         if clip_norm:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), clip_norm)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.progress.step += 1
-        return loss.item()
-
-    def to_device(self, batch: Any) -> Any:
-        """A batch, a tensor or a tuple of them, on the run's device."""
-        if isinstance(batch, tuple):
-            return tuple(part.to(self.device) for part in batch)
-        return batch.to(self.device)
+        if self.device.type == "cpu":
+            return sum(part.item() for part in losses)
+        return torch.stack(losses).sum()
 
     def measure(self) -> dict[str, Any]:
         """What the library says of the masks and of the FLOPs so far; empty for a dense run."""
         return {} if self.sparsity is None else self.sparsity.metrics(self.flops)
 
     def validate(self, *, full: bool) -> dict[str, float]:
-        """The task's scores in evaluation mode."""
+        """The task's scores in evaluation mode; rank 0's, unless all ranks are needed for them."""
+        if not (self.ranks.first or self.ranks.sharded):
+            return {}
         self.model.eval()
-        with torch.no_grad():
-            scores = self.task.validate(self.runner, full=full)
+        with torch.no_grad(), autocast(self.device, self.precision):
+            # A rank alone cannot call the wrapper that averages gradients.
+            runner = self.runner if self.ranks.size == 1 else self.model
+            scores = self.task.validate(runner, full=full)
+        self.ranks.settle(self.model)
         self.model.train()
         return scores
 
@@ -413,21 +486,19 @@ class Trainer:
         log_every = max(1, steps // NUM_LOG_ROWS)
         validate_every = max(1, steps // recipe.validations)
         before, saved, told = progress.elapsed_s, time.monotonic(), time.monotonic()
-        start = time.monotonic()
+        start, pause = time.monotonic(), SAVE_EVERY_S
         first = progress.step
         self.model.train()
         while progress.step < steps:
             loss = self.step()
             progress.elapsed_s = before + time.monotonic() - start
-            if not math.isfinite(loss):
-                raise Diverged(
-                    f"the loss of {self.spec.id} is {loss} at step {progress.step}; "
-                    "lower recipe.learning_rate"
-                )
+            if isinstance(loss, float) and self.ranks.size == 1:
+                self.check_loss(loss)
             progress.loss_sum += loss
             progress.loss_count += 1
             if progress.step % log_every == 0 or progress.step == steps:
-                mean = progress.loss_sum / progress.loss_count
+                mean = self.ranks.mean(float(progress.loss_sum) / progress.loss_count)
+                self.check_loss(mean)
                 progress.rows.append(summary.train_row(self, mean))
                 progress.loss_sum, progress.loss_count = 0.0, 0
             # Full validation is done once, after the last step.
@@ -438,17 +509,32 @@ class Trainer:
             if recipe.stable is not None and progress.step in recipe.stable.keep:
                 self.keep()
             now = time.monotonic()
-            if received:
+            # Rank 0's clock decides for all; a signal to any rank stops all.
+            number, save, tell = self.ranks.any(
+                received[0] if received else 0,
+                self.ranks.first and now - saved >= pause,
+                self.ranks.first and now - told >= STATUS_EVERY_S,
+            )
+            if number:
                 self.save()
-                self.say(f"stopped by signal {received[0]} at step {progress.step}; state saved")
-                raise Interrupted(128 + received[0])
-            if now - saved >= SAVE_EVERY_S:
-                self.try_to_save()
-                saved = now
-            if now - told >= STATUS_EVERY_S:
-                self.status(loss, first, now - start)
+                self.say(f"stopped by signal {number} at step {progress.step}; state saved")
+                raise Interrupted(128 + number)
+            if save:
+                self.try_to_save(later=True)
+                saved = time.monotonic()
+                pause = max(SAVE_EVERY_S, (saved - now) / SAVE_SHARE)
+            if tell:
+                self.status(float(loss), first, now - start)
                 told = now
         self.try_to_save()
+
+    def check_loss(self, loss: float) -> None:
+        """Raise `Diverged`, one sentence, for a loss that is not finite."""
+        if not math.isfinite(loss):
+            raise Diverged(
+                f"the loss of {self.spec.id} is {loss} at step {self.progress.step}; "
+                "lower recipe.learning_rate"
+            )
 
     def status(self, loss: float, first: int, seconds: float) -> None:
         """Progress in one line: step, loss, speed and time left."""
@@ -463,15 +549,24 @@ class Trainer:
 
     def say(self, text: str) -> None:
         """Print a line that begins with the run's id, and flush it; a closed pipe is no error."""
-        say(f"{self.spec.id}  {text}", self.log)
+        if self.ranks.first:
+            say(f"{self.spec.id}  {text}", self.log)
 
     def export(self, folder: Path) -> None:
         """Write the model: dense weights, what they were transformed by, and their masks."""
+        model = self.model
+        if self.ranks.sharded:
+            state = self.ranks.whole(model.state_dict())
+            if self.ranks.first:
+                model, _ = self.build_model()
+                load_checkpoint(model, state)
+        if not self.ranks.first:
+            return
         shutil.rmtree(folder, ignore_errors=True)
-        self.task.export(self.model, folder)
+        self.task.export(model, folder)
         if self.spec.transform is not None:
             _transforms().write(folder, self.dense_config, self.spec.transform.to_json())
-        masks = {name: mask.cpu() for name, mask in masks_of(self.model).items()}
+        masks = {name: mask.cpu() for name, mask in masks_of(model).items()}
         if masks:
             from safetensors.torch import save_file
 
@@ -491,6 +586,9 @@ def train(
     claim_tests: dict[str, str] | None = None,
     num_threads: int = 1,
     device: str = "cpu",
+    precision: str | None = None,
+    compile: bool | None = None,
+    strategy: str | None = None,
     execution: str = "auto",
     first: Path | None = None,
     log: Path | None = None,
@@ -498,58 +596,75 @@ def train(
     """Train one run into ``out``: ``metrics.jsonl``, ``model/`` and, last, ``train.json``.
 
     A second trainer of the same run waits for the first one's lock, and then finds its result. The
-    record keeps ``claim_tests``, the hash of each claim's test, as they were when the run began.
+    processes that torchrun starts train it together. The record keeps ``claim_tests``, the hash of
+    each claim's test, as they were when the run began.
 
     Raises:
-        Interrupted: after SIGINT or SIGTERM, with the state saved.
+        Interrupted: after SIGINT or SIGTERM to any of the processes, with the state saved.
         Diverged: when the loss is not finite.
-        UserError: when the prepared data are not as they were prepared.
+        UserError: when the prepared data are not as they were prepared, or there is no such
+            device.
         OSError: when a file cannot be written.
     """
+    if strategy is None:
+        strategy = spec.recipe.launch.strategy if spec.recipe.launch else "ddp"
+    keep_memory()
+    with stop_signals() as received, ranks(strategy, device) as group, ExitStack() as held:
+        if group.first:
+            done = not _locked(spec, state_dir, received, log, held) and finished(out, spec)
+            if not done:
+                data.verify(data_dir)
+        if group.from_first(done if group.first else None):
+            return
+        trainer = Trainer(
+            spec,
+            data_dir=data_dir,
+            state_dir=state_dir,
+            code_hash=code_hash,
+            num_threads=num_threads,
+            precision=precision,
+            compile=compile,
+            group=group,
+            execution=execution,
+            first=first,
+            log=log,
+        )
+        held.callback(trainer.batches.close)
+        if trainer.resume():
+            trainer.say(f"resumes at step {trainer.progress.step}")
+        else:
+            trainer.progress.claim_tests = claim_tests or {}
+        trainer.run(received)
+        summary.write(trainer, out, code_hash=code_hash, command=command)
+        if not group.first:
+            return
+        trainer.saved.remove()
+        final = trainer.progress.rows[-1]
+        trainer.say(
+            f"done: {trainer.progress.step} steps in {trainer.progress.elapsed_s:.0f} s, "
+            f"validation loss {final['loss']:.4f}"
+        )
+
+
+def _locked(
+    spec: RunSpec, state_dir: Path, received: list[int], log: Path | None, held: ExitStack
+) -> bool:
+    """Take the run's lock until ``held`` closes; whether it was free at once."""
     state_dir.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(state_dir.with_name(f"{state_dir.name}.lock"))
     waited = False
-    keep_memory()
-    with stop_signals() as received:
-        while True:
-            try:
-                lock.acquire(timeout=0.5)
-                break
-            except Timeout:
-                if received:
-                    raise Interrupted(128 + received[0]) from None
-                if not waited:
-                    say(f"{spec.id}  another trainer has this run; waiting for it", log)
-                waited = True
+    while True:
         try:
-            if waited and finished(out, spec):
-                return
-            data.verify(data_dir)
-            trainer = Trainer(
-                spec,
-                data_dir=data_dir,
-                state_dir=state_dir,
-                code_hash=code_hash,
-                num_threads=num_threads,
-                device=device,
-                execution=execution,
-                first=first,
-                log=log,
-            )
-            if trainer.resume():
-                trainer.say(f"resumes at step {trainer.progress.step}")
-            else:
-                trainer.progress.claim_tests = claim_tests or {}
-            trainer.run(received)
-            summary.write(trainer, out, code_hash=code_hash, command=command)
-            trainer.saved.remove()
-            final = trainer.progress.rows[-1]
-            trainer.say(
-                f"done: {trainer.progress.step} steps in {trainer.progress.elapsed_s:.0f} s, "
-                f"validation loss {final['loss']:.4f}"
-            )
-        finally:
-            lock.release()
+            lock.acquire(timeout=0.5)
+            break
+        except Timeout:
+            if received:
+                raise Interrupted(128 + received[0]) from None
+            if not waited:
+                say(f"{spec.id}  another trainer has this run; waiting for it", log)
+            waited = True
+    held.callback(lock.release)
+    return not waited
 
 
 def finished(out: Path, spec: RunSpec) -> bool:

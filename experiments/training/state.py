@@ -6,23 +6,30 @@ other data or another first phase is of no use and is removed.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import os
+import random
 import shutil
 import struct
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
 
+import numpy as np
 import torch
+from torch.utils._pytree import tree_leaves, tree_map
 
 from experiments.errors import CannotWrite
 from experiments.store.io import flush_folder
 
 #: The last state, and the one before it in case that the last is damaged.
 NUM_KEPT = 2
+#: Bytes from which a state is written while the training goes on.
+LARGE = 2**28
 CAUSES = {
     "code": "the code has changed",
     "data": "the data has changed",
@@ -41,17 +48,41 @@ class Saved:
 
     def __init__(self, folder: Path, origin: dict[str, str | None], say: Callable[[str], None]):
         self.folder, self.origin, self.say = folder, origin, say
+        self._writer: ThreadPoolExecutor | None = None
+        self._written: Future[None] = Future()
 
     def files(self) -> list[Path]:
         """The saved states, the last one first."""
         return sorted(self.folder.glob("state-*.pt"), key=_step, reverse=True)
 
-    def save(self, step: int, state: dict[str, Any]) -> None:
+    def save(self, step: int, state: dict[str, Any], *, later: bool = False) -> None:
         """Add a state once it is on the disk, and drop all but the last `NUM_KEPT`.
+
+        Args:
+            step: Its step.
+            state: What `read` returns.
+            later: Whether a large state may be copied and written while the caller goes on. An
+                error is raised by the next call then.
 
         Raises:
             OSError: If it cannot be written; older states stay as they are.
         """
+        self.finish()
+        if not later or _num_bytes(state) < LARGE:
+            self._write(step, state)
+            return
+        copied = _copied(state)
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="state")
+        self._written = self._writer.submit(self._write, step, copied)
+
+    def finish(self) -> None:
+        """Wait for a state that is being written, and raise the error that it met."""
+        if self._writer is not None:
+            writer, self._writer = self._writer, None
+            writer.shutdown()
+            self._written.result()
+
+    def _write(self, step: int, state: dict[str, Any]) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         part = self.folder / "state.part"
         try:
@@ -70,10 +101,10 @@ class Saved:
         for path in self.files()[NUM_KEPT:]:
             path.unlink()
 
-    def load(self, device: torch.device) -> dict[str, Any] | None:
+    def newest(self) -> Path | None:
         """The last state that is whole; None without one of this code, data and first phase."""
         for path in self.files():
-            state = self._read(path, device)
+            state = self.read(path)
             if state is None:
                 self.say(f"{path} is damaged and is left out")
                 with suppress(OSError):  # a folder, or no permission
@@ -81,19 +112,22 @@ class Saved:
                 continue
             differing = [k for k, value in self.origin.items() if state["origin"].get(k) != value]
             if not differing:
-                return state
+                return path
             causes = " and ".join(CAUSES[key] for key in differing)
             self.say(f"{causes} since step {_step(path)}, so the run begins anew")
             self.remove()
             break
         return None
 
-    def _read(self, path: Path, device: torch.device) -> dict[str, Any] | None:
-        """The state in a file; None if the file is not as `save` wrote it."""
+    def read(self, path: Path) -> dict[str, Any] | None:
+        """The state in a file; None if the file is not as `save` wrote it.
+
+        Its tensors are read from the disk where they are used.
+        """
         try:
             if not path.stem.endswith(f"-{_digest(path)}"):
                 return None
-            state = torch.load(path, map_location=device, weights_only=True)
+            state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         # A file that has the digest of its own garbage, or that cannot be read at all.
         except (
             OSError,
@@ -109,7 +143,48 @@ class Saved:
 
     def remove(self) -> None:
         """Drop all states."""
+        with suppress(OSError):
+            self.finish()
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def generators(device: torch.device) -> dict[str, Any]:
+    """States of all generators of random numbers that a run may draw from."""
+    name, keys, *rest = np.random.get_state()
+    states: dict[str, Any] = {
+        "rng": torch.get_rng_state(),
+        "python_rng": random.getstate(),
+        "numpy_rng": (name, torch.from_numpy(np.array(keys, dtype=np.int64)), *rest),
+    }
+    if device.type in ("cuda", "mps"):
+        states["device_rng"] = getattr(torch, device.type).get_rng_state()
+    return states
+
+
+def set_generators(states: dict[str, Any], device: torch.device) -> None:
+    """Restore what `generators` returned; a generator that it lacks stays as it is."""
+    torch.set_rng_state(states["rng"])
+    if "python_rng" in states:
+        random.setstate(states["python_rng"])
+    if "numpy_rng" in states:
+        name, keys, *rest = states["numpy_rng"]
+        np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))
+    if "device_rng" in states and device.type in ("cuda", "mps"):
+        getattr(torch, device.type).set_rng_state(states["device_rng"])
+
+
+def _num_bytes(state: Any) -> int:
+    tensors = (leaf for leaf in tree_leaves(state) if isinstance(leaf, torch.Tensor))
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def _copied(state: Any) -> Any:
+    """A copy in the memory of the CPU, which further steps do not change."""
+    own = {key: copy.deepcopy(value) for key, value in state.items() if key == "progress"}
+    return tree_map(
+        lambda leaf: leaf.to("cpu", copy=True) if isinstance(leaf, torch.Tensor) else leaf,
+        {**state, **own},
+    )
 
 
 def _step(path: Path) -> int:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from experiments import machine, models
 from experiments.store.io import write_json, write_whole
+from experiments.training.device import gpu_facts
+from sparse_lib.masks.counts import num_true
 
 if TYPE_CHECKING:
     from experiments.training.loop import Trainer
@@ -69,7 +71,7 @@ def facts(trainer: Trainer) -> dict[str, Any]:
     num_masked = 0
     if trainer.sparsity is not None:
         masks = [param.mask for param in trainer.sparsity.sparse_params.values()]
-        num_masked = sum(mask.numel() - int(mask.count_nonzero()) for mask in masks)
+        num_masked = sum(mask.numel() - num_true(mask) for mask in masks)
     num_parameters = sum(p.numel() for p in trainer.model.parameters())
     origin = {"transform": trainer.transform, "first_weights": trainer.first_weights}
     return {
@@ -82,6 +84,7 @@ def facts(trainer: Trainer) -> dict[str, Any]:
         "device": str(trainer.device),
         "execution": trainer.execution,
         "num_threads": trainer.num_threads,
+        **compute(trainer),
         "wall_s": round(progress.elapsed_s, 2),
         **({"borrowed_s": round(trainer.borrowed_s, 2)} if trainer.borrowed_s else {}),
         "num_parameters": num_parameters,
@@ -107,13 +110,35 @@ def _of_the_model(trainer: Trainer) -> dict[str, Any]:
     return {"model_facts": found} if found else {}
 
 
+def compute(trainer: Trainer) -> dict[str, Any]:
+    """How the run was computed, where that is not one process in float32 on a CPU."""
+    ranks, recipe = trainer.ranks, trainer.spec.recipe
+    chosen = {
+        "precision": (trainer.precision, "fp32"),
+        "compile": (trainer.compile, False),
+        "micro_batches": (recipe.micro_batches, 1),
+        "processes": (ranks.size, 1),
+        "strategy": (ranks.strategy if ranks.size > 1 else None, None),
+        "gpu": (gpu_facts(trainer.device), {}),
+    }
+    found = {key: value for key, (value, usual) in chosen.items() if value != usual}
+    return {"compute": found} if found else {}
+
+
 def write(trainer: Trainer, out: Path, *, code_hash: str, command: str) -> None:
-    """The files of a finished run; ``train.json`` last, since it says that the rest is there."""
-    lines = [json.dumps(row) for row in trainer.progress.rows]
-    text = "\n".join(lines) + "\n"
-    write_whole(out / "metrics.jsonl", lambda stream: stream.write(text.encode()))
+    """The files of a finished run; ``train.json`` last, since it says that the rest is there.
+
+    All ranks call it, and rank 0 writes.
+    """
+    first = trainer.ranks.first
+    measured = facts(trainer) if first or trainer.ranks.sharded else {}
+    if first:
+        text = "".join(json.dumps(row) + "\n" for row in trainer.progress.rows)
+        write_whole(out / "metrics.jsonl", lambda stream: stream.write(text.encode()))
     trainer.export(out / "model")
+    if not first:
+        return
     spec = trainer.spec
     identity = {"run": spec.id, "spec": spec.to_json(), "spec_hash": spec.hash}
-    record = {**identity, "code_hash": code_hash, **facts(trainer), "command": command}
+    record = {**identity, "code_hash": code_hash, **measured, "command": command}
     write_json(out / "train.json", record)

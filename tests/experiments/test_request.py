@@ -186,7 +186,15 @@ WRONG = {
         "execution is 'fast', but must be one of auto, dense, skip",
     ),
     "offline": ({"offline": "no"}, "offline is 'no', but must be true or false"),
-    "a device": ({"device": "gpu"}, "device is 'gpu', but must be cpu, cuda or cuda:<number>"),
+    "a device": (
+        {"device": "gpu"},
+        "device is 'gpu', but must be auto, cpu, mps, cuda or cuda:<number>",
+    ),
+    "processes": ({"processes": 0}, "processes is 0, but must be a number from 1 to 1024, or null"),
+    "strategy": (
+        {"strategy": "fsdp"},
+        "strategy is 'fsdp', but must be one of ddp, fsdp2; did you mean 'fsdp2'.",
+    ),
     "a mirror": ({"mirror": "nowhere"}, "mirror is 'nowhere', which is no folder"),
     "a run": ({"run": "smoke"}, "run is 'smoke', which no study defines.*"),
 }
@@ -198,6 +206,18 @@ def test_a_wrong_config_key_is_one_sentence(case):
     with pytest.raises(SpecError, match=f"^{words}$") as caught:
         ask(**keys)
     assert "\n" not in str(caught.value)
+
+
+def test_a_command_says_how_runs_are_computed():
+    wildcards = SimpleNamespace(scale="smoke", run=ABSENT)
+    plain = ask()
+    assert (plain.processes(wildcards), plain.gpus(wildcards), plain.computing()) == (1, 0, "")
+    assert plain.launcher(wildcards).endswith("python -m experiments")
+    asked = ask(processes=4, strategy="fsdp2", precision="bf16", compile="true", device="cuda:0")
+    assert (asked.gpus(wildcards), asked.gpu(wildcards)) == (4, 1)
+    assert asked.computing() == "--precision bf16 --strategy fsdp2 --compile"
+    assert "torch.distributed.run --standalone --nproc-per-node 4 -m" in asked.launcher(wildcards)
+    assert asked.memory_mb(wildcards) == 4 * plain.memory_mb(wildcards)
 
 
 def test_a_missing_key_is_named():

@@ -23,11 +23,6 @@ SCALE = REQUEST.scale
 RESULTS_LOCK = FileLock("results/.lock")
 
 
-def memory_mb(wildcards):
-    """Memory of one job on a model: those of the paper have up to a billion weights."""
-    return 32000 if wildcards.scale == "paper" else 4000
-
-
 def asked(function, *arguments):
     """What the request answers; a mistake in it is one sentence."""
     try:

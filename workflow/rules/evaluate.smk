@@ -7,7 +7,8 @@ rule evaluate:
     log:
         "logs/evaluate/{scale}/{run}.log",
     resources:
-        mem_mb=memory_mb,
+        gpu=REQUEST.gpu,
+        mem_mb=REQUEST.memory_mb,
         runtime=REQUEST.minutes,
     params:
         python=PYTHON,

@@ -9,19 +9,20 @@ rule train:
     log:
         "logs/train/{scale}/{run}.log",
     retries: 1
-    threads: 1
+    threads: REQUEST.processes
     resources:
-        gpu=0 if config["device"] == "cpu" else 1,
-        mem_mb=memory_mb,
+        gpu=REQUEST.gpus,
+        mem_mb=REQUEST.memory_mb,
         runtime=REQUEST.minutes,
     params:
-        python=PYTHON,
+        launch=REQUEST.launcher,
         spec=lambda wildcards: REQUEST.run(wildcards).spec_hash,
         code=REQUEST.training_hash,
         reruns=lambda wildcards: REQUEST.reruns.get(wildcards.run, 0),
         device=config["device"],
         execution=config["execution"],
+        computing=REQUEST.computing(),
     shell:
-        "{params.python:q} -m experiments train --run {wildcards.run:q} --log {log:q}"
-        " --threads {threads} --device {params.device:q}"
+        "{params.launch} train --run {wildcards.run:q} --log {log:q}"
+        " --threads 1 --device {params.device:q} {params.computing}"
         " --execution {params.execution:q} --score 2>> {log:q}"

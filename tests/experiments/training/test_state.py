@@ -147,7 +147,7 @@ def test_a_few_states_are_kept_and_a_torn_write_is_none(tmp_path):
         saved.save(step, {"step": step})
     (tmp_path / "state.part").write_bytes(b"half a st")
     assert len(saved.files()) == NUM_KEPT
-    assert saved.load(torch.device("cpu"))["step"] == 100 and not said
+    assert saved.read(saved.newest())["step"] == 100 and not said
 
 
 def full(folder: Path) -> None:
@@ -166,7 +166,7 @@ def test_a_full_disk_is_named_and_older_states_stay(tmp_path):
     full(tmp_path)
     with pytest.raises(OSError, match=f"no state can be saved in {tmp_path}: No space left"):
         saved.save(2, {"step": 2, "more": torch.zeros(10**6)})
-    assert saved.load(torch.device("cpu"))["step"] == 1
+    assert saved.read(saved.newest())["step"] == 1
 
 
 @needs_full
@@ -186,7 +186,7 @@ def test_the_state_is_removed_after_the_summary(corpus, tmp_path, monkeypatch):
         seen.append((tmp_path / "out" / "train.json").is_file())
 
     monkeypatch.setattr(Saved, "remove", remove)
-    monkeypatch.setattr(Saved, "load", lambda saved, device: None)
+    monkeypatch.setattr(Saved, "newest", lambda saved: None)
     run_training(short_spec("dense", steps=2), corpus, tmp_path)
     assert seen == [True]
 
@@ -198,7 +198,7 @@ def test_garbage_under_its_own_digest_is_left_out(tmp_path, content):
     saved.save(3, {"x": 1})
     digest = hashlib.sha256(content).hexdigest()[:32]
     (tmp_path / f"state-9-{digest}.pt").write_bytes(content)
-    state = saved.load(torch.device("cpu"))
+    state = saved.read(saved.newest())
     assert state is not None and state["x"] == 1
     assert len(said) == 1 and digest in said[0] and "is damaged" in said[0]
 
@@ -209,5 +209,5 @@ def test_what_is_no_file_is_left_out(tmp_path):
     (tmp_path / "state-8-folder.pt").mkdir()
     loop = tmp_path / "state-9-loop.pt"
     loop.symlink_to(loop)
-    state = saved.load(torch.device("cpu"))
+    state = saved.read(saved.newest())
     assert state is not None and state["x"] == 1

@@ -6,7 +6,6 @@ import hashlib
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -22,6 +21,7 @@ from sparse_lib.core import distributed
 from sparse_lib.core.algorithm import states_like
 from sparse_lib.core.group import Group
 from sparse_lib.masks import shards
+from tests import ranks
 from tests.sparse_lib.algorithm_cases import ByHand
 
 NUM_STEPS, FREQ = 4, 2
@@ -218,7 +218,7 @@ def alone():
 @pytest.mark.slow
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_ranks_equal_one_process(world_size, alone, tmp_path):
-    mp.start_processes(worker, (world_size, str(tmp_path)), nprocs=world_size, start_method="spawn")
+    ranks.run(worker, world_size, str(tmp_path))
     for case in (*CASES, "no_sync"):
         states = [torch.load(tmp_path / f"{case}-{rank}.pt") for rank in range(world_size)]
         expected = alone["rigl" if case == "no_sync" else case]

@@ -1,0 +1,80 @@
+"""Where a run computes: its device, its number format, and what is known of a GPU."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+
+from experiments.errors import UserError
+from experiments.specs.needs import DEVICE, DEVICES
+
+
+def resolve(name: str, *, local_rank: int = 0) -> torch.device:
+    """The device of a name.
+
+    Args:
+        name: ``auto`` (a GPU if there is one), ``cpu``, ``mps``, ``cuda`` or ``cuda:<number>``.
+        local_rank: Number of this process on its machine; several on ``cuda`` take one GPU each.
+
+    Raises:
+        UserError: If the name has another form, or this machine or torch has no such device.
+    """
+    if not re.fullmatch(DEVICE, name):
+        raise UserError(f"device is {name!r}, but must be {DEVICES}")
+    num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    has_mps = torch.backends.mps.is_available()
+    if name == "auto":
+        name = "cuda" if num_gpus else "mps" if has_mps else "cpu"
+    if name == "mps" and not has_mps:
+        raise UserError(f"device is 'mps', but torch {torch.__version__} sees no Metal GPU here")
+    if name.startswith("cuda"):
+        number = int(name.partition(":")[2] or local_rank)
+        if number >= num_gpus:
+            raise UserError(
+                f"device is {name!r} and process {local_rank} would take GPU {number}, but torch "
+                f"{torch.__version__} sees {num_gpus} CUDA devices here"
+            )
+        return torch.device("cuda", number)
+    return torch.device(name)
+
+
+def autocast(device: torch.device, precision: str) -> AbstractContextManager[Any]:
+    """What a forward pass runs in; weights and optimizer states stay float32."""
+    if precision == "bf16":
+        return torch.autocast(device.type, torch.bfloat16)
+    return nullcontext()
+
+
+def allow(precision: str) -> None:
+    """Let matrix products of float32 use TensorFloat-32 in this process where it is asked for."""
+    if precision == "tf32":
+        torch.set_float32_matmul_precision("high")
+        torch.backends.cudnn.allow_tf32 = True
+
+
+def gpu_facts(device: torch.device) -> dict[str, Any]:
+    """Name, memory, CUDA, driver and clocks of a GPU; nothing for other devices."""
+    if device.type != "cuda":
+        return {}
+    known = torch.cuda.get_device_properties(device)
+    facts = {
+        "name": known.name,
+        "memory_bytes": known.total_memory,
+        "cuda": torch.version.cuda,
+    }
+    keys = ("driver_version", "clocks.sm", "clocks.max.sm", "clocks.mem")
+    command = ["nvidia-smi", f"--query-gpu={','.join(keys)}", "--format=csv,noheader"]
+    try:
+        said = subprocess.run(
+            [*command, "-i", str(device.index or 0)], capture_output=True, text=True, timeout=20
+        ).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        said = ""
+    values = [value.strip() for value in said.strip().split(",")]
+    if len(values) == len(keys):
+        facts |= {key.replace(".", "_"): value for key, value in zip(keys, values, strict=True)}
+    return facts

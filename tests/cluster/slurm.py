@@ -1,0 +1,161 @@
+"""A Slurm cluster of two nodes on this machine, for tests: Debian's slurm-wlm and munge.
+
+    python -m tests.cluster.slurm install     # as root, where apt can reach packages
+    python -m tests.cluster.slurm run COMMAND...
+
+Outside of a folder of its own it leaves what apt installs and munge's daemon.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+DEFAULT_CONF = Path("/etc/slurm/slurm.conf")
+NODES = ("one", "two")
+PROGRAMS = ("slurmctld", "slurmd", "munged", "srun", "sbatch")
+CONF = """\
+ClusterName=tests
+SlurmctldHost={host}
+SlurmctldPort={port}
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool-%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd-%n.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/slurmd-%n.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SwitchType=switch/none
+MpiDefault=none
+SchedulerType=sched/backfill
+SchedulerParameters=sched_interval=1,bf_interval=1,batch_sched_delay=0
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core_Memory
+SlurmdParameters=config_overrides
+ReturnToService=2
+KillWait=20
+InactiveLimit=0
+# squeue knows finished jobs for this long; without accounting the executor reads their ends here.
+MinJobAge=300
+AccountingStorageType=accounting_storage/none
+JobAcctGatherType=jobacct_gather/none
+{nodes}
+PartitionName=all Nodes={names} Default=YES MaxTime=INFINITE State=UP
+"""
+
+
+def missing() -> str | None:
+    """Why there is no Slurm here; None where it can run."""
+    if os.geteuid() != 0:
+        return "Slurm's daemons need root"
+    if DEFAULT_CONF.is_symlink() and not DEFAULT_CONF.exists():
+        DEFAULT_CONF.unlink()  # of a test that was killed
+    if DEFAULT_CONF.exists():
+        return f"this machine belongs to a cluster already ({DEFAULT_CONF})"
+    absent = [name for name in PROGRAMS if shutil.which(name) is None]
+    return (
+        f"{', '.join(absent)} are not installed (apt-get install slurm-wlm munge)" * bool(absent)
+        or None
+    )
+
+
+def install() -> str | None:
+    """Install Slurm by apt where it is missing; returns why that failed."""
+    reason = missing()
+    if reason is None or os.geteuid() != 0 or shutil.which("apt-get") is None:
+        return reason
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    for words in ("update -q", "install -q -y --no-install-recommends slurm-wlm munge"):
+        done = subprocess.run(
+            ["apt-get", *words.split()], env=environment, capture_output=True, text=True
+        )
+        if done.returncode:
+            return f"apt-get {words.split()[0]} failed: {done.stderr.strip()[-200:]}"
+    return missing()
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return probe.getsockname()[1]
+
+
+@contextmanager
+def cluster() -> Iterator[Path]:
+    """A running cluster, until the block ends; gives its folder with the logs."""
+    folder = Path(tempfile.mkdtemp(prefix="slurm-"))
+    host = socket.gethostname().split(".")[0]
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2**20
+    nodes = "\n".join(
+        f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={free_port()} CPUs=2 "
+        f"RealMemory={memory // 2}"
+        for name in NODES
+    )
+    settings = {"host": f"{host}(127.0.0.1)", "port": free_port(), "folder": folder}
+    (folder / "slurm.conf").write_text(CONF.format(nodes=nodes, names=",".join(NODES), **settings))
+    (folder / "state").mkdir()
+    # Jobs of the executor find it nowhere else: it takes Slurm's variables out of their way.
+    DEFAULT_CONF.parent.mkdir(parents=True, exist_ok=True)
+    DEFAULT_CONF.symlink_to(folder / "slurm.conf")
+    daemons: list[subprocess.Popen[bytes]] = []
+    log = (folder / "daemons.log").open("wb")
+    try:
+        munge(folder)
+        for command in (["slurmctld", "-D"], *(["slurmd", "-D", "-N", name] for name in NODES)):
+            daemons.append(subprocess.Popen(command, stdout=log, stderr=log))
+        wait_for_nodes(folder)
+        yield folder
+    finally:
+        subprocess.run(["scancel", "--user", "root"], capture_output=True)
+        for daemon in reversed(daemons):
+            daemon.terminate()
+        for daemon in daemons:
+            try:
+                daemon.wait(20)
+            except subprocess.TimeoutExpired:
+                daemon.kill()
+        log.close()
+        DEFAULT_CONF.unlink()
+
+
+def munge(folder: Path) -> None:
+    """Start munge where it does not run; it stays, as a service would."""
+    if subprocess.run("munge -n | unmunge", shell=True, capture_output=True).returncode == 0:
+        return
+    for path in ("/run/munge", "/var/log/munge", "/var/lib/munge"):
+        Path(path).mkdir(parents=True, exist_ok=True)
+        shutil.chown(path, "munge", "munge")
+    os.chmod("/run/munge", 0o755)
+    subprocess.run(["runuser", "-u", "munge", "--", "munged"], check=True)
+
+
+def wait_for_nodes(folder: Path, seconds: float = 30) -> None:
+    """Wait until all nodes are idle."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        said = subprocess.run(["sinfo", "-h", "-N", "-o", "%t"], capture_output=True, text=True)
+        if said.stdout.split() == ["idle"] * len(NODES):
+            return
+        time.sleep(0.2)
+    logs = [path.read_text()[-600:] for path in sorted(folder.glob("*.log"))]
+    raise RuntimeError("the cluster did not start:\n" + "\n".join([said.stderr, *logs]))
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["install"]:
+        sys.exit(install())
+    with cluster():
+        sys.exit(subprocess.run(sys.argv[2:]).returncode)

@@ -1,0 +1,87 @@
+"""Several processes train what one does: losses, masks, interruptions, other numbers of ranks."""
+
+import json
+import os
+import signal
+
+import pytest
+import torch
+
+from experiments.training import loop as training
+from tests import ranks
+from tests.experiments.training.test_loop import run_training, short_spec
+
+
+def begin(rank, size, folder, name):
+    """What torchrun sets, and a fresh rendezvous."""
+    torch.set_num_threads(1)
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size)}
+    store = f"file://{folder}/store-{name}"
+    torch.distributed.init_process_group("gloo", init_method=store, rank=rank, world_size=size)
+
+
+def worker(rank, size, corpus, folder, plan):
+    """Train each run of the plan: (name, method, strategy, where it is stopped)."""
+    for name, method, strategy, stopped in plan:
+        begin(rank, size, folder, f"{name}-{size}-{stopped}")
+        step = training.Trainer.step
+
+        def stopping(trainer, step=step, stopped=stopped):
+            loss = step(trainer)
+            if trainer.progress.step == stopped and rank == size - 1:
+                os.kill(os.getpid(), signal.SIGTERM)  # one rank alone
+            return loss
+
+        training.Trainer.step = stopping
+        ended = None
+        try:
+            spec = short_spec(method)
+            training.train(
+                spec,
+                code_hash="1" * 64,
+                command="test",
+                data_dir=corpus,
+                out=folder / name / "out",
+                state_dir=folder / name / "state" / "run",
+                strategy=strategy,
+            )
+        except training.Interrupted as error:
+            ended = error.code
+        training.Trainer.step = step
+        assert ended == (143 if stopped else None), (name, ended)
+
+
+def result(folder):
+    rows = [json.loads(row) for row in (folder / "out" / "metrics.jsonl").read_text().splitlines()]
+    return json.loads((folder / "out" / "train.json").read_text()), rows
+
+
+def masks(folder):
+    from safetensors.torch import load_file
+
+    return load_file(folder / "out" / "model" / training.MASKS)
+
+
+@pytest.mark.slow
+def test_ranks_train_what_one_process_does(corpus, tmp_path):
+    """Whole runs on 2 and 4 ranks; one that is stopped and goes on with other ranks twice."""
+    two = [("ddp2", "rigl", "ddp", None), ("moved", "rigl", "fsdp2", 9)]
+    four = [("moved", "rigl", "ddp", 16), ("fsdp4", "granet", "fsdp2", None)]
+    ranks.run(worker, 2, corpus, tmp_path, two)
+    ranks.run(worker, 4, corpus, tmp_path, four)
+    run_training(short_spec("rigl"), corpus, tmp_path / "moved")
+    for method, names in {"rigl": ("ddp2", "moved"), "granet": ("fsdp4",)}.items():
+        run_training(short_spec(method), corpus, tmp_path / method)
+        truth, rows = result(tmp_path / method)
+        for name in names:
+            found, others = result(tmp_path / name)
+            losses = [row["loss"] for row in rows]
+            assert [row["loss"] for row in others] == pytest.approx(losses, rel=1e-4), name
+            expected = masks(tmp_path / method)
+            for key, mask in masks(tmp_path / name).items():
+                assert torch.equal(mask, expected[key]), (name, key)
+            for key in ("layers", "num_parameters", "num_nonzero", "flops"):
+                assert found[key] == truth[key], (name, key)
+            assert not (tmp_path / name / "state" / "run").exists()
+    assert result(tmp_path / "fsdp4")[0]["compute"] == {"processes": 4, "strategy": "fsdp2"}
+    assert "compute" not in result(tmp_path / "rigl")[0]
