@@ -67,7 +67,10 @@ def from_recipe(recipe: str | Mapping[str, Any], steps_per_epoch: int) -> Group:
 
 
 def _parse(text: str) -> Any:
-    import yaml
+    try:
+        import yaml
+    except ModuleNotFoundError:
+        raise ValueError("the text of a recipe is read by PyYAML, which is not installed") from None
 
     class Loader(yaml.SafeLoader):
         """Reads ``!Modifier`` as a mapping with the modifier's name."""

@@ -76,7 +76,7 @@ def transform(
     _check_model(model)
     new, names = _apply(model, family, sparsity, layers)
     size = _input_size(model, sequence_length, image_size)
-    before, after = _count(model, size), _count(new, size)
+    before, after = _count(model, size), _count_new(new, size)
     masks = float(sparsity) if budget == "layer" else _solve(before, after, names, budget)
     config = {"param_filter": names, "sparsity": masks}
     targets = dict.fromkeys(names, masks)
@@ -120,7 +120,22 @@ def solve_sparsity(
     model = _on_meta(model)
     new, names = _apply(model, family, sparsity, layers)
     size = _input_size(model, sequence_length, image_size)
-    return _solve(_count(model, size), _count(new, size), names, budget)
+    return _solve(_count(model, size), _count_new(new, size), names, budget)
+
+
+def _count_new(model: nn.Module, size: dict[str, Any] | None) -> Any:
+    """FLOPs of a transformed model.
+
+    Raises:
+        ValueError: If the model's own code needs a layer as it was before.
+    """
+    try:
+        return _count(model, size)
+    except AttributeError as error:
+        raise ValueError(
+            f"the model's code reads what a replaced layer does not have ({error}), so that layer "
+            "cannot be replaced; name the others by layers="
+        ) from error
 
 
 def _check_model(model: nn.Module) -> None:

@@ -618,3 +618,18 @@ def test_budgets_that_cannot_be_met_are_named():
         ift.solve_sparsity(model, "wide", 0.5, budget="much")
     with pytest.raises(ValueError, match="needs sequence_length or image_size"):
         ift.solve_sparsity(resnet(), "wide", 0.5)
+
+
+@pytest.mark.parametrize("family", ["parallel", "factorized", "doped"])
+def test_a_layer_that_the_models_code_looks_into_is_named_as_irreplaceable(family):
+    class Looks(nn.Module):  # as the patch embedding of transformers' ViT does
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Linear(16, 32), nn.Linear(32, 32)
+
+        def forward(self, x):
+            return self.second(self.first(x.to(self.first.weight.dtype)))
+
+    with pytest.raises(ValueError, match="no attribute 'weight'.*name the others by layers="):
+        transform(Looks(), family, 0.5)
+    assert transform(Looks(), family, 0.5, layers="second")[1]
