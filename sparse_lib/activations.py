@@ -37,7 +37,7 @@ class TopKActivation(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Of the shape of ``x``, any number of dimensions."""
         size = x.shape[-1]
-        k = self.k if self.k is not None else max(1, round(self.fraction * size))
+        k = self.k or max(1, round((self.fraction or 0.0) * size))
         best = x.abs().topk(min(k, size), dim=-1).indices
         return torch.zeros_like(x).scatter(-1, best, x.gather(-1, best))
 
