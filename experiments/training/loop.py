@@ -21,7 +21,7 @@ import torch
 from filelock import FileLock, Timeout
 
 from experiments import data, machine, tasks
-from experiments.errors import Diverged, UserError, is_bug, refusals
+from experiments.errors import CannotWrite, Diverged, UserError, is_bug, reason, refusals
 from experiments.memory import keep_memory
 from experiments.specs.run import RunSpec
 from experiments.store.io import read_cache, write_whole
@@ -69,6 +69,17 @@ def _revive() -> ModuleType:
 def _device() -> ModuleType:
     """Imported by name: how a layer is executed changes no result but by rounding."""
     return importlib.import_module("sparse_lib.device")
+
+
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Say which folder has no room, where safetensors says only what failed."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except SafetensorError as error:
+        raise CannotWrite(f"{folder} cannot be written: {reason(error)}") from error
 
 
 class Interrupted(SystemExit):
@@ -635,7 +646,8 @@ def train(
         else:
             trainer.progress.claim_tests = claim_tests or {}
         trainer.run(received)
-        summary.write(trainer, out, code_hash=code_hash, command=command)
+        with writing(out):
+            summary.write(trainer, out, code_hash=code_hash, command=command)
         if not group.first:
             return
         trainer.saved.remove()

@@ -115,7 +115,8 @@ def _train(spec: RunSpec, model_dir: Path, data_dir: Path, checkpoint: Path | No
         )
     model = _trainer(spec, model_dir, data_dir, model_dir / "model").model
     path = model_dir / f"checkpoint_{spec.recipe.steps}.safetensors"
-    return export_safetensors(model, path, layout="nan")
+    with training.writing(model_dir):
+        return export_safetensors(model, path, layout="nan")
 
 
 def _trainer(spec: RunSpec, model_dir: Path, data_dir: Path, weights: Path) -> training.Trainer:

@@ -9,8 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
 
 from experiments.data.files import seal
+from experiments.errors import CannotWrite
 from experiments.training import loop as training
 from experiments.training.state import NUM_KEPT, Saved
 from tests.experiments.training.short import run_training, short_spec, weights
@@ -211,3 +214,13 @@ def test_what_is_no_file_is_left_out(tmp_path):
     loop.symlink_to(loop)
     state = saved.read(saved.newest())
     assert state is not None and state["x"] == 1
+
+
+def test_no_room_for_the_weights_is_one_sentence(tmp_path, monkeypatch):
+    def full(*_args, **_options):
+        raise SafetensorError("Error while serializing: I/O error: No space left on device")
+
+    monkeypatch.setattr("safetensors.torch.serialize_file", full)
+    with pytest.raises(CannotWrite, match=f"{tmp_path} cannot be written: .*No space left"):
+        with training.writing(tmp_path):
+            save_file({"x": torch.zeros(9)}, tmp_path / "x")
