@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
@@ -47,6 +47,8 @@ class Recipe(tasks.Recipe):
     label_smoothing: float = Field(0.1, ge=0, lt=1)
 
     BUDGET = "sentences"
+    #: Encoder-decoders start as their model's file says.
+    parameterization: ClassVar[None] = None
 
     def num_steps(self, data: Data, batch_size: int) -> int:
         """As many steps as the pairs allow."""

@@ -1,7 +1,7 @@
-"""Texts as fine-tuned models wrote them, beside what they were asked to say and texts that people
-wrote: those of the test split's first inputs, in an order that does not depend on any model, none
-left out. Shown are dense pre-training and the sparsest, both fine-tuned densely; the run of the
-first seed stands for each."""
+"""Texts as models wrote them, beside what they were asked to say and texts that people wrote: those
+of the test split's first inputs, in an order that does not depend on any model, none left out.
+Shown are the dense model and the sparsest, or those of dense and of the sparsest pre-training, both
+fine-tuned densely; the run of the first seed stands for each."""
 
 from typing import Any
 
@@ -21,11 +21,11 @@ def make(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> 
     rows = []
     for workload in tidy.workloads(bleu):
         own = tidy.in_workload(bleu, workload)
-        levels = {
-            key: phases[0]
-            for key in own["method"].unique()
-            if (phases := looks.phases(key)) and phases[1] == "dense"
-        }
+        levels = {}
+        for key in own["method"].unique():
+            level, kind = looks.phases(key) or (looks[key].sparsity, "dense")
+            if kind == "dense":
+                levels[key] = level
         ends = {levels[key]: key for key in reversed(levels)}  # of one level, the first method
         for method in (ends[level] for level in sorted({min(ends), max(ends)} if ends else ())):
             first = own[own["method"] == method].sort_values("seed")["run"].iloc[0]
