@@ -32,6 +32,9 @@ DENSE = "dense"
 MIN_SIZES, MIN_BUDGETS, MIN_LEVELS = 2, 3, 2
 COLUMNS = ["run", "method", "algorithm", "model", "sparsity", "seed", "weights", "nonzero",
            "tokens", "held_out", "bits"]  # fmt: skip
+#: Types of the columns that tables are joined and compared by, also where there is no row.
+TYPES = {"sparsity": float, "seed": int, "weights": int, "nonzero": float, "tokens": int,
+         "held_out": bool}  # fmt: skip
 _EMPTY = pd.DataFrame(columns=COLUMNS)
 
 
@@ -73,7 +76,7 @@ def planned(study: dict[str, Any], *, annealed: str = "stable") -> pd.DataFrame:
                 "held_out": bool(run.get("held_out")),
             }
         )
-    return pd.DataFrame(rows, columns=COLUMNS[:-1])
+    return pd.DataFrame(rows, columns=COLUMNS[:-1]).astype(TYPES)
 
 
 def finished(records: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
@@ -254,7 +257,7 @@ def fit_law(
         return theta
 
     def residuals(part: np.ndarray) -> np.ndarray:
-        return np.log(sum(terms(full(part)))) - log_loss
+        return np.log(np.sum(terms(full(part)), axis=0)) - log_loss
 
     def jacobian(part: np.ndarray) -> np.ndarray:
         theta = full(part)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -14,7 +14,7 @@ from experiments.specs.schema import SpecError, check_choice
 from experiments.store import paths
 
 
-def _records(study: str, scale: str):  # type: ignore[no-untyped-def]
+def _records(study: str, scale: str) -> tuple[Any, dict[str, Any]]:
     """The study's finished runs: collected ones of this folder, else the committed records."""
     from experiments.store import tidy
     from experiments.store.collect import records_table

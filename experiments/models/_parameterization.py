@@ -62,7 +62,10 @@ def factors(model: nn.Module, chosen: Parameterization) -> dict[str, Factors]:
         model: A language model of transformers, whose config has ``hidden_size``.
         chosen: The rule and its base.
     """
-    width = model.config.hidden_size / chosen.base_width if chosen.rule != "standard" else 1.0
+    config: Any = model.config
+    width = 1.0
+    if chosen.rule != "standard":
+        width = float(config.hidden_size / chosen.base_width)
     table = model.get_input_embeddings().weight  # type: ignore[operator]
     head = model.get_output_embeddings().weight  # type: ignore[operator]
     if table is head and width != 1.0:
@@ -93,7 +96,8 @@ def initialise(model: nn.Module, chosen: Parameterization) -> None:
     keep their own share of that).
     """
     params = dict(model.named_parameters())
-    base = chosen.init_std / model.config.initializer_range
+    config: Any = model.config
+    base = chosen.init_std / config.initializer_range
     for name, factor in factors(model, chosen).items():
         if params[name].dim() > 1:
             params[name].mul_(base * factor.std)

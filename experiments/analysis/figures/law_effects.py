@@ -39,7 +39,7 @@ def data(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> 
 
 def pairs(laws: dict[str, scaling.Fitted]) -> list[tuple[str, str]]:
     """Pairs of sparse methods that have laws, Static last in each."""
-    order = [name for name in ("gmp", "granet", "rigl", "set") if name in laws]
+    order: list[str] = [name for name in ("gmp", "granet", "rigl", "set") if name in laws]
     order += sorted(set(laws) - {*order, "static", scaling.DENSE})
     order += ["static"] * ("static" in laws)
     return list(itertools.combinations(order, 2))

@@ -263,6 +263,8 @@ def test_schedules_are_compared_by_seed(whole):
     assert table["difference"].to_numpy() == pytest.approx(0.01)
     assert set(table["seeds"]) == {3}
     assert law_schedules.make(records.iloc[:0], pd.DataFrame(), both).empty
+    one_kind = {**both, "runs": [run for run in both["runs"] if "cosine" not in run["id"]]}
+    assert law_schedules.make(records, pd.DataFrame(), one_kind).empty
 
 
 def test_claims_are_asked_at_the_size_of_their_source(whole):
