@@ -11,7 +11,7 @@ RUN := PATH="$(CURDIR)/$(BIN):$$PATH"
 FUZZ ?= 10000
 KILLS ?= 100
 
-.PHONY: help setup reproduce smoke test fuzz check format lint types docs lock clean
+.PHONY: help setup reproduce smoke test fuzz gpu check format lint types docs lock clean
 
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST)
@@ -43,6 +43,10 @@ test: setup
 fuzz: setup
 	$(RUN) OMP_NUM_THREADS=1 FUZZ=$(FUZZ) $(BIN)/python -m pytest tests/fuzz
 	$(RUN) $(BIN)/python -m tests.fuzz.killer --kills $(KILLS)
+
+## make gpu         print the ratios of benchmarks/gpu.py (without a GPU those of its CPU twin)
+gpu: setup
+	$(RUN) timeout 1500 $(BIN)/python benchmarks/gpu.py --device auto
 
 ## make check       lint, types, workflow lint and the fast tests
 check: setup lint types
