@@ -205,7 +205,7 @@ def fit(
         resampled = expected + _signs(lines, draw) * means[cell] + _signs(seeds, draw) * apart
         found.append(fit_law(s, n, d, resampled, start=law))
     seed_sd = float(np.sqrt(within))
-    cell_sd = float(np.sqrt(max(0.0, between - within / np.mean(sizes))))
+    cell_sd = float(np.sqrt(max(0.0, between - within / float(np.mean(sizes)))))
     return Fitted(algorithm, law, tuple(found), own, cell_sd, seed_sd)
 
 
