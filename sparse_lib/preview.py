@@ -183,11 +183,11 @@ def plan(
     is_algorithm = isinstance(config, SparsityAlgorithm)
     algorithm = copy.deepcopy(config) if is_algorithm else configure(config)
     by_shape = algorithm is not None and counts_follow_from_shapes(algorithm, model)
-    if by_shape:
+    if by_shape and algorithm is not None:
         twin = _without_memory(model)
         for member in algorithm.algorithms if isinstance(algorithm, Group) else [algorithm]:
             # The algorithm is this function's own copy; its masks are never drawn.
-            member._initial_mask = _full_mask  # type: ignore[method-assign, assignment]
+            member._initial_mask = _full_mask  # type: ignore[method-assign]
     elif algorithm is None:
         twin = model
     else:

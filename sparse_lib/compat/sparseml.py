@@ -17,7 +17,7 @@ from sparse_lib.layers import default_filter, layer_kind
 
 _ALL = ("__ALL__", "__ALL_PRUNABLE__")
 _POWERS = {"linear": 1.0, "cubic": 3.0, "inverse_cubic": 1 / 3}
-_GRADUAL = {
+_GRADUAL: dict[str, dict[str, Any]] = {
     "GMPruningModifier": {},
     "MagnitudePruningModifier": {},
     "GlobalMagnitudePruningModifier": {"distribution": "global"},
@@ -113,7 +113,7 @@ def _gradual(
         raise ValueError(f"inter_func must be one of {list(_POWERS)}, not {shape!r}")
     final = settings.get("final_sparsity")
     targets = settings.get("params", settings.get("targets", "__ALL_PRUNABLE__"))
-    by_level = final if isinstance(final, Mapping) else {final: targets}
+    by_level: Mapping[Any, Any] = final if isinstance(final, Mapping) else {final: targets}
     for level, names in by_level.items():
         schedule = functools.partial(
             _level,

@@ -33,7 +33,7 @@ def keep_zeros(model: nn.Module) -> Group:
     Raises:
         ValueError: If no weight of the base has zeros, or an adapter cannot be masked.
     """
-    adapted = [m for m in model.modules() if isinstance(m, LoraLayer)]
+    adapted: list[Any] = [m for m in model.modules() if isinstance(m, LoraLayer)]
     own = {id(p) for m in adapted for n, p in m.named_parameters() if "lora_" in n}
 
     def of_the_base(name: str, param: Tensor, whole: nn.Module) -> bool:
