@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import torch
@@ -86,7 +87,7 @@ class Batches:
             return [batch]
         size = self.share // self.num_parts
         return [
-            over(batch, lambda part, start=start: part[start : start + size])
+            over(batch, partial(torch.narrow, dim=0, start=start, length=size))
             for start in range(0, self.share, size)
         ]
 

@@ -27,7 +27,7 @@ def is_sharded(tensor: Any) -> bool:
     return hasattr(tensor, "device_mesh")
 
 
-def check(name: str, tensor: Tensor) -> None:
+def check(name: str, tensor: Any) -> None:
     """Raise ValueError if a DTensor is not split by rows over one mesh dimension."""
     if is_sharded(tensor):
         _, number, others = _split(tensor)
@@ -56,7 +56,7 @@ def group_of(tensor: Tensor) -> Any:
     return None if dim is None else tensor.device_mesh.get_group(dim)  # type: ignore[attr-defined]
 
 
-def local(tensor: Tensor) -> Tensor:
+def local(tensor: Any) -> Tensor:
     """This rank's rows, sharing memory; the tensor itself if it is not sharded."""
     return tensor._local_tensor if is_sharded(tensor) else tensor
 
