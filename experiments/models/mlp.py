@@ -7,12 +7,12 @@ CIFAR-10 has 4000, 1000 and 4000, SReLU and a dropout of 0.3.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
 if TYPE_CHECKING:
-    from torch import nn
+    import torch
     from transformers import PreTrainedModel
 
 TASK = "vision"
@@ -57,7 +57,7 @@ def build(
     )
 
 
-def facts(model: nn.Module) -> dict[str, float]:
+def facts(model: Any) -> dict[str, float]:
     """What a trained network has left, by its masks; empty for a dense one.
 
     A pixel without a weight is dropped. A unit without an incoming or without an outgoing weight
@@ -74,12 +74,12 @@ def facts(model: nn.Module) -> dict[str, float]:
     import torch
 
     layers = model.linears
-    masks = [getattr(layer, "weight_mask", None) for layer in layers]
-    if all(mask is None for mask in masks):
+    found = [getattr(layer, "weight_mask", None) for layer in layers]
+    if all(mask is None for mask in found):
         return {}
     masks = [
         torch.ones_like(layer.weight, dtype=torch.bool) if mask is None else mask.cpu()
-        for layer, mask in zip(layers, masks, strict=True)
+        for layer, mask in zip(layers, found, strict=True)
     ]
     alive = _alive(masks)
     size, channels = model.config.image_size, model.config.num_channels
@@ -104,7 +104,7 @@ def facts(model: nn.Module) -> dict[str, float]:
     }
 
 
-def _alive(masks: list) -> list:
+def _alive(masks: list[torch.Tensor]) -> list[torch.Tensor]:
     """Which inputs, hidden units and outputs are on a way from an input to an output."""
     import torch
 
