@@ -9,7 +9,7 @@ from experiments.training import device, loop, state
 from experiments.training.batches import Batches
 from experiments.training.state import Saved
 from tests.experiments.specs.edit import edited
-from tests.experiments.training.test_loop import run_training, short_spec, weights
+from tests.experiments.training.short import run_training, short_spec, weights
 
 
 def with_gpus(monkeypatch, number):

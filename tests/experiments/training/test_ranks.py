@@ -9,7 +9,7 @@ import torch
 
 from experiments.training import loop as training
 from tests import ranks
-from tests.experiments.training.test_loop import run_training, short_spec
+from tests.experiments.training.short import run_training, short_spec
 
 
 def begin(rank, size, folder, name):
