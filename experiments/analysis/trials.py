@@ -19,6 +19,7 @@ import pandas as pd
 
 from experiments.specs.expand import study_runs
 from experiments.specs.read import load_study, study_names
+from experiments.specs.schema import Scale
 from experiments.store import paths
 from experiments.store.io import read_json
 
@@ -100,7 +101,7 @@ def place_of(spec: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 @functools.cache
-def tried_rates(scale: str) -> dict[tuple[Any, ...], frozenset[float]]:
+def tried_rates(scale: Scale) -> dict[tuple[Any, ...], frozenset[float]]:
     """Return the learning rates that the studies of trials try at a scale, by `place_of`."""
     found: dict[tuple[Any, ...], set[float]] = {}
     for study in map(load_study, study_names()):

@@ -164,7 +164,9 @@ class Record(Facts):
     @property
     def machine_facts(self) -> dict[str, Any] | None:
         """The machine as it was recorded; None where it was not."""
-        return self.machine and self.machine.model_dump(mode="json", exclude_unset=True)
+        if self.machine is None:
+            return None
+        return self.machine.model_dump(mode="json", exclude_unset=True)
 
     def rows(self, kind: str) -> list[Row]:
         """Rows of the curve: ``train`` or ``validation``."""

@@ -10,10 +10,11 @@ import math
 import shutil
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, field_validator
 
+from experiments import data as datasets
 from experiments import models, tasks
 from experiments.data import load
 from experiments.data import prepare as prepare_text
@@ -22,6 +23,7 @@ from experiments.errors import UserError
 if TYPE_CHECKING:
     import torch
 
+    from experiments.data import Corpus
     from experiments.specs.run import RunSpec
 
 #: Owner or name in a hub id; none has two dashes in a row.
@@ -46,6 +48,20 @@ class Data(tasks.Data):
     )
 
     KIND = "text"
+
+    @field_validator("tokenizer")
+    @classmethod
+    def is_of_the_hub_or_of_a_dataset(cls, tokenizer: str | None) -> str | None:
+        """A name without an owner is that of a text dataset."""
+        if tokenizer and "/" not in tokenizer:
+            try:
+                datasets.get(tokenizer, cls.KIND)
+            except ValueError as error:
+                raise UserError(
+                    f"data.tokenizer is {tokenizer!r}, but must be a hub id such as "
+                    f"openai-community/gpt2, or a text dataset: {error}"
+                ) from None
+        return tokenizer
 
     @property
     def label(self) -> str:
@@ -127,7 +143,7 @@ class Task(tasks.Task):
 
     def __init__(self, spec: RunSpec, data_dir: Path) -> None:
         super().__init__(spec, data_dir)
-        self.corpus = load(data_dir)
+        self.corpus = cast("Corpus", load(data_dir))
         data: Data = spec.data  # type: ignore[assignment]
         self.data_name = data.name
         self.data = {"name": self.data_name, "hash": self.corpus.meta["hash"]}

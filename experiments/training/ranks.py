@@ -133,7 +133,8 @@ class Ranks:
             wrapper = nn.parallel.DistributedDataParallel
             names = inspect.signature(wrapper).parameters  # the key has a new name in torch 2.13
             key = next(k for k in ("forward_sync_buffers", "broadcast_buffers") if k in names)
-            self._parallel = wrapper(model, **{key: False})
+            options: dict[str, Any] = {key: False}
+            self._parallel = wrapper(model, **options)
         return self._parallel
 
     def micro_batch(self, *, last: bool) -> AbstractContextManager[Any]:

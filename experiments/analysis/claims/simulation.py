@@ -83,7 +83,7 @@ def any_by_holm(p: np.ndarray) -> np.ndarray:
 def any_by_bh(p: np.ndarray) -> np.ndarray:
     """Return in which ledgers Benjamini and Hochberg's correction does; argument as above."""
     ranks = np.arange(1, len(p) + 1)[:, None]
-    return (np.sort(p, axis=0) * len(p) / ranks <= policy.ALPHA).any(axis=0)
+    return np.any(np.sort(p, axis=0) * len(p) / ranks <= policy.ALPHA, axis=0)
 
 
 def p_values(

@@ -458,7 +458,7 @@ def test_all_suites_on_disk_load():
         ("perplexity: {splits: []}\n", "perplexity.splits is"),
         ("- task: x\n", "own.yaml must be a mapping of settings by name"),
         ("7\n", "own.yaml must be a mapping"),
-        ("1: 2\n", "own.yaml must be a mapping"),
+        ("1: 2\n", "own.yaml: line 1: the key 1 is of type int"),
         ("tasks: [\n", "own.yaml is not valid YAML"),
     ],
 )
