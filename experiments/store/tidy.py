@@ -172,6 +172,16 @@ def machine_words(scale: str, name: str) -> str:
     return str(computed(scale, name, "machine")["words"].iloc[0])
 
 
+def machine_name(scale: str, name: str) -> str:
+    """Return `machine_words` in short: processor, width of its vectors and threads."""
+    if not (paths.computation(scale, name) / "machine.csv").is_file():
+        return machine_words(scale, name)
+    row = computed(scale, name, "machine").iloc[0]
+    threads = f"{row['num_threads']} {'thread' if row['num_threads'] == 1 else 'threads'}"
+    model = f"family {row['family']} model {row['model']}"
+    return f"{row['processor']} ({model}, {row['vector_bits']}-bit vectors, {threads})"
+
+
 def with_machine(table: pd.DataFrame) -> pd.DataFrame:
     """Return a computation's timings with the column ``machine``, which older ones lack."""
     return table if "machine" in table else table.assign(machine=NOT_RECORDED)

@@ -76,7 +76,7 @@ def caption(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) 
     """State the speed-ups of layers and of a whole step, which one machine measured."""
     rows = data(records, curves, study)
     sentences = []
-    machine = tidy.machine_words(study["scale"], "device")
+    machine = tidy.machine_name(study["scale"], "device")
     titles = {"measured": f"Measured on {machine}", "published": "Published for the CS-2"}
     for name, words in titles.items():
         own = rows[rows["series"] == name]

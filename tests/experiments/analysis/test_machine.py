@@ -70,7 +70,7 @@ def test_old_records_are_read_and_say_what_they_lack():
     rows = records_table([record], {"name": "any"})
     assert set(rows["machine"]) == {machine.NOT_RECORDED}
     assert rows["cpu"].iloc[0] == f"{record.cpu} (the rest not recorded)"
-    (hours,) = summary.cost([record.model_dump(mode="json")])["machines"].values()
+    (hours,) = summary.cost([record])["machines"].values()
     assert hours["title"] == "Machines that were not recorded"
 
 
@@ -126,8 +126,8 @@ def test_no_sentence_mixes_machines(two_machines, computed):
     assert [sum(key in sentence for key in keys) for sentence in told] == [1, 1]
     # The README's sentences on devices are of the machine that timed the layers, and it is named.
     words = figures.findings("device_speedup", records, curves, study)
-    assert tidy.machine_words("quick", "device") in words and "Whole runs" not in words
-    hours = summary.cost(made)["machines"]
+    assert tidy.machine_name("quick", "device") in words and "Whole runs" not in words
+    hours = summary.cost(list(map(Record.model_validate, made)))["machines"]
     assert len(hours) == 3 and {own["trained"] for own in hours.values()} == {6}
 
 
