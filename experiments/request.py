@@ -11,7 +11,6 @@ import functools
 import json
 import os
 import re
-import shlex
 import shutil
 import subprocess
 import sys
@@ -279,23 +278,22 @@ class Request:
         """Memory of a run's job, of all of its processes; more where that was too little."""
         return attempt * needs.memory_mb(self.run(wildcards).spec) * self.processes(wildcards)
 
-    def launcher(self, wildcards: Any) -> str:
-        """The command that a run's training begins with."""
+    def launcher(self, wildcards: Any) -> list[str]:
+        """The words that the command of a run's training begins with."""
         processes = self.processes(wildcards)
-        if processes == 1:
-            return f"{shlex.quote(sys.executable)} -m experiments"
-        return (
-            f"{shlex.quote(sys.executable)} -m torch.distributed.run --standalone "
-            f"--nproc-per-node {processes} -m experiments"
-        )
+        launched: list[str] = []
+        if processes > 1:
+            launched = ["-m", "torch.distributed.run", "--standalone"]
+            launched += ["--nproc-per-node", str(processes)]
+        return [sys.executable, *launched, "-m", "experiments"]
 
-    def computing(self) -> str:
+    def computing(self) -> list[str]:
         """Options of ``train`` for what the command says in place of the recipe."""
         asked = {key: self.config[key] for key in ("precision", "strategy")}
-        words = [f"--{key} {value}" for key, value in asked.items() if value is not None]
+        words = [f"--{key}={value}" for key, value in asked.items() if value is not None]
         if self.config["compile"] is not None:
             words.append("--compile" if self.config["compile"] else "--no-compile")
-        return " ".join(words)
+        return words
 
     def minutes(self, wildcards: Any, attempt: int = 1) -> int:
         """Limit of a run's job: ten times what the study expects, at least a quarter of an hour."""

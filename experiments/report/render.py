@@ -315,7 +315,8 @@ def render_index(
         if (folder / "records.csv").exists():
             row["missing"] = tidy.missing_runs(tidy.read_records(folder / "records.csv"), study)
         row["chance"] = summary.chance_scores(page / "tables")
-        row["pictures"] = _pictures(study, page / "figures")
+        waits = study["runs"] and not own  # its pictures are empty
+        row["pictures"] = [] if waits else _pictures(study, page / "figures")
         finished["trials" if study["trials"] else "evidence"] += own
         ledger = pd.DataFrame(columns=ledger_module.COLUMNS)
         has_ledger = (folder / "claims.csv").exists() and study["name"] not in outdated

@@ -1,6 +1,7 @@
 """What one command asks for: its configuration, and the files behind its pages."""
 
 import json
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -211,12 +212,13 @@ def test_a_wrong_config_key_is_one_sentence(case):
 def test_a_command_says_how_runs_are_computed():
     wildcards = SimpleNamespace(scale="smoke", run=ABSENT)
     plain = ask()
-    assert (plain.processes(wildcards), plain.gpus(wildcards), plain.computing()) == (1, 0, "")
-    assert plain.launcher(wildcards).endswith("python -m experiments")
+    assert (plain.processes(wildcards), plain.gpus(wildcards), plain.computing()) == (1, 0, [])
+    assert plain.launcher(wildcards) == [sys.executable, "-m", "experiments"]
     asked = ask(processes=4, strategy="fsdp2", precision="bf16", compile="true", device="cuda:0")
     assert (asked.gpus(wildcards), asked.gpu(wildcards)) == (4, 1)
-    assert asked.computing() == "--precision bf16 --strategy fsdp2 --compile"
-    assert "torch.distributed.run --standalone --nproc-per-node 4 -m" in asked.launcher(wildcards)
+    assert asked.computing() == ["--precision=bf16", "--strategy=fsdp2", "--compile"]
+    words = "torch.distributed.run --standalone --nproc-per-node 4 -m"
+    assert words in " ".join(asked.launcher(wildcards))
     assert asked.memory_mb(wildcards) == 4 * plain.memory_mb(wildcards)
 
 

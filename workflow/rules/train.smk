@@ -23,6 +23,6 @@ rule train:
         execution=config["execution"],
         computing=REQUEST.computing(),
     shell:
-        "{params.launch} train --run {wildcards.run:q} --log {log:q}"
-        " --threads 1 --device {params.device:q} {params.computing}"
+        "{params.launch:q} train --run {wildcards.run:q} --log {log:q}"
+        " --threads 1 --device {params.device:q} {params.computing:q}"
         " --execution {params.execution:q} --score 2>> {log:q}"

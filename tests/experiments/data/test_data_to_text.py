@@ -178,6 +178,7 @@ class Writer:
     """In place of a model: writes what it is told for each prompt."""
 
     rank, world_size, num_requests, num_truncated, unknown_fraction = 0, 1, 1, 0, 0.0
+    num_alike = num_choices = 0
 
     def __init__(self, texts):
         self.texts = texts

@@ -14,7 +14,7 @@ DRAWN = ["loss_curves", "perplexity_by_method"]
 COMPUTED = pd.DataFrame({"speed-up (simulated)": [1.98, 9.1], "speed-up (published)": [2.0, None]})
 
 
-def _collect(root, study, made):
+def collect_study(root, study, made):
     """Write a study's results, tables and figures, and render its page."""
     results = root / "results" / "quick" / study["name"]
     for record in made:
@@ -48,15 +48,15 @@ def make_site(root):
     made = synthetic.make(make_record)
     main = synthetic.study(made, figures=[*DRAWN, "schedules"], trials=False)
     main["runs"][0]["spec"]["note"] = "<b>&"
-    _collect(root, main, made[2:])
+    collect_study(root, main, made[2:])
     # Its name comes first in the alphabet, so its place shows that trials go last.
     trials = synthetic.study(made[2:5], name="a_tuning", figures=[], tables=["runs"], trials=True)
-    _collect(root, trials, made[2:5])
+    collect_study(root, trials, made[2:5])
     computed = synthetic.study(
         [], name="device", figures=[], tables=["cs2_overhead"], claims={},
         computations=[{"name": "device"}],
     )  # fmt: skip
-    _collect(root, computed, [])
+    collect_study(root, computed, [])
     render.render_index(
         [trials, main, computed], "quick", root / "results" / "quick", root / "reports" / "quick"
     )

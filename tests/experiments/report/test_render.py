@@ -15,7 +15,7 @@ from experiments.store import tidy
 from experiments.store.collect import curves_table, records_table
 from experiments.store.record import Record, make_record
 from tests.experiments.analysis import synthetic
-from tests.experiments.report.example import make_site
+from tests.experiments.report.example import collect_study, make_site
 
 VOID = {"meta", "link", "br", "input"}
 
@@ -318,3 +318,19 @@ def test_committed_records_are_marked_beside_the_numbers(tmp_path):
     assert text.count("record: committed, not made here") == runs[kept].nunique()
     assert "measured here" not in text
     assert "committed" not in page_of(tmp_path, study, made)
+
+
+def test_only_studies_with_a_finished_run_have_a_picture_on_the_front_page(tmp_path):
+    made = synthetic.make(make_record)
+    started, waiting = (
+        synthetic.study(made, name=name, figures=["loss_curves"], tables=[], trials=False)
+        for name in ("started", "waiting")
+    )
+    results, reports = tmp_path / "results" / "quick", tmp_path / "reports" / "quick"
+    for study in (started, waiting):
+        collect_study(tmp_path, study, made)
+    for file in (results / "waiting" / "records").iterdir():
+        file.unlink()
+    render.render_index([started, waiting], "quick", results, reports)
+    text = (reports / "README.md").read_text()
+    assert "started/figures/loss_curves.png" in text and "waiting/figures" not in text

@@ -216,7 +216,7 @@ def test_best_rates_within_seed_noise_decide_nothing(monkeypatch):
 def test_every_comparison_says_what_is_held_equal():
     known = {"tokens", "steps", "epochs", "batch", "data", "layer FLOPs", "whole-model FLOPs"}
     known |= {"wall time", "fine-tuning steps", "first phase", "tokens of the first phase"}
-    known |= {"epochs of both phases", "sparsity", "sparsity of the component"}
+    known |= {"epochs of both phases", "sentences", "sparsity", "sparsity of the component"}
     for name, test in published.tests().items():
         if {"exact", "measured", "not_tested"} & set(test):
             continue
