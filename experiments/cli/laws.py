@@ -27,8 +27,7 @@ def _records(study: str, scale: str) -> tuple[Any, dict[str, Any]]:
     found = []
     for run in facts["runs"]:
         own = paths.run(scale, run["id"]) / "record.json"
-        committed = paths.REFERENCE_RUNS / f"{run['id']}.json"
-        record = own if own.is_file() else committed
+        record = own if own.is_file() else paths.committed(run["id"])
         if record.is_file():
             found.append(read_record(record))
     return records_table(found, facts), facts
