@@ -1,9 +1,11 @@
-"""The library as a stranger installs it: a wheel without a compiler, and the README's lines."""
+"""The distributions as a stranger installs them: from source, without a compiler, or compiled."""
 
+import os
 import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import tomllib
 import zipfile
 from pathlib import Path
@@ -13,21 +15,52 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory):
-    """The library's wheel, built from a copy of the sources by a compiler that fails."""
-    source, target = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
-    hidden = shutil.ignore_patterns("__pycache__", "*.so")
-    shutil.copytree(ROOT / "sparse_lib", source / "sparse_lib", ignore=hidden)
-    (source / "experiments").mkdir()
-    (source / "experiments" / "__init__.py").touch()
-    for name in ("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "CHANGELOG.md"):
-        shutil.copy(ROOT / name, source)
+COMPILERS = {"CC": "false", "PATH": "/usr/bin:/bin"}  # one that fails
+
+
+def _sources(folder: Path, *parts: str) -> Path:
+    """A copy of what git would have of some parts of the repository."""
+    hidden = shutil.ignore_patterns("__pycache__", "*.so", "*.egg-info", "build")
+    for part in parts:
+        if (ROOT / part).is_dir():
+            shutil.copytree(ROOT / part, folder / part, ignore=hidden)
+        else:
+            shutil.copy(ROOT / part, folder)
+    return folder
+
+
+def _sdist(source: Path, target: Path) -> Path:
+    """Build a source distribution as pip and `build` do, and unpack it."""
+    code = f"from setuptools import build_meta; print(build_meta.build_sdist({str(target)!r}))"
+    subprocess.run([sys.executable, "-c", code], cwd=source, check=True, capture_output=True)
+    (built,) = target.iterdir()
+    with tarfile.open(built) as archive:
+        archive.extractall(target, filter="data")
+    return target / built.name.removesuffix(".tar.gz")
+
+
+def _wheel(source: Path, target: Path, environment: dict[str, str] | None = None) -> Path:
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-index"]
     command += ["--no-build-isolation", "--wheel-dir", str(target), str(source)]
-    subprocess.run(command, check=True, env={"CC": "false", "PATH": "/usr/bin:/bin"})
+    subprocess.run(command, check=True, env=environment)
     (built,) = target.iterdir()
     return built
+
+
+@pytest.fixture(scope="module")
+def sdist(tmp_path_factory):
+    """The library's source distribution, unpacked."""
+    parts = ("sparse_lib", "setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE")
+    source = _sources(tmp_path_factory.mktemp("source"), *parts, "CHANGELOG.md")
+    (source / "experiments").mkdir()
+    (source / "experiments" / "__init__.py").touch()
+    return _sdist(source, tmp_path_factory.mktemp("sdist"))
+
+
+@pytest.fixture(scope="module")
+def wheel(sdist, tmp_path_factory):
+    """The library's wheel, built from its source distribution by a compiler that fails."""
+    return _wheel(sdist, tmp_path_factory.mktemp("wheel"), COMPILERS)
 
 
 @pytest.mark.slow
@@ -61,12 +94,57 @@ def test_requirements_of_the_library_are_torch_and_numpy():
     assert studies["version"] == library["version"]
 
 
+@pytest.mark.slow
+def test_a_compiled_wheel_is_for_every_python_and_its_kernels_are_taken(sdist, tmp_path):
+    if not any(map(shutil.which, ("cc", "gcc", "clang"))):
+        pytest.skip("no C compiler")
+    built = _wheel(sdist, tmp_path / "wheel")
+    assert "-py3-none-" in built.name and not built.name.endswith("-any.whl")
+    with zipfile.ZipFile(built) as archive:
+        archive.extractall(tmp_path / "site")
+    (library,) = (tmp_path / "site").rglob("*.so")
+    source = library.with_name("kernels.c")
+    os.utime(library, (0, 0))  # as an installer may, which writes one file after the other
+    code = (
+        f"import sys; sys.path.insert(0, {str(tmp_path / 'site')!r})\n"
+        "from sparse_lib.execution import kernels\n"
+        "print(kernels._installed(), kernels.unavailable())"
+    )
+    environment = {**os.environ, "CC": "false", "PATH": "/nowhere"}
+    run = [sys.executable, "-I", "-c", code]
+    done = subprocess.run(run, capture_output=True, text=True, check=True, env=environment)
+    assert done.stdout.split() == [str(library), "None"] and source.exists()
+
+
+@pytest.mark.slow
+def test_the_distribution_of_the_studies_holds_all_of_their_files(tmp_path):
+    source = _sources(tmp_path, "experiments") / "experiments"
+    (tmp_path / "sdist").mkdir()
+    built = _wheel(_sdist(source, tmp_path / "sdist"), tmp_path / "wheel")
+    with zipfile.ZipFile(built) as archive:
+        names = {name for name in archive.namelist() if name.startswith("experiments/")}
+    packaging = {"setup.py", "pyproject.toml", "MANIFEST.in", "README.md"}  # of the sources alone
+    files = (path for path in (ROOT / "experiments").rglob("*") if path.is_file())
+    wanted = {
+        path.relative_to(ROOT).as_posix()
+        for path in files
+        if path.name not in packaging and not {"__pycache__", "build"} & set(path.parts)
+    }
+    assert names == {name for name in wanted if ".egg-info" not in name}
+
+
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs Linux's list of libraries")
-def test_one_openmp_runtime_in_the_process():
+def test_one_openmp_runtime_in_a_process_that_used_the_kernels_on_two_threads():
     code = (
         "import re, torch\nfrom sparse_lib.execution import kernels\n"
+        "torch.set_num_threads(2)\n"
         "torch.ones(300, 300) @ torch.ones(300, 300)\n"
         "print(kernels.unavailable())\n"
+        "if not kernels.unavailable():\n"
+        "    mask, data, out = torch.ones(64, 64) > 0, torch.ones(512, 64), torch.empty(512, 64)\n"
+        "    views = kernels.rows_view(data), kernels.rows_view(out)\n"
+        "    kernels.Structure(mask).multiply(torch.ones(64, 64), *views)\n"
+        "    assert bool((out == 64).all())\n"
         "maps = open('/proc/self/maps').read()\n"
         "print(*sorted(set(re.findall(r'(/\\S*lib(?:gomp|iomp5|omp)\\S*)', maps))))"
     )

@@ -141,11 +141,10 @@ def _why_not_loaded(path: Path) -> str:
 
 
 def _installed() -> Path | None:
-    """The library that setuptools built, if it loads, unless the source was edited since."""
-    for path in _SOURCE.parent.glob("_kernels*.so"):
-        if path.stat().st_mtime >= _SOURCE.stat().st_mtime and not _why_not_loaded(path):
-            return path
-    return None
+    """The library that ``setup.py`` built of this very source, if there is one that loads."""
+    source = hashlib.sha256(_SOURCE.read_bytes()).hexdigest()[:16]
+    path = _SOURCE.with_name(f"_kernels-{source}.so")
+    return path if path.exists() and not _why_not_loaded(path) else None
 
 
 @functools.cache
