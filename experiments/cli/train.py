@@ -225,6 +225,27 @@ def _data_of(model: Path) -> Path | None:
 
 
 @app.command()
+def export(
+    out: Annotated[Path, typer.Option(help="folder to make")],
+    run: Annotated[str | None, typer.Option(help="a trained run, by its id")] = None,
+    model: Annotated[
+        Path | None, typer.Option(help="folder of `run --model_dir`, in place of a run")
+    ] = None,
+) -> None:
+    """Write a trained model with a card: safetensors that transformers loads, and a README.md."""
+    from experiments.evaluation.publish import publish
+    from experiments.report.card import card
+
+    if (run is None) == (model is None):
+        raise SpecError("give a run by --run or the folder of one by --model, and not both")
+    if run is not None:
+        chosen = find_run(run)
+        model = paths.run(chosen.scale, chosen.id)
+    assert model is not None
+    print(publish(model, out, card))
+
+
+@app.command()
 def record(run: RunId) -> None:
     """Merge a run's files into its small record."""
     from experiments.store.record import make_record, write_record

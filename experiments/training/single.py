@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,9 @@ def run(
     _check_sparsity(spec, params)
     data_dir = _prepared(spec, mirror)
     if mode != "eval":
-        checkpoint = _train(spec, model_dir, data_dir, checkpoint)
+        files = f"--params {shlex.quote(params.name)} --model_dir {shlex.quote(spec.id)}"
+        command = f"python -m experiments run --mode train {files}"
+        checkpoint = _train(spec, model_dir, data_dir, checkpoint, command)
     if mode == "train":
         return {}
     checkpoint = checkpoint or _last_checkpoint(model_dir)
@@ -93,7 +96,9 @@ def _prepared(spec: RunSpec, mirror: Path | None) -> Path:
     return folder
 
 
-def _train(spec: RunSpec, model_dir: Path, data_dir: Path, checkpoint: Path | None) -> Path:
+def _train(
+    spec: RunSpec, model_dir: Path, data_dir: Path, checkpoint: Path | None, command: str
+) -> Path:
     """Train unless that is done; returns the checkpoint."""
     ours = (model_dir / "state.lock").exists() or (model_dir / "train.json").exists()
     if (model_dir / "model").exists() and not ours:
@@ -107,7 +112,7 @@ def _train(spec: RunSpec, model_dir: Path, data_dir: Path, checkpoint: Path | No
         training.train(
             spec,
             code_hash=training_code_hash(spec.model_copy(update={"sparsity": None})),
-            command="python -m experiments run --mode train",
+            command=command,
             data_dir=data_dir,
             out=model_dir,
             state_dir=model_dir / "state",

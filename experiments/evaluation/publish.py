@@ -1,0 +1,102 @@
+"""A trained model as a folder to hand on: weights, tokenizer, masks and what its card says."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from experiments.errors import UserError
+from experiments.evaluation.files import weights_hash
+from experiments.store.io import read_json
+
+MASKS = "masks.safetensors"
+#: Writes the text of the card from a run's ``train.json``, its evaluations and its tensors.
+Card = Callable[..., str]
+
+
+def publish(folder: Path, out: Path, card: Card) -> Path:
+    """Copy what a run trained, with a README.md.
+
+    Args:
+        folder: A run's folder, with ``train.json`` and ``model/``; every ``eval*.json`` there that
+            scored these weights is in the card.
+        out: Folder to make; it appears whole or not at all.
+        card: Writes the README.md.
+
+    Returns:
+        ``out``.
+
+    Raises:
+        UserError: If the run is not finished, was scored with other weights, or ``out`` exists.
+    """
+    model = folder / "model"
+    if not (folder / "train.json").is_file() or not model.is_dir():
+        raise UserError(
+            f"{folder} holds no train.json and model/ of a finished run; train it first"
+        )
+    if out.exists():
+        raise UserError(f"out is {str(out)!r}, which exists; name a new folder")
+    train = read_json(folder / "train.json")
+    made = out.with_name(f".{out.name}.{os.getpid()}")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        shutil.copytree(model, made, ignore=shutil.ignore_patterns("states"))
+        (made / "run.yaml").write_text(yaml.safe_dump(train["spec"], sort_keys=False))
+        config = read_json(made / "config.json")
+        text = card(
+            train,
+            _evaluations(folder, weights_hash(model)),
+            tensors(made),
+            own_code="auto_map" in config,
+            transformed=(made / "transform.json").is_file(),
+        )
+        (made / "README.md").write_text(text)
+        made.rename(out)
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+    return out
+
+
+def _evaluations(folder: Path, weights: str) -> Sequence[Mapping[str, Any]]:
+    """All evaluations of a run that a suite made, of these weights."""
+    found = []
+    for path in sorted(folder.glob("eval*.json")):
+        evaluation = read_json(path)
+        if "scores" not in evaluation:
+            continue
+        if evaluation.get("weights_hash") != weights:
+            raise UserError(f"{path} scored other weights than {folder / 'model'}; evaluate again")
+        found.append(evaluation)
+    return found
+
+
+def tensors(model: Path) -> list[dict[str, Any]]:
+    """Of each tensor of a model's files: name, shape, weights, those not zero, whether masked."""
+    from safetensors import safe_open
+
+    masked: set[str] = set()
+    if (model / MASKS).is_file():
+        with safe_open(model / MASKS, framework="pt") as file:
+            masked = set(file.keys())
+    rows = []
+    for path in sorted(model.glob("*.safetensors")):
+        if path.name == MASKS:
+            continue
+        with safe_open(path, framework="pt") as file:
+            for name in file.keys():
+                tensor = file.get_tensor(name)
+                rows.append(
+                    {
+                        "name": name,
+                        "shape": list(tensor.shape),
+                        "weights": tensor.numel(),
+                        "nonzero": int(tensor.count_nonzero()),
+                        "masked": name in masked,
+                    }
+                )
+    return rows
