@@ -1,7 +1,7 @@
 /* Sparse layer kernels: forward, and both gradients, without the masked work.
  *
  * A matrix product with a masked weight is a sum over its non-zeros, each of which scales a row of
- * tokens. Tokens are therefore packed into panels [feature][PANEL], PANEL being a few vectors, and
+ * tokens. Tokens are therefore packed into panels [feature][PANEL], PANEL being eight vectors, and
  * the mask into CSR cut into column tiles, so that the panel rows a tile refers to stay in L1.
  * The forward, and the input gradient from the transposed structure, hold one output row in
  * registers and add scaled rows of the tile. The weight gradient holds one row in registers and
@@ -32,7 +32,7 @@
 typedef struct {
     int64_t rows, columns, tile, lanes, by_column;
     int32_t *start;
-    uint16_t *offset;  /* in bytes, of its panel row within the tile; three zeros follow */
+    uint16_t *offset;  /* in lines of 64 bytes, of its panel row within the tile; seven zeros follow */
     int32_t *position; /* in the dense weight */
 } Structure;
 
@@ -51,12 +51,13 @@ typedef struct {
     void (*transpose_in)(const float *, int64_t, int64_t, int64_t, float *);
     void (*transpose_out)(float *, int64_t, int64_t, int64_t, const float *);
     void (*multiply)(const Structure *, const float *, int64_t, int64_t, int64_t, const float *,
-                     float *, const float *);
-    void (*dot)(const Structure *, int64_t, int64_t, int64_t, const float *, const float *, float *);
+                     float *, const float *, int64_t);
+    void (*dot)(const Structure *, int64_t, int64_t, int64_t, const float *, const float *, float *,
+                int64_t);
     void (*add_sums)(const float *, int64_t, float *);
 } Kernels;
 
-/* Rows whose panels, two of them, stay in L2 while the tiles pass. */
+/* Rows whose panels stay in L2 while the tiles pass. */
 #define ROW_BLOCK 512
 
 /* Entries are taken four at a time, which costs one load of offsets and one of values. */
@@ -67,13 +68,16 @@ static inline uint64_t load_offsets(const uint16_t *offset)
     return four;
 }
 #if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
-#define NTH_OFFSET(four, n) ((uint16_t)((four) >> 16 * (n)))
+#define PLACE(n) (16 * (n))
 #else
-#define NTH_OFFSET(four, n) ((uint16_t)((four) >> (48 - 16 * (n))))
+#define PLACE(n) (48 - 16 * (n))
 #endif
+#define LINE 64
+#define NTH_OFFSET(four, n) \
+    ((PLACE(n) > 0 ? (four) >> (PLACE(n) > 0 ? PLACE(n) - 6 : 0) : (four) << 6) & (uint64_t)0xffff * LINE)
 
-/* From element 4 - n on: a mask of the first n of four lanes. */
-static const int32_t first_lanes[8] = {-1, -1, -1, -1, 0, 0, 0, 0};
+/* From element 8 - n on: a mask of the first n of eight lanes. */
+static const int32_t first_lanes[16] = {-1, -1, -1, -1, -1, -1, -1, -1};
 
 static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
@@ -189,7 +193,7 @@ void build(Structure *s, const uint8_t *mask)
     int64_t tiles = (s->columns + s->tile - 1) / s->tile;
     memset(s->start, 0, (tiles * s->rows + 1) * sizeof(int32_t));
     int32_t filled = 0;
-    uint32_t row_bytes = choose((int)s->lanes)->panel * sizeof(float);
+    uint32_t row_lines = choose((int)s->lanes)->panel * sizeof(float) / LINE;
     int32_t *next = by_column ? malloc((s->rows + 1) * sizeof(int32_t)) : NULL;
     for (int64_t t = 0; t < tiles; t++) {
         int64_t first = t * s->tile;
@@ -202,7 +206,7 @@ void build(Structure *s, const uint8_t *mask)
                 __builtin_prefetch(bytes + 16 * s->columns + 64);
                 start[r] = filled;
                 FOR_EACH_SET(bytes, width, c, {
-                    s->offset[filled] = (uint16_t)(c * row_bytes);
+                    s->offset[filled] = (uint16_t)(c * row_lines);
                     s->position[filled++] = (int32_t)(r * s->columns + first + c);
                 })
             }
@@ -219,12 +223,12 @@ void build(Structure *s, const uint8_t *mask)
         for (int64_t c = 0; c < width; c++)
             FOR_EACH_SET(mask + (first + c) * s->rows, s->rows, r, {
                 int32_t i = next[r]++;
-                s->offset[i] = (uint16_t)(c * row_bytes);
+                s->offset[i] = (uint16_t)(c * row_lines);
                 s->position[i] = (int32_t)((first + c) * s->rows + r);
             })
     }
     s->start[tiles * s->rows] = filled;
-    memset(s->offset + filled, 0, 3 * sizeof(uint16_t));
+    memset(s->offset + filled, 0, 7 * sizeof(uint16_t));
     free(next);
 }
 
@@ -255,7 +259,7 @@ static inline void add(float *to, const float *from, int64_t size)
         to[i] += from[i];
 }
 
-#define MAX_PANEL 64
+#define MAX_PANEL 128
 
 /* Tokens that are consecutive in one output row of a sliding window. */
 typedef struct {
@@ -412,24 +416,24 @@ static int64_t num_tiles(const Structure *s) { return (s->columns + s->tile - 1)
 
 static int64_t num_nonzero(const Structure *s) { return s->start[num_tiles(s) * s->rows]; }
 
-/* result = product with a packed panel. */
+/* result = product with a packed panel of `count` tokens. */
 static void product(const Kernels *k, const Structure *s, const float *value, const float *panel,
-                    float *result, const float *bias)
+                    float *result, const float *bias, int64_t count)
 {
     for (int64_t row = 0; row < s->rows; row += ROW_BLOCK)
         for (int64_t t = 0; t < num_tiles(s); t++)
             k->multiply(s, value, t, row, smaller(row + ROW_BLOCK, s->rows),
-                        panel + t * s->tile * k->panel, result, bias);
+                        panel + t * s->tile * k->panel, result, bias, count);
 }
 
-/* sum[entry] += rows[its row] . columns[its column] over the tokens of a panel. */
+/* sum[entry] += rows[its row] . columns[its column] over the `count` tokens of a panel. */
 static void dots(const Kernels *k, const Structure *s, const float *rows, const float *columns,
-                 float *sum)
+                 float *sum, int64_t count)
 {
     for (int64_t row = 0; row < s->rows; row += ROW_BLOCK)
         for (int64_t t = 0; t < num_tiles(s); t++)
             k->dot(s, t, row, smaller(row + ROW_BLOCK, s->rows), rows,
-                   columns + t * s->tile * k->panel, sum);
+                   columns + t * s->tile * k->panel, sum, count);
 }
 
 static void gather(const Structure *s, const float *weight, float *value)
@@ -483,7 +487,7 @@ int multiply(const Structure *s, const float *weight, const View *in, const View
         for (int64_t token = begin; input && token < end; token += k->panel) {
             int64_t count = smaller(k->panel, end - token);
             pack(k, in, token, count, input);
-            product(k, s, value, input, result, bias);
+            product(k, s, value, input, result, bias, count);
             unpack(k, out, token, count, result);
         }
     }
@@ -500,8 +504,8 @@ int gradients(const Structure *forward, const Structure *backward, const float *
     int64_t inputs = forward->columns, outputs = forward->rows, nonzero = num_nonzero(forward);
     /* Dot products may be taken from either side; the one in storage order scatters in order. */
     const Structure *stored = forward->by_column ? backward : forward;
-    /* Threads keep off each other's lines, and the last group of four sums may be incomplete. */
-    int64_t stride = (nonzero + outputs + 3 + 15) / 16 * 16;
+    /* Threads keep off each other's lines, and the last group of eight sums may be incomplete. */
+    int64_t stride = (nonzero + outputs + 7 + 15) / 16 * 16;
     float *value = scratch(SHARED, nonzero + 15 + num_threads * stride);
     float *partial = value + (nonzero + 15) / 16 * 16;
     int failed = !value;
@@ -525,14 +529,14 @@ int gradients(const Structure *forward, const Structure *backward, const float *
             int64_t count = smaller(k->panel, end - token);
             pack(k, out_gradient, token, count, output);
             if (in_gradient) {
-                product(k, backward, value, output, input, NULL);
+                product(k, backward, value, output, input, NULL, count);
                 unpack(k, in_gradient, token, count, input);
             }
             pack(k, in, token, count, input);
             if (stored == forward)
-                dots(k, stored, output, input, sum);
+                dots(k, stored, output, input, sum, count);
             else
-                dots(k, stored, input, output, sum);
+                dots(k, stored, input, output, sum, count);
             if (bias_gradient)
                 k->add_sums(output, outputs, bias_sum);
         }
@@ -553,11 +557,7 @@ int gradients(const Structure *forward, const Structure *backward, const float *
 
 typedef float NAME(vec) __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 #define VEC NAME(vec)
-#if LANES == 16
-#define VECTORS 4
-#else
 #define VECTORS 8
-#endif
 #define PANEL (VECTORS * LANES)
 #define LOAD(p) (*(const VEC *)(p))
 #define STORE(p, v) (*(VEC *)(p) = (v))
@@ -726,13 +726,17 @@ TARGET static void NAME(transpose_in)(const float *from, int64_t stride, int64_t
     NAME(transpose_edges)(from, stride, num_tokens, num_features, panel, PANEL);
 }
 
-/* Whole rows of the output, in full lines. */
+/* Whole rows of the output, in full lines, which are fetched before they are overwritten. */
 TARGET static void NAME(transpose_out)(float *to, int64_t stride, int64_t num_tokens,
                                        int64_t num_features, const float *panel)
 {
     for (int64_t c = 0; c + BLOCK <= num_tokens; c += BLOCK)
-        for (int64_t r = 0; r + BLOCK <= num_features; r += BLOCK)
+        for (int64_t r = 0; r + BLOCK <= num_features; r += BLOCK) {
+            if (r % 16 == 0)
+                for (int64_t i = 0; i < BLOCK; i++)
+                    __builtin_prefetch(to + (c + i) * stride + r + 32, 1, 3);
             TRANSPOSE_BLOCK(panel + r * PANEL + c, PANEL, to + c * stride + r, stride);
+        }
     NAME(transpose_edges)(panel, PANEL, num_features, num_tokens, to, stride);
 }
 
@@ -756,17 +760,20 @@ TARGET static inline __attribute__((always_inline)) VEC NAME(repeat)(const float
 #endif
 }
 
+#define PANEL_ROW(entry) ((const float *)(base + (int64_t)offset[entry] * LINE))
+
 #define ADD_ENTRY(n)                                                      \
     {                                                                     \
         const float *p = (const float *)(base + NTH_OFFSET(offsets, n));  \
         VEC v = SPREAD(values, n);                                        \
-        EACH_VECTOR a[k] += v * LOAD(p + k * LANES);                      \
+        EACH_VECTOR if (k < vectors) a[k] += v * LOAD(p + k * LANES);     \
     }
 
-/* result[row] (+)= sum of value * tile[offset] over the entries of one tile, rows begin .. end. */
-TARGET static void NAME(multiply)(const Structure *s, const float *value, int64_t t, int64_t begin,
-                                  int64_t end, const float *tile, float *result,
-                                  const float *bias)
+/* The product over the first `vectors` vectors of each panel row, a constant. A token's sum has the
+ * same order whatever tokens are beside it. */
+TARGET static inline __attribute__((always_inline)) void
+NAME(multiply_some)(const Structure *s, const float *value, int64_t t, int64_t begin, int64_t end,
+                    const float *tile, float *result, const float *bias, const int vectors)
 {
     const int32_t *start = s->start + t * s->rows;
     const uint16_t *offset = s->offset;
@@ -778,7 +785,7 @@ TARGET static void NAME(multiply)(const Structure *s, const float *value, int64_
         if (t > 0) {
             if (i == stop)
                 continue;
-            EACH_VECTOR a[k] = LOAD(out + k * LANES);
+            EACH_VECTOR if (k < vectors) a[k] = LOAD(out + k * LANES);
         } else {
             VEC initial = zero + (bias ? bias[r] : 0.0f);
             EACH_VECTOR a[k] = initial;
@@ -792,20 +799,33 @@ TARGET static void NAME(multiply)(const Structure *s, const float *value, int64_
             ADD_ENTRY(3)
         }
         if (i + 1 < stop) {
-            const float *p = (const float *)(base + offset[i]);
-            const float *q = (const float *)(base + offset[i + 1]);
+            const float *p = PANEL_ROW(i), *q = PANEL_ROW(i + 1);
             float v = value[i], w = value[i + 1];
-            EACH_VECTOR a[k] += v * LOAD(p + k * LANES);
-            EACH_VECTOR a[k] += w * LOAD(q + k * LANES);
+            EACH_VECTOR if (k < vectors) a[k] += v * LOAD(p + k * LANES);
+            EACH_VECTOR if (k < vectors) a[k] += w * LOAD(q + k * LANES);
             i += 2;
         }
         if (i < stop) {
-            const float *p = (const float *)(base + offset[i]);
+            const float *p = PANEL_ROW(i);
             float v = value[i];
-            EACH_VECTOR a[k] += v * LOAD(p + k * LANES);
+            EACH_VECTOR if (k < vectors) a[k] += v * LOAD(p + k * LANES);
         }
-        EACH_VECTOR STORE(out + k * LANES, a[k]);
+        EACH_VECTOR if (k < vectors) STORE(out + k * LANES, a[k]);
     }
+}
+
+/* result[row] (+)= sum of value * tile[offset] over the entries of one tile, rows begin .. end, for
+ * the first `count` tokens of the panel. */
+TARGET static void NAME(multiply)(const Structure *s, const float *value, int64_t t, int64_t begin,
+                                  int64_t end, const float *tile, float *result,
+                                  const float *bias, int64_t count)
+{
+    if (count > PANEL / 2)
+        NAME(multiply_some)(s, value, t, begin, end, tile, result, bias, VECTORS);
+    else if (count > PANEL / 4)
+        NAME(multiply_some)(s, value, t, begin, end, tile, result, bias, VECTORS / 2);
+    else
+        NAME(multiply_some)(s, value, t, begin, end, tile, result, bias, VECTORS / 4);
 }
 
 TARGET static inline __attribute__((always_inline)) VEC NAME(pair)(VEC a, VEC b)
@@ -813,9 +833,28 @@ TARGET static inline __attribute__((always_inline)) VEC NAME(pair)(VEC a, VEC b)
     return SHUFFLE(a, b, 0, 1, 0, 1) + SHUFFLE(a, b, 2, 3, 2, 3);
 }
 
-/* sum[entry] += rows[its row] . tile[offset] over the entries of one tile, rows begin .. end. */
-TARGET static void NAME(dot)(const Structure *s, int64_t t, int64_t begin, int64_t end,
-                             const float *rows, const float *tile, float *sum)
+#if LANES == 16 && NAMES_AVX512
+#define EIGHT_AT_ONCE
+
+/* Sums of eight vectors. */
+TARGET static inline __attribute__((always_inline)) __m256 NAME(sums_of_eight)(const VEC *a)
+{
+    __m512 halves[2];
+    for (int h = 0; h < 2; h++) {
+        VEC ab = NAME(pair)(a[4 * h], a[4 * h + 1]), cd = NAME(pair)(a[4 * h + 2], a[4 * h + 3]);
+        halves[h] = (__m512)(SHUFFLE(ab, cd, 0, 2, 0, 2) + SHUFFLE(ab, cd, 1, 3, 1, 3));
+    }
+    __m512 x = _mm512_add_ps(_mm512_shuffle_f32x4(halves[0], halves[1], 0x88),
+                             _mm512_shuffle_f32x4(halves[0], halves[1], 0xdd));
+    return _mm512_castps512_ps256(
+        _mm512_add_ps(_mm512_shuffle_f32x4(x, x, 0x88), _mm512_shuffle_f32x4(x, x, 0xdd)));
+}
+#endif
+
+/* The dot products over the first `vectors` vectors of each panel row, a constant. */
+TARGET static inline __attribute__((always_inline)) void
+NAME(dot_some)(const Structure *s, int64_t t, int64_t begin, int64_t end, const float *rows,
+               const float *tile, float *sum, const int vectors)
 {
     const int32_t *start = s->start + t * s->rows;
     const uint16_t *offset = s->offset;
@@ -825,11 +864,30 @@ TARGET static void NAME(dot)(const Structure *s, int64_t t, int64_t begin, int64
         if (i == stop)
             continue;
         VEC row[VECTORS];
-        EACH_VECTOR
+        EACH_VECTOR if (k < vectors)
         {
             row[k] = LOAD(rows + r * PANEL + k * LANES);
             KEEP_IN_REGISTER(row[k]);
         }
+#ifdef EIGHT_AT_ONCE
+        for (; i + 4 < stop; i += 8) {
+            uint64_t offsets = load_offsets(offset + i), others = load_offsets(offset + i + 4);
+            const float *p[8];
+            VEC a[8];
+            EACH_ENTRY
+            {
+                p[n] = (const float *)(base + NTH_OFFSET(offsets, n));
+                p[n + 4] = (const float *)(base + NTH_OFFSET(others, n));
+            }
+            _Pragma("GCC unroll 8") for (int n = 0; n < 8; n++) a[n] = row[0] * LOAD(p[n]);
+            _Pragma("GCC unroll 8") for (int k = 1; k < vectors; k++)
+                _Pragma("GCC unroll 8") for (int n = 0; n < 8; n++) a[n] += row[k] * LOAD(p[n] + k * LANES);
+            __m256 sums = NAME(sums_of_eight)(a);
+            if (i + 8 > stop) /* the others belong to the next row */
+                sums = _mm256_and_ps(sums, _mm256_loadu_ps((const float *)(first_lanes + 8 - (stop - i))));
+            _mm256_storeu_ps(sum + i, _mm256_add_ps(sums, _mm256_loadu_ps(sum + i)));
+        }
+#endif
         for (; i < stop; i += 4) {
             uint64_t offsets = load_offsets(offset + i);
             const float *p[4];
@@ -840,7 +898,7 @@ TARGET static void NAME(dot)(const Structure *s, int64_t t, int64_t begin, int64
                 even[n] = row[0] * LOAD(p[n]);
                 odd[n] = row[1] * LOAD(p[n] + LANES);
             }
-            _Pragma("GCC unroll 8") for (int k = 2; k < VECTORS; k += 2) EACH_ENTRY
+            _Pragma("GCC unroll 8") for (int k = 2; k < vectors; k += 2) EACH_ENTRY
             {
                 even[n] += row[k] * LOAD(p[n] + k * LANES);
                 odd[n] += row[k + 1] * LOAD(p[n] + (k + 1) * LANES);
@@ -848,10 +906,23 @@ TARGET static void NAME(dot)(const Structure *s, int64_t t, int64_t begin, int64
             EACH_ENTRY even[n] += odd[n];
             FOUR sums = NAME(sum_of_pairs)(NAME(pair)(even[0], even[1]), NAME(pair)(even[2], even[3]));
             if (i + 4 > stop) /* the others belong to the next row */
-                sums = (FOUR)((FOUR_MASKS)sums & *(const FOUR_MASKS *)(first_lanes + 4 - (stop - i)));
+                sums = (FOUR)((FOUR_MASKS)sums & *(const FOUR_MASKS *)(first_lanes + 8 - (stop - i)));
             *(FOUR *)(sum + i) += sums;
         }
     }
+}
+
+/* sum[entry] += rows[its row] . tile[offset] over the entries of one tile, rows begin .. end, over
+ * the first `count` tokens of the panel. */
+TARGET static void NAME(dot)(const Structure *s, int64_t t, int64_t begin, int64_t end,
+                             const float *rows, const float *tile, float *sum, int64_t count)
+{
+    if (count > PANEL / 2)
+        NAME(dot_some)(s, t, begin, end, rows, tile, sum, VECTORS);
+    else if (count > PANEL / 4)
+        NAME(dot_some)(s, t, begin, end, rows, tile, sum, VECTORS / 2);
+    else
+        NAME(dot_some)(s, t, begin, end, rows, tile, sum, VECTORS / 4);
 }
 
 /* sum[row] += the sum of its tokens. */
@@ -882,6 +953,8 @@ static const Kernels NAME(kernels) = {LANES, PANEL, NAME(transpose_in), NAME(tra
 #undef SHUFFLE
 #undef SPREAD
 #undef ADD_ENTRY
+#undef PANEL_ROW
+#undef EIGHT_AT_ONCE
 #undef BLOCK
 #undef SMALL_BLOCK
 #undef TRANSPOSE_BLOCK

@@ -19,6 +19,7 @@ _SOURCE = Path(__file__).with_name("kernels.c")
 _FLAGS = ("-O3", "-std=gnu11", "-fPIC", "-shared")
 _L1_BYTES = 32 * 1024
 _MAX_LANES = 16
+_LINE = 64  # bytes, the unit of the kernels' offsets
 
 
 class KernelError(RuntimeError):
@@ -224,13 +225,13 @@ def fingerprint(mask: torch.Tensor) -> int:
 
 
 def default_tile(columns: int, sparsity: float, *, lanes: int = _MAX_LANES) -> int:
-    """Columns per tile, shared out evenly: what fits in the L1 cache, and more from 80% on.
+    """Columns per tile, shared out evenly: what fits in the L1 cache, and more from 55% on.
 
     Wider tiles miss the cache more often but are visited by fewer rows that are nearly empty; the
     measured optimum grows with the square root of the entries' distance.
     """
     in_cache = _L1_BYTES // (4 * library().choose_panel(lanes))
-    most = int(in_cache * min(max(0.2 / max(1 - sparsity, 1e-9), 1), 4) ** 0.5)
+    most = int(in_cache * min(max(0.45 / max(1 - sparsity, 1e-9), 1), 64) ** 0.5)
     num_tiles = max(1, -(-columns // most))
     return max(1, -(-columns // num_tiles))
 
@@ -241,7 +242,7 @@ class Structure:
     Args:
         mask: Bool tensor, contiguous, `[rows, columns]`, or `[columns, rows]` if `transposed`.
         transposed: Whether `mask` is stored with its columns first.
-        tile: Columns per tile, at most 64 KB of panel rows, whose offsets have 16 bits; by default
+        tile: Columns per tile, at most 4 MB of panel rows, whose offsets have 16 bits; by default
             what suits the L1 cache and the sparsity.
         lanes: Upper limit of the vector width in floats, for tests.
 
@@ -265,11 +266,11 @@ class Structure:
         self.lanes, self.transposed = lanes, transposed
         self.num_nonzero = library().count_nonzero(mask.data_ptr(), mask.numel())
         self.sparsity = 1 - self.num_nonzero / max(mask.numel(), 1)
-        widest = 2**16 // (4 * library().choose_panel(lanes))
+        widest = 2**16 * _LINE // (4 * library().choose_panel(lanes))
         self.tile = min(tile or default_tile(self.columns, self.sparsity, lanes=lanes), widest)
         num_starts = -(-self.columns // self.tile) * self.rows + 1
         self._start = torch.empty(num_starts, dtype=torch.int32)
-        self._offset = torch.empty(self.num_nonzero + 3, dtype=torch.int16)
+        self._offset = torch.empty(self.num_nonzero + 7, dtype=torch.int16)
         self._position = torch.empty(self.num_nonzero, dtype=torch.int32)
         pointers = (self._start.data_ptr(), self._offset.data_ptr(), self._position.data_ptr())
         sizes = (self.rows, self.columns, self.tile, self.lanes, self.transposed)

@@ -106,6 +106,18 @@ def test_threads_agree(lanes):
     assert relative_error(double[2], single[2]) < TOLERANCE
 
 
+@pytest.mark.parametrize("tokens", (31, 33, 63, 65, 127, 129))
+def test_batches_of_any_size_are_right_and_leave_each_token_alone(tokens, lanes):
+    torch.manual_seed(5)
+    mask, weight = random_mask(50, 90, 0.6), torch.randn(50, 90)
+    source, gradient = torch.randn(300, 90), torch.randn(300, 50)
+    whole = run_both(mask, weight, source, gradient, None, lanes)
+    part = run_both(mask, weight, source[:tokens], gradient[:tokens], None, lanes)
+    assert torch.equal(part[0], whole[0][:tokens]) and torch.equal(part[1], whole[1][:tokens])
+    expected = (gradient[:tokens].double().T @ source[:tokens].double()) * mask
+    assert relative_error(part[2], expected) < TOLERANCE
+
+
 def test_strided_rows(lanes):
     torch.manual_seed(3)
     mask, weight = random_mask(11, 13, 0.5), torch.randn(11, 13)
