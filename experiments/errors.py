@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import difflib
+import errno
 import linecache
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+#: Allowed values that a sentence shows.
+NUM_SHOWN = 10
 
 
 class UserError(ValueError):
@@ -49,6 +53,22 @@ def _origin(error: BaseException) -> tuple[str, int] | None:
     return (str(file), last.tb_lineno) if ours else None
 
 
+def explained(error: BaseException) -> bool:
+    """Whether an error is a user's, or of a file or a disk that the system refuses."""
+    if isinstance(error, UserError):
+        return True
+    if not isinstance(error, OSError):
+        return False
+    return bool(error.filename or error.errno in (errno.ENOSPC, errno.EIO))
+
+
+def sentence(error: BaseException) -> str:
+    """What to print of an error, on one line."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return " ".join(str(error).split())
+
+
 def reason(error: BaseException) -> str:
     """What another library says was the first cause of an error: one line of bounded length."""
     while error.__cause__ is not None:
@@ -56,6 +76,29 @@ def reason(error: BaseException) -> str:
     said = (str(error).strip().splitlines() or [type(error).__name__])[0]
     said = f"there is no {said}" if isinstance(error, KeyError) else said
     return said if len(said) <= 200 else f"{said[:200]} ..."
+
+
+def not_one_of(key: str, value: object, allowed: Iterable[str], found_in: str = "") -> str:
+    """The sentence about a value that is none of those allowed.
+
+    Args:
+        key: what the value was given for.
+        value: what was given.
+        allowed: values that it could have had; of more than `NUM_SHOWN` the nearest are shown.
+        found_in: the command or the place that lists all of them.
+    """
+    shown, allowed = f"{value!r:.200}", sorted(allowed)
+    text = str(value)[:200]
+    close = difflib.get_close_matches(text, allowed, n=1)
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    if len(allowed) <= NUM_SHOWN:
+        return f"{key} is {shown}, but must be one of {', '.join(allowed)}{hint}"
+    near = difflib.get_close_matches(text, allowed, n=NUM_SHOWN, cutoff=0.0)
+    listed = f", listed by {found_in}" if found_in else ""
+    return (
+        f"{key} is {shown}, but must be one of {len(allowed):,} values{listed}, such as "
+        f"{', '.join(near)}{hint}"
+    )
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from experiments.evaluation.code import evaluation_code_hash
 from experiments.specs import code, needs
 from experiments.specs.code import ROOT
 from experiments.specs.expand import Run, all_runs, computation_costs
-from experiments.specs.lookup import find_runs, study_as_dict
+from experiments.specs.lookup import RUNS_OF, find_runs, study_as_dict
 from experiments.specs.read import load_study, study_names
 from experiments.specs.schema import SCALES, SpecError, Study, check_choice, module_names
 from experiments.store import paths
@@ -68,7 +68,7 @@ class Request:
     def run(self, wildcards: Any) -> Run:
         """The run that a rule's wildcards ``scale`` and ``run`` name."""
         runs = self.runs(wildcards.scale)
-        check_choice("run", wildcards.run, runs)
+        check_choice("run", wildcards.run, runs, RUNS_OF.format(wildcards.scale))
         return runs[wildcards.run]
 
     @property
@@ -344,7 +344,7 @@ def checked(config: Mapping[str, Any]) -> dict[str, Any]:
         if config[key] in ("true", "false", "null"):
             config[key] = json.loads(config[key])
     check_choice("scale", config["scale"], SCALES)
-    check_choice("study", config["study"], ["all", *study_names()])
+    check_choice("study", config["study"], ["all", *study_names()], "experiments/studies")
     check_choice("reuse", config["reuse"], ["none", "reference", "only"])
     check_choice("execution", config["execution"], EXECUTIONS)
     if not isinstance(config["offline"], bool):

@@ -20,7 +20,7 @@ from experiments.store import paths
 @app.command("plan")
 def print_plan(scale: Scale = "quick", study: str = "all") -> None:
     """Print the runs of a scale and their expected cost in core-seconds."""
-    check_choice("study", study, ["all", *study_names()])
+    check_choice("study", study, ["all", *study_names()], "experiments/studies")
     runs = all_runs(scale).values()
     chosen = [run for run in runs if study in ("all", *run.studies)]
     for run in chosen:
@@ -123,7 +123,7 @@ def where(arguments: Annotated[list[str] | None, typer.Argument()] = None) -> No
     chosen = yaml.safe_load((ROOT / "experiments/config.yaml").read_text())
     chosen |= dict(word.split("=", 1) for word in arguments or [] if "=" in word)
     folder = paths.reports(chosen["scale"])
-    check_choice("study", chosen["study"], ["all", *study_names()])
+    check_choice("study", chosen["study"], ["all", *study_names()], "experiments/studies")
     if (folder / "commands.csv").is_file():
         import pandas as pd
 

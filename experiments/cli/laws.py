@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import json
 from typing import Annotated, Any
 
 import typer
@@ -12,6 +11,7 @@ from experiments.cli.options import Scale, StudyName, app
 from experiments.cli.report import study_dict
 from experiments.specs.schema import SpecError, check_choice
 from experiments.store import paths
+from experiments.store.io import write_json
 
 
 def _records(study: str, scale: str) -> tuple[Any, dict[str, Any]]:
@@ -44,8 +44,7 @@ def predict(study: StudyName, scale: Scale = "small") -> None:
     records, facts = _records(study, scale)
     date = datetime.datetime.now(datetime.UTC).date().isoformat()
     content = predictions.predict(records, facts, date=date)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    write_json(file, content)
     print(f"{file}: {len(content['losses'])} losses, {len(content['signs'])} signs; commit it now")
 
 

@@ -151,6 +151,13 @@ def read_study(study: str, scale: str) -> tuple:
     )
 
 
+def _check_names(kind: str, names: list[str]) -> None:
+    """Raise `SpecError` for a name of no figure or table."""
+    folder = ANALYSIS / f"{kind}s"
+    for name in names:
+        check_choice(kind, name, module_names(folder), f"experiments/analysis/{kind}s")
+
+
 @app.command()
 def figure(
     names: Names,
@@ -162,8 +169,7 @@ def figure(
     ] = None,
 ) -> None:
     """Draw figures of a study from its records."""
-    for name in names:
-        check_choice("figure", name, module_names(ANALYSIS / "figures"))
+    _check_names("figure", names)
     folder = paths.page(scale, study) / "figures"
     from experiments.analysis import figures
 
@@ -179,8 +185,7 @@ def figure(
 @app.command()
 def table(names: Names, study: StudyName, scale: Scale = "quick") -> None:
     """Make tables of a study from its records."""
-    for name in names:
-        check_choice("table", name, module_names(ANALYSIS / "tables"))
+    _check_names("table", names)
     folder = paths.page(scale, study) / "tables"
     from experiments.analysis import tables
 
@@ -340,7 +345,7 @@ def index(scale: Scale) -> None:
 def archive(scale: Scale, study: str = "all") -> None:
     """Write Snakemake's own report of a scale: reports/<scale>/archive.html."""
     out = paths.reports(scale) / "archive.html"
-    check_choice("study", study, ["all", *study_names()])
+    check_choice("study", study, ["all", *study_names()], "experiments/studies")
     from experiments.report import archive as snakemake_report
 
     snakemake_report.write(scale, study, out)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import tempfile
+import traceback
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +14,7 @@ import typer
 
 from experiments import published, tasks
 from experiments.cli.options import Mirror, RunId, Scale, app, check_device, mirror_root
-from experiments.errors import UserError
+from experiments.errors import UserError, explained, sentence
 from experiments.evaluation.environment import quiet_and_offline
 from experiments.request import EXECUTIONS
 from experiments.specs.code import training_code_hash
@@ -77,7 +79,7 @@ def train(
         quiet_and_offline()
     from experiments.training import loop as training
 
-    folder = paths.run(chosen.scale, chosen.id)
+    folder, state_dir = paths.run(chosen.scale, chosen.id), paths.state(chosen.id, chosen.spec_hash)
     try:
         training.train(
             chosen.spec,
@@ -86,7 +88,7 @@ def train(
             claim_tests=published.test_hashes(),
             data_dir=paths.data(chosen.data_label),
             out=folder,
-            state_dir=paths.state(chosen.id, chosen.spec_hash),
+            state_dir=state_dir,
             num_threads=threads,
             device=device,
             precision=precision,
@@ -95,6 +97,7 @@ def train(
             execution=execution,
             first=chosen.first and paths.run(chosen.scale, chosen.first) / "model",
             log=log,
+            keep_states=score,
         )
     except (UserError, OSError) as error:
         # The rule sends stderr to a file; standard output reaches who waits.
@@ -102,13 +105,15 @@ def train(
         raise
     if score:
         score_run(chosen, mirror_root(mirror), log)
+        # Snakemake deletes the model of a job that dies, so the states go last.
+        shutil.rmtree(state_dir, ignore_errors=True)
 
 
 def score_run(run: Run, mirror: Path | None, log: Path | None) -> None:
     """Score a trained run in this process, where torch and the model's code are loaded already.
 
-    The result goes to the evaluation's cache only: what is wrong with a suite or its datasets is
-    said by `evaluate`, and the trained model stands.
+    The result goes to the evaluation's cache only. Whatever fails, the trained model stands, and
+    `evaluate` fails by the same: a bug shows its traceback here and there.
     """
     from experiments.evaluation.model import evaluate_model
     from experiments.training.loop import say
@@ -126,7 +131,11 @@ def score_run(run: Run, mirror: Path | None, log: Path | None) -> None:
                 task=run.spec.task,
             )
     except Exception as error:
-        say(f"not scored yet: {error}", log)
+        if explained(error):
+            say(f"not scored yet: {sentence(error)}", log)
+        else:
+            traceback.print_exc()
+            say(f"not scored yet, for a bug: {type(error).__name__}: {sentence(error)}", log)
 
 
 @app.command("run")

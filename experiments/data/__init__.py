@@ -5,7 +5,6 @@ A dataset is one entry in the `DATASETS` of any file in this folder. Importing t
 imports no heavy dependency.
 """
 
-import difflib
 import functools
 import importlib
 import json
@@ -16,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from experiments.data import files
 from experiments.data.base import (
     END_OF_TEXT,
     SPLITS,
@@ -25,8 +25,8 @@ from experiments.data.base import (
     Source,
     Texts,
 )
-from experiments.data.files import files_digest, hashed_files, read_meta, seal, verify
-from experiments.errors import UserError
+from experiments.data.files import files_digest, hashed_files, read_meta, seal
+from experiments.errors import UserError, not_one_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -87,10 +87,7 @@ def get(name: str, kind: str | None = None) -> Dataset | ImageDataset:
     """
     fitting = [known for known, entry in _datasets().items() if kind in (None, entry.kind)]
     if name not in fitting:
-        close = difflib.get_close_matches(name, fitting, n=1)
-        hint = f" (closest: {close[0]!r})" if close else ""
-        fitting = ", ".join(sorted(fitting))
-        raise UserError(f"data.name is {name!r}{hint}, but must be one of {fitting}.")
+        raise UserError(not_one_of("data.name", name, fitting, "experiments/data"))
     return _datasets()[name]
 
 
@@ -211,6 +208,18 @@ def load(out: Path) -> "Corpus | ImageFolder":
     return Corpus(Path(out), meta)
 
 
+def verify(out: Path) -> None:
+    """Check that a prepared dataset is as it was prepared, and that a model can read its values.
+
+    Raises:
+        MissingData: If the folder holds no prepared dataset.
+        ValueError: If a file is missing, cut short or changed, or holds a token or a label that
+            the dataset does not have; the message names it.
+    """
+    files.verify(out)
+    load(out).check()
+
+
 @dataclass(frozen=True)
 class Corpus:
     """A prepared dataset.
@@ -233,6 +242,28 @@ class Corpus:
         from experiments.data import packing
 
         return packing.read_tokens(self.folder / f"{split}.bin")
+
+    def check(self) -> None:
+        """Compare all tokens with the size of the vocabulary.
+
+        Raises:
+            ValueError: If a token is above it; the message names file, token and size.
+        """
+        from experiments.data import packing
+
+        size = self.meta.get("vocab_size")
+        if type(size) is not int or not 2 <= size <= packing.MAX_VOCABULARY:
+            raise UserError(
+                f"{self.folder / files.META}: vocab_size is {size!r:.200}, but must be a number "
+                f"from 2 to {packing.MAX_VOCABULARY}"
+            )
+        if self.meta.get("eos_id", 0) not in range(size):
+            raise UserError(
+                f"{self.folder / files.META}: eos_id is {self.meta['eos_id']!r:.200}, but must be "
+                f"a token of the vocabulary, 0 to {size - 1}"
+            )
+        for split in SPLITS:
+            packing.check_tokens(self.folder / f"{split}.bin", size)
 
     def text(self, split: str) -> list[str]:
         """Return the documents of the validation or test split."""

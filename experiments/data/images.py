@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from experiments.data.base import SPLITS, ImageDataset, Source, Split
-from experiments.data.files import files_digest, seal
+from experiments.data.files import META, files_digest, seal
 from experiments.errors import UserError, reason
 
 
@@ -100,6 +100,34 @@ class ImageFolder:
 
     folder: Path
     meta: dict[str, Any]
+
+    def check(self) -> None:
+        """Compare all labels with the classes, and the images' shape with the facts about it.
+
+        Raises:
+            ValueError: If a label is of no class, or a fact is missing or another; the message
+                names the file.
+        """
+        for key, kind in (("num_images", dict), ("classes", list), ("mean", list), ("std", list)):
+            if not isinstance(self.meta.get(key), kind) or not self.meta[key]:
+                raise UserError(f"{self.folder / META}: {key} is no {kind.__name__} with entries")
+        size = self.meta.get("image_size")
+        shape, num_classes = (len(self.meta["mean"]), size, size), len(self.meta["classes"])
+        for name in self.meta["num_images"]:
+            split = self.split(name)
+            if split.pixels.shape[1:] != shape or len(self.meta["std"]) != shape[0]:
+                raise UserError(
+                    f"{self.folder / name}.pixels.npy holds images of shape "
+                    f"{split.pixels.shape[1:]}, but {META} tells of {shape}"
+                )
+            labels = split.labels
+            wrong = np.flatnonzero((labels < 0) | (labels >= num_classes))
+            if len(wrong):
+                raise UserError(
+                    f"{self.folder / name}.labels.npy: the label of image {wrong[0]} is "
+                    f"{labels[wrong[0]]}, but there are {num_classes} classes, 0 to "
+                    f"{num_classes - 1}"
+                )
 
     def split(self, name: str) -> Split:
         """Return one split, its pixels mapped read-only.

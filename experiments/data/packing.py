@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 BATCH = 512
+#: Tokens that two bytes tell apart.
+MAX_VOCABULARY = 2**16
+#: Tokens that are looked at in one piece.
+PIECE = 2**24
 
 
 def write_tokens(documents: Sequence[str], tokenizer: "Tokenizer", path: Path) -> int:
@@ -51,6 +55,25 @@ def read_tokens(path: Path) -> np.memmap:
     if not size or size % 2:
         raise UserError(f"{path} has {size} bytes, which are no tokens of two bytes each")
     return np.memmap(path, dtype="<u2", mode="r")
+
+
+def check_tokens(path: Path, vocab_size: int) -> None:
+    """Read all tokens of a file once.
+
+    Raises:
+        UserError: If one is not below ``vocab_size``.
+    """
+    if vocab_size == MAX_VOCABULARY or not path.stat().st_size:
+        return
+    tokens = read_tokens(path)
+    for start in range(0, len(tokens), PIECE):
+        piece = tokens[start : start + PIECE]
+        place = int(piece.argmax())
+        if piece[place] >= vocab_size:
+            raise UserError(
+                f"{path}: the token at position {start + place} is {piece[place]}, but the "
+                f"vocabulary has {vocab_size} tokens, 0 to {vocab_size - 1}"
+            )
 
 
 def write_texts(documents: Sequence[str], path: Path) -> None:

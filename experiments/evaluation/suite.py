@@ -19,7 +19,7 @@ from pydantic import (
     model_validator,
 )
 
-from experiments.errors import UserError
+from experiments.errors import UserError, not_one_of
 from experiments.evaluation import metrics
 from experiments.specs.digest import digest
 from experiments.specs.strict_yaml import read_yaml
@@ -259,6 +259,6 @@ def suite_path(name: str) -> Path:
     """
     path = Path(name) if name.endswith(".yaml") else FOLDER / f"{name}.yaml"
     if not path.is_file():
-        known = ", ".join(sorted(file.stem for file in FOLDER.glob("*.yaml")))
-        raise UserError(f"suite is {name!r}; it must be one of {known}, or the path of a YAML")
+        known = not_one_of("suite", name, (file.stem for file in FOLDER.glob("*.yaml")))
+        raise UserError(f"{known}; or the path of a YAML")
     return path

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 from collections.abc import Iterable
 from typing import Any
@@ -11,6 +10,9 @@ from experiments import tasks
 from experiments.specs.expand import Run, all_runs, study_runs
 from experiments.specs.read import STUDIES
 from experiments.specs.schema import SCALES, SpecError, Study, check_choice
+
+#: Lists the runs of a scale.
+RUNS_OF = "`python -m experiments plan --scale {}`"
 
 
 def known_runs() -> dict[str, Run]:
@@ -27,10 +29,9 @@ def _known_runs(_stamp: Any) -> dict[str, Run]:
 def find_run(run_id: str) -> Run:
     """The run with this id; raises `SpecError`."""
     known = known_runs()
-    if run_id not in known:
-        close = difflib.get_close_matches(run_id, known, n=1)
-        hint = f"; did you mean {close[0]}?" if close else ""
-        raise SpecError(f"run is {run_id!r}, which no study defines{hint}")
+    scale = run_id.split("__")[0]
+    of_scale = [name for name in known if name.startswith(f"{scale}__")]
+    check_choice("run", run_id, of_scale or known, RUNS_OF.format(scale if of_scale else "SCALE"))
     return known[run_id]
 
 

@@ -77,7 +77,7 @@ def load_study(name: str, *, folder: Path | None = None) -> Study:
     """Read and validate one study; raises `SpecError` with one sentence."""
     path = (folder or STUDIES) / f"{name}.yaml"
     if not path.is_file():
-        check_choice("study", name, study_names())
+        check_choice("study", name, study_names(), "experiments/studies")
     with one_sentence(path):
         return _read_study(path.stem, path.read_text())
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import difflib
 import functools
 import re
 from collections.abc import Iterable
@@ -21,7 +20,7 @@ from pydantic import (
 )
 
 from experiments import models, tasks
-from experiments.errors import UserError
+from experiments.errors import UserError, not_one_of
 from experiments.specs.code import ROOT, parse
 from experiments.specs.run import Model as RunModel
 from experiments.specs.run import Transform
@@ -35,14 +34,11 @@ class SpecError(UserError):
     """A study file or an option is wrong; the message is one sentence that names the key."""
 
 
-def check_choice(key: str, value: Any, allowed: Iterable[str]) -> None:
-    """Raise a sentence that names the key, the value, the closest name and all names."""
-    allowed = sorted(allowed)
-    if value in allowed:
-        return
-    close = difflib.get_close_matches(str(value), allowed, n=1)
-    hint = f"; did you mean {close[0]!r}?" if close else ""
-    raise SpecError(f"{key} is {value!r}, but must be one of {', '.join(allowed)}{hint}")
+def check_choice(key: str, value: Any, allowed: Iterable[str], found_in: str = "") -> None:
+    """Raise `SpecError` with the sentence of `not_one_of` for a value that is not allowed."""
+    allowed = list(allowed)
+    if value not in allowed:
+        raise SpecError(not_one_of(key, value, allowed, found_in))
 
 
 def checked_name(text: str) -> str:

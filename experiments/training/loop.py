@@ -603,12 +603,14 @@ def train(
     execution: str = "auto",
     first: Path | None = None,
     log: Path | None = None,
+    keep_states: bool = False,
 ) -> None:
     """Train one run into ``out``: ``metrics.jsonl``, ``model/`` and, last, ``train.json``.
 
     A second trainer of the same run waits for the first one's lock, and then finds its result. The
     processes that torchrun starts train it together. The record keeps ``claim_tests``, the hash of
-    each claim's test, as they were when the run began.
+    each claim's test, as they were when the run began. ``keep_states`` leaves the states to the
+    caller, who still works on the result: killed meanwhile, the run goes on from its last one.
 
     Raises:
         Interrupted: after SIGINT or SIGTERM to any of the processes, with the state saved.
@@ -650,7 +652,10 @@ def train(
             summary.write(trainer, out, code_hash=code_hash, command=command)
         if not group.first:
             return
-        trainer.saved.remove()
+        if keep_states:
+            trainer.saved.finish()
+        else:
+            trainer.saved.remove()
         final = trainer.progress.rows[-1]
         trainer.say(
             f"done: {trainer.progress.step} steps in {trainer.progress.elapsed_s:.0f} s, "

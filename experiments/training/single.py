@@ -19,7 +19,7 @@ from experiments.errors import refusals
 from experiments.specs.code import training_code_hash
 from experiments.specs.expand import load_single
 from experiments.specs.run import FirstPhase, RunSpec
-from experiments.specs.schema import SpecError
+from experiments.specs.schema import SpecError, check_choice
 from experiments.store import paths
 from experiments.store.io import write_json
 from experiments.training import loop as training
@@ -59,8 +59,7 @@ def run(
     Raises:
         SpecError: if an argument or the file is wrong.
     """
-    if mode not in MODES:
-        raise SpecError(f"mode is {mode!r}, but must be one of {', '.join(MODES)}")
+    check_choice("mode", mode, MODES)
     spec = load_single(params, run_id=Path(os.path.abspath(model_dir)).name, max_steps=max_steps)
     _check_sparsity(spec, params)
     data_dir = _prepared(spec, mirror)

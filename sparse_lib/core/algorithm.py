@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from sparse_lib.core import distributed
+from sparse_lib.core import copies, distributed
 from sparse_lib.core.forgotten import Forgotten
 from sparse_lib.core.guard import Driver
 from sparse_lib.core.history import Work
@@ -180,6 +180,9 @@ class SparsityAlgorithm(ABC):
                     algorithm._after_load(optimizer)
 
             handles.append(optimizer.register_load_state_dict_post_hook(loaded))
+            copies.adopt(optimizer)
+            if self.updates_masks or not self.masks_gradients:
+                handles.append(copies.Mark(optimizer, type(self).__name__))
         except AttributeError as error:
             for handle in handles:
                 handle.remove()

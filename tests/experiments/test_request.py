@@ -197,7 +197,11 @@ WRONG = {
         "strategy is 'fsdp', but must be one of ddp, fsdp2; did you mean 'fsdp2'.",
     ),
     "a mirror": ({"mirror": "nowhere"}, "mirror is 'nowhere', which is no folder"),
-    "a run": ({"run": "smoke"}, "run is 'smoke', which no study defines.*"),
+    "a run": (
+        {"run": "small"},
+        r"run is 'small', but must be one of [\d,]+ values, listed by "
+        r"`python -m experiments plan --scale small`, such as (small__[^,]+, ){9}small__[^,]+",
+    ),
 }
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from experiments.analysis import select as selection
-from experiments.errors import UserError
+from experiments.errors import UserError, not_one_of
 from experiments.specs.schema import module_names
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def load(name: str) -> ModuleType:
         ValueError: If there is no such figure.
     """
     if name not in names():
-        raise UserError(f"figure is {name!r}: it must be one of {', '.join(names())}")
+        raise UserError(not_one_of("figure", name, names(), "experiments/analysis/figures"))
     return importlib.import_module(f"{__name__}.{name}")
 
 

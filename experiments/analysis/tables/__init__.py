@@ -14,7 +14,7 @@ from typing import Any
 import pandas as pd
 
 from experiments.analysis import select as selection
-from experiments.errors import UserError
+from experiments.errors import UserError, not_one_of
 from experiments.specs.schema import module_names
 
 
@@ -30,7 +30,7 @@ def load(name: str) -> ModuleType:
         ValueError: If there is no such table.
     """
     if name not in names():
-        raise UserError(f"table is {name!r}: it must be one of {', '.join(names())}")
+        raise UserError(not_one_of("table", name, names(), "experiments/analysis/tables"))
     return importlib.import_module(f"{__name__}.{name}")
 
 

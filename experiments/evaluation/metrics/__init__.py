@@ -12,14 +12,13 @@ A file holds
 The file's docstring says what the metric is. Only suites that name a metric depend on its file.
 """
 
-import difflib
 import importlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from experiments.errors import UserError
+from experiments.errors import UserError, not_one_of
 
 FOLDER = Path(__file__).parent
 
@@ -36,9 +35,7 @@ def path(name: str) -> Path:
         ValueError: if there is none of that name.
     """
     if name not in names():
-        close = difflib.get_close_matches(str(name), names(), n=1)
-        hint = f" (closest: {close[0]!r})" if close else ""
-        raise UserError(f"metric is {name!r}{hint}, but must be one of {', '.join(names())}")
+        raise UserError(not_one_of("metric", name, names(), "experiments/evaluation/metrics"))
     return FOLDER / f"{name}.py"
 
 

@@ -12,14 +12,16 @@ from pathlib import Path
 import pytest
 
 from experiments.analysis import figures
-from experiments.cli.app import explained, main
+from experiments.cli.app import main
 from experiments.cli.train import score_run
-from experiments.errors import UserError
+from experiments.errors import UserError, explained
+from experiments.evaluation import model
 from experiments.specs.code import ROOT
 from experiments.specs.expand import all_runs
 from experiments.specs.read import _read_study, load_study
 from experiments.store import paths
 from experiments.store.paths import REFERENCE_RUNS
+from experiments.training import loop as training
 
 STUDY, SCALE = "spdf", "small"
 RECORDS = sorted(
@@ -296,6 +298,53 @@ def test_what_is_wrong_with_a_suite_leaves_the_trained_model_alone(place, capsys
     score_run(run, None, None)
     assert re.search(r"not scored yet: .*(does not exist|holds no)", capsys.readouterr().out)
     assert contents(place) == {}
+
+
+@pytest.mark.parametrize(
+    ("error", "shows"),
+    [(UserError("suite is wrong"), False), (OSError(28, "No space left"), False),
+     (ZeroDivisionError("a bug"), True), (ValueError("a bug"), True)],
+)  # fmt: skip
+def test_a_bug_in_scoring_shows_and_costs_no_trained_model(place, call, monkeypatch, error, shows):
+    """States go last, since Snakemake deletes what a killed job has made."""
+    run = next(iter(all_runs("smoke").values()))
+    state = paths.state(run.id, run.spec_hash)
+
+    def train(*_, **options):
+        assert options["keep_states"]
+        state.mkdir(parents=True)
+
+    def evaluate(*_, **__):
+        assert state.is_dir()
+        raise error
+
+    monkeypatch.setattr(training, "train", train)
+    monkeypatch.setattr(model, "evaluate_model", evaluate)
+    code, said = call("train", "--run", run.id, "--score")
+    assert code == 0 and "not scored yet" in said and ("Traceback" in said) is shows
+    assert not state.exists()
+
+
+def test_a_wrong_run_is_answered_by_the_nearest_ones_alone(place, call):
+    code, said = call("train", "--run", RUN + "x")
+    assert code != 0 and RUN in said
+    assert len(said) < 1500 and "`python -m experiments plan --scale small`" in said
+
+
+def test_a_prediction_is_written_whole_or_not_at_all(place, call, monkeypatch):
+    from experiments.analysis import predictions
+
+    file = place / "predictions" / "scaling.small.json"
+    content = {"losses": [1, 2], "signs": []}
+    monkeypatch.setattr(predictions, "path", lambda *_: file)
+    monkeypatch.setattr(predictions, "predict", lambda *_, **__: content)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left")))
+        code, said = call("predict", "--study", "scaling", "--scale", "small")
+    assert code != 0 and "scaling.small.json cannot be written: No space left" in said
+    assert not file.exists()
+    assert call("predict", "--study", "scaling", "--scale", "small")[0] == 0
+    assert json.loads(file.read_text()) == content and len(contents(place)) == 1
 
 
 def verdicts_of(scale: str, study: str) -> str:

@@ -16,7 +16,7 @@ DOCUMENTS = ["The cat sat on the mat.", "A dog is not a cat, is it?\n\nNo.", "na
 
 def test_names_and_unknown_name():
     assert {"docs-prose", "grammar", "wikitext-2", "wikitext-103"} <= set(data.names())
-    with pytest.raises(ValueError, match="'wikitext2' .closest: 'wikitext-2'"):
+    with pytest.raises(ValueError, match="'wikitext2', .*; did you mean 'wikitext-2'"):
         data.get("wikitext2")
 
 

@@ -27,7 +27,7 @@ def test_a_tokenizer_is_named_by_owner_and_name(hub_id):
 
 
 def test_an_unknown_dataset_or_one_of_another_kind_is_refused():
-    with pytest.raises(ValueError, match="data.name is 'gramar' .closest: 'grammar'.*docs-prose"):
+    with pytest.raises(ValueError, match="data.name is 'gramar', .*; did you mean 'grammar'"):
         Data(name="gramar", **SIZES)
     with pytest.raises(ValueError, match="data.name is 'glyphs', but must be one of .*grammar"):
         Data(name="glyphs", **SIZES)

@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from experiments.data.files import seal
-from experiments.errors import CannotWrite
+from experiments.errors import CannotWrite, UserError
 from experiments.training import loop as training
 from experiments.training.state import NUM_KEPT, Saved
 from tests.experiments.training.short import run_training, short_spec, weights
@@ -105,6 +106,45 @@ def test_data_that_were_cut_are_refused(corpus, tmp_path):
     (data / "train.bin").write_bytes((corpus / "train.bin").read_bytes()[:3000])
     with pytest.raises(ValueError, match=r"train\.bin has 3000 bytes instead of 6000"):
         run_training(short_spec("dense"), data, tmp_path)
+
+
+@pytest.mark.parametrize("split", ["train", "validation", "test"])
+def test_tokens_above_the_vocabulary_are_refused_before_a_step(corpus, tmp_path, split):
+    data = shutil.copytree(corpus, tmp_path / "data")
+    tokens = np.fromfile(data / f"{split}.bin", dtype="<u2")
+    meta = json.loads((data / "meta.json").read_text())
+    tokens[-3] = meta["vocab_size"]
+    tokens.tofile(data / f"{split}.bin")
+    seal(data, meta, data.glob("*.bin"))
+    place, size = len(tokens) - 3, meta["vocab_size"]
+    message = rf"{split}\.bin: the token at position {place} is {size}, .* has {size} tokens, 0 to"
+    with pytest.raises(UserError, match=message):
+        run_training(short_spec("dense"), data, tmp_path)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("vocab_size", None), ("vocab_size", True), ("vocab_size", 1), ("vocab_size", 2**17),
+     ("vocab_size", "300"), ("eos_id", -1), ("eos_id", "x"), ("eos_id", 2**16)],
+)  # fmt: skip
+def test_facts_that_no_tokens_can_have_are_refused(corpus, tmp_path, key, value):
+    data = shutil.copytree(corpus, tmp_path / "data")
+    meta = {**json.loads((data / "meta.json").read_text()), key: value}
+    seal(data, meta, data.glob("*.bin"))
+    with pytest.raises(UserError, match=rf"meta\.json: {key} is "):
+        run_training(short_spec("dense"), data, tmp_path)
+
+
+def test_states_that_are_kept_repeat_the_end_of_a_run(corpus, tmp_path, killed, capsys):
+    """While a result is scored, the states stay: Snakemake deletes the model of a killed job."""
+    run_training(short_spec("rigl"), corpus, tmp_path / "whole")
+    run_training(short_spec("rigl"), corpus, killed(tmp_path, corpus), keep_states=True)
+    shutil.rmtree(tmp_path / "out")
+    capsys.readouterr()
+    run_training(short_spec("rigl"), corpus, tmp_path)
+    assert start_of(capsys.readouterr().out) == 24 and not states(tmp_path)
+    assert weights(tmp_path) == weights(tmp_path / "whole")
 
 
 DAMAGES = {
