@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from experiments import published, tasks
-from experiments.cli.options import Mirror, RunId, Scale, app, check_device, mirror_root
+from experiments.cli.options import Mirror, RunId, Scale, Track, app, check_device, mirror_root
 from experiments.errors import UserError, explained, sentence
 from experiments.evaluation.environment import quiet_and_offline
 from experiments.request import EXECUTIONS
@@ -62,6 +62,7 @@ def train(
     score: Annotated[
         bool, typer.Option("--score", help="also score it, so that `evaluate` finds the result")
     ] = False,
+    track: Track = None,
     mirror: Mirror = None,
 ) -> None:
     """Train one run, or go on where an interrupted one stopped."""
@@ -78,6 +79,7 @@ def train(
     if score:
         quiet_and_offline()
     from experiments.training import loop as training
+    from experiments.training.watch import Watch
 
     folder, state_dir = paths.run(chosen.scale, chosen.id), paths.state(chosen.id, chosen.spec_hash)
     try:
@@ -98,6 +100,7 @@ def train(
             first=chosen.first and paths.run(chosen.scale, chosen.first) / "model",
             log=log,
             keep_states=score,
+            watch=Watch(track, Path("logs/tracks") / chosen.id),
         )
     except (UserError, OSError) as error:
         # The rule sends stderr to a file; standard output reaches who waits.
@@ -154,6 +157,7 @@ def run_single(
     eval_steps: Annotated[
         int | None, typer.Option("--eval_steps", min=1, help="bound on the evaluated batches")
     ] = None,
+    track: Track = None,
     mirror: Mirror = None,
 ) -> None:
     """Train or evaluate one run from one YAML file, outside of the studies."""
@@ -166,6 +170,7 @@ def run_single(
         checkpoint=checkpoint_path,
         max_steps=max_steps,
         eval_steps=eval_steps,
+        track=track,
         mirror=mirror_root(mirror),
     )
     if scores:

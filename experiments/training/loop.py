@@ -166,6 +166,7 @@ class Trainer:
         log: Path | None = None,
     ) -> None:
         self.log = log
+        self.watch: Any = None
         torch.set_num_threads(num_threads)
         torch.manual_seed(spec.seed)
         self.ranks = group or Ranks(device=device)
@@ -507,16 +508,18 @@ class Trainer:
                 self.check_loss(loss)
             progress.loss_sum += loss
             progress.loss_count += 1
+            if self.watch is not None:
+                self.watch.step(progress.step, loss)
             if progress.step % log_every == 0 or progress.step == steps:
                 mean = self.ranks.mean(float(progress.loss_sum) / progress.loss_count)
                 self.check_loss(mean)
-                progress.rows.append(summary.train_row(self, mean))
+                self.record(summary.train_row(self, mean))
                 progress.loss_sum, progress.loss_count = 0.0, 0
             # Full validation is done once, after the last step.
             left = steps - progress.step
             if left == 0 or (progress.step % validate_every == 0 and left >= validate_every):
                 scores = self.validate(full=left == 0)
-                progress.rows.append(summary.validation_row(self, scores))
+                self.record(summary.validation_row(self, scores))
             if recipe.stable is not None and progress.step in recipe.stable.keep:
                 self.keep()
             now = time.monotonic()
@@ -534,10 +537,16 @@ class Trainer:
                 self.try_to_save(later=True)
                 saved = time.monotonic()
                 pause = max(SAVE_EVERY_S, (saved - now) / SAVE_SHARE)
-            if tell:
+            if tell and not (self.watch is not None and self.watch.has_bar):
                 self.status(float(loss), first, now - start)
                 told = now
         self.try_to_save()
+
+    def record(self, row: dict[str, Any]) -> None:
+        """Add a row to the curve."""
+        self.progress.rows.append(row)
+        if self.watch is not None and (problem := self.watch.row(row)):
+            self.say(problem)
 
     def check_loss(self, loss: float) -> None:
         """Raise `Diverged`, one sentence, for a loss that is not finite."""
@@ -604,6 +613,7 @@ def train(
     first: Path | None = None,
     log: Path | None = None,
     keep_states: bool = False,
+    watch: Any = None,
 ) -> None:
     """Train one run into ``out``: ``metrics.jsonl``, ``model/`` and, last, ``train.json``.
 
@@ -611,6 +621,7 @@ def train(
     processes that torchrun starts train it together. The record keeps ``claim_tests``, the hash of
     each claim's test, as they were when the run began. ``keep_states`` leaves the states to the
     caller, who still works on the result: killed meanwhile, the run goes on from its last one.
+    ``watch`` is an `experiments.training.watch.Watch` that is shown rows and steps, or None.
 
     Raises:
         Interrupted: after SIGINT or SIGTERM to any of the processes, with the state saved.
@@ -647,6 +658,10 @@ def train(
             trainer.say(f"resumes at step {trainer.progress.step}")
         else:
             trainer.progress.claim_tests = claim_tests or {}
+        if watch is not None and group.first:
+            trainer.watch = watch
+            held.callback(watch.close)
+            watch.begin(spec.id, spec.to_json(), trainer.progress.step, spec.recipe.steps)
         trainer.run(received)
         with writing(out):
             summary.write(trainer, out, code_hash=code_hash, command=command)

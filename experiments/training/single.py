@@ -23,6 +23,7 @@ from experiments.specs.schema import SpecError, check_choice
 from experiments.store import paths
 from experiments.store.io import write_json
 from experiments.training import loop as training
+from experiments.training.watch import Watch
 from sparse_lib.checkpoint import export_safetensors
 from sparse_lib.configure import configure
 
@@ -37,6 +38,7 @@ def run(
     checkpoint: Path | None = None,
     max_steps: int | None = None,
     eval_steps: int | None = None,
+    track: str | None = None,
     mirror: Path | None = None,
 ) -> dict[str, Any]:
     """Do what the mode says, in ``model_dir``.
@@ -51,6 +53,7 @@ def run(
             begin with; an evaluation without one takes the last of ``model_dir``.
         max_steps: bound on the optimizer steps.
         eval_steps: bound on the batches of an evaluation; None takes the whole validation split.
+        track: tracker that gets the curve, in ``tracks/`` of the folder; None for none.
         mirror: root of mirrored datasets.
 
     Returns:
@@ -59,6 +62,7 @@ def run(
     Raises:
         SpecError: if an argument or the file is wrong.
     """
+    watch = Watch(track, model_dir / "tracks", bar=True)
     check_choice("mode", mode, MODES)
     spec = load_single(params, run_id=Path(os.path.abspath(model_dir)).name, max_steps=max_steps)
     _check_sparsity(spec, params)
@@ -66,7 +70,7 @@ def run(
     if mode != "eval":
         files = f"--params {shlex.quote(params.name)} --model_dir {shlex.quote(spec.id)}"
         command = f"python -m experiments run --mode train {files}"
-        checkpoint = _train(spec, model_dir, data_dir, checkpoint, command)
+        checkpoint = _train(spec, model_dir, data_dir, checkpoint, command, watch)
     if mode == "train":
         return {}
     checkpoint = checkpoint or _last_checkpoint(model_dir)
@@ -96,7 +100,12 @@ def _prepared(spec: RunSpec, mirror: Path | None) -> Path:
 
 
 def _train(
-    spec: RunSpec, model_dir: Path, data_dir: Path, checkpoint: Path | None, command: str
+    spec: RunSpec,
+    model_dir: Path,
+    data_dir: Path,
+    checkpoint: Path | None,
+    command: str,
+    watch: Watch,
 ) -> Path:
     """Train unless that is done; returns the checkpoint."""
     ours = (model_dir / "state.lock").exists() or (model_dir / "train.json").exists()
@@ -116,6 +125,7 @@ def _train(
             out=model_dir,
             state_dir=model_dir / "state",
             first=checkpoint,
+            watch=watch,
         )
     model = _trainer(spec, model_dir, data_dir, model_dir / "model").model
     path = model_dir / f"checkpoint_{spec.recipe.steps}.safetensors"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.callbacks import Callback
 
-from sparse_lib.integrations import common
+from sparse_lib.integrations import common, trackers
 
 
 class SparsityCallback(Callback):
@@ -22,7 +23,9 @@ class SparsityCallback(Callback):
         config: What :func:`sparse_lib.configure` takes: a number, a dict, a list of dicts, or an
             algorithm.
         log: Whether the numbers of ``algorithm.metrics()`` are logged as ``sparsity/...``, every
-            ``log_every_n_steps`` steps.
+            ``log_every_n_steps`` steps; the sparsity also stands in the progress bar.
+        tracker: Also send them to ``"tensorboard"``, ``"trackio"`` or ``"wandb"``, whatever the
+            Trainer's loggers are; files are in ``sparsity`` in ``default_root_dir``.
 
     Attributes:
         algorithm: The algorithm, a ``Group`` unless it was applied before.
@@ -32,9 +35,11 @@ class SparsityCallback(Callback):
         TypeError: If it has a wrong type.
     """
 
-    def __init__(self, config: Any, *, log: bool = True) -> None:
+    def __init__(self, config: Any, *, log: bool = True, tracker: str | None = None) -> None:
+        trackers.check_tracker(tracker)
         self.algorithm = common.as_algorithm(config)
-        self.log = log
+        self.log, self.tracker = log, tracker
+        self._open: trackers.Tracker | None = None
         self._logged_at = 0
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
@@ -58,10 +63,25 @@ class SparsityCallback(Callback):
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
         """Log the metrics."""
-        due = trainer.global_step > 0 and trainer.global_step % trainer.log_every_n_steps == 0
-        if self.log and due and trainer.global_step != self._logged_at:
-            self._logged_at = trainer.global_step
-            pl_module.log_dict(common.summary(self.algorithm))
+        step = trainer.global_step
+        if step == 0 or step % trainer.log_every_n_steps or step == self._logged_at:
+            return
+        self._logged_at = step
+        metrics = common.summary(self.algorithm)
+        if self.log:
+            pl_module.log("sparsity/sparsity", metrics.pop("sparsity/sparsity"), prog_bar=True)
+            pl_module.log_dict(metrics)
+        if self.tracker is not None and trainer.is_global_zero:
+            if self._open is None:
+                folder = Path(trainer.default_root_dir) / "sparsity"
+                self._open = trackers.open_tracker(self.tracker, folder, first_step=step)
+            self._open.log(trackers.numbers_of(common.summary(self.algorithm)), step)
+
+    def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
+        """Close the tracker."""
+        if self._open is not None:
+            self._open.close()
+            self._open = None
 
     def state_dict(self) -> dict[str, Any]:
         """The algorithm's state; the masks are in the model's."""

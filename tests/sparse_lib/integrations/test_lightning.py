@@ -89,3 +89,13 @@ def in_ranks(folder, rank):
     with pytest.raises(Killed):
         ends("cut", KillAt(3), seed=rank)
     return [whole, ends("cut", seed=rank + 2, resume=folder / "cut" / "step=2.ckpt")]
+
+
+def test_one_option_sends_the_sparsity_to_tensorboard(tmp_path):
+    pytest.importorskip("tensorboard")
+    from tests.sparse_lib.integrations.test_trackers import points_of
+
+    trainer, _ = fit(tmp_path, SparsityCallback(RIGL, tracker="tensorboard"), max_steps=3)
+    found = points_of(tmp_path / "sparsity")
+    assert [step for step, _ in found["sparsity/sparsity"]] == [1, 2, 3]
+    assert float(trainer.logged_metrics["sparsity/sparsity"]) == found["sparsity/sparsity"][-1][1]

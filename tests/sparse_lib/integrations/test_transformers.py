@@ -219,3 +219,20 @@ def test_a_checkpoint_without_the_algorithm_says_so(tmp_path):
     again = make_trainer(tmp_path, SparsityCallback(RIGL), max_steps=6)
     with pytest.warns(UserWarning, match="step 4 holds no state of the algorithm"):
         again.train(resume_from_checkpoint=True)
+
+
+def test_one_option_sends_logs_and_sparsity_to_tensorboard(tmp_path):
+    pytest.importorskip("tensorboard")
+    from tests.sparse_lib.integrations.test_trackers import points_of
+
+    options = {"report_to": [], "use_cpu": True, "disable_tqdm": True, "save_strategy": "no"}
+    arguments = TrainingArguments(str(tmp_path), max_steps=4, logging_steps=2, **options)
+    callback = SparsityCallback(RIGL, tracker="tensorboard")
+    trainer = Trainer(make_model(), arguments, train_dataset=dataset(0), callbacks=[callback])
+    trainer.train()
+    found = points_of(tmp_path / "sparsity")
+    assert [step for step, _ in found["sparsity/sparsity"]] == [2, 4]
+    logged = [row["loss"] for row in trainer.state.log_history if "loss" in row]
+    assert [value for _, value in found["loss"]] == pytest.approx(logged)
+    with pytest.raises(ValueError, match="tracker must be one of"):
+        SparsityCallback(RIGL, tracker="paper")
