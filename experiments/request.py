@@ -32,8 +32,9 @@ from experiments.store.reference import reusable
 
 KEYS = (
     "scale", "study", "reuse", "mirror", "offline", "device", "execution", "precision", "compile",
-    "processes", "strategy", "run",
+    "processes", "strategy", "micro_batches", "run",
 )  # fmt: skip
+NUMBERS = ("processes", "micro_batches")
 EXECUTIONS = ("auto", "dense", "skip")
 CHECKED = Path(".snakemake/checked")
 RERUNS = Path("state/reruns.json")
@@ -276,7 +277,12 @@ class Request:
 
     def memory_mb(self, wildcards: Any, attempt: int = 1) -> int:
         """Memory of a run's job, of all of its processes; more where that was too little."""
-        return attempt * needs.memory_mb(self.run(wildcards).spec) * self.processes(wildcards)
+        return attempt * self._process_mb(wildcards) * self.processes(wildcards)
+
+    def _process_mb(self, wildcards: Any) -> int:
+        """Memory of one process."""
+        spec, parts = self.run(wildcards).spec, self.config["micro_batches"]
+        return needs.memory_mb(spec, self.processes(wildcards), parts)
 
     def launcher(self, wildcards: Any) -> list[str]:
         """The words that the command of a run's training begins with."""
@@ -289,8 +295,9 @@ class Request:
 
     def computing(self) -> list[str]:
         """Options of ``train`` for what the command says in place of the recipe."""
-        asked = {key: self.config[key] for key in ("precision", "strategy")}
-        words = [f"--{key}={value}" for key, value in asked.items() if value is not None]
+        asked = {key: self.config[key] for key in ("precision", "strategy", "micro_batches")}
+        given = {key: value for key, value in asked.items() if value is not None}
+        words = [f"--{key.replace('_', '-')}={value}" for key, value in given.items()]
         if self.config["compile"] is not None:
             words.append("--compile" if self.config["compile"] else "--no-compile")
         return words
@@ -339,7 +346,7 @@ def checked(config: Mapping[str, Any]) -> dict[str, Any]:
     for key in KEYS:
         if key not in config:
             raise SpecError(f"the config key {key} is missing")
-    for key in ("mirror", "offline", "run", "precision", "compile", "processes", "strategy"):
+    for key in ("mirror", "offline", "run", "precision", "compile", *NUMBERS, "strategy"):
         # Snakemake reads numbers, True and False of the command line, but not false or null.
         if config[key] in ("true", "false", "null"):
             config[key] = json.loads(config[key])
@@ -356,9 +363,10 @@ def checked(config: Mapping[str, Any]) -> dict[str, Any]:
             check_choice(key, config[key], allowed)
     if config["compile"] not in (None, True, False):
         raise SpecError(f"compile is {config['compile']!r}, but must be true, false or null")
-    processes = config["processes"]
-    if processes is not None and not (type(processes) is int and 1 <= processes <= 1024):
-        raise SpecError(f"processes is {processes!r}, but must be a number from 1 to 1024, or null")
+    for key in NUMBERS:
+        number = config[key]
+        if number is not None and not (type(number) is int and 1 <= number <= 1024):
+            raise SpecError(f"{key} is {number!r}, but must be a number from 1 to 1024, or null")
     if config["mirror"] is not None and not Path(str(config["mirror"])).is_dir():
         raise SpecError(f"mirror is {config['mirror']!r}, which is no folder")
     return config

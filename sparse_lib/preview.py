@@ -184,10 +184,7 @@ def plan(
     algorithm = copy.deepcopy(config) if is_algorithm else configure(config)
     by_shape = algorithm is not None and counts_follow_from_shapes(algorithm, model)
     if by_shape and algorithm is not None:
-        twin = _without_memory(model)
-        for member in algorithm.algorithms if isinstance(algorithm, Group) else [algorithm]:
-            # The algorithm is this function's own copy; its masks are never drawn.
-            member._initial_mask = _full_mask  # type: ignore[method-assign]
+        twin = without_memory(model, algorithm)
     elif algorithm is None:
         twin = model
     else:
@@ -273,8 +270,13 @@ def counts_follow_from_shapes(algorithm: SparsityAlgorithm, model: nn.Module) ->
     return not masks and not any(name.endswith(("_v", ".original1")) for name in names)
 
 
-def _without_memory(model: nn.Module) -> nn.Module:
-    """A copy of a model whose parameters are on the meta device; it shares the buffers."""
+def without_memory(model: nn.Module, algorithm: SparsityAlgorithm) -> nn.Module:
+    """A copy of a model with parameters on the meta device, which the algorithm may be applied to.
+
+    It shares the buffers. The algorithm, a copy of its own for this, draws no masks any more.
+    """
+    for member in algorithm.algorithms if isinstance(algorithm, Group) else [algorithm]:
+        member._initial_mask = _full_mask  # type: ignore[method-assign]
     memo: dict[int, Any] = {id(buffer): buffer for buffer in model.buffers()}
     for original in model.parameters():
         empty = torch.empty_like(original, device="meta")
@@ -289,8 +291,8 @@ def _full_mask(sparse: SparseParameter, sparsity: float) -> Tensor:
     return torch.ones_like(sparse.param, dtype=torch.bool)
 
 
-def _count(algorithm: SparsityAlgorithm, shape: tuple[int, ...], sparsity: float) -> int:
-    """Weights that a first mask of a shape keeps."""
+def num_kept(algorithm: SparsityAlgorithm, shape: tuple[int, ...], sparsity: float) -> int:
+    """Weights that a mask of a shape keeps at a sparsity."""
     shaper = algorithm.score_shaper or ScoreFlattener()
     pools, _ = shaper(torch.empty(shape, device="meta"))
     pools = pools.reshape(-1, pools.shape[-1])
@@ -308,7 +310,7 @@ def _planned(
 ) -> PlannedParameter:
     sparse, shape = algorithm.sparse_params[name], tuple(parameter.shape)
     if by_shape:
-        num_nonzero = _count(algorithm, shape, float(sparse.target))
+        num_nonzero = num_kept(algorithm, shape, float(sparse.target))
     else:
         num_nonzero = int(sparse.mask.count_nonzero())
     return PlannedParameter(

@@ -1,4 +1,4 @@
-"""Commands that change nothing: what will run, whether it is right, what came out."""
+"""Commands that change nothing: whether studies are right, what came out, and where it is."""
 
 from __future__ import annotations
 
@@ -7,34 +7,14 @@ from typing import Annotated, Any
 
 import typer
 
-from experiments.cli.options import Scale, app, check_device
+from experiments.cli.options import app, check_device
 from experiments.errors import UserError, refusals
 from experiments.specs.code import ROOT
-from experiments.specs.expand import BUDGET_CORE_S, Run, all_runs, computation_costs
+from experiments.specs.expand import Run, all_runs
 from experiments.specs.lookup import find_run
-from experiments.specs.read import load_study, study_names
+from experiments.specs.read import study_names
 from experiments.specs.schema import SCALES, SpecError, check_choice
 from experiments.store import paths
-
-
-@app.command("plan")
-def print_plan(scale: Scale = "quick", study: str = "all") -> None:
-    """Print the runs of a scale and their expected cost in core-seconds."""
-    check_choice("study", study, ["all", *study_names()], "experiments/studies")
-    runs = all_runs(scale).values()
-    chosen = [run for run in runs if study in ("all", *run.studies)]
-    for run in chosen:
-        print(f"{run.core_seconds:8.0f}  {run.id}  ({', '.join(run.studies)})")
-    chosen_studies = [name for name in study_names() if study in ("all", name)]
-    names = {c.name for name in chosen_studies for c in load_study(name).computations}
-    costs = {name: cost for name, cost in computation_costs(scale).items() if name in names}
-    for name, cost in costs.items():
-        print(f"{cost:8.0f}  computation {name}")
-    total = sum(run.core_seconds for run in chosen) + sum(costs.values())
-    budget = BUDGET_CORE_S.get(scale)
-    of = f" of {budget}" if budget else ""
-    over = ": over the budget" if budget and total > budget else ""
-    print(f"{total:8.0f}  core-seconds in {len(chosen)} runs{of}{over}")
 
 
 @app.command()

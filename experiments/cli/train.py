@@ -56,6 +56,9 @@ def train(
     strategy: Annotated[
         str | None, typer.Option(help="of torchrun's processes: ddp or fsdp2")
     ] = None,
+    micro_batches: Annotated[
+        int | None, typer.Option(min=1, help="parts of a batch; default: as the recipe says")
+    ] = None,
     execution: Annotated[str, typer.Option(help="auto, dense or skip")] = "auto",
     threads: Annotated[int, typer.Option(min=1)] = 1,
     log: Annotated[Path | None, typer.Option(help="also write the status lines here")] = None,
@@ -95,6 +98,7 @@ def train(
             device=device,
             precision=precision,
             compile=compile,
+            micro_batches=micro_batches,
             strategy=strategy,
             execution=execution,
             first=chosen.first and paths.run(chosen.scale, chosen.first) / "model",

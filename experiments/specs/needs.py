@@ -27,10 +27,10 @@ def num_weights(spec: RunSpec) -> int:
     return 2 * vocabulary * width + sizes["num_layers"] * (4 * width**2 + 3 * width * inner)
 
 
-def memory_mb(spec: RunSpec) -> int:
-    """Memory of a run's job on a CPU: weights with all that goes with them, and activations."""
+def memory_mb(spec: RunSpec, processes: int = 1, micro_batches: int | None = None) -> int:
+    """Memory of a process of a run: weights with all that goes with them, and activations."""
     recipe, context = spec.recipe, getattr(spec.data, "context", 1)
-    samples = recipe.batch_size // recipe.micro_batches
+    samples = -(-recipe.batch_size // ((micro_batches or recipe.micro_batches) * processes))
     logits = 4 * 4 * samples * context * getattr(spec.data, "vocab_size", 1000)
     sizes = spec.model.model_extra or {}
     width, layers = sizes.get("hidden_size", 512), sizes.get("num_layers", 20)

@@ -143,6 +143,8 @@ class Trainer:
         device: what `experiments.training.device.resolve` takes.
         precision: of matrix products: ``fp32``, ``bf16`` or ``tf32``; None as the recipe says.
         compile: whether `torch.compile` runs the model; None as the recipe says.
+        micro_batches: parts of a step's share of samples, one forward each; None as the recipe
+            says.
         group: the processes that train the run together; None is this one alone.
         execution: how masked layers run: ``dense``, ``skip``, or ``auto`` for what is faster.
         first: where the weights come from if the spec ``starts_from`` others; see `start_from`.
@@ -160,6 +162,7 @@ class Trainer:
         device: str = "cpu",
         precision: str | None = None,
         compile: bool | None = None,
+        micro_batches: int | None = None,
         group: Ranks | None = None,
         execution: str = "auto",
         first: Path | None = None,
@@ -181,7 +184,7 @@ class Trainer:
             device=self.device,
             rank=self.ranks.rank,
             num_ranks=self.ranks.size,
-            num_parts=spec.recipe.micro_batches,
+            num_parts=micro_batches or spec.recipe.micro_batches,
         )
         self.transform: dict[str, Any] | None = None
         self.model, masks = self.build_model()
@@ -608,6 +611,7 @@ def train(
     device: str = "cpu",
     precision: str | None = None,
     compile: bool | None = None,
+    micro_batches: int | None = None,
     strategy: str | None = None,
     execution: str = "auto",
     first: Path | None = None,
@@ -648,6 +652,7 @@ def train(
             num_threads=num_threads,
             precision=precision,
             compile=compile,
+            micro_batches=micro_batches,
             group=group,
             execution=execution,
             first=first,

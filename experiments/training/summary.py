@@ -112,11 +112,11 @@ def _of_the_model(trainer: Trainer) -> dict[str, Any]:
 
 def compute(trainer: Trainer) -> dict[str, Any]:
     """How the run was computed, where that is not one process in float32 on a CPU."""
-    ranks, recipe = trainer.ranks, trainer.spec.recipe
+    ranks = trainer.ranks
     chosen = {
         "precision": (trainer.precision, "fp32"),
         "compile": (trainer.compile, False),
-        "micro_batches": (recipe.micro_batches, 1),
+        "micro_batches": (trainer.batches.num_parts, 1),
         "processes": (ranks.size, 1),
         "strategy": (ranks.strategy if ranks.size > 1 else None, None),
         "gpu": (gpu_facts(trainer.device), {}),

@@ -3,7 +3,7 @@
     python -m tests.cluster.slurm install     # as root, where apt can reach packages
     python -m tests.cluster.slurm run COMMAND...
 
-Outside of a folder of its own it leaves what apt installs and munge's daemon.
+Its daemons, munge's too, are its own: they end with it, and leave only what apt installs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 
 DEFAULT_CONF = Path("/etc/slurm/slurm.conf")
 NODES = ("one", "two")
-PROGRAMS = ("slurmctld", "slurmd", "munged", "srun", "sbatch")
+PROGRAMS = ("slurmctld", "slurmd", "munged", "srun", "sbatch", "setpriv")
 CONF = """\
 ClusterName=tests
 SlurmctldHost={host}
@@ -29,13 +29,15 @@ SlurmctldPort={port}
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
+# A job that is queued again waits for the end of its credential.
+AuthInfo=socket={folder}/munge.socket,cred_expire=5
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool-%n
 SlurmctldPidFile={folder}/slurmctld.pid
 SlurmdPidFile={folder}/slurmd-%n.pid
 SlurmctldLogFile={folder}/slurmctld.log
 SlurmdLogFile={folder}/slurmd-%n.log
-ProctrackType=proctrack/linuxproc
+ProctrackType=proctrack/pgid
 TaskPlugin=task/none
 SwitchType=switch/none
 MpiDefault=none
@@ -45,10 +47,10 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_Core_Memory
 SlurmdParameters=config_overrides
 ReturnToService=2
-KillWait=20
+KillWait=10
 InactiveLimit=0
 # squeue knows finished jobs for this long; without accounting the executor reads their ends here.
-MinJobAge=300
+MinJobAge=3600
 AccountingStorageType=accounting_storage/none
 JobAcctGatherType=jobacct_gather/none
 {nodes}
@@ -113,36 +115,52 @@ def cluster() -> Iterator[Path]:
     daemons: list[subprocess.Popen[bytes]] = []
     log = (folder / "daemons.log").open("wb")
     try:
-        munge(folder)
-        for command in (["slurmctld", "-D"], *(["slurmd", "-D", "-N", name] for name in NODES)):
-            daemons.append(subprocess.Popen(command, stdout=log, stderr=log))
+        for command in commands(folder):
+            # A test that is killed takes its cluster along.
+            words = ["setpriv", "--pdeathsig", "TERM", *command]
+            daemons.append(subprocess.Popen(words, stdout=log, stderr=log))
+            if command[0] == "munged":
+                wait_for(folder / "munge.socket")
         wait_for_nodes(folder)
         yield folder
     finally:
         subprocess.run(["scancel", "--user", "root"], capture_output=True)
-        for daemon in reversed(daemons):
+        for daemon in reversed(daemons):  # munge last: the others talk through it
             daemon.terminate()
-        for daemon in daemons:
             try:
                 daemon.wait(20)
             except subprocess.TimeoutExpired:
                 daemon.kill()
+                daemon.wait()
         log.close()
         DEFAULT_CONF.unlink()
+        shutil.rmtree(folder, ignore_errors=True)
 
 
-def munge(folder: Path) -> None:
-    """Start munge where it does not run; it stays, as a service would."""
-    if subprocess.run("munge -n | unmunge", shell=True, capture_output=True).returncode == 0:
-        return
-    for path in ("/run/munge", "/var/log/munge", "/var/lib/munge"):
-        Path(path).mkdir(parents=True, exist_ok=True)
-        shutil.chown(path, "munge", "munge")
-    os.chmod("/run/munge", 0o755)
-    subprocess.run(["runuser", "-u", "munge", "--", "munged"], check=True)
+def commands(folder: Path) -> Iterator[list[str]]:
+    """The daemons: munge with a key of its own, the controller, and one for each node."""
+    folder.chmod(0o755)
+    key = folder / "munge.key"
+    key.touch(0o600)
+    key.write_bytes(os.urandom(128))
+    files = {"socket": "socket", "pid-file": "pid", "log-file": "log", "seed-file": "seed"}
+    options = [f"--{option}={folder}/munge.{suffix}" for option, suffix in files.items()]
+    yield ["munged", "--foreground", f"--key-file={key}", *options]
+    yield ["slurmctld", "-D"]
+    for name in NODES:
+        yield ["slurmd", "-D", "-N", name]
 
 
-def wait_for_nodes(folder: Path, seconds: float = 30) -> None:
+def wait_for(path: Path, seconds: float = 30) -> None:
+    """Wait until there is a file."""
+    end = time.monotonic() + seconds
+    while not path.exists():
+        if time.monotonic() > end:
+            raise RuntimeError(f"{path} did not appear in {seconds:.0f} s")
+        time.sleep(0.05)
+
+
+def wait_for_nodes(folder: Path, seconds: float = 60) -> None:
     """Wait until all nodes are idle."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:

@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from experiments.specs.code import ROOT
@@ -18,9 +19,10 @@ from tests.fuzz import killer
 pytestmark = pytest.mark.slow
 RUNS = {run.spec.method: run for run in study_runs(load_study("sparsity_library"), "smoke")}
 #: What happens to the job of each method's run.
-INCIDENTS = ("scancel", "out of time", "lost node")
-METHODS = dict(zip(INCIDENTS, ("rigl", "set", "gmp"), strict=True))
+INCIDENTS = ("out of time", "scancel", "drained node")
+METHODS = dict(zip(INCIDENTS, ("set", "rigl", "gmp"), strict=True))
 TARGETS = [f"results/smoke/runs/{RUNS[method].id}/train.json" for method in METHODS.values()]
+PATIENCE_S = 900
 
 
 @pytest.fixture(scope="module")
@@ -35,9 +37,17 @@ def cluster():
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory):
+    """The same by hand, one command after another in one process."""
     folder = tmp_path_factory.mktemp("whole")
-    process = killer.start(folder, *TARGETS)
-    assert process.wait(timeout=400) == 0, (folder / "workflow.log").read_text()
+    commands = [["prepare", "--data", RUNS["set"].data_label]]
+    for run in (RUNS[method] for method in METHODS.values()):
+        options = ["--threads", "1", "--device", "cpu", "--execution", "auto", "--score"]
+        commands.append(["train", "--run", run.id, *options])
+    code = (
+        f"from experiments.cli.app import app\nfor c in {commands}: app(c, standalone_mode=False)"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    subprocess.run([sys.executable, "-c", code], cwd=folder, env=environment, check=True)
     return folder, killer.results(folder)
 
 
@@ -56,9 +66,11 @@ def start(folder: Path) -> subprocess.Popen:
             env={
                 **os.environ,
                 "PYTHONPATH": str(ROOT),
+                "OMP_NUM_THREADS": "1",
                 "SPARSE_SAVE_EVERY_S": "0",
                 killer.MARK: str(folder),
             },
+            start_new_session=True,
             stdout=stream,
             stderr=subprocess.STDOUT,
         )
@@ -68,44 +80,69 @@ def said(*command: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
-def jobs() -> dict[str, tuple[str, str]]:
-    """Run id -> number and node of its running job."""
-    found = {}
+def job_of(run: str) -> tuple[str, str] | None:
+    """Number and node of a run's job, if it runs."""
     for line in said("squeue", "-h", "-t", "running", "-o", "%i|%N|%k").splitlines():
         number, node, comment = line.split("|", 2)
-        for run in RUNS.values():
-            if run.id in comment:
-                found[run.id] = number, node
-    return found
+        if run in comment:
+            return number, node
+    return None
+
+
+def ends() -> dict[str, list[str]]:
+    """State, last node and memory of each job, also of those that have ended."""
+    lines = said("squeue", "-h", "-t", "all", "-o", "%i|%T|%N|%m").splitlines()
+    return {number: facts for number, *facts in (line.split("|") for line in lines)}
+
+
+def trainer_of(folder: Path, run: str) -> psutil.Process | None:
+    """The process that trains a run, once it has saved a state."""
+    if list((folder / "state").glob(f"{run}-*/state-*.pt")):
+        for process in killer.processes(folder):
+            if killer.role(process) == "train" and killer.run_of(process) == run:
+                return process
+    return None
 
 
 def befall(incident: str, number: str, node: str) -> None:
+    """What happens to a job whose trainer hangs."""
     if incident == "scancel":
         said("scancel", number)
     elif incident == "out of time":
-        said("scontrol", "update", f"JobId={number}", "TimeLimit=00:00:01")
+        said("scontrol", "update", f"JobId={number}", "EndTime=now")
     else:
-        said("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=test")
-        said("scontrol", "update", f"NodeName={node}", "State=RESUME")
+        said("scontrol", "update", f"NodeName={node}", "State=DRAIN", "Reason=test")
+        said("scontrol", "requeue", number)
 
 
 def test_jobs_that_end_early_go_on_and_end_with_the_same_bits(cluster, uninterrupted, tmp_path):
     shutil.copytree(uninterrupted[0] / "resources", tmp_path / "resources")
-    process, waiting = start(tmp_path), dict(METHODS)
-    log, deadline = tmp_path / "workflow.log", time.monotonic() + 400
-    while process.poll() is None:
-        assert time.monotonic() < deadline, log.read_text() + said("squeue", "-t", "all")
-        running = jobs()
-        for incident, method in list(waiting.items()):
-            run = RUNS[method].id
-            begun = list((tmp_path / "state").glob(f"{run}-*/state-*.pt"))
-            if run in running and begun:
-                befall(incident, *running[run])
+    process, waiting, lost = start(tmp_path), dict(METHODS), {}
+    log, deadline = tmp_path / "workflow.log", time.monotonic() + PATIENCE_S
+    try:
+        while process.poll() is None:
+            assert time.monotonic() < deadline, log.read_text() + said("squeue", "-t", "all")
+            for incident, method in list(waiting.items()):
+                trainer, job = trainer_of(tmp_path, RUNS[method].id), job_of(RUNS[method].id)
+                if trainer is None or job is None:
+                    continue
+                trainer.suspend()  # it must not end before Slurm ends it
+                befall(incident, *job)
+                lost[incident] = job
                 del waiting[incident]
-        time.sleep(0.05)
+            time.sleep(0.1)
+    finally:
+        killer.stop(tmp_path)
     assert process.returncode == 0, log.read_text()
     assert not waiting, log.read_text()
     for method in METHODS.values():
         text = (tmp_path / f"logs/train/smoke/{RUNS[method].id}.log").read_text()
         assert "resumes at step" in text, (method, text)
+    ended = ends()
+    # What a run of 30,000 weights needs, and twice that after a failure; a node has half a machine.
+    assert {memory for _, _, memory in ended.values()} == {"1504M", "3008M"}, ended
+    (timed, _), (cancelled, _), (drained, node) = (lost[incident] for incident in INCIDENTS)
+    assert ended[timed][0] == "TIMEOUT" and ended[cancelled][0] == "CANCELLED", ended
+    # Slurm itself queues this one again, under the same number, for the other node.
+    assert ended[drained][0] == "COMPLETED" and ended[drained][1] not in ("", node), ended
     assert not killer.differences(tmp_path, uninterrupted[1])

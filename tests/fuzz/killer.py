@@ -40,8 +40,8 @@ WORKFLOW = ("smoke", "--config", "study=spdf")
 MARK = "SPARSE_KILLER"
 #: Keys, columns and metrics that hold times, or digests of them, which no two runs share.
 TIMES = {"made_from", "wall_s", "wall time (s)", "elapsed_s", "tokens_per_s", "images_per_s"}
-#: Files without results: locks, and digests of files that hold times.
-NOTES = (".lock", "made.json")
+#: Files without results: locks, Snakemake's own, and digests of files that hold times.
+NOTES = (".lock", ".snakemake_timestamp", "made.json")
 #: Seconds that an undisturbed start may take on a busy machine.
 PATIENCE_S = 3600
 #: What a kill is aimed at.
@@ -181,7 +181,7 @@ def _kill_in_a_save(folder: Path, candidates: list[psutil.Process], aim: str) ->
     What is left in its folder tells whether the kill came in time: a file without its name, or a
     state more than are kept.
     """
-    trainers = {_run_of(process): process for process in candidates if role(process) == "train"}
+    trainers = {run_of(process): process for process in candidates if role(process) == "train"}
     trainers.pop(None, None)
     part = _next_save(folder, 0.5) if trainers else None
     owner = None if part is None else trainers.get(part.parent.name.rsplit("-", 1)[0])
@@ -200,7 +200,7 @@ def _kill_in_a_save(folder: Path, candidates: list[psutil.Process], aim: str) ->
     return f"train {'inside' if inside else 'near'} a {aim}"
 
 
-def _run_of(process: psutil.Process) -> str | None:
+def run_of(process: psutil.Process) -> str | None:
     """The run that a process of `train` has."""
     try:
         words = process.cmdline()
