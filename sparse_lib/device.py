@@ -6,7 +6,7 @@ masked work, and :mod:`sparse_lib.simulation` predicts in time, memory and energ
 """
 
 from sparse_lib.execution.backend import Backend, backend, compile
-from sparse_lib.execution.kernels import worth_skipping
+from sparse_lib.execution.kernels import Costs, default_costs, worth_skipping
 from sparse_lib.flops.ledger import Ledger
 from sparse_lib.simulation.devices import device_spec
 from sparse_lib.simulation.host import probe_host
@@ -15,11 +15,13 @@ from sparse_lib.simulation.timing import Simulation, simulate
 
 __all__ = [
     "Backend",
+    "Costs",
     "DeviceSpec",
     "Ledger",
     "Simulation",
     "backend",
     "compile",
+    "default_costs",
     "device_spec",
     "probe_host",
     "simulate",

@@ -12,7 +12,7 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -354,19 +354,28 @@ class Trainer:
         for param in self.sparsity.sparse_params.values():
             rows = param.mask.shape[0]
             level = max(param.sparsity, self.spec.final_sparsity or 0.0)
-            if _device().worth_skipping(rows, param.mask.numel() // rows, level):
-                return "auto"
+            with refusals("execution is 'auto'"):
+                if _device().worth_skipping(rows, param.mask.numel() // rows, level):
+                    return "auto"
         return "dense"
 
-    def execute(self, execution: str) -> None:
-        """Run masked layers this way from now on: all dense, all skipping, or each as it pays."""
+    def execute(self, execution: str, costs: tuple[float, ...] | None = None) -> None:
+        """Run masked layers this way from now on: all dense, all skipping, or each as it pays.
+
+        Args:
+            execution: as returned by `choose`.
+            costs: by which it pays, of the machine that chose; those of this one if None.
+        """
         self.execution, self.runner = execution, self.ranks.parallel(self.model)
+        self.skip_costs: tuple[float, ...] | None = None
         if self.compile:
             self.runner = torch.compile(self.runner, backend=COMPILE_BACKEND)  # type: ignore
         if execution != "dense":
             crossover = 0.0 if execution == "skip" else None
             with refusals(f"execution is {execution!r}"):
-                backend = _device().backend("skip", crossover=crossover)
+                own = _device().Costs(*costs) if costs else _device().default_costs()
+                self.skip_costs = astuple(own)
+                backend = _device().backend("skip", crossover=crossover, costs=own)
                 self.runner = _device().compile(self.model, backend)
 
     # State
@@ -398,6 +407,7 @@ class Trainer:
             **whole,
             **generators(self.device),
             "execution": self.execution,
+            "skip_costs": self.skip_costs,
             "progress": vars(self.progress),
         }
 
@@ -432,7 +442,7 @@ class Trainer:
     def restore(self, state: dict[str, Any]) -> None:
         """Be where `state` was returned."""
         alone = self.ranks.size == 1 and self.device.type == "cpu" and not self.compile
-        self.execute(state["execution"] if alone else "dense")
+        self.execute(state["execution"] if alone else "dense", state.get("skip_costs"))
         self.ranks.load(self.model, state["model"])
         self.ranks.load_optimizer(self.optimizer, state["optimizer"])
         if self.sparsity is not None:

@@ -83,6 +83,7 @@ def facts(trainer: Trainer) -> dict[str, Any]:
         "claim_tests": progress.claim_tests,
         "device": str(trainer.device),
         "execution": trainer.execution,
+        **({"skip_costs": trainer.skip_costs} if trainer.skip_costs else {}),
         "num_threads": trainer.num_threads,
         **compute(trainer),
         "wall_s": round(progress.elapsed_s, 2),

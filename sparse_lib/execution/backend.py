@@ -31,6 +31,7 @@ class Backend:
         strict: Raise where a layer would fall back to masked dense, instead of one notice.
         crossover: Sparsity in [0, 1] below which a layer runs dense; None runs it dense where
             `worth_skipping` expects that to be faster.
+        costs: What `worth_skipping` goes by; those of this machine if None.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Backend:
     spec: DeviceSpec | None = None
     strict: bool = False
     crossover: float | None = None
+    costs: kernels.Costs | None = None
     _noticed: set[tuple[str, str]] = field(default_factory=set, repr=False)
 
     def notice(self, layer: str, reason: str) -> None:
@@ -82,6 +84,7 @@ def backend(
     execution: str | None = None,
     strict: bool = False,
     crossover: float | None = None,
+    costs: kernels.Costs | None = None,
 ) -> Backend:
     """Chooses how masked layers are executed.
 
@@ -91,6 +94,8 @@ def backend(
         strict: Raise instead of falling back to masked dense.
         crossover: Sparsity in [0, 1] below which a layer runs dense; decided by each layer's size
             and sparsity if None.
+        costs: By which it is decided: `sparse_lib.execution.kernels.Costs`; those of this machine,
+            from its processor or the environment variable `SPARSE_LIB_SKIP_COSTS`, if None.
 
     Raises:
         TypeError: The crossover is no number.
@@ -106,10 +111,10 @@ def backend(
     if name in EXECUTIONS:
         if execution not in (None, name):
             raise ValueError(f"execution must be {name!r} for backend {name!r}, got {execution!r}")
-        return Backend(name, name, None, strict, crossover)
+        return Backend(name, name, None, strict, crossover, costs)
     spec = device_spec(name)
     chosen = execution or ("skip" if spec.skips_zeros else "dense")
-    return Backend(name, chosen, spec, strict, crossover)
+    return Backend(name, chosen, spec, strict, crossover, costs)
 
 
 def compile(model: nn.Module, backend: Backend | str = "skip") -> nn.Module:
@@ -169,7 +174,7 @@ def _twin(
     twin.__dict__.update(module.__dict__, _original=module)
     if isinstance(twin, SparseLayer):
         owner = owners.get(id(module._parameters.get("weight")), module)
-        execution = Execution(path, skip, backend.crossover, backend.notice, owner)
+        execution = Execution(path, skip, backend.crossover, backend.notice, owner, backend.costs)
         twin.__dict__["_execution"] = execution
     elif isinstance(twin, _Watched):
         twin.__dict__["_notice"] = functools.partial(backend.notice, path)

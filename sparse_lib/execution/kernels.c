@@ -19,6 +19,7 @@
 #include <omp.h>
 #endif
 #if defined(__x86_64__)
+#include <cpuid.h>
 #include <immintrin.h>
 #endif
 
@@ -136,6 +137,22 @@ static const Kernels *choose(int lanes)
 
 /* The vector width that runs when `lanes` is asked for: 16 (AVX-512), 8 (AVX2) or 4 (portable). */
 int choose_lanes(int lanes) { return choose(lanes)->lanes; }
+
+/* Writes the vendor's twelve letters and returns the family; empty and 0 where it is not told. */
+int processor(char *vendor)
+{
+    int family = 0;
+    memset(vendor, 0, 13);
+#if defined(__x86_64__)
+    unsigned a, b, c, d;
+    if (__get_cpuid(0, &a, &b, &c, &d)) {
+        memcpy(vendor, &b, 4), memcpy(vendor + 4, &d, 4), memcpy(vendor + 8, &c, 4);
+        if (__get_cpuid(1, &a, &b, &c, &d))
+            family = (a >> 8 & 15) + ((a >> 8 & 15) == 15 ? (int)(a >> 20 & 255) : 0);
+    }
+#endif
+    return family;
+}
 
 /* Tokens of a panel at that width. */
 int choose_panel(int lanes) { return choose(lanes)->panel; }

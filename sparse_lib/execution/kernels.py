@@ -10,7 +10,8 @@ import os
 import shutil
 import subprocess
 import tempfile
-from ctypes import c_int, c_int64, c_void_p
+from ctypes import c_char_p, c_int, c_int64, c_void_p
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 import torch
@@ -160,6 +161,7 @@ def _load() -> ctypes.CDLL | KernelError:
     library.fingerprint.restype = ctypes.c_uint64
     library.count_nonzero.argtypes = [c_void_p, c_int64]
     library.count_nonzero.restype = c_int64
+    library.processor.argtypes = [c_char_p]
     structure, view = ctypes.POINTER(_CStructure), ctypes.POINTER(View)
     library.build.argtypes = [structure, c_void_p]
     library.build.restype = None
@@ -187,31 +189,103 @@ def unavailable() -> str | None:
     return str(loaded) if isinstance(loaded, KernelError) else None
 
 
-# Cost of a training step of 1024 tokens, in units of what dense execution takes per weight:
-# an unmasked weight, an input or output feature (its tokens are packed), and a layer.
-_COST_PER_WEIGHT, _COST_PER_FEATURE, _COST_PER_LAYER = 1.4, 12, 1000
+@dataclass(frozen=True)
+class Costs:
+    """What a training step through the kernels costs, at 1,024 tokens.
+
+    Units of what masked dense execution of a large layer takes per weight, all of them above 0.
+
+    Attributes:
+        per_weight: An unmasked weight.
+        per_feature: An input or output feature, whose tokens are packed.
+        per_layer: A layer.
+    """
+
+    per_weight: float
+    per_feature: float
+    per_layer: float
+
+    @classmethod
+    def parse(cls, text: str) -> "Costs":
+        """From three numbers with commas.
+
+        Raises:
+            ValueError: They are not three numbers above 0.
+        """
+        try:
+            costs = cls(*map(float, text.split(",")))
+        except (TypeError, ValueError):
+            costs = None
+        if costs is None or not all(0 < number < float("inf") for number in astuple(costs)):
+            raise ValueError(f"{COSTS_VARIABLE} must be three numbers above 0, got {text!r}")
+        return costs
 
 
-def worth_skipping(out_features: int, in_features: int, sparsity: float) -> bool:
-    """Whether skipping is expected to beat dense execution of a layer, on this machine.
+#: Environment variable that sets the costs: three numbers with commas, as `Costs` has them.
+COSTS_VARIABLE = "SPARSE_LIB_SKIP_COSTS"
 
-    The estimate depends on nothing but its arguments and on whether the kernels are available, so a
-    run may be decided by it reproducibly. Its three costs were measured with AVX2: a layer of 512 x
-    512 gains from a sparsity of about 0.32 on (with AVX-512 from 0.25), one of 128 x 128 from 0.46,
-    tiny ones hardly ever.
+# Zen 4 and processors without AVX-512, whose dense products are held back as the kernels are.
+_COSTS = Costs(1.4, 12, 1000)
+# Two units for 512-bit multiply-adds double the dense speed; measured on Intel family 6 model 207.
+_COSTS_OF_WIDE_UNITS = Costs(1.6, 9, 1000)
+# Not measured, hence high: dense torch may use wider vectors than the portable kernels.
+_COSTS_OF_PORTABLE = Costs(4, 12, 1000)
+
+
+def processor() -> tuple[str, int]:
+    """The processor's vendor and family as it names itself; empty and 0 where it does not."""
+    vendor = ctypes.create_string_buffer(13)
+    family = library().processor(vendor)
+    return vendor.value.decode("ascii", "replace"), family
+
+
+def default_costs() -> Costs:
+    """The costs by which this machine decides what is worth skipping.
+
+    They follow from the environment variable `SPARSE_LIB_SKIP_COSTS`, if it is set, or from the
+    processor's vendor, family and vector width by a table; never from a clock, since a layer that
+    skips rounds otherwise than a dense one, and a run must be repeatable.
+
+    Raises:
+        ValueError: The variable is not three numbers above 0.
+    """
+    if text := os.environ.get(COSTS_VARIABLE):
+        return Costs.parse(text)
+    lanes = 0 if unavailable() else num_lanes()
+    if lanes < 8:
+        return _COSTS_OF_PORTABLE
+    is_zen_4 = processor() == ("AuthenticAMD", 25)
+    return _COSTS if lanes == 8 or is_zen_4 else _COSTS_OF_WIDE_UNITS
+
+
+def worth_skipping(
+    out_features: int, in_features: int, sparsity: float, *, costs: Costs | None = None
+) -> bool:
+    """Whether skipping is expected to beat masked dense execution of a layer, on this machine.
+
+    The estimate depends on nothing but its arguments, the processor's kind and whether the kernels
+    are available, so a run may be decided by it reproducibly. A layer of 512 x 512 gains from a
+    sparsity of about 0.32 on with AVX2 or on Zen 4 and from 0.40 on where dense torch has two
+    512-bit units, one of 128 x 128 from 0.46 or 0.51, tiny ones hardly ever.
 
     Args:
         out_features: Rows of the weight.
         in_features: Its columns; for a convolution, input channels times the kernel's area.
         sparsity: Fraction of zeros in [0, 1].
+        costs: Those of another processor; `default_costs()` if None.
 
     Returns:
         False where the kernels are not available.
+
+    Raises:
+        ValueError: `SPARSE_LIB_SKIP_COSTS` is set to something else than three numbers above 0.
     """
+    if unavailable() is not None:
+        return False
+    costs = costs or default_costs()
     num_weights = out_features * in_features
-    features = _COST_PER_FEATURE * (out_features + in_features)
-    cost = _COST_PER_WEIGHT * (1 - sparsity) * num_weights + features + _COST_PER_LAYER
-    return cost < num_weights and unavailable() is None
+    packing = costs.per_feature * (out_features + in_features) + costs.per_layer
+    return costs.per_weight * (1 - sparsity) * num_weights + packing < num_weights
 
 
 def num_lanes(limit: int = _MAX_LANES) -> int:

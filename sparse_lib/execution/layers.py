@@ -267,6 +267,7 @@ class Execution:
         crossover: Sparsity below which to run dense; None decides by the layer's size as well.
         notice: Called with the layer's name and the reason whenever it has to run dense.
         owner: The first module that has the layer's weight: its mask is that of all tied layers.
+        costs: Those that decide by size; the machine's if None.
     """
 
     name: str
@@ -274,6 +275,7 @@ class Execution:
     crossover: float | None
     notice: Callable[[str, str], None]
     owner: nn.Module
+    costs: kernels.Costs | None = None
     structures: Structures | None = field(default=None, repr=False)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -313,7 +315,8 @@ class Execution:
     def worth_skipping(self, structure: kernels.Structure) -> bool:
         if self.crossover is not None:
             return structure.sparsity >= self.crossover
-        return kernels.worth_skipping(structure.rows, structure.columns, structure.sparsity)
+        rows, columns = structure.rows, structure.columns
+        return kernels.worth_skipping(rows, columns, structure.sparsity, costs=self.costs)
 
     def find_structures(self, mask: torch.Tensor, *, inputs_first: bool) -> Structures:
         if mask.dim() != 2 or not mask.is_contiguous():

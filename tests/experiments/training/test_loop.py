@@ -18,6 +18,7 @@ from tests.experiments.training.short import (
     RUNS,
     run_training,
     short_spec,
+    weights,
     with_and_without_interruptions,
 )
 
@@ -34,6 +35,24 @@ def test_an_interrupted_run_ends_with_the_same_bits(
     )
     for key in ("layers", "num_nonzero", "flops", "execution"):
         assert result[key] == expected[key]
+
+
+def test_a_run_goes_on_with_the_choice_of_the_machine_that_began_it(corpus, tmp_path, monkeypatch):
+    spec = short_spec("rigl")
+    monkeypatch.setenv("SPARSE_LIB_SKIP_COSTS", "0.01,0.01,1")
+    expected = run_training(spec, corpus, tmp_path / "whole")
+    assert expected["execution"] == "auto"
+    trainer = training.Trainer(spec, data_dir=corpus, state_dir=tmp_path / "state" / "run",
+                               code_hash="1" * 64)  # fmt: skip
+    with pytest.raises(training.Interrupted):
+        trainer.run([15])
+    monkeypatch.setenv("SPARSE_LIB_SKIP_COSTS", "100,100,100")
+    result = run_training(spec, corpus, tmp_path)
+    assert result["skip_costs"] == expected["skip_costs"] == [0.01, 0.01, 1]
+    assert weights(tmp_path) == weights(tmp_path / "whole")
+    with pytest.raises(Exception, match="SPARSE_LIB_SKIP_COSTS must be three numbers above 0"):
+        monkeypatch.setenv("SPARSE_LIB_SKIP_COSTS", "fast")
+        run_training(spec, corpus, tmp_path / "again")
 
 
 def test_a_signal_saves_and_says_so(corpus, tmp_path, capsys):

@@ -316,9 +316,51 @@ def test_worth_skipping_grows_with_sparsity_and_size(monkeypatch):
         assert worth == sorted(worth)
         first.append(levels[worth.index(True)] if any(worth) else 1.0)
     assert first == sorted(first, reverse=True) and first[0] == 1.0
-    assert 0.2 < first[-1] < first[-2] < 0.35
+    assert 0.2 < first[-1] < first[-2] < 0.45
     monkeypatch.setattr(kernels, "_load", lambda: kernels.KernelError("no C compiler was found"))
     assert not kernels.worth_skipping(4096, 4096, 0.99)
+
+
+@pytest.mark.parametrize(
+    ("lanes", "processor", "level"),
+    [
+        (16, ("AuthenticAMD", 25), 0.33),
+        (16, ("AuthenticAMD", 26), 0.41),
+        (16, ("GenuineIntel", 6), 0.41),
+        (8, ("GenuineIntel", 6), 0.33),
+        (4, ("", 0), 0.77),
+    ],
+)
+def test_the_processor_decides_what_is_worth_skipping(lanes, processor, level, monkeypatch):
+    monkeypatch.setattr(kernels, "num_lanes", lambda: lanes)
+    monkeypatch.setattr(kernels, "processor", lambda: processor)
+    assert not kernels.worth_skipping(512, 512, level - 0.02)
+    assert kernels.worth_skipping(512, 512, level)
+    # Whatever it is, an argument decides first, and the environment before the processor.
+    monkeypatch.setenv(kernels.COSTS_VARIABLE, "10, 12, 1000")
+    assert not kernels.worth_skipping(512, 512, 0.89)
+    assert kernels.worth_skipping(512, 512, 0.91)
+    assert kernels.worth_skipping(512, 512, 0.1, costs=kernels.Costs(1, 1, 1))
+
+
+@pytest.mark.parametrize("text", ["1", "1,2", "1,2,x", "1,2,0", "1,nan,2", "1,2,3,4", "1,2,inf"])
+def test_costs_that_are_no_numbers_are_named(text, monkeypatch):
+    monkeypatch.setenv(kernels.COSTS_VARIABLE, text)
+    with pytest.raises(ValueError, match="SPARSE_LIB_SKIP_COSTS must be three numbers above 0"):
+        kernels.worth_skipping(64, 64, 0.9)
+
+
+def test_a_backend_brings_its_costs(monkeypatch):
+    calls = []
+    original = kernels.Structure.multiply
+    monkeypatch.setattr(kernels.Structure, "multiply", lambda *a: calls.append(a) or original(*a))
+    layer = nn.Linear(256, 320)
+    add_mask(layer, 0.6)
+    for per_weight, skips in ((1.0, True), (3.0, False)):
+        twin = compile(layer, backend("skip", costs=kernels.Costs(per_weight, 1, 1)))
+        calls.clear()
+        twin(torch.randn(4, 256))
+        assert bool(calls) is skips
 
 
 def test_layers_not_worth_it_run_dense(monkeypatch):
