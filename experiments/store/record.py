@@ -134,6 +134,16 @@ class Record(Facts):
         """Files are named after the run."""
         return paths.name("run", run)
 
+    @check("spec")
+    @classmethod
+    def has_one_algorithm(cls, spec: RunSpec) -> RunSpec:
+        """Methods of studies have one algorithm, or none."""
+        if spec.sparsity is not None:
+            named = spec.sparsity.get("algorithm") if isinstance(spec.sparsity, dict) else None
+            if not isinstance(named, str):
+                raise UserError(f"sparsity is {spec.sparsity!r:.200}, which names no algorithm")
+        return spec
+
     @check("layers")
     @classmethod
     def has_names(cls, layers: tuple[Row, ...]) -> tuple[Row, ...]:

@@ -11,7 +11,6 @@ import weakref
 from collections import OrderedDict
 from typing import Any
 
-import torch
 from torch.optim import Optimizer
 
 from sparse_lib.core.parameter import warn
@@ -30,7 +29,6 @@ class Orphan:
         self.algorithm = algorithm
         self.has_warned = False
 
-    @torch.compiler.disable
     def __call__(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """Warn that nothing updates the masks."""
         if not self.has_warned:

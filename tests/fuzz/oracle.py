@@ -16,6 +16,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import time
 import traceback
 import warnings
 from collections import Counter
@@ -36,6 +37,8 @@ SURVEY = os.environ.get("FUZZ_SURVEY")
 LIMIT_S = 20.0
 #: (fuzzer, outcome) to number of inputs; `conftest.py` prints it.
 COUNTS: Counter[tuple[str, str]] = Counter()
+#: Fuzzer to processor seconds of its inputs, without those of child processes.
+SECONDS: Counter[str] = Counter()
 #: Bytes of address space: an input that would fill the memory fails, and nothing else does.
 MEMORY = 16 * 2**30
 _CHANGES = {
@@ -79,6 +82,7 @@ def judge(fuzzer: str, act: Callable[[Path], str | None], shown: Any) -> None:
     Raises:
         AssertionError: if the refusal is not one sentence, or a file outside changed.
     """
+    began = time.process_time()
     try:
         with workplace() as folder:
             refusal = act(folder)
@@ -98,6 +102,8 @@ def judge(fuzzer: str, act: Callable[[Path], str | None], shown: Any) -> None:
         with open(SURVEY, "a") as stream:
             cause = [fuzzer, type(error).__name__, str(error)[:300], ours]
             stream.write(json.dumps([*cause, repr(shown)[:1500]]) + "\n")
+    finally:
+        SECONDS[fuzzer] += time.process_time() - began
 
 
 def check_sentence(text: str) -> None:

@@ -102,6 +102,8 @@ def test_a_damaged_record_is_shown_or_refused_in_one_sentence(example):
         lambda r: r.update(num_threads="2026-01-01"),
         lambda r: r.pop("spec"),
         lambda r: r["spec"].update(model="llama"),
+        lambda r: r["spec"].update(sparsity=[[]]),
+        lambda r: r["spec"].update(sparsity={"algorithm": ["set"]}),
         lambda r: r.update(data=None),
         lambda r: r.update(versions=[]),
     ],
