@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import difflib
 import errno
+import heapq
 import linecache
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -89,16 +90,27 @@ def not_one_of(key: str, value: object, allowed: Iterable[str], found_in: str = 
     """
     shown, allowed = f"{value!r:.200}", sorted(allowed)
     text = str(value)[:200]
-    close = difflib.get_close_matches(text, allowed, n=1)
+    near = heapq.nlargest(NUM_SHOWN, allowed, key=_likeness_to(text))
+    close = difflib.get_close_matches(text, near, n=1)
     hint = f"; did you mean {close[0]!r}?" if close else ""
     if len(allowed) <= NUM_SHOWN:
         return f"{key} is {shown}, but must be one of {', '.join(allowed)}{hint}"
-    near = difflib.get_close_matches(text, allowed, n=NUM_SHOWN, cutoff=0.0)
     listed = f", listed by {found_in}" if found_in else ""
     return (
         f"{key} is {shown}, but must be one of {len(allowed):,} values{listed}, such as "
         f"{', '.join(near)}{hint}"
     )
+
+
+def _likeness_to(text: str) -> Callable[[str], float]:
+    """How many letters a name shares with a text: quick, where there are thousands of names."""
+    matcher = difflib.SequenceMatcher(b=text)
+
+    def likeness(name: str) -> float:
+        matcher.set_seq1(name)
+        return matcher.quick_ratio()
+
+    return likeness
 
 
 @contextmanager

@@ -171,7 +171,7 @@ def yaml_files(draw: st.DrawFn, documents: list[Any]) -> bytes:
     return b"\n".join(lines)
 
 
-class _Dumper(yaml.SafeDumper):
+class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
     """No anchors of its own: copies of one value are written out."""
 
     def ignore_aliases(self, data: Any) -> bool:

@@ -190,7 +190,7 @@ def read_file(reader: Reader, folder: Path, content: bytes) -> str | None:
     return reader(path)
 
 
-@oracle.budget(short=150, share=0.2)
+@oracle.budget(short=150, share=0.35)
 @given(content=files())
 def test_a_damaged_checkpoint_is_read_or_refused_in_one_sentence(reader, content):
     oracle.judge("checkpoints", lambda folder: read_file(reader, folder, content), content)

@@ -88,7 +88,7 @@ def run_single(folder: Path, content: bytes) -> str | None:
     return refused
 
 
-@oracle.budget(short=50, share=0.2)
+@oracle.budget(short=50, share=0.05)
 @given(inputs.yaml_files(DOCUMENTS))
 def test_a_single_run_trains_or_is_refused_in_one_sentence(content):
     oracle.judge("single runs", lambda folder: run_single(folder, content), content)

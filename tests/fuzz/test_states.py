@@ -117,7 +117,7 @@ def resume(folder: Path, files: dict[str, bytes]) -> str | None:
     return None
 
 
-@oracle.budget(short=30, share=0.05)
+@oracle.budget(short=30, share=0.02)
 @given(damaged_states())
 def test_a_damaged_state_changes_no_bit_of_the_result(files):
     oracle.judge("training states", lambda folder: resume(folder, files), files)

@@ -63,7 +63,7 @@ def check_study(folder: Path, content: bytes) -> str | None:
     return None
 
 
-@oracle.budget(short=60, share=0.3)
+@oracle.budget(short=60, share=0.4)
 @given(inputs.yaml_files(excerpts()))
 def test_a_study_is_valid_or_refused_in_one_sentence(content):
     oracle.judge("studies", lambda folder: check_study(folder, content), content)
