@@ -17,6 +17,7 @@
 from sparse_lib import algorithms, checkpoint, device, ift, masks, optim, schedules
 from sparse_lib.activations import TopKActivation
 from sparse_lib.algorithms.acdc import ACDC
+from sparse_lib.algorithms.chts import CHTs
 from sparse_lib.algorithms.gmp import GMP
 from sparse_lib.algorithms.granet import GraNet
 from sparse_lib.algorithms.randompruning import RandomPruning
@@ -66,6 +67,7 @@ from sparse_lib.masks.shapers import (
 from sparse_lib.preview import plan
 from sparse_lib.schedules.updates import UpdateSchedule
 from sparse_lib.schedules.values import HyperParameterSchedule
+from sparse_lib.sltrain import sltrain
 
 __version__ = "0.1.0"
 
@@ -77,6 +79,7 @@ __all__ = [
     "BaseHyperParameter",
     "BaseSparsityOptimizer",
     "BlockScoreShaper",
+    "CHTs",
     "DropAndGrow",
     "DynamicSparsityAlgorithm",
     "FirstTieBreaker",
@@ -128,4 +131,5 @@ __all__ = [
     "optim",
     "plan",
     "schedules",
+    "sltrain",
 ]

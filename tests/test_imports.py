@@ -74,6 +74,7 @@ ROOMS = {
     "forecast": "core configure preview",
     "activations": "",
     "finetune": "layers core algorithms",
+    "sltrain": "masks layers",
     "integrations": "core configure checkpoint finetune",
     "device": "flops execution simulation",
     "compat": "rules masks schedules layers core algorithms configure optim",

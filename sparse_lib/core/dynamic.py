@@ -454,6 +454,10 @@ class DropAndGrow(DynamicSparsityAlgorithm):
     def grow_score(self, p: Tensor) -> Tensor:
         """Scores of the shape of ``p``; absent weights with the highest grow, NaN never."""
 
+    def drop_score(self, p: Tensor) -> Tensor:
+        """Scores of the shape of ``p``, at least 0; present weights with the lowest are dropped."""
+        return visible_magnitude(p)
+
     @property
     def drop_fraction(self) -> float:
         """Drop fraction at the current step, in [0, 1]."""
@@ -465,9 +469,9 @@ class DropAndGrow(DynamicSparsityAlgorithm):
         return super().metrics(flops) | {"drop_fraction": self.drop_fraction}
 
     def update_mask(self, p: Tensor, mask: Tensor, sparsity: float) -> Tensor:
-        """Drop by magnitude, then :meth:`grow`."""
+        """Drop by :meth:`drop_score`, then :meth:`grow`."""
         options: dict[str, Any] = {"score_shaper": self.score_shaper, "rules": self.rules}
-        magnitude = visible_magnitude(p)
+        magnitude = self.drop_score(p)
         kept, count = make_mask_drop_minimum(magnitude, mask, self.drop_fraction, **options)
         may_exceed = self.score_shaper is not None or count > num_nonzero(sparsity, p.numel())
         if self.rules.meets_target and may_exceed:
