@@ -12,6 +12,8 @@ from torch.optim import Optimizer
 from sparse_lib.checks import check_finite
 from sparse_lib.core.hidden import HiddenWeights
 from sparse_lib.core.parameter import SparseParameter
+from sparse_lib.masks import shards
+from sparse_lib.masks.counts import num_true
 from sparse_lib.masks.makers import make_mask_topk_sparsity, visible_magnitude
 from sparse_lib.rules import rules_of
 from sparse_lib.schedules.values import make_hyperparameter_schedule
@@ -91,7 +93,7 @@ class TopKAST(HiddenWeights):
         """Add the exploration loss, and select ``B``."""
         trained = self.trained(p)
         if self.regularization:
-            density = max(int(mask.sum()), 1) / mask.numel()
+            density = max(num_true(mask), 1) / mask.numel()
             gradient.add_(torch.where(mask, p, p / density), alpha=self.regularization)
         gradient.masked_fill_(~trained, 0)
 
@@ -140,4 +142,5 @@ class TopKAST(HiddenWeights):
         super().load_state_dict(state_dict)
         self.backward_schedule.load_state_dict(dict(schedule))
         for name, tensor in saved.items():
-            self._trained[name] = tensor.to(self._whole[name].device, copy=True)
+            mine = tensor.to(self._whole[name].device, copy=True)
+            self._trained[name] = shards.fitted(mine, self._whole[name])

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from sparse_lib.core.dynamic import DynamicSparsityAlgorithm
 from sparse_lib.core.optimizers import gradient_scale
 from sparse_lib.core.parameter import SparseParameter
+from sparse_lib.masks import shards
 
 
 class HiddenWeights(DynamicSparsityAlgorithm):
@@ -101,4 +102,5 @@ class HiddenWeights(DynamicSparsityAlgorithm):
                 raise ValueError(f"the state's whole weight of {name!r} has not its shape")
         super().load_state_dict(state_dict)
         for name, tensor in saved.items():
-            self._whole[name].copy_(tensor)
+            whole = self._whole[name]
+            whole.copy_(shards.fitted(tensor.to(whole.device), whole))

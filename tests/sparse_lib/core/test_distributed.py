@@ -12,11 +12,15 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from sparse_lib.algorithms.chts import CHTs
 from sparse_lib.algorithms.gmp import GMP
 from sparse_lib.algorithms.granet import GraNet
 from sparse_lib.algorithms.rigl import RigL
 from sparse_lib.algorithms.set import SET
+from sparse_lib.algorithms.srste import SRSTE
 from sparse_lib.algorithms.static import Static
+from sparse_lib.algorithms.topk import TopK
+from sparse_lib.algorithms.topkast import TopKAST
 from sparse_lib.core import distributed
 from sparse_lib.core.algorithm import states_like
 from sparse_lib.core.group import Group
@@ -108,6 +112,10 @@ SHARDED = {
     "heads": lambda: Group(
         {"0.weight": RigL(0.5, balance_out_groups=3, **DYNAMIC), "*": Static(0.5, seed=5)}
     ),
+    "chts": lambda: CHTs(RISING, delta=0.8, removal="relative", **DYNAMIC),
+    "topk": lambda: TopK(RISING, gradient_rms=0.01, seed=5),
+    "srste": lambda: SRSTE(0.5, decay=0.1, seed=5),
+    "topkast": lambda: TopKAST(0.8, backward_sparsity=0.5, regularization=0.1, **DYNAMIC),
     "own": lambda: Static(0.5, init_method=lambda p, s: p > p.median()),
     "falling": lambda: SET([0.9, 0.1], **DYNAMIC),
     "dense": lambda: SET(0.9, init_method="balanced-topk", grown_init="uniform", **DYNAMIC),
@@ -147,7 +155,9 @@ def train_sharded(case, world_size, rank, num_steps=6):
         optimizer.step()
         digests.append(mask_digest(algorithm))
         for sparse in algorithm.sparse_params.values():
-            states = (sparse.param, *states_like(optimizer, sparse.param))
+            states = (sparse.param,)
+            if algorithm.masks_states:
+                states = (sparse.param, *states_like(optimizer, sparse.param))
             for tensor in states:
                 kept = shards.local(sparse.mask)
                 assert not shards.local(tensor.detach())[~kept].any(), (case, sparse.name)
@@ -194,6 +204,28 @@ def check_that_a_sharded_state_resumes(world_size):
     assert all(s["history"]["flags"].shape == flags[n].shape for n, s in state["params"].items())
 
 
+def check_that_hidden_weights_resume(world_size):
+    """Whole weights, and Top-KAST's sets, saved from shards go on in one process, and back."""
+    mesh = init_device_mesh("cpu", (world_size,))
+    for case in ("srste", "topkast"):
+        model, algorithm = fully_shard(make_model(), mesh=mesh), SHARDED[case]()
+        algorithm.apply(model)
+        plain, other = make_model(), SHARDED[case]()
+        other.apply(plain)
+        state = algorithm.state_dict()
+        for key in {"whole", "trained"} & state.keys():
+            state[key] = {name: shards.whole(value) for name, value in state[key].items()}
+        for saved in state["params"].values():
+            saved["history"]["flags"] = shards.whole(saved["history"]["flags"])
+        for name in state["whole"]:
+            state["whole"][name] = state["whole"][name] + 1.0
+        other.load_state_dict(state)
+        algorithm.load_state_dict(other.state_dict())
+        for name, sparse in algorithm.sparse_params.items():
+            mine = shards.whole(algorithm.hidden_weight(sparse.param))
+            assert torch.equal(mine, other.hidden_weight(other.sparse_params[name].param))
+
+
 def worker(rank, world_size, folder):
     torch.set_num_threads(1)
     store = f"file://{folder}/store"
@@ -207,6 +239,7 @@ def worker(rank, world_size, folder):
         torch.save(train_sharded(case, world_size, rank), f"{folder}/sharded-{case}-{rank}.pt")
     check_that_sharding_is_checked(world_size)
     check_that_a_sharded_state_resumes(world_size)
+    check_that_hidden_weights_resume(world_size)
     dist.destroy_process_group()
 
 
