@@ -23,9 +23,10 @@ from experiments import data
 from experiments.evaluation.code import evaluation_code_hash
 from experiments.specs import code, needs
 from experiments.specs.code import ROOT
-from experiments.specs.expand import Run, all_runs, computation_costs
-from experiments.specs.lookup import RUNS_OF, find_runs, study_as_dict
+from experiments.specs.expand import all_runs, computation_costs
+from experiments.specs.lookup import RUNS_OF, find_runs, planned_study
 from experiments.specs.read import load_study, study_names
+from experiments.specs.run import Run
 from experiments.specs.schema import SCALES, SpecError, Study, check_choice, module_names
 from experiments.store import paths
 from experiments.store.reference import reusable
@@ -121,12 +122,14 @@ class Request:
         device = self.config["device"]
         if not self.again and self.config["reuse"] == "only":
             return  # nothing is trained
-        specs = [
-            (run.spec.mask_config(), run.spec.final_sparsity, run.spec.recipe.steps, run.spec.suite)
-            for run in self.runs(self.scale).values()
-        ]
+        specs = []
+        for spec in (run.spec for run in self.runs(self.scale).values()):
+            specs.append((spec.mask_config(), spec.final_sparsity, spec.recipe.steps, spec.suite))
+            if spec.transform is not None:
+                specs.append((spec.transform.to_json(), spec.model.model_dump(), spec.data.label))
         library = ROOT / "sparse_lib"
-        files = [library / "configure.py", *sorted(library.glob("algorithms/*.py"))]
+        files = [library / "configure.py", library / "ift/transformation.py"]
+        files += sorted(library.glob("algorithms/*.py"))
         suites = sorted((ROOT / "experiments/evaluation/suites").glob("*.yaml"))
         hashes = [code.code_hash(*files), *map(code.text_hash, suites)]
         mark = CHECKED / code.digest([specs, hashes])
@@ -245,7 +248,7 @@ class Request:
 
     def study_hash(self, study: str, scale: str) -> str:
         """Changes with the study's file and its runs."""
-        return code.digest(study_as_dict(self.studies[study], scale))
+        return code.digest(planned_study(self.studies[study], scale).to_json())
 
     def page_hash(self, study: str, scale: str) -> str:
         """Changes with the study and with the code of what its page shows."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.cli.report import study_dict
+from experiments.cli.report import planned
 from experiments.specs.expand import all_runs
 from experiments.store import paths
 from experiments.store.collect import write_tables
@@ -43,7 +43,7 @@ def tidy_table(study, folder):
     """The tidy table of a study's committed records."""
     runs = [run.id for run in all_runs("small").values() if study in run.studies]
     files = sorted(filter(Path.is_file, map(paths.committed, runs)))
-    return write_tables(files, study_dict(study, "small"), folder / "records.csv")
+    return write_tables(files, planned(study, "small"), folder / "records.csv")
 
 
 @contextmanager
@@ -162,10 +162,10 @@ import sys
 from pathlib import Path
 import pandas as pd
 from experiments.analysis import figures, tables
-from experiments.cli.report import study_dict
+from experiments.cli.report import planned
 from experiments.store.tidy import read_records
 records = read_records(Path(sys.argv[1]))
-study = study_dict("spdf", "small")
+study = planned("spdf", "small")
 {kind}.write({name!r}, records, pd.DataFrame(), study, Path("drawn"))
 assert "torch" not in sys.modules
 """
@@ -188,10 +188,10 @@ CLAIM = """
 import sys
 from pathlib import Path
 from experiments.analysis.claims import ledger
-from experiments.cli.report import study_dict
+from experiments.cli.report import planned
 from experiments.store.tidy import read_records
 records = read_records(Path(sys.argv[1]))
-ledger.write(records, study_dict("sparsity_library", "small"), Path("claims.csv"))
+ledger.write(records, planned("sparsity_library", "small"), Path("claims.csv"))
 row = ledger.read(Path("claims.csv")).set_index("id").loc["C005"]
 print(row["tested_as"], "|", row["verdict"], "|", row["num_seeds"])
 """

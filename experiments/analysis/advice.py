@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from experiments.analysis import scaling
+from experiments.specs.planned import PlannedStudy
 from experiments.store import paths, tidy
 
 DEVICES = ("cpu", "cs2")
@@ -16,7 +17,7 @@ COLUMNS = ["method", "sparsity", "bits", "low", "high", "minus dense", "minus de
 
 
 def options(
-    records: pd.DataFrame, study: dict[str, Any], params: float, tokens: float, device: str
+    records: pd.DataFrame, study: PlannedStudy, params: float, tokens: float, device: str
 ) -> pd.DataFrame:
     """What the laws expect of each method and sparsity at equal non-zero weights, best first.
 
@@ -49,12 +50,12 @@ def options(
     return pd.DataFrame(rows, columns=COLUMNS).sort_values("bits", ignore_index=True)
 
 
-def step_times(study: dict[str, Any], device: str) -> Any:
+def step_times(study: PlannedStudy, device: str) -> Any:
     """Sparsity to the time of a masked product over the dense one: measured here, or simulated."""
-    folder = paths.computation(study["scale"], "device")
+    folder = paths.computation(study.scale, "device")
     if not (folder / "speedup.csv").is_file():
         return lambda sparsity: 1.0 if sparsity == 0 else float("nan")
-    rows = tidy.computed(study["scale"], "device", "speedup")
+    rows = tidy.computed(study.scale, "device", "speedup")
     series = {"cpu": "measured", "cs2": "simulated"}[device]
     own = rows[rows["series"] == series].sort_values("sparsity")
 

@@ -6,6 +6,8 @@ from typing import Any
 
 import pandas as pd
 
+from experiments.specs.planned import NO_STUDY, PlannedStudy
+
 INK = "#1b1f24"
 DENSE = "dense"
 #: Names, colours and markers of known algorithms: Okabe and Ito's colour-blind-safe set.
@@ -89,7 +91,7 @@ class Method:
 class Methods:
     """The methods of a study by key; a key that the study does not know stands for itself."""
 
-    def __init__(self, study: dict[str, Any]) -> None:
+    def __init__(self, study: PlannedStudy = NO_STUDY) -> None:
         self._methods: dict[str, Method] = {}
         self._looks = dict(LOOKS)
         facts = _facts(study)
@@ -185,27 +187,29 @@ class Methods:
         return min(found, key=lambda own: own.recipe != usual).key if found else None
 
 
-def _facts(study: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def _facts(study: PlannedStudy) -> dict[str, dict[str, Any]]:
     """The facts of each method, from the study's file and from the specs of its runs."""
-    facts = {key: _fact(own) for key, own in study.get("methods", {}).items()}
-    for key, own in study.get("methods", {}).items():
-        facts[key] |= {"label": own.get("label"), "recipe": own.get("recipe")}
-        facts[key]["retuned"] = own.get("retuned", False)
-        facts[key]["first"] = (own.get("starts_from") or {}).get("method")
-        facts[key]["revived"] = (own.get("starts_from") or {}).get("revived")
-    for run in study.get("runs", []):
-        spec = run.get("spec")
-        if spec and spec["method"] not in facts:
-            facts[spec["method"]] = {**_fact(spec), "recipe": spec["recipe"]["name"]}
+    facts = {}
+    for key, own in study.methods.items():
+        facts[key] = {
+            "algorithm": own.algorithm,
+            "family": own.family,
+            "sparsity": own.final_sparsity,
+            "label": own.label,
+            "recipe": own.recipe,
+            "retuned": own.retuned,
+            "first": None if own.starts_from is None else own.starts_from.method,
+            "revived": None if own.starts_from is None else own.starts_from.revived,
+        }
+    for spec in (run.spec for run in study.runs):
+        if spec.method is not None and spec.method not in facts:
+            facts[spec.method] = {
+                "algorithm": spec.algorithm,
+                "family": spec.family,
+                "sparsity": spec.final_sparsity or 0.0,
+                "recipe": spec.recipe.name,
+            }
     return facts
-
-
-def _fact(settings: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "algorithm": (settings.get("sparsity") or {}).get("algorithm", DENSE),
-        "family": (settings.get("transform") or {}).get("family"),
-        "sparsity": settings.get("final_sparsity", 0.0),
-    }
 
 
 def _title(facts: dict[str, Any]) -> str:

@@ -18,6 +18,7 @@ import pandas as pd
 from experiments.analysis import scaling
 from experiments.errors import UserError
 from experiments.published import FOLDER
+from experiments.specs.planned import PlannedStudy
 
 SEED_KEYS = ["method", "algorithm", "model", "sparsity", "weights", "nonzero", "tokens"]
 
@@ -27,7 +28,7 @@ def path(study: str, scale: str) -> Path:
     return FOLDER / "predictions" / f"{study}.{scale}.json"
 
 
-def predict(records: pd.DataFrame, study: dict[str, Any], *, date: str) -> dict[str, Any]:
+def predict(records: pd.DataFrame, study: PlannedStudy, *, date: str) -> dict[str, Any]:
     """What the laws say of every held-out cell that they can speak of.
 
     Args:
@@ -41,7 +42,7 @@ def predict(records: pd.DataFrame, study: dict[str, Any], *, date: str) -> dict[
     planned, rows = scaling.planned(study), scaling.finished(records, study)
     held_out = planned[planned["held_out"].astype(bool)]
     if held_out.empty:
-        raise UserError(f"{study['name']} holds nothing out at scale {study['scale']}")
+        raise UserError(f"{study.name} holds nothing out at scale {study.scale}")
     seen = rows[rows["held_out"].astype(bool)]["run"]
     if len(seen):
         raise UserError(f"{seen.iloc[0]} has finished, so its loss can no longer be predicted")
@@ -70,8 +71,8 @@ def predict(records: pd.DataFrame, study: dict[str, Any], *, date: str) -> dict[
             {"a": a, "b": b, **_rounded(np.median(difference), low, high), "better": answer}
         )
     content = {
-        "study": study["name"],
-        "scale": study["scale"],
+        "study": study.name,
+        "scale": study.scale,
         "date": date,
         "unit": "bits per byte, mean of the seeds, 95% band",
         "fitted_runs": sorted(rows["run"]),

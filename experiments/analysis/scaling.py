@@ -20,6 +20,7 @@ import pandas as pd
 
 from experiments.analysis.laws import SparsityLaw
 from experiments.errors import UserError
+from experiments.specs.planned import PlannedStudy
 from experiments.store import tidy
 
 #: Draws of the bootstrap behind every band.
@@ -42,7 +43,7 @@ _EMPTY = pd.DataFrame(columns=COLUMNS)
 # Cells
 
 
-def planned(study: dict[str, Any], *, annealed: str = "stable") -> pd.DataFrame:
+def planned(study: PlannedStudy, *, annealed: str = "stable") -> pd.DataFrame:
     """The runs that laws are about, finished or not; `COLUMNS` without the loss.
 
     Args:
@@ -51,35 +52,31 @@ def planned(study: dict[str, Any], *, annealed: str = "stable") -> pd.DataFrame:
             about; ``cosine`` for the others that end with a low rate.
     """
     rows = []
-    for run in study.get("runs", []):
-        spec = run["spec"]
-        stable = spec["recipe"].get("stable") or {}
-        kind = "stable" if stable.get("decay") else "trunk" if stable else "cosine"
-        if kind != annealed or "block_weights" not in run:
+    for run in study.runs:
+        spec, recipe, weights = run.spec, run.spec.recipe, run.block_weights
+        data: Any = spec.data
+        kind = "cosine" if recipe.stable is None else "stable" if recipe.stable.decay else "trunk"
+        if kind != annealed or weights is None:
             continue
-        weights = run["block_weights"]
-        sparsity = spec.get("final_sparsity") or 0.0
-        masks = spec.get("sparsity")
+        sparsity = spec.final_sparsity or 0.0
         rows.append(
             {
-                "run": run["id"],
-                "method": spec["method"],
-                "algorithm": DENSE if masks is None else masks["algorithm"],
-                "model": spec["model"]["label"],
+                "run": run.id,
+                "method": spec.method,
+                "algorithm": spec.algorithm,
+                "model": spec.model.label,
                 "sparsity": sparsity,
-                "seed": spec["seed"],
+                "seed": spec.seed,
                 "weights": weights,
                 "nonzero": weights * (1 - sparsity),
-                "tokens": spec["recipe"]["steps"]
-                * spec["recipe"]["batch_size"]
-                * spec["data"]["context"],
-                "held_out": bool(run.get("held_out")),
+                "tokens": recipe.steps * recipe.batch_size * data.context,
+                "held_out": run.held_out,
             }
         )
     return pd.DataFrame(rows, columns=COLUMNS[:-1]).astype(TYPES)
 
 
-def finished(records: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
+def finished(records: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
     """The planned runs that have a score; `COLUMNS`, the loss in bits per byte."""
     scores = tidy.select(records, "bits_per_byte", split="validation")[["run", "value"]]
     both = planned(study).merge(scores, on="run")

@@ -5,44 +5,42 @@ primary one, the others replicate it. Runs by another recipe variant than their 
 budgets, other learning rates) are no headline runs, nor are those of a study of trials.
 """
 
-from typing import Any
-
 import pandas as pd
 
+from experiments.specs.planned import PlannedStudy
 from experiments.store import tidy
 
 PLAN_COLUMNS = ["run", "model", "dataset", "method", "sparsity", "recipe", "seed"]
 
 
-def headline(rows: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
+def headline(rows: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
     """Return the rows of runs by their method's own recipe.
 
     Args:
         rows: Any table with the columns ``method`` and ``recipe``.
-        study: The study as `experiments.specs.lookup.study_as_dict` describes it; a method
+        study: The study as `experiments.specs.lookup.planned_study` makes it; a method
             that it does not know keeps all its rows.
     """
-    own = {name: method["recipe"] for name, method in study.get("methods", {}).items()}
+    own = {name: method.recipe for name, method in study.methods.items()}
     if not own:
         return rows
     wanted = rows["method"].map(own)
     return rows[wanted.isna() | (rows["recipe"] == wanted)]
 
 
-def planned(study: dict[str, Any]) -> pd.DataFrame:
+def planned(study: PlannedStudy) -> pd.DataFrame:
     """Return the runs that the study asks for, finished or not; the columns are `PLAN_COLUMNS`."""
     rows = [
         {
-            "run": run["id"],
-            "model": spec["model"]["label"],
-            "dataset": spec["data"]["name"],
-            "method": spec["method"],
-            "sparsity": spec.get("final_sparsity", 0.0),
-            "recipe": spec["recipe"].get("name"),
-            "seed": spec["seed"],
+            "run": run.id,
+            "model": run.spec.model.label,
+            "dataset": run.spec.data.name,
+            "method": run.spec.method,
+            "sparsity": run.spec.final_sparsity or 0.0,
+            "recipe": run.spec.recipe.name,
+            "seed": run.spec.seed,
         }
-        for run in study.get("runs", [])
-        if (spec := run.get("spec"))
+        for run in study.runs
     ]
     return pd.DataFrame(rows, columns=PLAN_COLUMNS)
 

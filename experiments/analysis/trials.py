@@ -19,6 +19,7 @@ import pandas as pd
 
 from experiments.specs.expand import study_runs
 from experiments.specs.read import load_study, study_names
+from experiments.specs.run import RunSpec
 from experiments.specs.schema import Scale
 from experiments.store import paths
 from experiments.store.io import read_json
@@ -92,12 +93,9 @@ def choose(values: Mapping[Any, float], distance: Mapping[Any, float], margin: f
     return min(tied, key=lambda name: (distance[name], values[name]))
 
 
-def place_of(spec: Mapping[str, Any]) -> tuple[Any, ...]:
+def place_of(spec: RunSpec) -> tuple[Any, ...]:
     """Return what a run's learning rate was tuned for: task, model, data, algorithm and family."""
-    algorithm = (spec.get("sparsity") or {}).get("algorithm", "dense")
-    family = (spec.get("transform") or {}).get("family")
-    names = spec.get("task"), spec["model"]["label"], spec["data"]["name"]
-    return (*names, algorithm, family)
+    return spec.task, spec.model.label, spec.data.name, spec.algorithm, spec.family
 
 
 @functools.cache
@@ -108,8 +106,7 @@ def tried_rates(scale: Scale) -> dict[tuple[Any, ...], frozenset[float]]:
         if not study.trials or not study.scales.get(scale):
             continue
         for run in study_runs(study, scale):
-            spec = run.spec.to_json()
-            found.setdefault(place_of(spec), set()).add(spec["recipe"]["learning_rate"])
+            found.setdefault(place_of(run.spec), set()).add(run.spec.recipe.learning_rate)
     return {place: frozenset(rates) for place, rates in found.items()}
 
 

@@ -10,9 +10,10 @@ import typer
 from experiments.cli.options import app, check_device
 from experiments.errors import UserError, refusals
 from experiments.specs.code import ROOT
-from experiments.specs.expand import Run, all_runs
+from experiments.specs.expand import all_runs
 from experiments.specs.lookup import find_run
 from experiments.specs.read import study_names
+from experiments.specs.run import Run
 from experiments.specs.schema import SCALES, SpecError, check_choice
 from experiments.store import paths
 
@@ -30,6 +31,7 @@ def check(
     for name in SCALES if scale is None else [scale]:
         for run in all_runs(name).values():
             _check_suite(run)
+            _check_transform(run, seen)
             config = run.spec.mask_config()
             if config is None:
                 continue
@@ -58,6 +60,33 @@ def _check_suite(run: Run) -> None:
         load_suite(run.spec.suite, KINDS[run.spec.data.KIND])
     except UserError as error:
         raise SpecError(f"{run.studies[0]}.yaml: suite: {error}") from None
+
+
+def _check_transform(run: Run, seen: set[str]) -> None:
+    """Raise `SpecError` where a model cannot be transformed, or not at the budget it is given.
+
+    The model is built without storage. How many classes images have is known from their prepared
+    data only, so that a training begins with the check of an image classifier.
+    """
+    spec, vocabulary = run.spec, getattr(run.spec.data, "vocab_size", None)
+    if spec.transform is None or vocabulary is None:
+        return
+    data: Any = spec.data
+    arguments = spec.transform.to_json() | {"sequence_length": data.context}
+    text = json.dumps([spec.model.model_dump(mode="json"), vocabulary, arguments], sort_keys=True)
+    if text in seen:
+        return
+    seen.add(text)
+    import torch
+
+    from sparse_lib import ift
+
+    sizes = {"vocab_size": vocabulary, "context": data.context, "eos_id": 0}
+    with torch.device("meta"):
+        model = models.get(spec.model.name).build(spec.model.config, **sizes)
+    place = f"{run.studies[0]}.yaml: methods.{spec.method}.transform of the model {spec.model.label}"
+    with refusals(place):
+        ift.transform(model, **arguments)
 
 
 def _last_sparsity(config: dict[str, Any], num_steps: int) -> float | None:

@@ -8,26 +8,27 @@ from typing import Annotated, Any
 import typer
 
 from experiments.cli.options import Scale, StudyName, app
-from experiments.cli.report import study_dict
+from experiments.cli.report import planned
+from experiments.specs.planned import PlannedStudy
 from experiments.specs.schema import SpecError, check_choice
 from experiments.store import paths
 from experiments.store.io import write_json
 
 
-def _records(study: str, scale: str) -> tuple[Any, dict[str, Any]]:
+def _records(study: str, scale: str) -> tuple[Any, PlannedStudy]:
     """The study's finished runs: collected ones of this folder, else the committed records."""
     from experiments.store import tidy
     from experiments.store.collect import records_table
     from experiments.store.record import read_record
 
-    facts = study_dict(study, scale)
+    facts = planned(study, scale)
     file = paths.study(scale, study) / "records.csv"
     if file.is_file():
         return tidy.read_records(file), facts
     found = []
-    for run in facts["runs"]:
-        own = paths.run(scale, run["id"]) / "record.json"
-        record = own if own.is_file() else paths.committed(run["id"])
+    for run in facts.runs:
+        own = paths.run(scale, run.id) / "record.json"
+        record = own if own.is_file() else paths.committed(run.id)
         if record.is_file():
             found.append(read_record(record))
     return records_table(found, facts), facts

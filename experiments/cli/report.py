@@ -14,7 +14,8 @@ from experiments.errors import UserError
 from experiments.specs import code
 from experiments.specs.code import ROOT
 from experiments.specs.expand import all_runs
-from experiments.specs.lookup import study_as_dict
+from experiments.specs.lookup import planned_study
+from experiments.specs.planned import PlannedStudy
 from experiments.specs.read import load_study, study_names
 from experiments.specs.schema import SpecError, check_choice, module_names
 from experiments.store import paths
@@ -24,9 +25,9 @@ ANALYSIS = ROOT / "experiments" / "analysis"
 Names = Annotated[list[str], typer.Argument(help="one or several names")]
 
 
-def study_dict(study: str, scale: str) -> dict[str, Any]:
-    """What analysis and report know of a study."""
-    return study_as_dict(load_study(study), scale)
+def planned(study: str, scale: str) -> PlannedStudy:
+    """A study by its name, at a scale."""
+    return planned_study(load_study(study), scale)
 
 
 @app.command()
@@ -37,13 +38,13 @@ def collect(
     none: Annotated[bool, typer.Option("--none", help="let the tables be empty")] = False,
 ) -> None:
     """Collect the records of a study into tidy tables, and test its comparisons."""
-    folder, facts, files = paths.study(scale, study), study_dict(study, scale), files or []
+    folder, facts, files = paths.study(scale, study), planned(study, scale), files or []
     if not files and not none:
         raise SpecError(f"no records of {study} are given; --none makes empty tables of it")
     from experiments.store.collect import write_tables
     from experiments.store.record import read_record
 
-    known, ids = {run["id"] for run in facts["runs"]}, []
+    known, ids = {run.id for run in facts.runs}, []
     for path in files:
         ids.append(read_record(path).run)
         if ids[-1] not in known:
@@ -64,7 +65,7 @@ def collect(
     part.rename(kept)
 
 
-def _write_evidence(facts: dict[str, Any], folder: Path) -> None:
+def _write_evidence(facts: PlannedStudy, folder: Path) -> None:
     """Write what a study's comparisons leave to be judged together with other studies'."""
     from experiments.analysis.claims import ledger
     from experiments.store import tidy
@@ -73,12 +74,13 @@ def _write_evidence(facts: dict[str, Any], folder: Path) -> None:
     ledger.write_evidence(rows, facts, folder / "evidence.csv", made_from=origin)
 
 
-def _evidence_key(folder: Path, facts: dict[str, Any]) -> str:
+def _evidence_key(folder: Path, facts: PlannedStudy) -> str:
     """Hash of what a study's evidence is made from."""
     from experiments.store.made import file_digest
 
-    own = {key: value for key, value in facts.items() if key not in ("tables", "figures")}
-    return code.digest([own, file_digest(folder / "records.csv"), code.claims_code_hash()])
+    return code.digest(
+        [facts.inputs(), file_digest(folder / "records.csv"), code.claims_code_hash()]
+    )
 
 
 def _evidence(scale: str) -> tuple[list[Path], list[str]]:
@@ -93,8 +95,8 @@ def _evidence(scale: str) -> tuple[list[Path], list[str]]:
         folder, name = file.parent, file.parent.name
         current = name in study_names() and (folder / "records.csv").is_file()
         if current:
-            facts = study_dict(name, scale)
-            current = not changed_runs(scale, name, [run["id"] for run in facts["runs"]])
+            facts = planned(name, scale)
+            current = not changed_runs(scale, name, [run.id for run in facts.runs])
             current &= ledger.origin(file) in (None, _evidence_key(folder, facts))
         if current:
             standing.append(file)
@@ -103,11 +105,11 @@ def _evidence(scale: str) -> tuple[list[Path], list[str]]:
     return standing, left_out
 
 
-def _write_ledger(records: Any, facts: dict[str, Any], folder: Path) -> None:
+def _write_ledger(records: Any, facts: PlannedStudy, folder: Path) -> None:
     """Write a study's ledger, its claims judged with those of the scale's other studies."""
     from experiments.analysis.claims import ledger
 
-    files, left_out = _evidence(facts["scale"])
+    files, left_out = _evidence(facts.scale)
     left_out = [name for name in left_out if name != folder.name]
     others = [
         test for file in files if file.parent != folder for test in ledger.read_evidence(file)
@@ -115,11 +117,11 @@ def _write_ledger(records: Any, facts: dict[str, Any], folder: Path) -> None:
     for name in left_out:
         print(
             f"the evidence of {name} is left out: its records, its tests or their code changed "
-            f"since; `snakemake reproduce --config scale={facts['scale']} study={name}` makes it "
+            f"since; `snakemake reproduce --config scale={facts.scale} study={name}` makes it "
             "anew"
         )
     studies = map(load_study, study_names())
-    num_primary = sum(len(s.claims.primary) for s in studies if s.shows(facts["scale"]))
+    num_primary = sum(len(s.claims.primary) for s in studies if s.shows(facts.scale))
     ledger.write(
         records,
         facts,
@@ -136,7 +138,7 @@ def read_study(study: str, scale: str) -> tuple:
     Raises:
         SpecError: If there is no such study or scale, or it has no results.
     """
-    folder, facts = paths.study(scale, study), study_dict(study, scale)
+    folder, facts = paths.study(scale, study), planned(study, scale)
     if not (folder / "records.csv").is_file():
         raise SpecError(
             f"study {study!r} has no results at scale {scale!r} yet: run "
@@ -240,20 +242,20 @@ def report(study: StudyName, scale: Scale) -> None:
         lambda: [folder / "claims.csv"],
         lambda: _write_ledger(records, facts, folder),
     )
-    for name in facts["tables"]:
+    for name in facts.tables:
         made.make(
             code.digest([inputs, code.analysis_code_hash("tables", name)]),
             lambda name=name: [page / "tables" / f"{name}.csv"],
             lambda name=name: tables.write(name, records, curves, facts, page / "tables"),
         )
-    for name in facts["figures"]:
+    for name in facts.figures:
         made.make(
             code.digest([inputs, code.analysis_code_hash("figures", name)]),
             lambda name=name: _figure_files(page / "figures", name),
             lambda name=name: figures.write(name, records, curves, facts, page / "figures"),
         )
-    _remove_others(page / "tables", {f"{name}.csv" for name in facts["tables"]})
-    shown = [file for name in facts["figures"] for file in _figure_files(page / "figures", name)]
+    _remove_others(page / "tables", {f"{name}.csv" for name in facts.tables})
+    shown = [file for name in facts.figures for file in _figure_files(page / "figures", name)]
     _remove_others(page / "figures", {file.name for file in shown})
     render.render_study(
         facts,
@@ -283,11 +285,11 @@ def _is_judged(name: str, scale: str) -> bool:
     """
     from experiments.store.made import Made
 
-    folder, facts = paths.study(scale, name), study_dict(name, scale)
+    folder, facts = paths.study(scale, name), planned(name, scale)
     ledger = folder / "claims.csv"
     if not ledger.is_file():
         return True
-    if changed_runs(scale, name, [run["id"] for run in facts["runs"]]):
+    if changed_runs(scale, name, [run.id for run in facts.runs]):
         return False
     note = Made(folder / "made.json").notes.get(ledger.as_posix(), {})
     if note.get("key") != _ledger_key(_inputs_digest(folder, facts), scale):
@@ -298,16 +300,15 @@ def _is_judged(name: str, scale: str) -> bool:
     return True
 
 
-def _inputs_digest(folder: Path, facts: dict[str, Any]) -> str:
+def _inputs_digest(folder: Path, facts: PlannedStudy) -> str:
     """Hash of what tables and figures are made from beside code."""
     from experiments.store.made import file_digest
 
     files = [folder / "records.csv", folder / "curves.csv"]
-    for computation in facts["computations"]:
-        tables = paths.computation(facts["scale"], computation["name"])
+    for computation in facts.computations:
+        tables = paths.computation(facts.scale, computation.name)
         files += sorted(tables.glob("*.csv"))
-    own = {key: value for key, value in facts.items() if key not in ("tables", "figures")}
-    return code.digest([own, {file.as_posix(): file_digest(file) for file in files}])
+    return code.digest([facts.inputs(), {file.as_posix(): file_digest(file) for file in files}])
 
 
 def _figure_files(folder: Path, name: str) -> list[Path]:
@@ -337,7 +338,7 @@ def index(scale: Scale) -> None:
     outdated = [name for name in names if not _is_judged(name, scale)]
     for name in outdated:
         print(f"the verdicts of {name} are left out: its records or its evidence changed since")
-    studies = [study_dict(name, scale) for name in names]
+    studies = [planned(name, scale) for name in names]
     render.render_index(studies, scale, results, reports, outdated=outdated)
 
 

@@ -18,10 +18,10 @@ from experiments.errors import UserError, explained, sentence
 from experiments.evaluation.environment import quiet_and_offline
 from experiments.request import EXECUTIONS
 from experiments.specs.code import training_code_hash
-from experiments.specs.expand import Run
 from experiments.specs.lookup import find_data, find_run, rerun_command
 from experiments.specs.needs import PRECISIONS, STRATEGIES
 from experiments.specs.read import computation_names
+from experiments.specs.run import Run
 from experiments.specs.schema import SpecError, check_choice
 from experiments.store import paths
 from experiments.store.io import read_json

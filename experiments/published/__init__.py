@@ -14,6 +14,8 @@ import yaml
 if TYPE_CHECKING:  # a training reads the tests, and needs no tables
     import pandas as pd
 
+    from experiments.specs.planned import PlannedStudy
+
 FOLDER = Path(__file__).resolve().parent
 UNKNOWN = "not published as a number"
 TEXT = "string"
@@ -92,20 +94,20 @@ def policy() -> dict[str, Any]:
     return yaml.safe_load((FOLDER / "policy.yaml").read_text(encoding="utf-8"))
 
 
-def source_id(study: dict) -> str | None:
+def source_id(study: PlannedStudy) -> str | None:
     """Return the id of a study's source: the one whose name the study's source begins with."""
     rows = results()
     for row in rows[["source_id", "source"]].drop_duplicates().itertuples():
-        if study["source"].startswith(row.source):
+        if study.source.startswith(row.source):
             return row.source_id
     return None
 
 
-def is_source_of(study: dict) -> bool:
+def is_source_of(study: PlannedStudy) -> bool:
     """Return whether anything published stands beside a study's own numbers."""
-    if study["trials"]:
+    if study.trials:
         return False
-    return any(study["claims"].values()) or source_id(study) is not None
+    return bool(study.claims.primary or study.claims.exploratory) or source_id(study) is not None
 
 
 def value(

@@ -10,6 +10,7 @@ import pandas as pd
 
 from experiments.analysis.methods import Methods
 from experiments.specs.lookup import rerun_command
+from experiments.specs.planned import PlannedStudy
 
 COLUMNS = ["study", "table", "line", "row", "command"]
 
@@ -17,26 +18,26 @@ COLUMNS = ["study", "table", "line", "row", "command"]
 class Runs:
     """The runs of a study by id: what people read of them, and in which order."""
 
-    def __init__(self, study: dict[str, Any], records: pd.DataFrame | None = None) -> None:
+    def __init__(self, study: PlannedStudy, records: pd.DataFrame | None = None) -> None:
         self.methods = Methods(study)
         has_facts = records is not None and "committed" in records
         rows = records[records["committed"] == True] if has_facts else None  # noqa: E712
         #: Runs whose record is a committed one.
         self.committed = set() if rows is None else set(rows["run"])
-        self._specs = {run["id"]: run["spec"] for run in study["runs"]}
+        self._specs = {run.id: run.spec for run in study.runs}
 
     def name(self, run: str) -> str:
         """Return model, treatment, data and recipe of a run; its id where the study lacks it."""
         if run not in self._specs:
             return run
         spec = self._specs[run]
-        treatment = self.methods.treatment(spec["method"], spec.get("final_sparsity", 0.0))
-        parts = spec["model"]["label"], treatment, spec["data"]["name"], spec["recipe"]["name"]
+        treatment = self.methods.treatment(spec.method or "", spec.final_sparsity or 0.0)
+        parts = spec.model.label, treatment, spec.data.name, spec.recipe.name
         return " · ".join(part for part in parts if part)
 
     def seed(self, run: str) -> int | str:
         """Return the seed of a run; its id where the study lacks it."""
-        return self._specs[run]["seed"] if run in self._specs else run
+        return self._specs[run].seed if run in self._specs else run
 
     def of(self, cell: Any) -> tuple[str, ...]:
         """Return the run ids in a cell of the column ``runs``: each once, by name and seed."""
@@ -108,11 +109,11 @@ def row_name(row: dict[str, Any], methods: Methods) -> str:
     return ", ".join(words)
 
 
-def commands(study: dict[str, Any], tables_dir: Path, ledger: pd.DataFrame) -> pd.DataFrame:
+def commands(study: PlannedStudy, tables_dir: Path, ledger: pd.DataFrame) -> pd.DataFrame:
     """Return the command behind each row of a study's tables and of its ledger.
 
     Args:
-        study: The study as `experiments.specs.lookup.study_as_dict` describes it.
+        study: The study as `experiments.specs.lookup.planned_study` makes it.
         tables_dir: Folder with the tables' CSV files.
         ledger: The study's claims.
 
@@ -121,11 +122,11 @@ def commands(study: dict[str, Any], tables_dir: Path, ledger: pd.DataFrame) -> p
         Where no run stands behind a row its name is empty, and the command makes the tables again.
         Tables with a column ``command`` name theirs themselves and are left out.
     """
-    rule = "compute" if study["computations"] else "table"
-    chosen = f"--config scale={study['scale']} study={study['name']}"
+    rule = "compute" if study.computations else "table"
+    chosen = f"--config scale={study.scale} study={study.name}"
     remake = f"snakemake reproduce --forcerun {rule} {chosen}"
     runs, rows = Runs(study), []
-    for name in study["tables"]:
+    for name in study.tables:
         path = Path(tables_dir) / f"{name}.csv"
         table = pd.read_csv(path).to_dict("records") if has_rows(path) else []
         for line, row in enumerate(table, start=1):
@@ -133,11 +134,11 @@ def commands(study: dict[str, Any], tables_dir: Path, ledger: pd.DataFrame) -> p
                 continue
             ids = runs.of(row.get("runs", row.get("run")))
             words = (row_name(row, runs.methods), rerun_command(ids)) if ids else ("", remake)
-            rows.append((study["name"], name, line, *words))
+            rows.append((study.name, name, line, *words))
     for line, row in enumerate(ledger.to_dict("records"), start=1):
         if row["runs"]:
             command = rerun_command(runs.of(row["runs"]))
-            rows.append((study["name"], "claims", line, row["id"], command))
+            rows.append((study.name, "claims", line, row["id"], command))
     return pd.DataFrame(rows, columns=COLUMNS)
 
 

@@ -26,6 +26,8 @@ from experiments.analysis.methods import INK, Method
 from experiments.errors import UserError
 from experiments.report import policy as policy_page
 from experiments.report import provenance, summary, text
+from experiments.specs.lookup import rerun_command
+from experiments.specs.planned import PlannedStudy
 from experiments.store import machine, tidy
 from experiments.store.record import Record, read_record
 
@@ -115,7 +117,7 @@ def _read_table(
 
 
 def _read_figure(
-    name: str, folder: Path, records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]
+    name: str, folder: Path, records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy
 ) -> dict[str, Any]:
     from experiments.analysis import style
 
@@ -138,23 +140,23 @@ def _read_figure(
 
 
 def _read_details(
-    study: dict[str, Any], runs_dir: Path, present: set[str], committed: set[str]
+    study: PlannedStudy, runs_dir: Path, present: set[str], committed: set[str]
 ) -> list[dict[str, Any]]:
     """What stands behind each run: its spec always, its record where it is finished."""
     details = []
-    for run in study["runs"]:
-        files = (runs_dir / run["id"] / "record.json", runs_dir / f"{run['id']}.json")
+    for run in study.runs:
+        files = (runs_dir / run.id / "record.json", runs_dir / f"{run.id}.json")
         record = next((read_record(path) for path in files if path.exists()), None)
-        spec = run["spec"] if record is None else record.spec.to_json()
+        spec = (run if record is None else record).spec.to_json()
         details.append(
             {
-                "id": run["id"],
-                "finished": run["id"] in present,
-                "command": run["command"] if record is None else record.command,
+                "id": run.id,
+                "finished": run.id in present,
+                "command": rerun_command([run.id]) if record is None else record.command,
                 "spec": json.dumps(spec, indent=2),
                 "facts": {
-                    "record": "committed, not made here" if run["id"] in committed else None,
-                    "seed": run["seed"],
+                    "record": "committed, not made here" if run.id in committed else None,
+                    "seed": run.spec.seed,
                     **({} if record is None else _facts(record)),
                 },
             }
@@ -207,7 +209,7 @@ def with_counter_evidence(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def render_study(
-    study: dict[str, Any],
+    study: PlannedStudy,
     records: pd.DataFrame,
     curves: pd.DataFrame,
     runs_dir: Path,
@@ -219,7 +221,7 @@ def render_study(
     """Write ``index.html`` and ``README.md`` of a study.
 
     Args:
-        study: The study as `experiments.specs.lookup.study_as_dict` describes it.
+        study: The study as `experiments.specs.lookup.planned_study` makes it.
         records: Tidy records.
         curves: Tidy curves.
         runs_dir: Folder with ``<run id>/record.json`` or ``<run id>.json``.
@@ -237,18 +239,17 @@ def render_study(
     context = {
         "look": lambda method: on_page(runs.methods[method]),
         "study": study,
-        "trials": study["trials"],
+        "trials": study.trials,
         "sourced": sourced,
         "missing": tidy.missing_runs(records, study),
-        "committed": [run["id"] for run in study["runs"] if run["id"] in runs.committed],
+        "committed": [run.id for run in study.runs if run.id in runs.committed],
         "cost": summary.cost(_records(Path(runs_dir))),
         "ledger": _ledger(Path(claims_csv), behind),
         "tables": [
-            _read_table(name, Path(tables_dir), behind, sourced=sourced) for name in study["tables"]
+            _read_table(name, Path(tables_dir), behind, sourced=sourced) for name in study.tables
         ],
         "figures": [
-            _read_figure(name, Path(figures_dir), records, curves, study)
-            for name in study["figures"]
+            _read_figure(name, Path(figures_dir), records, curves, study) for name in study.figures
         ],
         "details": _read_details(study, Path(runs_dir), set(records["run"]), runs.committed),
         "behind": list(behind),
@@ -307,21 +308,21 @@ def render_index(
     """
     out_dir.mkdir(parents=True, exist_ok=True)
     shown, ledgers, finished, commands = [], {}, {"evidence": [], "trials": []}, []
-    for study in sorted(studies, key=lambda study: (study["trials"], study["name"])):
-        folder, page = Path(results_dir) / study["name"], Path(out_dir) / study["name"]
+    for study in sorted(studies, key=lambda study: (study.trials, study.name)):
+        folder, page = Path(results_dir) / study.name, Path(out_dir) / study.name
         own = _records(folder / "records")
-        row = {"study": study, "num_runs": len(study["runs"]), "cost": summary.cost(own)}
-        row |= {"trials": study["trials"], "missing": []}
+        row = {"study": study, "num_runs": len(study.runs), "cost": summary.cost(own)}
+        row |= {"trials": study.trials, "missing": []}
         if (folder / "records.csv").exists():
             row["missing"] = tidy.missing_runs(tidy.read_records(folder / "records.csv"), study)
         row["chance"] = summary.chance_scores(page / "tables")
-        waits = study["runs"] and not own  # its pictures are empty
+        waits = study.runs and not own  # its pictures are empty
         row["pictures"] = [] if waits else _pictures(study, page / "figures")
-        finished["trials" if study["trials"] else "evidence"] += own
+        finished["trials" if study.trials else "evidence"] += own
         ledger = pd.DataFrame(columns=ledger_module.COLUMNS)
-        has_ledger = (folder / "claims.csv").exists() and study["name"] not in outdated
+        has_ledger = (folder / "claims.csv").exists() and study.name not in outdated
         if has_ledger and published.is_source_of(study):
-            ledger = ledgers[study["name"]] = ledger_module.read(folder / "claims.csv")
+            ledger = ledgers[study.name] = ledger_module.read(folder / "claims.csv")
         row["counts"] = summary.verdict_counts(ledger[ledger["role"] != ""])
         commands.append(provenance.commands(study, page / "tables", ledger))
         shown.append(row)
@@ -339,7 +340,7 @@ def render_index(
         "outcome": summary.outcome(merged),
         "cost": summary.cost([*finished["evidence"], *finished["trials"]]),
         "trials_cost": summary.cost(finished["trials"]),
-        "num_asked": len({run["id"] for study in studies for run in study["runs"]}),
+        "num_asked": len({run.id for study in studies for run in study.runs}),
         "num_claims": len(merged),
         "outdated": outdated,
         "command": command or f"snakemake reproduce --config scale={scale}",
@@ -351,9 +352,9 @@ def render_index(
     return out_dir / "index.html"
 
 
-def _pictures(study: dict[str, Any], folder: Path) -> list[dict[str, Any]]:
+def _pictures(study: PlannedStudy, folder: Path) -> list[dict[str, Any]]:
     """The figures that stand for a study: its first that states findings, and its source's own."""
-    drawn = [name for name in study["figures"] if (folder / f"{name}.svg").exists()]
+    drawn = [name for name in study.figures if (folder / f"{name}.svg").exists()]
     ours = [name for name in drawn if name != SOURCE and hasattr(figures.load(name), "caption")]
     chosen = [*ours[:1], *(name for name in drawn if name == SOURCE)]
     return [
@@ -362,8 +363,8 @@ def _pictures(study: dict[str, Any], folder: Path) -> list[dict[str, Any]]:
             "whose": "as published" if name == SOURCE else "here",
             "svg": inline_svg(
                 folder / f"{name}.svg",
-                prefix=f"{study['name']}-{name}",
-                title=f"{study['name']}: {name.replace('_', ' ')}",
+                prefix=f"{study.name}-{name}",
+                title=f"{study.name}: {name.replace('_', ' ')}",
             ),
         }
         for name in chosen

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import hashlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -81,7 +82,7 @@ def _syntax(path: Path) -> Syntax:
     tree = parse(path)
     modules: set[str] = set()
     beside: set[Path] = set()
-    for node in ast.walk(tree):
+    for node in _run_nodes(tree):
         if isinstance(node, ast.Import):
             modules |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -95,6 +96,14 @@ def _syntax(path: Path) -> Syntax:
             beside |= _named_by_place(node, path)
     digest = hashlib.sha256(ast.dump(tree).encode()).hexdigest()
     return Syntax(tuple(sorted(modules)), tuple(sorted(beside)), digest)
+
+
+def _run_nodes(node: ast.AST) -> Iterator[ast.AST]:
+    """A node and all below it, but for those below ``if TYPE_CHECKING``, which never run."""
+    yield node
+    for child in ast.iter_child_nodes(node):
+        if not (isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING"):
+            yield from _run_nodes(child)
 
 
 def _named_by_place(node: ast.expr, path: Path) -> set[Path]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from experiments.specs.read import (
     read_single,
     study_names,
 )
-from experiments.specs.run import FirstPhase, RunSpec
+from experiments.specs.run import FirstPhase, Run, RunSpec
 from experiments.specs.schema import (
     SCALES,
     Grid,
@@ -32,41 +32,6 @@ from experiments.specs.schema import (
 MAX_STEPS = 10_000_000
 #: Core-seconds that all studies together may cost, start-up included.
 BUDGET_CORE_S = {"smoke": 240, "quick": 2000}
-
-
-@dataclass(frozen=True)
-class Run:
-    """A run that studies ask for, and its expected cost."""
-
-    spec: RunSpec
-    core_seconds: float = 0.0
-    studies: tuple[str, ...] = field(default=(), compare=False)
-    held_out: bool = False
-
-    @property
-    def id(self) -> str:
-        """The spec's id."""
-        return self.spec.id
-
-    @property
-    def scale(self) -> str:
-        """The scale of the grid."""
-        return self.spec.scale or ""
-
-    @property
-    def spec_hash(self) -> str:
-        """Hash of what determines the trained weights."""
-        return self.spec.hash
-
-    @property
-    def data_label(self) -> str:
-        """Folder of the prepared data under ``resources/data``."""
-        return self.spec.data.label
-
-    @property
-    def first(self) -> str | None:
-        """Id of the run that this one starts from, if it is a second phase."""
-        return None if self.spec.starts_from is None else self.spec.starts_from.run
 
 
 def _level(sparsity: float) -> str:

@@ -7,9 +7,11 @@ from collections.abc import Iterable
 from typing import Any
 
 from experiments import tasks
-from experiments.specs.expand import Run, all_runs, study_runs
+from experiments.specs.expand import all_runs, study_runs
+from experiments.specs.planned import PlannedStudy
 from experiments.specs.read import STUDIES
-from experiments.specs.schema import SCALES, SpecError, Study, check_choice
+from experiments.specs.run import Run
+from experiments.specs.schema import SCALES, Scale, SpecError, Study, check_choice
 
 #: Lists the runs of a scale.
 RUNS_OF = "`python -m experiments plan --scale {}`"
@@ -91,27 +93,7 @@ def find_data(label: str) -> tuple[str, tasks.Data]:
     return known[label].task, known[label].data
 
 
-def _block_weights(run: Run) -> dict[str, int]:
-    """Weights of the matrices in the model's blocks, where its file counts them."""
-    found = getattr(run.spec.model.config, "block_weights", None)
-    return {} if found is None else {"block_weights": found}
-
-
-def study_as_dict(study: Study, scale: str) -> dict[str, Any]:
-    """What tables, figures, claims and the report know of a study."""
-    return {
-        **study.model_dump(mode="json", exclude={"scales"}),
-        "scale": scale,
-        "runs": [
-            {
-                "id": run.id,
-                "method": run.spec.method,
-                "seed": run.spec.seed,
-                "spec": run.spec.to_json(),
-                "command": rerun_command([run.id]),
-                **({"held_out": True} if run.held_out else {}),
-                **_block_weights(run),
-            }
-            for run in study_runs(study, scale)
-        ],
-    }
+def planned_study(study: Study, scale: Scale) -> PlannedStudy:
+    """A study, as `experiments.specs.read.load_study` has checked it, with its runs at a scale."""
+    runs = tuple(study_runs(study, scale))
+    return PlannedStudy.model_construct(**dict(study), scale=scale, runs=runs)

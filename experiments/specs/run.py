@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, NonNegativeInt, SerializeAsAny, ValidationInfo, field_validator
 
@@ -60,7 +61,25 @@ class FirstPhase(Strict):
     )
 
 
-class RunSpec(Strict):
+class Treatment:
+    """Names of what a method does to a model, by its ``sparsity`` and ``transform``."""
+
+    if TYPE_CHECKING:
+        sparsity: Any
+        transform: Transform | None
+
+    @property
+    def algorithm(self) -> str:
+        """The sparsity algorithm, ``dense`` where no weight is masked."""
+        return "dense" if self.sparsity is None else self.sparsity["algorithm"]
+
+    @property
+    def family(self) -> str | None:
+        """The Sparse-IFT family of the transformed model."""
+        return None if self.transform is None else self.transform.family
+
+
+class RunSpec(Treatment, Strict):
     """Everything that determines a run's result.
 
     A run outside of studies has no scale, method, final sparsity or suite.
@@ -103,15 +122,15 @@ class RunSpec(Strict):
         """Hash of what determines the trained weights, the evaluation suite left out."""
         return digest({key: value for key, value in self.to_json().items() if key != "suite"})
 
-    @property
-    def algorithm(self) -> str:
-        """The sparsity algorithm, ``dense`` where no weight is masked."""
-        return "dense" if self.sparsity is None else self.sparsity["algorithm"]
+    def mask_setting(self, *path: str) -> Any:
+        """A setting of the masks by its path, such as ``update``, ``freq``; None where it is not.
 
-    @property
-    def family(self) -> str | None:
-        """The Sparse-IFT family of the transformed model."""
-        return None if self.transform is None else self.transform.family
+        Settings that differ between groups of weights have no such path.
+        """
+        value = self.sparsity
+        for key in path:
+            value = value.get(key) if isinstance(value, dict) else None
+        return value
 
     def mask_config(self, transformed: dict[str, Any] | None = None) -> Any:
         """What `sparse_lib.configure` takes, with what the transformation says of the masks.
@@ -125,3 +144,43 @@ class RunSpec(Strict):
         if self.sparsity is None or self.transform is None:
             return self.sparsity
         return (transformed or {"sparsity": self.transform.sparsity}) | self.sparsity
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that studies ask for, and its expected cost."""
+
+    spec: RunSpec
+    core_seconds: float = 0.0
+    studies: tuple[str, ...] = field(default=(), compare=False)
+    held_out: bool = False
+
+    @property
+    def id(self) -> str:
+        """The spec's id."""
+        return self.spec.id
+
+    @property
+    def scale(self) -> str:
+        """The scale of the grid."""
+        return self.spec.scale or ""
+
+    @property
+    def spec_hash(self) -> str:
+        """Hash of what determines the trained weights."""
+        return self.spec.hash
+
+    @property
+    def data_label(self) -> str:
+        """Folder of the prepared data under ``resources/data``."""
+        return self.spec.data.label
+
+    @property
+    def block_weights(self) -> int | None:
+        """Weights of the matrices in the model's blocks; None where its file counts none."""
+        return getattr(self.spec.model.config, "block_weights", None)
+
+    @property
+    def first(self) -> str | None:
+        """Id of the run that this one starts from, if it is a second phase."""
+        return None if self.spec.starts_from is None else self.spec.starts_from.run

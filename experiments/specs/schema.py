@@ -23,7 +23,7 @@ from experiments import models, tasks
 from experiments.errors import UserError, not_one_of
 from experiments.specs.code import ROOT, parse
 from experiments.specs.run import Model as RunModel
-from experiments.specs.run import Transform
+from experiments.specs.run import Transform, Treatment
 from experiments.tasks import Strict
 
 SCALES = ("smoke", "quick", "small", "paper")
@@ -97,7 +97,7 @@ class Start(Strict):
         return self
 
 
-class Method(Strict):
+class Method(Treatment, Strict):
     """One row of a study: how sparse, and by which recipe variant."""
 
     recipe: Name

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from experiments import tasks
+from experiments.specs.planned import PlannedStudy
 from experiments.store import machine
 from experiments.store.record import Record, Row, read_record
 from experiments.store.scores import evaluation_rows
@@ -185,11 +186,9 @@ def curve_rows(record: Record | dict[str, Any]) -> list[Row]:
     return rows
 
 
-def records_table(
-    records: Iterable[Record | dict[str, Any]], study: dict[str, Any]
-) -> pd.DataFrame:
+def records_table(records: Iterable[Record | dict[str, Any]], study: PlannedStudy) -> pd.DataFrame:
     """The tidy long table of several records, ordered as the study lists its runs."""
-    rows = [row for record in records for row in record_rows(record, study["name"])]
+    rows = [row for record in records for row in record_rows(record, study.name)]
     return typed(pd.DataFrame(rows, columns=list(RECORD_COLUMNS)))
 
 
@@ -201,7 +200,7 @@ def curves_table(records: Iterable[Record | dict[str, Any]]) -> pd.DataFrame:
 
 def write_tables(
     record_files: Sequence[Path],
-    study: dict[str, Any],
+    study: PlannedStudy,
     out: Path,
     *,
     committed: Collection[str] = (),
@@ -211,7 +210,7 @@ def write_tables(
     Args:
         record_files: ``record.json`` files; runs whose file does not exist are left out, and the
             report names them.
-        study: The study as `experiments.specs.lookup.study_as_dict` describes it.
+        study: The study as `experiments.specs.lookup.planned_study` makes it.
         out: Folder to write to, or the path of ``records.csv`` in it.
         committed: Ids of the runs whose records are committed ones.
 
@@ -222,7 +221,7 @@ def write_tables(
         ValueError: If a file holds no record.
     """
     folder = out.parent if out.suffix == ".csv" else out
-    order = {run["id"]: number for number, run in enumerate(study["runs"])}
+    order = {run.id: number for number, run in enumerate(study.runs)}
     records = [read_record(path) for path in map(Path, record_files) if path.exists()]
     records.sort(key=lambda record: (order.get(record.run, len(order)), record.run))
     table, curves = records_table(records, study), curves_table(records)

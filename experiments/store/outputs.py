@@ -5,20 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from experiments.specs.planned import PlannedStudy
 from experiments.store import paths
 from experiments.store.io import read_json
 
 
-def written(study: dict[str, Any], runs: Iterable[str]) -> list[dict[str, Any]]:
+def written(study: PlannedStudy, runs: Iterable[str]) -> list[dict[str, Any]]:
     """The kept texts of some runs: ``run``, ``task`` and the keys of an output, in order.
 
     Args:
-        study: the study as `experiments.specs.lookup` describes it.
+        study: the study.
         runs: ids; those without a record or without texts are left out.
     """
-    if "scale" not in study:
-        return []
-    folder, found = paths.study(study["scale"], study["name"]) / "records", []
+    folder, found = paths.study(study.scale, study.name) / "records", []
     for run in runs:
         if not (file := folder / f"{run}.json").is_file():
             continue

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from experiments.specs.expand import Run
+from experiments.specs.run import Run
 from experiments.store import paths
 
 

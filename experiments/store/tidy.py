@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from experiments.errors import UserError
+from experiments.specs.planned import PlannedStudy
 from experiments.store import paths
 from experiments.store.machine import NOT_RECORDED, is_known
 
@@ -196,10 +197,10 @@ def on_one_machine(table: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
     return [(str(key), rows) for key, rows in groups if is_known(key)]
 
 
-def missing_runs(records: pd.DataFrame, study: dict[str, Any]) -> list[str]:
+def missing_runs(records: pd.DataFrame, study: PlannedStudy) -> list[str]:
     """Return the ids of the study's runs that have no record, in the study's order."""
     present = set(records["run"])
-    return [run["id"] for run in study["runs"] if run["id"] not in present]
+    return [run.id for run in study.runs if run.id not in present]
 
 
 def select(

@@ -156,7 +156,7 @@ def test_the_checks_see_faults(browser, tmp_path):
 
 def test_a_number_leads_to_its_runs_and_axes_can_be_chosen(browser, site):
     reports, study = site
-    with Visit(browser, reports / study["name"] / "index.html") as (page, problems):
+    with Visit(browser, reports / study.name / "index.html") as (page, problems):
         page.locator("#table-perplexity ~ .scroll td.number a").first.click()
         group = page.locator("details:target")
         assert group.locator("pre").is_visible()

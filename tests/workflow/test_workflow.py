@@ -264,7 +264,7 @@ def small_project(checkout, tmp_path) -> Path:
     (copy / "experiments/analysis/tables/library_overhead.py").write_text(
         '"""One row."""\n\nfrom experiments.store.tidy import computed\n\n\n'
         "def make(records, curves, study):\n"
-        "    return computed(study['scale'], 'nothing', 'rows')\n"
+        "    return computed(study.scale, 'nothing', 'rows')\n"
     )
     return copy
 

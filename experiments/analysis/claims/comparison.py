@@ -12,6 +12,7 @@ from experiments.analysis import select as selection
 from experiments.analysis import stats, trials
 from experiments.analysis.claims import policy, preconditions
 from experiments.analysis.claims.policy import CONTRADICTED, HOLDS, INCONCLUSIVE, NOT_TESTED
+from experiments.specs.planned import NO_STUDY, PlannedStudy
 from experiments.store import tidy
 
 LARGER = "larger"
@@ -33,7 +34,7 @@ class Outcome:
 
 
 def compare(
-    test: Mapping[str, Any], records: pd.DataFrame, study: dict[str, Any] | None = None
+    test: Mapping[str, Any], records: pd.DataFrame, study: PlannedStudy = NO_STUDY
 ) -> Outcome:
     """Test a claim's links on the study's first workload with all sides, and on the others.
 
@@ -45,7 +46,7 @@ def compare(
     Returns:
         The outcome on the first workload. Others with at least one pair are its replications.
     """
-    plan = selection.headline(selection.planned(study or {}), study or {})
+    plan = selection.headline(selection.planned(study), study)
     plan = records if plan.empty else plan
     test, left_out = _restricted(test, plan)
     links = links_of(test)
@@ -67,7 +68,7 @@ def compare(
         ]
         missing = missing or ["all sides on one model and dataset"]
         return Outcome(words, verdict=NOT_TESTED, reason=_missing(missing, test["metric"]))
-    first, *others = (_on(test, links, rows, workload, study or {}) for workload in workloads)
+    first, *others = (_on(test, links, rows, workload, study) for workload in workloads)
     seen = "; ".join(_replication(other) for other in others if other.pair is not None)
     reason = first.reason
     if left_out:
@@ -150,7 +151,7 @@ def _precondition(
     links: list[dict[str, Any]],
     rows: list[pd.DataFrame],
     workload: tidy.Workload,
-    study: Mapping[str, Any],
+    study: PlannedStudy,
 ) -> str:
     """Why the runs of a workload can decide nothing; empty where they can.
 
@@ -162,15 +163,14 @@ def _precondition(
         named = selections_of(link)
         sides = [_sided(measured, workload, side) for side in named]
         runs = set(pd.concat(sides)["run"])
-        specs = [run["spec"] for run in study.get("runs", []) if run["id"] in runs]
-        recipes = [spec["recipe"] for spec in specs]
+        specs = [run.spec for run in study.runs if run.id in runs]
         # Where all methods tie, one of them can still be held against a published number.
         tells = len(sides) == len(sides_of(link))
         problem = (
             (_not_learned(metric, named, measured, workload, study, rules) if tells else "")
             or preconditions.at_chance(metric, sides, rules)
-            or preconditions.not_annealed(recipes, rules)
-            or preconditions.at_end_of_rates(specs, trials.tried_rates(study.get("scale", "")))
+            or preconditions.not_annealed(specs, rules)
+            or preconditions.at_end_of_rates(specs, trials.tried_rates(study.scale))
         )
         if problem:
             return problem
@@ -182,7 +182,7 @@ def _not_learned(
     sides: list[Mapping[str, Any]],
     rows: pd.DataFrame,
     workload: tidy.Workload,
-    study: Mapping[str, Any],
+    study: PlannedStudy,
     rules: Mapping[str, Any],
 ) -> str:
     """On which of the workloads that a comparison reads the dense model did not learn the task."""
@@ -197,17 +197,16 @@ def _not_learned(
     return ""
 
 
-def dense_methods(study: Mapping[str, Any]) -> set[str]:
+def dense_methods(study: PlannedStudy) -> set[str]:
     """Return the methods that are dense in all of their phases."""
-    methods = study.get("methods", {})
 
     def is_dense(name: str) -> bool:
-        method = methods[name]
-        if method.get("sparsity") or method.get("transform"):
+        method = study.methods[name]
+        if method.sparsity is not None or method.transform is not None:
             return False
-        return not method.get("starts_from") or is_dense(method["starts_from"]["method"])
+        return method.starts_from is None or is_dense(method.starts_from.method)
 
-    return {name for name in methods if is_dense(name)}
+    return {name for name in study.methods if is_dense(name)}
 
 
 def _on(
@@ -215,7 +214,7 @@ def _on(
     links: list[dict[str, Any]],
     rows: list[pd.DataFrame],
     workload: tidy.Workload,
-    study: Mapping[str, Any],
+    study: PlannedStudy,
 ) -> Outcome:
     """All links within one workload; several hold if each does (the largest p counts)."""
     missing = [

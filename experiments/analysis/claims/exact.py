@@ -14,6 +14,7 @@ import pandas as pd
 from experiments import published
 from experiments.analysis import stats
 from experiments.analysis.methods import Methods
+from experiments.specs.planned import PlannedStudy
 from experiments.store import tidy
 
 PRINTED_DIGITS = 0.01
@@ -39,7 +40,7 @@ def cs2_points() -> list[tuple[float, float]]:
     return [(float(r.sparsity), float(r.value)) for r in rows.itertuples()]
 
 
-def check_counted(_: Any, study: dict[str, Any], test: Mapping[str, Any]) -> Check:
+def check_counted(_: Any, study: PlannedStudy, test: Mapping[str, Any]) -> Check:
     """Every published number of one ``quantity`` against ours (computation ``flops``)."""
     rows = _published_counts(study, test["quantity"])
     if rows is None:
@@ -65,11 +66,11 @@ def check_fine_tuning_share(*_: Any) -> Check:
     return Check(holds, f"at most {text} of the printed totals")
 
 
-def check_cs2_curve(_: Any, study: dict[str, Any], *__: Any) -> Check:
+def check_cs2_curve(_: Any, study: PlannedStudy, *__: Any) -> Check:
     """The simulated curve against every measured point (computation ``device``)."""
     if not _computes(study, "device"):
         return Check(None, "this study does not simulate a device")
-    rows = tidy.computed(study["scale"], "device", "overhead")
+    rows = tidy.computed(study.scale, "device", "overhead")
     errors = list((rows["calibrated"] / rows["published"] - 1).abs())
     return _worst(
         errors, 0.01, "measured speed-ups, to which c was fitted (simulated against them)"
@@ -109,11 +110,11 @@ def check_wse3_balance(*_: Any) -> Check:
     return Check(holds, f"{text} the WSE-2 and {balance[1]:.2f} on the WSE-3 (peak estimated)")
 
 
-def check_activations(_: Any, study: dict[str, Any], *__: Any) -> Check:
+def check_activations(_: Any, study: PlannedStudy, *__: Any) -> Check:
     """Magnitudes over sparsity at the largest width (computation ``coordinate_check``)."""
     if not _computes(study, "coordinate_check"):
         return Check(None, "this study does not check coordinates")
-    rows = tidy.computed(study["scale"], "coordinate_check", "activations")
+    rows = tidy.computed(study.scale, "coordinate_check", "activations")
     rows = rows[rows["width"] == rows["width"].max()].sort_values("sparsity")
     holds, parts = True, []
     for rule, own in rows.groupby("rule", sort=False):
@@ -129,11 +130,11 @@ def check_activations(_: Any, study: dict[str, Any], *__: Any) -> Check:
     return Check(holds, f"largest over smallest magnitude: {', '.join(parts)}; {text}")
 
 
-def check_amdahl(_: Any, study: dict[str, Any], *__: Any) -> Check:
+def check_amdahl(_: Any, study: PlannedStudy, *__: Any) -> Check:
     """Whole-model FLOP ratios stay below the speed-up of a product (computation ``flops``)."""
     if not _computes(study, "flops"):
         return Check(None, "this study does not count FLOPs")
-    rows = tidy.computed(study["scale"], "flops", "amdahl")
+    rows = tidy.computed(study.scale, "flops", "amdahl")
     parts = [f"{row.model} {row.whole_model:.2f}x" for row in rows.itertuples()]
     sparsity, bound = rows[["sparsity", "product"]].iloc[0]
     holds = bool((rows["whole_model"] < rows["product"]).all())
@@ -160,7 +161,7 @@ def check_ift_identities(*_: Any) -> Check:
     return _worst(errors, 1e-12, "layer shapes, sparsities and members")
 
 
-def check_ift_whole_model(_: Any, study: dict[str, Any], *__: Any) -> Check:
+def check_ift_whole_model(_: Any, study: PlannedStudy, *__: Any) -> Check:
     """GPT-3 Small at the source's widths: attention and head grow with them."""
     rows = _published_counts(study, "whole-model FLOPs relative to dense")
     if rows is None:
@@ -174,7 +175,7 @@ def check_ift_whole_model(_: Any, study: dict[str, Any], *__: Any) -> Check:
     return Check(bool(((rows["ours"] - rows["published"]).abs() <= 0.005).all()), text)
 
 
-def check_update_flops(records: pd.DataFrame, study: dict[str, Any], *_: Any) -> Check:
+def check_update_flops(records: pd.DataFrame, study: PlannedStudy, *_: Any) -> Check:
     """The mean step of each rule against the closed form, and executed FLOPs of runs.
 
     RigL's schedule is counted step by step (computation ``flops``); real steps under Static, SET,
@@ -193,11 +194,11 @@ def check_update_flops(records: pd.DataFrame, study: dict[str, Any], *_: Any) ->
     return Check(all(check.holds for check in checks), reason)
 
 
-def check_property(_: Any, study: dict[str, Any], test: Mapping[str, Any]) -> Check:
+def check_property(_: Any, study: PlannedStudy, test: Mapping[str, Any]) -> Check:
     """Every case of a claim about the library, found against expected (computation ``library``)."""
     if not _computes(study, "library"):
         return Check(None, "this study does not ask the library")
-    rows = tidy.computed(study["scale"], "library", "properties")
+    rows = tidy.computed(study.scale, "library", "properties")
     rows = rows[rows["claim"] == test["claim"]]
     missed = rows[~rows["met"]]
     if missed.empty:
@@ -210,11 +211,11 @@ def check_property(_: Any, study: dict[str, Any], test: Mapping[str, Any]) -> Ch
     )
 
 
-def check_overhead(_: Any, study: dict[str, Any], *__: Any) -> Check:
+def check_overhead(_: Any, study: PlannedStudy, *__: Any) -> Check:
     """The interval of the mean cost of each method's steps over dense ones, against the limit."""
     if not _computes(study, "library"):
         return Check(None, "this study does not time the library")
-    rows = tidy.with_machine(tidy.computed(study["scale"], "library", "overhead"))
+    rows = tidy.with_machine(tidy.computed(study.scale, "library", "overhead"))
     machines = sorted(rows["machine"].unique())
     if len(machines) > 1:
         return Check(None, f"timed on several machines ({', '.join(machines)}), not one")
@@ -231,30 +232,30 @@ def check_overhead(_: Any, study: dict[str, Any], *__: Any) -> Check:
     return Check(None, reason, is_inconclusive=True)
 
 
-def _computes(study: dict[str, Any], name: str) -> bool:
-    return name in {computation["name"] for computation in study["computations"]}
+def _computes(study: PlannedStudy, name: str) -> bool:
+    return name in {computation.name for computation in study.computations}
 
 
-def _published_counts(study: dict[str, Any], quantity: str) -> pd.DataFrame | None:
+def _published_counts(study: PlannedStudy, quantity: str) -> pd.DataFrame | None:
     if not _computes(study, "flops"):
         return None
-    rows = tidy.computed(study["scale"], "flops", "published")
+    rows = tidy.computed(study.scale, "flops", "published")
     return rows[rows["quantity"] == quantity]
 
 
-def _schedule(study: dict[str, Any]) -> Check | None:
+def _schedule(study: PlannedStudy) -> Check | None:
     if not _computes(study, "flops"):
         return None
-    rows = tidy.computed(study["scale"], "flops", "schedule")
+    rows = tidy.computed(study.scale, "flops", "schedule")
     worst = (rows["mean FLOPs"] / rows["formula"] - 1).abs().max()
     text = f"RigL's mean step is the closed form at {len(rows)} update intervals"
     return Check(bool(worst < 1e-9), f"{text}, largest relative error {worst:.1g}")
 
 
-def _counted_steps(study: dict[str, Any]) -> Check | None:
+def _counted_steps(study: PlannedStudy) -> Check | None:
     if not _computes(study, "update_flops"):
         return None
-    rows = tidy.computed(study["scale"], "update_flops", "steps")
+    rows = tidy.computed(study.scale, "update_flops", "steps")
     if "SNFS" not in set(rows["method"]):
         return None
     worst = rows["difference"].abs().max()
@@ -262,7 +263,7 @@ def _counted_steps(study: dict[str, Any]) -> Check | None:
     return Check(bool(worst < 1e-9), f"{text}, largest relative error {worst:.1g}")
 
 
-def _executed(records: pd.DataFrame, study: dict[str, Any]) -> Check | None:
+def _executed(records: pd.DataFrame, study: PlannedStudy) -> Check | None:
     rows = tidy.select(records, "flops_executed")
     rows = rows[Methods(study).source_names(rows) == rows["algorithm"]]
     keys = ["model", "dataset", "sparsity", "seed"]

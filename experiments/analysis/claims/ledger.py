@@ -32,6 +32,8 @@ from experiments.analysis.claims.policy import (
     OPEN_QUESTION,
 )
 from experiments.errors import UserError
+from experiments.specs.planned import PlannedStudy
+from experiments.specs.schema import Claims
 from experiments.store import tidy
 
 #: Roles of claims that no trained run decides.
@@ -52,12 +54,12 @@ TRIALS = "the runs of this study choose settings: they are evidence for no claim
 ELSEWHERE = "this study does not list it; the study that does tests it"
 
 
-def evaluate(records: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
+def evaluate(records: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
     """Return the ledger of one study alone: `tested_claims`, judged without other studies."""
     return judge(tested_claims(records, study))
 
 
-def tested_claims(records: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
+def tested_claims(records: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
     """Test each published claim, in the order of ``claims.csv``, without a verdict on comparisons.
 
     Args:
@@ -76,7 +78,7 @@ def tested_claims(records: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
     """
     roles = _roles(study)
     tests = published.tests()
-    if study["trials"]:
+    if study.trials:
         tests = dict.fromkeys(tests, {"not_tested": TRIALS})
     elsewhere = {"not_tested": ELSEWHERE}
     tests = {
@@ -87,7 +89,7 @@ def tested_claims(records: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
     rows = []
     for row in published.claims().itertuples():
         test = tests.get(row.claim_id, {})
-        seeds = registered_seeds(row.claim_id) if study["scale"] == REGISTERED_SCALE else None
+        seeds = registered_seeds(row.claim_id) if study.scale == REGISTERED_SCALE else None
         own = records if seeds is None else records[records["seed"].isin(seeds)]
         role = next((kind for kind in UNTRAINED if kind in test), roles.get(row.claim_id, ""))
         role = OPEN if test.get("open") and role else role
@@ -169,16 +171,17 @@ def judge(
     return table
 
 
-def _roles(study: dict[str, Any]) -> dict[str, str]:
-    listed = study["claims"]
-    roles = {name: role for role in ("exploratory", "primary") for name in listed.get(role, [])}
+def _roles(study: PlannedStudy) -> dict[str, str]:
+    listed = study.claims
+    roles = dict.fromkeys(listed.exploratory, "exploratory")
+    roles |= dict.fromkeys(listed.primary, "primary")
     unknown = sorted(set(roles) - set(published.claims()["claim_id"]))
     if unknown:
         raise UserError(f"claims.{roles[unknown[0]]} names {unknown[0]}, which does not exist")
     return roles
 
 
-def _outcome(test: Mapping[str, Any], records: pd.DataFrame, study: dict[str, Any]) -> Outcome:
+def _outcome(test: Mapping[str, Any], records: pd.DataFrame, study: PlannedStudy) -> Outcome:
     if "not_tested" in test or not test:
         reason = test.get("not_tested", "no test has been written for this claim")
         return Outcome("", verdict=NOT_TESTED, reason=reason)
@@ -260,7 +263,7 @@ def scaled_down(statement: str) -> str:
 
 
 def write_evidence(
-    records: pd.DataFrame, study: dict[str, Any], path: Path, *, made_from: str = ""
+    records: pd.DataFrame, study: PlannedStudy, path: Path, *, made_from: str = ""
 ) -> None:
     """Write what a study's comparisons leave to be judged, as CSV.
 
@@ -271,12 +274,12 @@ def write_evidence(
         made_from: Digest of records, study and tests, by which `origin` tells that they are others.
     """
     untrained = published.untrained()
-    claims = {
-        role: [name for name in names if name not in untrained]
-        for role, names in study["claims"].items()
-    }
+    claims = Claims(
+        primary=[name for name in study.claims.primary if name not in untrained],
+        exploratory=[name for name in study.claims.exploratory if name not in untrained],
+    )
     # Arithmetic and timings need tables that are made beside the records; comparisons do not.
-    tested = tested_claims(records, {**study, "claims": claims})
+    tested = tested_claims(records, study.changed(claims=claims))
     rows = [asdict(test) for test in evidence(tested)]
     names = [field.name for field in fields(policy.Evidence)]
     pd.DataFrame(rows, columns=names).assign(made_from=made_from).to_csv(path, index=False)
@@ -303,7 +306,7 @@ def read_evidence(path: Path) -> list[policy.Evidence]:
 
 def write(
     records: pd.DataFrame,
-    study: dict[str, Any],
+    study: PlannedStudy,
     path: Path,
     others: Iterable[policy.Evidence] = (),
     *,

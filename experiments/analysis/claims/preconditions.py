@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 
 from experiments.analysis import stats, trials
+from experiments.specs.run import RunSpec
 
 
 def not_learned(
@@ -55,25 +56,22 @@ def at_chance(metric: str, sides: Sequence[pd.DataFrame], rules: Mapping[str, An
     return "no score of either side is above chance"
 
 
-def not_annealed(specs: Sequence[Mapping[str, Any]], rules: Mapping[str, Any]) -> str:
+def not_annealed(specs: Sequence[RunSpec], rules: Mapping[str, Any]) -> str:
     """Which runs end before their learning rate has fallen; empty where all have.
 
     Args:
-        specs: The ``recipe`` sections of the runs' specs.
+        specs: The runs' specs.
         rules: `published/policy.yaml`.
     """
-    high = [
-        recipe
-        for recipe in specs
-        if recipe.get("min_learning_rate", 0.0) > rules["annealed"] * recipe["learning_rate"]
-    ]
+    share, recipes = rules["annealed"], [spec.recipe for spec in specs]
+    high = [own for own in recipes if own.min_learning_rate > share * own.learning_rate]
     if not high:
         return ""
-    return f"{len(high)} of {len(specs)} runs end above {rules['annealed']:.0%} of their peak rate"
+    return f"{len(high)} of {len(recipes)} runs end above {share:.0%} of their peak rate"
 
 
 def at_end_of_rates(
-    specs: Sequence[Mapping[str, Any]], tried: Mapping[tuple[Any, ...], Collection[float]]
+    specs: Sequence[RunSpec], tried: Mapping[tuple[Any, ...], Collection[float]]
 ) -> str:
     """Which runs have the least or largest learning rate that was tried; empty where none has.
 
@@ -87,11 +85,11 @@ def at_end_of_rates(
     """
     ends: dict[str, None] = {}
     for spec in specs:
-        rates, rate = tried.get(trials.place_of(spec), ()), spec["recipe"].get("learning_rate")
-        if len(rates) > 1 and rate is not None:
+        rates, rate = tried.get(trials.place_of(spec), ()), spec.recipe.learning_rate
+        if len(rates) > 1:
             low, high = min(rates), max(rates)
             if not low * (1 + 1e-9) < rate < high * (1 - 1e-9):
-                ends[f"{spec['method']} at {rate:g} (tried {low:g} to {high:g})"] = None
+                ends[f"{spec.method} at {rate:g} (tried {low:g} to {high:g})"] = None
     if not ends:
         return ""
     return f"learning rates at the end of what was tried: {', '.join(ends)}"

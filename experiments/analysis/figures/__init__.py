@@ -12,12 +12,13 @@ import importlib
 import re
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pandas as pd
 
 from experiments.analysis import select as selection
 from experiments.errors import UserError, not_one_of
+from experiments.specs.planned import PlannedStudy
 from experiments.specs.schema import module_names
 
 if TYPE_CHECKING:
@@ -40,19 +41,19 @@ def load(name: str) -> ModuleType:
     return importlib.import_module(f"{__name__}.{name}")
 
 
-def shown(name: str, records: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
+def shown(name: str, records: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
     """Return the records that a figure is drawn from."""
     every = getattr(load(name), "EVERY_RECIPE", False)
     return records if every else selection.headline(records, study)
 
 
-def caption(name: str, records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> str:
+def caption(name: str, records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> str:
     """Return a figure's docstring, followed by the sentences its data generates."""
     text = " ".join((load(name).__doc__ or "").split())
     return f"{text} {findings(name, records, curves, study)}".strip()
 
 
-def findings(name: str, records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> str:
+def findings(name: str, records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> str:
     """Return the sentences that a figure's data generates, nothing where it generates none."""
     generate = getattr(load(name), "caption", None)
     return generate(shown(name, records, study), curves, study) if generate else ""
@@ -110,7 +111,7 @@ def write(
     name: str,
     records: pd.DataFrame,
     curves: pd.DataFrame,
-    study: dict[str, Any],
+    study: PlannedStudy,
     out_dir: Path,
     *,
     x: str | None = None,

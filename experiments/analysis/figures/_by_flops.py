@@ -1,7 +1,5 @@
 """Scores against training FLOPs, with the arrows of the Sparse-IFT blog's Figures 1 and 4."""
 
-from typing import Any
-
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
@@ -9,6 +7,7 @@ from matplotlib.figure import Figure
 
 from experiments.analysis import style
 from experiments.analysis.methods import DENSE, INK, Methods
+from experiments.specs.planned import PlannedStudy
 from experiments.store import tidy
 
 #: So many numbers still stand beside their points.
@@ -18,7 +17,7 @@ EQUAL = 0.15
 KEYS = ["dataset", "model", "method", "sparsity"]
 
 
-def scores(records: pd.DataFrame, study: dict[str, Any], metric: str, split: str) -> pd.DataFrame:
+def scores(records: pd.DataFrame, study: PlannedStudy, metric: str, split: str) -> pd.DataFrame:
     """One row per run that has the metric: its value, and its executed training FLOPs.
 
     Methods at settings that were chosen after the study had run are left out.
@@ -94,7 +93,7 @@ def _place(group: pd.DataFrame) -> pd.Series:
     )
 
 
-def draw(rows: pd.DataFrame, study: dict[str, Any], *, label: str, empty: str) -> Figure:
+def draw(rows: pd.DataFrame, study: PlannedStudy, *, label: str, empty: str) -> Figure:
     """One panel per dataset."""
     looks = Methods(study)
     datasets = [name for name in rows["dataset"].unique() if base_model(_of(rows, name))]
@@ -185,7 +184,7 @@ def _label_sparsity(axes: Axes, points: pd.DataFrame, looks: Methods) -> None:
             )  # fmt: skip
 
 
-def caption(rows: pd.DataFrame, study: dict[str, Any], *, unit: str, scale: float = 1.0) -> str:
+def caption(rows: pd.DataFrame, study: PlannedStudy, *, unit: str, scale: float = 1.0) -> str:
     """Say for each dataset where the arrows lead: over all variants of a letter, none picked."""
     looks, sentences = Methods(study), []
     for name in rows["dataset"].unique():

@@ -5,20 +5,19 @@ model; D, where there is one, is a larger dense model. B, C and D stand at the m
 variants, since picking one by its test accuracy would favour it. Compare Figures 1 and 4 of the
 Sparse-IFT blog."""
 
-from typing import Any
-
 import pandas as pd
 from matplotlib.figure import Figure
 
 from experiments.analysis.figures import _by_flops
+from experiments.specs.planned import PlannedStudy
 
 
-def data(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
+def data(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
     """Test accuracy and executed FLOPs of every run."""
     return _by_flops.scores(records, study, "accuracy", "test")
 
 
-def draw(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> Figure:
+def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Figure:
     """One panel per dataset."""
     rows = data(records, curves, study)
     rows = rows.assign(value=100 * rows["value"])
@@ -26,7 +25,7 @@ def draw(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> 
     return _by_flops.draw(rows, study, label="top-1 test accuracy (%)", empty=empty)
 
 
-def caption(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> str:
+def caption(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> str:
     """Where the arrows lead."""
     rows = data(records, curves, study)
     return _by_flops.caption(rows, study, unit="%", scale=100)

@@ -3,8 +3,6 @@ learning-rate schedule: one panel per sparsity, with the dense model in each. Sm
 seeds, lines join means over all seeds of a budget, bars are their 95% t interval. Lower is
 better."""
 
-from typing import Any
-
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -12,6 +10,7 @@ from matplotlib.figure import Figure
 from experiments.analysis import select as selection
 from experiments.analysis import style
 from experiments.analysis.methods import Methods
+from experiments.specs.planned import PlannedStudy
 from experiments.store import tidy
 
 EVERY_RECIPE = True
@@ -20,11 +19,11 @@ METRICS = {"tokens": "tokens", "steps": "steps", "flops": "flops_executed"}
 KEYS = ["model", "dataset", "method", "sparsity"]
 
 
-def data(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
+def data(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
     """Perplexity of each treatment that was trained for two budgets or more."""
     rows = tidy.validation_perplexity(records)[["run", *KEYS, "recipe", "seed", "value"]]
     rows = rows.join(selection.per_run(records, *METRICS.values()), on="run")
-    if study["trials"]:
+    if study.trials:
         rows = rows.iloc[:0]
     is_own = rows["run"].isin(selection.headline(rows, study)["run"])
     own = rows[is_own].groupby(KEYS)["tokens"].mean().rename("own tokens")
@@ -40,7 +39,7 @@ def budget_means(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def draw(
-    records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any], *, x: str = "tokens"
+    records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy, *, x: str = "tokens"
 ) -> Figure:
     """One panel per model, dataset and sparsity."""
     rows, looks = data(records, curves, study), Methods(study)
@@ -75,7 +74,7 @@ def _draw_panel(axes: Axes, rows: pd.DataFrame, looks: Methods, x: str) -> None:
     style.label_ends(axes, labels)
 
 
-def caption(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> str:
+def caption(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> str:
     """State how far each method is from Static at each budget, and how far seeds spread."""
     rows, looks = data(records, curves, study), Methods(study)
     rows = rows.assign(line=looks.lines(rows))

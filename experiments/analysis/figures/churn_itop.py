@@ -4,27 +4,26 @@ only grow. One panel per sparsity (of Sparse-IFT the one that sets the size), of
 model and dataset with masks. Thin lines are seeds, thick ones their mean; where lines coincide, the
 thicker one lies beneath. Compare Figure 3 of the blog on the sparsity library."""
 
-from typing import Any
-
 import pandas as pd
 from matplotlib.figure import Figure
 
 from experiments.analysis import style
 from experiments.analysis.methods import Methods
+from experiments.specs.planned import PlannedStudy
 from experiments.store import tidy
 
 AXES = ("tokens", "steps", "flops")
 TITLES = {"churn": "Churn", "itop": "In-time over-parameterization"}
 
 
-def data(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
+def data(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
     """Churn and exploration of every sparse run of the first model and dataset that has any."""
     rows = tidy.label_curves(curves[curves["metric"].isin(list(TITLES))], records)
     return tidy.in_workload(rows, tidy.workloads(rows)[0]) if len(rows) else rows
 
 
 def draw(
-    records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any], *, x: str = "tokens"
+    records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy, *, x: str = "tokens"
 ) -> Figure:
     """Two panels per sparsity."""
     moves, looks = data(records, curves, study), Methods(study)
@@ -56,7 +55,7 @@ def draw(
     return figure
 
 
-def caption(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> str:
+def caption(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> str:
     """State how much of the weights each method has explored at the end."""
     moves = data(records, curves, study)
     final = moves[moves["metric"] == "itop"].sort_values("step").groupby("run").last()

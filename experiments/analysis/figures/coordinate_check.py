@@ -3,12 +3,11 @@ and after one and ten optimizer steps: standard parameterization, muP and SuPar 
 line per width. Where lines lie on each other and are level, one initial variance and one learning
 rate serve all widths and sparsities; where they fall or fan out, each model needs its own."""
 
-from typing import Any
-
 import pandas as pd
 from matplotlib.figure import Figure
 
 from experiments.analysis import style
+from experiments.specs.planned import PlannedStudy
 from experiments.store import tidy
 
 TITLES = {"standard": "standard", "mup": "muP (width)", "supar": "SuPar (width and density)"}
@@ -16,14 +15,14 @@ LINES = {0: ":", 1: "--", 10: "-"}
 COLORS = ("#9ecae1", "#4292c6", "#08519c", "#08306b")
 
 
-def data(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
+def data(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
     """Mean over seeds by rule, width, sparsity and step."""
-    rows = tidy.computed(study["scale"], "coordinate_check", "activations")
+    rows = tidy.computed(study.scale, "coordinate_check", "activations")
     keys = ["rule", "width", "sparsity", "step"]
     return rows.groupby(keys, sort=False)["value"].mean().reset_index()
 
 
-def draw(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> Figure:
+def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Figure:
     """One panel per rule."""
     rows = data(records, curves, study)
     figure, axes = style.panels(len(TITLES), height=2.3)
@@ -56,7 +55,7 @@ def spreads(rows: pd.DataFrame) -> pd.DataFrame:
     return (groups.max() / groups.min()).rename("spread").reset_index()
 
 
-def caption(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> str:
+def caption(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> str:
     """Say by how much magnitudes differ under each rule."""
     found = spreads(data(records, curves, study)).set_index(["rule", "step"])["spread"]
     parts = [

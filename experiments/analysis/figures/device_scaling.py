@@ -6,21 +6,20 @@ charged. Devices that cannot hold the model are left out. Peak rates, so an uppe
 Figure 5 of "Sparsity Made Easy", which says that training on several systems is as easy as naming
 their number."""
 
-from typing import Any
-
 import pandas as pd
 from matplotlib.figure import Figure
 
 from experiments.analysis import style
+from experiments.specs.planned import PlannedStudy
 from experiments.store import tidy
 
 
-def data(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
+def data(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
     """Simulated steps by model, device, sparsity and number of systems."""
-    return tidy.computed(study["scale"], "device", "steps")
+    return tidy.computed(study.scale, "device", "steps")
 
 
-def draw(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> Figure:
+def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Figure:
     """One panel per model."""
     rows = data(records, curves, study)
     models = list(rows["model"].drop_duplicates())
@@ -52,7 +51,7 @@ def draw(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> 
     return figure
 
 
-def caption(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> str:
+def caption(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> str:
     """State how far one CS-2 is from the largest cluster, dense and sparse."""
     rows = data(records, curves, study)
     rows = rows[(rows["device"] == "cs2") & rows["fits"]]

@@ -5,30 +5,29 @@ masked work. Bars of the measured points are quartiles over rounds; the dotted e
 line lies beyond 90% sparsity, where nothing was published. The published points are digitised from
 SPDF's supplement, figure 1 (Thangarasa et al., 2023)."""
 
-from typing import Any
-
 import pandas as pd
 from matplotlib.figure import Figure
 
 from experiments.analysis import style
+from experiments.specs.planned import PlannedStudy
 from experiments.store import tidy
 
 TICKS = (0.0, 0.5, 0.75, 0.8, 0.9, 0.95)
 SPEEDS = (0.5, 1, 2, 5, 10, 20)
 
 
-def data(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
+def data(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
     """All points of the four series."""
-    return tidy.computed(study["scale"], "device", "speedup")
+    return tidy.computed(study.scale, "device", "speedup")
 
 
-def crossover(study: dict[str, Any]) -> float:
+def crossover(study: PlannedStudy) -> float:
     """Lowest measured sparsity at which the device skips by itself."""
-    layer = tidy.computed(study["scale"], "device", "layer_speed")
+    layer = tidy.computed(study.scale, "device", "layer_speed")
     return float(layer[layer["chosen"] == "skip"]["sparsity"].min()) if len(layer) else 0.0
 
 
-def draw(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> Figure:
+def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Figure:
     """One panel, both axes logarithmic."""
     series = dict(list(data(records, curves, study).groupby("series")))
     figure, (panel,) = style.panels(1, height=4.0)
@@ -72,11 +71,11 @@ def draw(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> 
     return figure
 
 
-def caption(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> str:
+def caption(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> str:
     """State the speed-ups of layers and of a whole step, which one machine measured."""
     rows = data(records, curves, study)
     sentences = []
-    machine = tidy.machine_name(study["scale"], "device")
+    machine = tidy.machine_name(study.scale, "device")
     titles = {"measured": f"Measured on {machine}", "published": "Published for the CS-2"}
     for name, words in titles.items():
         own = rows[rows["series"] == name]
@@ -84,7 +83,7 @@ def caption(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) 
         parts = [f"{own[s]:.2f}x at {100 * s:g}%" for s in (0.5, 0.8, 0.9, 0.95) if s in own.index]
         if parts:
             sentences.append(f"{words}: {', '.join(parts)}.")
-    steps = tidy.computed(study["scale"], "device", "amdahl").iloc[1:]
+    steps = tidy.computed(study.scale, "device", "amdahl").iloc[1:]
     parts = [f"{row.speedup:.2f}x at {100 * row.sparsity:g}%" for row in steps.itertuples()]
     if parts:
         sentences.append(f"A whole training step of a small GPT there: {', '.join(parts)}.")

@@ -3,14 +3,13 @@ fine-tuning, and for a dense one whose revived weights start from a scaled norma
 small points are seeds, the line joins their means, bars are their 95% t interval, cut at 0 and 100.
 Higher is better."""
 
-from typing import Any
-
 import pandas as pd
 from matplotlib.figure import Figure
 
 from experiments.analysis import style
 from experiments.analysis.methods import Methods
 from experiments.analysis.tables.generation import TASKS
+from experiments.specs.planned import PlannedStudy
 from experiments.store import tidy
 
 LINES = {
@@ -20,7 +19,7 @@ LINES = {
 }
 
 
-def data(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
+def data(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
     """BLEU of every fine-tuned run, with the sparsity of its pre-training."""
     rows = records[
         records["task"].isin(TASKS) & (records["metric"] == "bleu") & records["value"].notna()
@@ -33,7 +32,7 @@ def data(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> 
     return rows
 
 
-def draw(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> Figure:
+def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Figure:
     """One panel per model and dataset."""
     values = data(records, curves, study)
     workloads = tidy.workloads(values)
@@ -63,7 +62,7 @@ def draw(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> 
     return figure
 
 
-def caption(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> str:
+def caption(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> str:
     """State the mean BLEU of each method."""
     values = data(records, curves, study)
     means = values.groupby(["fine-tuning", "pre-training sparsity"])["value"].mean()

@@ -2,12 +2,11 @@
 of the decoder blocks are made sparse. Counted from shapes, 2 per multiply-add. Attention's products
 of activations and the output head stay dense, so they bound what sparsity can save."""
 
-from typing import Any
-
 import pandas as pd
 from matplotlib.figure import Figure
 
 from experiments.analysis import style
+from experiments.specs.planned import PlannedStudy
 from experiments.store import tidy
 
 COLORS = {
@@ -18,12 +17,12 @@ COLORS = {
 }
 
 
-def data(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
+def data(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
     """FLOPs by model, sparsity and layer type."""
-    return tidy.computed(study["scale"], "device", "breakdown")
+    return tidy.computed(study.scale, "device", "breakdown")
 
 
-def draw(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> Figure:
+def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Figure:
     """One panel per model, one stacked bar per sparsity."""
     rows = data(records, curves, study)
     models = list(rows["model"].drop_duplicates())
@@ -50,7 +49,7 @@ def draw(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> 
     return figure
 
 
-def caption(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> str:
+def caption(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> str:
     """State the FLOP ratio at 75% for each model."""
     rows = data(records, curves, study)
     rows = rows[rows["sparsity"] == 0.75]

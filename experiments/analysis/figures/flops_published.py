@@ -3,13 +3,12 @@ filled points allow for what the table says of the source's. The band is 1%; rou
 digits alone moves a point by up to 5%. Points beyond the axis stand at its end, filled ones with
 their value."""
 
-from typing import Any
-
 import pandas as pd
 from matplotlib.figure import Figure
 
 from experiments.analysis import style
 from experiments.analysis.methods import ALGORITHMS
+from experiments.specs.planned import PlannedStudy
 from experiments.store import tidy
 
 LIMIT = 6.0
@@ -23,9 +22,9 @@ NAMES = {
 }
 
 
-def data(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
+def data(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
     """Differences in percent, one row per published number."""
-    rows = tidy.computed(study["scale"], "flops", "published")
+    rows = tidy.computed(study.scale, "flops", "published")
     best = rows["remaining difference"].fillna(rows["difference"])
     return pd.DataFrame(
         {
@@ -40,7 +39,7 @@ def data(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> 
     )
 
 
-def draw(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> Figure:
+def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Figure:
     """One row per source, numbers spread over the row in their order."""
     rows = data(records, curves, study)
     sources = [source for source in NAMES if source in set(rows["source"])]
@@ -66,7 +65,7 @@ def draw(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> 
     return figure
 
 
-def caption(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> str:
+def caption(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> str:
     """How many are met, and what is not."""
     rows = data(records, curves, study)
     open_rows = rows[~rows["met"].astype(bool)]

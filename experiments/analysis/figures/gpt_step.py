@@ -2,21 +2,20 @@
 thread. The mark is the step's own Amdahl bound: everything outside the blocks' linear layers kept,
 those layers at the speed of the single layer in the speed-up figure."""
 
-from typing import Any
-
 import pandas as pd
 from matplotlib.figure import Figure
 
 from experiments.analysis import style
+from experiments.specs.planned import PlannedStudy
 from experiments.store import tidy
 
 
-def data(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
+def data(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
     """Measured and bounding seconds per sparsity."""
-    return tidy.computed(study["scale"], "device", "amdahl")
+    return tidy.computed(study.scale, "device", "amdahl")
 
 
-def draw(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> Figure:
+def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Figure:
     """One bar per sparsity, split in what is outside the sparse layers and what is not."""
     rows = data(records, curves, study)
     figure, (panel,) = style.panels(1, height=0.9 + 0.5 * len(rows))
@@ -50,7 +49,7 @@ def draw(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> 
     return figure
 
 
-def caption(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> str:
+def caption(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> str:
     """State the measured speed-ups and how close they come to the bound."""
     rows = data(records, curves, study).iloc[1:]
     parts = [
@@ -60,4 +59,4 @@ def caption(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) 
     ]
     if not parts:
         return "The kernels could not be built here."
-    return f"Measured on {tidy.machine_words(study['scale'], 'device')}: {'; '.join(parts)}."
+    return f"Measured on {tidy.machine_words(study.scale, 'device')}: {'; '.join(parts)}."

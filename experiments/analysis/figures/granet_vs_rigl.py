@@ -3,20 +3,19 @@ lines are seeds, thick lines their mean. Below: GraNet minus RigL at equal steps
 have; negative favours GraNet. Compare Figure 8 of the source, whose values are not published as
 numbers."""
 
-from typing import Any
-
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from experiments.analysis import style
 from experiments.analysis.methods import INK, Methods
+from experiments.specs.planned import PlannedStudy
 from experiments.store import tidy
 
 AXES = ("tokens", "steps", "flops")
 
 
-def data(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
+def data(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
     """Training loss of the two methods on the first model and dataset that has both."""
     rows = tidy.label_curves(curves[curves["metric"] == "loss"], records)
     rows = rows[rows["kind"] == "train"]
@@ -39,7 +38,7 @@ def difference(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def draw(
-    records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any], *, x: str = "tokens"
+    records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy, *, x: str = "tokens"
 ) -> Figure:
     """Losses above, their difference below."""
     rows, looks = data(records, curves, study), Methods(study)
@@ -83,7 +82,7 @@ def _draw_losses(axes: Axes, rows: pd.DataFrame, looks: Methods, coordinate: str
     axes.set_title("Training loss")
 
 
-def caption(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> str:
+def caption(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> str:
     """State the mean difference over the last tenth of the steps."""
     paired = difference(data(records, curves, study))
     if paired.empty:

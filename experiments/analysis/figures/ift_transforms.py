@@ -2,8 +2,6 @@
 that is kept, and all five cost the same 64 multiply-adds per input. Blue weights lie where a mask
 lets them; grey matrices are dense. Compare Figure 3 of the source, which shows the first."""
 
-from typing import Any
-
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
@@ -13,6 +11,7 @@ from matplotlib.patches import Rectangle
 
 from experiments.analysis import style
 from experiments.analysis.methods import ALGORITHMS
+from experiments.specs.planned import PlannedStudy
 
 SPARSITY, INPUTS, OUTPUTS = 0.75, 8, 8
 GAP, HEAD = 3.6, 4.2  # between matrices, and above them for the words; in weights
@@ -27,7 +26,7 @@ TITLES = {
 SIGNS = {"parallel": "+++", "factorized": "×", "doped": "+×"}
 
 
-def data(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
+def data(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
     """Matrices of each transform by the paper's formulas: outputs, inputs, sparsity, weights."""
     keep, area = 1 - SPARSITY, INPUTS * OUTPUTS
     wide = round((1 / keep) ** 0.5)
@@ -46,7 +45,7 @@ def data(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> 
     return rows
 
 
-def draw(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> Figure:
+def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Figure:
     """One panel per transform, one weight as large in all of them."""
     rows = data(records, curves, study)
     parts = [(key, rows[rows["transform"] == key]) for key in TITLES]

@@ -4,8 +4,6 @@ masks; the frame is the box of 20 x 20 pixels in which MNIST centres digits. Com
 Evci et al. 2020 (appendix B), the first and the last mask of a RigL run; a static mask is like a
 first one."""
 
-from typing import Any
-
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
@@ -13,13 +11,14 @@ from matplotlib.patches import Rectangle
 
 from experiments.analysis import style
 from experiments.analysis.methods import Methods
+from experiments.specs.planned import PlannedStudy
 from experiments.store import tidy
 
 BORDER = 4
 ROW = r"kept_row_\d+"
 
 
-def data(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
+def data(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
     """One row per method, image row and column: the share of seeds that keep the pixel."""
     rows = records[records["metric"].str.fullmatch(ROW)]
     if rows.empty:
@@ -38,7 +37,7 @@ def data(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> 
     return pd.DataFrame(found)
 
 
-def draw(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> Figure:
+def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Figure:
     """One picture per method."""
     shares, looks = data(records, curves, study), Methods(study)
     methods = list(dict.fromkeys(shares["method"]))
@@ -58,7 +57,7 @@ def draw(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> 
     return figure
 
 
-def caption(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> str:
+def caption(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> str:
     """State the share of border pixels that each method dropped."""
     rows = tidy.select(records, "border_dropped")
     means = rows.groupby("method", sort=False)["value"].mean()

@@ -4,13 +4,12 @@ less text (Frantar et al., section 3.1). Compute is in tokens that a dense model
 be trained on. Lines are the middle size, bands 95% of the bootstrap; shaded is beyond the fitted
 budgets."""
 
-from typing import Any
-
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
 from experiments.analysis import scaling, style
+from experiments.specs.planned import PlannedStudy
 
 EVERY_RECIPE = True
 GRADUAL = "gmp"
@@ -18,7 +17,7 @@ BEYOND = 10
 COLUMNS = ["nonzero", "tokens", "sparsity", "low", "high", "extrapolated"]
 
 
-def data(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
+def data(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
     """One row per amount of compute."""
     law = scaling.fit_all(scaling.finished(records, study)).get(GRADUAL)
     if law is None:
@@ -35,7 +34,7 @@ def data(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> 
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
-def draw(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> Figure:
+def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Figure:
     """One panel."""
     rows = data(records, curves, study)
     figure, (panel,) = style.panels(1, height=2.8)

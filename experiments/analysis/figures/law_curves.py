@@ -3,8 +3,6 @@ per method, colours are sparsities, thicker lines are larger models. Dots are me
 of a cell; stars are held-out cells, which no fit has read. Lines are dashed where the law
 extrapolates."""
 
-from typing import Any
-
 import matplotlib
 import numpy as np
 import pandas as pd
@@ -13,11 +11,12 @@ from matplotlib.figure import Figure
 
 from experiments.analysis import scaling, style
 from experiments.analysis.methods import Methods
+from experiments.specs.planned import PlannedStudy
 
 EVERY_RECIPE = True
 
 
-def data(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
+def data(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
     """One row per finished cell: mean bits per byte, and what the law of its method says."""
     rows = scaling.finished(records, study)
     means, laws = scaling.cell_means(rows), scaling.fit_all(rows)
@@ -30,7 +29,7 @@ def data(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> 
     return means
 
 
-def draw(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> Figure:
+def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Figure:
     """One panel per method."""
     means, looks = data(records, curves, study), Methods(study)
     laws = scaling.fit_all(scaling.finished(records, study))
@@ -73,7 +72,7 @@ def _panel(axes: Axes, means: pd.DataFrame, law: scaling.Fitted | None) -> None:
     axes.set_ylabel("bits per byte")
 
 
-def caption(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> str:
+def caption(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> str:
     """Say how many cells are there, and how far laws are from them."""
     planned, means = scaling.planned(study), data(records, curves, study)
     keys = ["method", "model", "tokens"]

@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 
 from experiments.analysis import scaling, style
 from experiments.analysis.methods import Methods
+from experiments.specs.planned import PlannedStudy
 
 EVERY_RECIPE = True
 #: How far beyond the longest fitted budget effects are shown.
@@ -19,7 +20,7 @@ BEYOND = 10
 COLUMNS = ["a", "b", "sparsity", "nonzero", "tokens", "effect", "low", "high", "extrapolated"]
 
 
-def data(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
+def data(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
     """One row per pair of methods, sparsity and number of tokens."""
     laws = scaling.fit_all(scaling.finished(records, study))
     rows: list[dict[str, Any]] = []
@@ -50,7 +51,7 @@ def common_levels(a: scaling.Fitted, b: scaling.Fitted) -> list[float]:
     return sorted(set(a.rows["sparsity"]) & set(b.rows["sparsity"]) - {0.0})
 
 
-def draw(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> Figure:
+def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Figure:
     """One panel per pair."""
     rows, looks = data(records, curves, study), Methods(study)
     shown = list(dict.fromkeys(zip(rows["a"], rows["b"], strict=True)))

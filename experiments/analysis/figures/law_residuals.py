@@ -2,8 +2,6 @@
 tokens, one panel per method; larger points are larger models. Points around zero without a trend
 say that the form fits; grey is twice the noise between seeds of a mean of three."""
 
-from typing import Any
-
 import matplotlib
 import numpy as np
 import pandas as pd
@@ -12,18 +10,19 @@ from matplotlib.figure import Figure
 from experiments.analysis import scaling, style
 from experiments.analysis.figures import law_curves
 from experiments.analysis.methods import Methods
+from experiments.specs.planned import PlannedStudy
 
 EVERY_RECIPE = True
 SEEDS = 3
 
 
-def data(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
+def data(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
     """One row per cell that a law speaks of: its relative residual in percent."""
     means = law_curves.data(records, curves, study).dropna(subset=["law"])
     return means.assign(residual=100 * (means["bits"] / means["law"] - 1))
 
 
-def draw(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> Figure:
+def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Figure:
     """One panel per method, over tokens; the size of a point is that of the model."""
     rows, looks = data(records, curves, study), Methods(study)
     laws = scaling.fit_all(scaling.finished(records, study))

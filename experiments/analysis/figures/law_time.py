@@ -4,14 +4,13 @@ while other work shared the machine; below, the time that a CS-2 would compute b
 its peak rate and without streaming, so a lower bound. A line joins the cells that nothing of its
 kind beats in less time. Where the sparse line lies below the dense one, sparsity pays."""
 
-from typing import Any
-
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
 from experiments.analysis import scaling, style
 from experiments.analysis import select as selection
+from experiments.specs.planned import PlannedStudy
 from experiments.store import tidy
 
 EVERY_RECIPE = True
@@ -20,14 +19,14 @@ KINDS = {True: ("dense", "#333333"), False: ("sparse", "#d95f0e")}
 COLUMNS = ["algorithm", "model", "sparsity", "tokens", "bits", "seconds", "simulated"]
 
 
-def data(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
+def data(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
     """Mean loss and times of each cell."""
     rows = scaling.finished(records, study)
     costs = selection.per_run(records, "wall_s", "flops_executed", "flops_dense_equivalent")
     rows = rows.join(costs, on="run")
     if rows.empty:
         return pd.DataFrame(columns=COLUMNS)
-    overhead, peak = cs2(study["scale"])
+    overhead, peak = cs2(study.scale)
     dense, executed = rows["flops_dense_equivalent"], rows["flops_executed"]
     rows = rows.assign(
         seconds=rows["wall_s"], simulated=(executed + overhead * (dense - executed)) / peak
@@ -50,7 +49,7 @@ def front(rows: pd.DataFrame, clock: str) -> pd.DataFrame:
     return rows[rows["bits"] <= best.shift(fill_value=np.inf) - 1e-12]
 
 
-def draw(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> Figure:
+def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Figure:
     """One panel per clock."""
     rows = data(records, curves, study)
     figure, axes = style.panels(len(CLOCKS), height=2.8)
@@ -70,7 +69,7 @@ def draw(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> 
     return figure
 
 
-def caption(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> str:
+def caption(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> str:
     """Say at which times the best cell so far is sparse."""
     rows, parts = data(records, curves, study), []
     for clock, title in CLOCKS.items():

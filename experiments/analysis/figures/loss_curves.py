@@ -3,8 +3,6 @@ each; other models and datasets than the study's first show validation only. Thi
 thick lines their mean, over the seeds that have logged the same step; the bar at the end is its 95%
 t interval. Lower is better."""
 
-from typing import Any
-
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -12,19 +10,20 @@ from matplotlib.figure import Figure
 from experiments.analysis import select as selection
 from experiments.analysis import style
 from experiments.analysis.methods import Methods
+from experiments.specs.planned import PlannedStudy
 from experiments.store import tidy
 
 AXES = ("tokens", "steps", "flops")
 TITLES = {"train": "Training", "validation": "Validation"}
 
 
-def data(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
+def data(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
     """Loss of every run at every logged step."""
     return tidy.label_curves(curves[curves["metric"] == "loss"], records)
 
 
 def draw(
-    records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any], *, x: str = "tokens"
+    records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy, *, x: str = "tokens"
 ) -> Figure:
     """One panel per model, dataset and split."""
     losses, looks = data(records, curves, study), Methods(study)
@@ -69,7 +68,7 @@ def _draw_panel(axes: Axes, rows: pd.DataFrame, looks: Methods, x: str) -> None:
     axes.set_ylabel(style.loss_unit(rows))
 
 
-def caption(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> str:
+def caption(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> str:
     """Name the lowest mean validation loss of each workload."""
     final = tidy.label_curves(curves[curves["metric"] == "loss"], records)
     looks = Methods(study)

@@ -4,20 +4,19 @@ Sparse-IFT (arrow to C) spends its FLOPs on a larger, sparse model; D, where the
 larger dense model. Letters stand at the mean of all their variants. Lower is better. Compare Figure
 4 of the Sparse-IFT blog."""
 
-from typing import Any
-
 import pandas as pd
 from matplotlib.figure import Figure
 
 from experiments.analysis.figures import _by_flops
+from experiments.specs.planned import PlannedStudy
 
 
-def data(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
+def data(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
     """Validation perplexity and executed FLOPs of every run."""
     return _by_flops.scores(records, study, "perplexity", "validation")
 
 
-def draw(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> Figure:
+def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Figure:
     """One panel per dataset."""
     return _by_flops.draw(
         data(records, curves, study),
@@ -27,6 +26,6 @@ def draw(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> 
     )
 
 
-def caption(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> str:
+def caption(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> str:
     """Where the arrows lead."""
     return _by_flops.caption(data(records, curves, study), study, unit="")

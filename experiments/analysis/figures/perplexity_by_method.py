@@ -1,23 +1,22 @@
 """Validation perplexity after training: small points are seeds, the large point their mean, the
 bar its 95% t interval over seeds (no bar below two seeds). Lower is better."""
 
-from typing import Any
-
 import pandas as pd
 from matplotlib.figure import Figure
 
 from experiments.analysis import stats, style
 from experiments.analysis.methods import Methods
+from experiments.specs.planned import PlannedStudy
 from experiments.store import tidy
 
 
-def data(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
+def data(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
     """Validation perplexity of every run."""
     columns = ["run", "model", "dataset", "method", "sparsity", "seed", "split", "task", "value"]
     return tidy.validation_perplexity(records)[columns]
 
 
-def draw(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> Figure:
+def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Figure:
     """One panel per model and dataset, one row per method."""
     values, looks = data(records, curves, study), Methods(study)
     workloads = tidy.workloads(values)
@@ -48,7 +47,7 @@ def draw(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> 
     return figure
 
 
-def caption(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> str:
+def caption(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> str:
     """State the range of the sparse means of each workload, and how they stand to dense."""
     values, looks = data(records, curves, study), Methods(study)
     sentences = []

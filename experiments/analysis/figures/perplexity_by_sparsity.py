@@ -3,8 +3,6 @@ their mean, bars the 95% t interval over seeds (no bar below two seeds). Each ba
 with the interval of its mean. The axis is logarithmic in the share of weights that is left; methods
 stand side by side so that they can be told apart. Lower is better."""
 
-from typing import Any
-
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -12,6 +10,7 @@ from matplotlib.figure import Figure
 from experiments.analysis import select as selection
 from experiments.analysis import stats, style
 from experiments.analysis.methods import Methods
+from experiments.specs.planned import PlannedStudy
 from experiments.store import tidy
 
 COLUMNS = [
@@ -28,7 +27,7 @@ COLUMNS = [
 ]
 
 
-def data(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
+def data(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
     """Perplexity of every run on workloads that have two sparsities or more."""
     rows = tidy.validation_perplexity(records)
     rows = rows[rows["family"].isna()][COLUMNS]
@@ -38,7 +37,7 @@ def data(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> 
     return rows.merge(several, on=["model", "dataset"])
 
 
-def draw(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> Figure:
+def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Figure:
     """One panel per model and dataset."""
     rows, looks = data(records, curves, study), Methods(study)
     workloads = tidy.workloads(rows)
@@ -84,7 +83,7 @@ def _draw_panel(axes: Axes, rows: pd.DataFrame, looks: Methods) -> None:
     style.label_ends(axes, labels)
 
 
-def caption(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> str:
+def caption(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> str:
     """State lowest and highest method at each sparsity, and dense."""
     rows, looks = data(records, curves, study), Methods(study)
     sentences = []

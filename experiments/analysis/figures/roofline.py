@@ -3,13 +3,12 @@ float32 on one thread: the layer's training step, dense and skipping, in FLOPs t
 roof is a probe's fastest matrix product and copy. Below, simulated at peak: GPT-3 XL on one CS-2,
 where bytes are streamed weights, and on one H100, where they are reads and writes of its memory."""
 
-from typing import Any
-
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from experiments.analysis import style
+from experiments.specs.planned import PlannedStudy
 from experiments.store import tidy
 
 HOST = "host"
@@ -18,13 +17,13 @@ PANELS = {"Measured · this CPU": True, "Simulated · GPT-3 XL": False}
 NAMED = (0.0, 0.5, 0.75, 0.9, 0.95)
 
 
-def data(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
+def data(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
     """The points, each with the roof of its device."""
-    points = tidy.computed(study["scale"], "device", "roofline")
-    return points.merge(tidy.computed(study["scale"], "device", "roofs"), on="device")
+    points = tidy.computed(study.scale, "device", "roofline")
+    return points.merge(tidy.computed(study.scale, "device", "roofs"), on="device")
 
 
-def draw(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> Figure:
+def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Figure:
     """Two panels: measured and simulated."""
     rows = data(records, curves, study)
     figure, axes = style.panels(2, height=3.0)
@@ -64,7 +63,7 @@ def _draw_device(panel: Axes, own: pd.DataFrame, color: str, low: float, high: f
                            textcoords="offset points")  # fmt: skip
 
 
-def caption(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> str:
+def caption(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> str:
     """State the useful rate at 90% against dense, and against the machine's peak."""
     rows = data(records, curves, study)
     host = rows[rows["device"] == HOST]
@@ -73,7 +72,7 @@ def caption(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) 
         return ""
     dense = host[host["series"] == "dense"]["flops_per_s"].iloc[0]
     rate, peak = sparse["flops_per_s"].iloc[0], host["peak_flops"].iloc[0]
-    machine = tidy.machine_words(study["scale"], "device")
+    machine = tidy.machine_words(study.scale, "device")
     return (
         f"On {machine}, the skipping layer at 90% runs {rate / 1e9:.0f} useful GFLOP/s, the dense "
         f"one {dense / 1e9:.0f}, of a probed peak of {peak / 1e9:.0f}."

@@ -4,7 +4,6 @@ are seeds; lines are power laws fitted to all of them. Below: the loss of a spar
 of the dense one of the same size, paired by seed; the line joins the means."""
 
 import math
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -14,6 +13,7 @@ from matplotlib.figure import Figure
 from experiments.analysis import select as selection
 from experiments.analysis import stats, style
 from experiments.analysis.methods import INK, Methods
+from experiments.specs.planned import PlannedStudy
 from experiments.store import tidy
 
 MIN_SIZES = 3
@@ -23,7 +23,7 @@ X_AXES = {"weights": "weights of the decoder blocks", "flops": "executed trainin
 COLUMNS = ["run", "model", "dataset", "method", "sparsity", "seed"]
 
 
-def data(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
+def data(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
     """Final validation loss of each treatment with runs on three sizes or more of a dataset."""
     rows = tidy.validation_perplexity(records)
     rows = rows[COLUMNS].assign(loss=np.log(rows["value"]))
@@ -60,7 +60,7 @@ def trend(table: pd.DataFrame) -> tuple[float, float, float, float]:
     return fit.slope, fit.slope - half, fit.slope + half, fit.intercept
 
 
-def draw(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> Figure:
+def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Figure:
     """Three panels per dataset."""
     rows, looks = data(records, curves, study), Methods(study)
     datasets = list(rows["dataset"].unique())
@@ -116,7 +116,7 @@ def _draw_penalties(axes: Axes, rows: pd.DataFrame, looks: Methods) -> None:
     style.label_ends(axes, labels)
 
 
-def caption(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> str:
+def caption(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> str:
     """Say for each sparse method whether its penalty changes with the size."""
     rows, looks = data(records, curves, study), Methods(study)
     sentences = []

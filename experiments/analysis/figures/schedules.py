@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from experiments.analysis import select as selection
 from experiments.analysis import style
 from experiments.analysis.methods import Methods
+from experiments.specs.planned import PlannedStudy
 from experiments.store import tidy
 
 AXES = ("tokens", "steps", "flops")
@@ -22,7 +23,7 @@ TITLES = {
 }
 
 
-def data(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
+def data(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
     """Schedules of the first seed of each method at the lowest sparsity."""
     rows = tidy.label_curves(curves[curves["metric"].isin(list(TITLES))], records)
     rows = rows[rows["kind"] == "train"]
@@ -33,18 +34,18 @@ def data(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> 
     return rows[rows["seed"] == rows.groupby("method")["seed"].transform("min")]
 
 
-def _with_drop_fractions(rows: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
+def _with_drop_fractions(rows: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
     """Add the configured drop fraction where a run has not logged it."""
-    settings = {run["id"]: run["spec"].get("sparsity") for run in study["runs"]}
+    specs = {run.id: run.spec for run in study.runs}
     logged = set(rows[rows["metric"] == "drop_fraction"]["run"])
     added = []
     for run, group in rows[rows["metric"] == "sparsity"].groupby("run", sort=False):
-        sparsity = settings.get(run)
-        if run in logged or not isinstance(sparsity, dict) or "drop_fraction" not in sparsity:
+        setting = specs[run].mask_setting("drop_fraction") if run in specs else None
+        if run in logged or setting is None:
             continue
-        stop = (sparsity.get("update") or {}).get("stop") or math.inf
-        known = group[group["step"] <= stop]
-        values = [drop_fraction(sparsity["drop_fraction"], step) for step in known["step"]]
+        stop = specs[run].mask_setting("update", "stop")
+        known = group if stop is None else group[group["step"] <= stop]
+        values = [drop_fraction(setting, step) for step in known["step"]]
         added.append(known.assign(metric="drop_fraction", value=values).dropna(subset=["value"]))
     return pd.concat([rows, *added], ignore_index=True)
 
@@ -64,7 +65,7 @@ def drop_fraction(setting: Any, step: int) -> float:
 
 
 def draw(
-    records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any], *, x: str = "tokens"
+    records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy, *, x: str = "tokens"
 ) -> Figure:
     """One panel per schedule."""
     rows, looks = data(records, curves, study), Methods(study)

@@ -2,19 +2,18 @@
 its models and data are others. Error bars are the source's standard deviations, where it prints
 them. Higher is better."""
 
-from typing import Any
-
 import pandas as pd
 from matplotlib.figure import Figure
 
 from experiments import published
 from experiments.analysis import style
 from experiments.analysis.methods import Methods
+from experiments.specs.planned import PlannedStudy
 
 METRICS = ("BLEU", "test accuracy", "top-1 accuracy")
 
 
-def data(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
+def data(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
     """Published scores of each model that the source trained dense and sparse."""
     rows = published.results()
     rows = rows[(rows["source_id"] == published.source_id(study)) & rows["metric"].isin(METRICS)]
@@ -31,9 +30,9 @@ def data(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> 
     return rows[[*keys, "method", "sparsity", "value", "std", "table_or_figure", "confidence"]]
 
 
-def draw(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> Figure:
+def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Figure:
     """One panel per dataset and metric; a line per model, or per method where they differ."""
-    rows, looks = data(records, curves, study), Methods({})
+    rows, looks = data(records, curves, study), Methods()
     shown = list(rows.groupby(["dataset", "metric"], sort=False))
     figure, axes = style.panels(len(shown), height=2.8)
     if not shown:
@@ -68,10 +67,10 @@ def _lines(rows: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
     return lines
 
 
-def caption(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> str:
+def caption(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> str:
     """Name the tables that the numbers are from."""
     rows = data(records, curves, study)
     places = ", ".join(rows["table_or_figure"].unique())
     hows = {published.HOW[how] for how in rows["confidence"] if how in published.HOW}
     read = f", {' and '.join(sorted(hows))}" if hows else ""
-    return f"From {places} of {study.get('source', 'the source')}{read}." if places else ""
+    return f"From {places} of {study.source}{read}." if places else ""

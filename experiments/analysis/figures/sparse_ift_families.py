@@ -3,25 +3,24 @@ FLOPs: small points are seeds, large ones their mean, the bar its 95% t interval
 below two seeds). The horizontal line is the dense model; members stand side by side so that they
 can be told apart."""
 
-from typing import Any
-
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from experiments.analysis import stats, style
 from experiments.analysis.methods import DENSE, Methods
+from experiments.specs.planned import PlannedStudy
 from experiments.store import tidy
 
 
-def data(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
+def data(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
     """Test accuracy of every dense and every transformed run."""
     rows = tidy.select(records, "accuracy", split="test")
     rows = rows[rows["family"].notna() | (rows["algorithm"] == DENSE)]
     return rows[["run", "model", "dataset", "method", "sparsity", "seed", "value", "family"]]
 
 
-def draw(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> Figure:
+def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Figure:
     """One panel per model and dataset that has transformed runs."""
     rows, looks = data(records, curves, study), Methods(study)
     shown = tidy.workloads(rows[rows["family"].notna()])
@@ -62,7 +61,7 @@ def _draw_panel(axes: Axes, rows: pd.DataFrame, looks: Methods) -> None:
     style.label_ends(axes, labels)
 
 
-def caption(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> str:
+def caption(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> str:
     """State the range of all variants of each workload, none picked by its test accuracy."""
     rows, looks = data(records, curves, study), Methods(study)
     sentences = []

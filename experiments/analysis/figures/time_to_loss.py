@@ -6,7 +6,6 @@ ran is in each run's record. Thin lines are seeds, thick ones their mean. Dense 
 differ in batch size only, and the sparse runs have the control's."""
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -14,6 +13,7 @@ from matplotlib.figure import Figure
 
 from experiments.analysis import style
 from experiments.analysis.methods import Methods
+from experiments.specs.planned import PlannedStudy
 from experiments.store import tidy
 
 MEASURED = "elapsed_s"
@@ -26,13 +26,13 @@ COLUMNS = ["model", "dataset", "method", "sparsity", "seeds", "target loss", "cl
 UNITS = {"seconds": 1, "milliseconds": 1e3, "microseconds": 1e6}
 
 
-def data(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
+def data(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
     """Validation loss of every run by measured and simulated seconds.
 
     A product at sparsity s takes ``(1 - s) + c s`` of its dense time, so a step with executed and
     dense-equivalent FLOPs takes ``executed + c (dense - executed)`` over the peak.
     """
-    facts = tidy.computed(study["scale"], "device", "facts")
+    facts = tidy.computed(study.scale, "device", "facts")
     facts = facts[facts["device"].str.contains("CS-2")].set_index("fact")["value"]
     losses = curves[(curves["metric"] == "loss") & (curves["kind"] == "validation")].copy()
     losses["flops_dense"] = np.nan
@@ -46,7 +46,7 @@ def data(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> 
     return tidy.label_curves(losses, records)
 
 
-def draw(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> Figure:
+def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Figure:
     """Per model and dataset a panel for each machine that measured, and one of simulation."""
     losses, looks = data(records, curves, study), Methods(study)
     shown = [
@@ -132,7 +132,7 @@ def _unit(seconds: float) -> str:
     return next((name for name, factor in UNITS.items() if seconds * factor > 1), "microseconds")
 
 
-def caption(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> str:
+def caption(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> str:
     """State the simulated seconds of whole runs, and how they compare on each machine."""
     losses, looks = data(records, curves, study), Methods(study)
     ends = losses.sort_values("step").groupby("run").last()

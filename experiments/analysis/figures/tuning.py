@@ -12,6 +12,9 @@ from matplotlib.figure import Figure
 
 from experiments.analysis import style, trials
 from experiments.analysis.methods import Methods
+from experiments.specs.planned import PlannedStudy
+from experiments.specs.run import RunSpec
+from experiments.specs.schema import Variant
 from experiments.store import tidy
 
 EVERY_RECIPE = True
@@ -19,51 +22,49 @@ DECIDED = ("noise", "margin", "taken", "choice")
 UNITS = {"perplexity": "validation perplexity per token", "loss": "validation loss, nats per image"}
 
 
-def data(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
+def data(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
     """Outcome and settings of every trial; nothing in a study that is not of trials."""
-    if not study["trials"]:
+    if not study.trials:
         records = records.iloc[:0]
     rows = tidy.validation_perplexity(records)
     if rows.empty:
         rows = tidy.select(records, "loss", split="validation")
-    specs = {run["id"]: run["spec"] for run in study["runs"]}
-    settings = [_settings(specs.get(run, {})) for run in rows["run"]]
+    specs = {run.id: run.spec for run in study.runs}
+    settings = [_settings(specs[run]) for run in rows["run"]]
     columns = ["run", "model", "dataset", "method", "sparsity", "seed", "metric", "value"]
     rows = rows[columns].reset_index(drop=True)
     names = ["learning rate", "drop fraction", "update interval", "steps"]
     rows = rows.join(pd.DataFrame(settings, columns=names))
     looks = Methods(study)
     rows["algorithm"] = [looks.source_name(looks.settings_of(method)) for method in rows["method"]]
-    rows["default rate"] = [_default_rate(specs.get(run, {}), study) for run in rows["run"]]
+    rows["default rate"] = [_default_rate(specs[run], study) for run in rows["run"]]
     groups = rows.groupby(["model", "dataset", "algorithm"], sort=False)
     decided = [_decided(group, study) for _, group in groups]
     return pd.concat(decided).sort_index() if decided else rows.assign(**dict.fromkeys(DECIDED))
 
 
-def _decided(group: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
+def _decided(group: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
     """The trials of one method with what was decided; its first mask settings in the file first."""
-    order = list(study["methods"] or group["method"].unique())
+    order = list(study.methods or group["method"].unique())
     place = group["method"].map({name: number for number, name in enumerate(order)})
     group = group.iloc[place.argsort(kind="stable")]
     return trials.judged(group, float(group["default rate"].iloc[0]))
 
 
-def _default_rate(spec: dict[str, Any], study: dict[str, Any]) -> float | None:
+def _default_rate(spec: RunSpec, study: PlannedStudy) -> float:
     """The learning rate of the study's recipes that scale nothing."""
-    recipe = spec["recipe"]
-    own = study["recipes"].get(recipe["name"], {})
-    return recipe["learning_rate"] / own.get("learning_rate_scale", 1.0)
+    variant = study.recipes.get(spec.recipe.name, Variant())
+    return spec.recipe.learning_rate / variant.learning_rate_scale
 
 
-def _settings(spec: dict[str, Any]) -> tuple[Any, ...]:
-    recipe, sparsity = spec["recipe"], spec.get("sparsity") or {}
-    drop = sparsity.get("drop_fraction")
-    drop = drop.get("init") if isinstance(drop, dict) else drop
-    interval = (sparsity.get("update") or {}).get("freq")
-    return recipe["learning_rate"], drop, interval, recipe["steps"]
+def _settings(spec: RunSpec) -> tuple[Any, ...]:
+    drop = spec.mask_setting("drop_fraction")
+    drop = drop["init"] if isinstance(drop, dict) else drop
+    interval = spec.mask_setting("update", "freq")
+    return spec.recipe.learning_rate, drop, interval, spec.recipe.steps
 
 
-def draw(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> Figure:
+def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Figure:
     """One panel per model and dataset."""
     tried, looks = data(records, curves, study), Methods(study)
     workloads = tidy.workloads(tried)
@@ -101,7 +102,7 @@ def _apart(rates: Iterable[float]) -> list[float]:
     return kept
 
 
-def caption(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> str:
+def caption(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> str:
     """Name the setting that each method gets, and the noise that decides about ties."""
     tried, looks = data(records, curves, study), Methods(study)
     sentences = []

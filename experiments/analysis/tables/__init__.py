@@ -9,12 +9,12 @@ Records hold the study's headline runs only, unless the module sets ``EVERY_RECI
 import importlib
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pandas as pd
 
 from experiments.analysis import select as selection
 from experiments.errors import UserError, not_one_of
+from experiments.specs.planned import PlannedStudy
 from experiments.specs.schema import module_names
 
 
@@ -40,7 +40,7 @@ def caption(name: str) -> str:
 
 
 def write(
-    name: str, records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any], out_dir: Path
+    name: str, records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy, out_dir: Path
 ) -> Path:
     """Write one table as CSV, and return its path."""
     out_dir.mkdir(parents=True, exist_ok=True)

@@ -11,6 +11,7 @@ import pandas as pd
 from experiments import published
 from experiments.analysis import stats
 from experiments.analysis.methods import ALGORITHMS, DENSE, Method, Methods
+from experiments.specs.planned import PlannedStudy
 from experiments.store import tidy
 
 SPLIT = "test"
@@ -21,7 +22,7 @@ COLUMNS += ["calibration error", "FLOPs / dense", "non-zero parameters"]
 COLUMNS += ["accuracy (published)", "runs"]
 
 
-def make(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
+def make(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
     """One row per model, dataset, method and sparsity."""
     values = tidy.select(records, "accuracy", split=SPLIT)
     looks = Methods(study)

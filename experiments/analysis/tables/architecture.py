@@ -7,20 +7,20 @@ import pandas as pd
 
 from experiments import published
 from experiments.analysis import select as selection
+from experiments.specs.planned import PlannedStudy
 
 #: Rows whose value the source's text states, by the metric that `results.csv` calls it.
 PUBLISHED = {"context": "context length"}
 
 
-def make(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
+def make(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
     """One row per setting; one column per model of the study."""
     models: dict[str, dict[str, Any]] = {}
-    for run in study["runs"]:
-        if spec := run.get("spec"):
-            shape = {"architecture": spec["model"].get("name")}
-            shape |= {k: v for k, v in spec["model"].items() if k not in ("name", "label")}
-            shape |= {key: spec["data"].get(key) for key in ("vocab_size", "context")}
-            models.setdefault(spec["model"]["label"], shape)
+    for run in study.runs:
+        model, data = run.spec.model, run.spec.data
+        shape = {"architecture": model.name, **(model.model_extra or {})}
+        shape |= {key: getattr(data, key, None) for key in ("vocab_size", "context")}
+        models.setdefault(model.label, shape)
     dense = records[records["sparsity"] == 0].drop_duplicates("run").set_index("run")
     counts = selection.per_run(records, "num_parameters").reindex(dense.index)
     sizes = counts.groupby(dense["model"])["num_parameters"].mean()

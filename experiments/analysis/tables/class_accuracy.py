@@ -3,12 +3,11 @@ model with the lowest mean validation loss, chosen without a look at the test sp
 error is that of one run over the class's test images; whether the chosen treatment is above chance
 is judged by it."""
 
-from typing import Any
-
 import pandas as pd
 
 from experiments.analysis import stats
 from experiments.analysis.methods import Methods
+from experiments.specs.planned import PlannedStudy
 from experiments.store import tidy
 
 COLUMNS = [
@@ -24,7 +23,7 @@ COLUMNS = [
 COLUMNS += ["stderr", "chance", "against chance", "runs"]
 
 
-def make(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
+def make(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
     """One row per model, dataset and class."""
     totals = tidy.select(records, "loss", split="validation")
     classes = records[(records["metric"] == "class_accuracy") & (records["split"] == "test")]

@@ -6,19 +6,19 @@ from typing import Any
 
 import pandas as pd
 
+from experiments.specs.planned import PlannedStudy
+
 COLUMNS = ["setting", "RigL", "GraNet", "runs"]
 
 
-def make(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
+def make(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
     """One row per setting that differs between the study's first RigL and GraNet runs."""
     found: dict[str, dict[str, Any]] = {}
     runs: dict[str, str] = {}
-    for run in study["runs"]:
-        spec = run["spec"]
-        sparsity = spec.get("sparsity") or {}
-        name = sparsity.get("algorithm")
-        if name in ("rigl", "granet") and "transform" not in spec and name not in found:
-            found[name], runs[name] = _flat(sparsity), run["id"]
+    for run in study.runs:
+        spec, name = run.spec, run.spec.algorithm
+        if name in ("rigl", "granet") and spec.transform is None and name not in found:
+            found[name], runs[name] = _flat(spec.sparsity), run.id
     if len(found) < 2:
         return pd.DataFrame(columns=COLUMNS)
     rigl, granet = found["rigl"], found["granet"]

@@ -7,16 +7,17 @@ from typing import Any
 import pandas as pd
 import yaml
 
+from experiments.specs.planned import PlannedStudy
 
-def make(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
+
+def make(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
     """One row per method: the first run of each."""
     rows: dict[str, dict[str, Any]] = {}
-    for run in study["runs"]:
-        spec = run["spec"]
-        sparsity = spec.get("sparsity")
-        if sparsity is not None and run["method"] not in rows:
-            shown = {"transform": spec["transform"]} if spec.get("transform") else {}
-            text = yaml.safe_dump(shown | {"sparsity": sparsity}, sort_keys=False)
-            facts = {"method": run["method"], "sparsity": spec.get("final_sparsity")}
-            rows[run["method"]] = facts | {"config": text, "runs": run["id"]}
+    for run in study.runs:
+        spec, method = run.spec, run.spec.method
+        if spec.sparsity is not None and method is not None and method not in rows:
+            shown = {} if spec.transform is None else {"transform": spec.transform.to_json()}
+            text = yaml.safe_dump(shown | {"sparsity": spec.sparsity}, sort_keys=False)
+            facts = {"method": method, "sparsity": spec.final_sparsity}
+            rows[method] = facts | {"config": text, "runs": run.id}
     return pd.DataFrame(list(rows.values()), columns=["method", "sparsity", "config", "runs"])

@@ -2,16 +2,15 @@
 points up to a five-fold reduction; those beyond are predicted. The simulations use c fitted to all
 points. Published: 12k x 12k on a CS-2, digitised from SPDF's supplement."""
 
-from typing import Any
-
 import pandas as pd
 
+from experiments.specs.planned import PlannedStudy
 from experiments.store import tidy
 
 
-def make(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
+def make(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
     """One row per published sparsity."""
-    rows = tidy.computed(study["scale"], "device", "overhead")
+    rows = tidy.computed(study.scale, "device", "overhead")
     return pd.DataFrame(
         {
             "1 / (1 - sparsity)": (1 / (1 - rows["sparsity"])).round(),

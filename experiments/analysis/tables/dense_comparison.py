@@ -17,6 +17,7 @@ from experiments.analysis import select as selection
 from experiments.analysis import stats
 from experiments.analysis.laws import fit_power_law
 from experiments.analysis.methods import Methods
+from experiments.specs.planned import PlannedStudy
 from experiments.store import tidy
 
 EVERY_RECIPE = True
@@ -31,7 +32,7 @@ COLUMNS += ["minus smaller", "runs"]
 METRICS = ("flops_executed", "num_nonzero", "num_parameters", "tokens")
 
 
-def make(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
+def make(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
     """One row per model, dataset and sparse treatment."""
     values = tidy.validation_perplexity(records)
     values = values.join(selection.per_run(records, *METRICS), on="run")

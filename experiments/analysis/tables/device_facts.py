@@ -1,15 +1,14 @@
 """Facts about the devices, each with its source; the machine at hand is measured by a probe. A fact
 that is not verified is an assumption, a bound, or was read second hand."""
 
-from typing import Any
-
 import pandas as pd
 
+from experiments.specs.planned import PlannedStudy
 from experiments.store import tidy
 
 
-def make(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
+def make(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
     """One row per device and fact."""
-    facts = tidy.computed(study["scale"], "device", "facts")
+    facts = tidy.computed(study.scale, "device", "facts")
     facts["fact"] = facts["fact"].str.replace("_", " ")
     return facts

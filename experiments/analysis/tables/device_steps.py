@@ -2,16 +2,15 @@
 bounds them. Energy is the power of the systems times the time. Devices that cannot hold one
 sequence and what must stay with it are left out."""
 
-from typing import Any
-
 import pandas as pd
 
+from experiments.specs.planned import PlannedStudy
 from experiments.store import tidy
 
 
-def make(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
+def make(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
     """One row per model, device, sparsity and number of systems: one, and the most."""
-    rows = tidy.computed(study["scale"], "device", "steps")
+    rows = tidy.computed(study.scale, "device", "steps")
     most = rows.groupby("device")["num_systems"].transform("max")
     rows = rows[rows["fits"] & (rows["num_systems"].isin([1]) | (rows["num_systems"] == most))]
     return pd.DataFrame(

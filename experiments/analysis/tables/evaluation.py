@@ -4,19 +4,18 @@ better), means over seeds; beside them the mean accuracy over our other tasks, a
 source's own numbers are in an image and are not known. Where a prompt does not fit the context its
 beginning is cut, examples first: the table of task scores says how often."""
 
-from typing import Any
-
 import pandas as pd
 
 from experiments import published
 from experiments.analysis.methods import Methods
+from experiments.specs.planned import PlannedStudy
 from experiments.store import tidy
 
 COLUMNS = ["model", "dataset", "method", "sparsity", "seeds", "perplexity", "few-shot mean"]
 COLUMNS += ["zero-shot mean", "perplexity (published)", "few-shot mean (published)", "runs"]
 
 
-def make(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
+def make(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
     """One row per model, dataset, method and sparsity."""
     perplexities = tidy.validation_perplexity(records)
     means = {

@@ -5,9 +5,10 @@ is at the boundary of what it says, in "one link" only one is and the others hol
 
 import pandas as pd
 
+from experiments.specs.planned import PlannedStudy
 from experiments.store import tidy
 
 
-def make(records: pd.DataFrame, curves: pd.DataFrame, study: dict) -> pd.DataFrame:
+def make(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
     """One row per family, case and boundary."""
-    return tidy.computed(study["scale"], "false_verdicts", "rates")
+    return tidy.computed(study.scale, "false_verdicts", "rates")

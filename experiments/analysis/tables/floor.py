@@ -2,16 +2,15 @@
 exact probabilities are known, no model can on average predict better than the floor. Means over
 seeds; only datasets with a known floor are listed."""
 
-from typing import Any
-
 import pandas as pd
 
+from experiments.specs.planned import PlannedStudy
 from experiments.store import tidy
 
 COLUMNS = ["model", "dataset", "method", "sparsity", "seeds", "floor", "loss", "excess", "runs"]
 
 
-def make(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
+def make(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
     """One row per model, dataset with a floor, method and sparsity."""
     own = records[(records["task"] == "training") & (records["split"] == "validation")]
     own = own[own["run"].isin(own[own["metric"] == "floor_loss"]["run"])]

@@ -3,12 +3,11 @@ each step: what a dense model would have cost on the same data, what executing o
 work costs, and their ratio. Means over seeds. What the runs took stands in the table of wall times,
 since seconds of different machines say nothing beside each other."""
 
-from typing import Any
-
 import pandas as pd
 
 from experiments import published
 from experiments.analysis.methods import Methods
+from experiments.specs.planned import PlannedStudy
 from experiments.store import tidy
 
 METRICS = {
@@ -20,7 +19,7 @@ COLUMNS = ["model", "dataset", "method", "sparsity", "seeds", *METRICS]
 COLUMNS += ["FLOPs ratio (published)", "runs"]
 
 
-def make(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
+def make(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
     """One row per model, dataset, method and sparsity."""
     source, looks = published.source_id(study), Methods(study)
     training = records[records["task"] == "training"]

@@ -10,6 +10,7 @@ import pandas as pd
 from experiments import published
 from experiments.analysis import stats
 from experiments.analysis.methods import Methods
+from experiments.specs.planned import PlannedStudy
 from experiments.store import tidy
 
 PUBLISHED_COLUMN = "BLEU (published, GPT-2 Small on E2E)"
@@ -26,7 +27,7 @@ PUBLISHED = {
 }
 
 
-def make(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
+def make(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
     """One row per model, dataset, method and sparsity."""
     values = records[records["task"].isin(TASKS) & records["value"].notna()]
     source, looks = published.source_id(study), Methods(study)

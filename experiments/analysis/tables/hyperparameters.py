@@ -9,6 +9,8 @@ import pandas as pd
 
 from experiments import published
 from experiments.analysis.methods import Methods
+from experiments.specs.planned import PlannedStudy
+from experiments.specs.run import RunSpec
 
 PUBLISHED = {
     "tokens": "training tokens",
@@ -25,16 +27,16 @@ PUBLISHED = {
 }
 
 
-def make(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
+def make(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
     """One row per hyperparameter; one column per recipe of the study's first workload."""
-    specs = [run["spec"] for run in study["runs"]]
+    specs = [run.spec for run in study.runs]
     specs = [spec for spec in specs if _workload(spec) == _workload(specs[0])]
     looks = Methods(study)
     recipes: dict[str, dict[str, dict[str, list[str]]]] = {}
     for spec in specs:
-        settings = spec["recipe"] | {"context": spec["data"].get("context")}
+        settings = spec.to_json()["recipe"] | {"context": getattr(spec.data, "context", None)}
         columns = recipes.setdefault(f"ours, {settings.pop('name', 'recipe')}", {})
-        method = looks[spec["method"]].name
+        method = looks[spec.method or ""].name
         for name, value in settings.items():
             methods = columns.setdefault(name, {}).setdefault(_text(value), [])
             if method not in methods:
@@ -51,8 +53,8 @@ def make(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> 
     return pd.DataFrame(rows, columns=["setting", *recipes, "source (published)"])
 
 
-def _workload(spec: dict[str, Any]) -> tuple[str, str]:
-    return spec["model"]["label"], spec["data"]["name"]
+def _workload(spec: RunSpec) -> tuple[str, str]:
+    return spec.model.label, spec.data.name
 
 
 def _shown(values: dict[str, list[str]]) -> str:

@@ -11,6 +11,7 @@ import pandas as pd
 
 from experiments import published
 from experiments.analysis import scaling
+from experiments.specs.planned import PlannedStudy
 
 COLUMNS = ["claim", "statement", "asked", "sparsity", "non-zero weights", "tokens", "value", "low",
            "high", "says", "place", "runs"]  # fmt: skip
@@ -21,7 +22,7 @@ NO_ANSWER = "no answer"
 PUBLISHED_WORTH, TOLERANCE = 2.157, 0.1
 
 
-def make(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
+def make(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
     """One row per claim that laws can speak of."""
     rows = scaling.finished(records, study)
     laws = scaling.fit_all(rows)

@@ -10,13 +10,14 @@ import pandas as pd
 
 from experiments.analysis import scaling
 from experiments.analysis.figures.law_effects import BEYOND, common_levels, pairs
+from experiments.specs.planned import PlannedStudy
 
 COLUMNS = ["a", "b", "sparsity", "non-zero weights", "passes at (tokens per weight)", "low", "high",
            "draws that cross", "better at the longest budget", "better at ten times",
            "runs"]  # fmt: skip
 
 
-def make(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
+def make(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
     """One row per pair of methods and sparsity."""
     laws = scaling.fit_all(scaling.finished(records, study))
     made = []

@@ -2,11 +2,10 @@
 registered before they were trained (date and hash in experiments/published/predictions), and
 measured, as the mean over seeds. Inside says whether what was measured lies in the 95% band."""
 
-from typing import Any
-
 import pandas as pd
 
 from experiments.analysis import predictions, scaling
+from experiments.specs.planned import PlannedStudy
 
 COLUMNS = ["method", "model", "sparsity", "tokens", "registered", "predicted", "low", "high",
            "measured", "seeds", "error (%)", "seed spread (%)", "inside", "runs"]  # fmt: skip
@@ -14,11 +13,11 @@ NOT_YET = "not registered"
 WAITS = "waits for the run"
 
 
-def make(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
+def make(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
     """One row per held-out cell."""
     planned, rows = scaling.planned(study), scaling.finished(records, study)
     held_out = planned[planned["held_out"].astype(bool)]
-    found = predictions.registered(study.get("name", ""), study["scale"])
+    found = predictions.registered(study.name, study.scale)
     said = {} if found is None else {loss["method"]: loss for loss in found["losses"]}
     made = []
     for cell, own in held_out.groupby(["method", "model", "sparsity", "tokens"], sort=False):

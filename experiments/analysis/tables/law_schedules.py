@@ -3,11 +3,10 @@ bits per byte under the first minus under the second, at equal model, sparsity a
 the seeds that both have, with a 95% t interval. RigL's cosine runs anneal its drop fraction,
 too."""
 
-from typing import Any
-
 import pandas as pd
 
 from experiments.analysis import scaling, stats
+from experiments.specs.planned import PlannedStudy
 from experiments.store import tidy
 
 COLUMNS = ["algorithm", "sparsity", "model", "tokens", "seeds", "constant and decay", "cosine",
@@ -15,7 +14,7 @@ COLUMNS = ["algorithm", "sparsity", "model", "tokens", "seeds", "constant and de
 KEYS = ["algorithm", "sparsity", "model", "tokens", "seed"]
 
 
-def make(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
+def make(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
     """One row per method with a run of both schedules."""
     scores = tidy.select(records, "bits_per_byte", split="validation")[["run", "value"]]
     both = [

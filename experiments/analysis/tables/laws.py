@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 
 from experiments.analysis import scaling
+from experiments.specs.planned import PlannedStudy
 
 COLUMNS = ["method", "runs", "waits for", "a_s", "b_s", "c_s", "b_n", "a_d", "b_d", "b_x", "floor",
            "worth of 75%", "low", "high", "seed noise (%)", "error in the fit (%)",
@@ -21,7 +22,7 @@ COEFFICIENTS = ("a_s", "b_s", "c_s", "b_n", "a_d", "b_d", "b_x", "floor")
 SPARSITY = 0.75
 
 
-def make(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
+def make(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
     """One row per method."""
     rows, planned = scaling.finished(records, study), scaling.planned(study)
     laws = scaling.fit_all(rows)

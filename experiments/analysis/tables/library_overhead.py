@@ -2,17 +2,16 @@
 thread in turn with them: mean and 95% interval over rounds, each of which holds one mask update, on
 one machine."""
 
-from typing import Any
-
 import pandas as pd
 
 from experiments.analysis import stats
+from experiments.specs.planned import PlannedStudy
 from experiments.store import tidy
 
 
-def make(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
+def make(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
     """One row per machine and method."""
-    rows = tidy.with_machine(tidy.computed(study["scale"], "library", "overhead"))
+    rows = tidy.with_machine(tidy.computed(study.scale, "library", "overhead"))
     found = []
     for (machine, name), own in rows.groupby(["machine", "method"], sort=False):
         mean, low, high = stats.t_interval(own["ratio"])

@@ -15,6 +15,7 @@ import pandas as pd
 from experiments import published
 from experiments.analysis import stats
 from experiments.analysis.methods import Methods
+from experiments.specs.planned import PlannedStudy
 from experiments.store.scores import MEAN_METRICS, is_accuracy, whole_tasks
 
 COLUMNS = ["model", "dataset", "task", "metric", "method", "sparsity", "seeds", "score", "stderr"]
@@ -32,7 +33,7 @@ COLUMNS += [
 ]
 
 
-def make(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
+def make(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
     """One row per model, dataset, task, metric, method and sparsity."""
     accuracies = records["metric"].map(lambda m: is_accuracy(m) or m in MEAN_METRICS)
     scores = records[accuracies.astype(bool) & records["value"].notna()]

@@ -7,6 +7,7 @@ from typing import Any
 
 import pandas as pd
 
+from experiments.specs.planned import PlannedStudy
 from experiments.store import tidy
 
 COLUMNS = {
@@ -19,7 +20,7 @@ COLUMNS = {
 }
 
 
-def make(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
+def make(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
     """One row per model and method with masks."""
     rows = records[records["metric"].isin(list(COLUMNS))]
     found = []

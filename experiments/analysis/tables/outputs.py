@@ -3,18 +3,17 @@ of the test split's first inputs, in an order that does not depend on any model,
 Shown are the dense model and the sparsest, or those of dense and of the sparsest pre-training, both
 fine-tuned densely; the run of the first seed stands for each."""
 
-from typing import Any
-
 import pandas as pd
 
 from experiments.analysis.methods import Methods
 from experiments.analysis.tables.generation import TASKS
+from experiments.specs.planned import PlannedStudy
 from experiments.store import outputs, tidy
 
 COLUMNS = ["model", "dataset", "method", "input", "output", "references", "more references", "runs"]
 
 
-def make(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
+def make(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
     """Ten rows per model and dataset for each of the two methods."""
     looks = Methods(study)
     bleu = records[records["task"].isin(TASKS) & (records["metric"] == "bleu")]

@@ -11,6 +11,7 @@ import pandas as pd
 from experiments import published
 from experiments.analysis import stats
 from experiments.analysis.methods import Methods
+from experiments.specs.planned import PlannedStudy
 from experiments.store import tidy
 
 COLUMNS = ["model", "dataset", "method", "sparsity", "seeds", "perplexity", "low", "high"]
@@ -19,7 +20,7 @@ BASELINES = ["minus Static", "minus Dense"]
 COLUMNS += [*BASELINES, "paired seeds", "perplexity (published)", "runs"]
 
 
-def make(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
+def make(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
     """One row per model, dataset, method and sparsity."""
     values = tidy.validation_perplexity(records)
     looks = Methods(study)

@@ -3,10 +3,9 @@ their batch and with their optimizer, on one thread; beside its own Amdahl bound
 is outside the blocks' linear layers and runs these at the speed of the layer in the speed-up
 figure. Runs at the scale small train so by default ("auto" in a run's record)."""
 
-from typing import Any
-
 import pandas as pd
 
+from experiments.specs.planned import PlannedStudy
 from experiments.store import tidy
 
 COLUMNS = {
@@ -23,9 +22,9 @@ COLUMNS = {
 }
 
 
-def make(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
+def make(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
     """One row per sparsity, the dense step first."""
-    rows = tidy.computed(study["scale"], "device", "run_step")
+    rows = tidy.computed(study.scale, "device", "run_step")
     times = [name for name in COLUMNS if name.endswith("_s")]
     rows = tidy.with_machine(rows)
     return rows.assign(**{name: 1e3 * rows[name] for name in times})[list(COLUMNS)].rename(

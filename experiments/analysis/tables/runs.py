@@ -5,6 +5,9 @@ from typing import Any
 
 import pandas as pd
 
+from experiments.specs.lookup import rerun_command
+from experiments.specs.planned import PlannedStudy
+
 EVERY_RECIPE = True
 METRICS = ("wall_s", "steps", "tokens", "images", "num_nonzero")
 COLUMNS = ["run", "status", "seed", "data", "data hash", "steps", "tokens", "images"]
@@ -12,20 +15,19 @@ COLUMNS += ["non-zero parameters", "wall time (s)", "machine", "processor", "thr
 COLUMNS += ["command"]
 
 
-def make(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
+def make(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
     """One row per run, in the study's order."""
     training = records[(records["task"] == "training") & records["metric"].isin(METRICS)]
     measured = training.pivot_table("value", "run", "metric")
     facts = training.drop_duplicates("run").set_index("run")
-    planned = {run["id"]: run for run in study["runs"]}
+    planned = {run.id: run for run in study.runs}
     rows = []
     for run in [*planned, *(run for run in facts.index if run not in planned)]:
         if run in facts.index:
             rows.append(_row(run, facts.loc[run], measured.loc[run]))
         else:
-            plan = planned[run]
-            row = {"run": run, "status": "missing", "seed": plan["seed"]}
-            rows.append(row | {"command": plan["command"]})
+            row = {"run": run, "status": "missing", "seed": planned[run].spec.seed}
+            rows.append(row | {"command": rerun_command([run])})
     table = pd.DataFrame(rows, columns=COLUMNS)
     unseen = [unit for unit in ("tokens", "images") if table[unit].isna().all()]
     return table.drop(columns=unseen)

@@ -2,16 +2,15 @@
 fine-tuning, by the sparsity of pre-training, with its standard deviations. Nothing here was run by
 us: its models are hundreds of times as large, and its data no sentences of a grammar."""
 
-from typing import Any
-
 import pandas as pd
 
 from experiments import published
+from experiments.specs.planned import PlannedStudy
 
 KEYS = ["model", "dataset", "metric"]
 
 
-def make(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
+def make(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
     """One row per model and task of the source."""
     rows = published.results()
     rows = rows[rows["source_id"] == published.source_id(study)]

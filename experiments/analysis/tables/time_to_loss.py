@@ -4,13 +4,12 @@ no streaming). Linear between validations; means over seeds. Speed-ups are again
 the same model, data and clock; a machine measures only its own runs, and runs whose machine was not
 recorded are simulated only."""
 
-from typing import Any
-
 import pandas as pd
 
 from experiments.analysis.figures import time_to_loss
+from experiments.specs.planned import PlannedStudy
 
 
-def make(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
+def make(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
     """One row per model, dataset, clock, method and sparsity."""
     return time_to_loss.times(time_to_loss.data(records, curves, study))

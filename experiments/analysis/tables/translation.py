@@ -10,13 +10,14 @@ import pandas as pd
 from experiments import published
 from experiments.analysis import stats
 from experiments.analysis.methods import Methods
+from experiments.specs.planned import PlannedStudy
 from experiments.store import tidy
 
 COLUMNS = ["model", "dataset", "method", "sparsity", "seeds", "BLEU", "low", "high"]
 COLUMNS += ["minus dense", "paired seeds", "BLEU (published)", "runs"]
 
 
-def make(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
+def make(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
     """One row per model, dataset, method and sparsity."""
     bleu = records[(records["metric"] == "bleu") & records["value"].notna()]
     source, looks, rows = published.source_id(study), Methods(study), []

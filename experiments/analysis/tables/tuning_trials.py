@@ -5,11 +5,10 @@ model and data. Trials that are apart by less than the margin (1.96 times that n
 of 2 over the seeds of a trial) tie; of those that tie with the best the setting nearest to the
 default is taken. The update interval and the steps are optimizer steps."""
 
-from typing import Any
-
 import pandas as pd
 
 from experiments.analysis.figures import tuning
+from experiments.specs.planned import PlannedStudy
 
 EVERY_RECIPE = True
 COLUMNS = ["model", "dataset", "method", "sparsity", "learning rate", "drop fraction"]
@@ -17,7 +16,7 @@ COLUMNS += ["update interval", "steps", "seed", "perplexity", "above best", "see
 COLUMNS += ["choice", "runs"]
 
 
-def make(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
+def make(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
     """One row per trial, the best of each method first."""
     trials = tuning.data(records, curves, study)
     keys = ["model", "dataset", "algorithm"]

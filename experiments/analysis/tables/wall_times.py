@@ -3,10 +3,9 @@ are dense under their masks and runs share a machine, so it does not follow the 
 Each row is of one machine (processor, threads, library versions and kernels, by key); seconds of
 different machines say nothing beside each other, and without a key there are none."""
 
-from typing import Any
-
 import pandas as pd
 
+from experiments.specs.planned import PlannedStudy
 from experiments.store import tidy
 from experiments.store.machine import is_known
 
@@ -14,7 +13,7 @@ COLUMNS = ["model", "dataset", "method", "sparsity", "machine", "processor", "ru
 COLUMNS += ["wall time (s)", "runs"]
 
 
-def make(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
+def make(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
     """One row per model, dataset, method, sparsity and machine; no time where none is known."""
     times = tidy.select(records, "wall_s")
     keys = ["model", "dataset", "method", "sparsity", "machine", "cpu"]

@@ -2,16 +2,15 @@
 the activations that the backward pass of one sequence of 2,048 tokens needs, kept or computed again
 block by block. A CS-2 keeps activations only, in 40 GB; the weights are streamed."""
 
-from typing import Any
-
 import pandas as pd
 
+from experiments.specs.planned import PlannedStudy
 from experiments.store import tidy
 
 
-def make(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
+def make(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
     """One row per model and sparsity."""
-    rows = tidy.computed(study["scale"], "device", "memory")
+    rows = tidy.computed(study.scale, "device", "memory")
     return pd.DataFrame(
         {
             "model": rows["model"],

@@ -2,20 +2,19 @@
 time, and with weights streamed for every micro-batch that fits the wafer. Beside them SPDF's ratio
 of FLOPs, which is a bound and no measurement; no whole-model time on a CS-2 was published."""
 
-from typing import Any
-
 import pandas as pd
 
 from experiments import published
+from experiments.specs.planned import PlannedStudy
 from experiments.store import tidy
 
 MODELS = {"GPT-2 Small": "GPT-2 Small (125M)", "GPT-3 XL": "GPT-3 XL (1.3B)"}
 METRIC = "theoretical speed-up vs dense"
 
 
-def make(records: pd.DataFrame, curves: pd.DataFrame, study: dict[str, Any]) -> pd.DataFrame:
+def make(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
     """One row per model and sparsity."""
-    rows = tidy.computed(study["scale"], "device", "whole_model")
+    rows = tidy.computed(study.scale, "device", "whole_model")
     return pd.DataFrame(
         {
             "model": rows["model"],

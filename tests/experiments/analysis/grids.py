@@ -7,7 +7,7 @@ whatever mixes them is caught.
 from pathlib import Path
 
 from experiments.specs.expand import study_runs
-from experiments.specs.lookup import study_as_dict
+from experiments.specs.lookup import planned_study
 from experiments.specs.read import load_study
 from experiments.specs.schema import Study
 from experiments.store.collect import curves_table, records_table
@@ -23,8 +23,8 @@ def load() -> Study:
 
 
 def frames(study, *, keep=lambda run: True, **law):
-    """Records, curves and the study's dict; ``law`` goes to `synthetic.planned_record`."""
-    facts = study_as_dict(study, "small")
+    """Records, curves and the planned study; ``law`` goes to `synthetic.planned_record`."""
+    facts = planned_study(study, "small")
     runs = [run for run in study_runs(study, "small") if keep(run)]
     made = [synthetic.planned_record(make_record, run, **law) for run in runs]
     return records_table(made, facts), curves_table(made), facts

@@ -4,8 +4,14 @@ import math
 
 import numpy as np
 
+from experiments.specs.planned import PlannedStudy
+from experiments.specs.run import Run, RunSpec
+
 METHODS = {"dense": 0.0, "static": 0.8, "set": 0.8, "rigl": 0.8, "granet": 0.8, "gmp": 0.8}
 EFFECTS = {"dense": -0.3, "static": 0.0, "set": -0.06, "rigl": -0.1, "granet": -0.14, "gmp": -0.12}
+
+
+SIZES = {"hidden_size": 64, "intermediate_size": 176, "num_layers": 2, "num_heads": 4}
 
 
 def spec(method, seed, *, scale="quick", dataset="docs-prose", label="llama-0.2m"):
@@ -18,7 +24,7 @@ def spec(method, seed, *, scale="quick", dataset="docs-prose", label="llama-0.2m
         "id": run,
         "scale": scale,
         "task": "lm",
-        "model": {"name": "llama", "label": label},
+        "model": {"name": "llama", "label": label, **SIZES},
         "data": {"name": dataset, "vocab_size": 1024, "context": 64},
         "recipe": recipe,
         "method": method,
@@ -133,13 +139,15 @@ def study(records, **changes):
             "primary": ["C001", "C002"],
             "exploratory": ["C003", "C004", "C005", "C064", "C077"],
         },
-        "runs": [
-            {"id": r["run"], "method": r["spec"]["method"], "seed": r["spec"]["seed"],
-             "spec": r["spec"], "command": r["command"]}
-            for r in records
-        ],
     }  # fmt: skip
-    return base | changes
+    return planned([record["spec"] for record in records], **(base | changes))
+
+
+def planned(specs, *, held_out=(), **fields):
+    """A study whose runs have these specs in JSON; ids in ``held_out`` are predicted first."""
+    runs = [Run(RunSpec.model_validate(one), held_out=one["id"] in held_out) for one in specs]
+    blank = {"title": "", "source": "", "description": "", "tables": [], "figures": []}
+    return PlannedStudy.model_validate({**blank, **fields, "runs": runs})
 
 
 #: Loss above dense of each algorithm at 80%, in nats; it grows by half at 90% and doubles at 95%.

@@ -48,7 +48,7 @@ def test_figures_draw_full_and_empty_records(name, full, tmp_path):
 def test_tables_are_made_from_full_and_empty_records(name, full):
     module = tables.load(name)
     made = module.make(*full)
-    assert len(made) or name not in full[2]["tables"]  # those of other studies find nothing here
+    assert len(made) or name not in full[2].tables  # those of other studies find nothing here
     assert isinstance(module.make(*frames([])), pd.DataFrame)
     assert tables.caption(name)
 
@@ -67,7 +67,7 @@ def test_missing_runs_stay_in_the_run_table(full):
     shown = full[0][full[0]["method"] != "set"]
     table = tables.load("runs").make(shown, full[1], full[2]).set_index("run")
     assert set(table[table["status"] == "missing"].index) == {
-        run["id"] for run in full[2]["runs"] if run["method"] == "set"
+        run.id for run in full[2].runs if run.spec.method == "set"
     }
 
 

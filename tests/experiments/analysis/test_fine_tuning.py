@@ -9,7 +9,7 @@ from experiments.analysis import tables
 from experiments.analysis.claims import comparison
 from experiments.analysis.figures import fine_tuning
 from experiments.analysis.methods import Methods
-from experiments.specs.lookup import study_as_dict
+from experiments.specs.lookup import planned_study
 from experiments.specs.read import load_study
 from experiments.store.collect import records_table
 from experiments.store.tidy import typed
@@ -25,8 +25,7 @@ SIDE = {"method": "spdf-75", "model": "large", "dataset": "hard"}
 
 
 def study():
-    found = study_as_dict(load_study("spdf"), "smoke")
-    return {**found, "runs": []}
+    return planned_study(load_study("spdf"), "smoke").changed(runs=())
 
 
 def records(without=()):
@@ -39,7 +38,7 @@ def records(without=()):
         for seed in range(5)
         if (model, dataset) not in without
     ]  # fmt: skip
-    return typed(pd.DataFrame([*rows], columns=records_table([], {"name": "spdf"}).columns))
+    return typed(pd.DataFrame([*rows], columns=records_table([], study()).columns))
 
 
 def gap(**place):

@@ -1,7 +1,5 @@
 """A study of several sizes, corpora, sparsities and budgets: nothing mixes what must stay apart."""
 
-import json
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -17,11 +15,13 @@ from experiments.analysis.figures import scaling
 from experiments.analysis.methods import Methods
 from experiments.cli.app import app
 from experiments.specs.expand import study_runs
-from experiments.specs.lookup import study_as_dict
+from experiments.specs.lookup import planned_study
 from experiments.specs.read import load_study
+from experiments.specs.run import Run, Transform
 from experiments.store import tidy
 from experiments.store.record import make_record
 from tests.experiments.analysis import grids, synthetic
+from tests.experiments.specs.edit import edited
 
 WORKLOAD = tidy.Workload("llama-64", "enwiki-slice")
 
@@ -72,8 +72,10 @@ def test_the_difference_to_static_is_at_equal_sparsity(full, tmp_path):
 
 def test_the_difference_of_widened_models_is_to_the_dense_one(full):
     rows = selection.headline(full[0], full[2])
-    study = json.loads(json.dumps(full[2]))
-    study["methods"]["rigl"]["transform"] = {"family": "wide"}
+    methods = dict(full[2].methods)
+    transform = Transform(family="wide", sparsity=0.8)
+    methods["rigl"] = methods["rigl"].model_copy(update={"transform": transform})
+    study = full[2].changed(methods=methods)
     widened = rows["family"].mask(rows["method"] == "rigl", "wide")
     table = tables.load("perplexity").make(rows.assign(family=widened), full[1], study)
     own = tidy.in_workload(table, WORKLOAD).set_index("method").loc["rigl"]
@@ -83,7 +85,7 @@ def test_the_difference_of_widened_models_is_to_the_dense_one(full):
 
 
 def test_a_method_looks_the_same_at_every_sparsity():
-    looks = Methods(study_as_dict(grids.load(), "small"))
+    looks = Methods(planned_study(grids.load(), "small"))
     assert looks["static90"].color == looks["static"].color
     assert looks["dense-control"].name == "Dense control"
 
@@ -112,7 +114,7 @@ def test_a_replication_never_stands_in_for_the_first_workload(study):
 
 
 def test_trials_are_evidence_for_nothing(full):
-    table = ledger((full[0], full[1], full[2] | {"trials": True}))
+    table = ledger((full[0], full[1], full[2].changed(trials=True)))
     assert set(table["verdict"]) == {"not tested"}
     assert set(table["reason"]) == {claims.TRIALS}
 
@@ -204,7 +206,7 @@ def test_a_penalty_that_turns_back_does_not_grow():
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(scaling, "penalties", lambda *_: rows)
-        text = scaling._trend_sentence(rows, Methods({}), "static", 0.8)
+        text = scaling._trend_sentence(rows, Methods(), "static", 0.8)
     assert "+0.001, +0.141, +0.131 nats" in text
     assert "does not change from each one to the next" in text
 
@@ -271,11 +273,13 @@ def test_sizes_stand_beside_what_is_published(full):
 
 
 def test_methods_that_differ_within_a_recipe_are_named(full):
-    study = json.loads(json.dumps(full[2]))
-    for run in study["runs"]:
-        if run["method"].startswith("rigl"):
-            run["spec"]["recipe"]["learning_rate"] = 0.02
-    table = tables.load("hyperparameters").make(*full[:2], study).set_index("setting")
+    def faster(spec):
+        if spec["method"].startswith("rigl"):
+            spec["recipe"]["learning_rate"] = 0.02
+
+    runs = tuple(Run(edited(run.spec, faster)) for run in full[2].runs)
+    table = tables.load("hyperparameters").make(*full[:2], full[2].changed(runs=runs))
+    table = table.set_index("setting")
     shown = table.loc["learning_rate", "ours, half-batch"]
     assert shown == "0.005 (Dense control, Static, SET, GraNet); 0.02 (RigL)"
     assert table.loc["steps", "ours, half-batch"] == "1500"
@@ -300,7 +304,7 @@ def test_the_configured_drop_fraction_is_drawn_where_none_was_logged(full):
 
 
 def test_trials_name_the_best_settings_of_each_method(full):
-    study = full[2] | {"trials": True}
+    study = full[2].changed(trials=True)
     table = tables.load("tuning_trials").make(full[0], full[1], study)
     own = table[(table["model"] == "llama-64") & (table["dataset"] == "enwiki-slice")]
     best = own[own["above best"] == 0]

@@ -4,12 +4,13 @@ import pandas as pd
 
 from experiments.analysis import figures
 from experiments.analysis.figures import ift_transforms
+from experiments.specs.planned import NO_STUDY
 from sparse_lib import ift
 
 
 def test_every_drawn_transform_keeps_the_multiply_adds(tmp_path):
     nothing = pd.DataFrame()
-    figures.write("ift_transforms", nothing, nothing, {}, tmp_path)
+    figures.write("ift_transforms", nothing, nothing, NO_STUDY, tmp_path)
     rows = pd.read_csv(tmp_path / "ift_transforms.csv").set_index("transform")
     assert (rows.groupby("transform")["kept"].sum() == 64).all()
     s = ift_transforms.SPARSITY

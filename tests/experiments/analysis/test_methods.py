@@ -9,8 +9,11 @@ from matplotlib.colors import to_rgb
 
 from experiments.analysis import figures, methods, style
 from experiments.analysis.methods import Methods
-from experiments.specs.lookup import study_as_dict
+from experiments.specs.lookup import planned_study
+from experiments.specs.planned import NO_STUDY
 from experiments.specs.read import load_study
+from experiments.specs.run import Transform
+from experiments.specs.schema import Method, Start
 from experiments.store.collect import curves_table, records_table
 from experiments.store.record import make_record
 from tests.experiments.analysis import synthetic
@@ -38,11 +41,11 @@ def lab(color, deficiency):
 
 
 def study(**own):
-    facts = {"recipe": "all", "final_sparsity": 0.8, "transform": None, "starts_from": None}
-    return {
-        "methods": {key: {**facts, "sparsity": None, **settings} for key, settings in own.items()},
-        "runs": [],
+    methods = {
+        key: Method.model_construct(**{"recipe": "all", "final_sparsity": 0.8, **settings})
+        for key, settings in own.items()
     }
+    return NO_STUDY.changed(methods=methods)
 
 
 def masks(algorithm, **settings):
@@ -73,7 +76,7 @@ def test_a_label_names_a_method_and_sparsity_alone_makes_no_new_look():
             fast=masks("rigl"),
             fast90=masks("rigl", final_sparsity=0.9),
             again=masks("rigl"),
-            wide=masks("rigl", transform={"family": "wide"}),
+            wide=masks("rigl", transform=Transform(family="wide", sparsity=0.8)),
         )
     )
     assert looks["kast"].name == looks["kast90"].name == "Top-KAST"
@@ -102,7 +105,7 @@ def test_phases_are_those_of_the_study():
     looks = Methods(
         study(
             first=masks("static", final_sparsity=0.75),
-            second={"final_sparsity": 0.0, "starts_from": {"method": "first"}},
+            second={"final_sparsity": 0.0, "starts_from": Start(method="first")},
         )
     )
     assert looks.phases("second") == (0.75, "dense") and looks.phases("first") is None
@@ -127,7 +130,7 @@ def test_every_mean_line_has_markers():
 
 
 def test_committed_studies_keep_their_looks():
-    looks = Methods(study_as_dict(load_study("sparsity_library"), "small"))
+    looks = Methods(planned_study(load_study("sparsity_library"), "small"))
     assert [looks[key].name for key in ("dense-control", "set-retuned", "rigl95")] == [
         "Dense control", "SET, retuned", "RigL",
     ]  # fmt: skip

@@ -1,6 +1,7 @@
 """Laws of sizes, sparsities and tokens: known ones are recovered, and bands cover them."""
 
 import json
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
@@ -21,9 +22,12 @@ from experiments.analysis.tables import (
     law_schedules,
     laws,
 )
+from experiments.specs.planned import PlannedStudy
+from experiments.specs.run import Run, RunSpec
 from experiments.store.collect import records_table
 from tests.experiments.analysis import law_runs, synthetic
 from tests.experiments.analysis.law_runs import LAWS
+from tests.experiments.specs.edit import edited
 
 PLACES = [(0.75, 40_000, 2e6), (0.0, 1e5, 1e6), (0.5, 338_688, 8e6), (0.875, 20_000, 1e6)]
 
@@ -126,7 +130,18 @@ def test_what_waits_is_said():
 # From records to pages
 
 
-def study_of(rows: pd.DataFrame) -> dict:
+@dataclass(frozen=True)
+class Counted(Run):
+    """A run of a model with so many weights in its blocks."""
+
+    weights: int = 0
+
+    @property
+    def block_weights(self) -> int:
+        return self.weights
+
+
+def study_of(rows: pd.DataFrame) -> PlannedStudy:
     """A study that plans the runs of these rows."""
     runs = []
     for row in rows.to_dict("records"):
@@ -144,8 +159,8 @@ def study_of(rows: pd.DataFrame) -> dict:
             "steps": row["tokens"] // (16 * 64),
             "stable": {"warmup_steps": 5, "decay": 0.2},
         }
-        run = {"id": row["run"], "method": row["method"], "seed": row["seed"], "spec": spec}
-        runs.append({**run, "block_weights": row["weights"], "held_out": row["held_out"]})
+        spec = RunSpec.model_validate(spec)
+        runs.append(Counted(spec, held_out=row["held_out"], weights=row["weights"]))
     methods = {
         row["method"]: {
             "recipe": "b8",
@@ -154,17 +169,11 @@ def study_of(rows: pd.DataFrame) -> dict:
         }
         for row in rows.drop_duplicates("method").to_dict("records")
     }
-    return {
-        "name": "scaling",
-        "scale": "small",
-        "methods": methods,
-        "runs": runs,
-        "tables": [],
-        "figures": [],
-    }
+    study = synthetic.planned([], name="scaling", scale="small", methods=methods)
+    return study.changed(runs=tuple(runs))
 
 
-def records_of(rows: pd.DataFrame, study: dict) -> pd.DataFrame:
+def records_of(rows: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
     """Records in which each run has the loss of its row."""
     empty = records_table([], study)
     found = []
@@ -254,16 +263,20 @@ def test_schedules_are_compared_by_seed(whole):
     some = rows[(rows["model"] == "bytes-48") & (rows["tokens"] == 2_048_000)]
     cosine = some.assign(run=some["run"] + "-cosine", bits=some["bits"] - 0.01)
     both = study_of(pd.concat([some, cosine]))
-    for run in both["runs"]:
-        if run["id"].endswith("-cosine"):
-            del run["spec"]["recipe"]["stable"]
+    runs = [
+        replace(run, spec=edited(run.spec, lambda spec: spec["recipe"].pop("stable")))
+        if run.id.endswith("-cosine")
+        else run
+        for run in both.runs
+    ]
+    both = both.changed(runs=tuple(runs))
     records = records_of(pd.concat([some, cosine]), both)
     table = law_schedules.make(records, pd.DataFrame(), both)
     assert len(table) == some.groupby(["algorithm", "sparsity"]).ngroups
     assert table["difference"].to_numpy() == pytest.approx(0.01)
     assert set(table["seeds"]) == {3}
     assert law_schedules.make(records.iloc[:0], pd.DataFrame(), both).empty
-    one_kind = {**both, "runs": [run for run in both["runs"] if "cosine" not in run["id"]]}
+    one_kind = both.changed(runs=tuple(run for run in both.runs if "cosine" not in run.id))
     assert law_schedules.make(records, pd.DataFrame(), one_kind).empty
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from experiments.analysis import figures, tables
 from experiments.store import tidy
+from tests.experiments.analysis import synthetic
 
 FROZEN = Path(__file__).with_name("frozen")
 TABLES = ["architecture", "config_changes", "configs", "dense_comparison", "evaluation", "flops"]
@@ -20,7 +21,8 @@ FIGURES = ["budgets", "perplexity_by_method", "perplexity_by_sparsity", "scaling
 
 @pytest.fixture(scope="module")
 def frozen():
-    study = json.loads((FROZEN / "study.json").read_text())
+    facts = json.loads((FROZEN / "study.json").read_text())
+    study = synthetic.planned([run["spec"] for run in facts.pop("runs")], **facts)
     rows = tidy.read_records(FROZEN / "records.csv.gz")
     return rows, tidy.read_curves(FROZEN / "curves.csv.gz"), study
 

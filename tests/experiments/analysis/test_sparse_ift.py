@@ -6,8 +6,11 @@ import pytest
 from experiments.analysis import figures, style, tables
 from experiments.analysis.claims import ledger as claims
 from experiments.analysis.figures import _by_flops
+from experiments.specs.run import Run, RunSpec
+from experiments.specs.schema import Claims
 from experiments.store.collect import curves_table, records_table
 from experiments.store.record import make_record
+from tests.experiments.analysis import synthetic
 
 # Method: sparsity, test accuracy, FLOPs relative to dense.
 METHODS = {
@@ -68,25 +71,20 @@ def record(method, seed, *, model="resnet-1mf", accuracy=None, flops=None, datas
     return make_record(train, evaluation, rows)
 
 
-STUDY = {
-    "name": "sparse_ift_vision",
-    "source": "Thangarasa et al., Sparse-IFT, ICML 2024, PMLR 235 (arXiv:2303.11525)",
-    "scale": "small",
-    "trials": False,
-    "claims": {},
-    "methods": {},
-    "recipes": {},
-    "computations": [],
-    "runs": [],
-}
+STUDY = synthetic.planned(
+    [],
+    name="sparse_ift_vision",
+    source="Thangarasa et al., Sparse-IFT, ICML 2024, PMLR 235 (arXiv:2303.11525)",
+    scale="small",
+)
 
 
 @pytest.fixture(scope="module")
 def full():
     made = [record(method, seed) for method in METHODS for seed in (0, 1, 2)]
     made.append(record("dense", 0, model="resnet-2mf", accuracy=0.56, flops=2.1))
-    runs = [{"id": r["run"], "spec": r["spec"], "seed": 0, "command": ""} for r in made]
-    study = STUDY | {"runs": runs}
+    runs = tuple(Run(RunSpec.model_validate(r["spec"])) for r in made)
+    study = STUDY.changed(runs=runs)
     return records_table(made, study), curves_table(made), study
 
 
@@ -174,7 +172,7 @@ def test_class_rows_by_hand(full):
 
 
 def verdicts(made, primary):
-    study = STUDY | {"claims": {"primary": primary, "exploratory": ["C016", "C017"]}}
+    study = STUDY.changed(claims=Claims(primary=primary, exploratory=["C016", "C017"]))
     table = claims.evaluate(records_table(made, STUDY), study)
     return table.set_index("id")
 

@@ -1,10 +1,11 @@
 from experiments.analysis import tables
+from experiments.specs.planned import NO_STUDY
 from experiments.store.collect import records_table
 
 
 def test_the_sources_table_is_shown_whole():
-    empty = records_table([], {"name": "spdf"})
-    study = {"source": "Thangarasa et al., SPDF, UAI 2023, PMLR 216"}
+    study = NO_STUDY.changed(source="Thangarasa et al., SPDF, UAI 2023, PMLR 216")
+    empty = records_table([], study)
     table = tables.load("spdf_published").make(empty, empty, study).set_index(["model", "dataset"])
     assert len(table) == 8
     row = table.loc[("GPT-3 XL (1.3B)", "Curation Corpus")]

@@ -5,10 +5,12 @@ import pandas as pd
 from experiments.analysis import figures, tables
 from experiments.analysis.claims import ledger as claims
 from experiments.report import render
+from experiments.specs.run import Run
 from experiments.store import tidy
 from experiments.store.collect import write_tables
 from experiments.store.record import make_record, write_record
 from tests.experiments.analysis import synthetic
+from tests.experiments.specs.edit import edited
 
 DRAWN = ["loss_curves", "perplexity_by_method"]
 COMPUTED = pd.DataFrame({"speed-up (simulated)": [1.98, 9.1], "speed-up (published)": [2.0, None]})
@@ -16,21 +18,21 @@ COMPUTED = pd.DataFrame({"speed-up (simulated)": [1.98, 9.1], "speed-up (publish
 
 def collect_study(root, study, made):
     """Write a study's results, tables and figures, and render its page."""
-    results = root / "results" / "quick" / study["name"]
+    results = root / "results" / "quick" / study.name
     for record in made:
         write_record(record, results / "records" / f"{record['run']}.json")
-    files = [results / "records" / f"{run['id']}.json" for run in study["runs"]]
+    files = [results / "records" / f"{run.id}.json" for run in study.runs]
     path = write_tables(files, study, results / "records.csv")
     table, curves = tidy.read_records(path), tidy.read_curves(results / "curves.csv")
     claims.write(table, study, results / "claims.csv")
-    page = root / "reports" / "quick" / study["name"]
-    for name in study["tables"]:
+    page = root / "reports" / "quick" / study.name
+    for name in study.tables:
         if name == "cs2_overhead":
             (page / "tables").mkdir(parents=True)
             COMPUTED.to_csv(page / "tables" / f"{name}.csv", index=False)
         else:
             tables.write(name, table, curves, study, page / "tables")
-    for name in set(study["figures"]) & set(DRAWN):
+    for name in set(study.figures) & set(DRAWN):
         figures.write(name, table, curves, study, page / "figures")
     render.render_study(
         study, table, curves, results / "records", page / "figures",
@@ -47,7 +49,9 @@ def make_site(root):
     """
     made = synthetic.make(make_record)
     main = synthetic.study(made, figures=[*DRAWN, "schedules"], trials=False)
-    main["runs"][0]["spec"]["note"] = "<b>&"
+    first, *others = main.runs
+    marked = Run(edited(first.spec, lambda spec: spec.update(suite="<b>&")))
+    main = main.changed(runs=(marked, *others))
     collect_study(root, main, made[2:])
     # Its name comes first in the alphabet, so its place shows that trials go last.
     trials = synthetic.study(made[2:5], name="a_tuning", figures=[], tables=["runs"], trials=True)

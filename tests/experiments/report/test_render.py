@@ -74,9 +74,9 @@ def test_pages_load_nothing_and_every_link_resolves(site):
 def test_missing_runs_and_figures_are_said(site):
     reports, study = site
     for name in ("index.html", "README.md"):
-        text = (reports / "quick" / study["name"] / name).read_text()
+        text = (reports / "quick" / study.name / name).read_text()
         assert "2 runs are missing" in text
-        assert study["runs"][0]["id"] in text
+        assert study.runs[0].id in text
         assert "This figure has not been drawn yet." in text
 
 
@@ -87,19 +87,19 @@ def test_verdicts_are_words(site):
 
 
 def test_specs_are_escaped(site):
-    text = (site[0] / "quick" / site[1]["name"] / "index.html").read_text()
-    assert "<b>&" not in text
+    text = (site[0] / "quick" / site[1].name / "index.html").read_text()
+    assert "<b>&" not in text and "&lt;b&gt;&amp;" in text
 
 
 def test_figures_follow_the_theme(site):
-    text = (site[0] / "quick" / site[1]["name"] / "index.html").read_text()
+    text = (site[0] / "quick" / site[1].name / "index.html").read_text()
     svg = text[text.index("<svg") : text.rindex("</svg>")]
     assert "currentColor" in svg and "#1b1f24" not in svg
     assert not re.search(r"url\(#(?!perplexity_by_method-|loss_curves-)", svg)
 
 
 def test_markdown_tables_have_equal_columns(site):
-    text = (site[0] / "quick" / site[1]["name"] / "README.md").read_text()
+    text = (site[0] / "quick" / site[1].name / "README.md").read_text()
     for block in re.findall(r"(?:^\|.*\n)+", text, flags=re.MULTILINE):
         widths = {len(re.findall(r"(?<!\\)\|", line)) for line in block.splitlines()}
         assert len(widths) == 1, block[:200]
@@ -141,7 +141,7 @@ def test_trials_are_labelled_and_come_last(site):
     text = index(site)
     studies = text[text.index('id="studies"') : text.index('id="contradicted"')]
     names = re.findall(r'<a href="(\w+)/index.html">', studies)
-    assert names == ["device", site[1]["name"], "a_tuning"]
+    assert names == ["device", site[1].name, "a_tuning"]
     twin = index(site, "README.md")
     for name in names:
         page = (site[0] / "quick" / name / "index.html").read_text()
@@ -151,11 +151,11 @@ def test_trials_are_labelled_and_come_last(site):
     assert "Tuning trials" in studies and "Tuning trials" in twin
     # The only ledger that names runs is that of the main study.
     table = pd.read_csv(site[0] / "quick" / "commands.csv")
-    assert set(table[table["table"] == "claims"]["study"]) == {site[1]["name"]}
+    assert set(table[table["table"] == "claims"]["study"]) == {site[1].name}
 
 
 def test_the_front_page_counts_verdicts_and_cost(site):
-    ledger = claims.read(site[0].parent / "results/quick" / site[1]["name"] / "claims.csv")
+    ledger = claims.read(site[0].parent / "results/quick" / site[1].name / "claims.csv")
     text = index(site)
     for word in summary.ORDER:
         number = (ledger["verdict"] == word).sum()
@@ -233,7 +233,7 @@ def test_counter_evidence_stands_beside_its_claim():
 
 
 def test_every_measured_number_links_to_the_runs_behind_it(site):
-    text = (site[0] / "quick" / site[1]["name"] / "index.html").read_text()
+    text = (site[0] / "quick" / site[1].name / "index.html").read_text()
     table = text[text.index('id="table-perplexity"') : text.index('id="table-flops"')]
     row = re.search(r"<tr>.{0,200}RigL.*?</tr>", table, re.DOTALL).group()
     numbers = re.findall(r'<td class="number">(.*?)</td>', row)
@@ -243,7 +243,7 @@ def test_every_measured_number_links_to_the_runs_behind_it(site):
     assert len(links) == 1
     group = text[text.index(f'<details id="{links.pop()}">') :]
     group = group[: group.index("</details>")]
-    runs = [run["id"] for run in site[1]["runs"] if run["method"] == "rigl"]
+    runs = [run.id for run in site[1].runs if run.spec.method == "rigl"]
     assert rerun_command(runs) in group
     assert re.findall(r'href="#(run-[^"]+)"', group) == [words.anchor(run) for run in runs]
 
@@ -251,7 +251,7 @@ def test_every_measured_number_links_to_the_runs_behind_it(site):
 def test_commands_name_the_runs_of_each_row(site):
     table = pd.read_csv(site[0] / "quick" / "commands.csv", keep_default_na=False)
     row = table[(table["table"] == "perplexity") & (table["row"].str.contains("RigL 80%"))]
-    runs = [run["id"] for run in site[1]["runs"] if run["method"] == "rigl"]
+    runs = [run.id for run in site[1].runs if run.spec.method == "rigl"]
     assert row["command"].tolist() == [rerun_command(runs)]
     computed = table[table["study"] == "device"]["command"].unique()
     assert computed == ["snakemake reproduce --forcerun compute --config scale=quick study=device"]
@@ -283,7 +283,7 @@ def page_of(tmp_path, study, made, **columns):
     table.to_csv(tmp_path / "records.csv", index=False)
     curves_table(made).to_csv(tmp_path / "curves.csv", index=False)
     curves = tidy.read_curves(tmp_path / "curves.csv")
-    for name in study["tables"]:
+    for name in study.tables:
         tables.write(name, table, curves, study, tmp_path / "tables")
     claims.write(table, study, tmp_path / "claims.csv")
     folders = [tmp_path / name for name in ("records", "figures", "tables")]

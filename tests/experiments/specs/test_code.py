@@ -17,6 +17,7 @@ from experiments.specs import code
 from experiments.specs.code import training_code_hash
 from experiments.specs.expand import all_runs, computation_costs
 from experiments.specs.schema import module_names
+from tests.test_imports import run_nodes
 
 ROOT = code.ROOT
 EXPERIMENTS = ROOT / "experiments"
@@ -60,7 +61,7 @@ def params() -> dict[str, str]:
 def imports(path: Path) -> set[Path]:
     """Files of the repository whose modules a file's import statements name."""
     names = set()
-    for node in ast.walk(ast.parse(path.read_bytes())):
+    for node in run_nodes(ast.parse(path.read_bytes())):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):

@@ -6,7 +6,7 @@ import yaml
 from experiments import tasks
 from experiments.specs.code import ROOT, training_code_hash
 from experiments.specs.expand import BUDGET_CORE_S, all_runs, computation_costs, study_runs
-from experiments.specs.lookup import study_as_dict
+from experiments.specs.lookup import planned_study
 from experiments.specs.read import load_study, study_names
 from experiments.specs.schema import SCALES
 from tests.experiments.specs.edit import BASE, edited, error_of, two_phases, with_transform
@@ -188,5 +188,5 @@ def test_a_study_may_have_computations_only(tmp_path, monkeypatch, computation):
     assert list(tidy.computed("smoke", computation, "words")["word"]) == ["smoke"]
     with pytest.raises(ValueError, match="experiments compute"):
         tidy.computed("smoke", computation, "word")
-    write_tables([], study_as_dict(loaded, "smoke"), tmp_path / "records.csv")
+    write_tables([], planned_study(loaded, "smoke"), tmp_path / "records.csv")
     assert tidy.read_records(tmp_path / "records.csv").empty

@@ -194,7 +194,7 @@ def check_of(claim, study):
 )
 def test_arithmetic_of_the_sources(claim, computed):
     computations = [{"name": name} for name in ("flops", "device", "coordinate_check")]
-    check = check_of(claim, {"scale": "quick", "computations": computations})
+    check = check_of(claim, synthetic.study([], computations=computations))
     assert check.holds is True, check.reason
 
 
@@ -267,7 +267,7 @@ def test_a_changed_test_is_post_hoc_for_old_runs_until_new_seeds_decide(monkeypa
     hashes = {"C001": published.test_hash(changed)[:8]}
     for record in made:
         record["claim_tests"] = hashes if record["spec"]["seed"] >= 5 else {"C001": "fc4caf46"}
-    table = records_table(made, {"name": "any"})
+    table = records_table(made, synthetic.study([], name="any"))
     new = [r["run"] for r in made if r["spec"]["seed"] >= 5]
     every = " ".join(r["run"] for r in made)
     assert claims.trained_under_another("C001", changed, table, " ".join(new)) == ""
@@ -332,10 +332,7 @@ def test_the_update_flops_are_checked_on_the_counted_schedule(computed):
     assert both.holds is True and "RigL executes 1.00% more" in both.reason
     table.loc[(table["method"] == "set") & (table["metric"] == "flops_executed"), "value"] *= 2
     assert exact.CHECKS["update_flops"](table, study).holds is False
-    assert (
-        exact.CHECKS["update_flops"](table.iloc[:0], {"scale": "quick", "computations": []}).holds
-        is None
-    )
+    assert exact.CHECKS["update_flops"](table.iloc[:0], synthetic.study([])).holds is None
 
 
 def test_nothing_published_was_dropped():

@@ -6,6 +6,9 @@ import pytest
 from experiments import published
 from experiments.analysis import trials
 from experiments.analysis.claims import preconditions
+from experiments.specs.run import RunSpec
+from tests.experiments.analysis import synthetic
+from tests.experiments.specs.edit import edited
 
 RULES = published.policy()
 
@@ -54,21 +57,20 @@ def test_scores_must_be_above_chance():
 
 
 def test_learning_rates_must_have_ended():
-    cosine = {"learning_rate": 0.1, "min_learning_rate": 0.0}
-    constant = {"learning_rate": 0.1, "min_learning_rate": 0.1}
+    cosine = spec(0.1)
+    constant = edited(cosine, lambda own: own["recipe"].update(min_learning_rate=0.1))
     assert preconditions.not_annealed([cosine, cosine], RULES) == ""
     assert "1 of 2 runs" in preconditions.not_annealed([cosine, constant], RULES)
 
 
 def spec(rate, *, method="rigl", model="m"):
-    return {
-        "task": "lm", "method": method, "model": {"label": model}, "data": {"name": "d"},
-        "sparsity": {"algorithm": method}, "recipe": {"learning_rate": rate},
-    }  # fmt: skip
+    value = synthetic.spec(method, 0, label=model)
+    value["recipe"]["learning_rate"] = rate
+    return RunSpec.model_validate(value)
 
 
 def test_learning_rates_may_not_be_at_the_end_of_what_was_tried():
-    tried = {("lm", "m", "d", "rigl", None): {0.01, 0.02, 0.04}}
+    tried = {("lm", "m", "docs-prose", "rigl", None): {0.01, 0.02, 0.04}}
     assert preconditions.at_end_of_rates([spec(0.02)], tried) == ""
     found = preconditions.at_end_of_rates([spec(0.02), spec(0.04)], tried)
     assert "rigl at 0.04 (tried 0.01 to 0.04)" in found
