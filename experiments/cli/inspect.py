@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from experiments import models
 from experiments.cli.options import app, check_device
 from experiments.errors import UserError, refusals
 from experiments.specs.code import ROOT
@@ -84,7 +85,9 @@ def _check_transform(run: Run, seen: set[str]) -> None:
     sizes = {"vocab_size": vocabulary, "context": data.context, "eos_id": 0}
     with torch.device("meta"):
         model = models.get(spec.model.name).build(spec.model.config, **sizes)
-    place = f"{run.studies[0]}.yaml: methods.{spec.method}.transform of the model {spec.model.label}"
+    place = (
+        f"{run.studies[0]}.yaml: methods.{spec.method}.transform of the model {spec.model.label}"
+    )
     with refusals(place):
         ift.transform(model, **arguments)
 

@@ -13,9 +13,10 @@ import typer
 
 from experiments.cli.options import Scale, app
 from experiments.errors import UserError
-from experiments.specs.expand import BUDGET_CORE_S, Run, all_runs, computation_costs
+from experiments.specs.expand import BUDGET_CORE_S, all_runs, computation_costs
 from experiments.specs.needs import STRATEGIES
 from experiments.specs.read import load_study, study_names
+from experiments.specs.run import Run
 from experiments.specs.schema import SpecError, check_choice
 
 if TYPE_CHECKING:

@@ -20,8 +20,7 @@ from torch import nn
 
 from experiments import models
 from experiments.errors import UserError
-from experiments.specs.expand import Run
-from experiments.specs.run import RunSpec
+from experiments.specs.run import Run, RunSpec
 from experiments.store import paths
 from sparse_lib.core.metrics import training_flops
 from sparse_lib.flops.model import ModelFlops, count

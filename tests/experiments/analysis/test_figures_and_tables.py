@@ -94,9 +94,9 @@ def test_a_figure_without_data_is_as_tall_as_its_sentences():
 
 
 def test_unknown_names_are_refused():
-    with pytest.raises(ValueError, match="loss_curves"):
+    with pytest.raises(ValueError, match="figure is .nothing., but must be one of"):
         figures.load("nothing")
-    with pytest.raises(ValueError, match="perplexity"):
+    with pytest.raises(ValueError, match="table is .nothing., but must be one of"):
         tables.load("nothing")
 
 

@@ -1,0 +1,24 @@
+"""Transforms of studies are checked before anything trains."""
+
+import pytest
+
+from experiments.cli import inspect
+from experiments.specs.expand import all_runs
+from experiments.specs.run import Run
+from tests.experiments.specs.edit import edited
+
+
+def test_a_budget_that_a_model_cannot_meet_is_one_sentence():
+    run = next(
+        run
+        for run in all_runs("small").values()
+        if run.spec.model.label == "gpt-0.2m"
+        and run.spec.transform is not None
+        and run.spec.transform.budget == "dense"
+    )
+    inspect._check_transform(run, set())
+    # At twice the width the head alone costs what the dense model does.
+    spec = edited(run.spec, lambda value: value["transform"].update(sparsity=0.75))
+    with pytest.raises(ValueError, match="methods.wide50-iso.transform") as e:
+        inspect._check_transform(Run(spec, studies=run.studies), set())
+    assert "cannot be met" in str(e.value) and "gpt-0.2m" in str(e.value)
