@@ -81,5 +81,5 @@ format: setup
 
 ## make clean       remove what runs made; results/reference and .venv stay
 clean:
-	rm -rf state logs resources reports/smoke reports/quick reports/small reports/paper .snakemake
-	rm -rf results/smoke results/quick results/small results/paper
+	rm -rf state logs resources reports/smoke reports/quick reports/small reports/gpu reports/paper .snakemake
+	rm -rf results/smoke results/quick results/small results/gpu results/paper

@@ -15,7 +15,7 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).resolve().parents[1]
 #: Folders and files outside of `docs/`; Markdown becomes pages, all else is copied.
 ALONG = ("CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "benchmarks", "examples", "reports")
-SCALES = ("smoke", "quick", "small", "paper")
+SCALES = ("smoke", "quick", "small", "gpu", "paper")
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:

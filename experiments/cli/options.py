@@ -34,7 +34,7 @@ app = typer.Typer(
 )
 
 RunId = Annotated[str, typer.Option("--run", help="a run id, as `plan` prints it")]
-Scale = Annotated[str, typer.Option(help="smoke, quick, small or paper")]
+Scale = Annotated[str, typer.Option(help="smoke, quick, small, gpu or paper")]
 StudyName = Annotated[str, typer.Option("--study", help="a file of experiments/studies")]
 Track = Annotated[
     str | None,

@@ -22,8 +22,8 @@ from experiments.specs.schema import SpecError, check_choice
 if TYPE_CHECKING:
     from experiments.training.resources import Needs
 
-#: Scales that no CPU trains.
-GPU_SCALES = ("paper",)
+#: Scales that are meant for GPUs.
+GPU_SCALES = ("gpu", "paper")
 UNITS = {"": 1, "MB": 10**6, "GB": 10**9, "MIB": 2**20, "GIB": 2**30}
 
 

@@ -293,7 +293,7 @@ def _tokenizer(
     key_file.unlink(missing_ok=True)
     if built is not None and published is None:
         published = built()
-    tokenizer = published or tools.train_bpe(texts.splits["train"], vocab_size=vocab_size)
+    tokenizer = published or tools.train_bpe(texts.sample(), vocab_size=vocab_size)
     tools.save(tokenizer, folder)
     if trains:
         key_file.write_text(_key(texts, vocab_size, folder))
@@ -317,7 +317,7 @@ def _shared_tokenizer(name: str, source: Source, vocab_size: int, beside: Path) 
     key_file, folder = prepared / "tokenizer.key", prepared / "tokenizer"
     if key_file.is_file() and key_file.read_text() == _key(texts, vocab_size, folder):
         return tools.load(folder)
-    return tools.train_bpe(texts.splits["train"], vocab_size=vocab_size)
+    return tools.train_bpe(texts.sample(), vocab_size=vocab_size)
 
 
 def _key(texts: Texts, vocab_size: int, folder: Path) -> str:

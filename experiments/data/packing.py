@@ -2,7 +2,8 @@
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,7 +22,7 @@ MAX_VOCABULARY = 2**16
 PIECE = 2**24
 
 
-def write_tokens(documents: Sequence[str], tokenizer: "Tokenizer", path: Path) -> int:
+def write_tokens(documents: Iterable[str], tokenizer: "Tokenizer", path: Path) -> int:
     """Write the tokens of all documents, replacing `path` only when complete.
 
     Args:
@@ -36,8 +37,9 @@ def write_tokens(documents: Sequence[str], tokenizer: "Tokenizer", path: Path) -
     num_tokens = 0
     partial = path.with_name(path.name + ".partial")
     with partial.open("wb") as file:
-        for start in range(0, len(documents), BATCH):
-            for encoding in tokenizer.encode_batch(list(documents[start : start + BATCH])):
+        rest = iter(documents)
+        while batch := list(islice(rest, BATCH)):
+            for encoding in tokenizer.encode_batch(batch):
                 tokens = np.array([*encoding.ids, end], dtype="<u2")
                 file.write(tokens.tobytes())
                 num_tokens += len(tokens)
@@ -76,7 +78,7 @@ def check_tokens(path: Path, vocab_size: int) -> None:
             )
 
 
-def write_texts(documents: Sequence[str], path: Path) -> None:
+def write_texts(documents: Iterable[str], path: Path) -> None:
     """Write documents as JSON lines `{"text": ...}`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", encoding="utf-8") as file:

@@ -26,8 +26,8 @@ from experiments.specs.run import Model as RunModel
 from experiments.specs.run import Transform, Treatment
 from experiments.tasks import Strict
 
-SCALES = ("smoke", "quick", "small", "paper")
-Scale = Literal["smoke", "quick", "small", "paper"]
+SCALES = ("smoke", "quick", "small", "gpu", "paper")
+Scale = Literal["smoke", "quick", "small", "gpu", "paper"]
 
 
 class SpecError(UserError):

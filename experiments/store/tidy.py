@@ -29,7 +29,7 @@ RECORD_COLUMNS = {
     "family": "Sparse-IFT family of the transformed model, empty without one",
     "sparsity": "target fraction of zero weights at the end of training, in [0, 1]",
     "seed": "seed of the run",
-    "scale": "smoke, quick, small or paper",
+    "scale": "smoke, quick, small, gpu or paper",
     "recipe": "name of the training recipe",
     "metric": "what was measured",
     "value": "measured value",

@@ -37,7 +37,7 @@ def checkout(tmp_path_factory) -> Path:
     target = tmp_path_factory.mktemp("checkout") / "repository"
     ignore = shutil.ignore_patterns(
         ".venv", ".git", ".snakemake", "state", "logs", "resources", "__pycache__",
-        ".*_cache", ".hypothesis", "smoke", "quick", "small", "paper",
+        ".*_cache", ".hypothesis", "smoke", "quick", "small", "gpu", "paper",
     )  # fmt: skip
     shutil.copytree(ROOT, target, ignore=ignore)
     return target
