@@ -26,7 +26,7 @@ class Backend:
     Attributes:
         name: What `backend` was asked for.
         execution: `"dense"` (masked dense, any torch device) or `"skip"` (the masked work is not
-            done; CPU, float32).
+            done; CPU, float32 or bfloat16).
         spec: The device whose time `simulate` predicts, or None.
         strict: Raise where a layer would fall back to masked dense, instead of one notice.
         crossover: Sparsity in [0, 1] below which a layer runs dense; None runs it dense where

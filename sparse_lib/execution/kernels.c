@@ -154,6 +154,20 @@ int processor(char *vendor)
     return family;
 }
 
+/* Instructions for bfloat16 products: 1 for AVX512_BF16, 2 for AMX_BF16, both added. */
+int half_units(void)
+{
+    int units = 0;
+#if defined(__x86_64__)
+    unsigned a, b, c, d;
+    if (__get_cpuid_count(7, 1, &a, &b, &c, &d))
+        units += a >> 5 & 1;
+    if (__get_cpuid_count(7, 0, &a, &b, &c, &d))
+        units += 2 * (d >> 22 & 1);
+#endif
+    return units;
+}
+
 /* Tokens of a panel at that width. */
 int choose_panel(int lanes) { return choose(lanes)->panel; }
 

@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import tempfile
 from ctypes import c_char_p, c_int, c_int64, c_void_p
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 
 import torch
@@ -199,29 +199,33 @@ class Costs:
         per_weight: An unmasked weight.
         per_feature: An input or output feature, whose tokens are packed.
         per_layer: A layer.
+        half: How many times as fast as in float32 dense execution is in bfloat16.
     """
 
     per_weight: float
     per_feature: float
     per_layer: float
+    half: float = 1.0
 
     @classmethod
     def parse(cls, text: str) -> "Costs":
-        """From three numbers with commas.
+        """From three or four numbers with commas.
 
         Raises:
-            ValueError: They are not three numbers above 0.
+            ValueError: They are not three or four numbers above 0.
         """
         try:
             costs = cls(*map(float, text.split(",")))
         except (TypeError, ValueError):
             costs = None
         if costs is None or not all(0 < number < float("inf") for number in astuple(costs)):
-            raise ValueError(f"{COSTS_VARIABLE} must be three numbers above 0, got {text!r}")
+            raise ValueError(
+                f"{COSTS_VARIABLE} must be three or four numbers above 0, got {text!r}"
+            )
         return costs
 
 
-#: Environment variable that sets the costs: three numbers with commas, as `Costs` has them.
+#: Environment variable that sets the costs: numbers with commas, as `Costs` has them.
 COSTS_VARIABLE = "SPARSE_LIB_SKIP_COSTS"
 
 # Zen 4 and processors without AVX-512, whose dense products are held back as the kernels are.
@@ -230,6 +234,9 @@ _COSTS = Costs(1.4, 12, 1000)
 _COSTS_OF_WIDE_UNITS = Costs(1.6, 9, 1000)
 # Not measured, hence high: dense torch may use wider vectors than the portable kernels.
 _COSTS_OF_PORTABLE = Costs(4, 12, 1000)
+# Speed of dense bfloat16. Zen 4's dot products are measured, AMX is not, hence high; Intel's dot
+# products without AMX are half as fast as float32 (measured).
+_HALF_ON_ZEN_4, _HALF_ON_AMX = 2.1, 8.0
 
 
 def processor() -> tuple[str, int]:
@@ -247,19 +254,29 @@ def default_costs() -> Costs:
     skips rounds otherwise than a dense one, and a run must be repeatable.
 
     Raises:
-        ValueError: The variable is not three numbers above 0.
+        ValueError: The variable is not three or four numbers above 0.
     """
     if text := os.environ.get(COSTS_VARIABLE):
         return Costs.parse(text)
-    lanes = 0 if unavailable() else num_lanes()
-    if lanes < 8:
+    if unavailable():
         return _COSTS_OF_PORTABLE
-    is_zen_4 = processor() == ("AuthenticAMD", 25)
-    return _COSTS if lanes == 8 or is_zen_4 else _COSTS_OF_WIDE_UNITS
+    lanes, (vendor, family), units = num_lanes(), processor(), library().half_units()
+    is_amd = vendor == "AuthenticAMD"
+    half = _HALF_ON_AMX if units & 2 else _HALF_ON_ZEN_4 if units and is_amd else 1.0
+    if lanes < 8:
+        costs = _COSTS_OF_PORTABLE
+    else:
+        costs = _COSTS if lanes == 8 or (is_amd and family == 25) else _COSTS_OF_WIDE_UNITS
+    return replace(costs, half=half)
 
 
 def worth_skipping(
-    out_features: int, in_features: int, sparsity: float, *, costs: Costs | None = None
+    out_features: int,
+    in_features: int,
+    sparsity: float,
+    *,
+    half: bool = False,
+    costs: Costs | None = None,
 ) -> bool:
     """Whether skipping is expected to beat masked dense execution of a layer, on this machine.
 
@@ -272,20 +289,22 @@ def worth_skipping(
         out_features: Rows of the weight.
         in_features: Its columns; for a convolution, input channels times the kernel's area.
         sparsity: Fraction of zeros in [0, 1].
+        half: Whether the dense execution would be in bfloat16.
         costs: Those of another processor; `default_costs()` if None.
 
     Returns:
         False where the kernels are not available.
 
     Raises:
-        ValueError: `SPARSE_LIB_SKIP_COSTS` is set to something else than three numbers above 0.
+        ValueError: `SPARSE_LIB_SKIP_COSTS` is set to something else than numbers above 0.
     """
     if unavailable() is not None:
         return False
     costs = costs or default_costs()
     num_weights = out_features * in_features
     packing = costs.per_feature * (out_features + in_features) + costs.per_layer
-    return costs.per_weight * (1 - sparsity) * num_weights + packing < num_weights
+    cost = costs.per_weight * (1 - sparsity) * num_weights + packing
+    return cost * (costs.half if half else 1) < num_weights
 
 
 def num_lanes(limit: int = _MAX_LANES) -> int:

@@ -185,8 +185,15 @@ def _report(
     record(weight, part, dense_flops=dense, executed_flops=executed, source=source)
 
 
+def _float(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor if tensor.dtype is torch.float32 else tensor.float()
+
+
 class SkipProduct(torch.autograd.Function):
-    """The product of a layer and its gradients, over the unmasked weights only."""
+    """The product of a layer and its gradients, over the unmasked weights only.
+
+    Tensors in bfloat16 are multiplied and summed in float32; each result is rounded once.
+    """
 
     @staticmethod
     def forward(
@@ -197,31 +204,34 @@ class SkipProduct(torch.autograd.Function):
         geometry: Rows | Windows,
         structures: Structures,
         inputs_first: bool,
+        dtype: torch.dtype,
     ) -> torch.Tensor:
         ctx.save_for_backward(source, weight)
         ctx.parameter, ctx.geometry, ctx.structures = weight, geometry, structures
-        ctx.inputs_first = inputs_first
-        target = geometry.new_target(source, structures.forward.rows)
-        view = geometry.source_view(source)
+        ctx.inputs_first, ctx.bias_dtype = inputs_first, None if bias is None else bias.dtype
+        numbers = _float(source)
+        target = geometry.new_target(numbers, structures.forward.rows)
+        view = geometry.source_view(numbers)
         structures.forward.multiply(
-            weight.contiguous(),
+            _float(weight).contiguous(),
             view,
             geometry.target_view(target),
-            bias.contiguous() if bias is not None else None,
+            _float(bias).contiguous() if bias is not None else None,
         )
         if is_recording():
             kept = source if any(ctx.needs_input_grad) else None
             _report("forward", weight, structures.forward.num_nonzero, view.tokens, kept)
-        return target
+        return target if dtype is torch.float32 else target.to(dtype)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        source, weight = ctx.saved_tensors
+        source, weight = map(_float, ctx.saved_tensors)
+        source_dtype, weight_dtype = (tensor.dtype for tensor in ctx.saved_tensors)
         geometry, structures = ctx.geometry, ctx.structures
         needs_source, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         dense = needs_weight and _wants_dense_gradient(ctx.parameter)
-        gradient = geometry.prepare(gradient)
+        gradient = _float(geometry.prepare(gradient))
         source_gradient = geometry.new_source_gradient(source) if needs_source else None
         view = geometry.source_view(source_gradient) if needs_source else None
         source_view, target_view = geometry.source_view(source), geometry.target_view(gradient)
@@ -254,7 +264,12 @@ class SkipProduct(torch.autograd.Function):
                 )
         if needs_bias and bias_gradient is None:
             bias_gradient = geometry.bias_gradient(gradient)
-        return source_gradient, weight_gradient, bias_gradient, None, None, None
+        return (
+            source_gradient if source_gradient is None else source_gradient.to(source_dtype),
+            weight_gradient if weight_gradient is None else weight_gradient.to(weight_dtype),
+            bias_gradient if bias_gradient is None else bias_gradient.to(ctx.bias_dtype),
+            *(None,) * 4,
+        )
 
 
 @dataclass
@@ -288,6 +303,7 @@ class Execution:
         mask: torch.Tensor,
         bias: torch.Tensor | None,
     ) -> str | None:
+        casts = torch.is_autocast_enabled("cpu")
         tensors = [("input", source), ("weight", weight), ("mask", mask)]
         for label, tensor in tensors if bias is None else [*tensors, ("bias", bias)]:
             if type(tensor) not in (torch.Tensor, nn.Parameter):
@@ -296,12 +312,14 @@ class Execution:
                 return f"its {label} is on {tensor.device}, the kernels need the CPU"
             if tensor is mask:
                 continue
-            if tensor.dtype is not torch.float32:
-                return f"its {label} is {tensor.dtype}, the kernels need torch.float32"
+            if tensor.dtype not in (torch.float32, torch.bfloat16):
+                return f"its {label} is {tensor.dtype}, the kernels need torch.float32 or bfloat16"
+            if tensor.dtype is not weight.dtype and not casts:
+                return f"its {label} is {tensor.dtype}, its weight is {weight.dtype}"
             if tensor.layout is not torch.strided:
                 return f"its {label} has layout {tensor.layout}, the kernels need torch.strided"
-        if torch.is_autocast_enabled("cpu"):
-            return "autocast is on, the kernels need torch.float32"
+        if casts and (dtype := torch.get_autocast_dtype("cpu")) is not torch.bfloat16:
+            return f"autocast casts to {dtype}, the kernels need torch.float32 or bfloat16"
         if weight.numel() >= 2**31:
             return f"its weight has {weight.numel()} elements, the kernels need fewer than 2^31"
         return None
@@ -312,11 +330,14 @@ class Execution:
             owner._buffers.get("weight_mask") if owner._parameters.get("weight") is weight else None
         )
 
-    def worth_skipping(self, structure: kernels.Structure) -> bool:
+    def worth_skipping(self, structure: kernels.Structure, dtype: torch.dtype) -> bool:
         if self.crossover is not None:
             return structure.sparsity >= self.crossover
         rows, columns = structure.rows, structure.columns
-        return kernels.worth_skipping(rows, columns, structure.sparsity, costs=self.costs)
+        half = dtype is torch.bfloat16
+        return kernels.worth_skipping(
+            rows, columns, structure.sparsity, half=half, costs=self.costs
+        )
 
     def find_structures(self, mask: torch.Tensor, *, inputs_first: bool) -> Structures:
         if mask.dim() != 2 or not mask.is_contiguous():
@@ -364,8 +385,9 @@ class SparseLayer(nn.Module):
                 execution.notice(execution.name, reason)
             elif self._fits(source, weight, mask, bias, geometry):  # type: ignore[arg-type]
                 structures = execution.find_structures(mask, inputs_first=self.inputs_first)
-                if execution.worth_skipping(structures.forward):
-                    return self._skip(source, weight, bias, geometry, structures)  # type: ignore[arg-type]
+                dtype = torch.bfloat16 if torch.is_autocast_enabled("cpu") else weight.dtype
+                if execution.worth_skipping(structures.forward, dtype):
+                    return self._skip(source, weight, bias, geometry, structures, dtype)  # type: ignore[arg-type]
         return self.dense_forward(source, _masked(weight, mask))
 
     def _fits(
@@ -392,11 +414,12 @@ class SparseLayer(nn.Module):
         bias: torch.Tensor | None,
         geometry: Rows | Windows,
         structures: Structures,
+        dtype: torch.dtype,
     ) -> torch.Tensor:
         unbatched = isinstance(geometry, Windows) and source.dim() == 3
         batched = source.unsqueeze(0) if unbatched else source
         target = SkipProduct.apply(
-            geometry.prepare(batched), weight, bias, geometry, structures, self.inputs_first
+            geometry.prepare(batched), weight, bias, geometry, structures, self.inputs_first, dtype
         )
         if isinstance(geometry, Rows):
             return target.view(*source.shape[:-1], target.shape[-1])

@@ -48,9 +48,9 @@ def test_a_run_goes_on_with_the_choice_of_the_machine_that_began_it(corpus, tmp_
         trainer.run([15])
     monkeypatch.setenv("SPARSE_LIB_SKIP_COSTS", "100,100,100")
     result = run_training(spec, corpus, tmp_path)
-    assert result["skip_costs"] == expected["skip_costs"] == [0.01, 0.01, 1]
+    assert result["skip_costs"] == expected["skip_costs"] == [0.01, 0.01, 1, 1]
     assert weights(tmp_path) == weights(tmp_path / "whole")
-    with pytest.raises(Exception, match="SPARSE_LIB_SKIP_COSTS must be three numbers above 0"):
+    with pytest.raises(Exception, match="SPARSE_LIB_SKIP_COSTS must be three or four numbers"):
         monkeypatch.setenv("SPARSE_LIB_SKIP_COSTS", "fast")
         run_training(spec, corpus, tmp_path / "again")
 

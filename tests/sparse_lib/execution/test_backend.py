@@ -228,27 +228,56 @@ def test_unsupported_layer_is_named():
         compile(model, backend("skip", strict=True))
 
 
-def test_autocast_runs_dense():
+def test_autocast_to_float16_runs_dense():
     layer = nn.Linear(8, 8)
     add_mask(layer, 0.5)
-    with pytest.warns(RuntimeWarning, match="autocast"), torch.autocast("cpu", torch.bfloat16):
-        assert compile(layer)(torch.randn(2, 8)).dtype == torch.bfloat16
+    with pytest.warns(RuntimeWarning, match="autocast"), torch.autocast("cpu", torch.float16):
+        assert compile(layer)(torch.randn(2, 8)).dtype == torch.float16
 
 
-@pytest.mark.filterwarnings("ignore:layer .* runs masked dense. autocast")
-def test_training_steps_under_autocast():
-    layer = nn.Linear(64, 48)
+def in_bfloat16(name, layer, source, *, autocast):
+    """Output and gradients of a training step, all but the masked dense truth in bfloat16."""
+    layer.zero_grad()
+    source = source.detach().requires_grad_()
+    twin = compile(layer, "dense" if name == "dense" else always())
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        target = twin(source)
+    target.square().mean().backward()
+    return [target, source.grad, layer.weight.grad, layer.bias.grad]
+
+
+@pytest.mark.parametrize("autocast", (True, False))
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    ((nn.Linear(64, 48), (9, 64)), (nn.Conv2d(6, 8, 3, padding=1), (2, 6, 5, 5))),
+    ids=("linear", "conv"),
+)
+def test_bfloat16_is_as_near_to_the_truth_as_dense_bfloat16(layer, shape, autocast, monkeypatch):
+    calls = []
+    original = kernels.Structure.multiply
+    monkeypatch.setattr(kernels.Structure, "multiply", lambda *a: calls.append(a) or original(*a))
+    torch.manual_seed(3)
+    layer = copy.deepcopy(layer)
     add_mask(layer, 0.8)
-    source, gradients = torch.randn(9, 64), []
-    for name in ("skip", "dense"):
-        layer.zero_grad()
-        with torch.autocast("cpu", torch.bfloat16):
-            loss = compile(layer, backend(name, crossover=0.0))(source).square().mean()
-        loss.backward()
-        assert not layer.weight.grad[~layer.weight_mask].any()
-        gradients.append(layer.weight.grad)
-    assert gradients[0].dtype == torch.float32 and gradients[0].any()
-    assert torch.equal(*gradients)
+    source = torch.randn(shape).bfloat16()
+    layer = layer.bfloat16().float() if autocast else layer.bfloat16()
+    truth = in_bfloat16("dense", copy.deepcopy(layer).double(), source.double(), autocast=False)
+    dense = in_bfloat16("dense", layer, source, autocast=autocast)
+    assert not calls
+    skip = in_bfloat16("skip", layer, source, autocast=autocast)
+    assert calls
+    for own, other, exact in zip(skip, dense, truth, strict=True):
+        assert own.dtype is other.dtype and own.shape == other.shape
+        error = relative_error(own.double(), exact)
+        assert error < 0.02 and error < 2 * relative_error(other.double(), exact) + 1e-4
+    assert not skip[2][~layer.weight_mask].any()
+
+
+def test_bfloat16_counts_as_fast_as_the_processor_makes_it():
+    costs = kernels.Costs(1.0, 1.0, 1.0, half=3.0)
+    assert kernels.worth_skipping(512, 512, 0.5, costs=costs)
+    assert not kernels.worth_skipping(512, 512, 0.6, half=True, costs=costs)
+    assert kernels.worth_skipping(512, 512, 0.7, half=True, costs=costs)
 
 
 def test_without_compiler_one_notice(monkeypatch):
@@ -343,10 +372,12 @@ def test_the_processor_decides_what_is_worth_skipping(lanes, processor, level, m
     assert kernels.worth_skipping(512, 512, 0.1, costs=kernels.Costs(1, 1, 1))
 
 
-@pytest.mark.parametrize("text", ["1", "1,2", "1,2,x", "1,2,0", "1,nan,2", "1,2,3,4", "1,2,inf"])
+@pytest.mark.parametrize("text", ["1", "1,2", "1,2,x", "1,2,0", "1,nan,2", "1,2,3,4,5", "1,2,inf"])
 def test_costs_that_are_no_numbers_are_named(text, monkeypatch):
     monkeypatch.setenv(kernels.COSTS_VARIABLE, text)
-    with pytest.raises(ValueError, match="SPARSE_LIB_SKIP_COSTS must be three numbers above 0"):
+    with pytest.raises(
+        ValueError, match="SPARSE_LIB_SKIP_COSTS must be three or four numbers above 0"
+    ):
         kernels.worth_skipping(64, 64, 0.9)
 
 
