@@ -35,6 +35,8 @@ def _is_watched() -> bool:
         return True
     if torch._ops._len_torch_dispatch_stack_pre_dispatch():
         return True
+    if not torch._C._len_torch_dispatch_stack():
+        return False
     return not all(isinstance(mode, Ledger) for mode in _get_current_dispatch_mode_stack())
 
 
@@ -226,8 +228,9 @@ class SkipProduct(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        source, weight = map(_float, ctx.saved_tensors)
-        source_dtype, weight_dtype = (tensor.dtype for tensor in ctx.saved_tensors)
+        source, weight = ctx.saved_tensors
+        source_dtype, weight_dtype = source.dtype, weight.dtype
+        source, weight = _float(source), _float(weight)
         geometry, structures = ctx.geometry, ctx.structures
         needs_source, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         dense = needs_weight and _wants_dense_gradient(ctx.parameter)
@@ -264,12 +267,13 @@ class SkipProduct(torch.autograd.Function):
                 )
         if needs_bias and bias_gradient is None:
             bias_gradient = geometry.bias_gradient(gradient)
-        return (
-            source_gradient if source_gradient is None else source_gradient.to(source_dtype),
-            weight_gradient if weight_gradient is None else weight_gradient.to(weight_dtype),
-            bias_gradient if bias_gradient is None else bias_gradient.to(ctx.bias_dtype),
-            *(None,) * 4,
-        )
+        if source_gradient is not None and source_dtype is not torch.float32:
+            source_gradient = source_gradient.to(source_dtype)
+        if weight_gradient is not None and weight_dtype is not torch.float32:
+            weight_gradient = weight_gradient.to(weight_dtype)
+        if bias_gradient is not None and ctx.bias_dtype is not torch.float32:
+            bias_gradient = bias_gradient.to(ctx.bias_dtype)
+        return source_gradient, weight_gradient, bias_gradient, None, None, None, None
 
 
 @dataclass
@@ -292,9 +296,10 @@ class Execution:
     owner: nn.Module
     costs: kernels.Costs | None = None
     structures: Structures | None = field(default=None, repr=False)
+    _decision: tuple[kernels.Structure, torch.dtype, bool] | None = field(default=None, repr=False)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "structures": None}  # copies build their own
+        return {**self.__dict__, "structures": None, "_decision": None}  # copies build their own
 
     def reason_for_dense(
         self,
@@ -333,11 +338,14 @@ class Execution:
     def worth_skipping(self, structure: kernels.Structure, dtype: torch.dtype) -> bool:
         if self.crossover is not None:
             return structure.sparsity >= self.crossover
-        rows, columns = structure.rows, structure.columns
-        half = dtype is torch.bfloat16
-        return kernels.worth_skipping(
-            rows, columns, structure.sparsity, half=half, costs=self.costs
-        )
+        last = self._decision
+        if last is None or last[0] is not structure or last[1] is not dtype:
+            rows, columns, half = structure.rows, structure.columns, dtype is torch.bfloat16
+            worth = kernels.worth_skipping(
+                rows, columns, structure.sparsity, half=half, costs=self.costs
+            )
+            last = self._decision = structure, dtype, worth
+        return last[2]
 
     def find_structures(self, mask: torch.Tensor, *, inputs_first: bool) -> Structures:
         if mask.dim() != 2 or not mask.is_contiguous():
