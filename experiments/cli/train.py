@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from experiments import published, tasks
+from experiments import tasks
 from experiments.cli.options import Mirror, RunId, Scale, Track, app, check_device, mirror_root
 from experiments.errors import UserError, explained, sentence
 from experiments.evaluation.environment import quiet_and_offline
@@ -20,7 +20,7 @@ from experiments.request import EXECUTIONS
 from experiments.specs.code import training_code_hash
 from experiments.specs.lookup import find_data, find_run, rerun_command
 from experiments.specs.needs import PRECISIONS, STRATEGIES
-from experiments.specs.read import computation_names
+from experiments.specs.read import computation_names, test_hashes
 from experiments.specs.run import Run
 from experiments.specs.schema import SpecError, check_choice
 from experiments.store import paths
@@ -90,7 +90,7 @@ def train(
             chosen.spec,
             code_hash=training_code_hash(chosen.spec),
             command=rerun_command([run]),
-            claim_tests=published.test_hashes(),
+            claim_tests=test_hashes(),
             data_dir=paths.data(chosen.data_label),
             out=folder,
             state_dir=state_dir,

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pandas as pd
 
-from experiments import published
 from experiments.analysis.claims import ledger, policy, simulation
-from experiments.specs.read import load_study, study_names
+from experiments.specs.read import claim_tests, load_study, study_names
 
 REPLICATES = {"smoke": 500, "quick": 2000}
 MOST = 20_000
@@ -21,9 +20,10 @@ def compute(scale: str) -> dict[str, pd.DataFrame]:
     }
     tests = {
         claim: test
-        for claim, test in published.tests().items()
+        for claim, test in claim_tests().items()
         if claim in listed["primary"] | listed["exploratory"]
-        and not {"exact", "measured", "not_tested", "open"} & set(test)
+        and test.is_comparison
+        and not test.open
     }
     seeds = {
         claim: len(ledger.registered_seeds(claim) or range(policy.MIN_SEEDS)) for claim in tests

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
-import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,38 +39,6 @@ def claims() -> pd.DataFrame:
     import pandas as pd
 
     return pd.read_csv(FOLDER / "claims.csv", dtype=TEXT, keep_default_na=False)
-
-
-@functools.cache
-def tests() -> dict[str, dict]:
-    """Return the machine form of each claim by its id."""
-    return yaml.safe_load((FOLDER / "tests.yaml").read_text(encoding="utf-8"))
-
-
-def untrained() -> set[str]:
-    """Return the claims that computing decides, not trained runs."""
-    return {name for name, test in tests().items() if {"exact", "measured"} & set(test)}
-
-
-#: Keys of a test that say what is compared and how; notes and the like are not among them.
-DECISIVE = ("metric", "split", "a", "b", "gaps", "every", "order", "direction", "margin")
-
-
-def test_hash(test: Mapping[str, Any]) -> str:
-    """Return the hash of what decides a claim: the part of its test that a note does not change."""
-    decisive = {key: test[key] for key in DECISIVE if key in test}
-    text = json.dumps(decisive, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-@functools.cache
-def test_hashes() -> dict[str, str]:
-    """Return the first 8 digits of the hash of each comparison, which records keep, by claim id."""
-    return {
-        name: test_hash(test)[:8]
-        for name, test in tests().items()
-        if not {"exact", "measured", "not_tested"} & set(test)
-    }
 
 
 @functools.cache

@@ -68,6 +68,11 @@ def claim_tests() -> dict[str, ClaimTest]:
         return checked
 
 
+def test_hashes() -> dict[str, str]:
+    """The first 8 digits of the hash of each comparison, which records keep, by claim id."""
+    return {name: test.hash[:8] for name, test in claim_tests().items() if test.is_comparison}
+
+
 def study_names(folder: Path | None = None) -> list[str]:
     """All studies, in alphabetical order."""
     return sorted(path.stem for path in (folder or STUDIES).glob("*.yaml"))

@@ -7,7 +7,7 @@ import functools
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     AfterValidator,
@@ -22,6 +22,7 @@ from pydantic import (
 from experiments import models, tasks
 from experiments.errors import UserError, not_one_of
 from experiments.specs.code import ROOT, parse
+from experiments.specs.digest import digest
 from experiments.specs.run import Model as RunModel
 from experiments.specs.run import Transform, Treatment
 from experiments.tasks import Strict
@@ -347,6 +348,21 @@ class ClaimTest(Comparison):
     measured: str | None = None
     tested_as: str | None = None
     not_tested: str | None = None
+
+    #: Fields that say what is compared and how; notes and the like are not among them.
+    DECISIVE: ClassVar[set[str]] = {
+        "metric", "split", "a", "b", "gaps", "every", "order", "direction", "margin"
+    }  # fmt: skip
+
+    @property
+    def is_comparison(self) -> bool:
+        """Whether trained runs decide the claim."""
+        return self.exact is None and self.measured is None and self.not_tested is None
+
+    @property
+    def hash(self) -> str:
+        """Hash of what decides the claim: of the part that a note does not change."""
+        return digest(self.model_dump(mode="json", include=self.DECISIVE, exclude_unset=True))
 
     @model_validator(mode="after")
     def complete(self) -> ClaimTest:

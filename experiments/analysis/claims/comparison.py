@@ -13,6 +13,7 @@ from experiments.analysis import stats, trials
 from experiments.analysis.claims import policy, preconditions
 from experiments.analysis.claims.policy import CONTRADICTED, HOLDS, INCONCLUSIVE, NOT_TESTED
 from experiments.specs.planned import NO_STUDY, PlannedStudy
+from experiments.specs.schema import ClaimTest, Comparison
 from experiments.store import tidy
 
 LARGER = "larger"
@@ -33,15 +34,13 @@ class Outcome:
     links: str = ""
 
 
-def compare(
-    test: Mapping[str, Any], records: pd.DataFrame, study: PlannedStudy = NO_STUDY
-) -> Outcome:
+def compare(test: ClaimTest, records: pd.DataFrame, study: PlannedStudy = NO_STUDY) -> Outcome:
     """Test a claim's links on the study's first workload with all sides, and on the others.
 
     Args:
         test: Machine form of the claim: a comparison, a chain, or several comparisons.
         records: Headline records.
-        study: The study; its plan orders the workloads. None takes the records' own order.
+        study: The study; its plan orders the workloads, without one the records do.
 
     Returns:
         The outcome on the first workload. Others with at least one pair are its replications.
@@ -51,7 +50,7 @@ def compare(
     test, left_out = _restricted(test, plan)
     links = links_of(test)
     words = _words(test, links)
-    rows = [_measured(records, {**test, **link}) for link in links]
+    rows = [_measured(records, link) for link in links]
     sides = [side for link in links for side in selections_of(link)]
     workloads = [
         workload
@@ -67,8 +66,8 @@ def compare(
             if _sided(found, None, side).empty
         ]
         missing = missing or ["all sides on one model and dataset"]
-        return Outcome(words, verdict=NOT_TESTED, reason=_missing(missing, test["metric"]))
-    first, *others = (_on(test, links, rows, workload, study) for workload in workloads)
+        return Outcome(words, verdict=NOT_TESTED, reason=_missing(missing, links))
+    first, *others = (_on(links, rows, workload, study) for workload in workloads)
     seen = "; ".join(_replication(other) for other in others if other.pair is not None)
     reason = first.reason
     if left_out:
@@ -76,22 +75,28 @@ def compare(
     return replace(first, tested_as=words, reason=reason, replications=seen)
 
 
-def _measured(records: pd.DataFrame, link: Mapping[str, Any]) -> pd.DataFrame:
+def _measured(records: pd.DataFrame, link: Comparison) -> pd.DataFrame:
     """The values that a comparison is about, one row per run."""
-    return tidy.select(records, link["metric"], split=link.get("split"))
+    return tidy.select(records, link.metric or "", split=link.split)
 
 
-def links_of(test: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The comparisons that a claim is made of, each with ``a`` and ``b`` or with ``gaps``."""
-    if "order" in test:
-        pairs = zip(test["order"], test["order"][1:], strict=False)
-        return [{"a": a, "b": b, "direction": "less"} for a, b in pairs]
-    if "every" in test:
-        return [{"direction": test.get("direction"), **link} for link in test["every"]]
-    return [dict(test)]
+def links_of(test: ClaimTest) -> list[Comparison]:
+    """The comparisons that a claim is made of, each with ``a`` and ``b`` or with ``gaps``.
+
+    What a link does not say itself is as the claim's test says.
+    """
+    shared = {key: getattr(test, key) for key in ("metric", "split", "direction", "margin")}
+    if test.order is not None:
+        shared["direction"] = "less"
+        pairs = zip(test.order, test.order[1:], strict=False)
+        return [Comparison(**shared, a=a, b=b) for a, b in pairs]
+    if test.every is not None:
+        own = [link.model_dump(exclude_unset=True) for link in test.every]
+        return [Comparison(**(shared | link)) for link in own]
+    return [Comparison(**shared, a=test.a, b=test.b, gaps=test.gaps)]
 
 
-def _restricted(test: Mapping[str, Any], plan: pd.DataFrame) -> tuple[Mapping[str, Any], list[str]]:
+def _restricted(test: ClaimTest, plan: pd.DataFrame) -> tuple[ClaimTest, list[str]]:
     """The part of a claim that the scale trains, and the names of what was left out.
 
     Only what is marked ``where_planned`` is left out: links one by one, a chain as a whole.
@@ -100,20 +105,23 @@ def _restricted(test: Mapping[str, Any], plan: pd.DataFrame) -> tuple[Mapping[st
     def absent(side: Mapping[str, Any]) -> bool:
         return "published" not in side and _sided(plan, None, side).empty
 
-    if "order" in test and test.get("where_planned"):
-        kept = [side for side in test["order"] if not absent(side)]
-        gone = [side for side in test["order"] if absent(side)]
-        return ({**test, "order": kept}, _names(gone)) if len(kept) > 1 else (test, [])
-    if "every" in test:
-        links = test["every"]
-        kept = [
+    if test.order is not None and test.where_planned:
+        kept = [side for side in test.order if not absent(side)]
+        if len(kept) < 2:
+            return test, []
+        gone = [side for side in test.order if absent(side)]
+        return test.model_copy(update={"order": kept}), _names(gone)
+    if test.every is not None:
+        left_out = [
             link
-            for link in links
-            if not (link.get("where_planned") and any(absent(side) for side in sides_of(link)))
+            for link in test.every
+            if link.where_planned and any(absent(side) for side in sides_of(link))
         ]
-        gone = [side for link in links if link not in kept for side in sides_of(link)]
-        gone = [side for side in gone if absent(side)]
-        return ({**test, "every": kept}, _names(gone)) if kept else (test, [])
+        links = [link for link in test.every if link not in left_out]
+        if not links:
+            return test, []
+        gone = [side for link in left_out for side in sides_of(link) if absent(side)]
+        return test.model_copy(update={"every": links}), _names(gone)
     return test, []
 
 
@@ -127,28 +135,28 @@ def _names(sides: list[Mapping[str, Any]]) -> list[str]:
     return list(dict.fromkeys(_name(side) for side in sides))
 
 
-def _words(test: Mapping[str, Any], links: list[dict[str, Any]]) -> str:
-    if "order" in test:
-        words = f"{test['metric']}: " + " < ".join(_name(side) for side in test["order"])
+def _words(test: ClaimTest, links: list[Comparison]) -> str:
+    if test.order is not None:
+        words = f"{test.metric}: " + " < ".join(_name(side) for side in test.order)
     else:
-        words = "; ".join(describe({**test, **link}) for link in links)
-    return f"{words} ({test['note']})" if "note" in test else words
+        words = "; ".join(map(describe, links))
+    return words if test.note is None else f"{words} ({test.note})"
 
 
-def sides_of(link: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    if "gaps" in link:
-        return [side for gap in link["gaps"] for side in gap]
-    return [link["a"], link["b"]]
+def sides_of(link: Comparison) -> list[Mapping[str, Any]]:
+    """Both sides of a comparison; all four where it is one of differences."""
+    if link.gaps is not None:
+        return [side for gap in link.gaps for side in gap]
+    return [side for side in (link.a, link.b) if side is not None]
 
 
-def selections_of(link: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def selections_of(link: Comparison) -> list[Mapping[str, Any]]:
     """The sides of a comparison that are runs, not a number that a source published."""
     return [side for side in sides_of(link) if "published" not in side]
 
 
 def _precondition(
-    test: Mapping[str, Any],
-    links: list[dict[str, Any]],
+    links: list[Comparison],
     rows: list[pd.DataFrame],
     workload: tidy.Workload,
     study: PlannedStudy,
@@ -159,7 +167,7 @@ def _precondition(
     """
     rules = published.policy()
     for link, measured in zip(links, rows, strict=True):
-        metric = {**test, **link}["metric"]
+        metric = link.metric or ""
         named = selections_of(link)
         sides = [_sided(measured, workload, side) for side in named]
         runs = set(pd.concat(sides)["run"])
@@ -210,8 +218,7 @@ def dense_methods(study: PlannedStudy) -> set[str]:
 
 
 def _on(
-    test: Mapping[str, Any],
-    links: list[dict[str, Any]],
+    links: list[Comparison],
     rows: list[pd.DataFrame],
     workload: tidy.Workload,
     study: PlannedStudy,
@@ -225,32 +232,24 @@ def _on(
     ]
     where = f"{workload}"
     if missing:
-        return Outcome(
-            "", verdict=NOT_TESTED, reason=f"{where}: {_missing(missing, test['metric'])}"
-        )
-    if problem := _precondition(test, links, rows, workload, study):
+        return Outcome("", verdict=NOT_TESTED, reason=f"{where}: {_missing(missing, links)}")
+    if problem := _precondition(links, rows, workload, study):
         return Outcome("", verdict=NOT_TESTED, reason=f"{where}: {problem}")
-    pairs = [
-        _pair({**test, **link}, measured, workload)
-        for link, measured in zip(links, rows, strict=True)
-    ]
+    pairs = [_pair(link, measured, workload) for link, measured in zip(links, rows, strict=True)]
     if any(pair.num_seeds == 0 for pair in pairs):
         return Outcome("", verdict=NOT_TESTED, reason=f"{where}: no seed is on both sides")
     runs = " ".join(
         _runs(link, measured, workload) for link, measured in zip(links, rows, strict=True)
     )
     if len(links) == 1:
-        return Outcome(
-            "", pairs[0], where, runs=runs, compared=difference(links[0], _metric(test, links[0]))
-        )
+        return Outcome("", pairs[0], where, runs=runs, compared=difference(links[0]))
     at, pair = weakest_link(pairs)
     reason = (
         f"{where}; p is that of the weakest of {len(links)} links, the opposite's p the "
         f"smallest of any link, times {len(links)}; the effect is of the link that decides"
     )
     each = "; ".join(map(_alone, links, pairs))
-    compared = difference(links[at], _metric(test, links[at]))
-    return Outcome("", pair, reason, runs=runs, compared=compared, links=each)
+    return Outcome("", pair, reason, runs=runs, compared=difference(links[at]), links=each)
 
 
 def weakest_link(pairs: Sequence[stats.Paired]) -> tuple[int, stats.Paired]:
@@ -273,20 +272,20 @@ def weakest_link(pairs: Sequence[stats.Paired]) -> tuple[int, stats.Paired]:
     return at, replace(pairs[at], num_seeds=seeds, p=p, p_opposite=opposite)
 
 
-def _pair(link: Mapping[str, Any], rows: pd.DataFrame, workload: tidy.Workload) -> stats.Paired:
+def _pair(link: Comparison, rows: pd.DataFrame, workload: tidy.Workload) -> stats.Paired:
     measured = [_by_seed(_sided(rows, workload, side), side) for side in selections_of(link)]
     seeds, found = set().union(*measured), iter(measured)
     values = [
         dict.fromkeys(seeds, float(side["published"])) if "published" in side else next(found)
         for side in sides_of(link)
     ]
-    if "gaps" in link:
+    if link.gaps is not None:
         values = [
             {seed: a[seed] - b[seed] for seed in a.keys() & b.keys()}
             for a, b in (values[:2], values[2:])
         ]
     a, b = values
-    return stats.paired(a, b, direction=link["direction"], margin=link.get("margin", 0.0))
+    return stats.paired(a, b, direction=link.direction or "", margin=link.margin)
 
 
 def _by_seed(rows: pd.DataFrame, side: Mapping[str, Any]) -> dict[int, float]:
@@ -298,7 +297,7 @@ def _by_seed(rows: pd.DataFrame, side: Mapping[str, Any]) -> dict[int, float]:
     return tidy.by_seed(rows)
 
 
-def _runs(link: Mapping[str, Any], rows: pd.DataFrame, workload: tidy.Workload) -> str:
+def _runs(link: Comparison, rows: pd.DataFrame, workload: tidy.Workload) -> str:
     """The runs behind a comparison: those of the seeds that all sides have."""
     parts = [_sided(rows, workload, side) for side in selections_of(link)]
     seeds = set.intersection(*(set(part["seed"]) for part in parts))
@@ -306,9 +305,9 @@ def _runs(link: Mapping[str, Any], rows: pd.DataFrame, workload: tidy.Workload) 
     return " ".join(both[both["seed"].isin(seeds)]["run"])
 
 
-def _missing(names: list[str], metric: str) -> str:
-    names = list(dict.fromkeys(names))
-    return f"this scale has no finished run of {' or '.join(names)} with {metric}"
+def _missing(names: list[str], links: list[Comparison]) -> str:
+    metrics = " and ".join(dict.fromkeys(link.metric or "" for link in links))
+    return f"this scale has no finished run of {' or '.join(dict.fromkeys(names))} with {metrics}"
 
 
 def _replication(outcome: Outcome) -> str:
@@ -317,7 +316,7 @@ def _replication(outcome: Outcome) -> str:
     return f"{outcome.reason.split(';')[0]}: {alone(pair)}, {_effect(pair)}, {seeds}"
 
 
-def _alone(link: Mapping[str, Any], pair: stats.Paired) -> str:
+def _alone(link: Comparison, pair: stats.Paired) -> str:
     return f"{_difference(link)} {_effect(pair)} {alone(pair)}"
 
 
@@ -345,10 +344,6 @@ def _sided(
     return rows
 
 
-def _metric(test: Mapping[str, Any], link: Mapping[str, Any]) -> str:
-    return link.get("metric") or test["metric"]
-
-
 def _name(selection: Mapping[str, Any]) -> str:
     if "published" in selection:
         return f"the published {selection['published']:g}"
@@ -358,28 +353,29 @@ def _name(selection: Mapping[str, Any]) -> str:
     )
 
 
-def describe(test: Mapping[str, Any]) -> str:
+def describe(link: Comparison) -> str:
     """Return the machine form of a comparison in words."""
-    sign = SIGNS[test["direction"]]
-    if "gaps" in test:
-        sides = f" {sign} ".join(f"({_name(a)} minus {_name(b)})" for a, b in test["gaps"])
-    else:
-        sides = f"{_name(test['a'])} {sign} {_name(test['b'])}"
-    size = test.get("margin", 0.0)
-    margin = f" by at least {size}" if size > 0 else f", {-size} allowed" if size else ""
-    split = f"{test['split']} " if test.get("split") else ""
-    return f"{split}{test['metric']}: {sides}{margin}"
+    sides = f" {SIGNS[link.direction or '']} ".join(_sides(link))
+    size = link.margin
+    margin = f" by at least {size:g}" if size > 0 else f", {-size:g} allowed" if size else ""
+    split = f"{link.split} " if link.split else ""
+    return f"{split}{link.metric}: {sides}{margin}"
 
 
-def difference(link: Mapping[str, Any], metric: str) -> str:
+def difference(link: Comparison) -> str:
     """Return what the effect of a comparison is, in words."""
-    return f"{metric}: {_difference(link)}"
+    return f"{link.metric}: {_difference(link)}"
 
 
-def _difference(link: Mapping[str, Any]) -> str:
-    if "gaps" in link:
-        return " minus ".join(f"({_name(a)} minus {_name(b)})" for a, b in link["gaps"])
-    return f"{_name(link['a'])} minus {_name(link['b'])}"
+def _difference(link: Comparison) -> str:
+    return " minus ".join(_sides(link))
+
+
+def _sides(link: Comparison) -> list[str]:
+    """Names of what is compared: two selections, or two differences of selections."""
+    if link.gaps is not None:
+        return [f"({_name(a)} minus {_name(b)})" for a, b in link.gaps]
+    return [_name(side) for side in sides_of(link)]
 
 
 def alone(pair: stats.Paired) -> str:

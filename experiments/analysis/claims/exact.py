@@ -5,7 +5,7 @@ A check says whether the claim holds for the numbers at hand; it proves nothing 
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from experiments import published
 from experiments.analysis import stats
 from experiments.analysis.methods import Methods
 from experiments.specs.planned import PlannedStudy
+from experiments.specs.schema import ClaimTest
 from experiments.store import tidy
 
 PRINTED_DIGITS = 0.01
@@ -40,12 +41,12 @@ def cs2_points() -> list[tuple[float, float]]:
     return [(float(r.sparsity), float(r.value)) for r in rows.itertuples()]
 
 
-def check_counted(_: Any, study: PlannedStudy, test: Mapping[str, Any]) -> Check:
+def check_counted(_: Any, study: PlannedStudy, test: ClaimTest, *__: Any) -> Check:
     """Every published number of one ``quantity`` against ours (computation ``flops``)."""
-    rows = _published_counts(study, test["quantity"])
+    rows = _published_counts(study, test.quantity or "")
     if rows is None:
         return Check(None, "this study does not count FLOPs")
-    return _worst(list(rows["difference"].abs()), PRINTED_DIGITS, test["numbers"])
+    return _worst(list(rows["difference"].abs()), PRINTED_DIGITS, test.numbers or "")
 
 
 def check_fine_tuning_share(*_: Any) -> Check:
@@ -194,12 +195,12 @@ def check_update_flops(records: pd.DataFrame, study: PlannedStudy, *_: Any) -> C
     return Check(all(check.holds for check in checks), reason)
 
 
-def check_property(_: Any, study: PlannedStudy, test: Mapping[str, Any]) -> Check:
+def check_property(_: Any, study: PlannedStudy, __: Any, claim: str) -> Check:
     """Every case of a claim about the library, found against expected (computation ``library``)."""
     if not _computes(study, "library"):
         return Check(None, "this study does not ask the library")
     rows = tidy.computed(study.scale, "library", "properties")
-    rows = rows[rows["claim"] == test["claim"]]
+    rows = rows[rows["claim"] == claim]
     missed = rows[~rows["met"]]
     if missed.empty:
         return Check(bool(len(rows)), f"{len(rows)} cases, all as the source says")
@@ -297,7 +298,7 @@ def _worst(errors: list[float], allowed: float, what: str) -> Check:
     )
 
 
-#: Each takes the headline records, the study, and the claim's test with its id as ``claim``.
+#: Each takes the headline records, the study, and the claim's test and id.
 CHECKS: dict[str, Callable[..., Check]] = {
     name.removeprefix("check_"): check
     for name, check in list(globals().items())

@@ -13,7 +13,7 @@ replications.
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,8 @@ from experiments.analysis.claims.policy import (
 )
 from experiments.errors import UserError
 from experiments.specs.planned import PlannedStudy
-from experiments.specs.schema import Claims
+from experiments.specs.read import claim_tests
+from experiments.specs.schema import Claims, ClaimTest
 from experiments.store import tidy
 
 #: Roles of claims that no trained run decides.
@@ -52,6 +53,7 @@ COLUMNS += ["reason"]
 COLUMNS += ["links", "replications", "concerns", "runs"]
 TRIALS = "the runs of this study choose settings: they are evidence for no claim"
 ELSEWHERE = "this study does not list it; the study that does tests it"
+UNWRITTEN = "no test has been written for this claim"
 
 
 def evaluate(records: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
@@ -77,23 +79,26 @@ def tested_claims(records: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
         ValueError: If the study names a claim that does not exist.
     """
     roles = _roles(study)
-    tests = published.tests()
+    tests = claim_tests()
     if study.trials:
-        tests = dict.fromkeys(tests, {"not_tested": TRIALS})
-    elsewhere = {"not_tested": ELSEWHERE}
+        tests = dict.fromkeys(tests, ClaimTest(not_tested=TRIALS))
+    elsewhere = ClaimTest(not_tested=ELSEWHERE)
     tests = {
-        name: {"claim": name, **test} if name in roles or "not_tested" in test else elsewhere
+        name: test if name in roles or test.not_tested is not None else elsewhere
         for name, test in tests.items()
     }
     records = selection.headline(records, study)
     rows = []
     for row in published.claims().itertuples():
-        test = tests.get(row.claim_id, {})
+        test = tests.get(row.claim_id, ClaimTest(not_tested=UNWRITTEN))
         seeds = registered_seeds(row.claim_id) if study.scale == REGISTERED_SCALE else None
         own = records if seeds is None else records[records["seed"].isin(seeds)]
-        role = next((kind for kind in UNTRAINED if kind in test), roles.get(row.claim_id, ""))
-        role = OPEN if test.get("open") and role else role
-        outcome = _outcome(test, own, study)
+        role = next(
+            (kind for kind in UNTRAINED if getattr(test, kind) is not None),
+            roles.get(row.claim_id, ""),
+        )
+        role = OPEN if test.open and role else role
+        outcome = _outcome(row.claim_id, test, own, study)
         changed = trained_under_another(row.claim_id, test, own, outcome.runs)
         rows.append(_ledger_row(row, role, test, outcome, seeds, changed))
     return pd.DataFrame(rows, columns=COLUMNS)
@@ -105,9 +110,7 @@ def registered_seeds(claim: str) -> list[int] | None:
     return list(range(seeds)) if isinstance(seeds, int) else seeds
 
 
-def trained_under_another(
-    claim: str, test: Mapping[str, Any], records: pd.DataFrame, runs: str
-) -> str:
+def trained_under_another(claim: str, test: ClaimTest, records: pd.DataFrame, runs: str) -> str:
     """Why a claim's runs make its test post hoc; empty where they were trained under it.
 
     Records keep the hashes of the tests that stood when they were trained. Of records that do not
@@ -123,7 +126,7 @@ def trained_under_another(
         return ""
     own = records[records["run"].isin(runs.split())].drop_duplicates("run")
     kept = [dict(part.split(":") for part in text.split()) for text in own["claim_tests"].dropna()]
-    now = published.test_hash(test)[:8]
+    now = test.hash[:8]
     others = sum(hashes.get(claim) != now for hashes in kept)
     if not others:
         return ""
@@ -181,22 +184,21 @@ def _roles(study: PlannedStudy) -> dict[str, str]:
     return roles
 
 
-def _outcome(test: Mapping[str, Any], records: pd.DataFrame, study: PlannedStudy) -> Outcome:
-    if "not_tested" in test or not test:
-        reason = test.get("not_tested", "no test has been written for this claim")
-        return Outcome("", verdict=NOT_TESTED, reason=reason)
-    if name := test.get("exact") or test.get("measured"):
-        check = CHECKS[name](records, study, test)
+def _outcome(claim: str, test: ClaimTest, records: pd.DataFrame, study: PlannedStudy) -> Outcome:
+    if test.not_tested is not None:
+        return Outcome("", verdict=NOT_TESTED, reason=test.not_tested)
+    if name := test.exact or test.measured:
+        check = CHECKS[name](records, study, test, claim)
         undecided = INCONCLUSIVE if check.is_inconclusive else NOT_TESTED
         verdict = {True: HOLDS, False: CONTRADICTED, None: undecided}[check.holds]
-        return Outcome(test["tested_as"], verdict=verdict, reason=check.reason)
+        return Outcome(test.tested_as or "", verdict=verdict, reason=check.reason)
     return compare(test, records, study)
 
 
 def _ledger_row(
     claim: Any,
     role: str,
-    test: Mapping[str, Any],
+    test: ClaimTest,
     outcome: Outcome,
     seeds: Sequence[int] | None,
     changed: str = "",
@@ -215,14 +217,14 @@ def _ledger_row(
         "num_seeds": 0,
         "num_registered": policy.MIN_SEEDS if seeds is None else len(seeds),
         "held_equal": held_equal(test),
-        "not_equal": test.get("not_equal", ""),
-        "margin": test.get("margin_why", ""),
-        "scaled_down": scaled_down(claim.statement) if _is_comparison(test) else "",
+        "not_equal": test.not_equal or "",
+        "margin": test.margin_why or "",
+        "scaled_down": scaled_down(claim.statement) if test.held_equal else "",
         "post_hoc": "",
         "reason": outcome.reason,
         "links": outcome.links,
         "replications": outcome.replications,
-        "concerns": " ".join(test.get("concerns", [])),
+        "concerns": " ".join(test.concerns),
         "runs": outcome.runs,
     }
     pair = outcome.pair
@@ -233,27 +235,19 @@ def _ledger_row(
         row |= {"effect": pair.effect, "low": pair.low, "high": pair.high, "interval": interval}
         row |= {"p": pair.p, "p_opposite": pair.p_opposite, "num_seeds": pair.num_seeds}
         name = claim.claim_id
-        row["post_hoc"] = changed or policy.registered(
-            name, published.test_hash(test), published.registrations()
-        )
-        if test.get("open"):
+        row["post_hoc"] = changed or policy.registered(name, test.hash, published.registrations())
+        if test.open:
             # The alternative "differ" is two-sided already.
             row["verdict"] = OPEN_QUESTION
             row["reason"] += f": {OPEN_REASON}; two-sided p = {pair.p:.2g} for a difference"
     return row
 
 
-def _is_comparison(test: Mapping[str, Any]) -> bool:
-    return bool(test.get("held_equal"))
-
-
-def held_equal(test: Mapping[str, Any]) -> str:
+def held_equal(test: ClaimTest) -> str:
     """Return what both sides of a test have in common, in words."""
-    if _is_comparison(test):
-        return ", ".join(test["held_equal"])
-    if "measured" in test:
+    if test.measured is not None:
         return "machine, loop and steps"
-    return "nothing is compared: it is computed" if "exact" in test else ""
+    return "nothing is compared: it is computed" if test.exact else ", ".join(test.held_equal)
 
 
 def scaled_down(statement: str) -> str:
@@ -273,7 +267,7 @@ def write_evidence(
         path: File to write.
         made_from: Digest of records, study and tests, by which `origin` tells that they are others.
     """
-    untrained = published.untrained()
+    untrained = {name for name, test in claim_tests().items() if test.exact or test.measured}
     claims = Claims(
         primary=[name for name in study.claims.primary if name not in untrained],
         exploratory=[name for name in study.claims.exploratory if name not in untrained],

@@ -57,7 +57,7 @@ def law(model: str) -> SparsityLaw:
     return fit_sparsity_law(own["sparsity"], own["nonzero"], own["data"], own["loss"])
 
 
-def check_groups(_records: Any, _study: Any, _test: Any) -> Check:
+def check_groups(*_: Any) -> Check:
     """At equal non-zeros and length, the loss falls strictly with sparsity in every group."""
     parts, holds = [], True
     for model in FILES:
@@ -72,7 +72,7 @@ def check_groups(_records: Any, _study: Any, _test: Any) -> Check:
     return Check(holds, "recomputed from the authors' published points; " + ", ".join(parts))
 
 
-def check_multiplier(_records: Any, _study: Any, _test: Any) -> Check:
+def check_multiplier(*_: Any) -> Check:
     """A refit of the joint law gives the published worth of a model with 75% zeros."""
     parts, holds = [], True
     for model, wanted in PUBLISHED_MULTIPLIERS.items():
@@ -82,7 +82,7 @@ def check_multiplier(_records: Any, _study: Any, _test: Any) -> Check:
     return Check(holds, "refitted to the authors' published points; " + ", ".join(parts))
 
 
-def check_best_sparsity(_records: Any, _study: Any, _test: Any) -> Check:
+def check_best_sparsity(*_: Any) -> Check:
     """By the refitted law, the best sparsity at fixed non-zeros rises with the training length."""
     parts, holds = [], True
     for model in FILES:
@@ -120,7 +120,7 @@ def benchmarks() -> pd.DataFrame:
     return table.join(spread.add_suffix(" sd"))
 
 
-def check_benchmarks(_records: Any, _study: Any, _test: Any) -> Check:
+def check_benchmarks(*_: Any) -> Check:
     """SET and RigL above Static in every published benchmark, and how far above the spread."""
     table = benchmarks()
     holds, near = True, []
@@ -153,7 +153,7 @@ def tried_rates() -> dict[str, pd.Series]:
     return {name: pd.Series(values).sort_index() for name, values in found.items() if values}
 
 
-def check_best_rates(_records: Any, _study: Any, _test: Any) -> Check:
+def check_best_rates(*_: Any) -> Check:
     """The best learning rate of our trials rises from dense to 80% zeros, by more than noise."""
     rates = tried_rates()
     if len(rates) < len(TRIED):

@@ -11,6 +11,7 @@ import pandas as pd
 
 from experiments.analysis import stats
 from experiments.analysis.claims import comparison, policy
+from experiments.specs.schema import ClaimTest, Comparison
 
 #: Margins are in the metric's units, the simulated values in seed standard deviations.
 MARGIN_SD = 1.0
@@ -18,7 +19,7 @@ CASES, SIDES = ("no effect", "one link"), ("for", "against")
 
 
 def false_verdicts(
-    tests: Mapping[str, Mapping[str, Any]],
+    tests: Mapping[str, ClaimTest],
     seeds: Mapping[str, int],
     primary: set[str],
     *,
@@ -87,7 +88,7 @@ def any_by_bh(p: np.ndarray) -> np.ndarray:
 
 
 def p_values(
-    tests: Mapping[str, Mapping[str, Any]],
+    tests: Mapping[str, ClaimTest],
     seeds: Mapping[str, int],
     case: str,
     side: str,
@@ -114,10 +115,9 @@ def p_values(
         links = comparison.links_of(test)
         found = []
         for index, link in enumerate(links):
-            own = {**test, **link}
-            sides = [values(arm, seeds[name]) for arm in comparison.sides_of(own)]
+            sides = [values(arm, seeds[name]) for arm in comparison.sides_of(link)]
             far = case == "one link" and side == "for" and index < len(links) - 1
-            found.append(_link(own, sides, side=side, far=far))
+            found.append(_link(link, sides, side=side, far=far))
         p, opposite = (np.array(part) for part in zip(*found, strict=True))
         # As `comparison.weakest_link`: the largest p, and the smallest opposite times their number.
         forward[name] = p.max(axis=0)
@@ -126,11 +126,11 @@ def p_values(
 
 
 def _link(
-    link: Mapping[str, Any], arms: list[np.ndarray], *, side: str, far: bool
+    link: Comparison, arms: list[np.ndarray], *, side: str, far: bool
 ) -> tuple[np.ndarray, np.ndarray]:
     """Both p values of one comparison in every ledger; ``arms`` are ``[ledgers, seeds]``."""
     difference = arms[0] - arms[1] if len(arms) == 2 else arms[0] - arms[1] - arms[2] + arms[3]
-    direction, margin = link["direction"], MARGIN_SD * float(np.sign(link.get("margin", 0.0)))
+    direction, margin = link.direction or "", MARGIN_SD * float(np.sign(link.margin))
     sign = -1.0 if direction == "less" else 1.0
     boundary = margin if side == "for" or direction == "equal" else min(margin, 0.0)
     if far:

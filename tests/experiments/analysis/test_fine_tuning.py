@@ -11,6 +11,7 @@ from experiments.analysis.figures import fine_tuning
 from experiments.analysis.methods import Methods
 from experiments.specs.lookup import planned_study
 from experiments.specs.read import load_study
+from experiments.specs.schema import ClaimTest
 from experiments.store.collect import records_table
 from experiments.store.tidy import typed
 
@@ -46,8 +47,8 @@ def gap(**place):
 
 
 def test_a_selection_may_name_another_dataset():
-    harder = {"metric": "bleu", "direction": "greater",
-              "gaps": [gap(dataset="hard"), gap(dataset="easy")]}  # fmt: skip
+    gaps = [gap(dataset="hard"), gap(dataset="easy")]
+    harder = ClaimTest(metric="bleu", direction="greater", gaps=gaps)
     found = comparison.compare(harder, records(), study())
     assert found.pair.effect == pytest.approx(4 - 1)
     assert "small on hard" in found.reason
@@ -57,7 +58,7 @@ def test_a_selection_may_name_another_dataset():
 
 def test_a_selection_may_name_another_model():
     gaps = [gap(model="large", dataset="hard"), gap(model="small", dataset="hard")]
-    larger = {"metric": "bleu", "direction": "less", "gaps": gaps}
+    larger = ClaimTest(metric="bleu", direction="less", gaps=gaps)
     found = comparison.compare(larger, records(), study())
     assert found.pair.effect == pytest.approx(2 - 4) and not found.replications
     missing = comparison.compare(larger, records(without=[("small", "hard")]), study())
@@ -68,9 +69,11 @@ def test_every_dataset_of_a_comparison_must_be_learned():
     low = records()
     is_low = (low["model"] == "large") & (low["dataset"] == "easy")
     low.loc[is_low, "value"] -= 50
-    test = {"metric": "bleu", "direction": "greater", "margin": -5, "every": [
+    links = [
         {"a": SIDE | place, "b": SIDE | place | {"method": "dense-dense"}}
-        for place in ({"dataset": "hard"}, {"dataset": "easy"})]}  # fmt: skip
+        for place in ({"dataset": "hard"}, {"dataset": "easy"})
+    ]
+    test = ClaimTest(metric="bleu", direction="greater", margin=-5, every=links)
     found = comparison.compare(test, low, study())
     assert found.verdict == "not tested" and "large on easy: dense reaches 18" in found.reason
     assert comparison.compare(test, records(), study()).pair.effect == pytest.approx(-2 - 0.8)

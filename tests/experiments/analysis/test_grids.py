@@ -18,6 +18,7 @@ from experiments.specs.expand import study_runs
 from experiments.specs.lookup import planned_study
 from experiments.specs.read import load_study
 from experiments.specs.run import Run, Transform
+from experiments.specs.schema import ClaimTest
 from experiments.store import tidy
 from experiments.store.record import make_record
 from tests.experiments.analysis import grids, synthetic
@@ -121,9 +122,8 @@ def test_trials_are_evidence_for_nothing(full):
 
 def compare(frames, **test):
     rows = selection.headline(frames[0], frames[2])
-    return comparison.compare(
-        {"metric": "perplexity", "split": "validation", **test}, rows, frames[2]
-    )
+    test = ClaimTest(metric="perplexity", split="validation", **test)
+    return comparison.compare(test, rows, frames[2])
 
 
 def test_a_gap_is_a_difference_of_differences(full):

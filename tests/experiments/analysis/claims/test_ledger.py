@@ -8,7 +8,8 @@ from experiments import published
 from experiments.analysis import stats
 from experiments.analysis.claims import comparison, exact, policy, simulation
 from experiments.analysis.claims import ledger as claims
-from experiments.specs.read import load_study, study_names
+from experiments.specs.read import claim_tests, load_study, study_names
+from experiments.specs.schema import ClaimTest
 from experiments.store import tidy
 from experiments.store.collect import records_table
 from experiments.store.record import make_record
@@ -49,8 +50,8 @@ def test_a_question_that_the_source_leaves_open_is_measured_without_a_verdict():
 
 
 def test_what_a_test_changes_is_said_beside_it():
-    test, empty = published.tests()["C078"], records_table([], synthetic.study([]))
-    assert comparison.compare(test, empty).tested_as.endswith(f" ({test['note']})")
+    test, empty = claim_tests()["C078"], records_table([], synthetic.study([]))
+    assert comparison.compare(test, empty).tested_as.endswith(f" ({test.note})")
 
 
 @pytest.mark.parametrize(
@@ -66,7 +67,7 @@ def test_every_published_claim_has_a_row_and_a_reason():
     assert len(table) == len(published.claims()) >= 87
     assert set(table["verdict"]) <= set(policy.VERDICTS)
     assert (table["reason"].str.len() > 0).all()
-    assert set(published.tests()) == set(table.index)
+    assert set(claim_tests()) == set(table.index)
 
 
 def test_missing_methods_are_named():
@@ -133,8 +134,8 @@ def test_post_hoc_tests_only_suggest():
 
 
 def test_simulated_ledgers_speak_falsely_in_at_most_five_percent():
-    tests = {name: test for name, test in published.tests().items() if name in ("C001", "C015")}
-    tests |= {name: published.tests()[name] for name in ("C016", "C063")}
+    tests = {name: test for name, test in claim_tests().items() if name in ("C001", "C015")}
+    tests |= {name: claim_tests()[name] for name in ("C016", "C063")}
     found = simulation.false_verdicts(
         tests, dict.fromkeys(tests, 5), {"C001", "C015"}, replicates=5000
     )
@@ -169,24 +170,24 @@ def test_ledgers_at_once_are_judged_as_one_by_one():
 
 def test_a_simulation_would_notice_uncorrected_claims(monkeypatch):
     monkeypatch.setattr(simulation, "any_by_holm", lambda p: p.min(axis=0) <= policy.ALPHA)
-    tests = {f"C{number}": dict(published.tests()["C001"], a={"method": str(number)})
+    tests = {f"C{number}": claim_tests()["C001"].model_copy(update={"a": {"method": str(number)}})
              for number in range(8)}  # fmt: skip
     found = simulation.false_verdicts(tests, dict.fromkeys(tests, 5), set(tests), replicates=200)
     assert found[found["family"] == "primary"]["rate"].min() > 0.1
 
 
 def test_counter_evidence_points_at_claims_that_exist():
-    for name, test in published.tests().items():
-        for other in test.get("concerns", []):
-            assert other in published.tests(), (name, other)
+    for name, test in claim_tests().items():
+        for other in test.concerns:
+            assert other in claim_tests(), (name, other)
 
 
-EXACT = {name: test for name, test in published.tests().items() if "exact" in test}
-LIBRARY = [name for name, test in EXACT.items() if test["exact"] == "property"]
+EXACT = {name: test for name, test in claim_tests().items() if test.exact}
+LIBRARY = [name for name, test in EXACT.items() if test.exact == "property"]
 
 
 def check_of(claim, study):
-    return claims.CHECKS[EXACT[claim]["exact"]](None, study, {"claim": claim, **EXACT[claim]})
+    return claims.CHECKS[EXACT[claim].exact](None, study, EXACT[claim], claim)
 
 
 @pytest.mark.parametrize(
@@ -217,21 +218,20 @@ def test_every_comparison_says_what_is_held_equal():
     known = {"tokens", "steps", "epochs", "batch", "data", "layer FLOPs", "whole-model FLOPs"}
     known |= {"wall time", "fine-tuning steps", "first phase", "tokens of the first phase"}
     known |= {"epochs of both phases", "sentences", "sparsity", "sparsity of the component"}
-    for name, test in published.tests().items():
-        if {"exact", "measured", "not_tested"} & set(test):
+    for name, test in claim_tests().items():
+        if not test.is_comparison:
             continue
-        assert test["held_equal"] and set(test["held_equal"]) <= known, name
+        assert test.held_equal and set(test.held_equal) <= known, name
         # A claim of equal cost is compared with a control of equal cost.
         about = published.claims().set_index("claim_id").loc[name, "statement"].lower()
         if "iso-flop" in about or "equal flops" in about:
-            assert {"layer FLOPs", "whole-model FLOPs"} & set(test["held_equal"]), name
+            assert {"layer FLOPs", "whole-model FLOPs"} & set(test.held_equal), name
 
 
 def test_every_margin_is_justified_in_writing():
-    for name, test in published.tests().items():
-        links = [test, *test.get("every", [])]
-        if any(link.get("margin") for link in links):
-            assert len(test.get("margin_why", "")) > 10, name
+    for name, test in claim_tests().items():
+        if any(link.margin for link in [test, *(test.every or [])]):
+            assert len(test.margin_why or "") > 10, name
 
 
 def test_the_ledger_prints_what_is_held_equal_and_what_is_scaled_down():
@@ -240,8 +240,8 @@ def test_the_ledger_prints_what_is_held_equal_and_what_is_scaled_down():
     assert "learning rate" in table.loc["C005", "not_equal"]
     # One rule for all: a claim on 1.3B or 6.7B is tested scaled down, and says so.
     assert table.loc["C005", "scaled_down"] == "1.3B"
-    for test in published.tests().values():
-        assert "6.7B" not in test.get("not_tested", "") and "1.3B" not in test.get("not_tested", "")
+    for test in claim_tests().values():
+        assert not {"6.7B", "1.3B"} & set((test.not_tested or "").split())
     everything = claims.evaluate(records_table([], synthetic.study([])), synthetic.study([]))
     assert (everything[everything["role"] == "exact"]["held_equal"] != "").all()
 
@@ -253,7 +253,7 @@ def test_runs_trained_under_another_test_make_it_post_hoc(kept):
         record["claim_tests"] = None if kept is None else {"C001": kept}
     study = synthetic.study(made)
     row = claims.evaluate(records_table(made, study), study).set_index("id").loc["C001"]
-    now = published.test_hashes()["C001"]
+    now = claim_tests()["C001"].hash[:8]
     if kept in (now, None):
         assert row["post_hoc"] == "" and row["verdict"] == "holds"
     else:
@@ -263,8 +263,8 @@ def test_runs_trained_under_another_test_make_it_post_hoc(kept):
 
 def test_a_changed_test_is_post_hoc_for_old_runs_until_new_seeds_decide(monkeypatch):
     made = synthetic.make(make_record, seeds=10)
-    changed = {**published.tests()["C001"], "margin": 0.001}
-    hashes = {"C001": published.test_hash(changed)[:8]}
+    changed = claim_tests()["C001"].model_copy(update={"margin": 0.001})
+    hashes = {"C001": changed.hash[:8]}
     for record in made:
         record["claim_tests"] = hashes if record["spec"]["seed"] >= 5 else {"C001": "fc4caf46"}
     table = records_table(made, synthetic.study([], name="any"))
@@ -342,7 +342,7 @@ def test_nothing_published_was_dropped():
 
 
 def test_without_any_run_only_arithmetic_gets_a_verdict():
-    study = synthetic.study([], claims={"exploratory": list(published.tests())})
+    study = synthetic.study([], claims={"exploratory": list(claim_tests())})
     table = claims.evaluate(records_table([], study), study)
     assert set(table[table["verdict"] != "not tested"]["role"]) == {"exact"}
     assert table[table["role"] == "measured"]["verdict"].tolist() == ["not tested"]
@@ -363,10 +363,10 @@ def test_each_claim_with_a_test_is_listed_by_a_study_and_each_comparison_by_one(
         for study in map(load_study, study_names())
         for name in (*study.claims.primary, *study.claims.exploratory)
     ]
-    tests = published.tests()
-    assert {name for name, test in tests.items() if "not_tested" not in test} <= set(listed)
+    tests = claim_tests()
+    assert {name for name, test in tests.items() if test.not_tested is None} <= set(listed)
     for name in set(listed):
-        assert listed.count(name) == 1 or "exact" in tests[name], name
+        assert listed.count(name) == 1 or tests[name].exact, name
 
 
 def test_a_published_number_is_a_side_of_a_comparison_and_links_have_metrics_of_their_own():
@@ -377,11 +377,11 @@ def test_a_published_number_is_a_side_of_a_comparison_and_links_have_metrics_of_
     low = perplexity[(perplexity["method"] == "set")]["value"].mean() - 10.0
     loss = tidy.select(records, "loss", split="train")
     gap = loss[loss["method"] == "set"]["value"].mean() - loss["value"].min() + 100.0
-    test = {
-        "metric": "perplexity",
-        "split": "validation",
-        "direction": "greater",
-        "every": [
+    test = ClaimTest(
+        metric="perplexity",
+        split="validation",
+        direction="greater",
+        every=[
             {"a": {"method": "set"}, "b": {"published": float(low)}},
             {
                 "metric": "loss",
@@ -391,13 +391,12 @@ def test_a_published_number_is_a_side_of_a_comparison_and_links_have_metrics_of_
                 "margin": -float(gap),
             },
         ],
-    }
+    )
     found = comparison.compare(test, records, study)
     assert found.pair is not None and found.pair.num_seeds == 5 and found.pair.p < 0.05
     first, second = found.links.split("; ")
     assert first.startswith("set minus the published") and "+10 [" in first
     assert second.startswith("set minus static")
-    opposite = comparison.compare(
-        {**test, "every": [{**test["every"][0], "direction": "less"}]}, records, study
-    )
+    turned = test.every[0].model_copy(update={"direction": "less"})
+    opposite = comparison.compare(test.model_copy(update={"every": [turned]}), records, study)
     assert opposite.pair.p_opposite < 0.05
