@@ -211,7 +211,8 @@ def find_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
     ``requires_dense = True``, or lies inside a module that does, and what is not floating point.
 
     Raises:
-        ValueError: If a parameter is sharded, on the meta device or without a shape.
+        ValueError: If a parameter is sharded, on the meta device or without a shape, or a module
+            is scripted.
     """
     seen: set[int] = set()
     dense: list[str] = []
@@ -224,6 +225,11 @@ def find_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
     for path, module in unwrap(model).named_modules():
         if any(cls.__name__ == "FullyShardedDataParallel" for cls in type(module).__mro__):
             raise ValueError(_OLDER_FSDP)
+        if isinstance(module, torch.jit.ScriptModule):
+            raise ValueError(
+                f"{path or 'the model'} is scripted or traced already; apply the algorithm to the "
+                "model first, then torch.jit.script or trace it"
+            )
         inside_dense = any(path == top or path.startswith(f"{top}.") or not top for top in dense)
         if getattr(module, "requires_dense", False) and not inside_dense:
             dense.append(path)

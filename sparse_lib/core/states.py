@@ -49,7 +49,7 @@ def check_counters(state_dict: Mapping[str, Any]) -> None:
         raise ValueError(f"the state has no 'step', but {list(state_dict)!r:.80}")
     for key in ("step", "num_updates"):
         value = state_dict.get(key, 0)
-        if not _is_integer(value) or int(value) < 0:
+        if not _is_integer(value) or isinstance(value, bool) or not 0 <= int(value) < 2**63:
             raise ValueError(f"the state has {key}={value!r:.80}, which must be a count")
     seed = state_dict.get("seed")
     if seed is not None and not _is_integer(seed):
@@ -74,11 +74,13 @@ def _check_entry(name: str, entry: Mapping[str, Any], sparse: SparseParameter) -
         if key not in entry:
             raise ValueError(f"the state of {name!r} lacks {key!r}")
     known = {"history": sparse.history.state_dict(), "work": asdict(sparse.work)}
-    is_number = isinstance(entry["target"], int | float)
+    target = entry["target"]
+    if not isinstance(target, int | float) or not 0 <= target <= 1:
+        raise ValueError(f"the state of {name!r} has target={target!r:.80}, which is no sparsity")
     for key, own in known.items():
         saved = entry[key]
         same = isinstance(saved, Mapping) and own.keys() == saved.keys()
-        if not same or not is_number or not all(
+        if not same or not all(
             isinstance(value, int | float) for k, value in saved.items() if k != "flags"
         ):  # fmt: skip
             raise ValueError(f"the state of {name!r} has no numbers {list(own)} in {key!r}")

@@ -352,6 +352,16 @@ def test_a_masked_model_can_be_scripted_while_it_trains():
     assert torch.equal(pickled(model)(inputs), model(inputs))
 
 
+def test_a_scripted_model_is_refused_and_left_as_it_was():
+    """Its parameters lie in C++, where no mask can be put beside them."""
+    part = nn.Sequential(nn.Linear(6, 4), torch.jit.script(nn.Linear(4, 2)))
+    for model, name in ((torch.jit.script(network()), "the model"), (part, "1")):
+        algorithm = sl.SET(0.5, update=1, seed=0)
+        with pytest.raises(ValueError, match=f"^{name} is scripted or traced already"):
+            algorithm.apply(model)
+        assert not algorithm.sparse_params and not dict(model.named_buffers())
+
+
 @pytest.mark.parametrize("grown_init", ["gradient", "gradient_sign"])
 def test_sparse_gradients_start_grown_weights_as_dense_ones_do(grown_init):
     models = []

@@ -1,6 +1,7 @@
 """States of wrong types: loaded, or refused in one sentence with all as it was."""
 
 import copy
+import math
 
 import pytest
 import torch
@@ -85,6 +86,20 @@ def test_a_group_is_as_it_was_when_one_member_refuses():
     assert same(algorithm.state_dict(), now) and not same(now, good)
     algorithm.load_state_dict(good)
     assert same(algorithm.state_dict(), good)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("step", True), ("step", 10**400), ("num_updates", False), ("target", math.inf),
+     ("target", -0.5), ("target", math.nan)],
+)  # fmt: skip
+def test_numbers_that_no_training_reaches_are_refused(key, value):
+    algorithm, _ = trained(lambda: sl.RigL(0.5, update=1, seed=0))
+    state = copy.deepcopy(algorithm.state_dict())
+    (next(iter(state["params"].values())) if key == "target" else state)[key] = value
+    with pytest.raises(ValueError, match=f"{key}="):
+        algorithm.load_state_dict(state)
+    assert algorithm.step == 3
 
 
 @pytest.mark.parametrize("state", [None, 3, "x", object()])
