@@ -104,10 +104,10 @@ def not_one_of(key: str, value: object, allowed: Iterable[str], found_in: str = 
 
 def _likeness_to(text: str) -> Callable[[str], float]:
     """How many letters a name shares with a text: quick, where there are thousands of names."""
-    matcher = difflib.SequenceMatcher(b=text)
+    matcher = difflib.SequenceMatcher(b=text.casefold())
 
     def likeness(name: str) -> float:
-        matcher.set_seq1(name)
+        matcher.set_seq1(name.casefold())
         return matcher.quick_ratio()
 
     return likeness

@@ -14,6 +14,9 @@ from experiments.specs.schema import SpecError, check_choice
 from experiments.store import paths
 from experiments.store.io import write_json
 
+#: Weights or tokens that a question may be about.
+MOST = 1e18
+
 
 def _records(study: str, scale: str) -> tuple[Any, PlannedStudy]:
     """The study's finished runs: collected ones of this folder, else the committed records."""
@@ -51,8 +54,8 @@ def predict(study: StudyName, scale: Scale = "small") -> None:
 
 @app.command()
 def advise(
-    params: Annotated[float, typer.Option(help="non-zero weights of the blocks", min=1)],
-    tokens: Annotated[float, typer.Option(help="training tokens (bytes of text)", min=1)],
+    params: Annotated[float, typer.Option(help="non-zero weights of the blocks", min=1, max=MOST)],
+    tokens: Annotated[float, typer.Option(help="training tokens (bytes of text)", min=1, max=MOST)],
     device: Annotated[str, typer.Option(help="cpu, or cs2 (simulated)")] = "cpu",
     study: StudyName = "scaling",
     scale: Scale = "small",

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from experiments import computations
-from experiments.analysis import figures, tables
+from experiments.analysis import figures, predictions, tables
 from experiments.report import archive
 from experiments.specs.expand import all_runs
 from experiments.specs.read import computation_names, study_names
@@ -59,7 +59,8 @@ settings_of_where = st.sampled_from(["scale=smoke", "study=../x", "scale=", "a="
 OPTIONS = {
     "--scale": scales, "--study": studies, "--run": runs, "--data": data, "--mirror": paths,
     "--device": devices, "--execution": executions, "--threads": numbers, "--log": outputs,
-    "--params": paths, "--model_dir": outputs, "--out": outputs, "--model": paths, "--suite": words,
+    "--params": st.one_of(paths, numbers), "--tokens": numbers, "--model_dir": outputs,
+    "--out": outputs, "--model": paths, "--suite": words,
     "--mode": modes, "--checkpoint_path": paths,
     "--max_steps": numbers, "--eval_steps": numbers, "--x": st.one_of(words, st.just("tokens")),
 }  # fmt: skip
@@ -93,6 +94,9 @@ COMMANDS: dict[str, tuple[tuple[str, ...], list[st.SearchStrategy[str]]]] = {
     "report": (("--study", "--scale"), []),
     "index": (("--scale",), []),
     "archive": (("--scale", "--study"), []),
+    "predict": (("--study", "--scale"), []),
+    "advise": (("--params", "--tokens", "--study", "--scale", "--device"), []),
+    "export": (("--run", "--out"), []),
     "where": ((), [st.one_of(words, settings_of_where)]),
 }  # fmt: skip
 #: These write into the repository itself, so only what they must refuse is tried.
@@ -141,6 +145,7 @@ def run_command(folder: Path, line: list[str]) -> str | None:
         patch.setattr(lm, "prepare", short)
         patch.setattr(vision, "prepare", short)
         patch.setattr(archive, "write", lambda *arguments: None)
+        patch.setattr(predictions, "path", lambda *names: folder / "predictions.json")
         patch.delenv("SPARSE_MIRROR", raising=False)
         refused = oracle.command(*line)
     after = contents(folder)
@@ -190,6 +195,9 @@ def test_a_command_line_works_or_is_refused_in_one_sentence(line):
         ["run", "--params", "a.yaml", "--model_dir", "/dev/null"],
         ["where", "--", "scale="],
         ["compute", "../flops"],
+        ["advise", "--params", "inf", "--tokens", "1e9"],
+        ["train", "--run", RUNS[0], "--threads", "10000000"],
+        ["export", "--run", "../x", "--out", "out"],
         [],
     ],
 )
