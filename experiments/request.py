@@ -36,7 +36,7 @@ KEYS = (
     "processes", "strategy", "micro_batches", "run",
 )  # fmt: skip
 NUMBERS = ("processes", "micro_batches")
-EXECUTIONS = ("auto", "dense", "skip")
+EXECUTIONS = ("auto", "dense", "skip", "semi_structured")
 CHECKED = Path(".snakemake/checked")
 RERUNS = Path("state/reruns.json")
 

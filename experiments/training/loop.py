@@ -344,11 +344,16 @@ class Trainer:
             masks = _as_buffers(load_file(folder / MASKS))
             load_checkpoint(self.model, {**self.model.state_dict(), **masks})
 
+    def can_run(self, execution: str) -> bool:
+        """Whether masked layers can run so: one process, not compiled, and the right device."""
+        fits = execution == "semi_structured" or self.device.type == "cpu"
+        return self.sparsity is not None and self.ranks.size == 1 and not self.compile and fits
+
     def choose(self, execution: str) -> str:
         """``dense`` where the run has no masked layer that is worth skipping."""
-        alone = self.device.type == "cpu" and self.ranks.size == 1 and not self.compile
-        if self.sparsity is None or not alone:
+        if not self.can_run(execution):
             return "dense"
+        assert self.sparsity is not None
         if execution != "auto":
             return execution
         for param in self.sparsity.sparse_params.values():
@@ -375,7 +380,8 @@ class Trainer:
             with refusals(f"execution is {execution!r}"):
                 own = _device().Costs(*costs) if costs else _device().default_costs()
                 self.skip_costs = astuple(own)
-                backend = _device().backend("skip", crossover=crossover, costs=own)
+                name = "skip" if execution == "auto" else execution
+                backend = _device().backend(name, crossover=crossover, costs=own)
                 self.runner = _device().compile(self.model, backend)
 
     # State
@@ -441,8 +447,8 @@ class Trainer:
 
     def restore(self, state: dict[str, Any]) -> None:
         """Be where `state` was returned."""
-        alone = self.ranks.size == 1 and self.device.type == "cpu" and not self.compile
-        self.execute(state["execution"] if alone else "dense", state.get("skip_costs"))
+        kept = state["execution"]
+        self.execute(kept if self.can_run(kept) else "dense", state.get("skip_costs"))
         self.ranks.load(self.model, state["model"])
         self.ranks.load_optimizer(self.optimizer, state["optimizer"])
         if self.sparsity is not None:

@@ -6,6 +6,7 @@ steps for which a training algorithm has set `weight._needs_dense_gradient`: the
 that of the dense weight, as the growth of RigL needs it.
 """
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,7 +17,7 @@ from torch.nn import functional as F
 from torch.nn.grad import conv2d_weight
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
 
-from sparse_lib.execution import kernels
+from sparse_lib.execution import kernels, semi_structured
 from sparse_lib.flops.ledger import Ledger, is_recording, record
 
 
@@ -297,6 +298,8 @@ class Execution:
     costs: kernels.Costs | None = None
     structures: Structures | None = field(default=None, repr=False)
     _decision: tuple[kernels.Structure, torch.dtype, bool] | None = field(default=None, repr=False)
+    #: Of the execution on sparse tensor cores; None for the others.
+    two_of_four: semi_structured.Masks | None = field(default=None, repr=False)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "structures": None, "_decision": None}  # copies build their own
@@ -384,7 +387,11 @@ class SparseLayer(nn.Module):
         if mask is None:
             return self.dense_forward(source, weight)
         mask = mask if mask.dtype is torch.bool else mask != 0
-        if execution.skip and not _is_watched():
+        if execution.two_of_four is not None and not _is_watched():
+            found = self._on_tensor_cores(source, weight, mask, execution)
+            if found is not None:
+                return found
+        elif execution.skip and not _is_watched():
             geometry, bias = self.geometry(), self._parameter("bias")
             reason = execution.reason_for_dense(source, weight, mask, bias)
             if reason is None and isinstance(geometry, str):
@@ -397,6 +404,30 @@ class SparseLayer(nn.Module):
                 if execution.worth_skipping(structures.forward, dtype):
                     return self._skip(source, weight, bias, geometry, structures, dtype)  # type: ignore[arg-type]
         return self.dense_forward(source, _masked(weight, mask))
+
+    def _on_tensor_cores(
+        self, source: torch.Tensor, weight: torch.Tensor, mask: torch.Tensor, execution: Execution
+    ) -> torch.Tensor | None:
+        """The product under a 2:4 mask; None, with a notice, where it has to run dense."""
+        if self.geometry() is not _ROWS:
+            execution.notice(execution.name, "it is no linear layer, and 2:4 needs one")
+            return None
+        kind = source.device.type
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
+        matrix, shown = (weight.T, mask.T) if self.inputs_first else (weight, mask)
+        reason = semi_structured.reason_for_dense(source, matrix, shown, dtype)
+        forward, backward = (None, None)
+        if reason is None:
+            assert execution.two_of_four is not None
+            forward, backward = execution.two_of_four.forms(shown)
+            if forward is None:
+                reason = "its mask keeps more than two of four consecutive inputs"
+        if reason or forward is None:
+            execution.notice(execution.name, reason or "")
+            return None
+        wants = functools.partial(_wants_dense_gradient, weight)
+        bias = self._parameter("bias")
+        return semi_structured.linear(source, matrix, bias, (forward, backward), dtype, wants)
 
     def _fits(
         self,
