@@ -26,7 +26,8 @@ class Backend:
     Attributes:
         name: What `backend` was asked for.
         execution: `"dense"` (masked dense, any torch device), `"skip"` (the masked work is not
-            done; CPU, float32 or bfloat16) or `"semi_structured"` (2:4 masks on sparse tensor cores; CUDA).
+            done; CPU, float32 or bfloat16) or `"semi_structured"` (2:4 masks on sparse tensor
+            cores; CUDA).
         spec: The device whose time `simulate` predicts, or None.
         strict: Raise where a layer would fall back to masked dense, instead of one notice.
         crossover: Sparsity in [0, 1] below which a layer runs dense; None runs it dense where
