@@ -17,6 +17,7 @@ from sparse_lib.configure import configure
 from sparse_lib.core.algorithm import SparsityAlgorithm
 from sparse_lib.core.dynamic import DynamicSparsityAlgorithm
 from sparse_lib.core.group import Group
+from sparse_lib.core.guard import bytes_of_mask
 from sparse_lib.core.parameter import IS_PLANNED, SparseParameter
 from sparse_lib.flops.model import ModelFlops, count
 from sparse_lib.layers import LayerDescription, default_filter, describe, role_of_name
@@ -48,6 +49,9 @@ class PlannedParameter:
             which was not given.
         num_weights: Number of elements.
         num_nonzero: Exact number of elements that the first mask keeps.
+        mask_bytes: Memory that its mask takes for good: a byte per element, another one once it has
+            changed (its history), and for tensors up to 2**20 elements the mask in words as wide
+            as the weight's, which speed masking up.
     """
 
     name: str
@@ -59,6 +63,7 @@ class PlannedParameter:
     final_sparsity: float | None
     num_weights: int
     num_nonzero: int
+    mask_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -84,6 +89,11 @@ class Plan:
     def num_nonzero(self) -> int:
         """Parameters that the first masks keep."""
         return sum(row.num_nonzero for row in self.parameters)
+
+    @property
+    def mask_bytes(self) -> int:
+        """Memory of all masks, see :class:`PlannedParameter`; an algorithm may keep more beside."""
+        return sum(row.mask_bytes for row in self.parameters)
 
     def records(self) -> list[dict[str, Any]]:
         """One row per parameter."""
@@ -112,7 +122,7 @@ class Plan:
         share = 1 - self.num_nonzero / max(self.num_parameters, 1)
         lines = [
             f"{self.num_parameters:,} parameters, {self.num_nonzero:,} non-zero "
-            f"({share:.2%} of the whole model is sparse).",
+            f"({share:.2%} of the whole model is sparse); masks take {self.mask_bytes:,} bytes.",
             "",
             *_table(
                 ("parameter", "kind", "shape", "sparsity", "final", "non-zero", "why"),
@@ -323,6 +333,7 @@ def _planned(
         final_sparsity=end[name],
         num_weights=sparse.mask.numel(),
         num_nonzero=num_nonzero,
+        mask_bytes=bytes_of_mask(parameter, changes=algorithm.updates_masks),
     )
 
 

@@ -103,7 +103,8 @@ def export_csr(model: nn.Module) -> State:
     flattened, so a convolution becomes (outputs, inputs * kernel); vectors become one row.
 
     Returns:
-        State; sparse tensors have the layout ``torch.sparse_csr`` and int64 indices.
+        State; sparse tensors have the layout ``torch.sparse_csr`` and int32 indices, int64 from
+        2**31 elements on.
     """
     state = export_dense(model)
     for name, mask in masks_of(model).items():

@@ -46,6 +46,38 @@ def guards(module: nn.Module) -> dict[str, MaskGuard]:
     return module.__dict__.get(_GUARDS, {})
 
 
+# Words of a mask are kept for tensors up to this size: a step is faster by them, and small tensors
+# are what a cache holds. Of larger ones they would be the largest part of what a mask costs.
+_LARGE = 2**20
+_CHUNK = 2**16
+
+
+def bytes_of_mask(weight: Tensor, *, changes: bool) -> int:
+    """Memory that the mask of a weight takes between steps.
+
+    A byte per element, another one for the history once the mask has changed, and the words of
+    masks that are not large.
+
+    Args:
+        weight: On any device, meta too.
+        changes: Whether the mask will change.
+    """
+    words = weight.element_size() if weight.numel() <= _LARGE else 0
+    return weight.numel() * (1 + changes + words)
+
+
+def _select_large(bits: Tensor, mask: Tensor) -> None:
+    """Set integers to zero, in place, where a mask on their device is zero, without its words."""
+    if bits.device.type != "cpu" or not (bits.is_contiguous() and mask.is_contiguous()):
+        bits.mul_(mask)
+        return
+    bits, mask = bits.view(-1), mask.view(-1)
+    words = torch.empty(_CHUNK, dtype=bits.dtype)
+    for start in range(0, bits.numel(), _CHUNK):
+        part = mask[start : start + _CHUNK]
+        bits[start : start + _CHUNK].bitwise_and_(words[: part.numel()].copy_(part).neg_())
+
+
 class MaskGuard:
     """Masks one parameter, its gradient and its optimizer states.
 
@@ -199,6 +231,9 @@ class MaskGuard:
         integer = _SAME_SIZE_INTEGER.get(tensor.element_size())
         if integer is None or tensor.is_complex():
             tensor.masked_fill_(mask.to(tensor.device).logical_not(), 0)
+            return
+        if tensor.numel() > _LARGE:
+            _select_large(tensor.view(integer), mask.to(tensor.device))
             return
         tensor.view(integer).bitwise_and_(self._words_for(integer, tensor))
 

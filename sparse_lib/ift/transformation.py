@@ -132,8 +132,10 @@ def _count_new(model: nn.Module, size: dict[str, Any] | None) -> Any:
     try:
         return _count(model, size)
     except AttributeError as error:
+        name = getattr(error.obj, "replaces", None)
+        which = "a replaced layer" if name is None else f"the replaced layer {name!r}"
         raise ValueError(
-            f"the model's code reads what a replaced layer does not have ({error}), so that layer "
+            f"the model's code reads what {which} does not have ({error}), so that layer "
             "cannot be replaced; name the others by layers="
         ) from error
 

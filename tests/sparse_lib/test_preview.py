@@ -10,6 +10,7 @@ from sparse_lib.algorithms.rigl import RigL
 from sparse_lib.algorithms.static import Static
 from sparse_lib.configure import configure
 from sparse_lib.core.group import Group
+from sparse_lib.core.guard import bytes_of_mask
 from sparse_lib.flops.model import count
 from sparse_lib.preview import plan
 
@@ -312,3 +313,23 @@ def test_a_billion_weights_are_planned_without_memory():
     plan = sl.plan(large, {"algorithm": "rigl", "sparsity": 0.9, "update": 100})
     assert plan.num_parameters == 16 * 8192**2
     assert plan.num_nonzero == 16 * sl.num_nonzero(0.9, 8192**2)
+
+
+def test_memory_of_masks_is_what_the_masks_take():
+    model = torch.nn.Sequential(torch.nn.Linear(1025, 1024, bias=False), torch.nn.Linear(1024, 8))
+    planned = plan(model, {"algorithm": "rigl", "sparsity": 0.9})
+    large, small = 1025 * 1024, 1024 * 8  # the small one's mask is kept in words of 4 bytes too
+    assert planned.mask_bytes == 2 * large + (2 + 4) * small
+    assert f"masks take {planned.mask_bytes:,} bytes" in str(planned)
+    assert plan(model, 0.9).mask_bytes == large + 5 * small
+
+    algorithm = sl.SET(0.9, update=1, seed=0)
+    algorithm.apply(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    algorithm.apply(optimizer)
+    model(torch.ones(1, 1025)).sum().backward()
+    optimizer.step()
+    for sparse in algorithm.sparse_params.values():
+        kept = [sparse.mask, sparse.history._flags, *sparse.guard._words.values()]
+        taken = sum(tensor.numel() * tensor.element_size() for tensor in kept)
+        assert taken == bytes_of_mask(sparse.param, changes=True)

@@ -13,7 +13,9 @@ from torch.utils.checkpoint import checkpoint
 from sparse_lib.algorithms.rigl import RigL
 from sparse_lib.algorithms.set import SET
 from sparse_lib.algorithms.static import Static
+from sparse_lib.core import guard as guard_module
 from sparse_lib.core.group import Group
+from sparse_lib.core.guard import guards
 from tests.sparse_lib.algorithm_cases import (
     ALGORITHMS,
     assert_enforced,
@@ -385,3 +387,20 @@ def test_a_masked_model_can_be_traced():
     Static(0.5).apply(model)
     inputs = torch.ones(2, 6)
     assert torch.equal(torch.jit.trace(model, inputs)(inputs), model(inputs))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_large_tensors_are_masked_without_their_mask_in_words(dtype, transposed, monkeypatch):
+    monkeypatch.setattr(guard_module, "_LARGE", 100)
+    monkeypatch.setattr(guard_module, "_CHUNK", 64)
+    layer = nn.Linear(17, 13, bias=False, dtype=dtype)
+    Static(0.5, seed=0).apply(layer)
+    (guard,) = guards(layer).values()
+    guard._words.clear()
+    state = torch.randn(17, 13, dtype=dtype).T if transposed else torch.randn(13, 17, dtype=dtype)
+    state[0, :8], state[1, :8] = float("nan"), float("inf")
+    expected = torch.where(layer.weight_mask, state, 0.0)
+    guard.select(state)
+    assert torch.equal(state.nan_to_num(nan=7.0), expected.nan_to_num(nan=7.0))
+    assert not guard._words and not state[~layer.weight_mask].any()

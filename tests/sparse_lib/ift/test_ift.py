@@ -633,3 +633,18 @@ def test_a_layer_that_the_models_code_looks_into_is_named_as_irreplaceable(famil
     with pytest.raises(ValueError, match="no attribute 'weight'.*name the others by layers="):
         transform(Looks(), family, 0.5)
     assert transform(Looks(), family, 0.5, layers="second")[1]
+
+
+def test_a_layer_whose_weight_the_model_reads_itself_is_named():
+    class Reads(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)
+
+        def forward(self, x):
+            return self.first(x.to(self.second.weight.dtype))
+
+    for family in ("parallel", "factorized", "doped"):
+        with pytest.raises(ValueError, match="reads what the replaced layer 'second' does"):
+            ift.transform(Reads(), family, 0.5)
+        ift.transform(Reads(), family, 0.5, layers="first")
