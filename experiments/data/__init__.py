@@ -262,6 +262,9 @@ class Corpus:
                 f"{self.folder / files.META}: eos_id is {self.meta['eos_id']!r:.200}, but must be "
                 f"a token of the vocabulary, 0 to {size - 1}"
             )
+        floors = self.meta.get("floor_of_split", {})
+        if "floor" in self.meta and type(floors.get("validation")) is not float:
+            raise UserError(f"{self.folder / files.META}: floor_of_split lacks validation")
         for split in SPLITS:
             packing.check_tokens(self.folder / f"{split}.bin", size)
 

@@ -112,6 +112,8 @@ class ImageFolder:
             if not isinstance(self.meta.get(key), kind) or not self.meta[key]:
                 raise UserError(f"{self.folder / META}: {key} is no {kind.__name__} with entries")
         size = self.meta.get("image_size")
+        if self.meta.get("num_channels") != len(self.meta["mean"]):
+            raise UserError(f"{self.folder / META}: num_channels is not the number of means")
         shape, num_classes = (len(self.meta["mean"]), size, size), len(self.meta["classes"])
         for name in self.meta["num_images"]:
             split = self.split(name)

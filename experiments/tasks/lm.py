@@ -160,11 +160,12 @@ class Task(tasks.Task):
         """Windows of the training split, and their order."""
         self._train = self.corpus.tokens("train")
         self._num_windows = (len(self._train) - 1) // self.context
-        if self._num_windows < 1:
-            raise UserError(
-                f"data.context is {self.context}, but the training split of {self.data_name} has "
-                f"only {len(self._train)} tokens"
-            )
+        for split, name in (("train", "training"), ("validation", "validation")):
+            if (num_tokens := len(self.corpus.tokens(split))) <= self.context:
+                raise UserError(
+                    f"data.context is {self.context}, but the {name} split of {self.data_name} has "
+                    f"only {num_tokens} tokens"
+                )
         self._order = tasks.EpochOrder(self._num_windows, seed=self.spec.seed)
 
     def build_model(self) -> torch.nn.Module:

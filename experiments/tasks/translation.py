@@ -79,15 +79,23 @@ class Task(lm.Task):
         import numpy as np
 
         self._end = int(self.corpus.meta["eos_id"])
-        pairs = self.pairs("train")
-        self._pairs = [pair for pair in pairs if max(map(len, pair)) <= self.context]
-        if not self._pairs:
-            raise UserError(
-                f"data.context is {self.context}, but no pair of {self.data_name} is as short"
-            )
+        self._pairs = self._short_pairs("train")
+        self._short_pairs("validation", 256)
         self._order = tasks.EpochOrder(len(self._pairs), seed=self.spec.seed)
         lengths = np.array([[len(line) for line in pair] for pair in self._pairs])
         self._mean_lengths = [math.ceil(length) for length in lengths.mean(0)]
+
+    def _short_pairs(
+        self, split: str, most: int | None = None
+    ) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Pairs of the first ``most`` (None: of all) that the context holds."""
+        found = [p for p in self.pairs(split)[:most] if max(map(len, p)) <= self.context]
+        if not found:
+            raise UserError(
+                f"data.context is {self.context}, but no pair of {self.data_name}'s {split} split "
+                "is as short"
+            )
+        return found
 
     def pairs(self, split: str) -> list[tuple[np.ndarray, np.ndarray]]:
         """The lines of each pair as tokens: up to the line break, and from there to the end.
@@ -179,8 +187,7 @@ class Task(lm.Task):
 
     def validate(self, model: torch.nn.Module, *, full: bool) -> dict[str, float]:
         """Loss (nats per token to write) and perplexity: all pairs at the end, 256 on the way."""
-        pairs = self.pairs("validation")[: None if full else 256]
-        pairs = [pair for pair in pairs if max(map(len, pair)) <= self.context]
+        pairs = self._short_pairs("validation", None if full else 256)
         total, device = 0.0, next(model.parameters()).device
         for first in range(0, len(pairs), 32):
             reads, writes = (part.to(device) for part in self._padded(pairs[first : first + 32]))

@@ -147,6 +147,8 @@ class Task(tasks.Task):
         self.image_size = self.recipe.resized_crop or self.meta["image_size"]
         self.input_size = {"image_size": self.image_size}
         self._train = self.images.split("train")
+        if not len(self._train) or not len(self.images.split("validation")):
+            raise UserError(f"{data_dir} has no image to train on, or none to validate with")
         self._order = tasks.EpochOrder(len(self._train), seed=spec.seed)
 
     def build_model(self) -> torch.nn.Module:

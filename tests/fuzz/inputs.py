@@ -152,9 +152,7 @@ BYTES = (b"\xff\xfe", b"\x00", b"\xef\xbb\xbf", b"\xc3", b"\r", b"\x85", b"\x07"
 def yaml_files(draw: st.DrawFn, documents: list[Any]) -> bytes:
     """The bytes of a YAML file: faults in what it says, in its lines, or in its bytes."""
     document = draw(mutated(documents))
-    content = yaml.dump(
-        document, Dumper=_Dumper, sort_keys=False, allow_unicode=draw(st.booleans())
-    ).encode("utf-8", "surrogatepass")
+    content = _dumped(document, allow_unicode=draw(st.booleans()))
     kind = draw(st.integers(0, 11))
     if kind <= 7:
         return content
@@ -171,11 +169,29 @@ def yaml_files(draw: st.DrawFn, documents: list[Any]) -> bytes:
     return b"\n".join(lines)
 
 
-class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
+def _dumped(document: Any, allow_unicode: bool) -> bytes:
+    """YAML of a document; libyaml writes no half of a surrogate pair, Python's own writer does."""
+    options: dict[str, Any] = {"sort_keys": False, "allow_unicode": allow_unicode}
+    try:
+        return yaml.dump(document, Dumper=_Dumper, **options).encode()
+    except UnicodeEncodeError:
+        text = yaml.dump(document, Dumper=_SlowDumper, **options)
+        return text.encode("utf-8", "surrogatepass")
+
+
+class _Plain:
     """No anchors of its own: copies of one value are written out."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
+
+
+class _SlowDumper(_Plain, yaml.SafeDumper):
+    """In Python."""
+
+
+class _Dumper(_Plain, getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
+    """By libyaml, where the wheel has it."""
 
 
 @st.composite

@@ -136,6 +136,15 @@ def test_facts_that_no_tokens_can_have_are_refused(corpus, tmp_path, key, value)
         run_training(short_spec("dense"), data, tmp_path)
 
 
+def test_a_validation_split_without_a_window_is_refused_before_a_step(corpus, tmp_path):
+    data = shutil.copytree(corpus, tmp_path / "data")
+    (data / "validation.bin").write_bytes((data / "validation.bin").read_bytes()[:64])
+    seal(data, json.loads((data / "meta.json").read_text()), data.glob("*.bin"))
+    with pytest.raises(UserError, match=r"the validation split of .* has only 32 tokens"):
+        run_training(short_spec("dense"), data, tmp_path)
+    assert not (tmp_path / "out").exists()
+
+
 def test_states_that_are_kept_repeat_the_end_of_a_run(corpus, tmp_path, killed, capsys):
     """While a result is scored, the states stay: Snakemake deletes the model of a killed job."""
     run_training(short_spec("rigl"), corpus, tmp_path / "whole")
