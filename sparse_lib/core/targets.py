@@ -156,7 +156,7 @@ def _check_distribution(spec: Any, rules: Rules) -> None:
         return
     if isinstance(spec, Mapping) and spec.get("type", "map") == "map":
         return
-    weights, scored = {}, spec if isinstance(spec, str) else str(spec.get("type"))
+    weights, scored = {}, str(spec.get("type") if isinstance(spec, Mapping) else spec)
     for name, size in (("first", 2), ("middle", 64), ("last", 2)):  # room for dense ends
         weights[name] = torch.nn.Parameter(torch.zeros(size, size))
         weights[name].grad = torch.zeros(size, size)

@@ -105,6 +105,7 @@ def anchors(depth: int) -> bytes:
         (edited(lambda s: rigl(s).update({"R\r\u0085": 1})), "unknown key"),
         (edited(lambda s: rigl(s)["sparsity"]["update"].update(freq="%")), "75%"),
         (edited(lambda s: rigl(s)["sparsity"]["update"].update(freq="inf%")), "75%"),
+        (edited(lambda s: rigl(s)["sparsity"].update(distribution=True)), "distribution"),
         (edited(lambda s: s["methods"].update({"<b>": s["methods"].popitem()[1]})), "methods"),
         (
             edited(lambda s: grid(s)["model"].update(label="a/b")),

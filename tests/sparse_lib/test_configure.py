@@ -123,6 +123,8 @@ def test_a_user_algorithm_is_found_by_class_name():
         ({"sparsity": 1.5}, "between 0 and 1"),
         ({"sparsity": 0.5, "init_method": "tpk"}, "topk"),
         ({"sparsity": 0.5, "distribution": "ekr"}, "erk"),
+        ({"sparsity": 0.5, "distribution": True}, "distribution must be a name or a dict"),
+        ({"sparsity": 0.5, "distribution": [0.5]}, "distribution must be a name or a dict"),
         ({"sparsity": 0.5, "param_filter": 3}, "filter"),
         ({"sparsity": 0.5, "compat": "1"}, "compat"),
         ({"sparsity": 0.5, "seed": "x"}, "seed"),
