@@ -245,7 +245,7 @@ def _final_targets(algorithm: SparsityAlgorithm, num_steps: int | None) -> dict[
     }
     levels = algorithm.sparsity
     is_fixed = all(isinstance(schedule, Constant) for schedule in levels.schedules)
-    if is_fixed or isinstance(algorithm, Static):
+    if isinstance(algorithm, Static) or (is_fixed and not algorithm.is_dense_after(0)):
         return start
     if num_steps is None:
         return dict.fromkeys(start)
@@ -254,6 +254,8 @@ def _final_targets(algorithm: SparsityAlgorithm, num_steps: int | None) -> dict[
         steps = [step for step in steps if algorithm.is_update_step(step)]  # type: ignore[assignment]
     if not steps:
         return start
+    if algorithm.is_dense_after(len(steps)):
+        return dict.fromkeys(start, 0.0)
     for _ in steps[:-1]:
         levels.advance(True)
     return dict(levels.targets(steps[-1], is_update_step=True))

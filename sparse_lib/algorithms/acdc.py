@@ -46,7 +46,11 @@ class ACDC(DynamicSparsityAlgorithm):
     @property
     def compressed(self) -> bool:
         """True in a compressed phase, of which the first begins with the first update."""
-        return self.num_updates % 2 == 1
+        return not self.is_dense_after(self.num_updates)
+
+    def is_dense_after(self, num_updates: int) -> bool:
+        """After none, and after each second one."""
+        return num_updates % 2 == 0
 
     def update_mask(self, p: Tensor, mask: Tensor, sparsity: float) -> Tensor:
         """The largest magnitudes, or all."""

@@ -253,6 +253,10 @@ class SparsityAlgorithm(ABC):
         It is called also after a step that loss scaling made the optimizer skip.
         """
 
+    def is_dense_after(self, num_updates: int) -> bool:
+        """Whether so many updates leave all weights present, whatever the sparsity says."""
+        return False
+
     @property
     def sparsity(self) -> Levels:
         """Schedules of the target sparsity; ``sparsity[parameter or name]`` is one of them."""

@@ -333,3 +333,10 @@ def test_memory_of_masks_is_what_the_masks_take():
         kept = [sparse.mask, sparse.history._flags, *sparse.guard._words.values()]
         taken = sum(tensor.numel() * tensor.element_size() for tensor in kept)
         assert taken == bytes_of_mask(sparse.param, changes=True)
+
+
+@pytest.mark.parametrize(("num_steps", "final"), [(5, 0.0), (10, 0.9), (20, 0.0), (30, 0.9)])
+def test_acdc_ends_as_its_last_phase_is(num_steps, final):
+    config = {"algorithm": "acdc", "sparsity": 0.9, "update": {"freq": 10, "start": 10}}
+    rows = [row for row in plan(Tiny(), config, num_steps=num_steps).parameters if row.algorithm]
+    assert rows and {(row.sparsity, row.final_sparsity) for row in rows} == {(0.0, final)}
