@@ -7,10 +7,10 @@ min_version("9.20")
 configfile: f"{workflow.basedir}/experiments/config.yaml"
 
 
-# Used with `--sdm apptainer`; without it the active environment runs everything.
+# Used with `--sdm apptainer`, made from the Dockerfile; else the active environment runs everything.
 
 
-container: "docker://python:3.12-slim"
+container: "sparse-training.sif"
 
 
 report: "workflow/report/workflow.rst"

@@ -409,9 +409,11 @@ class Trainer:
             }
         )
         self.progress.loss_sum = float(self.progress.loss_sum)
+        own, *others = self.ranks.gather(generators(self.device))
         return {
             **whole,
-            **generators(self.device),
+            **own,
+            **({"other_ranks": others} if others else {}),
             "execution": self.execution,
             "skip_costs": self.skip_costs,
             "progress": vars(self.progress),
@@ -453,7 +455,10 @@ class Trainer:
         self.ranks.load_optimizer(self.optimizer, state["optimizer"])
         if self.sparsity is not None:
             self.sparsity.load_state_dict(state["sparsity"])
-        set_generators(state, self.device)
+        drawn = [state, *state.get("other_ranks", [])]
+        # With another number of ranks, those that had no part keep the run's seed.
+        if self.ranks.rank < len(drawn):
+            set_generators(drawn[self.ranks.rank], self.device)
         self.progress = Progress(**state["progress"])
 
     def machine(self) -> dict[str, Any]:

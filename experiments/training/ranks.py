@@ -96,6 +96,14 @@ class Ranks:
         dist.broadcast_object_list(box, 0, group=self._control)
         return box[0]
 
+    def gather(self, value: Any) -> list[Any]:
+        """Every rank's value, in the order of the ranks, on every rank."""
+        if self.size == 1:
+            return [value]
+        found = [None] * self.size
+        dist.all_gather_object(found, value, group=self._control)
+        return found
+
     # The model
 
     def shard(self, model: nn.Module) -> nn.Module:

@@ -85,3 +85,25 @@ def test_ranks_train_what_one_process_does(corpus, tmp_path):
             assert not (tmp_path / name / "state" / "run").exists()
     assert result(tmp_path / "fsdp4")[0]["compute"] == {"processes": 4, "strategy": "fsdp2"}
     assert "compute" not in result(tmp_path / "rigl")[0]
+
+
+def draw_and_go_on(rank, size, folder):
+    """Each rank draws numbers of its own, also after its state was restored."""
+    from experiments.training.ranks import Ranks
+    from experiments.training.state import generators, set_generators
+
+    begin(rank, size, folder, "generators")
+    group = Ranks()
+    torch.manual_seed(100 + rank)
+    torch.rand(3)
+    states = group.gather(generators(torch.device("cpu")))
+    expected = torch.rand(2)
+    set_generators(states[rank], torch.device("cpu"))
+    assert torch.equal(torch.rand(2), expected)
+    drawn = group.gather(expected)
+    assert len(states) == len(drawn) == size and not torch.equal(drawn[0], drawn[1])
+    group.close()
+
+
+def test_every_rank_goes_on_with_its_own_random_numbers(tmp_path):
+    ranks.run(draw_and_go_on, 2, tmp_path)
