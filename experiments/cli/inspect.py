@@ -9,7 +9,7 @@ import typer
 
 from experiments import models
 from experiments.cli.options import app, check_device
-from experiments.errors import UserError, refusals
+from experiments.errors import UserError, reason, refusals
 from experiments.specs.code import ROOT
 from experiments.specs.expand import all_runs
 from experiments.specs.lookup import find_run
@@ -83,11 +83,14 @@ def _check_transform(run: Run, seen: set[str]) -> None:
     from sparse_lib import ift
 
     sizes = {"vocab_size": vocabulary, "context": data.context, "eos_id": 0}
-    with torch.device("meta"):
-        model = models.get(spec.model.name).build(spec.model.config, **sizes)
     place = (
         f"{run.studies[0]}.yaml: methods.{spec.method}.transform of the model {spec.model.label}"
     )
+    try:
+        with torch.device("meta"):
+            model = models.get(spec.model.name).build(spec.model.config, **sizes)
+    except (RuntimeError, TypeError, OverflowError) as error:  # torch has no tensor of such a size
+        raise SpecError(f"{place}: no model of these sizes can be built: {reason(error)}") from None
     with refusals(place):
         ift.transform(model, **arguments)
 
