@@ -91,7 +91,8 @@ class SparseLowRankLinear(nn.Module):
     @torch.no_grad()
     def weight(self) -> Tensor:
         """The dense ``W``, (out_features, in_features); a copy."""
-        return _weight(self.A, self.B, self.values, self.places, self.alpha / self.rank)
+        places: Tensor = self.places  # type: ignore[assignment]
+        return _weight(self.A, self.B, self.values, places, self.alpha / self.rank)
 
     def extra_repr(self) -> str:
         """Sizes."""

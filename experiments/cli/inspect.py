@@ -18,6 +18,9 @@ from experiments.specs.run import Run
 from experiments.specs.schema import SCALES, SpecError, check_choice
 from experiments.store import paths
 
+#: Layers of the largest model that `check` builds.
+MOST_LAYERS = 200
+
 
 @app.command()
 def check(
@@ -67,10 +70,13 @@ def _check_transform(run: Run, seen: set[str]) -> None:
     """Raise `SpecError` where a model cannot be transformed, or not at the budget it is given.
 
     The model is built without storage. How many classes images have is known from their prepared
-    data only, so that a training begins with the check of an image classifier.
+    data only, so that a training begins with the check of an image classifier; and so it does with
+    that of a model of more layers than are built in a moment.
     """
     spec, vocabulary = run.spec, getattr(run.spec.data, "vocab_size", None)
     if spec.transform is None or vocabulary is None:
+        return
+    if getattr(spec.model.config, "num_layers", 0) > MOST_LAYERS:
         return
     data: Any = spec.data
     arguments = spec.transform.to_json() | {"sequence_length": data.context}
@@ -89,10 +95,12 @@ def _check_transform(run: Run, seen: set[str]) -> None:
     try:
         with torch.device("meta"):
             model = models.get(spec.model.name).build(spec.model.config, **sizes)
+        with refusals(place):
+            ift.transform(model, **arguments)
+    except UserError:
+        raise
     except (RuntimeError, TypeError, OverflowError) as error:  # torch has no tensor of such a size
         raise SpecError(f"{place}: no model of these sizes can be built: {reason(error)}") from None
-    with refusals(place):
-        ift.transform(model, **arguments)
 
 
 def _last_sparsity(config: dict[str, Any], num_steps: int) -> float | None:

@@ -231,7 +231,7 @@ class Shape:
     model: nn.Module
     masked: dict[str, Any] | None
     batch: Callable[[int], Any]
-    input_size: dict[str, int]
+    input_size: dict[str, Any]
     sizes: dict[str, int]
 
 

@@ -115,7 +115,7 @@ def sparse_matrix(weight: torch.Tensor, compressed: Compressed, dtype: torch.dty
     if torch.cuda.get_device_capability(weight.device)[0] > 8:
         masked = weight.where(compressed.mask, weight.new_zeros(())).to(dtype)
         return SparseSemiStructuredTensorCUSPARSELT.from_dense(masked)
-    return SparseSemiStructuredTensorCUTLASS(  # type: ignore[abstract]
+    return SparseSemiStructuredTensorCUTLASS(
         weight.shape,
         packed=compressed.pack(weight).to(dtype),
         meta=compressed.meta,

@@ -147,7 +147,7 @@ def replace_layers(
         except ValueError as error:
             raise ValueError(f"family {family!r} at layer {layer.name!r}: {error}") from None
         new.train(dense.training)
-        new.replaces = layer.name  # for messages
+        new.replaces = layer.name  # type: ignore[assignment]  # for messages
         prefix = f"{layer.name}." if layer.name else ""
         for name in places[dense]:
             if name:

@@ -22,3 +22,21 @@ def test_a_budget_that_a_model_cannot_meet_is_one_sentence():
     with pytest.raises(ValueError, match="methods.wide50-iso.transform") as e:
         inspect._check_transform(Run(spec, studies=run.studies), set())
     assert "cannot be met" in str(e.value) and "gpt-0.2m" in str(e.value)
+
+
+@pytest.mark.parametrize("size", [2 * 10**9, 2**64])
+def test_a_model_too_large_for_torch_is_one_sentence(size):
+    run = next(run for run in all_runs("smoke").values() if run.spec.transform is not None)
+
+    def larger(value):
+        value["model"] |= {"hidden_size": size, "num_heads": 1}
+
+    with pytest.raises(ValueError, match="no model of these sizes can be built") as caught:
+        inspect._check_transform(Run(edited(run.spec, larger), studies=run.studies), set())
+    assert "\n" not in str(caught.value)
+
+
+def test_a_model_of_countless_layers_is_left_to_its_training():
+    run = next(run for run in all_runs("smoke").values() if run.spec.transform is not None)
+    spec = edited(run.spec, lambda value: value["model"].update(num_layers=10**12))
+    inspect._check_transform(Run(spec, studies=run.studies), set())

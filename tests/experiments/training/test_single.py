@@ -79,7 +79,7 @@ def test_a_wrong_file_is_one_sentence(params, tmp_path, change, words):
 
 
 def test_wrong_arguments_are_one_sentence(params, tmp_path):
-    with pytest.raises(SpecError, match="mode is 'test', but must be one of train"):
+    with pytest.raises(SpecError, match="mode is 'test', but must be one of "):
         single.run("test", params, tmp_path)
     with pytest.raises(SpecError, match="holds no checkpoint"):
         single.run("eval", params, tmp_path)
