@@ -89,7 +89,7 @@ def model_dir(model, tokenizer, tmp_path_factory) -> Path:
 def reseal(folder: Path) -> None:
     """List the files of a prepared dataset as they are."""
     files = [path for path in folder.rglob("*.*") if path.name not in (META, LIST)]
-    seal(folder, {"name": "tiny", "hash": "0123"}, files)
+    seal(folder, {"name": "tiny", "hash": "0123", "vocab_size": 2**16}, files)
 
 
 @pytest.fixture

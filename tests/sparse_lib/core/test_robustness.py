@@ -265,7 +265,7 @@ def test_surgery_after_apply():
         (lambda state: state.update(sparsity=[1]), r"sparsity=\[1\]"),
         (lambda state: state.update(drop_fraction=3), "drop_fraction=3"),
         (lambda state: state["params"].update(weight=3), "must hold mappings"),
-        (lambda state: state["params"]["weight"].update(target="x"), "no numbers"),
+        (lambda state: state["params"]["weight"].update(target="x"), "no sparsity"),
         (lambda state: state["params"]["weight"].update(work={"x": 1}), "no numbers.*'work'"),
         (lambda state: state["params"]["weight"].update(history=3), "no numbers.*'history'"),
         (
