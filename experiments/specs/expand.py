@@ -191,6 +191,11 @@ def make_spec(study: Study, scale: str, grid: Grid, method_name: str, seed: int)
         recipe = _recipe(grid, variant, study.recipes[variant], rate=rate)
         checked_name(data.label)
         sparsity = _seeded(method.sparsity, recipe, seed)
+    except OverflowError:
+        raise SpecError(
+            f"{study.name}.yaml: scales.{scale}: a number of the recipe is too large, once it is "
+            f"scaled by recipes.{variant}"
+        ) from None
     except ValueError as error:
         if is_bug(error):
             raise

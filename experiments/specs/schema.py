@@ -125,15 +125,19 @@ class Method(Treatment, Strict):
         return value
 
 
+#: What a recipe's number is multiplied by.
+Factor = Annotated[float, Field(gt=0, le=10_000)]
+
+
 class Variant(Strict):
     """A recipe variant: how it differs from the grid's recipe.
 
     When the batch is scaled, the steps adapt and the tokens stay equal.
     """
 
-    batch_scale: PositiveFloat = 1.0
-    learning_rate_scale: PositiveFloat = 1.0
-    budget_scale: PositiveFloat = Field(1.0, description="of the tokens, or of the epochs")
+    batch_scale: Factor = 1.0
+    learning_rate_scale: Factor = 1.0
+    budget_scale: Factor = Field(1.0, description="of the tokens, or of the epochs")
 
 
 class Model(RunModel):
@@ -195,7 +199,7 @@ class Grid(Workload):
         False, description="predicted before it is trained, by laws fitted without it"
     )
     variant: str | None = Field(None, description="recipe variant in place of the methods' own")
-    learning_rate_scale: dict[str, PositiveFloat] = Field(
+    learning_rate_scale: dict[str, Factor] = Field(
         {}, description="method -> factor of the recipe's learning rate, where it is tuned"
     )
     methods: dict[str, NumSeeds | list[NonNegativeInt]] = Field(

@@ -176,7 +176,8 @@ WRONG = {
     ),
     "a scale": (
         {"scale": "smok"},
-        "scale is 'smok', but must be one of gpu, paper, quick, small, smoke; did you mean 'smoke'[?]",
+        "scale is 'smok', but must be one of gpu, paper, quick, small, smoke; "
+        "did you mean 'smoke'[?]",
     ),
     "a study": (
         {"study": "spfd"},

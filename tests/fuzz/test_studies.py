@@ -113,6 +113,11 @@ def anchors(depth: int) -> bytes:
         ),
         (edited(lambda s: grid(s)["methods"].update(dict.fromkeys(s["methods"], 10**9))), "1000"),
         (edited(lambda s: grid(s)["recipe"].update(tokens=10**15)), "steps"),
+        (
+            edited(lambda s: next(iter(s["recipes"].values())).update(batch_scale=1e308)),
+            "batch_scale",
+        ),
+        (edited(lambda s: grid(s)["recipe"].update(batch_size=10**309)), "too large"),
         (edited(lambda s: None) + b"x: !!timestamp never\n", "timestamp"),
         (edited(lambda s: None) + b"title: again\n", "twice"),
         (edited(lambda s: None) + b"title: &a [*a]\n", "study.yaml"),
