@@ -213,8 +213,9 @@ def _next_save(folder: Path, seconds: float) -> Path | None:
     """Wait for a state that is written but not yet in its place."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        for path in (folder / "state").glob("*/*.part"):
-            return path
+        with contextlib.suppress(FileNotFoundError):  # a run that ends removes its folder
+            for path in (folder / "state").glob("*/*.part"):
+                return path
     return None
 
 
