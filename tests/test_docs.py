@@ -28,7 +28,7 @@ PAGES = sorted(ROOT.glob("[A-Z]*.md")) + sorted(
 MODULES = ["sparse_lib"] + sorted(
     module.name
     for module in pkgutil.walk_packages(sl.__path__, "sparse_lib.")
-    if module.name != "sparse_lib.execution._kernels"
+    if not module.name.startswith("sparse_lib.execution._kernels")
 )
 DOCTEST_OPTIONS = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
 BUILT_IN = {n: c for n, c in algorithm_classes().items() if c.__module__.startswith("sparse_lib.")}

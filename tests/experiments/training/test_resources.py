@@ -98,7 +98,7 @@ def test_bytes_that_are_kept_are_those_of_a_real_forward_pass():
     )
     fixed, sample, largest = resources.kept_bytes(spec, shape, "fp32")
     assert fixed == 2 * one - two
-    assert sample == pytest.approx(two - one, rel=0.05)  # kernels keep copies of other layouts
+    assert sample == pytest.approx(two - one, rel=0.1)  # kernels keep copies of other layouts
     assert largest == 32 * 256 * 4
 
 
