@@ -17,7 +17,8 @@ def main() -> None:
     except (UserError, OSError) as error:
         if os.environ.get("SPARSE_DEBUG") or not explained(error):
             raise
-        sys.exit(f"Error: {sentence(error)}")
+        lines = sentence(error).splitlines()  # names of files may have several
+        sys.exit("Error: " + "\\n".join(lines))
 
 
 if __name__ == "__main__":

@@ -83,8 +83,9 @@ def test_a_run_fits_with_as_many_micro_batches_as_its_memory_asks_for(planned):
         planned(processes=3)
 
 
-def test_bytes_that_are_kept_are_those_of_a_real_forward_pass():
+def test_bytes_that_are_kept_are_those_of_a_real_forward_pass(tmp_path, monkeypatch):
     """A real model of the smoke scale on a CPU; logits in float32, which have a gradient each."""
+    monkeypatch.chdir(tmp_path)  # no prepared data there says that the vocabulary is smaller
     (run, *_) = [r for r in all_runs("smoke").values() if r.spec.model.label == "llama-30k"]
     shape = shape_of(run.spec)
     spec = run.spec
@@ -98,7 +99,7 @@ def test_bytes_that_are_kept_are_those_of_a_real_forward_pass():
     )
     fixed, sample, largest = resources.kept_bytes(spec, shape, "fp32")
     assert fixed == 2 * one - two
-    assert sample == pytest.approx(two - one, rel=0.1)  # kernels keep copies of other layouts
+    assert sample == pytest.approx(two - one, rel=0.05)  # kernels keep copies of other layouts
     assert largest == 32 * 256 * 4
 
 
