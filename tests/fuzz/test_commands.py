@@ -179,6 +179,7 @@ def test_a_command_line_works_or_is_refused_in_one_sentence(line):
         ["collect", "--study", "a" * 300, "--scale", "smoke", "--none"],
         ["collect", "--study", "spdf", "--scale", "smoke"],
         ["collect", "--study", "spdf", "--scale", "smoke", "missing.json"],
+        ["collect", "--study", "spdf", "--scale", "smoke", "a\nb"],
         ["collect", "--study", "spdf", "--scale", "smoke", "garbage.json"],
         ["collect", "--study", "spdf", "--scale", "smoke", ".."],
         ["index", "--scale", ""],
