@@ -126,8 +126,12 @@ def test_random_kills_change_nothing(folder, uninterrupted):
 def test_two_workflows_cannot_share_results(folder, uninterrupted):
     first = start(folder)
     wait_for_state(folder, first)
-    second = killer.start(folder, TARGET, log="second.log")
-    second.wait(timeout=120)
+    os.killpg(first.pid, signal.SIGSTOP)  # it holds the lock however slowly the second starts
+    try:
+        second = killer.start(folder, TARGET, log="second.log")
+        second.wait(timeout=120)
+    finally:
+        os.killpg(first.pid, signal.SIGCONT)
     assert second.returncode != 0
     assert "another snakemake is working on results/" in (folder / "second.log").read_text()
     first.wait(timeout=240)

@@ -21,6 +21,8 @@ from transformers import (
 import sparse_lib as sl
 from sparse_lib import ift
 from sparse_lib.ift import adapters
+from sparse_lib.ift.adapters import gpt2 as gpt2_adapter
+from sparse_lib.ift.adapters import llama as llama_adapter
 from sparse_lib.ift.sizes import widen
 from sparse_lib.layers import describe
 
@@ -591,10 +593,10 @@ def test_wrong_types_are_named(kwargs, message):
 
 def test_a_width_that_heads_do_not_divide_is_named():
     with pytest.raises(ValueError, match="n_embd is 10.*multiple of n_head = 3"):
-        adapters.gpt2.widen_config(GPT2Config(n_embd=10, n_head=3), 1.4)
+        gpt2_adapter.widen_config(GPT2Config(n_embd=10, n_head=3), 1.4)
     config = LlamaConfig(hidden_size=12, num_attention_heads=4, num_hidden_layers=1)
     with pytest.raises(ValueError, match="hidden_size is 12.*2 x num_attention_heads = 8"):
-        adapters.llama.widen_config(config, 1.4)
+        llama_adapter.widen_config(config, 1.4)
     with pytest.raises(ValueError, match="width is 7"):
         widen("width", 7, 1.4, multiple=2, why="a pair")
 
