@@ -94,6 +94,32 @@ def test_requirements_of_the_library_are_torch_and_numpy():
     assert studies["version"] == library["version"]
 
 
+def test_the_locked_list_pins_and_hashes_what_the_constraints_pin():
+    def name(text: str) -> str:
+        return re.sub(r"[-_.]+", "-", text).lower()
+
+    blocks = re.split(r"\n(?=[\w.-]+==)", (ROOT / "requirements.lock").read_text())[1:]
+    locked = {}
+    for block in blocks:
+        pin, *hashes = block.replace("\\", "").split("--hash=sha256:")
+        package, version = pin.split(";")[0].strip().split("==")
+        assert hashes, f"{package} has no hash"
+        assert all(re.fullmatch(r"[0-9a-f]{64}", text.strip()) for text in hashes), package
+        locked[name(package)] = version
+    lines = re.findall(r"^.+==.+$", (ROOT / "constraints.txt").read_text(), re.M)
+    pinned = {
+        name(pair[0]): pair[1] for pair in (line.split("==") for line in lines if "==" in line)
+    }
+    del pinned["torch"]  # from the index of its builds, see Makefile
+    assert {package: locked.get(package) for package in pinned} == pinned
+
+
+def test_build_requirements_are_pinned():
+    for file in (ROOT / "pyproject.toml", ROOT / "experiments" / "pyproject.toml"):
+        build = tomllib.loads(file.read_text())["build-system"]["requires"]
+        assert build and all(re.fullmatch(r"[\w-]+==[\d.]+", need) for need in build), file
+
+
 @pytest.mark.slow
 def test_a_compiled_wheel_is_for_every_python_and_its_kernels_are_taken(sdist, tmp_path):
     if not any(map(shutil.which, ("cc", "gcc", "clang"))):
