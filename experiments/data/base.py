@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from experiments.errors import UserError
 
@@ -140,6 +140,20 @@ class Images:
     meta: Mapping[str, Any] = field(default_factory=dict)
 
 
+class ImageSize(NamedTuple):
+    """Sizes of a prepared image dataset.
+
+    Attributes:
+        num_classes: Number of labels.
+        num_channels: 3 for colour, 1 for grey.
+        image_size: Pixels per side.
+    """
+
+    num_classes: int
+    num_channels: int
+    image_size: int
+
+
 @dataclass(frozen=True)
 class ImageDataset:
     """One entry of the registry that holds images.
@@ -155,6 +169,7 @@ class ImageDataset:
         flip: Whether a mirrored image shows the same class, so that training may mirror.
         standardise: Whether training shifts and scales pixels to mean 0 and deviation 1 of the
             training set; otherwise they are from 0 (black) to 1.
+        size: Of all images, where it is known before they are prepared; `plan` needs it.
     """
 
     name: str
@@ -165,5 +180,6 @@ class ImageDataset:
     missing: Callable[[Source], str | None] = lambda source: None
     flip: bool = True
     standardise: bool = True
+    size: "ImageSize | None" = None
 
     kind: ClassVar[str] = "images"

@@ -8,7 +8,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from experiments.data.base import ImageDataset, Images, MissingData, Source, Split
+from experiments.data.base import ImageDataset, Images, ImageSize, MissingData, Source, Split
 from experiments.data.hub import load_rows, reading
 from experiments.data.mirror import missing_rows
 
@@ -90,6 +90,7 @@ def hub_images(
         missing=missing,
         flip=flip,
         standardise=standardise,
+        size=ImageSize(len(classes), num_channels, size),
     )
 
 

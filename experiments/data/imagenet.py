@@ -8,7 +8,7 @@ validation; the published validation images, whose labels are known, are the tes
 import tempfile
 from typing import TYPE_CHECKING, Any
 
-from experiments.data.base import ImageDataset, Images, MissingData, Source, Split
+from experiments.data.base import ImageDataset, Images, ImageSize, MissingData, Source, Split
 from experiments.data.hub import reading
 from experiments.data.mirror import missing_rows
 
@@ -76,5 +76,6 @@ DATASETS = (
         splits="published validation as test; the first 10,000 training images for validation",
         read=_read,
         missing=_missing,
+        size=ImageSize(num_classes=1000, num_channels=3, image_size=SIZE),
     ),
 )

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from experiments import data as datasets
 from experiments import models
 from experiments.errors import UserError
 from experiments.specs.run import Run, RunSpec
@@ -33,14 +34,6 @@ UTILISATION = 0.3
 #: Bytes of a CUDA context, of libraries' workspaces and of fragments: assumed, not measured.
 RESERVED = 2_000_000_000
 FLOAT = 4
-#: Classes, channels and pixels per side of images that are not prepared here.
-IMAGES = {
-    "cifar10": (10, 3, 32),
-    "cifar100": (100, 3, 32),
-    "glyphs": (10, 1, 28),
-    "imagenet": (1000, 3, 256),
-    "mnist": (10, 1, 28),
-}
 
 
 @dataclass(frozen=True)
@@ -290,9 +283,10 @@ def _shape(
 def _images(name: str, known: dict[str, Any]) -> tuple[int, int, int]:
     if known:
         return len(known["classes"]), known["num_channels"], known["image_size"]
-    if name not in IMAGES:
+    size = getattr(datasets.get(name, "images"), "size", None)
+    if size is None:
         raise UserError(f"the images of {name} have a size that is known once they are prepared")
-    return IMAGES[name]
+    return size
 
 
 def masks_of(spec: RunSpec, shape: Shape) -> Forecast:

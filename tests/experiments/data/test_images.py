@@ -42,6 +42,11 @@ def test_glyphs_have_their_sizes_types_and_even_classes(prepared):
     assert meta["mean"] == pytest.approx([pixels.mean()])
     assert meta["std"] == pytest.approx([pixels.std()])
     assert not meta["flip"]
+    assert (47, 1, 32) == data.get("glyphs").size == _size(meta)
+
+
+def _size(meta):
+    return len(meta["classes"]), meta["num_channels"], meta["image_size"]
 
 
 def test_no_font_is_in_two_splits_and_their_files_are_hashed(prepared):
@@ -125,6 +130,7 @@ def test_an_image_dataset_is_one_declaration(tmp_path, name, hub_id, config, ima
     meta = data.prepare(name, out=tmp_path / "out", num_images=50, mirror=tmp_path)
     assert meta["num_images"] == {"train": 50, "validation": 10, "test": 100}
     assert len(meta["classes"]) == 10 and meta["num_channels"] == (3 if shape[2:] else 1)
+    assert _size(meta) == data.get(name).size
     test = data.load(tmp_path / "out").split("test")
     channels_first = pixels.reshape(100, *shape[:2], -1).transpose(0, 3, 1, 2)
     expected = {image.tobytes(): i % 10 for i, image in enumerate(channels_first)}
