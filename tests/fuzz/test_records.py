@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import matplotlib.font_manager  # noqa: F401  where its list of fonts is missing, it starts a process
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
