@@ -70,7 +70,8 @@ class Request:
     def run(self, wildcards: Any) -> Run:
         """The run that a rule's wildcards ``scale`` and ``run`` name."""
         runs = self.runs(wildcards.scale)
-        check_choice("run", wildcards.run, runs, RUNS_OF.format(wildcards.scale))
+        if wildcards.run not in runs:
+            check_choice("run", wildcards.run, runs, RUNS_OF.format(wildcards.scale))
         return runs[wildcards.run]
 
     @property
@@ -95,8 +96,8 @@ class Request:
                 for run in self.runs(self.scale).values()
                 if {*run.studies} & {*self.shown(self.scale)}
             ]
-            problems = {run.data_label: self._missing(run) for run in runs}
-            found += [f"Missing data: {problem}" for problem in problems.values() if problem]
+            problems = map(self._missing, {run.data_label: run for run in runs}.values())
+            found += [f"Missing data: {problem}" for problem in problems if problem]
         if not self.shown(self.scale):
             study = self.config["study"]
             found.append(

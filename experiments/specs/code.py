@@ -80,6 +80,7 @@ class Syntax(NamedTuple):
 @functools.cache
 def _syntax(path: Path) -> Syntax:
     tree = parse(path)
+    places = "__file__" in path.read_text()
     modules: set[str] = set()
     beside: set[Path] = set()
     for node in _run_nodes(tree):
@@ -92,7 +93,7 @@ def _syntax(path: Path) -> Syntax:
             and ast.get_docstring(node, clean=False) is not None
         ):
             node.body = node.body[1:]
-        elif isinstance(node, ast.expr):
+        elif places and isinstance(node, ast.expr):
             beside |= _named_by_place(node, path)
     digest = hashlib.sha256(ast.dump(tree).encode()).hexdigest()
     return Syntax(tuple(sorted(modules)), tuple(sorted(beside)), digest)
@@ -100,10 +101,14 @@ def _syntax(path: Path) -> Syntax:
 
 def _run_nodes(node: ast.AST) -> Iterator[ast.AST]:
     """A node and all below it, but for those below ``if TYPE_CHECKING``, which never run."""
-    yield node
-    for child in ast.iter_child_nodes(node):
-        if not (isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING"):
-            yield from _run_nodes(child)
+    queue = [node]
+    while queue:
+        yield (node := queue.pop())
+        queue += [
+            child
+            for child in ast.iter_child_nodes(node)
+            if not (isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING")
+        ]
 
 
 def _named_by_place(node: ast.expr, path: Path) -> set[Path]:
