@@ -67,8 +67,9 @@ FOREIGN = [  # snippets of other libraries, and the module that each needs
 
 
 @pytest.mark.parametrize(("page", "module", "code"), FOREIGN, ids=[f[1] for f in FOREIGN])
-def test_snippets_of_other_libraries_run_where_these_are(page, module, code):
+def test_snippets_of_other_libraries_run_where_these_are(page, module, code, tmp_path, monkeypatch):
     pytest.importorskip(module)
+    monkeypatch.chdir(tmp_path)
     model = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     exec(code, {"model": model, "optimizer": optimizer, "loader": torch.randn(3, 8, 16)})
