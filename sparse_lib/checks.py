@@ -66,8 +66,9 @@ def check_integer(value: Any, key: str, least: int) -> int:
 def closest(name: str, known: Iterable[str]) -> str:
     """A sentence that names the closest of some names, and all of them."""
     known = sorted(known)
-    match = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.4)
-    hint = f"did you mean {match[0]!r}? " if match else ""
+    lowered = {other.lower(): other for other in known}
+    match = difflib.get_close_matches(name.lower(), lowered, n=1, cutoff=0.6)
+    hint = f"did you mean {lowered[match[0]]!r}? " if match else ""
     return f"{hint}Known: {', '.join(known)}"
 
 
@@ -78,12 +79,17 @@ def build(cls: type, arguments: Mapping[str, Any], key: str) -> Any:
         ValueError: If an argument is missing, unknown or out of range.
         TypeError: If one has a wrong type.
     """
-    try:
-        inspect.signature(cls).bind(**arguments)
-    except TypeError as error:
-        parameters = inspect.signature(cls).parameters.values()
-        allowed = ", ".join(str(parameter) for parameter in parameters)
-        raise ValueError(f"{key}: {error} for {cls.__name__}({allowed})") from None
+    whole = inspect.signature(cls).parameters
+    various = [p.name for p in whole.values() if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    parameters = {name: p for name, p in whole.items() if name not in various}
+    for name in arguments:
+        if name not in parameters and not various:
+            raise ValueError(
+                f"{key} has the unknown key {name!r}; {closest(str(name), parameters)}"
+            )
+    for name, parameter in parameters.items():
+        if parameter.default is parameter.empty and name not in arguments:
+            raise ValueError(f"{key} lacks {name!r}; a {cls.__name__} has {', '.join(parameters)}")
     try:
         return cls(**arguments)
     except (TypeError, ValueError) as error:

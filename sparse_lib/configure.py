@@ -6,6 +6,7 @@ first, by the dialects that are registered.
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import inspect
 import numbers
@@ -13,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from sparse_lib.checks import closest
-from sparse_lib.core.algorithm import SparsityAlgorithm, algorithm_classes
+from sparse_lib.core.algorithm import SparsityAlgorithm, algorithm_classes, lacking_methods
 from sparse_lib.core.group import Group
 from sparse_lib.layers import default_filter
 from sparse_lib.schedules.values import HyperParameterSchedule
@@ -101,6 +102,11 @@ def _unwrap(config: Any) -> Any:
     while isinstance(config, Mapping):
         if "trainer" in config:
             init = _mapping(_mapping(config["trainer"], "trainer").get("init"), "trainer.init")
+            close = difflib.get_close_matches("sparsity", map(str, init), 1, 0.7)
+            if "sparsity" not in init and close:
+                raise ValueError(
+                    f"{close[0]!r} is no key of trainer.init; did you mean 'sparsity'?"
+                )
             config = init.get("sparsity")
         elif set(config) == {"sparsity"} and _is_config(config["sparsity"]):
             config = config["sparsity"]
@@ -178,6 +184,10 @@ def make_algorithm(config: Mapping[str, Any]) -> SparsityAlgorithm:
 
 def _find(name: str) -> type[SparsityAlgorithm]:
     known = algorithm_classes()
+    if (lacking := lacking_methods(name)) is not None:
+        raise ValueError(
+            f"algorithm {name!r} defines no {lacking}, which its base class leaves to it"
+        )
     if name.lower() not in known:
         raise ValueError(f"algorithm {name!r} is unknown; {closest(name, known)}")
     return known[name.lower()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import torch
@@ -28,7 +29,8 @@ def keep_zeros(model: nn.Module, optimizer: Any = None) -> Group:
         The algorithm that holds the masks.
 
     Raises:
-        ValueError: If no weight has zeros.
+        ValueError: If no weight has zeros, or the model has adapters of peft, which merge into the
+            zeros: :func:`sparse_lib.integrations.peft.keep_zeros` masks them too.
 
     >>> model = nn.Linear(4, 4, bias=False)
     >>> _ = nn.init.eye_(model.weight)
@@ -36,6 +38,12 @@ def keep_zeros(model: nn.Module, optimizer: Any = None) -> Group:
     >>> int(model.weight_mask.sum())
     4
     """
+    peft = sys.modules.get("peft.tuners.tuners_utils")
+    if peft is not None and any(isinstance(m, peft.BaseTunerLayer) for m in model.modules()):
+        raise ValueError(
+            "the model has adapters of peft, which merge into the zeros; use "
+            "sparse_lib.integrations.peft.keep_zeros"
+        )
     return keep_zeros_of(model, has_zeros, optimizer)
 
 

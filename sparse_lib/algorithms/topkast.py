@@ -58,6 +58,12 @@ class TopKAST(HiddenWeights):
             key="backward_sparsity",
             rules=rules_of(kwargs.get("compat")),
         )
+        numbers = isinstance(sparsity, int | float), isinstance(backward_sparsity, int | float)
+        if all(numbers) and backward_sparsity > sparsity:
+            raise ValueError(
+                f"backward_sparsity must be at most sparsity, which is {sparsity!r}, not "
+                f"{backward_sparsity!r}"
+            )
         self.regularization = check_finite(regularization, "regularization")
         super().__init__(sparsity, update, init_method, **kwargs)
 

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import ast
+import difflib
 import functools
+import operator
+import os
 import re
 import warnings
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
 from sparse_lib.algorithms.gmp import GMP
 from sparse_lib.algorithms.static import Static
+from sparse_lib.checks import check_bool, check_finite, check_fraction, check_integer, closest
 from sparse_lib.core.group import Group
+from sparse_lib.finetune import has_zeros
 from sparse_lib.layers import default_filter, layer_kind
 
 _ALL = ("__ALL__", "__ALL_PRUNABLE__")
@@ -22,41 +29,66 @@ _GRADUAL: dict[str, dict[str, Any]] = {
     "MagnitudePruningModifier": {},
     "GlobalMagnitudePruningModifier": {"distribution": "global"},
 }
+_CONSTANT = "ConstantPruningModifier"
+_COMMON = {"params", "targets", "start_epoch", "start", "end_epoch", "end", "update_frequency"}
+_KEYS = {
+    *_COMMON, "init_sparsity", "final_sparsity", "leave_enabled", "inter_func", "update_scheduler",
+    "scheduler_args", "log_types", "mask_type", "mask_structure", "apply_globally",
+    "global_sparsity", "score_type", "phased",
+}  # fmt: skip
+# Settings that are read with these values only: with another one masks would differ.
+_FIXED: dict[str, tuple[Any, ...]] = {
+    "score_type": ("magnitude",),
+    "phased": (False,),
+    "scheduler_args": ({}, None),
+}
+_OPERATORS: dict[type, Any] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.USub: operator.neg,
+    ast.UAdd: operator.pos,
+}  # fmt: skip
 
 
-def from_recipe(recipe: str | Mapping[str, Any], steps_per_epoch: int) -> Group:
+def from_recipe(recipe: str | os.PathLike[str] | Mapping[str, Any], steps_per_epoch: int) -> Group:
     """The algorithms of a SparseML recipe.
 
     ``GMPruningModifier``, ``MagnitudePruningModifier``, ``GlobalMagnitudePruningModifier`` and
     ``ConstantPruningModifier`` are read, in the older list form with tags and in the newer form
-    with stages. What else a recipe has (epochs, learning rates, quantization, distillation) is
-    named in a warning. Epochs become optimizer steps; before ``start_epoch`` a tensor is dense, and
-    the last update is at ``end_epoch``, as there. Of weights pruned once none comes back.
+    with stages, and variables in ``eval(...)`` are replaced by their values. What else a recipe has
+    (epochs, learning rates, quantization, distillation) is named in a warning. Epochs become
+    optimizer steps; before ``start_epoch`` a tensor is dense, and the last update is at
+    ``end_epoch``, as there. Of weights pruned once none comes back.
 
     Args:
-        recipe: Text of the YAML (PyYAML must be installed), with or without the front matter's
-            dashes, or what it parses to.
-        steps_per_epoch: Optimizer steps per epoch.
+        recipe: Text of the YAML, the path of a file ``.yaml`` or ``.md`` that has it, with or
+            without the front matter's dashes (both need PyYAML), or what it parses to.
+        steps_per_epoch: Optimizer steps per epoch, at least 1.
 
     Returns:
         A group, to apply to model and optimizer.
 
     Raises:
-        ValueError: If the recipe has no pruning that is known, or a value is not understood.
+        ValueError: If the recipe has no pruning that is known, or a key or value is not understood.
+        TypeError: If a value has a wrong type.
     """
-    parsed = _parse(recipe) if isinstance(recipe, str) else recipe
+    steps_per_epoch = check_integer(steps_per_epoch, "steps_per_epoch", 1)
+    parsed = recipe if isinstance(recipe, Mapping) else _parse(_text(recipe))
     members: list[tuple[Any, Any]] = []
-    others = []
-    for name, settings in _modifiers(parsed):
+    others, known = [], [*_GRADUAL, _CONSTANT]
+    for name, settings in _modifiers(parsed, {}):
         if name in _GRADUAL:
-            members += _gradual(settings, steps_per_epoch, _GRADUAL[name])
-        elif name == "ConstantPruningModifier":
-            targets = settings.get("params", settings.get("targets", "__ALL_PRUNABLE__"))
-            members.append((_Filter(targets), Static(init_method="from_zeros")))
-        elif "Pruning" in name or "Sparse" in name:
-            raise ValueError(
-                f"{name} is not read; known are {', '.join([*_GRADUAL, 'ConstantPruningModifier'])}"
-            )
+            _check_settings(name, settings, _KEYS)
+            members += _gradual(name, settings, steps_per_epoch, _GRADUAL[name])
+            if not check_bool(settings.get("leave_enabled", True), f"leave_enabled of {name}"):
+                others.append(f"leave_enabled of {name} (masks stay until sl.finalize)")
+        elif name == _CONSTANT:
+            _check_settings(name, settings, _COMMON | {"log_types"})
+            kept = _Filter(_targets(settings), zeros=True)
+            members.append((kept, Static(init_method="from_zeros")))
+        elif (
+            "Pruning" in name or "Sparse" in name or difflib.get_close_matches(name, known, 1, 0.8)
+        ):
+            raise ValueError(f"{name} is not read; {closest(name, known)}")
         else:
             others.append(name)
     if others:
@@ -64,6 +96,17 @@ def from_recipe(recipe: str | Mapping[str, Any], steps_per_epoch: int) -> Group:
     if not members:
         raise ValueError("the recipe has no modifier that prunes")
     return Group(members)
+
+
+def _text(recipe: str | os.PathLike[str]) -> str:
+    """The text of a recipe that may be given by its path."""
+    is_path = not isinstance(recipe, str) or recipe.endswith((".yaml", ".yml", ".md"))
+    if isinstance(recipe, str) and ("\n" in recipe or not is_path):
+        return recipe
+    try:
+        return Path(recipe).read_text(encoding="utf-8")
+    except (OSError, TypeError, UnicodeDecodeError) as error:
+        raise ValueError(f"the recipe {str(recipe)!r} cannot be read: {error}") from None
 
 
 def _parse(text: str) -> Any:
@@ -83,48 +126,103 @@ def _parse(text: str) -> Any:
     return yaml.load(text, Loader)
 
 
-def _modifiers(parsed: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Name and settings of every modifier, wherever it stands."""
+def _modifiers(
+    parsed: Any, variables: Mapping[str, Any]
+) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Name and settings of every modifier, wherever it stands, with variables put in.
+
+    The variables of a stage go before those of the whole recipe.
+    """
     if isinstance(parsed, Mapping):
+        own = {k: v for k, v in parsed.items() if not isinstance(v, Mapping)}
+        variables = {**variables, **own}
         for key, value in parsed.items():
             if str(key).endswith("Modifier"):
-                yield str(key), value or {}
+                if not isinstance(value, Mapping | None):
+                    raise TypeError(f"{key} must hold settings, not {value!r}")
+                yield str(key), {k: _value(v, variables) for k, v in (value or {}).items()}
             else:
-                yield from _modifiers(value)
+                yield from _modifiers(value, variables)
     elif isinstance(parsed, (list, tuple)):
         for entry in parsed:
-            yield from _modifiers(entry)
+            yield from _modifiers(entry, variables)
+
+
+def _value(value: Any, variables: Mapping[str, Any], seen: tuple[str, ...] = ()) -> Any:
+    """What a setting stands for: ``eval(0.5 * num_epochs)`` becomes a number."""
+    if isinstance(value, Mapping):
+        return {_value(k, variables, seen): _value(v, variables, seen) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_value(entry, variables, seen) for entry in value]
+    if not (isinstance(value, str) and value.startswith("eval(") and value.endswith(")")):
+        return value
+
+    def number(node: ast.AST) -> Any:
+        match node:
+            case ast.Constant(value=int() | float() as constant):
+                return constant
+            case ast.Name(id=name) if name in variables and name not in seen:
+                return _value(variables[name], variables, (*seen, name))
+            case ast.UnaryOp(op=op, operand=inner) if type(op) in _OPERATORS:
+                return _OPERATORS[type(op)](number(inner))
+            case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
+                return _OPERATORS[type(op)](number(left), number(right))
+        known = sorted(str(key) for key, held in variables.items() if not isinstance(held, list))
+        raise ValueError(
+            f"{value!r} of the recipe is no sum, difference, product or quotient of numbers and of "
+            f"its variables {known}"
+        )
+
+    try:
+        return number(ast.parse(value[5:-1].strip(), mode="eval").body)
+    except (SyntaxError, TypeError, ArithmeticError, RecursionError) as error:
+        raise ValueError(f"{value!r} of the recipe has no value: {error}") from None
+
+
+def _check_settings(name: str, settings: Mapping[str, Any], known: set[str]) -> None:
+    for key in settings:
+        if key not in known:
+            raise ValueError(f"{key!r} is no setting of {name}; {closest(str(key), known)}")
+    for key, allowed in _FIXED.items():
+        if key in settings and settings[key] not in allowed:
+            value = settings[key]
+            raise ValueError(f"{key} of {name} is read with {allowed[0]!r} only, not {value!r}")
+
+
+def _targets(settings: Mapping[str, Any]) -> Any:
+    return settings.get("params", settings.get("targets", "__ALL_PRUNABLE__"))
 
 
 def _gradual(
-    settings: Mapping[str, Any], steps_per_epoch: int, options: Mapping[str, Any]
+    modifier: str, settings: Mapping[str, Any], steps_per_epoch: int, options: Mapping[str, Any]
 ) -> Iterator[tuple[Any, GMP]]:
-    def step(*names: str) -> int:
-        value = next((settings[n] for n in names if n in settings), None)
-        if not isinstance(value, int | float):
-            raise ValueError(f"{names[0]} of a pruning modifier must be a number, not {value!r}")
-        return round(value * steps_per_epoch)
+    def epochs(*names: str) -> float:
+        key = next((name for name in names if name in settings), None)
+        if key is None:
+            raise ValueError(f"{modifier} needs {names[0]}")
+        return check_finite(settings[key], f"{key} of {modifier}")
 
-    start, end = step("start_epoch", "start"), step("end_epoch", "end")
-    every = settings.get("update_frequency", -1)
-    gap = max(1, round(every * steps_per_epoch)) if every and every > 0 else 1
-    shape = settings.get("inter_func", "cubic")
+    start, end = (
+        round(epochs(f"{name}_epoch", name) * steps_per_epoch) for name in ("start", "end")
+    )
+    every = check_finite(settings.get("update_frequency", -1), f"update_frequency of {modifier}")
+    gap = max(1, round(every * steps_per_epoch)) if every > 0 else 1
+    shape = settings.get("inter_func", settings.get("update_scheduler", "cubic"))
     if shape not in _POWERS:
-        raise ValueError(f"inter_func must be one of {list(_POWERS)}, not {shape!r}")
-    final = settings.get("final_sparsity")
-    targets = settings.get("params", settings.get("targets", "__ALL_PRUNABLE__"))
-    by_level: Mapping[Any, Any] = final if isinstance(final, Mapping) else {final: targets}
+        raise ValueError(f"inter_func of {modifier} must be one of {list(_POWERS)}, not {shape!r}")
+    if "final_sparsity" not in settings:
+        raise ValueError(f"{modifier} needs final_sparsity")
+    final = settings["final_sparsity"]
+    for key in ("apply_globally", "global_sparsity"):
+        if check_bool(settings.get(key, False), f"{key} of {modifier}"):
+            options = {**options, "distribution": "global"}
+    first = check_fraction(settings.get("init_sparsity", 0.0), f"init_sparsity of {modifier}")
+    shaper = _shaper(settings.get("mask_type", settings.get("mask_structure", "unstructured")))
+    by_level = final if isinstance(final, Mapping) else {final: _targets(settings)}
     for level, names in by_level.items():
-        schedule = functools.partial(
-            _level,
-            float(settings.get("init_sparsity", 0.0)),
-            float(level),
-            start,
-            end,
-            _POWERS[shape],
-        )
+        last = check_fraction(level, f"final_sparsity of {modifier}")
+        schedule = functools.partial(_level, first, last, start, end, _POWERS[shape])
         steps = sorted({*range(max(start, 1), end, gap), max(end, 1)})
-        shaper = _shaper(settings.get("mask_type", settings.get("mask_structure", "unstructured")))
         yield (
             _Filter(names),
             GMP(
@@ -148,7 +246,7 @@ def _level(initial: float, final: float, start: int, end: int, power: float, ste
 def _shaper(mask: Any) -> Any:
     if mask in ("unstructured", "0:0", None):
         return None
-    if mask == "block4":
+    if mask in ("block4", "block"):
         mask = [1, 4]
     if isinstance(mask, (list, tuple)):
         return {"type": "block", "block": list(mask)}
@@ -162,10 +260,19 @@ def _shaper(mask: Any) -> Any:
 class _Filter:
     """Parameters by SparseML's names: full names, ``re:`` patterns, module types, or all."""
 
-    def __init__(self, names: Any) -> None:
-        self.names = [names] if isinstance(names, str) else list(names)
+    def __init__(self, names: Any, zeros: bool = False) -> None:
+        self.names = [names] if isinstance(names, str) else list(names or ())
+        if not all(isinstance(name, str) for name in self.names):
+            raise TypeError(f"params of a pruning modifier must be names, not {names!r}")
+        self.zeros = zeros
+
+    def __repr__(self) -> str:
+        return f"{self.names} of the recipe" + (" that has zeros" if self.zeros else "")
 
     def __call__(self, name: str, param: Tensor, model: nn.Module) -> bool:
+        return self._names(name, param, model) and (not self.zeros or has_zeros(name, param, model))
+
+    def _names(self, name: str, param: Tensor, model: nn.Module) -> bool:
         if any(entry in _ALL for entry in self.names):
             owner = model.get_submodule(name.rpartition(".")[0])
             return default_filter(name, param, model) and layer_kind(owner) is not None

@@ -66,6 +66,14 @@ def algorithm_classes() -> dict[str, type[SparsityAlgorithm]]:
     }
 
 
+def lacking_methods(name: str) -> str | None:
+    """What a live class of that name, in any case, has yet to define, or None."""
+    cls = _REGISTRY.get(name.lower())
+    if cls is None or not cls.in_registry or cls.__module__.startswith("sparse_lib.core"):
+        return None
+    return " and ".join(sorted(getattr(cls, "__abstractmethods__", ()))) or None
+
+
 class SparsityAlgorithm(ABC):
     """Base of all sparsity algorithms; subclasses define :meth:`update`.
 
@@ -155,6 +163,7 @@ class SparsityAlgorithm(ABC):
         self.sparse_params: dict[str, SparseParameter] = {}
         """Sparse parameters by full name, in model order."""
         self._autoupdate = True
+        self._was_applied = False
         self._watch = Watch()
         self._forgotten = Forgotten()
         self._target_hooks: OrderedDict[int, Callable] = OrderedDict()
@@ -374,9 +383,14 @@ class SparsityAlgorithm(ABC):
 
     def _remember(self, model: nn.Module) -> None:
         """Watch whether the modules of a model's sparse parameters stay in it."""
+        self._was_applied = True
         self._watch.add(model, self.sparse_params)
         if self.drives_optimizer:
             self._find_not_held(self._optimizer())
+
+    def _took_nothing(self) -> str:
+        """Why an algorithm that was applied has no parameter."""
+        return "no parameter is trainable or may be masked"
 
     def _let_go_of_replaced(self) -> None:
         for module in self._watch.replaced(self.sparse_params):
@@ -465,7 +479,12 @@ class SparsityAlgorithm(ABC):
         if not hasattr(optimizer, "register_step_post_hook"):
             raise TypeError(f"apply takes a torch optimizer, not {type(optimizer).__name__}")
         if not self.sparse_params:
-            raise ValueError("apply the algorithm to the model before its optimizer")
+            raise ValueError(
+                "the algorithm was applied to a model of which it took no parameter, so its "
+                f"optimizer has nothing to mask: {self._took_nothing()}"
+                if self._was_applied
+                else "apply the algorithm to the model before its optimizer"
+            )
         for name, sparse in self.sparse_params.items():
             check_driven(name, sparse)
         if not self.get_sparse_params(optimizer):
@@ -677,6 +696,7 @@ class SparsityAlgorithm(ABC):
     def state_dict(self) -> dict[str, Any]:
         """State for a bit-exact resume; the masks are in the model's own state dict."""
         return {
+            "algorithm": type(self).__name__,
             "step": self.step,
             "num_updates": self.num_updates,
             "seed": self.seed,
@@ -694,7 +714,8 @@ class SparsityAlgorithm(ABC):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Restore :meth:`state_dict`; the masks come with the model's own state dict.
 
-        The state that cerebras-pytorch 2.2 and later save loads too.
+        The state that cerebras-pytorch 2.2 and later save loads too. A state of another algorithm
+        is loaded with a warning.
 
         Raises:
             ValueError: If the state does not fit this algorithm.
@@ -702,6 +723,9 @@ class SparsityAlgorithm(ABC):
         if not isinstance(state_dict, Mapping):
             raise ValueError(f"not the state of a {type(self).__name__}: {state_dict!r:.80}")
         check_state(state_dict, self.sparse_params)
+        own, saved = type(self).__name__, state_dict.get("algorithm")
+        if isinstance(saved, str) and saved != own:
+            warn(f"the state was saved by {saved} and is loaded into {own}, which goes on from it")
         self._forgotten.has_state = True
         self.step = int(state_dict["step"])
         self.num_updates = int(state_dict.get("num_updates", 0))

@@ -19,7 +19,7 @@ from sparse_lib.core.algorithm import (
     SparsityAlgorithm,
 )
 from sparse_lib.core.optimizers import forget_curvature, states_like
-from sparse_lib.core.parameter import SparseParameter
+from sparse_lib.core.parameter import SparseParameter, warn
 from sparse_lib.flops.model import ModelFlops
 from sparse_lib.masks import shards
 from sparse_lib.masks.counts import num_nonzero, num_true
@@ -30,7 +30,7 @@ from sparse_lib.masks.makers import (
     visible_magnitude,
 )
 from sparse_lib.rules import rules_of
-from sparse_lib.schedules.updates import make_update_schedule
+from sparse_lib.schedules.updates import FreqSchedule, make_update_schedule
 from sparse_lib.schedules.values import make_hyperparameter_schedule
 
 GROWN_INITS = ("zeros", "normal", "uniform", "gradient", "gradient_sign")
@@ -83,6 +83,11 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
         self.skip_update_on_mask_steps = check_bool(
             skip_update_on_mask_steps, "skip_update_on_mask_steps"
         )
+        if skip_update_on_mask_steps and self._updates_always():
+            warn(
+                "with skip_update_on_mask_steps and masks that are updated at every step no weight "
+                "is trained; give an update frequency above 1, such as update=100"
+            )
         self.reset_momentum = check_bool(reset_momentum, "reset_momentum")
         super().__init__(sparsity, init_method, **kwargs)
 
@@ -102,6 +107,12 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
     def is_update_step(self, step: int) -> bool:
         """Whether masks are updated after optimizer step ``step`` (1 is the first)."""
         return bool(self.update_schedule.is_update_step(step))
+
+    def _updates_always(self) -> bool:
+        schedule = self.update_schedule
+        if not isinstance(schedule, FreqSchedule):
+            return False
+        return (schedule.freq, schedule.stop) == (1, None) and schedule.start <= 1
 
     def _would_update(self, step: int) -> bool:
         return self.is_update_step(step)

@@ -123,6 +123,10 @@ class Group(SparsityAlgorithm):
         self._claim()
         self._remember(model)
 
+    def _took_nothing(self) -> str:
+        filters = ", ".join(_describe(param_filter) for param_filter, _ in self._members)
+        return f"none matches {filters}"
+
     def _claim(self, driver: Driver | None = None) -> None:
         for algorithm in self.algorithms:
             algorithm._claim(driver or self)

@@ -8,6 +8,7 @@ from typing import Any
 from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 from torch.nn import functional as F
+from transformers.pytorch_utils import Conv1D
 
 from sparse_lib.core.group import Group
 from sparse_lib.core.guard import mask_name
@@ -17,7 +18,8 @@ from sparse_lib.finetune import has_zeros, keep_zeros_of
 def keep_zeros(model: nn.Module) -> Group:
     """Keep the zeros of a pruned base model, in training and once adapters are merged.
 
-    A LoRA layer computes ``W x + s B A x``; for a linear layer whose weight ``W`` has a mask ``M``
+    A LoRA layer computes ``W x + s B A x``; for a linear layer (``Linear``, or the ``Conv1D`` of
+    GPT-2) whose weight ``W`` has a mask ``M``
     it computes ``(W + s M * (B A)) x`` from now on, so what is trained is what
     ``merge_and_unload`` merges, and the merged weight is zero where ``W`` is. The product ``B A``
     is formed in every forward pass, which costs as much memory as the weight.
@@ -45,11 +47,15 @@ def keep_zeros(model: nn.Module) -> Group:
         if base._buffers.get(mask_name("weight")) is None:
             continue
         uses_dora = any(layer.use_dora.values())
-        if not isinstance(base, nn.Linear) or uses_dora or layer.fan_in_fan_out:
+        transposed = isinstance(base, Conv1D)
+        if not isinstance(base, nn.Linear | Conv1D) or transposed != bool(layer.fan_in_fan_out):
             raise ValueError(
-                f"the adapter of a {type(base).__name__}{' with DoRA' if uses_dora else ''} cannot "
-                "be masked; LoRA of linear layers can"
+                f"the adapter of a {type(base).__name__} with fan_in_fan_out="
+                f"{layer.fan_in_fan_out} cannot be masked; LoRA of a Linear or of the Conv1D of "
+                "transformers with fan_in_fan_out=True can"
             )
+        if uses_dora:
+            raise ValueError("an adapter with DoRA cannot be masked; LoRA without DoRA can")
         if "_unmasked_delta" not in vars(layer):
             layer._unmasked_delta = layer.get_delta_weight
             layer.get_delta_weight = types.MethodType(_masked_delta, layer)
@@ -74,7 +80,9 @@ def _masked_forward(layer: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         if adapter in layer.lora_A:
             mask = layer.get_base_layer().weight_mask
             down, up = layer.lora_A[adapter].weight, layer.lora_B[adapter].weight
-            delta = layer.scaling[adapter] * mask * (up @ down)
+            product = (up @ down).T if layer.fan_in_fan_out else up @ down
+            delta = layer.scaling[adapter] * mask * product
+            delta = delta.T if layer.fan_in_fan_out else delta
             inputs = layer.lora_dropout[adapter](x.to(delta.dtype))
             result = result + F.linear(inputs, delta.to(inputs.dtype)).to(result.dtype)
     return result

@@ -1,5 +1,7 @@
 """Configs, and one sentence for every mistake."""
 
+import warnings
+
 import pytest
 import torch
 from torch import nn
@@ -146,3 +148,40 @@ def test_every_mistake_is_one_sentence(config, words):
 def test_none_is_dense():
     assert configure(None) is None
     assert configure({"sparsity": None}) is None
+
+
+def test_a_class_that_is_not_finished_is_named_with_what_it_lacks():
+    class Unfinished(DynamicSparsityAlgorithm):
+        pass
+
+    with pytest.raises(ValueError, match="'unfinished' defines no update_mask"):
+        configure({"algorithm": "unfinished", "sparsity": 0.5})
+    assert Unfinished.__abstractmethods__
+
+
+def test_a_misspelt_key_of_a_trainer_is_named():
+    with pytest.raises(ValueError, match="'sparsty' is no key of trainer.init; did you mean"):
+        configure({"trainer": {"init": {"sparsty": {"sparsity": 0.5}}}})
+
+
+def test_an_optimizer_of_a_model_without_a_match_names_the_filter():
+    model = make_model()
+    group = configure({"sparsity": 0.5, "param_filter": "nothing*"})
+    with pytest.warns(UserWarning, match="no parameter matches"):
+        group.apply(model)
+    with pytest.raises(ValueError, match=r"it took no parameter.*none matches 'nothing\*'"):
+        group.apply(torch.optim.SGD(model.parameters(), 0.1))
+
+
+@pytest.mark.parametrize(("update", "warns"), [(None, True), (1, True), (2, False)])
+def test_mask_steps_that_are_all_steps_are_warned_of(update, warns):
+    config = {"algorithm": "rigl", "sparsity": 0.5, "skip_update_on_mask_steps": True}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        configure(config | {"update": update})
+    assert any("no weight is trained" in str(w.message) for w in caught) is warns
+
+
+def test_a_backward_set_smaller_than_the_forward_set_is_refused():
+    with pytest.raises(ValueError, match="must be at most sparsity, which is 0.8, not 0.9"):
+        configure({"algorithm": "topkast", "sparsity": 0.8, "backward_sparsity": 0.9})

@@ -179,6 +179,25 @@ def test_copies_stay_sparse_and_go_on_identically(name, clone):
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("stop", [3, 4, 5])
+def test_a_resume_goes_on_identically_between_updates_too(name, stop):
+    options = {"update": {"freq": 4}} if _is_dynamic(name) else {}
+    model, algorithm, optim = start(name, optimizer="adamw", **options)
+    train(model, optim, stop)
+    saved = copy.deepcopy((model.state_dict(), algorithm.state_dict(), optim.state_dict()))
+    twin, twin_algorithm, twin_optim = start(name, optimizer="adamw", **options)
+    twin.load_state_dict(saved[0])
+    twin_algorithm.load_state_dict(saved[1])
+    twin_optim.load_state_dict(saved[2])
+    train(model, optim, 6, start=stop)
+    train(twin, twin_optim, 6, start=stop)
+    assert_equal(snapshot(model), snapshot(twin))
+    for mine, theirs in zip(*(o.state_dict()["state"].values() for o in (optim, twin_optim))):
+        assert mine.keys() == theirs.keys()
+        assert all(torch.equal(torch.as_tensor(mine[k]), torch.as_tensor(theirs[k])) for k in mine)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
 def test_a_copied_model_alone_keeps_its_zeros(name):
     model, _, _ = start(name)
     twin = copy.deepcopy(model)

@@ -99,14 +99,95 @@ def test_the_newer_form_and_fine_tuning():
     assert int(model["first"].weight_mask.sum()) == 32
 
 
+def gradual(**settings):
+    whole = {"init_sparsity": 0.0, "final_sparsity": 0.5, "start_epoch": 0, "end_epoch": 2}
+    return {"modifiers": [{"GMPruningModifier": whole | settings}]}
+
+
 @pytest.mark.parametrize(
     ("recipe", "message"),
     [
         ({"a": {"SparseGPTModifier": {}}}, "SparseGPTModifier is not read"),
         ({"a": {}}, "no modifier that prunes"),
-        ({"a": {"GMPruningModifier": {"start_epoch": "x"}}}, "start_epoch of a pruning"),
+        ({"a": {"GMPrunningModifier": {}}}, "did you mean 'GMPruningModifier'"),
+        (gradual(start_epoch="x"), "start_epoch of GMPruningModifier must be a number, not 'x'"),
+        (
+            gradual(final_sparsity=1.5),
+            "final_sparsity of GMPruningModifier must be between 0 and 1",
+        ),
+        (gradual(init_sparsity="__FROM_PARAM__"), "init_sparsity of GMPruningModifier must be"),
+        (gradual(update_freqency=1), "did you mean 'update_frequency'"),
+        (gradual(phased=True), "phased of GMPruningModifier is read with False only, not True"),
+        (gradual(inter_func="sine"), "inter_func of GMPruningModifier must be one of"),
+        (gradual(params=[3]), "params of a pruning modifier must be names"),
+        ({"a": {"GMPruningModifier": {"start_epoch": 0, "end_epoch": 1}}}, "needs final_sparsity"),
+        (gradual(end_epoch="eval(unknown)"), "'eval.unknown.' of the recipe is no sum"),
+        (gradual(end_epoch="eval(1 / 0)"), "has no value"),
+        (gradual(end_epoch="eval(__import__('os'))"), "is no sum"),
+        ("no_such.yaml", "'no_such.yaml' cannot be read"),
     ],
 )
 def test_what_is_not_understood_is_said(recipe, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((ValueError, TypeError), match=message):
         from_recipe(recipe, 2)
+
+
+@pytest.mark.parametrize("steps", [0, "10", 1.5])
+def test_steps_of_an_epoch_are_a_count(steps):
+    with pytest.raises((ValueError, TypeError), match="steps_per_epoch must be"):
+        from_recipe(gradual(), steps)
+
+
+VARIABLES = """
+num_epochs: 8
+pruning_end: eval(num_epochs * 0.5)
+targets: [first.weight]
+stage:
+  level: 0.75
+  pruning_modifiers:
+    - !GMPruningModifier
+      params: eval(targets)
+      init_sparsity: 0.0
+      final_sparsity: eval(level)
+      start_epoch: eval(-1 + 1)
+      end_epoch: eval(pruning_end)
+      update_frequency: 1.0
+"""
+
+
+def test_variables_are_put_in_and_a_recipe_may_be_a_file(tmp_path):
+    (tmp_path / "recipe.yaml").write_text(VARIABLES)
+    for recipe in (VARIABLES, tmp_path / "recipe.yaml", str(tmp_path / "recipe.yaml")):
+        model = make_model()
+        group = from_recipe(recipe, steps_per_epoch=1)
+        group.apply(model)
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+        group.apply(optimizer)
+        counts = train(model, optimizer, 4)
+        assert counts[2][0] > counts[3][0] == 16 and counts[3][1:] == [64, 64, 64]
+
+
+def test_zeros_are_kept_where_there_are_any():
+    model = make_model()
+    constant = {"modifiers": [{"ConstantPruningModifier": {"params": ["re:.*weight"]}}]}
+    with pytest.warns(UserWarning, match="no parameter matches"):
+        from_recipe(constant, 1).apply(model)
+    with torch.no_grad():
+        model["first"].weight[0] = 0
+    group = from_recipe(constant, 1)
+    group.apply(model)
+    assert list(group.sparse_params) == ["first.weight"]
+
+
+def test_a_global_level_is_over_all_weights():
+    model = make_model()
+    with torch.no_grad():
+        model["first"].weight *= 100
+    recipe = gradual(params=["first.weight", "second.weight"], apply_globally=True)
+    recipe["modifiers"][0]["GMPruningModifier"] |= {"end_epoch": 1}
+    group = from_recipe(recipe, 1)
+    group.apply(model)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-6)
+    group.apply(optimizer)
+    first, second = train(model, optimizer, 1)[0][:2]
+    assert (first, second) == (63, 1)  # no tensor is emptied

@@ -107,3 +107,13 @@ def test_a_state_that_is_no_mapping_is_refused(state):
     algorithm, _ = trained(lambda: sl.RigL(0.5))
     with pytest.raises(ValueError, match="not the state of a RigL"):
         algorithm.load_state_dict(state)
+
+
+def test_a_state_of_another_algorithm_is_loaded_with_a_warning():
+    model = torch.nn.Linear(8, 8)
+    rigl = sl.configure({"algorithm": "rigl", "sparsity": 0.5})
+    rigl.apply(model)
+    other = sl.configure({"algorithm": "set", "sparsity": 0.5})
+    other.apply(torch.nn.Linear(8, 8))
+    with pytest.warns(UserWarning, match="saved by RigL and is loaded into SET"):
+        other.load_state_dict(rigl.state_dict())

@@ -63,7 +63,48 @@ def test_without_the_call_the_zeros_are_lost():
 
 
 def test_what_cannot_be_masked_is_refused():
-    with pytest.raises(ValueError, match="DoRA cannot be masked"):
+    with pytest.raises(ValueError, match="an adapter with DoRA cannot be masked"):
         keep_zeros(adapted(pruned(), use_dora=True))
+    with pytest.raises(ValueError, match=r"use sparse_lib\.integrations\.peft\.keep_zeros"):
+        sl.keep_zeros(adapted(pruned()))
     with pytest.raises(ValueError, match="no weight of the model has zeros"):
         keep_zeros(adapted(make_model()))
+
+
+def test_adapters_of_gpt2_are_masked_too():
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    base = GPT2LMHeadModel(GPT2Config(vocab_size=24, n_positions=8, n_embd=16, n_layer=1, n_head=2))
+    sl.configure({"sparsity": 0.7, "init_method": "topk"}).apply(base)
+    sl.finalize(base)
+    zeros = base.transformer.h[0].attn.c_attn.weight == 0
+    config = LoraConfig(
+        r=2, target_modules=["c_attn"], fan_in_fan_out=True, init_lora_weights=False
+    )
+    model = get_peft_model(base, config).eval()
+    tokens = torch.arange(8)[None]
+    with torch.no_grad():
+        unmasked = model(input_ids=tokens).logits
+        keep_zeros(model)
+        before = model(input_ids=tokens).logits
+        merged = model.merge_and_unload()
+        after = merged(input_ids=tokens).logits
+    assert not torch.allclose(unmasked, before)
+    torch.testing.assert_close(before, after)
+    weight = merged.transformer.h[0].attn.c_attn.weight
+    assert zeros.any() and torch.equal(weight == 0, zeros)
+
+
+def test_a_loaded_adapter_is_masked_by_another_call(tmp_path):
+    from peft import PeftModel
+
+    model = adapted(pruned(), init_lora_weights=False).eval()
+    keep_zeros(model)
+    tokens = torch.arange(8)[None]
+    model.save_pretrained(tmp_path)
+    loaded = PeftModel.from_pretrained(pruned(), tmp_path).eval()
+    keep_zeros(loaded)
+    with torch.no_grad():
+        before, after = (m(input_ids=tokens).logits for m in (model, loaded.merge_and_unload()))
+    torch.testing.assert_close(before, after)
