@@ -21,6 +21,7 @@ import weakref
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from typing import Any, ClassVar
 
@@ -52,8 +53,11 @@ from sparse_lib.flops.model import ModelFlops
 from sparse_lib.masks.init import make_init_method
 from sparse_lib.masks.makers import generator
 from sparse_lib.masks.shapers import ScoreShaper, make_score_shaper
+from sparse_lib.masks.shards import is_sharded
 from sparse_lib.rules import Rules, rules_of
 
+#: Elements of all tensors above which first masks are made by several threads.
+_LARGE = 2**22
 _REGISTRY: weakref.WeakValueDictionary[str, type[SparsityAlgorithm]] = weakref.WeakValueDictionary()
 
 
@@ -427,16 +431,38 @@ class SparsityAlgorithm(ABC):
         self._put_first_masks(params, self._first_masks(params))
 
     @torch.no_grad()
-    def _first_masks(self, params: Iterable[SparseParameter]) -> list[tuple[float, Tensor | None]]:
+    def _first_masks(self, params: list[SparseParameter]) -> list[tuple[float, Tensor | None]]:
         """Target and first mask of each parameter; the mask is None where there is one already."""
-        targets, first = self._initial_targets(), []
-        for sparse in params:
-            target, mask = targets[sparse.name], None
-            if not sparse.initialized:
-                mask = self._initial_mask(sparse, target)
-                sparse.check_directions(mask)
-            first.append((target, mask))
-        return first
+        targets = self._initial_targets()
+        fresh = [sparse for sparse in params if not sparse.initialized]
+
+        @torch.no_grad()  # a property of the thread
+        def make(sparse: SparseParameter) -> Tensor:
+            mask = self._initial_mask(sparse, targets[sparse.name])
+            sparse.check_directions(mask)
+            return mask
+
+        workers = min(torch.get_num_threads(), len(fresh))
+        if workers > 1 and self._are_independent(fresh):
+            with ThreadPoolExecutor(workers) as pool:
+                masks = dict(zip((s.name for s in fresh), pool.map(make, fresh), strict=True))
+        else:
+            masks = {sparse.name: make(sparse) for sparse in fresh}
+        return [(targets[sparse.name], masks.get(sparse.name)) for sparse in params]
+
+    def _are_independent(self, params: Iterable[SparseParameter]) -> bool:
+        """Whether first masks may be made in any order, several at a time.
+
+        Random ones are drawn by one thread per tensor, from its own generator, which takes most of
+        the time. Code of a user, and collectives, keep their order.
+        """
+        is_ours = type(self)._initial_mask is SparsityAlgorithm._initial_mask
+        return (
+            is_ours
+            and self.init_method in ("random", "topk")
+            and all(s.param.device.type == "cpu" and not is_sharded(s.param) for s in params)
+            and sum(s.param.numel() for s in params) > _LARGE
+        )
 
     @torch.no_grad()
     def _put_first_masks(

@@ -374,3 +374,20 @@ def test_numpy_integers_are_seeds():
 def test_applying_the_class_is_refused():
     with pytest.raises(TypeError, match="sparsity must be a number"):
         make_model().apply(Static)
+
+
+@pytest.mark.parametrize("init_method", ["random", "topk"])
+def test_several_threads_make_the_masks_of_one(init_method):
+    masks = []
+    for threads in (1, 3):
+        torch.manual_seed(0)
+        model = nn.ModuleList([nn.Linear(1200, 1200, bias=False) for _ in range(3)])
+        before = torch.get_num_threads()
+        torch.set_num_threads(threads)
+        try:
+            Static(0.7, init_method, seed=5).apply(model)
+        finally:
+            torch.set_num_threads(before)
+        masks.append([layer.weight_mask for layer in model])
+        assert not any(layer.weight[~layer.weight_mask].any() for layer in model)
+    assert all(torch.equal(*pair) for pair in zip(*masks, strict=True))
