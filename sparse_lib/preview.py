@@ -190,6 +190,8 @@ def plan(
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"plan takes a torch module, not {model!r}")
+    if num_steps is not None:
+        num_steps = check_integer(num_steps, "num_steps", 1)
     is_algorithm = isinstance(config, SparsityAlgorithm)
     algorithm = copy.deepcopy(config) if is_algorithm else configure(config)
     by_shape = algorithm is not None and counts_follow_from_shapes(algorithm, model)
@@ -234,6 +236,14 @@ def plan(
     if batch_size is not None or any(value is not None for value in size.values()):
         flops = count(model, batch_size=1 if batch_size is None else batch_size, **size)
     notes = [str(warning.message) for warning in caught]
+    if num_steps is not None:
+        notes += [
+            f"{type(member).__name__} changes no mask in {num_steps} steps; its update is "
+            f"{member.update_schedule!r}"
+            for member in members
+            if isinstance(member, DynamicSparsityAlgorithm)
+            and not any(map(member.is_update_step, range(1, num_steps + 1)))
+        ]
     notes += [n for row in rows for n in _warnings(row, layers.get(row.name), ties.get(row.name))]
     return Plan(parameters=rows, warnings=tuple(notes), flops=flops)
 
@@ -249,7 +259,7 @@ def _final_targets(algorithm: SparsityAlgorithm, num_steps: int | None) -> dict[
         return start
     if num_steps is None:
         return dict.fromkeys(start)
-    steps = range(1, check_integer(num_steps, "num_steps", 1) + 1)
+    steps = range(1, num_steps + 1)
     if isinstance(algorithm, DynamicSparsityAlgorithm):
         steps = [step for step in steps if algorithm.is_update_step(step)]  # type: ignore[assignment]
     if not steps:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import re
 import warnings
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,7 @@ from sparse_lib.core.parameter import unwrap
 from sparse_lib.integrations import common, trackers
 
 CONFIG_KEY = "sparse_lib"
+_UNEXPECTED = "_keys_to_ignore_on_load_unexpected"
 _NOTE = (
     "the masks are the <name>_mask tensors of the checkpoint; "
     "sparse_lib.integrations.transformers.from_pretrained(folder) loads them"
@@ -155,7 +159,8 @@ def from_pretrained(folder: str | Path, cls: Any = None, **options: Any) -> Any:
     if cls is None:
         config = AutoConfig.from_pretrained(folder)
         cls = getattr(transformers, (config.architectures or ["AutoModel"])[0])
-    model = cls.from_pretrained(folder, **options)
+    with _expecting(cls, masks):
+        model = cls.from_pretrained(folder, **options)
     loaded = load_checkpoint(model, {**model.state_dict(), **masks})
     for name in loaded:
         path, _, leaf = name.rpartition(".")
@@ -164,6 +169,23 @@ def from_pretrained(folder: str | Path, cls: Any = None, **options: Any) -> Any:
             MaskGuard(module, leaf)
     describe(model)
     return model
+
+
+@contextlib.contextmanager
+def _expecting(cls: Any, masks: Iterable[str]) -> Iterator[None]:
+    """Keep a model's class from reporting the masks of a file as unexpected."""
+    if not (isinstance(cls, type) and issubclass(cls, transformers.PreTrainedModel)):
+        yield  # a class such as AutoModel, which loads another one
+        return
+    own = {key: value for key, value in vars(cls).items() if key == _UNEXPECTED}
+    patterns = [*(getattr(cls, _UNEXPECTED, None) or ()), *map(re.escape, masks)]
+    setattr(cls, _UNEXPECTED, patterns)
+    try:
+        yield
+    finally:
+        delattr(cls, _UNEXPECTED)
+        for key, value in own.items():
+            setattr(cls, key, value)
 
 
 def _read_masks(folder: Path) -> dict[str, Tensor]:

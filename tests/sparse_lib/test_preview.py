@@ -340,3 +340,12 @@ def test_acdc_ends_as_its_last_phase_is(num_steps, final):
     config = {"algorithm": "acdc", "sparsity": 0.9, "update": {"freq": 10, "start": 10}}
     rows = [row for row in plan(Tiny(), config, num_steps=num_steps).parameters if row.algorithm]
     assert rows and {(row.sparsity, row.final_sparsity) for row in rows} == {(0.0, final)}
+
+
+def test_masks_that_never_change_within_the_run_are_warned_of():
+    config = {"algorithm": "set", "sparsity": 0.5, "update": 1000}
+    notes = plan(Tiny(), config, num_steps=100).warnings
+    assert any(
+        "SET changes no mask in 100 steps; its update is FreqSchedule(freq=1000" in n for n in notes
+    )
+    assert not any("changes no mask" in n for n in plan(Tiny(), config, num_steps=1000).warnings)

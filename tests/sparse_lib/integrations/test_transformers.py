@@ -1,6 +1,7 @@
 """The callback in a real ``Trainer``: train, be killed, resume, with the bits of one run."""
 
 import json
+import logging
 
 import pytest
 import torch
@@ -171,7 +172,7 @@ def test_model_init_is_masked_and_its_resume_refused(tmp_path):
         late.train(resume_from_checkpoint=True)
 
 
-def test_saved_models_load_densely_and_say_how_to_load_the_masks(tmp_path):
+def test_saved_models_load_densely_and_say_how_to_load_the_masks(tmp_path, monkeypatch):
     from sparse_lib.integrations.transformers import from_pretrained
 
     trainer = make_trainer(tmp_path, SparsityCallback(RIGL), max_steps=2)
@@ -181,7 +182,16 @@ def test_saved_models_load_densely_and_say_how_to_load_the_masks(tmp_path):
     assert "sparse_lib.integrations.transformers.from_pretrained" in config["sparse_lib"]
     plain = AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
     assert not sl.is_sparse(plain)
+    reported = []
+    logger = logging.getLogger("transformers.modeling_utils")
+    monkeypatch.setattr(logger, "warning", lambda *words, **_: reported.append(str(words)))
+    own = vars(LlamaForCausalLM).get("_keys_to_ignore_on_load_unexpected")
+    LlamaForCausalLM.from_pretrained(tmp_path / "saved")
+    assert "up_proj.weight_mask" in "".join(reported)
+    reported.clear()
     masked = from_pretrained(tmp_path / "saved")
+    assert not reported
+    assert vars(LlamaForCausalLM).get("_keys_to_ignore_on_load_unexpected") == own
     assert type(masked) is LlamaForCausalLM
     assert_same(trainer.model.state_dict(), masked.state_dict())
     # The masks are enforced: training the loaded model keeps its zeros.
