@@ -45,11 +45,8 @@ def main() -> dict[str, float]:
     model = make_model()
     model.load_state_dict(weights)
 
-    zeros = {"init_method": "from_zeros", "algorithm": "static", "sparsity": 0.0}
-    sparsity = sl.configure({**zeros, "param_filter": ["0.weight", "2.weight"]})
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
-    sparsity.apply(model)
-    sparsity.apply(optimizer)
+    sl.keep_zeros(model, optimizer)
     before = fit(model, optimizer, 1, shift=0.5)
     after = fit(model, optimizer, 300, shift=0.5)
     print(f"loss {before:.3f} before fine-tuning, {after:.3f} after")

@@ -67,7 +67,9 @@ class CHTs(DropAndGrow):
             ("growth", growth, GROWTHS),
         ):
             if value not in allowed:
-                raise ValueError(f"{key} must be one of {allowed}, not {value!r}")
+                raise ValueError(
+                    f"{key} must be one of {', '.join(map(str, allowed))}, not {value!r}"
+                )
         rules = rules_of(kwargs.get("compat"))
         self.delta_schedule = make_hyperparameter_schedule(delta, key="delta", rules=rules)
         self.removal, self.growth = removal, growth

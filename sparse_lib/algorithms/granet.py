@@ -57,7 +57,7 @@ class GraNet(RigL):
         **kwargs: Any,
     ) -> None:
         if pruning not in PRUNING:
-            raise ValueError(f"pruning must be one of {PRUNING}, not {pruning!r}")
+            raise ValueError(f"pruning must be one of {', '.join(PRUNING)}, not {pruning!r}")
         self.pruning = pruning
         super().__init__(sparsity, update, init_method, **kwargs)
         if pruning == "global" and self.score_shaper is not None:

@@ -66,9 +66,8 @@ class SNFS(DropAndGrow):
     ) -> None:
         self.momentum = check_fraction(momentum, "momentum")
         if redistribution not in REDISTRIBUTIONS:
-            raise ValueError(
-                f"redistribution must be one of {REDISTRIBUTIONS}, not {redistribution!r}"
-            )
+            known = ", ".join(REDISTRIBUTIONS)
+            raise ValueError(f"redistribution must be one of {known}, not {redistribution!r}")
         self.redistribution = redistribution
         super().__init__(sparsity, update, init_method, **kwargs)
         if redistribution == "momentum" and self.score_shaper is not None:

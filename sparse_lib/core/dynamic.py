@@ -76,7 +76,9 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
         **kwargs: Any,
     ) -> None:
         if grown_init not in GROWN_INITS:
-            raise ValueError(f"grown_init must be one of {GROWN_INITS}, not {grown_init!r}")
+            raise ValueError(
+                f"grown_init must be one of {', '.join(GROWN_INITS)}, not {grown_init!r}"
+            )
         self.update_schedule = make_update_schedule(update)
         self.grown_init = grown_init
         self.grown_init_scale = check_finite(grown_init_scale, "grown_init_scale")

@@ -46,7 +46,8 @@ def check_state(
 def check_counters(state_dict: Mapping[str, Any]) -> None:
     """Raise ValueError if a state has no step, or no count or seed where one must be."""
     if "step" not in state_dict:
-        raise ValueError(f"the state has no 'step', but {list(state_dict)!r:.80}")
+        found = f", but {', '.join(map(repr, state_dict))}" if state_dict else ""
+        raise ValueError(f"the state has no 'step'{found:.80}")
     for key in ("step", "num_updates"):
         value = state_dict.get(key, 0)
         if not _is_integer(value) or isinstance(value, bool) or not 0 <= int(value) < 2**63:

@@ -106,7 +106,7 @@ class NMScoreShaper(ScoreShaper):
         self.n, self.m = check_integer(n, "n", 1), check_integer(m, "m", 1)
         self.dim = check_integer(dim, "dim", 0)
         if n > m:
-            raise ValueError(f"NMScoreShaper needs 1 <= n <= m, not n={n!r}, m={m!r}")
+            raise ValueError(f"{n}:{m} sparsity keeps more than there are; n must be at most m")
 
     def __call__(self, tensor: Tensor) -> tuple[Tensor, Undo]:
         if tensor.dim() <= self.dim or tensor.shape[self.dim] % self.m:
