@@ -27,7 +27,7 @@ from experiments.specs.expand import all_runs, computation_costs
 from experiments.specs.lookup import RUNS_OF, find_runs, planned_study
 from experiments.specs.read import load_study, study_names
 from experiments.specs.run import Run
-from experiments.specs.schema import SCALES, SpecError, Study, check_choice, module_names
+from experiments.specs.schema import NAME, SCALES, SpecError, Study, check_choice, module_names
 from experiments.store import paths
 from experiments.store.reference import reusable
 
@@ -383,7 +383,7 @@ def wildcards() -> dict[str, str]:
     return {
         "scale": one_of(SCALES),
         "study": one_of(study_names()),
-        "run": paths.NAME,
-        "data": paths.NAME,
+        "run": NAME,
+        "data": NAME,
         "computation": one_of(computations),
     }

@@ -42,13 +42,17 @@ def check_choice(key: str, value: Any, allowed: Iterable[str], found_in: str = "
         raise SpecError(not_one_of(key, value, allowed, found_in))
 
 
+#: What names, and the ids made of them, may be: one path component, no option, not hidden.
+NAME = r"[A-Za-z0-9_][A-Za-z0-9._-]*"
+
+
 def checked_name(text: str) -> str:
     """Return a name that may be part of an id, a path and a command, if it is one.
 
     Raises:
         ValueError: One sentence.
     """
-    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}", text) or "__" in text:
+    if not re.fullmatch(NAME, text) or len(text) > 64 or "__" in text:
         raise ValueError(
             f"{text!r} is no name: up to 64 letters, digits, '.', '_' and '-', the first no dot or "
             "dash, without a double underscore"

@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 
 from experiments.specs.code import ROOT
-from experiments.specs.schema import SCALES, SpecError, check_choice
+from experiments.specs.schema import NAME, SCALES, SpecError, check_choice
 
 #: Committed records and tables.
 REFERENCE = ROOT / "results" / "reference"
@@ -20,8 +20,6 @@ DATA = Path("resources/data")
 RESULTS = Path("results")
 REPORTS = Path("reports")
 STATE = Path("state")
-#: What a name may be, as Snakemake's wildcards match it: one path component, no option, not hidden.
-NAME = r"[A-Za-z0-9_][A-Za-z0-9_.+=@-]*"
 #: Folders of ``results/<scale>`` that belong to no study.
 RESERVED = ("runs", "computations")
 MAX_LENGTH = 200
@@ -39,8 +37,8 @@ def name(key: str, value: str) -> str:
     """
     if not re.fullmatch(NAME, value) or len(value) > MAX_LENGTH:
         raise SpecError(
-            f"{key} is {value!r}, but a name has letters, digits and any of _ . + = @ -, begins "
-            f"with a letter, a digit or _, and has at most {MAX_LENGTH} characters"
+            f"{key} is {value!r}, but a name has letters, digits and any of _ . -, begins with a "
+            f"letter, a digit or _, and has at most {MAX_LENGTH} characters"
         )
     return value
 
