@@ -77,7 +77,7 @@ ROOMS = {
     "sltrain": "masks layers",
     "integrations": "core configure checkpoint finetune",
     "device": "flops execution simulation",
-    "compat": "rules masks schedules layers core algorithms configure optim",
+    "compat": "rules masks schedules layers core algorithms configure optim finetune",
 }
 
 

@@ -8,7 +8,6 @@ from typing import Any
 from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers.pytorch_utils import Conv1D
 
 from sparse_lib.core.group import Group
 from sparse_lib.core.guard import mask_name
@@ -35,6 +34,8 @@ def keep_zeros(model: nn.Module) -> Group:
     Raises:
         ValueError: If no weight of the base has zeros, or an adapter cannot be masked.
     """
+    from transformers.pytorch_utils import Conv1D  # peft needs transformers itself
+
     adapted: list[Any] = [m for m in model.modules() if isinstance(m, LoraLayer)]
     own = {id(p) for m in adapted for n, p in m.named_parameters() if "lora_" in n}
 
