@@ -208,7 +208,7 @@ def _gradual(
     every = check_finite(settings.get("update_frequency", -1), f"update_frequency of {modifier}")
     gap = max(1, round(every * steps_per_epoch)) if every > 0 else 1
     shape = settings.get("inter_func", settings.get("update_scheduler", "cubic"))
-    if shape not in _POWERS:
+    if shape not in [*_POWERS]:  # a list, for it may be no name
         raise ValueError(f"inter_func of {modifier} must be one of {list(_POWERS)}, not {shape!r}")
     if "final_sparsity" not in settings:
         raise ValueError(f"{modifier} needs final_sparsity")
@@ -218,8 +218,8 @@ def _gradual(
             options = {**options, "distribution": "global"}
     first = check_fraction(settings.get("init_sparsity", 0.0), f"init_sparsity of {modifier}")
     shaper = _shaper(settings.get("mask_type", settings.get("mask_structure", "unstructured")))
-    by_level = final if isinstance(final, Mapping) else {final: _targets(settings)}
-    for level, names in by_level.items():
+    by_level = final.items() if isinstance(final, Mapping) else [(final, _targets(settings))]
+    for level, names in by_level:
         last = check_fraction(level, f"final_sparsity of {modifier}")
         schedule = functools.partial(_level, first, last, start, end, _POWERS[shape])
         steps = sorted({*range(max(start, 1), end, gap), max(end, 1)})

@@ -118,6 +118,8 @@ def gradual(**settings):
         (gradual(init_sparsity="__FROM_PARAM__"), "init_sparsity of GMPruningModifier must be"),
         (gradual(update_freqency=1), "did you mean 'update_frequency'"),
         (gradual(phased=True), "phased of GMPruningModifier is read with False only, not True"),
+        (gradual(final_sparsity=[0.5]), "final_sparsity of GMPruningModifier must be a number"),
+        (gradual(inter_func=["cubic"]), "inter_func of GMPruningModifier must be one of"),
         (gradual(inter_func="sine"), "inter_func of GMPruningModifier must be one of"),
         (gradual(params=[3]), "params of a pruning modifier must be names"),
         ({"a": {"GMPruningModifier": {"start_epoch": 0, "end_epoch": 1}}}, "needs final_sparsity"),
