@@ -7,7 +7,6 @@ from typing import Annotated, Any
 
 import typer
 
-from experiments import models
 from experiments.cli.options import app, check_device
 from experiments.errors import UserError, reason, refusals
 from experiments.specs.code import ROOT
@@ -69,34 +68,29 @@ def _check_suite(run: Run) -> None:
 def _check_transform(run: Run, seen: set[str]) -> None:
     """Raise `SpecError` where a model cannot be transformed, or not at the budget it is given.
 
-    The model is built without storage. How many classes images have is known from their prepared
-    data only, so that a training begins with the check of an image classifier; and so it does with
-    that of a model of more layers than are built in a moment.
+    The model is built without storage. A training begins with the same check, so models of images
+    whose size is unknown until they are prepared are left to it, and so are those of more layers
+    than are built in a moment.
     """
-    spec, vocabulary = run.spec, getattr(run.spec.data, "vocab_size", None)
-    if spec.transform is None or vocabulary is None:
+    spec = run.spec
+    if spec.transform is None or getattr(spec.model.config, "num_layers", 0) > MOST_LAYERS:
         return
-    if getattr(spec.model.config, "num_layers", 0) > MOST_LAYERS:
-        return
-    data: Any = spec.data
-    arguments = spec.transform.to_json() | {"sequence_length": data.context}
-    text = json.dumps([spec.model.model_dump(mode="json"), vocabulary, arguments], sort_keys=True)
+    crop = getattr(spec.recipe, "resized_crop", None)
+    parts = (spec.model, spec.data, spec.transform)
+    text = json.dumps([*(part.model_dump(mode="json") for part in parts), crop], sort_keys=True)
     if text in seen:
         return
     seen.add(text)
-    import torch
+    from experiments.training.resources import UnknownShape, shape_of
 
-    from sparse_lib import ift
-
-    sizes = {"vocab_size": vocabulary, "context": data.context, "eos_id": 0}
     place = (
         f"{run.studies[0]}.yaml: methods.{spec.method}.transform of the model {spec.model.label}"
     )
     try:
-        with torch.device("meta"):
-            model = models.get(spec.model.name).build(spec.model.config, **sizes)
         with refusals(place):
-            ift.transform(model, **arguments)
+            shape_of(spec)
+    except UnknownShape:
+        return
     except UserError:
         raise
     except (RuntimeError, TypeError, OverflowError) as error:  # torch has no tensor of such a size

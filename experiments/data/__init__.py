@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 from experiments.data import files
 from experiments.data.base import (
     END_OF_TEXT,
+    MAX_VOCABULARY,
+    MIN_VOCABULARY,
     SPLITS,
     Dataset,
     ImageDataset,
@@ -34,7 +36,10 @@ if TYPE_CHECKING:
 
     from experiments.data.images import ImageFolder
 
-__all__ = ["Corpus", "MissingData", "available", "get", "load", "names", "prepare", "verify"]
+__all__ = [
+    "Corpus", "MissingData", "available", "get", "load", "names", "prepare", "verify",
+    "vocabulary_sizes",
+]  # fmt: skip
 
 MIRROR_VARIABLE = "SPARSE_MIRROR"
 
@@ -89,6 +94,24 @@ def get(name: str, kind: str | None = None) -> Dataset | ImageDataset:
     if name not in fitting:
         raise UserError(not_one_of("data.name", name, fitting, "experiments/data"))
     return _datasets()[name]
+
+
+def vocabulary_sizes(name: str, *, tokenizer: str | None = None) -> tuple[int, int] | None:
+    """Return the least and the largest vocabulary that may be asked for.
+
+    Args:
+        name: Name of a text dataset.
+        tokenizer: Hub id of a published tokenizer that is to be used, or a text dataset's name.
+
+    Returns:
+        Two sizes where a tokenizer is trained; None where the dataset brings its vocabulary or a
+        published one is used.
+    """
+    if tokenizer is not None and "/" in tokenizer:
+        return None
+    entry = get(tokenizer or name, "text")
+    brings = isinstance(entry, Dataset) and entry.build_tokenizer is not None
+    return None if brings else (MIN_VOCABULARY, MAX_VOCABULARY)
 
 
 def available(name: str, mirror: Path | None = None, *, tokenizer: str | None = None) -> str | None:
@@ -252,10 +275,10 @@ class Corpus:
         from experiments.data import packing
 
         size = self.meta.get("vocab_size")
-        if type(size) is not int or not 2 <= size <= packing.MAX_VOCABULARY:
+        if type(size) is not int or not 2 <= size <= MAX_VOCABULARY:
             raise UserError(
                 f"{self.folder / files.META}: vocab_size is {size!r:.200}, but must be a number "
-                f"from 2 to {packing.MAX_VOCABULARY}"
+                f"from 2 to {MAX_VOCABULARY}"
             )
         if self.meta.get("eos_id", 0) not in range(size):
             raise UserError(

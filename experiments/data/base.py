@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 SPLITS = ("train", "validation", "test")
 END_OF_TEXT = "<|endoftext|>"
+#: Sizes of a trained vocabulary: 256 bytes and the end of text at least; tokens are two bytes.
+MIN_VOCABULARY, MAX_VOCABULARY = 257, 2**16
 
 
 class MissingData(UserError):

@@ -9,15 +9,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from experiments.data.base import END_OF_TEXT
+from experiments.data.base import END_OF_TEXT, MAX_VOCABULARY
 from experiments.errors import UserError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 BATCH = 512
-#: Tokens that two bytes tell apart.
-MAX_VOCABULARY = 2**16
 #: Tokens that are looked at in one piece.
 PIECE = 2**24
 

@@ -6,12 +6,15 @@ from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from experiments.data.base import END_OF_TEXT, MissingData, Source
+from experiments.data.base import (
+    END_OF_TEXT,
+    MAX_VOCABULARY,
+    MIN_VOCABULARY,
+    MissingData,
+    Source,
+)
 from experiments.data.mirror import missing_tokenizer
 from experiments.errors import UserError, is_bug, reason
-
-MIN_VOCAB_SIZE = 257  # 256 bytes and the end-of-text token
-MAX_VOCAB_SIZE = 65536  # tokens are stored as uint16
 
 
 def train_bpe(documents: Iterable[str], *, vocab_size: int) -> Tokenizer:
@@ -24,9 +27,9 @@ def train_bpe(documents: Iterable[str], *, vocab_size: int) -> Tokenizer:
     Raises:
         ValueError: If `vocab_size` is not in 257..65536.
     """
-    if not MIN_VOCAB_SIZE <= vocab_size <= MAX_VOCAB_SIZE:
+    if not MIN_VOCABULARY <= vocab_size <= MAX_VOCABULARY:
         raise UserError(
-            f"vocab_size is {vocab_size}, but must be in {MIN_VOCAB_SIZE}..{MAX_VOCAB_SIZE}."
+            f"vocab_size is {vocab_size}, but must be in {MIN_VOCABULARY}..{MAX_VOCABULARY}."
         )
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

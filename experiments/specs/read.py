@@ -15,6 +15,7 @@ from pathlib import Path
 import yaml
 from pydantic import ValidationError
 
+from experiments import data as datasets
 from experiments import models, tasks
 from experiments.errors import is_bug
 from experiments.specs.code import ROOT
@@ -192,6 +193,16 @@ def check_workload(workload: Workload, *where: str) -> None:
         except ValidationError as error:
             fields = set(section.model_fields) - set(tasks.Recipe.PLANNED)
             raise ValueError(_sentence(error, *where, key, known=fields)) from None
+    data, _ = workload.typed
+    size = getattr(data, "vocab_size", None)
+    if size is None:
+        return
+    limits = datasets.vocabulary_sizes(data.name, tokenizer=getattr(data, "tokenizer", None))
+    if limits is not None and not limits[0] <= size <= limits[1]:
+        raise ValueError(
+            f"{'.'.join((*where, 'data.vocab_size'))} is {size}, but must be from {limits[0]} to "
+            f"{limits[1]}, since a tokenizer is trained on {data.name}"
+        )
 
 
 def _check_method(study: Study, name: str, method: Method) -> None:

@@ -36,6 +36,10 @@ RESERVED = 2_000_000_000
 FLOAT = 4
 
 
+class UnknownShape(UserError):
+    """What a batch looks like is known only once the data are prepared; one sentence."""
+
+
 @dataclass(frozen=True)
 class Launched:
     """How runs are to be computed; None as their recipes say.
@@ -267,7 +271,9 @@ def _shape(
             return pixels, torch.zeros(samples, dtype=torch.long)
 
     else:
-        raise UserError(f"the shapes of task {task!r} are known only where its data are prepared")
+        raise UnknownShape(
+            f"the shapes of task {task!r} are known only where its data are prepared"
+        )
 
     masked = None
     with torch.device("meta"):
@@ -285,7 +291,7 @@ def _images(name: str, known: dict[str, Any]) -> tuple[int, int, int]:
         return len(known["classes"]), known["num_channels"], known["image_size"]
     size = getattr(datasets.get(name, "images"), "size", None)
     if size is None:
-        raise UserError(f"the images of {name} have a size that is known once they are prepared")
+        raise UnknownShape(f"the images of {name} have a size that is known once they are prepared")
     return size
 
 

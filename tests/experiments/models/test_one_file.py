@@ -33,7 +33,7 @@ def build(config, *, vocab_size, context, eos_id):
         intermediate_size=4 * config.hidden_size, max_position_embeddings=context,
         eos_token_id=eos_id, use_cache=False))
 '''
-VIT = '''
+DEIT = '''
 """Vision transformer of transformers (Dosovitskiy et al. 2021)."""
 from pydantic import BaseModel, ConfigDict
 
@@ -61,11 +61,11 @@ SIZES = {"hidden_size": 16, "num_layers": 1, "num_heads": 2}
 def with_files(tmp_path, monkeypatch):
     """The models of the repository and two more."""
     (tmp_path / "models").mkdir()
-    for name, text in {"gpt_neox": GPT_NEOX, "vit": VIT}.items():
+    for name, text in {"gpt_neox": GPT_NEOX, "deit": DEIT}.items():
         (tmp_path / "models" / f"{name}.py").write_text(text)
     monkeypatch.setattr(models, "__path__", [*models.__path__, str(tmp_path / "models")])
     yield
-    for name in ("gpt_neox", "vit"):
+    for name in ("gpt_neox", "deit"):
         sys.modules.pop(f"experiments.models.{name}", None)
 
 
@@ -115,7 +115,7 @@ def test_a_language_model_is_one_file(with_files, corpus, tmp_path):
 def test_an_image_classifier_is_one_file(with_files, tmp_path):
     import numpy as np
 
-    assert "vit" in models.names() and models.task("vit") == "vision"
+    assert "deit" in models.names() and models.task("deit") == "vision"
     rng, folder = np.random.default_rng(0), tmp_path / "images"
     folder.mkdir()
     for split in ("train", "validation", "test"):
@@ -130,7 +130,7 @@ def test_an_image_classifier_is_one_file(with_files, tmp_path):
     recipe = {"epochs": 1, "batch_size": 8, "learning_rate": 0.01, "optimizer": "adamw", "steps": 9}
     spec = RunSpec(
         id="x", task="vision", seed=0, recipe=recipe,
-        model={"name": "vit", "label": "vit", "patch_size": 4, **SIZES},
+        model={"name": "deit", "label": "deit", "patch_size": 4, **SIZES},
         data={"name": "glyphs", "num_images": 8},
     )  # fmt: skip
     steps(vision.Task(spec, folder), tmp_path / "model")

@@ -102,6 +102,32 @@ def test_an_algorithms_file_has_the_name_of_its_class(tmp_path, monkeypatch):
             schema.Method(recipe="r", sparsity={"algorithm": name})
 
 
+def test_a_vocabulary_that_no_tokenizer_can_be_trained_to_is_one_sentence(write):
+    def ask(size, **data):
+        def change(study):
+            study["scales"]["smoke"][0]["data"] |= {
+                "name": "docs-prose",
+                "vocab_size": size,
+                **data,
+            }
+
+        return write(change)
+
+    assert error_of(ask(256)) == (
+        "sparsity_library.yaml: scales.smoke.0.data.vocab_size is 256, but must be from 257 to "
+        "65536, since a tokenizer is trained on docs-prose"
+    )
+    for size, data in (
+        (257, {}),
+        (65536, {}),
+        (200, {"name": "grammar"}),  # brings its words
+        (200, {"tokenizer": "grammar"}),
+        (200, {"tokenizer": "owner/name"}),
+    ):
+        folder = ask(size, **data)
+        assert read.load_study("sparsity_library", folder=folder).scales["smoke"][0].data
+
+
 def edit(key: str, value, phases=two_phases):
     """A change that adds a method and then spoils one of its keys."""
 

@@ -24,6 +24,21 @@ def test_a_budget_that_a_model_cannot_meet_is_one_sentence():
     assert "cannot be met" in str(e.value) and "gpt-0.2m" in str(e.value)
 
 
+def test_the_budget_of_an_image_classifier_is_checked_before_its_data_are_prepared():
+    run = next(
+        run
+        for run in all_runs("small").values()
+        if run.spec.model.label == "resnet-2mf" and run.spec.method == "wide90-rigl"
+    )
+    inspect._check_transform(run, set())
+    # At a hundred times the width stem and head alone cost more than the dense network.
+    spec = edited(run.spec, lambda value: value["transform"].update(sparsity=0.9999))
+    with pytest.raises(
+        ValueError, match="wide90-rigl.transform of the model resnet-2mf: .* cannot be met"
+    ):
+        inspect._check_transform(Run(spec, studies=run.studies), set())
+
+
 @pytest.mark.parametrize("size", [2 * 10**9, 2**64])
 def test_a_model_too_large_for_torch_is_one_sentence(size):
     run = next(run for run in all_runs("smoke").values() if run.spec.transform is not None)
