@@ -99,7 +99,7 @@ def planned(study: PlannedStudy, *, annealed: str = "stable") -> pd.DataFrame:
         if kind != annealed or weights is None:
             continue
         sparsity = spec.final_sparsity or 0.0
-        # Sparse-Wide widens a model until its masks leave the FLOPs, and so the weights, of dense.
+        # A Sparse-Wide model counts as the dense one of equal FLOPs, which it is made from.
         nonzero = weights if spec.family == "wide" else weights * (1 - sparsity)
         rows.append(
             {
@@ -192,7 +192,7 @@ class Fitted:
 
     @property
     def widened(self) -> bool:
-        """Whether sparse models keep the non-zeros of the dense one, as Sparse-Wide does."""
+        """Whether sparse models are Sparse-Wide, whose size is that of dense at equal FLOPs."""
         return bool((self.rows["nonzero"] == self.rows["weights"]).all())
 
     def middle(self, sparsity: float) -> float:

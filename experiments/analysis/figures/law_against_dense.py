@@ -1,5 +1,6 @@
-"""Loss of each method minus that of a dense model of as many non-zero weights on equal data, by
-the fitted laws, with 95% bands: where a band lies below zero, sparsity helps. One panel per
+"""Loss of each method minus that of a dense model of as many non-zero weights (Sparse-Wide: of
+equal FLOPs) on equal data, by the fitted laws, with 95% bands: where a band lies below zero,
+sparsity helps. One panel per
 method, one line per sparsity, at the largest fitted model. Dashed is what lies beyond the fitted
 sizes of either, or beyond the fitted budgets."""
 
@@ -59,7 +60,11 @@ def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Fi
             panel.plot(line["data"], line["effect"].where(~inside), "--", color=color)
         panel.axhline(0, color="0.3", lw=0.8)
         style.count_axis(panel, f"{about.data} (dashed: extrapolated)")
-        panel.set_title(f"{looks[name].name} minus dense of as many weights")
+        wide = study.runs[0].spec.task == "vision"
+        kind = (
+            "Sparse-Wide {} minus dense, equal FLOPs" if wide else "{} minus dense, equal weights"
+        )
+        panel.set_title(kind.format(looks[name].name))
         panel.set_ylabel(about.loss)
         last = own.groupby("sparsity")["effect"].last()
         texts = [f"{100 * level:g}%" for level in levels]

@@ -346,7 +346,7 @@ def test_two_methods_alone_fill_a_page(partial, tmp_path):
     names = ["laws", "law_crossings", "law_predictions", "law_claims", "law_schedules"]
     drawn = ["law_time", "law_break_even", "law_against_dense", "law_curves"]
     study = study.changed(tables=names, figures=drawn, scale="small")
-    reports, curves = tmp_path / "reports" / "small", curves_table([], study)
+    reports, curves = tmp_path / "reports" / "small", curves_table([])
     page = reports / study.name
     for name in names:
         tables.write(name, records, curves, study, page / "tables")
@@ -402,7 +402,7 @@ def test_a_sparse_step_needs_the_speedup_that_its_weights_are_not_worth():
     twice = scaling.SparsityLaw(0.75 * (1 - half), 200.0, 0.75 * half, 0.3, 0.12, 0.6, 1.2,
                                 **law_runs.UNITS)  # fmt: skip
     assert twice.multiplier(0.75) == pytest.approx(2.0)
-    assert clocks.break_even(twice, 0.75, compute, sizes) == pytest.approx(2.0, rel=0.02)
+    assert clocks.break_even(twice, 0.75, compute, sizes) == pytest.approx(2.0, rel=0.04)
 
 
 def test_the_best_size_of_a_compute_is_that_of_the_closed_form():
