@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
 
-from experiments.analysis import scaling
+from experiments.analysis import clocks, scaling
 from experiments.specs.planned import PlannedStudy
-from experiments.store import paths, tidy
 
-DEVICES = ("cpu", "cs2")
-COLUMNS = ["method", "sparsity", "bits", "low", "high", "minus dense", "minus dense low",
+DEVICES = tuple(clocks.DEVICES)
+COLUMNS = ["method", "sparsity", "loss", "low", "high", "minus dense", "minus dense low",
            "minus dense high", "time", "extrapolated"]  # fmt: skip
 
 
@@ -29,11 +28,12 @@ def options(
         device: One of `DEVICES`.
 
     Returns:
-        `COLUMNS`; ``bits`` per byte with its band, the difference to a dense model of as many
-        weights by the same law, and ``time`` of a step over that of this dense model (NaN where it
-        is not known). Empty where no law is fitted.
+        `COLUMNS`; ``loss`` (bits per byte) with its band, the difference to a dense model of as
+        many weights by the same law, and ``time`` of training over that of this dense model (NaN
+        where it is not known). Empty where no law is fitted.
     """
-    laws, times = scaling.fit_all(scaling.finished(records, study)), step_times(study, device)
+    laws = scaling.fit_all(scaling.finished(records, study))
+    clock = clocks.clocks(study.scale).get(device)
     rows = []
     for name, law in laws.items():
         for sparsity in sorted(set(law.rows["sparsity"])):
@@ -41,35 +41,25 @@ def options(
                 continue
             draws = law.sample(sparsity, params, tokens)
             change = draws - law.sample(0.0, params, tokens)
-            bits = float(law.law(sparsity, params, tokens))
-            point = bits - float(law.law(0.0, params, tokens))
-            time = times(sparsity) / (1 - sparsity)
+            loss = float(law.law(sparsity, params, tokens))
+            point = loss - float(law.law(0.0, params, tokens))
+            cost = clock.cost(clocks.path(study, name, sparsity)) if clock else np.nan
+            time = cost / (1 - sparsity) if sparsity else 1.0
             beyond = law.extrapolated(sparsity, params, tokens)
-            values = (name, sparsity, bits, *scaling.interval(draws), point)
+            values = (name, sparsity, loss, *scaling.interval(draws), point)
             rows.append((*values, *scaling.interval(change), time, beyond))
-    return pd.DataFrame(rows, columns=COLUMNS).sort_values("bits", ignore_index=True)
+    return pd.DataFrame(rows, columns=COLUMNS).sort_values("loss", ignore_index=True)
 
 
-def step_times(study: PlannedStudy, device: str) -> Any:
-    """Sparsity to the time of a masked product over the dense one: measured here, or simulated."""
-    folder = paths.computation(study.scale, "device")
-    if not (folder / "speedup.csv").is_file():
-        return lambda sparsity: 1.0 if sparsity == 0 else float("nan")
-    rows = tidy.computed(study.scale, "device", "speedup")
-    series = {"cpu": "measured", "cs2": "simulated"}[device]
-    own = rows[rows["series"] == series].sort_values("sparsity")
+def text(rows: pd.DataFrame, params: float, tokens: float, waiting: Sequence[str] = ()) -> str:
+    """The answer in words, with one line per option below it, and who is not among them.
 
-    def time(sparsity: float) -> float:
-        # Where skipping does not pay yet, a layer runs dense.
-        if not sparsity:
-            return 1.0
-        return float(min(1.0, 1 / np.interp(sparsity, own["sparsity"], own["speedup"])))
-
-    return time
-
-
-def text(rows: pd.DataFrame, params: float, tokens: float) -> str:
-    """The answer in words, with one line per option below it."""
+    Args:
+        rows: What `options` returned.
+        params: Non-zero weights of the blocks.
+        tokens: Training tokens.
+        waiting: Sentences on the methods that have no law yet (`scaling.waiting`).
+    """
     place = f"{params:,.0f} non-zero weights and {tokens:,.0f} tokens"
     if rows.empty:
         return (
@@ -94,7 +84,7 @@ def text(rows: pd.DataFrame, params: float, tokens: float) -> str:
             head += " This is extrapolated beyond the sizes or budgets that were trained."
     lines = [head, "", "method    sparsity  bits per byte (95% band)     step time  "]
     for row in rows.to_dict("records"):
-        band = f"{row['bits']:.3f} ({row['low']:.3f} to {row['high']:.3f})"
+        band = f"{row['loss']:.3f} ({row['low']:.3f} to {row['high']:.3f})"
         time = "unknown" if np.isnan(row["time"]) else f"{row['time']:.2f}x"
         mark = "extrapolated" if row["extrapolated"] else ""
         level = f"{100 * row['sparsity']:g}%"
@@ -103,4 +93,5 @@ def text(rows: pd.DataFrame, params: float, tokens: float) -> str:
         lines.append("Step times are unknown until `python -m experiments compute device` has run.")
     else:
         lines.append("Step times are of masked products, over a dense model of as many weights.")
+    lines += waiting
     return "\n".join(lines)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -119,16 +119,25 @@ class SparsityLaw:
         ratio = (self.a_s * (1 - sparsity) ** self.b_s + self.c_s) / (self.a_s + self.c_s)
         return float(ratio ** (-1 / self.b_n))
 
-    def best_sparsity(self, nonzero: float, compute: float, *, highest: float = 0.95) -> float:
+    def best_sparsity(
+        self,
+        nonzero: float,
+        compute: float,
+        *,
+        highest: float = 0.95,
+        cost: Callable[[Any], Any] | None = None,
+    ) -> float:
         """The sparsity of least loss at equal non-zeros and equal training compute.
 
         Args:
             nonzero: Non-zero weights of the final model.
             compute: Data that a dense model of that size could be trained on.
             highest: Largest sparsity considered, in (0, 1).
+            cost: Sparsities (S,) to the cost of a sample over that of a dense model of as many
+                weights, (S,); `gradual_cost` if None.
         """
         levels = np.linspace(0.0, highest, 951)
-        losses = self(levels, nonzero, compute / gradual_cost(levels))
+        losses = self(levels, nonzero, compute / (cost or gradual_cost)(levels))
         return float(levels[int(np.argmin(losses))])
 
 

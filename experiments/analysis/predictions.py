@@ -20,7 +20,7 @@ from experiments.errors import UserError
 from experiments.published import FOLDER
 from experiments.specs.planned import PlannedStudy
 
-SEED_KEYS = ["method", "algorithm", "model", "sparsity", "weights", "nonzero", "tokens"]
+SEED_KEYS = ["method", "algorithm", "model", "sparsity", "weights", "nonzero", "data"]
 
 
 def path(study: str, scale: str) -> Path:
@@ -54,7 +54,7 @@ def predict(records: pd.DataFrame, study: PlannedStudy, *, date: str) -> dict[st
     draws: dict[str, np.ndarray] = {}
     losses = []
     for cell in cells.to_dict("records"):
-        place = cell["sparsity"], cell["nonzero"], cell["tokens"]
+        place = cell["sparsity"], cell["nonzero"], cell["data"]
         if cell["algorithm"] not in laws:
             losses.append({**cell, "waits_for": scaling.waits_for(rows, cell["algorithm"])})
             continue
@@ -74,7 +74,7 @@ def predict(records: pd.DataFrame, study: PlannedStudy, *, date: str) -> dict[st
         "study": study.name,
         "scale": study.scale,
         "date": date,
-        "unit": "bits per byte, mean of the seeds, 95% band",
+        "unit": f"{scaling.subject(study).loss}, mean of the seeds, 95% band",
         "fitted_runs": sorted(rows["run"]),
         "losses": losses,
         "signs": signs,

@@ -1,15 +1,17 @@
-"""Laws of a study: loss over non-zero weights, sparsity and tokens, fitted per method with bands.
+"""Laws of a study: loss over non-zero weights, sparsity and data, fitted per method with bands.
 
 The form is that of Frantar et al. (ICLR 2024), `experiments.analysis.laws.SparsityLaw`. Its
 exponent of sparsity may have either sign, since a method may lose by sparsity at equal non-zeros,
 and a sparse model may learn faster or slower than a dense one (`SparsityLaw.b_x`).
-Losses are in bits per byte. A *cell* is a model at a sparsity and a budget, all its seeds together.
+What the loss is and what data count in depends on the task (`SUBJECTS`). A *cell* is a model at a
+sparsity and a budget, all its seeds together.
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -29,12 +31,50 @@ LEVEL = 0.95
 #: Huber's bound between squared and absolute errors, in log loss.
 HUBER = 0.01
 DENSE = "dense"
+#: What a band of both signs says.
+NO_ANSWER = "no answer"
 #: What a fit needs, so that every coefficient is asked of the data.
 MIN_SIZES, MIN_BUDGETS, MIN_LEVELS = 2, 3, 2
+#: How far beyond the longest fitted budget figures and tables ask.
+BEYOND = 10
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What the laws of a task are about.
+
+    Attributes:
+        metric: Score in the records.
+        split: Of the data, that the score is on.
+        loss: What is fitted, in words: the score, or one minus it.
+        data: What a budget counts, in words.
+        is_error: Whether the loss is one minus the score.
+    """
+
+    metric: str
+    split: str
+    loss: str
+    data: str
+    is_error: bool = False
+
+
+#: By task. The error of a classifier is a loss in (0, 1).
+SUBJECTS = {
+    "lm": Subject("bits_per_byte", "validation", "bits per byte", "training tokens"),
+    "vision": Subject("accuracy", "test", "test error", "training images", is_error=True),
+}
+
+
+def subject(study: PlannedStudy) -> Subject:
+    """What the laws of a study are about: that of its first run's task."""
+    task = study.runs[0].spec.task if study.runs else "lm"
+    return SUBJECTS.get(task, SUBJECTS["lm"])
+
+
 COLUMNS = ["run", "method", "algorithm", "model", "sparsity", "seed", "weights", "nonzero",
-           "tokens", "held_out", "bits"]  # fmt: skip
+           "data", "held_out", "loss"]  # fmt: skip
 #: Types of the columns that tables are joined and compared by, also where there is no row.
-TYPES = {"sparsity": float, "seed": int, "weights": int, "nonzero": float, "tokens": int,
+TYPES = {"sparsity": float, "seed": int, "weights": int, "nonzero": float, "data": int,
          "held_out": bool}  # fmt: skip
 _EMPTY = pd.DataFrame(columns=COLUMNS)
 
@@ -59,6 +99,8 @@ def planned(study: PlannedStudy, *, annealed: str = "stable") -> pd.DataFrame:
         if kind != annealed or weights is None:
             continue
         sparsity = spec.final_sparsity or 0.0
+        # A Sparse-Wide model counts as the dense one of equal FLOPs, which it is made from.
+        nonzero = weights if spec.family == "wide" else weights * (1 - sparsity)
         rows.append(
             {
                 "run": run.id,
@@ -68,8 +110,8 @@ def planned(study: PlannedStudy, *, annealed: str = "stable") -> pd.DataFrame:
                 "sparsity": sparsity,
                 "seed": spec.seed,
                 "weights": weights,
-                "nonzero": weights * (1 - sparsity),
-                "tokens": recipe.steps * recipe.batch_size * data.context,
+                "nonzero": nonzero,
+                "data": recipe.steps * recipe.batch_size * getattr(data, "context", 1),
                 "held_out": run.held_out,
             }
         )
@@ -77,10 +119,18 @@ def planned(study: PlannedStudy, *, annealed: str = "stable") -> pd.DataFrame:
 
 
 def finished(records: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
-    """The planned runs that have a score; `COLUMNS`, the loss in bits per byte."""
-    scores = tidy.select(records, "bits_per_byte", split="validation")[["run", "value"]]
-    both = planned(study).merge(scores, on="run")
-    return both.rename(columns={"value": "bits"})[COLUMNS].dropna(subset=["bits"])
+    """The planned runs that have a score; `COLUMNS`."""
+    both = planned(study).merge(scores(records, study), on="run")
+    return both[COLUMNS].dropna(subset=["loss"])
+
+
+def scores(records: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
+    """``run`` and ``loss`` of each record that has the study's score."""
+    about = subject(study)
+    rows = tidy.select(records, about.metric, split=about.split)[["run", "value"]]
+    if about.is_error:
+        rows = rows.assign(value=1 - rows["value"])
+    return rows.rename(columns={"value": "loss"})
 
 
 def of_algorithm(rows: pd.DataFrame, algorithm: str) -> pd.DataFrame:
@@ -91,18 +141,25 @@ def of_algorithm(rows: pd.DataFrame, algorithm: str) -> pd.DataFrame:
 def waits_for(rows: pd.DataFrame, algorithm: str) -> str:
     """What is missing before a law of this algorithm can be fitted; empty if nothing is."""
     own = of_algorithm(rows, algorithm)
-    needed = {"model": MIN_SIZES, "tokens": MIN_BUDGETS}
+    needed = {"model": MIN_SIZES, "data": MIN_BUDGETS}
     if algorithm != DENSE:
         needed["sparsity"] = MIN_LEVELS + 1  # the dense one is the first
-    names = {"model": "sizes", "tokens": "budgets", "sparsity": "sparsities"}
+    names = {"model": "sizes", "data": "budgets", "sparsity": "sparsities"}
     lacking = [
         f"{own[key].nunique()} of {count} {names[key]}"
         for key, count in needed.items()
         if own[key].nunique() < count
     ]
-    if not lacking and len(own.groupby(["model", "sparsity", "tokens"])) < 10:
+    if not lacking and len(own.groupby(["model", "sparsity", "data"])) < 10:
         lacking = ["fewer than 10 cells"]
     return ", ".join(lacking)
+
+
+def waiting(rows: pd.DataFrame, study: PlannedStudy) -> list[str]:
+    """One sentence per planned algorithm without a law: what it waits for."""
+    names = dict.fromkeys(planned(study)["algorithm"])
+    missing = {name: waits_for(rows, name) for name in names}
+    return [f"{name} has no law yet: {text}." for name, text in missing.items() if text]
 
 
 # ------------------------------------------------------------------------------------------------
@@ -129,29 +186,45 @@ class Fitted:
     cell_sd: float
     seed_sd: float
 
-    def sample(self, sparsity: Any, nonzero: Any, tokens: Any) -> np.ndarray:
-        """Bits per byte under each draw, (draws, ...)."""
-        return np.stack([np.asarray(law(sparsity, nonzero, tokens)) for law in self.draws])
+    def sample(self, sparsity: Any, nonzero: Any, data: Any) -> np.ndarray:
+        """Loss under each draw, (draws, ...)."""
+        return np.stack([np.asarray(law(sparsity, nonzero, data)) for law in self.draws])
 
-    def extrapolated(self, sparsity: float, nonzero: float, tokens: float) -> bool:
-        """Whether a place lies outside of the sizes, sparsities or tokens that were fitted."""
+    @property
+    def widened(self) -> bool:
+        """Whether sparse models are Sparse-Wide, whose size is that of dense at equal FLOPs."""
+        return bool((self.rows["nonzero"] == self.rows["weights"]).all())
+
+    def middle(self, sparsity: float) -> float:
+        """Non-zero weights of the middle one of the fitted models at a sparsity."""
+        return self._kept(float(np.median(self.rows["weights"].unique())), sparsity)
+
+    def largest(self, sparsity: float) -> float:
+        """Non-zero weights of the largest fitted model at a sparsity."""
+        return self._kept(float(self.rows["weights"].max()), sparsity)
+
+    def _kept(self, weights: float, sparsity: float) -> float:
+        return weights if self.widened else weights * (1 - sparsity)
+
+    def extrapolated(self, sparsity: float, nonzero: float, data: float) -> bool:
+        """Whether a place lies outside of the sizes, sparsities or budgets that were fitted."""
         rows = self.rows
-        dense = nonzero / (1 - sparsity)
+        weights = nonzero if self.widened else nonzero / (1 - sparsity)
         return not (
-            rows["weights"].min() <= dense * 1.001
-            and dense <= rows["weights"].max() * 1.001
-            and rows["tokens"].min() <= tokens <= rows["tokens"].max()
+            rows["weights"].min() <= weights * 1.001
+            and weights <= rows["weights"].max() * 1.001
+            and rows["data"].min() <= data <= rows["data"].max()
             and sparsity <= rows["sparsity"].max()
         )
 
     def predicted_means(
-        self, sparsity: float, nonzero: float, tokens: float, *, seeds: int
+        self, sparsity: float, nonzero: float, data: float, *, seeds: int
     ) -> np.ndarray:
-        """Draws of what the mean of so many seeds in a new cell may be, in bits per byte."""
+        """Draws of what the mean loss of so many seeds in a new cell may be."""
         generator = np.random.default_rng(zlib.crc32(f"{self.algorithm}:{sparsity}".encode()))
         spread = np.hypot(self.cell_sd, self.seed_sd / np.sqrt(seeds))
         noise = generator.normal(0, spread, len(self.draws))
-        return self.sample(sparsity, nonzero, tokens) * np.exp(noise)
+        return self.sample(sparsity, nonzero, data) * np.exp(noise)
 
 
 def fit(
@@ -180,12 +253,12 @@ def fit(
     if missing := waits_for(rows, algorithm):
         raise UserError(f"the law of {algorithm} waits for runs: it has {missing}")
     own = of_algorithm(rows, algorithm).reset_index(drop=True)
-    s, n, d = (own[key].to_numpy(float) for key in ("sparsity", "nonzero", "tokens"))
-    y = np.log(own["bits"].to_numpy(float))
+    s, n, d = (own[key].to_numpy(float) for key in ("sparsity", "nonzero", "data"))
+    y = np.log(own["loss"].to_numpy(float))
     law = fit_law(s, n, d, y, start=start)
     expected = np.log(law(s, n, d))
     residual = y - expected
-    cell = own.groupby(["algorithm", "model", "sparsity", "tokens"]).ngroup().to_numpy()
+    cell = own.groupby(["algorithm", "model", "sparsity", "data"]).ngroup().to_numpy()
     means = np.bincount(cell, residual) / np.bincount(cell)
     apart = residual - means[cell]
     num_cells, sizes = len(means), np.bincount(cell)
@@ -319,14 +392,14 @@ def _starts(start: SparsityLaw | None, loss: np.ndarray, *, sparse: bool) -> lis
 
 @dataclass(frozen=True)
 class Plain:
-    """The plain alternative: log loss is linear in the logs of size, tokens and density."""
+    """The plain alternative: log loss is linear in the logs of size, data and density."""
 
     weights: np.ndarray
 
-    def __call__(self, sparsity: Any, nonzero: Any, tokens: Any) -> Any:
-        """Bits per byte; numbers or arrays that broadcast."""
+    def __call__(self, sparsity: Any, nonzero: Any, data: Any) -> Any:
+        """Loss; numbers or arrays that broadcast."""
         parts = np.broadcast_arrays(
-            1.0, np.log(nonzero), np.log(tokens), np.log1p(-np.asarray(sparsity))
+            1.0, np.log(nonzero), np.log(data), np.log1p(-np.asarray(sparsity))
         )
         return np.exp(sum(w * part for w, part in zip(self.weights, parts, strict=True)))
 
@@ -334,9 +407,9 @@ class Plain:
 def fit_plain(rows: pd.DataFrame, algorithm: str = DENSE) -> Plain:
     """The plain alternative by least squares on log loss."""
     own = of_algorithm(rows, algorithm)
-    s, n, d = (own[key].to_numpy(float) for key in ("sparsity", "nonzero", "tokens"))
+    s, n, d = (own[key].to_numpy(float) for key in ("sparsity", "nonzero", "data"))
     design = np.column_stack([np.ones_like(n), np.log(n), np.log(d), np.log1p(-s)])
-    return Plain(np.linalg.lstsq(design, np.log(own["bits"].to_numpy(float)), rcond=None)[0])
+    return Plain(np.linalg.lstsq(design, np.log(own["loss"].to_numpy(float)), rcond=None)[0])
 
 
 def fit_all(rows: pd.DataFrame, *, draws: int = DRAWS) -> dict[str, Fitted]:
@@ -366,25 +439,51 @@ def interval(values: np.ndarray, *, level: float = LEVEL) -> tuple[np.ndarray, n
     return ends[0], ends[1]
 
 
-def effect(a: Fitted, b: Fitted, sparsity: Any, nonzero: Any, tokens: Any) -> tuple[Any, Any, Any]:
-    """Loss of one method minus that of another at equal everything, with its band: all arrays."""
-    point = a.law(sparsity, nonzero, tokens) - b.law(sparsity, nonzero, tokens)
-    draws = a.sample(sparsity, nonzero, tokens) - b.sample(sparsity, nonzero, tokens)
+def minus(
+    a: Fitted, b: Fitted, sparsity: Any, nonzero: Any, data: Any
+) -> tuple[np.ndarray, np.ndarray]:
+    """Loss of one method minus that of another at equal everything, and its draws, (draws, ...).
+
+    Against the dense method it is at equal non-zero weights and data, by the law of ``a`` alone,
+    which has the dense runs as its sparsity 0.
+    """
+    base, level = (a, 0.0) if b.algorithm == DENSE else (b, sparsity)
+    point = a.law(sparsity, nonzero, data) - base.law(level, nonzero, data)
+    return point, a.sample(sparsity, nonzero, data) - base.sample(level, nonzero, data)
+
+
+def effect(a: Fitted, b: Fitted, sparsity: Any, nonzero: Any, data: Any) -> tuple[Any, Any, Any]:
+    """`minus` with its band: all arrays."""
+    point, draws = minus(a, b, sparsity, nonzero, data)
     return point, *interval(draws)
+
+
+def pairs(laws: dict[str, Fitted]) -> list[tuple[str, str]]:
+    """Pairs of sparse methods that have laws, Static last in each."""
+    order: list[str] = [name for name in ("gmp", "granet", "rigl", "set") if name in laws]
+    order += sorted(set(laws) - {*order, "static", DENSE})
+    order += ["static"] * ("static" in laws)
+    return list(itertools.combinations(order, 2))
+
+
+def common_levels(a: Fitted, b: Fitted) -> list[float]:
+    """Sparsities that both methods were trained at; those of ``a`` where ``b`` is dense."""
+    levels = set(a.rows["sparsity"]) - {0.0}
+    return sorted(levels if b.algorithm == DENSE else levels & set(b.rows["sparsity"]))
 
 
 @dataclass(frozen=True)
 class Crossing:
-    """Where the sign of an effect changes along the tokens; NaN where it does not.
+    """Where the sign of an effect changes along the data; NaN where it does not.
 
     Attributes:
-        tokens: By the fits to all rows.
+        data: By the fits to all rows.
         low: Lower end of the interval over draws that cross.
         high: Upper end.
         share: Share of draws that cross at all.
     """
 
-    tokens: float
+    data: float
     low: float
     high: float
     share: float
@@ -393,16 +492,16 @@ class Crossing:
 def crossing(
     difference: Callable[[np.ndarray], np.ndarray],
     draws: Callable[[np.ndarray], np.ndarray],
-    tokens: tuple[float, float],
+    data: tuple[float, float],
 ) -> Crossing:
-    """The first change of sign of an effect over tokens.
+    """The first change of sign of an effect over data.
 
     Args:
-        difference: Tokens (T,) to effects (T,).
-        draws: Tokens (T,) to effects of each draw, (draws, T).
-        tokens: Where to look, from and to.
+        difference: Budgets (T,) to effects (T,).
+        draws: Budgets (T,) to effects of each draw, (draws, T).
+        data: Where to look, from and to.
     """
-    grid = np.geomspace(*tokens, 400)
+    grid = np.geomspace(*data, 400)
     found = np.array([_first_root(grid, line) for line in draws(grid)])
     crosses = np.isfinite(found)
     low, high = interval(found[crosses]) if crosses.any() else (np.nan, np.nan)
@@ -422,9 +521,9 @@ def _first_root(grid: np.ndarray, values: np.ndarray) -> float:
 
 def cell_means(rows: pd.DataFrame) -> pd.DataFrame:
     """One row per cell: mean, number of seeds, and the spread between them."""
-    keys = ["algorithm", "method", "model", "sparsity", "weights", "nonzero", "tokens", "held_out"]
-    groups = rows.groupby(keys, sort=False)["bits"]
-    return groups.agg(bits="mean", seeds="size", sd="std").reset_index()
+    keys = ["algorithm", "method", "model", "sparsity", "weights", "nonzero", "data", "held_out"]
+    groups = rows.groupby(keys, sort=False)["loss"]
+    return groups.agg(loss="mean", seeds="size", sd="std").reset_index()
 
 
 def words(sign_low: float, sign_high: float, names: Sequence[str]) -> str:
@@ -433,4 +532,4 @@ def words(sign_low: float, sign_high: float, names: Sequence[str]) -> str:
         return str(names[0])
     if sign_low > 0:
         return str(names[1])
-    return "no answer"
+    return NO_ANSWER

@@ -61,8 +61,10 @@ def advise(
     scale: Scale = "small",
 ) -> None:
     """Say which method and sparsity to choose at a size and budget, by the fitted laws."""
-    from experiments.analysis import advice
+    from experiments.analysis import advice, scaling
 
     check_choice("device", device, advice.DEVICES)
     records, facts = _records(study, scale)
-    print(advice.text(advice.options(records, facts, params, tokens, device), params, tokens))
+    rows = advice.options(records, facts, params, tokens, device)
+    waiting = scaling.waiting(scaling.finished(records, facts), facts)
+    print(advice.text(rows, params, tokens, waiting))

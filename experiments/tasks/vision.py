@@ -100,9 +100,12 @@ class Recipe(tasks.Recipe):
     @model_validator(mode="before")
     @classmethod
     def _of_one_optimizer(cls, values: Any) -> Any:
-        """Fill in the optimizer's own keys."""
+        """Fill in the optimizer's own keys; one schedule alone."""
         if not isinstance(values, dict):
             return values
+        if values.get("stable") is not None and values.get("schedule", "cosine") != "cosine":
+            name = values["schedule"]
+            raise UserError(f"schedule is {name!r}, but a recipe with stable has no other schedule")
         own, other = (ADAMW, SGD) if values.get("optimizer") == "adamw" else (SGD, ADAMW)
         for key in other:
             if values.get(key) is not None:
@@ -206,7 +209,7 @@ class Task(tasks.Task):
         """Rate of optimizer step ``step`` (from 0)."""
         recipe = self.recipe
         if recipe.schedule == "cosine" or step < recipe.warmup * recipe.steps:
-            return tasks.warmup_cosine(step, recipe)
+            return super().learning_rate(step)
         passed = sum(step >= share * recipe.steps for share in recipe.milestones)
         return recipe.learning_rate * recipe.decay**passed
 

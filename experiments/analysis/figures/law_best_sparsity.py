@@ -1,53 +1,93 @@
-"""The sparsity of least loss at fixed non-zero weights against training compute, by the law of
-gradual pruning, whose runs are dense at first: training costs more for sparser models, so they see
-less text (Frantar et al., section 3.1). Compute is in tokens that a dense model of that size could
-be trained on. Lines are the middle size, bands 95% of the bootstrap; shaded is beyond the fitted
-budgets."""
+"""The sparsity of least loss at fixed non-zero weights against training cost, by the fitted laws.
+Cost is in data that a dense model of as many weights could be trained on. Counted in FLOPs, a model
+that is sparse throughout costs as much as that dense one, and gradual pruning, dense at first, more
+(Frantar et al., section 3.1), so it sees less; counted in time, it is by the steps of this CPU, or
+of a simulated CS-2. One panel per method; lines are the median of the fitted numbers of non-zeros,
+bands 95% of the bootstrap; shaded is beyond the fitted budgets."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from experiments.analysis import scaling, style
+from experiments.analysis import clocks, scaling, style
+from experiments.analysis.laws import gradual_cost
+from experiments.analysis.methods import Methods
 from experiments.specs.planned import PlannedStudy
 
 EVERY_RECIPE = True
-GRADUAL = "gmp"
-BEYOND = 10
-COLUMNS = ["nonzero", "tokens", "sparsity", "low", "high", "extrapolated"]
+#: Methods that are shown: one that prunes gradually, and one that is sparse throughout.
+METHODS = ("gmp", "static")
+COSTS = {"FLOPs": "#0072B2", "this CPU": "#D55E00", "CS-2": "#009E73"}
+NUM_BUDGETS = 17
+COLUMNS = ["method", "cost", "nonzero", "data", "sparsity", "low", "high", "extrapolated"]
+
+
+def costs(study: PlannedStudy, method: str) -> dict[str, Callable[[Any], Any]]:
+    """Name of `COSTS` to sparsities (S,) to cost over a dense model of as many weights, (S,)."""
+    gradual = bool(np.ptp(clocks.path(study, method, 0.75)))
+    found: dict[str, Callable[[Any], Any]] = {"FLOPs": gradual_cost if gradual else np.ones_like}
+    levels = np.linspace(0.0, 0.99, 100)
+    for name, clock in zip(("this CPU", "CS-2"), clocks.clocks(study.scale).values(), strict=False):
+        whole = [clock.cost(clocks.path(study, method, level)) for level in levels]
+        found[name] = functools.partial(np.interp, xp=levels, fp=np.array(whole) / (1 - levels))
+    return found
 
 
 def data(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
-    """One row per amount of compute."""
-    law = scaling.fit_all(scaling.finished(records, study)).get(GRADUAL)
-    if law is None:
-        return pd.DataFrame(columns=COLUMNS)
-    highest = float(law.rows["sparsity"].max())
-    nonzero = float(np.median(law.rows["nonzero"]))
-    fitted = law.rows["tokens"]
+    """One row per method, cost and budget."""
+    laws = scaling.fit_all(scaling.finished(records, study))
     rows = []
-    for tokens in np.geomspace(fitted.min(), BEYOND * fitted.max(), 17):
-        best = [one.best_sparsity(nonzero, tokens, highest=highest) for one in law.draws]
-        low, high = scaling.interval(np.array(best))
-        point = law.law.best_sparsity(nonzero, tokens, highest=highest)
-        rows.append((nonzero, tokens, point, low, high, tokens > fitted.max()))
+    for name in (name for name in METHODS if name in laws):
+        law = laws[name]
+        highest = float(law.rows["sparsity"].max())
+        nonzero, fitted = float(np.median(law.rows["nonzero"])), law.rows["data"]
+        for title, cost in costs(study, name).items():
+            for budget in np.geomspace(fitted.min(), scaling.BEYOND * fitted.max(), NUM_BUDGETS):
+                best = [
+                    one.best_sparsity(nonzero, budget, highest=highest, cost=cost)
+                    for one in (law.law, *law.draws)
+                ]
+                low, high = scaling.interval(np.array(best[1:]))
+                beyond = budget > fitted.max()
+                rows.append((name, title, nonzero, budget, best[0], low, high, beyond))
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
 def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Figure:
-    """One panel."""
-    rows = data(records, curves, study)
-    figure, (panel,) = style.panels(1, height=2.8)
-    if rows.empty:
-        style.say_empty(panel, "Gradual pruning has no law yet.")
-        return figure
-    panel.fill_between(rows["tokens"], 100 * rows["low"], 100 * rows["high"], alpha=0.2, lw=0)
-    panel.plot(rows["tokens"], 100 * rows["sparsity"])
-    beyond = rows[rows["extrapolated"]]["tokens"]
-    if len(beyond):
-        panel.axvspan(beyond.min(), beyond.max(), color="0.93", zorder=0)
-    style.count_axis(panel, "tokens of dense training of equal cost (shaded: extrapolated)")
-    panel.set_ylabel("best sparsity (%)")
-    panel.set_ylim(0, 100)
-    panel.set_title(f"{rows['nonzero'].iloc[0]:,.0f} non-zero weights, GMP")
+    """One panel per method."""
+    rows, looks = data(records, curves, study), Methods(study)
+    names = list(dict.fromkeys(rows["method"]))
+    figure, axes = style.panels(len(names), height=2.6)
+    if not names:
+        style.say_empty(axes[0], "Neither Static nor gradual pruning has a law yet.")
+    for panel, name in zip(axes, names, strict=False):
+        own = rows[rows["method"] == name]
+        ends = []
+        for index, (title, line) in enumerate(own.groupby("cost", sort=False)):
+            color = COSTS[str(title)]
+            panel.fill_between(line["data"], 100 * line["low"], 100 * line["high"], color=color,
+                               alpha=0.15, lw=0)  # fmt: skip
+            width = style.nested_width(index)
+            panel.plot(line["data"], 100 * line["sparsity"], color=color, lw=width)
+            ends.append((100 * float(line["sparsity"].iloc[-1]), str(title), color))
+        beyond = own[own["extrapolated"].astype(bool)]["data"]
+        if len(beyond):
+            panel.axvspan(beyond.min(), beyond.max(), color="0.93", zorder=0)
+        about = scaling.subject(study).data
+        style.count_axis(panel, f"{about} of dense at equal cost (shaded: extrapolated)")
+        panel.set_ylabel("best sparsity (%)")
+        panel.set_ylim(-4, 104)
+        style.label_ends(panel, ends)
+        panel.set_title(f"{looks[name].name}, {own['nonzero'].iloc[0]:,.0f} non-zero weights")
     return figure
+
+
+def caption(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> str:
+    """Name the methods that have no law yet."""
+    rows = scaling.finished(records, study)
+    names = [name for name in METHODS if scaling.waits_for(rows, name)]
+    return " ".join(f"{name} has no law yet." for name in names)

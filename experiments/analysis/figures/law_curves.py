@@ -1,4 +1,4 @@
-"""Bits per byte on validation text against training tokens, and the law fitted to them: one panel
+"""Loss (bits per byte, or test error) against training data, and the law fitted to it: one panel
 per method, colours are sparsities, thicker lines are larger models. Dots are means over the seeds
 of a cell; stars are held-out cells, which no fit has read. Lines are dashed where the law
 extrapolates."""
@@ -17,11 +17,11 @@ EVERY_RECIPE = True
 
 
 def data(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
-    """One row per finished cell: mean bits per byte, and what the law of its method says."""
+    """One row per finished cell: mean loss, and what the law of its method says."""
     rows = scaling.finished(records, study)
     means, laws = scaling.cell_means(rows), scaling.fit_all(rows)
     means["law"] = [
-        float(laws[row.algorithm].law(row.sparsity, row.nonzero, row.tokens))
+        float(laws[row.algorithm].law(row.sparsity, row.nonzero, row.data))
         if row.algorithm in laws
         else np.nan
         for row in means.itertuples()
@@ -37,29 +37,31 @@ def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Fi
     figure, axes = style.panels(len(names), height=3.0)
     if not names:
         style.say_empty(axes[0], "No cell of a law has finished yet.")
+    about = scaling.subject(study)
     for panel, name in zip(axes, names, strict=False):
-        _panel(panel, means[means["algorithm"] == name], laws.get(name))
+        _panel(panel, means[means["algorithm"] == name], laws.get(name), about)
         title = looks[name].name
         missing = scaling.waits_for(means, name)
         panel.set_title(f"{title}: {missing}, no law yet" if missing else title)
     return figure
 
 
-def _panel(axes: Axes, means: pd.DataFrame, law: scaling.Fitted | None) -> None:
+def _panel(
+    axes: Axes, means: pd.DataFrame, law: scaling.Fitted | None, about: scaling.Subject
+) -> None:
     levels = sorted(means["sparsity"].unique())
     colors = matplotlib.colormaps["viridis"](np.linspace(0.05, 0.85, max(2, len(levels))))
     widths = {size: 0.8 + 0.6 * i for i, size in enumerate(sorted(means["weights"].unique()))}
     for (sparsity, weights), own in means.groupby(["sparsity", "weights"]):
         color = colors[levels.index(sparsity)]
         fitted, out = own[~own["held_out"]], own[own["held_out"]]
-        axes.plot(fitted["tokens"], fitted["bits"], "o", color=color, ms=3 + widths[weights])
-        axes.plot(out["tokens"], out["bits"], "*", color=color, ms=11)
+        axes.plot(fitted["data"], fitted["loss"], "o", color=color, ms=3 + widths[weights])
+        axes.plot(out["data"], out["loss"], "*", color=color, ms=11)
         if law is not None:
-            grid = np.geomspace(means["tokens"].min(), means["tokens"].max(), 60)
-            inside = np.array(
-                [not law.extrapolated(sparsity, weights * (1 - sparsity), x) for x in grid]
-            )
-            line = law.law(sparsity, weights * (1 - sparsity), grid)
+            grid = np.geomspace(means["data"].min(), means["data"].max(), 60)
+            nonzero = float(own["nonzero"].iloc[0])
+            inside = np.array([not law.extrapolated(sparsity, nonzero, x) for x in grid])
+            line = law.law(sparsity, nonzero, grid)
             for where, kind in ((inside, "-"), (~inside, "--")):
                 shown = np.where(where, line, np.nan)
                 axes.plot(grid, shown, kind, color=color, lw=widths[weights])
@@ -68,17 +70,17 @@ def _panel(axes: Axes, means: pd.DataFrame, law: scaling.Fitted | None) -> None:
         for color, level in zip(colors, levels, strict=False)
     ]
     axes.legend(handles=handles, fontsize=8, title="sparsity", title_fontsize=8)
-    style.count_axis(axes, "training tokens", means["tokens"].unique())
-    axes.set_ylabel("bits per byte")
+    style.count_axis(axes, about.data, means["data"].unique())
+    axes.set_ylabel(about.loss)
 
 
 def caption(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> str:
     """Say how many cells are there, and how far laws are from them."""
     planned, means = scaling.planned(study), data(records, curves, study)
-    keys = ["method", "model", "tokens"]
+    keys = ["method", "model", "data"]
     total = len(planned.drop_duplicates(keys))
     text = f"{len(means)} of {total} planned cells have finished."
-    errors = (means["law"] / means["bits"] - 1).abs()
+    errors = (means["law"] / means["loss"] - 1).abs()
     for held_out, where in ((False, "of the fit"), (True, "held out")):
         own = errors[means["held_out"] == held_out].dropna()
         if len(own):

@@ -1,5 +1,5 @@
 """What the laws leave over: measured loss over the law's, of each cell (mean over seeds), against
-tokens, one panel per method; larger points are larger models. Points around zero without a trend
+data, one panel per method; larger points are larger models. Points around zero without a trend
 say that the form fits; grey is twice the noise between seeds of a mean of three."""
 
 import matplotlib
@@ -19,11 +19,11 @@ SEEDS = 3
 def data(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
     """One row per cell that a law speaks of: its relative residual in percent."""
     means = law_curves.data(records, curves, study).dropna(subset=["law"])
-    return means.assign(residual=100 * (means["bits"] / means["law"] - 1))
+    return means.assign(residual=100 * (means["loss"] / means["law"] - 1))
 
 
 def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Figure:
-    """One panel per method, over tokens; the size of a point is that of the model."""
+    """One panel per method, over data; the size of a point is that of the model."""
     rows, looks = data(records, curves, study), Methods(study)
     laws = scaling.fit_all(scaling.finished(records, study))
     names = list(dict.fromkeys(rows["algorithm"]))
@@ -40,8 +40,8 @@ def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Fi
         for color, level in zip(colors, levels, strict=False):
             at = own[own["sparsity"] == level]
             size = 60 * at["weights"] / rows["weights"].max()
-            panel.scatter(at["tokens"], at["residual"], s=size, color=color, label=f"{level:.3g}")
-        style.count_axis(panel, "training tokens", own["tokens"].unique())
+            panel.scatter(at["data"], at["residual"], s=size, color=color, label=f"{level:.3g}")
+        style.count_axis(panel, scaling.subject(study).data, own["data"].unique())
         panel.set_title(looks[name].name)
         panel.set_ylabel("residual (%)")
         panel.legend(fontsize=7, title="sparsity", title_fontsize=7)

@@ -1,83 +1,138 @@
-"""When sparsity pays: bits per byte against training time, dense and the best sparse model of each
-time, every point a finished cell (mean over seeds). Above, seconds measured here on one thread
-while other work shared the machine; below, the time that a CS-2 would compute by simulation, at
-its peak rate and without streaming, so a lower bound. A line joins the cells that nothing of its
-kind beats in less time. Where the sparse line lies below the dense one, sparsity pays."""
+"""When sparsity pays: loss against training time, the best dense model of each time and the best
+sparse one, size and sparsity chosen by the fitted laws; the colour of the sparse line is the
+sparsity that is best there, dashed is extrapolated, bands are 95%. Time is that of the products of
+the blocks: above by the kernels of this library as measured on one thread of this CPU, below on a
+CS-2 by simulation, at its peak rate and without streaming, so a lower bound. Dots are finished
+cells at the same clock. Where the sparse line lies below the grey one, sparsity pays."""
 
+import matplotlib
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from experiments.analysis import scaling, style
-from experiments.analysis import select as selection
+from experiments.analysis import clocks, scaling, style
 from experiments.specs.planned import PlannedStudy
-from experiments.store import tidy
 
 EVERY_RECIPE = True
-CLOCKS = {"seconds": "Measured · this CPU", "simulated": "Simulated · CS-2 at peak"}
-KINDS = {True: ("dense", "#333333"), False: ("sparse", "#d95f0e")}
-COLUMNS = ["algorithm", "model", "sparsity", "tokens", "bits", "seconds", "simulated"]
+NUM_TIMES = 28
+KINDS = ("dense", "sparse")
+COLUMNS = ["clock", "kind", "method", "sparsity", "seconds", "nonzero", "data", "loss", "low",
+           "high", "extrapolated"]  # fmt: skip
 
 
 def data(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
-    """Mean loss and times of each cell."""
-    rows = scaling.finished(records, study)
-    costs = selection.per_run(records, "wall_s", "flops_executed", "flops_dense_equivalent")
-    rows = rows.join(costs, on="run")
-    if rows.empty:
-        return pd.DataFrame(columns=COLUMNS)
-    overhead, peak = cs2(study.scale)
-    dense, executed = rows["flops_dense_equivalent"], rows["flops_executed"]
-    rows = rows.assign(
-        seconds=rows["wall_s"], simulated=(executed + overhead * (dense - executed)) / peak
-    )
-    keys = ["algorithm", "model", "sparsity", "tokens"]
-    return rows.groupby(keys, sort=False)[["bits", *CLOCKS]].mean().reset_index()
+    """One row per clock, kind and time."""
+    laws = scaling.fit_all(scaling.finished(records, study))
+    found = [
+        _front(laws, clock, key, kind, study)
+        for key, clock in clocks.clocks(study.scale).items()
+        for kind in KINDS
+    ]
+    rows = [row for front in found for row in front]
+    return pd.DataFrame(rows, columns=COLUMNS)
 
 
-def cs2(scale: str) -> tuple[float, float]:
-    """Cost of a masked FLOP over a dense one, and the peak in FLOP/s, of the simulated CS-2."""
-    facts = tidy.computed(scale, "device", "facts")
-    facts = facts[facts["device"].str.contains("CS-2")].set_index("fact")["value"]
-    return float(facts["sparse_overhead"]), float(facts["peak_flops"])
+def sizes(law: scaling.Fitted) -> tuple[float, float]:
+    """Non-zero weights that are considered: those of the fitted dense models, and around."""
+    weights = law.rows[law.rows["sparsity"] == 0]["weights"]
+    return float(weights.min()) / clocks.REACH, float(weights.max()) * clocks.REACH
 
 
-def front(rows: pd.DataFrame, clock: str) -> pd.DataFrame:
-    """The rows that none beats in less time, by time."""
-    rows = rows.sort_values([clock, "bits"], kind="stable")
-    best = rows["bits"].cummin()
-    return rows[rows["bits"] <= best.shift(fill_value=np.inf) - 1e-12]
+def _front(
+    laws: dict[str, scaling.Fitted], clock: clocks.Clock, key: str, kind: str, study: PlannedStudy
+) -> list[dict]:
+    options = [
+        (name, sparsity)
+        for name, law in laws.items()
+        for sparsity in sorted(set(law.rows["sparsity"]))
+        if (kind == "dense") == (name == scaling.DENSE) and bool(sparsity) == (kind == "sparse")
+    ]
+    if not options:
+        return []
+    dense = laws[scaling.DENSE].rows
+    compute = dense["weights"] * dense["data"]
+    unit = clock.unit_s
+    seconds = unit * np.geomspace(compute.min(), scaling.BEYOND * compute.max(), NUM_TIMES)
+    fronts, costs = [], []
+    for name, sparsity in options:
+        cost = clock.cost(clocks.path(study, name, sparsity)) / (1 - sparsity)
+        law = laws[name]
+        fronts.append(clocks.best(law.law, sparsity, seconds / (unit * cost), sizes(law)))
+        costs.append(cost)
+    chosen = np.argmin([front.loss for front in fronts], axis=0)
+    rows = []
+    for at, time in enumerate(seconds):
+        pick = int(chosen[at])
+        name, sparsity = options[pick]
+        law, front = laws[name], fronts[pick]
+        nonzero, amount = float(front.nonzero[at]), float(front.data[at])
+        # The size stays the chosen one: a band of what this choice gives.
+        low, high = scaling.interval(law.sample(sparsity, nonzero, amount))
+        beyond = law.extrapolated(sparsity, nonzero, amount)
+        values = (key, kind, name, sparsity, time, nonzero, amount, front.loss[at], low, high)
+        rows.append(dict(zip(COLUMNS, (*values, beyond), strict=True)))
+    return rows
+
+
+def cells(records: pd.DataFrame, study: PlannedStudy, clock: clocks.Clock) -> pd.DataFrame:
+    """Finished cells with the time that their training takes by a clock."""
+    means = scaling.cell_means(scaling.finished(records, study))
+    costs = [
+        clock.cost(clocks.path(study, row.algorithm, row.sparsity)) for row in means.itertuples()
+    ]
+    return means.assign(seconds=clock.unit_s * means["weights"] * means["data"] * costs)
 
 
 def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Figure:
     """One panel per clock."""
-    rows = data(records, curves, study)
-    figure, axes = style.panels(len(CLOCKS), height=2.8)
-    for panel, (clock, title) in zip(axes, CLOCKS.items(), strict=True):
-        if rows.empty:
-            style.say_empty(panel, "No cell of a law has finished yet.")
-            continue
-        for is_dense, (name, color) in KINDS.items():
-            own = rows[(rows["algorithm"] == scaling.DENSE) == is_dense]
-            panel.plot(own[clock], own["bits"], ".", color=color, alpha=0.5, ms=4)
-            edge = front(own, clock)
-            panel.step(edge[clock], edge["bits"], where="post", color=color, label=name)
-        style.count_axis(panel, "seconds")
-        panel.set_title(title)
-        panel.set_ylabel("bits per byte")
-        panel.legend(fontsize=8)
+    rows, known = data(records, curves, study), clocks.clocks(study.scale)
+    figure, axes = style.panels(len(known), height=3.2)
+    if rows.empty:
+        for panel in axes:
+            style.say_empty(panel, "No method has a law yet.")
+        return figure
+    levels = sorted({0.0, *scaling.planned(study)["sparsity"]})
+    palette = matplotlib.colormaps["viridis"](np.linspace(0.05, 0.85, max(2, len(levels) - 1)))
+    colors = dict(zip(levels, ["#7F7F7F", *palette], strict=False))
+    for panel, (key, clock) in zip(axes, known.items(), strict=True):
+        for level, own in cells(records, study, clock).groupby("sparsity"):
+            panel.plot(own["seconds"], own["loss"], ".", color=colors[level], alpha=0.5, ms=4)
+        for kind in KINDS:
+            line = rows[(rows["clock"] == key) & (rows["kind"] == kind)]
+            for one, other in zip(line.to_dict("records"), line.to_dict("records")[1:]):
+                how = "--" if other["extrapolated"] else "-"
+                ends = [one["seconds"], other["seconds"]]
+                color = colors[other["sparsity"]]
+                panel.plot(ends, [one["loss"], other["loss"]], how, color=color, lw=2)
+                lows, highs = ([each[end] for each in (one, other)] for end in ("low", "high"))
+                panel.fill_between(ends, lows, highs, color=color, alpha=0.15, lw=0)
+        shown = [level for level in levels if (rows["sparsity"] == level).any()]
+        handles = [
+            matplotlib.lines.Line2D([], [], color=colors[level], lw=2,
+                                    label=f"{100 * level:g}%" if level else "dense")
+            for level in shown
+        ]  # fmt: skip
+        panel.legend(handles=handles, fontsize=8, title="best sparsity", title_fontsize=8)
+        panel.set_xscale("log")
+        panel.set_xlabel("seconds of training (products of the blocks)")
+        panel.set_ylabel(scaling.subject(study).loss)
+        panel.set_title(clock.title)
     return figure
 
 
 def caption(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> str:
-    """Say at which times the best cell so far is sparse."""
-    rows, parts = data(records, curves, study), []
-    for clock, title in CLOCKS.items():
-        edge = front(rows, clock) if len(rows) else rows
-        if len(edge):
-            sparse = edge[edge["algorithm"] != scaling.DENSE]
-            parts.append(
-                f"{title}: {len(sparse)} of the {len(edge)} cells that no other beats in less time "
-                "are sparse."
-            )
-    return " ".join(parts)
+    """Say at which times the band of the best sparse model lies below the best dense one."""
+    rows = data(records, curves, study)
+    parts = []
+    for key, clock in clocks.clocks(study.scale).items():
+        own = rows[rows["clock"] == key]
+        dense, sparse = (own[own["kind"] == kind].reset_index(drop=True) for kind in KINDS)
+        if sparse.empty:
+            continue
+        pays = sparse["high"] < dense["low"]
+        loses = sparse["low"] > dense["high"]
+        parts.append(
+            f"{clock.title}: of {len(sparse)} times, the sparse band lies below the dense one at "
+            f"{int(pays.sum())} and above it at {int(loses.sum())}."
+        )
+    return " ".join([*parts, *scaling.waiting(scaling.finished(records, study), study)])

@@ -1,4 +1,4 @@
-"""Losses of the held-out cells in bits per byte: predicted by laws fitted without them and
+"""Losses of the held-out cells: predicted by laws fitted without them and
 registered before they were trained (date and hash in experiments/published/predictions), and
 measured, as the mean over seeds. Inside says whether what was measured lies in the 95% band."""
 
@@ -7,7 +7,8 @@ import pandas as pd
 from experiments.analysis import predictions, scaling
 from experiments.specs.planned import PlannedStudy
 
-COLUMNS = ["method", "model", "sparsity", "tokens", "registered", "predicted", "low", "high",
+EVERY_RECIPE = True
+COLUMNS = ["method", "model", "sparsity", "data", "registered", "predicted", "low", "high",
            "measured", "seeds", "error (%)", "seed spread (%)", "inside", "runs"]  # fmt: skip
 NOT_YET = "not registered"
 WAITS = "waits for the run"
@@ -20,7 +21,7 @@ def make(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd
     found = predictions.registered(study.name, study.scale)
     said = {} if found is None else {loss["method"]: loss for loss in found["losses"]}
     made = []
-    for cell, own in held_out.groupby(["method", "model", "sparsity", "tokens"], sort=False):
+    for cell, own in held_out.groupby(["method", "model", "sparsity", "data"], sort=False):
         done = rows[rows["run"].isin(own["run"])]
         loss = said.get(cell[0], {})
         row = dict(zip(COLUMNS, cell, strict=False))
@@ -28,9 +29,9 @@ def make(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd
         row |= {key: loss.get(key) for key in ("predicted", "low", "high")}
         row["inside"] = WAITS
         if len(done):
-            mean = float(done["bits"].mean())
+            mean = float(done["loss"].mean())
             row |= {"measured": mean, "seeds": len(done), "runs": " ".join(done["run"])}
-            row["seed spread (%)"] = 100 * float(done["bits"].std()) / mean
+            row["seed spread (%)"] = 100 * float(done["loss"].std()) / mean
             row["inside"] = ""
             if "predicted" in loss:
                 row["error (%)"] = 100 * (mean / loss["predicted"] - 1)

@@ -1,5 +1,5 @@
-"""Whether a constant rate with a short decay ends where the usual cosine does: validation loss in
-bits per byte under the first minus under the second, at equal model, sparsity and tokens, over
+"""Whether a constant rate with a short decay ends where the usual cosine does: loss under
+the first minus under the second, at equal model, sparsity and tokens, over
 the seeds that both have, with a 95% t interval. RigL's cosine runs anneal its drop fraction,
 too."""
 
@@ -7,18 +7,18 @@ import pandas as pd
 
 from experiments.analysis import scaling, stats
 from experiments.specs.planned import PlannedStudy
-from experiments.store import tidy
 
-COLUMNS = ["algorithm", "sparsity", "model", "tokens", "seeds", "constant and decay", "cosine",
+EVERY_RECIPE = True
+COLUMNS = ["algorithm", "sparsity", "model", "data", "seeds", "constant and decay", "cosine",
            "difference", "low", "high", "runs"]  # fmt: skip
-KEYS = ["algorithm", "sparsity", "model", "tokens", "seed"]
+KEYS = ["algorithm", "sparsity", "model", "data", "seed"]
 
 
 def make(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
     """One row per method with a run of both schedules."""
-    scores = tidy.select(records, "bits_per_byte", split="validation")[["run", "value"]]
+    scores = scaling.scores(records, study).rename(columns={"loss": "x"})
     both = [
-        scaling.planned(study, annealed=kind).merge(scores, on="run").rename(columns={"value": "x"})
+        scaling.planned(study, annealed=kind).merge(scores, on="run")
         for kind in ("stable", "cosine")
     ]
     pairs = both[0][[*KEYS, "run", "x"]].merge(both[1][[*KEYS, "run", "x"]], on=KEYS)

@@ -1,10 +1,10 @@
-"""Laws of loss in bits per byte: (a_s (1 - S)^b_s + c_s) N^-b_n + (a_d / (D (1 - S)^b_x))^b_d +
-floor, N non-zero weights of the blocks and D tokens, each over its unit. Worth is how many times
-its non-zero weights a dense model of equal loss has, at 75% sparsity, the middle of the sizes and
-the longest fitted budget, with a 95% interval; empty where no dense model is that good. Errors
-are root mean squares of relative differences to cell means: in the fit; at the longest budget of
-the largest fitted size, by a law fitted without it; and on held-out cells. Plain is a law linear
-in logarithms."""
+"""Laws of loss (bits per byte, or test error): (a_s (1 - S)^b_s + c_s) N^-b_n +
+(a_d / (D (1 - S)^b_x))^b_d + floor, N non-zero weights of the blocks and D tokens or images, each
+over its unit. Worth is how many times its non-zero weights a dense model of equal loss has, at 75%
+sparsity, the middle of the sizes and the longest fitted budget, with a 95% interval; empty where
+no dense model is that good. Errors are root mean squares of relative differences to cell means: in
+the fit; at the longest budget of the largest fitted size, by a law fitted without it; and on
+held-out cells. Plain is a law linear in logarithms."""
 
 from typing import Any
 
@@ -14,6 +14,7 @@ import pandas as pd
 from experiments.analysis import scaling
 from experiments.specs.planned import PlannedStudy
 
+EVERY_RECIPE = True
 COLUMNS = ["method", "runs", "waits for", "a_s", "b_s", "c_s", "b_n", "a_d", "b_d", "b_x", "floor",
            "worth of 75%", "low", "high", "seed noise (%)", "error in the fit (%)",
            "error left out (%)", "plain, left out (%)", "error held out (%)",
@@ -45,16 +46,13 @@ def _row(rows: pd.DataFrame, fitted: pd.DataFrame, found: scaling.Fitted) -> dic
     }
     row["seed noise (%)"] = 100 * found.seed_sd
     if name != scaling.DENSE:
-        nonzero = float(np.median(found.rows["weights"].unique())) * (1 - SPARSITY)
-        place = SPARSITY, nonzero, float(found.rows["tokens"].max())
+        place = SPARSITY, found.middle(SPARSITY), float(found.rows["data"].max())
         draws = np.array([one.worth(*place) for one in found.draws])
         row["low"], row["high"] = scaling.interval(draws)
         row["worth of 75%"] = law.worth(*place)
     own = scaling.of_algorithm(rows, name)
     row["error in the fit (%)"] = _error(law, own[~own["held_out"].astype(bool)])
-    last = (fitted["weights"] == fitted["weights"].max()) & (
-        fitted["tokens"] == fitted["tokens"].max()
-    )
+    last = (fitted["weights"] == fitted["weights"].max()) & (fitted["data"] == fitted["data"].max())
     if not scaling.waits_for(fitted[~last], name):
         left = scaling.of_algorithm(fitted[last], name)
         row["error left out (%)"] = _error(scaling.fit(fitted[~last], name, draws=0).law, left)
@@ -70,5 +68,5 @@ def _error(law: Any, rows: pd.DataFrame) -> float:
     means = scaling.cell_means(rows)
     if means.empty:
         return float("nan")
-    s, n, d = (means[key].to_numpy(float) for key in ("sparsity", "nonzero", "tokens"))
-    return float(100 * np.sqrt(np.mean((law(s, n, d) / means["bits"] - 1) ** 2)))
+    s, n, d = (means[key].to_numpy(float) for key in ("sparsity", "nonzero", "data"))
+    return float(100 * np.sqrt(np.mean((law(s, n, d) / means["loss"] - 1) ** 2)))

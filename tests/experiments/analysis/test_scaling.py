@@ -7,9 +7,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from experiments.analysis import advice, predictions, scaling
+from experiments import published
+from experiments.analysis import advice, clocks, predictions, scaling, tables
+from experiments.analysis import figures as all_figures
 from experiments.analysis.figures import (
+    law_against_dense,
     law_best_sparsity,
+    law_break_even,
     law_curves,
     law_effects,
     law_residuals,
@@ -22,9 +26,13 @@ from experiments.analysis.tables import (
     law_schedules,
     laws,
 )
+from experiments.report import render, summary
+from experiments.specs.digest import digest
+from experiments.specs.lookup import planned_study
 from experiments.specs.planned import PlannedStudy
+from experiments.specs.read import load_study
 from experiments.specs.run import Run, RunSpec
-from experiments.store.collect import records_table
+from experiments.store.collect import curves_table, records_table
 from tests.experiments.analysis import law_runs, synthetic
 from tests.experiments.analysis.law_runs import LAWS
 from tests.experiments.specs.edit import edited
@@ -91,13 +99,13 @@ def test_no_crossing_is_no_number(fitted):
     found = scaling.crossing(
         lambda d: a.law(0.75, 1e5, d), lambda d: a.sample(0.75, 1e5, d), (1e6, 1e7)
     )
-    assert np.isnan(found.tokens) and np.isnan(found.low) and found.share == 0
+    assert np.isnan(found.data) and np.isnan(found.low) and found.share == 0
 
 
 def test_the_plain_law_recovers_a_plain_truth():
     rows = law_runs.runs(LAWS)
-    s, n, d = (rows[key].to_numpy(float) for key in ("sparsity", "nonzero", "tokens"))
-    rows["bits"] = np.exp(2.0 - 0.05 * np.log(n) - 0.03 * np.log(d) + 0.02 * np.log(1 - s))
+    s, n, d = (rows[key].to_numpy(float) for key in ("sparsity", "nonzero", "data"))
+    rows["loss"] = np.exp(2.0 - 0.05 * np.log(n) - 0.03 * np.log(d) + 0.02 * np.log(1 - s))
     found = scaling.fit_plain(rows, "static")
     assert found.weights == pytest.approx([2.0, -0.05, -0.03, 0.02], abs=1e-6)
     assert found(0.5, 1e5, 1e6) == pytest.approx(
@@ -121,7 +129,7 @@ def test_what_waits_is_said():
     assert scaling.waits_for(rows, "static") == ""
     one = rows[rows["model"] == "bytes-32"]
     assert scaling.waits_for(one, "static") == "1 of 2 sizes"
-    assert "1 of 3 budgets" in scaling.waits_for(rows[rows["tokens"] == 512_000], "static")
+    assert "1 of 3 budgets" in scaling.waits_for(rows[rows["data"] == 512_000], "static")
     assert "1 of 3 sparsities" in scaling.waits_for(rows[rows["sparsity"] == 0], "static")
     with pytest.raises(ValueError, match="waits for runs: it has 1 of 2 sizes"):
         scaling.fit(one, "static")
@@ -156,7 +164,7 @@ def study_of(rows: pd.DataFrame) -> PlannedStudy:
         spec["recipe"] = {
             **spec["recipe"],
             "batch_size": 16,
-            "steps": row["tokens"] // (16 * 64),
+            "steps": row["data"] // (16 * 64),
             "stable": {"warmup_steps": 5, "decay": 0.2},
         }
         spec = RunSpec.model_validate(spec)
@@ -180,12 +188,13 @@ def records_of(rows: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
     for row in rows.to_dict("records"):
         shared = {"run": row["run"], "model": row["model"], "method": row["method"],
                   "algorithm": row["algorithm"], "sparsity": row["sparsity"], "seed": row["seed"],
-                  "recipe": "b8", "study": "scaling", "dataset": "enwiki-slice"}  # fmt: skip
-        found.append({**shared, "metric": "bits_per_byte", "value": row["bits"],
+                  "recipe": f"b{row['data'] // 512_000}", "study": "scaling",
+                  "dataset": "enwiki-slice"}  # fmt: skip
+        found.append({**shared, "metric": "bits_per_byte", "value": row["loss"],
                       "split": "validation", "task": "perplexity"})  # fmt: skip
-        flops = 6.0 * row["tokens"] * row["nonzero"]
+        flops = 6.0 * row["data"] * row["nonzero"]
         for metric, value in (
-            ("wall_s", row["tokens"] / 4e4),
+            ("wall_s", row["data"] / 4e4),
             ("flops_executed", flops),
             ("flops_dense_equivalent", flops / (1 - row["sparsity"])),
         ):
@@ -207,13 +216,20 @@ def few_draws(monkeypatch, tmp_path):
     """Bands of few draws; simulated devices as the computation writes them."""
     fit_all = scaling.fit_all
     monkeypatch.setattr(scaling, "fit_all", lambda rows, draws=12: fit_all(rows, draws=draws))
+    monkeypatch.setattr(law_time, "NUM_TIMES", 6)
+    monkeypatch.setattr(law_break_even, "NUM_BUDGETS", 5)
+    monkeypatch.setattr(law_best_sparsity, "NUM_BUDGETS", 4)
+    monkeypatch.setattr(clocks, "NUM_SIZES", 24)
     folder = tmp_path / "results/small/computations/device"
     folder.mkdir(parents=True)
     facts = [("CS-2", "sparse_overhead", 0.0208), ("CS-2", "peak_flops", 7.5e15)]
     pd.DataFrame(facts, columns=["device", "fact", "value"]).to_csv(
         folder / "facts.csv", index=False
     )
-    speed = [("measured", 0.0, 1.0), ("measured", 0.5, 1.5), ("measured", 0.95, 8.0)]
+    pd.DataFrame({"width": [1000], "tokens": [1000], "dense_s": [0.02]}).to_csv(
+        folder / "layer_speed.csv", index=False
+    )
+    speed = [("measured", 0.0, 0.7), ("measured", 0.5, 1.5), ("measured", 0.95, 8.0)]
     speed += [(name.replace("measured", "simulated"), s, v) for name, s, v in speed]
     pd.DataFrame(speed, columns=["series", "sparsity", "speedup"]).to_csv(
         folder / "speedup.csv", index=False
@@ -231,7 +247,16 @@ def test_held_out_runs_are_in_no_fit(whole):
 
 
 @pytest.mark.parametrize(
-    "figure", [law_curves, law_effects, law_best_sparsity, law_residuals, law_time]
+    "figure",
+    [
+        law_curves,
+        law_effects,
+        law_against_dense,
+        law_best_sparsity,
+        law_residuals,
+        law_time,
+        law_break_even,
+    ],
 )
 def test_figures_show_all_some_and_none(figure, whole):
     rows, records, study = whole
@@ -253,15 +278,15 @@ def test_tables_say_what_the_laws_say(whole):
     waiting = laws.make(records[records["model"] == "bytes-32"], pd.DataFrame(), study)
     assert set(waiting["waits for"]) == {"1 of 2 sizes"}
     crossings = law_crossings.make(records, pd.DataFrame(), study)
-    assert len(crossings) == 3 * 3
+    assert len(crossings) == 3 * 3 + 3 * 3  # pairs, and each against dense
     one = crossings[(crossings["a"] == "rigl") & (crossings["b"] == "static")]
     assert set(one["better at ten times"]) <= {"rigl", "no answer"}
 
 
 def test_schedules_are_compared_by_seed(whole):
     rows, _, _ = whole
-    some = rows[(rows["model"] == "bytes-48") & (rows["tokens"] == 2_048_000)]
-    cosine = some.assign(run=some["run"] + "-cosine", bits=some["bits"] - 0.01)
+    some = rows[(rows["model"] == "bytes-48") & (rows["data"] == 2_048_000)]
+    cosine = some.assign(run=some["run"] + "-cosine", loss=some["loss"] - 0.01)
     both = study_of(pd.concat([some, cosine]))
     runs = [
         replace(run, spec=edited(run.spec, lambda spec: spec["recipe"].pop("stable")))
@@ -289,10 +314,120 @@ def test_claims_are_asked_at_the_size_of_their_source(whole):
     assert table.loc["C002", "says"] in ("rigl is better", "no answer")
     assert "waits for runs: set has" in table.loc["C001", "says"]
     # The truth behind GMP here: every step of sparsity helps, and 75% are worth what its law says.
-    assert table.loc["C070", "says"] == "agrees"
-    true = LAWS["rigl"].worth(0.75, table.loc["C071", "non-zero weights"], 4_096_000)
-    assert table.loc["C071", "value"] == pytest.approx(true, rel=0.15)
-    assert table.loc["C072", "says"] in ("agrees", "no answer")
+    gradual = table[table["asked"].str.startswith("gmp")]
+    assert gradual.loc["C070", "says"] == "agrees"
+    true = LAWS["rigl"].worth(0.75, gradual.loc["C071", "non-zero weights"], 4_096_000)
+    assert gradual.loc["C071", "value"] == pytest.approx(true, rel=0.15)
+    assert gradual.loc["C072", "says"] in ("agrees", "no answer")
+    assert table[table["asked"].str.startswith("static")].loc["C070", "says"] == "agrees"
+
+
+def test_where_laws_are_asked_was_registered():
+    """A change of a place shows: register it anew, with the day."""
+    for claim, place in published.places().items():
+        registered = published.registrations()[claim]["law"]
+        assert registered["place"] == digest(place), f"the place of {claim} was changed"
+
+
+WAITING = "gmp has no law yet: 1 of 3 sparsities."
+
+
+@pytest.fixture(scope="module")
+def partial(whole):
+    """Records of Dense and Static alone; GMP is planned and waits."""
+    rows, records, _ = whole
+    rows = rows[rows["algorithm"] != "rigl"]
+    records = records[records["algorithm"].isin(["dense", "static"])]
+    return records, study_of(rows)
+
+
+def test_two_methods_alone_fill_a_page(partial, tmp_path):
+    records, study = partial
+    names = ["laws", "law_crossings", "law_predictions", "law_claims", "law_schedules"]
+    drawn = ["law_time", "law_break_even", "law_against_dense", "law_curves"]
+    study = study.changed(tables=names, figures=drawn, scale="small")
+    reports, curves = tmp_path / "reports" / "small", curves_table([])
+    page = reports / study.name
+    for name in names:
+        tables.write(name, records, curves, study, page / "tables")
+    for name in drawn:
+        all_figures.write(name, records, curves, study, page / "figures")
+    render.render_study(study, records, curves, tmp_path / "runs", page / "figures",
+                        page / "tables", tmp_path / "claims.csv", page)  # fmt: skip
+    fitted = pd.read_csv(page / "tables" / "laws.csv").set_index("method")
+    # Runs of every budget count, not of their method's own alone.
+    assert fitted.loc["static", "waits for"] != fitted.loc["static", "waits for"]
+    assert fitted.loc["gmp", "waits for"] == "1 of 3 sparsities"
+    assert WAITING in (page / "README.md").read_text()
+    answers = summary.law_answers({study.name: page / "tables"})
+    assert [answer["text"] for answer in answers["C002"]] == [
+        "extrapolated: rigl minus static at 80%: waits for runs: rigl has 1 of 3 sparsities"
+    ]
+    assert "static: worth of 75% sparsity" in answers["C071"][1]["text"]
+
+
+def test_two_methods_alone_give_advice(partial):
+    records, study = partial
+    rows = advice.options(records, study, 37_632, 2e6, "cpu")
+    assert set(rows["method"]) == {"dense", "static"}
+    waiting = scaling.waiting(scaling.finished(records, study), study)
+    assert waiting == [WAITING]
+    assert advice.text(rows, 37_632, 2e6, waiting).splitlines()[-1] == WAITING
+
+
+def test_static_minus_dense_is_that_of_the_law(partial):
+    records, study = partial
+    shown = law_against_dense.data(records, pd.DataFrame(), study)
+    true = LAWS["static"]
+    for row in shown[shown["data"] < 4e6].to_dict("records"):
+        place = row["nonzero"], row["data"]
+        assert row["effect"] == pytest.approx(true(row["sparsity"], *place) - true(0.0, *place),
+                                              abs=0.02)  # fmt: skip
+    # Dense models as small as 87.5% of the largest leaves were not trained.
+    assert shown[shown["sparsity"] == 0.875]["extrapolated"].all()
+    assert not shown[(shown["sparsity"] == 0.5) & (shown["data"] < 4e6)]["extrapolated"].any()
+
+
+# Time
+
+
+def test_a_sparse_step_needs_the_speedup_that_its_weights_are_not_worth():
+    compute = np.array([1e11, 1e12])
+    sizes = (1e3, 1e8)
+    # A weight is worth as much as a dense one: the step must be as fast as it has fewer weights.
+    same = scaling.SparsityLaw(0.0, 0.0, 0.75, 0.3, 0.12, 0.6, 1.2, **law_runs.UNITS)
+    assert clocks.break_even(same, 0.75, compute, sizes) == pytest.approx(4.0, rel=0.02)
+    # Worth twice: the optimum of c N^-b + a D^-b moves to half of the weights on equal data.
+    half = 2**-0.3
+    twice = scaling.SparsityLaw(0.75 * (1 - half), 200.0, 0.75 * half, 0.3, 0.12, 0.6, 1.2,
+                                **law_runs.UNITS)  # fmt: skip
+    assert twice.multiplier(0.75) == pytest.approx(2.0)
+    assert clocks.break_even(twice, 0.75, compute, sizes) == pytest.approx(2.0, rel=0.04)
+
+
+def test_the_best_size_of_a_compute_is_that_of_the_closed_form():
+    law = scaling.SparsityLaw(0.0, 0.0, 0.75, 0.3, 0.12, 0.6, 1.2, **law_runs.UNITS)
+    found = clocks.best(law, 0.0, np.array([1e11]), (1e4, 1e6))
+    # c N^-b + (a N / C)^d is least where b c N^-b = d (a N / C)^d, N and C in their units.
+    size = (0.3 * 0.75 / 0.6 / 0.12**0.6 * 1.0**0.6) ** (1 / 0.9)
+    assert found.nonzero[0] / 1e5 == pytest.approx(size, rel=0.2)
+    assert found.data * found.nonzero == pytest.approx(1e11)
+
+
+def test_a_clock_runs_dense_where_skipping_does_not_pay():
+    clock = clocks.Clock("", 1.0, (0.0, 0.5, 1.0), (0.7, 1.5, 8.0))
+    assert clock.speedup(0.1) == 1.0
+    assert clock.cost(np.full(9, 0.5)) == pytest.approx(1 / 1.5)
+    assert clock.cost(np.array([0.0, 0.5])) == pytest.approx((1 + 1 / 1.5) / 2)
+
+
+def test_the_path_of_gradual_pruning_is_that_of_its_runs():
+    study = planned_study(load_study("scaling"), "small")
+    path = clocks.path(study, "gmp", 0.75)
+    assert (path[:49] == 0).all() and path[-1] == 0.75 and (np.diff(path) >= 0).all()
+    assert path.mean() == pytest.approx(0.75 * (0.5 * 0.75 + 0.25), abs=0.005)
+    assert set(clocks.path(study, "static", 0.5)) == {0.5}
+    assert clocks.path(study, "granet", 0.875)[0] == pytest.approx(0.5, abs=0.02)
 
 
 def test_predictions_are_made_before_and_held_against_the_runs(whole, tmp_path, monkeypatch):
@@ -323,9 +458,9 @@ def test_predictions_are_made_before_and_held_against_the_runs(whole, tmp_path, 
 def test_advice_names_a_method_with_its_band(whole):
     _, records, study = whole
     rows = advice.options(records, study, 37_632, 2e6, "cpu")
-    assert rows["bits"].is_monotonic_increasing
+    assert rows["loss"].is_monotonic_increasing
     static = rows[(rows["method"] == "static") & (rows["sparsity"] == 0.5)].iloc[0]
-    assert static["bits"] == pytest.approx(LAWS["static"](0.5, 37_632, 2e6), rel=0.01)
+    assert static["loss"] == pytest.approx(LAWS["static"](0.5, 37_632, 2e6), rel=0.01)
     assert static["time"] == pytest.approx(1 / 1.5 / 0.5)
     answer = advice.text(rows, 37_632, 2e6)
     assert answer.startswith("At 37,632 non-zero weights and 2,000,000 tokens: ")

@@ -15,11 +15,15 @@ from experiments.models import _transform as transforms
 from experiments.models import mobilenet_v2, resnet
 from experiments.specs.expand import make_spec
 from experiments.specs.read import load_study
-from experiments.specs.run import RunSpec
+from experiments.specs.run import FirstPhase, RunSpec
 from experiments.tasks import vision
 from sparse_lib.flops.model import count
 from tests.experiments.specs.edit import edited
-from tests.experiments.training.short import with_and_without_interruptions
+from tests.experiments.training.short import (
+    run_training,
+    weights,
+    with_and_without_interruptions,
+)
 
 WIDTHS = {"basic": [64, 128, 256, 512], "bottleneck": [256, 512, 1024, 2048]}
 TINY = {"depths": [1, 1], "hidden_sizes": [4, 8], "embedding_size": 4}
@@ -48,6 +52,19 @@ def test_resnets_have_their_published_sizes(depths, kind, stem, num_classes, par
         model = resnet.build(config, classes=names(num_classes), num_channels=3, image_size=size)
     assert sum(p.numel() for p in model.parameters()) == parameters
     assert count(model, batch_size=1, image_size=size).forward() == flops
+
+
+@pytest.mark.parametrize("kind", WIDTHS)
+@pytest.mark.parametrize("downsample", [False, True])
+def test_block_weights_are_those_of_the_convolutions_in_the_stages(kind, downsample):
+    config = resnet.Config(
+        depths=[2, 1, 3, 1], hidden_sizes=WIDTHS[kind], embedding_size=64, layer_type=kind,
+        downsample_in_first_stage=downsample,
+    )  # fmt: skip
+    with torch.device("meta"):
+        model = resnet.build(config, classes=names(10), num_channels=3, image_size=32)
+    stages = model.resnet.encoder.parameters()
+    assert config.block_weights == sum(p.numel() for p in stages if p.dim() == 4)
 
 
 def test_mobilenet_v2_has_its_published_size():
@@ -335,6 +352,34 @@ def test_an_interrupted_run_ends_with_the_same_bits(method, glyphs, tmp_path, mo
     record, _ = with_and_without_interruptions(chosen, glyphs, tmp_path, monkeypatch, steps=(3, 7))
     assert 0 <= record["final"]["validation_accuracy"] < 1 and record["final"]["images"] == 88
     assert record["flops"]["executed"] < record["flops"]["dense_equivalent"]
+
+
+def test_a_rate_may_stay_and_decay(glyphs):
+    stable = {"warmup_steps": 4, "decay": 0.25}
+    task = vision.Task(spec(steps=24, stable=stable), glyphs)
+    rates = [task.learning_rate(step) for step in range(24)]
+    assert rates[:4] == pytest.approx([0.025, 0.05, 0.075, 0.1])
+    assert set(rates[4:18]) == {0.1} and rates[23] == pytest.approx(0.1 / 7)
+    with pytest.raises(ValueError, match="schedule is 'step', but a recipe with stable has no"):
+        spec(stable=stable, schedule="step")
+
+
+def test_a_wide_run_that_continues_ends_as_one_by_itself(glyphs, tmp_path):
+    def stable(steps, decay, keep=(), **changes):
+        recipe = {"warmup_steps": 2, "decay": decay, "keep": keep}
+        masks = {"algorithm": "rigl", "seed": 0, "update": {"freq": 3, "stop": 9}}
+        masks |= {"drop_fraction": 0.3}
+        own = spec(steps=steps, stable=recipe)
+        wide = {"family": "wide", "sparsity": 0.5}
+        return edited(own, lambda value: value.update(sparsity=masks, transform=wide, **changes))
+
+    whole, trunk = stable(12, 0.25), stable(11, 0.0, keep=(9,), id="trunk")
+    run_training(whole, glyphs, tmp_path / "alone")
+    run_training(trunk, glyphs, tmp_path / "trunk")
+    start = FirstPhase(run="trunk", spec_hash=trunk.hash, densify=False, step=9)
+    branch = whole.model_copy(update={"starts_from": start})
+    run_training(branch, glyphs, tmp_path / "branch", first=tmp_path / "trunk" / "out" / "model")
+    assert weights(tmp_path / "branch") == weights(tmp_path / "alone")
 
 
 @pytest.mark.slow

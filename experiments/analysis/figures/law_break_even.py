@@ -1,0 +1,93 @@
+"""The speedup that a sparse step needs over a dense step of the same layers, so that the best
+sparse model and the best dense one tie in loss and in training time, by the fitted laws with 95%
+bands: one panel per sparsity, against the training compute of the dense model. Horizontal lines
+are what steps gain: on this CPU with the kernels of this library, on a CS-2 by simulation, and at
+most, 1 / (1 - sparsity). Where a method's line lies below a device's, sparsity pays there. Dashed
+is extrapolated; methods whose sparsity changes while they train are left out."""
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from experiments.analysis import clocks, scaling, style
+from experiments.analysis.figures.law_time import sizes
+from experiments.analysis.methods import Methods
+from experiments.specs.planned import PlannedStudy
+
+EVERY_RECIPE = True
+NUM_BUDGETS = 24
+COLUMNS = ["method", "sparsity", "compute", "speedup", "low", "high", "extrapolated"]
+LINES = {"cpu": ("this CPU", ":"), "cs2": ("CS-2, simulated", "-.")}
+
+
+def data(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
+    """One row per method, sparsity and compute (weights times data of the dense model)."""
+    laws = scaling.fit_all(scaling.finished(records, study))
+    rows: list[dict[str, Any]] = []
+    for name, law in laws.items():
+        dense = law.rows[law.rows["sparsity"] == 0]
+        fitted = dense["weights"] * dense["data"]
+        grid = np.geomspace(fitted.min(), scaling.BEYOND * fitted.max(), NUM_BUDGETS)
+        for sparsity in sorted(set(law.rows["sparsity"]) - {0.0}):
+            if np.ptp(clocks.path(study, name, sparsity)):
+                continue
+            point = clocks.break_even(law.law, sparsity, grid, sizes(law))
+            draws = [clocks.break_even(one, sparsity, grid, sizes(law)) for one in law.draws]
+            low, high = scaling.interval(np.array(draws))
+            for values in zip(grid, point, low, high, grid > fitted.max(), strict=True):
+                rows.append(dict(zip(COLUMNS, (name, sparsity, *values), strict=True)))
+    return pd.DataFrame(rows, columns=COLUMNS)
+
+
+def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Figure:
+    """One panel per sparsity."""
+    rows, looks = data(records, curves, study), Methods(study)
+    known = clocks.clocks(study.scale)
+    levels = sorted(rows["sparsity"].unique())
+    figure, axes = style.panels(len(levels), height=2.3)
+    if not levels:
+        style.say_empty(axes[0], "No sparse method has a law yet.")
+    for panel, level in zip(axes, levels, strict=False):
+        for name, own in rows[rows["sparsity"] == level].groupby("method"):
+            look = looks[str(name)]
+            x = clocks.FLOPS_PER_WEIGHT * own["compute"]
+            panel.fill_between(x, own["low"], own["high"], color=look.color, alpha=0.2, lw=0)
+            inside = ~own["extrapolated"].astype(bool)
+            panel.plot(x, own["speedup"].where(inside), color=look.color, label=look.name)
+            panel.plot(x, own["speedup"].where(~inside), "--", color=look.color)
+        gains = {LINES[key]: float(clock.speedup(level)) for key, clock in known.items()}
+        gains[("at most", "-")] = 1 / (1 - level)
+        for (_, how), gain in gains.items():
+            panel.axhline(gain, color="0.3", lw=0.9, ls=how)
+        panel.set_ylim(0, None)
+        style.label_ends(panel, [(g, f"{label} {g:.3g}", "0.3") for (label, _), g in gains.items()])
+        panel.set_xscale("log")
+        panel.set_title(f"{100 * level:g}% zeros")
+        panel.set_xlabel("training FLOPs of the dense model's blocks (dashed: extrapolated)")
+        panel.set_ylabel("speedup needed")
+        panel.legend(fontsize=8, loc="lower left")
+    return figure
+
+
+def caption(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> str:
+    """Say what is needed at the longest fitted compute, and whether devices give it."""
+    rows, known, parts = data(records, curves, study), clocks.clocks(study.scale), []
+    fitted = rows[~rows["extrapolated"].astype(bool)]
+    for (name, level), own in fitted.groupby(["method", "sparsity"], sort=False):
+        last = own.sort_values("compute").iloc[-1]
+        given = [
+            f"{LINES[key][0]} {_pays(float(clock.speedup(level)), last['low'], last['high'])}"
+            for key, clock in known.items()
+        ]
+        parts.append(
+            f"{name} at {100 * level:g}% needs {last['speedup']:.2f} "
+            f"({last['low']:.2f} to {last['high']:.2f}): {', '.join(given)}"
+        )
+    return f"At the largest fitted compute, {'; '.join(parts)}." if parts else ""
+
+
+def _pays(speedup: float, low: float, high: float) -> str:
+    word = "gives it" if speedup > high else "does not" if speedup < low else "no answer"
+    return f"({speedup:.2f}) {word}"
