@@ -95,7 +95,7 @@ EXPERIMENT_ROOMS = {
     "evaluation": "machine memory data models tasks specs store",
     "training": "machine memory data models tasks specs store",
     "analysis": "published specs store",
-    "computations": "machine memory models published specs store analysis",
+    "computations": "machine memory data models tasks published specs store evaluation analysis",
     "report": "published specs store analysis",
     "request": "data specs store evaluation",
 }

@@ -97,6 +97,37 @@ def paired(
     return Paired(count, effect, low, high, float(p), float(p_opposite))
 
 
+def binomial(count: int, total: int, rate: float) -> Paired:
+    """Test whether a share of seeds is above a rate: exact one-sided binomial tests.
+
+    Args:
+        count: Seeds of the kind that is counted.
+        total: All seeds.
+        rate: Boundary, in (0, 1).
+
+    Returns:
+        The share with its interval of Clopper and Pearson (1934); ``p`` is the chance of as many or
+        more at the boundary, ``p_opposite`` that of as many or fewer.
+    """
+    from scipy.special import betaincinv
+
+    if not total:
+        return Paired(0, math.nan, math.nan, math.nan, math.nan, math.nan)
+    tail = (1 - LEVEL) / 2
+    low = float(betaincinv(count, total - count + 1, tail)) if count else 0.0
+    high = float(betaincinv(count + 1, total - count, 1 - tail)) if count < total else 1.0
+    p, p_opposite = binomial_tails(np.array(count), total, rate)
+    return Paired(total, count / total, low, high, float(p), float(p_opposite))
+
+
+def binomial_tails(count: np.ndarray, total: int, rate: float) -> tuple[np.ndarray, np.ndarray]:
+    """Return the chances of at least, and of at most, so many of ``total`` at a rate."""
+    from scipy.special import bdtr, bdtrc
+
+    more = np.where(count > 0, bdtrc(np.maximum(count - 1.0, 0.0), total, rate), 1.0)
+    return more, bdtr(count * 1.0, total, rate)
+
+
 def p_values(
     differences: np.ndarray, direction: str, margin: float
 ) -> tuple[np.ndarray, np.ndarray]:

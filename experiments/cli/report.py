@@ -305,7 +305,7 @@ def _inputs_digest(folder: Path, facts: PlannedStudy) -> str:
     from experiments.store.made import file_digest
 
     files = [folder / "records.csv", folder / "curves.csv"]
-    for computation in facts.computations:
+    for computation in facts.computed(facts.scale):
         tables = paths.computation(facts.scale, computation.name)
         files += sorted(tables.glob("*.csv"))
     return code.digest([facts.inputs(), {file.as_posix(): file_digest(file) for file in files}])

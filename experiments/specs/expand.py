@@ -287,7 +287,7 @@ def computation_costs(scale: str, *, folder: Path | None = None) -> dict[str, fl
     """Expected core-seconds of the computations of all studies; each is made once."""
     costs: dict[str, float] = {}
     for name in study_names(folder):
-        for computation in load_study(name, folder=folder).computations:
+        for computation in load_study(name, folder=folder).computed(scale):
             cost = computation.cost(scale)
             costs[computation.name] = max(cost, costs.get(computation.name, 0.0))
     return costs

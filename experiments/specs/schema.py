@@ -239,6 +239,9 @@ class Computation(Strict):
     core_seconds: PositiveFloat | dict[Scale, PositiveFloat] = Field(
         5.0, description="expected cost, start-up included; one number or one per scale"
     )
+    after_runs: bool = Field(
+        False, description="whether it reads models of the study's runs, so is made after them"
+    )
 
     def cost(self, scale: str) -> float:
         """Expected core-seconds at a scale; nothing where the mapping does not name it."""
@@ -317,17 +320,32 @@ class Study(Strict):
             methods |= made
         return methods or value
 
+    def computed(self, scale: str) -> list[Computation]:
+        """Computations that are made at a scale: those that read runs only where it has any."""
+        has_runs = bool(self.scales.get(scale))  # type: ignore[call-overload]
+        return [each for each in self.computations if has_runs or not each.after_runs]
+
     def shows(self, scale: str) -> bool:
-        """Whether the study has anything at this scale; computations are made at every scale."""
-        return bool(self.scales.get(scale) or self.computations)  # type: ignore[call-overload]
+        """Whether the study has anything at this scale."""
+        return bool(self.scales.get(scale) or self.computed(scale))  # type: ignore[call-overload]
 
 
 #: Columns that a selection of runs may name.
 Column = Literal["method", "sparsity", "model", "dataset"]
 
 
+class Collapse(Strict):
+    """When a run counts as collapsed, and how many of them the claim needs."""
+
+    below: float = Field(gt=0, lt=1, description="share of the median score of all seeds")
+    rate: float = Field(gt=0, lt=1, description="share of the seeds")
+
+
 class Comparison(Strict):
-    """One selection of runs against another, paired by seed."""
+    """One selection of runs against another, paired by seed.
+
+    With ``collapse`` it is of the selection ``a`` alone: whether so many of its seeds collapse.
+    """
 
     metric: str | None = None
     split: Literal["train", "validation", "test"] | None = None
@@ -336,6 +354,7 @@ class Comparison(Strict):
     gaps: list[list[dict[Column, Any]]] | None = None
     direction: Literal["less", "greater", "differ", "equal"] | None = None
     margin: float = 0.0
+    collapse: Collapse | None = None
     where_planned: bool = False
 
 
@@ -359,7 +378,7 @@ class ClaimTest(Comparison):
 
     #: Fields that say what is compared and how; notes and the like are not among them.
     DECISIVE: ClassVar[set[str]] = {
-        "metric", "split", "a", "b", "gaps", "every", "order", "direction", "margin"
+        "metric", "split", "a", "b", "gaps", "every", "order", "direction", "margin", "collapse"
     }  # fmt: skip
 
     @property
@@ -383,6 +402,8 @@ class ClaimTest(Comparison):
             needed = ["tested_as"]
         elif given[0] == "not_tested":
             needed = []
+        elif self.collapse is not None:
+            needed = ["metric", "a"]
         else:
             needed = ["metric", *{"a": ["b", "direction"], "gaps": ["direction"]}.get(given[0], [])]
         absent = [key for key in needed if getattr(self, key) is None]

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import median
 from typing import Any
 
 import pandas as pd
@@ -85,7 +86,8 @@ def links_of(test: ClaimTest) -> list[Comparison]:
 
     What a link does not say itself is as the claim's test says.
     """
-    shared = {key: getattr(test, key) for key in ("metric", "split", "direction", "margin")}
+    keys = ("metric", "split", "direction", "margin", "collapse")
+    shared = {key: getattr(test, key) for key in keys}
     if test.order is not None:
         shared["direction"] = "less"
         pairs = zip(test.order, test.order[1:], strict=False)
@@ -274,6 +276,11 @@ def weakest_link(pairs: Sequence[stats.Paired]) -> tuple[int, stats.Paired]:
 
 def _pair(link: Comparison, rows: pd.DataFrame, workload: tidy.Workload) -> stats.Paired:
     measured = [_by_seed(_sided(rows, workload, side), side) for side in selections_of(link)]
+    if link.collapse is not None:
+        (own,) = measured
+        limit = link.collapse.below * median(own.values()) if own else 0.0
+        collapsed = sum(value < limit for value in own.values())
+        return stats.binomial(collapsed, len(own), link.collapse.rate)
     seeds, found = set().union(*measured), iter(measured)
     values = [
         dict.fromkeys(seeds, float(side["published"])) if "published" in side else next(found)
@@ -355,6 +362,12 @@ def _name(selection: Mapping[str, Any]) -> str:
 
 def describe(link: Comparison) -> str:
     """Return the machine form of a comparison in words."""
+    if link.collapse is not None:
+        split = f"{link.split} " if link.split else ""
+        return (
+            f"{_collapsed(link)} with {split}{link.metric} below {link.collapse.below:g} of the "
+            f"median, above {link.collapse.rate:g}"
+        )
     sides = f" {SIGNS[link.direction or '']} ".join(_sides(link))
     size = link.margin
     margin = f" by at least {size:g}" if size > 0 else f", {-size:g} allowed" if size else ""
@@ -364,7 +377,11 @@ def describe(link: Comparison) -> str:
 
 def difference(link: Comparison) -> str:
     """Return what the effect of a comparison is, in words."""
-    return f"{link.metric}: {_difference(link)}"
+    return _collapsed(link) if link.collapse else f"{link.metric}: {_difference(link)}"
+
+
+def _collapsed(link: Comparison) -> str:
+    return f"share of seeds of {_name(link.a or {})}"
 
 
 def _difference(link: Comparison) -> str:

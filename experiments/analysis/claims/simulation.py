@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -129,6 +130,10 @@ def _link(
     link: Comparison, arms: list[np.ndarray], *, side: str, far: bool
 ) -> tuple[np.ndarray, np.ndarray]:
     """Both p values of one comparison in every ledger; ``arms`` are ``[ledgers, seeds]``."""
+    if link.collapse is not None:
+        rate = link.collapse.rate
+        collapsed = (arms[0] < NormalDist().inv_cdf(rate)).sum(axis=-1)
+        return stats.binomial_tails(collapsed, arms[0].shape[-1], rate)
     difference = arms[0] - arms[1] if len(arms) == 2 else arms[0] - arms[1] - arms[2] + arms[3]
     direction, margin = link.direction or "", MARGIN_SD * float(np.sign(link.margin))
     sign = -1.0 if direction == "less" else 1.0

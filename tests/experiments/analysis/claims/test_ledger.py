@@ -3,6 +3,7 @@
 import numpy as np
 import pandas as pd
 import pytest
+from scipy.stats import binomtest
 
 from experiments import published
 from experiments.analysis import stats
@@ -400,3 +401,28 @@ def test_a_published_number_is_a_side_of_a_comparison_and_links_have_metrics_of_
     turned = test.every[0].model_copy(update={"direction": "less"})
     opposite = comparison.compare(test.model_copy(update={"every": [turned]}), records, study)
     assert opposite.pair.p_opposite < 0.05
+
+
+def test_a_collapse_is_a_share_of_seeds_and_judged_by_exact_binomial_tests():
+    made = synthetic.make(make_record, seeds=12)
+    study = synthetic.study(made)
+    records = records_table(made, study)
+    own = (records["metric"] == "perplexity") & (records["split"] == "validation")
+    own &= records["method"] == "set"
+    scores = dict.fromkeys(range(12), 50.0) | {3: 30.0, 7: 20.0, 8: 40.1}
+    records.loc[own, "value"] = records.loc[own, "seed"].map(scores)
+    keys = {"metric": "perplexity", "split": "validation", "a": {"method": "set"}}
+    test = ClaimTest(**keys, collapse={"below": 0.8, "rate": 0.2})
+    found = comparison.compare(test, records, study)
+    assert found.compared == "share of seeds of set"
+    assert found.tested_as.endswith("perplexity below 0.8 of the median, above 0.2")
+    pair, known = found.pair, binomtest(2, 12, 0.2, alternative="greater")
+    assert (pair.num_seeds, pair.effect) == (12, 2 / 12)
+    assert pair.p == pytest.approx(known.pvalue)
+    assert pair.p_opposite == pytest.approx(binomtest(2, 12, 0.2, alternative="less").pvalue)
+    interval = binomtest(2, 12).proportion_ci(0.95, method="exact")
+    assert (pair.low, pair.high) == pytest.approx((interval.low, interval.high))
+    # None of twenty leaves no doubt that one in five is too much, although all values are alike.
+    none = stats.binomial(0, 20, 0.2)
+    assert (none.low, none.p) == (0.0, 1.0) and none.p_opposite == pytest.approx(0.8**20)
+    assert stats.binomial(20, 20, 0.2).high == 1.0
