@@ -126,7 +126,7 @@ def test_a_rerun_is_of_its_runs_scale_and_counted_once_written(folder):
 def test_studies_are_shown_where_they_have_something():
     """A study of computations is shown at every scale, one of runs where it has a grid."""
     studies = {name: load_study(name) for name in study_names()}
-    at_smoke = {name for name, s in studies.items() if s.scales.get("smoke") or s.computations}
+    at_smoke = {name for name, s in studies.items() if s.scales.get("smoke") or s.computed("smoke")}
     asked = ask()
     assert {*asked.shown("smoke")} == at_smoke and "flops" in at_smoke
     assert f"{STUDY}_tuning" not in at_smoke
