@@ -1,7 +1,7 @@
 /* Sparse layer kernels: forward, and both gradients, without the masked work.
  *
  * A matrix product with a masked weight is a sum over its non-zeros, each of which scales a row of
- * tokens. Tokens are therefore packed into panels [feature][PANEL], PANEL being eight vectors, and
+ * tokens. Tokens are therefore packed into panels [feature][PANEL], PANEL being VECTORS vectors, and
  * the mask into CSR cut into column tiles, so that the panel rows a tile refers to stay in L1.
  * The forward, and the input gradient from the transposed structure, hold one output row in
  * registers and add scaled rows of the tile. The weight gradient holds one row in registers and
@@ -56,7 +56,12 @@ typedef struct {
     void (*dot)(const Structure *, int64_t, int64_t, int64_t, const float *, const float *, float *,
                 int64_t);
     void (*add_sums)(const float *, int64_t, float *);
+    void (*hash)(const uint8_t *, int64_t, uint64_t *);
 } Kernels;
+
+/* Chains of a fingerprint, each of words of eight bytes. */
+#define HASHES 16
+#define HASH_PRIME 0x9E3779B97F4A7C15ull
 
 /* Rows whose panels stay in L2 while the tiles pass. */
 #define ROW_BLOCK 512
@@ -94,6 +99,7 @@ static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 #endif
 
 #define LANES 4
+#define VECTORS 8
 #define SUFFIX _portable
 #define TARGET
 #include "kernels.c"
@@ -110,33 +116,26 @@ static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 #undef SUFFIX
 #undef TARGET
 
+/* Chains of multiply-adds that keep two units busy, each four cycles deep. */
 #define LANES 16
 #define SUFFIX _avx512
 #define TARGET __attribute__((target("avx512f,avx512vl,avx512dq,avx2,fma")))
+#include "kernels.c"
+#undef SUFFIX
+#undef VECTORS
+
+/* Zen 4 has one unit for 512 bits. Narrow panels leave room in L1 for twice the columns. */
+#define VECTORS 4
+#define SUFFIX _avx512_narrow
 #include "kernels.c"
 #undef LANES
 #undef SUFFIX
 #undef TARGET
 #endif
+#undef VECTORS
 
-static const Kernels *choose(int lanes)
-{
-#if defined(__x86_64__)
-    __builtin_cpu_init();
-    int wide = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
-               __builtin_cpu_supports("avx512dq");
-    int middle = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-    if (lanes >= 16 && wide)
-        return &kernels_avx512;
-    if (lanes >= 8 && middle)
-        return &kernels_avx2;
-#endif
-    (void)lanes;
-    return &kernels_portable;
-}
-
-/* The vector width that runs when `lanes` is asked for: 16 (AVX-512), 8 (AVX2) or 4 (portable). */
-int choose_lanes(int lanes) { return choose(lanes)->lanes; }
+/* Asked for in place of 16: panels for two 512-bit units, whatever the processor has. */
+#define TWO_UNITS 32
 
 /* Writes the vendor's twelve letters and returns the family; empty and 0 where it is not told. */
 int processor(char *vendor)
@@ -153,6 +152,40 @@ int processor(char *vendor)
 #endif
     return family;
 }
+
+#if defined(__x86_64__)
+/* Whether 512-bit multiply-adds go through one unit, as on Zen 4; asked once. */
+static int one_unit(void)
+{
+    static int known; /* 1: no, 2: yes; threads that ask at once find the same */
+    int answer = __atomic_load_n(&known, __ATOMIC_RELAXED);
+    if (!answer) {
+        char vendor[13];
+        answer = 1 + (processor(vendor) == 25 && !strcmp(vendor, "AuthenticAMD"));
+        __atomic_store_n(&known, answer, __ATOMIC_RELAXED);
+    }
+    return answer == 2;
+}
+#endif
+
+static const Kernels *choose(int lanes)
+{
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    int wide = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
+               __builtin_cpu_supports("avx512dq");
+    int middle = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    if (lanes >= 16 && wide)
+        return lanes >= TWO_UNITS || !one_unit() ? &kernels_avx512 : &kernels_avx512_narrow;
+    if (lanes >= 8 && middle)
+        return &kernels_avx2;
+#endif
+    (void)lanes;
+    return &kernels_portable;
+}
+
+/* The vector width that runs when `lanes` is asked for: 16 (AVX-512), 8 (AVX2) or 4 (portable). */
+int choose_lanes(int lanes) { return choose(lanes)->lanes; }
 
 /* Instructions for bfloat16 products: 1 for AVX512_BF16, 2 for AMX_BF16, both added. */
 int half_units(void)
@@ -176,20 +209,15 @@ int choose_panel(int lanes) { return choose(lanes)->panel; }
 /* A 64-bit fingerprint of a mask, so that a change is seen however it was made. */
 uint64_t fingerprint(const uint8_t *mask, int64_t size)
 {
-    const uint64_t prime = 0x9E3779B97F4A7C15ull;
-    uint64_t h[8] = {1, 2, 3, 4, 5, 6, 7, 8}, word[8], total = (uint64_t)size;
-    int64_t whole = size - size % 64;
-    for (int64_t i = 0; i < whole; i += 64) {
-        memcpy(word, mask + i, 64);
-        for (int k = 0; k < 8; k++) {
-            h[k] = (h[k] ^ word[k]) * prime;
-            h[k] = h[k] << 29 | h[k] >> 35;
-        }
-    }
+    uint64_t h[HASHES], total = (uint64_t)size;
+    int64_t whole = size - size % (8 * HASHES);
+    for (int k = 0; k < HASHES; k++)
+        h[k] = k + 1;
+    choose(16)->hash(mask, whole, h);
     for (int64_t i = whole; i < size; i++)
-        h[i % 8] = (h[i % 8] ^ mask[i]) * prime;
-    for (int k = 0; k < 8; k++)
-        total = (total ^ h[k]) * prime, total ^= total >> 29;
+        h[i % HASHES] = (h[i % HASHES] ^ mask[i]) * HASH_PRIME;
+    for (int k = 0; k < HASHES; k++)
+        total = (total ^ h[k]) * HASH_PRIME, total ^= total >> 29;
     return total;
 }
 
@@ -588,7 +616,6 @@ int gradients(const Structure *forward, const Structure *backward, const float *
 
 typedef float NAME(vec) __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 #define VEC NAME(vec)
-#define VECTORS 8
 #define PANEL (VECTORS * LANES)
 #define LOAD(p) (*(const VEC *)(p))
 #define STORE(p, v) (*(VEC *)(p) = (v))
@@ -953,7 +980,7 @@ TARGET static void NAME(dot)(const Structure *s, int64_t t, int64_t begin, int64
     else if (count > PANEL / 4)
         NAME(dot_some)(s, t, begin, end, rows, tile, sum, VECTORS / 2);
     else
-        NAME(dot_some)(s, t, begin, end, rows, tile, sum, VECTORS / 4);
+        NAME(dot_some)(s, t, begin, end, rows, tile, sum, VECTORS > 4 ? VECTORS / 4 : 2);
 }
 
 /* sum[row] += the sum of its tokens. */
@@ -968,13 +995,26 @@ TARGET static void NAME(add_sums)(const float *panel, int64_t rows, float *sum)
     }
 }
 
+TARGET static void NAME(hash)(const uint8_t *bytes, int64_t size, uint64_t *hash)
+{
+    uint64_t h[HASHES], word[HASHES];
+    memcpy(h, hash, sizeof(h));
+    for (int64_t i = 0; i < size; i += sizeof(word)) {
+        memcpy(word, bytes + i, sizeof(word));
+        for (int k = 0; k < HASHES; k++) {
+            h[k] = (h[k] ^ word[k]) * HASH_PRIME;
+            h[k] = h[k] << 29 | h[k] >> 35;
+        }
+    }
+    memcpy(hash, h, sizeof(h));
+}
+
 static const Kernels NAME(kernels) = {LANES, PANEL, NAME(transpose_in), NAME(transpose_out),
-                                      NAME(multiply), NAME(dot), NAME(add_sums)};
+                                      NAME(multiply), NAME(dot), NAME(add_sums), NAME(hash)};
 
 #undef VEC
 #undef FOUR
 #undef FOUR_MASKS
-#undef VECTORS
 #undef PANEL
 #undef EACH_VECTOR
 #undef EACH_ENTRY

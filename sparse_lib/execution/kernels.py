@@ -337,7 +337,8 @@ class Structure:
         transposed: Whether `mask` is stored with its columns first.
         tile: Columns per tile, at most 4 MB of panel rows, whose offsets have 16 bits; by default
             what suits the L1 cache and the sparsity.
-        lanes: Upper limit of the vector width in floats, for tests.
+        lanes: Upper limit of the vector width in floats, for tests; 32 asks for 16 with the panels
+            of processors that have two 512-bit units.
 
     Raises:
         ValueError: The mask is not a contiguous bool matrix on the CPU with under 2^31 elements.

@@ -18,7 +18,7 @@ SHAPES = [(1, 5, 3), (37, 130, 67), (64, 64, 64), (65, 33, 17), (100, 600, 300),
 SHAPES += [(25, 24, 40)]
 
 
-@pytest.fixture(params=(4, 8, 16), ids="lanes{}".format)
+@pytest.fixture(params=(4, 8, 16, 32), ids="lanes{}".format)  # 32: panels for two 512-bit units
 def lanes(request):
     return request.param
 
