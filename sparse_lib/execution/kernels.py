@@ -447,9 +447,11 @@ def gradients(
 
 
 def rows_view(matrix: torch.Tensor) -> View:
-    """Tokens are the rows of a float32 matrix whose features are contiguous."""
-    tokens, features = matrix.shape
-    return View(matrix.data_ptr(), 0, tokens, features, matrix.stride(0))
+    """Tokens are the rows of float32, `[..., features]`: contiguous, or a matrix of strided rows."""
+    shape = matrix.shape
+    features = shape[-1]
+    stride = matrix.stride(0) if len(shape) == 2 else features
+    return View(matrix.data_ptr(), 0, matrix.numel() // features, features, stride)
 
 
 def image_view(

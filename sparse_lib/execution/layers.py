@@ -94,8 +94,9 @@ class Rows:
         return weight.dim() == 2 and source.shape[-1:] == weight.shape[inputs : inputs + 1]
 
     def prepare(self, source: torch.Tensor) -> torch.Tensor:
-        matrix = source.reshape(-1, source.shape[-1])
-        return matrix if matrix.stride(-1) == 1 else matrix.contiguous()
+        if source.is_contiguous() or (source.dim() == 2 and source.stride(1) == 1):
+            return source
+        return source.contiguous()
 
     def source_view(self, source: torch.Tensor) -> kernels.View:
         return kernels.rows_view(source)
@@ -103,17 +104,19 @@ class Rows:
     target_view = source_view
 
     def new_target(self, source: torch.Tensor, features: int) -> torch.Tensor:
-        return source.new_empty(source.shape[0], features)
+        return source.new_empty((*source.shape[:-1], features))
 
     def new_source_gradient(self, source: torch.Tensor) -> torch.Tensor:
         return torch.empty_like(source, memory_format=torch.contiguous_format)
 
     def bias_gradient(self, gradient: torch.Tensor) -> torch.Tensor:
-        return gradient.sum(0)
+        return gradient.reshape(-1, gradient.shape[-1]).sum(0)
 
     def weight_gradient(
         self, source: torch.Tensor, gradient: torch.Tensor, shape: torch.Size, inputs_first: bool
     ) -> torch.Tensor:
+        source = source.reshape(-1, source.shape[-1])
+        gradient = gradient.reshape(-1, gradient.shape[-1])
         product = source.T @ gradient if inputs_first else gradient.T @ source
         return product.view(shape)
 
@@ -209,6 +212,7 @@ class SkipProduct(torch.autograd.Function):
         inputs_first: bool,
         dtype: torch.dtype,
     ) -> torch.Tensor:
+        source = geometry.prepare(source)
         ctx.save_for_backward(source, weight)
         ctx.parameter, ctx.geometry, ctx.structures = weight, geometry, structures
         ctx.inputs_first, ctx.bias_dtype = inputs_first, None if bias is None else bias.dtype
@@ -458,10 +462,8 @@ class SparseLayer(nn.Module):
         unbatched = isinstance(geometry, Windows) and source.dim() == 3
         batched = source.unsqueeze(0) if unbatched else source
         target = SkipProduct.apply(
-            geometry.prepare(batched), weight, bias, geometry, structures, self.inputs_first, dtype
+            batched, weight, bias, geometry, structures, self.inputs_first, dtype
         )
-        if isinstance(geometry, Rows):
-            return target.view(*source.shape[:-1], target.shape[-1])
         return target.squeeze(0) if unbatched else target
 
 
