@@ -1,7 +1,7 @@
 /* Sparse layer kernels: forward, and both gradients, without the masked work.
  *
  * A matrix product with a masked weight is a sum over its non-zeros, each of which scales a row of
- * tokens. Tokens are therefore packed into panels [feature][PANEL], PANEL being eight vectors, and
+ * tokens. Tokens are therefore packed into panels [feature][PANEL], PANEL being VECTORS vectors, and
  * the mask into CSR cut into column tiles, so that the panel rows a tile refers to stay in L1.
  * The forward, and the input gradient from the transposed structure, hold one output row in
  * registers and add scaled rows of the tile. The weight gradient holds one row in registers and
@@ -37,26 +37,34 @@ typedef struct {
     int32_t *position; /* in the dense weight */
 } Structure;
 
-/* Where the features of a token lie. kind 0: row-major [token][feature] with `stride` floats between
+/* Where the features of a token lie. kind 0: row-major [token][feature] with `stride` numbers between
  * tokens. kind 1: an image batch [image][channel][height][width] whose tokens are the positions of a
  * sliding window and whose features are (channel, window row, window column). */
 typedef struct {
-    float *data;
+    void *data;
+    int64_t half; /* numbers are bfloat16; only of kind 0, and only where there are kernels for it */
     int64_t kind, tokens, features, stride;
     int64_t channels, height, width, out_height, out_width;
     int64_t kernel_h, kernel_w, stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
 } View;
 
+/* Panels hold `panel` tokens of `row_bytes` per feature, results `panel` floats per row. With `half`
+ * panels and values are bfloat16. */
 typedef struct {
-    int lanes, panel;
-    void (*transpose_in)(const float *, int64_t, int64_t, int64_t, float *);
-    void (*transpose_out)(float *, int64_t, int64_t, int64_t, const float *);
-    void (*multiply)(const Structure *, const float *, int64_t, int64_t, int64_t, const float *,
+    int lanes, panel, row_bytes, half;
+    void (*transpose_in)(const void *, int64_t, int64_t, int64_t, void *);
+    void (*transpose_out)(void *, int64_t, int64_t, int64_t, const float *);
+    void (*multiply)(const Structure *, const void *, int64_t, int64_t, int64_t, const void *,
                      float *, const float *, int64_t);
-    void (*dot)(const Structure *, int64_t, int64_t, int64_t, const float *, const float *, float *,
+    void (*dot)(const Structure *, int64_t, int64_t, int64_t, const void *, const void *, float *,
                 int64_t);
-    void (*add_sums)(const float *, int64_t, float *);
+    void (*add_sums)(const void *, int64_t, float *);
+    void (*hash)(const uint8_t *, int64_t, uint64_t *);
 } Kernels;
+
+/* Chains of a fingerprint, each of words of eight bytes. */
+#define HASHES 16
+#define HASH_PRIME 0x9E3779B97F4A7C15ull
 
 /* Rows whose panels stay in L2 while the tiles pass. */
 #define ROW_BLOCK 512
@@ -94,6 +102,7 @@ static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 #endif
 
 #define LANES 4
+#define VECTORS 8
 #define SUFFIX _portable
 #define TARGET
 #include "kernels.c"
@@ -110,33 +119,247 @@ static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 #undef SUFFIX
 #undef TARGET
 
+/* Chains of multiply-adds that keep two units busy, each four cycles deep. */
 #define LANES 16
 #define SUFFIX _avx512
 #define TARGET __attribute__((target("avx512f,avx512vl,avx512dq,avx2,fma")))
+#include "kernels.c"
+#undef SUFFIX
+#undef VECTORS
+
+/* Zen 4 has one unit for 512 bits. Narrow panels leave room in L1 for twice the columns. */
+#define VECTORS 4
+#define SUFFIX _avx512_narrow
 #include "kernels.c"
 #undef LANES
 #undef SUFFIX
 #undef TARGET
 #endif
+#undef VECTORS
 
-static const Kernels *choose(int lanes)
+/* ---- bfloat16: panels and values in bfloat16, sums in float32 ---- */
+
+#if defined(__x86_64__) && NAMES_AVX512 && (defined(__clang__) ? __clang_major__ >= 9 : __GNUC__ >= 10)
+#define HAS_HALF
+#define HALF_TARGET \
+    __attribute__((target("avx512f,avx512vl,avx512dq,avx512bw,avx512bf16,avx2,fma")))
+#define HALF_PANEL 128
+/* Lines of 64 bytes, 32 tokens each, of a panel row. */
+#define HALF_LINES 4
+#define EACH_LINE _Pragma("GCC unroll 4") for (int k = 0; k < lines; k++)
+
+/* 32 tokens by 32 features, or the first of them. A line of the panel interleaves four of tokens 0
+ * to 15 with four of 16 to 31, so that pairs of lines, unpacked, give tokens in their order. */
+HALF_TARGET static inline __attribute__((always_inline)) void
+half_block_in(const uint16_t *from, int64_t stride, int64_t num_tokens, int64_t num_features,
+              char *panel, const int whole)
 {
-#if defined(__x86_64__)
-    __builtin_cpu_init();
-    int wide = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
-               __builtin_cpu_supports("avx512dq");
-    int middle = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-    if (lanes >= 16 && wide)
-        return &kernels_avx512;
-    if (lanes >= 8 && middle)
-        return &kernels_avx2;
-#endif
-    (void)lanes;
-    return &kernels_portable;
+    static const uint16_t even[32] = {0,  2,  4,  6,  32, 34, 36, 38, 8,  10, 12,
+                                      14, 40, 42, 44, 46, 16, 18, 20, 22, 48, 50,
+                                      52, 54, 24, 26, 28, 30, 56, 58, 60, 62};
+    __m512i evens = _mm512_loadu_si512(even), odds = _mm512_add_epi16(evens, _mm512_set1_epi16(1));
+    __mmask32 there = num_features >= 32 ? ~0u : (1u << num_features) - 1;
+    __m512 a[32];
+    for (int half = 0; half < 32; half += 16) {
+        _Pragma("GCC unroll 16") for (int i = half; i < half + 16; i++)
+        {
+            const uint16_t *row = from + i * stride;
+            if (whole)
+                a[i] = _mm512_loadu_ps(row);
+            else
+                a[i] = i < num_tokens ? _mm512_castsi512_ps(_mm512_maskz_loadu_epi16(there, row))
+                                      : _mm512_setzero_ps();
+        }
+        transpose_registers_avx512_narrow(a + half);
+    }
+    _Pragma("GCC unroll 16") for (int i = 0; i < 16; i++)
+    {
+        __m512i x = _mm512_castps_si512(a[i]), y = _mm512_castps_si512(a[i + 16]);
+        char *line = panel + 2 * i * HALF_LINES * LINE;
+        if (whole || 2 * i < num_features)
+            _mm512_storeu_si512(line, _mm512_permutex2var_epi16(x, evens, y));
+        if (whole || 2 * i + 1 < num_features)
+            _mm512_storeu_si512(line + HALF_LINES * LINE, _mm512_permutex2var_epi16(x, odds, y));
+    }
 }
 
-/* The vector width that runs when `lanes` is asked for: 16 (AVX-512), 8 (AVX2) or 4 (portable). */
-int choose_lanes(int lanes) { return choose(lanes)->lanes; }
+HALF_TARGET static void half_transpose_in(const void *numbers, int64_t stride, int64_t num_tokens,
+                                          int64_t num_features, void *panel)
+{
+    const uint16_t *from = numbers;
+    for (int64_t r = 0; r < HALF_PANEL; r += 32)
+        for (int64_t c = 0; c < num_features; c += 32) {
+            char *to = (char *)panel + c * HALF_LINES * LINE + 2 * r;
+            int64_t tokens = num_tokens > r ? num_tokens - r : 0;
+            const uint16_t *block = from + (tokens ? r * stride + c : 0);
+            for (int64_t i = 32; i < 64 && i < tokens; i++)
+                __builtin_prefetch(block + i * stride, 0, 2);
+            if (tokens >= 32 && c + 32 <= num_features)
+                half_block_in(block, stride, 32, 32, to, 1);
+            else
+                half_block_in(block, stride, tokens, num_features - c, to, 0);
+        }
+}
+
+/* Results to rows of bfloat16, 16 tokens by 32 features at a time. */
+HALF_TARGET static void half_transpose_out(void *numbers, int64_t stride, int64_t num_tokens,
+                                           int64_t num_features, const float *panel)
+{
+    uint16_t *to = numbers;
+    for (int64_t c = 0; c < num_tokens; c += 16)
+        for (int64_t r = 0; r < num_features; r += 32) {
+            __m512 a[32];
+            int64_t left = num_features - r, tokens = smaller(16, num_tokens - c);
+            __mmask32 there = left >= 32 ? ~0u : (1u << left) - 1;
+            for (int64_t i = 0; i < tokens; i++)
+                __builtin_prefetch(to + (c + i) * stride + r + 64, 1, 3);
+            for (int half = 0; half < 32; half += 16) {
+                _Pragma("GCC unroll 16") for (int i = half; i < half + 16; i++)
+                    a[i] = i < left ? _mm512_loadu_ps(panel + (r + i) * HALF_PANEL + c)
+                                    : _mm512_setzero_ps();
+                transpose_registers_avx512_narrow(a + half);
+            }
+            _Pragma("GCC unroll 16") for (int i = 0; i < 16; i++)
+                if (i < tokens)
+                    _mm512_mask_storeu_epi16(to + (c + i) * stride + r, there,
+                                             (__m512i)_mm512_cvtne2ps_pbh(a[i + 16], a[i]));
+        }
+}
+
+HALF_TARGET static inline __attribute__((always_inline)) void
+half_multiply_some(const Structure *s, const uint16_t *value, int64_t t, int64_t begin, int64_t end,
+                   const char *base, float *result, const float *bias, const int lines)
+{
+    const int32_t *start = s->start + t * s->rows;
+    const uint16_t *offset = s->offset;
+    for (int64_t r = begin; r < end; r++) {
+        int32_t i = start[r], stop = start[r + 1];
+        float *out = result + r * HALF_PANEL;
+        __m512 a[2 * HALF_LINES];
+        if (t > 0) {
+            if (i == stop)
+                continue;
+            EACH_LINE
+            {
+                a[2 * k] = _mm512_loadu_ps(out + 32 * k);
+                a[2 * k + 1] = _mm512_loadu_ps(out + 32 * k + 16);
+            }
+        } else {
+            __m512 initial = _mm512_set1_ps(bias ? bias[r] : 0.0f);
+            EACH_LINE a[2 * k] = a[2 * k + 1] = initial;
+        }
+        for (; i + 1 < stop; i += 2) { /* a product of pairs: two entries at once */
+            int32_t two;
+            memcpy(&two, value + i, sizeof(two));
+            __m512bh v = (__m512bh)_mm512_set1_epi32(two);
+            const char *p = base + (int64_t)offset[i] * LINE;
+            const char *q = base + (int64_t)offset[i + 1] * LINE;
+            EACH_LINE
+            {
+                __m512i x = _mm512_loadu_si512(p + k * LINE), y = _mm512_loadu_si512(q + k * LINE);
+                a[2 * k] = _mm512_dpbf16_ps(a[2 * k], (__m512bh)_mm512_unpacklo_epi16(x, y), v);
+                a[2 * k + 1] = _mm512_dpbf16_ps(a[2 * k + 1], (__m512bh)_mm512_unpackhi_epi16(x, y), v);
+            }
+        }
+        if (i < stop) {
+            __m512bh v = (__m512bh)_mm512_set1_epi32(value[i]);
+            const char *p = base + (int64_t)offset[i] * LINE;
+            EACH_LINE
+            {
+                __m512i x = _mm512_loadu_si512(p + k * LINE), zero = _mm512_setzero_si512();
+                a[2 * k] = _mm512_dpbf16_ps(a[2 * k], (__m512bh)_mm512_unpacklo_epi16(x, zero), v);
+                a[2 * k + 1] =
+                    _mm512_dpbf16_ps(a[2 * k + 1], (__m512bh)_mm512_unpackhi_epi16(x, zero), v);
+            }
+        }
+        EACH_LINE
+        {
+            _mm512_storeu_ps(out + 32 * k, a[2 * k]);
+            _mm512_storeu_ps(out + 32 * k + 16, a[2 * k + 1]);
+        }
+    }
+}
+
+HALF_TARGET static void half_multiply(const Structure *s, const void *value, int64_t t,
+                                      int64_t begin, int64_t end, const void *tile, float *result,
+                                      const float *bias, int64_t count)
+{
+    if (count > 64)
+        half_multiply_some(s, value, t, begin, end, tile, result, bias, 4);
+    else if (count > 32)
+        half_multiply_some(s, value, t, begin, end, tile, result, bias, 2);
+    else
+        half_multiply_some(s, value, t, begin, end, tile, result, bias, 1);
+}
+
+HALF_TARGET static inline __attribute__((always_inline)) void
+half_dot_some(const Structure *s, int64_t t, int64_t begin, int64_t end, const char *rows,
+              const char *base, float *sum, const int lines)
+{
+    const int32_t *start = s->start + t * s->rows;
+    const uint16_t *offset = s->offset;
+    for (int64_t r = begin; r < end; r++) {
+        int32_t i = start[r], stop = start[r + 1];
+        if (i == stop)
+            continue;
+        __m512bh row[HALF_LINES];
+        EACH_LINE row[k] = (__m512bh)_mm512_loadu_si512(rows + (r * HALF_LINES + k) * LINE);
+        for (; i < stop; i += 8) {
+            uint64_t offsets = load_offsets(offset + i), others = load_offsets(offset + i + 4);
+            int several = i + 4 < stop;
+            const char *p[8];
+            __m512 a[8];
+            _Pragma("GCC unroll 4") for (int n = 0; n < 4; n++)
+            {
+                p[n] = base + NTH_OFFSET(offsets, n);
+                p[n + 4] = base + NTH_OFFSET(others, n);
+                a[n] = a[n + 4] = _mm512_setzero_ps();
+            }
+            EACH_LINE
+                _Pragma("GCC unroll 4") for (int n = 0; n < 4; n++) a[n] =
+                    _mm512_dpbf16_ps(a[n], row[k], (__m512bh)_mm512_loadu_si512(p[n] + k * LINE));
+            if (several)
+                EACH_LINE
+                    _Pragma("GCC unroll 4") for (int n = 4; n < 8; n++) a[n] =
+                        _mm512_dpbf16_ps(a[n], row[k], (__m512bh)_mm512_loadu_si512(p[n] + k * LINE));
+            __m256 sums = sums_of_eight_avx512_narrow((const vec_avx512_narrow *)a);
+            if (i + 8 > stop) /* the others belong to the next row */
+                sums = _mm256_and_ps(sums, _mm256_loadu_ps((const float *)(first_lanes + 8 - (stop - i))));
+            _mm256_storeu_ps(sum + i, _mm256_add_ps(sums, _mm256_loadu_ps(sum + i)));
+        }
+    }
+}
+
+HALF_TARGET static void half_dot(const Structure *s, int64_t t, int64_t begin, int64_t end,
+                                 const void *rows, const void *tile, float *sum, int64_t count)
+{
+    if (count > 64)
+        half_dot_some(s, t, begin, end, rows, tile, sum, 4);
+    else if (count > 32)
+        half_dot_some(s, t, begin, end, rows, tile, sum, 2);
+    else
+        half_dot_some(s, t, begin, end, rows, tile, sum, 1);
+}
+
+HALF_TARGET static void half_add_sums(const void *panel, int64_t rows, float *sum)
+{
+    __m512bh ones = (__m512bh)_mm512_set1_epi16(0x3f80);
+    const char *line = panel;
+    for (int64_t r = 0; r < rows; r++) {
+        __m512 a = _mm512_setzero_ps();
+        for (int k = 0; k < HALF_LINES; k++, line += LINE)
+            a = _mm512_dpbf16_ps(a, (__m512bh)_mm512_loadu_si512(line), ones);
+        sum[r] += _mm512_reduce_add_ps(a);
+    }
+}
+
+static const Kernels kernels_half = {16, HALF_PANEL, HALF_LINES * LINE, 1, half_transpose_in,
+                                     half_transpose_out, half_multiply, half_dot, half_add_sums,
+                                     hash_avx512_narrow};
+#endif
+
+/* Asked for in place of 16: panels for two 512-bit units, whatever the processor has. */
+#define TWO_UNITS 32
 
 /* Writes the vendor's twelve letters and returns the family; empty and 0 where it is not told. */
 int processor(char *vendor)
@@ -153,6 +376,56 @@ int processor(char *vendor)
 #endif
     return family;
 }
+
+#if defined(__x86_64__)
+/* Whether 512-bit multiply-adds go through one unit, as on Zen 4; asked once. */
+static int one_unit(void)
+{
+    static int known; /* 1: no, 2: yes; threads that ask at once find the same */
+    int answer = __atomic_load_n(&known, __ATOMIC_RELAXED);
+    if (!answer) {
+        char vendor[13];
+        answer = 1 + (processor(vendor) == 25 && !strcmp(vendor, "AuthenticAMD"));
+        __atomic_store_n(&known, answer, __ATOMIC_RELAXED);
+    }
+    return answer == 2;
+}
+#endif
+
+static const Kernels *choose(int lanes)
+{
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    int wide = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
+               __builtin_cpu_supports("avx512dq");
+    int middle = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    if (lanes >= 16 && wide)
+        return lanes >= TWO_UNITS || !one_unit() ? &kernels_avx512 : &kernels_avx512_narrow;
+    if (lanes >= 8 && middle)
+        return &kernels_avx2;
+#endif
+    (void)lanes;
+    return &kernels_portable;
+}
+
+/* The kernels for bfloat16, or NULL: they need its dot products, at the speed that Zen 4 has them, and
+ * the panel rows of 256 bytes for which the offsets of a structure were made there. */
+static const Kernels *choose_half(int lanes)
+{
+#ifdef HAS_HALF
+    if (choose(lanes) == &kernels_avx512_narrow && __builtin_cpu_supports("avx512bw") &&
+        __builtin_cpu_supports("avx512bf16"))
+        return &kernels_half;
+#endif
+    (void)lanes;
+    return NULL;
+}
+
+/* Whether views of bfloat16 can be multiplied. */
+int takes_half(int lanes) { return choose_half(lanes) != NULL; }
+
+/* The vector width that runs when `lanes` is asked for: 16 (AVX-512), 8 (AVX2) or 4 (portable). */
+int choose_lanes(int lanes) { return choose(lanes)->lanes; }
 
 /* Instructions for bfloat16 products: 1 for AVX512_BF16, 2 for AMX_BF16, both added. */
 int half_units(void)
@@ -176,20 +449,15 @@ int choose_panel(int lanes) { return choose(lanes)->panel; }
 /* A 64-bit fingerprint of a mask, so that a change is seen however it was made. */
 uint64_t fingerprint(const uint8_t *mask, int64_t size)
 {
-    const uint64_t prime = 0x9E3779B97F4A7C15ull;
-    uint64_t h[8] = {1, 2, 3, 4, 5, 6, 7, 8}, word[8], total = (uint64_t)size;
-    int64_t whole = size - size % 64;
-    for (int64_t i = 0; i < whole; i += 64) {
-        memcpy(word, mask + i, 64);
-        for (int k = 0; k < 8; k++) {
-            h[k] = (h[k] ^ word[k]) * prime;
-            h[k] = h[k] << 29 | h[k] >> 35;
-        }
-    }
+    uint64_t h[HASHES], total = (uint64_t)size;
+    int64_t whole = size - size % (8 * HASHES);
+    for (int k = 0; k < HASHES; k++)
+        h[k] = k + 1;
+    choose(16)->hash(mask, whole, h);
     for (int64_t i = whole; i < size; i++)
-        h[i % 8] = (h[i % 8] ^ mask[i]) * prime;
-    for (int k = 0; k < 8; k++)
-        total = (total ^ h[k]) * prime, total ^= total >> 29;
+        h[i % HASHES] = (h[i % HASHES] ^ mask[i]) * HASH_PRIME;
+    for (int k = 0; k < HASHES; k++)
+        total = (total ^ h[k]) * HASH_PRIME, total ^= total >> 29;
     return total;
 }
 
@@ -224,7 +492,7 @@ void build(Structure *s, const uint8_t *mask)
     int64_t tiles = (s->columns + s->tile - 1) / s->tile;
     memset(s->start, 0, (tiles * s->rows + 1) * sizeof(int32_t));
     int32_t filled = 0;
-    uint32_t row_lines = choose((int)s->lanes)->panel * sizeof(float) / LINE;
+    uint32_t row_lines = choose((int)s->lanes)->row_bytes / LINE;
     int32_t *next = by_column ? malloc((s->rows + 1) * sizeof(int32_t)) : NULL;
     for (int64_t t = 0; t < tiles; t++) {
         int64_t first = t * s->tile;
@@ -327,7 +595,7 @@ static void window(const View *v, int64_t token, int64_t num_tokens, float *pane
                     memset(p, 0, size * sizeof(float));
                 continue;
             }
-            float *line = v->data + ((run->image * v->channels + channel) * v->height + y) * v->width;
+            float *line = (float *)v->data + ((run->image * v->channels + channel) * v->height + y) * v->width;
             int64_t begin = x >= 0 ? 0 : step == 1 ? -x : (step - 1 - x) / step;
             int64_t end = v->width - x;
             end = end <= 0 ? 0 : step == 1 ? end : (end + step - 1) / step;
@@ -360,7 +628,7 @@ static void positions(const View *v, int64_t token, int64_t num_tokens, float *p
     for (int64_t done = 0, run; done < num_tokens; done += run) {
         int64_t image = (token + done) / area, place = (token + done) % area;
         run = smaller(area - place, num_tokens - done);
-        float *map = v->data + image * v->channels * area + place, *p = panel + done;
+        float *map = (float *)v->data + image * v->channels * area + place, *p = panel + done;
         for (int64_t f = 0; f < v->features; f++, map += area, p += width)
             if (add_back)
                 copy(map, p, run);
@@ -377,14 +645,20 @@ static void unfold(const View *v, int64_t token, int64_t num_tokens, float *pane
     (plain ? positions : window)(v, token, num_tokens, panel, width, add_back);
 }
 
-static void pack(const Kernels *k, const View *v, int64_t token, int64_t num_tokens, float *panel)
+/* The first of a view's numbers of a token. */
+static void *at_token(const View *v, int64_t token)
+{
+    return (char *)v->data + token * v->stride * (v->half ? sizeof(uint16_t) : sizeof(float));
+}
+
+static void pack(const Kernels *k, const View *v, int64_t token, int64_t num_tokens, void *panel)
 {
     if (v->kind == 0) {
-        k->transpose_in(v->data + token * v->stride, v->stride, num_tokens, v->features, panel);
+        k->transpose_in(at_token(v, token), v->stride, num_tokens, v->features, panel);
         return;
     }
     if (num_tokens < k->panel)
-        memset(panel, 0, v->features * k->panel * sizeof(float));
+        memset(panel, 0, v->features * k->row_bytes);
     unfold(v, token, num_tokens, panel, k->panel, 0);
 }
 
@@ -392,7 +666,7 @@ static void unpack(const Kernels *k, const View *v, int64_t token, int64_t num_t
                    const float *panel)
 {
     if (v->kind == 0)
-        k->transpose_out(v->data + token * v->stride, v->stride, num_tokens, v->features, panel);
+        k->transpose_out(at_token(v, token), v->stride, num_tokens, v->features, panel);
     else
         unfold(v, token, num_tokens, (float *)panel, k->panel, 1);
 }
@@ -448,71 +722,120 @@ static int64_t num_tiles(const Structure *s) { return (s->columns + s->tile - 1)
 static int64_t num_nonzero(const Structure *s) { return s->start[num_tiles(s) * s->rows]; }
 
 /* result = product with a packed panel of `count` tokens. */
-static void product(const Kernels *k, const Structure *s, const float *value, const float *panel,
+static void product(const Kernels *k, const Structure *s, const void *value, const char *panel,
                     float *result, const float *bias, int64_t count)
 {
     for (int64_t row = 0; row < s->rows; row += ROW_BLOCK)
         for (int64_t t = 0; t < num_tiles(s); t++)
             k->multiply(s, value, t, row, smaller(row + ROW_BLOCK, s->rows),
-                        panel + t * s->tile * k->panel, result, bias, count);
+                        panel + t * s->tile * k->row_bytes, result, bias, count);
 }
 
 /* sum[entry] += rows[its row] . columns[its column] over the `count` tokens of a panel. */
-static void dots(const Kernels *k, const Structure *s, const float *rows, const float *columns,
+static void dots(const Kernels *k, const Structure *s, const char *rows, const char *columns,
                  float *sum, int64_t count)
 {
     for (int64_t row = 0; row < s->rows; row += ROW_BLOCK)
         for (int64_t t = 0; t < num_tiles(s); t++)
             k->dot(s, t, row, smaller(row + ROW_BLOCK, s->rows), rows,
-                   columns + t * s->tile * k->panel, sum, count);
+                   columns + t * s->tile * k->row_bytes, sum, count);
 }
 
-static void gather(const Structure *s, const float *weight, float *value)
+/* A dense weight or its gradient: `half` says that its numbers are bfloat16. */
+typedef struct {
+    void *data;
+    int64_t half;
+} Dense;
+
+static float widen(uint16_t half)
+{
+    uint32_t bits = (uint32_t)half << 16;
+    float number;
+    memcpy(&number, &bits, 4);
+    return number;
+}
+
+/* To the nearest bfloat16, ties to even. */
+static uint16_t narrow(float number)
+{
+    uint32_t bits;
+    memcpy(&bits, &number, 4);
+    uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+    return number == number ? rounded : 0x7fc0;
+}
+
+/* One thread's share of the values, in the precision of the panels. */
+static void gather(const Kernels *k, const Structure *s, Dense weight, void *value)
 {
     int64_t threads = thread_count(), index = thread_index();
-    int64_t end = num_nonzero(s) * (index + 1) / threads;
-    for (int64_t i = num_nonzero(s) * index / threads; i < end; i++)
-        value[i] = weight[s->position[i]];
+    int64_t begin = num_nonzero(s) * index / threads, end = num_nonzero(s) * (index + 1) / threads;
+    const int32_t *position = s->position;
+    const float *whole = weight.data;
+    const uint16_t *half = weight.data;
+    if (k->half && weight.half)
+        for (int64_t i = begin; i < end; i++)
+            ((uint16_t *)value)[i] = half[position[i]];
+    else if (k->half)
+        for (int64_t i = begin; i < end; i++)
+            ((uint16_t *)value)[i] = narrow(whole[position[i]]);
+    else if (weight.half)
+        for (int64_t i = begin; i < end; i++)
+            ((float *)value)[i] = widen(half[position[i]]);
+    else
+        for (int64_t i = begin; i < end; i++)
+            ((float *)value)[i] = whole[position[i]];
 }
 
 /* Writes one thread's share of a dense gradient, stored as the rows of `s`: zeros and sums. The
  * partial sums of each thread follow those of the one before after `stride` floats. */
-static void scatter(const Structure *s, const float *partial, int64_t stride, float *gradient)
+static void scatter(const Structure *s, const float *partial, int64_t stride, Dense gradient)
 {
     int64_t threads = thread_count(), index = thread_index();
     int64_t end = s->rows * (index + 1) / threads;
+    int64_t row_bytes = s->columns * (gradient.half ? sizeof(uint16_t) : sizeof(float));
     for (int64_t row = s->rows * index / threads; row < end;) {
         int64_t next = smaller(row + 8, end);
-        memset(gradient + row * s->columns, 0, (next - row) * s->columns * sizeof(float));
+        memset((char *)gradient.data + row * row_bytes, 0, (next - row) * row_bytes);
         for (int64_t t = 0; t < num_tiles(s); t++) {
             const int32_t *start = s->start + t * s->rows;
             for (int32_t i = start[row]; i < start[next]; i++) {
                 float total = partial[i];
                 for (int64_t j = 1; j < threads; j++)
                     total += partial[j * stride + i];
-                gradient[s->position[i]] = total;
+                if (gradient.half)
+                    ((uint16_t *)gradient.data)[s->position[i]] = narrow(total);
+                else
+                    ((float *)gradient.data)[s->position[i]] = total;
             }
         }
         row = next;
     }
 }
 
+static const Kernels *choose_for(const Structure *s, const View *in)
+{
+    return in->half ? choose_half((int)s->lanes) : choose((int)s->lanes);
+}
+
 /* out = in * W^T + bias, with `weight` the dense weight (its masked entries are never read). */
-int multiply(const Structure *s, const float *weight, const View *in, const View *out,
+int multiply(const Structure *s, const Dense *weight, const View *in, const View *out,
              const float *bias, int num_threads)
 {
-    const Kernels *k = choose((int)s->lanes);
+    const Kernels *k = choose_for(s, in);
+    if (!k)
+        return 1;
     float *value = scratch(SHARED, num_nonzero(s) + 1);
     int failed = !value;
 #pragma omp parallel num_threads(num_threads) if (num_threads > 1)
     {
         int64_t begin, end;
-        float *input = value ? scratch(PANELS, (s->columns + s->rows) * k->panel) : NULL;
-        float *result = input + s->columns * k->panel;
+        int64_t input_bytes = s->columns * k->row_bytes;
+        char *input = value ? (char *)scratch(PANELS, input_bytes / 4 + s->rows * k->panel) : NULL;
+        float *result = (float *)(input + input_bytes);
         if (!input)
             failed = 1;
         if (value)
-            gather(s, weight, value);
+            gather(k, s, *weight, value);
 #pragma omp barrier
         share(out->kind ? out : in, k->panel, &begin, &end);
         for (int64_t token = begin; input && token < end; token += k->panel) {
@@ -527,11 +850,13 @@ int multiply(const Structure *s, const float *weight, const View *in, const View
 
 /* The gradients of a product: in_gradient = out_gradient * W unless NULL, weight_gradient, dense
  * with zeros where masked, and bias_gradient unless NULL. */
-int gradients(const Structure *forward, const Structure *backward, const float *weight,
+int gradients(const Structure *forward, const Structure *backward, const Dense *weight,
               const View *in, const View *out_gradient, const View *in_gradient,
-              float *weight_gradient, float *bias_gradient, int num_threads)
+              const Dense *weight_gradient, float *bias_gradient, int num_threads)
 {
-    const Kernels *k = choose((int)forward->lanes);
+    const Kernels *k = choose_for(forward, in);
+    if (!k)
+        return 1;
     int64_t inputs = forward->columns, outputs = forward->rows, nonzero = num_nonzero(forward);
     /* Dot products may be taken from either side; the one in storage order scatters in order. */
     const Structure *stored = forward->by_column ? backward : forward;
@@ -544,15 +869,15 @@ int gradients(const Structure *forward, const Structure *backward, const float *
     {
         int64_t begin, end, threads = thread_count(), index = thread_index();
         /* The packed input takes the place of its gradient, which has left by then. */
-        float *input = value ? scratch(PANELS, (inputs + outputs) * k->panel) : NULL;
-        float *output = input + inputs * k->panel;
+        char *input = value ? (char *)scratch(PANELS, inputs * k->panel + outputs * k->row_bytes / 4) : NULL;
+        char *output = input + inputs * k->panel * sizeof(float);
         float *bias_sum = partial + index * stride, *sum = bias_sum + outputs;
         if (!input)
             failed = 1;
         if (value) {
             memset(bias_sum, 0, stride * sizeof(float));
             if (in_gradient)
-                gather(backward, weight, value);
+                gather(k, backward, *weight, value);
         }
 #pragma omp barrier
         share(out_gradient->kind ? out_gradient : in, k->panel, &begin, &end);
@@ -560,8 +885,8 @@ int gradients(const Structure *forward, const Structure *backward, const float *
             int64_t count = smaller(k->panel, end - token);
             pack(k, out_gradient, token, count, output);
             if (in_gradient) {
-                product(k, backward, value, output, input, NULL, count);
-                unpack(k, in_gradient, token, count, input);
+                product(k, backward, value, output, (float *)input, NULL, count);
+                unpack(k, in_gradient, token, count, (float *)input);
             }
             pack(k, in, token, count, input);
             if (stored == forward)
@@ -573,7 +898,7 @@ int gradients(const Structure *forward, const Structure *backward, const float *
         }
 #pragma omp barrier
         if (value)
-            scatter(stored, partial + outputs, stride, weight_gradient);
+            scatter(stored, partial + outputs, stride, *weight_gradient);
         for (int64_t i = outputs * index / threads;
              value && bias_gradient && i < outputs * (index + 1) / threads; i++) {
             bias_gradient[i] = partial[i];
@@ -588,7 +913,6 @@ int gradients(const Structure *forward, const Structure *backward, const float *
 
 typedef float NAME(vec) __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 #define VEC NAME(vec)
-#define VECTORS 8
 #define PANEL (VECTORS * LANES)
 #define LOAD(p) (*(const VEC *)(p))
 #define STORE(p, v) (*(VEC *)(p) = (v))
@@ -679,12 +1003,10 @@ NAME(transpose_small)(const float *from, int64_t from_stride, float *to, int64_t
 }
 
 #if LANES == 16 && NAMES_AVX512
-/* 16 of each: whole cache lines, read and written once however far apart they lie. */
-TARGET static inline __attribute__((always_inline)) void
-NAME(transpose_lines)(const float *from, int64_t from_stride, float *to, int64_t to_stride)
+/* 16 vectors, transposed in registers. */
+TARGET static inline __attribute__((always_inline)) void NAME(transpose_registers)(__m512 *a)
 {
-    __m512 a[16], b[16];
-    _Pragma("GCC unroll 16") for (int i = 0; i < 16; i++) a[i] = _mm512_loadu_ps(from + i * from_stride);
+    __m512 b[16];
     _Pragma("GCC unroll 8") for (int i = 0; i < 16; i += 2)
     {
         b[i] = _mm512_unpacklo_ps(a[i], a[i + 1]);
@@ -707,10 +1029,20 @@ NAME(transpose_lines)(const float *from, int64_t from_stride, float *to, int64_t
         }
         for (int odd = 0; odd < 8; odd += 4) {
             __m512 x = b[odd + j], y = b[odd + 8 + j];
-            _mm512_storeu_ps(to + (odd + j) * to_stride, _mm512_shuffle_f32x4(x, y, 0x88));
-            _mm512_storeu_ps(to + (odd + 8 + j) * to_stride, _mm512_shuffle_f32x4(x, y, 0xdd));
+            a[odd + j] = _mm512_shuffle_f32x4(x, y, 0x88);
+            a[odd + 8 + j] = _mm512_shuffle_f32x4(x, y, 0xdd);
         }
     }
+}
+
+/* 16 of each: whole cache lines, read and written once however far apart they lie. */
+TARGET static inline __attribute__((always_inline)) void
+NAME(transpose_lines)(const float *from, int64_t from_stride, float *to, int64_t to_stride)
+{
+    __m512 a[16];
+    _Pragma("GCC unroll 16") for (int i = 0; i < 16; i++) a[i] = _mm512_loadu_ps(from + i * from_stride);
+    NAME(transpose_registers)(a);
+    _Pragma("GCC unroll 16") for (int i = 0; i < 16; i++) _mm512_storeu_ps(to + i * to_stride, a[i]);
 }
 #define TRANSPOSE_BLOCK NAME(transpose_lines)
 #else
@@ -742,9 +1074,11 @@ TARGET static void NAME(transpose_edges)(const float *from, int64_t from_stride,
 }
 
 /* Tokens are far apart, which hardware prefetchers follow badly: the next ones are asked for. */
-TARGET static void NAME(transpose_in)(const float *from, int64_t stride, int64_t num_tokens,
-                                      int64_t num_features, float *panel)
+TARGET static void NAME(transpose_in)(const void *numbers, int64_t stride, int64_t num_tokens,
+                                      int64_t num_features, void *packed)
 {
+    const float *from = numbers;
+    float *panel = packed;
     if (num_tokens < PANEL)
         memset(panel, 0, num_features * PANEL * sizeof(float));
     for (int64_t r = 0; r + BLOCK <= num_tokens; r += BLOCK)
@@ -758,9 +1092,10 @@ TARGET static void NAME(transpose_in)(const float *from, int64_t stride, int64_t
 }
 
 /* Whole rows of the output, in full lines, which are fetched before they are overwritten. */
-TARGET static void NAME(transpose_out)(float *to, int64_t stride, int64_t num_tokens,
+TARGET static void NAME(transpose_out)(void *numbers, int64_t stride, int64_t num_tokens,
                                        int64_t num_features, const float *panel)
 {
+    float *to = numbers;
     for (int64_t c = 0; c + BLOCK <= num_tokens; c += BLOCK)
         for (int64_t r = 0; r + BLOCK <= num_features; r += BLOCK) {
             if (r % 16 == 0)
@@ -847,8 +1182,8 @@ NAME(multiply_some)(const Structure *s, const float *value, int64_t t, int64_t b
 
 /* result[row] (+)= sum of value * tile[offset] over the entries of one tile, rows begin .. end, for
  * the first `count` tokens of the panel. */
-TARGET static void NAME(multiply)(const Structure *s, const float *value, int64_t t, int64_t begin,
-                                  int64_t end, const float *tile, float *result,
+TARGET static void NAME(multiply)(const Structure *s, const void *value, int64_t t, int64_t begin,
+                                  int64_t end, const void *tile, float *result,
                                   const float *bias, int64_t count)
 {
     if (count > PANEL / 2)
@@ -946,19 +1281,20 @@ NAME(dot_some)(const Structure *s, int64_t t, int64_t begin, int64_t end, const 
 /* sum[entry] += rows[its row] . tile[offset] over the entries of one tile, rows begin .. end, over
  * the first `count` tokens of the panel. */
 TARGET static void NAME(dot)(const Structure *s, int64_t t, int64_t begin, int64_t end,
-                             const float *rows, const float *tile, float *sum, int64_t count)
+                             const void *rows, const void *tile, float *sum, int64_t count)
 {
     if (count > PANEL / 2)
         NAME(dot_some)(s, t, begin, end, rows, tile, sum, VECTORS);
     else if (count > PANEL / 4)
         NAME(dot_some)(s, t, begin, end, rows, tile, sum, VECTORS / 2);
     else
-        NAME(dot_some)(s, t, begin, end, rows, tile, sum, VECTORS / 4);
+        NAME(dot_some)(s, t, begin, end, rows, tile, sum, VECTORS > 4 ? VECTORS / 4 : 2);
 }
 
 /* sum[row] += the sum of its tokens. */
-TARGET static void NAME(add_sums)(const float *panel, int64_t rows, float *sum)
+TARGET static void NAME(add_sums)(const void *packed, int64_t rows, float *sum)
 {
+    const float *panel = packed;
     for (int64_t r = 0; r < rows; r++, panel += PANEL) {
         VEC a = LOAD(panel);
         for (int k = 1; k < VECTORS; k++)
@@ -968,13 +1304,27 @@ TARGET static void NAME(add_sums)(const float *panel, int64_t rows, float *sum)
     }
 }
 
-static const Kernels NAME(kernels) = {LANES, PANEL, NAME(transpose_in), NAME(transpose_out),
-                                      NAME(multiply), NAME(dot), NAME(add_sums)};
+TARGET static void NAME(hash)(const uint8_t *bytes, int64_t size, uint64_t *hash)
+{
+    uint64_t h[HASHES], word[HASHES];
+    memcpy(h, hash, sizeof(h));
+    for (int64_t i = 0; i < size; i += sizeof(word)) {
+        memcpy(word, bytes + i, sizeof(word));
+        for (int k = 0; k < HASHES; k++) {
+            h[k] = (h[k] ^ word[k]) * HASH_PRIME;
+            h[k] = h[k] << 29 | h[k] >> 35;
+        }
+    }
+    memcpy(hash, h, sizeof(h));
+}
+
+static const Kernels NAME(kernels) = {
+    LANES, PANEL, PANEL * sizeof(float), 0, NAME(transpose_in), NAME(transpose_out),
+    NAME(multiply), NAME(dot), NAME(add_sums), NAME(hash)};
 
 #undef VEC
 #undef FOUR
 #undef FOUR_MASKS
-#undef VECTORS
 #undef PANEL
 #undef EACH_VECTOR
 #undef EACH_ENTRY

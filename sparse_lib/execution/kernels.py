@@ -33,13 +33,17 @@ class _CStructure(ctypes.Structure):
     ]
 
 
+class _CDense(ctypes.Structure):
+    _fields_ = [("data", c_void_p), ("half", c_int64)]
+
+
 class View(ctypes.Structure):
     """Where the features of each token lie; see `rows_view` and `image_view`."""
 
     _fields_ = [("data", c_void_p)] + [
         (name, c_int64)
         for name in (
-            *("kind", "tokens", "features", "stride"),
+            *("half", "kind", "tokens", "features", "stride"),
             *("channels", "height", "width", "out_height", "out_width"),
             *("kernel_h", "kernel_w", "stride_h", "stride_w"),
             *("pad_h", "pad_w", "dilation_h", "dilation_w"),
@@ -163,11 +167,12 @@ def _load() -> ctypes.CDLL | KernelError:
     library.count_nonzero.restype = c_int64
     library.processor.argtypes = [c_char_p]
     structure, view = ctypes.POINTER(_CStructure), ctypes.POINTER(View)
+    dense = ctypes.POINTER(_CDense)
     library.build.argtypes = [structure, c_void_p]
     library.build.restype = None
-    library.multiply.argtypes = [structure, c_void_p, view, view, c_void_p, c_int]
-    library.gradients.argtypes = [structure, structure, c_void_p, view, view, view]
-    library.gradients.argtypes += [c_void_p, c_void_p, c_int]
+    library.multiply.argtypes = [structure, dense, view, view, c_void_p, c_int]
+    library.gradients.argtypes = [structure, structure, dense, view, view, view]
+    library.gradients.argtypes += [dense, c_void_p, c_int]
     return library
 
 
@@ -312,6 +317,12 @@ def num_lanes(limit: int = _MAX_LANES) -> int:
     return library().choose_lanes(limit)
 
 
+@functools.cache
+def takes_half(limit: int = _MAX_LANES) -> bool:
+    """Whether views may be bfloat16: AMD's processors with AVX512_BF16 and one 512-bit unit."""
+    return unavailable() is None and bool(library().takes_half(limit))
+
+
 def fingerprint(mask: torch.Tensor) -> int:
     """A 64-bit hash of a contiguous bool mask, cheap enough to take at every step."""
     return library().fingerprint(mask.data_ptr(), mask.numel())
@@ -337,7 +348,8 @@ class Structure:
         transposed: Whether `mask` is stored with its columns first.
         tile: Columns per tile, at most 4 MB of panel rows, whose offsets have 16 bits; by default
             what suits the L1 cache and the sparsity.
-        lanes: Upper limit of the vector width in floats, for tests.
+        lanes: Upper limit of the vector width in floats, for tests; 32 asks for 16 with the panels
+            of processors that have two 512-bit units.
 
     Raises:
         ValueError: The mask is not a contiguous bool matrix on the CPU with under 2^31 elements.
@@ -376,24 +388,29 @@ class Structure:
         """Writes `target = source @ W.T + bias`, W being the masked `weight` of this structure.
 
         Args:
-            weight: Dense, contiguous float32, laid out as the mask was.
+            weight: Dense, contiguous, float32 or bfloat16, laid out as the mask was.
             source: `columns` features per token.
-            target: `rows` features per token.
-            bias: `[rows]`.
+            target: `rows` features per token, in the type of `source`.
+            bias: `[rows]`, float32.
 
         Raises:
-            ValueError: A view does not have the features of this structure.
+            ValueError: A view does not have the features of this structure, or one is bfloat16 and
+                the other not, or `takes_half()` is false.
         """
-        _check_shapes(self, weight, source, target)
+        _check_views(self, weight, source, target)
         failed = library().multiply(
-            self._as_c, weight.data_ptr(), source, target,
+            self._as_c, _dense(weight), source, target,
             bias.data_ptr() if bias is not None else None, torch.get_num_threads(),
         )  # fmt: skip
         if failed:
             raise MemoryError("no memory for the panels of a sparse layer")
 
 
-def _check_shapes(structure: Structure, weight: torch.Tensor, source: View, target: View) -> None:
+def _dense(weight: torch.Tensor) -> _CDense:
+    return _CDense(weight.data_ptr(), weight.dtype is torch.bfloat16)
+
+
+def _check_views(structure: Structure, weight: torch.Tensor, source: View, target: View) -> None:
     """Raise ValueError where sizes do not match; the kernels get addresses and check none."""
     wanted = (structure.columns, structure.rows, structure.rows * structure.columns, source.tokens)
     got = (source.features, target.features, weight.numel(), target.tokens)
@@ -402,6 +419,8 @@ def _check_shapes(structure: Structure, weight: torch.Tensor, source: View, targ
             "source features, target features, weights and tokens must be "
             f"{', '.join(map(str, wanted))}, got {', '.join(map(str, got))}"
         )
+    if source.half != target.half or (source.half and not takes_half(structure.lanes)):
+        raise ValueError("views must be float32, or both bfloat16 where `takes_half()` is true")
 
 
 def gradients(
@@ -418,25 +437,25 @@ def gradients(
     Args:
         forward: The structure that made the product.
         backward: The same mask, transposed.
-        weight: Dense, contiguous float32, laid out as the mask was.
+        weight: Dense, contiguous, float32 or bfloat16, laid out as the mask was.
         source: Input of the product.
         target_gradient: Gradient of its output.
         source_gradient: Written, if given; windows that overlap add up, so zero it then.
-        bias_gradient: Written, if given: `[forward.rows]`.
+        bias_gradient: Written, if given: `[forward.rows]`, float32.
 
     Returns:
-        The weight's gradient, dense and zero where masked, shaped like `weight`.
+        The weight's gradient, dense and zero where masked, of the weight's shape and type.
 
     Raises:
-        ValueError: A view does not have the features of the structures.
+        ValueError: As in `Structure.multiply`.
     """
-    _check_shapes(forward, weight, source, target_gradient)
+    _check_views(forward, weight, source, target_gradient)
     if source_gradient is not None:
-        _check_shapes(backward, weight, target_gradient, source_gradient)
+        _check_views(backward, weight, target_gradient, source_gradient)
     gradient = torch.empty_like(weight, memory_format=torch.contiguous_format)
     failed = library().gradients(
-        forward._as_c, backward._as_c, weight.data_ptr(), source, target_gradient,
-        source_gradient, gradient.data_ptr(),
+        forward._as_c, backward._as_c, _dense(weight), source, target_gradient,
+        source_gradient, _dense(gradient),
         bias_gradient.data_ptr() if bias_gradient is not None else None,
         torch.get_num_threads(),
     )  # fmt: skip
@@ -446,9 +465,12 @@ def gradients(
 
 
 def rows_view(matrix: torch.Tensor) -> View:
-    """Tokens are the rows of a float32 matrix whose features are contiguous."""
-    tokens, features = matrix.shape
-    return View(matrix.data_ptr(), 0, tokens, features, matrix.stride(0))
+    """Tokens are rows `[..., features]` of float32 or bfloat16, contiguous or a strided matrix."""
+    shape = matrix.shape
+    features = shape[-1]
+    stride = matrix.stride(0) if len(shape) == 2 else features
+    half = matrix.dtype is torch.bfloat16
+    return View(matrix.data_ptr(), half, 0, matrix.numel() // features, features, stride)
 
 
 def image_view(
@@ -463,6 +485,7 @@ def image_view(
     """Tokens are the window positions of contiguous float32 `[image, channel, height, width]`."""
     batch, channels, height, width = images.shape
     return View(
-        images.data_ptr(), 1, batch * out_size[0] * out_size[1], channels * kernel[0] * kernel[1],
+        images.data_ptr(), 0, 1,
+        batch * out_size[0] * out_size[1], channels * kernel[0] * kernel[1],
         0, channels, height, width, *out_size, *kernel, *stride, *padding, *dilation,
     )  # fmt: skip

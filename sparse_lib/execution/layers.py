@@ -88,14 +88,20 @@ class Structures:
 class Rows:
     """Geometry of a matrix product: the tokens are all leading dimensions of the input."""
 
+    @property
+    def takes_half(self) -> bool:
+        """Whether the kernels read bfloat16."""
+        return kernels.takes_half()
+
     def fits(self, source: torch.Tensor, weight: torch.Tensor, inputs_first: bool) -> bool:
         """Whether the kernels can multiply these shapes; torch has an error for most others."""
         inputs = 0 if inputs_first else 1
         return weight.dim() == 2 and source.shape[-1:] == weight.shape[inputs : inputs + 1]
 
     def prepare(self, source: torch.Tensor) -> torch.Tensor:
-        matrix = source.reshape(-1, source.shape[-1])
-        return matrix if matrix.stride(-1) == 1 else matrix.contiguous()
+        if source.is_contiguous() or (source.dim() == 2 and source.stride(1) == 1):
+            return source
+        return source.contiguous()
 
     def source_view(self, source: torch.Tensor) -> kernels.View:
         return kernels.rows_view(source)
@@ -103,17 +109,19 @@ class Rows:
     target_view = source_view
 
     def new_target(self, source: torch.Tensor, features: int) -> torch.Tensor:
-        return source.new_empty(source.shape[0], features)
+        return source.new_empty((*source.shape[:-1], features))
 
     def new_source_gradient(self, source: torch.Tensor) -> torch.Tensor:
         return torch.empty_like(source, memory_format=torch.contiguous_format)
 
     def bias_gradient(self, gradient: torch.Tensor) -> torch.Tensor:
-        return gradient.sum(0)
+        return gradient.reshape(-1, gradient.shape[-1]).sum(0)
 
     def weight_gradient(
         self, source: torch.Tensor, gradient: torch.Tensor, shape: torch.Size, inputs_first: bool
     ) -> torch.Tensor:
+        source = source.reshape(-1, source.shape[-1])
+        gradient = gradient.reshape(-1, gradient.shape[-1])
         product = source.T @ gradient if inputs_first else gradient.T @ source
         return product.view(shape)
 
@@ -129,6 +137,7 @@ class Windows:
     stride: tuple[int, int]
     padding: tuple[int, int]
     dilation: tuple[int, int]
+    takes_half = False
 
     def fits(self, source: torch.Tensor, weight: torch.Tensor, inputs_first: bool) -> bool:
         """Whether the kernels can multiply these shapes; torch has an error for most others."""
@@ -195,7 +204,8 @@ def _float(tensor: torch.Tensor) -> torch.Tensor:
 class SkipProduct(torch.autograd.Function):
     """The product of a layer and its gradients, over the unmasked weights only.
 
-    Tensors in bfloat16 are multiplied and summed in float32; each result is rounded once.
+    Products in bfloat16 are summed in float32, and each result is rounded once. Where the processor
+    or the geometry takes no bfloat16, they are products of float32.
     """
 
     @staticmethod
@@ -209,14 +219,17 @@ class SkipProduct(torch.autograd.Function):
         inputs_first: bool,
         dtype: torch.dtype,
     ) -> torch.Tensor:
+        ctx.source_dtype = source.dtype
+        ctx.half = dtype is torch.bfloat16 and geometry.takes_half
+        source = geometry.prepare(source.to(dtype) if ctx.half else source)
         ctx.save_for_backward(source, weight)
         ctx.parameter, ctx.geometry, ctx.structures = weight, geometry, structures
         ctx.inputs_first, ctx.bias_dtype = inputs_first, None if bias is None else bias.dtype
-        numbers = _float(source)
+        numbers = source if ctx.half else _float(source)
         target = geometry.new_target(numbers, structures.forward.rows)
         view = geometry.source_view(numbers)
         structures.forward.multiply(
-            _float(weight).contiguous(),
+            weight.contiguous(),
             view,
             geometry.target_view(target),
             _float(bias).contiguous() if bias is not None else None,
@@ -224,25 +237,26 @@ class SkipProduct(torch.autograd.Function):
         if is_recording():
             kept = source if any(ctx.needs_input_grad) else None
             _report("forward", weight, structures.forward.num_nonzero, view.tokens, kept)
-        return target if dtype is torch.float32 else target.to(dtype)
+        return target if target.dtype is dtype else target.to(dtype)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         source, weight = ctx.saved_tensors
-        source_dtype, weight_dtype = source.dtype, weight.dtype
-        source, weight = _float(source), _float(weight)
         geometry, structures = ctx.geometry, ctx.structures
         needs_source, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         dense = needs_weight and _wants_dense_gradient(ctx.parameter)
-        gradient = _float(geometry.prepare(gradient))
+        gradient = geometry.prepare(gradient)
+        if not ctx.half:
+            source, gradient = _float(source), _float(gradient)
         source_gradient = geometry.new_source_gradient(source) if needs_source else None
         view = geometry.source_view(source_gradient) if needs_source else None
         source_view, target_view = geometry.source_view(source), geometry.target_view(gradient)
         weight_gradient = bias_gradient = None
         if needs_weight and not dense:
             if needs_bias:
-                bias_gradient = gradient.new_empty(structures.forward.rows)
+                rows = structures.forward.rows
+                bias_gradient = gradient.new_empty(rows, dtype=torch.float32)
             weight_gradient = kernels.gradients(
                 structures.forward,
                 structures.backward,
@@ -268,11 +282,11 @@ class SkipProduct(torch.autograd.Function):
                 )
         if needs_bias and bias_gradient is None:
             bias_gradient = geometry.bias_gradient(gradient)
-        if source_gradient is not None and source_dtype is not torch.float32:
-            source_gradient = source_gradient.to(source_dtype)
-        if weight_gradient is not None and weight_dtype is not torch.float32:
-            weight_gradient = weight_gradient.to(weight_dtype)
-        if bias_gradient is not None and ctx.bias_dtype is not torch.float32:
+        if source_gradient is not None and source_gradient.dtype is not ctx.source_dtype:
+            source_gradient = source_gradient.to(ctx.source_dtype)
+        if weight_gradient is not None and weight_gradient.dtype is not weight.dtype:
+            weight_gradient = weight_gradient.to(weight.dtype)
+        if bias_gradient is not None and bias_gradient.dtype is not ctx.bias_dtype:
             bias_gradient = bias_gradient.to(ctx.bias_dtype)
         return source_gradient, weight_gradient, bias_gradient, None, None, None, None
 
@@ -458,10 +472,8 @@ class SparseLayer(nn.Module):
         unbatched = isinstance(geometry, Windows) and source.dim() == 3
         batched = source.unsqueeze(0) if unbatched else source
         target = SkipProduct.apply(
-            geometry.prepare(batched), weight, bias, geometry, structures, self.inputs_first, dtype
+            batched, weight, bias, geometry, structures, self.inputs_first, dtype
         )
-        if isinstance(geometry, Rows):
-            return target.view(*source.shape[:-1], target.shape[-1])
         return target.squeeze(0) if unbatched else target
 
 

@@ -18,7 +18,7 @@ SHAPES = [(1, 5, 3), (37, 130, 67), (64, 64, 64), (65, 33, 17), (100, 600, 300),
 SHAPES += [(25, 24, 40)]
 
 
-@pytest.fixture(params=(4, 8, 16), ids="lanes{}".format)
+@pytest.fixture(params=(4, 8, 16, 32), ids="lanes{}".format)  # 32: panels for two 512-bit units
 def lanes(request):
     return request.param
 
@@ -194,6 +194,69 @@ def test_products_reject_views_of_other_sizes(num_inputs, num_outputs, num_token
         forward.multiply(weight, source, target)
     with pytest.raises(ValueError, match="tokens must be 5, 3, 15, 2, got"):
         kernels.gradients(forward, backward, weight, source, target, None)
+
+
+@pytest.mark.skipif(not kernels.takes_half(), reason="no fast bfloat16 products")
+@pytest.mark.parametrize("inputs_first", (False, True))
+@pytest.mark.parametrize("weight_type", (torch.float32, torch.bfloat16), ids=str)
+@pytest.mark.parametrize("sparsity", (0.0, 0.5, 0.95, 1.0))
+@pytest.mark.parametrize("shape", [*SHAPES, (128, 64, 96), (300, 31, 95)], ids=str)
+def test_products_of_bfloat16_round_once(shape, sparsity, weight_type, inputs_first):
+    tokens, inputs, outputs = shape
+    torch.manual_seed(0)
+    mask = torch.rand(outputs, inputs) >= sparsity
+    weight = torch.randn(outputs, inputs).bfloat16().to(weight_type)
+    weight[~mask] = torch.nan
+    source, gradient = (
+        torch.randn(tokens, inputs).bfloat16(),
+        torch.randn(tokens, outputs).bfloat16(),
+    )
+    bias, bias_gradient = torch.randn(outputs), torch.full((outputs,), torch.nan)
+    stored, stored_mask = (
+        (weight.T.contiguous(), mask.T.contiguous()) if inputs_first else (weight, mask)
+    )
+    forward = Structure(stored_mask, transposed=inputs_first)
+    backward = Structure(stored_mask, transposed=not inputs_first)
+    wide = torch.full((tokens, outputs + 3), torch.nan, dtype=torch.bfloat16)
+    target, source_gradient = wide[:, :outputs], torch.full_like(source, torch.nan)
+    forward.multiply(stored, rows_view(source), rows_view(target), bias)
+    weight_gradient = gradients(
+        forward, backward, stored, rows_view(source), rows_view(gradient),
+        rows_view(source_gradient), bias_gradient,
+    )  # fmt: skip
+    assert wide[:, outputs:].isnan().all() and weight_gradient.dtype is weight_type
+    weight_gradient = weight_gradient.T if inputs_first else weight_gradient
+    exact = weight.double().where(mask, 0.0)
+    assert_rounded_once(target, source.double() @ exact.T + bias)
+    assert_rounded_once(source_gradient, gradient.double() @ exact)
+    assert_rounded_once(weight_gradient, (gradient.double().T @ source.double()) * mask)
+    assert relative_error(bias_gradient, gradient.double().sum(0)) < TOLERANCE
+
+
+def assert_rounded_once(result, exact):
+    """Within the half unit of bfloat16, and what float32 sums add where terms cancel."""
+    unit = 2.0**-8 if result.dtype is torch.bfloat16 else 0.0
+    error = (result.double() - exact).abs()
+    assert (error <= 1.001 * unit * exact.abs() + 1e-5 * exact.abs().max()).all()
+
+
+@pytest.mark.skipif(not kernels.takes_half(), reason="no fast bfloat16 products")
+@pytest.mark.parametrize("tokens", (1, 31, 33, 63, 65, 127, 129))
+def test_bfloat16_batches_of_any_size_leave_each_token_alone(tokens):
+    torch.manual_seed(5)
+    mask, weight = random_mask(50, 90, 0.6), torch.randn(50, 90).bfloat16()
+    source, target = torch.randn(300, 90).bfloat16(), torch.empty(300, 50).bfloat16()
+    structure, part = Structure(mask), torch.empty(tokens, 50).bfloat16()
+    structure.multiply(weight, rows_view(source), rows_view(target))
+    structure.multiply(weight, rows_view(source[:tokens]), rows_view(part))
+    assert torch.equal(part, target[:tokens])
+
+
+def test_views_of_two_types_are_rejected():
+    structure = Structure(torch.ones(3, 5, dtype=torch.bool))
+    views = rows_view(torch.ones(2, 5)), rows_view(torch.ones(2, 3).bfloat16())
+    with pytest.raises(ValueError, match="must be float32, or both bfloat16"):
+        structure.multiply(torch.ones(3, 5), *views)
 
 
 def test_library_is_built_once_into_the_users_cache(monkeypatch, tmp_path):
