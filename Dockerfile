@@ -1,7 +1,8 @@
 # The pinned environment of the studies, for clusters that run containers:
 #   docker build --build-arg TORCH_INDEX=<address of the wheels for your CUDA> -t REGISTRY/sparse-training .
 # All but torch is checked by hash.
-FROM python:3.11-slim
+ARG BASE=python:3.11-slim
+FROM ${BASE}
 
 ARG TORCH_INDEX=""
 RUN apt-get update \

@@ -2,9 +2,9 @@
 
     python benchmarks/sharded_update.py [--ranks 2] [--width 1024] [--layers 8]
 
-Gloo ranks on the CPU. The peak is that of live tensor bytes of rank 0, counted at each operation
-by torch's own memory tracking of storages; what is printed is the peak during ordinary steps, the
-peak during the step whose end updates masks, and their ratio.
+Gloo ranks on the CPU. The peak is that of live tensor bytes of rank 0, counted after each operation;
+what is printed is the peak during an ordinary step, that during the step whose end updates masks,
+and their ratio.
 """
 
 from __future__ import annotations
@@ -27,39 +27,33 @@ from sparse_lib.algorithms.rigl import RigL
 
 
 class Live(TorchDispatchMode):
-    """Counts the bytes of storages that operations made and that are still alive."""
+    """The bytes of storages that operations made and that are still alive.
+
+    fully_shard frees what it gathered by resizing, so sizes are asked for after each operation.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.bytes = self.peak = 0
-        self.known: set[int] = set()
+        self.peak = 0
+        self.known: dict[int, weakref.ref[torch.UntypedStorage]] = {}
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         result = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(result):
             if isinstance(leaf, torch.Tensor):
-                self.add(leaf)
+                storage = getattr(leaf, "_local_tensor", leaf).untyped_storage()
+                self.known[storage._cdata] = weakref.ref(storage)
+        self.peak = max(self.peak, self.bytes())
         return result
 
-    def add(self, tensor: torch.Tensor) -> None:
-        """Count a tensor's storage once, until it is freed."""
-        storage = getattr(tensor, "_local_tensor", tensor).untyped_storage()
-        key, size = storage._cdata, storage.nbytes()
-        if key in self.known or not size:
-            return
-        self.known.add(key)
-        self.bytes += size
-        self.peak = max(self.peak, self.bytes)
-        weakref.finalize(storage, self.free, key, size)
-
-    def free(self, key: int, size: int) -> None:
-        """Forget a storage."""
-        if key in self.known:
-            self.known.discard(key)
-            self.bytes -= size
+    def bytes(self) -> int:
+        """What is alive now."""
+        sizes = {key: storage.nbytes() for key, ref in self.known.items() if (storage := ref())}
+        self.known = {key: self.known[key] for key in sizes}
+        return sum(sizes.values())
 
 
-def work(rank: int, ranks: int, width: int, layers: int, store: str) -> None:
+def work(rank: int, ranks: int, width: int, layers: int, sparsity: float, store: str) -> None:
     """Train on one rank, and print rank 0's peaks."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks)
@@ -73,13 +67,13 @@ def work(rank: int, ranks: int, width: int, layers: int, store: str) -> None:
         for block in blocks:
             fully_shard(block, mesh=mesh)
         fully_shard(model, mesh=mesh)
-        algorithm = RigL(0.9, update={"freq": 4, "start": 4})
+        algorithm = RigL(sparsity, update={"freq": 4, "start": 4})
         algorithm.apply(model)
         optimizer = torch.optim.AdamW(model.parameters())
         algorithm.apply(optimizer)
         peaks = []
         for _ in range(4):
-            live.peak = live.bytes
+            live.peak = live.bytes()
             optimizer.zero_grad()
             model(torch.randn(64, width)).square().mean().backward()
             optimizer.step()
@@ -97,10 +91,11 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--width", type=int, default=1024)
     parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--sparsity", type=float, default=0.9)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         store = os.path.join(folder, "store")
-        given = (options.ranks, options.width, options.layers, store)
+        given = (options.ranks, options.width, options.layers, options.sparsity, store)
         mp.start_processes(work, given, nprocs=options.ranks, start_method="spawn")
 
 

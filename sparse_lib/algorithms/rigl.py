@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from sparse_lib.core.dynamic import DropAndGrow
+from sparse_lib.core.parameter import SparseParameter
 from sparse_lib.masks.shapers import InputGroupScoreShaper, OutputGroupScoreShaper
 
 
@@ -63,3 +64,7 @@ class RigL(DropAndGrow):
     def grow_score(self, p: Tensor) -> Tensor:
         """Magnitude of the dense gradient."""
         return self.dense_gradient(p).abs()
+
+    def most_grown(self, sparse: SparseParameter) -> int | None:
+        """What follows from the drop fraction and the sparsity."""
+        return self._most_grown(sparse)

@@ -18,6 +18,7 @@ from sparse_lib.core import distributed
 from sparse_lib.core.algorithm import (
     SparsityAlgorithm,
 )
+from sparse_lib.core.candidates import Candidates
 from sparse_lib.core.optimizers import forget_curvature, states_like
 from sparse_lib.core.parameter import SparseParameter, warn
 from sparse_lib.flops.model import ModelFlops
@@ -139,19 +140,34 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
 
         Returns:
             A tensor of its shape. It is known only while masks are updated, and only if
-            :attr:`needs_dense_gradient` was true at the backward pass.
+            :attr:`needs_dense_gradient` was true at the backward pass. Of a sharded parameter that
+            :meth:`most_grown` says enough about it is NaN where no weight is present or can grow.
 
         Raises:
             RuntimeError: If it is not known.
             ValueError: If ``p`` is no sparse parameter of the algorithm.
         """
         sparse = self._by_param(p)
-        if sparse.name not in self._dense:
+        kept = self._dense.get(sparse.name)
+        if isinstance(kept, Candidates):
+            return kept.expanded()
+        if kept is None:
             raise RuntimeError(
                 f"no dense gradient of {sparse.name!r} was kept for this step; to update masks by "
                 "hand, set autoupdate to False before the backward pass"
             )
-        return self._dense[sparse.name]
+        return kept
+
+    def most_grown(self, sparse: SparseParameter) -> int | None:
+        """How many absent weights the mask update after the next step may add, if that is all.
+
+        With a number, only the gradients of present weights and of so many others, the largest in
+        magnitude, are kept of a sharded parameter. None, the default, keeps all. A collective.
+
+        Args:
+            sparse: One of the algorithm's parameters.
+        """
+        return None
 
     # ---------------------------------------------------------------------------------- updating
 
@@ -171,6 +187,8 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
         try:
             for name, mask in self.new_masks(active, targets):
                 self._set_mask(name, mask, targets[name], optimizer or driven)
+                if isinstance(self._dense.get(name), Candidates):
+                    del self._dense[name]  # they belong to the mask that was
                 if driven is not None:
                     self._mask_states_of(self.sparse_params[name], driven)
         finally:
@@ -246,8 +264,9 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
         super()._reset()
 
     def _unplug(self) -> None:
-        self._dense: dict[str, Tensor] = {}
+        self._dense: dict[str, Tensor | Candidates] = {}
         self._captures: list[Any] = []
+        self._stepped = False
         self._set_aside: list[tuple[Tensor, Tensor]] = []
         super()._unplug()
 
@@ -298,6 +317,7 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
             for name in self.sparse_params if super().needs_dense_gradient else self._dense:
                 self.sparse_params[name].count_dense_gradient()
         self.step += 1
+        self._stepped = True
         due = autoupdate and self.is_update_step(self.step)
         if due:
             self._update_and_enforce(optimizer)
@@ -388,12 +408,26 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
     def _keep_dense_sum(self, sparse: SparseParameter, gradient: Tensor, goes_on: bool) -> None:
         """Keep a sharded gradient that holds what is there already, masked, and a new one."""
         so_far = self._dense.get(sparse.name)
+        if isinstance(so_far, Candidates) and goes_on:
+            warn(
+                f"the gradient of {sparse.name!r} is accumulated over backward passes for the first "
+                "time at a step that updates masks, so that absent weights count by the later ones "
+                "where the first one's gradient was small; later updates are exact"
+            )
+            so_far = so_far.expanded(fill=0.0)
+            self._dense[sparse.name] = so_far
         if so_far is not None and goes_on:
             mine, mask = shards.local(so_far), shards.local(sparse.mask)
             old = mine.masked_fill(mask, 0)
             mine.copy_(shards.local(gradient)).add_(old)
-        else:
+            return
+        # A first step does not tell whether others accumulate gradients.
+        simple = self.autoupdate and self._stepped and not sparse.guard.accumulates
+        most = self.most_grown(sparse) if simple else None
+        if most is None:
             self._dense[sparse.name] = gradient.detach().clone()
+        else:
+            self._dense[sparse.name] = Candidates.of(gradient, sparse.mask, most)
 
     def _share_dense_gradients(self) -> None:
         if distributed.world_size() == 1 or not self._reads_dense_gradient:
@@ -403,11 +437,18 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
                 self._dense[name] = torch.zeros_like(sparse.param)
         shared = [self._dense[name] for name in self.sparse_params]
         # Those of sharded parameters are averages already.
-        distributed.average_(tensor for tensor in shared if not shards.is_sharded(tensor))
+        distributed.average_(
+            kept for kept in shared if isinstance(kept, Tensor) and not shards.is_sharded(kept)
+        )
 
     @property
     def _reads_dense_gradient(self) -> bool:
         return self.uses_dense_gradient or self.grown_init.startswith("gradient")
+
+
+def _is_foreign(method: Any) -> bool:
+    """Whether a method is defined outside this library."""
+    return not method.__module__.startswith("sparse_lib.")
 
 
 def _spread(weight: Tensor, present: Tensor) -> Tensor:
@@ -471,6 +512,10 @@ class DropAndGrow(DynamicSparsityAlgorithm):
         """Scores of the shape of ``p``, at least 0; present weights with the lowest are dropped."""
         return visible_magnitude(p)
 
+    def _unplug(self) -> None:
+        self._coming: tuple[int, float, dict[str, float]] = (-1, 0.0, {})
+        super()._unplug()
+
     @property
     def drop_fraction(self) -> float:
         """Drop fraction at the current step, in [0, 1]."""
@@ -506,8 +551,24 @@ class DropAndGrow(DynamicSparsityAlgorithm):
         options: dict[str, Any] = {"score_shaper": self.score_shaper, "rules": self.rules}
         return make_mask_grow_maximum(self.grow_score(p), kept, sparsity, count, **options)
 
+    def _most_grown(self, sparse: SparseParameter) -> int | None:
+        """:meth:`most_grown` where only counts decide how many weights are added."""
+        ours = ("update", "new_masks", "update_mask", "grow", "drop_score", "grow_score")
+        simple = self.score_shaper is None and not self.grown_init.startswith("gradient")
+        if not simple or any(_is_foreign(getattr(type(self), name)) for name in ours):
+            return None
+        step = self.step + 1
+        if self._coming[0] != step:
+            fraction = min(max(float(self.drop_schedule(step, True)), 0.0), 1.0)
+            self._coming = (step, fraction, self._levels.targets(step, is_update_step=True))
+        _, fraction, targets = self._coming
+        wanted = self.rules.count(targets[sparse.name], sparse.param.numel())
+        stay = self.rules.count(fraction, num_true(sparse.mask))
+        return max(0, wanted - stay)
+
     def _advance_schedules(self, due: bool) -> None:
         super()._advance_schedules(due)
+        self._coming = (-1, 0.0, {})
         self.drop_schedule.update(due)
 
     def state_dict(self) -> dict[str, Any]:

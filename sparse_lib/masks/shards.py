@@ -9,7 +9,7 @@ is not sharded all of them do what a single process does.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from sparse_lib.masks.shapers import ScoreTieBreaker
 
 _DIGIT = 16  # bits decided per round of a selection
+_CHUNK = 2**18  # scores whose keys are made at a time, so that a selection takes little memory
 
 
 def is_sharded(tensor: Any) -> bool:
@@ -199,7 +200,8 @@ def select(
         return [torch.zeros_like(mask) for mask in usable]
     if keep >= candidates:
         return usable
-    threshold = _kth_largest([v[m] for (v, _), m in zip(pieces, usable, strict=True)], keep, group)
+    competing = [(values, mask) for (values, _), mask in zip(pieces, usable, strict=True)]
+    threshold = _kth_largest(competing, keep, group)
     chosen = [
         (values >= threshold).logical_and_(mask)
         for (values, _), mask in zip(pieces, usable, strict=True)
@@ -241,31 +243,47 @@ def _drop_last(
             chosen[index][part[stay:]] = False
 
 
-def _kth_largest(scores: list[Tensor], keep: int, group: Any) -> Tensor:
-    """The ``keep``-th largest score over all ranks, a scalar; no score is NaN."""
-    dtype, device = scores[0].dtype, scores[0].device
-    keys = [_keys(values) for values in scores]
+def _kth_largest(pieces: Sequence[tuple[Tensor, Tensor]], keep: int, group: Any) -> Tensor:
+    """The ``keep``-th largest score over all ranks, a scalar; none of the competing ones is NaN."""
+    dtype, device = pieces[0][0].dtype, pieces[0][0].device
     bits, found = 8 * dtype.itemsize, 0
+    keys: Iterable[Tensor] = _Keys(pieces)
     for shift in range(bits - _DIGIT, -1, -_DIGIT):
-        digits = [(part >> shift).bitwise_and_(2**_DIGIT - 1) for part in keys]
         counts = torch.zeros(2**_DIGIT, dtype=torch.int64, device=device)
-        for part in digits:
-            counts += part.bincount(minlength=2**_DIGIT)
+        for part in keys:
+            counts += _digits(part, shift).bincount(minlength=2**_DIGIT)
         counts = total(counts, group)
         from_top = counts.flip(0).cumsum(0)
         place = int((from_top < keep).sum())  # digits above the one that is looked for
         digit = 2**_DIGIT - 1 - place
         keep -= int(from_top[place] - counts[digit])
-        keys = [key[part == digit] for key, part in zip(keys, digits, strict=True)]
+        keys = [part[_digits(part, shift) == digit] for part in keys]
         found |= digit << shift
     return _score(found, dtype, device)
+
+
+def _digits(keys: Tensor, shift: int) -> Tensor:
+    return (keys >> shift).bitwise_and_(2**_DIGIT - 1)
+
+
+class _Keys:
+    """Keys of the scores that compete, made in chunks whenever they are gone through."""
+
+    def __init__(self, pieces: Sequence[tuple[Tensor, Tensor]]) -> None:
+        self.pieces = pieces
+
+    def __iter__(self) -> Iterator[Tensor]:
+        for values, among in self.pieces:
+            for part, mask in zip(values.split(_CHUNK), among.split(_CHUNK), strict=True):
+                yield _keys(part[mask])
 
 
 def _keys(values: Tensor) -> Tensor:
     """Integers whose bits, read without a sign, order as the scores do."""
     integer = {4: torch.int32, 8: torch.int64}[values.element_size()]
     bits = (values + 0.0).view(integer)  # minus zero becomes zero
-    return torch.where(bits < 0, ~bits, bits ^ torch.iinfo(integer).min)
+    flips = (bits >> (8 * values.element_size() - 1)).bitwise_or_(torch.iinfo(integer).min)
+    return bits.bitwise_xor_(flips)
 
 
 def _score(key: int, dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -61,7 +61,7 @@ def train(case, rank, world_size, no_sync=False):
     algorithm.apply(optimizer)
     for step in range(NUM_STEPS):
         optimizer.zero_grad()
-        for micro in range(2):
+        for micro in range(1 if case.startswith("one ") else 2):
             source = torch.Generator().manual_seed(10 * step + micro)
             share = torch.randn(8, 10, generator=source).double().chunk(world_size)[rank]
             alone = no_sync and world_size > 1 and micro == 0
@@ -118,6 +118,9 @@ SHARDED = {
     "topkast": lambda: TopKAST(0.8, backward_sparsity=0.5, regularization=0.1, **DYNAMIC),
     "own": lambda: Static(0.5, init_method=lambda p, s: p > p.median()),
     "falling": lambda: SET([0.9, 0.1], **DYNAMIC),
+    "one rigl": lambda: RigL(0.7, drop_fraction=0.5, distribution="erk", **DYNAMIC),
+    "one rising": lambda: GraNet(RISING, drop_fraction=0.5, **DYNAMIC),
+    "one falling": lambda: RigL([0.9, 0.5, 0.7], drop_fraction=0.3, **DYNAMIC),
     "dense": lambda: SET(0.9, init_method="balanced-topk", grown_init="uniform", **DYNAMIC),
 }
 
@@ -131,7 +134,7 @@ def mask_digest(algorithm):
 
 
 def train_sharded(case, world_size, rank, num_steps=6):
-    """Two micro-batches per step, clipped; masks by hash after every step, and what was measured.
+    """Two micro-batches per step (one where the case says so), clipped; masks by hash after every step, and what was measured.
 
     One rank alone trains the plain model.
     """
@@ -147,7 +150,7 @@ def train_sharded(case, world_size, rank, num_steps=6):
     digests = [mask_digest(algorithm)]
     for step in range(num_steps):
         optimizer.zero_grad(set_to_none=step % 2 == 0)
-        for micro in range(2):
+        for micro in range(1 if case.startswith("one ") else 2):
             source = torch.Generator().manual_seed(10 * step + micro)
             share = torch.randn(8, 10, generator=source).double().chunk(world_size)[rank]
             (model(share).sin().pow(2).mean() / 2).backward()
