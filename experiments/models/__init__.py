@@ -29,3 +29,8 @@ def get(name: str) -> ModuleType:
 def task(name: str) -> str:
     """Name of the task that the model ``name`` is for."""
     return getattr(get(name), "TASK", "lm")
+
+
+def own_classes() -> list[str]:
+    """Files of model classes that transformers does not have; ``_<model type>.py`` is read with it."""
+    return [module.name for module in pkgutil.iter_modules(__path__) if module.name.startswith("_")]

@@ -92,6 +92,8 @@ class Progress:
 
     step: int = 0
     elapsed_s: float = 0.0
+    #: Part of `elapsed_s` that validations took.
+    validating_s: float = 0.0
     loss_sum: Any = 0.0  # on a GPU a tensor, which is read when a row is written
     loss_count: int = 0
     rows: list[dict[str, Any]] = field(default_factory=list)
@@ -542,8 +544,10 @@ class Trainer:
             # Full validation is done once, after the last step.
             left = steps - progress.step
             if left == 0 or (progress.step % validate_every == 0 and left >= validate_every):
+                began = time.monotonic()
                 scores = self.validate(full=left == 0)
                 self.record(summary.validation_row(self, scores))
+                progress.validating_s += time.monotonic() - began
             if recipe.stable is not None and progress.step in recipe.stable.keep:
                 self.keep()
             now = time.monotonic()
