@@ -1,11 +1,12 @@
 """Run entries of the race in turns on this machine, and print who is first.
 
-    python benchmarks/race.py dense-mlp sparse-mlp [--scale small] [--seeds 5] [--cores 0,1]
+    python benchmarks/race.py dense-window rigl-window [--scale small] [--seeds 5] [--cores 0,1]
 
 Each entry of `experiments/race` that is named trains its seeds at each of its budgets, as the study
 `race` does, into results/<scale>/runs. Runs of the same seed and budget start together, one on each
-core, and the next ones when all of them have ended; with each seed the entries change cores. Nothing else may run meanwhile. Scores and records are made afterwards; a finished run is
-left as it is. docs/race.md has the rules.
+core, and the next ones when all of them have ended; with each seed the entries change cores.
+Nothing else may run meanwhile. Scores and records are made afterwards, and a finished run is left
+as it is. docs/race.md has the rules.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
@@ -29,6 +32,8 @@ from experiments.store.collect import records_table
 from experiments.store.io import read_json
 
 STUDY = "race"
+#: Least share of its core that a run must have had; start-up reads files.
+SHARE = 0.95
 
 
 def rounds(entries: Sequence[str], scale: str, num_seeds: int) -> list[list[Run]]:
@@ -62,17 +67,25 @@ def train(turn: Sequence[tuple[Run, int]]) -> None:
     """Train these runs at once, each on its core, and wait for all.
 
     Raises:
-        SystemExit: If one of them fails.
+        SystemExit: If one of them fails, or had less than `SHARE` of its core: then all are undone.
     """
-    started = []
+    started, lowest, begin = {}, 1.0, time.monotonic()
     for run, core in turn:
         command = [sys.executable, "-m", "experiments", "train", "--run", run.id]
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
         process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
         os.sched_setaffinity(process.pid, {core})
-        started.append(process)
-    if any(process.wait() for process in started):
-        raise SystemExit(1)
+        started[process.pid] = run
+    while started:
+        pid, status, used = os.wait4(-1, 0)
+        run = started.pop(pid)
+        if status:
+            raise SystemExit(f"{run.id} failed")
+        lowest = min(lowest, (used.ru_utime + used.ru_stime) / (time.monotonic() - begin))
+    if lowest < SHARE:
+        for run, _ in turn:
+            shutil.rmtree(paths.run(run.scale, run.id))
+        raise SystemExit(f"a run had {lowest:.0%} of its core: {turn[0][0].id} and its turn undone")
 
 
 def finish(run: Run) -> dict[str, object]:

@@ -51,7 +51,7 @@ def read_model(model_dir: Path, auto_model: Any) -> Any:
 
 
 def _register(model_type: Any) -> None:
-    """Make a class of this repository known to transformers: it is in ``models/_<model type>.py``."""
+    """Make a class of ours known to transformers, which is in ``models/_<model type>.py``."""
     name = f"_{model_type}"
     if isinstance(model_type, str) and name in models.own_classes():
         importlib.import_module(f"{models.__name__}.{name}")

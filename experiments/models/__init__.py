@@ -32,5 +32,5 @@ def task(name: str) -> str:
 
 
 def own_classes() -> list[str]:
-    """Files of model classes that transformers does not have; ``_<model type>.py`` is read with it."""
+    """Files of classes that transformers does not have, each ``_<model type>``."""
     return [module.name for module in pkgutil.iter_modules(__path__) if module.name.startswith("_")]

@@ -68,7 +68,7 @@ class WindowMLPForCausalLM(PreTrainedModel):
         return self.lm_head
 
     def forward(self, input_ids: Tensor, labels: Tensor | None = None, **_) -> CausalLMOutput:
-        """Logits (B, T, V) of tokens (B, T); with ``labels`` also the mean loss of the next ones."""
+        """Logits (B, T, V) of tokens (B, T); with ``labels`` also the mean loss."""
         num_tokens, window = input_ids.shape[1], self.config.window
         embedded = pad(self.embed_tokens(input_ids), (0, 0, window - 1, 0))
         seen = torch.cat([embedded[:, i : i + num_tokens] for i in range(window)], -1)

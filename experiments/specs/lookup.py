@@ -18,7 +18,7 @@ RUNS_OF = "`python -m experiments plan --scale {}`"
 
 
 def known_runs() -> dict[str, Run]:
-    """All runs of all studies at all scales by id; read again only when one of their files changes."""
+    """All runs of all studies at all scales by id; read again only when a file changes."""
     return _known_runs(tuple((path, path.stat().st_mtime_ns) for path in study_files()))
 
 

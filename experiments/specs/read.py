@@ -104,16 +104,21 @@ def _read_study(name: str, text: str, files: tuple[tuple[Path, str], ...] = ()) 
     value = read_yaml(text)
     if isinstance(value, dict) and "entries" in value:
         section = entries.Entries.model_validate(value["entries"])
-        found = {file.stem: _read_entry(file, words, section) for file, words in files}
+        variants = list(value.get("recipes") or {})
+        found = {file.stem: _read_entry(file, words, section, variants) for file, words in files}
         value = entries.with_entries(value, section, found)
     study = Study.model_validate(value)
     _check_names(study, name)
     return study
 
 
-def _read_entry(path: Path, text: str, section: entries.Entries) -> entries.Entry:
+def _read_entry(
+    path: Path, text: str, section: entries.Entries, variants: list[str]
+) -> entries.Entry:
     with one_sentence(path):
         entry = entries.Entry.model_validate(read_yaml(text))
+        for variant in entry.seeds:
+            check_choice("seeds", variant, variants)
         for terms in section.scales.values():
             check_workload(Workload.model_validate(entry.workload(terms)))
         return entry
