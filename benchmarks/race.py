@@ -17,7 +17,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
@@ -29,11 +28,11 @@ from experiments.specs.read import load_study
 from experiments.specs.run import Run
 from experiments.store import paths
 from experiments.store.collect import records_table
-from experiments.store.io import read_json
+from experiments.store.io import read_json, read_jsonl
 
 STUDY = "race"
-#: Least share of its core that a run must have had; start-up reads files.
-SHARE = 0.95
+#: Least share of its core that a run must have had.
+SHARE = 0.97
 
 
 def rounds(entries: Sequence[str], scale: str, num_seeds: int) -> list[list[Run]]:
@@ -69,23 +68,30 @@ def train(turn: Sequence[tuple[Run, int]]) -> None:
     Raises:
         SystemExit: If one of them fails, or had less than `SHARE` of its core: then all are undone.
     """
-    started, lowest, begin = {}, 1.0, time.monotonic()
+    started = []
     for run, core in turn:
         command = [sys.executable, "-m", "experiments", "train", "--run", run.id]
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
         process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
         os.sched_setaffinity(process.pid, {core})
-        started[process.pid] = run
-    while started:
-        pid, status, used = os.wait4(-1, 0)
-        run = started.pop(pid)
-        if status:
-            raise SystemExit(f"{run.id} failed")
-        lowest = min(lowest, (used.ru_utime + used.ru_stime) / (time.monotonic() - begin))
-    if lowest < SHARE:
+        started.append(process)
+    if any([process.wait() for process in started]):
+        raise SystemExit(1)
+    shares = [share(run) for run, _ in turn]
+    if min(shares) < SHARE:
         for run, _ in turn:
             shutil.rmtree(paths.run(run.scale, run.id))
-        raise SystemExit(f"a run had {lowest:.0%} of its core: {turn[0][0].id} and its turn undone")
+        had = ", ".join(f"{share:.0%}" for share in shares)
+        raise SystemExit(
+            f"the turn of {turn[0][0].id} is undone: its runs had {had} of their cores"
+        )
+
+
+def share(run: Run) -> float:
+    """Share of its core that a finished run had in its training steps."""
+    rows = read_jsonl(paths.run(run.scale, run.id) / "metrics.jsonl")
+    last = [row for row in rows if row["kind"] == "validation"][-1]
+    return last["trained_cpu_s"] / last["trained_s"]
 
 
 def finish(run: Run) -> dict[str, object]:

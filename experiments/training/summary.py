@@ -54,7 +54,9 @@ def train_row(trainer: Trainer, loss: float) -> dict[str, Any]:
 def validation_row(trainer: Trainer, scores: dict[str, float]) -> dict[str, Any]:
     """A row of the validation curve: all that the task measured.
 
-    ``trained_s`` are the seconds of the steps before it, without earlier validations.
+    ``trained_s`` are the seconds of the steps before it, without earlier validations, and
+    ``trained_cpu_s`` what the process computed in them: much less on one thread says that others
+    had the core.
     """
     progress, task = trainer.progress, trainer.task
     return {
@@ -62,6 +64,7 @@ def validation_row(trainer: Trainer, scores: dict[str, float]) -> dict[str, Any]
         "step": progress.step,
         task.unit: progress.step * task.units_per_step,
         "trained_s": round(progress.elapsed_s - progress.validating_s, 3),
+        "trained_cpu_s": round(progress.cpu_s - progress.validating_cpu_s, 3),
         **scores,
     }
 
@@ -71,7 +74,7 @@ def facts(trainer: Trainer) -> dict[str, Any]:
     progress, unit, measured = trainer.progress, trainer.task.unit, trainer.measure()
     last = {row["kind"]: row for row in progress.rows}
     final = last["train"]
-    place = ("kind", "step", unit, "trained_s")
+    place = ("kind", "step", unit, "trained_s", "trained_cpu_s")
     scores = {k: v for k, v in last["validation"].items() if k not in place}
     num_masked = 0
     if trainer.sparsity is not None:

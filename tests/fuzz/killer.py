@@ -45,6 +45,7 @@ TIMES = {
     "wall time (s)",
     "elapsed_s",
     "trained_s",
+    "trained_cpu_s",
     "tokens_per_s",
     "images_per_s",
 }
