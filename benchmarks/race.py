@@ -5,7 +5,7 @@
 Each entry of `experiments/race` that is named trains its seeds at each of its budgets, as the study
 `race` does, into results/<scale>/runs. Runs of the same seed and budget start together, one on each
 core, and the next ones when all of them have ended; with each seed the entries change cores.
-Nothing else may run meanwhile. Scores and records are made afterwards, and a finished run is left
+Nothing else may run meanwhile; a turn in which a run had too little of its core is undone. Scores and records are made afterwards, and a finished run is left
 as it is. docs/race.md has the rules.
 """
 
@@ -13,15 +13,23 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import shutil
+import statistics
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from itertools import groupby
+from pathlib import Path
+from typing import Any
 
 from experiments.analysis import race
+from experiments.computations import _measured
 from experiments.errors import UserError
+from experiments.memory import keep_memory
 from experiments.specs.expand import study_runs
 from experiments.specs.lookup import planned_study
 from experiments.specs.read import load_study
@@ -29,10 +37,13 @@ from experiments.specs.run import Run
 from experiments.store import paths
 from experiments.store.collect import records_table
 from experiments.store.io import read_json, read_jsonl
+from experiments.training.loop import Trainer
 
 STUDY = "race"
 #: Least share of its core that a run must have had.
-SHARE = 0.97
+SHARE = 0.9
+#: Steps before the timed ones, and timed ones.
+WARM_UP, STEPS = 5, 40
 
 
 def rounds(entries: Sequence[str], scale: str, num_seeds: int) -> list[list[Run]]:
@@ -75,7 +86,8 @@ def train(turn: Sequence[tuple[Run, int]]) -> None:
         process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
         os.sched_setaffinity(process.pid, {core})
         started.append(process)
-    if any([process.wait() for process in started]):
+    codes = [process.wait() for process in started]
+    if any(codes):
         raise SystemExit(1)
     shares = [share(run) for run, _ in turn]
     if min(shares) < SHARE:
@@ -105,6 +117,41 @@ def finish(run: Run) -> dict[str, object]:
     return read_json(folder / "record.json")
 
 
+def step_seconds(run: Run, *, hollow: bool) -> float:
+    """Median processor seconds of a step; ``hollow`` without the blocks' linear layers."""
+    spec = run.spec.model_copy(update={"sparsity": None}) if hollow else run.spec
+    with tempfile.TemporaryDirectory() as scratch:
+        trainer = Trainer(spec, data_dir=paths.data(run.data_label), state_dir=Path(scratch))
+    if hollow:
+        _measured.hollow(trainer.model)
+    trainer.model.train()
+    taken = []
+    for number in range(WARM_UP + STEPS):
+        begin = time.process_time()
+        trainer.step()
+        if number >= WARM_UP:
+            taken.append(time.process_time() - begin)
+    return statistics.median(taken)
+
+
+def print_steps(runs: Sequence[Run], ratios: Sequence[dict[str, Any]]) -> None:
+    """Print what a step of each entry takes, and the kernels with which a slower one would tie.
+
+    A sparse entry that needs ``ratio`` of its time to tie has that of its step, less what is
+    outside of the linear layers, for these layers.
+    """
+    keep_memory()
+    wanted = {row["sparse"]: row["value"] for row in ratios}
+    for run in {run.spec.method: run for run in runs}.values():
+        whole, outside = (step_seconds(run, hollow=hollow) for hollow in (False, True))
+        line = f"{run.spec.method}: step {1e3 * whole:.1f} ms, {1e3 * outside:.1f} ms of it outside"
+        if (ratio := wanted.get(run.spec.method or "")) is not None:
+            left = ratio * whole - outside
+            factor = (whole - outside) / left if left > 0 else math.inf
+            line += f"; ties at {1e3 * ratio * whole:.1f} ms, layers {factor:.2f} times as fast"
+        print(line)
+
+
 def main() -> None:
     """Run the entries in turns and print the table of their ends and the ratios."""
     parser = argparse.ArgumentParser(
@@ -115,6 +162,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     cores = sorted(os.sched_getaffinity(0))
     parser.add_argument("--cores", default=",".join(map(str, cores)), help="default: all")
+    parser.add_argument("--later", action="store_true", help="score and print another time")
     arguments = parser.parse_args()
     cores = [int(core) for core in arguments.cores.split(",")]
     found = rounds(arguments.entries, arguments.scale, arguments.seeds)
@@ -122,6 +170,8 @@ def main() -> None:
         left = [run for run in runs if not (paths.run(run.scale, run.id) / "train.json").is_file()]
         for turn in turns(left, cores, runs[0].spec.seed):
             train(turn)
+    if arguments.later:
+        return
     if found:
         records = [finish(run) for runs in found for run in runs]
         study = planned_study(load_study(STUDY), arguments.scale)
@@ -129,8 +179,10 @@ def main() -> None:
         print(
             ends[["method", "recipe", "seed", "machine", "seconds", "loss"]].to_string(index=False)
         )
-        for row in race.verdicts(ends).to_dict("records"):
+        ratios = race.verdicts(ends).to_dict("records")
+        for row in ratios:
             print(json.dumps(row))
+        print_steps([run for runs in found for run in runs], ratios)
 
 
 if __name__ == "__main__":

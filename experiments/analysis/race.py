@@ -15,8 +15,8 @@ import pandas as pd
 from experiments.analysis import stats
 from experiments.store import tidy
 
-#: Seconds of a run's steps, as its validation rows carry them.
-CLOCK = "trained_s"
+#: Seconds of a run's steps, as its validation rows carry them, and what it computed in them.
+CLOCK, CPU_CLOCK = "trained_s", "trained_cpu_s"
 KEYS = ["run", "model", "dataset", "method", "algorithm", "sparsity", "recipe", "seed", "machine"]
 
 
@@ -30,6 +30,7 @@ class Ratio:
         high: Upper end.
         num_seeds: Seeds that both have.
         target: Mean loss at which the slower one ends.
+        cpu: As ``value``, of processor seconds: where it differs, others had the cores.
         inside: Whether the faster one has that loss between its own budgets, so that its time is
             interpolated; else it is extrapolated.
     """
@@ -39,17 +40,20 @@ class Ratio:
     high: float
     num_seeds: int
     target: float
+    cpu: float
     inside: bool
 
 
 def ends(records: pd.DataFrame) -> pd.DataFrame:
-    """Return one row per finished run: `KEYS`, ``seconds`` (its clock), ``loss`` (held out, nats).
+    """Return one row per finished run.
 
+    The columns are `KEYS`, ``seconds`` (its clock), ``cpu_seconds`` and ``loss`` (held out, nats).
     Runs without a clock, of versions that did not keep it, are left out.
     """
     trained = records[records["task"] == "training"]
     found = trained.drop_duplicates("run")[KEYS]
-    for name, metric in (("seconds", CLOCK), ("loss", "loss")):
+    measured = {"seconds": CLOCK, "cpu_seconds": CPU_CLOCK, "loss": "loss"}
+    for name, metric in measured.items():
         rows = tidy.select(trained, metric, split="validation")
         found = found.merge(rows[["run", "value"]].rename(columns={"value": name}), how="left")
     return found.dropna(subset=["seconds", "loss"])
@@ -69,27 +73,39 @@ def ratio(a: pd.DataFrame, b: pd.DataFrame) -> Ratio | None:
     Returns:
         The ratio of seconds, a over b; None without a seed that serves.
     """
-    own = [_by_seed(rows) for rows in (a, b)]
+    found = _logarithms(a, b, "seconds")
+    if found is None:
+        return None
+    logs, target, inside = found
+    value, low, high = map(math.exp, stats.t_interval(logs))
+    computed = _logarithms(a, b, "cpu_seconds")
+    cpu = math.nan if computed is None else math.exp(float(np.mean(computed[0])))
+    return Ratio(value, low, high, len(logs), target, cpu, inside)
+
+
+def _logarithms(
+    a: pd.DataFrame, b: pd.DataFrame, clock: str
+) -> tuple[list[float], float, bool] | None:
+    """Logarithm of each seed's ratio on a clock, the target, and whether budgets enclose it."""
+    own = [_by_seed(rows, clock) for rows in (a, b)]
     seeds = sorted(set(own[0]) & set(own[1]))
     if not seeds:
         return None
     last = [np.mean([rows[seed][-1][1] for seed in seeds]) for rows in own]
-    slow, fast = own if last[0] >= last[1] else own[::-1]
+    sign, slow, fast = (1.0, *own) if last[0] >= last[1] else (-1.0, *own[::-1])
     logs, inside = [], True
     for seed in seeds:
         seconds, target = slow[seed][-1]
         at, between = _reaches(fast[seed], target)
-        logs.append(math.log(seconds) - at)
+        logs.append(sign * (math.log(seconds) - at))
         inside &= between
-    sign = 1.0 if slow is own[0] else -1.0
-    mean, low, high = stats.t_interval([sign * value for value in logs])
-    return Ratio(*map(math.exp, (mean, low, high)), len(seeds), float(max(last)), inside)
+    return logs, float(max(last)), inside
 
 
-def _by_seed(rows: pd.DataFrame) -> dict[int, list[tuple[float, float]]]:
+def _by_seed(rows: pd.DataFrame, clock: str) -> dict[int, list[tuple[float, float]]]:
     """Seed to (seconds, loss) of its budgets, the shortest first; seeds of one budget are out."""
     found = {
-        int(seed): sorted(zip(own["seconds"], own["loss"], strict=True))
+        int(seed): sorted(zip(own[clock], own["loss"], strict=True))
         for seed, own in rows.groupby("seed")
     }
     return {seed: points for seed, points in found.items() if len(points) > 1}

@@ -1,6 +1,6 @@
-"""Held-out loss of every entry against the seconds of its steps on one thread, validations excluded,
-in a panel for each machine. Thin lines are runs; a marker is the end of one, where its rate is
-annealed: only ends compare."""
+"""Held-out loss of every entry against the seconds of its steps on one thread, validations
+excluded, in a panel for each machine. Thin lines are runs; a marker is the end of one, where its
+rate is annealed: only ends compare."""
 
 import pandas as pd
 from matplotlib.figure import Figure

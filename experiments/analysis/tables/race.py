@@ -12,7 +12,8 @@ from experiments.store import tidy
 
 EVERY_RECIPE = True
 COLUMNS = ["entry", "method", "sparsity", "budget", "machine", "seeds", "steps", "tokens"]
-COLUMNS += ["parameters", "non-zero", "seconds", "loss", "spread of seeds", "runs"]
+COLUMNS += ["parameters", "non-zero", "seconds", "processor seconds", "loss", "spread of seeds"]
+COLUMNS += ["runs"]
 COUNTS = {"steps": "steps", "tokens": "tokens", "num_parameters": "parameters",
           "num_nonzero": "non-zero"}  # fmt: skip
 
@@ -30,6 +31,7 @@ def make(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd
         row |= {"budget": recipe, "machine": machine, "seeds": own["seed"].nunique()}
         row |= {name: int(own[name].iloc[0]) for name in COUNTS.values()}
         row |= {name: own[name].mean() for name in ("seconds", "loss")}
+        row["processor seconds"] = own["cpu_seconds"].mean()
         row |= {"spread of seeds": own["loss"].std(), "runs": " ".join(own["run"])}
         table.append(row)
     return pd.DataFrame(table, columns=COLUMNS).sort_values("loss", kind="stable")

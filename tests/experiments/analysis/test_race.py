@@ -8,7 +8,16 @@ import pytest
 from experiments.analysis import race
 
 
-def entry(method, offset, slope=0.1, seeds=(0, 1, 2), budgets=(30, 60), machine="abcd", noise=0.0):
+def entry(
+    method,
+    offset,
+    slope=0.1,
+    seeds=(0, 1, 2),
+    budgets=(30, 60),
+    machine="abcd",
+    noise=0.0,
+    cpu=None,
+):
     """Ends of an entry whose loss is offset - slope * log seconds."""
     return pd.DataFrame(
         {
@@ -22,6 +31,7 @@ def entry(method, offset, slope=0.1, seeds=(0, 1, 2), budgets=(30, 60), machine=
             "seed": seed,
             "machine": machine,
             "seconds": float(seconds),
+            "cpu_seconds": float(seconds) if cpu is None else cpu(method, float(seconds)),
             "loss": offset - slope * math.log(seconds) + noise * (-1) ** seed,
         }
         for seconds in budgets
@@ -57,6 +67,12 @@ def test_the_interval_is_of_the_seeds_logarithms():
     half = 3.182446 * 0.2 / math.sqrt(3) / 2  # t quantile, spread of +-0.1, root of 4 seeds
     assert math.log(found.low) == pytest.approx(-0.5 - half, abs=1e-5)
     assert math.log(found.high) == pytest.approx(-0.5 + half, abs=1e-5)
+
+
+def test_processor_seconds_are_compared_too():
+    """One side had half of its core: its processor seconds are half of the clock's."""
+    found = race.ratio(entry("dense", 2.0), entry("sparse", 2.0, cpu=lambda _, s: s / 2))
+    assert found.value == pytest.approx(1.0) and found.cpu == pytest.approx(2.0)
 
 
 def test_only_seeds_that_both_ran_at_two_budgets_count():

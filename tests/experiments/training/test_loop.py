@@ -419,12 +419,12 @@ def test_the_clock_of_the_steps_stands_still_during_validations(corpus, tmp_path
     assert 0.6 <= elapsed - clock[-1] < 0.6 + elapsed / 2
 
 
-def test_a_recipe_may_ask_for_the_fused_optimizer(corpus, tmp_path):
-    for fused in (False, True):
-        spec = edited(short_spec("set"), lambda value: value["recipe"].update(fused=fused))
-        assert ("fused" in spec.to_json()["recipe"]) == fused
-        trainer = training.Trainer(spec, data_dir=corpus, state_dir=tmp_path)
-        assert bool(trainer.optimizer.defaults["fused"]) == fused
-        trainer.step()
-        for param in trainer.sparsity.sparse_params.values():
-            assert not param.param[~param.mask].any()
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_recipe_may_ask_for_the_fused_optimizer(fused, corpus, tmp_path):
+    spec = edited(short_spec("set"), lambda value: value["recipe"].update(fused=fused))
+    assert ("fused" in spec.to_json()["recipe"]) == fused
+    trainer = training.Trainer(spec, data_dir=corpus, state_dir=tmp_path)
+    assert bool(trainer.optimizer.defaults["fused"]) == fused
+    trainer.step()
+    for param in trainer.sparsity.sparse_params.values():
+        assert not param.param[~param.mask].any()
