@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 from typing import Any
 
+from experiments import models
 from experiments.errors import UserError, is_bug
+from experiments.store.io import read_cache
 
 
 def read_model(model_dir: Path, auto_model: Any) -> Any:
@@ -24,6 +27,7 @@ def read_model(model_dir: Path, auto_model: Any) -> Any:
 
     from experiments.models import _transform as transforms
 
+    _register(read_cache(Path(model_dir) / "config.json").get("model_type"))
     try:
         model = transforms.load(
             model_dir, lambda config: auto_model.from_config(AutoConfig.for_model(**config))
@@ -44,3 +48,10 @@ def read_model(model_dir: Path, auto_model: Any) -> Any:
             "export the model again"
         )
     return model.eval()
+
+
+def _register(model_type: Any) -> None:
+    """Make a class of ours known to transformers, which is in ``models/_<model type>.py``."""
+    name = f"_{model_type}"
+    if isinstance(model_type, str) and name in models.own_classes():
+        importlib.import_module(f"{models.__name__}.{name}")

@@ -31,7 +31,7 @@ from experiments.specs.schema import (
 #: Steps of a run, beyond which its plan alone would fill the memory.
 MAX_STEPS = 10_000_000
 #: Core-seconds that all studies together may cost, start-up included.
-BUDGET_CORE_S = {"smoke": 240, "quick": 2000}
+BUDGET_CORE_S = {"smoke": 300, "quick": 2000}
 
 
 def _level(sparsity: float) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 from experiments import tasks
 from experiments.specs.expand import all_runs, study_runs
 from experiments.specs.planned import PlannedStudy
-from experiments.specs.read import STUDIES
+from experiments.specs.read import study_files
 from experiments.specs.run import Run
 from experiments.specs.schema import SCALES, Scale, SpecError, Study, check_choice
 
@@ -18,9 +18,8 @@ RUNS_OF = "`python -m experiments plan --scale {}`"
 
 
 def known_runs() -> dict[str, Run]:
-    """All runs of all studies at all scales by id; read again only when a study's file changes."""
-    files = sorted(STUDIES.glob("*.yaml"))
-    return _known_runs(tuple((path, path.stat().st_mtime_ns) for path in files))
+    """All runs of all studies at all scales by id; read again only when a file changes."""
+    return _known_runs(tuple((path, path.stat().st_mtime_ns) for path in study_files()))
 
 
 @functools.lru_cache(maxsize=1)

@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from experiments import data as datasets
 from experiments import models, tasks
 from experiments.errors import is_bug
+from experiments.specs import entries
 from experiments.specs.code import ROOT
 from experiments.specs.schema import (
     KEYS,
@@ -33,6 +34,8 @@ from experiments.specs.schema import (
 from experiments.specs.strict_yaml import read_yaml
 
 STUDIES = ROOT / "experiments" / "studies"
+#: Folder of the folders of entries, such as ``race``.
+ENTRIES = ROOT / "experiments"
 PUBLISHED = ROOT / "experiments" / "published"
 
 
@@ -85,14 +88,41 @@ def load_study(name: str, *, folder: Path | None = None) -> Study:
     if not path.is_file():
         check_choice("study", name, study_names(), "experiments/studies")
     with one_sentence(path):
-        return _read_study(path.stem, path.read_text())
+        text = path.read_text()
+        files = entries.files_of(read_yaml(text), ENTRIES) if "entries:" in text else []
+        return _read_study(path.stem, text, tuple((file, file.read_text()) for file in files))
+
+
+def study_files() -> list[Path]:
+    """Files that say which runs there are: studies, and entries of studies."""
+    studies = sorted(STUDIES.glob("*.yaml"))
+    texts = [text for path in studies if "entries:" in (text := path.read_text())]
+    return studies + [file for text in texts for file in entries.files_of(read_yaml(text), ENTRIES)]
 
 
 @functools.cache
-def _read_study(name: str, text: str) -> Study:
-    study = Study.model_validate(read_yaml(text))
+def _read_study(name: str, text: str, files: tuple[tuple[Path, str], ...] = ()) -> Study:
+    value = read_yaml(text)
+    if isinstance(value, dict) and "entries" in value:
+        section = entries.Entries.model_validate(value["entries"])
+        variants = list(value.get("recipes") or {})
+        found = {file.stem: _read_entry(file, words, section, variants) for file, words in files}
+        value = entries.with_entries(value, section, found)
+    study = Study.model_validate(value)
     _check_names(study, name)
     return study
+
+
+def _read_entry(
+    path: Path, text: str, section: entries.Entries, variants: list[str]
+) -> entries.Entry:
+    with one_sentence(path):
+        entry = entries.Entry.model_validate(read_yaml(text))
+        for variant in entry.seeds:
+            check_choice("seeds", variant, variants)
+        for terms in section.scales.values():
+            check_workload(Workload.model_validate(entry.workload(terms)))
+        return entry
 
 
 @contextmanager

@@ -124,6 +124,11 @@ class Recipe(Strict, ABC):
     compile: bool = Field(
         False, description="whether torch.compile runs it", exclude_if=lambda value: not value
     )
+    fused: bool = Field(
+        False,
+        description="whether AdamW's step is one kernel on a CPU too, as it is on a GPU",
+        exclude_if=lambda value: not value,
+    )
     launch: Launch | None = Field(
         None, description="processes of a run", exclude_if=lambda value: value is None
     )
@@ -252,7 +257,8 @@ class Task(ABC):
             nesterov = getattr(recipe, "nesterov", False)
             return torch.optim.SGD(groups, lr=rate, momentum=recipe.momentum, nesterov=nesterov)
         # Where it is fused, an optimizer's step is one kernel.
-        fused = True if next(model.parameters()).device.type == "cuda" else None
+        on_gpu = next(model.parameters()).device.type == "cuda"
+        fused = True if on_gpu or self.recipe.fused else None
         return torch.optim.AdamW(groups, lr=rate, betas=recipe.betas, eps=recipe.eps, fused=fused)
 
     def parameter_groups(self, model: torch.nn.Module) -> list[dict[str, Any]]:

@@ -92,6 +92,11 @@ class Progress:
 
     step: int = 0
     elapsed_s: float = 0.0
+    #: Processor seconds of this process, all threads.
+    cpu_s: float = 0.0
+    #: Parts of both that validations took.
+    validating_s: float = 0.0
+    validating_cpu_s: float = 0.0
     loss_sum: Any = 0.0  # on a GPU a tensor, which is read when a row is written
     loss_count: int = 0
     rows: list[dict[str, Any]] = field(default_factory=list)
@@ -523,11 +528,13 @@ class Trainer:
         validate_every = max(1, steps // recipe.validations)
         before, saved, told = progress.elapsed_s, time.monotonic(), time.monotonic()
         start, pause = time.monotonic(), SAVE_EVERY_S
+        cpu_before, cpu_start = progress.cpu_s, time.process_time()
         first = progress.step
         self.model.train()
         while progress.step < steps:
             loss = self.step()
             progress.elapsed_s = before + time.monotonic() - start
+            progress.cpu_s = cpu_before + time.process_time() - cpu_start
             if isinstance(loss, float) and self.ranks.size == 1:
                 self.check_loss(loss)
             progress.loss_sum += loss
@@ -542,8 +549,11 @@ class Trainer:
             # Full validation is done once, after the last step.
             left = steps - progress.step
             if left == 0 or (progress.step % validate_every == 0 and left >= validate_every):
+                began, cpu_began = time.monotonic(), time.process_time()
                 scores = self.validate(full=left == 0)
                 self.record(summary.validation_row(self, scores))
+                progress.validating_s += time.monotonic() - began
+                progress.validating_cpu_s += time.process_time() - cpu_began
             if recipe.stable is not None and progress.step in recipe.stable.keep:
                 self.keep()
             now = time.monotonic()

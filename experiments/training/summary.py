@@ -52,12 +52,19 @@ def train_row(trainer: Trainer, loss: float) -> dict[str, Any]:
 
 
 def validation_row(trainer: Trainer, scores: dict[str, float]) -> dict[str, Any]:
-    """A row of the validation curve: all that the task measured."""
-    step, task = trainer.progress.step, trainer.task
+    """A row of the validation curve: all that the task measured.
+
+    ``trained_s`` are the seconds of the steps before it, without earlier validations, and
+    ``trained_cpu_s`` what the process computed in them: much less on one thread says that others
+    had the core.
+    """
+    progress, task = trainer.progress, trainer.task
     return {
         "kind": "validation",
-        "step": step,
-        task.unit: step * task.units_per_step,
+        "step": progress.step,
+        task.unit: progress.step * task.units_per_step,
+        "trained_s": round(progress.elapsed_s - progress.validating_s, 3),
+        "trained_cpu_s": round(progress.cpu_s - progress.validating_cpu_s, 3),
         **scores,
     }
 
@@ -67,7 +74,8 @@ def facts(trainer: Trainer) -> dict[str, Any]:
     progress, unit, measured = trainer.progress, trainer.task.unit, trainer.measure()
     last = {row["kind"]: row for row in progress.rows}
     final = last["train"]
-    scores = {k: v for k, v in last["validation"].items() if k not in ("kind", "step", unit)}
+    place = ("kind", "step", unit, "trained_s", "trained_cpu_s")
+    scores = {k: v for k, v in last["validation"].items() if k not in place}
     num_masked = 0
     if trainer.sparsity is not None:
         masks = [param.mask for param in trainer.sparsity.sparse_params.values()]

@@ -39,7 +39,16 @@ WORKFLOW = ("smoke", "--config", "study=spdf")
 #: Environment variable that marks every process of one workflow, orphans included.
 MARK = "SPARSE_KILLER"
 #: Keys, columns and metrics that hold times, or digests of them, which no two runs share.
-TIMES = {"made_from", "wall_s", "wall time (s)", "elapsed_s", "tokens_per_s", "images_per_s"}
+TIMES = {
+    "made_from",
+    "wall_s",
+    "wall time (s)",
+    "elapsed_s",
+    "trained_s",
+    "trained_cpu_s",
+    "tokens_per_s",
+    "images_per_s",
+}
 #: Files without results: locks, Snakemake's own, and digests of files that hold times.
 NOTES = (".lock", ".snakemake_timestamp", "made.json")
 #: Seconds that an undisturbed start may take on a busy machine.

@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+import time
 from pathlib import Path
 
 import numpy as np
@@ -398,3 +399,32 @@ def test_auto_skips_only_in_runs_with_a_layer_that_gains(corpus, tmp_path):
     large = edited(small, lambda spec: spec["model"].update(sizes))
     assert execution(small) == execution(dense) == "dense"
     assert execution(large) == ("dense" if kernels.unavailable() else "auto")
+
+
+def test_the_clock_of_the_steps_stands_still_during_validations(corpus, tmp_path, monkeypatch):
+    """Each of four validations takes 0.2 s, and a step much less."""
+    validate = training.Trainer.validate
+
+    def slowly(trainer, *, full):
+        time.sleep(0.2)
+        return validate(trainer, full=full)
+
+    monkeypatch.setattr(training.Trainer, "validate", slowly)
+    spec = edited(short_spec("dense"), lambda value: value["recipe"].update(validations=4))
+    run_training(spec, corpus, tmp_path)
+    rows = [json.loads(line) for line in (tmp_path / "out/metrics.jsonl").read_text().splitlines()]
+    clock = [row["trained_s"] for row in rows if row["kind"] == "validation"]
+    elapsed = [row["elapsed_s"] for row in rows if row["kind"] == "train"][-1]
+    assert len(clock) == 4 and clock == sorted(clock)
+    assert 0.6 <= elapsed - clock[-1] < 0.6 + elapsed / 2
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_recipe_may_ask_for_the_fused_optimizer(fused, corpus, tmp_path):
+    spec = edited(short_spec("set"), lambda value: value["recipe"].update(fused=fused))
+    assert ("fused" in spec.to_json()["recipe"]) == fused
+    trainer = training.Trainer(spec, data_dir=corpus, state_dir=tmp_path)
+    assert bool(trainer.optimizer.defaults["fused"]) == fused
+    trainer.step()
+    for param in trainer.sparsity.sparse_params.values():
+        assert not param.param[~param.mask].any()
