@@ -219,6 +219,7 @@ def test_every_comparison_says_what_is_held_equal():
     known = {"tokens", "steps", "epochs", "batch", "data", "layer FLOPs", "whole-model FLOPs"}
     known |= {"wall time", "fine-tuning steps", "first phase", "tokens of the first phase"}
     known |= {"epochs of both phases", "sentences", "sparsity", "sparsity of the component"}
+    known |= {"rate and initial values that were tuned dense"}
     for name, test in claim_tests().items():
         if not test.is_comparison:
             continue
