@@ -375,6 +375,29 @@ def test_two_methods_alone_give_advice(partial):
     assert advice.text(rows, 37_632, 2e6, waiting).splitlines()[-1] == WAITING
 
 
+def test_a_prediction_grows_by_methods_that_had_no_law(whole, partial):
+    rows, records, study = whole
+    out = set(rows[rows["held_out"]]["run"])
+    some = partial[0][~partial[0]["run"].isin(out)]
+    first = predictions.predict(some, study, date="2026-11-24")
+    assert {loss["method"] for loss in first["losses"] if "predicted" in loss} == {
+        "dense", "static-50", "static-75", "static-87.5"
+    }  # fmt: skip
+    with pytest.raises(ValueError, match="no further law can be fitted yet: gmp has no law yet"):
+        predictions.predict(some, study, date="2026-11-25", earlier=first)
+    # Dense and Static may have been trained since: their predictions stay as they are.
+    since = records[~records["run"].isin(out) | records["algorithm"].isin(["dense", "static"])]
+    second = predictions.predict(since, study, date="2026-11-25", earlier=first)
+    kept = {loss["method"]: loss for loss in second["losses"]}
+    for loss in first["losses"]:
+        assert "predicted" not in loss or kept[loss["method"]] == loss
+    assert {kept["dense"]["date"], kept["gmp-75"]["date"]} == {"2026-11-24", "2026-11-25"}
+    assert second["signs"][: len(first["signs"])] == first["signs"]
+    assert second["earlier"] == [first["hash"]] and second["hash"] == predictions.digest(second)
+    with pytest.raises(ValueError, match="can no longer be predicted"):
+        predictions.predict(records, study, date="2026-11-25", earlier=first)
+
+
 def test_static_minus_dense_is_that_of_the_law(partial):
     records, study = partial
     shown = law_against_dense.data(records, pd.DataFrame(), study)
