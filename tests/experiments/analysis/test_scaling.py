@@ -428,6 +428,18 @@ def test_a_sparse_step_needs_the_speedup_that_its_weights_are_not_worth():
     assert clocks.break_even(twice, 0.75, compute, sizes) == pytest.approx(2.0, rel=0.04)
 
 
+def test_at_a_fixed_size_a_longer_training_needs_less_speedup():
+    law = scaling.SparsityLaw(0.35, 0.3, 0.4, 0.3, 0.12, 0.6, 1.2, **law_runs.UNITS)
+    compute, size = 75_264 * np.array([1e6, 4e6]), (75_264.0, 75_264.0)
+    needed = clocks.break_even(law, 0.5, compute, size)
+    for at, speedup in zip(compute, needed, strict=True):
+        data = at / 75_264
+        # A sparse model of as many non-zeros meets the dense loss on so much data, by hand.
+        seen = speedup * 0.5 * data
+        assert law(0.5, 75_264, seen) == pytest.approx(law(0.0, 75_264, data), rel=1e-3)
+    assert needed[1] < needed[0] < 2
+
+
 def test_the_best_size_of_a_compute_is_that_of_the_closed_form():
     law = scaling.SparsityLaw(0.0, 0.0, 0.75, 0.3, 0.12, 0.6, 1.2, **law_runs.UNITS)
     found = clocks.best(law, 0.0, np.array([1e11]), (1e4, 1e6))
