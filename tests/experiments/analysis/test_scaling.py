@@ -383,7 +383,7 @@ def test_a_prediction_grows_by_methods_that_had_no_law(whole, partial):
     assert {loss["method"] for loss in first["losses"] if "predicted" in loss} == {
         "dense", "static-50", "static-75", "static-87.5"
     }  # fmt: skip
-    with pytest.raises(ValueError, match="no further law can be fitted yet: gmp has no law yet"):
+    with pytest.raises(ValueError, match="no further law can be fitted yet: rigl has no law"):
         predictions.predict(some, study, date="2026-11-25", earlier=first)
     # Dense and Static may have been trained since: their predictions stay as they are.
     since = records[~records["run"].isin(out) | records["algorithm"].isin(["dense", "static"])]
