@@ -28,29 +28,40 @@ def path(study: str, scale: str) -> Path:
     return FOLDER / "predictions" / f"{study}.{scale}.json"
 
 
-def predict(records: pd.DataFrame, study: PlannedStudy, *, date: str) -> dict[str, Any]:
+def predict(
+    records: pd.DataFrame,
+    study: PlannedStudy,
+    *,
+    date: str,
+    earlier: dict[str, Any] | None = None,
+) -> dict[str, Any]:
     """What the laws say of every held-out cell that they can speak of.
 
     Args:
         records: Tidy records of the study.
         study: The study with its planned runs.
         date: Day of the prediction, YYYY-MM-DD.
+        earlier: What is registered already: it stays, and methods that had no law then are added.
 
     Raises:
-        UserError: If a held-out run has finished, no cell is held out, or no law can be fitted.
+        UserError: If a held-out run that is to be predicted has finished, no cell is held out, or
+            no law can be fitted that speaks of a further one.
     """
     planned, rows = scaling.planned(study), scaling.finished(records, study)
     held_out = planned[planned["held_out"].astype(bool)]
     if held_out.empty:
         raise UserError(f"{study.name} holds nothing out at scale {study.scale}")
-    seen = rows[rows["held_out"].astype(bool)]["run"]
+    before = earlier or {"losses": [], "signs": []}
+    said = {loss["method"]: loss for loss in before["losses"] if "predicted" in loss}
+    laws = scaling.fit_all(rows)
+    fresh = held_out[held_out["algorithm"].isin(laws) & ~held_out["method"].isin(said)]
+    seen = rows[rows["run"].isin(fresh["run"])]["run"]
     if len(seen):
         raise UserError(f"{seen.iloc[0]} has finished, so its loss can no longer be predicted")
-    laws = scaling.fit_all(rows)
+    if fresh.empty:
+        waits = scaling.waiting(rows, study)
+        raise UserError(" ".join(["no further law can be fitted yet:", *waits]).rstrip(".:"))
     cells = held_out.groupby(SEED_KEYS, sort=False)["seed"].size().rename("seeds").reset_index()
-    if not set(cells["algorithm"]) & set(laws):
-        waits = scaling.waits_for(rows, scaling.DENSE)
-        raise UserError(f"no law can be fitted yet: the dense one has {waits or 'all it needs'}")
     draws: dict[str, np.ndarray] = {}
     losses = []
     for cell in cells.to_dict("records"):
@@ -61,24 +72,28 @@ def predict(records: pd.DataFrame, study: PlannedStudy, *, date: str) -> dict[st
         law = laws[cell["algorithm"]]
         draws[cell["method"]] = law.predicted_means(*place, seeds=cell["seeds"])
         low, high = scaling.interval(draws[cell["method"]])
-        losses.append({**cell, **_rounded(law.law(*place), low, high)})
-    signs = []
+        new = {**cell, **_rounded(law.law(*place), low, high), "date": date}
+        losses.append(said.get(cell["method"], new))
+    signs = list(before["signs"])
     for a, b in itertools.combinations(draws, 2):
+        if a in said and b in said:
+            continue
         difference = draws[a] - draws[b]
         low, high = scaling.interval(difference)
         answer = scaling.words(float(low), float(high), (a, b))
-        signs.append(
-            {"a": a, "b": b, **_rounded(np.median(difference), low, high), "better": answer}
-        )
+        values = _rounded(np.median(difference), low, high)
+        signs.append({"a": a, "b": b, **values, "better": answer, "date": date})
     content = {
         "study": study.name,
         "scale": study.scale,
         "date": date,
         "unit": f"{scaling.subject(study).loss}, mean of the seeds, 95% band",
-        "fitted_runs": sorted(rows["run"]),
+        "fitted_runs": sorted(rows[~rows["held_out"].astype(bool)]["run"]),
         "losses": losses,
         "signs": signs,
     }
+    if earlier is not None:
+        content["earlier"] = [*earlier.get("earlier", []), earlier["hash"]]
     return {**content, "hash": digest(content)}
 
 

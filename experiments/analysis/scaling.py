@@ -158,6 +158,7 @@ def waits_for(rows: pd.DataFrame, algorithm: str) -> str:
 def waiting(rows: pd.DataFrame, study: PlannedStudy) -> list[str]:
     """One sentence per planned algorithm without a law: what it waits for."""
     names = dict.fromkeys(planned(study)["algorithm"])
+    rows = rows[~rows["held_out"].astype(bool)]
     missing = {name: waits_for(rows, name) for name in names}
     return [f"{name} has no law yet: {text}." for name, text in missing.items() if text]
 

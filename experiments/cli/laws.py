@@ -39,15 +39,19 @@ def _records(study: str, scale: str) -> tuple[Any, PlannedStudy]:
 
 @app.command()
 def predict(study: StudyName, scale: Scale = "small") -> None:
-    """Register what a study's laws say of its held-out runs, before these are trained."""
+    """Register what a study's laws say of its held-out runs, before these are trained.
+
+    What is registered stays; methods that had no law then are added.
+    """
     from experiments.analysis import predictions
 
     file = predictions.path(study, scale)
-    if file.exists():
+    earlier = predictions.registered(study, scale)
+    if earlier is not None and all("predicted" in loss for loss in earlier["losses"]):
         raise SpecError(f"{file.name} is registered already; a prediction is made once")
     records, facts = _records(study, scale)
     date = datetime.datetime.now(datetime.UTC).date().isoformat()
-    content = predictions.predict(records, facts, date=date)
+    content = predictions.predict(records, facts, date=date, earlier=earlier)
     write_json(file, content)
     print(f"{file}: {len(content['losses'])} losses, {len(content['signs'])} signs; commit it now")
 

@@ -1,10 +1,14 @@
 """The speedup that a sparse step needs over a dense step of the same layers, so that the best
 sparse model and the best dense one tie in loss and in training time, by the fitted laws with 95%
-bands: one panel per sparsity, against the training compute of the dense model. Horizontal lines
-are what steps gain: on this CPU with the kernels of this library, on a CS-2 by simulation, and at
+bands: one panel per sparsity, against the training compute of the dense model. Thick lines are at
+the best size of each compute, where the form of the law makes the answer nearly the same for all;
+thin ones are at the non-zero weights of the smallest fitted dense model, as when a device or a
+latency fixes the size, and a longer training is what compute buys. Horizontal lines are what steps
+gain: on this CPU with the kernels of this library, on a CS-2 by simulation, and at
 most, 1 / (1 - sparsity). Where a method's line lies below a device's, sparsity pays there. Dashed
 is extrapolated; methods whose sparsity changes while they train are left out."""
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -18,7 +22,9 @@ from experiments.specs.planned import PlannedStudy
 
 EVERY_RECIPE = True
 NUM_BUDGETS = 24
-COLUMNS = ["method", "sparsity", "compute", "speedup", "low", "high", "extrapolated"]
+COLUMNS = ["method", "sparsity", "size", "compute", "speedup", "low", "high", "extrapolated"]
+#: Whether each compute has the size that is best for it, and the width of its line.
+SIZES = {"best": 2.2, "fixed": 1.0}
 LINES = {"cpu": ("this CPU", ":"), "cs2": ("CS-2, simulated", "-.")}
 
 
@@ -28,16 +34,21 @@ def data(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd
     rows: list[dict[str, Any]] = []
     for name, law in laws.items():
         dense = law.rows[law.rows["sparsity"] == 0]
-        fitted = dense["weights"] * dense["data"]
-        grid = np.geomspace(fitted.min(), scaling.BEYOND * fitted.max(), NUM_BUDGETS)
-        for sparsity in sorted(set(law.rows["sparsity"]) - {0.0}):
+        smallest = float(dense["weights"].min())
+        longest = float((dense["weights"] * dense["data"]).max()), smallest * dense["data"].max()
+        shortest = smallest * float(dense["data"].min())
+        places = zip(SIZES, (sizes(law), (smallest, smallest)), longest, strict=True)
+        for (size, range_, last), sparsity in itertools.product(
+            list(places), sorted(set(law.rows["sparsity"]) - {0.0})
+        ):
             if np.ptp(clocks.path(study, name, sparsity)):
                 continue
-            point = clocks.break_even(law.law, sparsity, grid, sizes(law))
-            draws = [clocks.break_even(one, sparsity, grid, sizes(law)) for one in law.draws]
+            grid = np.geomspace(shortest, scaling.BEYOND * last, NUM_BUDGETS)
+            point = clocks.break_even(law.law, sparsity, grid, range_)
+            draws = [clocks.break_even(one, sparsity, grid, range_) for one in law.draws]
             low, high = scaling.interval(np.array(draws))
-            for values in zip(grid, point, low, high, grid > fitted.max(), strict=True):
-                rows.append(dict(zip(COLUMNS, (name, sparsity, *values), strict=True)))
+            for values in zip(grid, point, low, high, grid > last, strict=True):
+                rows.append(dict(zip(COLUMNS, (name, sparsity, size, *values), strict=True)))
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
@@ -50,13 +61,14 @@ def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Fi
     if not levels:
         style.say_empty(axes[0], "No sparse method has a law yet.")
     for panel, level in zip(axes, levels, strict=False):
-        for name, own in rows[rows["sparsity"] == level].groupby("method"):
-            look = looks[str(name)]
+        for (name, size), own in rows[rows["sparsity"] == level].groupby(["method", "size"]):
+            look, width = looks[str(name)], SIZES[str(size)]
             x = clocks.FLOPS_PER_WEIGHT * own["compute"]
-            panel.fill_between(x, own["low"], own["high"], color=look.color, alpha=0.2, lw=0)
+            panel.fill_between(x, own["low"], own["high"], color=look.color, alpha=0.15, lw=0)
             inside = ~own["extrapolated"].astype(bool)
-            panel.plot(x, own["speedup"].where(inside), color=look.color, label=look.name)
-            panel.plot(x, own["speedup"].where(~inside), "--", color=look.color)
+            label = f"{look.name}, {size} size"
+            panel.plot(x, own["speedup"].where(inside), color=look.color, lw=width, label=label)
+            panel.plot(x, own["speedup"].where(~inside), "--", color=look.color, lw=width)
         gains = {LINES[key]: float(clock.speedup(level)) for key, clock in known.items()}
         gains[("at most", "-")] = 1 / (1 - level)
         for (_, how), gain in gains.items():
@@ -75,14 +87,14 @@ def caption(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) ->
     """Say what is needed at the longest fitted compute, and whether devices give it."""
     rows, known, parts = data(records, curves, study), clocks.clocks(study.scale), []
     fitted = rows[~rows["extrapolated"].astype(bool)]
-    for (name, level), own in fitted.groupby(["method", "sparsity"], sort=False):
+    for (name, level, size), own in fitted.groupby(["method", "sparsity", "size"], sort=False):
         last = own.sort_values("compute").iloc[-1]
         given = [
             f"{LINES[key][0]} {_pays(float(clock.speedup(level)), last['low'], last['high'])}"
             for key, clock in known.items()
         ]
         parts.append(
-            f"{name} at {100 * level:g}% needs {last['speedup']:.2f} "
+            f"{name} at {100 * level:g}%, {size} size, needs {last['speedup']:.2f} "
             f"({last['low']:.2f} to {last['high']:.2f}): {', '.join(given)}"
         )
     return f"At the largest fitted compute, {'; '.join(parts)}." if parts else ""

@@ -25,7 +25,7 @@ def make(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd
         done = rows[rows["run"].isin(own["run"])]
         loss = said.get(cell[0], {})
         row = dict(zip(COLUMNS, cell, strict=False))
-        row["registered"] = NOT_YET if "predicted" not in loss else (found or {}).get("date")
+        row["registered"] = loss.get("date", NOT_YET)
         row |= {key: loss.get(key) for key in ("predicted", "low", "high")}
         row["inside"] = WAITS
         if len(done):

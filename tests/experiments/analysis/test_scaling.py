@@ -375,6 +375,29 @@ def test_two_methods_alone_give_advice(partial):
     assert advice.text(rows, 37_632, 2e6, waiting).splitlines()[-1] == WAITING
 
 
+def test_a_prediction_grows_by_methods_that_had_no_law(whole, partial):
+    rows, records, study = whole
+    out = set(rows[rows["held_out"]]["run"])
+    some = partial[0][~partial[0]["run"].isin(out)]
+    first = predictions.predict(some, study, date="2026-11-24")
+    assert {loss["method"] for loss in first["losses"] if "predicted" in loss} == {
+        "dense", "static-50", "static-75", "static-87.5"
+    }  # fmt: skip
+    with pytest.raises(ValueError, match="no further law can be fitted yet: rigl has no law"):
+        predictions.predict(some, study, date="2026-11-25", earlier=first)
+    # Dense and Static may have been trained since: their predictions stay as they are.
+    since = records[~records["run"].isin(out) | records["algorithm"].isin(["dense", "static"])]
+    second = predictions.predict(since, study, date="2026-11-25", earlier=first)
+    kept = {loss["method"]: loss for loss in second["losses"]}
+    for loss in first["losses"]:
+        assert "predicted" not in loss or kept[loss["method"]] == loss
+    assert {kept["dense"]["date"], kept["gmp-75"]["date"]} == {"2026-11-24", "2026-11-25"}
+    assert second["signs"][: len(first["signs"])] == first["signs"]
+    assert second["earlier"] == [first["hash"]] and second["hash"] == predictions.digest(second)
+    with pytest.raises(ValueError, match="can no longer be predicted"):
+        predictions.predict(records, study, date="2026-11-25", earlier=first)
+
+
 def test_static_minus_dense_is_that_of_the_law(partial):
     records, study = partial
     shown = law_against_dense.data(records, pd.DataFrame(), study)
@@ -403,6 +426,18 @@ def test_a_sparse_step_needs_the_speedup_that_its_weights_are_not_worth():
                                 **law_runs.UNITS)  # fmt: skip
     assert twice.multiplier(0.75) == pytest.approx(2.0)
     assert clocks.break_even(twice, 0.75, compute, sizes) == pytest.approx(2.0, rel=0.04)
+
+
+def test_at_a_fixed_size_a_longer_training_needs_less_speedup():
+    law = scaling.SparsityLaw(0.35, 0.3, 0.4, 0.3, 0.12, 0.6, 1.2, **law_runs.UNITS)
+    compute, size = 75_264 * np.array([1e6, 4e6]), (75_264.0, 75_264.0)
+    needed = clocks.break_even(law, 0.5, compute, size)
+    for at, speedup in zip(compute, needed, strict=True):
+        data = at / 75_264
+        # A sparse model of as many non-zeros meets the dense loss on so much data, by hand.
+        seen = speedup * 0.5 * data
+        assert law(0.5, 75_264, seen) == pytest.approx(law(0.0, 75_264, data), rel=1e-3)
+    assert needed[1] < needed[0] < 2
 
 
 def test_the_best_size_of_a_compute_is_that_of_the_closed_form():
