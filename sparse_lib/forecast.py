@@ -33,7 +33,8 @@ def forecast(model: nn.Module, config: Any, num_steps: int) -> Forecast:
     """What ``num_steps`` optimizer steps will compute with each masked weight.
 
     Present weights are those of each step's target, and dense weight gradients those of the steps
-    for which the algorithm asks for them: exact where an algorithm meets its targets at each update.
+    for which the algorithm asks for them: exact where an algorithm meets its targets at each
+    update.
 
     Args:
         model: The model, also on the meta device; it is not changed.
@@ -84,7 +85,10 @@ def _run(algorithm: Any, num_steps: int) -> tuple[dict[str, Work], dict[str, int
             num_updates += 1
             for name, done in work.items():
                 done.present += (step - since) * kept[name]
-            kept, since = counts(algorithm.sparsity.targets(step, is_update_step=True)), step
+            targets = algorithm.sparsity.targets(step, is_update_step=True)
+            if algorithm.is_dense_after(num_updates):
+                targets = dict.fromkeys(params, 0.0)
+            kept, since = counts(targets), step
         algorithm.sparsity.advance(due)
     for name, done in work.items():
         done.present += (num_steps - since) * kept[name]
