@@ -26,7 +26,6 @@ def state_of(algorithm):
         (Static, 0.5, "saved with sparsity 0.8 and is loaded with 0.5; masks stay"),
         (RigL, 0.5, "saved with sparsity 0.8 and is loaded with 0.5; masks go there at their next"),
         (RigL, RISING, r"0.8 and is loaded with Linear\(init=0.5, slope=0.01\)"),
-        (RigL, {"weight": 0.5, "*": 0.8}, "0.8 and is loaded with weight: 0.5, 0.8;"),
     ],
 )
 def test_another_sparsity_on_resume(saved, asked, said):
