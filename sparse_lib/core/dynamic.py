@@ -399,7 +399,7 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
             sparse.guard.gradient_is_clean
             or bool((accumulated._values() if accumulated.is_sparse else accumulated).any())
         )
-        if so_far is not None and goes_on:
+        if isinstance(so_far, Tensor) and goes_on:
             so_far.add_(gradient)
         else:
             self._dense[sparse.name] = gradient.clone()
