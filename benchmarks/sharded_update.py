@@ -2,9 +2,9 @@
 
     python benchmarks/sharded_update.py [--ranks 2] [--width 1024] [--layers 8]
 
-Gloo ranks on the CPU. The peak is that of live tensor bytes of rank 0, counted after each operation;
-what is printed is the peak during an ordinary step, that during the step whose end updates masks,
-and their ratio.
+Gloo ranks on the CPU. The peak is that of live tensor bytes of rank 0, counted after each
+operation; what is printed is the peak during an ordinary step, that during the step whose end
+updates masks, and their ratio.
 """
 
 from __future__ import annotations

@@ -33,7 +33,8 @@ def forecast(model: nn.Module, config: Any, num_steps: int) -> Forecast:
     """What ``num_steps`` optimizer steps will compute with each masked weight.
 
     Present weights are those of each step's target, and dense weight gradients those of the steps
-    whose end updates masks with them: exact where an algorithm meets its targets at each update.
+    for which the algorithm asks for them: exact where an algorithm meets its targets at each
+    update.
 
     Args:
         model: The model, also on the meta device; it is not changed.
@@ -66,7 +67,6 @@ def _run(algorithm: Any, num_steps: int) -> tuple[dict[str, Work], dict[str, int
     params = algorithm.sparse_params
     shapes = {name: tuple(sparse.param.shape) for name, sparse in params.items()}
     moves = isinstance(algorithm, DynamicSparsityAlgorithm)
-    reads = moves and algorithm._reads_dense_gradient
     work = {name: Work() for name in params}
 
     def counts(targets: dict[str, float]) -> dict[str, int]:
@@ -75,18 +75,22 @@ def _run(algorithm: Any, num_steps: int) -> tuple[dict[str, Work], dict[str, int
     kept, since = counts({name: float(sparse.target) for name, sparse in params.items()}), 0
     num_updates = 0
     for step in range(1, num_steps + 1):
+        algorithm.step = step - 1
+        if algorithm.needs_dense_gradient:
+            for name, done in work.items():
+                done.dense_steps += 1
+                done.dense_present += kept[name]
         due = moves and algorithm.is_update_step(step)
         if due:
             num_updates += 1
             for name, done in work.items():
                 done.present += (step - since) * kept[name]
-                done.dense_steps += reads
-                done.dense_present += reads * kept[name]
-            kept, since = counts(algorithm.sparsity.targets(step, is_update_step=True)), step
+            targets = algorithm.sparsity.targets(step, is_update_step=True)
+            if algorithm.is_dense_after(num_updates):
+                targets = dict.fromkeys(params, 0.0)
+            kept, since = counts(targets), step
         algorithm.sparsity.advance(due)
     for name, done in work.items():
         done.present += (num_steps - since) * kept[name]
-        if not algorithm.masks_gradients:
-            done.dense_steps, done.dense_present = num_steps, done.present
         done.until = num_steps
     return work, kept, num_updates

@@ -97,6 +97,7 @@ class SNFS(DropAndGrow):
     def _advance(self, optimizer: Optimizer, autoupdate: bool) -> None:
         self._restore_gradients()
         for name, gradient in self._dense.items():
+            assert isinstance(gradient, Tensor)  # all of it is kept
             weight = self.sparse_params[name].param
             gradient = self._as_optimized(weight, gradient)
             gradient = torch.where(gradient.isfinite(), gradient, 0).to(weight.dtype)

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from sparse_lib.checks import check_finite, check_integer
 from sparse_lib.core.dynamic import DynamicSparsityAlgorithm
 from sparse_lib.core.optimizers import gradient_scale
-from sparse_lib.core.parameter import SparseParameter
+from sparse_lib.core.parameter import SparseParameter, warn
 from sparse_lib.layers import layer_kind
 from sparse_lib.masks.makers import make_mask_topk_sparsity, visible_magnitude
 from sparse_lib.masks.shapers import InputGroupScoreShaper, OutputGroupScoreShaper
@@ -66,6 +66,19 @@ class TopK(DynamicSparsityAlgorithm):
             if self.gradient_rms <= 0:
                 raise ValueError(f"gradient_rms must be positive, not {gradient_rms!r}")
         super().__init__(sparsity, update, init_method, **kwargs)
+
+    def _first_masks(self, params: list[SparseParameter]) -> list[tuple[float, Tensor | None]]:
+        for sparse in params:
+            shape = sparse.param.shape
+            by_output = layer_kind(sparse.module) not in ("conv1d", "conv_transpose")
+            for key, dim in (("min_per_output", 0), ("min_per_input", 1)):
+                dim = dim if by_output else 1 - dim
+                if len(shape) > 1 and getattr(self, key) > (room := shape.numel() // shape[dim]):
+                    warn(
+                        f"{key} is {getattr(self, key)}, but {sparse.name!r} has {room} weights in "
+                        "each; all of them count"
+                    )
+        return super()._first_masks(params)
 
     def prepare(self, optimizer: Optimizer) -> None:
         """Clip the root mean square of the gradients."""

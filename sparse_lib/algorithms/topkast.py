@@ -116,7 +116,8 @@ class TopKAST(HiddenWeights):
     ) -> None:
         super()._put_first_masks(params, first)
         for sparse in params:
-            self.trained(sparse.param)
+            if sparse.param.device.type != "meta":  # of a plan: its weights have no values
+                self.trained(sparse.param)
 
     def _advance_schedules(self, due: bool) -> None:
         super()._advance_schedules(due)

@@ -52,9 +52,10 @@ from sparse_lib.core.watch import Watch, some
 from sparse_lib.flops.model import ModelFlops
 from sparse_lib.masks.init import make_init_method
 from sparse_lib.masks.makers import generator
-from sparse_lib.masks.shapers import ScoreShaper, make_score_shaper
+from sparse_lib.masks.shapers import NMScoreShaper, ScoreShaper, make_score_shaper
 from sparse_lib.masks.shards import is_sharded
 from sparse_lib.rules import Rules, rules_of
+from sparse_lib.schedules.values import Constant
 
 #: Elements of all tensors above which first masks are made by several threads.
 _LARGE = 2**22
@@ -158,7 +159,20 @@ class SparsityAlgorithm(ABC):
         self._init = make_init_method(init_method, rules=self.rules)
         self._distribution = distribution
         self._levels = Levels(0.0 if sparsity is None else sparsity, distribution, rules=self.rules)
+        self._check_level()
         self._reset()
+
+    def _check_level(self) -> None:
+        """Warn of a constant sparsity below what N:M masks have at the least."""
+        shaper = self.score_shaper
+        if isinstance(shaper, NMScoreShaper):
+            least = 1 - shaper.n / shaper.m
+            for _, schedule in self._levels.entries:
+                if isinstance(schedule, Constant) and 0 < schedule.value < least:
+                    warn(
+                        f"sparsity is {schedule.value}, but {shaper.n}:{shaper.m} masks have at "
+                        f"least {least:g}, which they will get"
+                    )
 
     def _reset(self) -> None:
         self._clock = Clock()
@@ -727,6 +741,7 @@ class SparsityAlgorithm(ABC):
             "num_updates": self.num_updates,
             "seed": self.seed,
             "sparsity": self._levels.state_dict(),
+            "asked": self._levels.described(),
             "params": {
                 name: {
                     "target": sparse.target,
@@ -741,7 +756,7 @@ class SparsityAlgorithm(ABC):
         """Restore :meth:`state_dict`; the masks come with the model's own state dict.
 
         The state that cerebras-pytorch 2.2 and later save loads too. A state of another algorithm
-        is loaded with a warning.
+        or of another sparsity is loaded with a warning.
 
         Raises:
             ValueError: If the state does not fit this algorithm.
@@ -752,6 +767,10 @@ class SparsityAlgorithm(ABC):
         own, saved = type(self).__name__, state_dict.get("algorithm")
         if isinstance(saved, str) and saved != own:
             warn(f"the state was saved by {saved} and is loaded into {own}, which goes on from it")
+        asks, asked = self._levels.described(), state_dict.get("asked")
+        if saved == own and isinstance(asked, str) and asks not in (None, asked):
+            then = "masks go there at their next update" if self.updates_masks else "masks stay"
+            warn(f"the state was saved with sparsity {asked} and is loaded with {asks}; {then}")
         self._forgotten.has_state = True
         self.step = int(state_dict["step"])
         self.num_updates = int(state_dict.get("num_updates", 0))

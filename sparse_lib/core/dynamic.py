@@ -399,7 +399,7 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
             sparse.guard.gradient_is_clean
             or bool((accumulated._values() if accumulated.is_sparse else accumulated).any())
         )
-        if so_far is not None and goes_on:
+        if isinstance(so_far, Tensor) and goes_on:
             so_far.add_(gradient)
         else:
             self._dense[sparse.name] = gradient.clone()
@@ -410,8 +410,8 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
         so_far = self._dense.get(sparse.name)
         if isinstance(so_far, Candidates) and goes_on:
             warn(
-                f"the gradient of {sparse.name!r} is accumulated over backward passes for the first "
-                "time at a step that updates masks, so that absent weights count by the later ones "
+                f"the gradient of {sparse.name!r} is accumulated over backward passes, for the "
+                "first time at a step that updates masks: absent weights count by the later ones "
                 "where the first one's gradient was small; later updates are exact"
             )
             so_far = so_far.expanded(fill=0.0)

@@ -122,6 +122,16 @@ class Levels:
         for schedule in self.schedules:
             schedule.update(is_update_step)
 
+    def described(self) -> str | None:
+        """The schedules as text, the same in every process; None if one is not of this library."""
+        told = []
+        for key, schedule in self.entries:
+            text = schedule.described()
+            if text is None:
+                return None
+            told.append(text if key == "*" else f"{key if isinstance(key, str) else '?'}: {text}")
+        return ", ".join(told)
+
     def state_dict(self) -> list[dict[str, Any]]:
         """State of each schedule, in order."""
         return [dict(schedule.state_dict()) for schedule in self.schedules]

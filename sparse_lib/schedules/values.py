@@ -117,6 +117,18 @@ class HyperParameterSchedule(ABC):
         for name in expected:
             setattr(self, name, copy.deepcopy(state[name]))
 
+    def described(self) -> str | None:
+        """The schedule as text without its state; None for functions, and for classes of users."""
+        if not type(self).__module__.startswith("sparse_lib."):
+            return None
+        known = {name: value for name, value in vars(self).items() if name[0] != "_"}
+        known = {name: value for name, value in known.items() if name not in self._state_names()}
+        if any(callable(value) for value in known.values()):
+            return None
+        if set(known) == {"value"}:
+            return repr(known["value"])
+        return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in known.items())})"
+
     def __repr__(self) -> str:
         shown = (f"{name}={value!r}" for name, value in vars(self).items() if name[0] != "_")
         return f"{type(self).__name__}({', '.join(shown)})"

@@ -134,9 +134,9 @@ def mask_digest(algorithm):
 
 
 def train_sharded(case, world_size, rank, num_steps=6):
-    """Two micro-batches per step (one where the case says so), clipped; masks by hash after every step, and what was measured.
+    """Two micro-batches per step, clipped; masks by hash after every step, and what was measured.
 
-    One rank alone trains the plain model.
+    Cases named "one ..." have one backward pass. One rank alone trains the plain model.
     """
     torch.manual_seed(10 + rank)
     model, algorithm = make_model(), SHARDED[case]()

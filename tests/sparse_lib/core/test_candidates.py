@@ -1,0 +1,66 @@
+"""What is kept of a sharded dense gradient is enough for the mask update."""
+
+import pytest
+import torch
+from torch import nn
+
+from sparse_lib.algorithms.granet import GraNet
+from sparse_lib.algorithms.rigl import RigL
+from sparse_lib.algorithms.srigl import SRigL
+from sparse_lib.core.candidates import Candidates
+
+FALLING = {"type": "linear", "init": 0.8, "slope": -0.1}
+RISING = {"type": "linear", "init": 0.5, "slope": 0.05}
+
+
+def test_present_values_and_the_largest_absent_ones_are_kept():
+    gradient = torch.tensor([[1.0, -9.0, 3.0], [5.0, -5.0, float("nan")], [0.5, 0.0, 2.0]])
+    mask = torch.tensor([[True, False, False], [False, False, False], [False, True, True]])
+    nan = float("nan")
+    expected = torch.tensor([[1.0, -9.0, nan], [5.0, nan, nan], [nan, 0.0, 2.0]])
+    kept = Candidates.of(gradient, mask, 2)  # of the two fives the first
+    torch.testing.assert_close(kept.expanded(), expected, equal_nan=True)
+    assert torch.equal(kept.expanded(0.0), expected.nan_to_num(0.0))
+    mask[0, 1] = True
+    with pytest.raises(RuntimeError, match="sharded mask was changed between the backward pass"):
+        kept.expanded()
+
+
+class Own(RigL):
+    def grow_score(self, p):
+        return -self.dense_gradient(p)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "expected"),
+    [
+        (RigL(0.8, update=2, drop_fraction=0.3), 6),  # 20 present, of which 14 stay
+        (RigL(FALLING, update=2, drop_fraction=0.3), 26),  # 20 present, 40 wanted
+        (GraNet(RISING, update=2, drop_fraction=0.3), 5),  # 50 present, 35 stay, 40 wanted
+        (GraNet(RISING, update=2, pruning="global"), None),
+        (RigL(0.8, score_shaper="2:4"), None),
+        (SRigL(0.8, update=2), None),
+        (Own(0.8, update=2), None),
+        (RigL(0.8, update=2, grown_init="gradient"), None),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_as_many_as_may_grow(algorithm, expected):
+    torch.manual_seed(0)
+    model = nn.Linear(4, 25, bias=False)
+    algorithm.apply(model)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    algorithm.apply(optimizer)
+
+    def step():
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).square().sum().backward()
+        optimizer.step()
+
+    step()
+    (sparse,) = algorithm.sparse_params.values()
+    assert algorithm.most_grown(sparse) == expected
+    if expected is not None:
+        before = sparse.mask.clone()
+        step()
+        assert 0 < int((sparse.mask & ~before).sum()) <= expected
