@@ -5,8 +5,8 @@
 Each entry of `experiments/race` that is named trains its seeds at each of its budgets, as the study
 `race` does, into results/<scale>/runs. Runs of the same seed and budget start together, one on each
 core, and the next ones when all of them have ended; with each seed the entries change cores.
-Nothing else may run meanwhile; a turn in which a run had too little of its core is undone. Scores and records are made afterwards, and a finished run is left
-as it is. docs/race.md has the rules.
+Nothing else may run meanwhile; a turn in which a run had too little of its core is undone. Scores
+and records are made afterwards, and a finished run is left as it is. docs/race.md has the rules.
 """
 
 from __future__ import annotations
