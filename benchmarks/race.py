@@ -185,7 +185,7 @@ def main() -> None:
         )
         ratios = race.verdicts(ends).to_dict("records")
         for row in ratios:
-            print(json.dumps(row))
+            print(json.dumps({key: value for key, value in row.items() if key != "runs"}))
         print_steps([run for runs in found for run in runs], ends, ratios)
 
 
