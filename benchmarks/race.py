@@ -139,7 +139,7 @@ def step_seconds(run: Run, *, hollow: bool) -> float:
 def print_steps(runs: Sequence[Run], ends: pd.DataFrame, ratios: Sequence[dict[str, Any]]) -> None:
     """Print what a step of each entry takes now, and the kernels with which a slower one would tie.
 
-    A sparse entry that needed ``ratio`` of its time to tie has that part of the step of its records,
+    A sparse entry that needed ``ratio`` of its time to tie has that part of its records' step,
     less what is outside of the linear layers, for these layers.
     """
     keep_memory()
