@@ -5,8 +5,8 @@
 Each entry of `experiments/race` that is named trains its seeds at each of its budgets, as the study
 `race` does, into results/<scale>/runs. Runs of the same seed and budget start together, one on each
 core, and the next ones when all of them have ended; with each seed the entries change cores.
-Nothing else may run meanwhile; a turn in which a run had too little of its core is undone. Scores and records are made afterwards, and a finished run is left
-as it is. docs/race.md has the rules.
+Nothing else may run meanwhile; a turn in which a run had too little of its core is undone. Scores
+and records are made afterwards, and a finished run is left as it is. docs/race.md has the rules.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
+
+import pandas as pd
 
 from experiments.analysis import race
 from experiments.computations import _measured
@@ -134,21 +136,23 @@ def step_seconds(run: Run, *, hollow: bool) -> float:
     return statistics.median(taken)
 
 
-def print_steps(runs: Sequence[Run], ratios: Sequence[dict[str, Any]]) -> None:
-    """Print what a step of each entry takes, and the kernels with which a slower one would tie.
+def print_steps(runs: Sequence[Run], ends: pd.DataFrame, ratios: Sequence[dict[str, Any]]) -> None:
+    """Print what a step of each entry takes now, and the kernels with which a slower one would tie.
 
-    A sparse entry that needs ``ratio`` of its time to tie has that of its step, less what is
-    outside of the linear layers, for these layers.
+    A sparse entry that needed ``ratio`` of its time to tie has that part of its records' step,
+    less what is outside of the linear layers, for these layers.
     """
     keep_memory()
-    wanted = {row["sparse"]: row["value"] for row in ratios}
+    steps = {run.id: run.spec.recipe.steps for run in runs}
+    recorded = (ends["seconds"] / ends["run"].map(steps)).groupby(ends["method"]).mean()
+    wanted = {row["sparse"]: row["value"] * recorded[row["sparse"]] for row in ratios}
     for run in {run.spec.method: run for run in runs}.values():
         whole, outside = (step_seconds(run, hollow=hollow) for hollow in (False, True))
         line = f"{run.spec.method}: step {1e3 * whole:.1f} ms, {1e3 * outside:.1f} ms of it outside"
-        if (ratio := wanted.get(run.spec.method or "")) is not None:
-            left = ratio * whole - outside
+        if (tie := wanted.get(run.spec.method or "")) is not None:
+            left = tie - outside
             factor = (whole - outside) / left if left > 0 else math.inf
-            line += f"; ties at {1e3 * ratio * whole:.1f} ms, layers {factor:.2f} times as fast"
+            line += f"; ties at {1e3 * tie:.1f} ms, layers {factor:.2f} times as fast as now"
         print(line)
 
 
@@ -181,8 +185,8 @@ def main() -> None:
         )
         ratios = race.verdicts(ends).to_dict("records")
         for row in ratios:
-            print(json.dumps(row))
-        print_steps([run for runs in found for run in runs], ratios)
+            print(json.dumps({key: value for key, value in row.items() if key != "runs"}))
+        print_steps([run for runs in found for run in runs], ends, ratios)
 
 
 if __name__ == "__main__":

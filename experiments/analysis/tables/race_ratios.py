@@ -1,8 +1,8 @@
-"""Seconds of the best dense entry over those of each sparse one, to the loss at which the slower of
-the two ends: above 1 the sparse one is faster. Geometric mean over the seeds that both ran with two
-budgets, with its 95% t interval; the faster one's time is read between its own budgets on a
-logarithmic clock, or beyond them where it says extrapolated. The ratio of processor seconds beside it differs where
-others had a part of the cores. All on one machine, by key."""
+"""Seconds of the best dense entry over those of each sparse one, to the loss at which the slower
+of the two ends: above 1 the sparse one is faster. Geometric mean over the seeds that both ran with
+two budgets, with its 95% t interval; the faster one's time is read between its own budgets on a
+logarithmic clock, or beyond them where it says extrapolated. The ratio of processor seconds beside
+it differs where others had a part of the cores. All on one machine, by key."""
 
 import pandas as pd
 
