@@ -5,8 +5,8 @@
 Parts, each dense float32 time over the other's time, so above 1 is faster:
 
 - layers: training step of a compiled linear layer (forward, both gradients, autograd, packing and
-  the scatter into the dense gradient), 1,024 tokens, against a dense ``nn.Linear``, beside the
-  dense layer in bfloat16;
+  the scatter into the dense gradient), 1,024 tokens, against a dense ``nn.Linear``, beside dense
+  and skipping layers of which all tensors are bfloat16;
 - peers: one layer skipping, in dense bfloat16, masked dense, by MKL's CSR through ``torch.sparse``
   and, if it is installed, by SparseProp;
 - gpt: optimizer step of a 4-layer GPT (context 128, batch 16, 256 bytes, fused AdamW), its linear
@@ -25,6 +25,7 @@ several threads, which wait for each other, it is the time on the wall.
 """
 
 import argparse
+import copy
 import csv
 import importlib
 import itertools
@@ -47,7 +48,7 @@ from sparse_lib.execution import kernels
 
 SPARSITIES = (0.5, 0.8, 0.9, 0.95, 0.99)
 MODEL_SPARSITIES = (0.8, 0.9, 0.95)
-HALF = "bfloat16 dense"
+HALF, HALF_SKIP = "bfloat16 dense", "bfloat16 skip"
 # Goals of the project, by part and sparsity, against dense float32.
 GOALS = {
     "layers": {0.5: 1.6, 0.8: 3.8, 0.9: 6.8, 0.95: 11.0, 0.99: 25.0},
@@ -55,7 +56,7 @@ GOALS = {
     "gpt 512": {0.8: 2.3, 0.9: 3.0, 0.95: 3.7},
     "resnet": {0.9: 2.0},
 }
-# Of layers against dense bfloat16 in the same run.
+# Of layers in bfloat16 against dense bfloat16 in the same run.
 GOALS_OVER_HALF = {0.5: 1.0, 0.8: 2.0, 0.9: 3.5, 0.95: 5.5}
 SHAPES = ((512, 512), (768, 768), (512, 2048), (2048, 512), (768, 3072), (2048, 2048))
 TOKENS = 1024
@@ -81,22 +82,27 @@ def medians(steps: dict[Any, Step], rounds: int) -> dict[Any, float]:
 
 
 def compare(part: str, case: str, steps: dict[Any, Step], rounds: int) -> list[Row]:
-    """A row for each step that is not the dense one, named by its sparsity or by a word."""
+    """A row for each step that is not the dense one, named by its sparsity, a word, or both."""
+    rows = []
     seconds = medians(steps, rounds)
-    return [
-        {
+    for name, value in seconds.items():
+        if name == "dense":
+            continue
+        variant, sparsity = name if isinstance(name, tuple) else (name, None)
+        if isinstance(variant, float):
+            variant, sparsity = "skip", variant
+        row = {
             "part": part,
             "case": case,
             "threads": torch.get_num_threads(),
-            "variant": name if isinstance(name, str) else "skip",
-            "sparsity": name if not isinstance(name, str) else None,
+            "variant": variant,
+            "sparsity": sparsity,
             "dense_s": seconds["dense"],
             "seconds": value,
             "ratio": seconds["dense"] / value,
         }
-        for name, value in seconds.items()
-        if name != "dense"
-    ]
+        rows.append(row)
+    return rows
 
 
 def layer_step(layer: Callable, parameters: list, ends: tuple[torch.Tensor, torch.Tensor]) -> Step:
@@ -140,10 +146,16 @@ def layers(shapes: tuple, rounds: int) -> Iterator[Row]:
         dense, ends = nn.Linear(inputs, outputs), random_ends(inputs, outputs)
         steps = {"dense": layer_step(dense, list(dense.parameters()), ends)}
         steps[HALF] = half_step(inputs, outputs)
+        half_ends = random_ends(inputs, outputs, dtype=torch.bfloat16)
         for sparsity in SPARSITIES:
             layer = masked_linear(inputs, outputs, sparsity)
-            twin = sl.device.compile(layer, skip)
-            steps[sparsity] = layer_step(twin, list(layer.parameters()), ends)
+            half = copy.deepcopy(layer).bfloat16()
+            for name, module, own_ends in (
+                (sparsity, layer, ends),
+                ((HALF_SKIP, sparsity), half, half_ends),
+            ):
+                twin = sl.device.compile(module, skip)
+                steps[name] = layer_step(twin, list(module.parameters()), own_ends)
         yield from compare("layers", f"{inputs}x{outputs}", steps, rounds)
 
 
@@ -386,10 +398,12 @@ def parts(quick: bool) -> dict[str, Callable[[], Iterator[Row]]]:
 
 def show(row: Row) -> None:
     """One line: the ratio and, where there is one, the goal."""
-    variant = f"{row['sparsity']:.0%}" if row["sparsity"] is not None else row["variant"]
-    line = f"{row['part']:>10}  {row['case']:<22}{row['threads']} thread(s)  {variant:<16}"
+    variant = "" if row["variant"] == "skip" else row["variant"]
+    if row["sparsity"] is not None:
+        variant = f"{variant} {row['sparsity']:.0%}".strip()
+    line = f"{row['part']:>10}  {row['case']:<22}{row['threads']} thread(s)  {variant:<18}"
     line += f"{row['dense_s'] * 1e3:9.2f} ms /{row['seconds'] * 1e3:9.2f} ms ={row['ratio']:6.2f}x"
-    goal = GOALS.get(row["part"], {}).get(row["sparsity"])
+    goal = GOALS.get(row["part"], {}).get(row["sparsity"]) if row["variant"] == "skip" else None
     print(line + (f"   goal {goal}x" if goal else ""), flush=True)
 
 
@@ -407,14 +421,14 @@ def summarise(rows: list[Row]) -> None:
             key = (part, threads, sparsity)
             own = [row for row in rows if (row["part"], row["threads"], row["sparsity"]) == key]
             name = f"{part}, {threads} thread(s), {sparsity:.0%}"
-            reached(name, [row["ratio"] for row in own], goal)
+            reached(name, [row["ratio"] for row in own if row["variant"] == "skip"], goal)
             half = {(r["part"], r["case"], r["threads"]): r for r in rows if r["variant"] == HALF}
             over = [
                 row["ratio"] / half[row["part"], row["case"], threads]["ratio"]
                 for row in own
-                if (row["part"], row["case"], threads) in half
+                if row["variant"] == HALF_SKIP
             ]
-            reached(f"{name} over dense bfloat16", over, GOALS_OVER_HALF.get(sparsity))
+            reached(f"{name}, all in bfloat16", over, GOALS_OVER_HALF.get(sparsity))
 
 
 def write(rows: list[Row], folder: Path) -> None:

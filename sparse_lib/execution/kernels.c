@@ -48,6 +48,12 @@ typedef struct {
     int64_t kernel_h, kernel_w, stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
 } View;
 
+/* Memory that is asked for while a product computes: two regions, `step` bytes of each per row. */
+typedef struct {
+    const char *first, *second;
+    int64_t first_size, second_size, at, step;
+} Ahead;
+
 /* Panels hold `panel` tokens of `row_bytes` per feature, results `panel` floats per row. With `half`
  * panels and values are bfloat16. */
 typedef struct {
@@ -55,7 +61,7 @@ typedef struct {
     void (*transpose_in)(const void *, int64_t, int64_t, int64_t, void *);
     void (*transpose_out)(void *, int64_t, int64_t, int64_t, const float *);
     void (*multiply)(const Structure *, const void *, int64_t, int64_t, int64_t, const void *,
-                     float *, const float *, int64_t);
+                     float *, const float *, int64_t, Ahead *);
     void (*dot)(const Structure *, int64_t, int64_t, int64_t, const void *, const void *, float *,
                 int64_t);
     void (*add_sums)(const void *, int64_t, float *);
@@ -68,6 +74,9 @@ typedef struct {
 
 /* Rows whose panels stay in L2 while the tiles pass. */
 #define ROW_BLOCK 512
+
+/* Of each piece of memory that is asked for early. */
+#define AHEAD_BYTES (128 * 1024)
 
 /* Entries are taken four at a time, which costs one load of offsets and one of values. */
 static inline uint64_t load_offsets(const uint16_t *offset)
@@ -89,6 +98,17 @@ static inline uint64_t load_offsets(const uint16_t *offset)
 static const int32_t first_lanes[16] = {-1, -1, -1, -1, -1, -1, -1, -1};
 
 static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+
+static inline __attribute__((always_inline)) void look_ahead(Ahead *a)
+{
+    int64_t stop = a->at + a->step;
+    for (; a->at < stop; a->at += LINE) {
+        if (a->at < a->first_size)
+            __builtin_prefetch(a->first + a->at, 0, 2);
+        if (a->at < a->second_size)
+            __builtin_prefetch(a->second + a->at, 0, 2);
+    }
+}
 
 #define GLUE2(a, b) a##b
 #define GLUE(a, b) GLUE2(a, b)
@@ -228,12 +248,13 @@ HALF_TARGET static void half_transpose_out(void *numbers, int64_t stride, int64_
 
 HALF_TARGET static inline __attribute__((always_inline)) void
 half_multiply_some(const Structure *s, const uint16_t *value, int64_t t, int64_t begin, int64_t end,
-                   const char *base, float *result, const float *bias, const int lines)
+                   const char *base, float *result, const float *bias, Ahead *ahead, const int lines)
 {
     const int32_t *start = s->start + t * s->rows;
     const uint16_t *offset = s->offset;
     for (int64_t r = begin; r < end; r++) {
         int32_t i = start[r], stop = start[r + 1];
+        look_ahead(ahead);
         float *out = result + r * HALF_PANEL;
         __m512 a[2 * HALF_LINES];
         if (t > 0) {
@@ -282,14 +303,14 @@ half_multiply_some(const Structure *s, const uint16_t *value, int64_t t, int64_t
 
 HALF_TARGET static void half_multiply(const Structure *s, const void *value, int64_t t,
                                       int64_t begin, int64_t end, const void *tile, float *result,
-                                      const float *bias, int64_t count)
+                                      const float *bias, int64_t count, Ahead *ahead)
 {
     if (count > 64)
-        half_multiply_some(s, value, t, begin, end, tile, result, bias, 4);
+        half_multiply_some(s, value, t, begin, end, tile, result, bias, ahead, 4);
     else if (count > 32)
-        half_multiply_some(s, value, t, begin, end, tile, result, bias, 2);
+        half_multiply_some(s, value, t, begin, end, tile, result, bias, ahead, 2);
     else
-        half_multiply_some(s, value, t, begin, end, tile, result, bias, 1);
+        half_multiply_some(s, value, t, begin, end, tile, result, bias, ahead, 1);
 }
 
 HALF_TARGET static inline __attribute__((always_inline)) void
@@ -721,14 +742,33 @@ static int64_t num_tiles(const Structure *s) { return (s->columns + s->tile - 1)
 
 static int64_t num_nonzero(const Structure *s) { return s->start[num_tiles(s) * s->rows]; }
 
+/* The memory of some tokens up to `end`, if it is one piece, so that it can be asked for early; what
+ * would not stay in L2 is left out. */
+static int64_t piece(const View *v, int64_t token, int64_t num_tokens, int64_t end, const char **start)
+{
+    int64_t size = smaller(num_tokens, end - token) * v->stride * (v->half ? 2 : 4);
+    *start = at_token(v, token);
+    return v->kind != 0 || v->stride != v->features || size < 0 ? 0 : smaller(size, AHEAD_BYTES);
+}
+
+/* Spreads what is to be asked for over the rows of a structure's tiles. */
+static void set_pace(Ahead *ahead, const Structure *s)
+{
+    int64_t size = ahead->first_size > ahead->second_size ? ahead->first_size : ahead->second_size;
+    int64_t visits = s->rows * num_tiles(s);
+    ahead->at = 0;
+    ahead->step = (size / LINE + visits - 1) / visits * LINE;
+}
+
 /* result = product with a packed panel of `count` tokens. */
 static void product(const Kernels *k, const Structure *s, const void *value, const char *panel,
-                    float *result, const float *bias, int64_t count)
+                    float *result, const float *bias, int64_t count, Ahead ahead)
 {
+    set_pace(&ahead, s);
     for (int64_t row = 0; row < s->rows; row += ROW_BLOCK)
         for (int64_t t = 0; t < num_tiles(s); t++)
             k->multiply(s, value, t, row, smaller(row + ROW_BLOCK, s->rows),
-                        panel + t * s->tile * k->row_bytes, result, bias, count);
+                        panel + t * s->tile * k->row_bytes, result, bias, count, &ahead);
 }
 
 /* sum[entry] += rows[its row] . columns[its column] over the `count` tokens of a panel. */
@@ -841,7 +881,10 @@ int multiply(const Structure *s, const Dense *weight, const View *in, const View
         for (int64_t token = begin; input && token < end; token += k->panel) {
             int64_t count = smaller(k->panel, end - token);
             pack(k, in, token, count, input);
-            product(k, s, value, input, result, bias, count);
+            Ahead ahead = {0};
+            ahead.first_size = piece(in, token + k->panel, k->panel, end, &ahead.first);
+            ahead.second_size = piece(out, token, k->panel, end, &ahead.second);
+            product(k, s, value, input, result, bias, count, ahead);
             unpack(k, out, token, count, result);
         }
     }
@@ -885,7 +928,10 @@ int gradients(const Structure *forward, const Structure *backward, const Dense *
             int64_t count = smaller(k->panel, end - token);
             pack(k, out_gradient, token, count, output);
             if (in_gradient) {
-                product(k, backward, value, output, (float *)input, NULL, count);
+                Ahead ahead = {0};
+                ahead.first_size = piece(in, token, k->panel, end, &ahead.first);
+                ahead.second_size = piece(in_gradient, token, k->panel, end, &ahead.second);
+                product(k, backward, value, output, (float *)input, NULL, count, ahead);
                 unpack(k, in_gradient, token, count, (float *)input);
             }
             pack(k, in, token, count, input);
@@ -1139,13 +1185,15 @@ TARGET static inline __attribute__((always_inline)) VEC NAME(repeat)(const float
  * same order whatever tokens are beside it. */
 TARGET static inline __attribute__((always_inline)) void
 NAME(multiply_some)(const Structure *s, const float *value, int64_t t, int64_t begin, int64_t end,
-                    const float *tile, float *result, const float *bias, const int vectors)
+                    const float *tile, float *result, const float *bias, Ahead *ahead,
+                    const int vectors)
 {
     const int32_t *start = s->start + t * s->rows;
     const uint16_t *offset = s->offset;
     const char *base = (const char *)tile;
     for (int64_t r = begin; r < end; r++) {
         int32_t i = start[r], stop = start[r + 1];
+        look_ahead(ahead);
         float *out = result + r * PANEL;
         VEC a[VECTORS], zero = {0};
         if (t > 0) {
@@ -1184,14 +1232,14 @@ NAME(multiply_some)(const Structure *s, const float *value, int64_t t, int64_t b
  * the first `count` tokens of the panel. */
 TARGET static void NAME(multiply)(const Structure *s, const void *value, int64_t t, int64_t begin,
                                   int64_t end, const void *tile, float *result,
-                                  const float *bias, int64_t count)
+                                  const float *bias, int64_t count, Ahead *ahead)
 {
     if (count > PANEL / 2)
-        NAME(multiply_some)(s, value, t, begin, end, tile, result, bias, VECTORS);
+        NAME(multiply_some)(s, value, t, begin, end, tile, result, bias, ahead, VECTORS);
     else if (count > PANEL / 4)
-        NAME(multiply_some)(s, value, t, begin, end, tile, result, bias, VECTORS / 2);
+        NAME(multiply_some)(s, value, t, begin, end, tile, result, bias, ahead, VECTORS / 2);
     else
-        NAME(multiply_some)(s, value, t, begin, end, tile, result, bias, VECTORS / 4);
+        NAME(multiply_some)(s, value, t, begin, end, tile, result, bias, ahead, VECTORS / 4);
 }
 
 TARGET static inline __attribute__((always_inline)) VEC NAME(pair)(VEC a, VEC b)

@@ -242,6 +242,8 @@ _COSTS_OF_PORTABLE = Costs(4, 12, 1000)
 # Speed of dense bfloat16. Zen 4's dot products are measured, AMX is not, hence high; Intel's dot
 # products without AMX are half as fast as float32 (measured).
 _HALF_ON_ZEN_4, _HALF_ON_AMX = 2.1, 8.0
+# What skipping gains by it where the kernels take bfloat16; measured on Zen 4.
+_HALF_SKIPPING = 1.45
 
 
 def processor() -> tuple[str, int]:
@@ -281,6 +283,7 @@ def worth_skipping(
     sparsity: float,
     *,
     half: bool = False,
+    multiplies_half: bool = False,
     costs: Costs | None = None,
 ) -> bool:
     """Whether skipping is expected to beat masked dense execution of a layer, on this machine.
@@ -295,6 +298,7 @@ def worth_skipping(
         in_features: Its columns; for a convolution, input channels times the kernel's area.
         sparsity: Fraction of zeros in [0, 1].
         half: Whether the dense execution would be in bfloat16.
+        multiplies_half: Whether skipping would be so as well: see `takes_half`.
         costs: Those of another processor; `default_costs()` if None.
 
     Returns:
@@ -309,7 +313,9 @@ def worth_skipping(
     num_weights = out_features * in_features
     packing = costs.per_feature * (out_features + in_features) + costs.per_layer
     cost = costs.per_weight * (1 - sparsity) * num_weights + packing
-    return cost * (costs.half if half else 1) < num_weights
+    if half:
+        cost *= costs.half / (_HALF_SKIPPING if multiplies_half else 1)
+    return cost < num_weights
 
 
 def num_lanes(limit: int = _MAX_LANES) -> int:

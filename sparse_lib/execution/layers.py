@@ -352,14 +352,21 @@ class Execution:
             owner._buffers.get("weight_mask") if owner._parameters.get("weight") is weight else None
         )
 
-    def worth_skipping(self, structure: kernels.Structure, dtype: torch.dtype) -> bool:
+    def worth_skipping(
+        self, structure: kernels.Structure, dtype: torch.dtype, takes_half: bool = False
+    ) -> bool:
         if self.crossover is not None:
             return structure.sparsity >= self.crossover
         last = self._decision
         if last is None or last[0] is not structure or last[1] is not dtype:
             rows, columns, half = structure.rows, structure.columns, dtype is torch.bfloat16
             worth = kernels.worth_skipping(
-                rows, columns, structure.sparsity, half=half, costs=self.costs
+                rows,
+                columns,
+                structure.sparsity,
+                half=half,
+                multiplies_half=half and takes_half,
+                costs=self.costs,
             )
             last = self._decision = structure, dtype, worth
         return last[2]
@@ -415,7 +422,8 @@ class SparseLayer(nn.Module):
             elif self._fits(source, weight, mask, bias, geometry):  # type: ignore[arg-type]
                 structures = execution.find_structures(mask, inputs_first=self.inputs_first)
                 dtype = torch.bfloat16 if torch.is_autocast_enabled("cpu") else weight.dtype
-                if execution.worth_skipping(structures.forward, dtype):
+                half = geometry.takes_half  # type: ignore[union-attr]
+                if execution.worth_skipping(structures.forward, dtype, half):
                     return self._skip(source, weight, bias, geometry, structures, dtype)  # type: ignore[arg-type]
         return self.dense_forward(source, _masked(weight, mask))
 

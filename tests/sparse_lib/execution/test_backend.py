@@ -278,6 +278,8 @@ def test_bfloat16_counts_as_fast_as_the_processor_makes_it():
     assert kernels.worth_skipping(512, 512, 0.5, costs=costs)
     assert not kernels.worth_skipping(512, 512, 0.6, half=True, costs=costs)
     assert kernels.worth_skipping(512, 512, 0.7, half=True, costs=costs)
+    assert kernels.worth_skipping(512, 512, 0.6, half=True, multiplies_half=True, costs=costs)
+    assert not kernels.worth_skipping(512, 512, 0.5, half=True, multiplies_half=True, costs=costs)
 
 
 def test_without_compiler_one_notice(monkeypatch):

@@ -3,6 +3,7 @@
 import hashlib
 import os
 import re
+import shutil
 import subprocess
 import sys
 
@@ -286,6 +287,84 @@ def test_a_library_that_was_cut_short_is_built_again(monkeypatch, tmp_path):
     with pytest.raises(kernels.KernelError, match="the C compiler failed on kernels.c"):
         kernels._build()
     assert not list(folder.iterdir())
+
+
+ON_ARM = r"""
+#include "%s"
+#include <math.h>
+#include <stdio.h>
+
+static uint32_t state = 1;
+static float number(void)
+{
+    state = state * 1664525u + 1013904223u;
+    return (float)(state >> 8) / (1 << 23) - 1;
+}
+
+int main(void)
+{
+    enum { T = 77, I = 90, O = 50 };
+    static float x[T * I], dy[T * O], y[T * O], dx[T * I], w[O * I], dw[O * I], b[O], db[O];
+    static uint8_t mask[O * I];
+    float *all[] = {x, dy, w, b};
+    int sizes[] = {T * I, T * O, O * I, O}, starts[100 * I] = {0}, positions[O * I];
+    uint16_t offsets[O * I + 7];
+    double worst = 0, sum;
+    for (int a = 0; a < 4; a++)
+        for (int i = 0; i < sizes[a]; i++)
+            all[a][i] = number();
+    for (int i = 0; i < O * I; i++)
+        mask[i] = number() > 0.4;
+    static int back_starts[100 * I], back_positions[O * I];
+    static uint16_t back_offsets[O * I + 7];
+    Structure forward = {O, I, 30, 16, 0, starts, offsets, positions};
+    Structure backward = {I, O, 30, 16, 1, back_starts, back_offsets, back_positions};
+    build(&forward, mask), build(&backward, mask);
+    View in = {x, 0, 0, T, I, I}, out = {y, 0, 0, T, O, O};
+    View out_gradient = {dy, 0, 0, T, O, O}, in_gradient = {dx, 0, 0, T, I, I};
+    Dense weight = {w, 0}, weight_gradient = {dw, 0};
+    if (multiply(&forward, &weight, &in, &out, b, 1) ||
+        gradients(&forward, &backward, &weight, &in, &out_gradient, &in_gradient,
+                  &weight_gradient, db, 1))
+        return 1;
+#define COMPARE(result, first, term, size)                       \
+    sum = first;                                                 \
+    for (int k = 0; k < size; k++)                               \
+        sum += term;                                             \
+    worst = fmax(worst, fabs(sum - (result)));
+    for (int t = 0; t < T; t++)
+        for (int o = 0; o < O; o++) {
+            COMPARE(y[t * O + o], b[o], (double)mask[o * I + k] * w[o * I + k] * x[t * I + k], I)
+        }
+    for (int t = 0; t < T; t++)
+        for (int i = 0; i < I; i++) {
+            COMPARE(dx[t * I + i], 0, (double)mask[k * I + i] * w[k * I + i] * dy[t * O + k], O)
+        }
+    for (int o = 0; o < O; o++) {
+        for (int i = 0; i < I; i++) {
+            COMPARE(dw[o * I + i], 0, (double)mask[o * I + i] * dy[k * O + o] * x[k * I + i], T)
+        }
+        COMPARE(db[o], 0, (double)dy[k * O + o], T)
+    }
+    printf("%%d %%g\n", choose_lanes(16), worst);
+    return 0;
+}
+"""
+
+
+def test_the_portable_source_is_right_on_arm(tmp_path):
+    compiler, emulator = (
+        shutil.which(name) for name in ("aarch64-linux-gnu-gcc", "qemu-aarch64-static")
+    )
+    if not compiler or not emulator:
+        pytest.skip("no aarch64-linux-gnu-gcc, or no qemu-aarch64-static")
+    source, program = tmp_path / "main.c", tmp_path / "main"
+    source.write_text(ON_ARM % kernels._SOURCE)
+    command = [compiler, "-O3", "-std=gnu11", "-static", "-o", program, source, "-lm"]
+    subprocess.run(command, check=True)
+    output = subprocess.run([emulator, program], check=True, capture_output=True, text=True).stdout
+    lanes, worst = output.split()
+    assert lanes == "4" and float(worst) < 1e-4
 
 
 @pytest.mark.slow
