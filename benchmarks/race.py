@@ -58,7 +58,7 @@ def rounds(entries: Sequence[str], scale: str, num_seeds: int) -> list[list[Run]
     def place(run: Run) -> tuple[int, int, str]:
         return run.spec.seed, entries.index(run.spec.method or ""), run.spec.recipe.name
 
-    found = []
+    found: list[list[Run]] = []
     chosen = sorted((run for run in runs if run.spec.seed < num_seeds), key=place)
     for _, of_seed in groupby(chosen, lambda run: run.spec.seed):
         budgets: dict[str, list[Run]] = {}

@@ -92,7 +92,8 @@ def _logarithms(
     if not seeds:
         return None
     last = [np.mean([rows[seed][-1][1] for seed in seeds]) for rows in own]
-    sign, slow, fast = (1.0, *own) if last[0] >= last[1] else (-1.0, *own[::-1])
+    first = last[0] >= last[1]
+    sign, slow, fast = (1.0, own[0], own[1]) if first else (-1.0, own[1], own[0])
     logs, inside = [], True
     for seed in seeds:
         seconds, target = slow[seed][-1]

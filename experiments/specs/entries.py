@@ -125,7 +125,7 @@ def with_entries(
         methods[name] = entry.method()
     scales = dict(study.get("scales") or {})
     for scale in (name for name in SCALES if name in section.scales):
-        terms = section.scales[scale]  # type: ignore[index]
+        terms = section.scales[scale]
         added = [
             grid for name, entry in entries.items() for grid in entry.grids(name, terms, variants)
         ]
