@@ -5,6 +5,7 @@ Markdown twin shows the same content on a code host.
 """
 
 import functools
+import itertools
 import json
 import os
 import re
@@ -356,8 +357,15 @@ def render_index(
 
 
 def _pictures(study: PlannedStudy, folder: Path) -> list[dict[str, Any]]:
-    """The figures that stand for a study: its first that states findings, and its source's own."""
-    drawn = [name for name in study.figures if (folder / f"{name}.svg").exists()]
+    """The figures that stand for a study: its first that states findings, and its source's own.
+
+    A figure that has nothing to show yet stands for none.
+    """
+    drawn = [
+        name
+        for name in study.figures
+        if (folder / f"{name}.svg").exists() and not _is_empty(folder / f"{name}.csv")
+    ]
     ours = [name for name in drawn if name != SOURCE and hasattr(figures.load(name), "caption")]
     chosen = [*ours[:1], *(name for name in drawn if name == SOURCE)]
     return [
@@ -372,6 +380,14 @@ def _pictures(study: PlannedStudy, folder: Path) -> list[dict[str, Any]]:
         }
         for name in chosen
     ]
+
+
+def _is_empty(data: Path) -> bool:
+    """Whether the data of a figure are there and have no row."""
+    if not data.exists():
+        return False
+    with data.open(encoding="utf-8") as lines:
+        return len(list(itertools.islice(lines, 2))) < 2
 
 
 def publish(scale_dir: Path, reports_dir: Path) -> Path:

@@ -2,6 +2,7 @@
 
 import html.parser
 import re
+import shutil
 
 import pandas as pd
 import pytest
@@ -91,6 +92,17 @@ def test_missing_runs_and_figures_are_said(site):
         assert "2 runs are missing" in text
         assert study.runs[0].id in text
         assert "This figure has not been drawn yet." in text
+
+
+def test_a_figure_without_data_stands_for_no_study(site, tmp_path):
+    reports, study = site
+    folder = shutil.copytree(reports / "quick" / study.name / "figures", tmp_path / "figures")
+    first = render._pictures(study, folder)[0]["name"]
+    data = folder / f"{first}.csv"
+    data.write_text("run,value\nr,1\n")
+    assert render._pictures(study, folder)[0]["name"] == first
+    data.write_text("run,value\n")
+    assert first not in [picture["name"] for picture in render._pictures(study, folder)]
 
 
 def test_verdicts_are_words(site):
