@@ -259,6 +259,7 @@ class Claims(Strict):
 
 def _at_each_level(key: Any, section: dict[Any, Any]) -> dict[Any, Any]:
     """The methods that a section with ``levels`` stands for."""
+    checked_name(str(key))
     levels = section["levels"]
     if not isinstance(levels, dict) or not levels:
         raise ValueError(f"{key}.levels is {levels!r}, but must map names to sparsities")
