@@ -1,16 +1,19 @@
 """Tables for the terminal: runs side by side, and the claims ledger."""
 
-from collections.abc import Sequence
-from typing import Any
+from __future__ import annotations
 
-import pandas as pd
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from experiments.report.text import is_missing, settled
-from experiments.store.collect import record_rows
 from experiments.store.record import Record
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 #: A run's facts that head its column, as `RECORD_COLUMNS` names them.
 FACTS = ("model", "dataset", "method", "sparsity", "seed", "recipe", "cpu")
@@ -36,6 +39,10 @@ def scores(evaluation: dict[str, Any], title: str) -> Table:
 
 def compare(records: Sequence[Record]) -> Table:
     """Facts and metrics of some runs, one column each; a metric that a run lacks stays empty."""
+    import pandas as pd
+
+    from experiments.store.collect import record_rows
+
     table = Table(title="Runs side by side")
     table.add_column("")
     for number in range(1, len(records) + 1):

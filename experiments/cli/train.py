@@ -199,7 +199,10 @@ def evaluate(
     ] = None,
     mirror: Mirror = None,
 ) -> None:
-    """Score a trained run or an exported model with a suite, and print its scores."""
+    """Score a trained run or an exported model with a suite, and print its scores.
+
+    A run that is scored with its own suite gets its record, too.
+    """
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     if (run is None) == (model is None):
         raise SpecError("give a run by --run or an exported model by --model, and not both")
@@ -227,6 +230,11 @@ def evaluate(
 
     mirror = mirror_root(mirror)
     result = evaluate_model(model, suite, data_dir=data, out=out, mirror=mirror, task=task)
+    if run is not None and out == model.parent / "eval.json":
+        from experiments.store.record import make_record, write_record
+
+        files = (model.parent / name for name in ("train.json", "eval.json", "metrics.jsonl"))
+        write_record(make_record(*files), model.parent / "record.json")
     terminal.show(terminal.scores(result, f"{model}, suite {result['suite']}"))
 
 
@@ -261,17 +269,6 @@ def export(
         model = paths.run(chosen.scale, chosen.id)
     assert model is not None
     print(publish(model, out, card))
-
-
-@app.command()
-def record(run: RunId) -> None:
-    """Merge a run's files into its small record."""
-    from experiments.store.record import make_record, write_record
-
-    chosen = find_run(run)
-    folder = paths.run(chosen.scale, chosen.id)
-    value = make_record(folder / "train.json", folder / "eval.json", folder / "metrics.jsonl")
-    write_record(value, folder / "record.json")
 
 
 @app.command()

@@ -4,7 +4,6 @@ import math
 import re
 from typing import Any
 
-import pandas as pd
 from markupsafe import Markup
 
 #: Differences of equal numbers that rounding leaves; they are written as 0.
@@ -13,7 +12,10 @@ NEGLIGIBLE = 1e-12
 
 def is_missing(value: Any) -> bool:
     """Return whether there is no value."""
-    return value is None or value is pd.NA or (isinstance(value, float) and math.isnan(value))
+    if isinstance(value, float):
+        return math.isnan(value)
+    # pandas.NA is known by its type, so that the terminal's words need not import pandas.
+    return value is None or type(value).__name__ == "NAType"
 
 
 def settled(value: float) -> float:

@@ -1,9 +1,13 @@
 rule evaluate:
-    """Score a trained model in a process of its own."""
+    """Score a trained model, and merge what the run wrote into its small record.
+
+    `train` scores as well, so this finds the scores, unless the suite or its code changed since.
+    """
     input:
         rules.train.output,
     output:
-        "results/{scale}/runs/{run}/eval.json",
+        scores="results/{scale}/runs/{run}/eval.json",
+        record="results/{scale}/runs/{run}/record.json",
     log:
         "logs/evaluate/{scale}/{run}.log",
     resources:
@@ -13,24 +17,9 @@ rule evaluate:
     params:
         python=PYTHON,
         suite=lambda wildcards: REQUEST.run(wildcards).spec.suite,
-        code=REQUEST.evaluation_hash,
+        code=lambda wildcards: [
+            REQUEST.evaluation_hash(wildcards),
+            code.collecting_code_hash(),
+        ],
     shell:
         "{params.python:q} -m experiments evaluate --run {wildcards.run:q} > {log:q} 2>&1"
-
-
-rule record:
-    """Merge what a run wrote into its small record."""
-    input:
-        rules.train.output.summary,
-        rules.train.output.metrics,
-        rules.evaluate.output,
-    output:
-        "results/{scale}/runs/{run}/record.json",
-    log:
-        "logs/record/{scale}/{run}.log",
-    localrule: True
-    params:
-        python=PYTHON,
-        code=code.collecting_code_hash(),
-    shell:
-        "{params.python:q} -m experiments record --run {wildcards.run:q} > {log:q} 2>&1"

@@ -88,7 +88,6 @@ COMMANDS = {
     "prepare": lambda name: ["prepare", f"--data={name}"],
     "train": lambda name: ["train", f"--run={name}"],
     "evaluate": lambda name: ["evaluate", f"--run={name}"],
-    "record": lambda name: ["record", f"--run={name}"],
     "plan": lambda name: ["plan", f"--scale={name}"],
     "where": lambda name: ["where", "--", "--config", f"scale={name}"],
     "where-study": lambda name: ["where", "--", "--config", f"study={name}"],
@@ -154,7 +153,6 @@ def test_collect_says_which_records_are_committed(place, call):
         (["evaluate", "--model", ".", "--suite", "smoke"], ["holds no config.json"]),
         (["evaluate", "--run", "RUN"], ["no folder with an exported model"]),
         (["compare", "nothing"], ["run is 'nothing'"]),
-        (["record", "--run", "RUN"], ["train.json", "No such file"]),
     ],
 )
 def test_a_mistake_is_one_sentence(place, call, arguments, words):
