@@ -57,6 +57,7 @@ class Request:
         self.again = [] if run is None else find_runs(str(run))
         self.scale: str = self.again[0].scale if self.again else self.config["scale"]
         self.studies = {name: load_study(name) for name in study_names()}
+        self._evaluation_hashes: dict[tuple, str] = {}
         self.reruns = read_reruns()
         for chosen in self.again:
             self.reruns[chosen.id] = self.reruns.get(chosen.id, 0) + 1
@@ -245,7 +246,11 @@ class Request:
 
     def evaluation_hash(self, wildcards: Any) -> str:
         """Hash of the code and the suite that score a run."""
-        return evaluation_code_hash(self.run(wildcards).spec)
+        spec = self.run(wildcards).spec
+        kind = spec.task, spec.suite  # all that the hash depends on
+        if kind not in self._evaluation_hashes:
+            self._evaluation_hashes[kind] = evaluation_code_hash(spec)
+        return self._evaluation_hashes[kind]
 
     def study_hash(self, study: str, scale: str) -> str:
         """Changes with the study's file and its runs."""

@@ -1,4 +1,4 @@
-"""What a mask update can need of a sharded dense gradient, in place of the whole."""
+"""What a mask update can need of a sharded or large dense gradient, in place of the whole."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Candidates:
     """A gradient where weights are present, and where the best of the absent ones could grow.
 
     Attributes:
-        mask: The mask that was in place, bool, sharded.
+        mask: The mask that was in place, bool, sharded or not.
         present: The gradient of this rank's present weights, shape [present].
         places: Flat indices of this rank's candidates, shape [candidates].
         values: Their gradient, shape [candidates].
@@ -47,7 +47,7 @@ class Candidates:
         return cls(mask, rows[present], places, rows.reshape(-1)[places], present._version)
 
     def expanded(self, fill: float = math.nan) -> Tensor:
-        """The gradient, sharded; ``fill`` where it was not kept.
+        """The gradient, sharded as the mask is; ``fill`` where it was not kept.
 
         Raises:
             RuntimeError: If the mask has changed since.
@@ -55,7 +55,7 @@ class Candidates:
         present = shards.local(self.mask)
         if present._version != self.version:
             raise RuntimeError(
-                "a sharded mask was changed between the backward pass and the mask update that "
+                "a mask was changed between the backward pass and the mask update that "
                 "reads its dense gradient; change masks after the optimizer's step"
             )
         rows = torch.full(present.shape, fill, dtype=self.values.dtype, device=present.device)

@@ -34,6 +34,9 @@ from sparse_lib.rules import rules_of
 from sparse_lib.schedules.updates import FreqSchedule, make_update_schedule
 from sparse_lib.schedules.values import make_hyperparameter_schedule
 
+#: From so many weights on, a tensor's dense gradient is not kept whole for a mask update.
+_LARGE = 2**20
+
 GROWN_INITS = ("zeros", "normal", "uniform", "gradient", "gradient_sign")
 
 
@@ -140,8 +143,9 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
 
         Returns:
             A tensor of its shape. It is known only while masks are updated, and only if
-            :attr:`needs_dense_gradient` was true at the backward pass. Of a sharded parameter that
-            :meth:`most_grown` says enough about it is NaN where no weight is present or can grow.
+            :attr:`needs_dense_gradient` was true at the backward pass. Of a sharded or large
+            parameter that :meth:`most_grown` says enough about it is NaN where no weight is
+            present or can grow.
 
         Raises:
             RuntimeError: If it is not known.
@@ -162,7 +166,8 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
         """How many absent weights the mask update after the next step may add, if that is all.
 
         With a number, only the gradients of present weights and of so many others, the largest in
-        magnitude, are kept of a sharded parameter. None, the default, keeps all. A collective.
+        magnitude, are kept of a sharded or large parameter. None, the default, keeps all. A
+        collective.
 
         Args:
             sparse: One of the algorithm's parameters.
@@ -399,9 +404,13 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
             sparse.guard.gradient_is_clean
             or bool((accumulated._values() if accumulated.is_sparse else accumulated).any())
         )
+        if isinstance(so_far, Candidates) and goes_on:
+            so_far = self._dense[sparse.name] = self._whole(sparse, so_far)
         if isinstance(so_far, Tensor) and goes_on:
             so_far.add_(gradient)
-        else:
+        elif distributed.world_size() == 1 and sparse.param.numel() >= _LARGE:
+            self._keep_needed(sparse, gradient)
+        else:  # ranks are averaged over all that is there
             self._dense[sparse.name] = gradient.clone()
 
     @torch.no_grad()
@@ -409,18 +418,25 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
         """Keep a sharded gradient that holds what is there already, masked, and a new one."""
         so_far = self._dense.get(sparse.name)
         if isinstance(so_far, Candidates) and goes_on:
-            warn(
-                f"the gradient of {sparse.name!r} is accumulated over backward passes, for the "
-                "first time at a step that updates masks: absent weights count by the later ones "
-                "where the first one's gradient was small; later updates are exact"
-            )
-            so_far = so_far.expanded(fill=0.0)
-            self._dense[sparse.name] = so_far
+            so_far = self._dense[sparse.name] = self._whole(sparse, so_far)
         if so_far is not None and goes_on:
             mine, mask = shards.local(so_far), shards.local(sparse.mask)
             old = mine.masked_fill(mask, 0)
             mine.copy_(shards.local(gradient)).add_(old)
             return
+        self._keep_needed(sparse, gradient)
+
+    def _whole(self, sparse: SparseParameter, kept: Candidates) -> Tensor:
+        """What is known of a gradient that another one is going to be added to."""
+        warn(
+            f"the gradient of {sparse.name!r} is accumulated over backward passes, for the "
+            "first time at a step that updates masks: absent weights count by the later ones "
+            "where the first one's gradient was small; later updates are exact"
+        )
+        return kept.expanded(fill=0.0)
+
+    def _keep_needed(self, sparse: SparseParameter, gradient: Tensor) -> None:
+        """Keep of a gradient what the mask update can read, or all of it where that is open."""
         # A first step does not tell whether others accumulate gradients.
         simple = self.autoupdate and self._stepped and not sparse.guard.accumulates
         most = self.most_grown(sparse) if simple else None

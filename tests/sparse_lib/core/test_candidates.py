@@ -1,4 +1,7 @@
-"""What is kept of a sharded dense gradient is enough for the mask update."""
+"""What is kept of a sharded or large dense gradient is enough for the mask update."""
+
+import copy
+import warnings
 
 import pytest
 import torch
@@ -7,6 +10,7 @@ from torch import nn
 from sparse_lib.algorithms.granet import GraNet
 from sparse_lib.algorithms.rigl import RigL
 from sparse_lib.algorithms.srigl import SRigL
+from sparse_lib.core import dynamic
 from sparse_lib.core.candidates import Candidates
 
 FALLING = {"type": "linear", "init": 0.8, "slope": -0.1}
@@ -22,7 +26,7 @@ def test_present_values_and_the_largest_absent_ones_are_kept():
     torch.testing.assert_close(kept.expanded(), expected, equal_nan=True)
     assert torch.equal(kept.expanded(0.0), expected.nan_to_num(0.0))
     mask[0, 1] = True
-    with pytest.raises(RuntimeError, match="sharded mask was changed between the backward pass"):
+    with pytest.raises(RuntimeError, match="a mask was changed between the backward pass"):
         kept.expanded()
 
 
@@ -64,3 +68,55 @@ def test_as_many_as_may_grow(algorithm, expected):
         before = sparse.mask.clone()
         step()
         assert 0 < int((sparse.mask & ~before).sum()) <= expected
+
+
+def train(kind, passes, *, resumed_at=None, dtype=torch.float32):
+    """Masks after eight steps, of which every second updates them, each of some backward passes."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(12, 40), nn.ReLU(), nn.Linear(40, 7, bias=False)).to(dtype)
+    algorithm = kind(0.8, update=2, drop_fraction=0.4, seed=3)
+    algorithm.apply(model)
+    optimizer = torch.optim.AdamW(model.parameters(), 0.01)
+    algorithm.apply(optimizer)
+    for step, number in enumerate(passes):
+        if step == resumed_at:
+            saved = algorithm.state_dict(), optimizer.state_dict()
+            model = copy.deepcopy(model)
+            algorithm = kind(0.8, update=2, drop_fraction=0.4, seed=3)
+            algorithm.apply(model)
+            optimizer = torch.optim.AdamW(model.parameters(), 0.01)
+            algorithm.apply(optimizer)
+            algorithm.load_state_dict(saved[0])
+            optimizer.load_state_dict(saved[1])
+        optimizer.zero_grad()
+        for _ in range(number):
+            model(torch.randn(16, 12, dtype=dtype)).square().sum().backward()
+        optimizer.step()
+    return [sparse.mask.clone() for sparse in algorithm.sparse_params.values()]
+
+
+@pytest.mark.filterwarnings("ignore:.*without the state:UserWarning")
+@pytest.mark.parametrize("kind", [RigL, GraNet, SRigL])
+@pytest.mark.parametrize(
+    ("passes", "resumed_at"), [([1] * 8, None), ([3] * 8, None), ([2] * 8, 5), ([1, 2] * 4, 3)]
+)
+def test_large_tensors_get_the_masks_of_whole_gradients(monkeypatch, kind, passes, resumed_at):
+    kept = []
+    of = Candidates.of
+    monkeypatch.setattr(Candidates, "of", lambda *args: kept.append(1) or of(*args))
+    whole = train(kind, passes, resumed_at=resumed_at)
+    assert not kept
+    monkeypatch.setattr(dynamic, "_LARGE", 0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error" if passes != [1, 2] * 4 else "ignore")
+        large = train(kind, passes, resumed_at=resumed_at)
+    assert bool(kept) == (kind is not SRigL and 1 in passes)
+    for one, other in zip(whole, large, strict=True):
+        if passes != [1, 2] * 4:
+            assert torch.equal(one, other)
+
+
+def test_a_first_accumulation_at_an_update_is_told_once_and_later_ones_are_exact(monkeypatch):
+    monkeypatch.setattr(dynamic, "_LARGE", 0)
+    with pytest.warns(UserWarning, match="accumulated over backward passes, for the first time"):
+        train(RigL, [1, 2])
