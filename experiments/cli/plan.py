@@ -159,15 +159,16 @@ def _all_needs(
 
 
 HEADINGS = (
-    "runs", "left", "FLOPs", "needed", "states", "masks", "sample", "as said", "parts", "then",
-    "GPU-h", "CS-2 h",
+    "runs", "params", "left", "FLOPs", "needed", "states", "masks", "sample", "as said", "parts",
+    "then", "GPU-h", "CS-2 h",
 )  # fmt: skip
 
 
 def table(found: Iterable[Needs]) -> list[str]:
     """Lines for people: a heading per model and data, and a line for runs that differ by seed.
 
-    ``left`` is the share of weights that the last masks leave, ``FLOPs`` all and ``needed`` the
+    ``params`` is how many parameters the model has, zeros included, and ``left`` the share that the
+    last masks leave, ``FLOPs`` all and ``needed`` the
     unmasked ones. GB of each process: ``states`` (weights, gradients, optimizer, and what is
     gathered), ``masks``, what one ``sample`` adds, ``as said`` with the recipe's or the command's
     micro-batches, and ``then`` with as many ``parts`` as it takes to fit.
@@ -205,6 +206,7 @@ def _cells(item: Needs) -> tuple[str, ...]:
     of_parts = item.samples * item.parts // parts if parts else 0
     return (
         item.method,
+        f"{item.num_weights / 1e6:,.1f}M",
         f"{item.num_left / item.num_weights:.1%}",
         f"{item.flops_dense:.3g}",
         f"{item.flops:.3g}",
