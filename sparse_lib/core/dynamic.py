@@ -405,7 +405,7 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
             or bool((accumulated._values() if accumulated.is_sparse else accumulated).any())
         )
         if isinstance(so_far, Candidates) and goes_on:
-            so_far = self._dense[sparse.name] = self._whole(sparse, so_far)
+            so_far = self._dense[sparse.name] = self._completed(sparse, so_far)
         if isinstance(so_far, Tensor) and goes_on:
             so_far.add_(gradient)
         elif distributed.world_size() == 1 and sparse.param.numel() >= _LARGE:
@@ -418,7 +418,7 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
         """Keep a sharded gradient that holds what is there already, masked, and a new one."""
         so_far = self._dense.get(sparse.name)
         if isinstance(so_far, Candidates) and goes_on:
-            so_far = self._dense[sparse.name] = self._whole(sparse, so_far)
+            so_far = self._dense[sparse.name] = self._completed(sparse, so_far)
         if so_far is not None and goes_on:
             mine, mask = shards.local(so_far), shards.local(sparse.mask)
             old = mine.masked_fill(mask, 0)
@@ -426,7 +426,7 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
             return
         self._keep_needed(sparse, gradient)
 
-    def _whole(self, sparse: SparseParameter, kept: Candidates) -> Tensor:
+    def _completed(self, sparse: SparseParameter, kept: Candidates) -> Tensor:
         """What is known of a gradient that another one is going to be added to."""
         warn(
             f"the gradient of {sparse.name!r} is accumulated over backward passes, for the "

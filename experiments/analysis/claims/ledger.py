@@ -22,7 +22,7 @@ import pandas as pd
 
 from experiments import published
 from experiments.analysis import select as selection
-from experiments.analysis.claims import exact, policy, published_points
+from experiments.analysis.claims import best_rates, exact, policy, published_points
 from experiments.analysis.claims.comparison import Outcome, compare
 from experiments.analysis.claims.policy import (
     CONTRADICTED,
@@ -40,7 +40,7 @@ from experiments.store import tidy
 #: Roles of claims that no trained run decides.
 UNTRAINED = ("exact", "measured")
 #: Checks by name: closed forms, properties and timings, and the authors' own published points.
-CHECKS = {**exact.CHECKS, **published_points.CHECKS}
+CHECKS = {**exact.CHECKS, **published_points.CHECKS, **best_rates.CHECKS}
 #: The scale whose seeds the registrations speak of.
 REGISTERED_SCALE = "small"
 #: Role of a statement that takes no side: it is measured and gets no verdict.

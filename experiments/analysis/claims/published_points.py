@@ -1,8 +1,7 @@
-"""Claims recomputed from points that their authors published, and one from our own trials.
+"""Claims recomputed from points that their authors published.
 
 Nothing is trained here: the points of Frantar et al. (ICLR 2024) and the table of Lee et al. (CPAL
-2024) are the authors' runs, and the check is whether what a paper says follows from them. The best
-learning rates are read off our committed tuning trials.
+2024) are the authors' runs, and the check is whether what a paper says follows from them.
 """
 
 from __future__ import annotations
@@ -13,13 +12,8 @@ from typing import Any
 import pandas as pd
 
 from experiments import published
-from experiments.analysis import trials
 from experiments.analysis.claims.exact import Check
 from experiments.analysis.laws import SparsityLaw, fit_sparsity_law
-from experiments.specs.expand import study_runs
-from experiments.specs.read import load_study
-from experiments.store import paths
-from experiments.store.io import read_json
 
 FILES = {"T5": "t5-data.csv", "ViT": "vit-data.json"}
 PUBLISHED_MULTIPLIERS = {"T5": 2.157, "ViT": 2.172}
@@ -136,48 +130,8 @@ def check_benchmarks(*_: Any) -> Check:
     return Check(holds, f"recomputed from the authors' published table: {text}{within}")
 
 
-#: Methods and sparsity of the trials on learning rates, and the study that has them.
-TRIALS, TRIED = "sparsity_library_tuning", {"dense-control": 0.0, "static": 0.8}
-
-
-def tried_rates() -> dict[str, pd.Series]:
-    """Return the last validation perplexity by learning rate, of the trials of each method."""
-    study = load_study(TRIALS)
-    found: dict[str, dict[float, float]] = {name: {} for name in TRIED}
-    for run in study_runs(study, "small"):
-        path, spec = paths.REFERENCE_RUNS / f"{run.id}.json", run.spec
-        if spec.method not in TRIED or not path.is_file():
-            continue
-        curve = [row for row in read_json(path)["curve"] if row["kind"] == "validation"]
-        found[spec.method][float(spec.recipe.learning_rate)] = float(curve[-1]["perplexity"])
-    return {name: pd.Series(values).sort_index() for name, values in found.items() if values}
-
-
-def check_best_rates(*_: Any) -> Check:
-    """The best learning rate of our trials rises from dense to 80% zeros, by more than noise."""
-    rates = tried_rates()
-    if len(rates) < len(TRIED):
-        return Check(None, f"the trials of {TRIALS} are not committed")
-    run = next(run for run in study_runs(load_study(TRIALS), "small"))
-    noise = trials.seed_noise(run.spec.model.label, run.spec.data.name, "perplexity")
-    margin = trials.tie_margin(noise)
-    tied = {name: own.index[own - own.min() <= margin] for name, own in rates.items()}
-    dense, sparse = (rates[name].idxmin() for name in TRIED)
-    low, high = tied["dense-control"].max(), tied["static"].min()
-    reason = (
-        f"recomputed from {sum(map(len, rates.values()))} committed trials of one seed: best at "
-        f"{dense:g} for dense and {sparse:g} for Static 80%, {sparse / dense:.1f} times, where "
-        f"SuPar's rule gives 5; within seed noise ({margin:.2g}) lie rates up to {low:g} and from "
-        f"{high:g}. The second half, that SuPar keeps it fixed, is not tested"
-    )
-    if high <= low:
-        return Check(None, reason, is_inconclusive=True)
-    return Check(bool(sparse > dense), reason)
-
-
 CHECKS = {
     "published_benchmarks": check_benchmarks,
-    "best_rates": check_best_rates,
     "published_groups": check_groups,
     "published_multiplier": check_multiplier,
     "published_best_sparsity": check_best_sparsity,
