@@ -98,6 +98,9 @@ class Rows:
         inputs = 0 if inputs_first else 1
         return weight.dim() == 2 and source.shape[-1:] == weight.shape[inputs : inputs + 1]
 
+    def images(self, source: torch.Tensor) -> None:
+        """Rows are no windows of images."""
+
     def prepare(self, source: torch.Tensor) -> torch.Tensor:
         if source.is_contiguous() or (source.dim() == 2 and source.stride(1) == 1):
             return source
@@ -153,6 +156,12 @@ class Windows:
         sizes = zip(source.shape[-2:], self.kernel, self.stride, self.padding, self.dilation)
         height, width = ((n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in sizes)
         return height, width
+
+    def images(self, source: torch.Tensor) -> kernels.Images:
+        """What the windows lie in, by which a convolution is worth skipping or not."""
+        number = source.shape[0] if source.dim() == 4 else 1
+        width = self._out_size(source)[1]
+        return kernels.Images(number, source.shape[-3], width, self.stride[0] * self.stride[1])
 
     def prepare(self, source: torch.Tensor) -> torch.Tensor:
         return source.contiguous()
@@ -311,7 +320,7 @@ class Execution:
     owner: nn.Module
     costs: kernels.Costs | None = None
     structures: Structures | None = field(default=None, repr=False)
-    _decision: tuple[kernels.Structure, torch.dtype, bool] | None = field(default=None, repr=False)
+    _decision: tuple[tuple[Any, ...], bool] | None = field(default=None, repr=False)
     #: Of the execution on sparse tensor cores; None for the others.
     two_of_four: semi_structured.Masks | None = field(default=None, repr=False)
 
@@ -353,23 +362,28 @@ class Execution:
         )
 
     def worth_skipping(
-        self, structure: kernels.Structure, dtype: torch.dtype, takes_half: bool = False
+        self,
+        structure: kernels.Structure,
+        dtype: torch.dtype,
+        takes_half: bool = False,
+        images: kernels.Images | None = None,
     ) -> bool:
         if self.crossover is not None:
             return structure.sparsity >= self.crossover
-        last = self._decision
-        if last is None or last[0] is not structure or last[1] is not dtype:
+        last, asked = self._decision, (structure, dtype, images)
+        if last is None or last[0] != asked:
             rows, columns, half = structure.rows, structure.columns, dtype is torch.bfloat16
             worth = kernels.worth_skipping(
                 rows,
                 columns,
                 structure.sparsity,
+                images=images,
                 half=half,
                 multiplies_half=half and takes_half,
                 costs=self.costs,
             )
-            last = self._decision = structure, dtype, worth
-        return last[2]
+            last = self._decision = asked, worth
+        return last[1]
 
     def find_structures(self, mask: torch.Tensor, *, inputs_first: bool) -> Structures:
         if mask.dim() != 2 or not mask.is_contiguous():
@@ -422,8 +436,8 @@ class SparseLayer(nn.Module):
             elif self._fits(source, weight, mask, bias, geometry):  # type: ignore[arg-type]
                 structures = execution.find_structures(mask, inputs_first=self.inputs_first)
                 dtype = torch.bfloat16 if torch.is_autocast_enabled("cpu") else weight.dtype
-                half = geometry.takes_half  # type: ignore[union-attr]
-                if execution.worth_skipping(structures.forward, dtype, half):
+                half, images = geometry.takes_half, geometry.images(source)  # type: ignore[union-attr]
+                if execution.worth_skipping(structures.forward, dtype, half, images):
                     return self._skip(source, weight, bias, geometry, structures, dtype)  # type: ignore[arg-type]
         return self.dense_forward(source, _masked(weight, mask))
 

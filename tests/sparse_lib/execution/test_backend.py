@@ -12,6 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
+from sparse_lib.algorithms.static import Static
 from sparse_lib.execution import kernels
 from sparse_lib.execution.backend import backend, compile
 from sparse_lib.flops.ledger import Ledger
@@ -337,6 +338,36 @@ def test_a_device_adds_its_timing_model_to_either_execution():
         outputs.append(twin(tokens).logits)
         assert device.simulate(twin, **sizes).step_s == simulate(model, "cs2", **sizes).step_s
     assert relative_error(*outputs) < TOLERANCE
+
+
+def test_a_convolution_is_judged_by_its_images(monkeypatch):
+    monkeypatch.setattr(kernels, "default_costs", lambda: kernels.Costs(1.4, 12, 1000))
+    monkeypatch.setattr(kernels, "unavailable", lambda: None)
+
+    def level(channels, width, number=128, stride=1):
+        """The lowest sparsity, in steps of 5%, at which a 3 x 3 convolution is skipped."""
+        images = kernels.Images(number, channels, width, stride)
+        shape = (channels, 9 * channels)
+        worth = [kernels.worth_skipping(*shape, s / 100, images=images) for s in range(0, 100, 5)]
+        assert worth == sorted(worth)  # never less at a higher sparsity
+        return worth.index(True) * 5 if any(worth) else 100
+
+    # Small images have more borders per window, and few channels more packing per weight.
+    assert level(64, 32) < level(64, 16) < level(64, 8) < level(64, 4)
+    assert level(256, 8) < level(128, 8) < level(64, 8) < level(32, 8) <= 100
+    assert level(64, 16, stride=4) > level(64, 16)
+    assert level(16, 32, number=32) > level(16, 32, number=128)  # torch is slow at the latter
+
+
+def test_a_layer_decides_again_for_images_of_another_size():
+    layer = nn.Sequential(nn.Conv2d(64, 64, 3, padding=1, bias=False))
+    Static(sparsity=0.6).apply(layer)
+    layer = compile(layer, "skip")
+    with torch.no_grad():
+        for width in (32, 4, 32):
+            layer(torch.randn(2, 64, width, width))
+            images = layer[0]._execution._decision[0][2]
+            assert (images.width, images.channels, images.number) == (width, 64, 2)
 
 
 def test_worth_skipping_grows_with_sparsity_and_size(monkeypatch):
