@@ -137,7 +137,8 @@ def _read_figure(
             svg = inline_svg(path, prefix=file, title=f"{title}, by {label}" if several else title)
             variants.append({"axis": label, "file": file, "svg": svg})
     caption = figures.caption(name, records, curves, study)
-    return {"name": name, "title": title, "caption": caption, "variants": variants}
+    empty = _is_empty(folder / f"{name}.csv")
+    return {"name": name, "title": title, "caption": caption, "variants": variants, "empty": empty}
 
 
 def _read_details(

@@ -359,3 +359,20 @@ def test_only_studies_with_a_finished_run_have_a_picture_on_the_front_page(tmp_p
     render.render_index([started, waiting], "quick", results, reports)
     text = (reports / "README.md").read_text()
     assert "started/figures/loss_curves.png" in text and "waiting/figures" not in text
+
+
+def test_a_figure_without_data_is_folded_on_its_page(tmp_path):
+    made = synthetic.make(make_record, seeds=1)
+    folder = tmp_path / "figures"
+    folder.mkdir()
+    for name, rows in (("loss_curves", "step,loss\n1,2\n"), ("churn_itop", "run,value\n")):
+        (folder / f"{name}.svg").write_text("<svg><text>drawn</text></svg>")
+        (folder / f"{name}.csv").write_text(rows)
+    own = {"figures": ["loss_curves", "churn_itop"], "tables": ["perplexity"]}
+    text = page_of(tmp_path, synthetic.study(made, **own), made)
+    drawn, waiting = text.split('id="figure-loss_curves"')[1].split('id="figure-churn_itop"')
+    said = "There are no data for this figure yet."
+    assert said not in drawn and "<details" not in drawn.split("</figure>")[0]
+    assert said in waiting and waiting.index("<details") < waiting.index("<svg")
+    markdown = (tmp_path / "page" / "README.md").read_text()
+    assert markdown.count("There are no data for this figure yet") == 1
