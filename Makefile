@@ -31,7 +31,7 @@ reproduce: setup
 	$(RUN) snakemake reproduce $(ARGS)
 	@$(BIN)/python -m experiments where -- $(ARGS)
 
-## make smoke       the same at the smallest scale, in two minutes
+## make smoke       the same at the smallest scale, in about four minutes
 smoke: setup
 	$(RUN) snakemake smoke
 

@@ -32,7 +32,7 @@ rule reproduce:
 
 
 rule smoke:
-    """The smallest run of everything, in two minutes."""
+    """The smallest run of everything, in about four minutes."""
     input:
         REQUEST.targets("smoke"),
     localrule: True
