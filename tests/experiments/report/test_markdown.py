@@ -73,7 +73,7 @@ def test_titles_labels_and_cells_of_a_page_are_escaped():
                "runs": []},
         trials=False, sourced=False, missing=[], committed=[], cost=cost, behind=[],
         look=lambda method: SimpleNamespace(name=evil),
-        figures=[{"title": evil, "name": "f", "variants": [1], "caption": evil}],
+        figures=[{"title": evil, "name": "f", "variants": [1], "caption": evil, "empty": False}],
         tables=[table], figures_path="figures", tables_path="tables",
     )  # fmt: skip
     read = PARSER.render(page)
