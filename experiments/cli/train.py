@@ -230,7 +230,7 @@ def evaluate(
 
     mirror = mirror_root(mirror)
     result = evaluate_model(model, suite, data_dir=data, out=out, mirror=mirror, task=task)
-    if run is not None and out == model.parent / "eval.json":
+    if run is not None and suite == own and out == model.parent / "eval.json":
         from experiments.store.record import make_record, write_record
 
         files = (model.parent / name for name in ("train.json", "eval.json", "metrics.jsonl"))
