@@ -90,10 +90,11 @@ def get(name: str, kind: str | None = None) -> Dataset | ImageDataset:
     Raises:
         ValueError: If there is none of that name and kind.
     """
-    fitting = [known for known, entry in _datasets().items() if kind in (None, entry.kind)]
-    if name not in fitting:
+    entry = _datasets().get(name)
+    if entry is None or kind not in (None, entry.kind):
+        fitting = [known for known, other in _datasets().items() if kind in (None, other.kind)]
         raise UserError(not_one_of("data.name", name, fitting, "experiments/data"))
-    return _datasets()[name]
+    return entry
 
 
 def vocabulary_sizes(name: str, *, tokenizer: str | None = None) -> tuple[int, int] | None:

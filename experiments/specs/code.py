@@ -69,17 +69,20 @@ class Syntax(NamedTuple):
     Attributes:
         modules: Modules that it names in imports.
         beside: Files that are no code and that it names by ``__file__``.
+        docstring: The module's.
         digest: Hash of its tree without docstrings.
     """
 
     modules: tuple[str, ...]
     beside: tuple[Path, ...]
+    docstring: str
     digest: str
 
 
 @functools.cache
 def _syntax(path: Path) -> Syntax:
     tree = parse(path)
+    docstring = ast.get_docstring(tree) or ""
     places = "__file__" in path.read_text()
     modules: set[str] = set()
     beside: set[Path] = set()
@@ -96,7 +99,7 @@ def _syntax(path: Path) -> Syntax:
         elif places and isinstance(node, ast.expr):
             beside |= _named_by_place(node, path)
     digest = hashlib.sha256(ast.dump(tree).encode()).hexdigest()
-    return Syntax(tuple(sorted(modules)), tuple(sorted(beside)), digest)
+    return Syntax(tuple(sorted(modules)), tuple(sorted(beside)), docstring, digest)
 
 
 def _run_nodes(node: ast.AST) -> Iterator[ast.AST]:
@@ -107,8 +110,12 @@ def _run_nodes(node: ast.AST) -> Iterator[ast.AST]:
         queue += [
             child
             for child in ast.iter_child_nodes(node)
-            if not (isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING")
+            if not (isinstance(child, ast.If) and _is_for_types_only(child.test))
         ]
+
+
+def _is_for_types_only(test: ast.expr) -> bool:
+    return isinstance(test, ast.Name) and test.id == "TYPE_CHECKING"
 
 
 def _named_by_place(node: ast.expr, path: Path) -> set[Path]:
@@ -224,5 +231,5 @@ def archive_code_hash() -> str:
 
 def docstring(name: str) -> str:
     """The module docstring of a file of ``experiments/analysis``, such as ``figures/tuning``."""
-    text = ast.get_docstring(parse(ROOT / "experiments" / "analysis" / f"{name}.py")) or ""
+    text = _syntax(ROOT / "experiments" / "analysis" / f"{name}.py").docstring
     return " ".join(text.split())

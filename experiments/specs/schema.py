@@ -178,7 +178,7 @@ class Workload(Strict):
             return value
         return models.task(model.name)
 
-    @property
+    @functools.cached_property
     def typed(self) -> tuple[tasks.Data, tasks.Recipe]:
         """``data`` and ``recipe`` as the task reads them."""
         task = tasks.get(self.task)

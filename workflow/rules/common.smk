@@ -1,3 +1,4 @@
+import gc
 import os
 import sys
 
@@ -8,6 +9,10 @@ from snakemake.logging import logger
 from experiments import request
 from experiments.errors import UserError
 from experiments.specs import code
+
+# A thousand runs are millions of objects that live to the end; looking for garbage among them
+# as often as Python does by default is a seventh of the start.
+gc.set_threshold(100_000, 50, 100)
 
 try:
     REQUEST = request.Request(config)
