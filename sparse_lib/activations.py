@@ -28,7 +28,8 @@ class TopKActivation(nn.Module):
     def __init__(self, k: int | None = None, *, fraction: float | None = None) -> None:
         super().__init__()
         if (k is None) == (fraction is None):
-            raise ValueError("give k or fraction, not both")
+            given = "neither" if k is None else "both"
+            raise ValueError(f"TopKActivation takes k or fraction, not {given}")
         self.k = None if k is None else check_integer(k, "k", 1)
         self.fraction = None if fraction is None else check_finite(fraction, "fraction")
         if self.fraction is not None and not 0 < self.fraction <= 1:

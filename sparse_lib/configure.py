@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import difflib
 import importlib
-import inspect
 import numbers
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from sparse_lib.checks import closest
-from sparse_lib.core.algorithm import SparsityAlgorithm, algorithm_classes, lacking_methods
+from sparse_lib.core.algorithm import SparsityAlgorithm
 from sparse_lib.core.group import Group
+from sparse_lib.core.registry import algorithm_classes, constructor_keys, lacking_methods
 from sparse_lib.layers import default_filter
 from sparse_lib.schedules.values import HyperParameterSchedule
 
@@ -189,6 +189,11 @@ def _find(name: str) -> type[SparsityAlgorithm]:
             f"algorithm {name!r} defines no {lacking}, which its base class leaves to it"
         )
     if name.lower() not in known:
+        kinds = [*HyperParameterSchedule.registry]
+        if difflib.get_close_matches(name.lower(), kinds) and not difflib.get_close_matches(
+            name.lower(), known
+        ):
+            raise ValueError(f"{name!r} is no type of schedule; {closest(name, kinds)}")
         raise ValueError(f"algorithm {name!r} is unknown; {closest(name, known)}")
     return known[name.lower()]
 
@@ -200,16 +205,3 @@ def _check_keys(cls: type[SparsityAlgorithm], arguments: Mapping[str, Any]) -> N
             others = {other for dialect in DIALECTS for other in dialect.keys}
             hint = closest(key, {*allowed, *_OWN_KEYS, *others})
             raise ValueError(f"{key!r} is no key for algorithm {cls.__name__!r}; {hint}")
-
-
-def constructor_keys(cls: type[SparsityAlgorithm]) -> set[str]:
-    """Names of the arguments that a class takes, following ``**kwargs`` to its bases."""
-    keys: set[str] = set()
-    for base in cls.__mro__:
-        if "__init__" not in base.__dict__:
-            continue
-        parameters = list(inspect.signature(base.__dict__["__init__"]).parameters.values())[1:]
-        keys |= {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
-        if not any(p.kind is p.VAR_KEYWORD for p in parameters):
-            break
-    return keys

@@ -31,6 +31,7 @@ def keep_zeros(model: nn.Module, optimizer: Any = None) -> Group:
     Raises:
         ValueError: If no weight has zeros, or the model has adapters of peft, which merge into the
             zeros: :func:`sparse_lib.integrations.peft.keep_zeros` masks them too.
+        TypeError: If ``model`` is no module.
 
     >>> model = nn.Linear(4, 4, bias=False)
     >>> _ = nn.init.eye_(model.weight)
@@ -38,6 +39,8 @@ def keep_zeros(model: nn.Module, optimizer: Any = None) -> Group:
     >>> int(model.weight_mask.sum())
     4
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"keep_zeros takes a torch module first, not {type(model).__name__}")
     peft = sys.modules.get("peft.tuners.tuners_utils")
     if peft is not None and any(isinstance(m, peft.BaseTunerLayer) for m in model.modules()):
         raise ValueError(

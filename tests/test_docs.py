@@ -16,9 +16,9 @@ from typer.main import get_command
 
 import sparse_lib as sl
 from experiments.cli.app import app
-from sparse_lib.configure import constructor_keys
-from sparse_lib.core.algorithm import SparsityAlgorithm, algorithm_classes
+from sparse_lib.core.algorithm import SparsityAlgorithm
 from sparse_lib.core.dynamic import DropAndGrow, DynamicSparsityAlgorithm
+from sparse_lib.core.registry import algorithm_classes, constructor_keys
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(ROOT.glob("[A-Z]*.md")) + sorted(

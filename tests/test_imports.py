@@ -71,6 +71,7 @@ ROOMS = {
     "algorithms": "rules masks schedules layers flops core",
     "configure": "masks schedules layers core",
     "preview": "masks schedules layers flops core algorithms configure",
+    "conformance": "masks core",
     "forecast": "core configure preview",
     "activations": "",
     "finetune": "layers core algorithms",

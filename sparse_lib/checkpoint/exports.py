@@ -13,7 +13,7 @@ from sparse_lib.checkpoint.csr import clear, to_csr
 from sparse_lib.checkpoint.names import State, masked, masks_of, namer
 from sparse_lib.checkpoint.states import split_known_state
 from sparse_lib.core.guard import guards, mask_name
-from sparse_lib.core.parameter import unwrap
+from sparse_lib.core.parameter import unwrap, warn
 
 
 @torch.no_grad()
@@ -29,6 +29,9 @@ def finalize(model: nn.Module) -> dict[str, Tensor]:
 
     Returns:
         Full parameter name to the mask that was removed.
+
+    Warns:
+        UserWarning: If something wrote to masked weights, which lose those values now.
     """
     masks = masks_of(model)
     for module in model.modules():
@@ -36,10 +39,19 @@ def finalize(model: nn.Module) -> dict[str, Tensor]:
             if guard.driver is not None:
                 guard.driver.detach(model)
             guard.remove()
-    for _, module, name, mask in list(masked(model)):
+    written = []
+    for path, module, name, mask in list(masked(model)):
         param = module.get_parameter(name)
         delattr(module, mask_name(name))
+        if bool(((param != 0) & ~mask & ~param.isnan()).any()):
+            written.append(f"{path}.{name}" if path else name)
         clear(param, ~mask)
+    if written:
+        warn(
+            f"{len(written)} parameters, such as {written[0]!r}, had other values than zero where "
+            "they are masked, which are zero now; something wrote to them, as merging adapters "
+            "does without sparse_lib.integrations.peft.keep_zeros"
+        )
     return masks
 
 

@@ -28,10 +28,11 @@ from sparse_lib.compat.wrapper import (
     configure_sparsity_wrapper,
 )
 from sparse_lib.configure import configure
-from sparse_lib.core.algorithm import SparsityAlgorithm, algorithm_classes
+from sparse_lib.core.algorithm import SparsityAlgorithm
 from sparse_lib.core.dynamic import DynamicSparsityAlgorithm
 from sparse_lib.core.group import Group
 from sparse_lib.core.parameter import SparseParameter
+from sparse_lib.core.registry import algorithm_classes
 from sparse_lib.masks import shapers
 from sparse_lib.masks.makers import (
     make_mask_drop_minimum,

@@ -13,11 +13,12 @@ from torch.optim import Optimizer
 from sparse_lib.algorithms.static import Static
 from sparse_lib.compat.dialects import DEFAULT_FREQ, translate_one
 from sparse_lib.configure import make_algorithm
-from sparse_lib.core.algorithm import SparsityAlgorithm, algorithm_classes
+from sparse_lib.core.algorithm import SparsityAlgorithm
 from sparse_lib.core.dynamic import DynamicSparsityAlgorithm
 from sparse_lib.core.group import Group
 from sparse_lib.core.guard import mask_name
 from sparse_lib.core.optimizers import states_like
+from sparse_lib.core.registry import algorithm_classes
 from sparse_lib.schedules.values import HyperParameterSchedule
 
 

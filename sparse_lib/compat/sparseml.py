@@ -72,6 +72,8 @@ def from_recipe(recipe: str | os.PathLike[str] | Mapping[str, Any], steps_per_ep
         TypeError: If a value has a wrong type.
     """
     steps_per_epoch = check_integer(steps_per_epoch, "steps_per_epoch", 1)
+    if not isinstance(recipe, (str, os.PathLike, Mapping)):
+        raise TypeError(f"recipe must be text, a path or a dict, not {recipe!r:.80}")
     parsed = recipe if isinstance(recipe, Mapping) else _parse(_text(recipe))
     members: list[tuple[Any, Any]] = []
     others, known = [], [*_GRADUAL, _CONSTANT]
@@ -91,11 +93,16 @@ def from_recipe(recipe: str | os.PathLike[str] | Mapping[str, Any], steps_per_ep
             raise ValueError(f"{name} is not read; {closest(name, known)}")
         else:
             others.append(name)
+    if not members:
+        named = ", ".join(others) or "no modifier"
+        raise ValueError(f"the recipe has {named}; those that prune are {', '.join(known)}")
     if others:
         warnings.warn(f"not taken from the recipe: {', '.join(others)}", stacklevel=2)
-    if not members:
-        raise ValueError("the recipe has no modifier that prunes")
-    return Group(members)
+    # What a gradual modifier prunes stays pruned, so a constant one after it has nothing to do.
+    taken = [which.names for which, member in members if isinstance(member, GMP)]
+    return Group(
+        [(w, member) for w, member in members if isinstance(member, GMP) or w.names not in taken]
+    )
 
 
 def _text(recipe: str | os.PathLike[str]) -> str:
@@ -123,7 +130,19 @@ def _parse(text: str) -> Any:
     )
     if (front := re.match(r"\s*---\n(.*?)\n---", text, re.DOTALL)) is not None:
         text = front[1]
-    return yaml.load(text, Loader)
+    try:
+        parsed = yaml.load(text, Loader)
+    except yaml.YAMLError as error:
+        mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", error)
+        where = f", line {mark.line + 1}" if mark else ""
+        raise ValueError(f"the recipe is not valid YAML{where}: {problem}") from None
+    if parsed is None:
+        raise ValueError("the recipe is empty")
+    if isinstance(parsed, str):
+        raise ValueError(
+            f"the recipe must be YAML, or the path of a file .yaml or .md, not {parsed!r:.80}"
+        )
+    return parsed
 
 
 def _modifiers(
@@ -202,9 +221,13 @@ def _gradual(
             raise ValueError(f"{modifier} needs {names[0]}")
         return check_finite(settings[key], f"{key} of {modifier}")
 
-    start, end = (
-        round(epochs(f"{name}_epoch", name) * steps_per_epoch) for name in ("start", "end")
-    )
+    first_epoch, last_epoch = epochs("start_epoch", "start"), epochs("end_epoch", "end")
+    if last_epoch < max(first_epoch, 0):
+        raise ValueError(
+            f"end_epoch of {modifier} must be at least start_epoch, which is {first_epoch:g}, not "
+            f"{last_epoch:g}"
+        )
+    start, end = (round(max(epoch, 0) * steps_per_epoch) for epoch in (first_epoch, last_epoch))
     every = check_finite(settings.get("update_frequency", -1), f"update_frequency of {modifier}")
     gap = max(1, round(every * steps_per_epoch)) if every > 0 else 1
     shape = settings.get("inter_func", settings.get("update_scheduler", "cubic"))
@@ -264,6 +287,14 @@ class _Filter:
         self.names = [names] if isinstance(names, str) else list(names or ())
         if not all(isinstance(name, str) for name in self.names):
             raise TypeError(f"params of a pruning modifier must be names, not {names!r}")
+        for name in self.names:
+            try:
+                re.compile(name.removeprefix("re:") if name.startswith("re:") else "")
+            except re.error as error:
+                raise ValueError(
+                    f"params of a pruning modifier has {name!r}, which is no regular expression: "
+                    f"{error}"
+                ) from None
         self.zeros = zeros
 
     def __repr__(self) -> str:

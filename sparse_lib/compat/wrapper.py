@@ -19,8 +19,8 @@ from torch.optim import Optimizer
 from sparse_lib.checks import closest
 from sparse_lib.compat.dialects import by_pattern
 from sparse_lib.compat.optimizers import AlgorithmSparsityOptimizer, BaseSparsityOptimizer
-from sparse_lib.core.algorithm import algorithm_classes
 from sparse_lib.core.group import Group
+from sparse_lib.core.registry import algorithm_classes
 from sparse_lib.layers import default_filter
 
 

@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from sparse_lib.checks import closest
 from sparse_lib.core import copies, distributed
 from sparse_lib.core.forgotten import Forgotten
 from sparse_lib.core.guard import Driver
@@ -46,6 +47,7 @@ from sparse_lib.core.parameter import (
     is_outermost_apply,
     warn,
 )
+from sparse_lib.core.registry import constructor_keys, register
 from sparse_lib.core.states import check_state
 from sparse_lib.core.targets import Levels
 from sparse_lib.core.watch import Watch, some
@@ -59,24 +61,6 @@ from sparse_lib.schedules.values import Constant
 
 #: Elements of all tensors above which first masks are made by several threads.
 _LARGE = 2**22
-_REGISTRY: weakref.WeakValueDictionary[str, type[SparsityAlgorithm]] = weakref.WeakValueDictionary()
-
-
-def algorithm_classes() -> dict[str, type[SparsityAlgorithm]]:
-    """Every live, concrete algorithm by lower-cased class name, sorted by name."""
-    return {
-        name: cls
-        for name, cls in sorted(_REGISTRY.items())
-        if not inspect.isabstract(cls) and cls.in_registry
-    }
-
-
-def lacking_methods(name: str) -> str | None:
-    """What a live class of that name, in any case, has yet to define, or None."""
-    cls = _REGISTRY.get(name.lower())
-    if cls is None or not cls.in_registry or cls.__module__.startswith("sparse_lib.core"):
-        return None
-    return " and ".join(sorted(getattr(cls, "__abstractmethods__", ()))) or None
 
 
 class SparsityAlgorithm(ABC):
@@ -101,8 +85,8 @@ class SparsityAlgorithm(ABC):
             as ``"cstorch-2.10"``.
 
     Raises:
-        ValueError: If an argument is out of range or unknown.
-        TypeError: If an argument has a wrong type.
+        ValueError: If an argument is out of range, or a name given for one is unknown.
+        TypeError: If an argument has a wrong type, or there is none of its name.
     """
 
     needs_sparsity: ClassVar[bool] = False
@@ -126,12 +110,7 @@ class SparsityAlgorithm(ABC):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        key = cls.__name__.lower()
-        known = _REGISTRY.get(key)
-        if known is not None and known.__module__.startswith("sparse_lib."):
-            if known.__module__ != cls.__module__:
-                raise ValueError(f"the name {cls.__name__!r} belongs to a built-in algorithm")
-        _REGISTRY[key] = cls
+        register(cls)
 
     def __init__(
         self,
@@ -143,7 +122,11 @@ class SparsityAlgorithm(ABC):
         score_shaper: str | Mapping | ScoreShaper | None = None,
         schedule: Any = None,
         compat: str | Rules | None = None,
+        **unknown: Any,
     ) -> None:
+        for key in unknown:
+            hint = closest(key, constructor_keys(type(self)))
+            raise TypeError(f"{type(self).__name__} takes no argument {key!r}; {hint}")
         if schedule is not None:
             if sparsity is not None:
                 raise ValueError("give sparsity or schedule, not both")

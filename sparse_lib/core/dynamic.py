@@ -155,6 +155,11 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
         kept = self._dense.get(sparse.name)
         if isinstance(kept, Candidates):
             return kept.expanded()
+        if kept is None and not self.uses_dense_gradient:
+            raise RuntimeError(
+                f"no dense gradient of {sparse.name!r} was kept; set uses_dense_gradient = True in "
+                f"the class {type(self).__name__}"
+            )
         if kept is None:
             raise RuntimeError(
                 f"no dense gradient of {sparse.name!r} was kept for this step; to update masks by "

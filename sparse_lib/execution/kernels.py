@@ -282,13 +282,11 @@ class Images:
     """What the tokens of a convolution are windows of; it changes what both executions cost.
 
     Attributes:
-        number: Images of a batch.
         channels: Of the input.
         width: Of the output, in windows.
         stride: Product of both strides.
     """
 
-    number: int
     channels: int
     width: int
     stride: int = 1
@@ -299,9 +297,7 @@ class Images:
 
     def dense(self, out_features: int, num_weights: int) -> float:
         """How many times as slow per weight as a large layer torch is; measured on Zen 4."""
-        slow = 1 + 40 * (self.channels * self.stride + out_features) / num_weights
-        is_thin = min(self.channels, out_features) <= 16
-        return slow * (2 if is_thin and self.width >= 32 and self.number >= 64 else 1)
+        return 1 + 40 * (self.channels * self.stride + out_features) / num_weights
 
 
 def worth_skipping(

@@ -159,9 +159,8 @@ class Windows:
 
     def images(self, source: torch.Tensor) -> kernels.Images:
         """What the windows lie in, by which a convolution is worth skipping or not."""
-        number = source.shape[0] if source.dim() == 4 else 1
         width = self._out_size(source)[1]
-        return kernels.Images(number, source.shape[-3], width, self.stride[0] * self.stride[1])
+        return kernels.Images(source.shape[-3], width, self.stride[0] * self.stride[1])
 
     def prepare(self, source: torch.Tensor) -> torch.Tensor:
         return source.contiguous()

@@ -5,16 +5,19 @@ from __future__ import annotations
 import types
 from typing import Any
 
-from peft.tuners.lora import LoraLayer
+from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sparse_lib.core.group import Group
-from sparse_lib.core.guard import mask_name
+from sparse_lib.core.algorithm import SparsityAlgorithm
+from sparse_lib.core.guard import guards, mask_name
 from sparse_lib.finetune import has_zeros, keep_zeros_of
 
+#: Ways to begin an adapter that leave the base's weights as they are; peft's others do not.
+_INITIAL = (True, False, "gaussian", "eva", "orthogonal")
 
-def keep_zeros(model: nn.Module) -> Group:
+
+def keep_zeros(model: nn.Module) -> SparsityAlgorithm:
     """Keep the zeros of a pruned base model, in training and once adapters are merged.
 
     A LoRA layer computes ``W x + s B A x``; for a linear layer (``Linear``, or the ``Conv1D`` of
@@ -23,7 +26,8 @@ def keep_zeros(model: nn.Module) -> Group:
     ``merge_and_unload`` merges, and the merged weight is zero where ``W`` is. The product ``B A``
     is formed in every forward pass, which costs as much memory as the weight.
 
-    Call it after ``get_peft_model``; an adapter that is added later needs another call.
+    Call it after ``get_peft_model``, and once more after an adapter was added or loaded. Masks
+    that the base has already, by :func:`sparse_lib.keep_zeros` or an earlier call, stay.
 
     Args:
         model: What ``get_peft_model`` returned.
@@ -34,34 +38,70 @@ def keep_zeros(model: nn.Module) -> Group:
     Raises:
         ValueError: If no weight of the base has zeros, or an adapter cannot be masked.
     """
-    from transformers.pytorch_utils import Conv1D  # peft needs transformers itself
-
-    adapted: list[Any] = [m for m in model.modules() if isinstance(m, LoraLayer)]
-    own = {id(p) for m in adapted for n, p in m.named_parameters() if "lora_" in n}
-
-    def of_the_base(name: str, param: Tensor, whole: nn.Module) -> bool:
-        return id(param) not in own and has_zeros(name, param, whole)
-
-    group = keep_zeros_of(model, of_the_base)
-    for layer in adapted:
-        base = layer.get_base_layer()
-        if base._buffers.get(mask_name("weight")) is None:
-            continue
-        uses_dora = any(layer.use_dora.values())
-        transposed = isinstance(base, Conv1D)
-        if not isinstance(base, nn.Linear | Conv1D) or transposed != bool(layer.fan_in_fan_out):
+    for name, config in getattr(model, "peft_config", {}).items():
+        initial = getattr(config, "init_lora_weights", True)
+        if initial not in _INITIAL:
             raise ValueError(
-                f"the adapter of a {type(base).__name__} with fan_in_fan_out="
-                f"{layer.fan_in_fan_out} cannot be masked; LoRA of a Linear or of the Conv1D of "
-                "transformers with fan_in_fan_out=True can"
+                f"init_lora_weights={initial!r} of the adapter {name!r} changes weights of the "
+                f"base, zeros too; allowed: {', '.join(map(repr, _INITIAL))}"
             )
-        if uses_dora:
-            raise ValueError("an adapter with DoRA cannot be masked; LoRA without DoRA can")
+    held = _holder(model)
+    adapters: list[Any] = [m for m in model.modules() if isinstance(m, BaseTunerLayer)]
+    for layer in adapters:
+        own = guards(layer.get_base_layer()).get("weight")
+        if own is not None or has_zeros("weight", layer.get_base_layer().weight):
+            _check(layer)
+    within = {id(p) for layer in adapters for n, p in layer.named_parameters() if "lora_" in n}
+
+    def free(name: str, param: Tensor, whole: nn.Module) -> bool:
+        owner = whole.get_submodule(name.rpartition(".")[0])
+        guard = guards(owner).get(name.rpartition(".")[2])
+        is_free = id(param) not in within and (guard is None or guard.owner is None)
+        return is_free and has_zeros(name, param, whole)
+
+    has_free = any(free(name, param, model) for name, param in model.named_parameters())
+    algorithm = keep_zeros_of(model, free) if has_free or held is None else held
+    for layer in adapters:
+        if layer.get_base_layer()._buffers.get(mask_name("weight")) is None:
+            continue
         if "_unmasked_delta" not in vars(layer):
             layer._unmasked_delta = layer.get_delta_weight
             layer.get_delta_weight = types.MethodType(_masked_delta, layer)
             layer.forward = types.MethodType(_masked_forward, layer)
-    return group
+    return algorithm
+
+
+def _holder(model: nn.Module) -> SparsityAlgorithm | None:
+    """The algorithm that holds masks of a model; those of one that is gone are let go."""
+    found: SparsityAlgorithm | None = None
+    for module in model.modules():
+        for guard in guards(module).values():
+            if isinstance(guard.driver, SparsityAlgorithm):
+                found = found or guard.driver
+            elif guard.owner is not None:
+                guard.release()
+    return found
+
+
+def _check(layer: Any) -> None:
+    """Refuse an adapter of a sparse weight that cannot be masked."""
+    from transformers.pytorch_utils import Conv1D  # peft needs transformers itself
+
+    kind = type(layer).__module__.split(".")[2]  # peft.tuners.<kind>.layer
+    if kind != "lora":
+        raise ValueError(f"an adapter of the kind {kind!r} cannot be masked; LoRA can")
+    base = layer.get_base_layer()
+    transposed = isinstance(base, Conv1D)
+    if not isinstance(base, nn.Linear | Conv1D) or transposed != bool(
+        getattr(layer, "fan_in_fan_out", False)
+    ):
+        raise ValueError(
+            f"the adapter of a {type(base).__name__} with fan_in_fan_out="
+            f"{getattr(layer, 'fan_in_fan_out', None)} cannot be masked; "
+            "LoRA of a Linear or of the Conv1D of transformers with fan_in_fan_out=True can"
+        )
+    if any(layer.use_dora.values()):
+        raise ValueError("an adapter with DoRA cannot be masked; LoRA without DoRA can")
 
 
 def _masked_delta(layer: Any, adapter: str) -> Tensor:

@@ -5,11 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import nn
 
 import sparse_lib.algorithms  # noqa: F401 (fills the registry)
-from sparse_lib.core.algorithm import SparsityAlgorithm, algorithm_classes
+from sparse_lib.conformance import (  # noqa: F401 (tests import them from here)
+    Case,
+    expect_equal,
+    make_model,
+    snapshot,
+    train,
+)
+from sparse_lib.conformance import expect_enforced as assert_enforced  # noqa: F401
+from sparse_lib.core.algorithm import SparsityAlgorithm
 from sparse_lib.core.dynamic import DropAndGrow, DynamicSparsityAlgorithm
+from sparse_lib.core.registry import algorithm_classes
 from sparse_lib.masks.makers import make_mask_drop_minimum, make_mask_grow_maximum
 
 
@@ -77,48 +85,8 @@ SCHEDULES: dict[str, Any] = {
 
 
 def make(name: str, sparsity: Any = 0.6, **options: Any) -> SparsityAlgorithm:
-    cls = algorithm_classes()[name]
-    if issubclass(cls, DynamicSparsityAlgorithm):
-        options.setdefault("update", {"freq": 2})
-    if issubclass(cls, DropAndGrow):
-        options.setdefault("drop_fraction", {"type": "cosine", "init": 0.5, "half_period": 20})
-    return cls(sparsity=sparsity, seed=options.pop("seed", 3), **options)
-
-
-def make_model(seed: int = 0, dtype: torch.dtype = torch.float32) -> nn.Module:
-    torch.manual_seed(seed)
-    model = nn.Sequential(nn.Linear(12, 16), nn.Tanh(), nn.Linear(16, 6, bias=False))
-    return model.to(dtype)
-
-
-def train(model, optimizer, num_steps: int, start: int = 0, after=None) -> None:
-    dtype = next(model.parameters()).dtype
-    for step in range(start, start + num_steps):
-        data = torch.randn(8, 12, generator=torch.Generator().manual_seed(step), dtype=dtype)
-        optimizer.zero_grad()
-        model(data).pow(2).sum(1).sub(1).pow(2).mean().backward()
-        optimizer.step()
-        if after is not None:
-            after()
-
-
-def snapshot(model: nn.Module) -> dict[str, torch.Tensor]:
-    return {name: value.clone() for name, value in model.state_dict().items()}
+    return Case(algorithm_classes()[name]).make(sparsity, **options)
 
 
 def assert_equal(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> None:
-    assert list(first) == list(second)
-    for name in first:
-        assert torch.equal(first[name], second[name]), name
-
-
-def assert_enforced(algorithm: SparsityAlgorithm, optimizer=None) -> None:
-    """Weights are zero where masked, and optimizer states too where the algorithm masks these."""
-    assert algorithm.sparse_params
-    for name, sparse in algorithm.sparse_params.items():
-        off = ~sparse.mask
-        assert not sparse.param.detach()[off].any(), name
-        if optimizer is not None and algorithm.masks_states:
-            for state in optimizer.state[sparse.param].values():
-                if isinstance(state, torch.Tensor) and state.shape == sparse.param.shape:
-                    assert not state[off].any(), name
+    expect_equal(first, second, "here")

@@ -9,9 +9,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from torch import nn
 
-from sparse_lib.configure import configure, constructor_keys
-from sparse_lib.core.algorithm import algorithm_classes
+from sparse_lib.configure import configure
 from sparse_lib.core.group import Group
+from sparse_lib.core.registry import algorithm_classes, constructor_keys
 from sparse_lib.masks.init import INIT_METHODS
 from sparse_lib.preview import plan
 from sparse_lib.schedules.values import HyperParameterSchedule

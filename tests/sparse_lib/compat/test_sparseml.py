@@ -99,6 +99,20 @@ def test_the_newer_form_and_fine_tuning():
     assert int(model["first"].weight_mask.sum()) == 32
 
 
+def test_a_constant_stage_after_a_gradual_one_changes_nothing(recwarn):
+    gradual_stage = {
+        "GMPruningModifier": {"final_sparsity": 0.5, "start_epoch": -1, "end_epoch": 2}
+    }
+    stages = {"prune": [gradual_stage], "tune": [{"ConstantPruningModifier": {}}]}
+    model = make_model()
+    group = from_recipe(stages, 2)
+    group.apply(model)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    group.apply(optimizer)
+    counts = train(model, optimizer, 6)
+    assert counts[3][0] == counts[5][0] == 32 and not recwarn.list
+
+
 def gradual(**settings):
     whole = {"init_sparsity": 0.0, "final_sparsity": 0.5, "start_epoch": 0, "end_epoch": 2}
     return {"modifiers": [{"GMPruningModifier": whole | settings}]}
@@ -108,7 +122,14 @@ def gradual(**settings):
     ("recipe", "message"),
     [
         ({"a": {"SparseGPTModifier": {}}}, "SparseGPTModifier is not read"),
-        ({"a": {}}, "no modifier that prunes"),
+        ({"a": {}}, "the recipe has no modifier; those that prune are GMPruningModifier, "),
+        ("# nothing\n", "the recipe is empty"),
+        ("zoo:bert/pruned90", "must be YAML, or the path of a file .*, not 'zoo:bert/pruned90'"),
+        ("a: [1\nb: 2", "the recipe is not valid YAML, line 2: expected"),
+        (None, "recipe must be text, a path or a dict, not None"),
+        (gradual(start_epoch=5, end_epoch=2), "must be at least start_epoch, which is 5, not 2"),
+        (gradual(start_epoch=-1, end_epoch=-1), "must be at least start_epoch, which is -1"),
+        (gradual(params=["re:(["]), r"has 're:\(\[', which is no regular expression: unterminated"),
         ({"a": {"GMPrunningModifier": {}}}, "did you mean 'GMPruningModifier'"),
         (gradual(start_epoch="x"), "start_epoch of GMPruningModifier must be a number, not 'x'"),
         (

@@ -344,9 +344,9 @@ def test_a_convolution_is_judged_by_its_images(monkeypatch):
     monkeypatch.setattr(kernels, "default_costs", lambda: kernels.Costs(1.4, 12, 1000))
     monkeypatch.setattr(kernels, "unavailable", lambda: None)
 
-    def level(channels, width, number=128, stride=1):
+    def level(channels, width, stride=1):
         """The lowest sparsity, in steps of 5%, at which a 3 x 3 convolution is skipped."""
-        images = kernels.Images(number, channels, width, stride)
+        images = kernels.Images(channels, width, stride)
         shape = (channels, 9 * channels)
         worth = [kernels.worth_skipping(*shape, s / 100, images=images) for s in range(0, 100, 5)]
         assert worth == sorted(worth)  # never less at a higher sparsity
@@ -356,7 +356,6 @@ def test_a_convolution_is_judged_by_its_images(monkeypatch):
     assert level(64, 32) < level(64, 16) < level(64, 8) < level(64, 4)
     assert level(256, 8) < level(128, 8) < level(64, 8) < level(32, 8) <= 100
     assert level(64, 16, stride=4) > level(64, 16)
-    assert level(16, 32, number=32) > level(16, 32, number=128)  # torch is slow at the latter
 
 
 def test_a_layer_decides_again_for_images_of_another_size():
@@ -367,7 +366,7 @@ def test_a_layer_decides_again_for_images_of_another_size():
         for width in (32, 4, 32):
             layer(torch.randn(2, 64, width, width))
             images = layer[0]._execution._decision[0][2]
-            assert (images.width, images.channels, images.number) == (width, 64, 2)
+            assert (images.width, images.channels) == (width, 64)
 
 
 def test_worth_skipping_grows_with_sparsity_and_size(monkeypatch):

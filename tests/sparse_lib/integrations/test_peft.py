@@ -1,12 +1,22 @@
 """LoRA of peft on a pruned transformers model: what is merged is what was trained, and sparse."""
 
+import gc
+
 import pytest
 import torch
 
 pytest.importorskip("transformers")
 pytest.importorskip("peft", reason="peft is not installed")
 
-from peft import LoraConfig, get_peft_model
+from peft import (
+    AdaLoraConfig,
+    LoHaConfig,
+    LoKrConfig,
+    LoraConfig,
+    OFTConfig,
+    VeraConfig,
+    get_peft_model,
+)
 
 import sparse_lib as sl
 from sparse_lib.integrations.peft import keep_zeros
@@ -60,6 +70,77 @@ def test_without_the_call_the_zeros_are_lost():
     model = adapted(pruned(), init_lora_weights=False)
     merged = model.merge_and_unload()
     assert (merged.model.layers[0].mlp.up_proj.weight == 0).float().mean() < 0.1
+
+
+def zeros_of(model):
+    return {n: p == 0 for n, p in model.named_parameters() if "proj" in n}
+
+
+def kept(merged, zeros):
+    """Whether a merged model has the zeros of its base."""
+    found = dict(merged.named_parameters())
+    return all(not found[name][where].any() for name, where in zeros.items())
+
+
+def test_masks_that_the_base_has_already_are_kept():
+    base = pruned()
+    zeros = zeros_of(base)
+    group = sl.keep_zeros(base)
+    model = adapted(base, init_lora_weights=False)
+    assert keep_zeros(model) is group
+    assert kept(model.merge_and_unload(), zeros)
+
+
+@pytest.mark.parametrize("forgets", [False, True])
+def test_an_adapter_that_is_added_later_is_masked_by_another_call(forgets):
+    base = pruned()
+    zeros = zeros_of(base)
+    model = adapted(base)
+    group = keep_zeros(model)
+    model.add_adapter(
+        "later", LoraConfig(r=2, target_modules=["gate_proj"], init_lora_weights=False)
+    )
+    if forgets:
+        del group
+        gc.collect()
+    keep_zeros(model)
+    model.set_adapter("later")
+    tokens = torch.arange(8)[None]
+    model.eval()
+    with torch.no_grad():
+        before, merged = model(input_ids=tokens).logits, model.merge_and_unload()
+        torch.testing.assert_close(before, merged(input_ids=tokens).logits)
+    assert kept(merged, zeros)
+
+
+def test_a_merge_that_lost_zeros_is_told_when_the_masks_go():
+    base = pruned()
+    sl.keep_zeros(base)
+    merged = adapted(base, init_lora_weights=False).merge_and_unload()
+    with pytest.warns(UserWarning, match=r"3 parameters, such as .*peft\.keep_zeros"):
+        sl.finalize(merged)
+
+
+@pytest.mark.parametrize(
+    ("kind", "config"),
+    [
+        ("loha", LoHaConfig(r=2, target_modules=["up_proj"])),
+        ("lokr", LoKrConfig(r=2, target_modules=["up_proj"])),
+        ("oft", OFTConfig(oft_block_size=4, target_modules=["up_proj"])),
+        ("vera", VeraConfig(r=2, target_modules=["up_proj"])),
+        ("adalora", AdaLoraConfig(target_modules=["up_proj"], total_step=10)),
+    ],
+)
+def test_adapters_of_other_kinds_are_refused(kind, config):
+    model = get_peft_model(pruned(), config)
+    with pytest.raises(ValueError, match=f"an adapter of the kind '{kind}' cannot be masked"):
+        keep_zeros(model)
+    assert not sl.is_sparse(model)
+
+
+def test_an_adapter_that_changes_the_base_is_refused():
+    with pytest.raises(ValueError, match=r"init_lora_weights='pissa' .* changes .*zeros too"):
+        keep_zeros(adapted(pruned(), init_lora_weights="pissa"))
 
 
 def test_what_cannot_be_masked_is_refused():

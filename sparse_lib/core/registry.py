@@ -1,0 +1,53 @@
+"""Which algorithms there are, by name, and which arguments each takes."""
+
+from __future__ import annotations
+
+import inspect
+import weakref
+from typing import Any
+
+_REGISTRY: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
+
+
+def register(cls: type) -> None:
+    """Make a subclass of the base class known by its lower-cased name.
+
+    Raises:
+        ValueError: If a class of the library has that name.
+    """
+    key = cls.__name__.lower()
+    known = _REGISTRY.get(key)
+    if known is not None and known.__module__.startswith("sparse_lib."):
+        if known.__module__ != cls.__module__:
+            raise ValueError(f"the name {cls.__name__!r} belongs to a built-in algorithm")
+    _REGISTRY[key] = cls
+
+
+def algorithm_classes() -> dict[str, Any]:
+    """Every live, concrete algorithm by lower-cased class name, sorted by name."""
+    return {
+        name: cls
+        for name, cls in sorted(_REGISTRY.items())
+        if not inspect.isabstract(cls) and cls.in_registry
+    }
+
+
+def lacking_methods(name: str) -> str | None:
+    """What a live class of that name, in any case, has yet to define, or None."""
+    cls = _REGISTRY.get(name.lower())
+    if cls is None or not cls.in_registry or cls.__module__.startswith("sparse_lib.core"):
+        return None
+    return " and ".join(sorted(getattr(cls, "__abstractmethods__", ()))) or None
+
+
+def constructor_keys(cls: type) -> set[str]:
+    """Names of the arguments that a class takes, following ``**kwargs`` to its bases."""
+    keys: set[str] = set()
+    for base in cls.__mro__:
+        if "__init__" not in base.__dict__:
+            continue
+        parameters = list(inspect.signature(base.__dict__["__init__"]).parameters.values())[1:]
+        keys |= {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+        if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+            break
+    return keys
