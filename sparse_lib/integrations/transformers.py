@@ -103,6 +103,14 @@ class SparsityCallback(TrainerCallback):
                 "again at step 0",
                 stacklevel=2,
             )
+        members = getattr(self.algorithm, "algorithms", [self.algorithm])
+        if self.algorithm.step > state.global_step and any(m.updates_masks for m in members):
+            warnings.warn(
+                f"training begins at step {state.global_step}, but the algorithm's schedules go on "
+                f"from step {self.algorithm.step} of an earlier training; a new callback begins at "
+                "step 0",
+                stacklevel=2,
+            )
 
     def _apply_to_model(self, model: nn.Module) -> None:
         if not common.is_masked_by(self.algorithm, model):

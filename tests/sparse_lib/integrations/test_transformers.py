@@ -231,6 +231,13 @@ def test_a_checkpoint_without_the_algorithm_says_so(tmp_path):
         again.train(resume_from_checkpoint=True)
 
 
+def test_another_training_of_the_same_algorithm_says_where_it_goes_on(tmp_path):
+    trainer = make_trainer(tmp_path, SparsityCallback(RIGL), max_steps=4)
+    trainer.train()
+    with pytest.warns(UserWarning, match="begins at step 0, but .* go on from step 4 of"):
+        trainer.train()
+
+
 def test_one_option_sends_logs_and_sparsity_to_tensorboard(tmp_path):
     pytest.importorskip("tensorboard")
     from tests.sparse_lib.integrations.test_trackers import points_of
