@@ -44,9 +44,14 @@ fuzz: setup
 	$(RUN) OMP_NUM_THREADS=1 FUZZ=$(FUZZ) $(BIN)/python -m pytest tests/fuzz
 	$(RUN) $(BIN)/python -m tests.fuzz.killer --kills $(KILLS)
 
-## make gpu         print the ratios of benchmarks/gpu.py (without a GPU those of its CPU twin)
+## make gpu         all that a GPU is measured by, in at most 25 minutes (without one, CPU twins of the same)
 gpu: setup
-	$(RUN) timeout 1500 $(BIN)/python benchmarks/gpu.py --device auto
+	$(RUN) timeout 1500 sh -ec ' \
+	  python -m pytest -q tests/sparse_lib/test_gpu.py; \
+	  python benchmarks/gpu.py; \
+	  python benchmarks/gpu_loop.py; \
+	  python benchmarks/gpu_products.py; \
+	  snakemake smoke --config device=auto study=sparsity_library'
 
 ## make check       lint, types, workflow lint and the fast tests
 check: setup lint types

@@ -161,6 +161,9 @@ def run_single(
     eval_steps: Annotated[
         int | None, typer.Option("--eval_steps", min=1, help="bound on the evaluated batches")
     ] = None,
+    device: Annotated[
+        str, typer.Option(help="auto, cpu, mps, cuda or cuda:<number>", metavar="NAME")
+    ] = "cpu",
     track: Track = None,
     mirror: Mirror = None,
 ) -> None:
@@ -174,6 +177,7 @@ def run_single(
         checkpoint=checkpoint_path,
         max_steps=max_steps,
         eval_steps=eval_steps,
+        device=device,
         track=track,
         mirror=mirror_root(mirror),
     )

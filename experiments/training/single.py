@@ -38,6 +38,7 @@ def run(
     checkpoint: Path | None = None,
     max_steps: int | None = None,
     eval_steps: int | None = None,
+    device: str = "cpu",
     track: str | None = None,
     mirror: Path | None = None,
 ) -> dict[str, Any]:
@@ -53,6 +54,7 @@ def run(
             begin with; an evaluation without one takes the last of ``model_dir``.
         max_steps: bound on the optimizer steps.
         eval_steps: bound on the batches of an evaluation; None takes the whole validation split.
+        device: what `experiments.training.device.resolve` takes.
         track: tracker that gets the curve, in ``tracks/`` of the folder; None for none.
         mirror: root of mirrored datasets.
 
@@ -70,11 +72,11 @@ def run(
     if mode != "eval":
         files = f"--params {shlex.quote(params.name)} --model_dir {shlex.quote(spec.id)}"
         command = f"python -m experiments run --mode train {files}"
-        checkpoint = _train(spec, model_dir, data_dir, checkpoint, command, watch)
+        checkpoint = _train(spec, model_dir, data_dir, checkpoint, command, watch, device)
     if mode == "train":
         return {}
     checkpoint = checkpoint or _last_checkpoint(model_dir)
-    trainer = _trainer(spec, model_dir, data_dir, checkpoint)
+    trainer = _trainer(spec, model_dir, data_dir, checkpoint, device)
     if eval_steps is not None:
         samples = {f"validation_{trainer.task.unit}": eval_steps * trainer.task.units_per_step}
         trainer.task.recipe = spec.recipe.model_copy(update=samples)
@@ -106,6 +108,7 @@ def _train(
     checkpoint: Path | None,
     command: str,
     watch: Watch,
+    device: str,
 ) -> Path:
     """Train unless that is done; returns the checkpoint."""
     ours = (model_dir / "state.lock").exists() or (model_dir / "train.json").exists()
@@ -124,22 +127,26 @@ def _train(
             data_dir=data_dir,
             out=model_dir,
             state_dir=model_dir / "state",
+            device=device,
             first=checkpoint,
             watch=watch,
         )
-    model = _trainer(spec, model_dir, data_dir, model_dir / "model").model
+    model = _trainer(spec, model_dir, data_dir, model_dir / "model", "cpu").model
     path = model_dir / f"checkpoint_{spec.recipe.steps}.safetensors"
     with training.writing(model_dir):
         return export_safetensors(model, path, layout="nan")
 
 
-def _trainer(spec: RunSpec, model_dir: Path, data_dir: Path, weights: Path) -> training.Trainer:
+def _trainer(
+    spec: RunSpec, model_dir: Path, data_dir: Path, weights: Path, device: str
+) -> training.Trainer:
     """A trainer that holds these weights and has not begun."""
     # Without an algorithm the masks are exactly those of the weights.
     return training.Trainer(
         _starting_from(spec.model_copy(update={"sparsity": None}), weights),
         data_dir=data_dir,
         state_dir=model_dir / "state",
+        device=device,
         first=weights,
     )
 
