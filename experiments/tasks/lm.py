@@ -33,6 +33,9 @@ SHORT_OWNERS = frozenset({"openai-community"})
 
 EVALUATION = "experiments.evaluation.lm.evaluate"
 
+#: Of one forward pass of a validation: windows, and logits (half a gigabyte in float32).
+MOST_WINDOWS, MOST_LOGITS = 32, 2**27
+
 
 class Data(tasks.Data):
     """A registered dataset and how it is cut into tokens."""
@@ -239,8 +242,10 @@ class Task(tasks.Task):
         if limit is not None:
             num_windows = min(num_windows, max(1, limit // self.context))
         total, device = 0.0, next(model.parameters()).device
-        for first in range(0, num_windows, 32):
-            last = min(first + 32, num_windows)
+        logits_per_window = self.context * int(self.corpus.meta["vocab_size"])
+        at_once = max(1, min(MOST_WINDOWS, MOST_LOGITS // logits_per_window))
+        for first in range(0, num_windows, at_once):
+            last = min(first + at_once, num_windows)
             chunk = np.asarray(tokens[first * self.context : last * self.context + 1], np.int64)
             ids = torch.from_numpy(chunk).to(device)
             inputs, targets = ids[:-1].view(last - first, -1), ids[1:]

@@ -198,6 +198,23 @@ def test_a_transformed_run_trains_and_loads_again(family, corpus, tmp_path):
     assert scores["loss"] == pytest.approx(result["final"]["validation_loss"], rel=1e-5)
 
 
+def test_a_validation_holds_a_bounded_number_of_logits(corpus, tmp_path, monkeypatch):
+    trainer = training.Trainer(short_spec("dense"), data_dir=corpus, state_dir=tmp_path)
+    window = trainer.task.context * trainer.task.corpus.meta["vocab_size"]
+    sizes = []
+    trainer.model.register_forward_pre_hook(
+        lambda module, args, kwargs: sizes.append(len(kwargs["input_ids"])), with_kwargs=True
+    )
+    losses = []
+    for most in (lm.MOST_LOGITS, 3 * window, window - 1):
+        monkeypatch.setattr(lm, "MOST_LOGITS", most)
+        with torch.no_grad():
+            losses.append(trainer.task.validate(trainer.model.eval(), full=True)["loss"])
+        assert max(sizes) == {3 * window: 3, window - 1: 1}.get(most, lm.MOST_WINDOWS)
+        sizes.clear()
+    assert losses == pytest.approx([losses[0]] * 3, rel=1e-5)
+
+
 def second_phase(densify: bool, method: str = "dense") -> RunSpec:
     start = {"run": "smoke__first", "spec_hash": "0" * 64, "densify": densify}
     return short_spec(method, starts_from=start)
