@@ -47,20 +47,22 @@ def keep_zeros(model: nn.Module) -> SparsityAlgorithm:
             )
     held = _holder(model)
     adapters: list[Any] = [m for m in model.modules() if isinstance(m, BaseTunerLayer)]
-    for layer in adapters:
-        own = guards(layer.get_base_layer()).get("weight")
-        if own is not None or has_zeros("weight", layer.get_base_layer().weight):
-            _check(layer)
     within = {id(p) for layer in adapters for n, p in layer.named_parameters() if "lora_" in n}
-
-    def free(name: str, param: Tensor, whole: nn.Module) -> bool:
-        owner = whole.get_submodule(name.rpartition(".")[0])
-        guard = guards(owner).get(name.rpartition(".")[2])
-        is_free = id(param) not in within and (guard is None or guard.owner is None)
-        return is_free and has_zeros(name, param, whole)
-
-    has_free = any(free(name, param, model) for name, param in model.named_parameters())
-    algorithm = keep_zeros_of(model, free) if has_free or held is None else held
+    free = {
+        id(param)
+        for name, param in model.named_parameters()
+        if id(param) not in within and not _is_held(model, name) and has_zeros(name, param, model)
+    }
+    for layer in adapters:
+        base = layer.get_base_layer()
+        if "weight" in guards(base) or id(base._parameters.get("weight")) in free:
+            _check(layer)
+    if free or held is None:
+        algorithm: SparsityAlgorithm = keep_zeros_of(
+            model, lambda _, param, whole: id(param) in free
+        )
+    else:
+        algorithm = held
     for layer in adapters:
         if layer.get_base_layer()._buffers.get(mask_name("weight")) is None:
             continue
@@ -81,6 +83,13 @@ def _holder(model: nn.Module) -> SparsityAlgorithm | None:
             elif guard.owner is not None:
                 guard.release()
     return found
+
+
+def _is_held(model: nn.Module, name: str) -> bool:
+    """Whether an algorithm holds the mask of a parameter."""
+    path, _, leaf = name.rpartition(".")
+    guard = guards(model.get_submodule(path)).get(leaf)
+    return guard is not None and guard.owner is not None
 
 
 def _check(layer: Any) -> None:

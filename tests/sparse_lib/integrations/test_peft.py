@@ -138,6 +138,18 @@ def test_adapters_of_other_kinds_are_refused(kind, config):
     assert not sl.is_sparse(model)
 
 
+def test_adapters_of_dense_weights_are_left_alone():
+    base = pruned()
+    with torch.no_grad():
+        base.model.embed_tokens.weight[0] = 0  # as of a token for padding
+    config = LoHaConfig(r=2, target_modules=["v_proj"])
+    base.model.layers[0].self_attn.v_proj.weight.data.fill_(1.0)
+    model = get_peft_model(base, config)
+    assert len(keep_zeros(model).sparse_params) == 6
+    config = LoraConfig(r=2, target_modules=["embed_tokens", "up_proj"])
+    assert len(keep_zeros(get_peft_model(pruned(), config)).sparse_params) == 7
+
+
 def test_an_adapter_that_changes_the_base_is_refused():
     with pytest.raises(ValueError, match=r"init_lora_weights='pissa' .* changes .*zeros too"):
         keep_zeros(adapted(pruned(), init_lora_weights="pissa"))
