@@ -116,8 +116,12 @@ def check_algorithm(
 
     Raises:
         NotConforming: Naming each check that fails, and how.
+        TypeError: If ``cls`` is no such class, or takes no such argument.
     """
+    if not (isinstance(cls, type) and issubclass(cls, SparsityAlgorithm)):
+        raise TypeError(f"cls must be a class of algorithms, not {cls!r}")
     case = Case(cls, arguments, follows_sparsity)
+    case.make()  # what is wrong with an argument is said once
     failed = []
     for check in CHECKS:
         try:
@@ -128,7 +132,7 @@ def check_algorithm(
             )
             failed.append(f"{check.__name__}: {cause}")
     if failed:
-        raise NotConforming(f"{cls.__name__} fails {len(failed)} checks: " + "; ".join(failed))
+        raise NotConforming(f"{cls.__name__} fails {len(failed)} checks:{''.join(failed)}")
 
 
 def make_model(seed: int = 0, dtype: torch.dtype = torch.float32) -> nn.Module:
