@@ -130,7 +130,7 @@ def check_algorithm(
             cause = (
                 error if isinstance(error, NotConforming) else f"{type(error).__name__}: {error}"
             )
-            failed.append(f"{check.__name__}: {cause}")
+            failed.append(f"\n{check.__name__}: {cause}")
     if failed:
         raise NotConforming(f"{cls.__name__} fails {len(failed)} checks:{''.join(failed)}")
 
