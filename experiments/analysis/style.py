@@ -77,6 +77,8 @@ def say_empty(axes: Axes, sentence: str) -> None:
 def label_ends(axes: Axes, labels: Sequence[tuple[float, str, str]]) -> None:
     """Name lines at their right ends, moved apart where they would overlap.
 
+    A figure whose panels are too low for that many names becomes higher.
+
     Args:
         axes: Panel with its final y limits.
         labels: (y of the line's end, text, colour of the line) per line.
@@ -84,7 +86,12 @@ def label_ends(axes: Axes, labels: Sequence[tuple[float, str, str]]) -> None:
     low, high = axes.get_ylim()
     if axes.get_yscale() == "log":
         raise ValueError("label_ends needs a linear y axis")
-    height = axes.get_figure().get_figheight() / max(1, len(axes.get_figure().axes))
+    figure = axes.get_figure()
+    height = figure.get_figheight() / max(1, len(figure.axes))
+    needed = 0.17 * (len(labels) + 1) / 0.72
+    if height < needed:
+        figure.set_figheight(figure.get_figheight() * needed / height)
+        height = needed
     gap = 0.17 / (0.72 * height)
     ordered = sorted(labels, key=lambda label: label[0])
     spots = spread([(y - low) / (high - low) if high > low else 0.5 for y, _, _ in ordered], gap)

@@ -84,6 +84,18 @@ def test_labels_keep_their_distance():
     assert spots[-1] <= 0.96 and spots[0] == 0.5
 
 
+@pytest.mark.parametrize(("number", "grows"), [(4, False), (16, True)])
+def test_a_figure_grows_with_the_names_of_its_lines(number, grows):
+    figure, axes = style.panels(2)
+    before = figure.get_figheight()
+    for panel in axes:
+        style.label_ends(panel, [(0.5, f"line {index}", "k") for index in range(number)])
+        heights = sorted(text.get_position()[1] for text in panel.texts)
+        inches = 0.72 * figure.get_figheight() / 2
+        assert heights[0] >= 0 and (heights[1] - heights[0]) * inches >= 0.17 - 1e-9
+    assert (figure.get_figheight() > before) == grows
+
+
 def test_a_figure_without_data_is_as_tall_as_its_sentences():
     figure, axes = style.panels(2)
     full = figure.get_figheight()
