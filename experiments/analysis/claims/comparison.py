@@ -14,6 +14,7 @@ from experiments.analysis import stats, trials
 from experiments.analysis.claims import policy, preconditions
 from experiments.analysis.claims.policy import CONTRADICTED, HOLDS, INCONCLUSIVE, NOT_TESTED
 from experiments.specs.planned import NO_STUDY, PlannedStudy
+from experiments.specs.run import RunSpec
 from experiments.specs.schema import ClaimTest, Comparison
 from experiments.store import tidy
 
@@ -71,9 +72,39 @@ def compare(test: ClaimTest, records: pd.DataFrame, study: PlannedStudy = NO_STU
     first, *others = (_on(links, rows, workload, study) for workload in workloads)
     seen = "; ".join(_replication(other) for other in others if other.pair is not None)
     reason = first.reason
+    if first.verdict == NOT_TESTED and (problem := foreseen(test, study)) not in reason:
+        reason += f"; even with them no verdict: {problem}"
     if left_out:
         reason += f"; without {', '.join(left_out)}, which this scale does not train"
     return replace(first, tested_as=words, reason=reason, replications=seen)
+
+
+def foreseen(test: ClaimTest, study: PlannedStudy) -> str:
+    """Why the runs of a test could decide nothing, whatever they give; empty where they might.
+
+    What the specs alone tell: rates that do not fall, and rates at an end of what was tried.
+    """
+    plan = selection.headline(selection.planned(study), study)
+    test, _ = _restricted(test, plan)
+    for workload in tidy.workloads(plan):
+        for link in links_of(test):
+            sides = [_sided(plan, workload, side) for side in selections_of(link)]
+            if not sides or any(side.empty for side in sides):
+                break
+            runs = set(pd.concat(sides)["run"])
+            specs = [run.spec for run in study.runs if run.id in runs]
+            if problem := _of_recipes(specs, study):
+                return problem
+        else:
+            return ""
+    return ""
+
+
+def _of_recipes(specs: list[RunSpec], study: PlannedStudy) -> str:
+    """What is wrong with the recipes of runs that are to be compared."""
+    return preconditions.not_annealed(specs, published.policy()) or preconditions.at_end_of_rates(
+        specs, trials.tried_rates(study.scale)
+    )
 
 
 def _measured(records: pd.DataFrame, link: Comparison) -> pd.DataFrame:
@@ -179,8 +210,7 @@ def _precondition(
         problem = (
             (_not_learned(metric, named, measured, workload, study, rules) if tells else "")
             or preconditions.at_chance(metric, sides, rules)
-            or preconditions.not_annealed(specs, rules)
-            or preconditions.at_end_of_rates(specs, trials.tried_rates(study.scale))
+            or _of_recipes(specs, study)
         )
         if problem:
             return problem
