@@ -150,6 +150,10 @@ class Model(RunModel):
     label: Name
 
 
+#: What workloads of the same task, data and recipe were read as; each of their runs asks.
+_TYPED: dict[tuple[str, str, str], tuple[tasks.Data, tasks.Recipe]] = {}
+
+
 class Workload(Strict):
     """One model on one dataset by one recipe."""
 
@@ -178,11 +182,15 @@ class Workload(Strict):
             return value
         return models.task(model.name)
 
-    @functools.cached_property
+    @property
     def typed(self) -> tuple[tasks.Data, tasks.Recipe]:
         """``data`` and ``recipe`` as the task reads them."""
-        task = tasks.get(self.task)
-        return task.Data.model_validate(self.data), task.Recipe.model_validate(self.recipe)
+        key = self.task, repr(self.data), repr(self.recipe)
+        if key not in _TYPED:
+            task = tasks.get(self.task)
+            read = task.Data.model_validate(self.data), task.Recipe.model_validate(self.recipe)
+            _TYPED[key] = read
+        return _TYPED[key]
 
 
 NumSeeds = Annotated[int, Field(gt=0, le=1000)]
