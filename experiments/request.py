@@ -124,6 +124,7 @@ class Request:
         device = self.config["device"]
         if not self.again and self.config["reuse"] == "only":
             return  # nothing is trained
+        self._check_shares()
         specs = []
         for spec in (run.spec for run in self.runs(self.scale).values()):
             specs.append((spec.mask_config(), spec.final_sparsity, spec.recipe.steps, spec.suite))
@@ -292,6 +293,15 @@ class Request:
     def processes(self, wildcards: Any) -> int:
         """Processes that train a run."""
         return needs.processes(self.run(wildcards).spec, self.config["processes"])
+
+    def _check_shares(self) -> None:
+        """Refuse processes and micro-batches that cannot share a batch of a run asked for."""
+        asked, parts = self.config["processes"], self.config["micro_batches"]
+        shown = {*self.shown(self.scale)}
+        for run in self.again or self.runs(self.scale).values() if asked or parts else ():
+            if self.again or {*run.studies} & shown:
+                own = parts or run.spec.recipe.micro_batches
+                needs.check_shares(run, needs.processes(run.spec, asked), own)
 
     def memory_mb(self, wildcards: Any, attempt: int = 1) -> int:
         """Memory of a run's job, of all of its processes; more where that was too little."""

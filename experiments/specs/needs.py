@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from experiments.specs.run import RunSpec
+from experiments.errors import UserError
+from experiments.specs.run import Run, RunSpec
 
 DEVICE = r"auto|cpu|mps|cuda(:\d+)?"
 DEVICES = "auto, cpu, mps, cuda or cuda:<number>"
@@ -42,3 +43,13 @@ def memory_mb(spec: RunSpec, processes: int = 1, micro_batches: int | None = Non
 def processes(spec: RunSpec, asked: int | None) -> int:
     """Processes that train a run: what the command asks for, else what its recipe says."""
     return asked or (spec.recipe.launch.processes if spec.recipe.launch else 1)
+
+
+def check_shares(run: Run, processes: int, micro_batches: int) -> None:
+    """Raise `UserError` where processes and micro-batches cannot share a batch evenly."""
+    size = run.spec.recipe.batch_size
+    if size % (processes * micro_batches):
+        raise UserError(
+            f"recipe.batch_size of {run.id} is {size}, which {processes} processes with "
+            f"{micro_batches} micro-batches each cannot share evenly"
+        )

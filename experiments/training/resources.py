@@ -21,6 +21,7 @@ from torch import nn
 from experiments import data as datasets
 from experiments import models
 from experiments.errors import UserError
+from experiments.specs.needs import check_shares
 from experiments.specs.run import Run, RunSpec
 from experiments.store import paths
 from sparse_lib.core.metrics import training_flops
@@ -167,11 +168,7 @@ def needs(run: Run, launched: Launched, *, device_bytes: int, flops_per_s: float
     strategy = launched.strategy or (own.strategy if own else "ddp")
     precision = launched.precision or recipe.precision
     parts = launched.micro_batches or recipe.micro_batches
-    if recipe.batch_size % (processes * parts):
-        raise UserError(
-            f"recipe.batch_size of {run.id} is {recipe.batch_size}, which {processes} processes "
-            f"with {parts} micro-batches each cannot share evenly"
-        )
+    check_shares(run, processes, parts)
     shape = shape_of(spec)
     flops = count(shape.model, batch_size=recipe.batch_size, **shape.input_size)
     planned = masks_of(spec, shape)

@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from experiments import request
+from experiments.errors import UserError
 from experiments.specs import needs
 from experiments.specs.code import ROOT
 from experiments.specs.expand import all_runs
@@ -227,6 +228,19 @@ def test_a_command_says_how_runs_are_computed():
     assert words in " ".join(asked.launcher(wildcards))
     assert 4 * needs.BASE_MB < asked.memory_mb(wildcards) <= 4 * plain.memory_mb(wildcards)
     assert ask(micro_batches=8).computing() == ["--micro-batches=8"]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"processes": 3}, "is 16, which 3 processes with 1 micro-batches each cannot share"),
+        ({"micro_batches": 7}, "is 16, which 1 processes with 7 micro-batches each cannot share"),
+    ],
+)
+def test_processes_that_cannot_share_a_batch_are_refused_before_any_run(options, words):
+    with pytest.raises(UserError, match=f"^recipe.batch_size of smoke__.* {words}"):
+        ask(study=STUDY, **options).check_library()
+    ask(study=STUDY, reuse="only", **options).check_library()  # nothing is trained
 
 
 def test_a_missing_key_is_named():
