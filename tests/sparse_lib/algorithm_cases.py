@@ -7,10 +7,10 @@ from typing import Any
 import torch
 
 import sparse_lib.algorithms  # noqa: F401 (fills the registry)
+from sparse_lib import conformance
 from sparse_lib.conformance import (  # noqa: F401 (tests import them from here)
     Case,
     expect_equal,
-    make_model,
     snapshot,
     train,
 )
@@ -62,21 +62,10 @@ def by_thirds(step: int) -> float:
 
 
 SCHEDULES: dict[str, Any] = {
-    "constant": 0.6,
-    "linear": {"type": "linear", "init": 0.2, "slope": 0.05},
+    **conformance.SCHEDULES,
     "exp": {"type": "exp", "init": 0.2, "final": 0.8, "gamma": -0.2},
     "power": {"type": "power", "init": 0.8, "beta": 0.9},
     "polynomial": {"type": "polynomial", "init": 0.2, "final": 0.8, "start": 1, "stop": 9},
-    "cubic": {
-        "type": "cubic",
-        "init_sparsity": 0.2,
-        "end_sparsity": 0.8,
-        "sparsity_start_step": 0,
-        "sparsity_end_step": 9,
-        "prune_every_k_steps": 2,
-    },
-    "cosine": {"type": "cosine", "init": 0.4, "minimum": 0.8, "half_period": 10},
-    "periodic": {"type": "periodic", "values": [0.4, 0.6, 0.5], "period": 3},
     "list": [0.3, 0.5, 0.7],
     "cycling": {"type": "cycling", "values": [0.3, 0.6]},
     "function": by_thirds,
@@ -86,6 +75,12 @@ SCHEDULES: dict[str, Any] = {
 
 def make(name: str, sparsity: Any = 0.6, **options: Any) -> SparsityAlgorithm:
     return Case(algorithm_classes()[name]).make(sparsity, **options)
+
+
+def make_model(seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.nn.Module:
+    """The model of the checks; what a test draws after it comes from the same seed."""
+    torch.manual_seed(seed)
+    return conformance.make_model(seed, dtype)
 
 
 def assert_equal(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> None:
