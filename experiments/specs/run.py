@@ -25,9 +25,9 @@ class Model(Strict, extra="allow"):
 
 
 class Transform(Strict):
-    """Sparse replacement of the model's layers at the FLOPs of the dense ones (Sparse-IFT)."""
+    """Sparse replacement of the model's layers: Sparse-IFT at the FLOPs of the dense ones, SLTrain."""
 
-    family: Literal["wide", "parallel", "factorized", "doped"]
+    family: Literal["wide", "parallel", "factorized", "doped", "sltrain"]
     sparsity: float = Field(gt=0, lt=1, description="sets the new sizes")
     budget: Literal["layer", "dense"] = Field(
         "layer", description="what meets the dense FLOPs: each layer, or the whole model"

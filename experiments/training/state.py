@@ -10,10 +10,8 @@ import copy
 import hashlib
 import os
 import random
-import resource
 import shutil
 import struct
-import sys
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -22,11 +20,11 @@ from pickle import UnpicklingError
 from typing import Any
 
 import numpy as np
-import psutil
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
 from experiments.errors import CannotWrite
+from experiments.memory import room
 from experiments.store.io import flush_folder
 
 #: The last state, and the one before it in case that the last is damaged.
@@ -71,7 +69,7 @@ class Saved:
             OSError: If it cannot be written; older states stay as they are.
         """
         self.finish()
-        if not later or not LARGE <= _num_bytes(state) <= _room():
+        if not later or not LARGE <= _num_bytes(state) <= room():
             self._write(step, state)
             return
         copied = _copied(state)
@@ -179,15 +177,6 @@ def set_generators(states: dict[str, Any], device: torch.device) -> None:
 def _num_bytes(state: Any) -> int:
     tensors = (leaf for leaf in tree_leaves(state) if isinstance(leaf, torch.Tensor))
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-
-
-def _room() -> int:
-    """Bytes of free memory, less what the process will take again if it did before."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    peak *= 1 if sys.platform == "darwin" else 1024
-    own: int = psutil.Process().memory_info().rss
-    free: int = psutil.virtual_memory().available
-    return free - max(0, peak - own)
 
 
 def _copied(state: Any) -> Any:

@@ -94,7 +94,7 @@ class Report:
         size = ", ".join(f"{k} {v}" for k, v in self.input_size.items() if v is not None)
         masks = f"masks at sparsity {self.mask_sparsity:.4g}"
         lines = [
-            f"Sparse-{self.family.capitalize()} at sparsity {self.sparsity:g}, {masks}: "
+            f"{_title(self.family)} at sparsity {self.sparsity:g}, {masks}: "
             f"{self.parameters_before:,} parameters became {self.parameters_after:,}, "
             f"of which {self.nonzero_after:,} are non-zero."
         ]
@@ -219,3 +219,7 @@ def _total(flops: Mapping[tuple[str, str | None], int] | None, weights: list[str
 
 def _nonzero(layers: list[LayerDescription], targets: Mapping[str, float]) -> int:
     return sum(num_nonzero(targets.get(layer.weight_name, 0.0), layer.numel) for layer in layers)
+
+
+def _title(family: str) -> str:
+    return "SLTrain" if family == "sltrain" else f"Sparse-{family.capitalize()}"

@@ -13,7 +13,7 @@ from torch import nn
 from sparse_lib.checks import closest
 from sparse_lib.flops.model import ModelFlops, count
 from sparse_lib.flops.trace import to_meta
-from sparse_lib.ift import doped, factorized, parallel, wide
+from sparse_lib.ift import doped, factorized, parallel, sltrain, wide
 from sparse_lib.ift.replacement import transformable
 from sparse_lib.ift.report import Report, make_report
 from sparse_lib.ift.sizes import check_sparsity
@@ -24,6 +24,7 @@ FAMILIES = {
     "parallel": parallel.apply,
     "factorized": factorized.apply,
     "doped": doped.apply,
+    "sltrain": sltrain.apply,
 }
 """Name to ``apply(model, sparsity, layers) -> (new model, names of its sparse weights)``."""
 
@@ -41,7 +42,7 @@ def transform(
     sequence_length: int | None = None,
     image_size: int | tuple[int, int] | None = None,
 ) -> tuple[nn.Module, dict[str, Any], Report]:
-    """Make a larger model that, once sparse, costs the FLOPs of the given one.
+    """Make a larger model that, once sparse, costs the FLOPs of the given one; ``"sltrain"`` less.
 
     Stem, embeddings, norms, output heads, attention products, grouped (depthwise) convolutions and
     what carries ``requires_dense`` get no masks. New sizes are rounded to the nearest legal size,
@@ -49,9 +50,9 @@ def transform(
     the report. At sparsity 0 the model comes back as it was, as a copy.
 
     Args:
-        model: Any module for ``"parallel"``, ``"factorized"`` and ``"doped"``, with Linear,
-            transformers' ``Conv1D`` or ``Conv2d`` layers; for ``"wide"`` a model of a known
-            architecture (``sparse_lib.ift.adapters``). It is not changed.
+        model: Any module for a family that replaces layers, with Linear, transformers' ``Conv1D`` or
+            ``Conv2d`` ones; for ``"wide"`` a model of a known architecture
+            (``sparse_lib.ift.adapters``). It is not changed.
         family: A key of ``FAMILIES``.
         sparsity: In [0, 1): sets the new sizes.
         budget: Which sparsity the masks get. ``"layer"``: the same, so that every transformed layer

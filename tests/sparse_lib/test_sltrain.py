@@ -125,3 +125,41 @@ def test_what_cannot_be_replaced_is_named_and_nothing_changes():
         sl.sltrain(tied, rank=1, sparsity=0.9)
     assert type(model[0]) is nn.Linear and type(tied[0]) is nn.Linear
     assert sl.sltrain(model, rank=1, sparsity=0.9, param_filter=["2.*"]) == ["2"]
+
+
+def test_the_family_is_the_same_layer_with_its_sparse_part_under_a_mask():
+    torch.manual_seed(3)
+    dense = nn.Sequential(nn.Linear(24, 40))
+    model, config, report = sl.ift.transform(dense, "sltrain", 0.9)
+    group = sl.configure({"algorithm": "static", "seed": 1} | config)
+    group.apply(model)
+    own = model[0]
+    assert config == {"param_filter": ["0.sparse.weight"], "sparsity": 0.9}
+    assert not own.low_rank_out.weight.any()  # and A and S are uniform in 1 / sqrt(24)
+    for weight in (own.low_rank_in.weight, own.sparse.weight):
+        assert 0.9 / 24**0.5 < weight.detach().abs().max() <= 1 / 24**0.5
+    layer = SparseLowRankLinear(24, 40, rank=6, sparsity=0.9, alpha=6 / 4)
+    with torch.no_grad():
+        own.low_rank_out.weight.normal_()
+        layer.A.copy_(own.low_rank_in.weight)
+        layer.B.copy_(own.low_rank_out.weight)
+        layer.bias.copy_(own.sparse.bias)
+        mask = group.sparse_params["0.sparse.weight"].mask
+        layer.places.copy_(mask.flatten().nonzero().flatten())
+        layer.values.copy_(own.sparse.weight[mask])
+    x = torch.randn(5, 24)
+    torch.testing.assert_close(own(x), layer(x))
+    (row,) = report.layers
+    assert row.flops_after == 2 * (sl.num_nonzero(0.9, 960) + 6 * (24 + 40))
+    assert str(report).startswith("SLTrain at sparsity 0.9")
+
+
+def test_the_family_takes_convolutions_and_any_budget():
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 12, 3, 2, 1))
+    new, _, report = sl.ift.transform(model, "sltrain", 0.97, image_size=9)
+    assert new[1].low_rank_in.weight.shape == (3, 8, 3, 3)  # a quarter of 12
+    assert new[1](torch.randn(2, 8, 7, 7)).shape == model[1](torch.randn(2, 8, 7, 7)).shape
+    assert report.layers[1].ratio == pytest.approx(0.03 + 3 * (72 + 12) / (72 * 12), abs=0.002)
+    _, config, report = sl.ift.transform(model, "sltrain", 0.97, image_size=9, budget="dense")
+    assert config["sparsity"] == pytest.approx(3 * (72 + 12) / (72 * 12), abs=0.002)
+    assert report.flops_ratio == pytest.approx(1, abs=0.001)

@@ -5,10 +5,8 @@ import json
 import os
 import re
 import shutil
-import sys
 import threading
 from pathlib import Path
-from types import SimpleNamespace as Namespace
 
 import numpy as np
 import pytest
@@ -210,7 +208,7 @@ def test_a_few_states_are_kept_and_a_torn_write_is_none(tmp_path):
 def test_a_copy_is_written_only_where_memory_has_room(tmp_path, monkeypatch, free, goes_on):
     tensor, begun = torch.ones(2 * 10**6), threading.Event()
     monkeypatch.setattr(state, "LARGE", 1)
-    monkeypatch.setattr(state, "_room", lambda: free)
+    monkeypatch.setattr(state, "room", lambda: free)
     real = torch.save
     monkeypatch.setattr(torch, "save", lambda *a: (begun.wait(0 if not goes_on else 30), real(*a)))
     saved = Saved(tmp_path, {"code": "a"}, print)
@@ -220,18 +218,6 @@ def test_a_copy_is_written_only_where_memory_has_room(tmp_path, monkeypatch, fre
     begun.set()
     saved.finish()
     assert saved.read(saved.newest())["weight"].min() == 1
-
-
-def test_room_is_free_memory_less_what_the_process_will_take_again(monkeypatch):
-    unit = 1 if sys.platform == "darwin" else 1024
-    monkeypatch.setattr(
-        state.resource, "getrusage", lambda _: Namespace(ru_maxrss=5 * 10**9 // unit)
-    )
-    monkeypatch.setattr(
-        state.psutil, "Process", lambda: Namespace(memory_info=lambda: Namespace(rss=3 * 10**9))
-    )
-    monkeypatch.setattr(state.psutil, "virtual_memory", lambda: Namespace(available=10 * 10**9))
-    assert state._room() == pytest.approx(8 * 10**9, abs=unit)
 
 
 def full(folder: Path) -> None:
