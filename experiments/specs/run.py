@@ -25,7 +25,7 @@ class Model(Strict, extra="allow"):
 
 
 class Transform(Strict):
-    """Sparse replacement of the model's layers: Sparse-IFT at the FLOPs of the dense ones, SLTrain."""
+    """Sparse replacement of layers: Sparse-IFT, at the FLOPs of the dense ones, or SLTrain."""
 
     family: Literal["wide", "parallel", "factorized", "doped", "sltrain"]
     sparsity: float = Field(gt=0, lt=1, description="sets the new sizes")

@@ -137,7 +137,7 @@ class SparsityAlgorithm(ABC):
             raise TypeError(f"seed must be an integer or None, not {seed!r}")
         self.rules = rules_of(compat)
         self.init_method = init_method
-        self.seed = None if seed is None else operator.index(seed)
+        self.seed = self._given_seed = None if seed is None else operator.index(seed)
         self.score_shaper = make_score_shaper(score_shaper)
         self._init = make_init_method(init_method, rules=self.rules)
         self._distribution = distribution
@@ -724,7 +724,7 @@ class SparsityAlgorithm(ABC):
             "num_updates": self.num_updates,
             "seed": self.seed,
             "sparsity": self._levels.state_dict(),
-            "asked": self._levels.described(),
+            "asked": self._asked(),
             "params": {
                 name: {
                     "target": sparse.target,
@@ -735,11 +735,36 @@ class SparsityAlgorithm(ABC):
             },
         }
 
+    def _asked(self) -> dict[str, str | None]:
+        """The schedules that were asked for, as text; None for functions of users."""
+        return {"sparsity": self._levels.described()}
+
+    def _warn_of_changes(self, asked: Any) -> None:
+        """Warn where a state was saved under other schedules than this algorithm's."""
+        before = asked if isinstance(asked, Mapping) else {"sparsity": asked}
+        stay = "masks go there at their next update" if self.updates_masks else "masks stay"
+        then = {"sparsity": stay, "update": "masks are updated by the latter"}
+        for key, now in self._asked().items():
+            saved = before.get(key)
+            if isinstance(saved, str) and now not in (None, saved):
+                warn(
+                    f"the state was saved with {key} {saved} and is loaded with {now}; {then[key]}"
+                )
+
+    def _warn_of_seed(self, state_dict: Mapping[str, Any]) -> None:
+        """Warn where a state was saved under another seed than the one that was given."""
+        saved = state_dict.get("seed")
+        if saved is not None and self._given_seed not in (None, saved):
+            warn(
+                f"the state was saved with seed {saved} and is loaded with {self._given_seed}; "
+                f"draws go on with {saved}"
+            )
+
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Restore :meth:`state_dict`; the masks come with the model's own state dict.
 
-        The state that cerebras-pytorch 2.2 and later save loads too. A state of another algorithm
-        or of another sparsity is loaded with a warning.
+        The state that cerebras-pytorch 2.2 and later save loads too. A state of another algorithm,
+        sparsity, update schedule or seed is loaded with a warning.
 
         Raises:
             ValueError: If the state does not fit this algorithm.
@@ -750,10 +775,9 @@ class SparsityAlgorithm(ABC):
         own, saved = type(self).__name__, state_dict.get("algorithm")
         if isinstance(saved, str) and saved != own:
             warn(f"the state was saved by {saved} and is loaded into {own}, which goes on from it")
-        asks, asked = self._levels.described(), state_dict.get("asked")
-        if saved == own and isinstance(asked, str) and asks not in (None, asked):
-            then = "masks go there at their next update" if self.updates_masks else "masks stay"
-            warn(f"the state was saved with sparsity {asked} and is loaded with {asks}; {then}")
+        if saved == own:
+            self._warn_of_changes(state_dict.get("asked"))
+        self._warn_of_seed(state_dict)
         self._forgotten.has_state = True
         self.step = int(state_dict["step"])
         self.num_updates = int(state_dict.get("num_updates", 0))

@@ -114,6 +114,9 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
         """Whether masks are updated after optimizer step ``step`` (1 is the first)."""
         return bool(self.update_schedule.is_update_step(step))
 
+    def _asked(self) -> dict[str, str | None]:
+        return super()._asked() | {"update": self.update_schedule.described()}
+
     def _updates_always(self) -> bool:
         schedule = self.update_schedule
         if not isinstance(schedule, FreqSchedule):

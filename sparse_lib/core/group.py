@@ -240,6 +240,8 @@ class Group(SparsityAlgorithm):
             raise ValueError(
                 f"the state holds {len(states)} algorithms, the group {len(self._members)}"
             )
+        if not is_list:
+            self._warn_of_seed(state_dict)
         before = [algorithm.state_dict() for algorithm in self.algorithms]
         try:
             for algorithm, state in zip(self.algorithms, states, strict=True):

@@ -26,6 +26,10 @@ def check_state(
         ValueError: If it does not; one sentence that names the key.
     """
     check_counters(state_dict)
+    if "groups" in state_dict:
+        raise ValueError(
+            "the state is that of a Group; load it into one, or give one of its groups"
+        )
     levels = state_dict.get("sparsity")
     saved = levels.values() if isinstance(levels, Mapping) else levels
     if saved is not None and not _all_mappings(saved):

@@ -50,8 +50,8 @@ def transform(
     the report. At sparsity 0 the model comes back as it was, as a copy.
 
     Args:
-        model: Any module for a family that replaces layers, with Linear, transformers' ``Conv1D`` or
-            ``Conv2d`` ones; for ``"wide"`` a model of a known architecture
+        model: Any module for a family that replaces layers, which are Linear, transformers'
+            ``Conv1D`` or ``Conv2d``; for ``"wide"`` a model of a known architecture
             (``sparse_lib.ift.adapters``). It is not changed.
         family: A key of ``FAMILIES``.
         sparsity: In [0, 1): sets the new sizes.

@@ -24,6 +24,12 @@ class UpdateSchedule(ABC):
         """Same as :meth:`is_update_step`."""
         return self.is_update_step(step)
 
+    def described(self) -> str | None:
+        """The schedule as text; None for functions, and for classes of users."""
+        if not type(self).__module__.startswith("sparse_lib.") or "fn" in vars(self):
+            return None
+        return repr(self)
+
     def __repr__(self) -> str:
         shown = ", ".join(f"{name}={value!r}" for name, value in vars(self).items())
         return f"{type(self).__name__}({shown})"

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+import sparse_lib as sl
 from sparse_lib.algorithms.rigl import RigL
 from sparse_lib.algorithms.srste import SRSTE
 from sparse_lib.algorithms.static import Static
@@ -35,9 +36,54 @@ def test_another_sparsity_on_resume(saved, asked, said):
         other.load_state_dict(state)
 
 
+@pytest.mark.parametrize(
+    ("option", "saved", "asked", "said"),
+    [
+        (
+            "update",
+            100,
+            {"freq": 5},
+            r"freq=100, .* loaded with FreqSchedule\(freq=5, .* by the latter",
+        ),
+        ("update", [3, 9], [3], r"saved with update ListSchedule\(steps=\[3, 9\]\)"),
+        ("seed", 1, 2, "saved with seed 1 and is loaded with 2; draws go on with 1"),
+    ],
+)
+@pytest.mark.parametrize("grouped", [False, True])
+def test_another_update_or_seed_on_resume(option, saved, asked, said, grouped):
+    first, second = (
+        sl.Group({"*": RigL(0.8, **{option: value})}) if grouped and option == "update"
+        else sl.Group({"*": RigL(0.8)}, seed=value) if grouped
+        else RigL(0.8, **{option: value})
+        for value in (saved, asked)
+    )  # fmt: skip
+    state = state_of(first)
+    second.apply(nn.Linear(8, 8))
+    with pytest.warns(UserWarning, match=said) as told:
+        second.load_state_dict(state)
+    assert len(told) == 1 and second.seed == first.seed
+
+
+def test_the_state_of_a_group_is_none_of_an_algorithm():
+    state, algorithm = state_of(sl.Group({"*": RigL(0.8)})), RigL(0.8)
+    algorithm.apply(nn.Linear(8, 8))
+    with pytest.raises(ValueError, match="the state is that of a Group; load it into one"):
+        algorithm.load_state_dict(state)
+    algorithm.load_state_dict(state["groups"][0])
+
+
+def test_a_state_from_before_schedules_were_named_still_tells_of_its_sparsity():
+    state, other = state_of(RigL(0.8)), RigL(0.5, update=7)
+    other.apply(nn.Linear(8, 8))
+    with pytest.warns(UserWarning, match="saved with sparsity 0.8 and is loaded with 0.5"):
+        other.load_state_dict({**state, "asked": "0.8"})
+
+
+@pytest.mark.parametrize("update", [3, [2, 4], lambda step: step == 2])
 @pytest.mark.parametrize("spec", [0.8, RISING, [0.5, 0.8], lambda step: 0.8])
-def test_the_same_sparsity_on_resume_is_silent(spec):
-    state, other = state_of(RigL(spec)), RigL(spec)
+def test_the_same_settings_on_resume_are_silent(spec, update):
+    options = {"update": update, "seed": 4}
+    state, other = state_of(RigL(spec, **options)), RigL(spec, **options)
     other.apply(nn.Linear(8, 8))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
