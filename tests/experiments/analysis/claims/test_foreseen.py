@@ -25,9 +25,7 @@ def test_no_registered_claim_waits_for_runs_that_could_decide_nothing():
         if study.scales.get("small"):
             planned = planned_study(study, "small")
             found |= {claim: foreseen(test, planned) for claim, test in compared(planned)}
-    # The runs of C090 were trained before this was looked at.
-    problem = "learning rates at the end of what was tried: set70 at 0.005 (tried 0.005 to 0.04)"
-    assert {claim: words for claim, words in found.items() if words} == {"C090": problem}
+    assert not {claim: words for claim, words in found.items() if words}
     assert len(found) > 30
 
 
