@@ -1,6 +1,6 @@
 """The compiled kernels of `kernels.c`: installed or built on first use, called through ctypes.
 
-Nothing here knows of autograd or modules; `sparse_lib.execution.layers` does.
+Nothing here knows of autograd or modules; `sparse_lib.execution.products` and `layers` do.
 """
 
 import ctypes

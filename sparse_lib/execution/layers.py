@@ -14,20 +14,33 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.nn.grad import conv2d_weight
-from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from sparse_lib.execution import kernels, semi_structured
-from sparse_lib.flops.ledger import Ledger, is_recording, record
+from sparse_lib.execution import kernels, operators, semi_structured
+from sparse_lib.execution.products import (
+    ROWS,
+    Rows,
+    SkipProduct,
+    Structures,
+    Windows,
+    wants_dense_gradient,
+)
+from sparse_lib.flops.ledger import Ledger
 
 
-def _wants_dense_gradient(weight: torch.Tensor) -> bool:
-    return getattr(weight, "_needs_dense_gradient", False)
+#: torch 2.6 does not tell whether it exports.
+_is_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", lambda: False)
 
 
 def _is_transformed() -> bool:
     """Whether torch rewrites what runs and takes no autograd functions: `torch.func`, tracing."""
     return torch._C._are_functorch_transforms_active() or torch._C._is_tracing()
+
+
+def _takes_operators() -> bool:
+    """Whether `torch.compile` traces, which keeps operators that torch does not know."""
+    compiles = torch.compiler.is_compiling() and not _is_exporting()
+    return compiles and not torch._C._are_functorch_transforms_active()
 
 
 def _is_watched() -> bool:
@@ -51,252 +64,16 @@ class MaskedWeight(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        if _wants_dense_gradient(ctx.parameter):
+        if wants_dense_gradient(ctx.parameter):
             return gradient, None
         return gradient.where(ctx.mask, gradient.new_zeros(())), None
 
 
 def _masked(weight: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    if not torch.compiler.is_compiling() and _is_transformed():
+    compiles = torch.compiler.is_compiling()
+    if torch._C._are_functorch_transforms_active() if compiles else _is_transformed():
         return weight.where(mask, weight.new_zeros(()))
     return MaskedWeight.apply(weight, mask)
-
-
-@dataclass(frozen=True)
-class Structures:
-    """A mask in both orientations, built once per mask.
-
-    Attributes:
-        forward: Rows are output features.
-        backward: Rows are input features.
-        fingerprint: Hash of that mask.
-    """
-
-    forward: kernels.Structure
-    backward: kernels.Structure
-    fingerprint: int
-
-    @classmethod
-    def build(cls, mask: torch.Tensor, *, inputs_first: bool, fingerprint: int) -> "Structures":
-        return cls(
-            kernels.Structure(mask, transposed=inputs_first),
-            kernels.Structure(mask, transposed=not inputs_first),
-            fingerprint,
-        )
-
-
-class Rows:
-    """Geometry of a matrix product: the tokens are all leading dimensions of the input."""
-
-    @property
-    def takes_half(self) -> bool:
-        """Whether the kernels read bfloat16."""
-        return kernels.takes_half()
-
-    def fits(self, source: torch.Tensor, weight: torch.Tensor, inputs_first: bool) -> bool:
-        """Whether the kernels can multiply these shapes; torch has an error for most others."""
-        inputs = 0 if inputs_first else 1
-        return weight.dim() == 2 and source.shape[-1:] == weight.shape[inputs : inputs + 1]
-
-    def images(self, source: torch.Tensor) -> None:
-        """Rows are no windows of images."""
-
-    def prepare(self, source: torch.Tensor) -> torch.Tensor:
-        if source.is_contiguous() or (source.dim() == 2 and source.stride(1) == 1):
-            return source
-        return source.contiguous()
-
-    def source_view(self, source: torch.Tensor) -> kernels.View:
-        return kernels.rows_view(source)
-
-    target_view = source_view
-
-    def new_target(self, source: torch.Tensor, features: int) -> torch.Tensor:
-        return source.new_empty((*source.shape[:-1], features))
-
-    def new_source_gradient(self, source: torch.Tensor) -> torch.Tensor:
-        return torch.empty_like(source, memory_format=torch.contiguous_format)
-
-    def bias_gradient(self, gradient: torch.Tensor) -> torch.Tensor:
-        return gradient.reshape(-1, gradient.shape[-1]).sum(0)
-
-    def weight_gradient(
-        self, source: torch.Tensor, gradient: torch.Tensor, shape: torch.Size, inputs_first: bool
-    ) -> torch.Tensor:
-        source = source.reshape(-1, source.shape[-1])
-        gradient = gradient.reshape(-1, gradient.shape[-1])
-        product = source.T @ gradient if inputs_first else gradient.T @ source
-        return product.view(shape)
-
-
-_ROWS = Rows()
-
-
-@dataclass(frozen=True)
-class Windows:
-    """Geometry of a convolution: the tokens are window positions, unfolded panel by panel."""
-
-    kernel: tuple[int, int]
-    stride: tuple[int, int]
-    padding: tuple[int, int]
-    dilation: tuple[int, int]
-    takes_half = False
-
-    def fits(self, source: torch.Tensor, weight: torch.Tensor, inputs_first: bool) -> bool:
-        """Whether the kernels can multiply these shapes; torch has an error for most others."""
-        return (
-            source.dim() in (3, 4)
-            and weight.shape[1:] == (source.shape[-3], *self.kernel)
-            and min(*self.stride, *self.dilation) > 0
-            and min(self.padding) >= 0
-            and min(self._out_size(source)) > 0
-        )
-
-    def _out_size(self, source: torch.Tensor) -> tuple[int, int]:
-        sizes = zip(source.shape[-2:], self.kernel, self.stride, self.padding, self.dilation)
-        height, width = ((n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in sizes)
-        return height, width
-
-    def images(self, source: torch.Tensor) -> kernels.Images:
-        """What the windows lie in, by which a convolution is worth skipping or not."""
-        width = self._out_size(source)[1]
-        return kernels.Images(source.shape[-3], width, self.stride[0] * self.stride[1])
-
-    def prepare(self, source: torch.Tensor) -> torch.Tensor:
-        return source.contiguous()
-
-    def source_view(self, source: torch.Tensor) -> kernels.View:
-        return kernels.image_view(
-            source,
-            out_size=self._out_size(source),
-            kernel=self.kernel,
-            stride=self.stride,
-            padding=self.padding,
-            dilation=self.dilation,
-        )
-
-    def target_view(self, target: torch.Tensor) -> kernels.View:
-        return kernels.image_view(target, out_size=(target.shape[2], target.shape[3]))
-
-    def new_target(self, source: torch.Tensor, features: int) -> torch.Tensor:
-        return source.new_empty(source.shape[0], features, *self._out_size(source))
-
-    def new_source_gradient(self, source: torch.Tensor) -> torch.Tensor:
-        return torch.zeros_like(source, memory_format=torch.contiguous_format)
-
-    def bias_gradient(self, gradient: torch.Tensor) -> torch.Tensor:
-        return gradient.sum((0, 2, 3))
-
-    def weight_gradient(
-        self, source: torch.Tensor, gradient: torch.Tensor, shape: torch.Size, inputs_first: bool
-    ) -> torch.Tensor:
-        return conv2d_weight(source, shape, gradient, self.stride, self.padding, self.dilation)
-
-
-def _report(
-    part: str,
-    weight: torch.Tensor,
-    num_weights: int,
-    tokens: int,
-    source: torch.Tensor | None = None,
-) -> None:
-    """Tells listening ledgers of one product, at 2 FLOPs per multiply-add, and what it keeps."""
-    dense, executed = 2 * tokens * weight.numel(), 2 * tokens * num_weights
-    record(weight, part, dense_flops=dense, executed_flops=executed, source=source)
-
-
-def _float(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor if tensor.dtype is torch.float32 else tensor.float()
-
-
-class SkipProduct(torch.autograd.Function):
-    """The product of a layer and its gradients, over the unmasked weights only.
-
-    Products in bfloat16 are summed in float32, and each result is rounded once. Where the processor
-    or the geometry takes no bfloat16, they are products of float32.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        source: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        geometry: Rows | Windows,
-        structures: Structures,
-        inputs_first: bool,
-        dtype: torch.dtype,
-    ) -> torch.Tensor:
-        ctx.source_dtype = source.dtype
-        ctx.half = dtype is torch.bfloat16 and geometry.takes_half
-        source = geometry.prepare(source.to(dtype) if ctx.half else source)
-        ctx.save_for_backward(source, weight)
-        ctx.parameter, ctx.geometry, ctx.structures = weight, geometry, structures
-        ctx.inputs_first, ctx.bias_dtype = inputs_first, None if bias is None else bias.dtype
-        numbers = source if ctx.half else _float(source)
-        target = geometry.new_target(numbers, structures.forward.rows)
-        view = geometry.source_view(numbers)
-        structures.forward.multiply(
-            weight.contiguous(),
-            view,
-            geometry.target_view(target),
-            _float(bias).contiguous() if bias is not None else None,
-        )
-        if is_recording():
-            kept = source if any(ctx.needs_input_grad) else None
-            _report("forward", weight, structures.forward.num_nonzero, view.tokens, kept)
-        return target if target.dtype is dtype else target.to(dtype)
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        source, weight = ctx.saved_tensors
-        geometry, structures = ctx.geometry, ctx.structures
-        needs_source, needs_weight, needs_bias = ctx.needs_input_grad[:3]
-        dense = needs_weight and _wants_dense_gradient(ctx.parameter)
-        gradient = geometry.prepare(gradient)
-        if not ctx.half:
-            source, gradient = _float(source), _float(gradient)
-        source_gradient = geometry.new_source_gradient(source) if needs_source else None
-        view = geometry.source_view(source_gradient) if needs_source else None
-        source_view, target_view = geometry.source_view(source), geometry.target_view(gradient)
-        weight_gradient = bias_gradient = None
-        if needs_weight and not dense:
-            if needs_bias:
-                rows = structures.forward.rows
-                bias_gradient = gradient.new_empty(rows, dtype=torch.float32)
-            weight_gradient = kernels.gradients(
-                structures.forward,
-                structures.backward,
-                weight.contiguous(),
-                source_view,
-                target_view,
-                view,
-                bias_gradient,
-            )
-        elif view is not None:
-            structures.backward.multiply(weight.contiguous(), target_view, view)
-        if is_recording():
-            num_nonzero, tokens = structures.forward.num_nonzero, source_view.tokens
-            if needs_source:
-                _report("input_gradient", ctx.parameter, num_nonzero, tokens)
-            if needs_weight:
-                num_weights = weight.numel() if dense else num_nonzero
-                _report("weight_gradient", ctx.parameter, num_weights, tokens)
-        if dense:
-            with _disable_current_modes():  # a ledger cannot assign these operators to a layer
-                weight_gradient = geometry.weight_gradient(
-                    source, gradient, weight.shape, ctx.inputs_first
-                )
-        if needs_bias and bias_gradient is None:
-            bias_gradient = geometry.bias_gradient(gradient)
-        if source_gradient is not None and source_gradient.dtype is not ctx.source_dtype:
-            source_gradient = source_gradient.to(ctx.source_dtype)
-        if weight_gradient is not None and weight_gradient.dtype is not weight.dtype:
-            weight_gradient = weight_gradient.to(weight.dtype)
-        if bias_gradient is not None and bias_gradient.dtype is not ctx.bias_dtype:
-            bias_gradient = bias_gradient.to(ctx.bias_dtype)
-        return source_gradient, weight_gradient, bias_gradient, None, None, None, None
 
 
 @dataclass
@@ -322,9 +99,18 @@ class Execution:
     _decision: tuple[tuple[Any, ...], bool] | None = field(default=None, repr=False)
     #: Of the execution on sparse tensor cores; None for the others.
     two_of_four: semi_structured.Masks | None = field(default=None, repr=False)
+    #: By which a graph of `torch.compile` names this execution.
+    number: int = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self.number = operators.number_of(self)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "structures": None, "_decision": None}  # copies build their own
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.number = operators.number_of(self)
 
     def reason_for_dense(
         self,
@@ -403,7 +189,7 @@ class SparseLayer(nn.Module):
 
     def geometry(self) -> Rows | Windows | str:
         """How tokens lie in the input, or why the kernels cannot run this layer."""
-        return _ROWS
+        return ROWS
 
     def dense_forward(self, source: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         raise NotImplementedError
@@ -425,6 +211,10 @@ class SparseLayer(nn.Module):
             found = self._on_tensor_cores(source, weight, mask, execution)
             if found is not None:
                 return found
+        elif execution.skip and _takes_operators():
+            found = self._as_operator(source, weight, mask, execution)
+            if found is not None:
+                return found
         elif execution.skip and not _is_watched():
             geometry, bias = self.geometry(), self._parameter("bias")
             reason = execution.reason_for_dense(source, weight, mask, bias)
@@ -440,11 +230,34 @@ class SparseLayer(nn.Module):
                     return self._skip(source, weight, bias, geometry, structures, dtype)  # type: ignore[arg-type]
         return self.dense_forward(source, _masked(weight, mask))
 
+    def _as_operator(
+        self, source: torch.Tensor, weight: torch.Tensor, mask: torch.Tensor, execution: Execution
+    ) -> torch.Tensor | None:
+        """The product as one operator; None where the kernels cannot run this layer."""
+        geometry, bias = self.geometry(), self._parameter("bias")
+        if isinstance(geometry, str) or execution.reason_for_dense(source, weight, mask, bias):
+            return None
+        if not self._fits(source, weight, mask, bias, geometry):
+            return None
+        casts = torch.is_autocast_enabled("cpu")
+        source = source.to(torch.bfloat16 if casts else weight.dtype)
+        unbatched = isinstance(geometry, Windows) and source.dim() == 3
+        target = operators.masked_product(
+            source.unsqueeze(0) if unbatched else source,
+            weight,
+            mask,
+            bias,
+            execution.number,
+            geometry.sizes,
+            self.inputs_first,
+        )
+        return target.squeeze(0) if unbatched else target
+
     def _on_tensor_cores(
         self, source: torch.Tensor, weight: torch.Tensor, mask: torch.Tensor, execution: Execution
     ) -> torch.Tensor | None:
         """The product under a 2:4 mask; None, with a notice, where it has to run dense."""
-        if self.geometry() is not _ROWS:
+        if self.geometry() is not ROWS:
             execution.notice(execution.name, "it is no linear layer, and 2:4 needs one")
             return None
         kind = source.device.type
@@ -460,7 +273,7 @@ class SparseLayer(nn.Module):
         if reason or forward is None:
             execution.notice(execution.name, reason or "")
             return None
-        wants = functools.partial(_wants_dense_gradient, weight)
+        wants = functools.partial(wants_dense_gradient, weight)
         bias = self._parameter("bias")
         return semi_structured.linear(source, matrix, bias, (forward, backward), dtype, wants)
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import sparse_lib as sl
-from sparse_lib.execution.layers import SkipProduct
+from sparse_lib.execution.products import SkipProduct
 
 NUM_STEPS, FREQ = 12, 3
 CASES = {

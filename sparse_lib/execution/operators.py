@@ -1,0 +1,194 @@
+"""Products of masked layers as operators of torch, which `torch.compile` keeps in its graphs.
+
+A compiler reads no masks. So each operator finds out when it runs whether skipping is worth it, and
+runs masked dense otherwise; masks may change between steps, and nothing is compiled again.
+"""
+
+import itertools
+import weakref
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from sparse_lib.execution.products import (
+    ROWS,
+    Rows,
+    Structures,
+    Windows,
+    gradients,
+    is_half,
+    multiply,
+    wants_dense_gradient,
+)
+
+if TYPE_CHECKING:
+    from sparse_lib.execution.layers import Execution
+
+# Graphs hold numbers, not objects.
+_executions: "weakref.WeakValueDictionary[int, Execution]" = weakref.WeakValueDictionary()
+_numbers = itertools.count()
+
+
+def number_of(execution: "Execution") -> int:
+    """A number by which a graph names the execution of a layer, as long as that lives."""
+    number = next(_numbers)
+    _executions[number] = execution
+    return number
+
+
+def _geometry(sizes: Sequence[int]) -> Rows | Windows:
+    """What `Rows.sizes` or `Windows.sizes` tell of a geometry."""
+    if not sizes:
+        return ROWS
+    first, second, third, fourth = (tuple(sizes[i : i + 2]) for i in (0, 2, 4, 6))
+    return Windows(first, second, third, fourth)  # type: ignore[arg-type]
+
+
+def _structures(
+    execution: "Execution",
+    source: torch.Tensor,
+    mask: torch.Tensor,
+    geometry: Rows | Windows,
+    inputs_first: bool,
+    dtype: torch.dtype,
+) -> Structures | None:
+    """The mask as the kernels read it; None where masked dense execution is faster."""
+    found = execution.find_structures(mask, inputs_first=inputs_first)
+    images = geometry.images(source)
+    worth = execution.worth_skipping(found.forward, dtype, geometry.takes_half, images)
+    return found if worth else None
+
+
+@torch.library.custom_op("sparse_lib::masked_product", mutates_args=())
+def masked_product(
+    source: torch.Tensor,
+    weight: torch.Tensor,
+    mask: torch.Tensor,
+    bias: torch.Tensor | None,
+    number: int,
+    sizes: Sequence[int],
+    inputs_first: bool,
+) -> torch.Tensor:
+    """The output of a masked layer, in the type of its input.
+
+    Args:
+        source: `[..., inputs]`, or `[image, channel, height, width]`; float32 or bfloat16.
+        weight: Of that type or float32, of which the unmasked part counts.
+        mask: Bool, of the weight's shape.
+        bias: `[outputs]`, or None.
+        number: From `number_of`.
+        sizes: The geometry's `sizes`.
+        inputs_first: Whether the weight is `[inputs, outputs]`.
+    """
+    geometry, dtype = _geometry(sizes), source.dtype
+    execution = _executions[number]
+    structures = _structures(execution, source, mask, geometry, inputs_first, dtype)
+    if structures is not None:
+        prepared = geometry.prepare(source)
+        return multiply(prepared, weight, bias, geometry, structures, dtype, keeps=True)
+    with torch.autocast("cpu", enabled=False):
+        masked = weight.where(mask, 0).to(dtype)
+        bias = None if bias is None else bias.to(dtype)
+        return geometry.dense(source, masked, bias, inputs_first).contiguous()
+
+
+@masked_product.register_fake
+def _(
+    source: torch.Tensor,
+    weight: torch.Tensor,
+    mask: torch.Tensor,
+    bias: torch.Tensor | None,
+    number: int,
+    sizes: Sequence[int],
+    inputs_first: bool,
+) -> torch.Tensor:
+    return _geometry(sizes).new_target(source, weight.shape[inputs_first])
+
+
+@torch.library.custom_op("sparse_lib::masked_product_gradients", mutates_args=())
+def masked_product_gradients(
+    gradient: torch.Tensor,
+    source: torch.Tensor,
+    weight: torch.Tensor,
+    mask: torch.Tensor,
+    bias: torch.Tensor | None,
+    number: int,
+    sizes: Sequence[int],
+    inputs_first: bool,
+    needs: Sequence[bool],
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The gradients of `masked_product`'s source, weight and bias; those not needed are empty."""
+    geometry, dtype = _geometry(sizes), source.dtype
+    execution = _executions[number]
+    structures = _structures(execution, source, mask, geometry, inputs_first, dtype)
+    parameter = execution.owner._parameters.get("weight")
+    parameter = weight if parameter is None else parameter
+    wants_dense = wants_dense_gradient(parameter)
+    found: tuple[torch.Tensor | None, ...]
+    if structures is not None:
+        found = gradients(
+            gradient,
+            geometry.prepare(source),
+            weight,
+            geometry,
+            structures,
+            half=is_half(geometry, dtype),
+            inputs_first=inputs_first,
+            needs=tuple(needs),  # type: ignore[arg-type]
+            dense=wants_dense,
+            parameter=parameter,
+        )
+    else:
+        of_source = of_weight = of_bias = None
+        with torch.autocast("cpu", enabled=False):
+            if needs[0]:
+                masked = weight.where(mask, 0).to(dtype)
+                of_source = geometry.source_gradient(source, gradient, masked, inputs_first)
+            if needs[1]:
+                of_weight = geometry.weight_gradient(source, gradient, weight.shape, inputs_first)
+                of_weight = of_weight if wants_dense else of_weight.where(mask, 0)
+            if needs[2]:
+                of_bias = geometry.bias_gradient(gradient)
+        found = of_source, of_weight, of_bias
+    wanted = (source, weight, weight if bias is None else bias)
+    one, two, three = (
+        like.new_empty(0) if tensor is None else tensor.to(like.dtype).contiguous()
+        for tensor, like in zip(found, wanted)
+    )
+    return one, two, three
+
+
+@masked_product_gradients.register_fake
+def _(
+    gradient: torch.Tensor,
+    source: torch.Tensor,
+    weight: torch.Tensor,
+    mask: torch.Tensor,
+    bias: torch.Tensor | None,
+    number: int,
+    sizes: Sequence[int],
+    inputs_first: bool,
+    needs: Sequence[bool],
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    wanted = (source, weight, weight if bias is None else bias)
+    one, two, three = (
+        like.new_empty(like.shape if needed else 0) for like, needed in zip(wanted, needs)
+    )
+    return one, two, three
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    source, weight, mask, bias, *ctx.rest = inputs
+    ctx.save_for_backward(source, weight, mask, bias)
+
+
+def _backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    of_source, of_weight, _, of_bias = ctx.needs_input_grad[:4]
+    needs = [of_source, of_weight, of_bias]
+    found = masked_product_gradients(gradient, *ctx.saved_tensors, *ctx.rest, needs)
+    one, two, three = (tensor if needed else None for tensor, needed in zip(found, needs))
+    return one, two, None, three, None, None, None
+
+
+masked_product.register_autograd(_backward, setup_context=_setup_context)

@@ -1,0 +1,379 @@
+"""Products over the unmasked weights, and their gradients: the kernels behind autograd.
+
+Structures hold a mask as the kernels read it, geometries say how tokens lie in an input.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+from torch.nn.grad import conv2d_input, conv2d_weight
+from torch.utils._python_dispatch import _disable_current_modes
+
+from sparse_lib.execution import kernels
+from sparse_lib.flops.ledger import is_recording, record
+
+
+def wants_dense_gradient(weight: torch.Tensor) -> bool:
+    """Whether an algorithm has asked for the gradient of masked weights, too, at this step."""
+    return getattr(weight, "_needs_dense_gradient", False)
+
+
+@dataclass(frozen=True)
+class Structures:
+    """A mask in both orientations, built once per mask.
+
+    Attributes:
+        forward: Rows are output features.
+        backward: Rows are input features.
+        fingerprint: Hash of that mask.
+    """
+
+    forward: kernels.Structure
+    backward: kernels.Structure
+    fingerprint: int
+
+    @classmethod
+    def build(cls, mask: torch.Tensor, *, inputs_first: bool, fingerprint: int) -> "Structures":
+        return cls(
+            kernels.Structure(mask, transposed=inputs_first),
+            kernels.Structure(mask, transposed=not inputs_first),
+            fingerprint,
+        )
+
+
+class Rows:
+    """Geometry of a matrix product: the tokens are all leading dimensions of the input."""
+
+    #: What a graph of `torch.compile` holds of the geometry.
+    sizes: tuple[int, ...] = ()
+
+    @property
+    def takes_half(self) -> bool:
+        """Whether the kernels read bfloat16."""
+        return kernels.takes_half()
+
+    def fits(self, source: torch.Tensor, weight: torch.Tensor, inputs_first: bool) -> bool:
+        """Whether the kernels can multiply these shapes; torch has an error for most others."""
+        inputs = 0 if inputs_first else 1
+        return weight.dim() == 2 and source.shape[-1:] == weight.shape[inputs : inputs + 1]
+
+    def images(self, source: torch.Tensor) -> None:
+        """Rows are no windows of images."""
+
+    def prepare(self, source: torch.Tensor) -> torch.Tensor:
+        if source.is_contiguous() or (source.dim() == 2 and source.stride(1) == 1):
+            return source
+        return source.contiguous()
+
+    def source_view(self, source: torch.Tensor) -> kernels.View:
+        return kernels.rows_view(source)
+
+    target_view = source_view
+
+    def new_target(self, source: torch.Tensor, features: int) -> torch.Tensor:
+        return source.new_empty((*source.shape[:-1], features))
+
+    def new_source_gradient(self, source: torch.Tensor) -> torch.Tensor:
+        return torch.empty_like(source, memory_format=torch.contiguous_format)
+
+    def bias_gradient(self, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient.reshape(-1, gradient.shape[-1]).sum(0)
+
+    def weight_gradient(
+        self, source: torch.Tensor, gradient: torch.Tensor, shape: torch.Size, inputs_first: bool
+    ) -> torch.Tensor:
+        source = source.reshape(-1, source.shape[-1])
+        gradient = gradient.reshape(-1, gradient.shape[-1])
+        product = source.T @ gradient if inputs_first else gradient.T @ source
+        return product.view(shape)
+
+    def dense(
+        self,
+        source: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        inputs_first: bool,
+    ) -> torch.Tensor:
+        """The layer's output by torch."""
+        return F.linear(source, weight.T if inputs_first else weight, bias)
+
+    def source_gradient(
+        self,
+        source: torch.Tensor,
+        gradient: torch.Tensor,
+        weight: torch.Tensor,
+        inputs_first: bool,
+    ) -> torch.Tensor:
+        """The input's gradient by torch."""
+        return gradient @ (weight.T if inputs_first else weight)
+
+
+ROWS = Rows()
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Geometry of a convolution: the tokens are window positions, unfolded panel by panel."""
+
+    kernel: tuple[int, int]
+    stride: tuple[int, int]
+    padding: tuple[int, int]
+    dilation: tuple[int, int]
+    takes_half = False
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """What a graph of `torch.compile` holds of the geometry."""
+        return (*self.kernel, *self.stride, *self.padding, *self.dilation)
+
+    def fits(self, source: torch.Tensor, weight: torch.Tensor, inputs_first: bool) -> bool:
+        """Whether the kernels can multiply these shapes; torch has an error for most others."""
+        return (
+            source.dim() in (3, 4)
+            and weight.shape[1:] == (source.shape[-3], *self.kernel)
+            and min(*self.stride, *self.dilation) > 0
+            and min(self.padding) >= 0
+            and min(self._out_size(source)) > 0
+        )
+
+    def _out_size(self, source: torch.Tensor) -> tuple[int, int]:
+        sizes = zip(source.shape[-2:], self.kernel, self.stride, self.padding, self.dilation)
+        height, width = ((n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in sizes)
+        return height, width
+
+    def images(self, source: torch.Tensor) -> kernels.Images:
+        """What the windows lie in, by which a convolution is worth skipping or not."""
+        width = self._out_size(source)[1]
+        return kernels.Images(source.shape[-3], width, self.stride[0] * self.stride[1])
+
+    def prepare(self, source: torch.Tensor) -> torch.Tensor:
+        return source.contiguous()
+
+    def source_view(self, source: torch.Tensor) -> kernels.View:
+        return kernels.image_view(
+            source,
+            out_size=self._out_size(source),
+            kernel=self.kernel,
+            stride=self.stride,
+            padding=self.padding,
+            dilation=self.dilation,
+        )
+
+    def target_view(self, target: torch.Tensor) -> kernels.View:
+        return kernels.image_view(target, out_size=(target.shape[2], target.shape[3]))
+
+    def new_target(self, source: torch.Tensor, features: int) -> torch.Tensor:
+        return source.new_empty(source.shape[0], features, *self._out_size(source))
+
+    def new_source_gradient(self, source: torch.Tensor) -> torch.Tensor:
+        return torch.zeros_like(source, memory_format=torch.contiguous_format)
+
+    def bias_gradient(self, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient.sum((0, 2, 3))
+
+    def weight_gradient(
+        self, source: torch.Tensor, gradient: torch.Tensor, shape: torch.Size, inputs_first: bool
+    ) -> torch.Tensor:
+        return conv2d_weight(source, shape, gradient, self.stride, self.padding, self.dilation)
+
+    def dense(
+        self,
+        source: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        inputs_first: bool,
+    ) -> torch.Tensor:
+        """The layer's output by torch."""
+        return F.conv2d(source, weight, bias, self.stride, self.padding, self.dilation)
+
+    def source_gradient(
+        self,
+        source: torch.Tensor,
+        gradient: torch.Tensor,
+        weight: torch.Tensor,
+        inputs_first: bool,
+    ) -> torch.Tensor:
+        """The input's gradient by torch."""
+        sizes = self.stride, self.padding, self.dilation
+        return conv2d_input(source.shape, weight, gradient, *sizes)
+
+
+def _report(
+    part: str,
+    weight: torch.Tensor,
+    num_weights: int,
+    tokens: int,
+    source: torch.Tensor | None = None,
+) -> None:
+    """Tells listening ledgers of one product, at 2 FLOPs per multiply-add, and what it keeps."""
+    dense, executed = 2 * tokens * weight.numel(), 2 * tokens * num_weights
+    record(weight, part, dense_flops=dense, executed_flops=executed, source=source)
+
+
+def _float(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor if tensor.dtype is torch.float32 else tensor.float()
+
+
+def is_half(geometry: Rows | Windows, dtype: torch.dtype) -> bool:
+    """Whether the kernels multiply in bfloat16, which is asked for and which the layer takes."""
+    return dtype is torch.bfloat16 and geometry.takes_half
+
+
+def multiply(
+    source: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    geometry: Rows | Windows,
+    structures: Structures,
+    dtype: torch.dtype,
+    *,
+    keeps: bool,
+) -> torch.Tensor:
+    """The output of a layer, by the kernels.
+
+    Args:
+        source: The layer's input, prepared by its geometry.
+        weight: Dense, of which the unmasked part counts.
+        bias: Of the output's features, or None.
+        geometry: How tokens lie in the input.
+        structures: Of the layer's mask.
+        dtype: Of the result. Sums are float32, and each result is rounded once.
+        keeps: Whether the input is kept for the backward pass, for ledgers.
+    """
+    numbers = source if is_half(geometry, dtype) else _float(source)
+    target = geometry.new_target(numbers, structures.forward.rows)
+    view = geometry.source_view(numbers)
+    structures.forward.multiply(
+        weight.contiguous(),
+        view,
+        geometry.target_view(target),
+        _float(bias).contiguous() if bias is not None else None,
+    )
+    if is_recording():
+        num_nonzero, kept = structures.forward.num_nonzero, source if keeps else None
+        _report("forward", weight, num_nonzero, view.tokens, kept)
+    return target if target.dtype is dtype else target.to(dtype)
+
+
+def gradients(
+    gradient: torch.Tensor,
+    source: torch.Tensor,
+    weight: torch.Tensor,
+    geometry: Rows | Windows,
+    structures: Structures,
+    *,
+    half: bool,
+    inputs_first: bool,
+    needs: tuple[bool, bool, bool],
+    dense: bool,
+    parameter: torch.Tensor,
+) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
+    """The gradients of `multiply`'s input, weight and bias, as far as they are needed.
+
+    Args:
+        gradient: Of the output.
+        source: The input that `multiply` was given.
+        weight: As `multiply` was given it.
+        geometry: How tokens lie in the input.
+        structures: Of the layer's mask.
+        half: What `is_half` says.
+        inputs_first: Whether the weight is `[inputs, outputs]`.
+        needs: Which of the three are needed.
+        dense: Whether the gradient of masked weights is needed, too.
+        parameter: The layer's weight, for ledgers.
+    """
+    needs_source, needs_weight, needs_bias = needs
+    dense = needs_weight and dense
+    gradient = geometry.prepare(gradient)
+    if not half:
+        source, gradient = _float(source), _float(gradient)
+    source_gradient = geometry.new_source_gradient(source) if needs_source else None
+    view = geometry.source_view(source_gradient) if source_gradient is not None else None
+    source_view, target_view = geometry.source_view(source), geometry.target_view(gradient)
+    weight_gradient = bias_gradient = None
+    if needs_weight and not dense:
+        if needs_bias:
+            rows = structures.forward.rows
+            bias_gradient = gradient.new_empty(rows, dtype=torch.float32)
+        weight_gradient = kernels.gradients(
+            structures.forward,
+            structures.backward,
+            weight.contiguous(),
+            source_view,
+            target_view,
+            view,
+            bias_gradient,
+        )
+    elif view is not None:
+        structures.backward.multiply(weight.contiguous(), target_view, view)
+    if is_recording():
+        num_nonzero, tokens = structures.forward.num_nonzero, source_view.tokens
+        if needs_source:
+            _report("input_gradient", parameter, num_nonzero, tokens)
+        if needs_weight:
+            num_weights = weight.numel() if dense else num_nonzero
+            _report("weight_gradient", parameter, num_weights, tokens)
+    if dense:
+        with _disable_current_modes():  # a ledger cannot assign these operators to a layer
+            weight_gradient = geometry.weight_gradient(
+                source, gradient, weight.shape, inputs_first
+            )
+    if needs_bias and bias_gradient is None:
+        bias_gradient = geometry.bias_gradient(gradient)
+    return source_gradient, weight_gradient, bias_gradient
+
+
+def _cast(tensor: torch.Tensor | None, dtype: torch.dtype | None) -> torch.Tensor | None:
+    return tensor if tensor is None or tensor.dtype is dtype else tensor.to(dtype)
+
+
+class SkipProduct(torch.autograd.Function):
+    """The product of a layer and its gradients, over the unmasked weights only.
+
+    Products in bfloat16 are summed in float32, and each result is rounded once. Where the processor
+    or the geometry takes no bfloat16, they are products of float32.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        source: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        geometry: Rows | Windows,
+        structures: Structures,
+        inputs_first: bool,
+        dtype: torch.dtype,
+    ) -> torch.Tensor:
+        ctx.source_dtype, ctx.half = source.dtype, is_half(geometry, dtype)
+        source = geometry.prepare(source.to(dtype) if ctx.half else source)
+        ctx.save_for_backward(source, weight)
+        ctx.parameter, ctx.geometry, ctx.structures = weight, geometry, structures
+        ctx.inputs_first, ctx.bias_dtype = inputs_first, None if bias is None else bias.dtype
+        keeps = any(ctx.needs_input_grad)
+        return multiply(source, weight, bias, geometry, structures, dtype, keeps=keeps)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        source, weight = ctx.saved_tensors
+        of_source, of_weight, of_bias = gradients(
+            gradient,
+            source,
+            weight,
+            ctx.geometry,
+            ctx.structures,
+            half=ctx.half,
+            inputs_first=ctx.inputs_first,
+            needs=ctx.needs_input_grad[:3],
+            dense=wants_dense_gradient(ctx.parameter),
+            parameter=ctx.parameter,
+        )
+        found = (
+            _cast(of_source, ctx.source_dtype),
+            _cast(of_weight, weight.dtype),
+            _cast(of_bias, ctx.bias_dtype),
+        )
+        return (*found, None, None, None, None)
