@@ -252,8 +252,23 @@ class Absent(nn.Module):
         return source.repeat(1, 1, repeats)[..., : self.outputs]
 
 
-def model_step(model: nn.Module, sparsity: float, patterns: list[str], loss: Callable) -> Step:
-    """One AdamW step of a model, static sparse in the weights that the patterns name, compiled."""
+def model_step(
+    model: nn.Module,
+    sparsity: float,
+    patterns: list[str],
+    loss: Callable,
+    *,
+    compiled: bool = False,
+) -> Step:
+    """One AdamW step of a model, static sparse in the weights that the patterns name, skipping.
+
+    Args:
+        model: Trained in place.
+        sparsity: 0 for a dense model.
+        patterns: Of the masked weights' names.
+        loss: Of the model.
+        compiled: Whether ``torch.compile`` runs the model.
+    """
     # For dense and sparse alike: torch's unfused AdamW takes roots, which are slow at exact zeros.
     optimizer, run = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True), model
     if sparsity:
@@ -262,6 +277,8 @@ def model_step(model: nn.Module, sparsity: float, patterns: list[str], loss: Cal
         algorithm.apply(model)
         algorithm.apply(optimizer)
         run = sl.device.compile(model, sl.device.backend("skip", strict=True))
+    if compiled:
+        run = torch.compile(run)
 
     def step() -> None:
         loss(run).backward()
@@ -271,19 +288,35 @@ def model_step(model: nn.Module, sparsity: float, patterns: list[str], loss: Cal
     return step
 
 
-def gpt(width: int, rounds: int) -> Iterator[Row]:
-    """The optimizer step of a GPT; "bound" has no linear layers in its blocks."""
+def gpt_steps(width: int) -> tuple[Callable[..., Step], Callable[[nn.Module], torch.Tensor]]:
+    """What makes the step of a GPT at some sparsity, and its loss."""
     ids = torch.randint(256, (16, 129))
 
     def loss(model: nn.Module) -> torch.Tensor:
         return F.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
 
-    def make(sparsity: float) -> Step:
+    def make(sparsity: float, *, compiled: bool = False) -> Step:
         torch.manual_seed(0)
-        return model_step(
-            Gpt(width), sparsity, [f"blocks.*.{name}.weight" for name in LINEARS], loss
-        )
+        patterns = [f"blocks.*.{name}.weight" for name in LINEARS]
+        return model_step(Gpt(width), sparsity, patterns, loss, compiled=compiled)
 
+    return make, loss
+
+
+def compiled(width: int, rounds: int) -> Iterator[Row]:
+    """The optimizer step of a GPT within `torch.compile`, beside the others."""
+    make, _ = gpt_steps(width)
+    steps: dict[Any, Step] = {sparsity: make(sparsity) for sparsity in (0.0, *MODEL_SPARSITIES)}
+    steps["dense"] = steps.pop(0.0)
+    steps["compiled dense"] = make(0.0, compiled=True)
+    for sparsity in MODEL_SPARSITIES:
+        steps["compiled skip", sparsity] = make(sparsity, compiled=True)
+    yield from compare("compiled", f"gpt {width}", steps, rounds)
+
+
+def gpt(width: int, rounds: int) -> Iterator[Row]:
+    """The optimizer step of a GPT; "bound" has no linear layers in its blocks."""
+    make, loss = gpt_steps(width)
     empty = Gpt(width)
     for block in empty.blocks:
         for name in LINEARS:
@@ -390,6 +423,7 @@ def parts(quick: bool) -> dict[str, Callable[[], Iterator[Row]]]:
         "peers": lambda: peers(512, 3 if quick else 5),
         "gpt256": lambda: gpt(256, 3 if quick else 7),
         "gpt512": lambda: gpt(512, 1 if quick else 5),
+        "compiled": lambda: compiled(256 if quick else 512, 1 if quick else 5),
         "resnet": lambda: resnet(8 if quick else 32, 1 if quick else 4),
         "update": lambda: update(1024 if quick else 2048, 3),
         "costs": lambda: costs(9 if quick else 25),

@@ -350,9 +350,10 @@ class Trainer:
             load_checkpoint(self.model, {**self.model.state_dict(), **masks})
 
     def can_run(self, execution: str) -> bool:
-        """Whether masked layers can run so: one process, not compiled, and the right device."""
-        fits = execution == "semi_structured" or self.device.type == "cpu"
-        return self.sparsity is not None and self.ranks.size == 1 and not self.compile and fits
+        """Whether masked layers can run so: one process, and the right device."""
+        on_cpu = self.device.type == "cpu"
+        fits = not self.compile if execution == "semi_structured" else on_cpu
+        return self.sparsity is not None and self.ranks.size == 1 and fits
 
     def choose(self, execution: str) -> str:
         """``dense`` where the run has no masked layer that is worth skipping."""
@@ -378,8 +379,6 @@ class Trainer:
         """
         self.execution, self.runner = execution, self.ranks.parallel(self.model)
         self.skip_costs: tuple[float, ...] | None = None
-        if self.compile:
-            self.runner = torch.compile(self.runner, backend=COMPILE_BACKEND)  # type: ignore
         if execution != "dense":
             crossover = 0.0 if execution == "skip" else None
             with refusals(f"execution is {execution!r}"):
@@ -388,6 +387,8 @@ class Trainer:
                 name = "skip" if execution == "auto" else execution
                 backend = _device().backend(name, crossover=crossover, costs=own)
                 self.runner = _device().compile(self.model, backend)
+        if self.compile:
+            self.runner = torch.compile(self.runner, backend=COMPILE_BACKEND)  # type: ignore
 
     # State
 

@@ -127,7 +127,8 @@ def compile(model: nn.Module, backend: Backend | str = "skip") -> nn.Module:
     for both, before and after compiling. Layers are Linear, Conv2d and transformers' Conv1D; one
     whose weight is tied to a masked one takes that one's mask.
 
-    While torch traces or transforms the twin (`torch.compile`, `torch.export`, `torch.jit.trace`,
+    `torch.compile` of a twin keeps the kernels in its graph, and compiles nothing again when masks
+    change. While torch traces or transforms it otherwise (`torch.export`, `torch.jit.trace`,
     `torch.func`) and under dispatch modes other than a `Ledger`, all layers run masked dense.
     Pickled or copied, a twin stays one and brings its original along.
 

@@ -87,6 +87,10 @@ def test_bf16_and_compiled_runs_train_and_say_so(corpus, tmp_path, monkeypatch):
     compiled = run_training(spec, corpus, tmp_path / "compiled", compile=True)
     assert weights(tmp_path / "compiled") == weights(tmp_path / "plain")
     assert compiled["compute"] == {"compile": True}
+    skipping = run_training(spec, corpus, tmp_path / "skip", execution="skip")
+    both = run_training(spec, corpus, tmp_path / "both", execution="skip", compile=True)
+    assert skipping["execution"] == both["execution"] == "skip"
+    assert weights(tmp_path / "both") == weights(tmp_path / "skip")
     half = run_training(spec, corpus, tmp_path / "half", precision="bf16")
     assert half["compute"] == {"precision": "bf16"}
     assert half["final"]["train_loss"] == pytest.approx(truth["final"]["train_loss"], rel=0.02)
