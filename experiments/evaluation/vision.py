@@ -73,16 +73,17 @@ def evaluate(
     if inputs_hash not in known:
         began = time.perf_counter()
         scores = list(_scores(model_dir, data_dir, settings, hashes["data_hash"]))
-        known[inputs_hash] = {"scores": scores, "wall_s": round(time.perf_counter() - began, 3)}
+        known[inputs_hash] = {
+            "run": run_of(model_dir),
+            "machine": machine.facts(),
+            "suite": settings.name,
+            **hashes,
+            "inputs_hash": inputs_hash,
+            "scores": scores,
+            "wall_s": round(time.perf_counter() - began, 3),
+        }
         write_json(store, known)
-    result = {
-        "run": run_of(model_dir),
-        "machine": machine.facts(),
-        "suite": settings.name,
-        **hashes,
-        "inputs_hash": inputs_hash,
-        **known[inputs_hash],
-    }
+    result = known[inputs_hash]
     write_json(out, result)
     return result
 
