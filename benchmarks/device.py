@@ -5,8 +5,10 @@
 Parts, each dense float32 time over the other's time, so above 1 is faster:
 
 - layers: training step of a compiled linear layer (forward, both gradients, autograd, packing and
-  the scatter into the dense gradient), 1,024 tokens, against a dense ``nn.Linear``, beside dense
-  and skipping layers of which all tensors are bfloat16;
+  the scatter into the dense gradient), 1,024 tokens, against a dense ``nn.Linear``, beside packed
+  layers and dense and skipping ones of which all tensors are bfloat16;
+- optimizer: the step of fused AdamW on one layer's weight, packed against dense, and the bytes of
+  its weight, mask and optimizer state;
 - peers: one layer skipping, in dense bfloat16, masked dense, by MKL's CSR through ``torch.sparse``
   and, if it is installed, by SparseProp;
 - gpt: optimizer step of a 4-layer GPT (context 128, batch 16, 256 bytes, fused AdamW), its linear
@@ -48,7 +50,7 @@ from sparse_lib.execution import kernels
 
 SPARSITIES = (0.5, 0.8, 0.9, 0.95, 0.99)
 MODEL_SPARSITIES = (0.8, 0.9, 0.95)
-HALF, HALF_SKIP = "bfloat16 dense", "bfloat16 skip"
+HALF, HALF_SKIP, PACKED = "bfloat16 dense", "bfloat16 skip", "packed"
 # Goals of the project, by part and sparsity, against dense float32.
 GOALS = {
     "layers": {0.5: 1.6, 0.8: 3.8, 0.9: 6.8, 0.95: 11.0, 0.99: 25.0},
@@ -56,6 +58,8 @@ GOALS = {
     "gpt 512": {0.8: 2.3, 0.9: 3.0, 0.95: 3.7},
     "resnet": {0.9: 2.0},
 }
+# Of a packed layer against a dense one: time of an optimizer step, and bytes that it holds.
+GOALS_OF_PACKED = {"optimizer": {0.9: 1 / 0.2}, "bytes": {0.9: 1 / 0.35}}
 # Of layers in bfloat16 against dense bfloat16 in the same run.
 GOALS_OVER_HALF = {0.5: 1.0, 0.8: 2.0, 0.9: 3.5, 0.95: 5.5}
 SHAPES = ((512, 512), (768, 768), (512, 2048), (2048, 512), (768, 3072), (2048, 2048))
@@ -131,6 +135,13 @@ def masked_linear(inputs: int, outputs: int, sparsity: float) -> nn.Linear:
     return layer
 
 
+def packed_linear(layer: nn.Linear) -> nn.Module:
+    """A copy of a masked layer that holds its unmasked weights alone."""
+    holder = nn.Sequential(copy.deepcopy(layer))
+    sl.device.pack(holder, least_sparsity=0.0)
+    return holder[0]
+
+
 def half_step(inputs: int, outputs: int) -> Step:
     """Step of a dense layer whose weights, tokens and gradients are bfloat16."""
     half = nn.Linear(inputs, outputs, dtype=torch.bfloat16)
@@ -156,7 +167,38 @@ def layers(shapes: tuple, rounds: int) -> Iterator[Row]:
             ):
                 twin = sl.device.compile(module, skip)
                 steps[name] = layer_step(twin, list(module.parameters()), own_ends)
+            packed = packed_linear(layer)
+            steps[PACKED, sparsity] = layer_step(packed, list(packed.parameters()), ends)
         yield from compare("layers", f"{inputs}x{outputs}", steps, rounds)
+
+
+def optimizer(width: int, rounds: int) -> Iterator[Row]:
+    """What a layer's weight costs an optimizer, packed against dense: time and memory."""
+
+    def make(weight: nn.Parameter) -> tuple[torch.optim.Optimizer, int]:
+        weight.grad = torch.randn_like(weight)
+        own = torch.optim.AdamW([weight], lr=1e-3, fused=True)
+        own.step()
+        states = (state for state in own.state[weight].values() if state.dim())
+        return own, weight.nbytes + sum(state.nbytes for state in states)
+
+    dense, num_bytes = make(nn.Linear(width, width).weight)
+    steps: dict[Any, Step] = {"dense": dense.step}
+    held = {}
+    for sparsity in SPARSITIES:
+        packed = packed_linear(masked_linear(width, width, sparsity))
+        own, held[sparsity] = make(packed.values)
+        both = packed.structures()
+        held[sparsity] += both.forward.num_bytes + both.backward.num_bytes + packed._bits.nbytes
+        steps[PACKED, sparsity] = own.step
+    case = f"{width}x{width}"
+    yield from compare("optimizer", case, steps, rounds)
+    for sparsity, own_bytes in held.items():
+        yield {
+            "part": "bytes", "case": case, "threads": torch.get_num_threads(), "variant": PACKED,
+            "sparsity": sparsity, "dense_s": math.nan, "seconds": math.nan,
+            "ratio": num_bytes / own_bytes,
+        }  # fmt: skip
 
 
 class CsrLinear(torch.autograd.Function):
@@ -419,6 +461,7 @@ def parts(quick: bool) -> dict[str, Callable[[], Iterator[Row]]]:
     rounds = 5 if quick else 9
     return {
         "layers": lambda: layers(SHAPES[:3] if quick else SHAPES, rounds),
+        "optimizer": lambda: optimizer(1024 if quick else 2048, rounds),
         "threads": two_threads,
         "peers": lambda: peers(512, 3 if quick else 5),
         "gpt256": lambda: gpt(256, 3 if quick else 7),
@@ -436,9 +479,11 @@ def show(row: Row) -> None:
     if row["sparsity"] is not None:
         variant = f"{variant} {row['sparsity']:.0%}".strip()
     line = f"{row['part']:>10}  {row['case']:<22}{row['threads']} thread(s)  {variant:<18}"
-    line += f"{row['dense_s'] * 1e3:9.2f} ms /{row['seconds'] * 1e3:9.2f} ms ={row['ratio']:6.2f}x"
-    goal = GOALS.get(row["part"], {}).get(row["sparsity"]) if row["variant"] == "skip" else None
-    print(line + (f"   goal {goal}x" if goal else ""), flush=True)
+    times = f"{row['dense_s'] * 1e3:9.2f} ms /{row['seconds'] * 1e3:9.2f} ms"
+    line += f"{times if row['seconds'] > 0 else 'dense / packed':>25} ={row['ratio']:6.2f}x"
+    goals = {"skip": GOALS, PACKED: GOALS_OF_PACKED}.get(row["variant"], {})
+    goal = goals.get(row["part"], {}).get(row["sparsity"])
+    print(line + (f"   goal {goal:.3g}x" if goal else ""), flush=True)
 
 
 def summarise(rows: list[Row]) -> None:
@@ -447,8 +492,9 @@ def summarise(rows: list[Row]) -> None:
     def reached(name: str, ratios: list[float], goal: float | None) -> None:
         if ratios and goal:
             word = "reached" if statistics.median(ratios) >= goal else "missed"
-            print(f"{name}: median {statistics.median(ratios):.2f}x "
-                  f"({min(ratios):.2f} to {max(ratios):.2f}), goal {goal}x: {word}")  # fmt: skip
+            spread = f"{min(ratios):.2f} to {max(ratios):.2f}"
+            median = f"{statistics.median(ratios):.2f}x"
+            print(f"{name}: median {median} ({spread}), goal {goal:.2f}x: {word}")
 
     for part, goals in GOALS.items():
         for threads, (sparsity, goal) in itertools.product((1, 2), goals.items()):
@@ -463,6 +509,12 @@ def summarise(rows: list[Row]) -> None:
                 if row["variant"] == HALF_SKIP
             ]
             reached(f"{name}, all in bfloat16", over, GOALS_OVER_HALF.get(sparsity))
+            packed = [row["ratio"] for row in own if row["variant"] == PACKED]
+            reached(f"{name}, packed", packed, goal)
+    for part, goals in GOALS_OF_PACKED.items():
+        for sparsity, goal in goals.items():
+            own = [row for row in rows if (row["part"], row["sparsity"]) == (part, sparsity)]
+            reached(f"{part}, {sparsity:.0%}, packed", [row["ratio"] for row in own], goal)
 
 
 def write(rows: list[Row], folder: Path) -> None:

@@ -34,7 +34,7 @@ typedef struct {
     int64_t rows, columns, tile, lanes, by_column;
     int32_t *start;
     uint16_t *offset;  /* in lines of 64 bytes, of its panel row within the tile; seven zeros follow */
-    int32_t *position; /* in the dense weight */
+    int32_t *position; /* in the weight */
 } Structure;
 
 /* Where the features of a token lie. kind 0: row-major [token][feature] with `stride` numbers between
@@ -781,10 +781,11 @@ static void dots(const Kernels *k, const Structure *s, const char *rows, const c
                    columns + t * s->tile * k->row_bytes, sum, count);
 }
 
-/* A dense weight or its gradient: `half` says that its numbers are bfloat16. */
+/* A weight or its gradient: `half` says that its numbers are bfloat16, `packed` that it holds the
+ * unmasked ones alone, at which positions point then. */
 typedef struct {
     void *data;
-    int64_t half;
+    int64_t half, packed;
 } Dense;
 
 static float widen(uint16_t half)
@@ -826,7 +827,7 @@ static void gather(const Kernels *k, const Structure *s, Dense weight, void *val
             ((float *)value)[i] = whole[position[i]];
 }
 
-/* Writes one thread's share of a dense gradient, stored as the rows of `s`: zeros and sums. The
+/* Writes one thread's share of a gradient, stored as the rows of `s`: sums, and zeros if dense. The
  * partial sums of each thread follow those of the one before after `stride` floats. */
 static void scatter(const Structure *s, const float *partial, int64_t stride, Dense gradient)
 {
@@ -835,7 +836,8 @@ static void scatter(const Structure *s, const float *partial, int64_t stride, De
     int64_t row_bytes = s->columns * (gradient.half ? sizeof(uint16_t) : sizeof(float));
     for (int64_t row = s->rows * index / threads; row < end;) {
         int64_t next = smaller(row + 8, end);
-        memset((char *)gradient.data + row * row_bytes, 0, (next - row) * row_bytes);
+        if (!gradient.packed)
+            memset((char *)gradient.data + row * row_bytes, 0, (next - row) * row_bytes);
         for (int64_t t = 0; t < num_tiles(s); t++) {
             const int32_t *start = s->start + t * s->rows;
             for (int32_t i = start[row]; i < start[next]; i++) {
@@ -857,7 +859,7 @@ static const Kernels *choose_for(const Structure *s, const View *in)
     return in->half ? choose_half((int)s->lanes) : choose((int)s->lanes);
 }
 
-/* out = in * W^T + bias, with `weight` the dense weight (its masked entries are never read). */
+/* out = in * W^T + bias; masked entries of a dense weight are never read. */
 int multiply(const Structure *s, const Dense *weight, const View *in, const View *out,
              const float *bias, int num_threads)
 {
@@ -891,8 +893,8 @@ int multiply(const Structure *s, const Dense *weight, const View *in, const View
     return failed;
 }
 
-/* The gradients of a product: in_gradient = out_gradient * W unless NULL, weight_gradient, dense
- * with zeros where masked, and bias_gradient unless NULL. */
+/* The gradients of a product: in_gradient = out_gradient * W unless NULL, weight_gradient, with zeros
+ * where masked if it is dense, and bias_gradient unless NULL. */
 int gradients(const Structure *forward, const Structure *backward, const Dense *weight,
               const View *in, const View *out_gradient, const View *in_gradient,
               const Dense *weight_gradient, float *bias_gradient, int num_threads)

@@ -3,6 +3,7 @@
 Nothing here knows of autograd or modules; `sparse_lib.execution.products` and `layers` do.
 """
 
+import copy
 import ctypes
 import functools
 import hashlib
@@ -34,7 +35,7 @@ class _CStructure(ctypes.Structure):
 
 
 class _CDense(ctypes.Structure):
-    _fields_ = [("data", c_void_p), ("half", c_int64)]
+    _fields_ = [("data", c_void_p), ("half", c_int64), ("packed", c_int64)]
 
 
 class View(ctypes.Structure):
@@ -414,6 +415,26 @@ class Structure:
         sizes = (self.rows, self.columns, self.tile, self.lanes, self.transposed)
         self._as_c = _CStructure(*sizes, *pointers)
         library().build(self._as_c, mask.data_ptr())
+        self.is_packed = False
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that the structure takes."""
+        return sum(part.nbytes for part in (self._start, self._offset, self._position))
+
+    def packed(self, ranks: torch.Tensor) -> "Structure":
+        """The structure for weights of which only the unmasked ones are kept.
+
+        Args:
+            ranks: int32, one per weight as the mask is stored: the place of an unmasked weight
+                among those that are kept.
+        """
+        twin = copy.copy(self)
+        twin._position = ranks.index_select(0, self._position)
+        twin._as_c = _CStructure.from_buffer_copy(self._as_c)
+        twin._as_c.position = twin._position.data_ptr()
+        twin.is_packed = True
+        return twin
 
     def multiply(
         self, weight: torch.Tensor, source: View, target: View, bias: torch.Tensor | None = None
@@ -421,7 +442,8 @@ class Structure:
         """Writes `target = source @ W.T + bias`, W being the masked `weight` of this structure.
 
         Args:
-            weight: Dense, contiguous, float32 or bfloat16, laid out as the mask was.
+            weight: Contiguous, float32 or bfloat16, laid out as the mask was; if packed,
+                `[num_nonzero]`.
             source: `columns` features per token.
             target: `rows` features per token, in the type of `source`.
             bias: `[rows]`, float32.
@@ -432,20 +454,22 @@ class Structure:
         """
         _check_views(self, weight, source, target)
         failed = library().multiply(
-            self._as_c, _dense(weight), source, target,
+            self._as_c, _as_c(weight, self), source, target,
             bias.data_ptr() if bias is not None else None, torch.get_num_threads(),
         )  # fmt: skip
         if failed:
             raise MemoryError("no memory for the panels of a sparse layer")
 
 
-def _dense(weight: torch.Tensor) -> _CDense:
-    return _CDense(weight.data_ptr(), weight.dtype is torch.bfloat16)
+def _as_c(weight: torch.Tensor, structure: Structure) -> _CDense:
+    return _CDense(weight.data_ptr(), weight.dtype is torch.bfloat16, structure.is_packed)
 
 
 def _check_views(structure: Structure, weight: torch.Tensor, source: View, target: View) -> None:
     """Raise ValueError where sizes do not match; the kernels get addresses and check none."""
-    wanted = (structure.columns, structure.rows, structure.rows * structure.columns, source.tokens)
+    rows, columns = structure.rows, structure.columns
+    num_weights = structure.num_nonzero if structure.is_packed else rows * columns
+    wanted = (columns, rows, num_weights, source.tokens)
     got = (source.features, target.features, weight.numel(), target.tokens)
     if got != wanted:
         raise ValueError(
@@ -470,14 +494,14 @@ def gradients(
     Args:
         forward: The structure that made the product.
         backward: The same mask, transposed.
-        weight: Dense, contiguous, float32 or bfloat16, laid out as the mask was.
+        weight: As in `Structure.multiply`; both structures are packed, or none is.
         source: Input of the product.
         target_gradient: Gradient of its output.
         source_gradient: Written, if given; windows that overlap add up, so zero it then.
         bias_gradient: Written, if given: `[forward.rows]`, float32.
 
     Returns:
-        The weight's gradient, dense and zero where masked, of the weight's shape and type.
+        The weight's gradient, of the weight's shape and type; of a dense one zero where masked.
 
     Raises:
         ValueError: As in `Structure.multiply`.
@@ -487,8 +511,8 @@ def gradients(
         _check_views(backward, weight, target_gradient, source_gradient)
     gradient = torch.empty_like(weight, memory_format=torch.contiguous_format)
     failed = library().gradients(
-        forward._as_c, backward._as_c, _dense(weight), source, target_gradient,
-        source_gradient, _dense(gradient),
+        forward._as_c, backward._as_c, _as_c(weight, forward), source, target_gradient,
+        source_gradient, _as_c(gradient, forward),
         bias_gradient.data_ptr() if bias_gradient is not None else None,
         torch.get_num_threads(),
     )  # fmt: skip

@@ -27,7 +27,6 @@ from sparse_lib.execution.products import (
 )
 from sparse_lib.flops.ledger import Ledger
 
-
 #: torch 2.6 does not tell whether it exports.
 _is_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", lambda: False)
 
@@ -43,7 +42,7 @@ def _takes_operators() -> bool:
     return compiles and not torch._C._are_functorch_transforms_active()
 
 
-def _is_watched() -> bool:
+def is_watched() -> bool:
     """Whether a tracer or a dispatch mode other than a ledger has to see torch operators."""
     if torch.compiler.is_compiling() or _is_transformed():
         return True
@@ -207,7 +206,7 @@ class SparseLayer(nn.Module):
         if mask is None:
             return self.dense_forward(source, weight)
         mask = mask if mask.dtype is torch.bool else mask != 0
-        if execution.two_of_four is not None and not _is_watched():
+        if execution.two_of_four is not None and not is_watched():
             found = self._on_tensor_cores(source, weight, mask, execution)
             if found is not None:
                 return found
@@ -215,7 +214,7 @@ class SparseLayer(nn.Module):
             found = self._as_operator(source, weight, mask, execution)
             if found is not None:
                 return found
-        elif execution.skip and not _is_watched():
+        elif execution.skip and not is_watched():
             geometry, bias = self.geometry(), self._parameter("bias")
             reason = execution.reason_for_dense(source, weight, mask, bias)
             if reason is None and isinstance(geometry, str):

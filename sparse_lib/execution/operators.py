@@ -122,8 +122,8 @@ def masked_product_gradients(
     geometry, dtype = _geometry(sizes), source.dtype
     execution = _executions[number]
     structures = _structures(execution, source, mask, geometry, inputs_first, dtype)
-    parameter = execution.owner._parameters.get("weight")
-    parameter = weight if parameter is None else parameter
+    owned = execution.owner._parameters.get("weight")
+    parameter = weight if owned is None else owned
     wants_dense = wants_dense_gradient(parameter)
     found: tuple[torch.Tensor | None, ...]
     if structures is not None:

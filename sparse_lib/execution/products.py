@@ -42,6 +42,12 @@ class Structures:
             fingerprint,
         )
 
+    def packed(self, mask: torch.Tensor) -> "Structures":
+        """Those for a weight that holds the unmasked numbers alone, in the order of its storage."""
+        ranks = mask.flatten().cumsum(0, dtype=torch.int32).sub_(1)
+        forward, backward = self.forward.packed(ranks), self.backward.packed(ranks)
+        return Structures(forward, backward, self.fingerprint)
+
 
 class Rows:
     """Geometry of a matrix product: the tokens are all leading dimensions of the input."""
@@ -203,13 +209,16 @@ class Windows:
 def _report(
     part: str,
     weight: torch.Tensor,
-    num_weights: int,
+    structure: kernels.Structure,
     tokens: int,
+    *,
+    dense: bool = False,
     source: torch.Tensor | None = None,
 ) -> None:
     """Tells listening ledgers of one product, at 2 FLOPs per multiply-add, and what it keeps."""
-    dense, executed = 2 * tokens * weight.numel(), 2 * tokens * num_weights
-    record(weight, part, dense_flops=dense, executed_flops=executed, source=source)
+    all_flops = 2 * tokens * structure.rows * structure.columns
+    executed = all_flops if dense else 2 * tokens * structure.num_nonzero
+    record(weight, part, dense_flops=all_flops, executed_flops=executed, source=source)
 
 
 def _float(tensor: torch.Tensor) -> torch.Tensor:
@@ -252,8 +261,8 @@ def multiply(
         _float(bias).contiguous() if bias is not None else None,
     )
     if is_recording():
-        num_nonzero, kept = structures.forward.num_nonzero, source if keeps else None
-        _report("forward", weight, num_nonzero, view.tokens, kept)
+        kept = source if keeps else None
+        _report("forward", weight, structures.forward, view.tokens, source=kept)
     return target if target.dtype is dtype else target.to(dtype)
 
 
@@ -309,17 +318,14 @@ def gradients(
     elif view is not None:
         structures.backward.multiply(weight.contiguous(), target_view, view)
     if is_recording():
-        num_nonzero, tokens = structures.forward.num_nonzero, source_view.tokens
+        structure, tokens = structures.forward, source_view.tokens
         if needs_source:
-            _report("input_gradient", parameter, num_nonzero, tokens)
+            _report("input_gradient", parameter, structure, tokens)
         if needs_weight:
-            num_weights = weight.numel() if dense else num_nonzero
-            _report("weight_gradient", parameter, num_weights, tokens)
+            _report("weight_gradient", parameter, structure, tokens, dense=dense)
     if dense:
         with _disable_current_modes():  # a ledger cannot assign these operators to a layer
-            weight_gradient = geometry.weight_gradient(
-                source, gradient, weight.shape, inputs_first
-            )
+            weight_gradient = geometry.weight_gradient(source, gradient, weight.shape, inputs_first)
     if needs_bias and bias_gradient is None:
         bias_gradient = geometry.bias_gradient(gradient)
     return source_gradient, weight_gradient, bias_gradient

@@ -1,0 +1,303 @@
+"""Layers that hold their unmasked weights alone.
+
+Under a mask that changes no more, masked weights, their gradients and their optimizer states need
+no memory, and an optimizer needs no time for them. State dicts keep their dense form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from sparse_lib.checks import check_finite
+from sparse_lib.core.guard import guards, mask_name
+from sparse_lib.core.optimizers import innermost
+from sparse_lib.execution import kernels
+from sparse_lib.execution.layers import is_watched, skipping_mixin
+from sparse_lib.execution.products import Rows, SkipProduct, Structures, Windows
+
+_WEIGHT, _MASK = "weight", mask_name("weight")
+
+
+class PackedLayer(nn.Module):
+    """A Linear, Conv2d or transformers' Conv1D that holds its unmasked weights alone; see `pack`.
+
+    Its state dict has ``weight`` and ``weight_mask`` in the form that the masked layer's had.
+
+    Attributes:
+        values: The unmasked weights in the order of the dense weight's storage, `[num_nonzero]`.
+        bias: The layer's own, or None.
+    """
+
+    _bits: Tensor
+    _layer: nn.Module
+
+    def __init__(self, layer: nn.Module, geometry: Rows | Windows) -> None:
+        super().__init__()
+        weight, mask = layer._parameters[_WEIGHT], layer._buffers[_MASK]
+        assert weight is not None and mask is not None
+        mask = mask != 0
+        self.geometry, self.weight_shape = geometry, weight.shape
+        self.inputs_first = skipping_mixin(type(layer))[0].inputs_first
+        bits = np.packbits(mask.flatten().cpu().numpy())
+        self.register_buffer("_bits", torch.from_numpy(bits), persistent=False)
+        values = weight.detach()[mask]
+        self.values = nn.Parameter(values, requires_grad=weight.requires_grad)
+        self.bias: nn.Parameter | None = layer._parameters["bias"]
+        self._structures: Structures | None = None
+        self.train(layer.training)
+        # What the layer is besides its weight; not a submodule, since its tensors are here.
+        self.__dict__["_layer"] = layer
+        layer._parameters[_WEIGHT] = layer._buffers[_MASK] = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_structures": None}  # copies build their own
+
+    def extra_repr(self) -> str:
+        """The layer's own description, and how many of its weights are left."""
+        kept, total = self.values.numel(), self.weight_shape.numel()
+        return f"{type(self._layer).__name__}, {kept} of {total} weights"
+
+    @property
+    def mask(self) -> Tensor:
+        """The bool mask, of the dense weight's shape; made at each call."""
+        bits = np.unpackbits(self._bits.cpu().numpy(), count=self.weight_shape.numel())
+        return torch.from_numpy(bits).bool().view(self.weight_shape).to(self.values.device)
+
+    @property
+    def weight(self) -> Tensor:
+        """The dense weight, made at each call; its gradients reach `values`."""
+        return self.values.new_zeros(self.weight_shape).masked_scatter(self.mask, self.values)
+
+    @torch.compiler.disable
+    def forward(self, source: Tensor) -> Tensor:
+        """The layer's output; torch multiplies a dense weight where the kernels cannot run."""
+        casts = torch.is_autocast_enabled("cpu")
+        dtype = torch.bfloat16 if casts else self.values.dtype
+        unbatched = isinstance(self.geometry, Windows) and source.dim() == 3
+        batched = source.unsqueeze(0) if unbatched else source
+        if self._can_skip(batched, casts):
+            found = SkipProduct.apply(
+                batched,
+                self.values,
+                self.bias,
+                self.geometry,
+                self.structures(),
+                self.inputs_first,
+                dtype,
+            )
+        else:
+            found = self.geometry.dense(batched, self.weight, self.bias, self.inputs_first)
+        return found.squeeze(0) if unbatched else found
+
+    def _can_skip(self, source: Tensor, casts: bool) -> bool:
+        values, kinds = self.values, (torch.float32, torch.bfloat16)
+        takes = casts or source.dtype is values.dtype
+        if casts and torch.get_autocast_dtype("cpu") is not torch.bfloat16:
+            takes = False
+        return (
+            takes
+            and values.numel() > 0
+            and source.is_cpu
+            and values.is_cpu
+            and source.dtype in kinds
+            and values.dtype in kinds
+            and kernels.unavailable() is None
+            and not is_watched()
+            and self.geometry.fits(source, self._shape_alone(), self.inputs_first)
+        )
+
+    def _shape_alone(self) -> Tensor:
+        return torch.empty(self.weight_shape, device="meta")
+
+    def structures(self) -> Structures:
+        """The mask as the kernels read it; built at the first call."""
+        if self._structures is None:
+            mask = self.mask.cpu().flatten(1).contiguous()
+            made = Structures.build(mask, inputs_first=self.inputs_first, fingerprint=0)
+            self._structures = made.packed(mask)
+        return self._structures
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        made = {_WEIGHT: self.weight, "bias": self.bias, _MASK: self.mask}
+        for key, tensor in {**self._layer._parameters, **self._layer._buffers, **made}.items():
+            if tensor is not None:
+                destination[prefix + key] = tensor if keep_vars else tensor.detach()
+
+    @torch.no_grad()
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: dict[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        mask, key = self.mask, prefix + _WEIGHT
+        weight, saved = state_dict.get(key), state_dict.get(prefix + _MASK)
+        if saved is not None and not torch.equal((saved != 0).to(mask.device), mask):
+            error_msgs.append(f"{prefix + _MASK!r} is not the mask that {key!r} was packed with")
+        elif weight is None:
+            missing_keys.append(key)
+        elif weight.shape != mask.shape:
+            shapes = f"{tuple(weight.shape)}, and must have {tuple(mask.shape)}"
+            error_msgs.append(f"{key!r} has the shape {shapes}")
+        elif bool((weight.to(mask.device)[~mask] != 0).any()):
+            error_msgs.append(f"{key!r} has weights where it is packed without any")
+        else:
+            self.values.copy_(weight.to(mask.device)[mask])
+        for name, own in {"bias": self.bias, **self._layer._buffers}.items():
+            if own is not None and (tensor := state_dict.get(prefix + name)) is not None:
+                own.copy_(tensor)
+            elif own is not None:
+                missing_keys.append(prefix + name)
+
+
+def pack(
+    model: nn.Module, optimizer: Optimizer | None = None, *, least_sparsity: float = 0.5
+) -> list[str]:
+    """Have masked layers hold their unmasked weights alone, in place.
+
+    For training under masks that change no more: weights, gradients and optimizer states of a
+    layer that is 90% sparse take about a tenth, and with the positions that the kernels read about
+    a quarter, of what they took. The layers skip their masked work as those of
+    `sparse_lib.device.compile` do, with the same bits; where the kernels cannot run, they multiply
+    a dense weight made for the occasion. Algorithms let go of the packed weights.
+
+    Args:
+        model: Any module that holds masked Linear, Conv2d or transformers' Conv1D layers. Tied and
+            parametrized weights, grouped convolutions and sharded ones stay as they are.
+        optimizer: The model's, in the middle of a training or before it; its param groups get the
+            packed weights, and their states are packed. An optimizer may as well be made later.
+        least_sparsity: Layers with a lower sparsity stay masked, in [0, 1]. Below about 0.5
+            positions take more memory than is saved.
+
+    Returns:
+        Full names of the weights that were packed, in model order.
+
+    Raises:
+        TypeError: ``model`` is no module.
+        ValueError: ``model`` is itself a layer, the least sparsity is not in [0, 1], or a state of
+            the optimizer belongs to rows or columns, as those of Adafactor do.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"pack takes a torch.nn.Module, not {type(model).__name__}")
+    if not 0 <= check_finite(least_sparsity, "least_sparsity") <= 1:
+        raise ValueError(f"least_sparsity must be in [0, 1], got {least_sparsity!r}")
+    if skipping_mixin(type(model)):
+        raise ValueError("pack replaces layers within a model; give it the module that holds this")
+    found = list(_packable(model, least_sparsity))
+    for name, _, _, layer, _ in found:
+        _check_states(optimizer, name, layer._parameters[_WEIGHT])
+    for _, parent, child, layer, geometry in found:
+        if (guard := guards(layer).get(_WEIGHT)) is not None:
+            if guard.driver is not None:
+                guard.driver.detach(layer)
+            guard.remove()
+        weight, mask = layer._parameters[_WEIGHT], layer._buffers[_MASK]
+        packed = PackedLayer(layer, geometry)
+        parent._modules[child] = packed
+
+        def select(state: Tensor, kept: Any = mask) -> Tensor:
+            return state[kept != 0]
+
+        _exchange(optimizer, weight, packed.values, select)
+    return [name for name, *_ in found]
+
+
+def unpack(model: nn.Module, optimizer: Optimizer | None = None) -> list[str]:
+    """Give packed layers their dense weights and masks back, in place; undoes `pack`.
+
+    Masks are plain buffers then: an algorithm that is applied to the model adopts them.
+
+    Args:
+        model: With packed layers or without.
+        optimizer: Its param groups get the dense weights, and their states become dense.
+
+    Returns:
+        Full names of the weights, in model order.
+    """
+    names = []
+    for path, module in list(model.named_modules()):
+        for child, packed in list(module._modules.items()):
+            if isinstance(packed, PackedLayer):
+                mask, values, layer = packed.mask, packed.values, packed._layer
+                weight = nn.Parameter(packed.weight.detach(), requires_grad=values.requires_grad)
+                layer._parameters[_WEIGHT], layer._parameters["bias"] = weight, packed.bias
+                layer._buffers[_MASK] = mask
+                layer.train(packed.training)
+                module._modules[child] = layer
+
+                def spread(state: Tensor, kept: Tensor = mask) -> Tensor:
+                    return state.new_zeros(kept.shape).masked_scatter(kept, state)
+
+                _exchange(optimizer, values, weight, spread)
+                names.append(f"{path}.{child}.{_WEIGHT}".lstrip("."))
+    return names
+
+
+def _packable(
+    model: nn.Module, least_sparsity: float
+) -> Iterator[tuple[str, nn.Module, str, nn.Module, Rows | Windows]]:
+    """Weight name, parent, child's name, layer and geometry of the layers that can be packed."""
+    uses: dict[int, int] = {}
+    for module in model.modules():
+        for parameter in module._parameters.values():
+            uses[id(parameter)] = uses.get(id(parameter), 0) + 1
+    places: dict[int, int] = {}
+    for module in model.modules():
+        for inner in module._modules.values():
+            places[id(inner)] = places.get(id(inner), 0) + 1
+    for path, parent in model.named_modules():
+        for child, layer in parent._modules.items():
+            mixin = () if layer is None else skipping_mixin(type(layer))
+            if not mixin or places[id(layer)] > 1:
+                continue
+            assert layer is not None
+            weight, mask = layer._parameters.get(_WEIGHT), layer._buffers.get(_MASK)
+            if type(weight) is not nn.Parameter or mask is None or uses[id(weight)] > 1:
+                continue
+            geometry = mixin[0].geometry(layer)
+            if isinstance(geometry, str) or mask.shape != weight.shape:
+                continue
+            if 1 - int(mask.count_nonzero()) / max(mask.numel(), 1) >= least_sparsity:
+                yield f"{path}.{child}.{_WEIGHT}".lstrip("."), parent, child, layer, geometry
+
+
+def _states_of(optimizer: Optimizer | None, parameter: Any) -> dict[str, Any]:
+    return {} if optimizer is None else innermost(optimizer).state.get(parameter, {})
+
+
+def _check_states(optimizer: Optimizer | None, name: str, weight: Any) -> None:
+    for key, state in _states_of(optimizer, weight).items():
+        if isinstance(state, Tensor) and state.numel() > 1 and state.shape != weight.shape:
+            raise ValueError(
+                f"the optimizer's state {key!r} of {name!r} has the shape {tuple(state.shape)} and "
+                "not the weight's, so it cannot be packed"
+            )
+
+
+def _exchange(
+    optimizer: Optimizer | None, old: Any, new: nn.Parameter, convert: Callable[[Tensor], Tensor]
+) -> None:
+    """Put a parameter in another's place in an optimizer, and convert its states and gradient."""
+    if old.grad is not None:
+        new.grad = convert(old.grad)
+    if optimizer is None:
+        return
+    optimizer = innermost(optimizer)
+    for group in optimizer.param_groups:
+        group["params"] = [new if param is old else param for param in group["params"]]
+    if old in optimizer.state:
+        states = optimizer.state.pop(old)
+        optimizer.state[new] = {
+            key: convert(state) if getattr(state, "shape", None) == old.shape else state
+            for key, state in states.items()
+        }
