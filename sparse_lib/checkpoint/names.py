@@ -30,8 +30,14 @@ def masks_of(model: nn.Module) -> dict[str, Tensor]:
 
 
 def is_sparse(model: nn.Module) -> bool:
-    """Whether any parameter has a mask."""
-    return next(masked(model), None) is not None
+    """Whether any parameter has a mask, or a layer is packed under one."""
+    packed = any(is_packed(module) for module in checked(model).modules())
+    return packed or next(masked(model), None) is not None
+
+
+def is_packed(module: nn.Module) -> bool:
+    """Whether a layer holds its unmasked weights alone; see `sparse_lib.device.pack`."""
+    return getattr(module, "is_packed", False)
 
 
 def namer(model: nn.Module) -> Callable[[str], str]:
@@ -65,7 +71,17 @@ def namer_of_state(names: Collection[str], known: Collection[str]) -> Callable[[
 
 
 def masked(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, Tensor]]:
+    """Yields (module path, module, parameter's name there, mask) for every masked parameter.
+
+    Raises:
+        ValueError: If a layer is packed, and so has neither a dense weight nor a mask.
+    """
     for path, module in checked(model).named_modules():
+        if is_packed(module):
+            raise ValueError(
+                f"layer {path!r} is packed; sparse_lib.device.unpack gives it its weight and mask "
+                "back"
+            )
         for name, param in module._parameters.items():
             mask = module._buffers.get(f"{name}_mask")
             if param is not None and mask is not None and mask.dtype == torch.bool:

@@ -34,6 +34,9 @@ class PackedLayer(nn.Module):
         bias: The layer's own, or None.
     """
 
+    is_packed = True
+    requires_dense = True  # algorithms mask none of these parameters
+
     _bits: Tensor
     _layer: nn.Module
 
@@ -57,6 +60,13 @@ class PackedLayer(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_structures": None}  # copies build their own
+
+    def __getattr__(self, name: str) -> Any:
+        """Settings of the layer, such as ``in_features``."""
+        layer = self.__dict__.get("_layer")
+        if layer is not None and name in layer.__dict__:
+            return layer.__dict__[name]
+        return super().__getattr__(name)
 
     def extra_repr(self) -> str:
         """The layer's own description, and how many of its weights are left."""

@@ -290,6 +290,22 @@ def test_an_optimizer_keeps_its_groups():
     train(model, optimizer, range(2))
 
 
+def test_the_rest_of_the_library_knows_packed_layers():
+    model, _ = masked_network()
+    pack(model)
+    assert model[3].in_features == 288 and model[0].kernel_size == (3, 3) and model[5].nf == 48
+    assert not hasattr(model[3], "out_channels")
+    assert sl.is_sparse(model)
+    for change in (sl.finalize, sl.densify, sl.checkpoint.export_dense, sl.checkpoint.masks_of):
+        with pytest.raises(ValueError, match="layer '0' is packed; sparse_lib.device.unpack"):
+            change(model)
+    with pytest.warns(UserWarning):
+        sl.Static(0.5, seed=0).apply(model)
+    assert not any("values" in name for name, _ in model.named_buffers())
+    unpack(model)
+    assert len(sl.finalize(model)) >= 4
+
+
 def test_what_cannot_be_packed_is_said():
     model, _ = masked_network()
     with pytest.raises(TypeError, match="pack takes a torch.nn.Module, not list"):
