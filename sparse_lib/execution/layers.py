@@ -200,7 +200,11 @@ class SparseLayer(nn.Module):
 
     def forward(self, source: torch.Tensor) -> torch.Tensor:
         weight, execution = self._parameter("weight"), self._execution
-        assert weight is not None
+        if weight is None:
+            raise RuntimeError(
+                f"layer {execution.name!r} was packed after the model was compiled; call the model "
+                "itself, whose packed layers skip"
+            )
         mask = self._buffers.get("weight_mask")
         mask = execution.tied_mask(weight) if mask is None else mask
         if mask is None:

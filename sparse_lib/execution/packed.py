@@ -194,8 +194,9 @@ def pack(
 
     Raises:
         TypeError: ``model`` is no module.
-        ValueError: ``model`` is itself a layer, the least sparsity is not in [0, 1], or a state of
-            the optimizer belongs to rows or columns, as those of Adafactor do.
+        ValueError: ``model`` is itself a layer or a compiled twin, the least sparsity is not in
+            [0, 1], the optimizer that an algorithm was applied to is not given, or a state of the
+            optimizer belongs to rows or columns, as those of Adafactor do.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"pack takes a torch.nn.Module, not {type(model).__name__}")
@@ -203,9 +204,11 @@ def pack(
         raise ValueError(f"least_sparsity must be in [0, 1], got {least_sparsity!r}")
     if skipping_mixin(type(model)):
         raise ValueError("pack replaces layers within a model; give it the module that holds this")
+    if "_original" in model.__dict__:
+        raise ValueError("pack takes the model, not what sparse_lib.device.compile made of it")
     found = list(_packable(model, least_sparsity))
     for name, _, _, layer, _ in found:
-        _check_states(optimizer, name, layer._parameters[_WEIGHT])
+        _check_optimizer(optimizer, name, layer)
     for _, parent, child, layer, geometry in found:
         if (guard := guards(layer).get(_WEIGHT)) is not None:
             if guard.driver is not None:
@@ -281,12 +284,19 @@ def _packable(
                 yield f"{path}.{child}.{_WEIGHT}".lstrip("."), parent, child, layer, geometry
 
 
-def _states_of(optimizer: Optimizer | None, parameter: Any) -> dict[str, Any]:
-    return {} if optimizer is None else innermost(optimizer).state.get(parameter, {})
-
-
-def _check_states(optimizer: Optimizer | None, name: str, weight: Any) -> None:
-    for key, state in _states_of(optimizer, weight).items():
+def _check_optimizer(optimizer: Optimizer | None, name: str, layer: nn.Module) -> None:
+    """Raise ValueError where an optimizer would go on with the dense weight, or cannot change."""
+    weight, guard = layer._parameters[_WEIGHT], guards(layer).get(_WEIGHT)
+    assert weight is not None
+    inner = None if optimizer is None else innermost(optimizer)
+    held = () if inner is None else (p for group in inner.param_groups for p in group["params"])
+    driver = None if guard is None else guard.driver
+    if driver is not None and driver.drives(weight) and not any(p is weight for p in held):
+        raise ValueError(
+            f"{name!r} is trained by the optimizer that {guard.owner} was applied to; give it to "  # type: ignore[union-attr]
+            "pack, since it has to take the packed weight"
+        )
+    for key, state in ({} if inner is None else inner.state.get(weight, {})).items():
         if isinstance(state, Tensor) and state.numel() > 1 and state.shape != weight.shape:
             raise ValueError(
                 f"the optimizer's state {key!r} of {name!r} has the shape {tuple(state.shape)} and "

@@ -307,13 +307,27 @@ def test_the_rest_of_the_library_knows_packed_layers():
 
 
 def test_what_cannot_be_packed_is_said():
-    model, _ = masked_network()
+    model, algorithm = masked_network()
     with pytest.raises(TypeError, match="pack takes a torch.nn.Module, not list"):
         pack([model])
     with pytest.raises(ValueError, match="give it the module that holds this"):
         pack(model[3])
     with pytest.raises(ValueError, match=r"least_sparsity must be in \[0, 1\], got 2"):
         pack(model, least_sparsity=2)
+    twin = compile(model)
+    with pytest.raises(ValueError, match="not what sparse_lib.device.compile made of it"):
+        pack(twin)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    algorithm.apply(optimizer)
+    for wrong in (None, torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1)):
+        with pytest.raises(ValueError, match="'0.weight' is trained by the optimizer that Static"):
+            pack(model, wrong)
+    algorithm.detach(optimizer)
+    packed = copy.deepcopy(model)
+    twin = compile(packed)
+    pack(packed)
+    with pytest.raises(RuntimeError, match="layer '0' was packed after the model was compiled"):
+        twin(images(0))
     optimizer = torch.optim.Adafactor(model.parameters())
     train(model, optimizer, range(1))
     with pytest.raises(ValueError, match="state 'row_var' of '0.weight' has the shape"):
