@@ -77,7 +77,8 @@ ROOMS = {
     "finetune": "layers core algorithms",
     "sltrain": "masks layers",
     "integrations": "core configure checkpoint finetune",
-    "device": "flops execution simulation",
+    "packed": "core execution",
+    "device": "flops execution simulation packed",
     "compat": "rules masks schedules layers core algorithms configure optim finetune",
 }
 
