@@ -91,7 +91,7 @@ def test_a_tokenizer_that_does_not_fit_is_one_sentence(mirror, tmp_path):
 
 
 def test_both_phases_of_the_papers_study_share_their_tokens():
-    runs = study_runs(load_study("spdf"), "paper")
+    runs = study_runs(load_study("spdf_text"), "paper")
     folders = {run.data_label for run in runs}
     assert {"slimpajama-gpt2", "e2e-gpt2", "webnlg-gpt2", "dart-gpt2"} == folders
     assert len({run.spec.data.tokenizer for run in runs}) == 1
