@@ -10,7 +10,11 @@ from experiments.report import summary
 from experiments.report.render import environment
 
 #: Whose findings are stated, in this order: study and figure; the first is shown.
-FIGURES = (("sparsity_library", "perplexity_by_sparsity"), ("device", "device_speedup"))
+FIGURES = (
+    ("sparsity_library", "perplexity_by_sparsity"),
+    ("device", "device_speedup"),
+    ("race", "race"),
+)
 BEGIN, END = "<!-- reference: written by `snakemake publish` -->", "<!-- end of reference -->"
 
 

@@ -2,6 +2,8 @@
 excluded, in a panel for each machine. Thin lines are runs; a marker is the end of one, where its
 rate is annealed: only ends compare."""
 
+from typing import Any
+
 import pandas as pd
 from matplotlib.figure import Figure
 
@@ -45,3 +47,22 @@ def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Fi
         panel.set_xlabel("seconds of training steps")
         panel.set_ylabel(style.loss_unit(own))
     return figure
+
+
+def caption(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> str:
+    """State who is first on each machine, by `race.verdicts`, and by how much."""
+    looks, sentences = Methods(study), []
+    for row in race.verdicts(race.ends(records)).itertuples():
+        dense, sparse = looks.treatment(row.dense, 0.0), looks.treatment(row.sparse, row.sparsity)
+        sentences.append(
+            f"To a held-out loss of {row.target:.3f} nats per byte the best dense entry, {dense}, "
+            f"takes {row.value:.2f} [{row.low:.2f}, {row.high:.2f}] of the time of {sparse} "
+            f"({row.num_seeds} seeds, 95% interval, machine {row.machine}): {_first(row)}."
+        )
+    return " ".join(sentences)
+
+
+def _first(row: Any) -> str:
+    if row.low < 1 < row.high or row.low != row.low:
+        return "neither is first"
+    return "dense is first" if row.value < 1 else "sparse is first"

@@ -6,6 +6,8 @@ import pandas as pd
 import pytest
 
 from experiments.analysis import race
+from experiments.analysis.figures import race as drawn
+from experiments.specs.planned import NO_STUDY
 
 
 def entry(
@@ -98,3 +100,20 @@ def test_the_best_dense_entry_stands_for_dense_and_machines_stay_apart():
         ["abcd", "dense-fast", "sparse"]
     ]
     assert table["value"].iloc[0] == pytest.approx(1.0)
+
+
+def said(monkeypatch, *entries):
+    monkeypatch.setattr(race, "ends", lambda records: pd.concat(entries))
+    nothing = pd.DataFrame()
+    return drawn.caption(nothing, nothing, NO_STUDY)
+
+
+def test_the_caption_says_in_a_sentence_who_is_first_and_by_how_much(monkeypatch):
+    dense = entry("dense", 2.0, noise=1e-4)
+    text = said(monkeypatch, dense, entry("sparse", 2.05))
+    assert "takes 0.61 [0.60, 0.61] of the time of sparse 90%" in text
+    assert text.endswith("(3 seeds, 95% interval, machine abcd): dense is first.")
+    assert said(monkeypatch, dense, entry("sparse", 1.95)).endswith("sparse is first.")
+    noisy = entry("sparse", 2.0, noise=0.05)
+    assert said(monkeypatch, dense, noisy).endswith("neither is first.")
+    assert said(monkeypatch, dense) == ""
