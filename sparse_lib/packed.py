@@ -19,7 +19,14 @@ from sparse_lib.core.guard import guards, mask_name
 from sparse_lib.core.optimizers import innermost
 from sparse_lib.execution import kernels
 from sparse_lib.execution.layers import is_watched, skipping_mixin
-from sparse_lib.execution.products import Rows, SkipProduct, Structures, Windows
+from sparse_lib.execution.products import (
+    MOST_WEIGHTS,
+    Rows,
+    SkipProduct,
+    Structures,
+    Windows,
+    reason_for_dense,
+)
 
 _WEIGHT, _MASK = "weight", mask_name("weight")
 
@@ -87,38 +94,22 @@ class PackedLayer(nn.Module):
     @torch.compiler.disable
     def forward(self, source: Tensor) -> Tensor:
         """The layer's output; torch multiplies a dense weight where the kernels cannot run."""
-        casts = torch.is_autocast_enabled("cpu")
-        dtype = torch.bfloat16 if casts else self.values.dtype
-        unbatched = isinstance(self.geometry, Windows) and source.dim() == 3
-        batched = source.unsqueeze(0) if unbatched else source
-        if self._can_skip(batched, casts):
-            found = SkipProduct.apply(
-                batched,
-                self.values,
-                self.bias,
-                self.geometry,
-                self.structures(),
-                self.inputs_first,
-                dtype,
-            )
-        else:
-            found = self.geometry.dense(batched, self.weight, self.bias, self.inputs_first)
-        return found.squeeze(0) if unbatched else found
+        return self.geometry.batched(source, self._multiply)
 
-    def _can_skip(self, source: Tensor, casts: bool) -> bool:
-        values, kinds = self.values, (torch.float32, torch.bfloat16)
-        takes = casts or source.dtype is values.dtype
-        if casts and torch.get_autocast_dtype("cpu") is not torch.bfloat16:
-            takes = False
+    def _multiply(self, source: Tensor) -> Tensor:
+        values, bias, geometry = self.values, self.bias, self.geometry
+        if not self._can_skip(source):
+            return geometry.dense(source, self.weight, bias, self.inputs_first)
+        dtype = torch.bfloat16 if torch.is_autocast_enabled("cpu") else values.dtype
+        arguments = bias, geometry, self.structures(), self.inputs_first, dtype
+        return SkipProduct.apply(source, values, *arguments)
+
+    def _can_skip(self, source: Tensor) -> bool:
         return (
-            takes
-            and values.numel() > 0
-            and source.is_cpu
-            and values.is_cpu
-            and source.dtype in kinds
-            and values.dtype in kinds
+            self.values.numel() > 0
             and kernels.unavailable() is None
             and not is_watched()
+            and reason_for_dense(source, self.values, self.bias) is None
             and self.geometry.fits(source, self._shape_alone(), self.inputs_first)
         )
 
@@ -279,6 +270,8 @@ def _packable(
                 continue
             geometry = mixin[0].geometry(layer)
             if isinstance(geometry, str) or mask.shape != weight.shape:
+                continue
+            if mask.numel() > MOST_WEIGHTS:
                 continue
             if 1 - int(mask.count_nonzero()) / max(mask.numel(), 1) >= least_sparsity:
                 yield f"{path}.{child}.{_WEIGHT}".lstrip("."), parent, child, layer, geometry

@@ -23,6 +23,7 @@ from sparse_lib.execution.products import (
     SkipProduct,
     Structures,
     Windows,
+    reason_for_dense,
     wants_dense_gradient,
 )
 from sparse_lib.flops.ledger import Ledger
@@ -100,44 +101,19 @@ class Execution:
     two_of_four: semi_structured.Masks | None = field(default=None, repr=False)
     #: By which a graph of `torch.compile` names this execution.
     number: int = field(init=False, repr=False)
+    #: Whether the kernels read bfloat16, which a compiler cannot ask them.
+    takes_half: bool = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.number = operators.number_of(self)
+        self.takes_half = self.skip and kernels.takes_half()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "structures": None, "_decision": None}  # copies build their own
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self.number = operators.number_of(self)
-
-    def reason_for_dense(
-        self,
-        source: torch.Tensor,
-        weight: torch.Tensor,
-        mask: torch.Tensor,
-        bias: torch.Tensor | None,
-    ) -> str | None:
-        casts = torch.is_autocast_enabled("cpu")
-        tensors = [("input", source), ("weight", weight), ("mask", mask)]
-        for label, tensor in tensors if bias is None else [*tensors, ("bias", bias)]:
-            if type(tensor) not in (torch.Tensor, nn.Parameter):
-                return f"its {label} is a {type(tensor).__name__}, the kernels need a torch.Tensor"
-            if not tensor.is_cpu:
-                return f"its {label} is on {tensor.device}, the kernels need the CPU"
-            if tensor is mask:
-                continue
-            if tensor.dtype not in (torch.float32, torch.bfloat16):
-                return f"its {label} is {tensor.dtype}, the kernels need torch.float32 or bfloat16"
-            if tensor.dtype is not weight.dtype and not casts:
-                return f"its {label} is {tensor.dtype}, its weight is {weight.dtype}"
-            if tensor.layout is not torch.strided:
-                return f"its {label} has layout {tensor.layout}, the kernels need torch.strided"
-        if casts and (dtype := torch.get_autocast_dtype("cpu")) is not torch.bfloat16:
-            return f"autocast casts to {dtype}, the kernels need torch.float32 or bfloat16"
-        if weight.numel() >= 2**31:
-            return f"its weight has {weight.numel()} elements, the kernels need fewer than 2^31"
-        return None
+        self.__post_init__()
 
     def tied_mask(self, weight: torch.Tensor) -> torch.Tensor | None:
         owner = self.owner
@@ -220,7 +196,7 @@ class SparseLayer(nn.Module):
                 return found
         elif execution.skip and not is_watched():
             geometry, bias = self.geometry(), self._parameter("bias")
-            reason = execution.reason_for_dense(source, weight, mask, bias)
+            reason = reason_for_dense(source, weight, bias, mask)
             if reason is None and isinstance(geometry, str):
                 reason = geometry
             if reason:
@@ -238,23 +214,24 @@ class SparseLayer(nn.Module):
     ) -> torch.Tensor | None:
         """The product as one operator; None where the kernels cannot run this layer."""
         geometry, bias = self.geometry(), self._parameter("bias")
-        if isinstance(geometry, str) or execution.reason_for_dense(source, weight, mask, bias):
+        if isinstance(geometry, str) or reason_for_dense(source, weight, bias, mask):
             return None
         if not self._fits(source, weight, mask, bias, geometry):
             return None
-        casts = torch.is_autocast_enabled("cpu")
-        source = source.to(torch.bfloat16 if casts else weight.dtype)
-        unbatched = isinstance(geometry, Windows) and source.dim() == 3
-        target = operators.masked_product(
-            source.unsqueeze(0) if unbatched else source,
-            weight,
-            mask,
-            bias,
-            execution.number,
-            geometry.sizes,
-            self.inputs_first,
+        dtype = torch.bfloat16 if torch.is_autocast_enabled("cpu") else weight.dtype
+        if execution.takes_half and geometry is ROWS:
+            source = source.to(dtype)
+        product = functools.partial(
+            operators.masked_product,
+            weight=weight,
+            mask=mask,
+            bias=bias,
+            number=execution.number,
+            sizes=geometry.sizes,
+            inputs_first=self.inputs_first,
+            dtype=dtype,
         )
-        return target.squeeze(0) if unbatched else target
+        return geometry.batched(source, product)
 
     def _on_tensor_cores(
         self, source: torch.Tensor, weight: torch.Tensor, mask: torch.Tensor, execution: Execution
@@ -306,12 +283,8 @@ class SparseLayer(nn.Module):
         structures: Structures,
         dtype: torch.dtype,
     ) -> torch.Tensor:
-        unbatched = isinstance(geometry, Windows) and source.dim() == 3
-        batched = source.unsqueeze(0) if unbatched else source
-        target = SkipProduct.apply(
-            batched, weight, bias, geometry, structures, self.inputs_first, dtype
-        )
-        return target.squeeze(0) if unbatched else target
+        arguments = weight, bias, geometry, structures, self.inputs_first, dtype
+        return geometry.batched(source, lambda batch: SkipProduct.apply(batch, *arguments))
 
 
 class SkipLinear(SparseLayer):

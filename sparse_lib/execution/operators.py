@@ -69,20 +69,21 @@ def masked_product(
     number: int,
     sizes: Sequence[int],
     inputs_first: bool,
+    dtype: torch.dtype,
 ) -> torch.Tensor:
-    """The output of a masked layer, in the type of its input.
+    """The output of a masked layer.
 
     Args:
         source: `[..., inputs]`, or `[image, channel, height, width]`; float32 or bfloat16.
-        weight: Of that type or float32, of which the unmasked part counts.
+        weight: Of these types too, of which the unmasked part counts.
         mask: Bool, of the weight's shape.
         bias: `[outputs]`, or None.
         number: From `number_of`.
         sizes: The geometry's `sizes`.
         inputs_first: Whether the weight is `[inputs, outputs]`.
+        dtype: Of the output; an input of another type is float32 and stays so in the kernels.
     """
-    geometry, dtype = _geometry(sizes), source.dtype
-    execution = _executions[number]
+    geometry, execution = _geometry(sizes), _executions[number]
     structures = _structures(execution, source, mask, geometry, inputs_first, dtype)
     if structures is not None:
         prepared = geometry.prepare(source)
@@ -90,7 +91,7 @@ def masked_product(
     with torch.autocast("cpu", enabled=False):
         masked = weight.where(mask, 0).to(dtype)
         bias = None if bias is None else bias.to(dtype)
-        return geometry.dense(source, masked, bias, inputs_first).contiguous()
+        return geometry.dense(source.to(dtype), masked, bias, inputs_first).contiguous()
 
 
 @masked_product.register_fake
@@ -102,8 +103,9 @@ def _(
     number: int,
     sizes: Sequence[int],
     inputs_first: bool,
+    dtype: torch.dtype,
 ) -> torch.Tensor:
-    return _geometry(sizes).new_target(source, weight.shape[inputs_first])
+    return _geometry(sizes).new_target(source, weight.shape[inputs_first]).to(dtype)
 
 
 @torch.library.custom_op("sparse_lib::masked_product_gradients", mutates_args=())
@@ -116,11 +118,11 @@ def masked_product_gradients(
     number: int,
     sizes: Sequence[int],
     inputs_first: bool,
+    dtype: torch.dtype,
     needs: Sequence[bool],
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The gradients of `masked_product`'s source, weight and bias; those not needed are empty."""
-    geometry, dtype = _geometry(sizes), source.dtype
-    execution = _executions[number]
+    geometry, execution = _geometry(sizes), _executions[number]
     structures = _structures(execution, source, mask, geometry, inputs_first, dtype)
     owned = execution.owner._parameters.get("weight")
     parameter = weight if owned is None else owned
@@ -141,6 +143,7 @@ def masked_product_gradients(
         )
     else:
         of_source = of_weight = of_bias = None
+        source, given = source.to(dtype), source
         with torch.autocast("cpu", enabled=False):
             if needs[0]:
                 masked = weight.where(mask, 0).to(dtype)
@@ -150,7 +153,7 @@ def masked_product_gradients(
                 of_weight = of_weight if wants_dense else of_weight.where(mask, 0)
             if needs[2]:
                 of_bias = geometry.bias_gradient(gradient)
-        found = of_source, of_weight, of_bias
+        found, source = (of_source, of_weight, of_bias), given
     wanted = (source, weight, weight if bias is None else bias)
     one, two, three = (
         like.new_empty(0) if tensor is None else tensor.to(like.dtype).contiguous()
@@ -169,6 +172,7 @@ def _(
     number: int,
     sizes: Sequence[int],
     inputs_first: bool,
+    dtype: torch.dtype,
     needs: Sequence[bool],
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     wanted = (source, weight, weight if bias is None else bias)
@@ -188,7 +192,7 @@ def _backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ..
     needs = [of_source, of_weight, of_bias]
     found = masked_product_gradients(gradient, *ctx.saved_tensors, *ctx.rest, needs)
     one, two, three = (tensor if needed else None for tensor, needed in zip(found, needs))
-    return one, two, None, three, None, None, None
+    return one, two, None, three, None, None, None, None
 
 
 masked_product.register_autograd(_backward, setup_context=_setup_context)

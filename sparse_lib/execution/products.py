@@ -3,10 +3,12 @@
 Structures hold a mask as the kernels read it, geometries say how tokens lie in an input.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 from torch.nn import functional as F
 from torch.nn.grad import conv2d_input, conv2d_weight
 from torch.utils._python_dispatch import _disable_current_modes
@@ -14,10 +16,51 @@ from torch.utils._python_dispatch import _disable_current_modes
 from sparse_lib.execution import kernels
 from sparse_lib.flops.ledger import is_recording, record
 
+#: Elements of a dense weight that the kernels can number.
+MOST_WEIGHTS = 2**31 - 1
+
 
 def wants_dense_gradient(weight: torch.Tensor) -> bool:
     """Whether an algorithm has asked for the gradient of masked weights, too, at this step."""
     return getattr(weight, "_needs_dense_gradient", False)
+
+
+def reason_for_dense(
+    source: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    mask: torch.Tensor | None = None,
+) -> str | None:
+    """Why the kernels cannot multiply these tensors; None where they can.
+
+    Args:
+        source: The layer's input.
+        weight: Dense, or its unmasked numbers alone.
+        bias: Of the output's features, or None.
+        mask: Of a dense weight.
+    """
+    casts = torch.is_autocast_enabled("cpu")
+    tensors = {"input": source, "weight": weight, "mask": mask, "bias": bias}
+    for label, tensor in tensors.items():
+        if tensor is None:
+            continue
+        if type(tensor) not in (torch.Tensor, nn.Parameter):
+            return f"its {label} is a {type(tensor).__name__}, the kernels need a torch.Tensor"
+        if not tensor.is_cpu:
+            return f"its {label} is on {tensor.device}, the kernels need the CPU"
+        if tensor is mask:
+            continue
+        if tensor.dtype not in (torch.float32, torch.bfloat16):
+            return f"its {label} is {tensor.dtype}, the kernels need torch.float32 or bfloat16"
+        if tensor.dtype is not weight.dtype and not casts:
+            return f"its {label} is {tensor.dtype}, its weight is {weight.dtype}"
+        if tensor.layout is not torch.strided:
+            return f"its {label} has layout {tensor.layout}, the kernels need torch.strided"
+    if casts and (dtype := torch.get_autocast_dtype("cpu")) is not torch.bfloat16:
+        return f"autocast casts to {dtype}, the kernels need torch.float32 or bfloat16"
+    if weight.numel() > MOST_WEIGHTS:
+        return f"its weight has {weight.numel()} elements, the kernels need fewer than 2^31"
+    return None
 
 
 @dataclass(frozen=True)
@@ -67,6 +110,12 @@ class Rows:
 
     def images(self, source: torch.Tensor) -> None:
         """Rows are no windows of images."""
+
+    def batched(
+        self, source: torch.Tensor, product: Callable[[torch.Tensor], torch.Tensor]
+    ) -> torch.Tensor:
+        """What ``product`` makes of the input, which may have any leading dimensions."""
+        return product(source)
 
     def prepare(self, source: torch.Tensor) -> torch.Tensor:
         if source.is_contiguous() or (source.dim() == 2 and source.stride(1) == 1):
@@ -153,6 +202,14 @@ class Windows:
         """What the windows lie in, by which a convolution is worth skipping or not."""
         width = self._out_size(source)[1]
         return kernels.Images(source.shape[-3], width, self.stride[0] * self.stride[1])
+
+    def batched(
+        self, source: torch.Tensor, product: Callable[[torch.Tensor], torch.Tensor]
+    ) -> torch.Tensor:
+        """What ``product`` makes of a batch; of a single image as a batch of one."""
+        if source.dim() == 3:
+            return product(source.unsqueeze(0)).squeeze(0)
+        return product(source)
 
     def prepare(self, source: torch.Tensor) -> torch.Tensor:
         return source.contiguous()

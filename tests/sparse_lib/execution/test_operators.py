@@ -88,10 +88,13 @@ def test_masks_that_change_are_not_compiled_again(products):
     assert len(products) == 2
 
 
+@pytest.mark.parametrize("half", (True, False))
 @pytest.mark.parametrize("precision", ("float32", "bfloat16", "autocast"))
 @pytest.mark.parametrize("name", ("rigl", "set"))
-def test_a_compiled_training_has_the_bits_of_one_that_skips(name, precision):
+def test_a_compiled_training_has_the_bits_of_one_that_skips(name, precision, half, monkeypatch):
     """Masks move, gradients are dense at RigL's updates, and the weights end the same."""
+    if not half:
+        monkeypatch.setattr(kernels, "takes_half", lambda: False)
     ends = []
     for compiled in (False, True):
         torch.manual_seed(0)
@@ -250,5 +253,8 @@ def test_torch_finds_no_fault_in_the_operators(geometry, crossover):
     arguments = (source.requires_grad_(), layer.weight, layer.weight_mask, layer.bias)
     number = twin._execution.number
     torch.library.opcheck(
-        operators.masked_product, (*arguments, number, sizes, False), atol=1e-4, rtol=1e-4
+        operators.masked_product,
+        (*arguments, number, sizes, False, torch.float32),
+        atol=1e-4,
+        rtol=1e-4,
     )
