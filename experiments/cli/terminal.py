@@ -19,21 +19,35 @@ if TYPE_CHECKING:
 FACTS = ("model", "dataset", "method", "sparsity", "seed", "recipe", "cpu")
 
 
+#: Begins the task of a score that belongs to one class.
+CLASS = "class:"
+
+
 def show(table: Table) -> None:
     """Print a table."""
     Console().print(table)
 
 
 def scores(evaluation: dict[str, Any], title: str) -> Table:
-    """The scores of an evaluation, one row each."""
+    """The scores of an evaluation, one row each; one row for all classes of images."""
     table = Table(title=escape(title))
     for name in ("task", "metric", "split", "value", "stderr", "chance", "items"):
         table.add_column(name)
+    of_classes: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     for score in evaluation["scores"]:
+        names = (score["task"], score["metric"], score.get("split") or "")
+        if names[0].startswith(CLASS):
+            of_classes.setdefault(names[1:], []).append(score)
+            continue
         facts = [score.get(key) for key in ("value", "stderr", "chance", "num_items")]
-        names = [score["task"], score["metric"], score.get("split") or ""]
         why = [score["reason"]] if score.get("reason") else []  # in place of a value
         table.add_row(*map(escape, names), *why, *map(_text, facts[len(why) :]))
+    for names, own in of_classes.items():
+        values = [score["value"] for score in own]
+        shown = f"{_text(min(values))} to {_text(max(values))}"
+        items = sum(score["num_items"] for score in own)
+        chance = _text(own[0].get("chance"))
+        table.add_row(f"{len(own)} classes", *names, shown, "", chance, str(items))
     return table
 
 
