@@ -18,7 +18,10 @@ from experiments.specs.planned import PlannedStudy
 from experiments.store import paths
 
 #: Key to series of the computation's table of speedups, and title.
-DEVICES = {"cpu": ("measured", "Measured · this CPU"), "cs2": ("simulated", "Simulated · CS-2")}
+DEVICES = {
+    "cpu": ("measured", "Law, by kernels measured on this CPU"),
+    "cs2": ("simulated", "Law, by a simulated CS-2"),
+}
 FLOPS_PER_WEIGHT = 6
 #: Sizes that are tried for each budget, as factors of the fitted ones.
 REACH, NUM_SIZES = 32.0, 80

@@ -121,13 +121,14 @@ def _write_ledger(records: Any, facts: PlannedStudy, folder: Path) -> None:
             "anew"
         )
     studies = map(load_study, study_names())
-    num_primary = sum(len(s.claims.primary) for s in studies if s.shows(facts.scale))
+    family = ledger.families(study for study in studies if study.shows(facts.scale))
     ledger.write(
         records,
         facts,
         folder / "claims.csv",
         others,
-        num_primary=num_primary,
+        num_primary=len(family["primary"]),
+        num_exploratory=len(family["exploratory"]),
         left_out=left_out,
     )
 

@@ -14,21 +14,13 @@ MOST = 20_000
 def compute(scale: str) -> dict[str, pd.DataFrame]:
     """The table ``rates``: one row per family, case and boundary."""
     studies = [load_study(name) for name in study_names()]
-    listed = {
-        role: {claim for study in studies for claim in getattr(study.claims, role)}
-        for role in ("primary", "exploratory")
-    }
-    tests = {
-        claim: test
-        for claim, test in claim_tests().items()
-        if claim in listed["primary"] | listed["exploratory"]
-        and test.is_comparison
-        and not test.open
-    }
+    family = ledger.families(studies)
+    listed = family["primary"] | family["exploratory"]
+    tests = {claim: test for claim, test in claim_tests().items() if claim in listed}
     seeds = {
         claim: len(ledger.registered_seeds(claim) or range(policy.MIN_SEEDS)) for claim in tests
     }
     rates = simulation.false_verdicts(
-        tests, seeds, listed["primary"], replicates=REPLICATES.get(scale, MOST)
+        tests, seeds, family["primary"], replicates=REPLICATES.get(scale, MOST)
     )
     return {"rates": rates}

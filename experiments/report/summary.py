@@ -81,10 +81,11 @@ def cost(records: Iterable[Record]) -> dict[str, Any]:
         records: Records; a run that several studies show may occur several times.
 
     Returns:
-        ``runs``; ``machines``: by key, the core-hours of ``training`` and ``evaluation`` (wall time
-        times threads) there, the runs ``trained`` there and what is known of it in ``words``;
-        ``executed`` and ``dense`` training FLOPs, 2 per multiply-add; ``datasets``; least and
-        largest number of ``parameters``; largest number of ``tokens`` and of ``images``.
+        ``runs``; ``machines``: by key (by processor where none was recorded), the core-hours of
+        ``training`` and ``evaluation`` (wall time times threads) there, the runs ``trained`` there
+        and what is known of it in ``words``; ``executed`` and ``dense`` training FLOPs, 2 per
+        multiply-add; ``datasets``; least and largest number of ``parameters``; largest number of
+        ``tokens`` and of ``images``.
     """
     runs = {record.run: record for record in records}.values()
     flops = {"executed": 0.0, "dense": 0.0}
@@ -143,8 +144,11 @@ def _hours(
 ) -> dict[str, Any]:
     """The entry of a machine among those seen so far; ``name`` is what old records know of it."""
     key = machine.key(facts)
+    title = machine.title(key)
+    if key == machine.NOT_RECORDED and name:
+        key = name
     new: dict[str, Any] = {
-        "title": machine.title(key),
+        "title": title,
         "training": 0.0,
         "evaluation": 0.0,
         "trained": 0,

@@ -9,8 +9,8 @@ from typing import Any
 import pandas as pd
 
 from experiments import published
+from experiments.analysis import costs, stats, trials
 from experiments.analysis import select as selection
-from experiments.analysis import stats, trials
 from experiments.analysis.claims import policy, preconditions
 from experiments.analysis.claims.policy import CONTRADICTED, HOLDS, INCONCLUSIVE, NOT_TESTED
 from experiments.specs.planned import NO_STUDY, PlannedStudy
@@ -34,15 +34,22 @@ class Outcome:
     runs: str = ""
     compared: str = ""
     links: str = ""
+    sides: str = ""
 
 
-def compare(test: ClaimTest, records: pd.DataFrame, study: PlannedStudy = NO_STUDY) -> Outcome:
+def compare(
+    test: ClaimTest,
+    records: pd.DataFrame,
+    study: PlannedStudy = NO_STUDY,
+    executed: pd.Series | None = None,
+) -> Outcome:
     """Test a claim's links on the study's first workload with all sides, and on the others.
 
     Args:
         test: Machine form of the claim: a comparison, a chain, or several comparisons.
         records: Headline records.
         study: The study; its plan orders the workloads, without one the records do.
+        executed: What `costs.executed` returns; what the runs' own records say if None.
 
     Returns:
         The outcome on the first workload. Others with at least one pair are its replications.
@@ -70,6 +77,10 @@ def compare(test: ClaimTest, records: pd.DataFrame, study: PlannedStudy = NO_STU
         missing = missing or ["all sides on one model and dataset"]
         return Outcome(words, verdict=NOT_TESTED, reason=_missing(missing, links))
     first, *others = (_on(links, rows, workload, study) for workload in workloads)
+    if first.pair is not None:
+        spent = costs.executed(records, study) if executed is None else executed
+        sides_seen = _spent(links, rows, workloads[0], records, study, spent)
+        first = replace(first, sides=sides_seen)
     seen = "; ".join(_replication(other) for other in others if other.pair is not None)
     reason = first.reason
     if first.verdict == NOT_TESTED and (problem := foreseen(test, study)) not in reason:
@@ -280,7 +291,8 @@ def _on(
         f"{where}; p is that of the weakest of {len(links)} links, the opposite's p the "
         f"smallest of any link, times {len(links)}; the effect is of the link that decides"
     )
-    each = "; ".join(map(_alone, links, pairs))
+    several = len({link.metric for link in links}) > 1
+    each = "; ".join(_alone(*own, names_metric=several) for own in zip(links, pairs, strict=True))
     return Outcome("", pair, reason, runs=runs, compared=difference(links[at]), links=each)
 
 
@@ -325,6 +337,58 @@ def _pair(link: Comparison, rows: pd.DataFrame, workload: tidy.Workload) -> stat
     return stats.paired(a, b, direction=link.direction or "", margin=link.margin)
 
 
+#: Metrics of what runs read.
+READ = ("tokens", "images")
+
+
+def _spent(
+    links: Sequence[Comparison],
+    rows: Sequence[pd.DataFrame],
+    workload: tidy.Workload,
+    records: pd.DataFrame,
+    study: PlannedStudy,
+    executed: pd.Series,
+) -> str:
+    """In which of cost, data and learning rate the sides of a claim differ, by their records."""
+    runs: dict[str, list[str]] = {}
+    for link, measured in zip(links, rows, strict=True):
+        for side in selections_of(link):
+            runs[_name(side)] = list(_sided(measured, workload, side)["run"].unique())
+    rates = pd.Series({run.id: run.spec.recipe.learning_rate for run in study.runs}, dtype=float)
+    read = records[records["metric"].isin(READ)].groupby("run")["value"].first()
+    found = []
+    quantities = {"executed training FLOPs": executed, "/".join(READ) + " read": read}
+    for name, values in quantities.items():
+        means = {side: values.reindex(own).mean() for side, own in runs.items()}
+        least = min(means.values(), default=math.nan)
+        # A side without a value leaves nothing to be compared with.
+        if min(means.values()) > 0 and max(means.values()) > 1.01 * least:
+            shown = ", ".join(f"{side} {value / least:.3g}" for side, value in means.items())
+            found.append(f"{name}, the least as 1: {shown}")
+    chosen = {side: sorted(set(rates.reindex(own).dropna())) for side, own in runs.items()}
+    if len({tuple(own) for own in chosen.values()}) > 1:
+        shown = ", ".join(
+            f"{side} {' and '.join(f'{rate:g}' for rate in own)}" for side, own in chosen.items()
+        )
+        found.append(f"learning rates: {shown}")
+    if untried := _untried(runs, study):
+        found.append(f"no other learning rate was tried for {', '.join(untried)}")
+    return "; ".join(found)
+
+
+def _untried(runs: Mapping[str, Sequence[str]], study: PlannedStudy) -> list[str]:
+    """Names of the sides whose method has no trials of its own on their model and data."""
+    tried = trials.tried_rates(study.scale)
+    specs = {run.id: run.spec for run in study.runs}
+    return [
+        side
+        for side, own in runs.items()
+        if not any(
+            len(tried.get(trials.place_of(specs[run]), ())) > 1 for run in own if run in specs
+        )
+    ]
+
+
 def _by_seed(rows: pd.DataFrame, side: Mapping[str, Any]) -> dict[int, float]:
     """Seed to value; a seed that lacks one of several listed methods is left out."""
     for column, wanted in side.items():
@@ -353,8 +417,9 @@ def _replication(outcome: Outcome) -> str:
     return f"{outcome.reason.split(';')[0]}: {alone(pair)}, {_effect(pair)}, {seeds}"
 
 
-def _alone(link: Comparison, pair: stats.Paired) -> str:
-    return f"{_difference(link)} {_effect(pair)} {alone(pair)}"
+def _alone(link: Comparison, pair: stats.Paired, *, names_metric: bool) -> str:
+    metric = f"{link.metric}: " if names_metric else ""
+    return f"{metric}{_difference(link)} {_effect(pair)} {alone(pair)}"
 
 
 def _effect(pair: stats.Paired) -> str:

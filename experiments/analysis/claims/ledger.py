@@ -21,6 +21,7 @@ from typing import Any
 import pandas as pd
 
 from experiments import published
+from experiments.analysis import costs
 from experiments.analysis import select as selection
 from experiments.analysis.claims import best_rates, exact, policy, published_points
 from experiments.analysis.claims.comparison import Outcome, compare
@@ -34,7 +35,7 @@ from experiments.analysis.claims.policy import (
 from experiments.errors import UserError
 from experiments.specs.planned import PlannedStudy
 from experiments.specs.read import claim_tests
-from experiments.specs.schema import Claims, ClaimTest
+from experiments.specs.schema import Claims, ClaimTest, Study
 from experiments.store import tidy
 
 #: Roles of claims that no trained run decides.
@@ -48,7 +49,15 @@ OPEN = OPEN_QUESTION
 OPEN_REASON = "the source takes no side, so the difference and its interval stand without a verdict"
 COLUMNS = ["id", "role", "statement", "source", "published", "tested_as", "verdict", "compared"]
 COLUMNS += ["effect", "low", "high", "interval", "p", "p_opposite", "p_adjusted", "num_seeds"]
-COLUMNS += ["num_registered", "held_equal", "not_equal", "margin", "scaled_down", "post_hoc"]
+COLUMNS += [
+    "num_registered",
+    "held_equal",
+    "not_equal",
+    "sides",
+    "margin",
+    "scaled_down",
+    "post_hoc",
+]
 COLUMNS += ["reason"]
 COLUMNS += ["links", "replications", "concerns", "runs"]
 TRIALS = "the runs of this study choose settings: they are evidence for no claim"
@@ -87,6 +96,7 @@ def tested_claims(records: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
         name: test if name in roles or test.not_tested is not None else elsewhere
         for name, test in tests.items()
     }
+    executed = costs.executed(records, study)
     records = selection.headline(records, study)
     rows = []
     for row in published.claims().itertuples():
@@ -98,7 +108,7 @@ def tested_claims(records: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
             roles.get(row.claim_id, ""),
         )
         role = OPEN if test.open and role else role
-        outcome = _outcome(row.claim_id, test, own, study)
+        outcome = _outcome(row.claim_id, test, own, study, executed)
         changed = trained_under_another(row.claim_id, test, own, outcome.runs)
         rows.append(_ledger_row(row, role, test, outcome, seeds, changed))
     return pd.DataFrame(rows, columns=COLUMNS)
@@ -150,15 +160,34 @@ def evidence(table: pd.DataFrame) -> list[policy.Evidence]:
     ]
 
 
+def families(studies: Iterable[Study]) -> dict[str, set[str]]:
+    """Return the claims that are judged together, by role.
+
+    They are what trained runs of the studies are to decide, whether these runs are there or not.
+    """
+    tests = claim_tests()
+    judged = {name for name, test in tests.items() if test.is_comparison and not test.open}
+    listed = [study.claims for study in studies if not study.trials]
+    return {
+        role: judged & {claim for claims in listed for claim in getattr(claims, role)}
+        for role in ("primary", "exploratory")
+    }
+
+
 def judge(
-    table: pd.DataFrame, others: Iterable[policy.Evidence] = (), *, num_primary: int = 0
+    table: pd.DataFrame,
+    others: Iterable[policy.Evidence] = (),
+    *,
+    num_primary: int = 0,
+    num_exploratory: int = 0,
 ) -> pd.DataFrame:
     """Give verdicts to a study's tested claims, together with those of other studies.
 
     Args:
         table: The study's `tested_claims`.
         others: What the other studies have; a claim that the table has too is left out.
-        num_primary: Primary claims of all studies, those of studies without results included.
+        num_primary: Primary claims of all studies, those without results included; see `families`.
+        num_exploratory: The same of exploratory ones.
 
     Returns:
         The ledger.
@@ -166,7 +195,9 @@ def judge(
     table, own = table.copy(), evidence(table)
     names = {test.name for test in own}
     rest = [test for test in others if test.name not in names]
-    verdicts = policy.verdicts([*own, *rest], num_primary=num_primary)
+    verdicts = policy.verdicts(
+        [*own, *rest], num_primary=num_primary, num_exploratory=num_exploratory
+    )
     for index, row in table[table["verdict"] == ""].iterrows():
         found = verdicts[row["id"]]
         table.loc[index, ["verdict", "p_adjusted"]] = found.word, found.p_adjusted
@@ -184,7 +215,13 @@ def _roles(study: PlannedStudy) -> dict[str, str]:
     return roles
 
 
-def _outcome(claim: str, test: ClaimTest, records: pd.DataFrame, study: PlannedStudy) -> Outcome:
+def _outcome(
+    claim: str,
+    test: ClaimTest,
+    records: pd.DataFrame,
+    study: PlannedStudy,
+    executed: pd.Series,
+) -> Outcome:
     if test.not_tested is not None:
         return Outcome("", verdict=NOT_TESTED, reason=test.not_tested)
     if name := test.exact or test.measured:
@@ -192,7 +229,7 @@ def _outcome(claim: str, test: ClaimTest, records: pd.DataFrame, study: PlannedS
         undecided = INCONCLUSIVE if check.is_inconclusive else NOT_TESTED
         verdict = {True: HOLDS, False: CONTRADICTED, None: undecided}[check.holds]
         return Outcome(test.tested_as or "", verdict=verdict, reason=check.reason)
-    return compare(test, records, study)
+    return compare(test, records, study, executed)
 
 
 def _ledger_row(
@@ -218,6 +255,7 @@ def _ledger_row(
         "num_registered": policy.MIN_SEEDS if seeds is None else len(seeds),
         "held_equal": held_equal(test),
         "not_equal": test.not_equal or "",
+        "sides": outcome.sides,
         "margin": test.margin_why or "",
         "scaled_down": scaled_down(claim.statement) if test.held_equal else "",
         "post_hoc": "",
@@ -305,6 +343,7 @@ def write(
     others: Iterable[policy.Evidence] = (),
     *,
     num_primary: int = 0,
+    num_exploratory: int = 0,
     left_out: Sequence[str] = (),
 ) -> None:
     """Write a study's ledger as CSV; arguments as in `judge`.
@@ -312,7 +351,7 @@ def write(
     The reasons name ``left_out``, studies whose evidence is not that of their records.
     """
     tested = tested_claims(records, study)
-    ledger = judge(tested, others, num_primary=num_primary)
+    ledger = judge(tested, others, num_primary=num_primary, num_exploratory=num_exploratory)
     if left_out:
         note = f"; without the evidence of {', '.join(left_out)}, whose records changed since"
         ledger.loc[tested["verdict"] == "", "reason"] += note
@@ -326,7 +365,8 @@ def read(path: Any) -> pd.DataFrame:
         ValueError: If it is no such table; the message names the file.
     """
     text = ["id", "role", "statement", "source", "published", "tested_as", "verdict", "compared"]
-    text += ["interval", "held_equal", "not_equal", "margin", "scaled_down", "post_hoc", "reason"]
+    text += ["interval", "held_equal", "not_equal", "sides", "margin"]
+    text += ["scaled_down", "post_hoc", "reason"]
     text += ["links", "replications"]
     text += ["concerns", "runs"]
     ledger = tidy.read_table(path, COLUMNS, dtype=dict.fromkeys(text, "string"))

@@ -10,6 +10,8 @@
 * Exploratory claims of all studies are another, corrected by Benjamini and Hochberg (1995): among
   what they suggest, at most a share of `ALPHA` is expected to be false. The evidence *suggests* or
   *suggests against* them.
+* A planned claim without runs is a member of its family with a p value of 1. So what other studies
+  find can make a verdict stronger, and never takes one back.
 * A verdict needs `MIN_SEEDS` paired seeds, and all of those whose number was registered in
   advance: results are not looked at on the way. A test that was changed after its runs were there
   is *post hoc*: it can suggest, never decide.
@@ -115,7 +117,11 @@ def _judge(test: Evidence, adjusted: float) -> Verdict:
     if math.isnan(adjusted):
         return Verdict(INCONCLUSIVE, "all differences are equal, so no t test exists", adjusted)
     is_for = test.p <= test.p_opposite
-    family = "Holm over all primary claims" if test.is_primary else "Benjamini-Hochberg"
+    family = (
+        "Holm over all primary claims"
+        if test.is_primary
+        else "Benjamini-Hochberg over all exploratory claims"
+    )
     why = (
         f"two-sided p = {two_sided(test):.2g} {'for the claim' if is_for else 'for the opposite'}, "
         f"{adjusted:.2g} after {family}"

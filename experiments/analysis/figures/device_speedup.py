@@ -76,7 +76,10 @@ def caption(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) ->
     rows = data(records, curves, study)
     sentences = []
     machine = tidy.machine_name(study.scale, "device")
-    titles = {"measured": f"Measured on {machine}", "published": "Published for the CS-2"}
+    titles = {
+        "measured": f"Speed-up of one layer's training step, measured on {machine}",
+        "published": "Of one matrix product, published for the CS-2",
+    }
     for name, words in titles.items():
         own = rows[rows["series"] == name]
         own = own.set_index(own["sparsity"].round(4))["speedup"]
@@ -86,7 +89,9 @@ def caption(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) ->
     steps = tidy.computed(study.scale, "device", "amdahl").iloc[1:]
     parts = [f"{row.speedup:.2f}x at {100 * row.sparsity:g}%" for row in steps.itertuples()]
     if parts:
-        sentences.append(f"A whole training step of a small GPT there: {', '.join(parts)}.")
+        sentences.insert(
+            1, f"Of a whole training step of a small GPT on that processor: {', '.join(parts)}."
+        )
     if not (rows["series"] == "measured").any():
         sentences.append("The kernels could not be built here, so nothing was measured.")
     return " ".join(sentences)

@@ -121,7 +121,10 @@ def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Fi
 
 
 def caption(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> str:
-    """Say at which times the band of the best sparse model lies below the best dense one."""
+    """Say at which times the band of the best sparse model lies below the best dense one.
+
+    All of it is what the laws say: the clocks are measured or simulated, the losses are not.
+    """
     rows = data(records, curves, study)
     parts = []
     for key, clock in clocks.clocks(study.scale).items():
@@ -131,8 +134,21 @@ def caption(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) ->
             continue
         pays = sparse["high"] < dense["low"]
         loses = sparse["low"] > dense["high"]
+        fitted = ~(sparse["extrapolated"].astype(bool) | dense["extrapolated"].astype(bool))
         parts.append(
-            f"{clock.title}: of {len(sparse)} times, the sparse band lies below the dense one at "
-            f"{int(pays.sum())} and above it at {int(loses.sum())}."
+            f"{clock.title}: {_counts(pays[fitted], loses[fitted], 'within what was fitted')}; "
+            f"{_counts(pays[~fitted], loses[~fitted], 'extrapolated')}."
         )
+    if parts:
+        parts.insert(0, "By the fitted laws, priced by each clock.")
     return " ".join([*parts, *scaling.waiting(scaling.finished(records, study), study)])
+
+
+def _counts(pays: pd.Series, loses: pd.Series, where: str) -> str:
+    if not len(pays):
+        return f"no time is {where}"
+    below, above = int(pays.sum()), int(loses.sum())
+    return (
+        f"of {len(pays)} times {where} the sparse band lies below the dense one at {below} and "
+        f"above it at {above}"
+    )

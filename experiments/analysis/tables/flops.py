@@ -1,11 +1,13 @@
 """Training FLOPs of one run, 2 per multiply-add, counted from the layers' shapes and the masks at
 each step: what a dense model would have cost on the same data, what executing only unmasked
-work costs, and their ratio. Means over seeds. What the runs took stands in the table of wall times,
-since seconds of different machines say nothing beside each other."""
+work costs, and their ratio. A run of a second phase has besides what it cost together with the
+phase whose weights it starts from. Means over seeds. What the runs took stands in the table of
+wall times, since seconds of different machines say nothing beside each other."""
 
 import pandas as pd
 
 from experiments import published
+from experiments.analysis import costs
 from experiments.analysis.methods import Methods
 from experiments.specs.planned import PlannedStudy
 from experiments.store import tidy
@@ -15,12 +17,14 @@ METRICS = {
     "executed FLOPs": "flops_executed",
     "executed / dense-equivalent": "flops_ratio",
 }
+WHOLE = "executed with its first phase"
 COLUMNS = ["model", "dataset", "method", "sparsity", "seeds", *METRICS]
-COLUMNS += ["FLOPs ratio (published)", "runs"]
+COLUMNS += [WHOLE, "FLOPs ratio (published)", "runs"]
 
 
 def make(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
-    """One row per model, dataset, method and sparsity."""
+    """One row per model, dataset, method and sparsity; `WHOLE` only where there are two phases."""
+    whole = costs.executed(records, study)
     source, looks = published.source_id(study), Methods(study)
     training = records[records["task"] == "training"]
     rows = []
@@ -33,10 +37,15 @@ def make(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd
             )
             for name, metric in METRICS.items():
                 row[name] = own[own["metric"] == metric]["value"].mean()
+            row[WHOLE] = whole.reindex(own["run"].unique()).mean()
             row["FLOPs ratio (published)"] = _published(source, looks.source_name(method), sparsity)
             row["runs"] = " ".join(own["run"].drop_duplicates())
             rows.append(row)
-    return pd.DataFrame(rows, columns=COLUMNS)
+    table = pd.DataFrame(rows, columns=COLUMNS)
+    has_phases = any(
+        run.spec.starts_from and run.spec.starts_from.step is None for run in study.runs
+    )
+    return table if has_phases else table.drop(columns=WHOLE)
 
 
 def _published(source: str | None, method: str, sparsity: float) -> str:
