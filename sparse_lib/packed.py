@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sparse_lib.checks import check_finite
-from sparse_lib.core.guard import guards, mask_name
+from sparse_lib.core.guard import MaskGuard, guards, mask_name
 from sparse_lib.core.optimizers import innermost
 from sparse_lib.execution import kernels
 from sparse_lib.execution.layers import is_watched, skipping_mixin
@@ -29,22 +29,28 @@ from sparse_lib.execution.products import (
 )
 
 _WEIGHT, _MASK = "weight", mask_name("weight")
+#: Attributes of a module that hold its hooks.
+_HOOKS = [name for name in vars(nn.Module()) if "_hook" in name]
+#: Optimizers that read the shape of a weight.
+_OF_MATRICES = ("Adafactor", "Muon")
+#: Marks parameters that took another's place in an optimizer.
+_EXCHANGED = "_sparse_lib_exchanged"
 
 
 class PackedLayer(nn.Module):
     """A Linear, Conv2d or transformers' Conv1D that holds its unmasked weights alone; see `pack`.
 
-    Its state dict has ``weight`` and ``weight_mask`` in the form that the masked layer's had.
+    Its state dict has ``weight`` and ``weight_mask`` in the form that the masked layer's had. Hooks
+    are those of the layer, and hooks that are added are the layer's after `unpack`.
 
     Attributes:
-        values: The unmasked weights in the order of the dense weight's storage, `[num_nonzero]`.
+        values: The unmasked weights by rows of the dense weight, `[num_nonzero]`.
         bias: The layer's own, or None.
     """
 
     is_packed = True
     requires_dense = True  # algorithms mask none of these parameters
 
-    _bits: Tensor
     _layer: nn.Module
 
     def __init__(self, layer: nn.Module, geometry: Rows | Windows) -> None:
@@ -52,10 +58,11 @@ class PackedLayer(nn.Module):
         weight, mask = layer._parameters[_WEIGHT], layer._buffers[_MASK]
         assert weight is not None and mask is not None
         mask = mask != 0
+        self.__dict__.update({name: layer.__dict__[name] for name in _HOOKS})
         self.geometry, self.weight_shape = geometry, weight.shape
         self.inputs_first = skipping_mixin(type(layer))[0].inputs_first
-        bits = np.packbits(mask.flatten().cpu().numpy())
-        self.register_buffer("_bits", torch.from_numpy(bits), persistent=False)
+        # No buffer: an average of buffers, or a cast of them, is no mask.
+        self._bits = np.packbits(mask.flatten().cpu().numpy())
         values = weight.detach()[mask]
         self.values = nn.Parameter(values, requires_grad=weight.requires_grad)
         self.bias: nn.Parameter | None = layer._parameters["bias"]
@@ -75,6 +82,21 @@ class PackedLayer(nn.Module):
             return layer.__dict__[name]
         return super().__getattr__(name)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute of this module; the layer's own settings and its weight stand.
+
+        Raises:
+            AttributeError: For these.
+        """
+        layer = self.__dict__.get("_layer")
+        if layer is not None and name in (_WEIGHT, "mask"):
+            raise AttributeError(
+                f"{name!r} of a packed layer is made at each call; write to values, or unpack it"
+            )
+        if layer is not None and name in layer.__dict__ and name not in self.__dict__:
+            raise AttributeError(f"{name!r} is a setting of the layer that is packed; unpack it")
+        super().__setattr__(name, value)
+
     def extra_repr(self) -> str:
         """The layer's own description, and how many of its weights are left."""
         kept, total = self.values.numel(), self.weight_shape.numel()
@@ -83,7 +105,7 @@ class PackedLayer(nn.Module):
     @property
     def mask(self) -> Tensor:
         """The bool mask, of the dense weight's shape; made at each call."""
-        bits = np.unpackbits(self._bits.cpu().numpy(), count=self.weight_shape.numel())
+        bits = np.unpackbits(self._bits, count=self.weight_shape.numel())
         return torch.from_numpy(bits).bool().view(self.weight_shape).to(self.values.device)
 
     @property
@@ -92,9 +114,9 @@ class PackedLayer(nn.Module):
         return self.values.new_zeros(self.weight_shape).masked_scatter(self.mask, self.values)
 
     @torch.compiler.disable
-    def forward(self, source: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         """The layer's output; torch multiplies a dense weight where the kernels cannot run."""
-        return self.geometry.batched(source, self._multiply)
+        return self.geometry.batched(input, self._multiply)
 
     def _multiply(self, source: Tensor) -> Tensor:
         values, bias, geometry = self.values, self.bias, self.geometry
@@ -124,9 +146,18 @@ class PackedLayer(nn.Module):
             self._structures = made.packed(mask)
         return self._structures
 
+    def _others(self) -> dict[str, Tensor | None]:
+        """What the state dict has besides weight and mask: bias and buffers of the layer."""
+        kept = self._layer._non_persistent_buffers_set
+        buffers = {
+            name: buffer for name, buffer in self._layer._buffers.items() if name not in kept
+        }
+        return {"bias": self.bias, **buffers}
+
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        made = {_WEIGHT: self.weight, "bias": self.bias, _MASK: self.mask}
-        for key, tensor in {**self._layer._parameters, **self._layer._buffers, **made}.items():
+        # In the order in which the layer's own state dict has them.
+        made = {_WEIGHT: self.weight, "bias": self.bias, **self._others(), _MASK: self.mask}
+        for key, tensor in made.items():
             if tensor is not None:
                 destination[prefix + key] = tensor if keep_vars else tensor.detach()
 
@@ -141,24 +172,54 @@ class PackedLayer(nn.Module):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
+        for hook in self._load_state_dict_pre_hooks.values():
+            hook(
+                state_dict,
+                prefix,
+                local_metadata,
+                strict,
+                missing_keys,
+                unexpected_keys,
+                error_msgs,
+            )
         mask, key = self.mask, prefix + _WEIGHT
+        others = {name: own for name, own in self._others().items() if own is not None}
+        if strict:
+            known = {prefix + name for name in (_WEIGHT, _MASK, *others)}
+            unexpected_keys += [
+                name for name in state_dict if name.startswith(prefix) and name not in known
+            ]
+        missing_keys += [
+            prefix + name for name in (_WEIGHT, _MASK, *others) if prefix + name not in state_dict
+        ]
+        assigns = local_metadata.get("assign_to_params_buffers", False)
         weight, saved = state_dict.get(key), state_dict.get(prefix + _MASK)
         if saved is not None and not torch.equal((saved != 0).to(mask.device), mask):
             error_msgs.append(f"{prefix + _MASK!r} is not the mask that {key!r} was packed with")
-        elif weight is None:
-            missing_keys.append(key)
-        elif weight.shape != mask.shape:
-            shapes = f"{tuple(weight.shape)}, and must have {tuple(mask.shape)}"
-            error_msgs.append(f"{key!r} has the shape {shapes}")
-        elif bool((weight.to(mask.device)[~mask] != 0).any()):
+        elif weight is not None and weight.shape != mask.shape:
+            error_msgs.append(_wrong_shape(key, weight, mask))
+        elif weight is not None and bool((weight.to(mask.device)[~mask] != 0).any()):
             error_msgs.append(f"{key!r} has weights where it is packed without any")
-        else:
-            self.values.copy_(weight.to(mask.device)[mask])
-        for name, own in {"bias": self.bias, **self._layer._buffers}.items():
-            if own is not None and (tensor := state_dict.get(prefix + name)) is not None:
+        elif weight is not None:
+            kept = weight.to(mask.device)[mask]
+            if assigns:
+                self.values = nn.Parameter(kept, requires_grad=self.values.requires_grad)
+            else:
+                self.values.copy_(kept)
+        for name, own in others.items():
+            tensor = state_dict.get(prefix + name)
+            if tensor is None:
+                continue
+            if tensor.shape != own.shape:
+                error_msgs.append(_wrong_shape(prefix + name, tensor, own))
+            elif assigns and name == "bias":
+                self.bias = nn.Parameter(tensor.detach(), requires_grad=own.requires_grad)
+            else:
                 own.copy_(tensor)
-            elif own is not None:
-                missing_keys.append(prefix + name)
+
+
+def _wrong_shape(key: str, found: Tensor, own: Tensor) -> str:
+    return f"{key!r} has the shape {tuple(found.shape)}, and must have {tuple(own.shape)}"
 
 
 def pack(
@@ -184,22 +245,19 @@ def pack(
         Full names of the weights that were packed, in model order.
 
     Raises:
-        TypeError: ``model`` is no module.
-        ValueError: ``model`` is itself a layer or a compiled twin, the least sparsity is not in
-            [0, 1], the optimizer that an algorithm was applied to is not given, or a state of the
-            optimizer belongs to rows or columns, as those of Adafactor do.
+        TypeError: ``model`` is no module, or ``optimizer`` no optimizer.
+        ValueError: ``model`` is itself a layer or a compiled twin, or is wrapped for several
+            processes; the least sparsity is not in [0, 1]; a weight has hooks of its own or no
+            data; the optimizer that an algorithm was applied to is not given, or the one that is
+            given does not hold a weight, or reads the shapes of weights as Adafactor and Muon do.
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"pack takes a torch.nn.Module, not {type(model).__name__}")
+    _check_model(model, "pack")
     if not 0 <= check_finite(least_sparsity, "least_sparsity") <= 1:
         raise ValueError(f"least_sparsity must be in [0, 1], got {least_sparsity!r}")
-    if skipping_mixin(type(model)):
-        raise ValueError("pack replaces layers within a model; give it the module that holds this")
-    if "_original" in model.__dict__:
-        raise ValueError("pack takes the model, not what sparse_lib.device.compile made of it")
+    inner = None if optimizer is None else _check_optimizer(optimizer)
     found = list(_packable(model, least_sparsity))
     for name, _, _, layer, _ in found:
-        _check_optimizer(optimizer, name, layer)
+        _check_layer(inner, name, layer)
     for _, parent, child, layer, geometry in found:
         if (guard := guards(layer).get(_WEIGHT)) is not None:
             if guard.driver is not None:
@@ -212,14 +270,15 @@ def pack(
         def select(state: Tensor, kept: Any = mask) -> Tensor:
             return state[kept != 0]
 
-        _exchange(optimizer, weight, packed.values, select)
+        _exchange(inner, weight, packed.values, select)
     return [name for name, *_ in found]
 
 
 def unpack(model: nn.Module, optimizer: Optimizer | None = None) -> list[str]:
-    """Give packed layers their dense weights and masks back, in place; undoes `pack`.
+    """Give packed layers their dense weights and masks back, in place.
 
-    Masks are plain buffers then: an algorithm that is applied to the model adopts them.
+    The masks are enforced in forward and backward passes, as in a copy of a masked model, and
+    change no more: an algorithm that is applied to the model adopts them.
 
     Args:
         model: With packed layers or without.
@@ -227,24 +286,56 @@ def unpack(model: nn.Module, optimizer: Optimizer | None = None) -> list[str]:
 
     Returns:
         Full names of the weights, in model order.
+
+    Raises:
+        TypeError: ``model`` is no module, or ``optimizer`` no optimizer.
+        ValueError: ``model`` is itself a packed layer or a compiled twin, or is wrapped for several
+            processes.
     """
-    names = []
+    _check_model(model, "unpack")
+    inner = None if optimizer is None else _check_optimizer(optimizer)
+    names, done = [], set()
     for path, module in list(model.named_modules()):
         for child, packed in list(module._modules.items()):
-            if isinstance(packed, PackedLayer):
-                mask, values, layer = packed.mask, packed.values, packed._layer
-                weight = nn.Parameter(packed.weight.detach(), requires_grad=values.requires_grad)
-                layer._parameters[_WEIGHT], layer._parameters["bias"] = weight, packed.bias
-                layer._buffers[_MASK] = mask
-                layer.train(packed.training)
-                module._modules[child] = layer
+            if not isinstance(packed, PackedLayer):
+                continue
+            module._modules[child] = packed._layer
+            if packed in done:
+                continue
+            done.add(packed)
+            mask, values, layer = packed.mask, packed.values, packed._layer
+            weight = nn.Parameter(packed.weight.detach(), requires_grad=values.requires_grad)
+            layer._parameters[_WEIGHT], layer._parameters["bias"] = weight, packed.bias
+            layer._buffers[_MASK] = mask
+            layer.__dict__.update({name: packed.__dict__[name] for name in _HOOKS})
+            layer.train(packed.training)
 
-                def spread(state: Tensor, kept: Tensor = mask) -> Tensor:
-                    return state.new_zeros(kept.shape).masked_scatter(kept, state)
+            def spread(state: Tensor, kept: Tensor = mask) -> Tensor:
+                return state.new_zeros(kept.shape).masked_scatter(kept, state)
 
-                _exchange(optimizer, values, weight, spread)
-                names.append(f"{path}.{child}.{_WEIGHT}".lstrip("."))
+            _exchange(inner, values, weight, spread)
+            MaskGuard(layer, _WEIGHT)
+            names.append(f"{path}.{child}.{_WEIGHT}".lstrip("."))
     return names
+
+
+def _check_model(model: Any, call: str) -> None:
+    """Raise TypeError or ValueError where layers of a model cannot be exchanged."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"{call} takes a torch.nn.Module, not {type(model).__name__}")
+    if skipping_mixin(type(model)) or isinstance(model, PackedLayer):
+        raise ValueError(
+            f"{call} replaces layers within a model; give it the module that holds this"
+        )
+    if "_original" in model.__dict__:
+        raise ValueError(f"{call} takes the model, not what sparse_lib.device.compile made of it")
+    if any(type(module).__name__ == "DistributedDataParallel" for module in model.modules()):
+        raise ValueError(
+            f"{call} comes before DistributedDataParallel, which would go on with the parameters "
+            "that it was given"
+        )
+    if torch.is_inference_mode_enabled():
+        raise ValueError(f"{call} makes parameters, which inference_mode would make untrainable")
 
 
 def _packable(
@@ -265,7 +356,11 @@ def _packable(
             if not mixin or places[id(layer)] > 1:
                 continue
             assert layer is not None
-            weight, mask = layer._parameters.get(_WEIGHT), layer._buffers.get(_MASK)
+            if set(layer._parameters) != {_WEIGHT, "bias"} or layer._modules:
+                continue  # of which a packed layer would know nothing
+            if "forward" in layer.__dict__:
+                continue
+            weight, mask = layer._parameters[_WEIGHT], layer._buffers.get(_MASK)
             if type(weight) is not nn.Parameter or mask is None or uses[id(weight)] > 1:
                 continue
             geometry = mixin[0].geometry(layer)
@@ -273,21 +368,52 @@ def _packable(
                 continue
             if mask.numel() > MOST_WEIGHTS:
                 continue
+            if weight.is_meta:
+                raise ValueError(f"{path}.{child}.{_WEIGHT} has no data, it is on the meta device")
             if 1 - int(mask.count_nonzero()) / max(mask.numel(), 1) >= least_sparsity:
                 yield f"{path}.{child}.{_WEIGHT}".lstrip("."), parent, child, layer, geometry
 
 
-def _check_optimizer(optimizer: Optimizer | None, name: str, layer: nn.Module) -> None:
-    """Raise ValueError where an optimizer would go on with the dense weight, or cannot change."""
+def _check_optimizer(optimizer: Any) -> Optimizer:
+    """The optimizer inside its wrappers.
+
+    Raises:
+        TypeError: If it is none.
+        ValueError: If it reads the shapes of weights, or has a state of all weights together.
+    """
+    inner = innermost(optimizer) if hasattr(optimizer, "__dict__") else optimizer
+    if not isinstance(inner, Optimizer):
+        kind = type(optimizer).__name__
+        raise TypeError(f"optimizer is a {kind}, and must be a torch.optim.Optimizer")
+    if type(inner).__name__ in _OF_MATRICES:
+        name = type(inner).__name__
+        raise ValueError(f"{name} reads the shapes of weights, and packed ones have only a length")
+    if isinstance(inner, torch.optim.LBFGS) and inner.state:
+        raise ValueError("the state of LBFGS is one of all weights, which cannot be packed")
+    return inner
+
+
+def _check_layer(inner: Optimizer | None, name: str, layer: nn.Module) -> None:
+    """Raise ValueError where a training would go on without a layer's packed weight."""
     weight, guard = layer._parameters[_WEIGHT], guards(layer).get(_WEIGHT)
     assert weight is not None
-    inner = None if optimizer is None else innermost(optimizer)
-    held = () if inner is None else (p for group in inner.param_groups for p in group["params"])
+    hooks = [weight._backward_hooks, weight._post_accumulate_grad_hooks]
+    every = [hook for kind in hooks for hook in (kind or {}).values()]
+    # Those of a guard and of algorithms go with them.
+    if not all(getattr(hook, "__module__", "").startswith("sparse_lib.") for hook in every):
+        raise ValueError(f"{name!r} has hooks on its gradient, which would not see the packed one")
+    params = () if inner is None else (p for group in inner.param_groups for p in group["params"])
+    held = any(param is weight for param in params)
     driver = None if guard is None else guard.driver
-    if driver is not None and driver.drives(weight) and not any(p is weight for p in held):
+    if not held and driver is not None and driver.drives(weight):
         raise ValueError(
             f"{name!r} is trained by the optimizer that {guard.owner} was applied to; give it to "  # type: ignore[union-attr]
             "pack, since it has to take the packed weight"
+        )
+    if not held and inner is not None and weight.requires_grad:
+        raise ValueError(
+            f"{name!r} is in no param group of the optimizer, so nothing would train it; give the "
+            "optimizer that does, or set requires_grad to False"
         )
     for key, state in ({} if inner is None else inner.state.get(weight, {})).items():
         if isinstance(state, Tensor) and state.numel() > 1 and state.shape != weight.shape:
@@ -303,14 +429,33 @@ def _exchange(
     """Put a parameter in another's place in an optimizer, and convert its states and gradient."""
     if old.grad is not None:
         new.grad = convert(old.grad)
+    setattr(new, _EXCHANGED, True)
     if optimizer is None:
         return
-    optimizer = innermost(optimizer)
     for group in optimizer.param_groups:
-        group["params"] = [new if param is old else param for param in group["params"]]
+        # In place: LBFGS keeps the list.
+        group["params"][:] = [new if param is old else param for param in group["params"]]
     if old in optimizer.state:
         states = optimizer.state.pop(old)
         optimizer.state[new] = {
             key: convert(state) if getattr(state, "shape", None) == old.shape else state
             for key, state in states.items()
         }
+    if _check_loaded not in optimizer._optimizer_load_state_dict_post_hooks.values():
+        optimizer.register_load_state_dict_post_hook(_check_loaded)
+
+
+def _check_loaded(optimizer: Optimizer) -> None:
+    """Raise ValueError for loaded states of packed weights where they are dense, and vice versa.
+
+    Torch does not compare shapes, and its fused steps write beyond the shorter one.
+    """
+    for param, states in optimizer.state.items():
+        for key, state in states.items() if getattr(param, _EXCHANGED, False) else ():
+            if isinstance(state, Tensor) and state.numel() > 1 and state.shape != param.shape:
+                optimizer.state.clear()
+                raise ValueError(
+                    f"the loaded state {key!r} has the shape {tuple(state.shape)}, and its weight "
+                    f"{tuple(param.shape)}: states of a masked model are loaded before pack, those "
+                    "of a packed one after it"
+                )

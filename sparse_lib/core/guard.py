@@ -72,7 +72,7 @@ def _select_large(bits: Tensor, mask: Tensor) -> None:
         bits.mul_(mask)
         return
     bits, mask = bits.view(-1), mask.view(-1)
-    words = torch.empty(_CHUNK, dtype=bits.dtype)
+    words = torch.empty(_CHUNK, dtype=bits.dtype, device=bits.device)
     for start in range(0, bits.numel(), _CHUNK):
         part = mask[start : start + _CHUNK]
         bits[start : start + _CHUNK].bitwise_and_(words[: part.numel()].copy_(part).neg_())

@@ -408,9 +408,9 @@ class Structure:
         widest = 2**16 * _LINE // (4 * library().choose_panel(lanes))
         self.tile = min(tile or default_tile(self.columns, self.sparsity, lanes=lanes), widest)
         num_starts = -(-self.columns // self.tile) * self.rows + 1
-        self._start = torch.empty(num_starts, dtype=torch.int32)
-        self._offset = torch.empty(self.num_nonzero + 7, dtype=torch.int16)
-        self._position = torch.empty(self.num_nonzero, dtype=torch.int32)
+        self._start = torch.empty(num_starts, dtype=torch.int32, device="cpu")
+        self._offset = torch.empty(self.num_nonzero + 7, dtype=torch.int16, device="cpu")
+        self._position = torch.empty(self.num_nonzero, dtype=torch.int32, device="cpu")
         pointers = (self._start.data_ptr(), self._offset.data_ptr(), self._position.data_ptr())
         sizes = (self.rows, self.columns, self.tile, self.lanes, self.transposed)
         self._as_c = _CStructure(*sizes, *pointers)

@@ -174,8 +174,8 @@ class SparseLayer(nn.Module):
         parameters = self._parameters
         return parameters[name] if name in parameters else getattr(self, name)
 
-    def forward(self, source: torch.Tensor) -> torch.Tensor:
-        weight, execution = self._parameter("weight"), self._execution
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        source, weight, execution = input, self._parameter("weight"), self._execution
         if weight is None:
             raise RuntimeError(
                 f"layer {execution.name!r} was packed after the model was compiled; call the model "

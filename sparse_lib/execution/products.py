@@ -421,6 +421,12 @@ class SkipProduct(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        batched = torch._C._functorch
+        if batched.is_legacy_batchedtensor(gradient) or batched.is_batchedtensor(gradient):
+            raise RuntimeError(
+                "the kernels take one gradient at a time, no batch of them (is_grads_batched, "
+                "vectorize=True); run the model itself, not its twin, or unpack it"
+            )
         source, weight = ctx.saved_tensors
         of_source, of_weight, of_bias = gradients(
             gradient,

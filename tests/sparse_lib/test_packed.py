@@ -328,8 +328,238 @@ def test_what_cannot_be_packed_is_said():
     pack(packed)
     with pytest.raises(RuntimeError, match="layer '0' was packed after the model was compiled"):
         twin(images(0))
-    optimizer = torch.optim.Adafactor(model.parameters())
-    train(model, optimizer, range(1))
-    with pytest.raises(ValueError, match="state 'row_var' of '0.weight' has the shape"):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer.state[model[0].weight]["row"] = torch.zeros(8)
+    with pytest.raises(ValueError, match="state 'row' of '0.weight' has the shape"):
         pack(model, optimizer)
     assert not any(isinstance(layer, PackedLayer) for layer in model)
+
+
+def small(bias=True):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 32, bias=bias), nn.ReLU(), nn.Linear(32, 8, bias=bias))
+    for layer in (model[0], model[2]):
+        add_mask(layer, 0.8)
+    return model
+
+
+SOURCE = torch.randn(5, 16, generator=torch.Generator().manual_seed(1))
+
+
+def test_hooks_of_a_layer_stay_and_new_ones_outlive_unpacking():
+    model, seen = small(), []
+    model[0].register_forward_hook(lambda *_: seen.append("forward"))
+    model[0].register_forward_pre_hook(lambda *_: seen.append("before"))
+    model[0].register_full_backward_hook(lambda *_: seen.append("backward"))
+    pack(model)
+    model[0].register_forward_hook(lambda *_: seen.append("later"))
+    model(SOURCE.clone().requires_grad_()).sum().backward()
+    assert seen == ["before", "forward", "later", "backward"]
+    unpack(model)
+    seen.clear()
+    model(SOURCE.clone().requires_grad_()).sum().backward()
+    assert seen == ["before", "forward", "later", "backward"]
+
+
+def test_a_weight_with_hooks_of_its_own_is_refused_and_nothing_is_packed():
+    for method in ("register_hook", "register_post_accumulate_grad_hook"):
+        model = small()
+        getattr(model[2].weight, method)(lambda _: None)
+        with pytest.raises(ValueError, match="'2.weight' has hooks on its gradient"):
+            pack(model)
+        assert isinstance(model[0], nn.Linear)
+
+
+def test_an_average_of_buffers_or_a_cast_leaves_masks_alone():
+    from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+    model = small()
+    pack(model)
+    average = AveragedModel(model, use_buffers=True, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+    for _ in range(3):
+        average.update_parameters(model)
+    assert torch.equal(average.module[0].mask, model[0].mask)
+    torch.testing.assert_close(average(SOURCE), model(SOURCE))
+    assert torch.equal(copy.deepcopy(model).half().float()[0].mask, model[0].mask)
+
+
+def test_a_default_device_reaches_no_memory_of_the_kernels():
+    model = small()
+    expected = compile(copy.deepcopy(model), always())(SOURCE)
+    pack(model)
+    with torch.device("meta"):
+        found = model(SOURCE)
+    assert torch.equal(found, expected)
+
+
+def test_function_transforms_multiply_a_dense_weight():
+    model = small()
+    reference = copy.deepcopy(model)
+    pack(model)
+    grad = torch.func.grad(lambda source: model(source).square().sum())(SOURCE)
+    expected = torch.func.grad(lambda source: reference(source).square().sum())(SOURCE)
+    torch.testing.assert_close(grad, expected)
+
+
+def test_batched_gradients_are_one_sentence():
+    model = small()
+    pack(model)
+    source = SOURCE.clone().requires_grad_()
+    with pytest.raises(RuntimeError, match="one gradient at a time"):
+        torch.autograd.functional.jacobian(model, source, vectorize=True)
+
+
+def test_lbfgs_goes_on_with_the_packed_weights_or_is_refused():
+    model = small()
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = model(SOURCE).square().mean()
+        loss.backward()
+        return loss
+
+    pack(model, optimizer)
+    before = model[0].values.detach().clone()
+    optimizer.step(closure)
+    assert not torch.equal(model[0].values, before)
+    with pytest.raises(ValueError, match="LBFGS"):
+        unpack(model, optimizer)
+
+
+def test_an_optimizer_that_does_not_hold_a_weight_is_one_sentence():
+    model = small()
+    other = torch.optim.SGD(model[2].parameters(), lr=0.1)
+    with pytest.raises(ValueError, match="'0.weight' is in no param group"):
+        pack(model, other)
+    model[0].weight.requires_grad_(False)
+    assert pack(model, other) == ["0.weight", "2.weight"]
+
+
+@pytest.mark.parametrize("kind", ("Adafactor", "Muon"))
+def test_optimizers_that_read_shapes_are_refused(kind):
+    if not hasattr(torch.optim, kind):
+        pytest.skip(f"this torch has no {kind}")
+    model = small(bias=False)
+    with pytest.raises(ValueError, match=f"{kind} reads the shapes"):
+        pack(model, getattr(torch.optim, kind)(model.parameters()))
+
+
+@pytest.mark.parametrize("fused", (False, True))
+def test_states_that_were_saved_in_the_other_form_are_one_sentence(fused):
+    def trained(packs):
+        model = small()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, fused=fused)
+        if packs:
+            pack(model, optimizer)
+        model(SOURCE).square().mean().backward()
+        optimizer.step()
+        return model, optimizer
+
+    model, optimizer = trained(packs=True)
+    states = copy.deepcopy(optimizer.state_dict())
+    with pytest.raises(ValueError, match="loaded before pack"):
+        optimizer.load_state_dict(trained(packs=False)[1].state_dict())
+    optimizer.load_state_dict(states)
+    unpack(model, optimizer)
+    with pytest.raises(ValueError, match="loaded before pack"):
+        optimizer.load_state_dict(states)
+
+
+def test_a_state_dict_that_does_not_fit_is_told_as_of_any_module():
+    model = small()
+    pack(model)
+    good = model.state_dict()
+    for change, message in (
+        ({"0.bias": torch.ones(1)}, "'0.bias' has the shape"),
+        ({"0.bias": torch.ones(5)}, "'0.bias' has the shape"),
+        ({"0.values": torch.ones(5)}, 'Unexpected key.*"0.values"'),
+        ({"0.weight_mask": None}, 'Missing key.*"0.weight_mask"'),
+    ):
+        state = {key: value for key, value in {**good, **change}.items() if value is not None}
+        with pytest.raises(RuntimeError, match=message):
+            model.load_state_dict(state)
+    doubled = {key: value.double() if value.is_floating_point() else value
+               for key, value in good.items()}  # fmt: skip
+    model.load_state_dict(doubled, assign=True)
+    assert model[0].values.dtype is model[0].bias.dtype is torch.float64
+
+
+def test_buffers_that_are_not_saved_stay_out_of_the_state_dict():
+    model = small()
+    model[0].register_buffer("seen", torch.ones(3), persistent=False)
+    keys = set(model.state_dict())
+    pack(model)
+    assert set(model.state_dict()) == keys
+    model.load_state_dict(model.state_dict())
+
+
+def test_layers_with_more_than_weight_and_bias_stay_masked():
+    from torch.nn.utils import prune
+
+    model = small()
+    model[0].register_parameter("scale", nn.Parameter(torch.ones(1)))
+    prune.l1_unstructured(model[2], "bias", amount=0.5)
+    assert pack(model) == []
+    patched = small()
+    patched[0].forward = lambda source: source.new_zeros(5, 32)
+    assert pack(patched) == ["2.weight"]
+
+
+def test_settings_and_the_dense_weight_of_a_packed_layer_cannot_be_set():
+    model = nn.Sequential(nn.Conv2d(3, 8, 3))
+    add_mask(model[0], 0.8)
+    pack(model)
+    with pytest.raises(AttributeError, match="'stride' is a setting of the layer"):
+        model[0].stride = (2, 2)
+    with pytest.raises(AttributeError, match="write to values"):
+        model[0].weight = nn.Parameter(torch.ones(8, 3, 3, 3))
+    model.eval()
+    assert not model[0].training and model[0].stride == (1, 1)
+
+
+def test_masks_are_enforced_after_unpacking():
+    model, _ = masked_network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    pack(model, optimizer)
+    train(model, optimizer, range(2))
+    unpack(model, optimizer)
+    train(model, optimizer, range(2, 5))
+    for layer in (model[0], model[3], model[5], model[6]):
+        assert not layer.weight[~layer.weight_mask].any()
+
+
+def test_a_packed_layer_in_two_places_is_unpacked_once():
+    model = small()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    pack(model, optimizer)
+    model.add_module("again", model[0])
+    assert unpack(model, optimizer) == ["0.weight", "2.weight"]
+    assert model.again is model[0]
+    assert any(p is model[0].weight for p in optimizer.param_groups[0]["params"])
+
+
+def test_what_cannot_be_unpacked_is_one_sentence():
+    model = small()
+    pack(model)
+    with pytest.raises(ValueError, match="compile made of it"):
+        unpack(compile(model, always()))
+    with pytest.raises(ValueError, match="module that holds this"):
+        unpack(model[0])
+    with pytest.raises(TypeError, match="takes a torch.nn.Module, not list"):
+        unpack([model])
+    with pytest.raises(TypeError, match="must be a torch.optim.Optimizer"):
+        unpack(model, "adam")
+    with torch.inference_mode(), pytest.raises(ValueError, match="inference_mode"):
+        unpack(model)
+    with pytest.raises(ValueError, match="meta device"):
+        pack(small().to("meta"))
+
+
+def test_inputs_may_be_given_by_name():
+    model = small()
+    expected = model[0](SOURCE)
+    twin = compile(model, always())
+    torch.testing.assert_close(twin[0](input=SOURCE), expected)
+    pack(model)
+    torch.testing.assert_close(model[0](input=SOURCE), expected)
