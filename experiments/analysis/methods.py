@@ -143,10 +143,15 @@ class Methods:
         return next(other.key for other in self._methods.values() if other.name == name)
 
     def settings_of(self, key: str) -> str:
-        """Return the first method of the same algorithm, and of the same size with a family."""
+        """Return the first method of which this one is a setting.
+
+        Settings of one method have its algorithm, its name up to a comma, and with a family its
+        size.
+        """
 
         def facts(own: Method) -> tuple[Any, ...]:
-            return own.algorithm, own.first, own.family, own.sparsity if own.family else None
+            size = own.sparsity if own.family else None
+            return own.algorithm, own.name.split(",")[0], own.first, own.family, size
 
         wanted = facts(self[key])
         return next(own.key for own in self._methods.values() if facts(own) == wanted)

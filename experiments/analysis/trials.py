@@ -110,13 +110,16 @@ def tried_rates(scale: Scale) -> dict[tuple[Any, ...], frozenset[float]]:
     return {place: frozenset(rates) for place, rates in found.items()}
 
 
-def judged(trials: pd.DataFrame, default_rate: float) -> pd.DataFrame:
+def judged(
+    trials: pd.DataFrame, default_rate: float, *, takes_lowest: bool = False
+) -> pd.DataFrame:
     """Add what was decided to the trials of one method on one workload.
 
     Args:
         trials: Columns ``model``, ``dataset``, ``metric``, ``value``, ``seed``, ``learning rate``
             and ``method``; the method that comes first has the default mask settings.
         default_rate: The learning rate that stands without a reason for another.
+        takes_lowest: Whether the lowest is taken, however near others are.
 
     Returns:
         The trials with ``noise`` (between seeds), ``margin`` (below it settings tie), ``taken`` and
@@ -133,11 +136,11 @@ def judged(trials: pd.DataFrame, default_rate: float) -> pd.DataFrame:
         (method, rate): 100.0 * (method != first["method"]) + abs(math.log(rate / default_rate))
         for method, rate in means.index
     }
-    taken = choose(means.to_dict(), distance, margin)
+    taken = choose(means.to_dict(), distance, 0.0 if takes_lowest else margin)
     lowest = means.min()
     words = []
     for setting in settings:
-        is_tied = not means[setting] - lowest > margin
+        is_tied = margin == margin and not means[setting] - lowest > margin
         if setting == taken:
             is_best, is_default = means[setting] == lowest, distance[setting] == 0
             words.append(TAKEN if is_best else KEPT if is_default else NEAREST)

@@ -310,7 +310,7 @@ def render_index(
     """
     out_dir.mkdir(parents=True, exist_ok=True)
     shown, ledgers, finished, commands = [], {}, {"evidence": [], "trials": []}, []
-    for study in sorted(studies, key=lambda study: (study.trials, study.name)):
+    for study in sorted(studies, key=lambda study: (bool(study.trials), study.name)):
         folder, page = Path(results_dir) / study.name, Path(out_dir) / study.name
         own = _records(folder / "records")
         row = {"study": study, "num_runs": len(study.runs), "cost": summary.cost(own)}

@@ -298,7 +298,11 @@ class Study(Strict):
     description: str
     tables: list[str]
     figures: list[str]
-    trials: bool = Field(False, description="runs that choose settings: evidence for no claim")
+    trials: bool | Literal["lowest"] = Field(
+        False,
+        description="runs that choose settings: evidence for no claim. Of settings that tie within "
+        "seed noise the default is taken; with 'lowest' the lowest is, whatever the noise",
+    )
     claims: Claims = Claims()
     computations: list[Computation] = []
     recipes: dict[Name, Variant] = {}

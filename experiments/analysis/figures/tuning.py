@@ -1,8 +1,9 @@
 """Validation perplexity of the trials by learning rate (the validation loss where the data are
 images): every point is one run, at a seed that no evidence uses. The large marker is the setting
 that a method gets: of all within seed noise of its best (the band), the one nearest to the default,
-which is the study's own rate and the first mask settings in its file. Dashed: other settings of it,
-for mask updates that are rarer and smaller. Lower is better."""
+which is the study's own rate and the first mask settings in its file; its best in a study that says
+so. Without known noise there is no band, and all tie. Dashed: other settings of it, for mask
+updates that are rarer and smaller. Lower is better."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -36,7 +37,7 @@ def data(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd
     names = ["learning rate", "drop fraction", "update interval", "steps"]
     rows = rows.join(pd.DataFrame(settings, columns=names))
     looks = Methods(study)
-    rows["algorithm"] = [looks.source_name(looks.settings_of(method)) for method in rows["method"]]
+    rows["algorithm"] = [looks.settings_of(method) for method in rows["method"]]
     rows["default rate"] = [_default_rate(specs[run], study) for run in rows["run"]]
     groups = rows.groupby(["model", "dataset", "algorithm"], sort=False)
     decided = [_decided(group, study) for _, group in groups]
@@ -48,7 +49,8 @@ def _decided(group: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
     order = list(study.methods or group["method"].unique())
     place = group["method"].map({name: number for number, name in enumerate(order)})
     group = group.iloc[place.argsort(kind="stable")]
-    return trials.judged(group, float(group["default rate"].iloc[0]))
+    default = float(group["default rate"].iloc[0])
+    return trials.judged(group, default, takes_lowest=study.trials == "lowest")
 
 
 def _default_rate(spec: RunSpec, study: PlannedStudy) -> float:
@@ -113,7 +115,7 @@ def caption(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) ->
             f"{looks[row.algorithm].name} {row.rate:g} ({row.value:.2f}, {row.choice})"
             for row in taken.itertuples()
         ]
-        sentences.append(f"Taken on {workload.dataset}: {', '.join(parts)}.")
+        sentences.append(f"Taken for {workload}: {', '.join(parts)}.")
         noise, margin = own[["noise", "margin"]].iloc[0]
         sentences.append(
             f"Seeds differ by {noise:.2g} (standard deviation over committed runs), so trials "

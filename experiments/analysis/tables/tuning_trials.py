@@ -3,7 +3,8 @@ where the data are images (lower is better), at a seed that no evidence uses. Be
 the best trial stands the noise: the standard deviation between seeds of committed runs of the same
 model and data. Trials that are apart by less than the margin (1.96 times that noise, times the root
 of 2 over the seeds of a trial) tie; of those that tie with the best the setting nearest to the
-default is taken. The update interval and the steps are optimizer steps."""
+default is taken, or the best in a study that says so. The update interval and the steps are
+optimizer steps."""
 
 import pandas as pd
 

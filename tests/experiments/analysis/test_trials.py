@@ -52,6 +52,20 @@ def test_of_those_that_tie_the_nearest_to_the_default_is_taken():
     assert taken(found)["choice"] == "tie, nearest to the default taken"
 
 
+def test_a_study_may_take_the_lowest_whatever_the_noise(monkeypatch):
+    monkeypatch.setattr(trials, "seed_noise", lambda *_: 1.0)
+    tried = pd.DataFrame(
+        {
+            "model": "m", "dataset": "d", "metric": "perplexity", "value": [10.0, 10.5, 14.0],
+            "seed": 100, "learning rate": [0.02, 0.01, 0.04], "method": "set",
+        }
+    )  # fmt: skip
+    kept = trials.judged(tried, 0.01)
+    assert kept["choice"].tolist() == ["best, tie", "tie, default kept", ""]
+    lowest = trials.judged(tried, 0.01, takes_lowest=True)
+    assert lowest["choice"].tolist() == ["best: taken", "tie", ""]
+
+
 def test_more_seeds_make_the_margin_smaller_and_unknown_noise_decides_nothing():
     assert trials.tie_margin(1.0) == pytest.approx(1.96 * math.sqrt(2), abs=1e-3)
     assert trials.tie_margin(1.0, 3) == pytest.approx(trials.tie_margin(1.0) / math.sqrt(3))

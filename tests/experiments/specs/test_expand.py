@@ -77,7 +77,7 @@ def test_seeds_that_chose_settings_are_no_evidence():
             trials: {
                 run.spec.seed
                 for study in studies
-                if study.trials is trials
+                if bool(study.trials) is trials
                 for run in study_runs(study, scale)
             }
             for trials in (True, False)

@@ -6,15 +6,18 @@ import pytest
 from scipy.stats import binomtest
 
 from experiments import published
-from experiments.analysis import stats
+from experiments.analysis import costs, stats
 from experiments.analysis.claims import comparison, exact, policy, simulation
 from experiments.analysis.claims import ledger as claims
+from experiments.specs.planned import NO_STUDY
 from experiments.specs.read import claim_tests, load_study, study_names
+from experiments.specs.run import FirstPhase, Run
 from experiments.specs.schema import ClaimTest
 from experiments.store import tidy
 from experiments.store.collect import records_table
 from experiments.store.record import make_record
 from tests.experiments.analysis import synthetic
+from tests.experiments.specs.edit import edited
 
 NULL = dict.fromkeys(synthetic.METHODS, 0.0)
 
@@ -106,6 +109,73 @@ def test_primary_claims_of_all_studies_are_one_family(tmp_path):
     assert other["verdict"].tolist() == ["holds", "suggests"]
     alone = claims.judge(first, num_primary=7).iloc[0]
     assert alone["p_adjusted"] == pytest.approx(7 * 0.008) and alone["verdict"] == "inconclusive"
+
+
+def test_a_planned_claim_without_runs_counts_in_its_family():
+    """Of nine planned, the only tested one has nine times its p; a second result helps it."""
+    row = claim_row("C015", "exploratory", 0.002)
+    alone = claims.judge(pd.DataFrame([row]), num_exploratory=9).iloc[0]
+    assert alone["p_adjusted"] == pytest.approx(9 * 0.004)
+    other = claims.evidence(pd.DataFrame([claim_row("C016", "exploratory", 0.001)]))
+    both = claims.judge(pd.DataFrame([row]), other, num_exploratory=9).iloc[0]
+    assert both["p_adjusted"] == pytest.approx(9 * 0.004 / 2)
+
+
+def test_the_families_are_what_studies_list_for_trained_runs_to_decide():
+    studies = [load_study(name) for name in study_names()]
+    found = claims.families(studies)
+    tests = claim_tests()
+    assert "C001" in found["primary"] and not found["primary"] & found["exploratory"]
+    assert "C004" not in found["primary"] | found["exploratory"]  # an open question
+    listed = {claim for study in studies for claim in study.claims.exploratory}
+    assert found["exploratory"] == {
+        claim for claim in listed if tests[claim].is_comparison and not tests[claim].open
+    }
+
+
+def test_the_ledger_tells_in_what_the_sides_differ():
+    """Dense reads as many tokens for 9 / 4 of the FLOPs; only GMP has another rate."""
+    made = synthetic.make(make_record, seeds=5, methods=["dense", "static", "gmp"])
+    study = synthetic.study(made)
+    runs = [
+        Run(edited(run.spec, lambda spec: spec["recipe"].update(learning_rate=0.02)))
+        if run.spec.method == "gmp"
+        else run
+        for run in study.runs
+    ]
+    test = ClaimTest(
+        metric="perplexity",
+        split="validation",
+        held_equal=["tokens"],
+        order=[{"method": "gmp"}, {"method": "static"}, {"method": "dense"}],
+    )
+    records = records_table(made, study)
+    found = comparison.compare(test, records, study.changed(runs=tuple(runs))).sides
+    assert "executed training FLOPs, the least as 1: gmp 1, static 1, dense 2.25" in found
+    assert "learning rates: gmp 0.02, static 0.005, dense 0.005" in found
+    assert "read" not in found
+    same = test.model_copy(update={"order": [{"method": "static"}, {"method": "static"}]})
+    assert "FLOPs" not in comparison.compare(same, records, study).sides
+
+
+def test_costs_include_the_phase_that_weights_come_from():
+    records = pd.DataFrame(
+        {
+            "run": ["first", "second", "lonely"],
+            "metric": "flops_executed",
+            "value": [5.0, 2.0, 3.0],
+        }
+    )
+    made = synthetic.make(make_record, seeds=1, methods=["dense"])
+    base = synthetic.study(made).runs[0].spec
+
+    def run(name, first=None):
+        start = first and FirstPhase(run=first, spec_hash="", densify=True)
+        return Run(base.model_copy(update={"id": name, "starts_from": start}))
+
+    runs = (run("first"), run("second", "first"), run("lonely", "elsewhere"))
+    found = costs.executed(records, NO_STUDY.changed(runs=runs))
+    assert found["first"] == 5 and found["second"] == 7 and np.isnan(found["lonely"])
 
 
 def test_evidence_survives_its_file(tmp_path):
@@ -397,8 +467,8 @@ def test_a_published_number_is_a_side_of_a_comparison_and_links_have_metrics_of_
     found = comparison.compare(test, records, study)
     assert found.pair is not None and found.pair.num_seeds == 5 and found.pair.p < 0.05
     first, second = found.links.split("; ")
-    assert first.startswith("set minus the published") and "+10 [" in first
-    assert second.startswith("set minus static")
+    assert first.startswith("perplexity: set minus the published") and "+10 [" in first
+    assert second.startswith("loss: set minus static")
     turned = test.every[0].model_copy(update={"direction": "less"})
     opposite = comparison.compare(test.model_copy(update={"every": [turned]}), records, study)
     assert opposite.pair.p_opposite < 0.05
