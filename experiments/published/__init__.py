@@ -14,7 +14,7 @@ if TYPE_CHECKING:  # a training reads the tests, and needs no tables
     from experiments.specs.planned import PlannedStudy
 
 FOLDER = Path(__file__).resolve().parent
-UNKNOWN = "not published as a number"
+UNKNOWN = "no value that we hold"
 TEXT = "string"
 #: Words for the column ``confidence`` of ``results.csv``.
 HOW = {
@@ -76,7 +76,12 @@ def is_source_of(study: PlannedStudy) -> bool:
 
 
 def value(
-    source: str | None, *, metric: str, method: str = "", sparsity: float | None = None
+    source: str | None,
+    *,
+    metric: str,
+    method: str = "",
+    sparsity: float | None = None,
+    with_place: bool = False,
 ) -> str:
     """Return a published value as its source prints it, or the words that say it is unknown.
 
@@ -85,13 +90,15 @@ def value(
     Args:
         source: Source id.
         metric: Metric as ``results.csv`` names it.
-        method: Method in any case, as the source names it; empty matches any.
+        method: Method as the source names it, in any case and order of words, with or without
+            parentheses; empty matches any.
         sparsity: Sparsity in [0, 1]; None matches any.
+        with_place: Whether its model and data stand behind it.
     """
     rows = results()
     rows = rows[(rows["source_id"] == source) & (rows["metric"] == metric)]
     if method:
-        rows = rows[rows["method"].str.lower() == method.lower()]
+        rows = rows[rows["method"].map(_words) == _words(method)]
     if sparsity is not None:
         import pandas as pd
 
@@ -99,5 +106,12 @@ def value(
     if rows.empty:
         return UNKNOWN
     row = rows.iloc[0]
-    text = f"{row['value']} {row['unit']}".strip()
+    # Some ratios are printed with their unit.
+    text = row["value"] if "x" in row["value"] else f"{row['value']} {row['unit']}".strip()
+    if with_place:
+        text += f" ({row['model']}, {row['dataset']})"
     return text if row["confidence"] == "read" else f"{text} ({HOW[row['confidence']]})"
+
+
+def _words(method: str) -> str:
+    return " ".join(sorted(method.lower().replace("(", " ").replace(")", " ").split()))

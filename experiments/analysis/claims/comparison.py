@@ -466,6 +466,7 @@ def describe(link: Comparison) -> str:
     sides = f" {SIGNS[link.direction or '']} ".join(_sides(link))
     size = link.margin
     margin = f" by at least {size:g}" if size > 0 else f", {-size:g} allowed" if size else ""
+    margin = f" within {size:g}" if link.direction == "equal" else margin
     split = f"{link.split} " if link.split else ""
     return f"{split}{link.metric}: {sides}{margin}"
 

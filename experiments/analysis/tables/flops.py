@@ -4,6 +4,8 @@ work costs, and their ratio. A run of a second phase has besides what it cost to
 phase whose weights it starts from. Means over seeds. What the runs took stands in the table of
 wall times, since seconds of different machines say nothing beside each other."""
 
+from collections.abc import Sequence
+
 import pandas as pd
 
 from experiments import published
@@ -38,7 +40,9 @@ def make(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd
             for name, metric in METRICS.items():
                 row[name] = own[own["metric"] == metric]["value"].mean()
             row[WHOLE] = whole.reindex(own["run"].unique()).mean()
-            row["FLOPs ratio (published)"] = _published(source, looks.source_name(method), sparsity)
+            names = [looks[method].name, looks.source_name(method)]
+            names += ["static uniform"] if looks[method].algorithm == "static" else []
+            row["FLOPs ratio (published)"] = _published(source, names, sparsity)
             row["runs"] = " ".join(own["run"].drop_duplicates())
             rows.append(row)
     table = pd.DataFrame(rows, columns=COLUMNS)
@@ -48,15 +52,13 @@ def make(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd
     return table if has_phases else table.drop(columns=WHOLE)
 
 
-def _published(source: str | None, method: str, sparsity: float) -> str:
-    """The ratio to dense training; SPDF has its own words for it, and means GPT-2 Small here."""
-    value = published.value(
-        source, metric="training FLOPs relative", method=method, sparsity=sparsity
-    )
-    if value != published.UNKNOWN:
-        return value
-    uniform = "static uniform" if method == "static" else method
-    value = published.value(
-        source, metric="FLOPs relative to dense", method=uniform, sparsity=sparsity
-    )
-    return value if value == published.UNKNOWN else f"{value}, GPT-2 Small"
+def _published(source: str | None, names: Sequence[str], sparsity: float) -> str:
+    """The ratio to dense training, of the first of a method's names that the source has."""
+    for metric in ("training FLOPs relative", "FLOPs relative to dense"):
+        for name in names:
+            found = published.value(
+                source, metric=metric, method=name, sparsity=sparsity, with_place=True
+            )
+            if found != published.UNKNOWN:
+                return found
+    return published.UNKNOWN

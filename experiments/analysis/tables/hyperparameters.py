@@ -67,4 +67,6 @@ def _shown(values: dict[str, list[str]]) -> str:
 def _text(value: Any) -> str:
     if value is None:
         return ""
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {part}" for name, part in value.items())
     return ", ".join(str(item) for item in value) if isinstance(value, list) else str(value)

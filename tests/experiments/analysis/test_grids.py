@@ -269,7 +269,7 @@ def test_sizes_stand_beside_what_is_published(full):
     assert table.loc["parameters", "ours, llama-64"] == "229,888"
     assert table.loc["of these in sparse layers", "ours, llama-64"] == "98,816"
     assert table.loc["context", "source (published)"] == "2048 tokens"
-    assert table.loc["num layers", "source (published)"] == "not published as a number"
+    assert table.loc["num layers", "source (published)"] == "no value that we hold"
 
 
 def test_methods_that_differ_within_a_recipe_are_named(full):

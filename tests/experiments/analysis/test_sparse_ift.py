@@ -153,11 +153,11 @@ def test_accuracy_rows_by_hand(full):
     assert row["minus dense"] == pytest.approx(0.10) and row["paired seeds"] == 3
     assert row["top-5"] == pytest.approx(0.80) and row["FLOPs / dense"] == pytest.approx(1.02)
     assert row["against chance"] == "above chance"
-    assert row["accuracy (published)"] == "not published as a number"
+    assert row["accuracy (published)"] == "no value that we hold"
     by_method = table.set_index(["model", "method"])["accuracy (published)"]
     assert by_method["resnet-1mf", "dense"] == "0.770 (ResNet-18, CIFAR-100)"
     assert by_method["resnet-1mf", "wide90-rigl"] == "0.801 (ResNet-18, CIFAR-100)"
-    assert by_method["resnet-2mf", "dense"] == "not published as a number"
+    assert by_method["resnet-2mf", "dense"] == "no value that we hold"
     assert row["mask sparsity"] == pytest.approx(0.75)
 
 
