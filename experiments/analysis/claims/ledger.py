@@ -115,9 +115,16 @@ def tested_claims(records: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
 
 
 def registered_seeds(claim: str) -> list[int] | None:
-    """Return the seeds that a claim is read at, fixed before they were trained; None for all."""
-    seeds = published.registrations().get(claim, {}).get("seeds")
-    return list(range(seeds)) if isinstance(seeds, int) else seeds
+    """Return the seeds that a claim is read at; None for all.
+
+    They were fixed before they were trained: those that had been seen when the number was written
+    down do not count, unless it was written down when all were there.
+    """
+    entry = published.registrations().get(claim, {})
+    seeds, seen = entry.get("seeds"), entry.get("seen", 0)
+    if isinstance(seeds, int):
+        return list(range(seen if seen < seeds else 0, seeds))
+    return seeds
 
 
 def trained_under_another(claim: str, test: ClaimTest, records: pd.DataFrame, runs: str) -> str:

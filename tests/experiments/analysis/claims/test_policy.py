@@ -7,7 +7,7 @@ import pytest
 
 from experiments import published
 from experiments.analysis import stats
-from experiments.analysis.claims import policy
+from experiments.analysis.claims import ledger, policy
 from experiments.analysis.claims.policy import Evidence
 from experiments.specs.read import claim_tests
 
@@ -85,6 +85,26 @@ def test_every_registered_test_is_as_it_was_registered():
 def test_every_comparison_is_registered():
     compared = {name for name, test in claim_tests().items() if test.is_comparison}
     assert compared == set(published.registrations())
+
+
+def test_every_registration_fixes_its_seeds():
+    for name, entry in published.registrations().items():
+        assert entry["seeds"] and entry["why"], name
+        if isinstance(entry["seeds"], list) and entry["seen"]:
+            assert entry["post_hoc"], f"{name} is read at seeds that were seen"
+
+
+def test_seeds_that_were_seen_do_not_count(monkeypatch):
+    entries = {
+        "topped up": {"seeds": 8, "seen": 3},
+        "new": {"seeds": 5, "seen": 0},
+        "listed": {"seeds": [3, 4], "seen": 0},
+    }
+    monkeypatch.setattr(published, "registrations", lambda: entries)
+    assert ledger.registered_seeds("topped up") == [3, 4, 5, 6, 7]
+    assert ledger.registered_seeds("new") == [0, 1, 2, 3, 4]
+    assert ledger.registered_seeds("listed") == [3, 4]
+    assert ledger.registered_seeds("free") is None
 
 
 def test_a_changed_test_is_post_hoc():
