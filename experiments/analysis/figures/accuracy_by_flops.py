@@ -1,9 +1,9 @@
 """Test accuracy against executed training FLOPs: small points are seeds, large ones their mean, the
 number beside a point its sparsity in percent, where there is room. A is the dense model. Sparsity
-without widening (arrow to B) saves FLOPs; Sparse-IFT (arrow to C) spends them on a larger, sparse
-model; D, where there is one, is a larger dense model. B, C and D stand at the mean of all their
-variants, since picking one by its test accuracy would favour it. Compare Figures 1 and 4 of the
-Sparse-IFT blog."""
+without widening (arrow to B) saves FLOPs; where there are such models, Sparse-IFT (arrow to C)
+spends them on a larger, sparse model, and D is a larger dense one. B, C and D stand at the mean
+of all their variants, since picking one by its test accuracy would favour it; settings that were
+chosen after the study had run are left out. Compare Figures 1 and 4 of the Sparse-IFT blog."""
 
 import pandas as pd
 from matplotlib.figure import Figure
