@@ -492,7 +492,7 @@ def _sides(link: Comparison) -> list[str]:
 
 
 def alone(pair: stats.Paired) -> str:
-    """Return the word for a comparison that stands alone: no correction, any number of seeds."""
+    """Return the word for a comparison that stands alone: no correction, from three seeds on."""
     if pair.num_seeds < stats.MIN_SEEDS or math.isnan(pair.p):
         return INCONCLUSIVE
     if 2 * min(pair.p, pair.p_opposite) > policy.ALPHA:

@@ -13,8 +13,8 @@
 * A planned claim without runs is a member of its family with a p value of 1. So what other studies
   find can make a verdict stronger, and never takes one back.
 * A verdict needs `MIN_SEEDS` paired seeds, and all of those whose number was registered in
-  advance: results are not looked at on the way. A test that was changed after its runs were there
-  is *post hoc*: it can suggest, never decide.
+  advance: before these are there the difference is shown and not judged. A test that was changed
+  after its runs were there is *post hoc*: it can suggest, never decide.
 """
 
 from __future__ import annotations

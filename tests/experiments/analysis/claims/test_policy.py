@@ -90,6 +90,7 @@ def test_every_comparison_is_registered():
 def test_every_registration_fixes_its_seeds():
     for name, entry in published.registrations().items():
         assert entry["seeds"] and entry["why"], name
+        assert len(ledger.registered_seeds(name)) >= policy.MIN_SEEDS, name
         if isinstance(entry["seeds"], list) and entry["seen"]:
             assert entry["post_hoc"], f"{name} is read at seeds that were seen"
 
