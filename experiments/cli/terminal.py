@@ -42,12 +42,12 @@ def scores(evaluation: dict[str, Any], title: str) -> Table:
         facts = [score.get(key) for key in ("value", "stderr", "chance", "num_items")]
         why = [score["reason"]] if score.get("reason") else []  # in place of a value
         table.add_row(*map(escape, names), *why, *map(_text, facts[len(why) :]))
-    for names, own in of_classes.items():
+    for what, own in of_classes.items():
         values = [score["value"] for score in own]
         shown = f"{_text(min(values))} to {_text(max(values))}"
         items = sum(score["num_items"] for score in own)
         chance = _text(own[0].get("chance"))
-        table.add_row(f"{len(own)} classes", *names, shown, "", chance, str(items))
+        table.add_row(f"{len(own)} classes", *what, shown, "", chance, str(items))
     return table
 
 
