@@ -41,7 +41,7 @@ def compare(
     test: ClaimTest,
     records: pd.DataFrame,
     study: PlannedStudy = NO_STUDY,
-    executed: pd.Series | None = None,
+    spent: Mapping[str, pd.Series] | None = None,
 ) -> Outcome:
     """Test a claim's links on the study's first workload with all sides, and on the others.
 
@@ -49,7 +49,7 @@ def compare(
         test: Machine form of the claim: a comparison, a chain, or several comparisons.
         records: Headline records.
         study: The study; its plan orders the workloads, without one the records do.
-        executed: What `costs.executed` returns; what the runs' own records say if None.
+        spent: What `costs_of` returns of all records; of these if None.
 
     Returns:
         The outcome on the first workload. Others with at least one pair are its replications.
@@ -78,9 +78,8 @@ def compare(
         return Outcome(words, verdict=NOT_TESTED, reason=_missing(missing, links))
     first, *others = (_on(links, rows, workload, study) for workload in workloads)
     if first.pair is not None:
-        spent = costs.executed(records, study) if executed is None else executed
-        sides_seen = _spent(links, rows, workloads[0], records, study, spent)
-        first = replace(first, sides=sides_seen)
+        taken = costs_of(records, study) if spent is None else spent
+        first = replace(first, sides=_sides_of(links, rows, workloads[0], study, taken))
     seen = "; ".join(_replication(other) for other in others if other.pair is not None)
     reason = first.reason
     if first.verdict == NOT_TESTED and (problem := foreseen(test, study)) not in reason:
@@ -337,17 +336,20 @@ def _pair(link: Comparison, rows: pd.DataFrame, workload: tidy.Workload) -> stat
     return stats.paired(a, b, direction=link.direction or "", margin=link.margin)
 
 
-#: Metrics of what runs read.
-READ = ("tokens", "images")
+def costs_of(records: pd.DataFrame, study: PlannedStudy) -> dict[str, pd.Series]:
+    """Return what each run took, by what it is of; the phases that it continues included."""
+    return {
+        "executed training FLOPs": costs.executed(records, study),
+        f"{' or '.join(costs.READ)} read": costs.spent(records, study, costs.READ),
+    }
 
 
-def _spent(
+def _sides_of(
     links: Sequence[Comparison],
     rows: Sequence[pd.DataFrame],
     workload: tidy.Workload,
-    records: pd.DataFrame,
     study: PlannedStudy,
-    executed: pd.Series,
+    spent: Mapping[str, pd.Series],
 ) -> str:
     """In which of cost, data and learning rate the sides of a claim differ, by their records."""
     runs: dict[str, list[str]] = {}
@@ -355,10 +357,8 @@ def _spent(
         for side in selections_of(link):
             runs[_name(side)] = list(_sided(measured, workload, side)["run"].unique())
     rates = pd.Series({run.id: run.spec.recipe.learning_rate for run in study.runs}, dtype=float)
-    read = records[records["metric"].isin(READ)].groupby("run")["value"].first()
     found = []
-    quantities = {"executed training FLOPs": executed, "/".join(READ) + " read": read}
-    for name, values in quantities.items():
+    for name, values in spent.items():
         means = {side: values.reindex(own).mean() for side, own in runs.items()}
         least = min(means.values(), default=math.nan)
         # A side without a value leaves nothing to be compared with.

@@ -13,7 +13,7 @@ replications.
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -21,10 +21,15 @@ from typing import Any
 import pandas as pd
 
 from experiments import published
-from experiments.analysis import costs
 from experiments.analysis import select as selection
-from experiments.analysis.claims import best_rates, exact, policy, published_points
-from experiments.analysis.claims.comparison import Outcome, compare
+from experiments.analysis.claims import (
+    best_rates,
+    comparison,
+    exact,
+    policy,
+    published_points,
+)
+from experiments.analysis.claims.comparison import Outcome
 from experiments.analysis.claims.policy import (
     CONTRADICTED,
     HOLDS,
@@ -96,7 +101,7 @@ def tested_claims(records: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
         name: test if name in roles or test.not_tested is not None else elsewhere
         for name, test in tests.items()
     }
-    executed = costs.executed(records, study)
+    spent = comparison.costs_of(records, study)
     records = selection.headline(records, study)
     rows = []
     for row in published.claims().itertuples():
@@ -108,7 +113,7 @@ def tested_claims(records: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
             roles.get(row.claim_id, ""),
         )
         role = OPEN if test.open and role else role
-        outcome = _outcome(row.claim_id, test, own, study, executed)
+        outcome = _outcome(row.claim_id, test, own, study, spent)
         changed = trained_under_another(row.claim_id, test, own, outcome.runs)
         rows.append(_ledger_row(row, role, test, outcome, seeds, changed))
     return pd.DataFrame(rows, columns=COLUMNS)
@@ -227,7 +232,7 @@ def _outcome(
     test: ClaimTest,
     records: pd.DataFrame,
     study: PlannedStudy,
-    executed: pd.Series,
+    spent: Mapping[str, pd.Series],
 ) -> Outcome:
     if test.not_tested is not None:
         return Outcome("", verdict=NOT_TESTED, reason=test.not_tested)
@@ -236,7 +241,7 @@ def _outcome(
         undecided = INCONCLUSIVE if check.is_inconclusive else NOT_TESTED
         verdict = {True: HOLDS, False: CONTRADICTED, None: undecided}[check.holds]
         return Outcome(test.tested_as or "", verdict=verdict, reason=check.reason)
-    return compare(test, records, study, executed)
+    return comparison.compare(test, records, study, spent)
 
 
 def _ledger_row(
