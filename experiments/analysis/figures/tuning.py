@@ -3,7 +3,7 @@ images): every point is one run, at a seed that no evidence uses. The large mark
 that a method gets: of all within seed noise of its best (the band), the one nearest to the default,
 which is the study's own rate and the first mask settings in its file; its best in a study that says
 so. Without known noise there is no band, and all tie. Dashed: other settings of it, for mask
-updates that are rarer and smaller. Lower is better."""
+updates that are rarer and smaller. Lines join the means of seeds. Lower is better."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -19,6 +19,8 @@ from experiments.specs.schema import Variant
 from experiments.store import tidy
 
 EVERY_RECIPE = True
+#: What settings are compared within.
+KEYS = ["model", "dataset", "algorithm", "sparsity", "rule"]
 DECIDED = ("noise", "margin", "taken", "choice")
 UNITS = {"perplexity": "validation perplexity per token", "loss": "validation loss, nats per image"}
 
@@ -39,7 +41,10 @@ def data(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd
     looks = Methods(study)
     rows["algorithm"] = [looks.settings_of(method) for method in rows["method"]]
     rows["default rate"] = [_default_rate(specs[run], study) for run in rows["run"]]
-    groups = rows.groupby(["model", "dataset", "algorithm"], sort=False)
+    rows["rule"] = [_rule(specs[run]) for run in rows["run"]]
+    if rows["rule"].nunique() < 2:
+        rows["rule"] = ""
+    groups = rows.groupby(KEYS, sort=False)
     decided = [_decided(group, study) for _, group in groups]
     return pd.concat(decided).sort_index() if decided else rows.assign(**dict.fromkeys(DECIDED))
 
@@ -59,6 +64,20 @@ def _default_rate(spec: RunSpec, study: PlannedStudy) -> float:
     return spec.recipe.learning_rate / variant.learning_rate_scale
 
 
+def _rule(spec: RunSpec) -> str:
+    """By which initial values and rates follow width and density, where anything does."""
+    parameterization = getattr(spec.recipe, "parameterization", None)
+    return "" if parameterization is None else parameterization.rule
+
+
+def _title(looks: Methods, method: str, trial: pd.Series, own: pd.DataFrame) -> str:
+    """A method's name, with sparsity and rule of its rates where these tell it from others."""
+    same = own[own["algorithm"] == trial["algorithm"]]
+    shown = trial["sparsity"] if same["sparsity"].nunique() > 1 else 0.0
+    name = looks.treatment(method, shown)
+    return f"{name}, {trial['rule']}" if same["rule"].nunique() > 1 else name
+
+
 def _settings(spec: RunSpec) -> tuple[Any, ...]:
     drop = spec.mask_setting("drop_fraction")
     drop = drop["init"] if isinstance(drop, dict) else drop
@@ -76,18 +95,22 @@ def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Fi
     for panel, workload in zip(axes, workloads, strict=False):
         own = tidy.in_workload(tried, workload)
         labels = []
-        for method, group in own.groupby("method", sort=False):
+        for (method, _), group in own.groupby(["method", "rule"], sort=False):
             first = looks.settings_of(method)
             look, line = looks[first], group.sort_values("learning rate")
-            dashes = "-" if method == first else "--"
-            panel.plot(line["learning rate"], line["value"], dashes, color=look.color, lw=1.3,
+            # Of the same sparsity as the first, it has other mask settings.
+            other = method != first and looks[method].sparsity == looks[first].sparsity
+            dashes = "--" if other else "-"
+            means = line.groupby("learning rate")["value"].mean()
+            panel.plot(means.index, means, dashes, color=look.color, lw=1.3)
+            panel.plot(line["learning rate"], line["value"], ls="", color=look.color,
                        marker=look.marker, ms=4)  # fmt: skip
             best = line[line["taken"]]
             lowest, margin = group["value"].min(), group["margin"].iloc[0]
             if margin == margin:
                 panel.axhspan(lowest, lowest + margin, color=look.color, alpha=0.06, lw=0)
             panel.plot(best["learning rate"], best["value"], look.marker, color=look.color, ms=9)
-            labels.append((line["value"].iloc[-1], looks[method].name, look.color))
+            labels.append((means.iloc[-1], _title(looks, method, line.iloc[0], own), look.color))
         style.count_axis(panel, "peak learning rate", _apart(own["learning rate"].unique()))
         panel.set_ylabel(UNITS[own["metric"].iloc[0]])
         panel.set_title(f"{workload}")
@@ -110,10 +133,11 @@ def caption(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) ->
     sentences = []
     for workload in tidy.workloads(tried):
         own = tidy.in_workload(tried, workload)
-        taken = own[own["taken"]].rename(columns={"learning rate": "rate"})
         parts = [
-            f"{looks[row.algorithm].name} {row.rate:g} ({row.value:.2f}, {row.choice})"
-            for row in taken.itertuples()
+            f"{_title(looks, group['algorithm'].iloc[0], group.iloc[0], own)} "
+            f"{group['learning rate'].iloc[0]:g} ({group['value'].mean():.2f}, "
+            f"{group['choice'].iloc[0]})"
+            for _, group in own[own["taken"]].groupby(KEYS, sort=False)
         ]
         sentences.append(f"Taken for {workload}: {', '.join(parts)}.")
         noise, margin = own[["noise", "margin"]].iloc[0]
@@ -123,11 +147,16 @@ def caption(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) ->
             if noise == noise
             else "How much seeds differ is not known here, so all trials tie."
         )
-        rates = own.groupby("algorithm")["learning rate"].agg(["min", "max"])
-        best = own[own["taken"]].set_index("algorithm")["learning rate"]
-        edge = [name for name, rate in best.items() if rate in tuple(rates.loc[name])]
+        edge = []
+        for _, group in own.groupby(KEYS, sort=False):
+            rate, tried_here = (
+                group[group["taken"]]["learning rate"].iloc[0],
+                group["learning rate"],
+            )
+            if rate in (tried_here.min(), tried_here.max()):
+                edge.append(_title(looks, group["algorithm"].iloc[0], group.iloc[0], own))
         if edge:
-            names = ", ".join(looks[name].name for name in edge)
+            names = ", ".join(edge)
             sentences.append(
                 f"At an end of the rates tried, where a better one may lie beyond: {names}."
             )
