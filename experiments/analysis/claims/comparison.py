@@ -9,9 +9,10 @@ from typing import Any
 import pandas as pd
 
 from experiments import published
-from experiments.analysis import costs, stats, trials
 from experiments.analysis import select as selection
+from experiments.analysis import stats, trials
 from experiments.analysis.claims import policy, preconditions
+from experiments.analysis.claims import sides as sides_of_claims
 from experiments.analysis.claims.policy import CONTRADICTED, HOLDS, INCONCLUSIVE, NOT_TESTED
 from experiments.specs.planned import NO_STUDY, PlannedStudy
 from experiments.specs.run import RunSpec
@@ -49,7 +50,7 @@ def compare(
         test: Machine form of the claim: a comparison, a chain, or several comparisons.
         records: Headline records.
         study: The study; its plan orders the workloads, without one the records do.
-        spent: What `costs_of` returns of all records; of these if None.
+        spent: What `sides.spent` returns of all records; of these if None.
 
     Returns:
         The outcome on the first workload. Others with at least one pair are its replications.
@@ -78,8 +79,9 @@ def compare(
         return Outcome(words, verdict=NOT_TESTED, reason=_missing(missing, links))
     first, *others = (_on(links, rows, workload, study) for workload in workloads)
     if first.pair is not None:
-        taken = costs_of(records, study) if spent is None else spent
-        first = replace(first, sides=_sides_of(links, rows, workloads[0], study, taken))
+        taken = sides_of_claims.spent(records, study) if spent is None else spent
+        runs = _runs_of_sides(links, rows, workloads[0])
+        first = replace(first, sides=sides_of_claims.differences(runs, study, taken))
     seen = "; ".join(_replication(other) for other in others if other.pair is not None)
     reason = first.reason
     if first.verdict == NOT_TESTED and (problem := foreseen(test, study)) not in reason:
@@ -336,57 +338,15 @@ def _pair(link: Comparison, rows: pd.DataFrame, workload: tidy.Workload) -> stat
     return stats.paired(a, b, direction=link.direction or "", margin=link.margin)
 
 
-def costs_of(records: pd.DataFrame, study: PlannedStudy) -> dict[str, pd.Series]:
-    """Return what each run took, by what it is of; the phases that it continues included."""
+def _runs_of_sides(
+    links: Sequence[Comparison], rows: Sequence[pd.DataFrame], workload: tidy.Workload
+) -> dict[str, list[str]]:
+    """The runs of each side of a claim's links, by the side's name."""
     return {
-        "executed training FLOPs": costs.executed(records, study),
-        f"{' or '.join(costs.READ)} read": costs.spent(records, study, costs.READ),
+        _name(side): list(_sided(measured, workload, side)["run"].unique())
+        for link, measured in zip(links, rows, strict=True)
+        for side in selections_of(link)
     }
-
-
-def _sides_of(
-    links: Sequence[Comparison],
-    rows: Sequence[pd.DataFrame],
-    workload: tidy.Workload,
-    study: PlannedStudy,
-    spent: Mapping[str, pd.Series],
-) -> str:
-    """In which of cost, data and learning rate the sides of a claim differ, by their records."""
-    runs: dict[str, list[str]] = {}
-    for link, measured in zip(links, rows, strict=True):
-        for side in selections_of(link):
-            runs[_name(side)] = list(_sided(measured, workload, side)["run"].unique())
-    rates = pd.Series({run.id: run.spec.recipe.learning_rate for run in study.runs}, dtype=float)
-    found = []
-    for name, values in spent.items():
-        means = {side: values.reindex(own).mean() for side, own in runs.items()}
-        least = min(means.values(), default=math.nan)
-        # A side without a value leaves nothing to be compared with.
-        if min(means.values()) > 0 and max(means.values()) > 1.01 * least:
-            shown = ", ".join(f"{side} {value / least:.3g}" for side, value in means.items())
-            found.append(f"{name}, the least as 1: {shown}")
-    chosen = {side: sorted(set(rates.reindex(own).dropna())) for side, own in runs.items()}
-    if len({tuple(own) for own in chosen.values()}) > 1:
-        shown = ", ".join(
-            f"{side} {' and '.join(f'{rate:g}' for rate in own)}" for side, own in chosen.items()
-        )
-        found.append(f"learning rates: {shown}")
-    if untried := _untried(runs, study):
-        found.append(f"no other learning rate was tried for {', '.join(untried)}")
-    return "; ".join(found)
-
-
-def _untried(runs: Mapping[str, Sequence[str]], study: PlannedStudy) -> list[str]:
-    """Names of the sides whose method has no trials of its own on their model and data."""
-    tried = trials.tried_rates(study.scale)
-    specs = {run.id: run.spec for run in study.runs}
-    return [
-        side
-        for side, own in runs.items()
-        if not any(
-            len(tried.get(trials.place_of(specs[run]), ())) > 1 for run in own if run in specs
-        )
-    ]
 
 
 def _by_seed(rows: pd.DataFrame, side: Mapping[str, Any]) -> dict[int, float]:

@@ -28,6 +28,7 @@ from experiments.analysis.claims import (
     exact,
     policy,
     published_points,
+    sides,
 )
 from experiments.analysis.claims.comparison import Outcome
 from experiments.analysis.claims.policy import (
@@ -101,7 +102,7 @@ def tested_claims(records: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
         name: test if name in roles or test.not_tested is not None else elsewhere
         for name, test in tests.items()
     }
-    spent = comparison.costs_of(records, study)
+    spent = sides.spent(records, study)
     records = selection.headline(records, study)
     rows = []
     for row in published.claims().itertuples():
