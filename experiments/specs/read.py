@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from experiments import data as datasets
 from experiments import models, tasks
 from experiments.errors import is_bug
-from experiments.specs import entries
+from experiments.specs import entries, likeness
 from experiments.specs.code import ROOT
 from experiments.specs.schema import (
     KEYS,
@@ -84,13 +84,36 @@ def study_names(folder: Path | None = None) -> list[str]:
 
 def load_study(name: str, *, folder: Path | None = None) -> Study:
     """Read and validate one study; raises `SpecError` with one sentence."""
-    path = (folder or STUDIES) / f"{name}.yaml"
+    folder = folder or STUDIES
+    path = folder / f"{name}.yaml"
     if not path.is_file():
         check_choice("study", name, study_names(), "experiments/studies")
     with one_sentence(path):
         text = path.read_text()
         files = entries.files_of(read_yaml(text), ENTRIES) if "entries:" in text else []
-        return _read_study(path.stem, text, tuple((file, file.read_text()) for file in files))
+        return _read_study(
+            path.stem,
+            text,
+            tuple((file, file.read_text()) for file in files),
+            tuple(sorted(_likened(text, folder).items())),
+        )
+
+
+def _likened(text: str, folder: Path) -> dict[str, str]:
+    """Name and text of each study that this one takes methods from, theirs included."""
+    found: dict[str, str] = {}
+    unread = [text]
+    while unread:
+        last = unread.pop()
+        for name in likeness.named_studies(read_yaml(last)) if "like:" in last else ():
+            if name not in found:
+                check_choice("like", name, study_names(folder), "experiments/studies")
+                other = folder / f"{name}.yaml"
+                with one_sentence(other):
+                    found[name] = other.read_text()
+                    read_yaml(found[name])
+                unread.append(found[name])
+    return found
 
 
 def study_files() -> list[Path]:
@@ -101,8 +124,16 @@ def study_files() -> list[Path]:
 
 
 @functools.cache
-def _read_study(name: str, text: str, files: tuple[tuple[Path, str], ...] = ()) -> Study:
+def _read_study(
+    name: str,
+    text: str,
+    files: tuple[tuple[Path, str], ...],
+    likened: tuple[tuple[str, str], ...],
+) -> Study:
     value = read_yaml(text)
+    if likened:
+        texts = dict(likened)
+        value = likeness.with_likeness(value, lambda study: read_yaml(texts[study]))
     if isinstance(value, dict) and "entries" in value:
         section = entries.Entries.model_validate(value["entries"])
         variants = list(value.get("recipes") or {})

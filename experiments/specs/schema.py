@@ -437,5 +437,5 @@ KEYS = sorted(
         for section in (Study, Method, Grid, Model, Variant, Transform, Start, Claims, Computation)
         for key in section.model_fields
     }
-    | {"levels", *ClaimTest.model_fields}
+    | {"levels", "like", *ClaimTest.model_fields}
 )

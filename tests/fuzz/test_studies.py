@@ -13,6 +13,7 @@ import pytest
 import yaml
 from hypothesis import given
 
+from experiments.specs import likeness
 from experiments.specs.expand import all_runs
 from experiments.specs.read import STUDIES, study_names
 from experiments.specs.schema import SCALES
@@ -23,11 +24,16 @@ DATE = datetime.date(2026, 1, 1)
 SAFE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 
 
+def raw(name: str) -> Any:
+    """What the file of a committed study holds."""
+    return yaml.safe_load((STUDIES / f"{name}.yaml").read_text())
+
+
 def excerpts() -> list[dict[str, Any]]:
     """The committed studies at one scale each, with at most four methods."""
     found = []
     for name in study_names():
-        study = yaml.safe_load((STUDIES / f"{name}.yaml").read_text())
+        study = likeness.with_likeness(raw(name), raw)
         study["name"] = "study"
         own = study.get("methods", {})
         # A section with levels stands for a method at each of them.

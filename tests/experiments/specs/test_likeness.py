@@ -1,0 +1,107 @@
+"""Methods that a study takes from another one."""
+
+import pytest
+import yaml
+
+from experiments.specs.read import load_study
+from tests.experiments.specs.edit import error_of
+
+
+@pytest.fixture
+def like(write):
+    """Write `sparsity_library`, and a study `other` whose methods are given; returns the folder."""
+
+    def ask(methods, **sections):
+        def change(study):
+            study["name"] = "other"
+            study["methods"] = methods
+            study["scales"] = {}
+            study["claims"] = {}
+            study.update(sections)
+
+        write(lambda study: None)
+        return write(change, "other")
+
+    return ask
+
+
+def methods(folder, name="other"):
+    return load_study(name, folder=folder).methods
+
+
+def test_a_method_of_another_study_is_that_method(like):
+    folder = like({"set": {"like": "sparsity_library.set"}})
+    assert methods(folder)["set"] == methods(folder, "sparsity_library")["set"]
+
+
+def test_keys_beside_it_replace_those_of_the_other_study(like):
+    folder = like(
+        {"mine": {"like": "sparsity_library.set", "recipe": "full-batch", "label": "Mine"}}
+    )
+    mine, theirs = methods(folder)["mine"], methods(folder, "sparsity_library")["set"]
+    assert (mine.recipe, mine.label) == ("full-batch", "Mine")
+    assert mine.sparsity == theirs.sparsity
+    assert mine.final_sparsity == theirs.final_sparsity == 0.8
+
+
+def test_levels_replace_those_of_the_other_study_and_a_single_sparsity(like):
+    level = {"recipe": "full-batch", "sparsity": {"algorithm": "static", "sparsity": "level"}}
+    folder = like(
+        {
+            "first": {**level, "levels": {"some": 0.5, "more": 0.9}},
+            "second": {"like": "other.first", "levels": {"most": 0.95}},
+            "third": {
+                "like": "other.second",
+                "final_sparsity": 0.7,
+                "sparsity": {"algorithm": "static", "sparsity": 0.7},
+            },
+            "fourth": {"like": "other.third", **level, "levels": {"least": 0.3}},
+        }
+    )
+    found = {name: method.sparsity["sparsity"] for name, method in methods(folder).items()}
+    assert found == {"some": 0.5, "more": 0.9, "most": 0.95, "third": 0.7, "least": 0.3}
+    assert {name: method.final_sparsity for name, method in methods(folder).items()} == found
+
+
+def test_a_change_of_the_other_study_is_seen(like):
+    folder = like({"set": {"like": "sparsity_library.set"}})
+    assert methods(folder)["set"].sparsity["update"]["freq"] == "2%"
+    path = folder / "sparsity_library.yaml"
+    study = yaml.safe_load(path.read_text())
+    study["methods"]["set"]["sparsity"]["update"]["freq"] = "4%"
+    path.write_text(yaml.safe_dump(study))
+    assert methods(folder)["set"].sparsity["update"]["freq"] == "4%"
+
+
+@pytest.mark.parametrize(
+    ("like_what", "words"),
+    [
+        ("sparsity_library", ["methods.set.like is 'sparsity_library'", "<study>.<method>"]),
+        (3, ["methods.set.like is 3", "<study>.<method>"]),
+        ("sparsity_librari.set", ["like is 'sparsity_librari'", "did you mean"]),
+        ("sparsity_library.sett", ["methods.set.like is 'sett'", "did you mean 'set'"]),
+        ("other.set", ["methods.set.like is 'other.set'", "back to itself"]),
+    ],
+)
+def test_what_is_no_method_is_one_sentence(like, like_what, words):
+    message = error_of(like({"set": {"like": like_what}}))
+    assert message.startswith("other.yaml: ")
+    for word in words:
+        assert word in message
+
+
+def test_methods_that_name_each_other_in_a_circle_are_refused(like):
+    message = error_of(like({"one": {"like": "other.two"}, "two": {"like": "other.one"}}))
+    assert "back to itself" in message
+
+
+def test_a_recipe_that_only_the_other_study_has_is_refused(like):
+    message = error_of(like({"set": {"like": "sparsity_library.set"}}, recipes={"plain": {}}))
+    assert "methods.set.recipe is 'half-batch'" in message
+
+
+def test_another_study_that_is_no_yaml_is_named(like):
+    folder = like({"set": {"like": "broken.set"}})
+    (folder / "broken.yaml").write_text("methods: [")
+    message = error_of(folder)
+    assert "broken.yaml: not valid YAML" in message
