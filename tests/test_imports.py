@@ -176,7 +176,7 @@ def test_rules_import_only_what_plans():
 
 
 def loaded_by(statement: str) -> set[str]:
-    code = f"import sys; {statement}; print(*{{m.split('.')[0] for m in sys.modules}})"
+    code = f"import sys; {statement}; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return set(done.stdout.split())
 
@@ -188,6 +188,7 @@ def test_planning_is_light():
 
 def test_importing_the_library_loads_no_experiment_package():
     heavy = {"transformers", "pandas", "datasets", "safetensors", "rich", "experiments"}
+    heavy.add("torch._dynamo")  # half of the time that importing torch takes
     loaded = loaded_by(
         "import sparse_lib as sl; assert sl.optim and sl.device and sl.ift and sl.configure"
     )
