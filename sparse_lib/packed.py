@@ -113,7 +113,8 @@ class PackedLayer(nn.Module):
         """The dense weight, made at each call; its gradients reach `values`."""
         return self.values.new_zeros(self.weight_shape).masked_scatter(self.mask, self.values)
 
-    @torch._disable_dynamo  # as `torch.compiler.disable`, but imports the compiler at the first call
+    # `torch.compiler.disable`, but the compiler is imported at the first call.
+    @torch._disable_dynamo
     def forward(self, input: Tensor) -> Tensor:
         """The layer's output; torch multiplies a dense weight where the kernels cannot run."""
         return self.geometry.batched(input, self._multiply)

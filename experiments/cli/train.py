@@ -81,6 +81,7 @@ def train(
     score = score and os.environ.get("RANK", "0") == "0"
     if score:
         quiet_and_offline()
+    from experiments.training import console
     from experiments.training import loop as training
     from experiments.training.watch import Watch
 
@@ -108,7 +109,7 @@ def train(
         )
     except (UserError, OSError) as error:
         # The rule sends stderr to a file; standard output reaches who waits.
-        training.say(f"Error: {error}", None)
+        console.say(f"Error: {error}", None)
         raise
     if score:
         score_run(chosen, mirror_root(mirror), log)
@@ -123,7 +124,7 @@ def score_run(run: Run, mirror: Path | None, log: Path | None) -> None:
     `evaluate` fails by the same: a bug shows its traceback here and there.
     """
     from experiments.evaluation.model import evaluate_model
-    from experiments.training.loop import say
+    from experiments.training.console import say
 
     folder = paths.run(run.scale, run.id)
     try:

@@ -183,6 +183,10 @@ def training_code_hash(spec: RunSpec) -> str:
     ]
     if spec.sparsity is not None:
         entries.append(ROOT / "sparse_lib" / "algorithms" / f"{spec.algorithm}.py")
+        if "init_method" in spec.sparsity:
+            entries.append(ROOT / "experiments" / "training" / "ranking.py")
+    if spec.starts_from is not None:
+        entries.append(ROOT / "experiments" / "training" / "starts.py")
     if getattr(spec.recipe, "parameterization", None) is not None:
         entries.append(ROOT / "experiments" / "models" / "_parameterization.py")
     if spec.transform is not None:

@@ -2,39 +2,37 @@
 
 from __future__ import annotations
 
-import copy
-import hashlib
 import importlib
 import math
 import os
 import shutil
-import signal
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
-from filelock import FileLock, Timeout
 
 from experiments import data, machine, tasks
-from experiments.errors import CannotWrite, Diverged, UserError, is_bug, reason, refusals
+from experiments.errors import CannotWrite, Diverged, UserError, reason, refusals
 from experiments.memory import keep_memory
 from experiments.specs.run import RunSpec
 from experiments.store.io import read_cache, write_whole
 from experiments.store.machine import key as machine_key
-from experiments.training import summary
-from experiments.training.batches import Batches, over
+from experiments.training import exports, summary
+from experiments.training.batches import Batches
+from experiments.training.console import say
 from experiments.training.device import allow, autocast
+from experiments.training.interruption import Interrupted, locked, stop_signals
 from experiments.training.ranks import Ranks, ranks
 from experiments.training.state import Saved, generators, set_generators
-from sparse_lib.checkpoint import densify, load_checkpoint, masks_of, read_safetensors
+from sparse_lib.checkpoint import load_checkpoint, masks_of
 from sparse_lib.configure import configure
 from sparse_lib.core.algorithm import SparsityAlgorithm
-from sparse_lib.masks.init import SCORED, keep_score
+from sparse_lib.masks.init import SCORED
 
 #: Seconds between two saved states; the variable is for steps of unusual length, and for tests.
 SAVE_EVERY_S = float(os.environ.get("SPARSE_SAVE_EVERY_S", 15.0))
@@ -42,18 +40,8 @@ SAVE_EVERY_S = float(os.environ.get("SPARSE_SAVE_EVERY_S", 15.0))
 SAVE_SHARE = 0.05
 STATUS_EVERY_S = 5.0
 NUM_LOG_ROWS = 120
-#: Batches whose mean loss ranks the weights of masks that are pruned at initialisation.
-RANKING_BATCHES = 8
-#: Beside the exported weights: the masks that they were trained with.
-MASKS = "masks.safetensors"
-#: Folder beside them with the states that other runs continue, named by their steps.
-STATES = "states"
 #: What `torch.compile` generates code with.
 COMPILE_BACKEND = "inductor"
-
-
-def _as_buffers(masks: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {f"{name}_mask": mask for name, mask in masks.items()}
 
 
 def _transforms() -> ModuleType:
@@ -61,9 +49,14 @@ def _transforms() -> ModuleType:
     return importlib.import_module("experiments.models._transform")
 
 
-def _revive() -> ModuleType:
-    """Imported by name, so that runs whose revived weights start at zero do not depend on it."""
-    return importlib.import_module("experiments.training.revive")
+def _starts() -> ModuleType:
+    """Imported by name, so that runs that begin anew do not depend on it."""
+    return importlib.import_module("experiments.training.starts")
+
+
+def _ranking() -> ModuleType:
+    """Imported by name, so that runs whose masks ask for no scores do not depend on it."""
+    return importlib.import_module("experiments.training.ranking")
 
 
 def _device() -> ModuleType:
@@ -80,10 +73,6 @@ def writing(folder: Path) -> Iterator[None]:
         yield
     except SafetensorError as error:
         raise CannotWrite(f"{folder} cannot be written: {reason(error)}") from error
-
-
-class Interrupted(SystemExit):
-    """Raised between two steps after a signal; the state has been saved."""
 
 
 @dataclass
@@ -106,36 +95,6 @@ class Progress:
     claim_tests: dict[str, str] = field(default_factory=dict)
 
 
-def say(line: str, log: Path | None) -> None:
-    """Print a line and append it to the log.
-
-    Neither a closed terminal nor a full disk may end a training.
-    """
-    if log is not None:
-        try:
-            with log.open("a") as stream:
-                stream.write(line + "\n")
-        except OSError as error:
-            line += f"  (the log {log} cannot be written: {error.strerror})"
-    with suppress(OSError):
-        print(line, flush=True)
-
-
-@contextmanager
-def stop_signals() -> Iterator[list[int]]:
-    """Collect SIGINT and SIGTERM in a list instead of dying in the middle of a step."""
-    received: list[int] = []
-    old = {
-        number: signal.signal(number, lambda number, _frame: received.append(number))
-        for number in (signal.SIGINT, signal.SIGTERM)
-    }
-    try:
-        yield received
-    finally:
-        for number, handler in old.items():
-            signal.signal(number, handler)
-
-
 class Trainer:
     """One run from its spec to its files.
 
@@ -152,7 +111,7 @@ class Trainer:
             says.
         group: the processes that train the run together; None is this one alone.
         execution: how masked layers run: ``dense``, ``skip``, or ``auto`` for what is faster.
-        first: where the weights come from if the spec ``starts_from`` others; see `start_from`.
+        first: the ``model`` folder of the run that the spec ``starts_from``, or a file of weights.
         log: a file that gets the status lines too.
     """
 
@@ -198,14 +157,15 @@ class Trainer:
         continues = spec.starts_from is not None and spec.starts_from.step is not None
         self.first_weights: str | None = None
         if first is not None and not continues:
-            self.first_weights = self.start_from(first)
+            self.first_weights = _starts().take_over(self.model, first, spec, self.task)
         self.model = self.ranks.shard(self.model)
         self.sparsity: SparsityAlgorithm | None = None
         if spec.sparsity is not None:
             with refusals(f"the sparsity of {spec.id}"):
                 config = spec.mask_config(masks)
                 if isinstance(config, dict) and config.get("init_method") in SCORED:
-                    self.rank_weights(config)
+                    self.check_whole(config["init_method"])
+                    _ranking().rank_weights(self.model, config, self.task, self.device)
                 self.sparsity = configure(config)
                 self.sparsity.apply(self.model)
         if spec.starts_from is None:
@@ -218,11 +178,13 @@ class Trainer:
         #: Seconds of another run's training that this one went on from.
         self.borrowed_s = 0.0
         origin = {"code": code_hash, "data": self.task.data["hash"]}
-        self.kept = state_dir / STATES
+        self.kept = state_dir / exports.STATES
         self.execute(self.choose(execution))
         if continues:
             assert first is not None
-            self.first_weights = self.continue_from(first)
+            state, self.first_weights = _starts().kept_state(first, spec, origin["data"])
+            self.restore(state)
+            self.borrowed_s = self.progress.elapsed_s
         self.saved = Saved(state_dir, {**origin, "first_weights": self.first_weights}, self.say)
 
     # Start
@@ -239,115 +201,13 @@ class Trainer:
             self.transform = {**totals, "dense_step": dense_step}
         return model, masks
 
-    def rank_weights(self, config: dict[str, Any]) -> None:
-        """Score the weights for masks that are pruned at initialisation, on the first batches."""
+    def check_whole(self, method: str) -> None:
+        """Raise `UserError`, one sentence, where this process has a part of the weights alone."""
         if self.ranks.sharded:
             raise UserError(
-                f"sparsity.init_method is {config['init_method']!r}, which needs the whole model "
+                f"sparsity.init_method is {method!r}, which needs the whole model "
                 "in one process; take the strategy ddp"
             )
-        at_init = importlib.import_module("sparse_lib.masks.at_init")
-        twin = copy.deepcopy(self.model).train()  # forward passes change running statistics
-        probe = configure({**config, "init_method": "random", "distribution": None})
-        masked = probe.apply(copy.deepcopy(self.model)) and probe.sparse_params
-        batches = [
-            over(self.task.batch(step), lambda part: part.to(self.device))
-            for step in range(RANKING_BATCHES)
-        ]
-
-        def loss() -> torch.Tensor:
-            return sum(self.task.loss(twin, batch) for batch in batches) / len(batches)
-
-        method, options = config["init_method"], {}
-        if method in ("force", "iterative-snip"):
-            sizes = [param.mask.numel() for param in masked.values()]
-            present = sum(int(param.mask.count_nonzero()) for param in masked.values())
-            options["sparsity"] = 1 - present / sum(sizes)
-        state = torch.get_rng_state()
-        scores = at_init.rank(twin, loss, method, params=list(masked), **options)
-        torch.set_rng_state(state)
-        weights = dict(self.model.named_parameters())
-        for name, score in scores.items():
-            keep_score(weights[name], method, score)
-
-    def start_from(self, path: Path) -> str:
-        """Take over weights and masks; returns the hash of the file.
-
-        Args:
-            path: the ``model`` folder of a finished run, or a safetensors file of any layout of
-                `sparse_lib.checkpoint`.
-
-        Raises:
-            ValueError: if they do not fit the model.
-        """
-        start = self.spec.starts_from
-        assert start is not None
-        # The same seed, so the weights that the first phase began with (Frankle and Carbin 2019).
-        fresh = copy.deepcopy(self.model.state_dict()) if start.rewind else {}
-        if path.is_dir():
-            self.task.check_start(path)
-        try:
-            if path.is_dir():
-                self.load_export(path)
-                path /= "model.safetensors"
-            else:
-                weights, masks = read_safetensors(path)
-                load_checkpoint(self.model, {**weights, **_as_buffers(masks)})
-        except (OSError, RuntimeError, ValueError) as error:
-            if is_bug(error):
-                raise
-            raise UserError(
-                f"the weights of {start.run} do not fit the model of {self.spec.id}: "
-                f"{' '.join(str(error).split())}"
-            ) from None
-        masks = masks_of(self.model)
-        if fresh:
-            load_checkpoint(self.model, {**fresh, **_as_buffers(masks)})
-        if start.densify:
-            densify(self.model)
-        if start.revived is not None:
-            _revive().scaled_normal(self.model, masks, seed=self.spec.seed)
-        return hashlib.sha256(path.read_bytes()).hexdigest()
-
-    def continue_from(self, path: Path) -> str:
-        """Go on from a step whose state another run kept; returns the hash of its file.
-
-        Args:
-            path: the ``model`` folder of that run.
-
-        Raises:
-            UserError: if it kept no such state, or one of a run that differs.
-        """
-        start = self.spec.starts_from
-        assert start is not None and start.step is not None
-        file = path / STATES / f"{start.step}.pt"
-        if not file.is_file():
-            raise UserError(f"{file} is missing: {start.run} kept no state of step {start.step}")
-        state = torch.load(file, map_location="cpu", weights_only=True)
-        if state["origin"]["data"] != self.task.data["hash"]:
-            raise UserError(f"{start.run} was trained on other data than {self.spec.id} is")
-        self.restore(state)
-        self.borrowed_s = self.progress.elapsed_s
-        return hashlib.sha256(file.read_bytes()).hexdigest()
-
-    def load_export(self, folder: Path) -> None:
-        """Load what `export` wrote, masks included."""
-        from safetensors.torch import load_file, load_model
-
-        try:
-            load_model(self.model, folder / "model.safetensors")
-        except RuntimeError:
-            # transformers saves some models (GPT-NeoX) under other names, which only it maps back.
-            read: Any = getattr(type(self.model), "from_pretrained", None)
-            if read is None:
-                raise
-            twin, found = read(folder, local_files_only=True, output_loading_info=True)
-            if any(found.values()):
-                raise
-            self.model.load_state_dict(twin.state_dict())
-        if (folder / MASKS).is_file():
-            masks = _as_buffers(load_file(folder / MASKS))
-            load_checkpoint(self.model, {**self.model.state_dict(), **masks})
 
     def can_run(self, execution: str) -> bool:
         """Whether masked layers can run so: one process, and the right device."""
@@ -625,9 +485,9 @@ class Trainer:
         if masks:
             from safetensors.torch import save_file
 
-            save_file(masks, folder / MASKS)
+            save_file(masks, folder / exports.MASKS)
         if self.kept.is_dir():
-            shutil.copytree(self.kept, folder / STATES)
+            shutil.copytree(self.kept, folder / exports.STATES)
 
 
 def train(
@@ -671,7 +531,7 @@ def train(
     keep_memory()
     with stop_signals() as received, ranks(strategy, device) as group, ExitStack() as held:
         if group.first:
-            done = not _locked(spec, state_dir, received, log, held) and finished(out, spec)
+            done = not locked(spec.id, state_dir, received, log, held) and finished(out, spec)
             if not done:
                 data.verify(data_dir)
         if group.from_first(done if group.first else None):
@@ -713,27 +573,6 @@ def train(
             f"done: {trainer.progress.step} steps in {trainer.progress.elapsed_s:.0f} s, "
             f"validation loss {final['loss']:.4f}"
         )
-
-
-def _locked(
-    spec: RunSpec, state_dir: Path, received: list[int], log: Path | None, held: ExitStack
-) -> bool:
-    """Take the run's lock until ``held`` closes; whether it was free at once."""
-    state_dir.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(state_dir.with_name(f"{state_dir.name}.lock"))
-    waited = False
-    while True:
-        try:
-            lock.acquire(timeout=0.5)
-            break
-        except Timeout:
-            if received:
-                raise Interrupted(128 + received[0]) from None
-            if not waited:
-                say(f"{spec.id}  another trainer has this run; waiting for it", log)
-            waited = True
-    held.callback(lock.release)
-    return not waited
 
 
 def finished(out: Path, spec: RunSpec) -> bool:

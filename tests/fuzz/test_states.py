@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from experiments.specs.expand import study_runs
 from experiments.specs.read import load_study
 from experiments.specs.run import RunSpec
+from experiments.training import exports
 from experiments.training import loop as training
 from tests.experiments.specs.edit import edited
 from tests.fuzz import inputs, oracle
@@ -50,7 +51,7 @@ def train(folder: Path) -> str:
         state_dir=folder / "state" / "run",
     )
     model = folder / "out" / "model"
-    content = (model / "model.safetensors").read_bytes() + (model / training.MASKS).read_bytes()
+    content = (model / "model.safetensors").read_bytes() + (model / exports.MASKS).read_bytes()
     return hashlib.sha256(content).hexdigest()
 
 

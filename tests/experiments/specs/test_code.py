@@ -116,6 +116,10 @@ def expected() -> dict[str, set[Path]]:
         entries.append(EXPERIMENTS / "models" / f"{spec.model.name}.py")
         if spec.sparsity is not None:
             entries.append(ROOT / "sparse_lib" / "algorithms" / f"{spec.algorithm}.py")
+            if "init_method" in spec.sparsity:
+                entries.append(EXPERIMENTS / "training" / "ranking.py")
+        if spec.starts_from is not None:
+            entries.append(EXPERIMENTS / "training" / "starts.py")
         if spec.transform is not None:
             entries.append(EXPERIMENTS / "models" / "_transform.py")
         made[f"train {name}"] = closure(*entries)

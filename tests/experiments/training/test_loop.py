@@ -13,7 +13,9 @@ from filelock import FileLock
 
 from experiments.specs.run import RunSpec
 from experiments.tasks import epoch_order, lm, warmup_cosine
+from experiments.training import exports
 from experiments.training import loop as training
+from experiments.training.interruption import Interrupted
 from tests.experiments.specs.edit import edited
 from tests.experiments.training.short import (
     RUNS,
@@ -45,7 +47,7 @@ def test_a_run_goes_on_with_the_choice_of_the_machine_that_began_it(corpus, tmp_
     assert expected["execution"] == "auto"
     trainer = training.Trainer(spec, data_dir=corpus, state_dir=tmp_path / "state" / "run",
                                code_hash="1" * 64)  # fmt: skip
-    with pytest.raises(training.Interrupted):
+    with pytest.raises(Interrupted):
         trainer.run([15])
     monkeypatch.setenv("SPARSE_LIB_SKIP_COSTS", "100,100,100")
     result = run_training(spec, corpus, tmp_path)
@@ -59,7 +61,7 @@ def test_a_run_goes_on_with_the_choice_of_the_machine_that_began_it(corpus, tmp_
 def test_a_signal_saves_and_says_so(corpus, tmp_path, capsys):
     spec = short_spec("rigl")
     trainer = training.Trainer(spec, data_dir=corpus, state_dir=tmp_path / "state")
-    with pytest.raises(training.Interrupted) as caught:
+    with pytest.raises(Interrupted) as caught:
         trainer.run([15])
     assert caught.value.code == 143
     assert len(trainer.saved.files()) == 1
@@ -70,7 +72,7 @@ def test_a_run_that_moves_to_another_machine_says_so(corpus, tmp_path, monkeypat
     spec = short_spec("rigl")
     trainer = training.Trainer(spec, data_dir=corpus, state_dir=tmp_path / "state" / "run",
                                code_hash="1" * 64)  # fmt: skip
-    with pytest.raises(training.Interrupted):
+    with pytest.raises(Interrupted):
         trainer.run([15])
     gathered = training.machine.facts
     monkeypatch.setattr(
@@ -234,7 +236,7 @@ def start(spec: RunSpec, corpus: Path, folder: Path, first: Path) -> training.Tr
 def test_a_second_phase_starts_from_the_first_ones_end(first, corpus, tmp_path):
     from safetensors.torch import load_file
 
-    weights, masks = load_file(first / "model.safetensors"), load_file(first / training.MASKS)
+    weights, masks = load_file(first / "model.safetensors"), load_file(first / exports.MASKS)
     trainer = start(second_phase(densify=True), corpus, tmp_path, first)
     for name, value in trainer.model.state_dict().items():
         assert torch.equal(value, weights[name])
@@ -258,7 +260,7 @@ def test_a_second_phase_starts_from_the_first_ones_end(first, corpus, tmp_path):
 def test_revived_weights_may_start_from_a_scaled_normal(first, corpus, tmp_path):
     from safetensors.torch import load_file
 
-    weights, masks = load_file(first / "model.safetensors"), load_file(first / training.MASKS)
+    weights, masks = load_file(first / "model.safetensors"), load_file(first / exports.MASKS)
     spec = edited(
         second_phase(densify=True),
         lambda spec: spec["starts_from"].update(revived="scaled-normal"),
@@ -288,7 +290,7 @@ def test_revived_weights_may_start_from_a_scaled_normal(first, corpus, tmp_path)
 def test_a_lottery_ticket_has_the_first_weights_under_the_last_masks(first, corpus, tmp_path):
     from safetensors.torch import load_file
 
-    masks = load_file(first / training.MASKS)
+    masks = load_file(first / exports.MASKS)
     spec = edited(
         second_phase(densify=False, method="static"),
         lambda spec: spec["starts_from"].update(rewind=True),

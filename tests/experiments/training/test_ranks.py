@@ -7,7 +7,9 @@ import signal
 import pytest
 import torch
 
+from experiments.training import exports
 from experiments.training import loop as training
+from experiments.training.interruption import Interrupted
 from tests import ranks
 from tests.experiments.training.short import run_training, short_spec
 
@@ -45,7 +47,7 @@ def worker(rank, size, corpus, folder, plan):
                 state_dir=folder / name / "state" / "run",
                 strategy=strategy,
             )
-        except training.Interrupted as error:
+        except Interrupted as error:
             ended = error.code
         training.Trainer.step = step
         assert ended == (143 if stopped else None), (name, ended)
@@ -59,7 +61,7 @@ def result(folder):
 def masks(folder):
     from safetensors.torch import load_file
 
-    return load_file(folder / "out" / "model" / training.MASKS)
+    return load_file(folder / "out" / "model" / exports.MASKS)
 
 
 @pytest.mark.slow

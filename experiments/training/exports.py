@@ -1,0 +1,43 @@
+"""What a run's folder ``model`` holds beside the weights, and how they are read back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sparse_lib.checkpoint import load_checkpoint
+
+#: Beside the exported weights: the masks that they were trained with.
+MASKS = "masks.safetensors"
+#: Folder beside them with the states that other runs continue, named by their steps.
+STATES = "states"
+
+
+def as_buffers(masks: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Masks under the names that a layout with mask buffers gives them."""
+    return {f"{name}_mask": mask for name, mask in masks.items()}
+
+
+def load(model: torch.nn.Module, folder: Path) -> None:
+    """Load weights and masks of an exported model.
+
+    Raises:
+        RuntimeError: If they do not fit.
+    """
+    from safetensors.torch import load_file, load_model
+
+    try:
+        load_model(model, folder / "model.safetensors")
+    except RuntimeError:
+        # transformers saves some models (GPT-NeoX) under other names, which only it maps back.
+        read: Any = getattr(type(model), "from_pretrained", None)
+        if read is None:
+            raise
+        twin, found = read(folder, local_files_only=True, output_loading_info=True)
+        if any(found.values()):
+            raise
+        model.load_state_dict(twin.state_dict())
+    if (folder / MASKS).is_file():
+        load_checkpoint(model, {**model.state_dict(), **as_buffers(load_file(folder / MASKS))})

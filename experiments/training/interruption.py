@@ -1,0 +1,63 @@
+"""What ends a training before its last step, and what keeps two of the same run apart."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from experiments.training.console import say
+
+
+class Interrupted(SystemExit):
+    """Raised between two steps after a signal; the state has been saved."""
+
+
+@contextmanager
+def stop_signals() -> Iterator[list[int]]:
+    """Collect SIGINT and SIGTERM in a list instead of dying in the middle of a step."""
+    received: list[int] = []
+    old = {
+        number: signal.signal(number, lambda number, _frame: received.append(number))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield received
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)
+
+
+def locked(
+    name: str, state_dir: Path, received: list[int], log: Path | None, held: ExitStack
+) -> bool:
+    """Take the lock of a run until ``held`` closes; whether it was free at once.
+
+    Args:
+        name: the run's id, for the message to who waits.
+        state_dir: the lock is a file beside it.
+        received: signals, of which any ends the wait.
+        log: a file that gets the message too.
+        held: what the lock is released with.
+
+    Raises:
+        Interrupted: after a signal.
+    """
+    state_dir.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(state_dir.with_name(f"{state_dir.name}.lock"))
+    waited = False
+    while True:
+        try:
+            lock.acquire(timeout=0.5)
+            break
+        except Timeout:
+            if received:
+                raise Interrupted(128 + received[0]) from None
+            if not waited:
+                say(f"{name}  another trainer has this run; waiting for it", log)
+            waited = True
+    held.callback(lock.release)
+    return not waited

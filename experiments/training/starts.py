@@ -1,0 +1,83 @@
+"""Runs that begin with what another run has trained.
+
+Imported by name, so that runs that begin anew do not depend on this code.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from experiments.errors import UserError, is_bug
+from experiments.specs.run import RunSpec
+from experiments.training import exports, revive
+from sparse_lib.checkpoint import densify, load_checkpoint, masks_of, read_safetensors
+
+
+def take_over(model: torch.nn.Module, path: Path, spec: RunSpec, task: Any) -> str:
+    """Give a model the weights and masks of a file; returns the hash of the file.
+
+    Args:
+        model: fresh, of the run's seed.
+        path: the ``model`` folder of a finished run, or a safetensors file of any layout of
+            `sparse_lib.checkpoint`.
+        spec: of the run that begins; its ``starts_from`` says what becomes of the masks.
+        task: refuses the folder of a run whose vocabulary or the like is another one.
+
+    Raises:
+        UserError: if they do not fit the model.
+    """
+    start = spec.starts_from
+    assert start is not None
+    # The same seed, so the weights that the first phase began with (Frankle and Carbin 2019).
+    fresh = copy.deepcopy(model.state_dict()) if start.rewind else {}
+    if path.is_dir():
+        task.check_start(path)
+    try:
+        if path.is_dir():
+            exports.load(model, path)
+            path /= "model.safetensors"
+        else:
+            weights, masks = read_safetensors(path)
+            load_checkpoint(model, {**weights, **exports.as_buffers(masks)})
+    except (OSError, RuntimeError, ValueError) as error:
+        if is_bug(error):
+            raise
+        raise UserError(
+            f"the weights of {start.run} do not fit the model of {spec.id}: "
+            f"{' '.join(str(error).split())}"
+        ) from None
+    masks = masks_of(model)
+    if fresh:
+        load_checkpoint(model, {**fresh, **exports.as_buffers(masks)})
+    if start.densify:
+        densify(model)
+    if start.revived is not None:
+        revive.scaled_normal(model, masks, seed=spec.seed)
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def kept_state(path: Path, spec: RunSpec, data_hash: str) -> tuple[dict[str, Any], str]:
+    """The state that another run kept at a step, and the hash of its file.
+
+    Args:
+        path: the ``model`` folder of that run.
+        spec: of the run that goes on from there; its ``starts_from`` names the step.
+        data_hash: of the prepared data that it trains on.
+
+    Raises:
+        UserError: if that run kept no such state, or was trained on other data.
+    """
+    start = spec.starts_from
+    assert start is not None and start.step is not None
+    file = path / exports.STATES / f"{start.step}.pt"
+    if not file.is_file():
+        raise UserError(f"{file} is missing: {start.run} kept no state of step {start.step}")
+    state = torch.load(file, map_location="cpu", weights_only=True)
+    if state["origin"]["data"] != data_hash:
+        raise UserError(f"{start.run} was trained on other data than {spec.id} is")
+    return state, hashlib.sha256(file.read_bytes()).hexdigest()
