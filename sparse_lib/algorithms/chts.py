@@ -87,6 +87,8 @@ class CHTs(DropAndGrow):
             strength = relative_importance(strength)
         if (delta := self.delta) == 1:
             return strength
+        if delta == 0:  # all weights alike, also those that are 0
+            return self._race(p, "dropped", shards.by_shard(lambda s: s.double() * 0, strength))
         exponent = delta / (1 - delta)
         return self._race(p, "dropped", shards.by_shard(lambda s: exponent * _log(s), strength))
 

@@ -13,6 +13,7 @@ from sparse_lib.checks import check_fraction
 from sparse_lib.core import distributed
 from sparse_lib.core.dynamic import DropAndGrow
 from sparse_lib.core.parameter import SparseParameter
+from sparse_lib.masks import shards
 from sparse_lib.masks.counts import num_true
 from sparse_lib.masks.makers import (
     add_best,
@@ -96,15 +97,52 @@ class SNFS(DropAndGrow):
 
     def _advance(self, optimizer: Optimizer, autoupdate: bool) -> None:
         self._restore_gradients()
-        for name, gradient in self._dense.items():
-            assert isinstance(gradient, Tensor)  # all of it is kept
+        scales = self._scales()
+        for name in scales or self._dense:
             weight = self.sparse_params[name].param
-            gradient = self._as_optimized(weight, gradient)
+            gradient = self._dense.get(name)
+            assert isinstance(gradient, Tensor | None)  # all of it is kept
+            if gradient is None:  # other ranks have one
+                gradient = torch.zeros_like(weight)
+            elif scales:
+                gradient = gradient * scales[name]
+            else:
+                gradient = self._as_optimized(weight, gradient)
             gradient = torch.where(gradient.isfinite(), gradient, 0).to(weight.dtype)
             past = self._momenta.get(name)
             past = torch.zeros_like(weight) if past is None else past.to(weight.device)
             self._momenta[name] = past.lerp_(gradient, 1 - self.momentum)
         super()._advance(optimizer, autoupdate)
+
+    def _scales(self) -> dict[str, float]:
+        """What clipping and loss scaling made of the mean of the ranks' dense gradients.
+
+        By name of a weight that has a gradient on any rank; the same on every rank. Empty where
+        the gradients that are kept are means already: in one process, and of sharded weights.
+        """
+        params = self.sparse_params
+        if distributed.world_size() == 1 or any(
+            shards.is_sharded(s.param) for s in params.values()
+        ):
+            return {}
+        products = torch.zeros(2, len(params), dtype=torch.float64)
+        for index, (name, sparse) in enumerate(params.items()):
+            seen = sparse.param.grad
+            if seen is None:
+                continue
+            seen = (seen.to_dense() if seen.is_sparse else seen).double()
+            products[0, index] = (seen * seen).sum()
+            if isinstance(kept := self._dense.get(name), Tensor):
+                products[1, index] = (seen * kept).sum()  # 0 where this rank has no gradient
+        products = products.to(next(iter(params.values())).param.device) if params else products
+        distributed.average_([products])
+        # seen = scale * mean(kept) where present, so <seen, seen> = scale * mean(<seen, kept>).
+        squares, inner = products.tolist()
+        return {
+            name: (square / product if product > 0 else 1.0)
+            for name, square, product in zip(params, squares, inner, strict=True)
+            if square > 0 or name in self._dense
+        }
 
     def _share_dense_gradients(self) -> None:
         # The momentum is linear in the gradients, so the ranks' mean may wait for an update.
@@ -113,7 +151,9 @@ class SNFS(DropAndGrow):
         for name, sparse in self.sparse_params.items():
             if name not in self._momenta:
                 self._momenta[name] = torch.zeros_like(sparse.param)
-        distributed.average_(self._momenta[name] for name in self.sparse_params)
+        momenta = [self._momenta[name] for name in self.sparse_params]
+        # Those of sharded parameters are of averages already.
+        distributed.average_(momentum for momentum in momenta if not shards.is_sharded(momentum))
 
     def new_masks(
         self, params: Mapping[str, SparseParameter], targets: Mapping[str, float]
@@ -132,17 +172,20 @@ class SNFS(DropAndGrow):
             left = {n: torch.where(mask, scores[n], -1) for n, mask in kept.items()}
             return make_masks_global_topk(left, 1 - goal / sum(sizes.values())).items()
         room = {name: sizes[name] - num_true(mask) for name, mask in kept.items()}
-        strength = {
-            name: float(self.momentum_of(sparse.param).abs()[sparse.mask].double().mean())
-            if num_true(sparse.mask)
-            else 0.0
-            for name, sparse in params.items()
-        }
+        strength = {name: self._strength(sparse) for name, sparse in params.items()}
         shares = allot(goal - sum(map(num_true, kept.values())), strength, room)
         return [
             (name, add_best(self.grow_score(sparse.param), kept[name], shares[name]))
             for name, sparse in params.items()
         ]
+
+    def _strength(self, sparse: SparseParameter) -> float:
+        """Mean magnitude of the momentum of the present weights; 0 without any."""
+        momentum = shards.local(self.momentum_of(sparse.param)).abs().double()
+        total = momentum[shards.local(sparse.mask)].sum()
+        return float(shards.total(total, shards.group_of(sparse.param))) / max(
+            num_true(sparse.mask), 1
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """See :meth:`DropAndGrow.state_dict`; also the momenta, by full name."""

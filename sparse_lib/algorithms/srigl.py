@@ -31,7 +31,8 @@ class SRigL(RigL):
     3. Each neuron that is left has ``k // a'`` weights (at most all of its inputs): its largest
        survivors first, then the positions with the largest gradients.
 
-    So a tensor has ``k - k % a'`` weights, or fewer; vectors are treated as in RigL.
+    So a tensor has ``k - k % a'`` weights, or fewer; vectors are treated as in RigL. Transposed
+    convolutions with groups are refused.
 
     Args:
         sparsity: See :class:`SparsityAlgorithm`.
@@ -102,7 +103,15 @@ class SRigL(RigL):
         return active & enough
 
     def _is_transposed(self, p: Tensor) -> bool:
-        return layer_kind(self._by_param(p).module) in ("conv1d", "conv_transpose")
+        sparse = self._by_param(p)
+        kind = layer_kind(sparse.module)
+        groups = getattr(sparse.module, "groups", 1)
+        if kind == "conv_transpose" and groups > 1:  # whose weight has outputs of one group
+            raise ValueError(
+                f"{sparse.name!r} is of a transposed convolution with groups={groups}, whose "
+                "outputs SRigL cannot tell apart; leave it out by param_filter"
+            )
+        return kind in ("conv1d", "conv_transpose")
 
     def _initial_mask(self, sparse: SparseParameter, sparsity: float) -> Tensor:
         if sparse.param.dim() < 2:

@@ -103,7 +103,9 @@ class TopK(DynamicSparsityAlgorithm):
         """The largest magnitudes, those of each output and input first."""
         score = visible_magnitude(p)
         if p.dim() > 1 and (self.min_per_output or self.min_per_input):
-            score = torch.where(self._due(p, score), score + score.max() + 1, score)
+            due = self._due(p, score)
+            score = score.double()  # in which magnitudes that differ do so after a sum, too
+            score = torch.where(due, score + score.max() + 1, score)
         return make_mask_topk_sparsity(
             score, sparsity, score_shaper=self.score_shaper, rules=self.rules
         )

@@ -29,7 +29,10 @@ class TopKAST(HiddenWeights):
     exploration loss adds ``regularization * w`` to the gradient of weights in ``A`` and
     ``regularization * w / density`` to that of weights in ``B`` alone, where ``density`` is the
     share of ``A`` (the paper's exploration regularisation, with squares). The paper's selection
-    runs on the host every 100 steps; here it is wherever the weights are.
+    runs on the host every 100 steps; here it is wherever the weights are. The paper computes the
+    weight gradient of ``B`` alone, ``2 f_A + f_B`` FLOPs a step; here that of all weights is
+    computed and counted, ``2 f_A + f_D``, and what clips gradients before the optimizer's step
+    sees all of it.
 
     Args:
         sparsity: Sparsity of the forward pass, see :class:`SparsityAlgorithm`.

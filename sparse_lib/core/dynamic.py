@@ -44,7 +44,7 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
     """Base of algorithms that replace masks on update steps.
 
     Subclasses define ``update_mask(p, mask, sparsity)``. Between update steps nothing is computed.
-    A parameter without a gradient at an update step keeps its mask.
+    A parameter that no gradient reached before an update step keeps its mask.
 
     Args:
         sparsity: See :class:`SparsityAlgorithm`.
@@ -55,7 +55,8 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
         grown_init: Where grown weights start: ``"zeros"`` (RigL, Evci et al. 2020), ``"normal"``
             or ``"uniform"`` (drawn with the spread of the present weights; SET, Mocanu et al.
             2018, re-draws), ``"gradient"`` or ``"gradient_sign"`` (minus the dense gradient or
-            its sign; options of the RigL authors' code).
+            its sign, a step downhill; the RigL authors' code has the gradient itself, divided by a
+            number).
         grown_init_scale: Factor of ``grown_init``.
         skip_update_on_mask_steps: Leave the weights alone on mask-update steps, as the RigL paper
             (algorithm 1) and JaxPruner do.
@@ -264,7 +265,7 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
             return gradient
         given, group = shards.local(weight.grad), shards.group_of(weight)
         seen = (given.to_dense() if given.is_sparse else given).double()
-        kept = shards.local(gradient).double().masked_fill_(seen == 0, 0)
+        kept = shards.local(gradient).double().masked_fill(seen == 0, 0)
         norm = shards.total(kept.pow(2).sum(), group)
         scale = float(shards.total((seen * kept).sum(), group) / norm) if norm > 0 else 1.0
         return gradient * scale if norm > 0 else gradient
@@ -294,6 +295,8 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
                 if name in self._dense or gradient is None or sparse.guard.gradient_is_clean:
                     continue
                 gradient = gradient.detach()  # set by hand
+                if not self._is_set(gradient, sparse):
+                    continue
                 self._dense[name] = gradient.to_dense() if gradient.is_sparse else gradient.clone()
         super()._before_step(optimizer, args, kwargs)
         due = self.autoupdate and self.is_update_step(self.step + 1)
@@ -304,6 +307,12 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
                     "would compute the gradients anew"
                 )
             self._hide_gradients(optimizer)
+
+    def _is_set(self, gradient: Tensor, sparse: SparseParameter) -> bool:
+        """False for what ``zero_grad(set_to_none=False)`` leaves where no backward pass came."""
+        given = shards.local(gradient)
+        given = given._values() if given.is_sparse else given
+        return bool(shards.total(given.count_nonzero(), shards.group_of(sparse.param)))
 
     def _hide_gradients(self, optimizer: Optimizer) -> None:
         # Torch optimizers pass over parameters without a gradient, states and decay included.

@@ -104,6 +104,8 @@ def global_(
 ) -> dict[str, float]:
     """What pruning all tensors together by magnitude leaves in each.
 
+    An algorithm's ``distribution="global"`` ranks so whatever its own criterion is.
+
     Args:
         weights: Name to weights.
         sparsity: Over all tensors together, in [0, 1].

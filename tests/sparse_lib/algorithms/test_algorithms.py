@@ -176,6 +176,22 @@ def test_a_parameter_without_gradient_keeps_its_mask():
     assert torch.equal(before, model[2].weight_mask)
 
 
+@pytest.mark.parametrize("to_none", [True, False])
+def test_a_layer_that_a_step_does_not_use_keeps_its_mask_however_gradients_are_cleared(to_none):
+    model = make_model()
+    algorithm = RigL(0.5, update=2, seed=1)
+    algorithm.apply(model)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    algorithm.apply(optimizer)
+    train(model, optimizer, 1)
+    first, second = model[0].weight_mask.clone(), model[2].weight_mask.clone()
+    optimizer.zero_grad(set_to_none=to_none)
+    model[0](torch.randn(4, 12)).pow(2).sum().backward()
+    optimizer.step()
+    assert torch.equal(second, model[2].weight_mask)
+    assert not torch.equal(first, model[0].weight_mask)
+
+
 def test_a_late_start_is_sparse_unless_the_rules_start_dense():
     for compat, expected in ((None, 0.5), ("cstorch-2.10", 0.0)):
         algorithm = SET(0.5, update={"freq": 5, "start": 10}, compat=compat)

@@ -111,6 +111,17 @@ def test_a_weight_that_is_nan_stays_and_one_that_is_zero_goes_first():
     assert layer.weight.isnan().any()
 
 
+def test_without_an_exponent_all_weights_are_alike_also_those_that_are_zero():
+    weight = torch.zeros(20, 50)
+    weight[:, ::2] = torch.linspace(1, 9, 500).view(20, 25)
+    algorithm = sl.CHTs(0.0, 1, delta=0.0, seed=0)
+    layer = layer_of(torch.ones(20, 50).bool(), weight)
+    algorithm.apply(layer)
+    stay = algorithm.drop_score(layer.weight).flatten().topk(500).indices
+    share = float((layer.weight.detach().flatten()[stay] == 0).double().mean())
+    assert abs(share - 0.5) < 4 * math.sqrt(0.25 / 500)  # a draw of 500 of 1000
+
+
 def test_the_exponent_rises_and_the_state_goes_on():
     delta = {"type": "linear", "init": 0.5, "slope": 0.1}
     model = torch.nn.Sequential(torch.nn.Linear(12, 16), torch.nn.Tanh(), torch.nn.Linear(16, 6))

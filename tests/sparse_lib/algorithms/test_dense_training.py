@@ -60,6 +60,18 @@ def test_topk_keeps_the_best_weights_of_each_output_and_input():
     assert layer.weight_mask.any(0).all() and layer.weight_mask.any(1).all()
 
 
+def test_topk_ranks_by_magnitude_in_bfloat16_too():
+    torch.manual_seed(0)
+    weight = (0.02 * torch.randn(64, 64)).bfloat16()
+    masks = []
+    for dtype in (torch.bfloat16, torch.float64):
+        layer = nn.Linear(64, 64, bias=False, dtype=dtype)
+        layer.weight.data = weight.to(dtype)
+        sl.TopK(0.99, min_per_output=1).apply(layer)
+        masks.append(layer.weight_mask)
+    assert torch.equal(*masks)
+
+
 def test_topk_counts_minima_of_neurons_in_transposed_layers():
     class Conv1D(nn.Module):  # as of transformers
         def __init__(self):
@@ -188,6 +200,13 @@ def test_srigl_stays_within_its_weights_where_outputs_are_more(sparsity):
         optimizer.zero_grad()
         layer(torch.ones(2, 8)).sum().backward()
         optimizer.step()
+
+
+def test_srigl_refuses_outputs_that_it_cannot_tell_apart():
+    layer = nn.ConvTranspose2d(8, 8, 3, groups=4)
+    with pytest.raises(ValueError, match="'weight' is of a transposed convolution with groups=4"):
+        sl.SRigL(0.7).apply(layer)
+    sl.SRigL(0.7).apply(nn.ConvTranspose2d(8, 8, 3))
 
 
 @pytest.mark.parametrize("largest", range(4))

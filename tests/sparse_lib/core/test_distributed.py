@@ -17,6 +17,7 @@ from sparse_lib.algorithms.gmp import GMP
 from sparse_lib.algorithms.granet import GraNet
 from sparse_lib.algorithms.rigl import RigL
 from sparse_lib.algorithms.set import SET
+from sparse_lib.algorithms.snfs import SNFS
 from sparse_lib.algorithms.srste import SRSTE
 from sparse_lib.algorithms.static import Static
 from sparse_lib.algorithms.topk import TopK
@@ -38,6 +39,7 @@ CASES = {
     "set": lambda: SET(0.7, drop_fraction=0.5, grown_init="normal", **DYNAMIC),
     "gmp": lambda: GMP(RISING, **DYNAMIC),
     "granet": lambda: GraNet(RISING, pruning="global", **DYNAMIC),
+    "snfs": lambda: SNFS(0.7, drop_fraction=0.5, redistribution="momentum", **DYNAMIC),
     "custom": lambda: ByHand(0.7, **DYNAMIC),
     "group": lambda: Group({"0.*": RigL(0.7, **DYNAMIC), "*": Static(0.5, seed=5)}),
 }
