@@ -33,7 +33,7 @@ reproduce: setup
 
 ## make smoke       the same at the smallest scale, in about four minutes
 smoke: setup
-	$(RUN) snakemake smoke
+	$(RUN) snakemake reproduce --config scale=smoke
 
 ## make test        run the tests
 test: setup
@@ -51,7 +51,7 @@ gpu: setup
 	  python benchmarks/gpu.py; \
 	  python benchmarks/gpu_loop.py; \
 	  python benchmarks/gpu_products.py; \
-	  snakemake smoke --config device=auto study=sparsity_library'
+	  snakemake reproduce --config scale=smoke device=auto study=sparsity_library'
 
 ## make check       lint, types, workflow lint and the fast tests
 check: setup lint types

@@ -27,21 +27,14 @@ rule reproduce:
     """Everything of the configured scale: train, evaluate, draw, report."""
     default_target: True
     input:
-        REQUEST.targets(SCALE),
-    localrule: True
-
-
-rule smoke:
-    """The smallest run of everything, in about four minutes."""
-    input:
-        REQUEST.targets("smoke"),
+        lambda wildcards: REQUEST.targets(SCALE),
     localrule: True
 
 
 rule report:
     """The report pages of the configured scale, and Snakemake's own report beside them."""
     input:
-        REQUEST.targets(SCALE),
+        lambda wildcards: REQUEST.targets(SCALE),
         f"reports/{SCALE}/archive.html",
     localrule: True
 
@@ -49,7 +42,7 @@ rule report:
 rule figures:
     """The figures of the configured scale."""
     input:
-        REQUEST.figures(SCALE),
+        lambda wildcards: REQUEST.figures(SCALE),
     localrule: True
 
 
@@ -64,8 +57,7 @@ rule rerun:
         f"logs/report/{SCALE}/index.log",
     localrule: True
     params:
-        python=PYTHON,
         scale=SCALE,
     shell:
         "test ! -e reports/{params.scale:q}/index.html"
-        " || {params.python:q} -m experiments index --scale {params.scale:q} > {log:q} 2>&1"
+        " || python -m experiments index --scale {params.scale:q} > {log:q} 2>&1"

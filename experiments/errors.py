@@ -92,6 +92,7 @@ def not_one_of(key: str, value: object, allowed: Iterable[str], found_in: str = 
     text = str(value)[:200]
     near = heapq.nlargest(NUM_SHOWN, allowed, key=_likeness_to(text))
     close = difflib.get_close_matches(text, near, n=1)
+    close = close or [value for value in near if value.lower() == text.lower()]
     hint = f"; did you mean {close[0]!r}?" if close else ""
     if len(allowed) <= NUM_SHOWN:
         return f"{key} is {shown}, but must be one of {', '.join(allowed)}{hint}"

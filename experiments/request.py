@@ -28,13 +28,13 @@ from experiments.specs.lookup import RUNS_OF, find_runs, planned_study
 from experiments.specs.read import load_study, study_names
 from experiments.specs.run import Run
 from experiments.specs.schema import NAME, SCALES, SpecError, Study, check_choice, module_names
+from experiments.specs.strict_yaml import read_yaml
 from experiments.store import paths
+from experiments.store.io import write_json
 from experiments.store.reference import reusable
 
-KEYS = (
-    "scale", "study", "reuse", "mirror", "offline", "device", "execution", "precision", "compile",
-    "processes", "strategy", "micro_batches", "run",
-)  # fmt: skip
+#: The keys of a command's ``--config`` and what each is without one.
+DEFAULTS: dict[str, Any] = read_yaml((ROOT / "experiments" / "config.yaml").read_text())
 NUMBERS = ("processes", "micro_batches")
 EXECUTIONS = ("auto", "dense", "skip", "semi_structured")
 CHECKED = Path(".snakemake/checked")
@@ -58,9 +58,10 @@ class Request:
         self.scale: str = self.again[0].scale if self.again else self.config["scale"]
         self.studies = {name: load_study(name) for name in study_names()}
         self._evaluation_hashes: dict[tuple, str] = {}
-        self.reruns = read_reruns()
-        for chosen in self.again:
-            self.reruns[chosen.id] = self.reruns.get(chosen.id, 0) + 1
+        self.reruns, unfinished = read_reruns()
+        if unfinished != sorted(run.id for run in self.again):  # else the same command goes on
+            for chosen in self.again:
+                self.reruns[chosen.id] = self.reruns.get(chosen.id, 0) + 1
         self.runs(self.scale)
 
     @functools.cache  # noqa: B019 (one request lives as long as its process)
@@ -319,7 +320,7 @@ class Request:
         if processes > 1:
             launched = ["-m", "torch.distributed.run", "--standalone"]
             launched += ["--nproc-per-node", str(processes)]
-        return [sys.executable, *launched, "-m", "experiments"]
+        return ["python", *launched, "-m", "experiments"]
 
     def computing(self) -> list[str]:
         """Options of ``train`` for what the command says in place of the recipe."""
@@ -342,21 +343,42 @@ class Request:
     def write_reruns(self) -> None:
         """Note how often runs were asked for again, where this request does."""
         if self.again:
-            RERUNS.parent.mkdir(exist_ok=True)
-            RERUNS.write_text(json.dumps(self.reruns, indent=1))
+            self._note_reruns(sorted(run.id for run in self.again))
+
+    def finish_reruns(self) -> None:
+        """Note that all runs that were asked for again are done."""
+        if self.again:
+            self._note_reruns([])
+
+    def _note_reruns(self, unfinished: list[str]) -> None:
+        RERUNS.parent.mkdir(exist_ok=True)
+        write_json(RERUNS, {"times": self.reruns, "unfinished": unfinished})
+
+    def differing(self) -> list[str]:
+        """``key=value`` of what the command says otherwise than ``experiments/config.yaml``."""
+        return [
+            f"{key}={value if isinstance(value, str) else json.dumps(value)}"
+            for key, value in self.config.items()
+            if value != DEFAULTS[key] and key not in ("scale", "run")
+        ]
 
 
-def read_reruns() -> dict[str, int]:
-    """How often each run was asked for again.
+def read_reruns() -> tuple[dict[str, int], list[str]]:
+    """How often each run was asked for again, and those of the last command if it did not end.
 
-    The number is a parameter of its training, so one more makes Snakemake train that run, and a
-    later command without ``run`` finds nothing to do.
+    The number is a parameter of a run's training, so one more makes Snakemake train that run, and a
+    later command without ``run`` finds nothing to do. A command that was interrupted goes on when
+    it is repeated: what it trained already is not trained once more.
     """
+    if not RERUNS.is_file():
+        return {}, []
     try:
-        reruns = json.loads(RERUNS.read_text()) if RERUNS.is_file() else {}
-    except ValueError:
-        raise SpecError(f"{RERUNS} is damaged; delete it") from None
-    return reruns
+        noted = json.loads(RERUNS.read_text())
+        return noted["times"], noted["unfinished"]
+    except (ValueError, KeyError, TypeError):
+        raise SpecError(
+            f"{RERUNS} is damaged; delete it, which trains the runs that it counts once more"
+        ) from None
 
 
 def checked(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -367,11 +389,11 @@ def checked(config: Mapping[str, Any]) -> dict[str, Any]:
     """
     config = dict(config)
     for key in config:
-        if key not in KEYS:
-            close = difflib.get_close_matches(key, KEYS, n=1)
+        if key not in DEFAULTS:
+            close = difflib.get_close_matches(key, DEFAULTS, n=1)
             hint = f"; did you mean {close[0]!r}?" if close else ""
-            raise SpecError(f"unknown config key {key!r}: known are {', '.join(KEYS)}{hint}")
-    for key in KEYS:
+            raise SpecError(f"unknown config key {key!r}: known are {', '.join(DEFAULTS)}{hint}")
+    for key in DEFAULTS:
         if key not in config:
             raise SpecError(f"the config key {key} is missing")
     for key in ("mirror", "offline", "run", "precision", "compile", *NUMBERS, "strategy"):

@@ -201,18 +201,28 @@ def masked_positions_are_zero_after_every_step(case: Case) -> None:
 
 
 def counts_are_exact_at_every_update(case: Case) -> None:
-    """A mask has `num_nonzero(target, n)` weights, or fewer where ``exact_counts`` is False."""
+    """A mask has `num_nonzero(target, n)` weights, or fewer where ``exact_counts`` is False.
+
+    All masks together have as many where ``counts_per`` is ``"model"``.
+    """
     for schedule in SCHEDULES.values() if case.follows_sparsity else ():
         model, algorithm, optim = case.start(schedule)
 
         def check(algorithm: SparsityAlgorithm = algorithm) -> None:
-            for name, sparse in algorithm.sparse_params.items():
-                count = int(sparse.mask.sum())
-                asked = num_nonzero(sparse.target, sparse.mask.numel())
+            counts = {
+                f"the mask of {name!r} has": (
+                    int(sparse.mask.sum()),
+                    num_nonzero(sparse.target, sparse.mask.numel()),
+                )
+                for name, sparse in algorithm.sparse_params.items()
+            }
+            if algorithm.counts_per == "model":
+                totals = (sum(column) for column in zip(*counts.values(), strict=True))
+                counts = {"all masks have": tuple(totals)}
+            for masks, (count, asked) in counts.items():
                 expect(
                     count == asked or (not algorithm.exact_counts and count < asked),
-                    f"the mask of {name!r} has {count} weights at step {algorithm.step}, not "
-                    f"{asked}",
+                    f"{masks} {count} weights at step {algorithm.step}, not {asked}",
                 )
 
         train(model, optim, 8, after=check)

@@ -25,6 +25,7 @@ _NORM_PATTERN = re.compile(r"norm|\bln_?\w*\b|\bbn_?\d*\b")
 _PARAMETRIZED = re.compile(r"\bparametrizations\.(\w+)\.original\d*$")
 _WEIGHT_NAME = re.compile(r"weight|kernel|proj|^[wv]_?\d*(_|$)")
 _GAIN_PATTERN = re.compile(r"(_g|\bparametrizations\.\w+\.original0)$")
+_MATMULS = ("linear", "conv1d", "conv2d", "convnd", "conv_transpose")
 _CONV_TYPES = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _CONV_TRANSPOSE_TYPES = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _BATCH_NORM = nn.modules.batchnorm._NormBase
@@ -142,6 +143,9 @@ def describe(model: nn.Module) -> list[LayerDescription]:
             groups = int(getattr(module, "groups", 1)) if kind.startswith("conv") else 1
             shape = tuple(parameter.shape)
             fan_in, fan_out = fans(shape, kind=kind, groups=groups)
+            role = _role(weight_name, kind)
+            if role == "head" and _is_inner_fc(weight_name, model):
+                role = "block"
             descriptions.append(
                 LayerDescription(
                     name=module_name,
@@ -150,7 +154,7 @@ def describe(model: nn.Module) -> list[LayerDescription]:
                     weight_shape=shape,
                     fan_in=fan_in,
                     fan_out=fan_out,
-                    role="head" if module is head else _role(weight_name, kind),
+                    role="head" if module is head else role,
                     transposed=kind in ("conv1d", "conv_transpose"),
                     groups=groups,
                     tied_to=None if tied_to == weight_name else tied_to,
@@ -170,7 +174,9 @@ def default_filter(
     projections of ``nn.MultiheadAttention`` are sparse; Mamba's ``A_log`` or a bias table is not.
     The Cerebras library decides by name alone (``embedding``, ``norm``, ``lm_head``,
     ``pe_helper``) and so sparsifies ``embed_tokens``, ``wte`` and heads called otherwise; here
-    these stay dense too. Given the model, module types and tied weights count as well.
+    these stay dense too (``lm_head``, ``head``, ``classifier``, ``score``, and a model's own
+    ``fc``). Given the model, module types and tied weights count as well, and ``fc`` is a head
+    only if no other linear layer or convolution comes after it.
 
     Of a weight under ``weight_norm`` (of either torch API) the direction is sparsified and the
     gain, which has one number for each output, stays dense. Of a weight under ``spectral_norm``
@@ -181,7 +187,10 @@ def default_filter(
         param: The parameter; only its shape is read.
         model: The model that owns it, if known.
     """
-    if param.dim() < 2 or role_of_name(name) != "block" or _is_gain(name, param):
+    role = role_of_name(name)
+    if model is not None and role == "head" and _is_inner_fc(name, model):
+        role = "block"
+    if param.dim() < 2 or role != "block" or _is_gain(name, param):
         return False
     if not _is_called_weight(name):
         return False
@@ -198,6 +207,15 @@ def default_filter(
 def _is_called_weight(name: str) -> bool:
     leaf = _PARAMETRIZED.sub(r"\1", name).rpartition(".")[2].lower()
     return _WEIGHT_NAME.search(leaf) is not None and "bias" not in leaf
+
+
+def _is_inner_fc(weight_name: str, model: nn.Module) -> bool:
+    """Whether a weight is of a model's own layer ``fc`` and others multiply after it."""
+    parts = _PARAMETRIZED.sub(r"\1", weight_name).lower().split(".")
+    if parts[:-1] != ["fc"]:
+        return False
+    names = [name for name, module in model.named_modules() if layer_kind(module) in _MATMULS]
+    return bool(names) and names[-1].lower() != "fc"
 
 
 def role_of_name(name: str) -> str:

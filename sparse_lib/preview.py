@@ -28,9 +28,13 @@ from sparse_lib.masks.shapers import (
     OutputGroupScoreShaper,
     ScoreFlattener,
 )
-from sparse_lib.schedules.values import Constant
+from sparse_lib.schedules.values import Constant, Cubic, Polynomial, Sigmoid
 
 _BY_SHAPE = ScoreFlattener | OutputGroupScoreShaper | InputGroupScoreShaper | NMScoreShaper
+#: Schedules that end at a value and stay there.
+_ENDING = Constant | Cubic | Polynomial | Sigmoid
+#: Steps after which each of them has ended.
+_LONG = 10**12
 _DENSE_ROLES = ("embedding", "norm", "head")
 
 
@@ -244,6 +248,7 @@ def plan(
             if isinstance(member, DynamicSparsityAlgorithm)
             and not any(map(member.is_update_step, range(1, num_steps + 1)))
         ]
+        notes += [note for member in set(owners.values()) for note in _cut_short(member, num_steps)]
     notes += [n for row in rows for n in _warnings(row, layers.get(row.name), ties.get(row.name))]
     return Plan(parameters=rows, warnings=tuple(notes), flops=flops)
 
@@ -269,6 +274,25 @@ def _final_targets(algorithm: SparsityAlgorithm, num_steps: int | None) -> dict[
     for _ in steps[:-1]:
         levels.advance(True)
     return dict(levels.targets(steps[-1], is_update_step=True))
+
+
+def _cut_short(algorithm: SparsityAlgorithm, num_steps: int) -> list[str]:
+    """What to say where a training ends before its sparsity is what its schedule ends at."""
+    levels = algorithm.sparsity
+    if isinstance(algorithm, Static) or any(
+        not isinstance(schedule, _ENDING) for schedule in levels.schedules
+    ):
+        return []
+    last, end = (
+        max(levels.targets(step, is_update_step=True).values(), default=0.0)
+        for step in (num_steps, num_steps + _LONG)
+    )
+    if end - last < 0.01:
+        return []
+    return [
+        f"{type(algorithm).__name__} is at a sparsity of {last:.2f} after {num_steps} steps, and "
+        f"its schedule goes on to {end:.2f}: {levels.schedules[0]!r}"
+    ]
 
 
 def counts_follow_from_shapes(algorithm: SparsityAlgorithm, model: nn.Module) -> bool:

@@ -10,6 +10,7 @@ import typer
 from experiments.cli.options import Scale, StudyName, app
 from experiments.cli.report import planned
 from experiments.specs.planned import PlannedStudy
+from experiments.specs.read import load_study, study_names
 from experiments.specs.schema import SpecError, check_choice
 from experiments.store import paths
 from experiments.store.io import write_json
@@ -56,6 +57,10 @@ def predict(study: StudyName, scale: Scale = "small") -> None:
     print(f"{file}: {len(content['losses'])} losses, {len(content['signs'])} signs; commit it now")
 
 
+def _fits_laws(study: str) -> bool:
+    return "laws" in load_study(study).tables
+
+
 @app.command()
 def advise(
     params: Annotated[float, typer.Option(help="non-zero weights of the blocks", min=1, max=MOST)],
@@ -68,7 +73,8 @@ def advise(
     from experiments.analysis import advice, scaling
 
     check_choice("device", device, advice.DEVICES)
+    check_choice("study", study, [name for name in study_names() if _fits_laws(name)])
     records, facts = _records(study, scale)
     rows = advice.options(records, facts, params, tokens, device)
     waiting = scaling.waiting(scaling.finished(records, facts), facts)
-    print(advice.text(rows, params, tokens, waiting))
+    print(advice.text(rows, facts, params, tokens, waiting))

@@ -116,9 +116,9 @@ def _print_core_seconds(scale: str, study: str, chosen: list[Run], as_json: bool
         print(f"{cost:8.0f}  computation {name}")
     total = sum(run.core_seconds for run in chosen) + sum(costs.values())
     budget = BUDGET_CORE_S.get(scale)
-    of = f" of {budget}" if budget else ""
-    over = ": over the budget" if budget and total > budget else ""
-    print(f"{total:8.0f}  core-seconds in {len(chosen)} runs{of}{over}")
+    of = f" of a budget of {budget:,}" if budget else ""
+    over = ", which is over it" if budget and total > budget else ""
+    print(f"{total:8.0f}  core-seconds{of} in {len(chosen)} runs{over}")
 
 
 def _bytes(text: str) -> int:

@@ -344,13 +344,20 @@ def index(scale: Scale) -> None:
 
 
 @app.command()
-def archive(scale: Scale, study: str = "all") -> None:
+def archive(
+    scale: Scale,
+    config: Annotated[
+        list[str] | None, typer.Argument(help="key=value of the workflow's --config")
+    ] = None,
+) -> None:
     """Write Snakemake's own report of a scale: reports/<scale>/archive.html."""
+    for item in config or []:
+        if "=" not in item:
+            raise SpecError(f"config is {item!r}, but must be key=value")
     out = paths.reports(scale) / "archive.html"
-    check_choice("study", study, ["all", *study_names()], "experiments/studies")
     from experiments.report import archive as snakemake_report
 
-    snakemake_report.write(scale, study, out)
+    snakemake_report.write(scale, config or [], out)
 
 
 @app.command()

@@ -3,17 +3,19 @@
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from experiments.errors import UserError
 
 
-def write(scale: str, study: str, out: Path) -> None:
+def write(scale: str, config: Sequence[str], out: Path) -> None:
     """Write Snakemake's report of a scale: figures with captions by study, rules and run times.
 
     Args:
         scale: Name of the scale; its pages must be finished.
-        study: One study, or ``all``.
+        config: What else the workflow was asked for, each ``key=value``; another request would
+            have other inputs.
         out: HTML file to write.
 
     Raises:
@@ -21,7 +23,7 @@ def write(scale: str, study: str, out: Path) -> None:
     """
     with tempfile.TemporaryDirectory() as folder:
         made = Path(folder) / "archive.html"
-        chosen = ["--config", f"scale={scale}", f"study={study}"]
+        chosen = ["--config", f"scale={scale}", *config]
         done = subprocess.run(
             [sys.executable, "-m", "snakemake", f"reports/{scale}/index.html"]
             + ["--report", str(made), *chosen],

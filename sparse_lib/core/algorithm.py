@@ -105,6 +105,9 @@ class SparsityAlgorithm(ABC):
     exact_counts: ClassVar[bool] = True
     """False if a mask may have fewer weights than ``num_nonzero(target, n)``."""
 
+    counts_per: ClassVar[str] = "tensor"
+    """``"model"`` if masks have what the targets ask for in all tensors together, not in each."""
+
     in_registry: ClassVar[bool] = True
     """False for classes that ``configure`` should not find by name."""
 

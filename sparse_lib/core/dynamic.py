@@ -342,9 +342,20 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
         self._stepped = True
         due = autoupdate and self.is_update_step(self.step)
         if due:
+            if lacking and self._no_pass_came():
+                warn(
+                    f"masks are due at step {self.step}, but no backward pass came since the step "
+                    f"before, so there is no dense gradient to grow by: {type(self).__name__} "
+                    "leaves them as they are; call optimizer.step() once for each backward pass"
+                )
             self._update_and_enforce(optimizer)
         if autoupdate:
             self._advance_schedules(due)
+
+    def _no_pass_came(self) -> bool:
+        """Whether there are gradients, but all of them those of an earlier step."""
+        given = [s for s in self.sparse_params.values() if s.param.grad is not None]
+        return bool(given) and not self._dense and all(s.guard.gradient_is_clean for s in given)
 
     def _update_and_enforce(self, optimizer: Optimizer) -> None:
         if type(self).update is DynamicSparsityAlgorithm.update:

@@ -85,6 +85,11 @@ class SparseParameter:
     def param(self) -> nn.Parameter:
         """The parameter itself."""
         self.settle()
+        if self.param_name not in self.module._parameters:
+            raise RuntimeError(
+                f"{self.name!r} is no parameter of its module any more; parametrize a layer, or "
+                "replace its weight, before sparsity is applied to the model"
+            )
         return self.module._parameters[self.param_name]  # type: ignore[return-value]
 
     @property

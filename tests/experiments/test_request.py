@@ -1,7 +1,6 @@
 """What one command asks for: its configuration, and the files behind its pages."""
 
 import json
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -116,12 +115,23 @@ def test_a_rerun_is_of_its_runs_scale_and_counted_once_written(folder):
     assert (asked.scale, asked.reruns) == ("smoke", {FITS: 1})
     assert ask(run=FITS).reruns == {FITS: 1}  # nothing is written before a command starts
     ask(run=FITS).write_reruns()
+    assert ask(run=FITS).reruns == {FITS: 1}  # it has not ended: the same command goes on
+    other = f"{FITS},{ABSENT}"
+    assert ask(run=other).reruns == {FITS: 2, ABSENT: 1}
+    ask(run=FITS).finish_reruns()
     assert ask(run=FITS).reruns == {FITS: 2}
     ask().write_reruns()
     assert ask().reruns == {FITS: 1}
-    (folder / request.RERUNS).write_text("{")
-    with pytest.raises(SpecError, match="^state/reruns.json is damaged; delete it$"):
-        ask()
+    for damaged in ("{", "[]", '{"times": {}}'):
+        (folder / request.RERUNS).write_text(damaged)
+        with pytest.raises(SpecError, match="^state/reruns.json is damaged; delete it, which"):
+            ask()
+
+
+def test_what_a_command_says_otherwise_is_told_to_those_that_it_starts(folder):
+    assert ask().differing() == []
+    asked = ask(scale="smoke", reuse="only", offline=False, processes=2, run=None)
+    assert asked.differing() == ["reuse=only", "offline=false", "processes=2"]
 
 
 def test_studies_are_shown_where_they_have_something():
@@ -220,7 +230,7 @@ def test_a_command_says_how_runs_are_computed():
     wildcards = SimpleNamespace(scale="smoke", run=ABSENT)
     plain = ask()
     assert (plain.processes(wildcards), plain.gpus(wildcards), plain.computing()) == (1, 0, [])
-    assert plain.launcher(wildcards) == [sys.executable, "-m", "experiments"]
+    assert plain.launcher(wildcards) == ["python", "-m", "experiments"]
     asked = ask(processes=4, strategy="fsdp2", precision="bf16", compile="true", device="cuda:0")
     assert (asked.gpus(wildcards), asked.gpu(wildcards)) == (4, 1)
     assert asked.computing() == ["--precision=bf16", "--strategy=fsdp2", "--compile"]

@@ -35,7 +35,7 @@ from experiments.training.state import NUM_KEPT
 
 ROOT = Path(__file__).resolve().parents[2]
 #: Two runs, the second from the weights of the first, with evaluation, tables, figures, a page.
-WORKFLOW = ("smoke", "--config", "study=spdf")
+WORKFLOW = ("reproduce", "--config", "scale=smoke", "study=spdf")
 #: Environment variable that marks every process of one workflow, orphans included.
 MARK = "SPARSE_KILLER"
 #: Keys, columns and metrics that hold times, or digests of them, which no two runs share.

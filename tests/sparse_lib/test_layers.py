@@ -117,6 +117,28 @@ def test_default_filter_keeps(name):
     assert default_filter(name, torch.empty(4, 4))
 
 
+class Net(nn.Module):
+    def __init__(self, *names):
+        super().__init__()
+        for name in names:
+            setattr(self, name, nn.Linear(4, 4))
+
+
+@pytest.mark.parametrize(
+    ("names", "sparse"),
+    [(["fc", "out"], {"fc", "out"}), (["conv", "fc"], {"conv"}), (["fc"], set())],
+)
+def test_a_layer_called_fc_is_a_head_only_where_it_is_the_last(names, sparse):
+    model = Net(*names)
+    by_filter = {
+        name.split(".")[0]
+        for name, param in model.named_parameters()
+        if default_filter(name, param, model)
+    }
+    by_role = {layer.name for layer in describe(model) if layer.role == "block"}
+    assert by_filter == by_role == sparse
+
+
 def test_default_filter_leaves_out_vectors():
     assert not default_filter("layers.0.q_proj.bias", torch.empty(4))
 

@@ -59,6 +59,15 @@ def test_a_name_is_a_reason():
     assert reasons["fc.weight"] == "head"
 
 
+@pytest.mark.parametrize(("num_steps", "told"), [(500, 1), (1500, 1), (2000, 0), (None, 0)])
+def test_a_schedule_that_the_training_does_not_reach_the_end_of_is_told(num_steps, told):
+    cubic = {"type": "cubic", "init_sparsity": 0.0, "end_sparsity": 0.8}
+    cubic |= {"sparsity_start_step": 1000, "sparsity_end_step": 2000}
+    config = {"algorithm": "gmp", "sparsity": cubic, "update": {"freq": 100}}
+    notes = plan(Tiny(), config, num_steps=num_steps).warnings
+    assert len([note for note in notes if "goes on to 0.80" in note]) == told
+
+
 def test_flops_are_those_of_the_closed_form():
     model = Tiny()
     result = plan(model, 0.9, batch_size=2, sequence_length=5)

@@ -20,10 +20,12 @@ from experiments.store.paths import REFERENCE_RUNS
 pytestmark = pytest.mark.slow
 
 
-def snakemake(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess:
+def snakemake(
+    *arguments: str, cwd: Path = ROOT, python: str = sys.executable
+) -> subprocess.CompletedProcess:
     """Call snakemake; never raises."""
     return subprocess.run(
-        [sys.executable, "-m", "snakemake", *arguments],
+        [python, "-m", "snakemake", *arguments],
         cwd=cwd,
         capture_output=True,
         text=True,
@@ -275,7 +277,11 @@ def test_what_is_deleted_under_a_finished_report_comes_back(small_project):
     assert done.returncode == 0, done.stdout + done.stderr
     table = small_project / "reports/smoke/alone/tables/library_overhead.csv"
     assert table.read_text() == "x\n1\n"
-    assert "Nothing to be done" in snakemake(*smoke, cwd=small_project).stderr
+    # Also where Python is called by another name.
+    for python in ("python", "python3"):
+        called = str(Path(sys.executable).with_name(python))
+        again = snakemake(*smoke, cwd=small_project, python=called)
+        assert "Nothing to be done" in again.stderr, again.stdout + again.stderr
     for name in ("results/smoke/computations/nothing", "results/smoke/alone/records.csv"):
         path = small_project / name
         shutil.rmtree(path) if path.is_dir() else path.unlink()

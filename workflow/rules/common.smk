@@ -1,6 +1,7 @@
 import gc
 import os
 import sys
+from pathlib import Path
 
 from filelock import FileLock, Timeout
 from snakemake.exceptions import WorkflowError
@@ -23,7 +24,11 @@ except (UserError, OSError) as error:
     raise WorkflowError(str(error)) from None
 
 os.environ.update(REQUEST.environment)
-PYTHON = sys.executable
+# Jobs call `python`, the one that runs Snakemake: its path as a parameter would make another
+# spelling of it, or a moved folder, train everything anew.
+os.environ["PATH"] = os.pathsep.join(
+    [str(Path(sys.executable).parent), os.environ["PATH"]]
+)
 SCALE = REQUEST.scale
 RESULTS_LOCK = FileLock("results/.lock")
 
@@ -48,3 +53,11 @@ onstart:
             "another snakemake is working on results/; wait for it or stop it"
         )
     REQUEST.write_reruns()
+
+
+onsuccess:
+    REQUEST.finish_reruns()
+
+
+onerror:
+    logger.error("The same command goes on where this one stopped.")

@@ -15,11 +15,10 @@ rule evaluate:
         mem_mb=REQUEST.memory_mb,
         runtime=REQUEST.minutes,
     params:
-        python=PYTHON,
         suite=lambda wildcards: REQUEST.run(wildcards).spec.suite,
         code=lambda wildcards: [
             REQUEST.evaluation_hash(wildcards),
             code.collecting_code_hash(),
         ],
     shell:
-        "{params.python:q} -m experiments evaluate --run {wildcards.run:q} > {log:q} 2>&1"
+        "python -m experiments evaluate --run {wildcards.run:q} > {log:q} 2>&1"

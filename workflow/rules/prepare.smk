@@ -8,7 +8,6 @@ rule prepare:
         mem_mb=8000,
         runtime=120,
     params:
-        python=PYTHON,
         code=REQUEST.preparation_hash,
     shell:
-        "{params.python:q} -m experiments prepare --data {wildcards.data:q} 2>&1 | tee {log:q}"
+        "python -m experiments prepare --data {wildcards.data:q} 2>&1 | tee {log:q}"

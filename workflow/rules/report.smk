@@ -10,11 +10,10 @@ rule collect:
         "logs/collect/{scale}/{study}.log",
     localrule: True
     params:
-        python=PYTHON,
         code=[code.collecting_code_hash(), code.claims_code_hash()],
         study=lambda wildcards: REQUEST.study_hash(wildcards.study, wildcards.scale),
     shell:
-        "{params.python:q} -m experiments collect --none --study {wildcards.study:q}"
+        "python -m experiments collect --none --study {wildcards.study:q}"
         " --scale {wildcards.scale:q} -- {input:q} > {log:q} 2>&1"
 
 
@@ -30,10 +29,9 @@ rule compute:
         mem_mb=4000,
         runtime=REQUEST.computation_minutes,
     params:
-        python=PYTHON,
         code=lambda wildcards: code.computation_code_hash(wildcards.computation),
     shell:
-        "{params.python:q} -m experiments compute --scale {wildcards.scale:q}"
+        "python -m experiments compute --scale {wildcards.scale:q}"
         " -- {wildcards.computation:q} > {log:q} 2>&1"
 
 
@@ -79,13 +77,12 @@ for name, study in REQUEST.studies.items():
             f"logs/report/{{scale}}/{name}.log",
         localrule: True
         params:
-            python=PYTHON,
             study=name,
             made_from=lambda wildcards, name=name: REQUEST.page_hash(
                 name, wildcards.scale
             ),
         shell:
-            "{params.python:q} -m experiments report --study {params.study:q}"
+            "python -m experiments report --study {params.study:q}"
             " --scale {wildcards.scale:q} > {log:q} 2>&1"
 
 
@@ -101,10 +98,9 @@ rule index:
         "logs/report/{scale}/index.log",
     localrule: True
     params:
-        python=PYTHON,
         code=code.page_code_hash(),
     shell:
-        "{params.python:q} -m experiments index --scale {wildcards.scale:q} > {log:q} 2>&1"
+        "python -m experiments index --scale {wildcards.scale:q} > {log:q} 2>&1"
 
 
 rule archive:
@@ -117,12 +113,11 @@ rule archive:
         "logs/report/{scale}/archive.log",
     localrule: True
     params:
-        python=PYTHON,
         code=code.archive_code_hash(),
-        study=config["study"],
+        config=REQUEST.differing(),
     shell:
-        "{params.python:q} -m experiments archive --scale {wildcards.scale:q}"
-        " --study {params.study:q} > {log:q} 2>&1"
+        "python -m experiments archive --scale {wildcards.scale:q}"
+        " -- {params.config:q} > {log:q} 2>&1"
 
 
 rule publish:
@@ -137,7 +132,6 @@ rule publish:
         "logs/report/publish.log",
     localrule: True
     params:
-        python=PYTHON,
         scale=SCALE,
     shell:
-        "{params.python:q} -m experiments publish --scale {params.scale:q} > {log:q} 2>&1"
+        "python -m experiments publish --scale {params.scale:q} > {log:q} 2>&1"

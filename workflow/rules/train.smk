@@ -1,14 +1,13 @@
 rule train:
     """Train one run; an interrupted one goes on from state/."""
     input:
-        REQUEST.train_inputs,
+        lambda wildcards: asked(REQUEST.train_inputs, wildcards),
     output:
         summary="results/{scale}/runs/{run}/train.json",
         metrics="results/{scale}/runs/{run}/metrics.jsonl",
         model=directory("results/{scale}/runs/{run}/model"),
     log:
         "logs/train/{scale}/{run}.log",
-    retries: 1
     threads: REQUEST.processes
     resources:
         gpu=REQUEST.gpus,

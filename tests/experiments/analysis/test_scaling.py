@@ -26,6 +26,7 @@ from experiments.analysis.tables import (
     law_schedules,
     laws,
 )
+from experiments.errors import UserError
 from experiments.report import render, summary
 from experiments.specs.digest import digest
 from experiments.specs.lookup import planned_study
@@ -372,7 +373,7 @@ def test_two_methods_alone_give_advice(partial):
     assert set(rows["method"]) == {"dense", "static"}
     waiting = scaling.waiting(scaling.finished(records, study), study)
     assert waiting == [WAITING]
-    assert advice.text(rows, 37_632, 2e6, waiting).splitlines()[-1] == WAITING
+    assert advice.text(rows, study, 37_632, 2e6, waiting).splitlines()[-1] == WAITING
 
 
 def test_a_prediction_grows_by_methods_that_had_no_law(whole, partial):
@@ -497,10 +498,24 @@ def test_advice_names_a_method_with_its_band(whole):
     static = rows[(rows["method"] == "static") & (rows["sparsity"] == 0.5)].iloc[0]
     assert static["loss"] == pytest.approx(LAWS["static"](0.5, 37_632, 2e6), rel=0.01)
     assert static["time"] == pytest.approx(1 / 1.5 / 0.5)
-    answer = advice.text(rows, 37_632, 2e6)
+    # One dense model for all: what a row says of dense is the distance to the row of dense.
+    dense = rows[rows["method"] == "dense"].iloc[0]
+    for place in ((37_632, 2e6), (1e6, 5e7)):
+        shown = advice.options(records, study, *place, "cpu")
+        base = shown[shown["method"] == "dense"]["loss"].iloc[0]
+        assert (shown["loss"] - base).to_numpy() == pytest.approx(shown["minus dense"].to_numpy())
+        assert shown["minus dense"].is_monotonic_increasing
+    assert dense["minus dense"] == 0
+    answer = advice.text(rows, study, 37_632, 2e6)
     assert answer.startswith("At 37,632 non-zero weights and 2,000,000 tokens: ")
     assert "extrapolated" not in answer.splitlines()[0]
-    beyond = advice.text(advice.options(records, study, 1e6, 5e7, "cs2"), 1e6, 5e7)
+    beyond = advice.text(advice.options(records, study, 1e6, 5e7, "cs2"), study, 1e6, 5e7)
     assert "extrapolated" in beyond.splitlines()[0]
+    for params, tokens in ((1, 2e6), (1e9, 2e6), (37_632, 1e12)):
+        with pytest.raises(UserError, match="asked at most 100 times beyond"):
+            advice.options(records, study, params, tokens, "cpu")
     nothing = advice.options(records.iloc[:0], study, 1e6, 5e7, "cpu")
-    assert advice.text(nothing, 1e6, 5e7).startswith("There is no answer for 1,000,000 non-zero")
+    said = advice.text(nothing, study, 1e6, 5e7)
+    assert said.startswith(
+        "There is no answer for 1,000,000 non-zero weights and 50,000,000 tokens"
+    )

@@ -2,6 +2,7 @@
 
 import copy
 import math
+import warnings
 
 import pytest
 import torch
@@ -174,6 +175,24 @@ def test_a_parameter_without_gradient_keeps_its_mask():
     model[0](torch.ones(1, 12)).sum().backward()
     optimizer.step()
     assert torch.equal(before, model[2].weight_mask)
+
+
+def test_an_update_without_a_backward_pass_since_the_last_step_is_told():
+    model = make_model()
+    algorithm = RigL(0.5, update=2, seed=1)
+    algorithm.apply(model)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    algorithm.apply(optimizer)
+    model(torch.randn(4, 12)).pow(2).sum().backward()
+    optimizer.step()
+    before = {name: sparse.mask.clone() for name, sparse in algorithm.sparse_params.items()}
+    with pytest.warns(UserWarning, match="due at step 2, but no backward pass came since"):
+        optimizer.step()
+    for name, sparse in algorithm.sparse_params.items():
+        assert torch.equal(sparse.mask, before[name])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train(model, optimizer, 2)
 
 
 @pytest.mark.parametrize("to_none", [True, False])

@@ -391,3 +391,12 @@ def test_several_threads_make_the_masks_of_one(init_method):
         masks.append([layer.weight_mask for layer in model])
         assert not any(layer.weight[~layer.weight_mask].any() for layer in model)
     assert all(torch.equal(*pair) for pair in zip(*masks, strict=True))
+
+
+def test_a_weight_that_was_parametrized_after_sparsity_was_applied_is_named():
+    model = nn.Sequential(nn.Linear(4, 4))
+    algorithm = Static(0.5)
+    algorithm.apply(model)
+    nn.utils.parametrize.register_parametrization(model[0], "weight", nn.Identity())
+    with pytest.raises(RuntimeError, match="^'0.weight' is no parameter of its module any more"):
+        algorithm.apply(torch.optim.SGD(model.parameters(), 0.1))
