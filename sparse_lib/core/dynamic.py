@@ -282,20 +282,23 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
         self._captures: list[Any] = []
         self._stepped = False
         self._set_aside: list[tuple[Tensor, Tensor]] = []
+        self._repeats = False
+        self._seen: dict[str, tuple[weakref.ref[Tensor], int]] = {}
         super()._unplug()
 
     def __getstate__(self) -> dict[str, Any]:
-        transient = {"_dense", "_captures", "_set_aside"}
+        transient = {"_dense", "_captures", "_set_aside", "_seen"}
         return {key: v for key, v in super().__getstate__().items() if key not in transient}
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self._repeats = self._updates_with_dense_gradient and self._no_pass_came()
         if self._updates_with_dense_gradient:
             for name, sparse in self.sparse_params.items():
                 gradient = sparse.param.grad
                 if name in self._dense or gradient is None or sparse.guard.gradient_is_clean:
                     continue
                 gradient = gradient.detach()  # set by hand
-                if not self._is_set(gradient, sparse):
+                if self._is_stale(name, gradient) or not self._is_set(gradient, sparse):
                     continue
                 self._dense[name] = gradient.to_dense() if gradient.is_sparse else gradient.clone()
         super()._before_step(optimizer, args, kwargs)
@@ -307,6 +310,11 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
                     "would compute the gradients anew"
                 )
             self._hide_gradients(optimizer)
+
+    def _is_stale(self, name: str, gradient: Tensor) -> bool:
+        """Whether a gradient is the one that the step before saw, unchanged."""
+        seen, version = self._seen.get(name, (None, -1))
+        return seen is not None and seen() is gradient and version == gradient._version
 
     def _is_set(self, gradient: Tensor, sparse: SparseParameter) -> bool:
         """False for what ``zero_grad(set_to_none=False)`` leaves where no backward pass came."""
@@ -342,7 +350,7 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
         self._stepped = True
         due = autoupdate and self.is_update_step(self.step)
         if due:
-            if lacking and self._no_pass_came():
+            if lacking and self._repeats:
                 warn(
                     f"masks are due at step {self.step}, but no backward pass came since the step "
                     f"before, so there is no dense gradient to grow by: {type(self).__name__} "
@@ -351,11 +359,21 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
             self._update_and_enforce(optimizer)
         if autoupdate:
             self._advance_schedules(due)
+        if self._updates_with_dense_gradient:
+            self._remember_gradients()
 
     def _no_pass_came(self) -> bool:
-        """Whether there are gradients, but all of them those of an earlier step."""
-        given = [s for s in self.sparse_params.values() if s.param.grad is not None]
-        return bool(given) and not self._dense and all(s.guard.gradient_is_clean for s in given)
+        """Whether there are gradients, but all of them those of the step before."""
+        given = {n: s.param.grad for n, s in self.sparse_params.items()}
+        left = {name: gradient for name, gradient in given.items() if gradient is not None}
+        return bool(left) and all(self._is_stale(*item) for item in left.items())
+
+    def _remember_gradients(self) -> None:
+        self._seen = {
+            name: (weakref.ref(gradient), gradient._version)
+            for name, sparse in self.sparse_params.items()
+            if (gradient := sparse.param.grad) is not None
+        }
 
     def _update_and_enforce(self, optimizer: Optimizer) -> None:
         if type(self).update is DynamicSparsityAlgorithm.update:
