@@ -422,6 +422,16 @@ def checked(config: Mapping[str, Any]) -> dict[str, Any]:
     return config
 
 
+def this_python_first() -> dict[str, str]:
+    """The variable by which jobs that call ``python`` get the one that runs Snakemake.
+
+    Its path as a parameter of the rules would make another spelling of it, or a moved folder,
+    train everything anew.
+    """
+    folder = str(Path(sys.executable).parent)
+    return {"PATH": os.pathsep.join([folder, os.environ.get("PATH", os.defpath)])}
+
+
 def wildcards() -> dict[str, str]:
     """What each wildcard of the rules may be."""
     one_of = lambda names: "|".join(map(re.escape, names))  # noqa: E731

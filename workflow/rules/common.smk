@@ -1,7 +1,5 @@
 import gc
 import os
-import sys
-from pathlib import Path
 
 from filelock import FileLock, Timeout
 from snakemake.exceptions import WorkflowError
@@ -24,11 +22,7 @@ except (UserError, OSError) as error:
     raise WorkflowError(str(error)) from None
 
 os.environ.update(REQUEST.environment)
-# Jobs call `python`, the one that runs Snakemake: its path as a parameter would make another
-# spelling of it, or a moved folder, train everything anew.
-os.environ["PATH"] = os.pathsep.join(
-    [str(Path(sys.executable).parent), os.environ["PATH"]]
-)
+os.environ.update(request.this_python_first())
 SCALE = REQUEST.scale
 RESULTS_LOCK = FileLock("results/.lock")
 
