@@ -359,7 +359,7 @@ class Request:
         return [
             f"{key}={value if isinstance(value, str) else json.dumps(value)}"
             for key, value in self.config.items()
-            if value != DEFAULTS[key] and key not in ("scale", "run")
+            if value != DEFAULTS[key] and key not in ("scale", "study", "run")
         ]
 
 

@@ -346,8 +346,9 @@ def index(scale: Scale) -> None:
 @app.command()
 def archive(
     scale: Scale,
+    study: str = "all",
     config: Annotated[
-        list[str] | None, typer.Argument(help="key=value of the workflow's --config")
+        list[str] | None, typer.Argument(help="what else the workflow's --config says: key=value")
     ] = None,
 ) -> None:
     """Write Snakemake's own report of a scale: reports/<scale>/archive.html."""
@@ -355,9 +356,10 @@ def archive(
         if "=" not in item:
             raise SpecError(f"config is {item!r}, but must be key=value")
     out = paths.reports(scale) / "archive.html"
+    check_choice("study", study, ["all", *study_names()], "experiments/studies")
     from experiments.report import archive as snakemake_report
 
-    snakemake_report.write(scale, config or [], out)
+    snakemake_report.write(scale, [f"study={study}", *(config or [])], out)
 
 
 @app.command()

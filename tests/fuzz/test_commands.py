@@ -92,7 +92,7 @@ COMMANDS: dict[str, tuple[tuple[str, ...], list[st.SearchStrategy[str]]]] = {
     "compare": ((), [runs, runs]),
     "report": (("--study", "--scale"), []),
     "index": (("--scale",), []),
-    "archive": (("--scale",), [words]),
+    "archive": (("--scale", "--study"), [words]),
     "predict": (("--study", "--scale"), []),
     "advise": (("--params", "--tokens", "--study", "--scale", "--device"), []),
     "export": (("--run", "--out"), []),

@@ -117,7 +117,7 @@ def test_a_killed_trainer_is_resumed(folder, uninterrupted):
 
 def test_random_kills_change_nothing(folder, uninterrupted):
     """The short form of ``python -m tests.fuzz.killer``."""
-    trial = killer.run_trial(folder, TARGET, seed=2, max_kills=3, mean_delay_s=4.0)
+    trial = killer.run_trial(folder, TARGET, seed=2, max_kills=3, mean_delay_s=2.5)
     assert not trial.problem
     assert sum(trial.kills.values()) == 3
     assert not killer.differences(folder, uninterrupted[1])

@@ -114,10 +114,11 @@ rule archive:
     localrule: True
     params:
         code=code.archive_code_hash(),
+        study=config["study"],
         config=REQUEST.differing(),
     shell:
         "python -m experiments archive --scale {wildcards.scale:q}"
-        " -- {params.config:q} > {log:q} 2>&1"
+        " --study {params.study:q} -- {params.config:q} > {log:q} 2>&1"
 
 
 rule publish:
