@@ -19,7 +19,8 @@ pytestmark = pytest.mark.slow
 STUDY = load_study("sparsity_library")
 RUN = next(run for run in study_runs(STUDY, "smoke") if run.spec.method == "rigl")
 PAIR = [run for run in study_runs(STUDY, "smoke") if run.spec.method in ("rigl", "set")]
-TARGET = f"results/smoke/runs/{RUN.id}/train.json"
+TARGETS = {run.id: f"results/smoke/runs/{run.id}/train.json" for run in PAIR}
+TARGET = TARGETS[RUN.id]
 
 
 def start(folder: Path) -> subprocess.Popen:
@@ -53,16 +54,27 @@ def trainer_of(folder: Path) -> psutil.Process:
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory) -> tuple[Path, dict[str, str]]:
+def pair(tmp_path_factory) -> tuple[Path, dict[str, str]]:
+    """A folder where both runs were trained without interruption, and what they computed."""
     folder = tmp_path_factory.mktemp("whole")
-    finish(folder)
+    trial = killer.run_trial(
+        folder, *TARGETS.values(), seed=0, max_kills=0, mean_delay_s=1, cores=2
+    )
+    assert not trial.problem
     return folder, killer.results(folder)
 
 
+@pytest.fixture(scope="module")
+def uninterrupted(pair) -> dict[str, str]:
+    """What `RUN` alone computes."""
+    others = TARGETS.keys() - {RUN.id}
+    return {k: v for k, v in pair[1].items() if not any(other in k for other in others)}
+
+
 @pytest.fixture
-def folder(tmp_path, uninterrupted):
+def folder(tmp_path, pair):
     """With the data prepared, so that each test waits for the training only."""
-    shutil.copytree(uninterrupted[0] / "resources", tmp_path / "resources")
+    shutil.copytree(pair[0] / "resources", tmp_path / "resources")
     yield tmp_path
     killer.stop(tmp_path)
 
@@ -78,31 +90,18 @@ def test_a_signal_to_all_processes_saves_and_resumes(folder, uninterrupted, numb
     finish(folder)
     log = next((folder / "logs" / "train").rglob("*.log")).read_text()
     assert "resumes at step" in log
-    assert not killer.differences(folder, uninterrupted[1])
+    assert not killer.differences(folder, uninterrupted)
 
 
-def test_a_killed_snakemake_leaves_a_trainer_that_is_not_doubled(folder, uninterrupted):
-    process = start(folder)
+def test_a_killed_snakemake_leaves_trainers_that_are_not_doubled(folder, pair):
+    process = killer.start(folder, *TARGETS.values(), save_every_s=0.1, cores=2)
     wait_for_state(folder, process)
     process.kill()
     process.wait()
-    finish(folder)
-    assert not killer.differences(folder, uninterrupted[1])
-
-
-def test_a_killed_snakemake_of_several_jobs_leaves_trainers_that_are_not_doubled(folder):
-    targets = [f"results/smoke/runs/{run.id}/train.json" for run in PAIR]
-    whole = folder.parent / "whole-pair"
-    shutil.copytree(folder / "resources", whole / "resources")
-    assert not killer.run_trial(whole, *targets, seed=0, max_kills=0, mean_delay_s=1).problem
-    process = killer.start(folder, *targets, save_every_s=0.1, cores=2)
-    wait_for_state(folder, process)
-    process.kill()
-    process.wait()
-    again = killer.start(folder, *targets, save_every_s=0.1, cores=2)
+    again = killer.start(folder, *TARGETS.values(), save_every_s=0.1, cores=2)
     assert again.wait(timeout=240) == 0, (folder / "workflow.log").read_text()
     assert not states(folder)
-    assert not killer.differences(folder, killer.results(whole))
+    assert not killer.differences(folder, pair[1])
 
 
 def test_a_killed_trainer_is_resumed(folder, uninterrupted):
@@ -113,7 +112,7 @@ def test_a_killed_trainer_is_resumed(folder, uninterrupted):
     finish(folder)
     log = next((folder / "logs" / "train").rglob("*.log")).read_text()
     assert "resumes at step" in log
-    assert not killer.differences(folder, uninterrupted[1])
+    assert not killer.differences(folder, uninterrupted)
 
 
 def test_random_kills_change_nothing(folder, uninterrupted):
@@ -124,7 +123,7 @@ def test_random_kills_change_nothing(folder, uninterrupted):
         shutil.copytree(folder / "resources", work / "resources")
         trial = killer.run_trial(work, TARGET, seed=seed, max_kills=3 - kills, mean_delay_s=2)
         assert not trial.problem
-        assert not killer.differences(work, uninterrupted[1])
+        assert not killer.differences(work, uninterrupted)
         kills += sum(trial.kills.values())
         if kills == 3:
             break
@@ -143,4 +142,4 @@ def test_two_workflows_cannot_share_results(folder, uninterrupted):
     assert "another snakemake is working on results/" in (folder / "second.log").read_text()
     first.wait(timeout=240)
     assert first.returncode == 0, (folder / "workflow.log").read_text()
-    assert not killer.differences(folder, uninterrupted[1])
+    assert not killer.differences(folder, uninterrupted)
