@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import pandas as pd
 
-from experiments.analysis import clocks, scaling
+from experiments.analysis import clocks, effects, law_cells, scaling
 from experiments.errors import UserError
 from experiments.specs.planned import PlannedStudy
 
@@ -40,23 +40,23 @@ def options(
     Raises:
         UserError: More than `REACH` times beyond what was trained; one sentence.
     """
-    laws = scaling.fit_all(scaling.finished(records, study))
+    laws = scaling.fit_all(law_cells.finished(records, study))
     _check_reach(laws.values(), study, params, tokens)
     clock = clocks.clocks(study.scale).get(device)
     rows = []
     for name, law in laws.items():
         for sparsity in sorted(set(law.rows["sparsity"])):
-            if (name == scaling.DENSE) != (sparsity == 0):
+            if (name == law_cells.DENSE) != (sparsity == 0):
                 continue
-            base = laws.get(scaling.DENSE, law)
-            point, change = scaling.minus(law, base, sparsity, params, tokens)
+            base = laws.get(law_cells.DENSE, law)
+            point, change = effects.minus(law, base, sparsity, params, tokens)
             loss = float(base.law(0.0, params, tokens)) + float(point)
             draws = base.sample(0.0, params, tokens) + change
             cost = clock.cost(clocks.path(study, name, sparsity)) if clock else np.nan
             time = cost / (1 - sparsity) if sparsity else 1.0
             beyond = law.extrapolated(sparsity, params, tokens)
-            values = (name, sparsity, loss, *scaling.interval(draws), float(point))
-            rows.append((*values, *scaling.interval(change), time, beyond))
+            values = (name, sparsity, loss, *effects.interval(draws), float(point))
+            rows.append((*values, *effects.interval(change), time, beyond))
     return pd.DataFrame(rows, columns=COLUMNS).sort_values("loss", ignore_index=True)
 
 
@@ -80,7 +80,7 @@ def _check_reach(
 
 def _budget(study: PlannedStudy) -> str:
     """What a budget of the study counts, in words."""
-    return scaling.subject(study).data.removeprefix("training ")
+    return law_cells.subject(study).data.removeprefix("training ")
 
 
 def _count(number: float, what: str) -> str:
@@ -101,9 +101,9 @@ def text(
         study: The study that was asked.
         params: Non-zero weights of the blocks.
         tokens: Training tokens.
-        waiting: Sentences on the methods that have no law yet (`scaling.waiting`).
+        waiting: Sentences on the methods that have no law yet (`law_cells.waiting`).
     """
-    about = scaling.subject(study)
+    about = law_cells.subject(study)
     place = f"{_count(params, WEIGHTS)} and {_count(tokens, _budget(study))}"
     if rows.empty:
         return (

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from experiments.analysis import scaling
+from experiments.analysis import effects, law_cells, scaling
 from experiments.errors import UserError
 from experiments.published import FOLDER
 from experiments.specs.planned import PlannedStudy
@@ -47,7 +47,7 @@ def predict(
         UserError: If a held-out run that is to be predicted has finished, no cell is held out, or
             no law can be fitted that speaks of a further one.
     """
-    planned, rows = scaling.planned(study), scaling.finished(records, study)
+    planned, rows = law_cells.planned(study), law_cells.finished(records, study)
     held_out = planned[planned["held_out"].astype(bool)]
     if held_out.empty:
         raise UserError(f"{study.name} holds nothing out at scale {study.scale}")
@@ -59,7 +59,7 @@ def predict(
     if len(seen):
         raise UserError(f"{seen.iloc[0]} has finished, so its loss can no longer be predicted")
     if fresh.empty:
-        waits = scaling.waiting(rows, study)
+        waits = law_cells.waiting(rows, study)
         raise UserError(" ".join(["no further law can be fitted yet:", *waits]).rstrip(".:"))
     cells = held_out.groupby(SEED_KEYS, sort=False)["seed"].size().rename("seeds").reset_index()
     draws: dict[str, np.ndarray] = {}
@@ -67,11 +67,11 @@ def predict(
     for cell in cells.to_dict("records"):
         place = cell["sparsity"], cell["nonzero"], cell["data"]
         if cell["algorithm"] not in laws:
-            losses.append({**cell, "waits_for": scaling.waits_for(rows, cell["algorithm"])})
+            losses.append({**cell, "waits_for": law_cells.waits_for(rows, cell["algorithm"])})
             continue
         law = laws[cell["algorithm"]]
         draws[cell["method"]] = law.predicted_means(*place, seeds=cell["seeds"])
-        low, high = scaling.interval(draws[cell["method"]])
+        low, high = effects.interval(draws[cell["method"]])
         new = {**cell, **_rounded(law.law(*place), low, high), "date": date}
         losses.append(said.get(cell["method"], new))
     signs = list(before["signs"])
@@ -79,15 +79,15 @@ def predict(
         if a in said and b in said:
             continue
         difference = draws[a] - draws[b]
-        low, high = scaling.interval(difference)
-        answer = scaling.words(float(low), float(high), (a, b))
+        low, high = effects.interval(difference)
+        answer = effects.words(float(low), float(high), (a, b))
         values = _rounded(np.median(difference), low, high)
         signs.append({"a": a, "b": b, **values, "better": answer, "date": date})
     content = {
         "study": study.name,
         "scale": study.scale,
         "date": date,
-        "unit": f"{scaling.subject(study).loss}, mean of the seeds, 95% band",
+        "unit": f"{law_cells.subject(study).loss}, mean of the seeds, 95% band",
         "fitted_runs": sorted(rows[~rows["held_out"].astype(bool)]["run"]),
         "losses": losses,
         "signs": signs,

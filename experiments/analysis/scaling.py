@@ -3,168 +3,27 @@
 The form is that of Frantar et al. (ICLR 2024), `experiments.analysis.laws.SparsityLaw`. Its
 exponent of sparsity may have either sign, since a method may lose by sparsity at equal non-zeros,
 and a sparse model may learn faster or slower than a dense one (`SparsityLaw.b_x`).
-What the loss is and what data count in depends on the task (`SUBJECTS`). A *cell* is a model at a
-sparsity and a budget, all its seeds together.
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
-import itertools
 import zlib
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from experiments.analysis.law_cells import DENSE, EMPTY, of_algorithm, waits_for
 from experiments.analysis.laws import SparsityLaw
 from experiments.errors import UserError
-from experiments.specs.planned import PlannedStudy
-from experiments.store import tidy
 
 #: Draws of the bootstrap behind every band.
 DRAWS = 200
-LEVEL = 0.95
 #: Huber's bound between squared and absolute errors, in log loss.
 HUBER = 0.01
-DENSE = "dense"
-#: What a band of both signs says.
-NO_ANSWER = "no answer"
-#: What a fit needs, so that every coefficient is asked of the data.
-MIN_SIZES, MIN_BUDGETS, MIN_LEVELS = 2, 3, 2
-#: How far beyond the longest fitted budget figures and tables ask.
-BEYOND = 10
-
-
-@dataclass(frozen=True)
-class Subject:
-    """What the laws of a task are about.
-
-    Attributes:
-        metric: Score in the records.
-        split: Of the data, that the score is on.
-        loss: What is fitted, in words: the score, or one minus it.
-        data: What a budget counts, in words.
-        is_error: Whether the loss is one minus the score.
-    """
-
-    metric: str
-    split: str
-    loss: str
-    data: str
-    is_error: bool = False
-
-
-#: By task. The error of a classifier is a loss in (0, 1).
-SUBJECTS = {
-    "lm": Subject("bits_per_byte", "validation", "bits per byte", "training tokens"),
-    "vision": Subject("accuracy", "test", "test error", "training images", is_error=True),
-}
-
-
-def subject(study: PlannedStudy) -> Subject:
-    """What the laws of a study are about: that of its first run's task."""
-    task = study.runs[0].spec.task if study.runs else "lm"
-    return SUBJECTS.get(task, SUBJECTS["lm"])
-
-
-COLUMNS = ["run", "method", "algorithm", "model", "sparsity", "seed", "weights", "nonzero",
-           "data", "held_out", "loss"]  # fmt: skip
-#: Types of the columns that tables are joined and compared by, also where there is no row.
-TYPES = {"sparsity": float, "seed": int, "weights": int, "nonzero": float, "data": int,
-         "held_out": bool}  # fmt: skip
-_EMPTY = pd.DataFrame(columns=COLUMNS)
-
-
-# ------------------------------------------------------------------------------------------------
-# Cells
-
-
-def planned(study: PlannedStudy, *, annealed: str = "stable") -> pd.DataFrame:
-    """The runs that laws are about, finished or not; `COLUMNS` without the loss.
-
-    Args:
-        study: The study with its planned runs.
-        annealed: ``stable`` for those whose rate was constant and then decayed, which laws are
-            about; ``cosine`` for the others that end with a low rate.
-    """
-    rows = []
-    for run in study.runs:
-        spec, recipe, weights = run.spec, run.spec.recipe, run.block_weights
-        data: Any = spec.data
-        kind = "cosine" if recipe.stable is None else "stable" if recipe.stable.decay else "trunk"
-        if kind != annealed or weights is None:
-            continue
-        sparsity = spec.final_sparsity or 0.0
-        # A Sparse-Wide model counts as the dense one of equal FLOPs, which it is made from.
-        nonzero = weights if spec.family == "wide" else weights * (1 - sparsity)
-        rows.append(
-            {
-                "run": run.id,
-                "method": spec.method,
-                "algorithm": spec.algorithm,
-                "model": spec.model.label,
-                "sparsity": sparsity,
-                "seed": spec.seed,
-                "weights": weights,
-                "nonzero": nonzero,
-                "data": recipe.steps * recipe.batch_size * getattr(data, "context", 1),
-                "held_out": run.held_out,
-            }
-        )
-    return pd.DataFrame(rows, columns=COLUMNS[:-1]).astype(TYPES)
-
-
-def finished(records: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
-    """The planned runs that have a score; `COLUMNS`."""
-    both = planned(study).merge(scores(records, study), on="run")
-    return both[COLUMNS].dropna(subset=["loss"])
-
-
-def scores(records: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
-    """``run`` and ``loss`` of each record that has the study's score."""
-    about = subject(study)
-    rows = tidy.select(records, about.metric, split=about.split)[["run", "value"]]
-    if about.is_error:
-        rows = rows.assign(value=1 - rows["value"])
-    return rows.rename(columns={"value": "loss"})
-
-
-def of_algorithm(rows: pd.DataFrame, algorithm: str) -> pd.DataFrame:
-    """The rows of one algorithm, and the dense ones, which are its sparsity 0."""
-    return rows[rows["algorithm"].isin([algorithm, DENSE])]
-
-
-def waits_for(rows: pd.DataFrame, algorithm: str) -> str:
-    """What is missing before a law of this algorithm can be fitted; empty if nothing is."""
-    own = of_algorithm(rows, algorithm)
-    needed = {"model": MIN_SIZES, "data": MIN_BUDGETS}
-    if algorithm != DENSE:
-        needed["sparsity"] = MIN_LEVELS + 1  # the dense one is the first
-    names = {"model": "sizes", "data": "budgets", "sparsity": "sparsities"}
-    lacking = [
-        f"{own[key].nunique()} of {count} {names[key]}"
-        for key, count in needed.items()
-        if own[key].nunique() < count
-    ]
-    if not lacking and len(own.groupby(["model", "sparsity", "data"])) < 10:
-        lacking = ["fewer than 10 cells"]
-    return ", ".join(lacking)
-
-
-def waiting(rows: pd.DataFrame, study: PlannedStudy) -> list[str]:
-    """One sentence per planned algorithm without a law: what it waits for."""
-    names = dict.fromkeys(planned(study)["algorithm"])
-    rows = rows[~rows["held_out"].astype(bool)]
-    missing = {name: waits_for(rows, name) for name in names}
-    return [f"{name} has no law yet: {text}." for name, text in missing.items() if text]
-
-
-# ------------------------------------------------------------------------------------------------
-# Fits
 
 
 @dataclass(frozen=True)
@@ -423,114 +282,8 @@ def fit_all(rows: pd.DataFrame, *, draws: int = DRAWS) -> dict[str, Fitted]:
 def _fit_all(text: str, draws: int) -> dict[str, Fitted]:
     import io
 
-    rows = pd.read_json(io.StringIO(text)) if text != _EMPTY.to_json() else _EMPTY
+    rows = pd.read_json(io.StringIO(text)) if text != EMPTY.to_json() else EMPTY
     if rows.empty:
         return {}
     order = [DENSE, *sorted(set(rows["algorithm"]) - {DENSE})]
     return {name: fit(rows, name, draws=draws) for name in order if not waits_for(rows, name)}
-
-
-# ------------------------------------------------------------------------------------------------
-# What laws say
-
-
-def interval(values: np.ndarray, *, level: float = LEVEL) -> tuple[np.ndarray, np.ndarray]:
-    """Lower and upper end over the first axis."""
-    ends = np.nanquantile(values, [(1 - level) / 2, (1 + level) / 2], axis=0)
-    return ends[0], ends[1]
-
-
-def minus(
-    a: Fitted, b: Fitted, sparsity: Any, nonzero: Any, data: Any
-) -> tuple[np.ndarray, np.ndarray]:
-    """Loss of one method minus that of another at equal everything, and its draws, (draws, ...).
-
-    Against the dense method it is at equal non-zero weights and data, by the law of ``a`` alone,
-    which has the dense runs as its sparsity 0.
-    """
-    base, level = (a, 0.0) if b.algorithm == DENSE else (b, sparsity)
-    point = a.law(sparsity, nonzero, data) - base.law(level, nonzero, data)
-    return point, a.sample(sparsity, nonzero, data) - base.sample(level, nonzero, data)
-
-
-def effect(a: Fitted, b: Fitted, sparsity: Any, nonzero: Any, data: Any) -> tuple[Any, Any, Any]:
-    """`minus` with its band: all arrays."""
-    point, draws = minus(a, b, sparsity, nonzero, data)
-    return point, *interval(draws)
-
-
-def pairs(laws: dict[str, Fitted]) -> list[tuple[str, str]]:
-    """Pairs of sparse methods that have laws, Static last in each."""
-    order: list[str] = [name for name in ("gmp", "granet", "rigl", "set") if name in laws]
-    order += sorted(set(laws) - {*order, "static", DENSE})
-    order += ["static"] * ("static" in laws)
-    return list(itertools.combinations(order, 2))
-
-
-def common_levels(a: Fitted, b: Fitted) -> list[float]:
-    """Sparsities that both methods were trained at; those of ``a`` where ``b`` is dense."""
-    levels = set(a.rows["sparsity"]) - {0.0}
-    return sorted(levels if b.algorithm == DENSE else levels & set(b.rows["sparsity"]))
-
-
-@dataclass(frozen=True)
-class Crossing:
-    """Where the sign of an effect changes along the data; NaN where it does not.
-
-    Attributes:
-        data: By the fits to all rows.
-        low: Lower end of the interval over draws that cross.
-        high: Upper end.
-        share: Share of draws that cross at all.
-    """
-
-    data: float
-    low: float
-    high: float
-    share: float
-
-
-def crossing(
-    difference: Callable[[np.ndarray], np.ndarray],
-    draws: Callable[[np.ndarray], np.ndarray],
-    data: tuple[float, float],
-) -> Crossing:
-    """The first change of sign of an effect over data.
-
-    Args:
-        difference: Budgets (T,) to effects (T,).
-        draws: Budgets (T,) to effects of each draw, (draws, T).
-        data: Where to look, from and to.
-    """
-    grid = np.geomspace(*data, 400)
-    found = np.array([_first_root(grid, line) for line in draws(grid)])
-    crosses = np.isfinite(found)
-    low, high = interval(found[crosses]) if crosses.any() else (np.nan, np.nan)
-    return Crossing(
-        _first_root(grid, difference(grid)), float(low), float(high), float(crosses.mean())
-    )
-
-
-def _first_root(grid: np.ndarray, values: np.ndarray) -> float:
-    change = np.flatnonzero(np.sign(values[1:]) * np.sign(values[:-1]) < 0)
-    if not len(change):
-        return float("nan")
-    at = int(change[0])
-    share = values[at] / (values[at] - values[at + 1])
-    return float(np.exp(np.log(grid[at]) + share * np.log(grid[at + 1] / grid[at])))
-
-
-def cell_means(rows: pd.DataFrame) -> pd.DataFrame:
-    """One row per cell: mean, number of seeds, and the spread between them."""
-    keys = ["algorithm", "method", "model", "sparsity", "weights", "nonzero", "data", "held_out"]
-    groups = rows.groupby(keys, sort=False)["loss"]
-    return groups.agg(loss="mean", seeds="size", sd="std").reset_index()
-
-
-def words(sign_low: float, sign_high: float, names: Sequence[str]) -> str:
-    """What a band of an effect a - b of losses says: the better one, or no answer."""
-    if sign_high < 0:
-        return str(names[0])
-    if sign_low > 0:
-        return str(names[1])
-    return NO_ANSWER

@@ -70,11 +70,11 @@ def advise(
     scale: Scale = "small",
 ) -> None:
     """Say which method and sparsity to choose at a size and budget, by the fitted laws."""
-    from experiments.analysis import advice, scaling
+    from experiments.analysis import advice, law_cells
 
     check_choice("device", device, advice.DEVICES)
     check_choice("study", study, [name for name in study_names() if _fits_laws(name)])
     records, facts = _records(study, scale)
     rows = advice.options(records, facts, params, tokens, device)
-    waiting = scaling.waiting(scaling.finished(records, facts), facts)
+    waiting = law_cells.waiting(law_cells.finished(records, facts), facts)
     print(advice.text(rows, facts, params, tokens, waiting))

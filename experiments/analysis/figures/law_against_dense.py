@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from experiments.analysis import scaling, style
+from experiments.analysis import effects, law_cells, scaling, style
 from experiments.analysis.methods import Methods
 from experiments.specs.planned import PlannedStudy
 
@@ -21,15 +21,15 @@ COLUMNS = ["method", "sparsity", "nonzero", "data", "effect", "low", "high", "ex
 
 def data(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
     """One row per method, sparsity and budget."""
-    laws = scaling.fit_all(scaling.finished(records, study))
+    laws = scaling.fit_all(law_cells.finished(records, study))
     rows: list[dict[str, Any]] = []
-    for name in (name for name in laws if name != scaling.DENSE):
-        law, dense = laws[name], laws[scaling.DENSE]
+    for name in (name for name in laws if name != law_cells.DENSE):
+        law, dense = laws[name], laws[law_cells.DENSE]
         fitted = law.rows["data"]
-        grid = np.geomspace(fitted.min(), scaling.BEYOND * fitted.max(), 49)
-        for sparsity in scaling.common_levels(law, dense):
+        grid = np.geomspace(fitted.min(), effects.BEYOND * fitted.max(), 49)
+        for sparsity in effects.common_levels(law, dense):
             nonzero = law.largest(sparsity)
-            point, low, high = scaling.effect(law, dense, sparsity, nonzero, grid)
+            point, low, high = effects.effect(law, dense, sparsity, nonzero, grid)
             beyond = [
                 any(law.extrapolated(level, nonzero, budget) for level in (0.0, sparsity))
                 for budget in grid
@@ -42,7 +42,7 @@ def data(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd
 def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Figure:
     """One panel per method."""
     rows, looks = data(records, curves, study), Methods(study)
-    about = scaling.subject(study)
+    about = law_cells.subject(study)
     names = list(dict.fromkeys(rows["method"]))
     figure, axes = style.panels(len(names), height=2.6)
     if not names:
@@ -74,17 +74,17 @@ def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Fi
 
 def caption(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> str:
     """Say what the bands say at the longest fitted budget, and who waits for runs."""
-    rows = scaling.finished(records, study)
+    rows = law_cells.finished(records, study)
     rows = rows[~rows["held_out"].astype(bool)]
     laws, parts = scaling.fit_all(rows), []
-    for name in (name for name in laws if name != scaling.DENSE):
-        law, dense = laws[name], laws[scaling.DENSE]
+    for name in (name for name in laws if name != law_cells.DENSE):
+        law, dense = laws[name], laws[law_cells.DENSE]
         longest = float(law.rows["data"].max())
-        for sparsity in scaling.common_levels(law, dense):
+        for sparsity in effects.common_levels(law, dense):
             place = sparsity, law.largest(sparsity), longest
-            _, low, high = scaling.effect(law, dense, *place)
-            better = scaling.words(float(low), float(high), ("sparse", "dense"))
-            answer = better if better == scaling.NO_ANSWER else f"{better} is better"
+            _, low, high = effects.effect(law, dense, *place)
+            better = effects.words(float(low), float(high), ("sparse", "dense"))
+            answer = better if better == effects.NO_ANSWER else f"{better} is better"
             parts.append(f"{name} at {100 * sparsity:g}%: {answer}")
     said = f"At the longest fitted budget, {'; '.join(parts)}." if parts else ""
-    return " ".join([said, *scaling.waiting(rows, study)]).strip()
+    return " ".join([said, *law_cells.waiting(rows, study)]).strip()

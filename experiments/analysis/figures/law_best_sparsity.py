@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from experiments.analysis import clocks, scaling, style
+from experiments.analysis import clocks, effects, law_cells, scaling, style
 from experiments.analysis.laws import gradual_cost
 from experiments.analysis.methods import Methods
 from experiments.specs.planned import PlannedStudy
@@ -39,19 +39,19 @@ def costs(study: PlannedStudy, method: str) -> dict[str, Callable[[Any], Any]]:
 
 def data(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
     """One row per method, cost and budget."""
-    laws = scaling.fit_all(scaling.finished(records, study))
+    laws = scaling.fit_all(law_cells.finished(records, study))
     rows = []
     for name in (name for name in METHODS if name in laws):
         law = laws[name]
         highest = float(law.rows["sparsity"].max())
         nonzero, fitted = float(np.median(law.rows["nonzero"])), law.rows["data"]
         for title, cost in costs(study, name).items():
-            for budget in np.geomspace(fitted.min(), scaling.BEYOND * fitted.max(), NUM_BUDGETS):
+            for budget in np.geomspace(fitted.min(), effects.BEYOND * fitted.max(), NUM_BUDGETS):
                 best = [
                     one.best_sparsity(nonzero, budget, highest=highest, cost=cost)
                     for one in (law.law, *law.draws)
                 ]
-                low, high = scaling.interval(np.array(best[1:]))
+                low, high = effects.interval(np.array(best[1:]))
                 beyond = budget > fitted.max()
                 rows.append((name, title, nonzero, budget, best[0], low, high, beyond))
     return pd.DataFrame(rows, columns=COLUMNS)
@@ -77,7 +77,7 @@ def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Fi
         beyond = own[own["extrapolated"].astype(bool)]["data"]
         if len(beyond):
             panel.axvspan(beyond.min(), beyond.max(), color="0.93", zorder=0)
-        about = scaling.subject(study).data
+        about = law_cells.subject(study).data
         style.count_axis(panel, f"{about} of dense at equal cost (shaded: extrapolated)")
         panel.set_ylabel("best sparsity (%)")
         panel.set_ylim(-4, 104)
@@ -88,6 +88,6 @@ def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Fi
 
 def caption(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> str:
     """Name the methods that have no law yet."""
-    rows = scaling.finished(records, study)
-    names = [name for name in METHODS if scaling.waits_for(rows, name)]
+    rows = law_cells.finished(records, study)
+    names = [name for name in METHODS if law_cells.waits_for(rows, name)]
     return " ".join(f"{name} has no law yet." for name in names)

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from experiments.analysis import clocks, scaling, style
+from experiments.analysis import clocks, effects, law_cells, scaling, style
 from experiments.analysis.figures.law_time import sizes
 from experiments.analysis.methods import Methods
 from experiments.specs.planned import PlannedStudy
@@ -30,7 +30,7 @@ LINES = {"cpu": ("this CPU", ":"), "cs2": ("CS-2, simulated", "-.")}
 
 def data(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
     """One row per method, sparsity and compute (weights times data of the dense model)."""
-    laws = scaling.fit_all(scaling.finished(records, study))
+    laws = scaling.fit_all(law_cells.finished(records, study))
     rows: list[dict[str, Any]] = []
     for name, law in laws.items():
         dense = law.rows[law.rows["sparsity"] == 0]
@@ -43,10 +43,10 @@ def data(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd
         ):
             if np.ptp(clocks.path(study, name, sparsity)):
                 continue
-            grid = np.geomspace(shortest, scaling.BEYOND * last, NUM_BUDGETS)
+            grid = np.geomspace(shortest, effects.BEYOND * last, NUM_BUDGETS)
             point = clocks.break_even(law.law, sparsity, grid, range_)
             draws = [clocks.break_even(one, sparsity, grid, range_) for one in law.draws]
-            low, high = scaling.interval(np.array(draws))
+            low, high = effects.interval(np.array(draws))
             for values in zip(grid, point, low, high, grid > last, strict=True):
                 rows.append(dict(zip(COLUMNS, (name, sparsity, size, *values), strict=True)))
     return pd.DataFrame(rows, columns=COLUMNS)

@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments.analysis import scaling, style
+from experiments.analysis import law_cells, scaling, style
 from experiments.analysis.methods import Methods
 from experiments.specs.planned import PlannedStudy
 
@@ -18,8 +18,8 @@ EVERY_RECIPE = True
 
 def data(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
     """One row per finished cell: mean loss, and what the law of its method says."""
-    rows = scaling.finished(records, study)
-    means, laws = scaling.cell_means(rows), scaling.fit_all(rows)
+    rows = law_cells.finished(records, study)
+    means, laws = law_cells.cell_means(rows), scaling.fit_all(rows)
     means["law"] = [
         float(laws[row.algorithm].law(row.sparsity, row.nonzero, row.data))
         if row.algorithm in laws
@@ -32,22 +32,22 @@ def data(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd
 def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Figure:
     """One panel per method."""
     means, looks = data(records, curves, study), Methods(study)
-    laws = scaling.fit_all(scaling.finished(records, study))
+    laws = scaling.fit_all(law_cells.finished(records, study))
     names = list(dict.fromkeys(means["algorithm"]))
     figure, axes = style.panels(len(names), height=3.0)
     if not names:
         style.say_empty(axes[0], "No cell of a law has finished yet.")
-    about = scaling.subject(study)
+    about = law_cells.subject(study)
     for panel, name in zip(axes, names, strict=False):
         _panel(panel, means[means["algorithm"] == name], laws.get(name), about)
         title = looks[name].name
-        missing = scaling.waits_for(means, name)
+        missing = law_cells.waits_for(means, name)
         panel.set_title(f"{title}: {missing}, no law yet" if missing else title)
     return figure
 
 
 def _panel(
-    axes: Axes, means: pd.DataFrame, law: scaling.Fitted | None, about: scaling.Subject
+    axes: Axes, means: pd.DataFrame, law: scaling.Fitted | None, about: law_cells.Subject
 ) -> None:
     levels = sorted(means["sparsity"].unique())
     colors = matplotlib.colormaps["viridis"](np.linspace(0.05, 0.85, max(2, len(levels))))
@@ -76,7 +76,7 @@ def _panel(
 
 def caption(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> str:
     """Say how many cells are there, and how far laws are from them."""
-    planned, means = scaling.planned(study), data(records, curves, study)
+    planned, means = law_cells.planned(study), data(records, curves, study)
     keys = ["method", "model", "data"]
     total = len(planned.drop_duplicates(keys))
     text = f"{len(means)} of {total} planned cells have finished."

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from experiments.analysis import scaling, style
+from experiments.analysis import effects, law_cells, scaling, style
 from experiments.analysis.methods import Methods
 from experiments.specs.planned import PlannedStudy
 
@@ -19,13 +19,13 @@ COLUMNS = ["a", "b", "sparsity", "nonzero", "data", "effect", "low", "high", "ex
 
 def data(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
     """One row per pair of methods, sparsity and budget."""
-    laws = scaling.fit_all(scaling.finished(records, study))
+    laws = scaling.fit_all(law_cells.finished(records, study))
     rows: list[dict[str, Any]] = []
-    for a, b in scaling.pairs(laws):
-        for sparsity in scaling.common_levels(laws[a], laws[b]):
+    for a, b in effects.pairs(laws):
+        for sparsity in effects.common_levels(laws[a], laws[b]):
             nonzero, fitted = laws[a].middle(sparsity), laws[a].rows["data"]
-            grid = np.geomspace(fitted.min(), scaling.BEYOND * fitted.max(), 49)
-            point, low, high = scaling.effect(laws[a], laws[b], sparsity, nonzero, grid)
+            grid = np.geomspace(fitted.min(), effects.BEYOND * fitted.max(), 49)
+            point, low, high = effects.effect(laws[a], laws[b], sparsity, nonzero, grid)
             beyond = [laws[a].extrapolated(sparsity, nonzero, budget) for budget in grid]
             for values in zip(grid, point, low, high, beyond, strict=True):
                 place = (a, b, sparsity, nonzero, *values)
@@ -54,8 +54,8 @@ def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Fi
         inside = own[~own["extrapolated"].astype(bool)]["data"]
         if len(inside):
             panel.axvspan(inside.max(), own["data"].max(), color="0.93", zorder=0)
-        style.count_axis(panel, f"{scaling.subject(study).data} (shaded: extrapolated)")
+        style.count_axis(panel, f"{law_cells.subject(study).data} (shaded: extrapolated)")
         panel.set_title(f"{looks[a].name} minus {looks[b].name}")
-        panel.set_ylabel(scaling.subject(study).loss)
+        panel.set_ylabel(law_cells.subject(study).loss)
         panel.legend(fontsize=8, title="sparsity", title_fontsize=8)
     return figure

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from experiments.analysis import scaling, style
+from experiments.analysis import law_cells, scaling, style
 from experiments.analysis.figures import law_curves
 from experiments.analysis.methods import Methods
 from experiments.specs.planned import PlannedStudy
@@ -25,7 +25,7 @@ def data(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd
 def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Figure:
     """One panel per method, over data; the size of a point is that of the model."""
     rows, looks = data(records, curves, study), Methods(study)
-    laws = scaling.fit_all(scaling.finished(records, study))
+    laws = scaling.fit_all(law_cells.finished(records, study))
     names = list(dict.fromkeys(rows["algorithm"]))
     figure, axes = style.panels(len(names), height=2.0)
     if not names:
@@ -41,7 +41,7 @@ def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Fi
             at = own[own["sparsity"] == level]
             size = 60 * at["weights"] / rows["weights"].max()
             panel.scatter(at["data"], at["residual"], s=size, color=color, label=f"{level:.3g}")
-        style.count_axis(panel, scaling.subject(study).data, own["data"].unique())
+        style.count_axis(panel, law_cells.subject(study).data, own["data"].unique())
         panel.set_title(looks[name].name)
         panel.set_ylabel("residual (%)")
         panel.legend(fontsize=7, title="sparsity", title_fontsize=7)

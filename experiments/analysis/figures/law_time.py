@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from experiments.analysis import clocks, scaling, style
+from experiments.analysis import clocks, effects, law_cells, scaling, style
 from experiments.specs.planned import PlannedStudy
 
 EVERY_RECIPE = True
@@ -22,7 +22,7 @@ COLUMNS = ["clock", "kind", "method", "sparsity", "seconds", "nonzero", "data", 
 
 def data(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
     """One row per clock, kind and time."""
-    laws = scaling.fit_all(scaling.finished(records, study))
+    laws = scaling.fit_all(law_cells.finished(records, study))
     found = [
         _front(laws, clock, key, kind, study)
         for key, clock in clocks.clocks(study.scale).items()
@@ -45,14 +45,14 @@ def _front(
         (name, sparsity)
         for name, law in laws.items()
         for sparsity in sorted(set(law.rows["sparsity"]))
-        if (kind == "dense") == (name == scaling.DENSE) and bool(sparsity) == (kind == "sparse")
+        if (kind == "dense") == (name == law_cells.DENSE) and bool(sparsity) == (kind == "sparse")
     ]
     if not options:
         return []
-    dense = laws[scaling.DENSE].rows
+    dense = laws[law_cells.DENSE].rows
     compute = dense["weights"] * dense["data"]
     unit = clock.unit_s
-    seconds = unit * np.geomspace(compute.min(), scaling.BEYOND * compute.max(), NUM_TIMES)
+    seconds = unit * np.geomspace(compute.min(), effects.BEYOND * compute.max(), NUM_TIMES)
     fronts, costs = [], []
     for name, sparsity in options:
         cost = clock.cost(clocks.path(study, name, sparsity)) / (1 - sparsity)
@@ -67,7 +67,7 @@ def _front(
         law, front = laws[name], fronts[pick]
         nonzero, amount = float(front.nonzero[at]), float(front.data[at])
         # The size stays the chosen one: a band of what this choice gives.
-        low, high = scaling.interval(law.sample(sparsity, nonzero, amount))
+        low, high = effects.interval(law.sample(sparsity, nonzero, amount))
         beyond = law.extrapolated(sparsity, nonzero, amount)
         values = (key, kind, name, sparsity, time, nonzero, amount, front.loss[at], low, high)
         rows.append(dict(zip(COLUMNS, (*values, beyond), strict=True)))
@@ -76,7 +76,7 @@ def _front(
 
 def cells(records: pd.DataFrame, study: PlannedStudy, clock: clocks.Clock) -> pd.DataFrame:
     """Finished cells with the time that their training takes by a clock."""
-    means = scaling.cell_means(scaling.finished(records, study))
+    means = law_cells.cell_means(law_cells.finished(records, study))
     costs = [
         clock.cost(clocks.path(study, row.algorithm, row.sparsity)) for row in means.itertuples()
     ]
@@ -91,7 +91,7 @@ def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Fi
         for panel in axes:
             style.say_empty(panel, "No method has a law yet.")
         return figure
-    levels = sorted({0.0, *scaling.planned(study)["sparsity"]})
+    levels = sorted({0.0, *law_cells.planned(study)["sparsity"]})
     palette = matplotlib.colormaps["viridis"](np.linspace(0.05, 0.85, max(2, len(levels) - 1)))
     colors = dict(zip(levels, ["#7F7F7F", *palette], strict=False))
     for panel, (key, clock) in zip(axes, known.items(), strict=True):
@@ -115,7 +115,7 @@ def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Fi
         panel.legend(handles=handles, fontsize=8, title="best sparsity", title_fontsize=8)
         panel.set_xscale("log")
         panel.set_xlabel("seconds of training (products of the blocks)")
-        panel.set_ylabel(scaling.subject(study).loss)
+        panel.set_ylabel(law_cells.subject(study).loss)
         panel.set_title(clock.title)
     return figure
 
@@ -141,7 +141,7 @@ def caption(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) ->
         )
     if parts:
         parts.insert(0, "By the fitted laws, priced by each clock.")
-    return " ".join([*parts, *scaling.waiting(scaling.finished(records, study), study)])
+    return " ".join([*parts, *law_cells.waiting(law_cells.finished(records, study), study)])
 
 
 def _counts(pays: pd.Series, loses: pd.Series, where: str) -> str:

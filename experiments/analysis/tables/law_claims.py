@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from experiments import published
-from experiments.analysis import scaling
+from experiments.analysis import effects, law_cells, scaling
 from experiments.specs.planned import PlannedStudy
 
 EVERY_RECIPE = True
@@ -28,19 +28,19 @@ PUBLISHED_WORTH, TOLERANCE = 2.157, 0.1
 
 def make(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
     """One row per claim and method that laws can speak of."""
-    rows = scaling.finished(records, study)
+    rows = law_cells.finished(records, study)
     laws = scaling.fit_all(rows)
     fitted = rows[~rows["held_out"].astype(bool)]
     made = []
     for claim, place in published.places().items():
         if place["study"] != study.name:
             continue
-        needed = [place["a"], scaling.DENSE if place["b"] == SPARSER else place["b"]]
+        needed = [place["a"], law_cells.DENSE if place["b"] == SPARSER else place["b"]]
         missing = [name for name in needed if name not in laws]
         row = {"claim": claim, "asked": _asked(place), "place": "extrapolated"}
-        row |= {"data": place["data"], "unit": scaling.subject(study).loss}
+        row |= {"data": place["data"], "unit": law_cells.subject(study).loss}
         made.append(row | (_waits(fitted, missing) if missing else _at(laws, place)))
-    trained = scaling.planned(study)["algorithm"].unique()
+    trained = law_cells.planned(study)["algorithm"].unique()
     questions = (("C070", _falls), ("C071", _worth), ("C072", _rises))
     for claim, ask in questions if GRADUAL in trained else ():
         for name in (GRADUAL, CONSTANT):
@@ -62,7 +62,7 @@ def _asked(place: dict[str, Any]) -> str:
 
 
 def _waits(rows: pd.DataFrame, names: list[str]) -> dict[str, Any]:
-    parts = [f"{name} has {scaling.waits_for(rows, name)}" for name in names]
+    parts = [f"{name} has {law_cells.waits_for(rows, name)}" for name in names]
     return {"says": f"waits for runs: {'; '.join(parts)}"}
 
 
@@ -76,13 +76,13 @@ def _at(laws: dict[str, scaling.Fitted], place: dict[str, Any]) -> dict[str, Any
         points = np.diff(a.law(levels, nonzero, place["data"]))
         draws = np.diff(a.sample(levels, nonzero, place["data"]))
     else:
-        points, draws = scaling.minus(a, b, levels, nonzero, place["data"])
-    value, (low, high) = float(points.max()), map(float, scaling.interval(draws.max(1)))
+        points, draws = effects.minus(a, b, levels, nonzero, place["data"])
+    value, (low, high) = float(points.max()), map(float, effects.interval(draws.max(1)))
     runs = pd.concat([a.rows, b.rows])
     used = runs[runs["sparsity"] > 0]["run"].drop_duplicates()
     if len(levels) == 1:
-        better = scaling.words(low, high, (place["a"], place["b"]))
-        says = better if better == scaling.NO_ANSWER else f"{better} is better"
+        better = effects.words(low, high, (place["a"], place["b"]))
+        says = better if better == effects.NO_ANSWER else f"{better} is better"
     else:
         says = _word(agrees=high < 0, against=low > 0)
     found = {"value": value, "low": low, "high": high, "says": says, "runs": " ".join(used)}
@@ -112,7 +112,7 @@ def _says(low: float, high: float, *, agrees: bool, against: bool) -> dict[str, 
 
 
 def _word(*, agrees: bool, against: bool) -> str:
-    return "agrees" if agrees else "disagrees" if against else scaling.NO_ANSWER
+    return "agrees" if agrees else "disagrees" if against else effects.NO_ANSWER
 
 
 def _falls(law: scaling.Fitted) -> dict[str, Any]:
@@ -120,7 +120,7 @@ def _falls(law: scaling.Fitted) -> dict[str, Any]:
     nonzero, tokens = _place(law)
     levels = np.array([s for s in LEVELS if s <= law.rows["sparsity"].max()])
     value = float(np.diff(law.law(levels, nonzero, tokens)).max())
-    low, high = map(float, scaling.interval(np.diff(law.sample(levels, nonzero, tokens)).max(1)))
+    low, high = map(float, effects.interval(np.diff(law.sample(levels, nonzero, tokens)).max(1)))
     shared = {"asked": "largest step of loss between sparsities", "value": value}
     shared["unit"] = "bits per byte"
     shared |= {"non-zero weights": nonzero, "data": tokens}
@@ -132,7 +132,7 @@ def _worth(law: scaling.Fitted) -> dict[str, Any]:
     nonzero, tokens = _place(law)
     value = law.law.worth(0.75, nonzero, tokens)
     draws = np.array([one.worth(0.75, nonzero, tokens) for one in law.draws])
-    low, high = map(float, scaling.interval(draws))
+    low, high = map(float, effects.interval(draws))
     bounds = PUBLISHED_WORTH * (1 - TOLERANCE), PUBLISHED_WORTH * (1 + TOLERANCE)
     shared = {"asked": "worth of 75% sparsity", "value": value, "unit": "times its non-zeros"}
     shared |= {"non-zero weights": nonzero, "data": tokens}
@@ -150,7 +150,7 @@ def _rises(law: scaling.Fitted) -> dict[str, Any]:
         ends = [one.best_sparsity(nonzero, d, highest=highest) for d in (shortest, tokens)]
         return float(ends[1] - ends[0])
 
-    low, high = map(float, scaling.interval(np.array([rise(one) for one in law.draws])))
+    low, high = map(float, effects.interval(np.array([rise(one) for one in law.draws])))
     shared = {"asked": "rise of the best sparsity, shortest to longest", "value": rise(law.law)}
     shared["unit"] = "share of zeros"
     shared |= {"non-zero weights": nonzero, "data": tokens}

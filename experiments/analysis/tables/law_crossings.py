@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from experiments.analysis import scaling
+from experiments.analysis import effects, law_cells, scaling
 from experiments.specs.planned import PlannedStudy
 
 EVERY_RECIPE = True
@@ -20,27 +20,27 @@ COLUMNS = ["a", "b", "sparsity", "non-zero weights", "passes at (data per weight
 
 def make(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
     """One row per pair of methods and sparsity."""
-    laws = scaling.fit_all(scaling.finished(records, study))
+    laws = scaling.fit_all(law_cells.finished(records, study))
     made = []
-    against_dense = [(name, scaling.DENSE) for name in laws if name != scaling.DENSE]
-    for a, b in [*against_dense, *scaling.pairs(laws)]:
-        for sparsity in scaling.common_levels(laws[a], laws[b]):
+    against_dense = [(name, law_cells.DENSE) for name in laws if name != law_cells.DENSE]
+    for a, b in [*against_dense, *effects.pairs(laws)]:
+        for sparsity in effects.common_levels(laws[a], laws[b]):
             made.append(_row(laws[a], laws[b], sparsity))
     return pd.DataFrame(made, columns=COLUMNS)
 
 
 def _row(a: scaling.Fitted, b: scaling.Fitted, sparsity: float) -> dict[str, Any]:
-    nonzero = a.largest(sparsity) if b.algorithm == scaling.DENSE else a.middle(sparsity)
+    nonzero = a.largest(sparsity) if b.algorithm == law_cells.DENSE else a.middle(sparsity)
     longest = float(a.rows["data"].max())
-    found = scaling.crossing(
-        lambda d: scaling.minus(a, b, sparsity, nonzero, d)[0],
-        lambda d: scaling.minus(a, b, sparsity, nonzero, d)[1],
-        (float(a.rows["data"].min()), scaling.BEYOND * longest),
+    found = effects.crossing(
+        lambda d: effects.minus(a, b, sparsity, nonzero, d)[0],
+        lambda d: effects.minus(a, b, sparsity, nonzero, d)[1],
+        (float(a.rows["data"].min()), effects.BEYOND * longest),
     )
     answers = []
-    for budget in (longest, scaling.BEYOND * longest):
-        _, low, high = scaling.effect(a, b, sparsity, nonzero, budget)
-        answers.append(scaling.words(float(low), float(high), (a.algorithm, b.algorithm)))
+    for budget in (longest, effects.BEYOND * longest):
+        _, low, high = effects.effect(a, b, sparsity, nonzero, budget)
+        answers.append(effects.words(float(low), float(high), (a.algorithm, b.algorithm)))
     own = pd.concat([a.rows, b.rows])
     runs = own[own["sparsity"].isin([sparsity])]["run"].drop_duplicates()
     values = [found.data / nonzero, found.low / nonzero, found.high / nonzero, found.share]

@@ -4,7 +4,7 @@ measured, as the mean over seeds. Inside says whether what was measured lies in 
 
 import pandas as pd
 
-from experiments.analysis import predictions, scaling
+from experiments.analysis import law_cells, predictions
 from experiments.specs.planned import PlannedStudy
 
 EVERY_RECIPE = True
@@ -16,7 +16,7 @@ WAITS = "waits for the run"
 
 def make(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
     """One row per held-out cell."""
-    planned, rows = scaling.planned(study), scaling.finished(records, study)
+    planned, rows = law_cells.planned(study), law_cells.finished(records, study)
     held_out = planned[planned["held_out"].astype(bool)]
     found = predictions.registered(study.name, study.scale)
     said = {} if found is None else {loss["method"]: loss for loss in found["losses"]}

@@ -5,7 +5,7 @@ too."""
 
 import pandas as pd
 
-from experiments.analysis import scaling, stats
+from experiments.analysis import law_cells, stats
 from experiments.specs.planned import PlannedStudy
 
 EVERY_RECIPE = True
@@ -16,9 +16,9 @@ KEYS = ["algorithm", "sparsity", "model", "data", "seed"]
 
 def make(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
     """One row per method with a run of both schedules."""
-    scores = scaling.scores(records, study).rename(columns={"loss": "x"})
+    scores = law_cells.scores(records, study).rename(columns={"loss": "x"})
     both = [
-        scaling.planned(study, annealed=kind).merge(scores, on="run")
+        law_cells.planned(study, annealed=kind).merge(scores, on="run")
         for kind in ("stable", "cosine")
     ]
     pairs = both[0][[*KEYS, "run", "x"]].merge(both[1][[*KEYS, "run", "x"]], on=KEYS)

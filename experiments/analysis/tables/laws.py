@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from experiments.analysis import scaling
+from experiments.analysis import effects, law_cells, scaling
 from experiments.specs.planned import PlannedStudy
 
 EVERY_RECIPE = True
@@ -25,14 +25,14 @@ SPARSITY = 0.75
 
 def make(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
     """One row per method."""
-    rows, planned = scaling.finished(records, study), scaling.planned(study)
+    rows, planned = law_cells.finished(records, study), law_cells.planned(study)
     laws = scaling.fit_all(rows)
     fitted = rows[~rows["held_out"].astype(bool)]
     made = []
     for name in dict.fromkeys(planned["algorithm"]):
         own = rows[rows["algorithm"] == name]
         row: dict[str, Any] = {"method": name, "runs": len(own)}
-        row["waits for"] = scaling.waits_for(fitted, name)
+        row["waits for"] = law_cells.waits_for(fitted, name)
         if name in laws:
             row |= _row(rows, fitted, laws[name])
         made.append(row)
@@ -45,16 +45,16 @@ def _row(rows: pd.DataFrame, fitted: pd.DataFrame, found: scaling.Fitted) -> dic
         key: getattr(law, key) for key in ("a_s", "b_s", "c_s", "b_n", "a_d", "b_d", "b_x", "floor")
     }
     row["seed noise (%)"] = 100 * found.seed_sd
-    if name != scaling.DENSE:
+    if name != law_cells.DENSE:
         place = SPARSITY, found.middle(SPARSITY), float(found.rows["data"].max())
         draws = np.array([one.worth(*place) for one in found.draws])
-        row["low"], row["high"] = scaling.interval(draws)
+        row["low"], row["high"] = effects.interval(draws)
         row["worth of 75%"] = law.worth(*place)
-    own = scaling.of_algorithm(rows, name)
+    own = law_cells.of_algorithm(rows, name)
     row["error in the fit (%)"] = _error(law, own[~own["held_out"].astype(bool)])
     last = (fitted["weights"] == fitted["weights"].max()) & (fitted["data"] == fitted["data"].max())
-    if not scaling.waits_for(fitted[~last], name):
-        left = scaling.of_algorithm(fitted[last], name)
+    if not law_cells.waits_for(fitted[~last], name):
+        left = law_cells.of_algorithm(fitted[last], name)
         row["error left out (%)"] = _error(scaling.fit(fitted[~last], name, draws=0).law, left)
         row["plain, left out (%)"] = _error(scaling.fit_plain(fitted[~last], name), left)
     held_out = own[own["held_out"].astype(bool)]
@@ -65,7 +65,7 @@ def _row(rows: pd.DataFrame, fitted: pd.DataFrame, found: scaling.Fitted) -> dic
 
 def _error(law: Any, rows: pd.DataFrame) -> float:
     """Root mean square of relative errors over cells, in percent; NaN without cells."""
-    means = scaling.cell_means(rows)
+    means = law_cells.cell_means(rows)
     if means.empty:
         return float("nan")
     s, n, d = (means[key].to_numpy(float) for key in ("sparsity", "nonzero", "data"))

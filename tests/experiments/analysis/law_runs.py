@@ -1,10 +1,10 @@
-"""Runs whose losses come from known laws, in the form that `experiments.analysis.scaling` reads."""
+"""Runs whose losses come from known laws, in the form that `law_cells` reads."""
 
 import numpy as np
 import pandas as pd
 
+from experiments.analysis.law_cells import COLUMNS
 from experiments.analysis.laws import SparsityLaw
-from experiments.analysis.scaling import COLUMNS
 
 #: Non-zero weights in the blocks of the three sizes that are fitted, and the held-out one.
 SIZES = {"bytes-32": 75_264, "bytes-48": 169_344, "bytes-64": 301_056}

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from experiments import published
-from experiments.analysis import advice, clocks, predictions, scaling, tables
+from experiments.analysis import advice, clocks, effects, law_cells, predictions, scaling, tables
 from experiments.analysis import figures as all_figures
 from experiments.analysis.figures import (
     law_against_dense,
@@ -69,7 +69,7 @@ def test_bands_cover_the_truth_at_about_their_rate():
         rows = law_runs.runs({"static": LAWS["static"]}, source=100 + source, cell_sd=0.003)
         found = scaling.fit(rows, "static", draws=40)
         for place in PLACES:
-            low, high = scaling.interval(found.sample(*place))
+            low, high = effects.interval(found.sample(*place))
             hits += low <= LAWS["static"](*place) <= high
             total += 1
     # Nominal is 95%; places of one source are not independent.
@@ -85,7 +85,7 @@ def test_the_crossing_of_two_methods_is_found(fitted):
     grid = np.geomspace(5e5, 4e7, 4000)
     where = grid[np.flatnonzero(np.diff(np.sign(true(grid))))]
     a, b = fitted["rigl"], fitted["static"]
-    found = scaling.crossing(
+    found = effects.crossing(
         lambda d: a.law(sparsity, nonzero, d) - b.law(sparsity, nonzero, d),
         lambda d: a.sample(sparsity, nonzero, d) - b.sample(sparsity, nonzero, d),
         (5e5, 4e7),
@@ -97,7 +97,7 @@ def test_the_crossing_of_two_methods_is_found(fitted):
 
 def test_no_crossing_is_no_number(fitted):
     a = fitted["static"]
-    found = scaling.crossing(
+    found = effects.crossing(
         lambda d: a.law(0.75, 1e5, d), lambda d: a.sample(0.75, 1e5, d), (1e6, 1e7)
     )
     assert np.isnan(found.data) and np.isnan(found.low) and found.share == 0
@@ -127,11 +127,11 @@ def test_dense_residuals_turn_alike_in_every_fit(fitted):
 
 def test_what_waits_is_said():
     rows = law_runs.runs({"static": LAWS["static"]})
-    assert scaling.waits_for(rows, "static") == ""
+    assert law_cells.waits_for(rows, "static") == ""
     one = rows[rows["model"] == "bytes-32"]
-    assert scaling.waits_for(one, "static") == "1 of 2 sizes"
-    assert "1 of 3 budgets" in scaling.waits_for(rows[rows["data"] == 512_000], "static")
-    assert "1 of 3 sparsities" in scaling.waits_for(rows[rows["sparsity"] == 0], "static")
+    assert law_cells.waits_for(one, "static") == "1 of 2 sizes"
+    assert "1 of 3 budgets" in law_cells.waits_for(rows[rows["data"] == 512_000], "static")
+    assert "1 of 3 sparsities" in law_cells.waits_for(rows[rows["sparsity"] == 0], "static")
     with pytest.raises(ValueError, match="waits for runs: it has 1 of 2 sizes"):
         scaling.fit(one, "static")
 
@@ -240,7 +240,7 @@ def few_draws(monkeypatch, tmp_path):
 
 def test_held_out_runs_are_in_no_fit(whole):
     rows, records, study = whole
-    finished = scaling.finished(records, study)
+    finished = law_cells.finished(records, study)
     assert len(finished) == len(rows)
     assert finished["held_out"].sum() == rows["held_out"].sum() > 0
     found = scaling.fit_all(finished)
@@ -371,7 +371,7 @@ def test_two_methods_alone_give_advice(partial):
     records, study = partial
     rows = advice.options(records, study, 37_632, 2e6, "cpu")
     assert set(rows["method"]) == {"dense", "static"}
-    waiting = scaling.waiting(scaling.finished(records, study), study)
+    waiting = law_cells.waiting(law_cells.finished(records, study), study)
     assert waiting == [WAITING]
     assert advice.text(rows, study, 37_632, 2e6, waiting).splitlines()[-1] == WAITING
 
