@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import sys
 from typing import Annotated, Any
 
 import typer
@@ -75,6 +76,8 @@ def advise(
     check_choice("device", device, advice.DEVICES)
     check_choice("study", study, [name for name in study_names() if _fits_laws(name)])
     records, facts = _records(study, scale)
+    finished = law_cells.finished(records, facts)
+    print(f"fitting the laws of {len(finished)} runs, some seconds", file=sys.stderr, flush=True)
     rows = advice.options(records, facts, params, tokens, device)
-    waiting = law_cells.waiting(law_cells.finished(records, facts), facts)
+    waiting = law_cells.waiting(finished, facts)
     print(advice.text(rows, facts, params, tokens, waiting))
