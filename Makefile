@@ -37,7 +37,7 @@ smoke: setup
 
 ## make test        run the tests
 test: setup
-	$(RUN) $(BIN)/python -m pytest -n 2
+	$(RUN) $(BIN)/python -m pytest -n 2 --dist loadgroup
 
 ## make fuzz        feed 10,000 damaged inputs and kill 100 processes (FUZZ=, KILLS=): an hour
 fuzz: setup
@@ -55,7 +55,7 @@ gpu: setup
 
 ## make check       lint, types, workflow lint and the fast tests
 check: setup lint types
-	$(RUN) $(BIN)/python -m pytest -n 2 -m "not slow"
+	$(RUN) $(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow"
 
 lint: setup
 	$(BIN)/ruff check .

@@ -141,9 +141,11 @@ def test_pages_are_whole_fit_the_screen_and_can_be_read(browser, pages):
                 page.emulate_media(media=media)
                 assert page.evaluate("document.documentElement.scrollWidth") <= width, path
             page.evaluate(THIN, NUM_ALIKE)
-            for scheme, rules in (("light", WCAG), ("dark", ["color-contrast"])):
-                page.emulate_media(color_scheme=scheme)
-                assert violations(page, rules) == [], (path, scheme)
+            assert violations(page) == [], path
+            # Both themes are one style sheet, and the small site has every kind of element.
+            if ROOT not in path.parents or path == pages[0]:
+                page.emulate_media(color_scheme="dark")
+                assert violations(page, ["color-contrast"]) == [], path
             assert problems == [], path
 
 

@@ -15,7 +15,8 @@ from experiments.specs.expand import study_runs
 from experiments.specs.read import load_study
 from tests.fuzz import killer
 
-pytestmark = pytest.mark.slow
+#: One worker of pytest-xdist has all of these, which share a training.
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("interruptions")]
 STUDY = load_study("sparsity_library")
 RUN = next(run for run in study_runs(STUDY, "smoke") if run.spec.method == "rigl")
 PAIR = [run for run in study_runs(STUDY, "smoke") if run.spec.method in ("rigl", "set")]
