@@ -15,3 +15,8 @@ def one_thread():
     import torch
 
     torch.set_num_threads(1)
+
+
+def pytest_collection_modifyitems(items):
+    """The slow tests come first, so that no worker is left with a long one at the end."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)

@@ -10,7 +10,8 @@ from __future__ import annotations
 import functools
 import hashlib
 import zlib
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ import pandas as pd
 
 from experiments.analysis.law_cells import DENSE, EMPTY, of_algorithm, waits_for
 from experiments.analysis.laws import SparsityLaw
+from experiments.analysis.remembered import remembered
 from experiments.errors import UserError
 
 #: Draws of the bootstrap behind every band.
@@ -286,4 +288,22 @@ def _fit_all(text: str, draws: int) -> dict[str, Fitted]:
     if rows.empty:
         return {}
     order = [DENSE, *sorted(set(rows["algorithm"]) - {DENSE})]
-    return {name: fit(rows, name, draws=draws) for name in order if not waits_for(rows, name)}
+    return {name: _kept(rows, name, draws) for name in order if not waits_for(rows, name)}
+
+
+def _kept(rows: pd.DataFrame, algorithm: str, draws: int) -> Fitted:
+    """`fit`, made once for the same rows: every page that shows laws reads them."""
+    import scipy
+
+    own = of_algorithm(rows, algorithm).reset_index(drop=True)
+
+    def make() -> dict[str, Any]:
+        found = fit(own, algorithm, draws=draws)
+        drawn = [astuple(law) for law in found.draws]
+        spreads = {"cell_sd": found.cell_sd, "seed_sd": found.seed_sd}
+        return {"law": astuple(found.law), "draws": drawn, **spreads}
+
+    facts = f"{np.__version__} {scipy.__version__} {algorithm} {draws} {own.to_json()}"
+    kept = remembered("laws", Path(__file__), facts, make)
+    law, *drawn = (SparsityLaw(*values) for values in (kept["law"], *kept["draws"]))
+    return Fitted(algorithm, law, tuple(drawn), own, kept["cell_sd"], kept["seed_sd"])

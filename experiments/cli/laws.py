@@ -77,7 +77,11 @@ def advise(
     check_choice("study", study, [name for name in study_names() if _fits_laws(name)])
     records, facts = _records(study, scale)
     finished = law_cells.finished(records, facts)
-    print(f"fitting the laws of {len(finished)} runs, some seconds", file=sys.stderr, flush=True)
+    print(
+        f"fitting the laws of {len(finished)} runs, some seconds where that is new",
+        file=sys.stderr,
+        flush=True,
+    )
     rows = advice.options(records, facts, params, tokens, device)
     waiting = law_cells.waiting(finished, facts)
     print(advice.text(rows, facts, params, tokens, waiting))

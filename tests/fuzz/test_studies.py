@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import datetime
+import functools
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -24,16 +25,18 @@ DATE = datetime.date(2026, 1, 1)
 SAFE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 
 
+@functools.cache
 def raw(name: str) -> Any:
-    """What the file of a committed study holds."""
+    """What the file of a committed study holds; not to be changed."""
     return yaml.safe_load((STUDIES / f"{name}.yaml").read_text())
 
 
+@functools.cache
 def excerpts() -> list[dict[str, Any]]:
-    """The committed studies at one scale each, with at most four methods."""
+    """The committed studies at one scale each, with at most four methods; not to be changed."""
     found = []
     for name in study_names():
-        study = likeness.with_likeness(raw(name), raw)
+        study = copy.deepcopy(likeness.with_likeness(raw(name), raw))
         study["name"] = "study"
         own = study.get("methods", {})
         # A section with levels stands for a method at each of them.
@@ -77,7 +80,8 @@ def test_a_study_is_valid_or_refused_in_one_sentence(content):
 
 def edited(change: Callable[[dict[str, Any]], Any]) -> bytes:
     """An excerpt with RigL, changed in place."""
-    study = next(s for s in copy.deepcopy(excerpts()) if any("rigl" in m for m in s["methods"]))
+    study = next(s for s in excerpts() if any("rigl" in m for m in s["methods"]))
+    study = copy.deepcopy(study)
     change(study)
     return yaml.safe_dump(study, sort_keys=False).encode()
 

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -42,8 +43,10 @@ PLACES = [(0.75, 40_000, 2e6), (0.0, 1e5, 1e6), (0.5, 338_688, 8e6), (0.875, 20_
 
 
 @pytest.fixture(scope="module")
-def fitted():
-    return scaling.fit_all(law_runs.runs(LAWS, source=6), draws=40)
+def fitted(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("laws"))
+        return scaling.fit_all(law_runs.runs(LAWS, source=6), draws=40)
 
 
 def test_a_known_law_is_recovered(fitted):
@@ -519,3 +522,42 @@ def test_advice_names_a_method_with_its_band(whole):
     assert said.startswith(
         "There is no answer for 1,000,000 non-zero weights and 50,000,000 tokens"
     )
+
+
+def test_a_law_is_fitted_once_for_the_same_rows(monkeypatch):
+    rows, calls = law_runs.runs(LAWS, source=6), []
+    scaling._fit_all.cache_clear()
+    fit = scaling.fit
+
+    def counted(rows, algorithm, **options):
+        calls.append(algorithm)
+        return fit(rows, algorithm, **options)
+
+    monkeypatch.setattr(scaling, "fit", counted)
+    first = scaling.fit_all(rows)
+    scaling._fit_all.cache_clear()  # as in another process
+    again = scaling.fit_all(rows)
+    assert sorted(calls) == sorted(first) and len(calls) > 1
+    for name, law in first.items():
+        assert (again[name].law, again[name].draws) == (law.law, law.draws)
+        assert (again[name].cell_sd, again[name].seed_sd) == (law.cell_sd, law.seed_sd)
+        pd.testing.assert_frame_equal(again[name].rows, law.rows)
+    # One other loss: that method's law alone is fitted anew.
+    changed = rows.copy()
+    last = changed.index[changed["algorithm"] == "static"][-1]
+    changed.loc[last, "loss"] *= 1.01
+    scaling._fit_all.cache_clear()
+    scaling.fit_all(changed)
+    assert sorted(calls) == sorted([*first, "static"])
+
+
+def test_a_damaged_kept_law_is_fitted_again():
+    rows = law_runs.runs(LAWS, source=6)
+    scaling._fit_all.cache_clear()
+    first = scaling.fit_all(rows)
+    kept = sorted(Path("state/laws").glob("*.json"))
+    assert len(kept) == len(first)
+    for file in kept:
+        file.write_text("{")
+    scaling._fit_all.cache_clear()
+    assert scaling.fit_all(rows)["static"].law == first["static"].law
