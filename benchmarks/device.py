@@ -2,15 +2,16 @@
 
     python benchmarks/device.py [--quick] [--output FOLDER] [--only layers,gpt,...]
 
-Parts, each dense float32 time over the other's time, so above 1 is faster:
+Parts, each the time of the fastest dense float32 step, torch's own or one by oneDNN's products
+where both are measured, over the other's time, so above 1 is faster:
 
 - layers: training step of a compiled linear layer (forward, both gradients, autograd, packing and
   the scatter into the dense gradient), 1,024 tokens, against a dense ``nn.Linear``, beside packed
   layers and dense and skipping ones of which all tensors are bfloat16;
 - optimizer: the step of fused AdamW on one layer's weight, packed against dense, and the bytes of
   its weight, mask and optimizer state;
-- peers: one layer skipping, in dense bfloat16, masked dense, by MKL's CSR through ``torch.sparse``
-  and, if it is installed, by SparseProp;
+- peers: one layer skipping, dense by torch and by oneDNN, in dense bfloat16, masked dense, by MKL's
+  CSR through ``torch.sparse`` and, if it is installed, by SparseProp;
 - gpt: optimizer step of a 4-layer GPT (context 128, batch 16, 256 bytes, fused AdamW), its linear
   layers static sparse;
 - resnet: training step of a CIFAR ResNet-18;
@@ -29,29 +30,40 @@ several threads, which wait for each other, it is the time on the wall.
 import argparse
 import copy
 import csv
-import importlib
 import itertools
 import math
 import statistics
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
+from _rivals import (
+    HALF,
+    ONEDNN,
+    TOKENS,
+    TORCH,
+    Step,
+    dense_steps,
+    layer_step,
+    random_ends,
+    sparse_steps,
+)
 from torch import nn
 from torch.nn import functional as F
 
 import sparse_lib as sl
+from experiments.computations._dense import OneDnnLinear
 from experiments.memory import keep_memory
 from sparse_lib.configure import configure
 from sparse_lib.execution import kernels
+from sparse_lib.simulation import onednn
 
 SPARSITIES = (0.5, 0.8, 0.9, 0.95, 0.99)
 MODEL_SPARSITIES = (0.8, 0.9, 0.95)
-HALF, HALF_SKIP, PACKED = "bfloat16 dense", "bfloat16 skip", "packed"
-# Goals of the project, by part and sparsity, against dense float32.
+HALF_SKIP, PACKED = "bfloat16 skip", "packed"
+# Goals of the project, by part and sparsity, against the fastest dense float32.
 GOALS = {
     "layers": {0.5: 1.6, 0.8: 3.8, 0.9: 6.8, 0.95: 11.0, 0.99: 25.0},
     "gpt 256": {0.8: 2.6, 0.9: 3.3, 0.95: 4.0},
@@ -63,8 +75,6 @@ GOALS_OF_PACKED = {"optimizer": {0.9: 1 / 0.2}, "bytes": {0.9: 1 / 0.35}}
 # Of layers in bfloat16 against dense bfloat16 in the same run.
 GOALS_OVER_HALF = {0.5: 1.0, 0.8: 2.0, 0.9: 3.5, 0.95: 5.5}
 SHAPES = ((512, 512), (768, 768), (512, 2048), (2048, 512), (768, 3072), (2048, 2048))
-TOKENS = 1024
-Step = Callable[[], Any]
 Row = dict[str, Any]
 
 
@@ -86,11 +96,12 @@ def medians(steps: dict[Any, Step], rounds: int) -> dict[Any, float]:
 
 
 def compare(part: str, case: str, steps: dict[Any, Step], rounds: int) -> list[Row]:
-    """A row for each step that is not the dense one, named by its sparsity, a word, or both."""
+    """A row for each step but the fastest dense one, named by its sparsity, a word, or both."""
     rows = []
     seconds = medians(steps, rounds)
+    dense = min((name for name in (TORCH, ONEDNN) if name in seconds), key=seconds.__getitem__)
     for name, value in seconds.items():
-        if name == "dense":
+        if name == dense:
             continue
         variant, sparsity = name if isinstance(name, tuple) else (name, None)
         if isinstance(variant, float):
@@ -101,30 +112,13 @@ def compare(part: str, case: str, steps: dict[Any, Step], rounds: int) -> list[R
             "threads": torch.get_num_threads(),
             "variant": variant,
             "sparsity": sparsity,
-            "dense_s": seconds["dense"],
+            "dense": dense,
+            "dense_s": seconds[dense],
             "seconds": value,
-            "ratio": seconds["dense"] / value,
+            "ratio": seconds[dense] / value,
         }
         rows.append(row)
     return rows
-
-
-def layer_step(layer: Callable, parameters: list, ends: tuple[torch.Tensor, torch.Tensor]) -> Step:
-    """Forward and backward of a layer, from gradients set to None."""
-    source, gradient = ends
-
-    def step() -> None:
-        for tensor in (source, *parameters):
-            tensor.grad = None
-        layer(source).backward(gradient)
-
-    return step
-
-
-def random_ends(inputs: int, outputs: int, **kind: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Input and output gradient of a layer, the same for all variants."""
-    source = torch.randn(TOKENS, inputs, requires_grad=True, **kind)
-    return source, torch.randn(TOKENS, outputs, **kind)
 
 
 def masked_linear(inputs: int, outputs: int, sparsity: float) -> nn.Linear:
@@ -142,21 +136,12 @@ def packed_linear(layer: nn.Linear) -> nn.Module:
     return holder[0]
 
 
-def half_step(inputs: int, outputs: int) -> Step:
-    """Step of a dense layer whose weights, tokens and gradients are bfloat16."""
-    half = nn.Linear(inputs, outputs, dtype=torch.bfloat16)
-    return layer_step(
-        half, list(half.parameters()), random_ends(inputs, outputs, dtype=torch.bfloat16)
-    )
-
-
 def layers(shapes: tuple, rounds: int) -> Iterator[Row]:
     """Linear layers of several shapes and sparsities."""
     skip = sl.device.backend("skip", strict=True, crossover=0.0)
     for inputs, outputs in shapes:
         dense, ends = nn.Linear(inputs, outputs), random_ends(inputs, outputs)
-        steps = {"dense": layer_step(dense, list(dense.parameters()), ends)}
-        steps[HALF] = half_step(inputs, outputs)
+        steps = dense_steps(dense, ends)
         half_ends = random_ends(inputs, outputs, dtype=torch.bfloat16)
         for sparsity in SPARSITIES:
             layer = masked_linear(inputs, outputs, sparsity)
@@ -183,7 +168,7 @@ def optimizer(width: int, rounds: int) -> Iterator[Row]:
         return own, weight.nbytes + sum(state.nbytes for state in states)
 
     dense, num_bytes = make(nn.Linear(width, width).weight)
-    steps: dict[Any, Step] = {"dense": dense.step}
+    steps: dict[Any, Step] = {TORCH: dense.step}
     held = {}
     for sparsity in SPARSITIES:
         packed = packed_linear(masked_linear(width, width, sparsity))
@@ -196,54 +181,24 @@ def optimizer(width: int, rounds: int) -> Iterator[Row]:
     for sparsity, own_bytes in held.items():
         yield {
             "part": "bytes", "case": case, "threads": torch.get_num_threads(), "variant": PACKED,
-            "sparsity": sparsity, "dense_s": math.nan, "seconds": math.nan,
+            "sparsity": sparsity, "dense": TORCH, "dense_s": math.nan, "seconds": math.nan,
             "ratio": num_bytes / own_bytes,
         }  # fmt: skip
-
-
-class CsrLinear(torch.autograd.Function):
-    """A linear layer on MKL: CSR weight, its transpose, sampled weight gradient."""
-
-    @staticmethod
-    def forward(ctx, source, csr, transposed, pattern):
-        ctx.save_for_backward(source, transposed, pattern)
-        return (csr @ source.T).T
-
-    @staticmethod
-    def backward(ctx, gradient):
-        source, transposed, pattern = ctx.saved_tensors
-        torch.sparse.sampled_addmm(pattern, gradient.T, source, beta=0.0)
-        return (transposed @ gradient.T).T, None, None, None
 
 
 def peers(width: int, rounds: int) -> Iterator[Row]:
     """Other ways to run one square layer."""
     dense, ends = nn.Linear(width, width), random_ends(width, width)
-    steps: dict[Any, Step] = {
-        "dense": layer_step(dense, list(dense.parameters()), ends),
-        HALF: half_step(width, width),
-    }
+    steps = dense_steps(dense, ends)
     skip = sl.device.backend("skip", strict=True, crossover=0.0)
     for sparsity in SPARSITIES:
         layer = masked_linear(width, width, sparsity)
         parameters = list(layer.parameters())
-        if len(steps) == 2:
+        if "masked dense" not in steps:
             masked = sl.device.compile(layer, "dense")
             steps["masked dense"] = layer_step(masked, parameters, ends)
         steps[sparsity] = layer_step(sl.device.compile(layer, skip), parameters, ends)
-        weight = layer.weight.detach()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # that CSR tensors are in beta
-            csr, transposed = weight.to_sparse_csr(), weight.T.to_sparse_csr()
-        steps[f"MKL CSR {sparsity:.0%}"] = layer_step(
-            lambda source, a=csr, b=transposed: CsrLinear.apply(source, a, b, a), [], ends
-        )
-        try:
-            modules = importlib.import_module("sparseprop.modules")
-        except ImportError:
-            continue
-        other = modules.SparseLinear.from_dense(layer)
-        steps[f"SparseProp {sparsity:.0%}"] = layer_step(other, list(other.parameters()), ends)
+        steps |= dict(sparse_steps(layer, sparsity, ends))
     yield from compare("peers", f"{width}x{width}", steps, rounds)
 
 
@@ -337,19 +292,35 @@ def gpt_steps(width: int) -> tuple[Callable[..., Step], Callable[[nn.Module], to
     def loss(model: nn.Module) -> torch.Tensor:
         return F.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
 
-    def make(sparsity: float, *, compiled: bool = False) -> Step:
+    def make(
+        sparsity: float,
+        *,
+        compiled: bool = False,
+        change: Callable[[Gpt], Any] | None = None,
+    ) -> Step:
         torch.manual_seed(0)
         patterns = [f"blocks.*.{name}.weight" for name in LINEARS]
-        return model_step(Gpt(width), sparsity, patterns, loss, compiled=compiled)
+        model = Gpt(width)
+        if change:
+            change(model)
+        return model_step(model, sparsity, patterns, loss, compiled=compiled)
 
     return make, loss
+
+
+def onednn_blocks(model: Gpt) -> None:
+    """Linear layers of the blocks by oneDNN."""
+    for block in model.blocks:
+        for name in LINEARS:
+            layer = getattr(block, name)
+            setattr(block, name, OneDnnLinear(layer.weight, layer.bias))
 
 
 def compiled(width: int, rounds: int) -> Iterator[Row]:
     """The optimizer step of a GPT within `torch.compile`, beside the others."""
     make, _ = gpt_steps(width)
     steps: dict[Any, Step] = {sparsity: make(sparsity) for sparsity in (0.0, *MODEL_SPARSITIES)}
-    steps["dense"] = steps.pop(0.0)
+    steps[TORCH] = steps.pop(0.0)
     steps["compiled dense"] = make(0.0, compiled=True)
     for sparsity in MODEL_SPARSITIES:
         steps["compiled skip", sparsity] = make(sparsity, compiled=True)
@@ -363,7 +334,10 @@ def gpt(width: int, rounds: int) -> Iterator[Row]:
     for block in empty.blocks:
         for name in LINEARS:
             setattr(block, name, Absent(getattr(block, name).out_features))
-    steps = {"dense": make(0.0), "bound": model_step(empty, 0.0, [], loss)}
+    steps: dict[Any, Step] = {TORCH: make(0.0)}
+    if onednn.available():
+        steps[ONEDNN] = make(0.0, change=onednn_blocks)
+    steps["bound"] = model_step(empty, 0.0, [], loss)
     steps |= {sparsity: make(sparsity) for sparsity in MODEL_SPARSITIES}
     yield from compare(f"gpt {width}", f"d={width}", steps, rounds)
 
@@ -388,7 +362,7 @@ def resnet(batch: int, rounds: int) -> Iterator[Row]:
             lambda run: F.cross_entropy(run(images).logits, labels),
         )
 
-    steps = {"dense": make(0.0), 0.9: make(0.9)}
+    steps = {TORCH: make(0.0), 0.9: make(0.9)}
     yield from compare("resnet", f"ResNet-18, batch {batch}", steps, rounds)
 
 
@@ -416,7 +390,7 @@ def update(width: int, rounds: int) -> Iterator[Row]:
         kernels.Structure(new)
         kernels.Structure(new, transposed=True)
 
-    steps = {"dense": step, "update": rebuild, "masks alone": masks}
+    steps = {TORCH: step, "update": rebuild, "masks alone": masks}
     yield from compare("update", f"{width}x{width}, 90%", steps, rounds)
 
 
@@ -432,7 +406,7 @@ def costs(rounds: int) -> Iterator[Row]:
         for sparsity in (0.3, 0.5, 0.8, 0.95):
             layer = masked_linear(inputs, outputs, sparsity)
             parameters = list(layer.parameters())
-            steps["dense"] = layer_step(sl.device.compile(layer, masked), parameters, ends)
+            steps[TORCH] = layer_step(sl.device.compile(layer, masked), parameters, ends)
             steps[sparsity] = layer_step(sl.device.compile(layer, skip), parameters, ends)
         for row in compare("costs", f"{inputs}x{outputs}", steps, rounds):
             weights = inputs * outputs
@@ -496,6 +470,13 @@ def summarise(rows: list[Row]) -> None:
             median = f"{statistics.median(ratios):.2f}x"
             print(f"{name}: median {median} ({spread}), goal {goal:.2f}x: {word}")
 
+    for threads in (1, 2):
+        own = [row for row in rows if (row["part"], row["threads"]) == ("layers", threads)]
+        slower = [row for row in own if row["variant"] in (TORCH, ONEDNN)]
+        if slower:
+            factor = statistics.median(1 / row["ratio"] for row in slower)
+            words = f"{slower[0]['dense']}, {factor:.2f} times as fast as {slower[0]['variant']}"
+            print(f"layers, {threads} thread(s): the fastest dense float32 is {words}")
     for part, goals in GOALS.items():
         for threads, (sparsity, goal) in itertools.product((1, 2), goals.items()):
             key = (part, threads, sparsity)

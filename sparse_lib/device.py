@@ -6,7 +6,7 @@ masked work, and :mod:`sparse_lib.simulation` predicts in time, memory and energ
 """
 
 from sparse_lib.execution.backend import Backend, backend, compile
-from sparse_lib.execution.kernels import Costs, default_costs, worth_skipping
+from sparse_lib.execution.costs import Costs, default_costs, worth_skipping
 from sparse_lib.flops.ledger import Ledger
 from sparse_lib.packed import PackedLayer, pack, unpack
 from sparse_lib.simulation.devices import device_spec

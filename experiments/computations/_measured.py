@@ -12,10 +12,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from experiments.computations import _dense
 from sparse_lib.configure import configure
 from sparse_lib.execution import kernels
 from sparse_lib.execution.backend import backend, compile
+from sparse_lib.execution.costs import worth_skipping
 from sparse_lib.layers import describe
+from sparse_lib.simulation import onednn
 
 
 @contextmanager
@@ -55,9 +58,16 @@ def layer_step(layer: nn.Module, tokens: int, width: int) -> Callable[[], None]:
 
 
 def layer_speed(width: int, sparsities: Sequence[float], rounds: int) -> list[dict[str, Any]]:
-    """Training step of a square layer, skipping against dense, with ``width`` tokens."""
+    """Training step of a square layer with ``width`` tokens, skipping against dense.
+
+    Dense is the fastest one: ``dense`` names whose that is, ``torch_s`` is the time of torch's own.
+    """
     torch.manual_seed(0)
-    steps = [layer_step(nn.Linear(width, width, bias=False), width, width)]
+    layer = nn.Linear(width, width, bias=False)
+    names, steps = ["torch"], [layer_step(layer, width, width)]
+    if onednn.available():
+        names.append("oneDNN")
+        steps.append(layer_step(_dense.OneDnnLinear(layer.weight, None), width, width))
     if kernels.unavailable():
         sparsities = ()
     for sparsity in sparsities:
@@ -65,7 +75,11 @@ def layer_speed(width: int, sparsities: Sequence[float], rounds: int) -> list[di
         layer.register_buffer("weight_mask", torch.rand(width, width) >= sparsity)
         skipping = compile(layer, backend("skip", strict=True, crossover=0.0))
         steps.append(layer_step(skipping, width, width))
-    dense, *sparse = cpu_seconds(steps, rounds)
+    seconds = cpu_seconds(steps, rounds)
+    denses, sparse = seconds[: len(names)], seconds[len(names) :]
+    medians = [statistics.median(own) for own in denses]
+    fastest = medians.index(min(medians))
+    dense = denses[fastest]
     rows = []
     for sparsity, own in zip(sparsities, sparse, strict=True):
         ratios = sorted(a / b for a, b in zip(dense, own, strict=True))
@@ -74,12 +88,14 @@ def layer_speed(width: int, sparsities: Sequence[float], rounds: int) -> list[di
                 "width": width,
                 "tokens": width,
                 "sparsity": sparsity,
-                "dense_s": statistics.median(dense),
+                "dense": names[fastest],
+                "dense_s": medians[fastest],
+                "torch_s": medians[0],
                 "skip_s": statistics.median(own),
                 "speedup": statistics.median(ratios),
                 "low": ratios[len(ratios) // 4],
                 "high": ratios[-1 - len(ratios) // 4],
-                "chosen": "skip" if kernels.worth_skipping(width, width, sparsity) else "dense",
+                "chosen": "skip" if worth_skipping(width, width, sparsity) else "dense",
             }
         )
     return rows
@@ -105,16 +121,27 @@ def bounded_steps(
     rounds: int,
     *,
     fused: bool,
+    fastest: bool,
 ) -> list[dict[str, Any]]:
     """Training step of a language model: dense, skipping, and without its blocks' linear layers.
 
     The bound keeps what is outside these layers, and runs them at the speed of the measured layer.
+    With ``fastest`` the dense model is the faster one of torch's layers and oneDNN's, else torch's.
     """
-    speeds = {row["sparsity"]: row["speedup"] for row in layer if row["sparsity"] in levels}
-    steps = [model_step(make, 0.0, batch, fused=fused)]
+    speeds = {
+        row["sparsity"]: (row["dense_s"] if fastest else row["torch_s"]) / row["skip_s"]
+        for row in layer
+        if row["sparsity"] in levels
+    }
+    makers = [make]
+    if fastest and onednn.available():
+        makers.append(lambda: _dense.by_onednn(make()))
+    steps = [model_step(one, 0.0, batch, fused=fused) for one in makers]
     steps += [model_step(lambda: hollow(make()), 0.0, batch, fused=fused)]
     steps += [model_step(make, sparsity, batch, fused=fused) for sparsity in speeds]
-    dense, outside, *sparse = (statistics.median(own) for own in cpu_seconds(steps, rounds))
+    medians = [statistics.median(own) for own in cpu_seconds(steps, rounds)]
+    dense = min(medians[: len(makers)])
+    outside, *sparse = medians[len(makers) :]
     rows = [{"sparsity": 0.0, "step_s": dense, "bound_s": dense}]
     rows += [
         {

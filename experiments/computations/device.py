@@ -119,7 +119,13 @@ def gpt_steps(layer: list[dict[str, Any]], sizes: Sizes) -> list[dict[str, Any]]
     shape = [sizes.gpt[name] for name in ("num_layers", "width", "num_heads", "context")]
     batch = (sizes.gpt["batch_size"], sizes.gpt["context"])
     rows = measured.bounded_steps(
-        lambda: gpt2(*shape, 256), layer, (0.8, 0.9, 0.95), batch, sizes.gpt_rounds, fused=True
+        lambda: gpt2(*shape, 256),
+        layer,
+        (0.8, 0.9, 0.95),
+        batch,
+        sizes.gpt_rounds,
+        fused=True,
+        fastest=True,
     )
     return [{**sizes.gpt, **row} for row in rows]
 
@@ -129,7 +135,7 @@ def run_steps(layer: list[dict[str, Any]], sizes: Sizes) -> list[dict[str, Any]]
     context = BREAKDOWN[RUN]
     rows = measured.bounded_steps(
         lambda: llama_model(RUN, context), layer, (0.8,), (RUN_BATCH, context), sizes.rounds,
-        fused=False,
+        fused=False, fastest=False,
     )  # fmt: skip
     return [{"model": RUN, "batch_size": RUN_BATCH, "context": context, **row} for row in rows]
 

@@ -11,6 +11,7 @@ from torch import nn
 
 from sparse_lib.checks import check_finite
 from sparse_lib.execution import kernels, semi_structured
+from sparse_lib.execution.costs import Costs
 from sparse_lib.execution.layers import Execution, SparseLayer, skipping_mixin
 from sparse_lib.simulation.devices import SPECS, device_spec
 from sparse_lib.simulation.spec import DeviceSpec
@@ -40,7 +41,7 @@ class Backend:
     spec: DeviceSpec | None = None
     strict: bool = False
     crossover: float | None = None
-    costs: kernels.Costs | None = None
+    costs: Costs | None = None
     _noticed: set[tuple[str, str]] = field(default_factory=set, repr=False)
 
     def notice(self, layer: str, reason: str) -> None:
@@ -85,7 +86,7 @@ def backend(
     execution: str | None = None,
     strict: bool = False,
     crossover: float | None = None,
-    costs: kernels.Costs | None = None,
+    costs: Costs | None = None,
 ) -> Backend:
     """Chooses how masked layers are executed.
 
@@ -96,7 +97,7 @@ def backend(
         strict: Raise instead of falling back to masked dense.
         crossover: Sparsity in [0, 1] below which a layer runs dense; decided by each layer's size
             and sparsity if None.
-        costs: By which it is decided: `sparse_lib.execution.kernels.Costs`; those of this machine,
+        costs: By which it is decided: `sparse_lib.device.Costs`; those of this machine,
             from its processor or the environment variable `SPARSE_LIB_SKIP_COSTS`, if None.
 
     Raises:

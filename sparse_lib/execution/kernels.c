@@ -121,6 +121,7 @@ static inline __attribute__((always_inline)) void look_ahead(Ahead *a)
 #define KEEP_IN_REGISTER(v) (void)(v)
 #endif
 
+#define CHAINS 1
 #define LANES 4
 #define VECTORS 8
 #define SUFFIX _portable
@@ -151,11 +152,19 @@ static inline __attribute__((always_inline)) void look_ahead(Ahead *a)
 #define VECTORS 4
 #define SUFFIX _avx512_narrow
 #include "kernels.c"
+#undef SUFFIX
+#undef CHAINS
+
+/* Zen 5 has two, which need eight chains: four vectors twice. */
+#define CHAINS 2
+#define SUFFIX _avx512_two
+#include "kernels.c"
 #undef LANES
 #undef SUFFIX
 #undef TARGET
 #endif
 #undef VECTORS
+#undef CHAINS
 
 /* ---- bfloat16: panels and values in bfloat16, sums in float32 ---- */
 
@@ -246,9 +255,27 @@ HALF_TARGET static void half_transpose_out(void *numbers, int64_t stride, int64_
         }
 }
 
+/* A product of pairs: two entries at once. */
+#define ADD_PAIR(sums, first)                                                                      \
+    {                                                                                              \
+        int32_t two;                                                                               \
+        memcpy(&two, value + (first), sizeof(two));                                                \
+        __m512bh v = (__m512bh)_mm512_set1_epi32(two);                                             \
+        const char *p = base + (int64_t)offset[first] * LINE;                                      \
+        const char *q = base + (int64_t)offset[(first) + 1] * LINE;                                \
+        EACH_LINE                                                                                  \
+        {                                                                                          \
+            __m512i x = _mm512_loadu_si512(p + k * LINE), y = _mm512_loadu_si512(q + k * LINE);    \
+            __m512i low = _mm512_unpacklo_epi16(x, y), high = _mm512_unpackhi_epi16(x, y);         \
+            sums[2 * k] = _mm512_dpbf16_ps(sums[2 * k], (__m512bh)low, v);                         \
+            sums[2 * k + 1] = _mm512_dpbf16_ps(sums[2 * k + 1], (__m512bh)high, v);                \
+        }                                                                                          \
+    }
+
 HALF_TARGET static inline __attribute__((always_inline)) void
 half_multiply_some(const Structure *s, const uint16_t *value, int64_t t, int64_t begin, int64_t end,
-                   const char *base, float *result, const float *bias, Ahead *ahead, const int lines)
+                   const char *base, float *result, const float *bias, Ahead *ahead, const int lines,
+                   const int chains)
 {
     const int32_t *start = s->start + t * s->rows;
     const uint16_t *offset = s->offset;
@@ -269,19 +296,21 @@ half_multiply_some(const Structure *s, const uint16_t *value, int64_t t, int64_t
             __m512 initial = _mm512_set1_ps(bias ? bias[r] : 0.0f);
             EACH_LINE a[2 * k] = a[2 * k + 1] = initial;
         }
-        for (; i + 1 < stop; i += 2) { /* a product of pairs: two entries at once */
-            int32_t two;
-            memcpy(&two, value + i, sizeof(two));
-            __m512bh v = (__m512bh)_mm512_set1_epi32(two);
-            const char *p = base + (int64_t)offset[i] * LINE;
-            const char *q = base + (int64_t)offset[i + 1] * LINE;
+        if (chains == 2 && i + 3 < stop) {
+            __m512 b[2 * HALF_LINES];
+            EACH_LINE b[2 * k] = b[2 * k + 1] = _mm512_setzero_ps();
+            for (; i + 3 < stop; i += 4) {
+                ADD_PAIR(a, i)
+                ADD_PAIR(b, i + 2)
+            }
             EACH_LINE
             {
-                __m512i x = _mm512_loadu_si512(p + k * LINE), y = _mm512_loadu_si512(q + k * LINE);
-                a[2 * k] = _mm512_dpbf16_ps(a[2 * k], (__m512bh)_mm512_unpacklo_epi16(x, y), v);
-                a[2 * k + 1] = _mm512_dpbf16_ps(a[2 * k + 1], (__m512bh)_mm512_unpackhi_epi16(x, y), v);
+                a[2 * k] = _mm512_add_ps(a[2 * k], b[2 * k]);
+                a[2 * k + 1] = _mm512_add_ps(a[2 * k + 1], b[2 * k + 1]);
             }
         }
+        for (; i + 1 < stop; i += 2)
+            ADD_PAIR(a, i)
         if (i < stop) {
             __m512bh v = (__m512bh)_mm512_set1_epi32(value[i]);
             const char *p = base + (int64_t)offset[i] * LINE;
@@ -301,17 +330,20 @@ half_multiply_some(const Structure *s, const uint16_t *value, int64_t t, int64_t
     }
 }
 
-HALF_TARGET static void half_multiply(const Structure *s, const void *value, int64_t t,
-                                      int64_t begin, int64_t end, const void *tile, float *result,
-                                      const float *bias, int64_t count, Ahead *ahead)
-{
-    if (count > 64)
-        half_multiply_some(s, value, t, begin, end, tile, result, bias, ahead, 4);
-    else if (count > 32)
-        half_multiply_some(s, value, t, begin, end, tile, result, bias, ahead, 2);
-    else
-        half_multiply_some(s, value, t, begin, end, tile, result, bias, ahead, 1);
-}
+#define HALF_MULTIPLY(name, chains)                                                                \
+    HALF_TARGET static void name(const Structure *s, const void *value, int64_t t, int64_t begin,  \
+                                 int64_t end, const void *tile, float *result, const float *bias,  \
+                                 int64_t count, Ahead *ahead)                                      \
+    {                                                                                              \
+        if (count > 64)                                                                            \
+            half_multiply_some(s, value, t, begin, end, tile, result, bias, ahead, 4, chains);     \
+        else if (count > 32)                                                                       \
+            half_multiply_some(s, value, t, begin, end, tile, result, bias, ahead, 2, chains);     \
+        else                                                                                       \
+            half_multiply_some(s, value, t, begin, end, tile, result, bias, ahead, 1, chains);     \
+    }
+HALF_MULTIPLY(half_multiply, 1)
+HALF_MULTIPLY(half_multiply_two, 2)
 
 HALF_TARGET static inline __attribute__((always_inline)) void
 half_dot_some(const Structure *s, int64_t t, int64_t begin, int64_t end, const char *rows,
@@ -377,10 +409,13 @@ HALF_TARGET static void half_add_sums(const void *panel, int64_t rows, float *su
 static const Kernels kernels_half = {16, HALF_PANEL, HALF_LINES * LINE, 1, half_transpose_in,
                                      half_transpose_out, half_multiply, half_dot, half_add_sums,
                                      hash_avx512_narrow};
+static const Kernels kernels_half_two = {16, HALF_PANEL, HALF_LINES * LINE, 1, half_transpose_in,
+                                         half_transpose_out, half_multiply_two, half_dot,
+                                         half_add_sums, hash_avx512_narrow};
 #endif
 
-/* Asked for in place of 16: panels for two 512-bit units, whatever the processor has. */
-#define TWO_UNITS 32
+/* Asked for in place of 16, for tests: the panels of one kind of processor, whatever this one is. */
+enum { WIDE_PANELS = 32, ONE_UNIT = 48, TWO_UNITS = 64 };
 
 /* Writes the vendor's twelve letters and returns the family; empty and 0 where it is not told. */
 int processor(char *vendor)
@@ -399,17 +434,18 @@ int processor(char *vendor)
 }
 
 #if defined(__x86_64__)
-/* Whether 512-bit multiply-adds go through one unit, as on Zen 4; asked once. */
-static int one_unit(void)
+/* AMD's family, 25 for Zen 4 and 26 for Zen 5, or 0 for another vendor; asked once. */
+static int amd_family(void)
 {
-    static int known; /* 1: no, 2: yes; threads that ask at once find the same */
-    int answer = __atomic_load_n(&known, __ATOMIC_RELAXED);
-    if (!answer) {
+    static int known = -1; /* threads that ask at once find the same */
+    int family = __atomic_load_n(&known, __ATOMIC_RELAXED);
+    if (family < 0) {
         char vendor[13];
-        answer = 1 + (processor(vendor) == 25 && !strcmp(vendor, "AuthenticAMD"));
-        __atomic_store_n(&known, answer, __ATOMIC_RELAXED);
+        family = processor(vendor);
+        family = strcmp(vendor, "AuthenticAMD") ? 0 : family;
+        __atomic_store_n(&known, family, __ATOMIC_RELAXED);
     }
-    return answer == 2;
+    return family;
 }
 #endif
 
@@ -420,8 +456,13 @@ static const Kernels *choose(int lanes)
     int wide = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
                __builtin_cpu_supports("avx512dq");
     int middle = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-    if (lanes >= 16 && wide)
-        return lanes >= TWO_UNITS || !one_unit() ? &kernels_avx512 : &kernels_avx512_narrow;
+    if (lanes >= 16 && wide) {
+        if (lanes == 16)
+            lanes = amd_family() == 25 ? ONE_UNIT : amd_family() == 26 ? TWO_UNITS : WIDE_PANELS;
+        return lanes == ONE_UNIT    ? &kernels_avx512_narrow
+               : lanes == TWO_UNITS ? &kernels_avx512_two
+                                    : &kernels_avx512;
+    }
     if (lanes >= 8 && middle)
         return &kernels_avx2;
 #endif
@@ -429,14 +470,17 @@ static const Kernels *choose(int lanes)
     return &kernels_portable;
 }
 
-/* The kernels for bfloat16, or NULL: they need its dot products, at the speed that Zen 4 has them, and
- * the panel rows of 256 bytes for which the offsets of a structure were made there. */
+/* The kernels for bfloat16, or NULL: they need its dot products, at the speed that Zen 4 and 5 have
+ * them, and the panel rows of 256 bytes for which the offsets of a structure were made there. */
 static const Kernels *choose_half(int lanes)
 {
 #ifdef HAS_HALF
-    if (choose(lanes) == &kernels_avx512_narrow && __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512bf16"))
-        return &kernels_half;
+    if (__builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512bf16")) {
+        const Kernels *k = choose(lanes);
+        return k == &kernels_avx512_narrow ? &kernels_half
+               : k == &kernels_avx512_two  ? &kernels_half_two
+                                           : NULL;
+    }
 #endif
     (void)lanes;
     return NULL;
@@ -1176,11 +1220,11 @@ TARGET static inline __attribute__((always_inline)) VEC NAME(repeat)(const float
 
 #define PANEL_ROW(entry) ((const float *)(base + (int64_t)offset[entry] * LINE))
 
-#define ADD_ENTRY(n)                                                      \
+#define ADD_ENTRY(sums, n)                                                \
     {                                                                     \
         const float *p = (const float *)(base + NTH_OFFSET(offsets, n));  \
         VEC v = SPREAD(values, n);                                        \
-        EACH_VECTOR if (k < vectors) a[k] += v * LOAD(p + k * LANES);     \
+        EACH_VECTOR if (k < vectors) sums[k] += v * LOAD(p + k * LANES);  \
     }
 
 /* The product over the first `vectors` vectors of each panel row, a constant. A token's sum has the
@@ -1206,14 +1250,30 @@ NAME(multiply_some)(const Structure *s, const float *value, int64_t t, int64_t b
             VEC initial = zero + (bias ? bias[r] : 0.0f);
             EACH_VECTOR a[k] = initial;
         }
+#if CHAINS == 1
         for (; i + 3 < stop; i += 4) {
             uint64_t offsets = load_offsets(offset + i);
             VEC values = NAME(repeat)(value + i);
-            ADD_ENTRY(0)
-            ADD_ENTRY(1)
-            ADD_ENTRY(2)
-            ADD_ENTRY(3)
+            ADD_ENTRY(a, 0)
+            ADD_ENTRY(a, 1)
+            ADD_ENTRY(a, 2)
+            ADD_ENTRY(a, 3)
         }
+#else
+        if (i + 3 < stop) {
+            VEC b[VECTORS];
+            EACH_VECTOR b[k] = zero;
+            for (; i + 3 < stop; i += 4) {
+                uint64_t offsets = load_offsets(offset + i);
+                VEC values = NAME(repeat)(value + i);
+                ADD_ENTRY(a, 0)
+                ADD_ENTRY(b, 1)
+                ADD_ENTRY(a, 2)
+                ADD_ENTRY(b, 3)
+            }
+            EACH_VECTOR if (k < vectors) a[k] += b[k];
+        }
+#endif
         if (i + 1 < stop) {
             const float *p = PANEL_ROW(i), *q = PANEL_ROW(i + 1);
             float v = value[i], w = value[i + 1];

@@ -12,7 +12,6 @@ import shutil
 import subprocess
 import tempfile
 from ctypes import c_char_p, c_int, c_int64, c_void_p
-from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 
 import torch
@@ -195,155 +194,11 @@ def unavailable() -> str | None:
     return str(loaded) if isinstance(loaded, KernelError) else None
 
 
-@dataclass(frozen=True)
-class Costs:
-    """What a training step through the kernels costs, at 1,024 tokens.
-
-    Units of what masked dense execution of a large layer takes per weight, all of them above 0.
-
-    Attributes:
-        per_weight: An unmasked weight.
-        per_feature: An input or output feature, whose tokens are packed.
-        per_layer: A layer.
-        half: How many times as fast as in float32 dense execution is in bfloat16.
-    """
-
-    per_weight: float
-    per_feature: float
-    per_layer: float
-    half: float = 1.0
-
-    @classmethod
-    def parse(cls, text: str) -> "Costs":
-        """From three or four numbers with commas.
-
-        Raises:
-            ValueError: They are not three or four numbers above 0.
-        """
-        try:
-            costs = cls(*map(float, text.split(",")))
-        except (TypeError, ValueError):
-            costs = None
-        if costs is None or not all(0 < number < float("inf") for number in astuple(costs)):
-            raise ValueError(
-                f"{COSTS_VARIABLE} must be three or four numbers above 0, got {text!r}"
-            )
-        return costs
-
-
-#: Environment variable that sets the costs: numbers with commas, as `Costs` has them.
-COSTS_VARIABLE = "SPARSE_LIB_SKIP_COSTS"
-
-# Zen 4 and processors without AVX-512, whose dense products are held back as the kernels are.
-_COSTS = Costs(1.4, 12, 1000)
-# Two units for 512-bit multiply-adds double the dense speed; measured on Intel family 6 model 207.
-_COSTS_OF_WIDE_UNITS = Costs(1.6, 9, 1000)
-# Not measured, hence high: dense torch may use wider vectors than the portable kernels.
-_COSTS_OF_PORTABLE = Costs(4, 12, 1000)
-# Speed of dense bfloat16. Zen 4's dot products are measured, AMX is not, hence high; Intel's dot
-# products without AMX are half as fast as float32 (measured).
-_HALF_ON_ZEN_4, _HALF_ON_AMX = 2.1, 8.0
-# What skipping gains by it where the kernels take bfloat16; measured on Zen 4.
-_HALF_SKIPPING = 1.45
-
-
 def processor() -> tuple[str, int]:
     """The processor's vendor and family as it names itself; empty and 0 where it does not."""
     vendor = ctypes.create_string_buffer(13)
     family = library().processor(vendor)
     return vendor.value.decode("ascii", "replace"), family
-
-
-def default_costs() -> Costs:
-    """The costs by which this machine decides what is worth skipping.
-
-    They follow from the environment variable `SPARSE_LIB_SKIP_COSTS`, if it is set, or from the
-    processor's vendor, family and vector width by a table; never from a clock, since a layer that
-    skips rounds otherwise than a dense one, and a run must be repeatable.
-
-    Raises:
-        ValueError: The variable is not three or four numbers above 0.
-    """
-    if text := os.environ.get(COSTS_VARIABLE):
-        return Costs.parse(text)
-    if unavailable():
-        return _COSTS_OF_PORTABLE
-    lanes, (vendor, family), units = num_lanes(), processor(), library().half_units()
-    is_amd = vendor == "AuthenticAMD"
-    half = _HALF_ON_AMX if units & 2 else _HALF_ON_ZEN_4 if units and is_amd else 1.0
-    if lanes < 8:
-        costs = _COSTS_OF_PORTABLE
-    else:
-        costs = _COSTS if lanes == 8 or (is_amd and family == 25) else _COSTS_OF_WIDE_UNITS
-    return replace(costs, half=half)
-
-
-@dataclass(frozen=True)
-class Images:
-    """What the tokens of a convolution are windows of; it changes what both executions cost.
-
-    Attributes:
-        channels: Of the input.
-        width: Of the output, in windows.
-        stride: Product of both strides.
-    """
-
-    channels: int
-    width: int
-    stride: int = 1
-
-    def packing(self) -> float:
-        """How many times as much as a row's feature a window's costs; measured on Zen 4."""
-        return 1.4 * (1 + 8 / self.width) * (1 + 0.3 * (self.stride - 1))
-
-    def dense(self, out_features: int, num_weights: int) -> float:
-        """How many times as slow per weight as a large layer torch is; measured on Zen 4."""
-        return 1 + 40 * (self.channels * self.stride + out_features) / num_weights
-
-
-def worth_skipping(
-    out_features: int,
-    in_features: int,
-    sparsity: float,
-    *,
-    images: Images | None = None,
-    half: bool = False,
-    multiplies_half: bool = False,
-    costs: Costs | None = None,
-) -> bool:
-    """Whether skipping is expected to beat masked dense execution of a layer, on this machine.
-
-    The estimate depends on nothing but its arguments, the processor's kind and whether the kernels
-    are available, so a run may be decided by it reproducibly. A layer of 512 x 512 gains from a
-    sparsity of about 0.32 on with AVX2 or on Zen 4 and from 0.40 on where dense torch has two
-    512-bit units, one of 128 x 128 from 0.46 or 0.51, tiny ones hardly ever.
-
-    Args:
-        out_features: Rows of the weight.
-        in_features: Its columns; for a convolution, input channels times the kernel's area.
-        sparsity: Fraction of zeros in [0, 1].
-        images: Of a convolution: what its windows lie in.
-        half: Whether the dense execution would be in bfloat16.
-        multiplies_half: Whether skipping would be so as well: see `takes_half`.
-        costs: Those of another processor; `default_costs()` if None.
-
-    Returns:
-        False where the kernels are not available.
-
-    Raises:
-        ValueError: `SPARSE_LIB_SKIP_COSTS` is set to something else than numbers above 0.
-    """
-    if unavailable() is not None:
-        return False
-    costs = costs or default_costs()
-    num_weights = out_features * in_features
-    per_feature = costs.per_feature * (images.packing() if images else 1)
-    packing = per_feature * (out_features + in_features) + costs.per_layer
-    cost = costs.per_weight * (1 - sparsity) * num_weights + packing
-    if half:
-        cost *= costs.half / (_HALF_SKIPPING if multiplies_half else 1)
-    dense = images.dense(out_features, num_weights) if images and num_weights else 1
-    return cost < num_weights * dense
 
 
 def num_lanes(limit: int = _MAX_LANES) -> int:
@@ -353,7 +208,7 @@ def num_lanes(limit: int = _MAX_LANES) -> int:
 
 @functools.cache
 def takes_half(limit: int = _MAX_LANES) -> bool:
-    """Whether views may be bfloat16: AMD's processors with AVX512_BF16 and one 512-bit unit."""
+    """Whether views may be bfloat16: AMD's Zen 4 and Zen 5."""
     return unavailable() is None and bool(library().takes_half(limit))
 
 
@@ -382,8 +237,8 @@ class Structure:
         transposed: Whether `mask` is stored with its columns first.
         tile: Columns per tile, at most 4 MB of panel rows, whose offsets have 16 bits; by default
             what suits the L1 cache and the sparsity.
-        lanes: Upper limit of the vector width in floats, for tests; 32 asks for 16 with the panels
-            of processors that have two 512-bit units.
+        lanes: Upper limit of the vector width in floats, for tests; 32, 48 and 64 ask for 16 with
+            the panels of Intel, of Zen 4 and of Zen 5.
 
     Raises:
         ValueError: The mask is not a contiguous bool matrix on the CPU with under 2^31 elements.

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from sparse_lib.execution import kernels, operators, semi_structured
+from sparse_lib.execution.costs import Costs, Images, worth_skipping
 from sparse_lib.execution.products import (
     ROWS,
     Rows,
@@ -94,7 +95,7 @@ class Execution:
     crossover: float | None
     notice: Callable[[str, str], None]
     owner: nn.Module
-    costs: kernels.Costs | None = None
+    costs: Costs | None = None
     structures: Structures | None = field(default=None, repr=False)
     _decision: tuple[tuple[Any, ...], bool] | None = field(default=None, repr=False)
     #: Of the execution on sparse tensor cores; None for the others.
@@ -126,14 +127,14 @@ class Execution:
         structure: kernels.Structure,
         dtype: torch.dtype,
         takes_half: bool = False,
-        images: kernels.Images | None = None,
+        images: Images | None = None,
     ) -> bool:
         if self.crossover is not None:
             return structure.sparsity >= self.crossover
         last, asked = self._decision, (structure, dtype, images)
         if last is None or last[0] != asked:
             rows, columns, half = structure.rows, structure.columns, dtype is torch.bfloat16
-            worth = kernels.worth_skipping(
+            worth = worth_skipping(
                 rows,
                 columns,
                 structure.sparsity,

@@ -14,6 +14,7 @@ from torch.nn.grad import conv2d_input, conv2d_weight
 from torch.utils._python_dispatch import _disable_current_modes
 
 from sparse_lib.execution import kernels
+from sparse_lib.execution.costs import Images
 from sparse_lib.flops.ledger import is_recording, record
 
 #: Elements of a dense weight that the kernels can number.
@@ -198,10 +199,10 @@ class Windows:
         height, width = ((n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in sizes)
         return height, width
 
-    def images(self, source: torch.Tensor) -> kernels.Images:
+    def images(self, source: torch.Tensor) -> Images:
         """What the windows lie in, by which a convolution is worth skipping or not."""
         width = self._out_size(source)[1]
-        return kernels.Images(source.shape[-3], width, self.stride[0] * self.stride[1])
+        return Images(source.shape[-3], width, self.stride[0] * self.stride[1])
 
     def batched(
         self, source: torch.Tensor, product: Callable[[torch.Tensor], torch.Tensor]

@@ -1,10 +1,14 @@
 """The `device` computation at its smallest scale, against closed forms."""
 
 import pytest
+import torch
+from torch import nn
 
 from experiments.computations import device
+from experiments.computations._dense import OneDnnLinear, by_onednn
 from experiments.store import tidy
 from sparse_lib.execution import kernels
+from sparse_lib.simulation import onednn
 
 pytestmark = pytest.mark.slow
 
@@ -27,6 +31,8 @@ def test_what_is_measured_is_of_one_thread_and_one_step(tables):
     layer = tables["layer_speed"]
     assert list(layer["sparsity"]) == [0.5, 0.8, 0.9]
     assert (layer["low"] <= layer["speedup"]).all() and (layer["speedup"] <= layer["high"]).all()
+    assert (layer["dense_s"] <= layer["torch_s"]).all()
+    assert set(layer["dense"]) <= {"torch", "oneDNN"} and layer["dense"].nunique() == 1
     gpt = tables["amdahl"]
     assert list(gpt["sparsity"]) == [0.0, 0.8, 0.9]
     assert (gpt["outside_s"] < gpt["bound_s"]).all()
@@ -36,6 +42,34 @@ def test_what_is_measured_is_of_one_thread_and_one_step(tables):
     own = tables["roofline"].query("device == 'host' and series == 'dense'").iloc[0]
     # Width and tokens are 256: three products over six activations, two weights and a gradient.
     assert own["intensity"] == pytest.approx(6 * 256**3 / (9 * 4 * 256**2))
+
+
+@pytest.mark.skipif(not onednn.available(), reason="this torch has no oneDNN")
+@pytest.mark.parametrize("has_bias", (False, True))
+def test_the_second_dense_baseline_computes_a_linear_layer(has_bias):
+    torch.manual_seed(0)
+    layer = nn.Linear(24, 40, bias=has_bias)
+    twin = OneDnnLinear(layer.weight, layer.bias)
+    source, gradient = torch.randn(2, 7, 24), torch.randn(2, 7, 40)
+    results = []
+    for module in (layer, twin):
+        own = source.clone().requires_grad_()
+        output = module(own)
+        output.backward(gradient)
+        results.append([output, own.grad, *(param.grad for param in module.parameters())])
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.skipif(not onednn.available(), reason="this torch has no oneDNN")
+def test_a_model_by_onednn_is_the_same_model():
+    torch.manual_seed(0)
+    model = device.gpt2(1, 32, 2, 16, 64)
+    ids = torch.randint(64, (2, 16))
+    expected = model(input_ids=ids).logits
+    twin = by_onednn(model)
+    assert sum(isinstance(module, OneDnnLinear) for module in twin.modules()) == 4
+    torch.testing.assert_close(twin(input_ids=ids).logits, expected)
 
 
 def test_breakdown_of_gpt3_xl_by_formula(tables):

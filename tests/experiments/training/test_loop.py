@@ -51,9 +51,9 @@ def test_a_run_goes_on_with_the_choice_of_the_machine_that_began_it(corpus, tmp_
         trainer.run([15])
     monkeypatch.setenv("SPARSE_LIB_SKIP_COSTS", "100,100,100")
     result = run_training(spec, corpus, tmp_path)
-    assert result["skip_costs"] == expected["skip_costs"] == [0.01, 0.01, 1, 1]
+    assert result["skip_costs"] == expected["skip_costs"] == [0.01, 0.01, 1, 1, 1, 1]
     assert weights(tmp_path) == weights(tmp_path / "whole")
-    with pytest.raises(Exception, match="SPARSE_LIB_SKIP_COSTS must be three or four numbers"):
+    with pytest.raises(Exception, match="SPARSE_LIB_SKIP_COSTS must be three to six numbers"):
         monkeypatch.setenv("SPARSE_LIB_SKIP_COSTS", "fast")
         run_training(spec, corpus, tmp_path / "again")
 
@@ -407,8 +407,10 @@ def test_an_error_in_training_reaches_the_terminal_as_one_sentence(monkeypatch, 
     assert capsys.readouterr().out == sentence
 
 
-def test_auto_skips_only_in_runs_with_a_layer_that_gains(corpus, tmp_path):
+def test_auto_skips_only_in_runs_with_a_layer_that_gains(corpus, tmp_path, monkeypatch):
     from sparse_lib.execution import kernels
+
+    monkeypatch.setenv("SPARSE_LIB_SKIP_COSTS", "1.4,12,1000")
 
     def execution(spec: RunSpec) -> str:
         return training.Trainer(spec, data_dir=corpus, state_dir=tmp_path).execution
