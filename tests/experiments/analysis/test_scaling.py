@@ -25,6 +25,7 @@ from experiments.analysis.tables import (
     law_crossings,
     law_predictions,
     law_schedules,
+    law_signs,
     laws,
 )
 from experiments.errors import UserError
@@ -347,7 +348,7 @@ def partial(whole):
 
 def test_two_methods_alone_fill_a_page(partial, tmp_path):
     records, study = partial
-    names = ["laws", "law_crossings", "law_predictions", "law_claims", "law_schedules"]
+    names = ["laws", "law_crossings", "law_predictions", "law_signs", "law_claims", "law_schedules"]
     drawn = ["law_against_dense"]
     study = study.changed(tables=names, figures=drawn, scale="small")
     reports, curves = tmp_path / "reports" / "small", curves_table([])
@@ -478,6 +479,7 @@ def test_predictions_are_made_before_and_held_against_the_runs(whole, tmp_path, 
     before = records[~records["run"].isin(held_out)]
     table = law_predictions.make(before, pd.DataFrame(), study)
     assert set(table["registered"]) == {law_predictions.NOT_YET}
+    assert law_signs.make(before, pd.DataFrame(), study).empty
     content = predictions.predict(before, study, date="2026-11-23")
     file = predictions.path("scaling", "small")
     file.parent.mkdir()
@@ -485,9 +487,27 @@ def test_predictions_are_made_before_and_held_against_the_runs(whole, tmp_path, 
     table = law_predictions.make(before, pd.DataFrame(), study)
     assert set(table["inside"]) == {law_predictions.WAITS}
     assert table["predicted"].notna().all()
+    signs = law_signs.make(before, pd.DataFrame(), study)
+    assert len(signs) == len(content["signs"]) and set(signs["agrees"]) == {law_predictions.WAITS}
+    # A band is of all seeds: with some of them the numbers are shown, and nothing is judged.
+    last = rows[rows["held_out"] & (rows["seed"] == rows["seed"].max())]["run"]
+    part = records[~records["run"].isin(last)]
+    table = law_predictions.make(part, pd.DataFrame(), study)
+    assert set(table["inside"]) == {law_predictions.WAITS} and table["measured"].notna().all()
+    signs = law_signs.make(part, pd.DataFrame(), study)
+    assert set(signs["agrees"]) == {law_predictions.WAITS} and signs["measured"].notna().all()
     table = law_predictions.make(records, pd.DataFrame(), study)
     assert (table["error (%)"].abs() < 2).all()
-    assert {"a", "b", "better"} <= content["signs"][0].keys()
+    assert set(table["inside"]) <= {"yes", "no"}
+    signs = law_signs.make(records, pd.DataFrame(), study)
+    assert set(signs["agrees"]) <= {"yes", "no"}
+    losses = rows[rows["held_out"]].groupby("method")["loss"].mean()
+    apart = losses[signs["first"]].to_numpy() - losses[signs["second"]].to_numpy()
+    assert signs["measured"].to_numpy() == pytest.approx(apart, abs=1e-9)
+    assert signs["agrees"].tolist() == [
+        "yes" if low <= value <= high else "no"
+        for low, value, high in zip(signs["low"], apart, signs["high"], strict=True)
+    ]
     content["losses"][0]["predicted"] += 0.1
     file.write_text(json.dumps(content))
     with pytest.raises(ValueError, match="changed after it was registered"):
