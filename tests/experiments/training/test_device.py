@@ -84,7 +84,7 @@ def test_bf16_and_compiled_runs_train_and_say_so(corpus, tmp_path, monkeypatch):
     monkeypatch.setattr(loop, "COMPILE_BACKEND", "eager")
     spec = short_spec("rigl", steps=8)
     truth = run_training(spec, corpus, tmp_path / "plain", execution="dense")
-    compiled = run_training(spec, corpus, tmp_path / "compiled", compile=True)
+    compiled = run_training(spec, corpus, tmp_path / "compiled", execution="dense", compile=True)
     assert weights(tmp_path / "compiled") == weights(tmp_path / "plain")
     assert compiled["compute"] == {"compile": True}
     skipping = run_training(spec, corpus, tmp_path / "skip", execution="skip")
