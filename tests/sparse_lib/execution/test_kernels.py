@@ -198,12 +198,13 @@ def test_products_reject_views_of_other_sizes(num_inputs, num_outputs, num_token
         kernels.gradients(forward, backward, weight, source, target, None)
 
 
-@pytest.mark.skipif(not kernels.takes_half(), reason="no fast bfloat16 products")
+@pytest.mark.skipif(not kernels.takes_half(48), reason="no fast bfloat16 products")
+@pytest.mark.parametrize("half_lanes", (48, 64), ids="lanes{}".format)
 @pytest.mark.parametrize("inputs_first", (False, True))
 @pytest.mark.parametrize("weight_type", (torch.float32, torch.bfloat16), ids=str)
 @pytest.mark.parametrize("sparsity", (0.0, 0.5, 0.95, 1.0))
 @pytest.mark.parametrize("shape", [*SHAPES, (128, 64, 96), (300, 31, 95)], ids=str)
-def test_products_of_bfloat16_round_once(shape, sparsity, weight_type, inputs_first):
+def test_products_of_bfloat16_round_once(shape, sparsity, weight_type, inputs_first, half_lanes):
     tokens, inputs, outputs = shape
     torch.manual_seed(0)
     mask = torch.rand(outputs, inputs) >= sparsity
@@ -217,8 +218,8 @@ def test_products_of_bfloat16_round_once(shape, sparsity, weight_type, inputs_fi
     stored, stored_mask = (
         (weight.T.contiguous(), mask.T.contiguous()) if inputs_first else (weight, mask)
     )
-    forward = Structure(stored_mask, transposed=inputs_first)
-    backward = Structure(stored_mask, transposed=not inputs_first)
+    forward = Structure(stored_mask, transposed=inputs_first, lanes=half_lanes)
+    backward = Structure(stored_mask, transposed=not inputs_first, lanes=half_lanes)
     wide = torch.full((tokens, outputs + 3), torch.nan, dtype=torch.bfloat16)
     target, source_gradient = wide[:, :outputs], torch.full_like(source, torch.nan)
     forward.multiply(stored, rows_view(source), rows_view(target), bias)
@@ -242,13 +243,15 @@ def assert_rounded_once(result, exact):
     assert (error <= 1.001 * unit * exact.abs() + 1e-5 * exact.abs().max()).all()
 
 
-@pytest.mark.skipif(not kernels.takes_half(), reason="no fast bfloat16 products")
+@pytest.mark.skipif(not kernels.takes_half(48), reason="no fast bfloat16 products")
+@pytest.mark.parametrize("half_lanes", (48, 64), ids="lanes{}".format)
 @pytest.mark.parametrize("tokens", (1, 31, 33, 63, 65, 127, 129))
-def test_bfloat16_batches_of_any_size_leave_each_token_alone(tokens):
+def test_bfloat16_batches_of_any_size_leave_each_token_alone(tokens, half_lanes):
     torch.manual_seed(5)
     mask, weight = random_mask(50, 90, 0.6), torch.randn(50, 90).bfloat16()
     source, target = torch.randn(300, 90).bfloat16(), torch.empty(300, 50).bfloat16()
-    structure, part = Structure(mask), torch.empty(tokens, 50).bfloat16()
+    structure = Structure(mask, lanes=half_lanes)
+    part = torch.empty(tokens, 50).bfloat16()
     structure.multiply(weight, rows_view(source), rows_view(target))
     structure.multiply(weight, rows_view(source[:tokens]), rows_view(part))
     assert torch.equal(part, target[:tokens])
