@@ -18,6 +18,8 @@ from experiments.specs.needs import STRATEGIES
 from experiments.specs.read import load_study, study_names
 from experiments.specs.run import Run
 from experiments.specs.schema import SpecError, check_choice
+from experiments.store.paths import DATA
+from experiments.store.reference import reusable
 
 if TYPE_CHECKING:
     from experiments.training.resources import Needs
@@ -49,11 +51,18 @@ def print_plan(
         float | None,
         typer.Option(min=1.0, help="that a GPU does in training, masked work included"),
     ] = None,
+    missing: Annotated[
+        bool, typer.Option("--missing", help="only runs without a committed record that fits")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="for programs")] = False,
 ) -> None:
     """Print the runs of a scale and what they cost, in core-seconds or on GPUs."""
     check_choice("study", study, ["all", *study_names()], "experiments/studies")
-    chosen = [run for run in all_runs(scale).values() if study in ("all", *run.studies)]
+    chosen = [
+        run
+        for run in all_runs(scale).values()
+        if study in ("all", *run.studies) and not (missing and reusable(run, data_folder=DATA))
+    ]
     if not (scale in GPU_SCALES if gpu is None else gpu):
         _print_core_seconds(scale, study, chosen, as_json)
         return

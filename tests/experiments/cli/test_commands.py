@@ -379,3 +379,15 @@ def test_no_verdict_reads_evidence_of_records_that_changed(place, call, monkeypa
     with (place / "results" / SCALE / other / "records.csv").open("a") as stream:
         stream.write("\n")
     assert f"the evidence of {other} is left out" in call(*arguments)[1]
+
+
+def test_the_plan_of_what_is_missing_leaves_out_committed_runs(place, call):
+    def planned(*options):
+        code, text = call("plan", "--scale", SCALE, "--study", "scaling", "--json", *options)
+        assert code in (0, None)
+        return {run["run"] for run in json.loads(text)["runs"]}
+
+    missing = planned("--missing")
+    kept = {path.stem for path in REFERENCE_RUNS.glob("small__bytes-*.json")}
+    assert missing.isdisjoint(kept) and planned() - missing <= kept
+    assert any("gmp" in run for run in planned())
