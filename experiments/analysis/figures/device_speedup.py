@@ -56,10 +56,11 @@ def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Fi
             marker="D", capsize=2, label="this CPU, measured",
         )  # fmt: skip
         unused = measured[measured["sparsity"] < crossover(study)]
-        panel.plot(
-            unused["inverse_density"], unused["speedup"], "D", color="#0072B2", mfc="white",
-            label="this CPU, where it would run dense", zorder=3,
-        )  # fmt: skip
+        if len(unused):
+            panel.plot(
+                unused["inverse_density"], unused["speedup"], "D", color="#0072B2", mfc="white",
+                label="this CPU, where it would run dense", zorder=3,
+            )  # fmt: skip
     panel.set_xscale("log")
     panel.set_yscale("log")
     panel.set_xticks([1 / (1 - s) for s in TICKS], [f"{100 * s:g}%" for s in TICKS])
