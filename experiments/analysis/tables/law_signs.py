@@ -18,7 +18,10 @@ COLUMNS = ["first", "second", "registered", "better, predicted", "predicted", "l
 def make(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
     """One row per registered pair of methods."""
     found = predictions.registered(study.name, study.scale)
-    seeds = _held_out(law_cells.planned(study)).groupby("method")["seed"].agg(set)
+    seeds = {
+        method: set(own["seed"])
+        for method, own in _held_out(law_cells.planned(study)).groupby("method")
+    }
     measured = {
         method: dict(zip(own["seed"], own["loss"], strict=True))
         for method, own in _held_out(law_cells.finished(records, study)).groupby("method")
@@ -34,7 +37,7 @@ def make(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd
         }  # fmt: skip
         mean, low, high = stats.t_interval([first[seed] - second[seed] for seed in done])
         row |= {"measured": mean, "measured low": low, "measured high": high}
-        if set(done) == seeds[sign["a"]] & seeds[sign["b"]]:
+        if done and set(done) == seeds[sign["a"]] & seeds[sign["b"]]:
             row["agrees"] = "yes" if sign["low"] <= mean <= sign["high"] else "no"
         made.append(row)
     return pd.DataFrame(made, columns=COLUMNS)
