@@ -54,7 +54,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import sparse_lib as sl
-from experiments.computations._dense import OneDnnLinear
+from experiments.computations._dense import by_onednn
 from experiments.memory import keep_memory
 from sparse_lib.configure import configure
 from sparse_lib.execution import kernels
@@ -296,7 +296,7 @@ def gpt_steps(width: int) -> tuple[Callable[..., Step], Callable[[nn.Module], to
         sparsity: float,
         *,
         compiled: bool = False,
-        change: Callable[[Gpt], Any] | None = None,
+        change: Callable[[nn.Module], Any] | None = None,
     ) -> Step:
         torch.manual_seed(0)
         patterns = [f"blocks.*.{name}.weight" for name in LINEARS]
@@ -306,14 +306,6 @@ def gpt_steps(width: int) -> tuple[Callable[..., Step], Callable[[nn.Module], to
         return model_step(model, sparsity, patterns, loss, compiled=compiled)
 
     return make, loss
-
-
-def onednn_blocks(model: Gpt) -> None:
-    """Linear layers of the blocks by oneDNN."""
-    for block in model.blocks:
-        for name in LINEARS:
-            layer = getattr(block, name)
-            setattr(block, name, OneDnnLinear(layer.weight, layer.bias))
 
 
 def compiled(width: int, rounds: int) -> Iterator[Row]:
@@ -336,7 +328,7 @@ def gpt(width: int, rounds: int) -> Iterator[Row]:
             setattr(block, name, Absent(getattr(block, name).out_features))
     steps: dict[Any, Step] = {TORCH: make(0.0)}
     if onednn.available():
-        steps[ONEDNN] = make(0.0, change=onednn_blocks)
+        steps[ONEDNN] = make(0.0, change=by_onednn)
     steps["bound"] = model_step(empty, 0.0, [], loss)
     steps |= {sparsity: make(sparsity) for sparsity in MODEL_SPARSITIES}
     yield from compare(f"gpt {width}", f"d={width}", steps, rounds)
