@@ -221,6 +221,7 @@ def _precondition(
         tells = len(sides) == len(sides_of(link))
         problem = (
             (_not_learned(metric, named, measured, workload, study, rules) if tells else "")
+            or ("" if link.collapse else _not_trained(metric, named, sides, rules))
             or preconditions.at_chance(metric, sides, rules)
             or _of_recipes(specs, study)
         )
@@ -247,6 +248,18 @@ def _not_learned(
         if problem:
             return problem if place == workload else f"{place}: {problem}"
     return ""
+
+
+def _not_trained(
+    metric: str,
+    named: Sequence[Mapping[str, Any]],
+    sides: Sequence[pd.DataFrame],
+    rules: Mapping[str, Any],
+) -> str:
+    """Which side of a comparison ends where guessing does; asked of all but claims of collapse."""
+    return preconditions.not_trained(
+        metric, {_name(side): own for side, own in zip(named, sides, strict=True)}, rules
+    )
 
 
 def dense_methods(study: PlannedStudy) -> set[str]:

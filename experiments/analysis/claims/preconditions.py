@@ -36,6 +36,26 @@ def not_learned(
     return ""
 
 
+def not_trained(metric: str, sides: Mapping[str, pd.DataFrame], rules: Mapping[str, Any]) -> str:
+    """Which side ends where guessing does; empty where none does.
+
+    Args:
+        metric: What is compared.
+        sides: Name of each side and its runs, with the column ``value`` in the metric's units.
+        rules: `published/policy.yaml`.
+    """
+    bounds = rules["trained"].get(metric)
+    if bounds is None:
+        return ""
+    least, most = bounds.get("least", float("-inf")), bounds.get("most", float("inf"))
+    for name, side in sides.items():
+        mean = float(side["value"].mean())
+        if not least <= mean <= most:
+            bound = f"it takes {least:g}" if mean < least else f"above {most:g}"
+            return f"{name} ends at {mean:.3g} {metric}, {bound}: {bounds['why']}"
+    return ""
+
+
 def at_chance(metric: str, sides: Sequence[pd.DataFrame], rules: Mapping[str, Any]) -> str:
     """Why the scores say nothing: no side is apart from guessing; empty where one is.
 

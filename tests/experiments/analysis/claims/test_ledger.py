@@ -474,6 +474,20 @@ def test_a_published_number_is_a_side_of_a_comparison_and_links_have_metrics_of_
     assert opposite.pair.p_opposite < 0.05
 
 
+def test_a_side_that_did_not_train_decides_nothing_but_a_claim_of_collapse():
+    made = synthetic.make(make_record, seeds=5)
+    study = synthetic.study(made)
+    records = records_table(made, study)
+    own = (records["metric"] == "perplexity") & (records["split"] == "validation")
+    records.loc[own & (records["method"] == "set"), "value"] = 5000.0
+    keys = {"metric": "perplexity", "split": "validation", "a": {"method": "set"}}
+    judged = ClaimTest(**keys, b={"method": "static"}, direction="less")
+    found = comparison.compare(judged, records, study)
+    assert found.pair is None and "set ends at 5e+03 perplexity, above 1024" in found.reason
+    alone = ClaimTest(**keys, collapse={"below": 0.8, "rate": 0.2})
+    assert comparison.compare(alone, records, study).pair is not None
+
+
 def test_a_collapse_is_a_share_of_seeds_and_judged_by_exact_binomial_tests():
     made = synthetic.make(make_record, seeds=12)
     study = synthetic.study(made)

@@ -41,6 +41,22 @@ def test_a_dataset_may_have_bounds_of_its_own():
     assert "it takes 20: b" in low
 
 
+@pytest.mark.parametrize(
+    ("metric", "value", "why"),
+    [
+        ("accuracy", 0.0101, "it takes 0.02"),
+        ("accuracy", 0.3, ""),
+        ("perplexity", 1100.0, "above 1024"),
+        ("perplexity", 900.0, ""),
+        ("steps", 0.0, ""),
+    ],
+)
+def test_no_side_may_end_where_guessing_does(metric, value, why):
+    good, other = pd.DataFrame({"value": [0.3]}), pd.DataFrame({"value": [value]})
+    found = preconditions.not_trained(metric, {"rigl90": good, "set90": other}, RULES)
+    assert (why in found and "set90 ends at" in found) if why else found == ""
+
+
 def scores(value):
     return pd.DataFrame(
         {"value": [value], "stderr": [0.01], "chance": [0.25], "num_items": [1000.0]}
