@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from abc import abstractmethod
 from collections import OrderedDict
@@ -15,9 +16,7 @@ from torch.utils.hooks import RemovableHandle
 
 from sparse_lib.checks import check_bool, check_finite
 from sparse_lib.core import distributed
-from sparse_lib.core.algorithm import (
-    SparsityAlgorithm,
-)
+from sparse_lib.core.algorithm import SparsityAlgorithm
 from sparse_lib.core.candidates import Candidates
 from sparse_lib.core.optimizers import forget_curvature, states_like
 from sparse_lib.core.parameter import SparseParameter, warn
@@ -53,10 +52,10 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
             an ``UpdateSchedule``.
         init_method: See :class:`SparsityAlgorithm`.
         grown_init: Where grown weights start: ``"zeros"`` (RigL, Evci et al. 2020), ``"normal"``
-            or ``"uniform"`` (drawn with the spread of the present weights; SET, Mocanu et al.
-            2018, re-draws), ``"gradient"`` or ``"gradient_sign"`` (minus the dense gradient or
-            its sign, a step downhill; the RigL authors' code has the gradient itself, divided by a
-            number).
+            or ``"uniform"`` (drawn with the root mean square that the tensor's weights had when its
+            first mask was made; SET, Mocanu et al. 2018, re-draws), ``"gradient"`` or
+            ``"gradient_sign"`` (minus the dense gradient or its sign, a step downhill; the RigL
+            authors' code has the gradient itself, divided by a number).
         grown_init_scale: Factor of ``grown_init``.
         skip_update_on_mask_steps: Leave the weights alone on mask-update steps, as the RigL paper
             (algorithm 1) and JaxPruner do.
@@ -96,6 +95,7 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
                 "is trained; give an update frequency above 1, such as update=100"
             )
         self.reset_momentum = check_bool(reset_momentum, "reset_momentum")
+        self._first_spreads: dict[str, float] = {}
         super().__init__(sparsity, init_method, **kwargs)
 
     @abstractmethod
@@ -110,6 +110,10 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
         Returns:
             A bool mask of the same shape.
         """
+
+    @property
+    def _draws_grown(self) -> bool:
+        return self.grown_init in ("normal", "uniform")
 
     def is_update_step(self, step: int) -> bool:
         """Whether masks are updated after optimizer step ``step`` (1 is the first)."""
@@ -248,7 +252,9 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
             start = -(gradient.sign() if self.grown_init == "gradient_sign" else gradient)
         else:
             source = self.generator(f"{sparse.name}/grown")
-            spread = _spread(weight, sparse.mask & ~grown)
+            spread = self._first_spreads.get(sparse.name)
+            if spread is None:  # the first mask was made without values
+                spread = float(_spread(weight, sparse.mask & ~grown))
             if self.grown_init == "normal":
                 draw = torch.randn(weight.shape, generator=source, device="cpu")
             else:
@@ -394,8 +400,36 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
     ) -> None:
         fresh = any(not sparse.initialized for sparse in params)
         super()._put_first_masks(params, first)
+        if self._draws_grown:
+            for sparse in params:
+                if not sparse.param.is_meta:
+                    spread = _spread(sparse.data, sparse.mask)
+                    self._first_spreads.setdefault(sparse.name, float(spread))
         if fresh and self.is_update_step(0):
             self._advance_schedules(True)  # step 0 counts as an update for a list of values
+
+    def state_dict(self) -> dict[str, Any]:
+        """See :meth:`SparsityAlgorithm.state_dict`; also what grown weights are drawn with."""
+        state = super().state_dict()
+        return state | {"first_spreads": dict(self._first_spreads)} if self._draws_grown else state
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Restore :meth:`state_dict`.
+
+        Raises:
+            ValueError: If the state does not fit this algorithm.
+        """
+        given = state_dict.get("first_spreads", {}) if isinstance(state_dict, Mapping) else {}
+        numbers = isinstance(given, Mapping) and all(
+            isinstance(spread, (int, float)) and 0 <= spread < math.inf for spread in given.values()
+        )
+        if not numbers:
+            raise ValueError(
+                f"the state has first_spreads={given!r:.80}, which must map names to numbers"
+            )
+        super().load_state_dict(state_dict)
+        if self._draws_grown:
+            self._first_spreads |= {name: float(spread) for name, spread in given.items()}
 
     # --------------------------------------------------------------------------- dense gradients
 
@@ -634,7 +668,7 @@ class DropAndGrow(DynamicSparsityAlgorithm):
         self.drop_schedule.update(due)
 
     def state_dict(self) -> dict[str, Any]:
-        """See :meth:`SparsityAlgorithm.state_dict`; also the state of the drop schedule."""
+        """See :meth:`DynamicSparsityAlgorithm.state_dict`; also the state of the drop schedule."""
         return super().state_dict() | {"drop_fraction": dict(self.drop_schedule.state_dict())}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:

@@ -64,6 +64,42 @@ def test_random_grown_weights_are_reproducible():
     assert weights[0].weight.detach()[present].all()
 
 
+@pytest.mark.parametrize("name", ["normal", "uniform"])
+def test_weights_drawn_anew_keep_the_spread_that_the_tensor_began_with(name):
+    def begin(std):
+        torch.manual_seed(0)
+        model = nn.Linear(100, 200, bias=False)
+        nn.init.normal_(model.weight, std=std)
+        algorithm = SET(0.5, 1, drop_fraction=0.3, grown_init=name, seed=1)
+        algorithm.apply(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        algorithm.apply(optimizer)
+        return model, algorithm, optimizer
+
+    model, algorithm, optimizer = begin(0.5)
+    for step in range(20):
+        if step == 10:  # a resume in between draws with the first spread, too
+            saved = copy.deepcopy((model.state_dict(), algorithm.state_dict()))
+            model, algorithm, optimizer = begin(7.0)
+            model.load_state_dict(saved[0])
+            algorithm.load_state_dict(saved[1])
+        model(torch.ones(1, 100)).sum().backward()
+        optimizer.step()
+    spread = model.weight[model.weight_mask].pow(2).mean().sqrt().item()
+    # The smallest 30% give way to a fresh draw, so the rest drifts up, but not by 1.2 to the 20th.
+    assert 0.5 < spread < 1.0
+    assert algorithm.state_dict()["first_spreads"]["weight"] == pytest.approx(0.5, rel=0.03)
+
+
+def test_a_state_with_spreads_that_are_none_is_refused():
+    model = nn.Linear(8, 8)
+    algorithm = SET(0.5, 1, grown_init="normal", seed=1)
+    algorithm.apply(model)
+    for wrong in (3, {"weight": "wide"}, {"weight": float("nan")}, {"weight": -1.0}):
+        with pytest.raises(ValueError, match="first_spreads"):
+            algorithm.load_state_dict(algorithm.state_dict() | {"first_spreads": wrong})
+
+
 def test_gmp_keeps_the_largest():
     model = one_update(GMP([0.5, 0.75], update=1, init_method="from_zeros"))
     assert torch.equal(model.weight_mask, mask(1, 5))
