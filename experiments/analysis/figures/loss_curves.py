@@ -1,7 +1,11 @@
 """Training and validation loss, one panel per sparsity with the dense model in
 each; other models and datasets than the study's first show validation only. Thin lines are seeds,
 thick lines their mean, over the seeds that have logged the same step; the bar at the end is its 95%
-t interval. Lower is better."""
+t interval. Lower is better. Where more than eight methods share a panel it becomes several of
+validation loss, in the order of where they end, with the means of all others in grey."""
+
+import math
+from collections.abc import Iterator
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -15,6 +19,9 @@ from experiments.store import tidy
 
 AXES = ("tokens", "steps", "flops")
 TITLES = {"train": "Training", "validation": "Validation"}
+#: Methods that one panel can show, and that each of several shows at the most.
+MOST, EACH = 8, 6
+TREATMENT = ["method", "sparsity"]
 
 
 def data(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
@@ -33,20 +40,44 @@ def draw(
         for kind in ("validation",) if place else ("train", "validation"):
             for level, rows in selection.by_level(own[own["kind"] == kind]):
                 title = f"{TITLES[kind]} loss · {workload}"
-                shown.append((title + (f" · {100 * level:g}%" if level else ""), rows))
+                title += f" · {100 * level:g}%" if level else ""
+                if rows.groupby(TREATMENT).ngroups <= MOST:
+                    shown.append((title, rows, rows))
+                elif kind == "validation":
+                    parts = list(_parts(rows))
+                    shown += [
+                        (f"{title} · {number} of {len(parts)}", part, rows)
+                        for number, part in enumerate(parts, 1)
+                    ]
     figure, axes = style.panels(len(shown))
     if not shown:
         style.say_empty(axes[0], "No run has finished yet.")
-    for panel, (title, rows) in zip(axes, shown, strict=False):
-        _draw_panel(panel, rows, looks, x)
+    for panel, (title, rows, everything) in zip(axes, shown, strict=False):
+        _draw_panel(panel, rows, everything, looks, x)
         panel.set_title(title)
     return figure
 
 
-def _draw_panel(axes: Axes, rows: pd.DataFrame, looks: Methods, x: str) -> None:
+def _parts(rows: pd.DataFrame) -> Iterator[pd.DataFrame]:
+    """Split a panel's rows by method into equal parts, those that end lowest first."""
+    ends = rows.sort_values("step").groupby("run").tail(1)
+    order = list(ends.groupby(TREATMENT)["value"].mean().sort_values(kind="stable").index)
+    size = math.ceil(len(order) / math.ceil(len(order) / EACH))
+    treatments = pd.MultiIndex.from_frame(rows[TREATMENT])
+    for first in range(0, len(order), size):
+        yield rows[treatments.isin(order[first : first + size])]
+
+
+def _draw_panel(
+    axes: Axes, rows: pd.DataFrame, everything: pd.DataFrame, looks: Methods, x: str
+) -> None:
     coordinate, name = style.progress(rows, x)
+    others = everything[~everything["run"].isin(set(rows["run"]))]
+    for _, group in others.groupby(TREATMENT):
+        mean = style.mean_by(group, coordinate)
+        axes.plot(mean[coordinate], mean["value"], color="0.8", lw=1, marker="", zorder=1)
     labels = []
-    for (method, sparsity), group in rows.groupby(["method", "sparsity"], sort=False):
+    for (method, sparsity), group in rows.groupby(TREATMENT, sort=False):
         look = looks[method]
         style.seed_lines(axes, group, coordinate, look.color)
         mean = style.mean_by(group, coordinate)
@@ -59,8 +90,8 @@ def _draw_panel(axes: Axes, rows: pd.DataFrame, looks: Methods, x: str) -> None:
         style.say_empty(axes, "No run has logged this loss.")
         return
     # The first steps fall from the loss of a uniform guess and would flatten everything else.
-    upper = rows[rows["step"] > 0.15 * rows["step"].max()]["value"].max()
-    lower = rows["value"].min()
+    late = everything[everything["step"] > 0.15 * everything["step"].max()]
+    upper, lower = late["value"].max(), everything["value"].min()
     margin = 0.05 * (upper - lower or 1.0)
     axes.set_ylim(lower - margin, upper + margin)
     style.label_ends(axes, labels)
@@ -75,7 +106,7 @@ def caption(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) ->
     final = final[final["kind"] == "validation"].sort_values("step").groupby("run").last()
     sentences = []
     for workload in tidy.workloads(records):
-        means = tidy.in_workload(final, workload).groupby(["method", "sparsity"])["value"].mean()
+        means = tidy.in_workload(final, workload).groupby(TREATMENT)["value"].mean()
         if len(means):
             method, sparsity = means.idxmin()
             sentences.append(
