@@ -163,6 +163,30 @@ def describe(model: nn.Module) -> list[LayerDescription]:
     return _with_stem(descriptions)
 
 
+def describe_packed(model: nn.Module) -> list[tuple[LayerDescription, nn.Parameter]]:
+    """Describe layers that hold their unmasked weights alone, as what they were.
+
+    Args:
+        model: Any module.
+
+    Returns:
+        Description by the dense weight's name and shape, and the parameter that has the unmasked
+        weights, for each layer that `sparse_lib.device.pack` packed, in module order.
+    """
+    found = []
+    for path, module in model.named_modules():
+        if not getattr(module, "is_packed", False):
+            continue
+        kind = layer_kind(module._layer) or "parameter"
+        shape, groups = tuple(module.weight_shape), int(getattr(module._layer, "groups", 1))
+        name = f"{path}.weight".lstrip(".")
+        fan_in, fan_out = fans(shape, kind=kind, groups=groups)
+        role, transposed = _role(name, kind), kind == "conv1d"
+        layer = LayerDescription(path, name, kind, shape, fan_in, fan_out, role, transposed, groups)
+        found.append((layer, module.values))
+    return found
+
+
 def default_filter(
     name: str, param: nn.Parameter | torch.Tensor, model: nn.Module | None = None
 ) -> bool:

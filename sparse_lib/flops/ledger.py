@@ -50,7 +50,7 @@ from sparse_lib.flops.trace import (
     module_stack,
     storage_key,
 )
-from sparse_lib.layers import describe
+from sparse_lib.layers import describe, describe_packed
 
 PARTS = ("forward", "input_gradient", "weight_gradient")
 COLUMNS = ("dense_flops", "executed_flops", "skipped_flops", "sparse_flops", "recomputed_flops")
@@ -97,6 +97,9 @@ class Counts(NamedTuple):
 class Ledger(TorchDispatchMode):
     """Context manager that books every matrix product, convolution and attention of a model.
 
+    Packed layers (`sparse_lib.device.pack`) are booked under the names that their weights had. What
+    is packed or unpacked later than the ledger is made is not seen.
+
     Nothing is hooked outside of ``with``, so a ledger that is off costs nothing.
 
     Args:
@@ -132,6 +135,10 @@ class Ledger(TorchDispatchMode):
         parameters = dict(all_parameters(model))
         self._layers = {d.weight_name: d for d in describe(model) if d.is_matmul}
         self._weights = {name: parameters[name] for name in self._layers}
+        packed = describe_packed(model)
+        self._packed = {id(values): layer for layer, values in packed}
+        self._layers |= {layer.weight_name: layer for layer, _ in packed}
+        self._weights |= {layer.weight_name: values for layer, values in packed}
         self._index = WeightIndex(self._weights)
         self._owners = _mask_owners(model)
         self._nodes: OrderedDict[int, tuple[str | None, str]] = OrderedDict()
@@ -292,7 +299,9 @@ class Ledger(TorchDispatchMode):
         self._close_phase()
         rows: dict[str, dict[str, Any]] = {}
         for name, parameter in self._model.named_parameters():
+            packed = self._packed.get(id(parameter))
             share = self._nonzero(name, parameter) / max(parameter.numel(), 1)
+            name = name if packed is None else packed.weight_name
             state = [] if optimizer is None else optimizer.state.get(parameter, {}).values()
             tensors = [value for value in state if isinstance(value, torch.Tensor)]
             alike = sum(_num_bytes(t) for t in tensors if t.shape == parameter.shape)
@@ -395,10 +404,11 @@ class Ledger(TorchDispatchMode):
     ) -> None:
         sparse = dense
         if weight is not None:
-            parameter = self._weights[weight]
-            if part != "weight_gradient" or not self._needs_dense(parameter):
+            parameter, layer = self._weights[weight], self._layers[weight]
+            if id(parameter) in self._packed:
+                sparse = dense * parameter.numel() // max(layer.numel, 1)
+            elif part != "weight_gradient" or not self._needs_dense(parameter):
                 sparse = dense * self._nonzero(weight, parameter) // max(parameter.numel(), 1)
-            layer = self._layers[weight]
             key = Key(layer.name, layer.kind, weight, part)
         else:
             key = Key(module, "attention", None, part)
@@ -496,7 +506,9 @@ def _mask_owners(model: nn.Module) -> dict[str, tuple[nn.Module, str]]:
     first: dict[int, str] = {}
     for name, parameter in all_parameters(model):
         module_name, _, leaf = first.setdefault(id(parameter), name).rpartition(".")
-        owners[name] = (model.get_submodule(module_name), f"{leaf}_mask")
+        owner = model.get_submodule(module_name)
+        # The masks of a packed layer's other parameters are where they were.
+        owners[name] = (owner.__dict__.get("_layer", owner), f"{leaf}_mask")
     return owners
 
 

@@ -23,6 +23,7 @@ _WEIGHT_PRESERVING = frozenset(
         "aten::clone",
         "aten::detach",
         "aten::copy",
+        "aten::masked_scatter",
     }
 )
 _UNARY = frozenset(
@@ -66,9 +67,12 @@ class WeightIndex:
         """Remembers ``out`` as the weight it was made from, where the operator keeps that."""
         if operator not in _WEIGHT_PRESERVING or not isinstance(out, torch.Tensor):
             return
-        for arg in args:
+        # The unmasked weights of a packed layer are scattered to a dense weight's places.
+        scatters = operator == "aten::masked_scatter"
+        for arg in args[2:] if scatters else args:
             name = self.name_of(arg)
-            if name is None or arg.shape != out.shape or storage_key(arg) == storage_key(out):
+            alike = scatters or (name is not None and arg.shape == out.shape)
+            if name is None or not alike or storage_key(arg) == storage_key(out):
                 continue
             previous = self._aliases.get((name, operator))
             if previous is not None:

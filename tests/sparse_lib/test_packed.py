@@ -13,6 +13,7 @@ import sparse_lib as sl
 from sparse_lib.device import PackedLayer, pack, unpack
 from sparse_lib.execution import kernels
 from sparse_lib.execution.backend import compile
+from sparse_lib.flops.ledger import Ledger
 from tests.sparse_lib.execution.test_backend import (
     LAYERS,
     TOLERANCE,
@@ -563,3 +564,29 @@ def test_inputs_may_be_given_by_name():
     torch.testing.assert_close(twin[0](input=SOURCE), expected)
     pack(model)
     torch.testing.assert_close(model[0](input=SOURCE), expected)
+
+
+@pytest.mark.parametrize("skips", [True, False])
+def test_a_ledger_books_packed_layers_under_the_names_of_their_weights(skips, monkeypatch):
+    if skips and kernels.unavailable() is not None:
+        pytest.skip("no kernels here")
+
+    def booked(model):
+        with Ledger(model) as ledger:
+            model(images(0)).square().mean().backward()
+        return ledger
+
+    model, _ = masked_network()
+    compiled = booked(compile(model, always()) if skips else model)
+    model, _ = masked_network()
+    names = pack(model, least_sparsity=0.5)
+    if not skips:
+        monkeypatch.setattr(kernels, "unavailable", lambda: "none here")
+    found = booked(model)
+    shown = {row["weight_name"] for row in found.records() if row["executed_flops"]}
+    assert set(names) <= shown
+    assert found.totals() == compiled.totals()
+    assert found.totals()["sparse_flops"] < found.totals()["dense_flops"] / 2
+    kept = {row["name"]: row["nonzero_weight_bytes"] for row in found.memory_records()}
+    before = {row["name"]: row["nonzero_weight_bytes"] for row in compiled.memory_records()}
+    assert kept == before
