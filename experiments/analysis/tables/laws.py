@@ -1,10 +1,11 @@
-"""Laws of loss (bits per byte, or test error): (a_s (1 - S)^b_s + c_s) N^-b_n +
-(a_d / (D (1 - S)^b_x))^b_d + floor, N non-zero weights of the blocks and D tokens or images, each
-over its unit. Worth is how many times its non-zero weights a dense model of equal loss has, at 75%
-sparsity, the middle of the sizes and the longest fitted budget, with a 95% interval; empty where
-no dense model is that good. Errors are root mean squares of relative differences to cell means: in
-the fit; at the longest budget of the largest fitted size, by a law fitted without it; and on
-held-out cells. Plain is a law linear in logarithms."""
+"""Laws of loss (bits per byte, or test error): (a_s (1 - S)^b_s + c_s) N^-b_n + (a_d / (D (1 -
+S)^b_x))^b_d + floor, N non-zero weights of the blocks and D tokens or images, each over its unit;
+all methods share the coefficients that a dense model has. Worth is how many times its non-zero
+weights a dense model of equal loss has, at 75% sparsity, the middle of the sizes and the longest
+fitted budget, with a 95% interval; empty where no dense model is that good. Errors are root mean
+squares of relative differences to cell means: in the fit; at the longest budget of the largest
+fitted size, by a law fitted without it; and on held-out cells. Plain is a law linear in
+logarithms."""
 
 from typing import Any
 
@@ -28,6 +29,9 @@ def make(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd
     rows, planned = law_cells.finished(records, study), law_cells.planned(study)
     laws = scaling.fit_all(rows)
     fitted = rows[~rows["held_out"].astype(bool)]
+    last = (fitted["weights"] == fitted["weights"].max()) & (fitted["data"] == fitted["data"].max())
+    left_out = fitted[last]
+    without = scaling.fit_all(fitted[~last], draws=0)
     made = []
     for name in dict.fromkeys(planned["algorithm"]):
         own = rows[rows["algorithm"] == name]
@@ -35,6 +39,10 @@ def make(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd
         row["waits for"] = law_cells.waits_for(fitted, name)
         if name in laws:
             row |= _row(rows, fitted, laws[name])
+        if name in without:
+            left = law_cells.of_algorithm(left_out, name)
+            row["error left out (%)"] = _error(without[name].law, left)
+            row["plain, left out (%)"] = _error(scaling.fit_plain(fitted[~last], name), left)
         made.append(row)
     return pd.DataFrame(made, columns=COLUMNS)
 
@@ -52,11 +60,6 @@ def _row(rows: pd.DataFrame, fitted: pd.DataFrame, found: scaling.Fitted) -> dic
         row["worth of 75%"] = law.worth(*place)
     own = law_cells.of_algorithm(rows, name)
     row["error in the fit (%)"] = _error(law, own[~own["held_out"].astype(bool)])
-    last = (fitted["weights"] == fitted["weights"].max()) & (fitted["data"] == fitted["data"].max())
-    if not law_cells.waits_for(fitted[~last], name):
-        left = law_cells.of_algorithm(fitted[last], name)
-        row["error left out (%)"] = _error(scaling.fit(fitted[~last], name, draws=0).law, left)
-        row["plain, left out (%)"] = _error(scaling.fit_plain(fitted[~last], name), left)
     held_out = own[own["held_out"].astype(bool)]
     row["error held out (%)"] = _error(law, held_out)
     row["plain, held out (%)"] = _error(scaling.fit_plain(fitted, name), held_out)
