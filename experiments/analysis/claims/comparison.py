@@ -298,6 +298,15 @@ def _on(
     runs = " ".join(
         _runs(link, measured, workload) for link, measured in zip(links, rows, strict=True)
     )
+    several = len({link.metric for link in links}) > 1
+    each = "; ".join(_alone(*own, names_metric=several) for own in zip(links, pairs, strict=True))
+    each = each if len(links) > 1 else ""
+    if same := [_difference(link) for link, pair in zip(links, pairs) if _is_one(link, pair)]:
+        reason = (
+            f"{where}: {' and '.join(same)} is 0 at every seed, one setting under two names, so "
+            "nothing is decided"
+        )
+        return Outcome("", verdict=INCONCLUSIVE, reason=reason, runs=runs, links=each)
     if len(links) == 1:
         return Outcome("", pairs[0], where, runs=runs, compared=difference(links[0]))
     at, pair = weakest_link(pairs)
@@ -305,9 +314,13 @@ def _on(
         f"{where}; p is that of the weakest of {len(links)} links, the opposite's p the "
         f"smallest of any link, times {len(links)}; the effect is of the link that decides"
     )
-    several = len({link.metric for link in links}) > 1
-    each = "; ".join(_alone(*own, names_metric=several) for own in zip(links, pairs, strict=True))
     return Outcome("", pair, reason, runs=runs, compared=difference(links[at]), links=each)
+
+
+def _is_one(link: Comparison, pair: stats.Paired) -> bool:
+    """Whether the sides of a comparison that asks for a difference are the same runs twice."""
+    asks = link.collapse is None and link.direction in ("less", "greater")
+    return asks and pair.num_seeds > 1 and pair.effect == pair.low == pair.high == 0
 
 
 def weakest_link(pairs: Sequence[stats.Paired]) -> tuple[int, stats.Paired]:

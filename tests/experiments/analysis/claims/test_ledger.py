@@ -262,12 +262,49 @@ def check_of(claim, study):
 
 
 @pytest.mark.parametrize(
-    "claim", [name for name in EXACT if name not in LIBRARY and name != "C050"]
+    "claim", [name for name in EXACT if name not in [*LIBRARY, "C050", "C074"]]
 )
 def test_arithmetic_of_the_sources(claim, computed):
     computations = [{"name": name} for name in ("flops", "device", "coordinate_check")]
     check = check_of(claim, synthetic.study([], computations=computations))
     assert check.holds is True, check.reason
+
+
+@pytest.mark.parametrize(
+    ("flat_widths", "holds", "undecided"),
+    [((32, 64), True, False), ((64,), None, True), ((), False, False)],
+)
+def test_activations_are_judged_at_every_width(flat_widths, holds, undecided, monkeypatch):
+    rows = pd.DataFrame(
+        [
+            {"rule": rule, "width": width, "sparsity": sparsity, "seed": 0, "step": step,
+             "value": 1.0 if rule == "supar" and width in flat_widths else 1 - sparsity}
+            for rule in ("standard", "supar") for width in (32, 64)
+            for sparsity in (0.0, 0.5, 0.9) for step in (0, 1)
+        ]
+    )  # fmt: skip
+    monkeypatch.setattr(claims.tidy, "computed", lambda *_: rows)
+    study = synthetic.study([], computations=[{"name": "coordinate_check"}])
+    check = check_of("C074", study)
+    assert (check.holds, check.is_inconclusive) == (holds, undecided)
+    assert "width 32" in check.reason and "width 64" in check.reason
+
+
+def test_a_setting_against_itself_decides_nothing_and_says_so():
+    made = synthetic.make(make_record, seeds=5)
+    study = synthetic.study(made)
+    records = records_table(made, study)
+    twin = records[records["method"] == "static"].assign(
+        method="twin", run=lambda r: r["run"] + "t"
+    )
+    records = pd.concat([records, twin], ignore_index=True)
+    keys = {"metric": "perplexity", "split": "validation", "direction": "less"}
+    links = [{"a": {"method": "set"}, "b": {"method": "static"}},
+             {"a": {"method": "twin"}, "b": {"method": "static"}}]  # fmt: skip
+    found = comparison.compare(ClaimTest(**keys, every=links), records, synthetic.study([]))
+    assert found.verdict == "inconclusive" and found.pair is None
+    assert "twin minus static is 0 at every seed, one setting under two names" in found.reason
+    assert "set minus static" in found.links
 
 
 def test_part_of_a_claim_is_said_to_be_a_part():
