@@ -17,22 +17,25 @@ from experiments.specs.schema import SCALES, Scale, SpecError, Study, check_choi
 RUNS_OF = "`python -m experiments plan --scale {}`"
 
 
-def known_runs() -> dict[str, Run]:
-    """All runs of all studies at all scales by id; read again only when a file changes."""
-    return _known_runs(tuple((path, path.stat().st_mtime_ns) for path in study_files()))
+def known_runs(*scales: Scale) -> dict[str, Run]:
+    """Runs of all studies by id, at these scales or all; read again only when a file changes."""
+    stamp = tuple((path, path.stat().st_mtime_ns) for path in study_files())
+    found: dict[str, Run] = {}
+    for scale in scales or SCALES:
+        found |= _known_runs(stamp, scale)
+    return found
 
 
-@functools.lru_cache(maxsize=1)
-def _known_runs(_stamp: Any) -> dict[str, Run]:
-    return {run_id: run for scale in SCALES for run_id, run in all_runs(scale).items()}
+@functools.lru_cache(maxsize=len(SCALES))
+def _known_runs(_stamp: Any, scale: Scale) -> dict[str, Run]:
+    return all_runs(scale)
 
 
 def find_run(run_id: str) -> Run:
     """The run with this id; raises `SpecError`."""
-    known = known_runs()
-    scale = run_id.split("__")[0]
-    of_scale = [name for name in known if name.startswith(f"{scale}__")]
-    check_choice("run", run_id, of_scale or known, RUNS_OF.format(scale if of_scale else "SCALE"))
+    prefix = run_id.split("__")[0]
+    scales: list[Scale] = [scale for scale in SCALES if scale == prefix]
+    check_choice("run", run_id, known := known_runs(*scales), RUNS_OF.format(*scales, "SCALE"))
     return known[run_id]
 
 

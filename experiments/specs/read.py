@@ -11,6 +11,7 @@ import functools
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import yaml
 from pydantic import ValidationError
@@ -105,15 +106,21 @@ def _likened(text: str, folder: Path) -> dict[str, str]:
     unread = [text]
     while unread:
         last = unread.pop()
-        for name in likeness.named_studies(read_yaml(last)) if "like:" in last else ():
+        for name in likeness.named_studies(_parsed(last)) if "like:" in last else ():
             if name not in found:
                 check_choice("like", name, study_names(folder), "experiments/studies")
                 other = folder / f"{name}.yaml"
                 with one_sentence(other):
                     found[name] = other.read_text()
-                    read_yaml(found[name])
+                    _parsed(found[name])
                 unread.append(found[name])
     return found
+
+
+@functools.lru_cache(maxsize=256)
+def _parsed(text: str) -> Any:
+    """What a text holds, to be read only: many studies take methods from the same few."""
+    return read_yaml(text)
 
 
 def study_files() -> list[Path]:
@@ -133,7 +140,7 @@ def _read_study(
     value = read_yaml(text)
     if likened:
         texts = dict(likened)
-        value = likeness.with_likeness(value, lambda study: read_yaml(texts[study]))
+        value = likeness.with_likeness(value, lambda study: _parsed(texts[study]))
     if isinstance(value, dict) and "entries" in value:
         section = entries.Entries.model_validate(value["entries"])
         variants = list(value.get("recipes") or {})

@@ -7,7 +7,7 @@ import functools
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import (
     AfterValidator,
@@ -27,8 +27,8 @@ from experiments.specs.run import Model as RunModel
 from experiments.specs.run import Transform, Treatment
 from experiments.tasks import Strict
 
-SCALES = ("smoke", "quick", "small", "gpu", "paper")
 Scale = Literal["smoke", "quick", "small", "gpu", "paper"]
+SCALES: tuple[Scale, ...] = get_args(Scale)
 
 
 class SpecError(UserError):
