@@ -157,8 +157,8 @@ def _continued(study: Study, scale: str, grid: Grid, method_name: str, spec: Run
         ("model", spec.model, first.model),
         ("data", spec.data, first.data),
         *(
-            (f"recipe.{key}", _unscheduled(spec).get(key), value)
-            for key, value in _unscheduled(first).items()
+            (f"recipe.{key}", unscheduled(spec).get(key), value)
+            for key, value in unscheduled(first).items()
         ),
     ):
         if own != other:
@@ -172,7 +172,7 @@ def _continued(study: Study, scale: str, grid: Grid, method_name: str, spec: Run
     return FirstPhase(run=first.id, spec_hash=first.hash, densify=False, step=step)
 
 
-def _unscheduled(spec: RunSpec) -> dict[str, Any]:
+def unscheduled(spec: RunSpec) -> dict[str, Any]:
     """What two recipes must share for one run to continue another: all but length and decay."""
     recipe = spec.recipe.model_dump(mode="json")
     stable = recipe.get("stable") or {}

@@ -301,7 +301,12 @@ class Study(Strict):
     trials: bool | Literal["lowest"] = Field(
         False,
         description="runs that choose settings: evidence for no claim. Of settings that tie within "
-        "seed noise the default is taken; with 'lowest' the lowest is, whatever the noise",
+        "seed noise the default is chosen; with 'lowest' the lowest is, whatever the noise",
+    )
+    trials_for: list[Name] = Field(
+        [],
+        description="studies of evidence whose settings these trials choose",
+        exclude_if=lambda value: not value,
     )
     claims: Claims = Claims()
     computations: list[Computation] = []

@@ -1,8 +1,10 @@
 """Validation perplexity of the trials by learning rate (the validation loss where the data are
-images): every point is one run, at a seed that no evidence uses. The large marker is the setting
-that a method gets: of all within seed noise of its best (the band), the one nearest to the default,
-which is the study's own rate and the first mask settings in its file; its best in a study that says
-so. Without known noise there is no band, and all tie. Dashed: other settings of it, for mask
+images): every point is one run, at a seed that no evidence uses. A large filled marker is a setting
+that a study of evidence trains with, one of those that the trials are for. A large hollow marker is
+what the rule of docs/policy.md chooses where that is another: of all within seed noise of the best
+(the band), the one nearest to the default, which is the study's own rate and the first mask
+settings in its file; the best in a study that says so. Without known noise there is no band, and
+all tie. Only trials of equal length are compared. Dashed: other settings of a method, for mask
 updates that are rarer and smaller. Lines join the means of seeds. Lower is better."""
 
 from collections.abc import Iterable
@@ -20,8 +22,8 @@ from experiments.store import tidy
 
 EVERY_RECIPE = True
 #: What settings are compared within.
-KEYS = ["model", "dataset", "algorithm", "sparsity", "rule"]
-DECIDED = ("noise", "margin", "taken", "choice")
+KEYS = ["model", "dataset", "algorithm", "sparsity", "rule", "steps"]
+DECIDED = ("noise", "margin", "chosen", "choice")
 UNITS = {"perplexity": "validation perplexity per token", "loss": "validation loss, nats per image"}
 
 
@@ -44,6 +46,8 @@ def data(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd
     rows["rule"] = [_rule(specs[run]) for run in rows["run"]]
     if rows["rule"].nunique() < 2:
         rows["rule"] = ""
+    taken = trials.taken_by(study) if study.trials else {}
+    rows["taken by"] = rows["run"].map(taken).astype("string")
     groups = rows.groupby(KEYS, sort=False)
     decided = [_decided(group, study) for _, group in groups]
     return pd.concat(decided).sort_index() if decided else rows.assign(**dict.fromkeys(DECIDED))
@@ -71,11 +75,12 @@ def _rule(spec: RunSpec) -> str:
 
 
 def _title(looks: Methods, method: str, trial: pd.Series, own: pd.DataFrame) -> str:
-    """A method's name, with sparsity and rule of its rates where these tell it from others."""
+    """A method's name, with what tells it from others: sparsity, rule of its rates, length."""
     same = own[own["algorithm"] == trial["algorithm"]]
     shown = trial["sparsity"] if same["sparsity"].nunique() > 1 else 0.0
     name = looks.treatment(method, shown)
-    return f"{name}, {trial['rule']}" if same["rule"].nunique() > 1 else name
+    name = f"{name}, {trial['rule']}" if same["rule"].nunique() > 1 else name
+    return f"{name}, {trial['steps']:,} steps" if same["steps"].nunique() > 1 else name
 
 
 def _settings(spec: RunSpec) -> tuple[Any, ...]:
@@ -95,7 +100,7 @@ def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Fi
     for panel, workload in zip(axes, workloads, strict=False):
         own = tidy.in_workload(tried, workload)
         labels = []
-        for (method, _), group in own.groupby(["method", "rule"], sort=False):
+        for (method, *_), group in own.groupby(["method", "rule", "steps"], sort=False):
             first = looks.settings_of(method)
             look, line = looks[first], group.sort_values("learning rate")
             # Of the same sparsity as the first, it has other mask settings.
@@ -105,11 +110,13 @@ def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Fi
             panel.plot(means.index, means, dashes, color=look.color, lw=1.3)
             panel.plot(line["learning rate"], line["value"], ls="", color=look.color,
                        marker=look.marker, ms=4)  # fmt: skip
-            best = line[line["taken"]]
+            taken = line["taken by"] != ""
             lowest, margin = group["value"].min(), group["margin"].iloc[0]
             if margin == margin:
                 panel.axhspan(lowest, lowest + margin, color=look.color, alpha=0.06, lw=0)
-            panel.plot(best["learning rate"], best["value"], look.marker, color=look.color, ms=9)
+            for marked, fill in ((taken, look.color), (line["chosen"] & ~taken, "none")):
+                panel.plot(line["learning rate"][marked], line["value"][marked], look.marker,
+                           color=look.color, mfc=fill, ms=9)  # fmt: skip
             labels.append((means.iloc[-1], _title(looks, method, line.iloc[0], own), look.color))
         style.count_axis(panel, "peak learning rate", _apart(own["learning rate"].unique()))
         panel.set_ylabel(UNITS[own["metric"].iloc[0]])
@@ -128,18 +135,36 @@ def _apart(rates: Iterable[float]) -> list[float]:
 
 
 def caption(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> str:
-    """Name the setting that each method gets, and the noise that decides about ties."""
+    """Name the settings that studies take and that the rule chooses, and the noise behind ties."""
     tried, looks = data(records, curves, study), Methods(study)
     sentences = []
     for workload in tidy.workloads(tried):
         own = tidy.in_workload(tried, workload)
-        parts = [
-            f"{_title(looks, group['algorithm'].iloc[0], group.iloc[0], own)} "
-            f"{group['learning rate'].iloc[0]:g} ({group['value'].mean():.2f}, "
-            f"{group['choice'].iloc[0]})"
-            for _, group in own[own["taken"]].groupby(KEYS, sort=False)
-        ]
-        sentences.append(f"Taken for {workload}: {', '.join(parts)}.")
+        taken, none, ruled, edge, only = [], [], [], [], []
+        for _, group in own.groupby(KEYS, sort=False):
+            title = _title(looks, group["algorithm"].iloc[0], group.iloc[0], own)
+            used, chosen = group[group["taken by"] != ""], group[group["chosen"]]
+            taken += [
+                f"{_shown(looks, rows, own)} by {rows['taken by'].iloc[0]}"
+                for _, rows in used.groupby(["method", "learning rate"], sort=False)
+            ]
+            if used.empty:
+                none.append(title)
+            rates = group["learning rate"]
+            if rates.nunique() == 1:
+                only.append(title)
+                continue
+            if not used["chosen"].any():
+                ruled.append(_shown(looks, chosen, own))
+            shown = (chosen if used.empty else used)["learning rate"]
+            if shown.isin([rates.min(), rates.max()]).any():
+                edge.append(title)
+        if taken:
+            sentences.append(f"Taken for {workload}: {'; '.join(taken)}.")
+        if none:
+            sentences.append(f"No study takes a setting shown for {workload}: {', '.join(none)}.")
+        if ruled:
+            sentences.append(f"The rule would take for {workload}: {'; '.join(ruled)}.")
         noise, margin = own[["noise", "margin"]].iloc[0]
         sentences.append(
             f"Seeds differ by {noise:.2g} (standard deviation over committed runs), so trials "
@@ -147,17 +172,18 @@ def caption(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) ->
             if noise == noise
             else "How much seeds differ is not known here, so all trials tie."
         )
-        edge = []
-        for _, group in own.groupby(KEYS, sort=False):
-            rate, tried_here = (
-                group[group["taken"]]["learning rate"].iloc[0],
-                group["learning rate"],
-            )
-            if rate in (tried_here.min(), tried_here.max()):
-                edge.append(_title(looks, group["algorithm"].iloc[0], group.iloc[0], own))
         if edge:
             names = ", ".join(edge)
             sentences.append(
                 f"At an end of the rates tried, where a better one may lie beyond: {names}."
             )
+        if only:
+            sentences.append(f"One rate alone is tried: {', '.join(only)}.")
     return " ".join(sentences)
+
+
+def _shown(looks: Methods, rows: pd.DataFrame, own: pd.DataFrame) -> str:
+    """One setting with the mean of its trials and what was decided about it."""
+    first = rows.iloc[0]
+    words = f"{rows['value'].mean():.2f}" + (f", {first['choice']}" if first["choice"] else "")
+    return f"{_title(looks, first['method'], first, own)} {first['learning rate']:g} ({words})"

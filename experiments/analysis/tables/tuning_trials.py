@@ -1,10 +1,13 @@
-"""Every trial of every method, judged by validation perplexity alone, or by validation loss in nats
-where the data are images (lower is better), at a seed that no evidence uses. Beside the distance to
-the best trial of the method at its sparsity stands the noise: the standard deviation between seeds
-of committed runs of the same model and data. Trials that are apart by less than the margin (1.96
-times that noise, times the root of 2 over the seeds of a trial) tie; of those that tie with the
-best the setting nearest to the default is taken, or the best in a study that says so. The update
-interval and the steps are optimizer steps."""
+"""Every trial of every method, compared by validation perplexity, or by validation loss in nats
+where the data are images (lower is better), at a seed that no evidence uses. Only trials of equal
+steps are compared. Beside the distance to the best trial of the method at its sparsity stands the
+noise: the standard deviation between seeds of committed runs of the same model and data. Trials
+that are apart by less than the margin (1.96 times that noise, times the root of 2 over the seeds of
+a trial) tie; of those that tie with the best the rule chooses the setting nearest to the default,
+or the best in a study that says so. "taken by" names the studies of evidence that train with the
+setting, of those that the trials are for; what they take may be another than the rule's choice.
+BLEU is that of sentences written for the validation split. The update interval and the steps are
+optimizer steps."""
 
 import pandas as pd
 
@@ -13,22 +16,29 @@ from experiments.specs.planned import PlannedStudy
 
 EVERY_RECIPE = True
 COLUMNS = ["model", "dataset", "method", "sparsity", "learning rate", "rates by", "drop fraction"]
-COLUMNS += ["update interval", "steps", "seed", "perplexity", "above best", "seed noise", "margin"]
-COLUMNS += ["choice", "runs"]
+COLUMNS += ["update interval", "steps", "seed", "perplexity", "BLEU", "above best", "seed noise"]
+COLUMNS += ["margin", "choice", "taken by", "runs"]
+#: The evaluation task whose BLEU is of the validation split.
+VALIDATION_TASK = "data_to_text_validation"
 
 
 def make(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
-    """One row per trial, the best of each method first."""
+    """One row per trial, the best of those that are compared first."""
     trials = tuning.data(records, curves, study)
     lowest = trials.groupby(tuning.KEYS)["value"].transform("min")
     table = trials.assign(**{"above best": trials["value"] - lowest, "runs": trials["run"]})
+    bleu = records[(records["metric"] == "bleu") & (records["task"] == VALIDATION_TASK)]
+    table["BLEU"] = table["run"].map(bleu.set_index("run")["value"])
     order = {name: place for place, name in enumerate(table["algorithm"].unique())}
     table = table.assign(order=table["algorithm"].map(order))
-    table = table.sort_values(["model", "dataset", "order", "value"], kind="stable")
+    groups = ["order" if name == "algorithm" else name for name in tuning.KEYS]
+    table = table.sort_values([*groups, "value"], kind="stable")
     judged = "loss" if set(trials["metric"]) == {"loss"} else "perplexity"
     table = table.drop(columns="method").rename(columns={"algorithm": "method", "value": judged})
     table = table.rename(columns={"noise": "seed noise", "rule": "rates by"})
     columns = [judged if name == "perplexity" else name for name in COLUMNS]
     if (table["rates by"] == "").all():
         columns.remove("rates by")
+    if table["BLEU"].isna().all():
+        columns.remove("BLEU")
     return table[columns]

@@ -85,6 +85,12 @@ def test_seeds_that_chose_settings_are_no_evidence():
         assert not seeds[True] & seeds[False]
 
 
+def test_trials_name_the_studies_that_they_are_for():
+    for study in map(load_study, study_names()):
+        assert bool(study.trials_for) == bool(study.trials), study.name
+        assert not any(load_study(name).trials for name in study.trials_for), study.name
+
+
 def test_a_grid_may_name_another_task_than_its_models_own(write):
     images = {
         "model": {"name": "gpt2", "label": "m", "hidden_size": 8, "num_layers": 1, "num_heads": 1},
