@@ -20,6 +20,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from experiments import data
+from experiments.analysis import trials
 from experiments.evaluation.code import evaluation_code_hash
 from experiments.specs import code, needs
 from experiments.specs.code import ROOT
@@ -255,8 +256,9 @@ class Request:
         return self._evaluation_hashes[kind]
 
     def study_hash(self, study: str, scale: str) -> str:
-        """Changes with the study's file and its runs."""
-        return code.digest(planned_study(self.studies[study], scale).to_json())
+        """Changes with the study's file, its runs, and what else its results depend on."""
+        facts = planned_study(self.studies[study], scale)
+        return code.digest([facts.to_json(), trials.beyond(facts)])
 
     def page_hash(self, study: str, scale: str) -> str:
         """Changes with the study and with the code of what its page shows."""

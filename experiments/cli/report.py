@@ -76,10 +76,16 @@ def _write_evidence(facts: PlannedStudy, folder: Path) -> None:
 
 def _evidence_key(folder: Path, facts: PlannedStudy) -> str:
     """Hash of what a study's evidence is made from."""
+    from experiments.analysis import trials
     from experiments.store.made import file_digest
 
     return code.digest(
-        [facts.inputs(), file_digest(folder / "records.csv"), code.claims_code_hash()]
+        [
+            facts.inputs(),
+            trials.beyond(facts),
+            file_digest(folder / "records.csv"),
+            code.claims_code_hash(),
+        ]
     )
 
 
@@ -303,13 +309,15 @@ def _is_judged(name: str, scale: str) -> bool:
 
 def _inputs_digest(folder: Path, facts: PlannedStudy) -> str:
     """Hash of what tables and figures are made from beside code."""
+    from experiments.analysis import trials
     from experiments.store.made import file_digest
 
     files = [folder / "records.csv", folder / "curves.csv"]
     for computation in facts.computed(facts.scale):
         tables = paths.computation(facts.scale, computation.name)
         files += sorted(tables.glob("*.csv"))
-    return code.digest([facts.inputs(), {file.as_posix(): file_digest(file) for file in files}])
+    digests = {file.as_posix(): file_digest(file) for file in files}
+    return code.digest([facts.inputs(), trials.beyond(facts), digests])
 
 
 def _figure_files(folder: Path, name: str) -> list[Path]:

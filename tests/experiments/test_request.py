@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from experiments import request
+from experiments.analysis import trials
 from experiments.errors import UserError
 from experiments.specs import needs
 from experiments.specs.code import ROOT
@@ -265,3 +266,24 @@ def test_words_of_the_command_line_are_read():
     assert (read["offline"], read["mirror"], read["run"]) == (False, None, None)
     assert ask(offline="false").environment == {"HF_HUB_OFFLINE": "0"}
     assert ask(mirror=".").environment == {"SPARSE_MIRROR": "."}
+
+
+def test_a_page_of_trials_follows_the_committed_runs_that_its_noise_is_from():
+    """Its caption and its tables tell the spread between seeds that runs of other studies have."""
+    asked = ask()
+    before = [asked.page_hash(name, "small") for name in ("dense_rates_vision", STUDY)]
+    run = "small__mlp-400-100-400__set-s0.80__cifar100-n45000__sgd__seed0"
+    paths.committed(run).write_text("{}")
+    after = [asked.page_hash(name, "small") for name in ("dense_rates_vision", STUDY)]
+    assert before[0] != after[0] and before[1] == after[1]
+
+
+def test_a_ledger_follows_the_rates_that_trials_try(monkeypatch):
+    asked = ask()
+    before = [asked.study_hash(name, "small") for name in (STUDY, "erk")]
+    trials._tried.cache_clear()
+    names = [name for name in study_names() if name != "sparsity_library_tuning"]
+    monkeypatch.setattr(trials, "study_names", lambda: names)
+    after = [asked.study_hash(name, "small") for name in (STUDY, "erk")]
+    trials._tried.cache_clear()
+    assert before[0] != after[0] and before[1] == after[1]

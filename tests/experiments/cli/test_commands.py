@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from experiments.analysis import figures
+from experiments.cli import report
 from experiments.cli.app import main
 from experiments.cli.train import score_run
 from experiments.errors import UserError, explained
@@ -391,3 +392,16 @@ def test_the_plan_of_what_is_missing_leaves_out_committed_runs(place, call):
     kept = {path.stem for path in REFERENCE_RUNS.glob("small__bytes-*.json")}
     assert missing.isdisjoint(kept) and planned() - missing <= kept
     assert any("gmp" in run for run in planned())
+
+
+def test_tables_of_trials_follow_the_committed_runs_that_their_noise_is_from(place, monkeypatch):
+    monkeypatch.setattr(paths, "REFERENCE_RUNS", place / "runs")
+    (place / "runs").mkdir()
+    for name in ("records.csv", "curves.csv"):
+        (place / name).touch()
+    names = ("dense_rates_vision", STUDY)
+    before = [report._inputs_digest(place, report.planned(name, SCALE)) for name in names]
+    run = "small__mlp-400-100-400__set-s0.80__cifar100-n45000__sgd__seed0"
+    paths.committed(run).write_text("{}")
+    after = [report._inputs_digest(place, report.planned(name, SCALE)) for name in names]
+    assert before[0] != after[0] and before[1] == after[1]
