@@ -47,19 +47,28 @@ def differences(
             f"{side} {' and '.join(f'{rate:g}' for rate in own)}" for side, own in chosen.items()
         )
         found.append(f"learning rates: {shown}")
-    if untried := _untried(runs, study):
-        found.append(f"no other learning rate was tried for {', '.join(untried)}")
+    found += _untried(runs, study)
     return "; ".join(found)
 
 
 def _untried(runs: Mapping[str, Sequence[str]], study: PlannedStudy) -> list[str]:
-    """Names of the sides whose method has no trials of its own on their model and data."""
-    tried = trials.tried_rates(study.scale)
+    """For which sides no other rate was tried on their model and data, or at another sparsity."""
     specs = {run.id: run.spec for run in study.runs}
-    return [
-        side
-        for side, own in runs.items()
-        if not any(
-            len(tried.get(trials.place_of(specs[run]), ())) > 1 for run in own if run in specs
-        )
+    nowhere: list[str] = []
+    elsewhere: dict[str, list[str]] = {}
+    for side, own in runs.items():
+        planned = [specs[run] for run in own if run in specs]
+        tried = [trials.tried_sparsities(spec, study.scale) for spec in planned]
+        if not any(tried):
+            nowhere.append(side)
+        elif not any(
+            (spec.final_sparsity or 0.0) in levels
+            for spec, levels in zip(planned, tried, strict=True)
+        ):
+            shown = " and ".join(f"{100 * level:g}%" for level in sorted(set().union(*tried)))
+            elsewhere.setdefault(shown, []).append(side)
+    found = [f"no other learning rate was tried for {', '.join(nowhere)}"] if nowhere else []
+    return found + [
+        f"learning rates were tried at {shown} sparsity alone for {', '.join(sides)}"
+        for shown, sides in elsewhere.items()
     ]

@@ -5,7 +5,9 @@ import pytest
 
 from experiments import published
 from experiments.analysis import trials
-from experiments.analysis.claims import preconditions
+from experiments.analysis.claims import preconditions, sides
+from experiments.specs.lookup import planned_study
+from experiments.specs.read import load_study
 from experiments.specs.run import RunSpec
 from tests.experiments.analysis import synthetic
 from tests.experiments.specs.edit import edited
@@ -102,3 +104,28 @@ def test_the_ranges_are_those_of_the_tuning_studies():
     rates = found[("lm", "llama-0.2m", "enwiki-slice", "rigl", None)]
     assert {0.005, 0.01, 0.02, 0.04} <= rates
     assert trials.tried_rates("smoke") == {}
+
+
+def test_the_ledger_says_at_which_sparsity_rates_were_tried():
+    study = planned_study(load_study("sparse_ift_vision"), "small")
+    runs = {
+        method: [run.id for run in study.runs if run.spec.method == method]
+        for method in ("wide90-set", "wide75-set", "set80", "dense")
+    }
+    found = sides.differences(runs, study, {})
+    # sparse_ift_vision_tuning has Sparse-Wide at 75% and SET of the unwidened model at 80%.
+    assert "learning rates were tried at 75% sparsity alone for wide90-set" in found
+    assert found.count("tried") == 1
+    library = planned_study(load_study("sparsity_library"), "small")
+    runs = {
+        method: [
+            run.id
+            for run in library.runs
+            if run.spec.method == method and run.spec.model.label == "llama-0.2m"
+            and run.spec.data.name == "enwiki-slice"
+        ]
+        for method in ("rigl95", "set95", "rigl")
+    }  # fmt: skip
+    # Also those of chts_language_tuning, at 70%.
+    said = "learning rates were tried at 70% and 80% sparsity alone for rigl95, set95"
+    assert said in sides.differences(runs, library, {})
