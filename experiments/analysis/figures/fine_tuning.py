@@ -63,10 +63,12 @@ def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Fi
 
 
 def caption(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> str:
-    """State the mean BLEU of each method."""
-    values = data(records, curves, study)
-    means = values.groupby(["fine-tuning", "pre-training sparsity"])["value"].mean()
-    parts = [f"{kind} after {level:.0%}: {mean:.1f}" for (kind, level), mean in means.items()]
-    return f"Mean BLEU by fine-tuning and sparsity of pre-training: {'; '.join(parts)}." * bool(
-        parts
-    )
+    """State the mean BLEU of each method, by workload."""
+    values, sentences = data(records, curves, study), []
+    for workload in tidy.workloads(values):
+        own = tidy.in_workload(values, workload)
+        means = own.groupby(["fine-tuning", "pre-training sparsity"])["value"].mean()
+        parts = [f"{kind} after {level:.0%}: {mean:.1f}" for (kind, level), mean in means.items()]
+        sentences.append(f"{workload}: {'; '.join(parts)}.")
+    start = "Mean BLEU by fine-tuning and sparsity of pre-training."
+    return " ".join([start, *sentences]) if sentences else ""

@@ -89,6 +89,23 @@ def test_revived_weights_from_a_normal_are_a_line_of_their_own():
     assert set(data["fine-tuning"]) < set(fine_tuning.LINES)
 
 
+def test_the_caption_never_averages_over_models_or_datasets():
+    rows = records()
+    text = fine_tuning.caption(rows, rows, study())
+    for (model, dataset), dense, sparse in [
+        (("small", "easy"), 60, 59), (("small", "hard"), 50, 46),
+        (("large", "easy"), 66, 65.5), (("large", "hard"), 56, 54),
+    ]:  # fmt: skip
+        # What `records` adds to a mean: seeds 0 to 4 times (seed + length of the method's name).
+        added = [0.1 * sum(seed * (seed + n) for seed in range(5)) / 5 for n in (11, 7)]
+        assert (
+            f"{model} on {dataset}: dense after 0%: {dense + added[0]:.1f}; "
+            f"dense after 75%: {sparse + added[1]:.1f}."
+        ) in text
+    assert text.count("after 75%") == 4
+    assert fine_tuning.caption(rows.iloc[:0], rows, study()) == ""
+
+
 def test_the_page_shows_texts_of_the_first_seed_beside_their_references(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "results/smoke/spdf/records"
