@@ -2,7 +2,8 @@
 number beside a point its sparsity in percent, where there is room. A is the dense model. Sparsity
 without widening (arrow to B) saves FLOPs; where there are such models, Sparse-IFT (arrow to C)
 spends them on a larger, sparse model, and D is a larger dense one. B, C and D stand at the mean
-of all their variants, since picking one by its test accuracy would favour it; settings that were
+of all their variants that train on as many images as A, since picking one by its test accuracy
+would favour it; models that train longer are points of their own, and named so. Settings that were
 chosen after the study had run are left out. Compare Figures 1 and 4 of the Sparse-IFT blog."""
 
 import pandas as pd

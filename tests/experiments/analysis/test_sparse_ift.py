@@ -1,11 +1,13 @@
 """Figures and tables of the Sparse-IFT studies, from records with known truth."""
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from experiments.analysis import figures, style, tables
 from experiments.analysis.claims import ledger as claims
 from experiments.analysis.figures import _by_flops
+from experiments.analysis.methods import Methods
 from experiments.specs.run import Run, RunSpec
 from experiments.specs.schema import Claims
 from experiments.store.collect import curves_table, records_table
@@ -26,7 +28,9 @@ METHODS = {
 }
 
 
-def record(method, seed, *, model="resnet-1mf", accuracy=None, flops=None, dataset="glyphs"):
+def record(
+    method, seed, *, model="resnet-1mf", accuracy=None, flops=None, dataset="glyphs", length=1
+):
     sparsity, value, ratio = METHODS[method]
     value = (accuracy or value) + 0.01 * (seed - 1)
     label = f"{method}-s{sparsity:.2f}" if sparsity else method
@@ -44,7 +48,7 @@ def record(method, seed, *, model="resnet-1mf", accuracy=None, flops=None, datas
         spec["transform"] = {"family": family.rstrip("0123456789"), "sparsity": sparsity}
     rows = []
     for step in (5, 10):
-        rows.append({"kind": "train", "step": step, "images": 64 * step, "loss": 2.0,
+        rows.append({"kind": "train", "step": step, "images": 64 * length * step, "loss": 2.0,
                      "flops_executed": step * 1e6 * (flops or ratio), "flops_dense": step * 1e6,
                      "elapsed_s": step, "images_per_s": 64.0, "sparsity": sparsity})  # fmt: skip
     rows.append(
@@ -104,6 +108,57 @@ def test_the_arrows_lead_to_all_variants_and_to_none_picked_on_the_test_split(fu
     assert f"the {len(at_dense)} variants of C have 45.0 to 60.0%" in text
     assert "Sparse-Wide RigL" not in text
     assert "Highest" not in figures.caption("sparse_ift_families", *full)
+
+
+def test_no_letter_averages_over_runs_of_different_length():
+    """RigL at three times the images, and a longer dense control, stand beside A and B."""
+    made = [record("dense", 0), record("static80", 0)]
+    made += [record("rigl80", 0, accuracy=0.58, flops=0.78, length=3)]
+    longer = record("dense", 0, accuracy=0.62, flops=3.0, length=3)
+    runs = tuple(Run(RunSpec.model_validate(r["spec"])) for r in made)
+    study = STUDY.changed(runs=runs)
+    rows = figures.load("accuracy_by_flops").data(
+        records_table(made, study), curves_table(made), study
+    )
+    assert rows.set_index("method")["data"].to_dict() == {
+        "dense": 640, "static80": 640, "rigl80": 1920,
+    }  # fmt: skip
+    alone = records_table([longer], study).assign(run="longer", method="dense-long")
+    everything = pd.concat([alone, records_table(made, study)])
+    drawn = everything, curves_table(made), study
+    table = _by_flops.means(figures.load("accuracy_by_flops").data(*drawn))
+    corners = _by_flops.corners(table, "resnet-1mf")
+    assert corners["A"]["value"] == pytest.approx(0.49) and corners["A"]["ratio"] == 1
+    assert corners["B"]["value"] == pytest.approx(0.34)
+    assert corners["B"]["ratio"] == pytest.approx(0.25) and corners["B"]["count"] == 1
+    text = figures.caption("accuracy_by_flops", *drawn)
+    assert "RigL 80% (3x as long, 57.0% at 0.78x the FLOPs)" in text
+    assert "dense-long (3x as long, 61.0% at 3.00x the FLOPs)" in text
+    (panel,) = figures.load("accuracy_by_flops").draw(*drawn).axes
+    names = {text.get_text() for text in panel.get_legend().get_texts()}
+    assert {"Dense", "RigL (3x as long)", "dense-long (3x as long)"} <= names
+
+
+@pytest.mark.parametrize(("count", "shown"), [(9, True), (25, False)])
+def test_points_above_each_other_have_their_sparsity_beside_them_each_apart(count, shown):
+    """Nine wider models at the dense model's FLOPs, as many as three methods at three levels."""
+    table = pd.DataFrame({
+        "ratio": 1.0, "value": [50 + 0.1 * i for i in range(count)], "method": "wide50-rigl",
+        "sparsity": [0.01 * (i + 1) for i in range(count)],
+    })  # fmt: skip
+    _, (panel,) = style.panels(1, height=3.6)
+    panel.set_xlim(0.2, 2)
+    panel.set_ylim(40, 60)
+    _by_flops._label_sparsity(panel, table, Methods(STUDY))
+    assert [text.get_text() for text in panel.texts] == [
+        f"{i + 1}" for i in range(count if shown else 0)
+    ]
+    heights = [text.get_position()[1] for text in panel.texts]
+    assert all(b - a > 0.04 for a, b in zip(heights, heights[1:], strict=False))
+    assert all(0 < height < 1 for height in heights)
+    ends = [line.get_xydata()[-1] for line in panel.lines]  # in shares of the panel
+    for (_, y), value in zip(ends, table["value"] if shown else [], strict=True):
+        assert y == pytest.approx((value - 40) / 20)
 
 
 @pytest.mark.parametrize("name", ["accuracy_by_flops", "sparse_ift_families"])
