@@ -1,6 +1,6 @@
 """Which runs stand behind a row of a page, and the one command that repeats them."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -38,6 +38,18 @@ class Runs:
     def seed(self, run: str) -> int | str:
         """Return the seed of a run; its id where the study lacks it."""
         return self._specs[run].seed if run in self._specs else run
+
+    def unfinished(self, finished: Collection[str]) -> dict[str, int]:
+        """Return each planned treatment without a finished run, and how many runs it has."""
+        planned: dict[str, list[str]] = {}
+        for run, spec in self._specs.items():
+            name = self.methods.treatment(spec.method or "", spec.final_sparsity or 0.0)
+            planned.setdefault(name, []).append(run)
+        return {
+            name: len(runs)
+            for name, runs in planned.items()
+            if name and not any(run in finished for run in runs)
+        }
 
     def of(self, cell: Any) -> tuple[str, ...]:
         """Return the run ids in a cell of the column ``runs``: each once, by name and seed."""

@@ -244,6 +244,7 @@ def render_study(
         "trials": study.trials,
         "sourced": sourced,
         "missing": tidy.missing_runs(records, study),
+        "unfinished": runs.unfinished(set(records["run"])),
         "committed": [run.id for run in study.runs if run.id in runs.committed],
         "cost": summary.cost(_records(Path(runs_dir))),
         "ledger": _ledger(Path(claims_csv), behind),

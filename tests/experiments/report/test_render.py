@@ -94,6 +94,28 @@ def test_missing_runs_and_figures_are_said(site):
         assert "This figure has not been drawn yet." in text
 
 
+def test_methods_without_a_finished_run_are_named_after_the_description(tmp_path):
+    """RigL has none of its three runs, GraNet one: only RigL is named."""
+    made = synthetic.make(make_record)
+    study = synthetic.study(made, figures=[], tables=["runs"])
+    finished = [
+        record for record in made
+        if "__rigl" not in record["run"]
+        and ("__granet" not in record["run"] or record["run"].endswith("seed1"))
+    ]  # fmt: skip
+    said = "Planned, without a finished run yet: RigL 80% (0 of 3)."
+    collect_study(tmp_path / "some", study, finished)
+    collect_study(tmp_path / "all", study, made)
+    for name in ("index.html", "README.md"):
+        some, whole = (
+            (tmp_path / which / "reports/quick" / study.name / name).read_text()
+            for which in ("some", "all")
+        )
+        assert said in some and some.index(study.description) < some.index(said)
+        assert some.index(said) < some.index("runs finished")
+        assert "Planned, without" not in whole
+
+
 def test_a_figure_without_data_stands_for_no_study(site, tmp_path):
     reports, study = site
     folder = shutil.copytree(reports / "quick" / study.name / "figures", tmp_path / "figures")
