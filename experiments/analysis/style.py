@@ -83,9 +83,7 @@ def label_ends(axes: Axes, labels: Sequence[tuple[float, str, str]]) -> None:
         axes: Panel with its final y limits.
         labels: (y of the line's end, text, colour of the line) per line.
     """
-    low, high = axes.get_ylim()
-    if axes.get_yscale() == "log":
-        raise ValueError("label_ends needs a linear y axis")
+    low, high = axes.yaxis.get_transform().transform(np.array(axes.get_ylim(), float))
     figure = axes.get_figure()
     height = figure.get_figheight() / max(1, len(figure.axes))
     needed = 0.17 * (len(labels) + 1) / 0.72
@@ -94,7 +92,8 @@ def label_ends(axes: Axes, labels: Sequence[tuple[float, str, str]]) -> None:
         height = needed
     gap = 0.17 / (0.72 * height)
     ordered = sorted(labels, key=lambda label: label[0])
-    spots = spread([(y - low) / (high - low) if high > low else 0.5 for y, _, _ in ordered], gap)
+    places = axes.yaxis.get_transform().transform(np.array([y for y, _, _ in ordered], float))
+    spots = spread([(y - low) / (high - low) if high > low else 0.5 for y in places], gap)
     for (_, text, color), y in zip(ordered, spots, strict=True):
         axes.plot(
             [1.012, 1.035], [y, y], transform=axes.transAxes, color=color, lw=3, clip_on=False

@@ -6,7 +6,8 @@ thin ones are at the non-zero weights of the smallest fitted dense model, as whe
 latency fixes the size, and a longer training is what compute buys. Horizontal lines are what steps
 gain: on this CPU with the kernels of this library, on a CS-2 by simulation, and at
 most, 1 / (1 - sparsity). Where a method's line lies below a device's, sparsity pays there. Dashed
-is extrapolated; methods whose sparsity changes while they train are left out."""
+is extrapolated; methods whose sparsity changes while they train are left out. The vertical axis is
+logarithmic."""
 
 import itertools
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator
 
 from experiments.analysis import clocks, effects, law_cells, scaling, style
 from experiments.analysis.figures.law_time import sizes
@@ -25,6 +27,8 @@ NUM_BUDGETS = 24
 COLUMNS = ["method", "sparsity", "size", "compute", "speedup", "low", "high", "extrapolated"]
 #: Whether each compute has the size that is best for it, and the width of its line.
 SIZES = {"best": 2.2, "fixed": 1.0}
+#: Of the legend above the panels, in inches.
+LEGEND_HEIGHT = 0.5
 LINES = {"cpu": ("this CPU", ":"), "cs2": ("CS-2, simulated", "-.")}
 
 
@@ -73,13 +77,21 @@ def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Fi
         gains[("at most", "-")] = 1 / (1 - level)
         for (_, how), gain in gains.items():
             panel.axhline(gain, color="0.3", lw=0.9, ls=how)
-        panel.set_ylim(0, None)
+        panel.set_yscale("log")
+        panel.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=12))
+        panel.yaxis.set_major_formatter("{x:g}")
+        panel.yaxis.set_minor_formatter("")
+        panel.set_ylim(min(0.9, panel.get_ylim()[0]), None)
         style.label_ends(panel, [(g, f"{label} {g:.3g}", "0.3") for (label, _), g in gains.items()])
         panel.set_xscale("log")
         panel.set_title(f"{100 * level:g}% zeros")
         panel.set_xlabel("training FLOPs of the dense model's blocks (dashed: extrapolated)")
         panel.set_ylabel("speedup needed")
-        panel.legend(fontsize=8, loc="lower left")
+    lines = {line.get_label(): line for panel in axes for line in panel.lines}
+    handles = [line for label, line in lines.items() if not str(label).startswith("_")]
+    if handles:
+        figure.legend(handles=handles, fontsize=8, ncols=2, loc="outside upper left")
+        figure.set_figheight(figure.get_figheight() + LEGEND_HEIGHT)
     return figure
 
 

@@ -3,7 +3,8 @@ sparse one, size and sparsity chosen by the fitted laws; the colour of the spars
 sparsity that is best there, dashed is extrapolated, bands are 95%. Time is that of the products of
 the blocks: above by the kernels of this library as measured on one thread of this CPU, below on a
 CS-2 by simulation, at its peak rate and without streaming, so a lower bound. Dots are finished
-cells at the same clock. Where the sparse line lies below the grey one, sparsity pays."""
+cells at the same clock, in the colour of their sparsity, and the legend has a line for those that
+are best somewhere. Where the sparse line lies below the grey one, sparsity pays."""
 
 import matplotlib
 import numpy as np
@@ -95,7 +96,9 @@ def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Fi
     palette = matplotlib.colormaps["viridis"](np.linspace(0.05, 0.85, max(2, len(levels) - 1)))
     colors = dict(zip(levels, ["#7F7F7F", *palette], strict=False))
     for panel, (key, clock) in zip(axes, known.items(), strict=True):
-        for level, own in cells(records, study, clock).groupby("sparsity"):
+        finished = cells(records, study, clock)
+        measured = set(finished["sparsity"])
+        for level, own in finished.groupby("sparsity"):
             panel.plot(own["seconds"], own["loss"], ".", color=colors[level], alpha=0.5, ms=4)
         for kind in KINDS:
             line = rows[(rows["clock"] == key) & (rows["kind"] == kind)]
@@ -106,13 +109,15 @@ def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Fi
                 panel.plot(ends, [one["loss"], other["loss"]], how, color=color, lw=2)
                 lows, highs = ([each[end] for each in (one, other)] for end in ("low", "high"))
                 panel.fill_between(ends, lows, highs, color=color, alpha=0.15, lw=0)
-        shown = [level for level in levels if (rows["sparsity"] == level).any()]
+        best = set(rows["sparsity"])
         handles = [
-            matplotlib.lines.Line2D([], [], color=colors[level], lw=2,
+            matplotlib.lines.Line2D([], [], color=colors[level], lw=2 if level in best else 0,
+                                    marker="." if level in measured else "",
                                     label=f"{100 * level:g}%" if level else "dense")
-            for level in shown
+            for level in levels
+            if level in best | measured
         ]  # fmt: skip
-        panel.legend(handles=handles, fontsize=8, title="best sparsity", title_fontsize=8)
+        panel.legend(handles=handles, fontsize=8, title="sparsity", title_fontsize=8)
         panel.set_xscale("log")
         panel.set_xlabel("seconds of training (products of the blocks)")
         panel.set_ylabel(law_cells.subject(study).loss)

@@ -1,5 +1,6 @@
 """Every figure and table is drawn from full, partial and empty records."""
 
+import math
 import subprocess
 import sys
 
@@ -94,6 +95,17 @@ def test_labels_keep_their_distance():
     spots = style.spread([0.5, 0.51, 0.99, 0.99], 0.1)
     assert all(b - a >= 0.1 - 1e-9 for a, b in zip(spots, spots[1:], strict=False))
     assert spots[-1] <= 0.96 and spots[0] == 0.5
+
+
+@pytest.mark.parametrize("scale", ["linear", "log"])
+def test_the_name_of_a_line_stands_at_its_height(scale):
+    _, (panel,) = style.panels(1)
+    panel.set_yscale(scale)
+    panel.set_ylim(1, 100)
+    style.label_ends(panel, [(10.0, "ten", "k"), (40.0, "forty", "k")])
+    places = {text.get_text(): text.get_position()[1] for text in panel.texts}
+    ten, forty = (0.5, math.log10(40) / 2) if scale == "log" else (9 / 99, 39 / 99)
+    assert places == pytest.approx({"ten": ten, "forty": forty})
 
 
 @pytest.mark.parametrize(("number", "grows"), [(4, False), (16, True)])

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.colors import to_hex
 
 from experiments import published
 from experiments.analysis import advice, clocks, effects, law_cells, predictions, scaling, tables
@@ -280,6 +281,35 @@ def test_figures_show_all_some_and_none(figure, whole):
     few = records[records["model"] == "bytes-32"]
     figure.draw(few, pd.DataFrame(), study)
     figure.draw(records.iloc[:0], pd.DataFrame(), study)
+
+
+def test_the_legend_explains_every_colour_of_a_panel(whole):
+    """Cells and best lines of `law_time` alike; a marker where there are cells."""
+    _, records, study = whole
+    for panel in law_time.draw(records, pd.DataFrame(), study).axes:
+        handles = panel.get_legend().legend_handles
+        dots, named_dots = (
+            {to_hex(line.get_color()) for line in lines if line.get_marker() == "."}
+            for lines in (panel.lines, handles)
+        )
+        best = {to_hex(line.get_color()) for line in panel.lines if line.get_linestyle() != "None"}
+        named_best = {to_hex(line.get_color()) for line in handles if line.get_linewidth()}
+        assert len(dots) == 4  # dense and three sparsities
+        assert (named_dots, named_best) == (dots, best)
+
+
+def test_the_break_even_of_laws_is_on_a_logarithmic_axis_under_its_legend(whole):
+    _, records, study = whole
+    figure = law_break_even.draw(records, pd.DataFrame(), study)
+    assert {panel.get_yscale() for panel in figure.axes} == {"log"}
+    assert all(panel.get_legend() is None for panel in figure.axes)
+    assert all(panel.get_ylim()[0] < 1 for panel in figure.axes)
+    (legend,) = figure.legends
+    names = [text.get_text() for text in legend.get_texts()]
+    assert len(set(names)) == len(names) == 2 * 3  # Static, SET and RigL at two sizes
+    figure.draw_without_rendering()
+    bottom = legend.get_window_extent().y0
+    assert all(panel.get_tightbbox().y1 <= bottom for panel in figure.axes)
 
 
 def test_tables_say_what_the_laws_say(whole):
