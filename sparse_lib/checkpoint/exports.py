@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from sparse_lib.checkpoint.csr import clear, to_csr
 from sparse_lib.checkpoint.names import State, masked, masks_of, namer
 from sparse_lib.checkpoint.states import split_known_state
-from sparse_lib.core.guard import guards, mask_name
+from sparse_lib.core.guard import guards, mask_name, watch_readers
 from sparse_lib.core.parameter import unwrap, warn
 
 
@@ -34,16 +34,21 @@ def finalize(model: nn.Module) -> dict[str, Tensor]:
         UserWarning: If something wrote to masked weights, which lose those values now.
     """
     masks = masks_of(model)
+    averaged: set[int] = set()  # of weights under several masks, of which the last one counts
     for module in model.modules():
         for guard in list(guards(module).values()):
+            if guard.follows:
+                averaged.add(id(guard.param))
             if guard.driver is not None:
                 guard.driver.detach(model)
             guard.remove()
+    watch_readers(model, watch=False)
     written = []
     for path, module, name, mask in list(masked(model)):
         param = module.get_parameter(name)
         delattr(module, mask_name(name))
-        if bool(((param != 0) & ~mask & ~param.isnan()).any()):
+        wrote = (param != 0) & ~mask & ~param.isnan()
+        if id(param) not in averaged and bool(wrote.any()):
             written.append(f"{path}.{name}" if path else name)
         clear(param, ~mask)
     if written:

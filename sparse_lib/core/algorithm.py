@@ -33,7 +33,7 @@ from torch.utils.hooks import RemovableHandle
 from sparse_lib.checks import closest
 from sparse_lib.core import copies, distributed
 from sparse_lib.core.forgotten import Forgotten
-from sparse_lib.core.guard import Driver
+from sparse_lib.core.guard import Driver, watch_readers
 from sparse_lib.core.history import Work
 from sparse_lib.core.metrics import summary, training_flops
 from sparse_lib.core.optimizers import forget_curvature, innermost, overflowed, states_like
@@ -381,6 +381,7 @@ class SparsityAlgorithm(ABC):
         found = list(find_parameters(model))
         self._agree_on_seed()
         sparsify([(self, found)])
+        watch_readers(model)
         self._remember(model)
         if not found:
             warn(f"{type(self).__name__} found no parameter to sparsify")

@@ -356,7 +356,7 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
         self._stepped = True
         due = autoupdate and self.is_update_step(self.step)
         if due:
-            if lacking and self._repeats:
+            if lacking and self._repeats and not self._dense:  # a closure may have brought some
                 warn(
                     f"masks are due at step {self.step}, but no backward pass came since the step "
                     f"before, so there is no dense gradient to grow by: {type(self).__name__} "

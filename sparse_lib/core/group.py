@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from sparse_lib.core.algorithm import SparsityAlgorithm, call_update, sparsify
-from sparse_lib.core.guard import Driver
+from sparse_lib.core.guard import Driver, watch_readers
 from sparse_lib.core.history import Work
 from sparse_lib.core.parameter import SparseParameter, find_parameters, unwrap, warn
 from sparse_lib.core.states import check_counters
@@ -115,6 +115,7 @@ class Group(SparsityAlgorithm):
             if algorithm.seed is None:
                 algorithm.seed = self.seed
         sparsify(list(zip(self.algorithms, parts, strict=True)))
+        watch_readers(model)
         for part, (param_filter, algorithm) in zip(parts, self._members, strict=True):
             self.sparse_params |= algorithm.sparse_params
             if not part:

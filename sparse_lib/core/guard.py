@@ -165,12 +165,8 @@ class MaskGuard:
         if not guards(self.module):
             self.module.__dict__.pop(_GUARDS, None)
             self.module.__dict__.pop(_PREPARE, None)
-            for hooks, ours in (
-                (self.module._load_state_dict_post_hooks, _settle_loaded),
-                (self.module._forward_pre_hooks, _settle_alone),
-            ):
-                for key in [key for key, hook in hooks.items() if hook is ours]:
-                    del hooks[key]
+            _remove_hook(self.module._load_state_dict_post_hooks, _settle_loaded)
+            _remove_hook(self.module._forward_pre_hooks, _settle_alone)
 
     def want_dense_gradient(self, wanted: bool) -> None:
         """Tell layers that skip masked work whether the next backward pass must be dense."""
@@ -279,12 +275,25 @@ class MaskGuard:
         """Drop the reference to the gradient, so that ``zero_grad`` can free it."""
         self._clean_gradient = (None, -1, -1)
 
-    def settle_alone(self) -> None:
+    @property
+    def follows(self) -> bool:
+        """Whether this is of a copy whose mask is brought up to date, as a moving average's is."""
+        mask = self.mask
+        if self.owner is not None or mask is None or mask.is_inference():
+            return False
+        return shards.local(mask)._version != self._known_mask
+
+    def settle_alone(self, reader: nn.Module, *, learns: bool) -> None:
         """Mask the weight if no optimizer step does, and weight or mask may have changed.
 
         Called before forward passes: a copy, such as a moving average that gets weights and masks
-        by assignment, computes with masked weights. A copy whose mask was never changed is left as
-        it is, since it may average weights of other masks.
+        by assignment, computes with masked weights. Without gradients it is masked for the pass
+        alone, so that evaluating an average changes nothing of what it averages. A copy whose mask
+        was never changed is left as it is, since it may average weights of other masks.
+
+        Args:
+            reader: Module whose forward pass reads the weight.
+            learns: Whether gradients are recorded.
         """
         driver, param = self.driver, self.module._parameters.get(self.name)
         if driver is not None and param is not None and driver.drives(param):
@@ -298,15 +307,36 @@ class MaskGuard:
         self.ensure()
         if param.is_inference() or mask.is_inference():
             return
-        if self.owner is None and mask._version == self._known_mask:
+        if self.owner is None and not self.follows:
             return
-        if self._settled != (param._version, mask._version):
+        if self.owner is None and not learns:
+            self._mask_for_a_pass(param, reader)
+        elif self._settled != (param._version, mask._version):
             if driver is not None and self._trained and self._settled is not None:
                 self._missed_steps += 1
                 driver.missed_step(self._missed_steps)
             self._trained = False
             self.select_weight()
             self._settled = (param._version, mask._version)
+
+    def _mask_for_a_pass(self, param: Tensor, reader: nn.Module) -> None:
+        """Mask the weight until the forward pass of its reader ends."""
+        versions = param._version, self.mask._version
+        if self._settled == versions:  # there was nothing to mask
+            return
+        weight = shards.local(param.detach())
+        whole = weight.clone()
+        self.select_weight()
+        if torch.equal(weight, whole):
+            self._settled = param._version, self.mask._version
+            return
+
+        @torch.no_grad()
+        def restore(*_: Any) -> None:
+            handle.remove()
+            weight.copy_(whole)
+
+        handle = reader.register_forward_hook(restore, always_call=True)
 
     def select_weight(self) -> None:
         """Mask the weight in place."""
@@ -347,16 +377,42 @@ def _prepare_scriptable(module: nn.Module) -> nn.Module:
 
     :meth:`MaskGuard.ensure` puts the hook back before the next optimizer step.
     """
-    hooks = module._forward_pre_hooks
-    for key in [key for key, hook in hooks.items() if hook is _settle_alone]:
-        del hooks[key]
+    _remove_hook(module._forward_pre_hooks, _settle_alone)
     return module
 
 
-@torch.no_grad()
 def _settle_alone(module: nn.Module, _: Any) -> None:
     """Call :meth:`MaskGuard.settle_alone`; a hook before forward passes, idle when compiled."""
     # A function of the module's, not a method of a guard's: it survives copying and pickling.
-    if not (torch.compiler.is_compiling() or torch.jit.is_tracing()):
-        for guard in guards(module).values():
-            guard.settle_alone()
+    if torch.compiler.is_compiling() or torch.jit.is_tracing():
+        return
+    learns = torch.is_grad_enabled()
+    with torch.no_grad():
+        for owner in (module, *_read_by(module)):
+            for guard in guards(owner).values():
+                guard.settle_alone(module, learns=learns)
+
+
+def _read_by(module: nn.Module) -> tuple[nn.Module, ...]:
+    """Modules whose weights a module reads without calling them, so that no hook of theirs runs."""
+    return (module.out_proj,) if isinstance(module, nn.MultiheadAttention) else ()
+
+
+def watch_readers(model: nn.Module, *, watch: bool = True) -> None:
+    """Have modules that read the masked weights of others settle these before their own passes.
+
+    Args:
+        model: Whose modules.
+        watch: False to remove the hooks.
+    """
+    for module in model.modules():
+        if watch and any(guards(read) for read in _read_by(module)):
+            if _settle_alone not in module._forward_pre_hooks.values():
+                module.register_forward_pre_hook(_settle_alone)
+        elif not watch and _read_by(module) and not guards(module):
+            _remove_hook(module._forward_pre_hooks, _settle_alone)
+
+
+def _remove_hook(hooks: dict[int, Any], ours: Callable[..., Any]) -> None:
+    for key in [key for key, hook in hooks.items() if hook is ours]:
+        del hooks[key]

@@ -3,6 +3,7 @@
 import copy
 import io
 import pickle
+import warnings
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.checkpoint import checkpoint
 
+import sparse_lib as sl
 from sparse_lib.algorithms.rigl import RigL
 from sparse_lib.algorithms.set import SET
 from sparse_lib.algorithms.static import Static
@@ -166,11 +168,14 @@ def test_a_moving_average_follows_the_masks(name):
     for step in range(4):
         train(model, optim, 1, start=step)
         update()
-        output = average(data)
+        with torch.no_grad():
+            output = average(data)
         twin = average.module
         for layer, own in ((twin[0], model[0]), (twin[2], model[2])):
             assert torch.equal(layer.weight_mask, own.weight_mask)
-            assert not layer.weight.detach()[~layer.weight_mask].any()
+        # The stored average goes on as if nobody had looked at it.
+        for value, param in zip(by_hand, twin.parameters(), strict=True):
+            torch.testing.assert_close(param, value, rtol=0, atol=0)
         first, bias, second = (
             value.where(mask, torch.zeros(()))
             for value, mask in zip(
@@ -179,8 +184,70 @@ def test_a_moving_average_follows_the_masks(name):
         )
         expected = nn.functional.linear(nn.functional.linear(data, first, bias).tanh(), second)
         torch.testing.assert_close(output, expected)
-        by_hand = [first, bias, second]  # what the copy held after its forward pass
+        dense = sl.checkpoint.export_dense(twin)
+        assert torch.equal(dense["0.weight"], first) and torch.equal(dense["2.weight"], second)
     assert algorithm.step == 4
+
+
+def averaged_set(evaluates):
+    torch.manual_seed(0)
+    model = nn.Linear(8, 8, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
+    algorithm = sl.SET(0.5, update=1, seed=0)
+    algorithm.apply(model)
+    algorithm.apply(optimizer)
+    average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+    for step in range(10):
+        data = torch.randn(8, 8, generator=torch.Generator().manual_seed(step))
+        optimizer.zero_grad()
+        (model(data) - data).square().mean().backward()
+        optimizer.step()
+        average.update_parameters(model)
+        if evaluates:
+            with evaluates():
+                average(data)
+    return average
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_evaluating_a_moving_average_changes_nothing_of_it(mode):
+    alone, looked_at = averaged_set(None), averaged_set(mode)
+    assert torch.equal(alone.module.weight_mask, looked_at.module.weight_mask)
+    assert torch.equal(alone.module.weight, looked_at.module.weight)
+    with torch.no_grad():
+        assert torch.equal(alone(torch.eye(8)), looked_at(torch.eye(8)))
+    assert not looked_at.module._forward_hooks
+    with pytest.raises(RuntimeError), torch.no_grad():
+        looked_at(torch.ones(1, 3))  # a pass that fails leaves the weight whole, too
+    assert torch.equal(alone.module.weight, looked_at.module.weight)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        masks = sl.finalize(looked_at)
+    assert not looked_at.module.weight[~masks["weight"]].any()
+
+
+def test_an_average_masks_the_projection_that_attention_reads_without_a_call():
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
+    optimizer = torch.optim.AdamW(layer.parameters(), 1e-2)
+    levels = {"type": "polynomial", "init": 0, "final": 0.9, "start": 0, "stop": 10}
+    algorithm = sl.configure({"algorithm": "gmp", "sparsity": levels, "update": 1})
+    algorithm.apply(layer)
+    algorithm.apply(optimizer)
+    average = AveragedModel(layer, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+    for step in range(12):
+        data = torch.randn(8, 5, 16, generator=torch.Generator().manual_seed(step))
+        optimizer.zero_grad()
+        (layer(data) - data).square().mean().backward()
+        optimizer.step()
+        average.update_parameters(layer)
+    dense = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
+    dense.load_state_dict(sl.checkpoint.export_dense(average.module))
+    for training in (True, False):
+        with torch.no_grad():
+            torch.testing.assert_close(dense.train(training)(data), average.train(training)(data))
+    assert not sl.finalize(average.module)["self_attn.out_proj.weight"].all()
+    assert not any(module._forward_pre_hooks for module in average.modules())
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -372,6 +439,45 @@ def test_autoupdate_of_a_group_reaches_its_members(grouped):
     assert algorithm.needs_dense_gradient  # step 4 is one
     train(model, optim, 1, start=3)
     assert rigl.num_updates == 2
+
+
+def test_a_closure_that_brings_the_gradients_leaves_nothing_to_warn_of():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for closes in (True, False):
+            torch.manual_seed(0)
+            model = nn.Linear(16, 16, bias=False)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            algorithm = RigL(0.5, update=2, seed=0)
+            algorithm.apply(model)
+            algorithm.apply(optimizer)
+            data = torch.randn(8, 16, generator=torch.Generator().manual_seed(1))
+
+            def closure(model=model, optimizer=optimizer, data=data):
+                optimizer.zero_grad()
+                loss = (model(data) - 1).square().mean()
+                loss.backward()
+                return loss
+
+            for _ in range(6):
+                optimizer.step(closure) if closes else (closure(), optimizer.step())
+            if closes:
+                with_closure = model.weight.detach().clone()
+    assert torch.equal(model.weight, with_closure)
+
+
+def test_a_plain_average_of_buffers_may_copy_masks():
+    model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8))
+    Static(0.5, seed=0).apply(model[0])
+
+    def swa(average, new, count):
+        return new if new.dtype is torch.bool else average + (new - average) / (count + 1)
+
+    average = AveragedModel(model, use_buffers=True, avg_fn=swa)
+    for _ in range(3):
+        average.update_parameters(model)
+    assert torch.equal(average.module[0].weight_mask, model[0].weight_mask)
+    torch.testing.assert_close(average.module[0].weight, model[0].weight)
 
 
 def test_a_closure_and_a_skipped_weight_update_do_not_mix():
