@@ -211,9 +211,10 @@ def _label_sparsity(axes: Axes, points: pd.DataFrame, looks: Methods) -> None:
         members = members[spots[members, 1].argsort()]
         own = spots[members, 1]
         heights = np.array(style.spread(own.tolist(), GAP, top=TOP))
-        # Around their points rather than above them, as far as there is room.
-        heights -= np.clip((heights - own).mean(), heights[-1] - TOP, max(0.0, heights[0] - GAP))
         is_left = bool(spots[members, 0].max() < middle)
+        if not is_left:  # around their points, as far as there is room
+            lowest = max(0.0, heights[0] - GAP)
+            heights -= np.clip((heights - own).mean(), heights[-1] - TOP, lowest)
         is_apart = bool((abs(heights - own) > MOVED).any())
         away = 0.035 if is_apart else 0.02
         x = spots[members, 0].min() - away if is_left else spots[members, 0].max() + away

@@ -71,7 +71,8 @@ def test_titles_labels_and_cells_of_a_page_are_escaped():
     page = render.environment(html=False).get_template("study.md.j2").render(
         study={"title": evil, "name": "s", "scale": "quick", "source": evil, "description": evil,
                "runs": []},
-        trials=False, sourced=False, missing=[], committed=[], cost=cost, behind=[],
+        trials=False, sourced=False, missing=[], unfinished={evil: 2}, committed=[], cost=cost,
+        behind=[],
         look=lambda method: SimpleNamespace(name=evil),
         figures=[{"title": evil, "name": "f", "variants": [1], "caption": evil, "empty": False}],
         tables=[table], figures_path="figures", tables_path="tables",
