@@ -1,12 +1,13 @@
-"""Run entries of the race in turns on this machine, and print who is first.
+"""Run entries of the race side by side, one per core, and print who is first.
 
     python benchmarks/race.py dense-window rigl-window [--scale small] [--seeds 5] [--cores 0,1]
 
 Each entry of `experiments/race` that is named trains its seeds at each of its budgets, as the study
 `race` does, into results/<scale>/runs. Runs of the same seed and budget start together, one on each
-core, and the next ones when all of them have ended; with each seed the entries change cores.
-Nothing else may run meanwhile; a turn in which a run had too little of its core is undone. Scores
-and records are made afterwards, and a finished run is left as it is. docs/race.md has the rules.
+core, and the next ones when all of them have ended; with each seed the entries change cores. Of
+more entries than cores, as many start together as there are cores. Nothing else may run meanwhile;
+a start in which a run had too little of its core is undone. Scores and records are made afterwards,
+and a finished run is left as it is. docs/race.md has the rules.
 """
 
 from __future__ import annotations
@@ -68,21 +69,21 @@ def rounds(entries: Sequence[str], scale: str, num_seeds: int) -> list[list[Run]
     return found
 
 
-def turns(runs: Sequence[Run], cores: Sequence[int], swap: int) -> Iterator[list[tuple[Run, int]]]:
+def starts(runs: Sequence[Run], cores: Sequence[int], swap: int) -> Iterator[list[tuple[Run, int]]]:
     """Pairs of a run and its core that start at once; ``swap`` moves the entries along."""
     for first in range(0, len(runs), len(cores)):
         together = runs[first : first + len(cores)]
         yield [(run, cores[(at + swap) % len(cores)]) for at, run in enumerate(together)]
 
 
-def train(turn: Sequence[tuple[Run, int]]) -> None:
+def train(start: Sequence[tuple[Run, int]]) -> None:
     """Train these runs at once, each on its core, and wait for all.
 
     Raises:
         SystemExit: If one of them fails, or had less than `SHARE` of its core: then all are undone.
     """
     started = []
-    for run, core in turn:
+    for run, core in start:
         command = [sys.executable, "-m", "experiments", "train", "--run", run.id]
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
         process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
@@ -91,13 +92,13 @@ def train(turn: Sequence[tuple[Run, int]]) -> None:
     codes = [process.wait() for process in started]
     if any(codes):
         raise SystemExit(1)
-    shares = [share(run) for run, _ in turn]
+    shares = [share(run) for run, _ in start]
     if min(shares) < SHARE:
-        for run, _ in turn:
+        for run, _ in start:
             shutil.rmtree(paths.run(run.scale, run.id))
         had = ", ".join(f"{share:.0%}" for share in shares)
         raise SystemExit(
-            f"the turn of {turn[0][0].id} is undone: its runs had {had} of their cores"
+            f"the start of {start[0][0].id} is undone: its runs had {had} of their cores"
         )
 
 
@@ -157,7 +158,7 @@ def print_steps(runs: Sequence[Run], ends: pd.DataFrame, ratios: Sequence[dict[s
 
 
 def main() -> None:
-    """Run the entries in turns and print the table of their ends and the ratios."""
+    """Run the entries side by side and print the table of their ends and the ratios."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
@@ -172,8 +173,8 @@ def main() -> None:
     found = rounds(arguments.entries, arguments.scale, arguments.seeds)
     for runs in found:
         left = [run for run in runs if not (paths.run(run.scale, run.id) / "train.json").is_file()]
-        for turn in turns(left, cores, runs[0].spec.seed):
-            train(turn)
+        for start in starts(left, cores, runs[0].spec.seed):
+            train(start)
     if arguments.later:
         return
     if found:

@@ -15,6 +15,7 @@ from matplotlib.ticker import EngFormatter, LogLocator
 
 from experiments.analysis import stats
 from experiments.analysis.methods import Method
+from experiments.specs.planned import PlannedStudy
 
 WIDTH = 5.6
 PANEL_HEIGHT = 2.5
@@ -35,9 +36,13 @@ def progress(rows: pd.DataFrame, x: str) -> tuple[str, str]:
     return AXES[x]
 
 
-def loss_unit(rows: pd.DataFrame) -> str:
-    """Return what a loss is measured in: language models have tokens, image models have none."""
-    return f"nats per {progress(rows, 'tokens')[0].removesuffix('s')}"
+def loss_unit(rows: pd.DataFrame, study: PlannedStudy) -> str:
+    """Return what the losses of a study's runs are measured in.
+
+    Language models have tokens, which may be bytes; image models have none.
+    """
+    name = progress(rows, "tokens")[0].removesuffix("s")
+    return f"nats per {study.token_name(rows['run']) if name == 'token' else name}"
 
 
 def progress_axis(axes: Axes, name: str) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Self
 
+from experiments import data as datasets
 from experiments.specs.run import Run
 from experiments.specs.schema import Scale, Study
 
@@ -28,6 +30,19 @@ class PlannedStudy(Study):
         """The JSON form of what tables and figures are made from, not of which there are."""
         shown = ("tables", "figures")
         return {key: value for key, value in self.to_json().items() if key not in shown}
+
+    def token_name(self, runs: Iterable[str]) -> str:
+        """Return ``byte`` where each token of these runs' texts is one, else ``token``."""
+        wanted = set(runs)
+        texts = [run.spec.data for run in self.runs if run.id in wanted]
+        return "byte" if texts and all(map(_is_bytes, texts)) else "token"
+
+
+def _is_bytes(data: Any) -> bool:
+    """Whether a tokenizer is trained whose vocabulary has room for bytes and the end of text."""
+    size, tokenizer = getattr(data, "vocab_size", None), getattr(data, "tokenizer", None)
+    limits = None if size is None else datasets.vocabulary_sizes(data.name, tokenizer=tokenizer)
+    return limits is not None and size == limits[0]
 
 
 #: What records by themselves belong to: a study without methods and runs.

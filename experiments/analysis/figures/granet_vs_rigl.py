@@ -63,7 +63,7 @@ def draw(
     lower.set_title("GraNet minus RigL: seeds and their mean")
     for panel in (upper, lower):
         style.progress_axis(panel, name)
-        panel.set_ylabel(style.loss_unit(rows))
+        panel.set_ylabel(style.loss_unit(rows, study))
     return figure
 
 

@@ -55,6 +55,7 @@ def draw(
     for panel, (title, rows, everything) in zip(axes, shown, strict=False):
         _draw_panel(panel, rows, everything, looks, x)
         panel.set_title(title)
+        panel.set_ylabel(style.loss_unit(everything, study))
     return figure
 
 
@@ -96,7 +97,6 @@ def _draw_panel(
     axes.set_ylim(lower - margin, upper + margin)
     style.label_ends(axes, labels)
     style.progress_axis(axes, name)
-    axes.set_ylabel(style.loss_unit(rows))
 
 
 def caption(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> str:

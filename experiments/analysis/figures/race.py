@@ -45,7 +45,7 @@ def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Fi
         style.label_ends(panel, labels)
         panel.set_title(f"Machine {machine}")
         panel.set_xlabel("seconds of training steps")
-        panel.set_ylabel(style.loss_unit(own))
+        panel.set_ylabel(style.loss_unit(own, study))
     return figure
 
 
@@ -54,10 +54,11 @@ def caption(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) ->
     looks, sentences = Methods(study), []
     for row in race.verdicts(race.ends(records)).itertuples():
         dense, sparse = looks.treatment(row.dense, 0.0), looks.treatment(row.sparse, row.sparsity)
+        token = study.token_name(row.runs.split())
         sentences.append(
-            f"To a held-out loss of {row.target:.3f} nats per byte the best dense entry, {dense}, "
-            f"takes {row.value:.2f} [{row.low:.2f}, {row.high:.2f}] of the time of {sparse} "
-            f"({row.num_seeds} seeds, 95% interval, machine {row.machine}): {_first(row)}."
+            f"To a held-out loss of {row.target:.3f} nats per {token} the best dense entry, "
+            f"{dense}, takes {row.value:.2f} [{row.low:.2f}, {row.high:.2f}] of the time of "
+            f"{sparse} ({row.num_seeds} seeds, 95% interval, machine {row.machine}): {_first(row)}."
         )
     return " ".join(sentences)
 

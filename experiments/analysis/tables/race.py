@@ -1,7 +1,7 @@
 """Every entry of the race at each of its budgets: text that it read, seconds of its steps on one
 thread (validations excluded) and the held-out loss at its end, in nats per byte; means over seeds.
-Seconds are of one machine each (its key), and only runs that took turns on a quiet one compare;
-docs/race.md has the rules."""
+Seconds are of one machine each (its key), and only runs that ran there side by side compare, one
+per core, with nothing else running; docs/race.md has the rules."""
 
 import pandas as pd
 

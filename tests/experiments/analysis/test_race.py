@@ -5,9 +5,12 @@ import math
 import pandas as pd
 import pytest
 
-from experiments.analysis import race
+from experiments.analysis import race, style
 from experiments.analysis.figures import race as drawn
+from experiments.specs.lookup import planned_study
 from experiments.specs.planned import NO_STUDY
+from experiments.specs.read import load_study
+from tests.experiments.analysis import synthetic
 
 
 def entry(
@@ -117,3 +120,49 @@ def test_the_caption_says_in_a_sentence_who_is_first_and_by_how_much(monkeypatch
     noisy = entry("sparse", 2.0, noise=0.05)
     assert said(monkeypatch, dense, noisy).endswith("neither is first.")
     assert said(monkeypatch, dense) == ""
+
+
+@pytest.mark.parametrize(
+    ("data", "unit"),
+    [
+        ({"name": "enwiki-slice", "vocab_size": 257}, "nats per byte"),  # and the end of text
+        ({"name": "grammar", "vocab_size": 257, "tokenizer": "enwiki-slice"}, "nats per byte"),
+        ({"name": "enwiki-slice", "vocab_size": 258}, "nats per token"),
+        ({"name": "grammar", "vocab_size": 256}, "nats per token"),  # words
+        ({"name": "grammar", "vocab_size": 257}, "nats per token"),
+        ({"name": "enwiki-slice", "vocab_size": 257, "tokenizer": "a/b"}, "nats per token"),
+    ],
+)
+def test_losses_of_bytes_are_per_byte(data, unit):
+    spec = synthetic.spec("dense", 0)
+    study = synthetic.planned([{**spec, "data": {**data, "context": 64}}], name="s", scale="quick")
+    rows = pd.DataFrame({"run": [spec["id"]], "tokens": [1.0], "images": [None]})
+    assert style.loss_unit(rows, study) == unit
+    images = rows.assign(tokens=None, images=1.0)
+    assert style.loss_unit(images, study) == "nats per image"
+
+
+def test_the_race_is_measured_in_nats_per_byte(monkeypatch):
+    """Its axis, its caption and its rules: the text of the registered race is bytes."""
+    study = planned_study(load_study("race"), "small")
+    runs = [run for run in study.runs if run.spec.method == "dense-window"]
+    records = pd.DataFrame(
+        {"run": run.id, "method": "dense-window", "algorithm": "dense", "sparsity": 0.0,
+         "seed": run.spec.seed, "machine": "abcd"}
+        for run in runs
+    )  # fmt: skip
+    curves = pd.DataFrame(
+        {"run": run.id, "kind": "validation", "metric": metric, "step": step, "tokens": step,
+         "images": None, "value": value}
+        for run in runs
+        for step in (1, 2)
+        for metric, value in (("loss", 2.0 / step), (race.CLOCK, 10.0 * step))
+    )  # fmt: skip
+    (panel,) = drawn.draw(records, curves, study).axes
+    assert panel.get_ylabel() == "nats per byte"
+    dense, sparse = entry("dense-window", 2.0), entry("rigl-window", 2.05)
+    named = dense.assign(run=runs[0].id)
+    monkeypatch.setattr(race, "ends", lambda records: pd.concat([named, sparse]))
+    assert "held-out loss of 1.641 nats per byte" in drawn.caption(records, curves, study)
+    monkeypatch.setattr(race, "ends", lambda records: pd.concat([dense, sparse]))
+    assert "held-out loss of 1.641 nats per token" in drawn.caption(records, curves, NO_STUDY)
