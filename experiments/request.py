@@ -20,7 +20,6 @@ from types import SimpleNamespace
 from typing import Any
 
 from experiments import data
-from experiments.analysis import trials
 from experiments.evaluation.code import evaluation_code_hash
 from experiments.specs import code, needs
 from experiments.specs.code import ROOT
@@ -31,6 +30,7 @@ from experiments.specs.run import Run
 from experiments.specs.schema import NAME, SCALES, SpecError, Study, check_choice, module_names
 from experiments.specs.strict_yaml import read_yaml
 from experiments.store import paths
+from experiments.store.beyond import beyond
 from experiments.store.io import write_json
 from experiments.store.reference import reusable
 
@@ -258,7 +258,7 @@ class Request:
     def study_hash(self, study: str, scale: str) -> str:
         """Changes with the study's file, its runs, and what else its results depend on."""
         facts = planned_study(self.studies[study], scale)
-        return code.digest([facts.to_json(), trials.beyond(facts)])
+        return code.digest([facts.to_json(), beyond(facts)])
 
     def page_hash(self, study: str, scale: str) -> str:
         """Changes with the study and with the code of what its page shows."""

@@ -19,6 +19,7 @@ from experiments.specs.planned import PlannedStudy
 from experiments.specs.read import load_study, study_names
 from experiments.specs.schema import SpecError, check_choice, module_names
 from experiments.store import paths
+from experiments.store.beyond import beyond
 from experiments.store.current import changed_runs
 
 ANALYSIS = ROOT / "experiments" / "analysis"
@@ -76,13 +77,12 @@ def _write_evidence(facts: PlannedStudy, folder: Path) -> None:
 
 def _evidence_key(folder: Path, facts: PlannedStudy) -> str:
     """Hash of what a study's evidence is made from."""
-    from experiments.analysis import trials
     from experiments.store.made import file_digest
 
     return code.digest(
         [
             facts.inputs(),
-            trials.beyond(facts),
+            beyond(facts),
             file_digest(folder / "records.csv"),
             code.claims_code_hash(),
         ]
@@ -309,7 +309,6 @@ def _is_judged(name: str, scale: str) -> bool:
 
 def _inputs_digest(folder: Path, facts: PlannedStudy) -> str:
     """Hash of what tables and figures are made from beside code."""
-    from experiments.analysis import trials
     from experiments.store.made import file_digest
 
     files = [folder / "records.csv", folder / "curves.csv"]
@@ -317,7 +316,7 @@ def _inputs_digest(folder: Path, facts: PlannedStudy) -> str:
         tables = paths.computation(facts.scale, computation.name)
         files += sorted(tables.glob("*.csv"))
     digests = {file.as_posix(): file_digest(file) for file in files}
-    return code.digest([facts.inputs(), trials.beyond(facts), digests])
+    return code.digest([facts.inputs(), beyond(facts), digests])
 
 
 def _figure_files(folder: Path, name: str) -> list[Path]:

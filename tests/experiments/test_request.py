@@ -7,9 +7,8 @@ import pytest
 import yaml
 
 from experiments import request
-from experiments.analysis import trials
 from experiments.errors import UserError
-from experiments.specs import needs
+from experiments.specs import needs, trials
 from experiments.specs.code import ROOT
 from experiments.specs.expand import all_runs
 from experiments.specs.read import load_study, study_names
@@ -281,9 +280,9 @@ def test_a_page_of_trials_follows_the_committed_runs_that_its_noise_is_from():
 def test_a_ledger_follows_the_rates_that_trials_try(monkeypatch):
     asked = ask()
     before = [asked.study_hash(name, "small") for name in (STUDY, "erk")]
-    trials._tried.cache_clear()
+    trials.tried.cache_clear()
     names = [name for name in study_names() if name != "sparsity_library_tuning"]
     monkeypatch.setattr(trials, "study_names", lambda: names)
     after = [asked.study_hash(name, "small") for name in (STUDY, "erk")]
-    trials._tried.cache_clear()
+    trials.tried.cache_clear()
     assert before[0] != after[0] and before[1] == after[1]

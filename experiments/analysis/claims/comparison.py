@@ -10,10 +10,11 @@ import pandas as pd
 
 from experiments import published
 from experiments.analysis import select as selection
-from experiments.analysis import stats, trials
+from experiments.analysis import stats
 from experiments.analysis.claims import policy, preconditions
 from experiments.analysis.claims import sides as sides_of_claims
 from experiments.analysis.claims.policy import CONTRADICTED, HOLDS, INCONCLUSIVE, NOT_TESTED
+from experiments.specs import trials
 from experiments.specs.planned import NO_STUDY, PlannedStudy
 from experiments.specs.run import RunSpec
 from experiments.specs.schema import ClaimTest, Comparison

@@ -7,7 +7,8 @@ from typing import Any
 
 import pandas as pd
 
-from experiments.analysis import stats, trials
+from experiments.analysis import stats
+from experiments.specs import trials
 from experiments.specs.run import RunSpec
 
 

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
-from experiments.analysis import costs, trials
+from experiments.analysis import costs
+from experiments.specs import trials
 from experiments.specs.planned import PlannedStudy
 
 #: A side has taken more than another one if it took more than so many times as much.

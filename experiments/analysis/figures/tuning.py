@@ -18,6 +18,7 @@ from experiments.analysis.methods import Methods
 from experiments.specs.planned import PlannedStudy
 from experiments.specs.run import RunSpec
 from experiments.specs.schema import Variant
+from experiments.specs.trials import taken_by
 from experiments.store import tidy
 
 EVERY_RECIPE = True
@@ -46,7 +47,7 @@ def data(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd
     rows["rule"] = [_rule(specs[run]) for run in rows["run"]]
     if rows["rule"].nunique() < 2:
         rows["rule"] = ""
-    taken = trials.taken_by(study) if study.trials else {}
+    taken = taken_by(study) if study.trials else {}
     rows["taken by"] = rows["run"].map(taken).astype("string")
     groups = rows.groupby(KEYS, sort=False)
     decided = [_decided(group, study) for _, group in groups]

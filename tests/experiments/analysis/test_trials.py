@@ -10,6 +10,7 @@ import pytest
 from experiments.analysis import figures, tables, trials
 from experiments.specs.lookup import planned_study
 from experiments.specs.read import load_study
+from experiments.specs.trials import taken_by
 from experiments.store import paths
 from experiments.store.collect import curves_table, records_table
 from experiments.store.record import make_record
@@ -118,7 +119,7 @@ def test_the_tuning_page_shows_the_noise_beside_the_difference():
 def taken_rates(name):
     """Method to (rate, steps, studies) of each trial whose setting is taken."""
     study = planned_study(load_study(name), "small")
-    found, by = {}, trials.taken_by(study)
+    found, by = {}, taken_by(study)
     for spec in (run.spec for run in study.runs):
         if by[spec.id]:
             setting = round(spec.recipe.learning_rate, 6), spec.recipe.steps, by[spec.id]

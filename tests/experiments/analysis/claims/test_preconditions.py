@@ -4,8 +4,8 @@ import pandas as pd
 import pytest
 
 from experiments import published
-from experiments.analysis import trials
 from experiments.analysis.claims import preconditions, sides
+from experiments.specs import trials
 from experiments.specs.lookup import planned_study
 from experiments.specs.read import load_study
 from experiments.specs.run import RunSpec

@@ -1,0 +1,101 @@
+"""What studies of trials try, and which of it studies of evidence train with; by specs alone."""
+
+from __future__ import annotations
+
+import functools
+import json
+from typing import Any
+
+from experiments.specs.expand import study_runs, unscheduled
+from experiments.specs.planned import PlannedStudy
+from experiments.specs.read import load_study, study_names
+from experiments.specs.run import RunSpec
+from experiments.specs.schema import Scale, Study
+
+
+def without_seeds(value: Any) -> Any:
+    """Return a spec's JSON without the keys ``seed`` and ``run``, which follow from the seed."""
+    if isinstance(value, dict):
+        kept = {name: part for name, part in value.items() if name not in ("seed", "run")}
+        return {name: without_seeds(part) for name, part in kept.items() if name != "spec_hash"}
+    return value
+
+
+def place_of(spec: RunSpec) -> tuple[Any, ...]:
+    """Return what a run's learning rate was tuned for: task, model, data, algorithm and family."""
+    return spec.task, spec.model.label, spec.data.name, spec.algorithm, spec.family
+
+
+@functools.cache
+def tried(scale: Scale) -> dict[tuple[Any, ...], dict[float, frozenset[float]]]:
+    """The learning rates that the studies of trials try, by `place_of`, then by sparsity."""
+    found: dict[tuple[Any, ...], dict[float, frozenset[float]]] = {}
+    for study in map(load_study, study_names()):
+        if not study.trials or not study.scales.get(scale):
+            continue
+        for spec in (run.spec for run in study_runs(study, scale)):
+            levels, level = found.setdefault(place_of(spec), {}), spec.final_sparsity or 0.0
+            levels[level] = levels.get(level, frozenset()) | {spec.recipe.learning_rate}
+    return found
+
+
+def tried_rates(scale: Scale) -> dict[tuple[Any, ...], frozenset[float]]:
+    """Return the learning rates that were tried at a scale, at any sparsity, by `place_of`."""
+    return {place: frozenset().union(*levels.values()) for place, levels in tried(scale).items()}
+
+
+def tried_sparsities(spec: RunSpec, scale: Scale) -> list[float]:
+    """Return the sparsities at which several rates were tried for what a run trains."""
+    levels = tried(scale).get(place_of(spec), {})
+    return sorted(level for level, rates in levels.items() if len(rates) > 1)
+
+
+def setting_of(spec: RunSpec, study: Study) -> str:
+    """Return all that a run trains with but its seed and its length, as one text.
+
+    Schedules of masks count as the study's file has them, in shares of a run.
+    """
+    method = study.methods.get(spec.method or "")
+    masks = without_seeds(spec.sparsity) if method is None else method.sparsity
+    recipe = unscheduled(spec)
+    rate = f"{recipe.pop('learning_rate'):.6g}"
+    # A run that continues another of its own method is no second phase.
+    second = spec.starts_from is not None and spec.starts_from.step is None
+    value = spec.model_dump(mode="json", include={"task", "model", "data", "transform"})
+    return json.dumps([value, masks, second, recipe, rate], sort_keys=True)
+
+
+def taken_by(study: PlannedStudy) -> dict[str, str]:
+    """Return which studies of evidence train with a trial's setting, by the id of its run.
+
+    Of the studies that these trials are for, those runs count that train by their method's own
+    recipe. A setting that was tried at several lengths is taken at that of the evidence, if that
+    is among them. The method stands in brackets where it is one whose settings were chosen after
+    its study had run.
+
+    Args:
+        study: A study of trials.
+    """
+    lengths: dict[str, set[int]] = {}
+    keys = {run.id: setting_of(run.spec, study) for run in study.runs}
+    for run in study.runs:
+        lengths.setdefault(keys[run.id], set()).add(run.spec.recipe.steps)
+    names: dict[tuple[str, int | None], dict[str, None]] = {}
+    for other in map(load_study, study.trials_for):
+        for spec in (run.spec for run in study_runs(other, study.scale)):
+            method = other.methods[spec.method or ""]
+            key, steps = setting_of(spec, other), spec.recipe.steps
+            if spec.recipe.name != method.recipe or key not in lengths:
+                continue
+            name = f"{other.name} ({spec.method})" if method.retuned else other.name
+            place = (key, steps if steps in lengths[key] else None)
+            names.setdefault(place, {})[name] = None
+    return {
+        run.id: ", ".join(
+            {
+                **names.get((keys[run.id], run.spec.recipe.steps), {}),
+                **names.get((keys[run.id], None), {}),
+            }
+        )
+        for run in study.runs
+    }
