@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 #: Scales that are meant for GPUs.
 GPU_SCALES = ("gpu", "paper")
-UNITS = {"": 1, "MB": 10**6, "GB": 10**9, "MIB": 2**20, "GIB": 2**30}
+UNITS = {"MB": 10**6, "GB": 10**9, "MIB": 2**20, "GIB": 2**30}
 
 
 @app.command("plan")
@@ -132,7 +132,7 @@ def _print_core_seconds(scale: str, study: str, chosen: list[Run], as_json: bool
 
 def _bytes(text: str) -> int:
     """Bytes of an amount such as ``80GB``."""
-    found = re.fullmatch(r"(\d{1,15}(?:\.\d{1,9})?)\s*(|[MG]i?B)", text.strip(), re.IGNORECASE)
+    found = re.fullmatch(r"(\d{1,15}(?:\.\d{1,9})?)\s*([MG]i?B)", text.strip(), re.IGNORECASE)
     if not found:
         raise SpecError(f"memory is {text!r}, but must be a number with MB, GB, MiB or GiB")
     return int(float(found[1]) * UNITS[found[2].upper()])
