@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sparse_lib.core.parameter import SparseParameter
-from sparse_lib.masks.distributions import distribute
+from sparse_lib.masks.distributions import distribute, parse
 from sparse_lib.masks.init import keep_score
 from sparse_lib.rules import EXACT, Rules
 from sparse_lib.schedules.values import HyperParameterSchedule, make_hyperparameter_schedule
@@ -164,11 +164,12 @@ def _check_distribution(spec: Any, rules: Rules) -> None:
     """Raise what a wrong distribution raises, on stand-in weights, before there is a model."""
     if spec is None or callable(spec):
         return
-    if isinstance(spec, Mapping) and spec.get("type", "map") == "map":
+    name, _ = parse(spec, rules=rules)
+    if name == "map":  # its globs match names of a model alone
         return
-    weights, scored = {}, str(spec.get("type") if isinstance(spec, Mapping) else spec)
-    for name, size in (("first", 2), ("middle", 64), ("last", 2)):  # room for dense ends
-        weights[name] = torch.nn.Parameter(torch.zeros(size, size))
-        weights[name].grad = torch.zeros(size, size)
-        keep_score(weights[name], scored.lower(), torch.zeros(size, size))
+    weights = {}
+    for place, size in (("first", 2), ("middle", 64), ("last", 2)):  # room for dense ends
+        weights[place] = torch.nn.Parameter(torch.zeros(size, size))
+        weights[place].grad = torch.zeros(size, size)
+        keep_score(weights[place], name, torch.zeros(size, size))
     distribute(spec, weights, 0.5, rules=rules)

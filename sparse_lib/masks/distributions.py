@@ -7,6 +7,7 @@ Each function takes weights by name and returns a sparsity by name. Except for `
 from __future__ import annotations
 
 import fnmatch
+import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -166,11 +167,13 @@ def from_map(
         Name to sparsity.
 
     Raises:
-        ValueError: If a name has no sparsity or a glob matches no name.
+        TypeError: If a glob is no string, or a sparsity no number.
+        ValueError: If a name has no sparsity, a sparsity lies outside [0, 1], or a glob matches no
+            name.
     """
     names = list(shapes)
-    for glob, value in sparsity_map.items():
-        check_fraction(value, f"sparsity of {glob!r}")
+    _check_map(sparsity_map)
+    for glob in sparsity_map:
         if not any(fnmatch.fnmatchcase(name, glob) for name in names):
             raise ValueError(f"{glob!r} matches no parameter; {closest(glob, names)}")
     result = {}
@@ -184,6 +187,15 @@ def from_map(
 
 
 # ------------------------------------------------------------------------------------------------
+
+
+def _check_map(sparsity_map: Any) -> None:
+    if not isinstance(sparsity_map, Mapping):
+        raise TypeError(f"distribution.sparsity_map must be a dict, not {sparsity_map!r}")
+    for glob, value in sparsity_map.items():
+        if not isinstance(glob, str):
+            raise TypeError(f"distribution must have globs of names as keys, not {glob!r}")
+        check_fraction(value, f"distribution: sparsity of {glob!r}")
 
 
 def _fixed(shapes: Shapes, first: float | None, last: float | None) -> dict[str, float]:
@@ -296,8 +308,32 @@ def distribute(
         Name to sparsity, in [0, 1].
 
     Raises:
-        TypeError: If ``spec`` is neither a name nor a dict.
-        ValueError: If the name or an argument is unknown.
+        TypeError: If ``spec`` is neither a name nor a dict, or a map has a value that is no number.
+        ValueError: If the name or an argument is unknown, or a value is not allowed.
+    """
+    name, arguments = parse(spec, rules=rules)
+    shapes: Any = weights
+    if name not in ("global", "map", *SCORED):
+        shapes = {key: tuple(weight.shape) for key, weight in weights.items()}
+    try:
+        return DISTRIBUTIONS[name](shapes, sparsity, **arguments)
+    except TypeError as error:
+        raise ValueError(f"distribution {name!r}: {error}") from error
+
+
+def parse(spec: str | Mapping[str, Any], *, rules: Rules = EXACT) -> tuple[str, dict[str, Any]]:
+    """Name and arguments of a distribution, checked as far as they can be without weights.
+
+    Args:
+        spec: As :func:`distribute`.
+        rules: Which distributions there are.
+
+    Returns:
+        A key of ``DISTRIBUTIONS``, and keyword arguments of that function.
+
+    Raises:
+        TypeError: If ``spec`` is neither a name nor a dict, or a map has a value that is no number.
+        ValueError: If the name, an argument or a sparsity of a map is not allowed.
     """
     if not isinstance(spec, (str, Mapping)):
         raise TypeError(f"distribution must be a name or a dict, not {spec!r}")
@@ -309,10 +345,15 @@ def distribute(
         raise ValueError(f"distribution {name!r} is unknown; {closest(name, DISTRIBUTIONS)}")
     if rules.distributions is not None and name not in rules.distributions:
         raise ValueError(f"distribution {name!r} is not known to compat={rules.name!r}")
-    shapes: Any = weights
-    if name not in ("global", "map", *SCORED):
-        shapes = {key: tuple(weight.shape) for key, weight in weights.items()}
-    try:
-        return DISTRIBUTIONS[name](shapes, sparsity, **arguments)
-    except TypeError as error:
-        raise ValueError(f"distribution {name!r}: {error}") from error
+    _, _, *allowed = inspect.signature(DISTRIBUTIONS[name]).parameters
+    for key in arguments:
+        if key not in allowed:
+            known = closest(str(key), allowed) if allowed else "it has no keys but 'type'"
+            raise ValueError(f"distribution {name!r} has the unknown key {key!r}; {known}")
+    if name == "map":
+        if "sparsity_map" not in arguments:
+            raise ValueError(
+                "distribution 'map' lacks 'sparsity_map', a dict of globs to sparsities"
+            )
+        _check_map(arguments["sparsity_map"])
+    return name, arguments

@@ -127,6 +127,19 @@ def test_a_user_algorithm_is_found_by_class_name():
         ({"sparsity": 0.5, "distribution": "ekr"}, "erk"),
         ({"sparsity": 0.5, "distribution": True}, "distribution must be a name or a dict"),
         ({"sparsity": 0.5, "distribution": [0.5]}, "distribution must be a name or a dict"),
+        (
+            {"sparsity": 0.5, "distribution": {"0.*": 2}},
+            "distribution: sparsity of '0.\\*' must be between 0 and 1, not 2",
+        ),
+        (
+            {"sparsity": 0.5, "distribution": {"type": "Map", "sparsity_map": {"0.*": "a"}}},
+            "distribution: sparsity of '0.\\*' must be a number between 0 and 1, not 'a'",
+        ),
+        ({"sparsity": 0.5, "distribution": {0: 0.5}}, "distribution must have globs .*, not 0"),
+        (
+            {"sparsity": 0.5, "distribution": {"type": "erk", "firs": 0}},
+            "'erk' has the unknown key 'firs'; did you mean 'first'",
+        ),
         ({"sparsity": 0.5, "param_filter": 3}, "filter"),
         ({"sparsity": 0.5, "compat": "1"}, "compat"),
         ({"sparsity": 0.5, "seed": "x"}, "seed"),

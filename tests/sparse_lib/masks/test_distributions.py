@@ -102,7 +102,24 @@ def test_by_name():
     ("spec", "error", "message"),
     [
         ("erkk", ValueError, "distribution 'erkk' is unknown; did you mean 'erk'"),
-        ({"type": "er", "scale": 1}, ValueError, "distribution 'er': .*'scale'"),
+        (
+            {"type": "er", "scale": 1},
+            ValueError,
+            "^distribution 'er' has the unknown key 'scale'; did you mean 'power_scale'\\? "
+            "Known: first, last, power_scale$",
+        ),
+        (
+            {"type": "uniform", "power_scale": 1},
+            ValueError,
+            "^distribution 'uniform' has the unknown key 'power_scale'; Known: first, last$",
+        ),
+        (
+            {"type": "snip", "first": 0},
+            ValueError,
+            "unknown key 'first'; it has no keys but 'type'",
+        ),
+        ({"type": "map"}, ValueError, "distribution 'map' lacks 'sparsity_map'"),
+        ({"type": "map", "sparsity_map": 0.5}, TypeError, "sparsity_map must be a dict, not 0.5"),
         ({"type": "er", "power_scale": -1}, ValueError, "power_scale must be at least 0"),
         (["erk"], TypeError, "distribution must be a name or a dict"),
     ],
