@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from sparse_lib.core.algorithm import SparsityAlgorithm, call_update, sparsify
 from sparse_lib.core.guard import Driver, watch_readers
 from sparse_lib.core.history import Work
-from sparse_lib.core.parameter import SparseParameter, find_parameters, unwrap, warn
+from sparse_lib.core.parameter import WRAPPER, SparseParameter, find_parameters, unwrap, warn
 from sparse_lib.core.states import check_counters
 from sparse_lib.flops.model import ModelFlops
 
@@ -106,7 +106,9 @@ class Group(SparsityAlgorithm):
         root = unwrap(model)
         self._agree_on_seed()
         parts: list[list[tuple[str, nn.Module, str]]] = [[] for _ in self._members]
+        names = []
         for found in find_parameters(model):
+            names.append(found[0])
             for part, (param_filter, _) in zip(parts, self._members, strict=True):
                 if _matches(param_filter, found, root):
                     part.append(found)
@@ -118,9 +120,12 @@ class Group(SparsityAlgorithm):
         watch_readers(model)
         for part, (param_filter, algorithm) in zip(parts, self._members, strict=True):
             self.sparse_params |= algorithm.sparse_params
+            name = type(algorithm).__name__
             if not part:
-                name = type(algorithm).__name__
                 warn(f"no parameter matches {_describe(param_filter)}, given to {name}")
+            elif isinstance(param_filter, list):
+                for glob in _idle(param_filter, [*names, *_other_names(part, root)]):
+                    warn(f"no parameter matches {glob!r}, one of the globs given to {name}")
         self._claim()
         self._remember(model)
 
@@ -276,6 +281,20 @@ def _matches(param_filter: Filter, found: tuple[str, nn.Module, str], model: nn.
         return any(fnmatchcase(name, glob) for glob in param_filter)
     arguments = (name, module._parameters[param_name], model)
     return bool(param_filter(*arguments[: _num_arguments(param_filter)]))
+
+
+def _idle(globs: Iterable[str], names: Sequence[str]) -> list[str]:
+    """The globs, each once, that match none of the names."""
+    return [
+        glob for glob in dict.fromkeys(globs) if not any(fnmatchcase(name, glob) for name in names)
+    ]
+
+
+def _other_names(part: Iterable[tuple[str, nn.Module, str]], model: nn.Module) -> list[str]:
+    """All names that a model has for the parameters of a part; a tied one has several."""
+    own = {id(module._parameters[name]) for _, module, name in part}
+    named = model.named_parameters(remove_duplicate=False)
+    return [WRAPPER.sub("", name) for name, parameter in named if id(parameter) in own]
 
 
 def _num_arguments(function: Callable) -> int:

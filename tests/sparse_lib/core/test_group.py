@@ -116,6 +116,33 @@ def test_misuse():
         Group({"nothing": Static(0.5)}).apply(nn.Linear(2, 2))
 
 
+@pytest.mark.parametrize(
+    ("globs", "idle"),
+    [
+        (["0.weight", "1.wieght", "3.*", "3.*"], ["1.wieght", "3.*"]),
+        (["0.weight", "2.weight"], []),
+        (["*.weight", "2.weight"], []),
+        (["0.*", "2.weight"], []),  # the member before has it
+    ],
+)
+def test_each_glob_of_a_list_that_matches_nothing_is_warned_of(globs, idle):
+    group = Group([("2.weight", Static(0.5)), (globs, SET(0.5))])
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        group.apply(make_model())
+    assert [str(warning.message) for warning in caught] == [
+        f"no parameter matches {glob!r}, one of the globs given to SET" for glob in idle
+    ]
+
+
+@pytest.mark.parametrize(("first", "idle"), [("*wte*", 0), ("*attn*.weight", 1)])
+def test_the_second_name_of_a_tied_weight_is_idle_where_the_weight_stays_dense(first, idle):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        Group([([first, "lm_head.weight"], Static(0.5))]).apply(gpt2())
+    assert len([w for w in caught if "'lm_head.weight', one of" in str(w.message)]) == idle
+
+
 class TwoLayers(nn.Module):
     def __init__(self):
         super().__init__()
