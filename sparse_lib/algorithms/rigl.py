@@ -56,9 +56,13 @@ class RigL(DropAndGrow):
                 "give score_shaper, or balance_in_groups or balance_out_groups, not both"
             )
         if balance_in_groups is not None:
-            kwargs["score_shaper"] = InputGroupScoreShaper(balance_in_groups)
+            kwargs["score_shaper"] = InputGroupScoreShaper.from_setting(
+                balance_in_groups, "balance_in_groups"
+            )
         if balance_out_groups is not None:
-            kwargs["score_shaper"] = OutputGroupScoreShaper(balance_out_groups)
+            kwargs["score_shaper"] = OutputGroupScoreShaper.from_setting(
+                balance_out_groups, "balance_out_groups"
+            )
         super().__init__(sparsity, update, init_method, drop_fraction=drop_fraction, **kwargs)
 
     def grow_score(self, p: Tensor) -> Tensor:

@@ -128,7 +128,7 @@ def _from_sideband(config: dict[str, Any]) -> dict[str, Any]:
         if key in plain:
             if "score_shaper" in plain:
                 raise ValueError("give in_groups or out_groups, not both")
-            plain["score_shaper"] = shaper(plain.pop(key))
+            plain["score_shaper"] = shaper.from_setting(plain.pop(key), key)
     return plain
 
 

@@ -436,6 +436,8 @@ class SparsityAlgorithm(ABC):
         """Target and first mask of each parameter; the mask is None where there is one already."""
         targets = self._initial_targets()
         fresh = [sparse for sparse in params if not sparse.initialized]
+        for sparse in fresh:
+            self._check_shape(sparse)
 
         @torch.no_grad()  # a property of the thread
         def make(sparse: SparseParameter) -> Tensor:
@@ -450,6 +452,15 @@ class SparsityAlgorithm(ABC):
         else:
             masks = {sparse.name: make(sparse) for sparse in fresh}
         return [(targets[sparse.name], masks.get(sparse.name)) for sparse in params]
+
+    def _check_shape(self, sparse: SparseParameter) -> None:
+        """Raise ValueError where the score shaper has no pools for a parameter's shape."""
+        if self.score_shaper is None:
+            return
+        try:
+            self.score_shaper.check_shape(tuple(sparse.param.shape))
+        except ValueError as error:
+            raise ValueError(f"parameter {sparse.name!r}: {error}") from error
 
     def _are_independent(self, params: Iterable[SparseParameter]) -> bool:
         """Whether first masks may be made in any order, several at a time.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -35,6 +35,9 @@ class ScoreShaper(ABC):
             of that shape back to the shape of the weights.
         """
 
+    def check_shape(self, shape: Sequence[int]) -> None:  # noqa: B027 (most tensors have pools)
+        """Raise ValueError where weights of a shape have no such pools; by default all have."""
+
     def count(self, sparsity: float, pool: int, *, rules: Rules = EXACT) -> int:
         """Number kept in each pool of ``pool`` elements."""
         return rules.count(sparsity, pool)
@@ -50,21 +53,33 @@ class ScoreFlattener(ScoreShaper):
 
 class _GroupShaper(ScoreShaper):
     dim = 0
+    key = "num_groups"
+    """What messages call the number of groups."""
 
     def __init__(self, num_groups: int) -> None:
         self.num_groups = check_integer(num_groups, "num_groups", 1)
 
+    @classmethod
+    def from_setting(cls, num_groups: int, key: str) -> Self:
+        """The shaper of a setting that is the number of groups; messages name its key."""
+        shaper = cls(check_integer(num_groups, key, 1))
+        shaper.key = key
+        return shaper
+
+    def check_shape(self, shape: Sequence[int]) -> None:
+        if len(shape) <= self.dim:
+            raise ValueError(
+                f"{self.key}={self.num_groups} needs a tensor of at least {self.dim + 1} "
+                f"dimensions, not shape {tuple(shape)}"
+            )
+        if shape[self.dim] % self.num_groups:
+            raise ValueError(
+                f"{self.key}={self.num_groups} does not divide dimension {self.dim} of shape "
+                f"{tuple(shape)}"
+            )
+
     def __call__(self, tensor: Tensor) -> tuple[Tensor, Undo]:
-        if tensor.dim() <= self.dim:
-            raise ValueError(
-                f"{type(self).__name__} needs a tensor of at least {self.dim + 1} dimensions, "
-                f"not shape {tuple(tensor.shape)}"
-            )
-        if tensor.shape[self.dim] % self.num_groups:
-            raise ValueError(
-                f"num_groups={self.num_groups} does not divide dimension {self.dim} of shape "
-                f"{tuple(tensor.shape)}"
-            )
+        self.check_shape(tensor.shape)
         moved = tensor.movedim(self.dim, 0)
         shape = moved.shape
         return (
@@ -108,12 +123,15 @@ class NMScoreShaper(ScoreShaper):
         if n > m:
             raise ValueError(f"{n}:{m} sparsity keeps more than there are; n must be at most m")
 
-    def __call__(self, tensor: Tensor) -> tuple[Tensor, Undo]:
-        if tensor.dim() <= self.dim or tensor.shape[self.dim] % self.m:
+    def check_shape(self, shape: Sequence[int]) -> None:
+        if len(shape) <= self.dim or shape[self.dim] % self.m:
             raise ValueError(
                 f"{self.n}:{self.m} sparsity needs dimension {self.dim} to be divisible by "
-                f"{self.m}, but the shape is {tuple(tensor.shape)}"
+                f"{self.m}, but the shape is {tuple(shape)}"
             )
+
+    def __call__(self, tensor: Tensor) -> tuple[Tensor, Undo]:
+        self.check_shape(tensor.shape)
         moved = tensor.movedim(self.dim, -1)
         shape = moved.shape
         return (
@@ -148,11 +166,14 @@ class BlockScoreShaper(ScoreShaper):
         self.block = (check_integer(sizes[0], "block", 1), check_integer(sizes[1], "block", 1))
         self.pooling = pooling
 
-    def __call__(self, tensor: Tensor) -> tuple[Tensor, Undo]:
-        if tensor.dim() < 2:
+    def check_shape(self, shape: Sequence[int]) -> None:
+        if len(shape) < 2:
             raise ValueError(
-                f"BlockScoreShaper needs at least 2 dimensions, not shape {tuple(tensor.shape)}"
+                f"BlockScoreShaper needs at least 2 dimensions, not shape {tuple(shape)}"
             )
+
+    def __call__(self, tensor: Tensor) -> tuple[Tensor, Undo]:
+        self.check_shape(tensor.shape)
         shape, (height, width) = tensor.shape, self.block
         rows, columns = -(-shape[0] // height), -(-shape[1] // width)
         pooled = tensor.reshape(*shape[:2], -1)

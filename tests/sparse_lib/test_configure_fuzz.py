@@ -266,7 +266,14 @@ def test_good_configs_are_taken_and_planned(algorithm, sparsity, distribution):
         ),
         ({"algorithm": "set", "sparsity": 0.5, "update": {"steps": []}}, "steps"),
         ({"algorithm": "set", "sparsity": 0.5, "update": []}, "steps"),
-        ({"algorithm": "rigl", "sparsity": 0.5, "balance_in_groups": 0}, "num_groups"),
+        (
+            {"algorithm": "rigl", "sparsity": 0.5, "balance_in_groups": 0},
+            "'rigl': balance_in_groups must be at least 1, not 0",
+        ),
+        (
+            {"type": "sideband", "sparsity": 0.5, "out_groups": 0},
+            "out_groups must be at least 1, not 0",
+        ),
         ({"sparsity": 10**400}, "sparsity"),
         ({"sparsity": True}, "sparsity"),
         ({"sparsity": float("inf")}, "sparsity"),

@@ -12,6 +12,8 @@ from sparse_lib.algorithms.gmp import GMP
 from sparse_lib.algorithms.granet import GraNet
 from sparse_lib.algorithms.rigl import RigL
 from sparse_lib.algorithms.set import SET
+from sparse_lib.configure import configure
+from sparse_lib.preview import plan
 from tests.sparse_lib.algorithm_cases import assert_equal, make_model, snapshot, train
 
 WEIGHTS = torch.tensor([[0.0, 3.0, -1.0, 0.0, 2.0, -4.0, 0.0, 0.0]])
@@ -133,6 +135,35 @@ def test_a_drop_fraction_anneals(base, spec, values):
     algorithm.apply(optimizer)
     train(model, optimizer, 8)
     assert seen == pytest.approx(values, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("settings", "shape", "message"),
+    [
+        (
+            {"algorithm": "rigl", "balance_in_groups": 3},
+            (8, 8),
+            "balance_in_groups=3 does not divide dimension 1 of shape (8, 8)",
+        ),
+        (
+            {"type": "sideband", "out_groups": 3},
+            (8, 8),
+            "out_groups=3 does not divide dimension 0 of shape (8, 8)",
+        ),
+        (
+            {"algorithm": "set", "score_shaper": "2:4"},
+            (3, 6),
+            "2:4 sparsity needs dimension 1 to be divisible by 4, but the shape is (3, 6)",
+        ),
+    ],
+)
+def test_a_shape_that_has_no_groups_is_refused_with_key_and_parameter(settings, shape, message):
+    for use in (lambda group, model: group.apply(model), lambda group, model: plan(model, group)):
+        model = nn.Sequential(nn.Linear(shape[1], shape[0]))
+        with pytest.raises(ValueError) as caught:
+            use(configure({"sparsity": 0.5, **settings}), model)
+        assert str(caught.value) == f"parameter '0.weight': {message}"
+        assert "weight_mask" not in model[0]._buffers
 
 
 @pytest.mark.parametrize(("key", "dim"), [("balance_out_groups", 0), ("balance_in_groups", 1)])
