@@ -241,14 +241,8 @@ def plan(
         flops = count(model, batch_size=1 if batch_size is None else batch_size, **size)
     notes = [str(warning.message) for warning in caught]
     if num_steps is not None:
-        notes += [
-            f"{type(member).__name__} changes no mask in {num_steps} steps; its update is "
-            f"{member.update_schedule!r}"
-            for member in members
-            if isinstance(member, DynamicSparsityAlgorithm)
-            and not any(map(member.is_update_step, range(1, num_steps + 1)))
-        ]
-        notes += [note for member in set(owners.values()) for note in _cut_short(member, num_steps)]
+        planned = [member for member in members if member is not None]
+        notes += [note for member in planned for note in unreached(member, num_steps)]
     notes += [n for row in rows for n in _warnings(row, layers.get(row.name), ties.get(row.name))]
     return Plan(parameters=rows, warnings=tuple(notes), flops=flops)
 
@@ -276,23 +270,40 @@ def _final_targets(algorithm: SparsityAlgorithm, num_steps: int | None) -> dict[
     return dict(levels.targets(steps[-1], is_update_step=True))
 
 
-def _cut_short(algorithm: SparsityAlgorithm, num_steps: int) -> list[str]:
-    """What to say where a training ends before its sparsity is what its schedule ends at."""
-    levels = algorithm.sparsity
-    if isinstance(algorithm, Static) or any(
-        not isinstance(schedule, _ENDING) for schedule in levels.schedules
-    ):
+def unreached(algorithm: SparsityAlgorithm, num_steps: int) -> list[str]:
+    """What the masks of an algorithm do not come to in a run: a change, or its schedules' ends.
+
+    Args:
+        algorithm: No Group; it need not have been applied.
+        num_steps: Optimizer steps of the run.
+
+    Returns:
+        Sentences without a full stop; none if masks change and reach what they are meant to.
+    """
+    name, last = type(algorithm).__name__, num_steps
+    place = f"after {num_steps} steps"
+    if isinstance(algorithm, DynamicSparsityAlgorithm):
+        steps = range(num_steps, 0, -1)
+        last = next((step for step in steps if algorithm.is_update_step(step)), 0)
+        place = f"after its last mask update, at step {last} of {num_steps}"
+        if not last:
+            return [
+                f"{name} changes no mask in {num_steps} steps; its update is "
+                f"{algorithm.update_schedule!r}"
+            ]
+    elif isinstance(algorithm, Static):
         return []
-    last, end = (
-        max(levels.targets(step, is_update_step=True).values(), default=0.0)
-        for step in (num_steps, num_steps + _LONG)
-    )
-    if end - last < 0.01:
-        return []
-    return [
-        f"{type(algorithm).__name__} is at a sparsity of {last:.2f} after {num_steps} steps, and "
-        f"its schedule goes on to {end:.2f}: {levels.schedules[0]!r}"
-    ]
+    notes = []
+    for schedule in algorithm.sparsity.schedules:
+        if not isinstance(schedule, _ENDING):
+            continue
+        reached, end = (min(max(schedule(step), 0.0), 1.0) for step in (last, _LONG))
+        if abs(end - reached) >= 0.01:
+            notes.append(
+                f"{name} is at a sparsity of {reached:.2f} {place}, and its schedule goes on to "
+                f"{end:.2f}: {schedule!r}"
+            )
+    return notes
 
 
 def counts_follow_from_shapes(algorithm: SparsityAlgorithm, model: nn.Module) -> bool:

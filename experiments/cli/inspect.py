@@ -27,8 +27,6 @@ def check(
     device: Annotated[str, typer.Option(help="also check that this machine has it")] = "cpu",
 ) -> None:
     """Validate studies, suites and sparsity configurations, and that a device is here."""
-    from sparse_lib.configure import configure
-
     check_device(device)
     seen: set[str] = set()
     for name in SCALES if scale is None else [scale]:
@@ -46,7 +44,7 @@ def check(
             where = f"{run.studies[0]}.yaml: methods.{run.spec.method}"
             wanted, num_steps = level_and_steps
             with refusals(f"{where}.sparsity"):
-                configure(config)
+                _check_reached(config, num_steps, f"{where}.sparsity", name)
                 reached = _last_sparsity(config, num_steps)
             if reached is not None and abs(reached - wanted) > 1e-6:
                 raise SpecError(
@@ -95,6 +93,17 @@ def _check_transform(run: Run, seen: set[str]) -> None:
         raise
     except (RuntimeError, TypeError, OverflowError) as error:  # torch has no tensor of such a size
         raise SpecError(f"{place}: no model of these sizes can be built: {reason(error)}") from None
+
+
+def _check_reached(config: Any, num_steps: int, place: str, scale: str) -> None:
+    """Raise `SpecError` where masks never change, or never reach the end of their schedule."""
+    from sparse_lib.configure import configure
+    from sparse_lib.preview import unreached
+
+    key = ".update" if isinstance(config, dict) and "update" in config else ""
+    for algorithm in configure(config) or ():
+        for note in unreached(algorithm, num_steps):
+            raise SpecError(f"{place}{key}: at scale {scale}, {note}")
 
 
 def _last_sparsity(config: dict[str, Any], num_steps: int) -> float | None:

@@ -68,6 +68,23 @@ def test_a_schedule_that_the_training_does_not_reach_the_end_of_is_told(num_step
     assert len([note for note in notes if "goes on to 0.80" in note]) == told
 
 
+@pytest.mark.parametrize("sparsity", ["cubic", "by name"])
+def test_a_schedule_that_the_mask_updates_do_not_reach_the_end_of_is_told(sparsity):
+    cubic = {"type": "cubic", "init_sparsity": 0, "end_sparsity": 0.8}
+    cubic |= {"sparsity_start_step": 0, "sparsity_end_step": 500}
+    level = cubic if sparsity == "cubic" else {"up.*": 0.9, "*": cubic}
+    config = {"algorithm": "gmp", "sparsity": level, "update": {"freq": 10, "stop": 100}}
+    result = plan(Tiny(), config, num_steps=1000)
+    assert rows(result)["down.weight"]["final_sparsity"] == pytest.approx(0.8 * (1 - 0.82**3))
+    (note,) = result.warnings
+    assert note.startswith(
+        "GMP is at a sparsity of 0.36 after its last mask update, at step 90 of 1000, and its "
+        "schedule goes on to 0.80: Cubic("
+    )
+    config["update"]["stop"] = 501
+    assert not plan(Tiny(), config, num_steps=1000).warnings
+
+
 def test_flops_are_those_of_the_closed_form():
     model = Tiny()
     result = plan(model, 0.9, batch_size=2, sequence_length=5)

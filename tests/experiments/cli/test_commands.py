@@ -1,5 +1,6 @@
 """No command writes outside of its folder, and what a user can cause ends in one sentence."""
 
+import copy
 import hashlib
 import json
 import os
@@ -10,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from experiments.analysis import figures
 from experiments.cli import report
@@ -17,12 +19,14 @@ from experiments.cli.app import main
 from experiments.cli.train import score_run
 from experiments.errors import UserError, explained
 from experiments.evaluation import model
+from experiments.specs import read
 from experiments.specs.code import ROOT
 from experiments.specs.expand import all_runs
 from experiments.specs.read import _read_study, load_study
 from experiments.store import paths
 from experiments.store.paths import REFERENCE_RUNS
 from experiments.training import loop as training
+from tests.experiments.specs.edit import BASE
 
 STUDY, SCALE = "spdf", "small"
 RECORDS = sorted(
@@ -162,6 +166,34 @@ def test_a_mistake_is_one_sentence(place, call, arguments, words):
     code, text = call(*(run if word == "RUN" else word for word in arguments))
     assert code not in (0, None) and "Traceback" not in text
     assert all(word in text for word in words), text
+
+
+@pytest.mark.parametrize(
+    ("method", "change", "words"),
+    [
+        ("rigl", {"update": {"freq": "200%", "stop": "75%"}}, "RigL changes no mask in 160 steps"),
+        (
+            "gmp",
+            {"update": {"freq": "10%", "stop": "30%"}},
+            "GMP is at a sparsity of 0.63 after its last mask update, at step 32 of 160, and its "
+            "schedule goes on to 0.80",
+        ),
+        ("rigl", {}, None),
+    ],
+)
+def test_masks_that_do_not_change_or_arrive_within_a_run_are_refused(
+    call, monkeypatch, tmp_path, method, change, words
+):
+    study = copy.deepcopy(BASE)
+    study["methods"][method]["sparsity"] |= change
+    (tmp_path / "sparsity_library.yaml").write_text(yaml.safe_dump(study))
+    monkeypatch.setattr(read, "STUDIES", tmp_path)
+    code, text = call("check", "--scale", "smoke")
+    if words is None:
+        assert code in (0, None) and not text
+        return
+    place = f"sparsity_library.yaml: methods.{method}.sparsity.update: at scale smoke, {words}"
+    assert code not in (0, None) and place in text and "Traceback" not in text
 
 
 GARBAGE = {
