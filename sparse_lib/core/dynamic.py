@@ -303,8 +303,10 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
                 gradient = sparse.param.grad
                 if name in self._dense or gradient is None or sparse.guard.gradient_is_clean:
                     continue
+                if self._is_stale(name, gradient):
+                    continue
                 gradient = gradient.detach()  # set by hand
-                if self._is_stale(name, gradient) or not self._is_set(gradient, sparse):
+                if not self._is_set(gradient, sparse):
                     continue
                 self._dense[name] = gradient.to_dense() if gradient.is_sparse else gradient.clone()
         super()._before_step(optimizer, args, kwargs)
