@@ -141,24 +141,14 @@ def describe(model: nn.Module) -> list[LayerDescription]:
         for weight_name, parameter, kind in _weights(module_name, module):
             tied_to = first_names.setdefault(id(parameter), weight_name)
             groups = int(getattr(module, "groups", 1)) if kind.startswith("conv") else 1
-            shape = tuple(parameter.shape)
-            fan_in, fan_out = fans(shape, kind=kind, groups=groups)
             role = _role(weight_name, kind)
             if role == "head" and _is_inner_fc(weight_name, model):
                 role = "block"
+            role = "head" if module is head else role
+            tie = None if tied_to == weight_name else tied_to
+            shape = tuple(parameter.shape)
             descriptions.append(
-                LayerDescription(
-                    name=module_name,
-                    weight_name=weight_name,
-                    kind=kind,
-                    weight_shape=shape,
-                    fan_in=fan_in,
-                    fan_out=fan_out,
-                    role="head" if module is head else role,
-                    transposed=kind in ("conv1d", "conv_transpose"),
-                    groups=groups,
-                    tied_to=None if tied_to == weight_name else tied_to,
-                )
+                _described(module_name, weight_name, kind, shape, role, groups=groups, tied_to=tie)
             )
     return _with_stem(descriptions)
 
@@ -177,14 +167,36 @@ def describe_packed(model: nn.Module) -> list[tuple[LayerDescription, nn.Paramet
     for path, module in model.named_modules():
         if not getattr(module, "is_packed", False):
             continue
-        kind = layer_kind(module._layer) or "parameter"
-        shape, groups = tuple(module.weight_shape), int(getattr(module._layer, "groups", 1))
-        name = f"{path}.weight".lstrip(".")
-        fan_in, fan_out = fans(shape, kind=kind, groups=groups)
-        role, transposed = _role(name, kind), kind == "conv1d"
-        layer = LayerDescription(path, name, kind, shape, fan_in, fan_out, role, transposed, groups)
-        found.append((layer, module.values))
+        kind, name = layer_kind(module._layer) or "parameter", f"{path}.weight".lstrip(".")
+        groups = int(getattr(module._layer, "groups", 1))
+        shape, role = tuple(module.weight_shape), _role(name, kind)
+        found.append((_described(path, name, kind, shape, role, groups=groups), module.values))
     return found
+
+
+def _described(
+    name: str,
+    weight_name: str,
+    kind: str,
+    shape: tuple[int, ...],
+    role: str,
+    *,
+    groups: int,
+    tied_to: str | None = None,
+) -> LayerDescription:
+    fan_in, fan_out = fans(shape, kind=kind, groups=groups)
+    return LayerDescription(
+        name=name,
+        weight_name=weight_name,
+        kind=kind,
+        weight_shape=shape,
+        fan_in=fan_in,
+        fan_out=fan_out,
+        role=role,
+        transposed=kind in ("conv1d", "conv_transpose"),
+        groups=groups,
+        tied_to=tied_to,
+    )
 
 
 def default_filter(
