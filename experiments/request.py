@@ -398,7 +398,7 @@ def checked(config: Mapping[str, Any]) -> dict[str, Any]:
     for key in DEFAULTS:
         if key not in config:
             raise SpecError(f"the config key {key} is missing")
-    for key in ("mirror", "offline", "run", "precision", "compile", *NUMBERS, "strategy"):
+    for key in DEFAULTS:
         # Snakemake reads numbers, True and False of the command line, but not false or null.
         if config[key] in ("true", "false", "null"):
             config[key] = json.loads(config[key])
@@ -406,8 +406,9 @@ def checked(config: Mapping[str, Any]) -> dict[str, Any]:
     check_choice("study", config["study"], ["all", *study_names()], "experiments/studies")
     check_choice("reuse", config["reuse"], ["none", "reference", "only"])
     check_choice("execution", config["execution"], EXECUTIONS)
-    if not isinstance(config["offline"], bool):
-        raise SpecError(f"offline is {config['offline']!r}, but must be true or false")
+    for key in ("offline", "preload"):
+        if not isinstance(config[key], bool):
+            raise SpecError(f"{key} is {config[key]!r}, but must be true or false")
     if not re.fullmatch(needs.DEVICE, str(config["device"])):
         raise SpecError(f"device is {config['device']!r}, but must be {needs.DEVICES}")
     for key, allowed in (("precision", needs.PRECISIONS), ("strategy", needs.STRATEGIES)):

@@ -72,12 +72,18 @@ def start(
     save_every_s: float = 0.0,
     log: str = "workflow.log",
     cores: int = 1,
+    preload: bool = False,
 ) -> subprocess.Popen[str]:
-    """Snakemake in a folder and a process group of its own, saving its state at each step."""
+    """Snakemake in a folder and a process group of its own, saving its state at each step.
+
+    With ``preload``, jobs are forks of one process, and those that wait for them have their names.
+    """
+    words = list(targets or WORKFLOW)
+    words += [*([] if "--config" in words else ["--config"]), f"preload={preload}"]
     with (folder / log).open("w") as stream:
         return subprocess.Popen(
             [
-                *(sys.executable, "-m", "snakemake", *(targets or WORKFLOW)),
+                *(sys.executable, "-m", "snakemake", *words),
                 *("--snakefile", str(ROOT / "Snakefile"), "--cores", str(cores)),
                 *("--workflow-profile", str(ROOT / "profiles" / "default")),
                 *("--directory", str(folder)),
@@ -121,7 +127,13 @@ def role(process: psutil.Process) -> str:
 
 
 def run_trial(
-    folder: Path, *targets: str, seed: int, max_kills: int, mean_delay_s: float, cores: int = 1
+    folder: Path,
+    *targets: str,
+    seed: int,
+    max_kills: int,
+    mean_delay_s: float,
+    cores: int = 1,
+    preload: bool = False,
 ) -> Trial:
     """Start, kill and start again until the workflow ends; one start without kills must end well.
 
@@ -132,10 +144,11 @@ def run_trial(
         max_kills: after so many the workflow is left alone.
         mean_delay_s: seconds between two kills.
         cores: jobs at a time.
+        preload: see `start`.
     """
     rng, trial = random.Random(seed), Trial()
     while not trial.problem:
-        process, undisturbed = start(folder, *targets, cores=cores), True
+        process, undisturbed = start(folder, *targets, cores=cores, preload=preload), True
         trial.starts += 1
         while process.poll() is None:
             if sum(trial.kills.values()) >= max_kills:
@@ -290,7 +303,7 @@ def trials(
     while done < kills:
         folder = work / f"trial-{seed}-{number}-{uuid.uuid4().hex[:8]}"
         folder.mkdir()
-        # Every other trial prepares its data under fire too.
+        # Every other trial prepares its data under fire too, and every other pair forks its jobs.
         if number % 2:
             shutil.copytree(whole / "resources", folder / "resources")
         trial = run_trial(
@@ -300,6 +313,7 @@ def trials(
             max_kills=min(max_kills, kills - done),
             mean_delay_s=mean_delay_s,
             cores=cores,
+            preload=number % 4 >= 2,
         )
         if not trial.problem and (differing := differences(folder, reference)):
             trial.problem = f"other results in {folder}: {', '.join(differing)}"

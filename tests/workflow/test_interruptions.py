@@ -24,8 +24,8 @@ TARGETS = {run.id: f"results/smoke/runs/{run.id}/train.json" for run in PAIR}
 TARGET = TARGETS[RUN.id]
 
 
-def start(folder: Path) -> subprocess.Popen:
-    return killer.start(folder, TARGET, save_every_s=0.1)
+def start(folder: Path, preload: bool = False) -> subprocess.Popen:
+    return killer.start(folder, TARGET, save_every_s=0.1, preload=preload)
 
 
 def states(folder: Path) -> list[Path]:
@@ -59,7 +59,7 @@ def pair(tmp_path_factory) -> tuple[Path, dict[str, str]]:
     """A folder where both runs were trained without interruption, and what they computed."""
     folder = tmp_path_factory.mktemp("whole")
     trial = killer.run_trial(
-        folder, *TARGETS.values(), seed=0, max_kills=0, mean_delay_s=1, cores=2
+        folder, *TARGETS.values(), seed=0, max_kills=0, mean_delay_s=1, cores=2, preload=True
     )
     assert not trial.problem
     return folder, killer.results(folder)
@@ -80,9 +80,11 @@ def folder(tmp_path, pair):
     killer.stop(tmp_path)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "sigterm"])
-def test_a_signal_to_all_processes_saves_and_resumes(folder, uninterrupted, number):
-    process = start(folder)
+@pytest.mark.parametrize(
+    "number, preload", [(signal.SIGINT, True), (signal.SIGTERM, True), (signal.SIGINT, False)]
+)
+def test_a_signal_to_all_processes_saves_and_resumes(folder, uninterrupted, number, preload):
+    process = start(folder, preload)
     wait_for_state(folder, process)
     os.killpg(process.pid, number)
     process.wait(timeout=120)
@@ -95,7 +97,7 @@ def test_a_signal_to_all_processes_saves_and_resumes(folder, uninterrupted, numb
 
 
 def test_a_killed_snakemake_leaves_trainers_that_are_not_doubled(folder, pair):
-    process = killer.start(folder, *TARGETS.values(), save_every_s=0.1, cores=2)
+    process = killer.start(folder, *TARGETS.values(), save_every_s=0.1, cores=2, preload=True)
     wait_for_state(folder, process)
     process.kill()
     process.wait()
@@ -122,7 +124,9 @@ def test_random_kills_change_nothing(folder, uninterrupted):
     for seed in itertools.count(2):  # a workflow may end before its third kill is due
         work = folder / str(seed)
         shutil.copytree(folder / "resources", work / "resources")
-        trial = killer.run_trial(work, TARGET, seed=seed, max_kills=3 - kills, mean_delay_s=2)
+        trial = killer.run_trial(
+            work, TARGET, seed=seed, max_kills=3 - kills, mean_delay_s=2, preload=seed % 2 == 0
+        )
         assert not trial.problem
         assert not killer.differences(work, uninterrupted)
         kills += sum(trial.kills.values())

@@ -1,11 +1,12 @@
 import gc
 import os
+import sys
 
 from filelock import FileLock, Timeout
 from snakemake.exceptions import WorkflowError
 from snakemake.logging import logger
 
-from experiments import request
+from experiments import preload, request
 from experiments.errors import UserError
 from experiments.specs import code
 
@@ -47,6 +48,13 @@ onstart:
             "another snakemake is working on results/; wait for it or stop it"
         )
     REQUEST.write_reruns()
+    if (
+        REQUEST.config["preload"]
+        and sys.platform == "linux"
+        and workflow.local_exec
+        and not workflow.deployment_settings.deployment_method
+    ):
+        preload.start()
 
 
 onsuccess:
