@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Annotated, Any
 
 import typer
@@ -28,29 +29,36 @@ def check(
 ) -> None:
     """Validate studies, suites and sparsity configurations, and that a device is here."""
     check_device(device)
+    check_runs(run for name in ([scale] if scale else SCALES) for run in all_runs(name).values())
+
+
+def check_runs(runs: Iterable[Run]) -> None:
+    """Let the library check the suites, transformations and sparsity configurations of runs.
+
+    Raises:
+        SpecError: With its sentence.
+    """
     seen: set[str] = set()
-    for name in SCALES if scale is None else [scale]:
-        for run in all_runs(name).values():
-            _check_suite(run)
-            _check_transform(run, seen)
-            config = run.spec.mask_config()
-            if config is None:
-                continue
-            level_and_steps = run.spec.final_sparsity, run.spec.recipe.steps
-            text = json.dumps([config, level_and_steps], sort_keys=True)
-            if text in seen:
-                continue
-            seen.add(text)
-            where = f"{run.studies[0]}.yaml: methods.{run.spec.method}"
-            wanted, num_steps = level_and_steps
-            with refusals(f"{where}.sparsity"):
-                _check_reached(config, num_steps, f"{where}.sparsity", name)
-                reached = _last_sparsity(config, num_steps)
-            if reached is not None and abs(reached - wanted) > 1e-6:
-                raise SpecError(
-                    f"{where}.final_sparsity is {wanted}, but {where.split()[1]}.sparsity ends at "
-                    f"{reached:g} at scale {name}; they must be equal"
-                )
+    for run in runs:
+        _check_suite(run)
+        _check_transform(run, seen)
+        config = run.spec.mask_config()
+        if config is None:
+            continue
+        wanted, num_steps = run.spec.final_sparsity, run.spec.recipe.steps
+        text = json.dumps([config, wanted, num_steps], sort_keys=True)
+        if text in seen:
+            continue
+        seen.add(text)
+        where = f"{run.studies[0]}.yaml: methods.{run.spec.method}"
+        with refusals(f"{where}.sparsity"):
+            _check_reached(config, num_steps, f"{where}.sparsity", run.scale)
+            reached = _last_sparsity(config, num_steps)
+        if reached is not None and abs(reached - wanted) > 1e-6:
+            raise SpecError(
+                f"{where}.final_sparsity is {wanted}, but {where.split()[1]}.sparsity ends at "
+                f"{reached:g} at scale {run.scale}; they must be equal"
+            )
 
 
 def _check_suite(run: Run) -> None:

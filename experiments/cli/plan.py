@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from experiments.cli.inspect import check_runs
 from experiments.cli.options import Scale, app
 from experiments.errors import UserError
 from experiments.specs.expand import BUDGET_CORE_S, all_runs, computation_costs
@@ -56,13 +57,18 @@ def print_plan(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="for programs")] = False,
 ) -> None:
-    """Print the runs of a scale and what they cost, in core-seconds or on GPUs."""
+    """Print the runs of a scale and what they cost, in core-seconds or on GPUs.
+
+    With --study, the library checks their configurations first, as `check` does of all studies.
+    """
     check_choice("study", study, ["all", *study_names()], "experiments/studies")
     chosen = [
         run
         for run in all_runs(scale).values()
         if study in ("all", *run.studies) and not (missing and reusable(run, data_folder=DATA))
     ]
+    if study != "all":
+        check_runs(chosen)
     if not (scale in GPU_SCALES if gpu is None else gpu):
         _print_core_seconds(scale, study, chosen, as_json)
         return
@@ -124,10 +130,13 @@ def _print_core_seconds(scale: str, study: str, chosen: list[Run], as_json: bool
     for name, cost in costs.items():
         print(f"{cost:8.0f}  computation {name}")
     total = sum(run.core_seconds for run in chosen) + sum(costs.values())
+    print(f"{total:8.0f}  core-seconds in {len(chosen)} runs")
     budget = BUDGET_CORE_S.get(scale)
-    of = f" of a budget of {budget:,}" if budget else ""
-    over = ", which is over it" if budget and total > budget else ""
-    print(f"{total:8.0f}  core-seconds{of} in {len(chosen)} runs{over}")
+    if budget:
+        planned = sum(run.core_seconds for run in all_runs(scale).values())
+        planned += sum(computation_costs(scale).values())
+        over = f", over it by {planned - budget:,.0f}" if planned > budget else ""
+        print(f"{planned:8.0f}  of all studies, whose budget is {budget:,}{over}")
 
 
 def _bytes(text: str) -> int:

@@ -126,11 +126,15 @@ def test_a_wrong_sparsity_argument_fails_before_any_job(checkout, tmp_path):
     shutil.copytree(checkout, copy)
     path = copy / "experiments/studies/sparsity_library.yaml"
     path.write_text(path.read_text().replace("drop_fraction:", "drop_fractoin:", 1))
-    done = snakemake("-n", "reproduce", "--config", "scale=smoke", cwd=copy)
-    text = done.stdout + done.stderr
-    assert done.returncode != 0
-    assert "drop_fractoin" in text
-    assert "Traceback" not in text
+    plan = [sys.executable, "-m", "experiments", "plan", "--scale", "smoke", "--study", path.stem]
+    for done in (
+        snakemake("-n", "reproduce", "--config", "scale=smoke", cwd=copy),
+        subprocess.run(plan, cwd=copy, capture_output=True, text=True),
+    ):
+        text = done.stdout + done.stderr
+        assert done.returncode != 0
+        assert "drop_fractoin" in text
+        assert "Traceback" not in text
 
 
 def test_rerun_does_what_it_names_and_nothing_else(checkout):

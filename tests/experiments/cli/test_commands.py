@@ -21,7 +21,7 @@ from experiments.errors import UserError, explained
 from experiments.evaluation import model
 from experiments.specs import read
 from experiments.specs.code import ROOT
-from experiments.specs.expand import all_runs
+from experiments.specs.expand import BUDGET_CORE_S, all_runs, computation_costs
 from experiments.specs.read import _read_study, load_study
 from experiments.store import paths
 from experiments.store.paths import REFERENCE_RUNS
@@ -413,6 +413,16 @@ def test_no_verdict_reads_evidence_of_records_that_changed(place, call, monkeypa
     with (place / "results" / SCALE / other / "records.csv").open("a") as stream:
         stream.write("\n")
     assert f"the evidence of {other} is left out" in call(*arguments)[1]
+
+
+def test_the_plan_of_one_study_says_what_all_leave_of_the_budget(call, monkeypatch):
+    costs = [run.core_seconds for run in all_runs("smoke").values()]
+    everything = sum(costs) + sum(computation_costs("smoke").values())
+    monkeypatch.setitem(BUDGET_CORE_S, "smoke", everything - 7)
+    text = call("plan", "--scale", "smoke", "--study", "spdf")[1]
+    assert text.endswith(
+        f"{everything:8.0f}  of all studies, whose budget is {everything - 7:,}, over it by 7\n"
+    )
 
 
 def test_the_plan_of_what_is_missing_leaves_out_committed_runs(place, call):
