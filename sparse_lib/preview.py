@@ -240,9 +240,8 @@ def plan(
     if batch_size is not None or any(value is not None for value in size.values()):
         flops = count(model, batch_size=1 if batch_size is None else batch_size, **size)
     notes = [str(warning.message) for warning in caught]
-    if num_steps is not None:
-        planned = [member for member in members if member is not None]
-        notes += [note for member in planned for note in unreached(member, num_steps)]
+    if num_steps is not None and algorithm is not None:
+        notes += unreached(algorithm, num_steps)
     notes += [n for row in rows for n in _warnings(row, layers.get(row.name), ties.get(row.name))]
     return Plan(parameters=rows, warnings=tuple(notes), flops=flops)
 
@@ -270,16 +269,18 @@ def _final_targets(algorithm: SparsityAlgorithm, num_steps: int | None) -> dict[
     return dict(levels.targets(steps[-1], is_update_step=True))
 
 
-def unreached(algorithm: SparsityAlgorithm, num_steps: int) -> list[str]:
+def unreached(algorithm: SparsityAlgorithm | Group, num_steps: int) -> list[str]:
     """What the masks of an algorithm do not come to in a run: a change, or its schedules' ends.
 
     Args:
-        algorithm: No Group; it need not have been applied.
+        algorithm: What ``configure`` returns; it need not have been applied.
         num_steps: Optimizer steps of the run.
 
     Returns:
         Sentences without a full stop; none if masks change and reach what they are meant to.
     """
+    if isinstance(algorithm, Group):
+        return [note for member in algorithm.algorithms for note in unreached(member, num_steps)]
     name, last = type(algorithm).__name__, num_steps
     place = f"after {num_steps} steps"
     if isinstance(algorithm, DynamicSparsityAlgorithm):

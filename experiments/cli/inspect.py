@@ -109,9 +109,9 @@ def _check_reached(config: Any, num_steps: int, place: str, scale: str) -> None:
     from sparse_lib.preview import unreached
 
     key = ".update" if isinstance(config, dict) and "update" in config else ""
-    for algorithm in configure(config) or ():
-        for note in unreached(algorithm, num_steps):
-            raise SpecError(f"{place}{key}: at scale {scale}, {note}")
+    algorithm = configure(config)
+    for note in unreached(algorithm, num_steps) if algorithm is not None else ():
+        raise SpecError(f"{place}{key}: at scale {scale}, {note}")
 
 
 def _last_sparsity(config: dict[str, Any], num_steps: int) -> float | None:

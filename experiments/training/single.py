@@ -23,9 +23,11 @@ from experiments.specs.schema import SpecError, check_choice
 from experiments.store import paths
 from experiments.store.io import write_json
 from experiments.training import loop as training
+from experiments.training.console import say
 from experiments.training.watch import Watch
 from sparse_lib.checkpoint import export_safetensors
 from sparse_lib.configure import configure
+from sparse_lib.preview import unreached
 
 MODES = ("train", "eval", "train_and_eval")
 
@@ -67,7 +69,9 @@ def run(
     watch = Watch(track, model_dir / "tracks", bar=True)
     check_choice("mode", mode, MODES)
     spec = load_single(params, run_id=Path(os.path.abspath(model_dir)).name, max_steps=max_steps)
-    _check_sparsity(spec, params)
+    for note in _check_sparsity(spec, params):
+        if mode != "eval":
+            say(f"Warning: {note}", None)
     data_dir = _prepared(spec, mirror)
     if mode != "eval":
         files = f"--params {shlex.quote(params.name)} --model_dir {shlex.quote(spec.id)}"
@@ -85,12 +89,20 @@ def run(
     return scores
 
 
-def _check_sparsity(spec: RunSpec, params: Path) -> None:
-    """Let the library read the sparsity section before anything is prepared."""
-    if spec.sparsity is None:
-        return
-    with refusals(f"{params.name}: sparsity"):
-        configure(spec.mask_config())
+def _check_sparsity(spec: RunSpec, params: Path) -> list[str]:
+    """Let the library read the sparsity section before anything is prepared.
+
+    Returns:
+        Sentences on masks that never change, or never reach the end of their schedule.
+
+    Raises:
+        UserError: If the section is wrong.
+    """
+    place = f"{params.name}: sparsity"
+    with refusals(place):
+        algorithm = configure(spec.mask_config())
+        notes = [] if algorithm is None else unreached(algorithm, spec.recipe.steps)
+    return [f"{place}: {note}" for note in notes]
 
 
 def _prepared(spec: RunSpec, mirror: Path | None) -> Path:
