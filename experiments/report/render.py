@@ -50,8 +50,9 @@ NEGATIVE = {
 }
 #: The figure that shows the source's own numbers.
 SOURCE = "source_by_sparsity"
-#: Columns of a table of runs that the page shows beside each run's spec instead.
-RUN_FACTS = ("data hash", "machine", "processor", "threads", "versions", "command")
+#: Columns of a table of runs that the page shows with or beside each run's spec instead.
+RUN_FACTS = ("model", "method", "algorithm", "family", "sparsity", "recipe", "data hash")
+RUN_FACTS += ("machine", "processor", "threads", "versions", "command")
 
 
 @functools.cache

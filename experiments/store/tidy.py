@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
+from experiments import tasks
 from experiments.errors import UserError
 from experiments.specs.planned import PlannedStudy
 from experiments.store import paths
@@ -264,3 +265,22 @@ def label_curves(curves: pd.DataFrame, records: pd.DataFrame) -> pd.DataFrame:
     columns = "run method algorithm family sparsity model dataset recipe seed machine".split()
     runs = records.reindex(columns=columns).drop_duplicates("run")
     return curves.merge(runs, on="run", how="inner")
+
+
+def by_run(curves: pd.DataFrame) -> pd.DataFrame:
+    """Return curves with a column of values per run: each value and each run id is said once.
+
+    Args:
+        curves: Rows of ``curves.csv``, labelled or not.
+
+    Returns:
+        A row per metric, kind, step and count of samples seen; executed FLOPs are a metric too.
+        What tells the runs apart is in the table ``runs``, and their times in ``curves.csv``.
+    """
+    seen = [unit for unit in tasks.units() if unit in curves and curves[unit].notna().any()]
+    keys = ["metric", "kind", "step", *seen]
+    executed = curves.assign(metric="flops_executed", value=curves["flops_executed"])
+    values = pd.concat([curves, executed])[[*keys, "run", "value"]].dropna(subset=["value"])
+    values = values.drop_duplicates([*keys, "run"])
+    table = values.set_index([*keys, "run"])["value"].unstack("run")
+    return table.reindex(columns=list(dict.fromkeys(values["run"]))).reset_index()

@@ -3,7 +3,8 @@
 A figure module has a docstring (its caption), ``draw(records, curves, study)`` and
 ``data(records, curves, study)`` (the table that is drawn). Optional are ``caption`` (sentences
 generated from the data) and ``AXES`` (further x axes that ``draw`` takes as ``x=``). Records
-hold the study's headline runs only, unless the module sets ``EVERY_RECIPE = True``.
+hold the study's headline runs only, unless the module sets ``EVERY_RECIPE = True``. Data that are
+curves are saved with a column per run if it sets ``CURVES = True``.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from experiments.analysis import select as selection
 from experiments.errors import UserError, not_one_of
 from experiments.specs.planned import PlannedStudy
 from experiments.specs.schema import module_names
+from experiments.store import tidy
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -129,7 +131,9 @@ def write(
     with sheet():
         if x in (None, own):
             first = module.draw(records, curves, study)
-            save(name, first, out_dir, module.data(records, curves, study))
+            data = module.data(records, curves, study)
+            is_curves = getattr(module, "CURVES", False)
+            save(name, first, out_dir, tidy.by_run(data) if is_curves else data)
         for axis in others if x is None else {x} - {own}:
             figure = module.draw(records, curves, study, x=axis)
             save(f"{name}-by-{axis}", figure, out_dir, like=first)

@@ -13,6 +13,7 @@ from experiments.specs.planned import PlannedStudy
 from experiments.store import tidy
 
 AXES = ("tokens", "steps", "flops")
+CURVES = True
 TITLES = {"churn": "Churn", "itop": "In-time over-parameterization"}
 
 

@@ -13,6 +13,7 @@ from experiments.specs.planned import PlannedStudy
 from experiments.store import tidy
 
 AXES = ("tokens", "steps", "flops")
+CURVES = True
 
 
 def data(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:

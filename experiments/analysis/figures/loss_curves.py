@@ -18,6 +18,7 @@ from experiments.specs.planned import PlannedStudy
 from experiments.store import tidy
 
 AXES = ("tokens", "steps", "flops")
+CURVES = True
 TITLES = {"train": "Training", "validation": "Validation"}
 #: Methods that one panel can show, and that each of several shows at the most.
 MOST, EACH = 8, 6

@@ -16,6 +16,7 @@ from experiments.specs.planned import PlannedStudy
 from experiments.store import tidy
 
 AXES = ("tokens", "steps", "flops")
+CURVES = True
 TITLES = {
     "sparsity": "Sparsity of the masked weights",
     "drop_fraction": "Drop fraction",

@@ -7,10 +7,13 @@ import pandas as pd
 
 from experiments.specs.lookup import rerun_command
 from experiments.specs.planned import PlannedStudy
+from experiments.specs.run import RunSpec
 
 EVERY_RECIPE = True
+#: What tells a run from others; figures of curves name their runs by id alone.
+IDENTITY = ("model", "method", "algorithm", "family", "sparsity", "recipe", "seed")
 METRICS = ("wall_s", "steps", "tokens", "images", "num_nonzero")
-COLUMNS = ["run", "status", "seed", "data", "data hash", "steps", "tokens", "images"]
+COLUMNS = ["run", "status", *IDENTITY, "data", "data hash", "steps", "tokens", "images"]
 COLUMNS += ["non-zero parameters", "wall time (s)", "machine", "processor", "threads", "versions"]
 COLUMNS += ["command"]
 
@@ -26,11 +29,16 @@ def make(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd
         if run in facts.index:
             rows.append(_row(run, facts.loc[run], measured.loc[run]))
         else:
-            row = {"run": run, "status": "missing", "seed": planned[run].spec.seed}
+            row = {"run": run, "status": "missing", **_identity(planned[run].spec)}
             rows.append(row | {"command": rerun_command([run])})
     table = pd.DataFrame(rows, columns=COLUMNS)
     unseen = [unit for unit in ("tokens", "images") if table[unit].isna().all()]
     return table.drop(columns=unseen)
+
+
+def _identity(spec: RunSpec) -> dict[str, Any]:
+    values = spec.model.label, spec.method, spec.algorithm, spec.family, spec.final_sparsity
+    return dict(zip(IDENTITY, (*values, spec.recipe.name, spec.seed), strict=True))
 
 
 def _row(run: str, facts: pd.Series, measured: pd.Series) -> dict[str, Any]:
@@ -38,7 +46,7 @@ def _row(run: str, facts: pd.Series, measured: pd.Series) -> dict[str, Any]:
     return {
         "run": run,
         "status": "finished",
-        "seed": int(facts["seed"]),
+        **{name: facts[name] for name in IDENTITY},
         "data": facts["dataset"],
         "data hash": facts["data_hash"],
         "steps": _count(counts["steps"]),
