@@ -152,9 +152,9 @@ def own_tasks() -> dict[str, str | None]:
     None stands for a task whose documents are made from the dataset's text.
     """
     tasks = [_own_task(path) for path in sorted(OWN_TASKS.glob("*.yaml"))]
+    files = [task.get("dataset_kwargs", {}).get("data_files", {}) for task in tasks]
     return {
-        task["task"]: task.get("dataset_kwargs", {}).get("data_files", {}).get("test")
-        for task in tasks
+        task["task"]: next(iter(own.values()), None) for task, own in zip(tasks, files, strict=True)
     }
 
 

@@ -102,7 +102,7 @@ def hub_id(manager: TaskManager, task: str) -> str | None:
 
 
 def scored_split(manager: TaskManager, task: str, entry: TaskEntry) -> str:
-    """Split of a published dataset that a task scores: as the suite says, or lm-eval does."""
+    """Split that a task scores: as the suite says, or the task's own file does."""
     config = manager.task_index[task].cfg or {}
     return entry.split or config.get("test_split") or config.get("validation_split") or "test"
 
@@ -190,7 +190,8 @@ def run_task(
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     hub = hub_id(manager, task)
     if hub is None:
-        overrides = _json_dataset(task, own_documents(task, data_dir), scratch)
+        split = scored_split(manager, task, entry)
+        overrides = _json_dataset(task, split, own_documents(task, data_dir), scratch)
     else:
         overrides = {"dataset_path": local_dataset(hub, mirror)}
         if entry.split is not None:
@@ -364,12 +365,14 @@ def _split(task: Task) -> str:
     return str(config.test_split or config.validation_split)
 
 
-def _json_dataset(task: str, rows: Sequence[Mapping[str, Any]], scratch: Path) -> dict[str, Any]:
-    """Write rows where lm-eval's ``json`` loader finds them; its cache goes there too."""
+def _json_dataset(
+    task: str, split: str, rows: Sequence[Mapping[str, Any]], scratch: Path
+) -> dict[str, Any]:
+    """Write a split's rows where lm-eval's ``json`` loader finds them; its cache goes there too."""
     path = scratch / f"{task}.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return {
-        "dataset_kwargs": {"data_files": {"test": str(path)}, "cache_dir": str(scratch / "cache")}
+        "dataset_kwargs": {"data_files": {split: str(path)}, "cache_dir": str(scratch / "cache")}
     }
 
 

@@ -187,17 +187,36 @@ class Writer:
         return [self.texts[request.args[0]] for request in requests]
 
 
+def scored(task, rows, texts, file, folder):
+    """The score of a task whose rows are in a file, where a model wrote these texts."""
+    (folder / file).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    suite = load_suite(task)
+    manager = tasks.task_manager(suite.tasks, data_dir=folder, scratch=folder / "lm")
+    (score,) = tasks.run_task(
+        Writer(texts), manager, task, suite.tasks[0], suite,
+        data_dir=folder, mirror=None, scratch=folder,
+    )  # fmt: skip
+    return score
+
+
+@pytest.mark.parametrize(
+    ("task", "file", "split"),
+    [
+        ("data_to_text", "references.jsonl", "test"),
+        ("data_to_text_validation", "validation-references.jsonl", "validation"),
+    ],
+)
+def test_a_score_names_the_split_that_it_is_of(tmp_path, task, file, split):
+    row = {"prompt": "a\n", "references": SENTENCES[:1]}
+    score = scored(task, [row], {"a\n": SENTENCES[0]}, file, tmp_path)
+    assert score["split"] == split and score["value"] == pytest.approx(100)
+
+
 def test_bleu_takes_the_best_of_all_references(tmp_path):
     references = {"a\n": SENTENCES, "b\n": ["Berlin is a city in Germany ."], "c\n": SENTENCES[:1]}
     texts = {"a\n": SENTENCES[1], "b\n": "Berlin is in Germany .", "c\n": "Jacob leads it ."}
     rows = [{"prompt": key, "references": value} for key, value in references.items()]
-    (tmp_path / "references.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    suite = load_suite("data_to_text")
-    manager = tasks.task_manager(suite.tasks, data_dir=tmp_path, scratch=tmp_path / "lm")
-    (score,) = tasks.run_task(
-        Writer(texts), manager, "data_to_text", suite.tasks[0], suite,
-        data_dir=tmp_path, mirror=None, scratch=tmp_path,
-    )  # fmt: skip
+    score = scored("data_to_text", rows, texts, "references.jsonl", tmp_path)
     # sacrebleu itself allows for fewer references of a text, as None.
     streams = [[value[i] if i < len(value) else None for value in references.values()]
                for i in range(2)]  # fmt: skip
