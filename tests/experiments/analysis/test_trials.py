@@ -183,6 +183,7 @@ def test_the_page_tells_what_is_taken_from_what_the_rule_chooses():
 
 def test_trials_of_other_lengths_are_not_compared_and_bleu_stands_beside():
     frames = committed("spdf_tuning")
+    assert set(frames[0][frames[0]["metric"] == "bleu"]["split"]) == {"validation"}
     rows = tables.load("tuning_trials").make(*frames)
     webnlg = rows[(rows["dataset"] == "webnlg-2017") & (rows["model"] == "llama-0.2m")]
     short, long = webnlg.set_index("steps").loc[1333], webnlg.set_index("steps").loc[4000]
