@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from experiments.specs import trials
+from experiments.specs.expand import study_runs
 from experiments.specs.planned import PlannedStudy
+from experiments.specs.read import claim_tests, load_study
+from experiments.specs.run import RunSpec
 from experiments.store import paths
 from experiments.store.made import file_digest
+
+#: Studies whose committed trials a check of claims reads, by the check's name in ``tests.yaml``:
+#: those at one sparsity, then those at several under two rules.
+TRIALS_READ = {"best_rates": ("sparsity_library_tuning", "scaling_rates")}
 
 
 def noise_records(model: str, dataset: str) -> list[Path]:
@@ -17,16 +25,40 @@ def noise_records(model: str, dataset: str) -> list[Path]:
     return sorted(paths.REFERENCE_RUNS.glob(f"*__{model}__*__{dataset}-*.json"))
 
 
+def planned_trials(study: str) -> list[tuple[RunSpec, Path]]:
+    """Return the trials that a study plans at the scale ``small``, each with its committed record.
+
+    A trial that is not committed yet has a path without a file.
+    """
+    runs = study_runs(load_study(study), "small")
+    return [(run.spec, paths.committed(run.id)) for run in runs]
+
+
 @functools.cache
 def _digest(path: Path, _stamp: int) -> str:
     return file_digest(path)
 
 
+def _digests(files: Iterable[Path]) -> dict[str, str | None]:
+    """Digests of committed records by name; None where there is none."""
+    return {
+        path.name: _digest(path, path.stat().st_mtime_ns) if path.is_file() else None
+        for path in files
+    }
+
+
+def _noise(specs: Iterable[RunSpec]) -> dict[str, str | None]:
+    """Digests of the records from which the noise between seeds of such runs is read."""
+    pairs = dict.fromkeys((spec.model.label, spec.data.name) for spec in specs)
+    return _digests(path for pair in pairs for path in noise_records(*pair))
+
+
 def beyond(study: PlannedStudy) -> Any:
     """Return what a study's results depend on besides its own records, as JSON.
 
-    The ledger names the rates that were tried for what the runs train. The page of a study of
-    trials shows the noise between seeds of committed runs, and what studies of evidence take.
+    The ledger names the rates that were tried for what the runs train, and some of its checks read
+    committed trials. The page of a study of trials shows the noise between seeds of committed runs,
+    and what studies of evidence take.
     """
     tried = trials.tried(study.scale)
     places = dict.fromkeys(trials.place_of(run.spec) for run in study.runs)
@@ -37,9 +69,17 @@ def beyond(study: PlannedStudy) -> Any:
             if place in tried
         ]
     }
+    claims = (*study.claims.primary, *study.claims.exploratory)
+    checks = {test.exact for name, test in claim_tests().items() if name in claims}
+    names = [name for check, own in TRIALS_READ.items() if check in checks for name in own]
+    if names:
+        read = [trial for name in names for trial in planned_trials(name)]
+        found["checked"] = [
+            [spec.hash for spec, _ in read],
+            _digests(path for _, path in read),
+            _noise(spec for spec, _ in read),
+        ]
     if study.trials:
-        pairs = dict.fromkeys((run.spec.model.label, run.spec.data.name) for run in study.runs)
-        files = [path for pair in pairs for path in noise_records(*pair)]
-        found["noise"] = {path.name: _digest(path, path.stat().st_mtime_ns) for path in files}
+        found["noise"] = _noise(run.spec for run in study.runs)
         found["taken"] = trials.taken_by(study)
     return found

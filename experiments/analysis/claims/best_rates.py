@@ -9,25 +9,22 @@ import pandas as pd
 
 from experiments.analysis import trials
 from experiments.analysis.claims.exact import Check
-from experiments.specs.expand import study_runs
-from experiments.specs.read import load_study
 from experiments.specs.run import RunSpec
-from experiments.store import paths
+from experiments.store.beyond import TRIALS_READ, planned_trials
 from experiments.store.io import read_json
 
-#: Methods and sparsity of the trials at one sparsity, and the study that has them.
-TRIALS, TRIED = "sparsity_library_tuning", {"dense-control": 0.0, "static": 0.8}
-#: The study whose trials have several sparsities under two rules.
-GRID = "scaling_rates"
+#: The study of the trials at one sparsity, and that of those at several under two rules.
+TRIALS, GRID = TRIALS_READ["best_rates"]
+#: Methods and sparsity of the trials at one sparsity.
+TRIED = {"dense-control": 0.0, "static": 0.8}
 
 
 def _trials(study: str) -> Iterator[tuple[RunSpec, dict[str, Any]]]:
     """Each committed trial of a study, and its last validation."""
-    for run in study_runs(load_study(study), "small"):
-        path = paths.REFERENCE_RUNS / f"{run.id}.json"
+    for spec, path in planned_trials(study):
         if path.is_file():
             rows = [row for row in read_json(path)["curve"] if row["kind"] == "validation"]
-            yield run.spec, rows[-1]
+            yield spec, rows[-1]
 
 
 def tried_rates() -> dict[str, pd.Series]:
@@ -60,9 +57,8 @@ def grid() -> pd.DataFrame:
 
 def is_whole(found: pd.DataFrame) -> bool:
     """Whether every planned trial of the grid is there."""
-    planned = [run.spec for run in study_runs(load_study(GRID), "small")]
-    static = sum(spec.algorithm == "static" for spec in planned)
-    dense = sum(spec.algorithm == "dense" for spec in planned)
+    planned = [spec.algorithm for spec, _ in planned_trials(GRID)]
+    static, dense = planned.count("static"), planned.count("dense")
     return len(found) == static + 2 * dense > 0
 
 
@@ -115,8 +111,8 @@ def check_pair() -> Check:
     rates = tried_rates()
     if len(rates) < len(TRIED):
         return Check(None, f"the trials of {TRIALS} are not committed")
-    run = next(run for run in study_runs(load_study(TRIALS), "small"))
-    noise = trials.seed_noise(run.spec.model.label, run.spec.data.name, "perplexity")
+    spec, _ = planned_trials(TRIALS)[0]
+    noise = trials.seed_noise(spec.model.label, spec.data.name, "perplexity")
     margin = trials.tie_margin(noise)
     tied = {name: own.index[own - own.min() <= margin] for name, own in rates.items()}
     dense, sparse = (rates[name].idxmin() for name in TRIED)
