@@ -393,6 +393,8 @@ class ClaimTest(Comparison):
     measured: str | None = None
     tested_as: str | None = None
     not_tested: str | None = None
+    dense_control: str | None = None
+    no_dense_control: str | None = None
 
     #: Fields that say what is compared and how; notes and the like are not among them.
     DECISIVE: ClassVar[set[str]] = {
@@ -432,6 +434,15 @@ class ClaimTest(Comparison):
                 raise ValueError("the key direction is missing")
             if (link.a is None or link.b is None) and link.gaps is None:
                 raise ValueError("every comparison needs a and b, or gaps")
+        controls = [self.dense_control, self.no_dense_control]
+        is_against = any("published" in (link.b or {}) for link in (self, *(self.every or [])))
+        if controls.count(None) != (1 if is_against else 2):
+            allowed = "exactly one of them" if is_against else "neither"
+            raise ValueError(
+                f"dense_control is {controls[0]!r} and no_dense_control {controls[1]!r}, but "
+                f"{allowed} is given where {'a' if is_against else 'no'} side is published: the "
+                "dense method of the same recipe, or why there is none"
+            )
         return self
 
 

@@ -84,7 +84,7 @@ def compare(
         runs = _runs_of_sides(links, rows, workloads[0])
         first = replace(first, sides=sides_of_claims.differences(runs, study, taken))
     seen = "; ".join(_replication(other) for other in others if other.pair is not None)
-    reason = first.reason
+    reason = first.reason + _control(test, links, rows, workloads[0])
     if first.verdict == NOT_TESTED and (problem := foreseen(test, study)) not in reason:
         reason += f"; even with them no verdict: {problem}"
     if left_out:
@@ -229,6 +229,25 @@ def _precondition(
         if problem:
             return problem
     return ""
+
+
+def _control(
+    test: ClaimTest,
+    links: Sequence[Comparison],
+    rows: Sequence[pd.DataFrame],
+    workload: tidy.Workload,
+) -> str:
+    """What the dense control of a comparison with a published number reaches, in words."""
+    if test.no_dense_control is not None:
+        return f"; without a dense control by the same recipe: {test.no_dense_control}"
+    found = ""
+    for link, measured in zip(links, rows, strict=True):
+        if test.dense_control is None or "published" not in (link.b or {}):
+            continue
+        values = _sided(measured, workload, {"method": test.dense_control})["value"]
+        score = f"has {values.mean():.4g} {link.metric}" if len(values) else "has no finished run"
+        found += f"; {test.dense_control}, by the same recipe, {score}"
+    return found
 
 
 def _not_learned(

@@ -74,8 +74,21 @@ def test_a_mistake_is_one_sentence(write, change, words):
         ({"exact": "cubic_schedule"}, "key tested_as is missing"),
         ({"metric": "loss", "order": [], "not_tested": "why"}, "one of"),
         ({"metric": "loss", "every": [{"a": {}, "b": {}}]}, "key direction is missing"),
+        (
+            {"metric": "loss", "direction": "less", "every": [{"a": {}, "b": {"published": 0.5}}]},
+            "dense_control is None and no_dense_control None, but exactly one of them",
+        ),
+        (
+            {"metric": "loss", "direction": "less", "a": {}, "b": {"published": 0.5},
+             "dense_control": "dense", "no_dense_control": "none"},
+            "dense_control is 'dense' and no_dense_control 'none', but exactly one of them",
+        ),
+        (
+            {"metric": "loss", "direction": "less", "a": {}, "b": {}, "dense_control": "dense"},
+            "but neither is given where no side is published",
+        ),
     ],
-)
+)  # fmt: skip
 def test_a_mistake_in_a_claims_test_is_one_sentence(tmp_path, monkeypatch, test, words):
     monkeypatch.setattr(read, "PUBLISHED", tmp_path)
     (tmp_path / "claims.csv").write_text("claim_id\nC001\n")

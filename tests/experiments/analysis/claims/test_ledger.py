@@ -337,6 +337,25 @@ def test_every_comparison_says_what_is_held_equal():
             assert {"layer FLOPs", "whole-model FLOPs"} & set(test.held_equal), name
 
 
+def test_a_dense_control_is_trained_by_the_recipe_of_what_stands_beside_a_published_number():
+    tests = {name: test for name, test in claim_tests().items() if test.dense_control}
+    studies = [study for study in map(load_study, study_names()) if not study.trials]
+    seen = set()
+    for study in studies:
+        for name in tests.keys() & {*study.claims.primary, *study.claims.exploratory}:
+            control = tests[name].dense_control
+            assert control in comparison.dense_methods(study), name
+            links = comparison.links_of(tests[name])
+            sides = [link.a["method"] for link in links if "published" in (link.b or {})]
+            assert {study.methods[side].recipe for side in sides} == {
+                study.methods[control].recipe
+            }, name
+            for grid in (grid for grids in study.scales.values() for grid in grids):
+                assert control in grid.methods or not {*sides} & {*grid.methods}, name
+            seen.add(name)
+    assert seen == set(tests) and "C055" in seen
+
+
 def test_every_margin_is_justified_in_writing():
     for name, test in claim_tests().items():
         if any(link.margin for link in [test, *(test.every or [])]):
@@ -500,9 +519,18 @@ def test_a_published_number_is_a_side_of_a_comparison_and_links_have_metrics_of_
                 "margin": -float(gap),
             },
         ],
+        dense_control="dense",
     )
     found = comparison.compare(test, records, study)
     assert found.pair is not None and found.pair.num_seeds == 5 and found.pair.p < 0.05
+    dense = perplexity[perplexity["method"] == "dense"]["value"].mean()
+    assert found.reason.endswith(f"; dense, by the same recipe, has {dense:.4g} perplexity")
+    without = records[records["method"] != "dense"]
+    assert comparison.compare(test, without, study).reason.endswith("has no finished run")
+    none = test.model_copy(update={"dense_control": None, "no_dense_control": "it is too large"})
+    assert comparison.compare(none, records, study).reason.endswith(
+        "; without a dense control by the same recipe: it is too large"
+    )
     first, second = found.links.split("; ")
     assert first.startswith("perplexity: set minus the published") and "+10 [" in first
     assert second.startswith("loss: set minus static")
