@@ -30,6 +30,7 @@ from typing import Any
 import pandas as pd
 
 from experiments.analysis import race
+from experiments.analysis.costs import ALONE
 from experiments.computations import _measured
 from experiments.errors import UserError
 from experiments.memory import keep_memory
@@ -43,8 +44,6 @@ from experiments.store.io import read_json, read_jsonl
 from experiments.training.loop import Trainer
 
 STUDY = "race"
-#: Least share of its core that a run must have had.
-SHARE = 0.9
 #: Steps before the timed ones, and timed ones.
 WARM_UP, STEPS = 5, 40
 
@@ -80,7 +79,7 @@ def train(start: Sequence[tuple[Run, int]]) -> None:
     """Train these runs at once, each on its core, and wait for all.
 
     Raises:
-        SystemExit: If one of them fails, or had less than `SHARE` of its core: then all are undone.
+        SystemExit: If one of them fails, or had less than `ALONE` of its core: then all are undone.
     """
     started = []
     for run, core in start:
@@ -93,7 +92,7 @@ def train(start: Sequence[tuple[Run, int]]) -> None:
     if any(codes):
         raise SystemExit(1)
     shares = [share(run) for run, _ in start]
-    if min(shares) < SHARE:
+    if min(shares) < ALONE:
         for run, _ in start:
             shutil.rmtree(paths.run(run.scale, run.id))
         had = ", ".join(f"{share:.0%}" for share in shares)

@@ -1,10 +1,12 @@
 """Every run of the study, the missing ones too: what it cost, on what it ran, and the command
-that repeats it."""
+that repeats it. "beside other work" says yes where a run of one thread computed in less than 90% of
+the seconds of its steps, since other work had its core."""
 
 from typing import Any
 
 import pandas as pd
 
+from experiments.analysis import costs
 from experiments.specs.lookup import rerun_command
 from experiments.specs.planned import PlannedStudy
 from experiments.specs.run import RunSpec
@@ -14,8 +16,8 @@ EVERY_RECIPE = True
 IDENTITY = ("model", "method", "algorithm", "family", "sparsity", "recipe", "seed")
 METRICS = ("wall_s", "steps", "tokens", "images", "num_nonzero")
 COLUMNS = ["run", "status", *IDENTITY, "data", "data hash", "steps", "tokens", "images"]
-COLUMNS += ["non-zero parameters", "wall time (s)", "machine", "processor", "threads", "versions"]
-COLUMNS += ["command"]
+COLUMNS += ["non-zero parameters", "wall time (s)", costs.BESIDE, "machine", "processor", "threads"]
+COLUMNS += ["versions", "command"]
 
 
 def make(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
@@ -23,11 +25,12 @@ def make(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd
     training = records[(records["task"] == "training") & records["metric"].isin(METRICS)]
     measured = training.pivot_table("value", "run", "metric")
     facts = training.drop_duplicates("run").set_index("run")
-    planned = {run.id: run for run in study.runs}
+    planned, shares = {run.id: run for run in study.runs}, costs.core_share(records)
     rows = []
     for run in [*planned, *(run for run in facts.index if run not in planned)]:
         if run in facts.index:
-            rows.append(_row(run, facts.loc[run], measured.loc[run]))
+            row = _row(run, facts.loc[run], measured.loc[run])
+            rows.append(row | {costs.BESIDE: costs.beside_others(shares, [run])})
         else:
             row = {"run": run, "status": "missing", **_identity(planned[run].spec)}
             rows.append(row | {"command": rerun_command([run])})

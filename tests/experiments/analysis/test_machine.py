@@ -110,6 +110,33 @@ def test_no_row_of_a_table_mixes_machines(two_machines, computed):
     assert "wall time (s)" not in tables.load("flops").make(records, curves, study)
 
 
+def test_times_that_runs_took_beside_other_work_are_marked(two_machines, computed):
+    *_, study, made = two_machines
+    for record in made:
+        method, seed = record["spec"]["method"], record["spec"]["seed"]
+        if method == "gmp":
+            continue  # as in records of versions that kept no clock of the processor
+        for row in record["curve"]:
+            if row["kind"] == "validation":
+                share = 0.5 if method == "set" and seed == 1 else 0.95
+                row |= {"trained_s": 8.0, "trained_cpu_s": 8.0 * share}
+        if method == "rigl":
+            record["num_threads"] = 2  # of which the loop keeps one idle
+    records, curves = records_table(made, study), curves_table(made)
+    key, other = machine.key(synthetic.MACHINE), machine.key({**synthetic.MACHINE, "model": 99})
+    for name in ("wall_times", "time_to_loss"):
+        table = tables.load(name).make(records, curves, study)
+        if "clock" in table:
+            assert table[table["clock"] == "simulated"]["beside other work"].isna().all()
+        marks = table.set_index(["method", "machine"])["beside other work"]
+        assert marks["set", other] == "yes" and marks["set", key] == "no"
+        assert marks["static", other] == "no"
+        assert marks["gmp", key] == marks["rigl", key] == "not recorded"
+    runs = tables.load("runs").make(records, curves, study).set_index("run")
+    marked = runs[runs["beside other work"] == "yes"]
+    assert len(marked) == 1 and "__set-" in marked.index[0] and marked["seed"].iloc[0] == 1
+
+
 def test_no_line_of_a_figure_mixes_machines(two_machines, computed):
     records, curves, study, _ = two_machines
     figure = figures.load("time_to_loss").draw(records, curves, study)
