@@ -186,10 +186,11 @@ def test_trials_of_other_lengths_are_not_compared_and_bleu_stands_beside():
     assert set(frames[0][frames[0]["metric"] == "bleu"]["split"]) == {"validation"}
     rows = tables.load("tuning_trials").make(*frames)
     webnlg = rows[(rows["dataset"] == "webnlg-2017") & (rows["model"] == "llama-0.2m")]
-    short, long = webnlg.set_index("steps").loc[1333], webnlg.set_index("steps").loc[4000]
+    [short] = webnlg[webnlg["steps"] == 1333].to_dict("records")
     assert short["above best"] == 0 and short["choice"] == "the only one"
     assert short["BLEU"] == pytest.approx(13.89, abs=0.01)
-    assert long["BLEU"] == pytest.approx(24.91, abs=0.01)
+    long = webnlg.loc[webnlg["steps"] == 4000, "BLEU"]
+    assert sorted(long) == pytest.approx([24.91, 24.96], abs=0.01)
     assert (webnlg["taken by"] == "").all()
     text = figures.caption("tuning", *frames)
     assert "No study takes a setting shown for llama-0.2m on webnlg-2017: dense-dense" in text
