@@ -63,12 +63,17 @@ def start() -> None:
     """
     folder = tempfile.mkdtemp(prefix="preload-")
     os.environ[ADDRESS] = os.path.join(folder, "socket")
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(os.environ[ADDRESS])
+    listener.listen(64)  # jobs that come before the process does wait
     process = subprocess.Popen(
-        [sys.executable, "-m", "experiments.preload", os.environ[ADDRESS]],
+        [sys.executable, "-m", "experiments.preload", str(listener.fileno())],
         stdin=subprocess.PIPE,
+        pass_fds=[listener.fileno()],
         env=os.environ | dict.fromkeys(THREADS, "1"),
         process_group=0,  # a terminal's Ctrl-C comes to jobs once, by who waits for them
     )
+    listener.close()
     assert process.stdin is not None
     atexit.register(process.stdin.close)  # which is open as long as this process lives
 
@@ -118,17 +123,15 @@ class Server:
     """Forks a process per job until standard input ends.
 
     Args:
-        address: of the socket that it makes.
+        listener: a socket that jobs connect to.
 
     Attributes:
         jobs: the connection to who waits for each fork; closed where nobody does any more.
     """
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, listener: socket.socket) -> None:
         self.origin = _origin()
-        self.listener = socket.socket(socket.AF_UNIX)
-        self.listener.bind(address)
-        self.listener.listen(64)
+        self.listener = listener
         self.jobs: dict[int, socket.socket] = {}
         self.seen: set[str] = set()
 
@@ -276,11 +279,12 @@ def _import(names: Iterable[str]) -> None:
 
 
 def main() -> None:
-    """Serve at the address that is the only argument."""
-    address = sys.argv[1]
-    job = Server(address).run()
+    """Serve jobs of the socket whose descriptor is the only argument."""
+    listener = socket.socket(fileno=int(sys.argv[1]))
+    folder = Path(listener.getsockname()).parent
+    job = Server(listener).run()
     if job is None:
-        shutil.rmtree(Path(address).parent, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
     else:
         job.do()
 

@@ -6,7 +6,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
@@ -38,10 +37,6 @@ def server(monkeypatch):
     preload.start()
     monkeypatch.setattr(preload.subprocess, "Popen", popen)
     address = Path(os.environ[preload.ADDRESS])
-    deadline = time.monotonic() + 30
-    while not address.exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
     yield started[0]
     started[0].stdin.close()
     started[0].wait(timeout=60)
