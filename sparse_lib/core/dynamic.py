@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import weakref
 from abc import abstractmethod
@@ -180,7 +181,8 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
 
         With a number, only the gradients of present weights and of so many others, the largest in
         magnitude, are kept of a sharded or large parameter. None, the default, keeps all. A
-        collective.
+        collective. What RigL and GraNet answer is of their own methods: for a subclass that
+        overrides any, all is kept, unless it overrides this one too.
 
         Args:
             sparse: One of the algorithm's parameters.
@@ -544,9 +546,20 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
         return self.uses_dense_gradient or self.grown_init.startswith("gradient")
 
 
-def _is_foreign(method: Any) -> bool:
-    """Whether a method is defined outside this library."""
-    return not method.__module__.startswith("sparse_lib.")
+def _overrides(algorithm: Any, name: str) -> bool:
+    """Whether an object has other methods than the class has from which it takes one of them.
+
+    What that one says of the others holds for those of its own class and bases: a subclass, a
+    class between two bases or the object itself may bring others. ``__init__`` does not count.
+    """
+    own = type(algorithm)
+    speaker = next(cls for cls in own.__mro__ if name in vars(cls))
+    return any(
+        key in vars(algorithm) or getattr(own, key) is not method
+        for key in dir(speaker)
+        if not key.startswith("__")
+        and (inspect.isfunction(method := getattr(speaker, key)) or isinstance(method, property))
+    )
 
 
 def _spread(weight: Tensor, present: Tensor) -> Tensor:
@@ -651,9 +664,8 @@ class DropAndGrow(DynamicSparsityAlgorithm):
 
     def _most_grown(self, sparse: SparseParameter) -> int | None:
         """:meth:`most_grown` where only counts decide how many weights are added."""
-        ours = ("update", "new_masks", "update_mask", "grow", "drop_score", "grow_score")
         simple = self.score_shaper is None and not self.grown_init.startswith("gradient")
-        if not simple or any(_is_foreign(getattr(type(self), name)) for name in ours):
+        if not simple or _overrides(self, "most_grown"):
             return None
         step = self.step + 1
         if self._coming[0] != step:

@@ -12,6 +12,7 @@ from sparse_lib.algorithms.rigl import RigL
 from sparse_lib.algorithms.srigl import SRigL
 from sparse_lib.core import dynamic
 from sparse_lib.core.candidates import Candidates
+from sparse_lib.core.dynamic import DropAndGrow
 
 FALLING = {"type": "linear", "init": 0.8, "slope": -0.1}
 RISING = {"type": "linear", "init": 0.5, "slope": 0.05}
@@ -35,6 +36,54 @@ class Own(RigL):
         return -self.dense_gradient(p)
 
 
+class Beside(RigL):
+    """As if its file lay in ``sparse_lib/algorithms/``."""
+
+    def grow_score(self, p):
+        return -self.dense_gradient(p)
+
+
+Beside.grow_score.__module__ = "sparse_lib.algorithms.beside"
+
+
+class Faster(RigL):
+    @property
+    def drop_fraction(self):
+        return 0.8
+
+
+class Swapping(DropAndGrow):
+    def update_mask(self, p, mask, sparsity):
+        return super().update_mask(p, ~mask, sparsity)
+
+
+class Between(RigL, Swapping):
+    """The update of a base that comes after RigL in the order of resolution."""
+
+
+class Named(RigL):
+    """RigL with arguments of its own."""
+
+    def __init__(self, sparsity=None, *, label="", **kwargs):
+        self.label = label
+        super().__init__(sparsity, **kwargs)
+
+
+class Vouching(RigL):
+    def grow_score(self, p):
+        return super().grow_score(p) * 2
+
+    def most_grown(self, sparse):
+        return 9
+
+
+def by_hand():
+    """An object with a method of its own."""
+    algorithm = RigL(0.8, update=2, drop_fraction=0.3)
+    algorithm.grow_score = lambda p: -algorithm.dense_gradient(p)
+    return algorithm
+
+
 @pytest.mark.parametrize(
     ("algorithm", "expected"),
     [
@@ -45,6 +94,12 @@ class Own(RigL):
         (RigL(0.8, score_shaper="2:4"), None),
         (SRigL(0.8, update=2), None),
         (Own(0.8, update=2), None),
+        (Beside(0.8, update=2), None),
+        (Faster(0.8, update=2), None),
+        (Between(0.8, update=2), None),
+        (by_hand(), None),
+        (Named(0.8, update=2, drop_fraction=0.3, label="a"), 6),
+        (Vouching(0.8, update=2, drop_fraction=0.3), 9),
         (RigL(0.8, update=2, grown_init="gradient"), None),
     ],
 )
@@ -93,6 +148,30 @@ def train(kind, passes, *, resumed_at=None, dtype=torch.float32):
             model(torch.randn(16, 12, dtype=dtype)).square().sum().backward()
         optimizer.step()
     return [sparse.mask.clone() for sparse in algorithm.sparse_params.values()]
+
+
+@pytest.mark.parametrize("kind", [Beside, Faster])
+def test_a_subclass_with_methods_of_its_own_reads_whole_gradients(monkeypatch, kind):
+    whole = train(kind, [1] * 8)
+    monkeypatch.setattr(dynamic, "_LARGE", 0)
+    for one, other in zip(whole, train(kind, [1] * 8), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_what_is_dropped_of_a_large_tensor_is_what_the_class_says():
+    torch.manual_seed(0)
+    model = nn.Linear(1024, 1024, bias=False)
+    algorithm = Faster(0.9, update=2, seed=1)
+    algorithm.apply(model)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    algorithm.apply(optimizer)
+    for _ in range(2):
+        before = model.weight_mask.clone()
+        optimizer.zero_grad()
+        model(torch.randn(4, 1024)).square().mean().backward()
+        optimizer.step()
+    grown = int((model.weight_mask & ~before).sum()) / int(before.sum())
+    assert 0.7 < grown <= 0.8  # of the dropped ones some win again
 
 
 @pytest.mark.filterwarnings("ignore:.*without the state:UserWarning")
