@@ -361,6 +361,7 @@ class SparsityAlgorithm(ABC):
         Raises:
             ValueError: If the model or optimizer cannot be sparsified; the message says why, and
                 all is left as it was.
+            RuntimeError: If weights of the model were tied or taken away after it got masks.
             TypeError: If the target is neither.
         """
         if isinstance(target, nn.Module):
@@ -523,6 +524,7 @@ class SparsityAlgorithm(ABC):
                 if self._was_applied
                 else "apply the algorithm to the model before its optimizer"
             )
+        self._check_ties()
         for name, sparse in self.sparse_params.items():
             check_driven(name, sparse)
         if not self.get_sparse_params(optimizer):
@@ -576,8 +578,21 @@ class SparsityAlgorithm(ABC):
             handle.remove()
         self._unplug()
 
+    def _check_ties(self) -> None:
+        """Raise RuntimeError where two names that have masks have become one parameter."""
+        names: dict[int, str] = {}
+        for name, sparse in self.sparse_params.items():
+            param = sparse.module._parameters.get(sparse.param_name)
+            first = name if param is None else names.setdefault(id(param), name)
+            if first != name:
+                raise RuntimeError(
+                    f"{name!r} was tied to {first!r} after sparsity was applied, and one weight "
+                    "cannot obey two masks; tie weights first, then apply"
+                )
+
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._watch.check(self.sparse_params)
+        self._check_ties()
         if self.updates_masks:
             params = self.sparse_params.values()
             self._forgotten.check_resume(type(self).__name__, self.step, params, optimizer)

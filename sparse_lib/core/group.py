@@ -179,6 +179,7 @@ class Group(SparsityAlgorithm):
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._watch.check(self.sparse_params)
+        self._check_ties()  # of weights of several members, too
         if self._not_held:
             self._find_not_held(optimizer)
         for algorithm in self.algorithms:
