@@ -533,6 +533,7 @@ class SparsityAlgorithm(ABC):
         for sparse in self.sparse_params.values():
             sparse.guard.ensure()
             sparse.prune()
+            sparse.guard.is_left()
             self._mask_states_of(sparse, optimizer)
         self._prepare_next_step()
         if lacking := self._find_not_held(optimizer):
@@ -606,6 +607,7 @@ class SparsityAlgorithm(ABC):
                 )
             sparse.guard.ensure()
             sparse.guard.select_gradient()
+            sparse.guard.is_being_written()
         with torch.no_grad():
             self.prepare(optimizer)
 
@@ -622,6 +624,7 @@ class SparsityAlgorithm(ABC):
             self._prepare_next_step()
         for sparse in self.sparse_params.values():
             sparse.guard.forget_gradient()
+            sparse.guard.is_left()
 
     def _advance(self, optimizer: Optimizer, autoupdate: bool) -> None:
         """Count the step; update masks if due, and have weights and states obey them."""

@@ -114,6 +114,8 @@ class MaskGuard:
         self._settled: tuple[int, int] | None = None
         self._known_mask = -1
         self.was_loaded = False
+        # Parameter and version that an optimizer's step left masked; None while one is under way.
+        self._left: tuple[int, int] | None = None
         self._trained = False  # a gradient came since the weight was last looked at
         self._missed_steps = 0
 
@@ -275,6 +277,28 @@ class MaskGuard:
         """Drop the reference to the gradient, so that ``zero_grad`` can free it."""
         self._clean_gradient = (None, -1, -1)
 
+    def is_being_written(self) -> None:
+        """Take no value that comes from now on for one that was written by hand."""
+        self._left = None
+
+    def is_left(self) -> None:
+        """Record the weight as masked: if its memory changes from now on, it is masked anew."""
+        param = self.module._parameters.get(self.name)
+        if param is not None and not param.is_inference():
+            self._left = id(param), param._version
+
+    def _settle_written(self, param: nn.Parameter) -> None:
+        """Mask a weight that was written between steps, as ``reset_parameters`` does.
+
+        A value that is written through ``.data`` leaves no trace: it stays until the next step.
+        """
+        if self._left is None or param.is_inference() or self._left == (id(param), param._version):
+            return
+        if self.mask is None or shards.is_sharded(self.mask) != shards.is_sharded(param):
+            return
+        self.select_weight()
+        self.is_left()
+
     @property
     def follows(self) -> bool:
         """Whether this is of a copy whose mask is brought up to date, as a moving average's is."""
@@ -284,7 +308,10 @@ class MaskGuard:
         return shards.local(mask)._version != self._known_mask
 
     def settle_alone(self, reader: nn.Module, *, learns: bool) -> None:
-        """Mask the weight if no optimizer step does, and weight or mask may have changed.
+        """Mask the weight if it may have changed since it was masked.
+
+        Where an optimizer's steps mask it, that is if it was written between two of them; else if
+        weight or mask may have changed.
 
         Called before forward passes: a copy, such as a moving average that gets weights and masks
         by assignment, computes with masked weights. Without gradients it is masked for the pass
@@ -297,6 +324,8 @@ class MaskGuard:
         """
         driver, param = self.driver, self.module._parameters.get(self.name)
         if driver is not None and param is not None and driver.drives(param):
+            if isinstance(param, nn.Parameter):
+                self._settle_written(param)
             return
         mask = self.module._buffers.get(mask_name(self.name))
         # functional_call puts tensors of the caller's here, which are not ours to change.

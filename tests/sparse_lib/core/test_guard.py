@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 import sparse_lib as sl
 from sparse_lib.algorithms.rigl import RigL
 from sparse_lib.algorithms.set import SET
+from sparse_lib.algorithms.srste import SRSTE
 from sparse_lib.algorithms.static import Static
 from sparse_lib.core import guard as guard_module
 from sparse_lib.core.group import Group
@@ -420,6 +421,39 @@ def test_a_forward_pass_leaves_enforced_weights_alone():
     for _ in range(2):
         model(torch.ones(1, 12)).sum().backward()
     assert versions == [param._version for param in model.parameters()]
+
+
+@torch.no_grad()
+def by_hand(model):
+    model[0].weight.copy_(torch.ones(16, 12))
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda model: model[0].reset_parameters(),
+        lambda model: model.apply(lambda part: hasattr(part, "weight") and part.reset_parameters()),
+        by_hand,
+    ],
+)
+@pytest.mark.parametrize("trained", [False, True])
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("make", [lambda: RigL(0.5), lambda: Group({"*": SRSTE(0.5)})])
+def test_weights_written_between_steps_are_masked_before_they_are_used(make, mode, trained, write):
+    model, optim = start(make())
+    if trained:
+        train(model, optim, 2)
+    write(model)
+    weights, mask = model[0].weight.detach().clone(), model[0].weight_mask
+    assert weights[~mask].all()
+    with mode():
+        out = model[0](torch.eye(12))
+    expected = (weights * mask).T + model[0].bias.detach()
+    torch.testing.assert_close(out.detach(), expected)
+    assert torch.equal(model[0].weight, weights * mask)
+    version = model[0].weight._version
+    model(torch.ones(1, 12))
+    assert model[0].weight._version == version
 
 
 @pytest.mark.parametrize("grouped", [False, True])
