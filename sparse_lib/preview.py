@@ -15,6 +15,7 @@ from sparse_lib.algorithms.static import Static
 from sparse_lib.checks import check_integer
 from sparse_lib.configure import configure
 from sparse_lib.core.algorithm import SparsityAlgorithm
+from sparse_lib.core.doubts import told_of_frozen
 from sparse_lib.core.dynamic import DynamicSparsityAlgorithm
 from sparse_lib.core.group import Group
 from sparse_lib.core.guard import bytes_of_mask
@@ -242,6 +243,10 @@ def plan(
     notes = [str(warning.message) for warning in caught]
     if num_steps is not None and algorithm is not None:
         notes += unreached(algorithm, num_steps)
+    if by_shape and any(parameter.requires_grad for parameter in model.parameters()):
+        frozen = {n for n, parameter in model.named_parameters() if not parameter.requires_grad}
+        cut = [r.name for r in rows if r.name in frozen and r.num_nonzero < r.num_weights]
+        notes += told_of_frozen(cut)
     notes += [n for row in rows for n in _warnings(row, layers.get(row.name), ties.get(row.name))]
     return Plan(parameters=rows, warnings=tuple(notes), flops=flops)
 
@@ -323,9 +328,12 @@ def counts_follow_from_shapes(algorithm: SparsityAlgorithm, model: nn.Module) ->
         ):
             return False
     names = {name for name, _ in model.named_parameters()}
+    is_meta = any(parameter.is_meta for parameter in model.parameters())
     masks = any(name.removesuffix("_mask") in names for name, _ in model.named_buffers())
-    # Directions of weight_norm are refused where a mask leaves one of them empty.
-    return not masks and not any(name.endswith(("_v", ".original1")) for name in names)
+    # Directions of weight_norm are refused where a mask leaves one of them empty, and weights that
+    # are computed from others may lack the zeros of these.
+    values = ("_v", ".original1", *(() if is_meta else (".original", ".original0")))
+    return not masks and not any(name.endswith(values) for name in names)
 
 
 def without_memory(model: nn.Module, algorithm: SparsityAlgorithm) -> nn.Module:
@@ -376,7 +384,8 @@ def _planned(
         kind=layer.kind if layer else "bias",
         shape=shape,
         algorithm=type(algorithm).__name__,
-        reason=f"sparsified by {type(algorithm).__name__}{_also(tied)}",
+        reason=f"sparsified by {type(algorithm).__name__}"
+        f"{'' if parameter.requires_grad else ', frozen'}{_also(tied)}",
         sparsity=float(sparse.target),
         final_sparsity=end[name],
         num_weights=sparse.mask.numel(),

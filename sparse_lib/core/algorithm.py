@@ -32,6 +32,7 @@ from torch.utils.hooks import RemovableHandle
 
 from sparse_lib.checks import closest
 from sparse_lib.core import copies, distributed
+from sparse_lib.core.doubts import frozen_losses, told_of_frozen, told_of_parametrizations
 from sparse_lib.core.forgotten import Forgotten
 from sparse_lib.core.guard import Driver, watch_readers
 from sparse_lib.core.history import Work
@@ -381,11 +382,13 @@ class SparsityAlgorithm(ABC):
         self._let_go_of_replaced()
         found = list(find_parameters(model))
         self._agree_on_seed()
-        sparsify([(self, found)])
+        doubts = sparsify(model, [(self, found)])
         watch_readers(model)
         self._remember(model)
         if not found:
             warn(f"{type(self).__name__} found no parameter to sparsify")
+        for doubt in doubts:
+            warn(doubt)
 
     def _remember(self, model: nn.Module) -> None:
         """Watch whether the modules of a model's sparse parameters stay in it."""
@@ -834,13 +837,18 @@ class SparsityAlgorithm(ABC):
 
 
 def sparsify(
+    model: nn.Module,
     parts: Iterable[tuple[SparsityAlgorithm, Iterable[tuple[str, nn.Module, str]]]],
-) -> None:
+) -> list[str]:
     """Register parameters with algorithms, and make and attach their first masks.
 
     Args:
+        model: What the algorithms are applied to.
         parts: Each algorithm and what :func:`find_parameters` found for it. If any of them fails,
             neither algorithms nor modules are changed.
+
+    Returns:
+        Sentences about masks that are likely not to do what they were made for.
     """
     adopted: list[tuple[SparsityAlgorithm, list[SparseParameter]]] = []
     try:
@@ -852,11 +860,15 @@ def sparsify(
             for sparse in new:
                 del algorithm.sparse_params[sparse.name]
         raise
+    all_new = [sparse for _, new in adopted for sparse in new]
+    made = [mask for first in masks for _, mask in first]
+    cut = frozen_losses(model, zip(all_new, made, strict=True))
     for (algorithm, new), first in zip(adopted, masks, strict=True):
         for sparse in new:
             attach(sparse)
         algorithm._claim()
         algorithm._put_first_masks(new, first)
+    return told_of_frozen(cut) + told_of_parametrizations(all_new)
 
 
 def call_update(algorithm: SparsityAlgorithm, optimizer: Optimizer) -> None:

@@ -104,3 +104,116 @@ def test_a_sparsity_below_that_of_a_2_4_mask():
     model = nn.Linear(8, 8, bias=False)
     algorithm.apply(model)
     assert torch.equal(model.weight_mask.view(-1, 4).sum(1), torch.full((16,), 2))
+
+
+def two_layers(frozen=("0.weight",)):
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    for name, param in model.named_parameters():
+        param.requires_grad_(name not in frozen)
+    return model
+
+
+def told(apply):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        apply()
+    return [str(warning.message) for warning in caught]
+
+
+@pytest.mark.parametrize("make", [lambda: RigL(0.5), lambda: sl.configure(0.5)])
+def test_a_frozen_weight_that_is_cut(make):
+    (said,) = told(lambda: make().apply(two_layers()))
+    assert said.startswith("'0.weight' is frozen (requires_grad is False), so what its mask zeroes")
+    assert "param_filter" in said
+
+
+@pytest.mark.parametrize(
+    "frozen_on_purpose",
+    [
+        lambda: RigL(0.5).apply(two_layers(frozen=())),
+        lambda: Static(0.5, "topk").apply(  # pruned to be used
+            two_layers(frozen=("0.weight", "0.bias", "1.weight", "1.bias"))
+        ),
+        lambda: Static(init_method="from_zeros").apply(pruned(two_layers())),
+        lambda: Static(0.5, "topk").apply(pruned(two_layers())),
+        lambda: sl.GMP({"type": "linear", "init": 0, "slope": 0.1}).apply(two_layers()),
+        lambda: Static(0.5).apply(left_out(two_layers())),
+    ],
+)
+def test_a_frozen_weight_that_loses_nothing_is_not_told_of(frozen_on_purpose):
+    assert told(frozen_on_purpose) == []
+
+
+@torch.no_grad()
+def pruned(model):
+    model[0].weight[::2] = 0
+    return model
+
+
+def left_out(model):
+    model[0].weight.requires_dense = True
+    return model
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_a_plan_tells_of_frozen_weights(device):
+    plan = sl.plan(two_layers().to(device), 0.5)
+    assert [row.reason for row in plan.parameters if row.name == "0.weight"] == [
+        "sparsified by Static, frozen"
+    ]
+    assert [note for note in plan.warnings if "'0.weight' is frozen" in note]
+    assert not [note for note in plan.warnings if "'1.weight' is frozen" in note]
+
+
+class Low(nn.Module):
+    """A weight of rank two as a product."""
+
+    def forward(self, left, right):
+        return left @ right
+
+    def right_inverse(self, weight):
+        return weight[:, :2], weight[:2]
+
+
+def parametrized(how):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8, bias=False), nn.Linear(8, 4))
+    how(model[0])
+    return model
+
+
+norms = torch.nn.utils.parametrizations
+PARAMETRIZED = {
+    "orthogonal": (norms.orthogonal, True),
+    "cayley": (lambda layer: norms.orthogonal(layer, orthogonal_map="cayley"), True),
+    "low rank": (
+        lambda layer: nn.utils.parametrize.register_parametrization(
+            layer, "weight", Low(), unsafe=True
+        ),
+        True,
+    ),
+    "weight_norm": (norms.weight_norm, False),
+    "spectral_norm": (norms.spectral_norm, False),
+    "older weight_norm": (nn.utils.weight_norm, False),
+    "older spectral_norm": (nn.utils.spectral_norm, False),
+}
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("how", PARAMETRIZED)
+def test_a_weight_without_the_zeros_of_its_original(how):
+    change, is_told = PARAMETRIZED[how]
+    model = parametrized(change)
+    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    algorithm = sl.configure({"sparsity": 0.5, "seed": 0})
+    said = [text for text in told(lambda: algorithm.apply(model)) if "makes no zeros" in text]
+    for name, buffer in buffers.items():  # the vectors of spectral_norm
+        assert torch.equal(model.get_buffer(name), buffer)
+    model(torch.ones(2, 8))
+    zeros = float((model[0].weight == 0).float().mean())
+    assert bool(said) == is_told == (abs(zeros - 0.5) > 0.05)
+    if how.startswith("older"):  # of which torch copies nothing
+        return
+    plan = sl.plan(parametrized(change), 0.5)
+    assert any("makes no zeros" in note for note in plan.warnings) == is_told
+    assert all(part.training for part in model.modules())
