@@ -84,5 +84,5 @@ class GraNet(RigL):
         for name, sparse in params.items():
             kept, count = make_mask_drop_minimum(scores[name], pruned[name], self.drop_fraction)
             num_grown = num_true(pruned[name]) - count
-            masks[name] = add_best(self.grow_score(sparse.param), kept, num_grown)
+            masks[name] = add_best(self._score("grow_score", sparse.param), kept, num_grown)
         return masks.items()

@@ -175,7 +175,7 @@ class SNFS(DropAndGrow):
         strength = {name: self._strength(sparse) for name, sparse in params.items()}
         shares = allot(goal - sum(map(num_true, kept.values())), strength, room)
         return [
-            (name, add_best(self.grow_score(sparse.param), kept[name], shares[name]))
+            (name, add_best(self._score("grow_score", sparse.param), kept[name], shares[name]))
             for name, sparse in params.items()
         ]
 

@@ -77,7 +77,7 @@ class SRigL(RigL):
 
         wanted = num_nonzero(sparsity, p.numel())
         magnitude, present = rows(visible_magnitude(p)), rows(mask)
-        gradient = rows(self.grow_score(p)).nan_to_num(nan=-1.0)
+        gradient = rows(self._score("grow_score", p)).nan_to_num(nan=-1.0)
         kept, count = make_mask_drop_minimum(magnitude, present, self.drop_fraction)
         active = present.any(1)
         candidates = gradient.masked_fill(present | ~active[:, None], -torch.inf)

@@ -348,7 +348,7 @@ class SparsityAlgorithm(ABC):
             raise ValueError("this tensor is not a sparse parameter of the algorithm")
         return found
 
-    def apply(self, target: Any) -> Any:
+    def apply(self, target: Any, *others: Any) -> Any:
         """Sparsify a model (first) or an optimizer, in place.
 
         On a model: every parameter gets a ``<name>_mask`` bool buffer and its masked weights
@@ -363,8 +363,13 @@ class SparsityAlgorithm(ABC):
             ValueError: If the model or optimizer cannot be sparsified; the message says why, and
                 all is left as it was.
             RuntimeError: If weights of the model were tied or taken away after it got masks.
-            TypeError: If the target is neither.
+            TypeError: If the target is neither, or there are several.
         """
+        if others:
+            raise TypeError(
+                "apply takes one model or one optimizer: call apply(model), then apply(optimizer)"
+            )
+        self._check_made()
         if isinstance(target, nn.Module):
             self._apply_to_model(target)
         elif hasattr(target, "param_groups"):
@@ -372,6 +377,14 @@ class SparsityAlgorithm(ABC):
         else:
             raise TypeError(f"apply takes a torch module or optimizer, not {type(target).__name__}")
         return target
+
+    def _check_made(self) -> None:
+        """Raise TypeError if a subclass left out the constructor of its base."""
+        if "_clock" not in vars(self):
+            raise TypeError(
+                f"{type(self).__name__}.__init__ does not call super().__init__(...), which takes "
+                "sparsity and all other settings"
+            )
 
     def __call__(self, target: Any) -> None:
         """What ``model.apply(self)`` calls for each submodule, children first."""

@@ -20,7 +20,7 @@ from sparse_lib.core import distributed
 from sparse_lib.core.algorithm import SparsityAlgorithm
 from sparse_lib.core.candidates import Candidates
 from sparse_lib.core.optimizers import forget_curvature, states_like
-from sparse_lib.core.parameter import SparseParameter, warn
+from sparse_lib.core.parameter import SparseParameter, is_mask, warn
 from sparse_lib.flops.model import ModelFlops
 from sparse_lib.masks import shards
 from sparse_lib.masks.counts import num_nonzero, num_true
@@ -32,7 +32,7 @@ from sparse_lib.masks.makers import (
 )
 from sparse_lib.rules import rules_of
 from sparse_lib.schedules.updates import FreqSchedule, make_update_schedule
-from sparse_lib.schedules.values import make_hyperparameter_schedule
+from sparse_lib.schedules.values import Lambda, make_hyperparameter_schedule
 
 #: From so many weights on, a tensor's dense gradient is not kept whole for a mask update.
 _LARGE = 2**20
@@ -206,6 +206,7 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
         driven = self._optimizer() if self._optimizer is not None else None
         try:
             for name, mask in self.new_masks(active, targets):
+                self._check_new_mask("new_masks", self.sparse_params[name], mask)
                 self._set_mask(name, mask, targets[name], optimizer or driven)
                 if isinstance(self._dense.get(name), Candidates):
                     del self._dense[name]  # they belong to the mask that was
@@ -229,7 +230,28 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
         never held at once.
         """
         for name, sparse in params.items():
-            yield name, self.update_mask(sparse.param, sparse.mask, targets[name])
+            mask = self.update_mask(sparse.param, sparse.mask, targets[name])
+            self._check_new_mask("update_mask", sparse, mask)
+            yield name, mask
+
+    def _check_new_mask(self, method: str, sparse: SparseParameter, mask: Any) -> None:
+        """Raise TypeError or ValueError if what a method returned is no mask of a parameter."""
+        shape, returned = tuple(sparse.mask.shape), f"{type(self).__name__}.{method} returned"
+        if not isinstance(mask, Tensor):
+            raise TypeError(
+                f"{returned} a {type(mask).__name__} for {sparse.name!r}; it must return a bool "
+                f"tensor of shape {shape}"
+            )
+        if tuple(mask.shape) != shape:
+            raise ValueError(
+                f"{returned} a mask of shape {tuple(mask.shape)} for {sparse.name!r}, not {shape}"
+            )
+        if not is_mask(mask):
+            raise ValueError(
+                f"{returned} {str(mask.dtype).removeprefix('torch.')} values other than 0 and 1 "
+                f"for {sparse.name!r}, as of scores; a mask is bool, such as "
+                "make_mask_topk_sparsity makes of scores"
+            )
 
     def _set_mask(self, name: str, new: Tensor, target: float, optimizer: Optimizer | None) -> None:
         sparse = self.sparse_params[name]
@@ -599,6 +621,9 @@ class DropAndGrow(DynamicSparsityAlgorithm):
         drop_fraction: Fraction of the present weights dropped in an update, in [0, 1]; a number
             or a schedule, evaluated at every update step.
         **kwargs: See :class:`DynamicSparsityAlgorithm`.
+
+    Raises:
+        ValueError: In a step, if a function given as ``drop_fraction`` gives more than 1.
     """
 
     def __init__(
@@ -630,8 +655,32 @@ class DropAndGrow(DynamicSparsityAlgorithm):
     @property
     def drop_fraction(self) -> float:
         """Drop fraction at the current step, in [0, 1]."""
-        value = float(self.drop_schedule(self.step, self._updating))
+        return self._drop_fraction_at(self.step, self._updating)
+
+    def _drop_fraction_at(self, step: int, is_update_step: bool) -> float:
+        value = float(self.drop_schedule(step, is_update_step))
+        if value > 1 and isinstance(self.drop_schedule, Lambda):
+            raise ValueError(
+                f"drop_fraction must be between 0 and 1, and its function gave {value!r} at step "
+                f"{step}"
+            )
         return min(max(value, 0.0), 1.0)
+
+    def _score(self, method: str, p: Tensor) -> Tensor:
+        """What :meth:`drop_score` or :meth:`grow_score` says of a parameter.
+
+        Raises:
+            TypeError: If it is no tensor.
+            ValueError: If it has another shape than the parameter.
+        """
+        score = getattr(self, method)(p)
+        if isinstance(score, Tensor) and score.shape == p.shape:
+            return score
+        name = next((name for name, s in self.sparse_params.items() if s.param is p), "a parameter")
+        must = f"{type(self).__name__}.{method} must return a tensor of shape {tuple(p.shape)} for"
+        if not isinstance(score, Tensor):
+            raise TypeError(f"{must} {name!r}, not a {type(score).__name__}")
+        raise ValueError(f"{must} {name!r}, not one of shape {tuple(score.shape)}")
 
     def metrics(self, flops: ModelFlops | None = None) -> dict[str, Any]:
         """As of every algorithm, and ``"drop_fraction"`` at the current step."""
@@ -640,7 +689,7 @@ class DropAndGrow(DynamicSparsityAlgorithm):
     def update_mask(self, p: Tensor, mask: Tensor, sparsity: float) -> Tensor:
         """Drop by :meth:`drop_score`, then :meth:`grow`."""
         options: dict[str, Any] = {"score_shaper": self.score_shaper, "rules": self.rules}
-        magnitude = self.drop_score(p)
+        magnitude = self._score("drop_score", p)
         kept, count = make_mask_drop_minimum(magnitude, mask, self.drop_fraction, **options)
         may_exceed = self.score_shaper is not None or count > num_nonzero(sparsity, p.numel())
         if self.rules.meets_target and may_exceed:
@@ -660,7 +709,9 @@ class DropAndGrow(DynamicSparsityAlgorithm):
             sparsity: Target fraction of zeros, in [0, 1].
         """
         options: dict[str, Any] = {"score_shaper": self.score_shaper, "rules": self.rules}
-        return make_mask_grow_maximum(self.grow_score(p), kept, sparsity, count, **options)
+        return make_mask_grow_maximum(
+            self._score("grow_score", p), kept, sparsity, count, **options
+        )
 
     def _most_grown(self, sparse: SparseParameter) -> int | None:
         """:meth:`most_grown` where only counts decide how many weights are added."""
@@ -669,7 +720,7 @@ class DropAndGrow(DynamicSparsityAlgorithm):
             return None
         step = self.step + 1
         if self._coming[0] != step:
-            fraction = min(max(float(self.drop_schedule(step, True)), 0.0), 1.0)
+            fraction = self._drop_fraction_at(step, True)
             self._coming = (step, fraction, self._levels.targets(step, is_update_step=True))
         _, fraction, targets = self._coming
         wanted = self.rules.count(targets[sparse.name], sparse.param.numel())

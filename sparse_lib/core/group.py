@@ -43,6 +43,7 @@ class Group(SparsityAlgorithm):
         seed: int | None = None,
     ) -> None:
         self._members: list[tuple[Filter, SparsityAlgorithm]] = []
+        self._tied = ""  # which names that filters ask for belong to tied weights
         super().__init__(seed=seed)
         pairs = list(groups.items() if isinstance(groups, Mapping) else groups)
         for pair in pairs:
@@ -54,6 +55,7 @@ class Group(SparsityAlgorithm):
         """Add a member after the others."""
         if not isinstance(algorithm, SparsityAlgorithm):
             raise TypeError(f"a Group holds sparsity algorithms, not {algorithm!r}")
+        algorithm._check_made()
         if isinstance(algorithm, Group):
             raise ValueError("a Group cannot hold a Group; use extend")
         if any(known is algorithm for known in self.algorithms):
@@ -118,14 +120,18 @@ class Group(SparsityAlgorithm):
                 algorithm.seed = self.seed
         doubts = sparsify(model, list(zip(self.algorithms, parts, strict=True)))
         watch_readers(model)
+        self._tied = ""
         for part, (param_filter, algorithm) in zip(parts, self._members, strict=True):
             self.sparse_params |= algorithm.sparse_params
             name = type(algorithm).__name__
             if not part:
-                warn(f"no parameter matches {_describe(param_filter)}, given to {name}")
+                tied = _tied_to(param_filter, root)
+                warn(f"no parameter matches {_describe(param_filter)}, given to {name}{tied}")
+                self._tied += tied
             elif isinstance(param_filter, list):
                 for glob in _idle(param_filter, [*names, *_other_names(part, root)]):
-                    warn(f"no parameter matches {glob!r}, one of the globs given to {name}")
+                    tied = _tied_to(glob, root)
+                    warn(f"no parameter matches {glob!r}, one of the globs given to {name}{tied}")
         self._claim()
         self._remember(model)
         for doubt in doubts:
@@ -133,7 +139,7 @@ class Group(SparsityAlgorithm):
 
     def _took_nothing(self) -> str:
         filters = ", ".join(_describe(param_filter) for param_filter, _ in self._members)
-        return f"none matches {filters}"
+        return f"none matches {filters}{self._tied}"
 
     def _claim(self, driver: Driver | None = None) -> None:
         for algorithm in self.algorithms:
@@ -298,6 +304,20 @@ def _other_names(part: Iterable[tuple[str, nn.Module, str]], model: nn.Module) -
     own = {id(module._parameters[name]) for _, module, name in part}
     named = model.named_parameters(remove_duplicate=False)
     return [WRAPPER.sub("", name) for name, parameter in named if id(parameter) in own]
+
+
+def _tied_to(param_filter: Filter, model: nn.Module) -> str:
+    """The end of a sentence: which further name of a tied weight a filter asks for; or nothing."""
+    if callable(param_filter):
+        return ""
+    first: dict[int, str] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        name = WRAPPER.sub("", name)
+        own = first.setdefault(id(parameter), name)
+        globs = [param_filter] if isinstance(param_filter, str) else param_filter
+        if own != name and any(fnmatchcase(name, glob) for glob in globs):
+            return f"; {name!r} is tied to {own!r}, and filters see that name"
+    return ""
 
 
 def _num_arguments(function: Callable) -> int:

@@ -102,7 +102,7 @@ class SparseParameter:
         """The bool mask, of the parameter's shape. Setting it also zeroes what it drops.
 
         Raises:
-            ValueError: If a mask of another shape is set.
+            ValueError: If a mask of another shape is set, or values other than 0 and 1.
         """
         return self.module._buffers[mask_name(self.param_name)]  # type: ignore[return-value]
 
@@ -114,6 +114,11 @@ class SparseParameter:
             raise ValueError(
                 f"the mask of {self.name!r} must be a tensor of shape {tuple(old.shape)}, "
                 f"not {shape}"
+            )
+        if not is_mask(new):
+            raise ValueError(
+                f"the mask of {self.name!r} must be bool, or hold 0 and 1 alone; it has other "
+                f"{str(new.dtype).removeprefix('torch.')} values, as scores do"
             )
         new = shards.fitted(new.detach().to(device=old.device, dtype=torch.bool), old)
         self.check_directions(new)
@@ -196,6 +201,14 @@ class SparseParameter:
     def __repr__(self) -> str:
         shape = tuple(self.param.shape)
         return f"SparseParameter({self.name!r}, shape={shape}, sparsity={self.sparsity:.4f})"
+
+
+def is_mask(tensor: Tensor) -> bool:
+    """Whether a tensor is bool or holds 0 and 1 alone."""
+    if tensor.dtype is torch.bool or tensor.is_meta:
+        return True
+    values = shards.local(tensor.detach())
+    return bool(((values == 0) | (values == 1)).all())
 
 
 def unwrap(model: nn.Module) -> nn.Module:

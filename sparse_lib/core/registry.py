@@ -13,13 +13,16 @@ def register(cls: type) -> None:
     """Make a subclass of the base class known by its lower-cased name.
 
     Raises:
-        ValueError: If a class of the library has that name.
+        ValueError: If a class in a file of the library's has that name.
     """
     key = cls.__name__.lower()
     known = _REGISTRY.get(key)
     if known is not None and known.__module__.startswith("sparse_lib."):
         if known.__module__ != cls.__module__:
-            raise ValueError(f"the name {cls.__name__!r} belongs to a built-in algorithm")
+            raise ValueError(
+                f"the name {cls.__name__!r} belongs to the algorithm {known.__name__} of "
+                f"{known.__module__}, in any case; give this class another name"
+            )
     _REGISTRY[key] = cls
 
 

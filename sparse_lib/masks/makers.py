@@ -390,17 +390,22 @@ def _pools(tensor: Tensor, shaper: ScoreShaper) -> tuple[Tensor, Any, Any]:
 
 def _shaper_for(score: Tensor, spec: Any) -> ScoreShaper:
     if not isinstance(score, Tensor):
-        raise TypeError(f"score must be a tensor, not {score!r}")
+        raise TypeError(f"score must be a tensor, not {_kind(score)}")
     return make_score_shaper(spec) or ScoreFlattener()
 
 
 def _checked_mask(mask: Tensor, score: Tensor) -> Tensor:
     if not isinstance(mask, Tensor):
-        raise TypeError(f"mask must be a tensor, not {mask!r}")
+        raise TypeError(f"mask must be a tensor, not {_kind(mask)}")
     if mask.shape != score.shape:
         shapes = f"{tuple(score.shape)}, not {tuple(mask.shape)}"
         raise ValueError(f"mask must have the shape of score, {shapes}")
     return mask.bool()
+
+
+def _kind(value: Any) -> str:
+    """What a value is, without the numbers of an array."""
+    return repr(value) if value is None else f"a {type(value).__name__}"
 
 
 def _pool_size(pools: Tensor, score: Tensor) -> int:

@@ -1,0 +1,176 @@
+"""Mistakes in classes of one's own, and in how they are used, are told in one sentence."""
+
+import re
+
+import pytest
+import torch
+from torch import nn
+
+import sparse_lib as sl
+from sparse_lib.core.registry import algorithm_classes
+
+
+def trained(algorithm, steps=2):
+    torch.manual_seed(0)
+    model = nn.Linear(12, 8)
+    algorithm.apply(model)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    algorithm.apply(optimizer)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.randn(4, 12)).square().mean().backward()
+        optimizer.step()
+    return model
+
+
+def own(base, **methods):
+    """A class ``Own`` that ``configure`` does not find."""
+    return type("Own", (base,), {"in_registry": False, **methods})
+
+
+def scores(self, p, mask, sparsity):
+    return p.abs()
+
+
+def half(self, p, mask, sparsity):
+    return torch.full_like(p, 0.5)
+
+
+def spread(self, params, targets):
+    return {name: sparse.param.detach().abs() for name, sparse in params.items()}.items()
+
+
+WRONG = [
+    (
+        own(sl.DynamicSparsityAlgorithm, update_mask=scores),
+        ValueError,
+        "Own.update_mask returned float32 values other than 0 and 1 for 'weight', as of scores; a "
+        "mask is bool, such as make_mask_topk_sparsity makes of scores",
+    ),
+    (
+        own(sl.DynamicSparsityAlgorithm, update_mask=half),
+        ValueError,
+        "Own.update_mask returned float32 values other than 0 and 1",
+    ),
+    (
+        own(sl.DynamicSparsityAlgorithm, update_mask=scores, new_masks=spread),
+        ValueError,
+        "Own.new_masks returned float32 values other than 0 and 1 for 'weight'",
+    ),
+    (
+        own(sl.DynamicSparsityAlgorithm, update_mask=lambda *_: None),
+        TypeError,
+        "Own.update_mask returned a NoneType for 'weight'; it must return a bool tensor of shape "
+        "(8, 12)",
+    ),
+    (
+        own(sl.DynamicSparsityAlgorithm, update_mask=lambda self, p, mask, s: mask.view(-1)),
+        ValueError,
+        "Own.update_mask returned a mask of shape (96,) for 'weight', not (8, 12)",
+    ),
+    (
+        own(sl.RigL, grow_score=lambda self, p: p.abs().sum(1) if p.dim() > 1 else p),
+        ValueError,
+        "Own.grow_score must return a tensor of shape (8, 12) for 'weight', not one of shape (8,)",
+    ),
+    (
+        own(sl.SNFS, grow_score=lambda self, p: p[:, :-1]),
+        ValueError,
+        "Own.grow_score must return a tensor of shape (8, 12) for 'weight', not one of shape "
+        "(8, 11)",
+    ),
+    (
+        own(sl.SET, drop_score=lambda self, p: p.abs().sum(1) if p.dim() > 1 else p),
+        ValueError,
+        "Own.drop_score must return a tensor of shape (8, 12) for 'weight', not one of shape (8,)",
+    ),
+    (
+        own(sl.RigL, grow_score=lambda self, p: p.detach().numpy()),
+        TypeError,
+        "Own.grow_score must return a tensor of shape (8, 12) for 'weight', not a ndarray",
+    ),
+    (
+        own(sl.RigL, grow_score=lambda self, p: None),
+        TypeError,
+        "Own.grow_score must return a tensor of shape (8, 12) for 'weight', not a NoneType",
+    ),
+]
+
+
+@pytest.mark.parametrize(("cls", "kind", "said"), WRONG)
+def test_what_a_method_returns_is_checked(cls, kind, said):
+    with pytest.raises(kind, match=f"^{re.escape(said)}"):
+        trained(cls(0.5, update=2, seed=0))
+
+
+def test_a_mask_of_zeros_and_ones_is_one():
+    def update_mask(self, p, mask, sparsity):
+        return sl.make_mask_topk_sparsity(p.abs(), sparsity).to(p.dtype)
+
+    model = trained(own(sl.DynamicSparsityAlgorithm, update_mask=update_mask)(0.75, update=1))
+    assert int(model.weight_mask.sum()) == 24 and model.weight_mask.dtype is torch.bool
+
+
+def test_scores_are_no_mask_wherever_one_is_set():
+    model, algorithm = nn.Linear(4, 4), sl.Static(0.5)
+    algorithm.apply(model)
+    before = model.weight_mask.clone()
+    with pytest.raises(ValueError, match="^the mask of 'weight' must be bool, or hold 0 and 1"):
+        algorithm.sparse_params["weight"].mask = torch.rand(4, 4)
+    assert torch.equal(model.weight_mask, before)
+
+
+class NoSuper(sl.SET):
+    in_registry = False
+
+    def __init__(self, share=1):
+        self.share = share
+
+
+@pytest.mark.parametrize("use", [lambda a: a.apply(nn.Linear(4, 4)), sl.configure])
+def test_a_constructor_that_leaves_out_its_base(use):
+    said = r"^NoSuper.__init__ does not call super\(\).__init__\(...\)"
+    with pytest.raises(TypeError, match=said):
+        use(NoSuper())
+
+
+def test_a_name_that_is_taken_says_by_which_module():
+    said = r"^the name 'rigL' belongs to the algorithm RigL of sparse_lib.algorithms.rigl"
+    with pytest.raises(ValueError, match=said):
+        type("rigL", (sl.SET,), {})
+    assert algorithm_classes()["rigl"] is sl.RigL
+
+
+def test_model_and_optimizer_in_one_call():
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    said = r"^apply takes one model or one optimizer: call apply\(model\), then apply\(optimizer\)$"
+    for algorithm in (sl.SET(0.5), sl.configure(0.5)):
+        with pytest.raises(TypeError, match=said):
+            algorithm.apply(model, optimizer)
+    assert not hasattr(model, "weight_mask")
+
+
+@pytest.mark.parametrize("kind", [sl.SET, sl.RigL])
+def test_a_function_that_gives_a_drop_fraction_above_one(kind):
+    said = "^drop_fraction must be between 0 and 1, and its function gave 7.0 at step 2$"
+    with pytest.raises(ValueError, match=said):
+        trained(kind(0.5, update=2, drop_fraction=lambda step: 7.0 if step > 1 else 0.3))
+    trained(kind(0.5, update=2, drop_fraction=lambda step: 0.1 - step))  # it has ended
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.emb, self.out = nn.Embedding(8, 4), nn.Linear(4, 8, bias=False)
+        self.out.weight = self.emb.weight
+
+
+@pytest.mark.parametrize("param_filter", ["out.weight", ["out.weight", "head.*"]])
+def test_a_filter_of_a_tied_weight_s_second_name(param_filter):
+    model = Tied()
+    group = sl.configure([{"param_filter": param_filter, "algorithm": "set", "sparsity": 0.5}])
+    with pytest.warns(UserWarning, match="'out.weight' is tied to 'emb.weight', and filters see"):
+        group.apply(model)
+    with pytest.raises(ValueError, match="none matches .*'out.weight' is tied to 'emb.weight'"):
+        group.apply(torch.optim.SGD(model.parameters(), 0.1))
