@@ -881,7 +881,8 @@ def sparsify(
             attach(sparse)
         algorithm._claim()
         algorithm._put_first_masks(new, first)
-    return told_of_frozen(cut) + told_of_parametrizations(all_new)
+    changes = ((sparse, algorithm.updates_masks) for algorithm, new in adopted for sparse in new)
+    return told_of_frozen(cut) + told_of_parametrizations(changes)
 
 
 def call_update(algorithm: SparsityAlgorithm, optimizer: Optimizer) -> None:

@@ -212,6 +212,9 @@ def test_a_weight_without_the_zeros_of_its_original(how):
     model(torch.ones(2, 8))
     zeros = float((model[0].weight == 0).float().mean())
     assert bool(said) == is_told == (abs(zeros - 0.5) > 0.05)
+    rising = sl.configure({"algorithm": "gmp", "sparsity": [0.0, 0.5]})
+    said = [text for text in told(lambda: rising.apply(parametrized(change))) if "no zeros" in text]
+    assert bool(said) == is_told
     if how.startswith("older"):  # of which torch copies nothing
         return
     plan = sl.plan(parametrized(change), 0.5)
