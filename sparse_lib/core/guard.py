@@ -292,7 +292,9 @@ class MaskGuard:
 
         A value that is written through ``.data`` leaves no trace: it stays until the next step.
         """
-        if self._left is None or param.is_inference() or self._left == (id(param), param._version):
+        known, version = self._left or (None, -1)
+        # functional_call puts parameters of the caller's in place, which are not ours to change.
+        if known != id(param) or version == param._version:
             return
         if self.mask is None or shards.is_sharded(self.mask) != shards.is_sharded(param):
             return

@@ -456,6 +456,15 @@ def test_weights_written_between_steps_are_masked_before_they_are_used(make, mod
     assert model[0].weight._version == version
 
 
+def test_a_functional_call_changes_no_parameter_that_it_is_given():
+    model, optim = start(Static(0.5))
+    train(model, optim, 1)
+    given = {name: nn.Parameter(torch.ones_like(p)) for name, p in model.named_parameters()}
+    torch.func.functional_call(model, given, (torch.ones(1, 12),))
+    assert all(torch.equal(tensor, torch.ones_like(tensor)) for tensor in given.values())
+    assert not model[0].weight.detach()[~model[0].weight_mask].any()
+
+
 @pytest.mark.parametrize("grouped", [False, True])
 def test_autoupdate_of_a_group_reaches_its_members(grouped):
     rigl = RigL(0.5, update=2, seed=1)
