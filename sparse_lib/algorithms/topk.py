@@ -90,6 +90,8 @@ class TopK(DynamicSparsityAlgorithm):
             for param in group["params"]
             if param.grad is not None
         ]
+        if not gradients:
+            return
         norms = torch.stack([gradient.float().norm() for gradient in gradients])
         size = sum(gradient.numel() for gradient in gradients)
         rms = norms.norm() / size**0.5

@@ -10,6 +10,11 @@ An algorithm may say otherwise. With ``masks_gradients = False`` the optimizer g
 and writes to every weight; masks are updated from what it wrote, and weights are masked last. With
 ``masks_states = False`` optimizer states are left alone. ``prepare`` and ``project`` are called
 right before and right after the optimizer's own update.
+
+With ``optimizer.step(closure)`` the gradients come during the step. What else happens before the
+optimizer's update then happens after each evaluation of the closure, and each has masked weights:
+what an optimizer wrote where a mask is zero is put aside for the evaluation, if it counts. So
+optimizers that evaluate it once end with the bits of the plain loop.
 """
 
 from __future__ import annotations
@@ -20,7 +25,7 @@ import os
 import weakref
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from typing import Any, ClassVar
@@ -37,7 +42,14 @@ from sparse_lib.core.forgotten import Forgotten
 from sparse_lib.core.guard import Driver, watch_readers
 from sparse_lib.core.history import Work
 from sparse_lib.core.metrics import summary, training_flops
-from sparse_lib.core.optimizers import forget_curvature, innermost, overflowed, states_like
+from sparse_lib.core.optimizers import (
+    closure_of,
+    forget_curvature,
+    innermost,
+    overflowed,
+    states_like,
+    with_closure,
+)
 from sparse_lib.core.parameter import (
     Clock,
     SparseParameter,
@@ -53,10 +65,10 @@ from sparse_lib.core.states import check_state
 from sparse_lib.core.targets import Levels
 from sparse_lib.core.watch import Watch, some
 from sparse_lib.flops.model import ModelFlops
+from sparse_lib.masks import shards
 from sparse_lib.masks.init import make_init_method
 from sparse_lib.masks.makers import generator
 from sparse_lib.masks.shapers import NMScoreShaper, ScoreShaper, make_score_shaper
-from sparse_lib.masks.shards import is_sharded
 from sparse_lib.rules import Rules, rules_of
 from sparse_lib.schedules.values import Constant
 
@@ -182,7 +194,7 @@ class SparsityAlgorithm(ABC):
 
     def _plug(self, optimizer: Optimizer) -> None:
         """Take part in an optimizer's steps, outside of what ``torch.compile`` traces."""
-        before, after = (torch.compiler.disable(f) for f in (self._before_step, self._after_step))
+        before, after = (torch.compiler.disable(f) for f in (self._open_step, self._after_step))
         handles: list[Any] = []
         try:
             handles.append(optimizer.register_step_pre_hook(before))
@@ -259,7 +271,10 @@ class SparsityAlgorithm(ABC):
         """
 
     def prepare(self, optimizer: Optimizer) -> None:  # noqa: B027 (few algorithms need it)
-        """Change gradients or weights right before the optimizer's update, in place."""
+        """Change gradients or weights right before the optimizer's update, in place.
+
+        With a closure it is called after each evaluation, when the gradients are there.
+        """
 
     def project(self, optimizer: Optimizer) -> None:  # noqa: B027
         """Change weights right after the optimizer's update, in place; masks are updated next.
@@ -489,7 +504,7 @@ class SparsityAlgorithm(ABC):
         return (
             is_ours
             and self.init_method in ("random", "topk")
-            and all(s.param.device.type == "cpu" and not is_sharded(s.param) for s in params)
+            and all(s.param.device.type == "cpu" and not shards.is_sharded(s.param) for s in params)
             and sum(s.param.numel() for s in params) > _LARGE
         )
 
@@ -607,7 +622,45 @@ class SparsityAlgorithm(ABC):
                     "cannot obey two masks; tie weights first, then apply"
                 )
 
-    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def _open_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
+        """Get gradients ready for the optimizer: now, or each time that a closure has made them."""
+        self._check_step(optimizer)
+        with torch.no_grad():
+            for actor in self._actors():
+                actor._place_hidden()
+        closure = closure_of(args, kwargs)
+        if closure is None:
+            for actor in self._actors():
+                actor._before_step(optimizer)
+            return None
+        show = torch.compiler.disable(self._before_evaluation)
+        take = torch.compiler.disable(self._after_evaluation)
+
+        def evaluate() -> Any:
+            written = show()
+            loss = closure()
+            take(optimizer, written)
+            return loss
+
+        return with_closure(args, kwargs, evaluate)
+
+    @torch.no_grad()
+    def _before_evaluation(self) -> list[dict[str, Tensor]]:
+        return [actor._show_sparse() for actor in self._actors()]
+
+    @torch.no_grad()
+    def _after_evaluation(self, optimizer: Optimizer, written: list[dict[str, Tensor]]) -> None:
+        for actor, own in zip(self._actors(), written, strict=True):
+            actor._put_back(own)
+        for actor in self._actors():
+            actor._before_step(optimizer)
+
+    def _actors(self) -> Sequence[SparsityAlgorithm]:
+        """Those that act on weights and gradients in a step: this one, or a group's members."""
+        return (self,)
+
+    def _check_step(self, optimizer: Optimizer) -> None:
+        """See that the model is as it was, and hook parameters that are new."""
         self._watch.check(self.sparse_params)
         self._check_ties()
         if self.updates_masks:
@@ -622,8 +675,33 @@ class SparsityAlgorithm(ABC):
                     "model first, then apply"
                 )
             sparse.guard.ensure()
-            sparse.guard.select_gradient()
             sparse.guard.is_being_written()
+
+    def _place_hidden(self) -> None:  # noqa: B027 (few algorithms have any)
+        """Put hidden values in place, for the optimizer to read and write."""
+
+    def _show_sparse(self) -> dict[str, Tensor]:
+        """Mask weights for a closure's evaluation; by name, what has to be put back after it."""
+        written: dict[str, Tensor] = {}
+        if self.masks_gradients:  # nothing is written where masks are zero
+            return written
+        for name, sparse in self.sparse_params.items():
+            weight = shards.local(sparse.param.detach())
+            before = weight.clone()
+            sparse.guard.select_weight()
+            if not torch.equal(weight, before):
+                written[name] = before
+        return written
+
+    def _put_back(self, written: Mapping[str, Tensor]) -> None:
+        """Undo :meth:`_show_sparse`, of which ``written`` is."""
+        for name, weight in written.items():
+            shards.local(self.sparse_params[name].param.detach()).copy_(weight)
+
+    def _before_step(self, optimizer: Optimizer) -> None:
+        """Mask and change the gradients that the optimizer is about to read."""
+        for sparse in self.sparse_params.values():
+            sparse.guard.select_gradient()
         with torch.no_grad():
             self.prepare(optimizer)
 

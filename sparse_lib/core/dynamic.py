@@ -320,7 +320,7 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
         transient = {"_dense", "_captures", "_set_aside", "_seen"}
         return {key: v for key, v in super().__getstate__().items() if key not in transient}
 
-    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def _before_step(self, optimizer: Optimizer) -> None:
         self._repeats = self._updates_with_dense_gradient and self._no_pass_came()
         if self._updates_with_dense_gradient:
             for name, sparse in self.sparse_params.items():
@@ -333,14 +333,9 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
                 if not self._is_set(gradient, sparse):
                     continue
                 self._dense[name] = gradient.to_dense() if gradient.is_sparse else gradient.clone()
-        super()._before_step(optimizer, args, kwargs)
+        super()._before_step(optimizer)
         due = self.autoupdate and self.is_update_step(self.step + 1)
         if due and self.skip_update_on_mask_steps:
-            if kwargs.get("closure") is not None or any(arg is not None for arg in args[1:]):
-                raise ValueError(
-                    "skip_update_on_mask_steps needs optimizer.step() without a closure, which "
-                    "would compute the gradients anew"
-                )
             self._hide_gradients(optimizer)
 
     def _is_stale(self, name: str, gradient: Tensor) -> bool:
@@ -356,6 +351,7 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
 
     def _hide_gradients(self, optimizer: Optimizer) -> None:
         # Torch optimizers pass over parameters without a gradient, states and decay included.
+        self._set_aside.clear()  # of an earlier evaluation of a closure
         for group in optimizer.param_groups:
             for param in group["params"]:
                 if param.grad is not None:
@@ -382,7 +378,7 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
         self._stepped = True
         due = autoupdate and self.is_update_step(self.step)
         if due:
-            if lacking and self._repeats and not self._dense:  # a closure may have brought some
+            if lacking and self._repeats and not self._dense:
                 warn(
                     f"masks are due at step {self.step}, but no backward pass came since the step "
                     f"before, so there is no dense gradient to grow by: {type(self).__name__} "

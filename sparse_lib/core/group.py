@@ -185,13 +185,16 @@ class Group(SparsityAlgorithm):
         for algorithm in self.algorithms:
             call_update(algorithm, optimizer)  # type: ignore[arg-type]
 
-    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def _actors(self) -> Sequence[SparsityAlgorithm]:
+        return self.algorithms
+
+    def _check_step(self, optimizer: Optimizer) -> None:
         self._watch.check(self.sparse_params)
         self._check_ties()  # of weights of several members, too
         if self._not_held:
             self._find_not_held(optimizer)
         for algorithm in self.algorithms:
-            algorithm._before_step(optimizer, args, kwargs)
+            algorithm._check_step(optimizer)
 
     def _advance(self, optimizer: Optimizer, autoupdate: bool) -> None:
         self.step += 1

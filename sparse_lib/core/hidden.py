@@ -21,7 +21,8 @@ class HiddenWeights(DynamicSparsityAlgorithm):
     The module's weight is zero where masked, as for every algorithm; the values behind are kept by
     the algorithm and put in place while the optimizer takes its step, with the gradient of the
     sparse forward pass (the straight-through estimator, Bengio et al. 2013, arXiv:1308.3432).
-    Masks are updated from all values. That costs one copy of the weights.
+    Masks are updated from all values. That costs one copy of the weights. A closure that the
+    optimizer evaluates sees sparse weights, also of what was written between two evaluations.
 
     A subclass defines ``update_mask(p, mask, sparsity)`` with ``p`` the whole weight, and may
     define :meth:`change_gradient`. Arguments: see :class:`DynamicSparsityAlgorithm`.
@@ -50,10 +51,9 @@ class HiddenWeights(DynamicSparsityAlgorithm):
         return self._whole_of(sparse)
 
     def prepare(self, optimizer: Optimizer) -> None:
-        """Put hidden values in place."""
+        """Call :meth:`change_gradient` on each gradient."""
         scale = gradient_scale(optimizer)
         for sparse in self.sparse_params.values():
-            sparse.param.copy_(self._whole_of(sparse))
             if (gradient := sparse.param.grad) is None:
                 continue
             if scale is not None:
@@ -66,6 +66,25 @@ class HiddenWeights(DynamicSparsityAlgorithm):
         """Keep what the optimizer wrote; the sparse weight is made of it next."""
         for name, sparse in self.sparse_params.items():
             self._whole[name].copy_(sparse.param)
+
+    def _place_hidden(self) -> None:
+        for sparse in self.sparse_params.values():
+            sparse.param.copy_(self._whole_of(sparse))
+
+    def _show_sparse(self) -> dict[str, Tensor]:
+        written = {}
+        for name, sparse in self.sparse_params.items():
+            weight = shards.local(sparse.param.detach())
+            if not torch.equal(weight, shards.local(self._whole_of(sparse))):
+                written[name] = weight.clone()
+            sparse.guard.select_weight()
+        return written
+
+    def _put_back(self, written: Mapping[str, Tensor]) -> None:
+        for name, sparse in self.sparse_params.items():
+            if name not in written:  # what was there before the step
+                sparse.param.copy_(self._whole_of(sparse))
+        super()._put_back(written)
 
     def _whole_of(self, sparse: SparseParameter) -> Tensor:
         whole = self._whole[sparse.name] = self._whole[sparse.name].to(sparse.param.device)

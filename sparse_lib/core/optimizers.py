@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -42,6 +42,27 @@ def gradient_scale(optimizer: Optimizer) -> Tensor | None:
     None where they have their own size, as before the step of any other optimizer.
     """
     return getattr(optimizer, "grad_scale", None)
+
+
+def closure_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], Any] | None:
+    """The closure among the arguments of ``optimizer.step``, of which the optimizer is the first.
+
+    None where the gradients are there already.
+    """
+    if callable(closure := kwargs.get("closure")):
+        return closure
+    return next((arg for arg in args[1:] if callable(arg)), None)
+
+
+def with_closure(
+    args: tuple[Any, ...], kwargs: dict[str, Any], closure: Callable[[], Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of ``optimizer.step`` with another closure in the place of theirs."""
+    theirs = closure_of(args, kwargs)
+    return (
+        tuple(closure if arg is theirs else arg for arg in args),
+        {key: closure if value is theirs else value for key, value in kwargs.items()},
+    )
 
 
 def overflowed(optimizer: Optimizer) -> bool:

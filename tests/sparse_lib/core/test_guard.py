@@ -523,13 +523,6 @@ def test_a_plain_average_of_buffers_may_copy_masks():
     torch.testing.assert_close(average.module[0].weight, model[0].weight)
 
 
-def test_a_closure_and_a_skipped_weight_update_do_not_mix():
-    algorithm = RigL(0.5, update=1, skip_update_on_mask_steps=True)
-    model, optim = start(algorithm)
-    with pytest.raises(ValueError, match="without a closure"):
-        optim.step(lambda: model(torch.ones(1, 12)).sum())
-
-
 @pytest.mark.filterwarnings("ignore")  # torch says that tracing is old
 def test_a_masked_model_can_be_traced():
     model = torch.nn.Sequential(torch.nn.Linear(6, 4))

@@ -43,8 +43,10 @@ class Module(pl.LightningModule):
         return torch.optim.AdamW(self.parameters(), 0.05)
 
 
-def fit(folder, *callbacks, seed=0, resume=None, **options):
-    torch.manual_seed(seed)
+def fit(folder, *callbacks, seed=0, resume=None, module=None, **options):
+    if module is None:
+        torch.manual_seed(seed)
+        module = Module()
     data = torch.randn(32, 12, generator=torch.Generator().manual_seed(4))
     keep = ModelCheckpoint(folder, every_n_train_steps=2, save_top_k=-1, filename="{step}")
     quiet = {"enable_progress_bar": False, "enable_model_summary": False, "logger": False}
@@ -53,7 +55,6 @@ def fit(folder, *callbacks, seed=0, resume=None, **options):
         gradient_clip_val=1.0, callbacks=[*callbacks, keep], log_every_n_steps=1,
         **({"devices": 1, "max_steps": 8} | quiet | options),
     )  # fmt: skip
-    module = Module()
     trainer.fit(module, DataLoader(TensorDataset(data), 4), ckpt_path=resume)
     return trainer, module
 
@@ -74,6 +75,52 @@ def test_a_killed_training_ends_with_the_bits_of_one(tmp_path, precision):
         assert torch.equal(value, again.state_dict()[name]), name
     assert whole.algorithm.metrics() == resumed.algorithm.metrics()
     assert not again.net[0].weight[~again.net[0].weight_mask].any()
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"algorithm": "srste", "sparsity": 0.5, "score_shaper": "2:4", "decay": 0.1},
+        {"algorithm": "topkast", "sparsity": 0.8, "update": 2, "backward_sparsity": 0.5},
+        {"algorithm": "topk", "sparsity": 0.8, "gradient_rms": 1e-3},
+        RIGL | {"skip_update_on_mask_steps": True},
+    ],
+    ids=lambda config: config["algorithm"],
+)
+def test_lightning_trains_as_a_loop_of_ones_own(tmp_path, config):
+    trained = []
+
+    class Watching(Module):
+        def training_step(self, batch, index):
+            weight, mask = self.net[0].weight, self.net[0].weight_mask
+            assert not weight[~mask].any() and int(mask.sum()) < mask.numel()
+            return super().training_step(batch, index)
+
+    def loop():
+        module = Watching()
+        algorithm = sl.configure(config)
+        algorithm.apply(module)
+        optimizer = module.configure_optimizers()
+        algorithm.apply(optimizer)
+        data = torch.randn(32, 12, generator=torch.Generator().manual_seed(4))
+        for step in range(8):
+            optimizer.zero_grad()
+            for index in (2 * step % 8, 2 * step % 8 + 1):
+                batch = data[4 * index : 4 * index + 4]
+                (module.training_step([batch], index) / 2).backward()
+            nn.utils.clip_grad_norm_(module.parameters(), 1.0)
+            optimizer.step()
+        return module
+
+    def lightning():
+        return fit(tmp_path, SparsityCallback(config), module=Watching())[1]
+
+    for train in (loop, lightning):
+        torch.manual_seed(0)
+        trained.append(train().state_dict())
+    assert trained[0].keys() == trained[1].keys()
+    for name, value in trained[0].items():
+        assert torch.equal(value, trained[1][name]), name
 
 
 def in_ranks(folder, rank):

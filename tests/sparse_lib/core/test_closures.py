@@ -1,0 +1,269 @@
+"""``optimizer.step(closure)``: bits of the plain loop, and masked weights in each evaluation."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from sparse_lib.algorithms.rigl import RigL
+from sparse_lib.algorithms.srste import SRSTE
+from sparse_lib.algorithms.topk import TopK
+from sparse_lib.algorithms.topkast import TopKAST
+from sparse_lib.core.group import Group
+from sparse_lib.core.hidden import HiddenWeights
+from sparse_lib.masks.makers import make_mask_topk_sparsity
+from tests.sparse_lib.algorithm_cases import ALGORITHMS, make, make_model
+
+OPTIMIZERS = {
+    "adamw": lambda params: torch.optim.AdamW(params, 0.01),
+    "sgd": lambda params: torch.optim.SGD(params, 0.05, momentum=0.9, weight_decay=0.1),
+}
+
+SETTINGS = {
+    "skipped weight updates": lambda: RigL(0.6, 2, seed=1, skip_update_on_mask_steps=True),
+    "clipped root mean square": lambda: TopK(0.6, gradient_rms=1e-3),
+    "2:4": lambda: Group({"*.weight": SRSTE(0.5, 2, score_shaper="2:4", decay=0.1)}),
+    "exploration": lambda: TopKAST(0.8, 3, backward_sparsity=0.5, regularization=0.01),
+    "a group": lambda: Group(
+        {
+            "0.bias": TopK(0.5, gradient_rms=1e-3),
+            "0.weight": RigL(0.5, 2, seed=1, skip_update_on_mask_steps=True),
+            "2.weight": SRSTE(0.5, decay=0.1),
+        }
+    ),
+}
+
+
+def loss_of(model, step):
+    data = torch.randn(8, 12, generator=torch.Generator().manual_seed(step))
+    return model(data).pow(2).sum(1).sub(1).pow(2).mean()
+
+
+def trained(algorithm, optimizer, *, closes, micro_batches=1, steps=6):
+    """States of all after some steps, and the share of masked weights that a pass computed with."""
+    model = make_model()
+    algorithm.apply(model)
+    optim = OPTIMIZERS[optimizer](model.parameters())
+    algorithm.apply(optim)
+    stray = []
+    for step in range(steps):
+        optim.zero_grad()
+
+        def closure(batch, step=step):
+            for sparse in algorithm.sparse_params.values():
+                stray.append(int(sparse.param[~sparse.mask].count_nonzero()))
+            loss = loss_of(model, 100 * batch + step)
+            loss.backward()
+            return loss
+
+        for batch in range(micro_batches - 1):
+            closure(batch)
+        if closes:
+            loss = optim.step(lambda: closure(micro_batches - 1))
+            assert loss.requires_grad
+        else:
+            closure(micro_batches - 1)
+            optim.step()
+    assert stray and not any(stray)
+    return [model.state_dict(), optim.state_dict(), algorithm.state_dict()]
+
+
+def same(first, second):
+    """Whether two nests of dicts, lists, numbers and tensors are equal, bit for bit."""
+    if isinstance(first, dict):
+        return first.keys() == second.keys() and all(same(first[k], second[k]) for k in first)
+    if isinstance(first, (list, tuple)):
+        return len(first) == len(second) and all(map(same, first, second))
+    if isinstance(first, torch.Tensor):
+        return torch.equal(first, second)
+    return first == second
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("name", [*ALGORITHMS, *SETTINGS])
+def test_a_closure_gives_the_bits_of_the_plain_loop(name, optimizer, micro_batches):
+    ends = [
+        trained(
+            SETTINGS[name]() if name in SETTINGS else make(name),
+            optimizer,
+            closes=closes,
+            micro_batches=micro_batches,
+        )
+        for closes in (False, True)
+    ]
+    assert same(*ends)
+
+
+def small(algorithm):
+    torch.manual_seed(0)
+    model = nn.Linear(12, 8, bias=False)
+    algorithm.apply(model)
+    data = torch.randn(32, 12), torch.randn(32, 8)
+    return model, data
+
+
+@pytest.mark.parametrize("line_search", [None, "strong_wolfe"])
+@pytest.mark.parametrize("decay", [0.0, 0.05])
+def test_lbfgs_trains_all_weights_by_the_sparse_loss(line_search, decay):
+    """Against LBFGS on a plain tensor, whose loss and gradient are written out."""
+    algorithm = SRSTE(0.5, {"steps": [100]}, score_shaper="2:4", decay=decay)
+    model, (data, target) = small(algorithm)
+    whole = nn.Parameter(algorithm.hidden_weight(model.weight).clone())
+    mask = model.weight_mask.clone()
+    options = {"max_iter": 6, "line_search_fn": line_search, "lr": 0.5}
+
+    written = torch.optim.LBFGS([whole], **options)
+    expected = []
+
+    def by_hand():
+        sparse = (whole.detach() * mask).requires_grad_()
+        loss = (data @ sparse.T - target).square().mean()
+        loss.backward()
+        whole.grad = sparse.grad + decay * (whole.detach() * ~mask)
+        expected.append(loss.item())
+        return loss
+
+    optim = torch.optim.LBFGS(model.parameters(), **options)
+    algorithm.apply(optim)
+    losses = []
+
+    def closure():
+        optim.zero_grad()
+        assert not model.weight[~mask].any()
+        loss = (model(data) - target).square().mean()
+        loss.backward()
+        losses.append(loss.item())
+        return loss
+
+    for _ in range(3):
+        written.step(by_hand)
+        optim.step(closure)
+        torch.testing.assert_close(model.weight, whole * mask)
+        torch.testing.assert_close(algorithm.hidden_weight(model.weight), whole.detach())
+    assert len(losses) > 10
+    assert losses == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("name", ["srste", "topkast", "topk", "rigl"])
+def test_every_evaluation_of_lbfgs_has_the_masked_weights_that_it_wrote(name):
+    algorithm = make(name, 0.5, update=2)
+    model, (data, target) = small(algorithm)
+    optim = torch.optim.LBFGS(model.parameters(), max_iter=4)
+    algorithm.apply(optim)
+    seen = []
+
+    def closure():
+        optim.zero_grad()
+        seen.append(model.weight.detach().clone())
+        assert not model.weight[~model.weight_mask].any()
+        loss = (model(data) - target).square().mean()
+        loss.backward()
+        return loss
+
+    for _ in range(4):
+        optim.step(closure)
+        assert not model.weight[~model.weight_mask].any()
+    assert len(seen) > 8 and not any(map(torch.equal, seen[1:4], seen[:3]))
+
+
+class Ascending(torch.optim.Optimizer):
+    """Sharpness-aware minimization (Foret et al. 2021), by the gradient uphill of the weights."""
+
+    def __init__(self, params):
+        super().__init__(params, {})
+
+    @torch.no_grad()
+    def step(self, closure):
+        params = [p for group in self.param_groups for p in group["params"]]
+        here = [p.detach().clone() for p in params]
+        for p in params:
+            p.data.add_(p.grad, alpha=0.05)
+        with torch.enable_grad():
+            closure()
+        for p, value in zip(params, here, strict=True):
+            p.copy_(value - 0.1 * p.grad)
+
+
+def test_an_optimizer_that_writes_before_the_first_evaluation_keeps_hidden_values():
+    algorithm = SRSTE(0.5, {"steps": [100]}, decay=0.1)
+    model, (data, target) = small(algorithm)
+    whole, mask = algorithm.hidden_weight(model.weight).clone(), model.weight_mask.clone()
+    optim = Ascending(model.parameters())
+    algorithm.apply(optim)
+
+    def gradient_at(sparse):
+        sparse = sparse.clone().requires_grad_()
+        (data @ sparse.T - target).square().mean().backward()
+        return sparse.grad
+
+    def closure():
+        optim.zero_grad()
+        (model(data) - target).square().mean().backward()
+
+    for _ in range(3):
+        closure()
+        optim.step(closure)
+        uphill = whole + 0.05 * gradient_at(whole * mask)
+        whole = whole - 0.1 * (gradient_at(uphill * mask) + 0.1 * uphill * ~mask)
+        torch.testing.assert_close(algorithm.hidden_weight(model.weight), whole)
+        assert not model.weight[~mask].any()
+
+
+class Counted(HiddenWeights):
+    """Counts what it is asked, and stops all training."""
+
+    def change_gradient(self, p, mask, gradient):
+        self.asked = [*getattr(self, "asked", []), p.detach().clone()]
+        gradient.zero_()
+
+    def update_mask(self, p, mask, sparsity):
+        return make_mask_topk_sparsity(p.abs(), sparsity)
+
+
+def test_a_gradient_is_changed_once_per_evaluation_beside_the_whole_weight():
+    algorithm = Counted(0.5)
+    model, (data, target) = small(algorithm)
+    whole = algorithm.hidden_weight(model.weight).clone()
+    optim = torch.optim.SGD(model.parameters(), 0.1)
+    algorithm.apply(optim)
+
+    def closure():
+        optim.zero_grad()
+        loss = (model(data) - target).square().mean()
+        loss.backward()
+        return loss
+
+    for _ in range(3):
+        optim.step(closure=closure)
+    assert len(algorithm.asked) == 3
+    assert all(torch.equal(weight, whole) for weight in algorithm.asked)
+    assert torch.equal(algorithm.hidden_weight(model.weight), whole)
+
+
+def test_a_closure_that_fails_leaves_weights_masked_and_hidden_values_as_they_were():
+    algorithm = SRSTE(0.5)
+    model, _ = small(algorithm)
+    whole = algorithm.hidden_weight(model.weight).clone()
+    optim = torch.optim.SGD(model.parameters(), 0.1)
+    algorithm.apply(optim)
+    state = copy.deepcopy(model.state_dict())
+
+    def closure():
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        optim.step(closure)
+    assert same(state, model.state_dict()) and algorithm.step == 0
+    assert torch.equal(algorithm.hidden_weight(model.weight), whole)
+
+
+def test_root_mean_square_of_no_gradient_at_all_changes_nothing():
+    algorithm = TopK(0.5, gradient_rms=1.0)
+    model, _ = small(algorithm)
+    optim = torch.optim.SGD(model.parameters(), 0.1)
+    algorithm.apply(optim)
+    before = model.weight.detach().clone()
+    optim.step()
+    assert torch.equal(model.weight, before)
