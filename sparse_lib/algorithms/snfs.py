@@ -89,7 +89,7 @@ class SNFS(DropAndGrow):
         """The momentum of the dense gradient of a sparse parameter, of its shape; 0 at first."""
         name = self._by_param(p).name
         found = self._momenta.get(name)
-        return torch.zeros_like(p) if found is None else found
+        return torch.zeros_like(p) if found is None else found.to(p.device, p.dtype)
 
     def grow_score(self, p: Tensor) -> Tensor:
         """Magnitude of the momentum."""
@@ -109,9 +109,7 @@ class SNFS(DropAndGrow):
             else:
                 gradient = self._as_optimized(weight, gradient)
             gradient = torch.where(gradient.isfinite(), gradient, 0).to(weight.dtype)
-            past = self._momenta.get(name)
-            past = torch.zeros_like(weight) if past is None else past.to(weight.device)
-            self._momenta[name] = past.lerp_(gradient, 1 - self.momentum)
+            self._momenta[name] = self.momentum_of(weight).lerp_(gradient, 1 - self.momentum)
         super()._advance(optimizer, autoupdate)
 
     def _scales(self) -> dict[str, float]:

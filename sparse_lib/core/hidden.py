@@ -87,8 +87,13 @@ class HiddenWeights(DynamicSparsityAlgorithm):
         super()._put_back(written)
 
     def _whole_of(self, sparse: SparseParameter) -> Tensor:
-        whole = self._whole[sparse.name] = self._whole[sparse.name].to(sparse.param.device)
-        return torch.where(sparse.mask, sparse.param.detach(), whole)
+        return torch.where(sparse.mask, sparse.param.detach(), self._kept_of(sparse))
+
+    def _kept_of(self, sparse: SparseParameter) -> Tensor:
+        """The kept values, which follow the parameter's device and dtype."""
+        kept = self._whole[sparse.name].to(sparse.param.device, sparse.param.dtype)
+        self._whole[sparse.name] = kept
+        return kept
 
     def _reset(self) -> None:
         self._whole: dict[str, Tensor] = {}
@@ -121,5 +126,5 @@ class HiddenWeights(DynamicSparsityAlgorithm):
                 raise ValueError(f"the state's whole weight of {name!r} has not its shape")
         super().load_state_dict(state_dict)
         for name, tensor in saved.items():
-            whole = self._whole[name]
+            whole = self._kept_of(self.sparse_params[name])
             whole.copy_(shards.fitted(tensor.to(whole.device), whole))

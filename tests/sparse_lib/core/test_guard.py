@@ -14,8 +14,10 @@ from torch.utils.checkpoint import checkpoint
 import sparse_lib as sl
 from sparse_lib.algorithms.rigl import RigL
 from sparse_lib.algorithms.set import SET
+from sparse_lib.algorithms.snfs import SNFS
 from sparse_lib.algorithms.srste import SRSTE
 from sparse_lib.algorithms.static import Static
+from sparse_lib.algorithms.topkast import TopKAST
 from sparse_lib.core import guard as guard_module
 from sparse_lib.core.group import Group
 from sparse_lib.core.guard import guards
@@ -313,8 +315,9 @@ def test_parameters_converted_after_apply(how, name):
     assert all(sparse.param.isfinite().all() for sparse in algorithm.sparse_params.values())
 
 
-def test_conversion_in_the_middle_of_training():
-    algorithm = RigL(0.5, update=2, seed=1)
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_conversion_in_the_middle_of_training(name):
+    algorithm = make(name)
     model, optim = start(algorithm)
     train(model, optim, 3)
     model.double()
@@ -323,7 +326,55 @@ def test_conversion_in_the_middle_of_training():
             if value.dim():
                 state[key] = value.double()
     train(model, optim, 3, start=3, after=lambda: assert_enforced(algorithm, optim))
-    assert algorithm.num_updates == 3
+    assert algorithm.step == 6
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda: SRSTE(0.5, {"steps": [100]}, decay=0.0),
+        lambda: TopKAST(0.8, {"steps": [100]}),
+        lambda: SNFS(0.5, {"steps": [100]}, momentum=0.7, seed=0),
+    ],
+    ids=["srste", "topkast", "snfs"],
+)
+def test_what_an_algorithm_keeps_follows_a_conversion(made):
+    """Masked values and momenta, against tensors; steps are too small for float32."""
+
+    def kept(model, algorithm):
+        if isinstance(algorithm, SNFS):
+            return algorithm.momentum_of(model.weight)
+        return algorithm.hidden_weight(model.weight)
+
+    def begun():
+        torch.manual_seed(0)
+        model, algorithm = nn.Linear(12, 4, bias=False), made()
+        algorithm.apply(model)
+        return model, algorithm
+
+    model, algorithm = begun()
+    optim = torch.optim.SGD(model.parameters(), lr=1e-9)
+    algorithm.apply(optim)
+    data = torch.randn(8, 12, generator=torch.Generator().manual_seed(0))
+    mask, expected = model.weight_mask, kept(model, algorithm).clone()
+    for dtype in (torch.float32, torch.float64, torch.float64):
+        model.to(dtype)
+        expected, data = expected.to(dtype), data.to(dtype)
+        gradient = 2 * (data @ model.weight.detach().T).T @ data
+        if isinstance(algorithm, SNFS):
+            expected = 0.7 * expected + 0.3 * gradient
+        else:
+            expected = expected - 1e-9 * gradient
+        optim.zero_grad()
+        model(data).square().sum().backward()
+        optim.step()
+        bound = 1e-6 if dtype == torch.float32 else 1e-13
+        torch.testing.assert_close(kept(model, algorithm), expected, rtol=bound, atol=bound)
+    assert kept(model, algorithm)[~mask].any()
+    twin, resumed = begun()
+    twin.double().load_state_dict(model.state_dict())
+    resumed.load_state_dict(algorithm.state_dict())
+    assert torch.equal(kept(twin, resumed), kept(model, algorithm))
 
 
 @pytest.mark.parametrize("from_the_start", [False, True])
