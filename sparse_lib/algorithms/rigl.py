@@ -67,7 +67,7 @@ class RigL(DropAndGrow):
 
     def grow_score(self, p: Tensor) -> Tensor:
         """Magnitude of the dense gradient."""
-        return self.dense_gradient(p).abs()
+        return self._ranking_gradient(p).abs()
 
     def most_grown(self, sparse: SparseParameter) -> int | None:
         """What follows from the drop fraction and the sparsity."""

@@ -107,7 +107,7 @@ class SNFS(DropAndGrow):
             elif scales:
                 gradient = gradient * scales[name]
             else:
-                gradient = self._as_optimized(weight, gradient)
+                gradient = self._as_optimized(self.sparse_params[name], gradient)
             gradient = torch.where(gradient.isfinite(), gradient, 0).to(weight.dtype)
             self._momenta[name] = self.momentum_of(weight).lerp_(gradient, 1 - self.momentum)
         super()._advance(optimizer, autoupdate)

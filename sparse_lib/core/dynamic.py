@@ -19,7 +19,7 @@ from sparse_lib.checks import check_bool, check_finite
 from sparse_lib.core import distributed
 from sparse_lib.core.algorithm import SparsityAlgorithm
 from sparse_lib.core.candidates import Candidates
-from sparse_lib.core.optimizers import forget_curvature, states_like
+from sparse_lib.core.optimizers import forget_curvature, gradient_scale, states_like
 from sparse_lib.core.parameter import SparseParameter, is_mask, warn
 from sparse_lib.flops.model import ModelFlops
 from sparse_lib.masks import shards
@@ -147,6 +147,10 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
     def dense_gradient(self, p: Tensor) -> Tensor:
         """Gradient of a parameter before masking: summed over micro-batches, averaged over ranks.
 
+        It has the size of ``p.grad`` in the optimizer's step: a loss scale is taken out, and it is
+        clipped as far as that is. Where ``p.grad`` is None by now, as after ``zero_grad``, it has
+        the size that the backward pass gave it.
+
         Args:
             p: A sparse parameter.
 
@@ -160,6 +164,10 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
             RuntimeError: If it is not known.
             ValueError: If ``p`` is no sparse parameter of the algorithm.
         """
+        return self._as_optimized(self._by_param(p), self._kept_gradient(p))
+
+    def _kept_gradient(self, p: Tensor) -> Tensor:
+        """:meth:`dense_gradient` in the size that the backward pass gave it."""
         sparse = self._by_param(p)
         kept = self._dense.get(sparse.name)
         if isinstance(kept, Candidates):
@@ -272,7 +280,7 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
     def _start_grown(self, sparse: SparseParameter, grown: Tensor) -> None:
         weight = sparse.param
         if self.grown_init.startswith("gradient"):
-            gradient = self._as_optimized(weight, self.dense_gradient(weight))
+            gradient = self.dense_gradient(weight)
             start = -(gradient.sign() if self.grown_init == "gradient_sign" else gradient)
         else:
             source = self.generator(f"{sparse.name}/grown")
@@ -289,16 +297,24 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
         mine = shards.local(weight.detach())
         mine.copy_(torch.where(shards.local(grown), start, mine))
 
-    def _as_optimized(self, weight: Tensor, gradient: Tensor) -> Tensor:
+    def _as_optimized(self, sparse: SparseParameter, gradient: Tensor) -> Tensor:
         """A dense gradient, unscaled and clipped as ``.grad`` was before the optimizer saw it."""
+        factor = self._factors.get(sparse.name)
+        if factor is None:
+            factor = self._factor(sparse.param, gradient)
+        return gradient if factor == 1 else gradient * factor
+
+    def _factor(self, weight: Tensor, gradient: Tensor) -> float:
+        """By what ``.grad`` was multiplied since the backward pass that left a dense gradient."""
         if weight.grad is None:
-            return gradient
+            return 1.0
         given, group = shards.local(weight.grad), shards.group_of(weight)
         seen = (given.to_dense() if given.is_sparse else given).double()
-        kept = shards.local(gradient).double().masked_fill(seen == 0, 0)
+        kept = shards.local(gradient).double()
+        without = (seen == 0) | ~seen.isfinite() | ~kept.isfinite()
+        seen, kept = seen.masked_fill(without, 0), kept.masked_fill(without, 0)
         norm = shards.total(kept.pow(2).sum(), group)
-        scale = float(shards.total((seen * kept).sum(), group) / norm) if norm > 0 else 1.0
-        return gradient * scale if norm > 0 else gradient
+        return float(shards.total((seen * kept).sum(), group) / norm) if norm > 0 else 1.0
 
     # ------------------------------------------------------------------------------ every step
 
@@ -313,6 +329,7 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
         self._stepped = False
         self._set_aside: list[tuple[Tensor, Tensor]] = []
         self._repeats = False
+        self._factors: dict[str, float] = {}  # of gradients that the algorithm has changed
         self._seen: dict[str, tuple[weakref.ref[Tensor], int]] = {}
         super()._unplug()
 
@@ -333,10 +350,22 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
                 if not self._is_set(gradient, sparse):
                     continue
                 self._dense[name] = gradient.to_dense() if gradient.is_sparse else gradient.clone()
+        self._measure_factors(optimizer)
         super()._before_step(optimizer)
         due = self.autoupdate and self.is_update_step(self.step + 1)
         if due and self.skip_update_on_mask_steps:
             self._hide_gradients(optimizer)
+
+    def _measure_factors(self, optimizer: Optimizer) -> None:
+        """Compare gradients that the algorithm is about to change with those it kept."""
+        self._factors.clear()
+        if self.masks_gradients or not self.uses_dense_gradient:
+            return
+        scale = gradient_scale(optimizer)
+        for name, sparse in self.sparse_params.items():
+            if isinstance(kept := self._dense.get(name), Tensor) and sparse.param.grad is not None:
+                factor = self._factor(sparse.param, kept)
+                self._factors[name] = factor if scale is None else factor / float(scale)
 
     def _is_stale(self, name: str, gradient: Tensor) -> bool:
         """Whether a gradient is the one that the step before saw, unchanged."""
@@ -351,10 +380,14 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
 
     def _hide_gradients(self, optimizer: Optimizer) -> None:
         # Torch optimizers pass over parameters without a gradient, states and decay included.
+        # One that takes part in loss scaling would have unscaled what it does not see now.
+        scale = gradient_scale(optimizer)
         self._set_aside.clear()  # of an earlier evaluation of a closure
         for group in optimizer.param_groups:
             for param in group["params"]:
                 if param.grad is not None:
+                    if scale is not None:
+                        param.grad.div_(scale)
                     self._set_aside.append((param, param.grad))
                     param.grad = None
 
@@ -708,6 +741,11 @@ class DropAndGrow(DynamicSparsityAlgorithm):
         return make_mask_grow_maximum(
             self._score("grow_score", p), kept, sparsity, count, **options
         )
+
+    def _ranking_gradient(self, p: Tensor) -> Tensor:
+        """The dense gradient, of any size where its order alone decides."""
+        whole = _overrides(self, "most_grown")
+        return self.dense_gradient(p) if whole else self._kept_gradient(p)
 
     def _most_grown(self, sparse: SparseParameter) -> int | None:
         """:meth:`most_grown` where only counts decide how many weights are added."""

@@ -7,6 +7,8 @@ import torch
 from torch import nn
 
 from sparse_lib.algorithms.rigl import RigL
+from sparse_lib.algorithms.srste import SRSTE
+from sparse_lib.masks.makers import make_mask_topk_sparsity
 from tests.sparse_lib.algorithm_cases import (
     ALGORITHMS,
     assert_enforced,
@@ -121,6 +123,77 @@ def test_a_loss_scale_changes_nothing(fused):
             scaled_step(model, optim, scaler, step)
         results.append(snapshot(model))
     assert_equal(*results)
+
+
+class Mixed(RigL):
+    """A user's: drops and grows by magnitude plus a share of the dense gradient's."""
+
+    def drop_score(self, p):
+        self.seen = [*getattr(self, "seen", []), self.dense_gradient(p).clone()]
+        return p.abs() + 0.5 * self.dense_gradient(p).abs()
+
+    def grow_score(self, p):
+        return super().grow_score(p) + p.abs().mean(0, keepdim=True)
+
+
+class MixedTopK(SRSTE):
+    """The same among masked values; it changes gradients itself."""
+
+    uses_dense_gradient = True
+
+    def update_mask(self, p, mask, sparsity):
+        self.seen = [*getattr(self, "seen", []), self.dense_gradient(p).clone()]
+        return make_mask_topk_sparsity(p.abs() + 0.5 * self.dense_gradient(p).abs(), sparsity)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda: Mixed(0.6, update=2, seed=1),
+        lambda: Mixed(0.6, update=2, seed=1, skip_update_on_mask_steps=True),
+        lambda: Mixed(0.6, update=2, seed=1, grown_init="gradient", grown_init_scale=0.1),
+        lambda: RigL(0.6, update=2, seed=1, skip_update_on_mask_steps=True, grown_init="gradient"),
+        lambda: MixedTopK(0.6, update=2, decay=0.5),
+    ],
+    ids=["mixed", "mixed, skipping", "mixed, grown", "rigl, skipping and grown", "hidden"],
+)
+def test_what_a_class_of_ones_own_reads_has_no_loss_scale(made, fused):
+    results = []
+    for scale in (None, 2.0**16):
+        algorithm = made()
+        model, optim = start(algorithm, "sgd", fused=fused)
+        scaler = torch.amp.GradScaler("cpu", init_scale=scale or 1.0, enabled=scale is not None)
+        for step in range(6):
+            scaled_step(model, optim, scaler, step)
+        results.append((snapshot(model), getattr(algorithm, "seen", [])))
+    (plain, seen), (scaled, seen_scaled) = results
+    assert_equal(plain, scaled)
+    assert len(seen) == len(seen_scaled) and all(map(torch.equal, seen, seen_scaled))
+
+
+@pytest.mark.parametrize("scale", [1.0, 2.0**16, 1000.0])
+@pytest.mark.parametrize("bound", [None, 1e-3])
+@pytest.mark.parametrize("cls", [Mixed, MixedTopK])
+def test_the_dense_gradient_is_that_of_the_loss_and_clipped_as_it_was(cls, bound, scale):
+    algorithm = cls(0.5, update=1)
+    torch.manual_seed(0)
+    model = nn.Linear(12, 8, bias=False)
+    algorithm.apply(model)
+    optim = torch.optim.SGD(model.parameters(), 0.1)
+    algorithm.apply(optim)
+    data = torch.randn(5, 12)
+    expected = 2 * (data @ model.weight.detach().T).T @ data
+    scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+    scaler.scale(model(data).square().sum()).backward()
+    scaler.unscale_(optim)
+    if bound is not None:
+        norm = model.weight.grad.norm()
+        nn.utils.clip_grad_norm_(model.parameters(), bound)
+        expected *= bound / norm
+    scaler.step(optim)
+    torch.testing.assert_close(algorithm.seen[0], expected)
+    assert algorithm.seen[0][~model.weight_mask].any()
 
 
 def test_grown_weights_follow_the_clipped_gradient():
