@@ -347,7 +347,14 @@ class SparsityAlgorithm(ABC):
         return [s for s in self.sparse_params.values() if id(s.param) in wanted]
 
     def generator(self, param: Tensor | str) -> torch.Generator:
-        """A CPU generator, seeded by the seed, the parameter's name and :attr:`num_updates`.
+        """A new CPU generator, seeded by the seed, the parameter's name and :attr:`num_updates`.
+
+        So every call within an update gives the same numbers from the start. For two draws that
+        differ, draw both from one generator, or give the second one a name of its own.
+
+        Args:
+            param: A sparse parameter; or a text in place of its name, such as
+                ``f"{sparse.name}/noise"``.
 
         Raises:
             ValueError: If a tensor is no sparse parameter of the algorithm.

@@ -400,3 +400,20 @@ def test_a_weight_that_was_parametrized_after_sparsity_was_applied_is_named():
     nn.utils.parametrize.register_parametrization(model[0], "weight", nn.Identity())
     with pytest.raises(RuntimeError, match="^'0.weight' is no parameter of its module any more"):
         algorithm.apply(torch.optim.SGD(model.parameters(), 0.1))
+
+
+def test_two_draws_of_an_update_differ_if_they_are_of_one_generator():
+    algorithm, model = SET(0.5, seed=3), nn.Linear(6, 6, bias=False)
+    algorithm.apply(model)
+
+    def draw(of, count=4):
+        source = algorithm.generator(of)
+        return [torch.rand(5, generator=source) for _ in range(count)]
+
+    first = draw(model.weight)
+    assert not any(torch.equal(a, b) for i, a in enumerate(first) for b in first[:i])
+    assert all(map(torch.equal, first, draw(model.weight)))  # each generator starts anew
+    assert all(map(torch.equal, first, draw("weight")))
+    assert not any(map(torch.equal, first, draw("weight/noise")))
+    algorithm.num_updates += 1
+    assert not any(map(torch.equal, first, draw(model.weight)))
