@@ -12,9 +12,9 @@ and writes to every weight; masks are updated from what it wrote, and weights ar
 right before and right after the optimizer's own update.
 
 With ``optimizer.step(closure)`` the gradients come during the step. What else happens before the
-optimizer's update then happens after each evaluation of the closure, and each has masked weights:
-what an optimizer wrote where a mask is zero is put aside for the evaluation, if it counts. So
-optimizers that evaluate it once end with the bits of the plain loop.
+optimizer's update then happens after each evaluation of the closure. Each evaluation has masked
+weights; where all weights are trained, what an optimizer wrote is put aside meanwhile. So
+optimizers that evaluate once end with the bits of the plain loop.
 """
 
 from __future__ import annotations
@@ -690,7 +690,7 @@ class SparsityAlgorithm(ABC):
     def _show_sparse(self) -> dict[str, Tensor]:
         """Mask weights for a closure's evaluation; by name, what has to be put back after it."""
         written: dict[str, Tensor] = {}
-        if self.masks_gradients:  # nothing is written where masks are zero
+        if self.masks_gradients:  # what is masked is not trained
             return written
         for name, sparse in self.sparse_params.items():
             weight = shards.local(sparse.param.detach())

@@ -299,22 +299,38 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
 
     def _as_optimized(self, sparse: SparseParameter, gradient: Tensor) -> Tensor:
         """A dense gradient, unscaled and clipped as ``.grad`` was before the optimizer saw it."""
-        factor = self._factors.get(sparse.name)
-        if factor is None:
+        if sparse.name in self._factors:
+            factor = self._factors[sparse.name]
+        else:
             factor = self._factor(sparse.param, gradient)
-        return gradient if factor == 1 else gradient * factor
+        if factor is None and sparse.param.grad is not None:
+            factor = self._factor_of_others()
+        return gradient if factor in (None, 1.0) else gradient * factor
 
-    def _factor(self, weight: Tensor, gradient: Tensor) -> float:
-        """By what ``.grad`` was multiplied since the backward pass that left a dense gradient."""
+    def _factor(self, weight: Tensor, gradient: Tensor) -> float | None:
+        """By what ``.grad`` was multiplied since the backward pass that left a dense gradient.
+
+        None where no present weight has a gradient to tell it by.
+        """
         if weight.grad is None:
-            return 1.0
+            return None
         given, group = shards.local(weight.grad), shards.group_of(weight)
         seen = (given.to_dense() if given.is_sparse else given).double()
         kept = shards.local(gradient).double()
         without = (seen == 0) | ~seen.isfinite() | ~kept.isfinite()
         seen, kept = seen.masked_fill(without, 0), kept.masked_fill(without, 0)
         norm = shards.total(kept.pow(2).sum(), group)
-        return float(shards.total((seen * kept).sum(), group) / norm) if norm > 0 else 1.0
+        return float(shards.total((seen * kept).sum(), group) / norm) if norm > 0 else None
+
+    def _factor_of_others(self) -> float | None:
+        """That of the first parameter which tells; loss scales and clipped norms are of all."""
+        if self._factors:
+            return next((known for known in self._factors.values() if known is not None), None)
+        for name, sparse in self.sparse_params.items():
+            if isinstance(kept := self._dense.get(name), Tensor):
+                if (factor := self._factor(sparse.param, kept)) is not None:
+                    return factor
+        return None
 
     # ------------------------------------------------------------------------------ every step
 
@@ -329,7 +345,7 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
         self._stepped = False
         self._set_aside: list[tuple[Tensor, Tensor]] = []
         self._repeats = False
-        self._factors: dict[str, float] = {}  # of gradients that the algorithm has changed
+        self._factors: dict[str, float | None] = {}  # of gradients that the algorithm has changed
         self._seen: dict[str, tuple[weakref.ref[Tensor], int]] = {}
         super()._unplug()
 
@@ -365,7 +381,9 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
         for name, sparse in self.sparse_params.items():
             if isinstance(kept := self._dense.get(name), Tensor) and sparse.param.grad is not None:
                 factor = self._factor(sparse.param, kept)
-                self._factors[name] = factor if scale is None else factor / float(scale)
+                if factor is not None and scale is not None:
+                    factor /= float(scale)
+                self._factors[name] = factor
 
     def _is_stale(self, name: str, gradient: Tensor) -> bool:
         """Whether a gradient is the one that the step before saw, unchanged."""

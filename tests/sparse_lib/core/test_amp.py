@@ -172,6 +172,36 @@ def test_what_a_class_of_ones_own_reads_has_no_loss_scale(made, fused):
     assert len(seen) == len(seen_scaled) and all(map(torch.equal, seen, seen_scaled))
 
 
+@pytest.mark.parametrize("made", [Mixed, MixedTopK])
+def test_a_layer_whose_present_weights_have_no_gradient_is_scaled_as_the_others(made):
+    """Its inputs are zero where it has weights, so it does not tell the scale itself."""
+
+    def first_column(param, sparsity):
+        mask = torch.zeros_like(param, dtype=torch.bool)
+        mask[:, 0] = True
+        return mask
+
+    seen = []
+    for scale in (1.0, 2.0**16):
+        torch.manual_seed(0)
+        model = nn.ModuleList([nn.Linear(4, 3), nn.Linear(4, 3)])
+        algorithm = made(0.75, 1, first_column)
+        for layer in model:
+            layer.bias.requires_grad_(False)
+            layer.bias.requires_dense = True
+        algorithm.apply(model)
+        optim = torch.optim.SGD([layer.weight for layer in model], 0.1)
+        algorithm.apply(optim)
+        data = torch.randn(5, 4)
+        scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+        blind = data * torch.tensor([0.0, 1.0, 1.0, 1.0])
+        scaler.scale((model[0](blind) + model[1](data)).square().sum()).backward()
+        scaler.step(optim)
+        seen.append(algorithm.seen)
+    assert seen[0][0][:, 1:].any() and not seen[0][0][:, 0].any()
+    assert all(map(torch.equal, *seen))
+
+
 @pytest.mark.parametrize("scale", [1.0, 2.0**16, 1000.0])
 @pytest.mark.parametrize("bound", [None, 1e-3])
 @pytest.mark.parametrize("cls", [Mixed, MixedTopK])
