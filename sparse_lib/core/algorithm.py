@@ -632,6 +632,7 @@ class SparsityAlgorithm(ABC):
     def _open_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         """Get gradients ready for the optimizer: now, or each time that a closure has made them."""
         self._check_step(optimizer)
+        self._check_ties()  # of a group's members together
         with torch.no_grad():
             for actor in self._actors():
                 actor._place_hidden()
@@ -669,7 +670,6 @@ class SparsityAlgorithm(ABC):
     def _check_step(self, optimizer: Optimizer) -> None:
         """See that the model is as it was, and hook parameters that are new."""
         self._watch.check(self.sparse_params)
-        self._check_ties()
         if self.updates_masks:
             params = self.sparse_params.values()
             self._forgotten.check_resume(type(self).__name__, self.step, params, optimizer)

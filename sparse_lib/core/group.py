@@ -190,7 +190,6 @@ class Group(SparsityAlgorithm):
 
     def _check_step(self, optimizer: Optimizer) -> None:
         self._watch.check(self.sparse_params)
-        self._check_ties()  # of weights of several members, too
         if self._not_held:
             self._find_not_held(optimizer)
         for algorithm in self.algorithms:
