@@ -40,7 +40,8 @@ from sparse_lib.compat.wrapper import (
 from sparse_lib.configure import configure
 from sparse_lib.core import metrics
 from sparse_lib.core.algorithm import SparsityAlgorithm
-from sparse_lib.core.dynamic import DropAndGrow, DynamicSparsityAlgorithm
+from sparse_lib.core.drop_and_grow import DropAndGrow
+from sparse_lib.core.dynamic import DynamicSparsityAlgorithm
 from sparse_lib.core.group import Group
 from sparse_lib.core.hidden import HiddenWeights
 from sparse_lib.core.parameter import SparseParameter

@@ -26,9 +26,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from sparse_lib.core import dynamic
+from sparse_lib.core import dense_gradients
 from sparse_lib.core.algorithm import SparsityAlgorithm
-from sparse_lib.core.dynamic import DropAndGrow, DynamicSparsityAlgorithm
+from sparse_lib.core.drop_and_grow import DropAndGrow
+from sparse_lib.core.dynamic import DynamicSparsityAlgorithm
 from sparse_lib.masks.counts import num_nonzero
 
 OPTIMIZERS: dict[str, Callable[[Any], Optimizer]] = {
@@ -327,12 +328,12 @@ def large_tensors_get_the_masks_of_small_ones(case: Case) -> None:
 @contextlib.contextmanager
 def _large_from(threshold: float) -> Iterator[None]:
     """Dense gradients are kept as those of large tensors from so many weights on."""
-    usual = dynamic._LARGE
-    dynamic._LARGE = threshold  # type: ignore[assignment]
+    usual = dense_gradients.LARGE
+    dense_gradients.LARGE = threshold  # type: ignore[assignment]
     try:
         yield
     finally:
-        dynamic._LARGE = usual
+        dense_gradients.LARGE = usual
 
 
 def a_skipped_step_changes_nothing(case: Case) -> None:

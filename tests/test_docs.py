@@ -17,7 +17,8 @@ from typer.main import get_command
 import sparse_lib as sl
 from experiments.cli.app import app
 from sparse_lib.core.algorithm import SparsityAlgorithm
-from sparse_lib.core.dynamic import DropAndGrow, DynamicSparsityAlgorithm
+from sparse_lib.core.drop_and_grow import DropAndGrow
+from sparse_lib.core.dynamic import DynamicSparsityAlgorithm
 from sparse_lib.core.registry import algorithm_classes, constructor_keys
 
 ROOT = Path(__file__).parents[1]

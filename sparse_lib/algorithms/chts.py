@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from sparse_lib.core.dynamic import DropAndGrow
+from sparse_lib.core.drop_and_grow import DropAndGrow
 from sparse_lib.masks import shards
 from sparse_lib.masks.makers import make_mask_grow_maximum, random_score, visible_magnitude
 from sparse_lib.rules import rules_of

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from sparse_lib.core.dynamic import DropAndGrow
+from sparse_lib.core.drop_and_grow import DropAndGrow
 from sparse_lib.core.parameter import SparseParameter
 from sparse_lib.masks.shapers import InputGroupScoreShaper, OutputGroupScoreShaper
 

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from sparse_lib.core.dynamic import DropAndGrow
+from sparse_lib.core.drop_and_grow import DropAndGrow
 from sparse_lib.masks.makers import add_random, random_score
 
 
@@ -18,7 +18,7 @@ class SET(DropAndGrow):
     zero as in the Cerebras library; ``grown_init="normal"`` re-draws them as the paper does. The
     paper drops as many of the smallest positive as of the largest negative
     weights; here both compete by magnitude, as in the Cerebras library. Arguments: see
-    :class:`sparse_lib.core.dynamic.DropAndGrow`.
+    :class:`sparse_lib.core.drop_and_grow.DropAndGrow`.
     """
 
     needs_sparsity: ClassVar[bool] = True

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from sparse_lib.checks import check_fraction
 from sparse_lib.core import distributed
-from sparse_lib.core.dynamic import DropAndGrow
+from sparse_lib.core.drop_and_grow import DropAndGrow
 from sparse_lib.core.parameter import SparseParameter
 from sparse_lib.masks import shards
 from sparse_lib.masks.counts import num_true
@@ -98,16 +98,16 @@ class SNFS(DropAndGrow):
     def _advance(self, optimizer: Optimizer, autoupdate: bool) -> None:
         self._restore_gradients()
         scales = self._scales()
-        for name in scales or self._dense:
+        for name in scales or self._gradients.kept:
             weight = self.sparse_params[name].param
-            gradient = self._dense.get(name)
+            gradient = self._gradients.kept.get(name)
             assert isinstance(gradient, Tensor | None)  # all of it is kept
             if gradient is None:  # other ranks have one
                 gradient = torch.zeros_like(weight)
             elif scales:
                 gradient = gradient * scales[name]
             else:
-                gradient = self._as_optimized(self.sparse_params[name], gradient)
+                gradient = self._gradients.as_optimized(self.sparse_params[name], gradient)
             gradient = torch.where(gradient.isfinite(), gradient, 0).to(weight.dtype)
             self._momenta[name] = self.momentum_of(weight).lerp_(gradient, 1 - self.momentum)
         super()._advance(optimizer, autoupdate)
@@ -130,7 +130,7 @@ class SNFS(DropAndGrow):
                 continue
             seen = (seen.to_dense() if seen.is_sparse else seen).double()
             products[0, index] = (seen * seen).sum()
-            if isinstance(kept := self._dense.get(name), Tensor):
+            if isinstance(kept := self._gradients.kept.get(name), Tensor):
                 products[1, index] = (seen * kept).sum()  # 0 where this rank has no gradient
         products = products.to(next(iter(params.values())).param.device) if params else products
         distributed.average_([products])
@@ -139,7 +139,7 @@ class SNFS(DropAndGrow):
         return {
             name: (square / product if product > 0 else 1.0)
             for name, square, product in zip(params, squares, inner, strict=True)
-            if square > 0 or name in self._dense
+            if square > 0 or name in self._gradients.kept
         }
 
     def _share_dense_gradients(self) -> None:

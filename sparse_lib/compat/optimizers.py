@@ -209,9 +209,7 @@ class BaseSparsityOptimizer(Optimizer, ABC):
             raise ValueError("this sparsity optimizer already manages another optimizer")
         self.initialize_sparsity()
         if self._optimizer is None:
-            for handle in self.sparsity._handles:  # the hooks on this object
-                handle.remove()
-            self.sparsity._unplug()
+            self.sparsity._let_go_of_optimizer()  # which is this object
         if state_names is not None:
             mark = _StatesLeftDense(set(state_names))
             mark(optimizer)

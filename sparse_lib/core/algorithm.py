@@ -1,20 +1,6 @@
-"""SparsityAlgorithm: when masks exist, and how they stay enforced.
+"""SparsityAlgorithm: which masks there are, and what a step of the optimizer does to them.
 
-Order of events in ``optimizer.step()``: gradients are masked (they were already, in the backward
-pass) -> the optimizer updates -> weights and states are masked -> ``step += 1`` -> the algorithm
-updates its masks, if due, from the *updated* weights -> weights and states obey the new masks.
-So weights and states are masked once in an ordinary step, and once more where a mask changes.
-Optimizer step n is therefore schedule step n; step 0 is initialisation.
-
-An algorithm may say otherwise. With ``masks_gradients = False`` the optimizer gets dense gradients
-and writes to every weight; masks are updated from what it wrote, and weights are masked last. With
-``masks_states = False`` optimizer states are left alone. ``prepare`` and ``project`` are called
-right before and right after the optimizer's own update.
-
-With ``optimizer.step(closure)`` the gradients come during the step. What else happens before the
-optimizer's update then happens after each evaluation of the closure. Each evaluation has masked
-weights; where all weights are trained, what an optimizer wrote is put aside meanwhile. So
-optimizers that evaluate once end with the bits of the plain loop.
+When each part of a step happens is said in :mod:`sparse_lib.core.connection`.
 """
 
 from __future__ import annotations
@@ -22,11 +8,9 @@ from __future__ import annotations
 import inspect
 import operator
 import os
-import weakref
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from typing import Any, ClassVar
 
@@ -36,32 +20,28 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from sparse_lib.checks import closest
-from sparse_lib.core import copies, distributed
-from sparse_lib.core.doubts import frozen_losses, told_of_frozen, told_of_parametrizations
+from sparse_lib.core import distributed
+from sparse_lib.core.adoption import each, sparsify
+from sparse_lib.core.connection import Connection
 from sparse_lib.core.forgotten import Forgotten
 from sparse_lib.core.guard import Driver, watch_readers
 from sparse_lib.core.history import Work
 from sparse_lib.core.metrics import summary, training_flops
 from sparse_lib.core.optimizers import (
-    closure_of,
     forget_curvature,
     innermost,
-    overflowed,
     states_like,
-    with_closure,
 )
 from sparse_lib.core.parameter import (
     Clock,
     SparseParameter,
-    attach,
-    candidate,
     check_driven,
     find_parameters,
     is_outermost_apply,
     warn,
 )
 from sparse_lib.core.registry import constructor_keys, register
-from sparse_lib.core.states import check_state
+from sparse_lib.core.states import check_state, warn_of_changes, warn_of_seed
 from sparse_lib.core.targets import Levels
 from sparse_lib.core.watch import Watch, some
 from sparse_lib.flops.model import ModelFlops
@@ -71,9 +51,6 @@ from sparse_lib.masks.makers import generator
 from sparse_lib.masks.shapers import NMScoreShaper, ScoreShaper, make_score_shaper
 from sparse_lib.rules import Rules, rules_of
 from sparse_lib.schedules.values import Constant
-
-#: Elements of all tensors above which first masks are made by several threads.
-_LARGE = 2**22
 
 
 class SparsityAlgorithm(ABC):
@@ -188,36 +165,20 @@ class SparsityAlgorithm(ABC):
         self._unplug()
 
     def _unplug(self) -> None:
-        self._optimizer: Any = None
-        self._handles: list[Any] = []
-        self._not_held: set[int] = set()  # ids of parameters that the optimizer does not have
+        self._connection: Connection | None = None
 
-    def _plug(self, optimizer: Optimizer) -> None:
-        """Take part in an optimizer's steps, outside of what ``torch.compile`` traces."""
-        before, after = (torch.compiler.disable(f) for f in (self._open_step, self._after_step))
-        handles: list[Any] = []
-        try:
-            handles.append(optimizer.register_step_pre_hook(before))
-            handles.append(optimizer.register_step_post_hook(after))
-            mine = weakref.ref(self)
+    @property
+    def _optimizer(self) -> Optimizer | None:
+        """What drives the algorithm, if anything does."""
+        return None if self._connection is None else self._connection.optimizer
 
-            def loaded(optimizer: Optimizer) -> None:
-                if (algorithm := mine()) is not None:
-                    algorithm._after_load(optimizer)
-
-            handles.append(optimizer.register_load_state_dict_post_hook(loaded))
-            copies.adopt(optimizer)
-            if self.updates_masks or not self.masks_gradients:
-                handles.append(copies.Mark(optimizer, type(self).__name__))
-        except AttributeError as error:
-            for handle in handles:
-                handle.remove()
-            name = type(optimizer).__name__
-            raise TypeError(f"apply takes a whole torch optimizer; {name}: {error}") from None
-        self._optimizer, self._handles = weakref.ref(optimizer), handles
+    def _connect(self, connection: Connection) -> None:
+        """Let an optimizer drive the algorithm from now on."""
+        self._connection = connection
         self._forgotten.optimizer_applied()
 
-    def _after_load(self, _: Optimizer) -> None:
+    def _after_load(self) -> None:
+        """Called after the optimizer loaded a state."""
         self._forgotten.optimizer_loaded()
 
     def missed_step(self, count: int) -> None:
@@ -230,12 +191,11 @@ class SparsityAlgorithm(ABC):
         return True
 
     def __getstate__(self) -> dict[str, Any]:
-        transient = {
-            "_optimizer", "_handles", "_not_held", "_target_hooks", "_computed_hooks",
-        }  # fmt: skip
+        transient = {"_connection", "_target_hooks", "_computed_hooks"}
         state = {key: value for key, value in self.__dict__.items() if key not in transient}
         # A copy of model, algorithm and optimizer together goes on training sparsely.
-        return state | {"_driven": self._optimizer() if self._handles else None}
+        own = self._connection is not None and self._connection.is_of(self)
+        return state | {"_driven": self._optimizer if own else None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update({key: value for key, value in state.items() if key != "_driven"})
@@ -243,8 +203,9 @@ class SparsityAlgorithm(ABC):
         self._unplug()
         self._claim()
         if (optimizer := state.get("_driven")) is not None:
-            self._plug(optimizer)
-            self._find_not_held(optimizer)
+            connection = Connection(self, optimizer)
+            self._connect(connection)
+            connection.find_not_held(self.sparse_params)
             self._prepare_next_step()
 
     def _claim(self, driver: Driver | None = None) -> None:
@@ -315,11 +276,12 @@ class SparsityAlgorithm(ABC):
     @property
     def drives_optimizer(self) -> bool:
         """True if an optimizer's steps enforce and update the masks."""
-        return self._optimizer is not None and self._optimizer() is not None
+        return self._optimizer is not None
 
     def drives(self, param: Tensor) -> bool:
         """True if an optimizer's steps enforce the mask of this parameter."""
-        return self.drives_optimizer and id(param) not in self._not_held
+        connection = self._connection
+        return connection is not None and self.drives_optimizer and connection.holds(param)
 
     @property
     def num_sparse_params(self) -> int:
@@ -429,8 +391,8 @@ class SparsityAlgorithm(ABC):
         """Watch whether the modules of a model's sparse parameters stay in it."""
         self._was_applied = True
         self._watch.add(model, self.sparse_params)
-        if self.drives_optimizer:
-            self._find_not_held(self._optimizer())
+        if self._connection is not None:
+            self._connection.find_not_held(self.sparse_params)
 
     def _took_nothing(self) -> str:
         """Why an algorithm that was applied has no parameter."""
@@ -443,27 +405,6 @@ class SparsityAlgorithm(ABC):
     def _agree_on_seed(self) -> None:
         if self.seed is None:
             self.seed = distributed.shared_seed(torch.initial_seed())
-
-    def _adopt(self, found: Iterable[tuple[str, nn.Module, str]]) -> list[SparseParameter]:
-        """Register new parameters and return them; their modules are not changed.
-
-        Raises:
-            ValueError: If a name is known from another model, or a parameter cannot have a mask.
-        """
-        new = []
-        for name, module, param_name in found:
-            known = self.sparse_params.get(name)
-            if known is not None and known.module is module:
-                continue
-            if known is not None:
-                raise ValueError(
-                    f"this algorithm already sparsifies a parameter {name!r} of another model; "
-                    "make a second algorithm for it"
-                )
-            new.append(candidate(self._clock, module, param_name, name))
-        self.sparse_params |= {sparse.name: sparse for sparse in new}
-        self._levels.params = self.sparse_params
-        return new
 
     def initialize(self) -> None:
         """Make the masks that do not exist; :meth:`apply` on a model includes this."""
@@ -478,18 +419,12 @@ class SparsityAlgorithm(ABC):
         for sparse in fresh:
             self._check_shape(sparse)
 
-        @torch.no_grad()  # a property of the thread
         def make(sparse: SparseParameter) -> Tensor:
             mask = self._initial_mask(sparse, targets[sparse.name])
             sparse.check_directions(mask)
             return mask
 
-        workers = min(torch.get_num_threads(), len(fresh))
-        if workers > 1 and self._are_independent(fresh):
-            with ThreadPoolExecutor(workers) as pool:
-                masks = dict(zip((s.name for s in fresh), pool.map(make, fresh), strict=True))
-        else:
-            masks = {sparse.name: make(sparse) for sparse in fresh}
+        masks = each(make, fresh, threads=self._are_independent(fresh))
         return [(targets[sparse.name], masks.get(sparse.name)) for sparse in params]
 
     def _check_shape(self, sparse: SparseParameter) -> None:
@@ -512,7 +447,6 @@ class SparsityAlgorithm(ABC):
             is_ours
             and self.init_method in ("random", "topk")
             and all(s.param.device.type == "cpu" and not shards.is_sharded(s.param) for s in params)
-            and sum(s.param.numel() for s in params) > _LARGE
         )
 
     @torch.no_grad()
@@ -532,22 +466,11 @@ class SparsityAlgorithm(ABC):
     def _initial_mask(self, sparse: SparseParameter, sparsity: float) -> Tensor:
         return self._init(sparse.param, sparsity, self.score_shaper, self.generator(sparse.name))
 
-    def _find_not_held(self, optimizer: Any) -> list[str]:
-        """Names of the trainable sparse parameters that an optimizer does not have."""
-        held = {id(param) for group in optimizer.param_groups for param in group["params"]}
-        lacking = {
-            name: id(sparse.param)
-            for name, sparse in self.sparse_params.items()
-            if sparse.param.requires_grad and id(sparse.param) not in held
-        }
-        self._not_held = set(lacking.values())
-        return list(lacking)
-
     def _apply_to_optimizer(self, optimizer: Any) -> None:
         optimizer = innermost(optimizer)
-        if self.drives_optimizer:
-            if self._optimizer() is optimizer:
-                self._find_not_held(optimizer)
+        if self._connection is not None and self.drives_optimizer:
+            if self._optimizer is optimizer:
+                self._connection.find_not_held(self.sparse_params)
                 return
             raise ValueError(
                 "this algorithm already drives another optimizer; let go of it first with "
@@ -567,14 +490,15 @@ class SparsityAlgorithm(ABC):
             check_driven(name, sparse)
         if not self.get_sparse_params(optimizer):
             raise ValueError("the optimizer holds none of the sparse parameters")
-        self._plug(optimizer)
+        connection = Connection(self, optimizer)
+        self._connect(connection)
         for sparse in self.sparse_params.values():
             sparse.guard.ensure()
             sparse.prune()
             sparse.guard.is_left()
             self._mask_states_of(sparse, optimizer)
         self._prepare_next_step()
-        if lacking := self._find_not_held(optimizer):
+        if lacking := connection.find_not_held(self.sparse_params):
             warn(
                 f"the optimizer does not hold {some(lacking)}, which the algorithm sparsifies; "
                 "give it all sparse parameters, or each optimizer an algorithm of its own"
@@ -595,7 +519,7 @@ class SparsityAlgorithm(ABC):
             ValueError: If the algorithm was applied to another optimizer.
         """
         if isinstance(module, Optimizer):
-            if self.drives_optimizer and self._optimizer() is not innermost(module):
+            if self._optimizer not in (None, innermost(module)):
                 raise ValueError("the algorithm was applied to another optimizer than this")
             self._let_go_of_optimizer()
             return
@@ -613,8 +537,8 @@ class SparsityAlgorithm(ABC):
 
     def _let_go_of_optimizer(self) -> None:
         self._stop_preparing()
-        for handle in self._handles:
-            handle.remove()
+        if self._connection is not None and self._connection.is_of(self):
+            self._connection.remove()
         self._unplug()
 
     def _check_ties(self) -> None:
@@ -629,40 +553,6 @@ class SparsityAlgorithm(ABC):
                     "cannot obey two masks; tie weights first, then apply"
                 )
 
-    def _open_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
-        """Get gradients ready for the optimizer: now, or each time that a closure has made them."""
-        self._check_step(optimizer)
-        self._check_ties()  # of a group's members together
-        with torch.no_grad():
-            for actor in self._actors():
-                actor._place_hidden()
-        closure = closure_of(args, kwargs)
-        if closure is None:
-            for actor in self._actors():
-                actor._before_step(optimizer)
-            return None
-        show = torch.compiler.disable(self._before_evaluation)
-        take = torch.compiler.disable(self._after_evaluation)
-
-        def evaluate() -> Any:
-            written = show()
-            loss = closure()
-            take(optimizer, written)
-            return loss
-
-        return with_closure(args, kwargs, evaluate)
-
-    @torch.no_grad()
-    def _before_evaluation(self) -> list[dict[str, Tensor]]:
-        return [actor._show_sparse() for actor in self._actors()]
-
-    @torch.no_grad()
-    def _after_evaluation(self, optimizer: Optimizer, written: list[dict[str, Tensor]]) -> None:
-        for actor, own in zip(self._actors(), written, strict=True):
-            actor._put_back(own)
-        for actor in self._actors():
-            actor._before_step(optimizer)
-
     def _actors(self) -> Sequence[SparsityAlgorithm]:
         """Those that act on weights and gradients in a step: this one, or a group's members."""
         return (self,)
@@ -673,8 +563,6 @@ class SparsityAlgorithm(ABC):
         if self.updates_masks:
             params = self.sparse_params.values()
             self._forgotten.check_resume(type(self).__name__, self.step, params, optimizer)
-        if self._not_held:  # a group of parameters may have been added since
-            self._find_not_held(optimizer)
         for name, sparse in self.sparse_params.items():
             if sparse.module._parameters.get(sparse.param_name) is None:
                 raise RuntimeError(
@@ -711,21 +599,6 @@ class SparsityAlgorithm(ABC):
             sparse.guard.select_gradient()
         with torch.no_grad():
             self.prepare(optimizer)
-
-    @torch.no_grad()
-    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        self._restore_gradients()
-        self._settle(optimizer, written_everywhere=False)
-        skipped = overflowed(optimizer)
-        if not skipped:
-            self._advance(optimizer, self.autoupdate)
-        self._settle(optimizer, written_everywhere=True)
-        if not skipped:
-            self._report()
-            self._prepare_next_step()
-        for sparse in self.sparse_params.values():
-            sparse.guard.forget_gradient()
-            sparse.guard.is_left()
 
     def _advance(self, optimizer: Optimizer, autoupdate: bool) -> None:
         """Count the step; update masks if due, and have weights and states obey them."""
@@ -873,27 +746,6 @@ class SparsityAlgorithm(ABC):
         """The schedules that were asked for, as text; None for functions of users."""
         return {"sparsity": self._levels.described()}
 
-    def _warn_of_changes(self, asked: Any) -> None:
-        """Warn where a state was saved under other schedules than this algorithm's."""
-        before = asked if isinstance(asked, Mapping) else {"sparsity": asked}
-        stay = "masks go there at their next update" if self.updates_masks else "masks stay"
-        then = {"sparsity": stay, "update": "masks are updated by the latter"}
-        for key, now in self._asked().items():
-            saved = before.get(key)
-            if isinstance(saved, str) and now not in (None, saved):
-                warn(
-                    f"the state was saved with {key} {saved} and is loaded with {now}; {then[key]}"
-                )
-
-    def _warn_of_seed(self, state_dict: Mapping[str, Any]) -> None:
-        """Warn where a state was saved under another seed than the one that was given."""
-        saved = state_dict.get("seed")
-        if saved is not None and self._given_seed not in (None, saved):
-            warn(
-                f"the state was saved with seed {saved} and is loaded with {self._given_seed}; "
-                f"draws go on with {saved}"
-            )
-
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Restore :meth:`state_dict`; the masks come with the model's own state dict.
 
@@ -910,8 +762,8 @@ class SparsityAlgorithm(ABC):
         if isinstance(saved, str) and saved != own:
             warn(f"the state was saved by {saved} and is loaded into {own}, which goes on from it")
         if saved == own:
-            self._warn_of_changes(state_dict.get("asked"))
-        self._warn_of_seed(state_dict)
+            warn_of_changes(state_dict.get("asked"), self._asked(), self.updates_masks)
+        warn_of_seed(state_dict, self._given_seed)
         self._forgotten.has_state = True
         self.step = int(state_dict["step"])
         self.num_updates = int(state_dict.get("num_updates", 0))
@@ -932,42 +784,6 @@ class SparsityAlgorithm(ABC):
         return (
             f"{type(self).__name__}(step={self.step}, num_sparse_params={self.num_sparse_params})"
         )
-
-
-def sparsify(
-    model: nn.Module,
-    parts: Iterable[tuple[SparsityAlgorithm, Iterable[tuple[str, nn.Module, str]]]],
-) -> list[str]:
-    """Register parameters with algorithms, and make and attach their first masks.
-
-    Args:
-        model: What the algorithms are applied to.
-        parts: Each algorithm and what :func:`find_parameters` found for it. If any of them fails,
-            neither algorithms nor modules are changed.
-
-    Returns:
-        Sentences about masks that are likely not to do what they were made for.
-    """
-    adopted: list[tuple[SparsityAlgorithm, list[SparseParameter]]] = []
-    try:
-        for algorithm, found in parts:
-            adopted.append((algorithm, algorithm._adopt(found)))
-        masks = [algorithm._first_masks(new) for algorithm, new in adopted]
-    except BaseException:
-        for algorithm, new in adopted:
-            for sparse in new:
-                del algorithm.sparse_params[sparse.name]
-        raise
-    all_new = [sparse for _, new in adopted for sparse in new]
-    made = [mask for first in masks for _, mask in first]
-    cut = frozen_losses(model, zip(all_new, made, strict=True))
-    for (algorithm, new), first in zip(adopted, masks, strict=True):
-        for sparse in new:
-            attach(sparse)
-        algorithm._claim()
-        algorithm._put_first_masks(new, first)
-    changes = ((sparse, algorithm.updates_masks) for algorithm, new in adopted for sparse in new)
-    return told_of_frozen(cut) + told_of_parametrizations(changes)
 
 
 def call_update(algorithm: SparsityAlgorithm, optimizer: Optimizer) -> None:

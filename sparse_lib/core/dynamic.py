@@ -2,40 +2,25 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 import weakref
 from abc import abstractmethod
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.utils.hooks import RemovableHandle
 
 from sparse_lib.checks import check_bool, check_finite
 from sparse_lib.core import distributed
 from sparse_lib.core.algorithm import SparsityAlgorithm
 from sparse_lib.core.candidates import Candidates
+from sparse_lib.core.dense_gradients import DenseGradients
 from sparse_lib.core.optimizers import forget_curvature, gradient_scale, states_like
 from sparse_lib.core.parameter import SparseParameter, is_mask, warn
-from sparse_lib.flops.model import ModelFlops
 from sparse_lib.masks import shards
-from sparse_lib.masks.counts import num_nonzero, num_true
-from sparse_lib.masks.makers import (
-    make_mask_drop_minimum,
-    make_mask_grow_maximum,
-    make_mask_topk_sparsity,
-    visible_magnitude,
-)
-from sparse_lib.rules import rules_of
 from sparse_lib.schedules.updates import FreqSchedule, make_update_schedule
-from sparse_lib.schedules.values import Lambda, make_hyperparameter_schedule
-
-#: From so many weights on, a tensor's dense gradient is not kept whole for a mask update.
-_LARGE = 2**20
 
 GROWN_INITS = ("zeros", "normal", "uniform", "gradient", "gradient_sign")
 
@@ -164,12 +149,12 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
             RuntimeError: If it is not known.
             ValueError: If ``p`` is no sparse parameter of the algorithm.
         """
-        return self._as_optimized(self._by_param(p), self._kept_gradient(p))
+        return self._gradients.as_optimized(self._by_param(p), self._kept_gradient(p))
 
     def _kept_gradient(self, p: Tensor) -> Tensor:
         """:meth:`dense_gradient` in the size that the backward pass gave it."""
         sparse = self._by_param(p)
-        kept = self._dense.get(sparse.name)
+        kept = self._gradients.kept.get(sparse.name)
         if isinstance(kept, Candidates):
             return kept.expanded()
         if kept is None and not self.uses_dense_gradient:
@@ -211,13 +196,13 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
             if name not in self._without_gradient
         }
         self._updating = True
-        driven = self._optimizer() if self._optimizer is not None else None
+        driven = self._optimizer
         try:
             for name, mask in self.new_masks(active, targets):
                 self._check_new_mask("new_masks", self.sparse_params[name], mask)
                 self._set_mask(name, mask, targets[name], optimizer or driven)
-                if isinstance(self._dense.get(name), Candidates):
-                    del self._dense[name]  # they belong to the mask that was
+                if isinstance(self._gradients.kept.get(name), Candidates):
+                    del self._gradients.kept[name]  # they belong to the mask that was
                 if driven is not None:
                     self._mask_states_of(self.sparse_params[name], driven)
         finally:
@@ -297,41 +282,6 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
         mine = shards.local(weight.detach())
         mine.copy_(torch.where(shards.local(grown), start, mine))
 
-    def _as_optimized(self, sparse: SparseParameter, gradient: Tensor) -> Tensor:
-        """A dense gradient, unscaled and clipped as ``.grad`` was before the optimizer saw it."""
-        if sparse.name in self._factors:
-            factor = self._factors[sparse.name]
-        else:
-            factor = self._factor(sparse.param, gradient)
-        if factor is None and sparse.param.grad is not None:
-            factor = self._factor_of_others()
-        return gradient if factor in (None, 1.0) else gradient * factor
-
-    def _factor(self, weight: Tensor, gradient: Tensor) -> float | None:
-        """By what ``.grad`` was multiplied since the backward pass that left a dense gradient.
-
-        None where no present weight has a gradient to tell it by.
-        """
-        if weight.grad is None:
-            return None
-        given, group = shards.local(weight.grad), shards.group_of(weight)
-        seen = (given.to_dense() if given.is_sparse else given).double()
-        kept = shards.local(gradient).double()
-        without = (seen == 0) | ~seen.isfinite() | ~kept.isfinite()
-        seen, kept = seen.masked_fill(without, 0), kept.masked_fill(without, 0)
-        norm = shards.total(kept.pow(2).sum(), group)
-        return float(shards.total((seen * kept).sum(), group) / norm) if norm > 0 else None
-
-    def _factor_of_others(self) -> float | None:
-        """That of the first parameter which tells; loss scales and clipped norms are of all."""
-        if self._factors:
-            return next((known for known in self._factors.values() if known is not None), None)
-        for name, sparse in self.sparse_params.items():
-            if isinstance(kept := self._dense.get(name), Tensor):
-                if (factor := self._factor(sparse.param, kept)) is not None:
-                    return factor
-        return None
-
     # ------------------------------------------------------------------------------ every step
 
     def _reset(self) -> None:
@@ -340,61 +290,33 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
         super()._reset()
 
     def _unplug(self) -> None:
-        self._dense: dict[str, Tensor | Candidates] = {}
-        self._captures: list[Any] = []
+        mine = weakref.ref(self)  # what is kept must not keep the algorithm alive
+
+        def limit(sparse: SparseParameter) -> int | None:
+            algorithm = mine()
+            return None if algorithm is None else algorithm._limit(sparse)
+
+        self._gradients = DenseGradients(self.sparse_params, limit)
         self._stepped = False
         self._set_aside: list[tuple[Tensor, Tensor]] = []
         self._repeats = False
-        self._factors: dict[str, float | None] = {}  # of gradients that the algorithm has changed
-        self._seen: dict[str, tuple[weakref.ref[Tensor], int]] = {}
         super()._unplug()
 
     def __getstate__(self) -> dict[str, Any]:
-        transient = {"_dense", "_captures", "_set_aside", "_seen"}
+        transient = {"_gradients", "_set_aside"}
         return {key: v for key, v in super().__getstate__().items() if key not in transient}
 
     def _before_step(self, optimizer: Optimizer) -> None:
-        self._repeats = self._updates_with_dense_gradient and self._no_pass_came()
+        self._repeats = self._updates_with_dense_gradient and self._gradients.no_pass_came()
         if self._updates_with_dense_gradient:
-            for name, sparse in self.sparse_params.items():
-                gradient = sparse.param.grad
-                if name in self._dense or gradient is None or sparse.guard.gradient_is_clean:
-                    continue
-                if self._is_stale(name, gradient):
-                    continue
-                gradient = gradient.detach()  # set by hand
-                if not self._is_set(gradient, sparse):
-                    continue
-                self._dense[name] = gradient.to_dense() if gradient.is_sparse else gradient.clone()
-        self._measure_factors(optimizer)
+            self._gradients.take_given()
+        self._gradients.forget_measured()
+        if self.uses_dense_gradient and not self.masks_gradients:
+            self._gradients.measure(optimizer)
         super()._before_step(optimizer)
         due = self.autoupdate and self.is_update_step(self.step + 1)
         if due and self.skip_update_on_mask_steps:
             self._hide_gradients(optimizer)
-
-    def _measure_factors(self, optimizer: Optimizer) -> None:
-        """Compare gradients that the algorithm is about to change with those it kept."""
-        self._factors.clear()
-        if self.masks_gradients or not self.uses_dense_gradient:
-            return
-        scale = gradient_scale(optimizer)
-        for name, sparse in self.sparse_params.items():
-            if isinstance(kept := self._dense.get(name), Tensor) and sparse.param.grad is not None:
-                factor = self._factor(sparse.param, kept)
-                if factor is not None and scale is not None:
-                    factor /= float(scale)
-                self._factors[name] = factor
-
-    def _is_stale(self, name: str, gradient: Tensor) -> bool:
-        """Whether a gradient is the one that the step before saw, unchanged."""
-        seen, version = self._seen.get(name, (None, -1))
-        return seen is not None and seen() is gradient and version == gradient._version
-
-    def _is_set(self, gradient: Tensor, sparse: SparseParameter) -> bool:
-        """False for what ``zero_grad(set_to_none=False)`` leaves where no backward pass came."""
-        given = shards.local(gradient)
-        given = given._values() if given.is_sparse else given
-        return bool(shards.total(given.count_nonzero(), shards.group_of(sparse.param)))
 
     def _hide_gradients(self, optimizer: Optimizer) -> None:
         # Torch optimizers pass over parameters without a gradient, states and decay included.
@@ -420,16 +342,18 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
         self._without_gradient = {
             name
             for name, sparse in self.sparse_params.items()
-            if sparse.param.grad is None or (lacking and name not in self._dense)
+            if sparse.param.grad is None or (lacking and name not in self._gradients.kept)
         }
         if self.needs_dense_gradient:
-            for name in self.sparse_params if super().needs_dense_gradient else self._dense:
+            for name in (
+                self.sparse_params if super().needs_dense_gradient else self._gradients.kept
+            ):
                 self.sparse_params[name].count_dense_gradient()
         self.step += 1
         self._stepped = True
         due = autoupdate and self.is_update_step(self.step)
         if due:
-            if lacking and self._repeats and not self._dense:
+            if lacking and self._repeats and not self._gradients.kept:
                 warn(
                     f"masks are due at step {self.step}, but no backward pass came since the step "
                     f"before, so there is no dense gradient to grow by: {type(self).__name__} "
@@ -439,20 +363,7 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
         if autoupdate:
             self._advance_schedules(due)
         if self._updates_with_dense_gradient:
-            self._remember_gradients()
-
-    def _no_pass_came(self) -> bool:
-        """Whether there are gradients, but all of them those of the step before."""
-        given = {n: s.param.grad for n, s in self.sparse_params.items()}
-        left = {name: gradient for name, gradient in given.items() if gradient is not None}
-        return bool(left) and all(self._is_stale(*item) for item in left.items())
-
-    def _remember_gradients(self) -> None:
-        self._seen = {
-            name: (weakref.ref(gradient), gradient._version)
-            for name, sparse in self.sparse_params.items()
-            if (gradient := sparse.param.grad) is not None
-        }
+            self._gradients.remember()
 
     def _update_and_enforce(self, optimizer: Optimizer) -> None:
         if type(self).update is DynamicSparsityAlgorithm.update:
@@ -509,126 +420,26 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
     def _prepare_next_step(self) -> None:
         self._stop_preparing()
         if self.autoupdate:  # else the user may call update before the next backward pass
-            self._dense.clear()
-        if self._optimizer is not None and self._updates_with_dense_gradient:
-            for sparse in self.sparse_params.values():
-                if sparse.param.requires_grad:
-                    sparse.guard.want_dense_gradient(True)
-                    self._captures.append(self._capture(sparse))
+            self._gradients.kept.clear()
+        if self._connection is not None and self._updates_with_dense_gradient:
+            self._gradients.capture()
 
     def _stop_preparing(self) -> None:
-        if self._captures:
-            for sparse in self.sparse_params.values():
-                sparse.guard.want_dense_gradient(False)
-                sparse.guard.before_masking = None
-        for handle in self._captures:
-            handle.remove()
-        self._captures.clear()
+        self._gradients.stop()
 
-    def _capture(self, sparse: SparseParameter) -> Any:
-        # Weak: the hook lives on the parameter, which must not keep the algorithm alive.
-        reference, name = weakref.ref(self), sparse.name
-        if shards.is_sharded(sparse.param):
-            # Autograd never sees a sharded parameter: fully_shard puts its gradient in place.
-            def keep_sum(gradient: Tensor, goes_on: bool) -> None:
-                algorithm = reference()
-                if algorithm is not None and name in algorithm.sparse_params:
-                    algorithm._keep_dense_sum(algorithm.sparse_params[name], gradient, goes_on)
-
-            sparse.guard.before_masking = keep_sum
-            return RemovableHandle(OrderedDict())
-
-        def keep(gradient: Tensor) -> None:
-            algorithm = reference()
-            if algorithm is not None and name in algorithm.sparse_params:
-                gradient = gradient.detach()
-                gradient = gradient.to_dense() if gradient.is_sparse else gradient
-                algorithm._keep_dense(algorithm.sparse_params[name], gradient)
-
-        return sparse.param.register_hook(keep)
-
-    @torch.no_grad()
-    def _keep_dense(self, sparse: SparseParameter, gradient: Tensor) -> None:
-        # Runs before the gradient is added to ``.grad``: what is there tells whether this is the
-        # first micro-batch since ``zero_grad`` (a step that overflowed leaves a stale sum).
-        so_far = self._dense.get(sparse.name)
-        accumulated = sparse.param.grad
-        goes_on = accumulated is not None and (
-            sparse.guard.gradient_is_clean
-            or bool((accumulated._values() if accumulated.is_sparse else accumulated).any())
-        )
-        if isinstance(so_far, Candidates) and goes_on:
-            so_far = self._dense[sparse.name] = self._completed(sparse, so_far)
-        if isinstance(so_far, Tensor) and goes_on:
-            so_far.add_(gradient)
-        elif distributed.world_size() == 1 and sparse.param.numel() >= _LARGE:
-            self._keep_needed(sparse, gradient)
-        else:  # ranks are averaged over all that is there
-            self._dense[sparse.name] = gradient.clone()
-
-    @torch.no_grad()
-    def _keep_dense_sum(self, sparse: SparseParameter, gradient: Tensor, goes_on: bool) -> None:
-        """Keep a sharded gradient that holds what is there already, masked, and a new one."""
-        so_far = self._dense.get(sparse.name)
-        if isinstance(so_far, Candidates) and goes_on:
-            so_far = self._dense[sparse.name] = self._completed(sparse, so_far)
-        if so_far is not None and goes_on:
-            mine, mask = shards.local(so_far), shards.local(sparse.mask)
-            old = mine.masked_fill(mask, 0)
-            mine.copy_(shards.local(gradient)).add_(old)
-            return
-        self._keep_needed(sparse, gradient)
-
-    def _completed(self, sparse: SparseParameter, kept: Candidates) -> Tensor:
-        """What is known of a gradient that another one is going to be added to."""
-        warn(
-            f"the gradient of {sparse.name!r} is accumulated over backward passes, for the "
-            "first time at a step that updates masks: absent weights count by the later ones "
-            "where the first one's gradient was small; later updates are exact"
-        )
-        return kept.expanded(fill=0.0)
-
-    def _keep_needed(self, sparse: SparseParameter, gradient: Tensor) -> None:
-        """Keep of a gradient what the mask update can read, or all of it where that is open."""
+    def _limit(self, sparse: SparseParameter) -> int | None:
+        """How many absent weights the next update may add to one parameter; None: not known."""
         # A first step does not tell whether others accumulate gradients.
         simple = self.autoupdate and self._stepped and not sparse.guard.accumulates
-        most = self.most_grown(sparse) if simple else None
-        if most is None:
-            self._dense[sparse.name] = gradient.detach().clone()
-        else:
-            self._dense[sparse.name] = Candidates.of(gradient, sparse.mask, most)
+        return self.most_grown(sparse) if simple else None
 
     def _share_dense_gradients(self) -> None:
-        if distributed.world_size() == 1 or not self._reads_dense_gradient:
-            return
-        for name, sparse in self.sparse_params.items():
-            if name not in self._dense:
-                self._dense[name] = torch.zeros_like(sparse.param)
-        shared = [self._dense[name] for name in self.sparse_params]
-        # Those of sharded parameters are averages already.
-        distributed.average_(
-            kept for kept in shared if isinstance(kept, Tensor) and not shards.is_sharded(kept)
-        )
+        if distributed.world_size() > 1 and self._reads_dense_gradient:
+            self._gradients.share()
 
     @property
     def _reads_dense_gradient(self) -> bool:
         return self.uses_dense_gradient or self.grown_init.startswith("gradient")
-
-
-def _overrides(algorithm: Any, name: str) -> bool:
-    """Whether an object has other methods than the class has from which it takes one of them.
-
-    What that one says of the others holds for those of its own class and bases: a subclass, a
-    class between two bases or the object itself may bring others. ``__init__`` does not count.
-    """
-    own = type(algorithm)
-    speaker = next(cls for cls in own.__mro__ if name in vars(cls))
-    return any(
-        key in vars(algorithm) or getattr(own, key) is not method
-        for key in dir(speaker)
-        if not key.startswith("__")
-        and (inspect.isfunction(method := getattr(speaker, key)) or isinstance(method, property))
-    )
 
 
 def _spread(weight: Tensor, present: Tensor) -> Tensor:
@@ -640,163 +451,3 @@ def _spread(weight: Tensor, present: Tensor) -> Tensor:
     old = shards.local(weight.detach())[shards.local(present)].double()
     count = shards.total(old.numel(), group)
     return (shards.total(old.pow(2).sum(), group) / max(1, count)).sqrt().float()
-
-
-class DropAndGrow(DynamicSparsityAlgorithm):
-    """Base of algorithms that drop the smallest weights and grow others: SET, RigL and their kin.
-
-    Subclasses define :meth:`grow_score`. After the weight update of an update step ``t``, in a
-    tensor of ``n`` weights of which ``m`` are present:
-
-    1. The target is ``k = num_nonzero(sparsity(t), n)``.
-    2. Drop: of the present weights the ``min(num_nonzero(drop_fraction(t), m), k)`` largest in
-       magnitude stay, so the target is met even where the sparsity rises by more than
-       ``drop_fraction`` frees (unless the rules let it lag). A weight that is NaN counts as
-       infinite, so that it stays and shows.
-    3. Grow: the absent positions with the highest scores are added until there are ``k``. Those
-       dropped just now compete too; one that wins keeps its value and optimizer states. All
-       others start at 0 (or as ``grown_init`` says), with states of 0. NaN scores never grow, so
-       there may be fewer than ``k``.
-
-    Of equal values the lower index (row-major) wins. With a ``score_shaper`` all counts are per
-    pool.
-
-    Args:
-        sparsity: See :class:`SparsityAlgorithm`.
-        update: See :class:`DynamicSparsityAlgorithm`.
-        init_method: See :class:`SparsityAlgorithm`.
-        drop_fraction: Fraction of the present weights dropped in an update, in [0, 1]; a number
-            or a schedule, evaluated at every update step.
-        **kwargs: See :class:`DynamicSparsityAlgorithm`.
-
-    Raises:
-        ValueError: In a step, if a function given as ``drop_fraction`` gives more than 1.
-    """
-
-    def __init__(
-        self,
-        sparsity: Any = None,
-        update: Any = None,
-        init_method: str | Callable = "random",
-        *,
-        drop_fraction: Any = 0.3,
-        **kwargs: Any,
-    ) -> None:
-        self.drop_schedule = make_hyperparameter_schedule(
-            drop_fraction, key="drop_fraction", rules=rules_of(kwargs.get("compat"))
-        )
-        super().__init__(sparsity, update, init_method, **kwargs)
-
-    @abstractmethod
-    def grow_score(self, p: Tensor) -> Tensor:
-        """Scores of the shape of ``p``; absent weights with the highest grow, NaN never."""
-
-    def drop_score(self, p: Tensor) -> Tensor:
-        """Scores of the shape of ``p``, at least 0; present weights with the lowest are dropped."""
-        return visible_magnitude(p)
-
-    def _unplug(self) -> None:
-        self._coming: tuple[int, float, dict[str, float]] = (-1, 0.0, {})
-        super()._unplug()
-
-    @property
-    def drop_fraction(self) -> float:
-        """Drop fraction at the current step, in [0, 1]."""
-        return self._drop_fraction_at(self.step, self._updating)
-
-    def _drop_fraction_at(self, step: int, is_update_step: bool) -> float:
-        value = float(self.drop_schedule(step, is_update_step))
-        if value > 1 and isinstance(self.drop_schedule, Lambda):
-            raise ValueError(
-                f"drop_fraction must be between 0 and 1, and its function gave {value!r} at step "
-                f"{step}"
-            )
-        return min(max(value, 0.0), 1.0)
-
-    def _score(self, method: str, p: Tensor) -> Tensor:
-        """What :meth:`drop_score` or :meth:`grow_score` says of a parameter.
-
-        Raises:
-            TypeError: If it is no tensor.
-            ValueError: If it has another shape than the parameter.
-        """
-        score = getattr(self, method)(p)
-        if isinstance(score, Tensor) and score.shape == p.shape:
-            return score
-        name = next((name for name, s in self.sparse_params.items() if s.param is p), "a parameter")
-        must = f"{type(self).__name__}.{method} must return a tensor of shape {tuple(p.shape)} for"
-        if not isinstance(score, Tensor):
-            raise TypeError(f"{must} {name!r}, not a {type(score).__name__}")
-        raise ValueError(f"{must} {name!r}, not one of shape {tuple(score.shape)}")
-
-    def metrics(self, flops: ModelFlops | None = None) -> dict[str, Any]:
-        """As of every algorithm, and ``"drop_fraction"`` at the current step."""
-        return super().metrics(flops) | {"drop_fraction": self.drop_fraction}
-
-    def update_mask(self, p: Tensor, mask: Tensor, sparsity: float) -> Tensor:
-        """Drop by :meth:`drop_score`, then :meth:`grow`."""
-        options: dict[str, Any] = {"score_shaper": self.score_shaper, "rules": self.rules}
-        magnitude = self._score("drop_score", p)
-        kept, count = make_mask_drop_minimum(magnitude, mask, self.drop_fraction, **options)
-        may_exceed = self.score_shaper is not None or count > num_nonzero(sparsity, p.numel())
-        if self.rules.meets_target and may_exceed:
-            magnitude = torch.where(kept, magnitude, -1)
-            kept &= make_mask_topk_sparsity(magnitude, sparsity, score_shaper=self.score_shaper)
-            count = num_true(kept)
-        del magnitude
-        return self.grow(p, kept, count, sparsity)
-
-    def grow(self, p: Tensor, kept: Tensor, count: int, sparsity: float) -> Tensor:
-        """Add weights to a mask until it has the sparsity: those of the best :meth:`grow_score`.
-
-        Args:
-            p: The parameter.
-            kept: Bool mask, to be left as it is; ``count`` weights.
-            count: See ``kept``.
-            sparsity: Target fraction of zeros, in [0, 1].
-        """
-        options: dict[str, Any] = {"score_shaper": self.score_shaper, "rules": self.rules}
-        return make_mask_grow_maximum(
-            self._score("grow_score", p), kept, sparsity, count, **options
-        )
-
-    def _ranking_gradient(self, p: Tensor) -> Tensor:
-        """The dense gradient, of any size where its order alone decides."""
-        whole = _overrides(self, "most_grown")
-        return self.dense_gradient(p) if whole else self._kept_gradient(p)
-
-    def _most_grown(self, sparse: SparseParameter) -> int | None:
-        """:meth:`most_grown` where only counts decide how many weights are added."""
-        simple = self.score_shaper is None and not self.grown_init.startswith("gradient")
-        if not simple or _overrides(self, "most_grown"):
-            return None
-        step = self.step + 1
-        if self._coming[0] != step:
-            fraction = self._drop_fraction_at(step, True)
-            self._coming = (step, fraction, self._levels.targets(step, is_update_step=True))
-        _, fraction, targets = self._coming
-        wanted = self.rules.count(targets[sparse.name], sparse.param.numel())
-        stay = self.rules.count(fraction, num_true(sparse.mask))
-        return max(0, wanted - stay)
-
-    def _advance_schedules(self, due: bool) -> None:
-        super()._advance_schedules(due)
-        self._coming = (-1, 0.0, {})
-        self.drop_schedule.update(due)
-
-    def state_dict(self) -> dict[str, Any]:
-        """See :meth:`DynamicSparsityAlgorithm.state_dict`; also the state of the drop schedule."""
-        return super().state_dict() | {"drop_fraction": dict(self.drop_schedule.state_dict())}
-
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restore :meth:`state_dict`.
-
-        Raises:
-            ValueError: If the state does not fit this algorithm.
-        """
-        drop = state_dict.get("drop_fraction", {}) if isinstance(state_dict, Mapping) else {}
-        if not isinstance(drop, Mapping):
-            raise ValueError(f"the state has drop_fraction={drop!r:.80}, which must be a mapping")
-        super().load_state_dict(state_dict)
-        if "drop_fraction" in state_dict:
-            self.drop_schedule.load_state_dict(dict(state_dict["drop_fraction"]))

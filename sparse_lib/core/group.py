@@ -10,11 +10,13 @@ from typing import Any, ClassVar
 from torch import nn
 from torch.optim import Optimizer
 
-from sparse_lib.core.algorithm import SparsityAlgorithm, call_update, sparsify
+from sparse_lib.core.adoption import sparsify
+from sparse_lib.core.algorithm import SparsityAlgorithm, call_update
+from sparse_lib.core.connection import Connection
 from sparse_lib.core.guard import Driver, watch_readers
 from sparse_lib.core.history import Work
 from sparse_lib.core.parameter import WRAPPER, SparseParameter, find_parameters, unwrap, warn
-from sparse_lib.core.states import check_counters
+from sparse_lib.core.states import check_counters, warn_of_seed
 from sparse_lib.flops.model import ModelFlops
 
 Filter = str | Sequence[str] | Callable[..., bool]
@@ -154,15 +156,14 @@ class Group(SparsityAlgorithm):
         for algorithm in self.algorithms:
             algorithm.initialize()
 
-    def _plug(self, optimizer: Optimizer) -> None:
-        super()._plug(optimizer)
+    def _connect(self, connection: Connection) -> None:
+        super()._connect(connection)
         for algorithm in self.algorithms:
-            algorithm._optimizer = self._optimizer
-            algorithm._forgotten.optimizer_applied()
+            algorithm._connect(connection)
 
-    def _after_load(self, optimizer: Optimizer) -> None:
+    def _after_load(self) -> None:
         for algorithm in self.algorithms:
-            algorithm._after_load(optimizer)
+            algorithm._after_load()
 
     def missed_step(self, count: int) -> None:
         """As of every algorithm, for every member."""
@@ -190,8 +191,6 @@ class Group(SparsityAlgorithm):
 
     def _check_step(self, optimizer: Optimizer) -> None:
         self._watch.check(self.sparse_params)
-        if self._not_held:
-            self._find_not_held(optimizer)
         for algorithm in self.algorithms:
             algorithm._check_step(optimizer)
 
@@ -258,7 +257,7 @@ class Group(SparsityAlgorithm):
                 f"the state holds {len(states)} algorithms, the group {len(self._members)}"
             )
         if not is_list:
-            self._warn_of_seed(state_dict)
+            warn_of_seed(state_dict, self._given_seed)
         before = [algorithm.state_dict() for algorithm in self.algorithms]
         try:
             for algorithm, state in zip(self.algorithms, states, strict=True):

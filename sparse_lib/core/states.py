@@ -1,4 +1,4 @@
-"""Whether a saved state is one of an algorithm with these parameters."""
+"""Whether a saved state is one of an algorithm with these parameters and settings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparse_lib.core.parameter import SparseParameter
+from sparse_lib.core.parameter import SparseParameter, warn
 
 
 def check_state(
@@ -94,3 +94,29 @@ def _check_entry(name: str, entry: Mapping[str, Any], sparse: SparseParameter) -
         shape = tuple(flags.shape) if isinstance(flags, Tensor) else type(flags).__name__
         if shape != tuple(sparse.mask.shape) or flags.dtype != torch.uint8:
             raise ValueError(f"the history of {name!r} has no bytes of its shape, but {shape}")
+
+
+def warn_of_changes(before: Any, now: Mapping[str, str | None], updates_masks: bool) -> None:
+    """Warn where a state was saved under other schedules than those of the algorithm.
+
+    Args:
+        before: The schedules by name, as text; old states have the sparsity's alone.
+        now: Those of the algorithm that loads it; None for functions of users.
+        updates_masks: Whether the algorithm changes masks.
+    """
+    saved = before if isinstance(before, Mapping) else {"sparsity": before}
+    stay = "masks go there at their next update" if updates_masks else "masks stay"
+    then = {"sparsity": stay, "update": "masks are updated by the latter"}
+    for key, own in now.items():
+        if isinstance(old := saved.get(key), str) and own not in (None, old):
+            warn(f"the state was saved with {key} {old} and is loaded with {own}; {then[key]}")
+
+
+def warn_of_seed(state_dict: Mapping[str, Any], given: int | None) -> None:
+    """Warn where a state was saved under another seed than the one that was given, if any was."""
+    saved = state_dict.get("seed")
+    if saved is not None and given not in (None, saved):
+        warn(
+            f"the state was saved with seed {saved} and is loaded with {given}; "
+            f"draws go on with {saved}"
+        )

@@ -16,7 +16,8 @@ from sparse_lib.conformance import (  # noqa: F401 (tests import them from here)
 )
 from sparse_lib.conformance import expect_enforced as assert_enforced  # noqa: F401
 from sparse_lib.core.algorithm import SparsityAlgorithm
-from sparse_lib.core.dynamic import DropAndGrow, DynamicSparsityAlgorithm
+from sparse_lib.core.drop_and_grow import DropAndGrow
+from sparse_lib.core.dynamic import DynamicSparsityAlgorithm
 from sparse_lib.core.registry import algorithm_classes
 from sparse_lib.masks.makers import make_mask_drop_minimum, make_mask_grow_maximum
 

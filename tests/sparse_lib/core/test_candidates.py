@@ -10,9 +10,9 @@ from torch import nn
 from sparse_lib.algorithms.granet import GraNet
 from sparse_lib.algorithms.rigl import RigL
 from sparse_lib.algorithms.srigl import SRigL
-from sparse_lib.core import dynamic
+from sparse_lib.core import dense_gradients
 from sparse_lib.core.candidates import Candidates
-from sparse_lib.core.dynamic import DropAndGrow
+from sparse_lib.core.drop_and_grow import DropAndGrow
 
 FALLING = {"type": "linear", "init": 0.8, "slope": -0.1}
 RISING = {"type": "linear", "init": 0.5, "slope": 0.05}
@@ -153,7 +153,7 @@ def train(kind, passes, *, resumed_at=None, dtype=torch.float32):
 @pytest.mark.parametrize("kind", [Beside, Faster])
 def test_a_subclass_with_methods_of_its_own_reads_whole_gradients(monkeypatch, kind):
     whole = train(kind, [1] * 8)
-    monkeypatch.setattr(dynamic, "_LARGE", 0)
+    monkeypatch.setattr(dense_gradients, "LARGE", 0)
     for one, other in zip(whole, train(kind, [1] * 8), strict=True):
         assert torch.equal(one, other)
 
@@ -185,7 +185,7 @@ def test_large_tensors_get_the_masks_of_whole_gradients(monkeypatch, kind, passe
     monkeypatch.setattr(Candidates, "of", lambda *args: kept.append(1) or of(*args))
     whole = train(kind, passes, resumed_at=resumed_at)
     assert not kept
-    monkeypatch.setattr(dynamic, "_LARGE", 0)
+    monkeypatch.setattr(dense_gradients, "LARGE", 0)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         large = train(kind, passes, resumed_at=resumed_at)
@@ -195,6 +195,6 @@ def test_large_tensors_get_the_masks_of_whole_gradients(monkeypatch, kind, passe
 
 
 def test_a_first_accumulation_at_an_update_is_told(monkeypatch):
-    monkeypatch.setattr(dynamic, "_LARGE", 0)
+    monkeypatch.setattr(dense_gradients, "LARGE", 0)
     with pytest.warns(UserWarning, match="accumulated over backward passes, for the first time"):
         train(RigL, [1, 2])

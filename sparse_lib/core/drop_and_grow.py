@@ -1,0 +1,200 @@
+"""DropAndGrow: the base of SET, RigL and their kin."""
+
+from __future__ import annotations
+
+import inspect
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparse_lib.core.dynamic import DynamicSparsityAlgorithm
+from sparse_lib.core.parameter import SparseParameter
+from sparse_lib.flops.model import ModelFlops
+from sparse_lib.masks.counts import num_nonzero, num_true
+from sparse_lib.masks.makers import (
+    make_mask_drop_minimum,
+    make_mask_grow_maximum,
+    make_mask_topk_sparsity,
+    visible_magnitude,
+)
+from sparse_lib.rules import rules_of
+from sparse_lib.schedules.values import Lambda, make_hyperparameter_schedule
+
+
+class DropAndGrow(DynamicSparsityAlgorithm):
+    """Base of algorithms that drop the smallest weights and grow others: SET, RigL and their kin.
+
+    Subclasses define :meth:`grow_score`. After the weight update of an update step ``t``, in a
+    tensor of ``n`` weights of which ``m`` are present:
+
+    1. The target is ``k = num_nonzero(sparsity(t), n)``.
+    2. Drop: of the present weights the ``min(num_nonzero(drop_fraction(t), m), k)`` largest in
+       magnitude stay, so the target is met even where the sparsity rises by more than
+       ``drop_fraction`` frees (unless the rules let it lag). A weight that is NaN counts as
+       infinite, so that it stays and shows.
+    3. Grow: the absent positions with the highest scores are added until there are ``k``. Those
+       dropped just now compete too; one that wins keeps its value and optimizer states. All
+       others start at 0 (or as ``grown_init`` says), with states of 0. NaN scores never grow, so
+       there may be fewer than ``k``.
+
+    Of equal values the lower index (row-major) wins. With a ``score_shaper`` all counts are per
+    pool.
+
+    Args:
+        sparsity: See :class:`SparsityAlgorithm`.
+        update: See :class:`DynamicSparsityAlgorithm`.
+        init_method: See :class:`SparsityAlgorithm`.
+        drop_fraction: Fraction of the present weights dropped in an update, in [0, 1]; a number
+            or a schedule, evaluated at every update step.
+        **kwargs: See :class:`DynamicSparsityAlgorithm`.
+
+    Raises:
+        ValueError: In a step, if a function given as ``drop_fraction`` gives more than 1.
+    """
+
+    def __init__(
+        self,
+        sparsity: Any = None,
+        update: Any = None,
+        init_method: str | Callable = "random",
+        *,
+        drop_fraction: Any = 0.3,
+        **kwargs: Any,
+    ) -> None:
+        self.drop_schedule = make_hyperparameter_schedule(
+            drop_fraction, key="drop_fraction", rules=rules_of(kwargs.get("compat"))
+        )
+        super().__init__(sparsity, update, init_method, **kwargs)
+
+    @abstractmethod
+    def grow_score(self, p: Tensor) -> Tensor:
+        """Scores of the shape of ``p``; absent weights with the highest grow, NaN never."""
+
+    def drop_score(self, p: Tensor) -> Tensor:
+        """Scores of the shape of ``p``, at least 0; present weights with the lowest are dropped."""
+        return visible_magnitude(p)
+
+    def _unplug(self) -> None:
+        self._coming: tuple[int, float, dict[str, float]] = (-1, 0.0, {})
+        super()._unplug()
+
+    @property
+    def drop_fraction(self) -> float:
+        """Drop fraction at the current step, in [0, 1]."""
+        return self._drop_fraction_at(self.step, self._updating)
+
+    def _drop_fraction_at(self, step: int, is_update_step: bool) -> float:
+        value = float(self.drop_schedule(step, is_update_step))
+        if value > 1 and isinstance(self.drop_schedule, Lambda):
+            raise ValueError(
+                f"drop_fraction must be between 0 and 1, and its function gave {value!r} at step "
+                f"{step}"
+            )
+        return min(max(value, 0.0), 1.0)
+
+    def _score(self, method: str, p: Tensor) -> Tensor:
+        """What :meth:`drop_score` or :meth:`grow_score` says of a parameter.
+
+        Raises:
+            TypeError: If it is no tensor.
+            ValueError: If it has another shape than the parameter.
+        """
+        score = getattr(self, method)(p)
+        if isinstance(score, Tensor) and score.shape == p.shape:
+            return score
+        name = next((name for name, s in self.sparse_params.items() if s.param is p), "a parameter")
+        must = f"{type(self).__name__}.{method} must return a tensor of shape {tuple(p.shape)} for"
+        if not isinstance(score, Tensor):
+            raise TypeError(f"{must} {name!r}, not a {type(score).__name__}")
+        raise ValueError(f"{must} {name!r}, not one of shape {tuple(score.shape)}")
+
+    def metrics(self, flops: ModelFlops | None = None) -> dict[str, Any]:
+        """As of every algorithm, and ``"drop_fraction"`` at the current step."""
+        return super().metrics(flops) | {"drop_fraction": self.drop_fraction}
+
+    def update_mask(self, p: Tensor, mask: Tensor, sparsity: float) -> Tensor:
+        """Drop by :meth:`drop_score`, then :meth:`grow`."""
+        options: dict[str, Any] = {"score_shaper": self.score_shaper, "rules": self.rules}
+        magnitude = self._score("drop_score", p)
+        kept, count = make_mask_drop_minimum(magnitude, mask, self.drop_fraction, **options)
+        may_exceed = self.score_shaper is not None or count > num_nonzero(sparsity, p.numel())
+        if self.rules.meets_target and may_exceed:
+            magnitude = torch.where(kept, magnitude, -1)
+            kept &= make_mask_topk_sparsity(magnitude, sparsity, score_shaper=self.score_shaper)
+            count = num_true(kept)
+        del magnitude
+        return self.grow(p, kept, count, sparsity)
+
+    def grow(self, p: Tensor, kept: Tensor, count: int, sparsity: float) -> Tensor:
+        """Add weights to a mask until it has the sparsity: those of the best :meth:`grow_score`.
+
+        Args:
+            p: The parameter.
+            kept: Bool mask, to be left as it is; ``count`` weights.
+            count: See ``kept``.
+            sparsity: Target fraction of zeros, in [0, 1].
+        """
+        options: dict[str, Any] = {"score_shaper": self.score_shaper, "rules": self.rules}
+        return make_mask_grow_maximum(
+            self._score("grow_score", p), kept, sparsity, count, **options
+        )
+
+    def _ranking_gradient(self, p: Tensor) -> Tensor:
+        """The dense gradient, of any size where its order alone decides."""
+        whole = _overrides(self, "most_grown")
+        return self.dense_gradient(p) if whole else self._kept_gradient(p)
+
+    def _most_grown(self, sparse: SparseParameter) -> int | None:
+        """:meth:`most_grown` where only counts decide how many weights are added."""
+        simple = self.score_shaper is None and not self.grown_init.startswith("gradient")
+        if not simple or _overrides(self, "most_grown"):
+            return None
+        step = self.step + 1
+        if self._coming[0] != step:
+            fraction = self._drop_fraction_at(step, True)
+            self._coming = (step, fraction, self._levels.targets(step, is_update_step=True))
+        _, fraction, targets = self._coming
+        wanted = self.rules.count(targets[sparse.name], sparse.param.numel())
+        stay = self.rules.count(fraction, num_true(sparse.mask))
+        return max(0, wanted - stay)
+
+    def _advance_schedules(self, due: bool) -> None:
+        super()._advance_schedules(due)
+        self._coming = (-1, 0.0, {})
+        self.drop_schedule.update(due)
+
+    def state_dict(self) -> dict[str, Any]:
+        """See :meth:`DynamicSparsityAlgorithm.state_dict`; also the state of the drop schedule."""
+        return super().state_dict() | {"drop_fraction": dict(self.drop_schedule.state_dict())}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Restore :meth:`state_dict`.
+
+        Raises:
+            ValueError: If the state does not fit this algorithm.
+        """
+        drop = state_dict.get("drop_fraction", {}) if isinstance(state_dict, Mapping) else {}
+        if not isinstance(drop, Mapping):
+            raise ValueError(f"the state has drop_fraction={drop!r:.80}, which must be a mapping")
+        super().load_state_dict(state_dict)
+        if "drop_fraction" in state_dict:
+            self.drop_schedule.load_state_dict(dict(state_dict["drop_fraction"]))
+
+
+def _overrides(algorithm: Any, name: str) -> bool:
+    """Whether an object has other methods than the class has from which it takes one of them.
+
+    What that one says of the others holds for those of its own class and bases: a subclass, a
+    class between two bases or the object itself may bring others. ``__init__`` does not count.
+    """
+    own = type(algorithm)
+    speaker = next(cls for cls in own.__mro__ if name in vars(cls))
+    return any(
+        key in vars(algorithm) or getattr(own, key) is not method
+        for key in dir(speaker)
+        if not key.startswith("__")
+        and (inspect.isfunction(method := getattr(speaker, key)) or isinstance(method, property))
+    )
