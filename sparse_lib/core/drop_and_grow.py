@@ -13,6 +13,7 @@ from torch import Tensor
 from sparse_lib.core.dynamic import DynamicSparsityAlgorithm
 from sparse_lib.core.parameter import SparseParameter
 from sparse_lib.flops.model import ModelFlops
+from sparse_lib.masks import shards
 from sparse_lib.masks.counts import num_nonzero, num_true
 from sparse_lib.masks.makers import (
     make_mask_drop_minimum,
@@ -100,12 +101,20 @@ class DropAndGrow(DynamicSparsityAlgorithm):
 
         Raises:
             TypeError: If it is no tensor.
-            ValueError: If it has another shape than the parameter.
+            ValueError: If it has another shape than the parameter, or a drop score is below 0.
         """
         score = getattr(self, method)(p)
-        if isinstance(score, Tensor) and score.shape == p.shape:
+        fits = isinstance(score, Tensor) and score.shape == p.shape
+        signed = method == "drop_score" and type(self).drop_score is not DropAndGrow.drop_score
+        negative = fits and signed and bool((shards.local(score) < 0).any())
+        if fits and not negative:
             return score
         name = next((name for name, s in self.sparse_params.items() if s.param is p), "a parameter")
+        if negative:
+            raise ValueError(
+                f"{type(self).__name__}.{method} must return scores of at least 0 for {name!r}, "
+                f"not {float(shards.local(score).min()):g}; weights with the lowest are dropped"
+            )
         must = f"{type(self).__name__}.{method} must return a tensor of shape {tuple(p.shape)} for"
         if not isinstance(score, Tensor):
             raise TypeError(f"{must} {name!r}, not a {type(score).__name__}")

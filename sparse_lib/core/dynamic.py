@@ -223,8 +223,16 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
         never held at once.
         """
         for name, sparse in params.items():
+            given = shards.local(sparse.mask)
+            version = given._version
             mask = self.update_mask(sparse.param, sparse.mask, targets[name])
             self._check_new_mask("update_mask", sparse, mask)
+            if given._version != version:
+                raise ValueError(
+                    f"{type(self).__name__}.update_mask wrote to the mask of {name!r} that it was "
+                    "given; it must leave that as it is and return a new one, such as a changed "
+                    "mask.clone()"
+                )
             yield name, mask
 
     def _check_new_mask(self, method: str, sparse: SparseParameter, mask: Any) -> None:

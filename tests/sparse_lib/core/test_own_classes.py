@@ -85,6 +85,16 @@ WRONG = [
         "Own.drop_score must return a tensor of shape (8, 12) for 'weight', not one of shape (8,)",
     ),
     (
+        own(sl.SET, drop_score=lambda self, p: p.detach() - 9),
+        ValueError,
+        "Own.drop_score must return scores of at least 0 for 'weight', not -9",
+    ),
+    (
+        own(sl.DynamicSparsityAlgorithm, update_mask=lambda self, p, mask, s: mask.fill_(True)),
+        ValueError,
+        "Own.update_mask wrote to the mask of 'weight' that it was given; it must leave that",
+    ),
+    (
         own(sl.RigL, grow_score=lambda self, p: p.detach().numpy()),
         TypeError,
         "Own.grow_score must return a tensor of shape (8, 12) for 'weight', not a ndarray",
