@@ -11,17 +11,32 @@ import pandas as pd
 from experiments import published
 from experiments.analysis import select as selection
 from experiments.analysis import stats
-from experiments.analysis.claims import policy, preconditions
+from experiments.analysis.claims import preconditions
 from experiments.analysis.claims import sides as sides_of_claims
-from experiments.analysis.claims.policy import CONTRADICTED, HOLDS, INCONCLUSIVE, NOT_TESTED
+from experiments.analysis.claims.links import (
+    LARGER,
+    is_named,
+    links_of,
+    name_of,
+    restricted,
+    selections_of,
+    sided,
+    sides_of,
+)
+from experiments.analysis.claims.policy import INCONCLUSIVE, NOT_TESTED
+from experiments.analysis.claims.words import (
+    difference,
+    link_alone,
+    minus,
+    no_runs,
+    replication,
+    words_of,
+)
 from experiments.specs import trials
 from experiments.specs.planned import NO_STUDY, PlannedStudy
 from experiments.specs.run import RunSpec
 from experiments.specs.schema import ClaimTest, Comparison
 from experiments.store import tidy
-
-LARGER = "larger"
-SIGNS = {"less": "<", "greater": ">", "differ": "differs from", "equal": "equals"}
 
 
 @dataclass(frozen=True)
@@ -58,32 +73,36 @@ def compare(
     """
     plan = selection.headline(selection.planned(study), study)
     plan = records if plan.empty else plan
-    test, left_out = _restricted(test, plan)
+    test, left_out = restricted(test, plan)
     links = links_of(test)
-    words = _words(test, links)
+    words = words_of(test, links)
     rows = [_measured(records, link) for link in links]
     sides = [side for link in links for side in selections_of(link)]
     workloads = [
         workload
         for workload in tidy.workloads(plan)
-        if _is_named(workload, sides[0])
-        and all(not _sided(plan, workload, side).empty for side in sides)
+        if is_named(workload, sides[0])
+        and all(not sided(plan, workload, side).empty for side in sides)
     ]
     if not workloads:
         missing = [
-            _name(side)
+            name_of(side)
             for link, found in zip(links, rows, strict=True)
             for side in selections_of(link)
-            if _sided(found, None, side).empty
+            if sided(found, None, side).empty
         ]
         missing = missing or ["all sides on one model and dataset"]
-        return Outcome(words, verdict=NOT_TESTED, reason=_missing(missing, links))
+        return Outcome(words, verdict=NOT_TESTED, reason=no_runs(missing, links))
     first, *others = (_on(links, rows, workload, study) for workload in workloads)
     if first.pair is not None:
         taken = sides_of_claims.spent(records, study) if spent is None else spent
         runs = _runs_of_sides(links, rows, workloads[0])
         first = replace(first, sides=sides_of_claims.differences(runs, study, taken))
-    seen = "; ".join(_replication(other) for other in others if other.pair is not None)
+    seen = "; ".join(
+        replication(other.reason.split(";")[0], other.pair)
+        for other in others
+        if other.pair is not None
+    )
     reason = first.reason + _control(test, links, rows, workloads[0])
     if first.verdict == NOT_TESTED and (problem := foreseen(test, study)) not in reason:
         reason += f"; even with them no verdict: {problem}"
@@ -98,10 +117,10 @@ def foreseen(test: ClaimTest, study: PlannedStudy) -> str:
     What the specs alone tell: rates that do not fall, and rates at an end of what was tried.
     """
     plan = selection.headline(selection.planned(study), study)
-    test, _ = _restricted(test, plan)
+    test, _ = restricted(test, plan)
     for workload in tidy.workloads(plan):
         for link in links_of(test):
-            sides = [_sided(plan, workload, side) for side in selections_of(link)]
+            sides = [sided(plan, workload, side) for side in selections_of(link)]
             if not sides or any(side.empty for side in sides):
                 break
             runs = set(pd.concat(sides)["run"])
@@ -125,82 +144,6 @@ def _measured(records: pd.DataFrame, link: Comparison) -> pd.DataFrame:
     return tidy.select(records, link.metric or "", split=link.split)
 
 
-def links_of(test: ClaimTest) -> list[Comparison]:
-    """The comparisons that a claim is made of, each with ``a`` and ``b`` or with ``gaps``.
-
-    What a link does not say itself is as the claim's test says.
-    """
-    keys = ("metric", "split", "direction", "margin", "collapse")
-    shared = {key: getattr(test, key) for key in keys}
-    if test.order is not None:
-        shared["direction"] = "less"
-        pairs = zip(test.order, test.order[1:], strict=False)
-        return [Comparison(**shared, a=a, b=b) for a, b in pairs]
-    if test.every is not None:
-        own = [link.model_dump(exclude_unset=True) for link in test.every]
-        return [Comparison(**(shared | link)) for link in own]
-    return [Comparison(**shared, a=test.a, b=test.b, gaps=test.gaps)]
-
-
-def _restricted(test: ClaimTest, plan: pd.DataFrame) -> tuple[ClaimTest, list[str]]:
-    """The part of a claim that the scale trains, and the names of what was left out.
-
-    Only what is marked ``where_planned`` is left out: links one by one, a chain as a whole.
-    """
-
-    def absent(side: Mapping[str, Any]) -> bool:
-        return "published" not in side and _sided(plan, None, side).empty
-
-    if test.order is not None and test.where_planned:
-        kept = [side for side in test.order if not absent(side)]
-        if len(kept) < 2:
-            return test, []
-        gone = [side for side in test.order if absent(side)]
-        return test.model_copy(update={"order": kept}), _names(gone)
-    if test.every is not None:
-        left_out = [
-            link
-            for link in test.every
-            if link.where_planned and any(absent(side) for side in sides_of(link))
-        ]
-        links = [link for link in test.every if link not in left_out]
-        if not links:
-            return test, []
-        gone = [side for link in left_out for side in sides_of(link) if absent(side)]
-        return test.model_copy(update={"every": links}), _names(gone)
-    return test, []
-
-
-def _is_named(workload: tidy.Workload, side: Mapping[str, Any]) -> bool:
-    """Whether a workload is the one that a selection names, as far as it names one."""
-    model, dataset = side.get("model", LARGER), side.get("dataset", workload.dataset)
-    return model in (LARGER, workload.model) and dataset == workload.dataset
-
-
-def _names(sides: list[Mapping[str, Any]]) -> list[str]:
-    return list(dict.fromkeys(_name(side) for side in sides))
-
-
-def _words(test: ClaimTest, links: list[Comparison]) -> str:
-    if test.order is not None:
-        words = f"{test.metric}: " + " < ".join(_name(side) for side in test.order)
-    else:
-        words = "; ".join(map(describe, links))
-    return words if test.note is None else f"{words} ({test.note})"
-
-
-def sides_of(link: Comparison) -> list[Mapping[str, Any]]:
-    """Both sides of a comparison; all four where it is one of differences."""
-    if link.gaps is not None:
-        return [side for gap in link.gaps for side in gap]
-    return [side for side in (link.a, link.b) if side is not None]
-
-
-def selections_of(link: Comparison) -> list[Mapping[str, Any]]:
-    """The sides of a comparison that are runs, not a number that a source published."""
-    return [side for side in sides_of(link) if "published" not in side]
-
-
 def _precondition(
     links: list[Comparison],
     rows: list[pd.DataFrame],
@@ -215,7 +158,7 @@ def _precondition(
     for link, measured in zip(links, rows, strict=True):
         metric = link.metric or ""
         named = selections_of(link)
-        sides = [_sided(measured, workload, side) for side in named]
+        sides = [sided(measured, workload, side) for side in named]
         runs = set(pd.concat(sides)["run"])
         specs = [run.spec for run in study.runs if run.id in runs]
         # Where all methods tie, one of them can still be held against a published number.
@@ -244,7 +187,7 @@ def _control(
     for link, measured in zip(links, rows, strict=True):
         if test.dense_control is None or "published" not in (link.b or {}):
             continue
-        values = _sided(measured, workload, {"method": test.dense_control})["value"]
+        values = sided(measured, workload, {"method": test.dense_control})["value"]
         score = f"has {values.mean():.4g} {link.metric}" if len(values) else "has no finished run"
         found += f"; {test.dense_control}, by the same recipe, {score}"
     return found
@@ -263,7 +206,7 @@ def _not_learned(
     for side in sides:
         model = workload.model if side.get("model") == LARGER else side.get("model", workload.model)
         place = tidy.Workload(model, side.get("dataset", workload.dataset))
-        here = _sided(dense, place, {})
+        here = sided(dense, place, {})
         problem = preconditions.not_learned(metric, here, rules, dataset=place.dataset)
         if problem:
             return problem if place == workload else f"{place}: {problem}"
@@ -278,7 +221,7 @@ def _not_trained(
 ) -> str:
     """Which side of a comparison ends where guessing does; asked of all but claims of collapse."""
     return preconditions.not_trained(
-        metric, {_name(side): own for side, own in zip(named, sides, strict=True)}, rules
+        metric, {name_of(side): own for side, own in zip(named, sides, strict=True)}, rules
     )
 
 
@@ -302,14 +245,14 @@ def _on(
 ) -> Outcome:
     """All links within one workload; several hold if each does (the largest p counts)."""
     missing = [
-        _name(side)
+        name_of(side)
         for link, measured in zip(links, rows, strict=True)
         for side in selections_of(link)
-        if _sided(measured, workload, side).empty
+        if sided(measured, workload, side).empty
     ]
     where = f"{workload}"
     if missing:
-        return Outcome("", verdict=NOT_TESTED, reason=f"{where}: {_missing(missing, links)}")
+        return Outcome("", verdict=NOT_TESTED, reason=f"{where}: {no_runs(missing, links)}")
     if problem := _precondition(links, rows, workload, study):
         return Outcome("", verdict=NOT_TESTED, reason=f"{where}: {problem}")
     pairs = [_pair(link, measured, workload) for link, measured in zip(links, rows, strict=True)]
@@ -319,9 +262,11 @@ def _on(
         _runs(link, measured, workload) for link, measured in zip(links, rows, strict=True)
     )
     several = len({link.metric for link in links}) > 1
-    each = "; ".join(_alone(*own, names_metric=several) for own in zip(links, pairs, strict=True))
+    each = "; ".join(
+        link_alone(*own, names_metric=several) for own in zip(links, pairs, strict=True)
+    )
     each = each if len(links) > 1 else ""
-    if same := [_difference(link) for link, pair in zip(links, pairs) if _is_one(link, pair)]:
+    if same := [minus(link) for link, pair in zip(links, pairs) if _is_one(link, pair)]:
         reason = (
             f"{where}: {' and '.join(same)} is 0 at every seed, one setting under two names, so "
             "nothing is decided"
@@ -364,7 +309,7 @@ def weakest_link(pairs: Sequence[stats.Paired]) -> tuple[int, stats.Paired]:
 
 
 def _pair(link: Comparison, rows: pd.DataFrame, workload: tidy.Workload) -> stats.Paired:
-    measured = [_by_seed(_sided(rows, workload, side), side) for side in selections_of(link)]
+    measured = [_by_seed(sided(rows, workload, side), side) for side in selections_of(link)]
     if link.collapse is not None:
         (own,) = measured
         limit = link.collapse.below * median(own.values()) if own else 0.0
@@ -389,7 +334,7 @@ def _runs_of_sides(
 ) -> dict[str, list[str]]:
     """The runs of each side of a claim's links, by the side's name."""
     return {
-        _name(side): list(_sided(measured, workload, side)["run"].unique())
+        name_of(side): list(sided(measured, workload, side)["run"].unique())
         for link, measured in zip(links, rows, strict=True)
         for side in selections_of(link)
     }
@@ -406,104 +351,10 @@ def _by_seed(rows: pd.DataFrame, side: Mapping[str, Any]) -> dict[int, float]:
 
 def _runs(link: Comparison, rows: pd.DataFrame, workload: tidy.Workload) -> str:
     """The runs behind a comparison: those of the seeds that all sides have."""
-    parts = [_sided(rows, workload, side) for side in selections_of(link)]
+    parts = [sided(rows, workload, side) for side in selections_of(link)]
     seeds = set.intersection(*(set(part["seed"]) for part in parts))
     both = pd.concat(parts)
     return " ".join(both[both["seed"].isin(seeds)]["run"])
-
-
-def _missing(names: list[str], links: list[Comparison]) -> str:
-    metrics = " and ".join(dict.fromkeys(link.metric or "" for link in links))
-    return f"this scale has no finished run of {' or '.join(dict.fromkeys(names))} with {metrics}"
-
-
-def _replication(outcome: Outcome) -> str:
-    pair = outcome.pair
-    seeds = f"{pair.num_seeds} {'seed' if pair.num_seeds == 1 else 'seeds'}"
-    return f"{outcome.reason.split(';')[0]}: {alone(pair)}, {_effect(pair)}, {seeds}"
-
-
-def _alone(link: Comparison, pair: stats.Paired, *, names_metric: bool) -> str:
-    metric = f"{link.metric}: " if names_metric else ""
-    return f"{metric}{_difference(link)} {_effect(pair)} {alone(pair)}"
-
-
-def _effect(pair: stats.Paired) -> str:
-    interval = "" if math.isnan(pair.low) else f" [{pair.low:.3g}, {pair.high:.3g}]"
-    return f"{pair.effect:+.3g}{interval}"
-
-
-def _sided(
-    rows: pd.DataFrame, workload: tidy.Workload | None, side: Mapping[str, Any]
-) -> pd.DataFrame:
-    """A selection within a workload; ``model: larger`` is of the dataset's other models.
-
-    A model or dataset that the selection names stands in place of the workload's.
-    """
-    wanted = {key: value for key, value in side.items() if value != LARGER}
-    if workload is not None:
-        wanted.setdefault("dataset", workload.dataset)
-        if side.get("model") == LARGER:
-            rows = rows[rows["model"] != workload.model]
-        else:
-            wanted.setdefault("model", workload.model)
-    for column, value in wanted.items():
-        rows = rows[rows[column].isin(value if isinstance(value, list) else [value])]
-    return rows
-
-
-def _name(selection: Mapping[str, Any]) -> str:
-    if "published" in selection:
-        return f"the published {selection['published']:g}"
-    return " ".join(
-        " and ".join(map(str, wanted)) if isinstance(wanted, list) else str(wanted)
-        for wanted in selection.values()
-    )
-
-
-def describe(link: Comparison) -> str:
-    """Return the machine form of a comparison in words."""
-    if link.collapse is not None:
-        split = f"{link.split} " if link.split else ""
-        return (
-            f"{_collapsed(link)} with {split}{link.metric} below {link.collapse.below:g} of the "
-            f"median, above {link.collapse.rate:g}"
-        )
-    sides = f" {SIGNS[link.direction or '']} ".join(_sides(link))
-    size = link.margin
-    margin = f" by at least {size:g}" if size > 0 else f", {-size:g} allowed" if size else ""
-    margin = f" within {size:g}" if link.direction == "equal" else margin
-    split = f"{link.split} " if link.split else ""
-    return f"{split}{link.metric}: {sides}{margin}"
-
-
-def difference(link: Comparison) -> str:
-    """Return what the effect of a comparison is, in words."""
-    return _collapsed(link) if link.collapse else f"{link.metric}: {_difference(link)}"
-
-
-def _collapsed(link: Comparison) -> str:
-    return f"share of seeds of {_name(link.a or {})}"
-
-
-def _difference(link: Comparison) -> str:
-    return " minus ".join(_sides(link))
-
-
-def _sides(link: Comparison) -> list[str]:
-    """Names of what is compared: two selections, or two differences of selections."""
-    if link.gaps is not None:
-        return [f"({_name(a)} minus {_name(b)})" for a, b in link.gaps]
-    return [_name(side) for side in sides_of(link)]
-
-
-def alone(pair: stats.Paired) -> str:
-    """Return the word for a comparison that stands alone: no correction, from three seeds on."""
-    if pair.num_seeds < stats.MIN_SEEDS or math.isnan(pair.p):
-        return INCONCLUSIVE
-    if 2 * min(pair.p, pair.p_opposite) > policy.ALPHA:
-        return INCONCLUSIVE
-    return HOLDS if pair.p <= pair.p_opposite else CONTRADICTED
 
 
 def _or(value: float, default: float) -> float:

@@ -11,7 +11,8 @@ import numpy as np
 import pandas as pd
 
 from experiments.analysis import stats
-from experiments.analysis.claims import comparison, policy
+from experiments.analysis.claims import policy
+from experiments.analysis.claims.links import links_of, sides_of
 from experiments.specs.schema import ClaimTest, Comparison
 
 #: Margins are in the metric's units, the simulated values in seed standard deviations.
@@ -113,10 +114,10 @@ def p_values(
 
     forward, backward = {}, {}
     for name, test in tests.items():
-        links = comparison.links_of(test)
+        links = links_of(test)
         found = []
         for index, link in enumerate(links):
-            sides = [values(arm, seeds[name]) for arm in comparison.sides_of(link)]
+            sides = [values(arm, seeds[name]) for arm in sides_of(link)]
             far = case == "one link" and side == "for" and index < len(links) - 1
             found.append(_link(link, sides, side=side, far=far))
         p, opposite = (np.array(part) for part in zip(*found, strict=True))

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from experiments import published
 from experiments.analysis import figures, tables
 from experiments.analysis import select as selection
-from experiments.analysis.claims import comparison
+from experiments.analysis.claims import comparison, words
 from experiments.analysis.claims import ledger as claims
 from experiments.analysis.figures import scaling
 from experiments.analysis.methods import Methods
@@ -145,7 +145,7 @@ def test_a_gap_is_a_difference_of_differences(full):
         direction="greater",
     )  # fmt: skip
     assert found.pair.effect == pytest.approx((at90 - at80).mean())
-    assert comparison.alone(found.pair) == "holds"  # 0.12 against 0.08 nats, and a higher level
+    assert words.alone(found.pair) == "holds"  # 0.12 against 0.08 nats, and a higher level
     assert "(static90 minus rigl90) > (static minus rigl)" in found.tested_as
     assert len(found.runs.split()) == 12
 

@@ -1,0 +1,90 @@
+"""Comparisons and what they found, in words."""
+
+import math
+
+from experiments.analysis import stats
+from experiments.analysis.claims import policy
+from experiments.analysis.claims.links import name_of, sides_of
+from experiments.analysis.claims.policy import CONTRADICTED, HOLDS, INCONCLUSIVE
+from experiments.specs.schema import ClaimTest, Comparison
+
+SIGNS = {"less": "<", "greater": ">", "differ": "differs from", "equal": "equals"}
+
+
+def words_of(test: ClaimTest, links: list[Comparison]) -> str:
+    """Return the machine form of a claim in words, with its note."""
+    if test.order is not None:
+        words = f"{test.metric}: " + " < ".join(name_of(side) for side in test.order)
+    else:
+        words = "; ".join(map(describe, links))
+    return words if test.note is None else f"{words} ({test.note})"
+
+
+def describe(link: Comparison) -> str:
+    """Return the machine form of a comparison in words."""
+    if link.collapse is not None:
+        split = f"{link.split} " if link.split else ""
+        return (
+            f"{_collapsed(link)} with {split}{link.metric} below {link.collapse.below:g} of the "
+            f"median, above {link.collapse.rate:g}"
+        )
+    sides = f" {SIGNS[link.direction or '']} ".join(_sides(link))
+    size = link.margin
+    margin = f" by at least {size:g}" if size > 0 else f", {-size:g} allowed" if size else ""
+    margin = f" within {size:g}" if link.direction == "equal" else margin
+    split = f"{link.split} " if link.split else ""
+    return f"{split}{link.metric}: {sides}{margin}"
+
+
+def difference(link: Comparison) -> str:
+    """Return what the effect of a comparison is, in words."""
+    return _collapsed(link) if link.collapse else f"{link.metric}: {minus(link)}"
+
+
+def minus(link: Comparison) -> str:
+    """Return what is subtracted from what, by the names of the sides."""
+    return " minus ".join(_sides(link))
+
+
+def _collapsed(link: Comparison) -> str:
+    return f"share of seeds of {name_of(link.a or {})}"
+
+
+def _sides(link: Comparison) -> list[str]:
+    """Names of what is compared: two selections, or two differences of selections."""
+    if link.gaps is not None:
+        return [f"({name_of(a)} minus {name_of(b)})" for a, b in link.gaps]
+    return [name_of(side) for side in sides_of(link)]
+
+
+def alone(pair: stats.Paired) -> str:
+    """Return the word for a comparison that stands alone: no correction, from three seeds on."""
+    if pair.num_seeds < stats.MIN_SEEDS or math.isnan(pair.p):
+        return INCONCLUSIVE
+    if 2 * min(pair.p, pair.p_opposite) > policy.ALPHA:
+        return INCONCLUSIVE
+    return HOLDS if pair.p <= pair.p_opposite else CONTRADICTED
+
+
+def link_alone(link: Comparison, pair: stats.Paired, *, names_metric: bool) -> str:
+    """Return a link's effect and its word, as if there were no other."""
+    metric = f"{link.metric}: " if names_metric else ""
+    return f"{metric}{minus(link)} {effect_of(pair)} {alone(pair)}"
+
+
+def effect_of(pair: stats.Paired) -> str:
+    """Return an effect with its interval, where there is one."""
+    interval = "" if math.isnan(pair.low) else f" [{pair.low:.3g}, {pair.high:.3g}]"
+    return f"{pair.effect:+.3g}{interval}"
+
+
+def replication(where: str, pair: stats.Paired) -> str:
+    """Return what the same comparison gives on another workload."""
+    seeds = f"{pair.num_seeds} {'seed' if pair.num_seeds == 1 else 'seeds'}"
+    return f"{where}: {alone(pair)}, {effect_of(pair)}, {seeds}"
+
+
+def no_runs(names: list[str], links: list[Comparison]) -> str:
+    """Return the sentence for sides of which there is no run."""
+    metrics = " and ".join(dict.fromkeys(link.metric or "" for link in links))
+    return f"this scale has no finished run of {' or '.join(dict.fromkeys(names))} with {metrics}"
