@@ -35,7 +35,9 @@ def _sdist(source: Path, target: Path) -> Path:
     subprocess.run([sys.executable, "-c", code], cwd=source, check=True, capture_output=True)
     (built,) = target.iterdir()
     with tarfile.open(built) as archive:
-        archive.extractall(target, filter="data")
+        if hasattr(tarfile, "data_filter"):  # Python 3.11.4 and later
+            archive.extraction_filter = tarfile.data_filter
+        archive.extractall(target)
     return target / built.name.removesuffix(".tar.gz")
 
 
