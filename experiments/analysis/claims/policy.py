@@ -10,8 +10,8 @@
 * Exploratory claims of all studies are another, corrected by Benjamini and Hochberg (1995): among
   what they suggest, at most a share of `ALPHA` is expected to be false. The evidence *suggests* or
   *suggests against* them.
-* A planned claim without runs is a member of its family with a p value of 1. So what other studies
-  find can make a verdict stronger, and never takes one back.
+* A planned claim without all of its seeds is a member of its family with a p value of 1. So what
+  other studies find can make a verdict stronger, and never takes one back.
 * A verdict needs `MIN_SEEDS` paired seeds, and all of those whose number was registered in
   advance: before these are there the difference is shown and not judged. A test that was changed
   after its runs were there is *post hoc*: it can suggest, never decide.
@@ -67,6 +67,11 @@ class Evidence:
     num_registered: int = MIN_SEEDS
     post_hoc: str = ""
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether all seeds are there that a verdict needs."""
+        return self.num_seeds >= max(MIN_SEEDS, self.num_registered)
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -92,15 +97,16 @@ def verdicts(
     Args:
         tests: The tested claims.
         num_primary: Size of the family of primary claims, where more were planned than are
-            tested; those count as tests with a p value of 1.
+            tested; those count as tests with a p value of 1, as do tests that are not whole.
         num_exploratory: The same for exploratory ones.
 
     Returns:
         Claim id to verdict, in the order given.
     """
     tests = list(tests)
-    primary = {test.name: two_sided(test) for test in tests if test.is_primary}
-    exploratory = {test.name: two_sided(test) for test in tests if not test.is_primary}
+    counted = {test.name: two_sided(test) if test.is_whole else 1.0 for test in tests}
+    primary = {test.name: counted[test.name] for test in tests if test.is_primary}
+    exploratory = {test.name: counted[test.name] for test in tests if not test.is_primary}
     adjusted = holm(primary, count=max(num_primary, len(primary)))
     adjusted |= benjamini_hochberg(exploratory, count=max(num_exploratory, len(exploratory)))
     return {test.name: _judge(test, adjusted[test.name]) for test in tests}
@@ -110,10 +116,10 @@ def _judge(test: Evidence, adjusted: float) -> Verdict:
     if test.num_seeds < MIN_SEEDS:
         noun = "seed" if test.num_seeds == 1 else "seeds"
         why = f"{test.num_seeds} paired {noun}; a verdict needs {MIN_SEEDS}"
-        return Verdict(INCONCLUSIVE, why, adjusted)
+        return Verdict(INCONCLUSIVE, why, math.nan)
     if test.num_seeds < test.num_registered:
         why = f"{test.num_seeds} of the {test.num_registered} seeds that it is read at are there"
-        return Verdict(INCONCLUSIVE, why, adjusted)
+        return Verdict(INCONCLUSIVE, why, math.nan)
     if math.isnan(adjusted):
         return Verdict(INCONCLUSIVE, "all differences are equal, so no t test exists", adjusted)
     is_for = test.p <= test.p_opposite

@@ -75,6 +75,20 @@ def test_seeds_that_were_announced_are_waited_for():
     assert words(Evidence("a", True, 1e-6, 1.0, 16, num_registered=16)) == {"a": policy.HOLDS}
 
 
+def test_what_is_not_whole_counts_as_if_it_had_no_run():
+    """Else its interim p value could give another claim a verdict and take it back later."""
+    for primary in (True, False):
+        other = Evidence("other", primary, 0.02, 0.98, 5)
+        for early in (
+            Evidence("early", primary, 1e-9, 1.0, 4),
+            Evidence("early", primary, 1e-9, 1.0, 9, num_registered=16),
+        ):
+            alone = policy.verdicts([other], num_primary=2, num_exploratory=2)["other"]
+            found = policy.verdicts([early, other])
+            assert found["other"] == alone and alone.word == policy.INCONCLUSIVE
+            assert math.isnan(found["early"].p_adjusted)
+
+
 def test_every_registered_test_is_as_it_was_registered():
     """A change of a test is shown as post hoc: register it anew, with the day and the reason."""
     for name, entry in published.registrations().items():
