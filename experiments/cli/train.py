@@ -277,10 +277,20 @@ def export(
 
 
 @app.command()
-def compute(name: str, scale: Scale = "quick") -> None:
+def compute(
+    name: str,
+    scale: Scale = "quick",
+    committed_timings: Annotated[
+        bool,
+        typer.Option(
+            "--committed-timings", help="measure no time where results/reference has measurements"
+        ),
+    ] = False,
+) -> None:
     """Make the tables of one computation under results/<scale>/computations."""
     check_choice("computation", name, computation_names())
     folder = paths.computation(scale, name)
     from experiments import computations
 
-    computations.write(name, scale, folder)
+    if not (committed_timings and computations.take_committed(name, folder)):
+        computations.write(name, scale, folder)

@@ -12,6 +12,8 @@ import shutil
 from pathlib import Path
 from types import ModuleType
 
+from experiments.store import paths
+
 
 def get(name: str) -> ModuleType:
     """The module of the computation ``name``."""
@@ -25,3 +27,23 @@ def write(name: str, scale: str, folder: Path) -> None:
     folder.mkdir(parents=True)
     for table, rows in tables.items():
         rows.to_csv(folder / f"{table}.csv", index=False)
+
+
+def take_committed(name: str, folder: Path) -> bool:
+    """Replace the folder by the committed tables of a computation that measures time.
+
+    Such a computation has a table ``machine``. Measured beside other work, or on another machine,
+    it would put other figures beside records that stayed.
+
+    Returns:
+        Whether there are any; else the folder is left as it is.
+    """
+    committed = paths.REFERENCE / name
+    if not (committed / "machine.csv").is_file():
+        return False
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    for table in committed.glob("*.csv"):
+        if table.name != "claims.csv":  # of the study of that name
+            shutil.copyfile(table, folder / table.name)
+    return True

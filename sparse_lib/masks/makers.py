@@ -472,7 +472,8 @@ def _select_flat(
     else:
         pool = values if among is None else values[among]
         pool = pool.nan_to_num(nan=-math.inf, posinf=math.inf, neginf=-math.inf)
-        threshold = float(pool.kthvalue(num_candidates - keep + 1).values)
+        # CUDA's kthvalue has one block of threads for a whole tensor; a sort fills the GPU.
+        threshold = float(pool.reshape(-1).sort().values[num_candidates - keep])
         chosen = values >= threshold
     if among is not None:
         chosen.logical_and_(among)

@@ -28,7 +28,7 @@ def masks_over_updates(name, model, device):
             (param * gradient.to(device)).sum().backward()
         optimizer.step()
         optimizer.zero_grad()
-        found.append({n: s.mask.cpu() for n, s in algorithm.sparse_params.items()})
+        found.append({n: s.mask.cpu().clone() for n, s in algorithm.sparse_params.items()})
     return found
 
 

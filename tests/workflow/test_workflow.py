@@ -137,6 +137,14 @@ def test_a_wrong_sparsity_argument_fails_before_any_job(checkout, tmp_path):
         assert "Traceback" not in text
 
 
+@pytest.mark.parametrize(("reuse", "asked"), [("only", True), ("none", False)])
+def test_timings_are_the_committed_ones_where_nothing_is_trained(checkout, reuse, asked):
+    asking = ("--quiet", "host", "--config", "scale=small", f"reuse={reuse}", "--")
+    done = snakemake("-np", *asking, "results/small/computations/device", cwd=checkout)
+    assert "experiments compute --scale small" in done.stdout, done.stdout + done.stderr
+    assert ("--committed-timings" in done.stdout) is asked
+
+
 def test_rerun_does_what_it_names_and_nothing_else(checkout):
     """Two runs of one study: their jobs, the study's page, and no page of all studies."""
     runs = [run for run in all_runs("small").values() if paths.committed(run.id).is_file()]

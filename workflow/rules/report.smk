@@ -30,8 +30,9 @@ rule compute:
         runtime=REQUEST.computation_minutes,
     params:
         code=lambda wildcards: code.computation_code_hash(wildcards.computation),
+        taken=["--committed-timings"] if config["reuse"] == "only" else [],
     shell:
-        "python -m experiments compute --scale {wildcards.scale:q}"
+        "python -m experiments compute --scale {wildcards.scale:q} {params.taken:q}"
         " -- {wildcards.computation:q} > {log:q} 2>&1"
 
 
