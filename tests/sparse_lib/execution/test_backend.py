@@ -373,6 +373,8 @@ def test_a_layer_decides_again_for_images_of_another_size():
 def test_on_zen_5_linear_layers_nearly_always_skip_and_convolutions_as_elsewhere(monkeypatch):
     monkeypatch.setattr(kernels, "num_lanes", lambda: 16)
     monkeypatch.setattr(kernels, "processor", lambda: ("AuthenticAMD", 26))
+    # Its instructions for bfloat16, whatever those of the processor that the test runs on.
+    monkeypatch.setattr(kernels.library(), "half_units", lambda: 1)
     assert worth_skipping(512, 512, 0.0) and worth_skipping(64, 64, 0.5)
     # Against dense bfloat16, which is four times as fast, they need the same or bfloat16 kernels.
     assert not worth_skipping(512, 512, 0.5, half=True)
@@ -382,7 +384,10 @@ def test_on_zen_5_linear_layers_nearly_always_skip_and_convolutions_as_elsewhere
     assert not worth_skipping(64, 576, 0.7, images=wide)
     assert worth_skipping(64, 576, 0.9, images=wide)
     assert not worth_skipping(32, 288, 0.8, images=narrow)
-    assert default_costs().half in (1.0, 4.1, 8.0)  # by the instructions of this processor
+    assert default_costs().half == 4.1
+    monkeypatch.setattr(kernels.library(), "half_units", lambda: 3)  # with AMX
+    assert default_costs().half == 8.0
+    assert not worth_skipping(512, 512, 0.6, half=True, multiplies_half=True)
 
 
 def test_worth_skipping_grows_with_sparsity_and_size(monkeypatch):
