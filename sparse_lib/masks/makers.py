@@ -473,7 +473,7 @@ def _select_flat(
         pool = values if among is None else values[among]
         pool = pool.nan_to_num(nan=-math.inf, posinf=math.inf, neginf=-math.inf)
         # CUDA's kthvalue has one block of threads for a whole tensor; a sort fills the GPU.
-        threshold = float(pool.reshape(-1).sort().values[num_candidates - keep])
+        threshold = float(pool.sort().values[num_candidates - keep])
         chosen = values >= threshold
     if among is not None:
         chosen.logical_and_(among)
