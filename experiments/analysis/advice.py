@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -13,9 +14,11 @@ from experiments.specs.planned import PlannedStudy
 
 DEVICES = tuple(clocks.DEVICES)
 COLUMNS = ["method", "sparsity", "loss", "low", "high", "minus dense", "minus dense low",
-           "minus dense high", "time", "extrapolated"]  # fmt: skip
-#: So many times beyond the sizes or budgets that were trained there is no advice.
-REACH = 100
+           "minus dense high", "time", "at equal time", "at equal time low", "at equal time high",
+           "extrapolated", "time extrapolated", "ties"]  # fmt: skip
+#: So many times beyond the largest sizes or budgets that were trained there is no advice, and so
+#: many below the smallest: there the laws soon exceed the loss of guessing.
+ABOVE, BELOW = 100, 3
 WEIGHTS = "non-zero weights"
 
 
@@ -34,30 +37,58 @@ def options(
     Returns:
         `COLUMNS`; the difference to a dense model of as many weights, by the law of the method,
         which has the dense runs as its sparsity 0; ``loss`` (bits per byte), the dense law's plus
-        this difference, with its band; and ``time`` of training over that of this dense model (NaN
-        where it is not known). Empty where no law is fitted.
+        this difference, with its band; ``time``, that of the products of the whole training over
+        those of this dense model; the difference to it where the sparse model is trained for its
+        time, on fewer tokens (both NaN where times are not known); what of either is beyond what
+        was trained; and ``ties``, whether the difference to `best` has a band of both signs. Empty
+        where no law is fitted.
 
     Raises:
-        UserError: More than `REACH` times beyond what was trained; one sentence.
+        UserError: Beyond `ABOVE` or `BELOW`; one sentence.
     """
     laws = scaling.fit_all(law_cells.finished(records, study))
     _check_reach(laws.values(), study, params, tokens)
     clock = clocks.clocks(study.scale).get(device)
-    rows = []
+    rows, changes = [], []
     for name, law in laws.items():
         for sparsity in sorted(set(law.rows["sparsity"])):
             if (name == law_cells.DENSE) != (sparsity == 0):
                 continue
-            base = laws.get(law_cells.DENSE, law)
+            base = laws[law_cells.DENSE]
             point, change = effects.minus(law, base, sparsity, params, tokens)
             loss = float(base.law(0.0, params, tokens)) + float(point)
             draws = base.sample(0.0, params, tokens) + change
             cost = clock.cost(clocks.path(study, name, sparsity)) if clock else np.nan
             time = cost / (1 - sparsity) if sparsity else 1.0
-            beyond = law.extrapolated(sparsity, params, tokens)
-            values = (name, sparsity, loss, *effects.interval(draws), float(point))
-            rows.append((*values, *effects.interval(change), time, beyond))
-    return pd.DataFrame(rows, columns=COLUMNS).sort_values("loss", ignore_index=True)
+            seen = tokens / time
+            in_time = float(law.law(sparsity, params, seen) - base.law(0.0, params, tokens))
+            drawn = law.sample(sparsity, params, seen) - base.sample(0.0, params, tokens)
+            beyond = law.difference_extrapolated(sparsity, params, tokens)
+            late = beyond or law.extrapolated(sparsity, params, seen)
+            losses = (loss, *effects.interval(draws))
+            differences = (float(point), *effects.interval(change))
+            later = (in_time, *effects.interval(drawn))
+            rows.append((name, sparsity, *losses, *differences, time, *later, beyond, late, False))
+            changes.append(change)
+    found = pd.DataFrame(rows, columns=COLUMNS)
+    chosen = best(found)
+    if chosen is not None:
+        bands = [effects.interval(change - changes[chosen]) for change in changes]
+        found["ties"] = [bool(low <= 0 <= high) for low, high in bands]
+    return found.sort_values("loss", ignore_index=True)
+
+
+def best(rows: pd.DataFrame, value: str = "minus dense") -> int | None:
+    """Index of the best sparse option: of least loss among those surely better than dense, if any.
+
+    Args:
+        rows: What `options` returned.
+        value: The difference that counts: at equal data, or ``at equal time``.
+    """
+    sparse = rows[(rows["sparsity"] > 0) & rows[value].notna()]
+    sure = sparse[sparse[f"{value} high"] < 0]
+    chosen = sparse if sure.empty else sure
+    return None if chosen.empty else int(chosen[value].idxmin())
 
 
 def _check_reach(
@@ -71,10 +102,10 @@ def _check_reach(
         if rows.empty:
             return
         low, high = float(rows[column].min()), float(rows[column].max())
-        if not low / REACH <= asked <= high * REACH:
+        if not low / BELOW <= asked <= high * ABOVE:
             raise UserError(
                 f"there is no advice for {_count(asked, what)}: {low:,.0f} to {high:,.0f} were "
-                f"trained, and the laws are asked at most {REACH} times beyond"
+                f"trained, and the laws are asked from {low / BELOW:,.0f} to {high * ABOVE:,.0f}"
             )
 
 
@@ -111,36 +142,78 @@ def text(
             f"`{study.name}` are not finished; `python -m experiments plan --scale {study.scale} "
             f"--study {study.name}` lists them."
         )
-    sparse = rows[rows["sparsity"] > 0]
-    if sparse.empty:
-        head = f"At {place} only the dense law is fitted yet, so no method can be advised."
-    else:
-        best = sparse.iloc[0]
-        gain = f"{best['minus dense low']:+.3f} to {best['minus dense high']:+.3f} {about.loss}"
-        name = f"{best['method']} at {100 * best['sparsity']:g}%"
-        if best["minus dense high"] < 0:
-            head = f"At {place}: {name}, {gain} against a dense model of as many weights."
-        elif best["minus dense low"] > 0:
-            head = f"At {place}: a dense model; the best sparse one, {name}, is {gain} off."
-        else:
-            head = f"At {place}: no answer; {name} is {gain} from dense, a band of both signs."
-        if best["extrapolated"]:
-            head += " This is extrapolated beyond the sizes or budgets that were trained."
-    header = f"{'method':<9} {'sparsity':>8}  {about.loss + ' (95% band)':<27}  "
-    lines = [head, "", f"{header}{'minus dense (95% band)':<27}  step time"]
+    lines = [_head(rows, about.loss, place), "", _HEADER.format(about.loss + " (95% band)")]
     for row in rows.to_dict("records"):
-        band = f"{row['loss']:.3f} ({row['low']:.3f} to {row['high']:.3f})"
-        change = f"{row['minus dense']:+.3f} ({row['minus dense low']:+.3f} to "
-        change = f"{change}{row['minus dense high']:+.3f})" if row["sparsity"] else ""
-        time = "unknown" if np.isnan(row["time"]) else f"{row['time']:.2f}x"
-        mark = "extrapolated" if row["extrapolated"] else ""
-        level = f"{100 * row['sparsity']:g}%"
-        lines.append(
-            f"{row['method']:<9} {level:>8}  {band:<27}  {change:<27}  {time:>9}  {mark}".rstrip()
-        )
-    if rows["time"].isna().any():
-        lines.append("Step times are unknown until `python -m experiments compute device` has run.")
-    else:
-        lines.append("Step times are of masked products, over a dense model of as many weights.")
+        lines.append(_line(row))
+    lines += _notes(rows, _budget(study))
     lines += waiting
     return "\n".join(lines)
+
+
+_HEADER = (
+    f"{'method':<9} {'sparsity':>8}  {{:<28}}  {'minus dense (95% band)':<30}  "
+    f"{'training time':>13}  minus dense at equal time"
+)
+
+
+def _head(rows: pd.DataFrame, unit: str, place: str) -> str:
+    """The answer at equal data, and the one at equal time."""
+    if not (rows["sparsity"] > 0).any():
+        return f"At {place} only the dense law is fitted yet, so no method can be advised."
+    said = [_answer(rows, "minus dense", unit, f"At {place}", "extrapolated")]
+    if rows["at equal time"].notna().all():
+        where = "In the time that this dense model takes"
+        said.append(_answer(rows, "at equal time", unit, where, "time extrapolated"))
+    return "\n".join(said)
+
+
+def _answer(rows: pd.DataFrame, value: str, unit: str, place: str, beyond: str) -> str:
+    chosen = best(rows, value)
+    assert chosen is not None
+    row = rows.loc[chosen]
+    low, high = row[f"{value} low"], row[f"{value} high"]
+    name = f"{row['method']} at {100 * row['sparsity']:g}%"
+    gain = f"{_signed(low)} to {_signed(high)} {unit}"
+    if high < 0:
+        text = f"{place}: {name}, {gain} against a dense model of as many weights."
+        ties = rows[rows["ties"] & (rows.index != chosen) & (rows["sparsity"] > 0)]
+        if len(ties) and value == "minus dense":
+            names = [f"{m} {100 * s:g}%" for m, s in zip(ties["method"], ties["sparsity"])]
+            text += f" Not told apart from it: {', '.join(names)}."
+    elif low > 0:
+        text = f"{place}: a dense model; the best sparse one, {name}, is {gain} off."
+    else:
+        text = f"{place}: no answer; {name} is {gain} from dense, a band of both signs."
+    if row[beyond]:
+        text += " This is extrapolated beyond the sizes or budgets that were trained."
+    return text
+
+
+def _signed(number: float) -> str:
+    """With a sign, and digits enough to see it."""
+    return f"{number:+.3f}" if abs(number) >= 0.0005 else f"{number:+.1e}"
+
+
+def _line(row: dict[str, Any]) -> str:
+    band = f"{row['loss']:.3f} ({row['low']:.3f} to {row['high']:.3f})"
+    time = "unknown" if np.isnan(row["time"]) else f"{row['time']:.2f}x"
+    mark = "extrapolated" if row["extrapolated"] else ""
+    level = f"{100 * row['sparsity']:g}%"
+    changes = [
+        "" if not row["sparsity"] or np.isnan(row[key]) else
+        f"{_signed(row[key])} ({_signed(row[f'{key} low'])} to {_signed(row[f'{key} high'])})"
+        for key in ("minus dense", "at equal time")
+    ]  # fmt: skip
+    line = f"{row['method']:<9} {level:>8}  {band:<28}  {changes[0]:<30}  {time:>13}  "
+    return f"{line}{changes[1]:<30}  {mark}".rstrip()
+
+
+def _notes(rows: pd.DataFrame, budget: str) -> list[str]:
+    if rows["time"].isna().any():
+        return ["Times are unknown until `python -m experiments compute device` has run."]
+    return [
+        f"Times are of the products of a training on these {budget}, over those of a dense model "
+        "of as many weights; at equal time a sparse model sees fewer.",
+        "Bands hold two forms of the laws and what either misses; what was measured at equal "
+        "weights, without a law, is in the table law_contrasts of the study's page.",
+    ]

@@ -126,9 +126,24 @@ def best(
     return Best(losses[rows, at], tried[at], data[rows, at])
 
 
+@dataclass(frozen=True)
+class Tie:
+    """Where the best sparse and the best dense model of each compute tie.
+
+    Attributes:
+        speedup: What a sparse step needs over a dense one of the same layers, (T,).
+        dense: The dense models.
+        sparse: The sparse ones.
+    """
+
+    speedup: np.ndarray
+    dense: Best
+    sparse: Best
+
+
 def break_even(
     law: SparsityLaw, sparsity: float, compute: np.ndarray, sizes: tuple[float, float]
-) -> np.ndarray:
+) -> Tie:
     """Speedup of a sparse step at which the best sparse and the best dense model tie in time.
 
     It is over a dense step of the same layers. At sparsity S it is 1 / (1 - S) where a non-zero
@@ -141,10 +156,12 @@ def break_even(
         sizes: Least and largest number of non-zero weights of either.
 
     Returns:
-        (T,); NaN where no sparse model of up to 30 times more or less compute ties.
+        The tie; its speedup is infinite where the sparse models need more than 30 times the
+        compute, and 0 where they need less than a thirtieth.
     """
-    dense = best(law, 0.0, compute, sizes).loss
+    dense = best(law, 0.0, compute, sizes)
     grid = np.geomspace(compute.min() / 30, compute.max() * 30, 240)
-    sparse = np.minimum.accumulate(best(law, sparsity, grid, sizes).loss)
-    needed = np.exp(np.interp(-dense, -sparse, np.log(grid), left=np.nan, right=np.nan))
-    return needed / ((1 - sparsity) * compute)
+    losses = np.minimum.accumulate(best(law, sparsity, grid, sizes).loss)
+    needed = np.exp(np.interp(-dense.loss, -losses, np.log(grid), left=-np.inf, right=np.inf))
+    sparse = best(law, sparsity, np.clip(needed, grid[0], grid[-1]), sizes)
+    return Tie(needed / ((1 - sparsity) * compute), dense, sparse)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -20,8 +20,9 @@ BEYOND = 10
 
 
 def interval(values: np.ndarray, *, level: float = LEVEL) -> tuple[np.ndarray, np.ndarray]:
-    """Lower and upper end over the first axis."""
-    ends = np.nanquantile(values, [(1 - level) / 2, (1 + level) / 2], axis=0)
+    """Lower and upper end over the first axis; infinite where too many of the values are."""
+    method: Literal["nearest", "linear"] = "nearest" if np.isinf(values).any() else "linear"
+    ends = np.nanquantile(values, [(1 - level) / 2, (1 + level) / 2], axis=0, method=method)
     return ends[0], ends[1]
 
 

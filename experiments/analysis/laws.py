@@ -79,7 +79,8 @@ class SparsityLaw:
     ``(a_s (1 - S)^b_s + c_s) N^-b_n + (a_d / D)^b_d + floor``, where N counts non-zero weights in
     units of ``unit_n`` and D steps, tokens or images in units of ``unit_d``. With another ``b_x``
     than 0, which is no part of the source's form, a sparse model sees its data as if they were
-    ``D (1 - S)^b_x``: sparsity changes how fast a model learns, not only where it ends.
+    ``D (1 - S)^b_x``: sparsity changes how fast a model learns, not only where it ends. With
+    another ``b_m`` than 0, no part of it either, size does, too: ``D (1 - S)^b_x N^b_m``.
     """
 
     a_s: float
@@ -92,27 +93,42 @@ class SparsityLaw:
     unit_n: float
     unit_d: float
     b_x: float = 0.0
+    b_m: float = 0.0
 
     def __call__(self, sparsity: Any, nonzero: Any, data: Any) -> Any:
         """Loss of a model; numbers or arrays that broadcast."""
         density = 1 - np.asarray(sparsity)
         capacity = self.a_s * density**self.b_s + self.c_s
-        size = capacity * (np.asarray(nonzero) / self.unit_n) ** -self.b_n
-        seen = np.asarray(data) * density**self.b_x
+        sizes = np.asarray(nonzero) / self.unit_n
+        size = capacity * sizes**-self.b_n
+        seen = np.asarray(data) * density**self.b_x * (sizes**self.b_m if self.b_m else 1.0)
         return size + (self.a_d * self.unit_d / seen) ** self.b_d + self.floor
 
     def worth(self, sparsity: float, nonzero: float, data: float) -> float:
         """Weights of the dense model of equal loss on equal data, over the sparse one's non-zeros.
 
-        NaN where no dense model is that good. `multiplier` is this for ``b_x`` = 0, or for endless
-        data.
+        Infinite where no dense model is that good. `multiplier` is this for ``b_x`` = 0, or for
+        endless data.
         """
-        rest = self(0.0, np.inf, data)
-        needed = float(self(sparsity, nonzero, data) - rest)
+        return self.dense_size(float(self(sparsity, nonzero, data)), data) / nonzero
+
+    def dense_size(self, loss: float, data: float) -> float:
+        """Weights of the dense model that reaches a loss on so much data; infinite if none does.
+
+        The smallest one, where large models learn more slowly (``b_m`` < 0).
+        """
+        if self.b_m:
+            sizes = self.unit_n * np.geomspace(1e-6, 1e9, 3001)
+            losses = np.asarray(self(0.0, sizes, data))
+            reached = np.flatnonzero(losses <= loss)
+            if not len(reached) or not reached[0]:
+                return float("inf") if not len(reached) else float(sizes[0])
+            ends = slice(reached[0] - 1, reached[0] + 1)
+            return float(np.exp(np.interp(-loss, -losses[ends], np.log(sizes[ends]))))
+        needed = loss - float(self(0.0, np.inf, data))
         if needed <= 0:
-            return float("nan")
-        size = self.unit_n * (needed / (self.a_s + self.c_s)) ** (-1 / self.b_n)
-        return size / nonzero
+            return float("inf")
+        return float(self.unit_n * (needed / (self.a_s + self.c_s)) ** (-1 / self.b_n))
 
     def multiplier(self, sparsity: float) -> float:
         """Weights of the dense model that equals a sparse one, over the sparse one's non-zeros."""

@@ -63,6 +63,7 @@ def predict(
         raise UserError(" ".join(["no further law can be fitted yet:", *waits]).rstrip(".:"))
     cells = held_out.groupby(SEED_KEYS, sort=False)["seed"].size().rename("seeds").reset_index()
     draws: dict[str, np.ndarray] = {}
+    points: dict[str, float] = {}
     losses = []
     for cell in cells.to_dict("records"):
         place = cell["sparsity"], cell["nonzero"], cell["data"]
@@ -71,8 +72,9 @@ def predict(
             continue
         law = laws[cell["algorithm"]]
         draws[cell["method"]] = law.predicted_means(*place, seeds=cell["seeds"])
+        points[cell["method"]] = float(law.law(*place))
         low, high = effects.interval(draws[cell["method"]])
-        new = {**cell, **_rounded(law.law(*place), low, high), "date": date}
+        new = {**cell, **_rounded(points[cell["method"]], low, high), "date": date}
         losses.append(said.get(cell["method"], new))
     signs = list(before["signs"])
     for a, b in itertools.combinations(draws, 2):
@@ -81,7 +83,7 @@ def predict(
         difference = draws[a] - draws[b]
         low, high = effects.interval(difference)
         answer = effects.words(float(low), float(high), (a, b))
-        values = _rounded(np.median(difference), low, high)
+        values = _rounded(points[a] - points[b], low, high)
         signs.append({"a": a, "b": b, **values, "better": answer, "date": date})
     content = {
         "study": study.name,

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from experiments.analysis import law_fit
 from experiments.analysis.law_cells import DENSE, EMPTY, of_algorithm, waits_for
 from experiments.analysis.laws import SparsityLaw
 from experiments.analysis.remembered import remembered
@@ -26,8 +27,36 @@ from experiments.errors import UserError
 
 #: Draws of the bootstrap behind every band.
 DRAWS = 200
-#: Huber's bound between squared and absolute errors, in log loss.
-HUBER = 0.01
+
+
+@dataclass(frozen=True)
+class Misfit:
+    """How far losses lie from laws besides noise: no refit to resampled losses shows it.
+
+    Attributes:
+        common: Spread, in log loss, of what all cells of one model and budget have in common.
+        own: Spread of what is left of the cell means, the noise of seeds taken off.
+    """
+
+    common: float
+    own: float
+
+    def draws(self, algorithm: str, sparsity: float, weights: float, *, count: int) -> np.ndarray:
+        """What may be missed at a place, in log loss, (count,).
+
+        The common part is one for models of about one size, to a factor of two, so that it cancels
+        between two methods of a model; the other is one for an algorithm's models of a sparsity.
+        Both are one for all budgets.
+        """
+        line = f"{algorithm}:{sparsity:.6f}" if sparsity else DENSE
+        shared = _normal(f"size:{round(np.log2(weights))}", count)
+        return self.common * shared + self.own * _normal(f"line:{line}", count)
+
+
+@functools.lru_cache(maxsize=4096)
+def _normal(name: str, count: int) -> np.ndarray:
+    """Standard normal numbers that depend on a name alone, (count,)."""
+    return np.random.default_rng(zlib.crc32(name.encode())).standard_normal(count)
 
 
 @dataclass(frozen=True)
@@ -37,22 +66,43 @@ class Fitted:
     Attributes:
         algorithm: Whose law.
         law: The fit to all rows.
+        other: The fit of the form with `SparsityLaw.b_m`.
         draws: Fits to resampled losses; draws of equal number belong together across algorithms.
         rows: What was fitted, one row per run.
-        cell_sd: Spread of cell means around the law, in log loss, seed noise taken off.
         seed_sd: Spread of seeds around their cell, in log loss.
+        misfit: What either form misses in what was fitted, over all algorithms.
     """
 
     algorithm: str
     law: SparsityLaw
+    other: SparsityLaw
     draws: tuple[SparsityLaw, ...]
     rows: pd.DataFrame
-    cell_sd: float
     seed_sd: float
+    misfit: Misfit
 
     def sample(self, sparsity: Any, nonzero: Any, data: Any) -> np.ndarray:
-        """Loss under each draw, (draws, ...)."""
-        return np.stack([np.asarray(law(sparsity, nonzero, data)) for law in self.draws])
+        """Loss under each draw, (draws, ...), with what the form may miss at each place."""
+        drawn = np.stack([np.asarray(law(sparsity, nonzero, data)) for law in self.draws])
+        weights = np.asarray(nonzero) / (1 if self.widened else 1 - np.asarray(sparsity))
+        places = zip(
+            *(np.broadcast_to(part, drawn.shape[1:]).flat for part in (sparsity, weights)),
+            strict=True,
+        )
+        missed = [
+            self.misfit.draws(self.algorithm, *place, count=len(self.draws)) for place in places
+        ]
+        found: np.ndarray = drawn * np.exp(np.array(missed).T.reshape(drawn.shape))
+        return found
+
+    def worth(self, sparsity: float, nonzero: float, data: float) -> tuple[float, np.ndarray]:
+        """`SparsityLaw.worth` by the law, and under each draw, (draws,)."""
+        point = self.law.worth(sparsity, nonzero, data)
+        equal = nonzero * (point if np.isfinite(point) else 1.0)
+        missed = self.misfit.draws(DENSE, 0.0, equal, count=len(self.draws))
+        losses = self.sample(sparsity, nonzero, data) * np.exp(-missed)
+        sizes = [law.dense_size(loss, data) for law, loss in zip(self.draws, losses, strict=True)]
+        return point, np.array(sizes) / nonzero
 
     @property
     def widened(self) -> bool:
@@ -71,38 +121,62 @@ class Fitted:
         return weights if self.widened else weights * (1 - sparsity)
 
     def extrapolated(self, sparsity: float, nonzero: float, data: float) -> bool:
-        """Whether a place lies outside of the sizes, sparsities or budgets that were fitted."""
-        rows = self.rows
+        """Whether a place lies outside of the sizes or budgets that were fitted at its sparsity.
+
+        A sparsity that was not fitted takes the sizes of the two around it that both have.
+        """
+        levels = np.array(sorted(self.rows["sparsity"].unique()))
+        if not levels[0] <= sparsity <= levels[-1]:
+            return True
+        around = {levels[levels <= sparsity][-1], levels[levels >= sparsity][0]}
+        fitted = [self.rows[self.rows["sparsity"] == level] for level in around]
         weights = nonzero if self.widened else nonzero / (1 - sparsity)
-        return not (
+        return not all(
             rows["weights"].min() <= weights * 1.001
             and weights <= rows["weights"].max() * 1.001
-            and rows["data"].min() <= data <= rows["data"].max()
-            and sparsity <= rows["sparsity"].max()
+            and rows["data"].min() <= data * 1.001
+            and data <= rows["data"].max() * 1.001
+            for rows in fitted
         )
+
+    def difference_extrapolated(self, sparsity: float, nonzero: float, data: float) -> bool:
+        """`extrapolated`, of a model or of the dense one that it is held against."""
+        return any(self.extrapolated(level, nonzero, data) for level in (0.0, sparsity))
 
     def predicted_means(
         self, sparsity: float, nonzero: float, data: float, *, seeds: int
     ) -> np.ndarray:
         """Draws of what the mean loss of so many seeds in a new cell may be."""
-        generator = np.random.default_rng(zlib.crc32(f"{self.algorithm}:{sparsity}".encode()))
-        spread = np.hypot(self.cell_sd, self.seed_sd / np.sqrt(seeds))
-        noise = generator.normal(0, spread, len(self.draws))
-        return self.sample(sparsity, nonzero, data) * np.exp(noise)
+        noise = _normal(f"seeds:{self.algorithm}:{sparsity}", len(self.draws))
+        scale = self.seed_sd / np.sqrt(seeds)
+        return self.sample(sparsity, nonzero, data) * np.exp(scale * noise)
 
 
 def fit(
     rows: pd.DataFrame, algorithms: Sequence[str] = (), *, draws: int = DRAWS
 ) -> dict[str, Fitted]:
-    """Fit the laws of several algorithms together, with a wild bootstrap over cells and seeds.
+    """Fit the laws of several algorithms together, with a wild bootstrap over models and seeds.
 
     All laws are one for dense models: size, data and floor count alike in each, so that algorithms
     differ by what sparsity does alone, also far from what was trained.
 
-    A draw flips the signs of what the laws leave over: of the mean of all budgets' residuals of a
-    model at a sparsity together, and of each seed's distance from its cell. Lines of one seed share
-    their training up to the last fifth, so a seed's budgets flip together. Signs depend on model,
-    sparsity, algorithm, seed and draw only.
+    Two forms are fitted: the source's, with ``b_x``, and one with ``b_m`` besides, in which size
+    and data act together. The laws are of the first one; draws are of either by turns, so that a
+    band holds both.
+
+    A draw turns what the laws leave over in three parts, each through all budgets at once, since
+    the budgets of a seed share their training up to the last fifth:
+
+    - what all cells of a model and a budget have in common, by one factor per model, so that bands
+      hold what the form itself misses: Webb's six values, as for few clusters (Webb, Canadian
+      Journal of Economics, 2023);
+    - what is left of a cell's mean, by one sign per algorithm, model and sparsity;
+    - each seed's distance from its cell, by one sign per seed of such a line. The means hold seed
+      noise, too, so this errs on the side of wide bands.
+
+    The first two are scaled for the number of their clusters and coefficients, as is usual for
+    cluster-robust errors: sqrt(G / (G - 1) * (cells - 1) / (cells - coefficients)). Factors and
+    signs depend on model, sparsity, algorithm, seed and draw only.
 
     Args:
         rows: As `finished` returns them.
@@ -120,207 +194,127 @@ def fit(
         if missing := waits_for(rows, name):
             raise UserError(f"the law of {name} waits for runs: it has {missing}")
     used = rows[rows["algorithm"].isin(names)].reset_index(drop=True)
-    places, y = _places(used, names), np.log(used["loss"].to_numpy(float))
-    theta = _least(places, y)
-    expected = _expected(places, theta)
-    residual = y - expected
+    forms = [_fit_form(used, names, acts) for acts in (False, True)]
+    drawn = [forms[draw % 2].resampled(draw) for draw in range(draws)]
+    found = {}
+    for at, (law, other) in enumerate(zip(*(form.laws for form in forms), strict=True)):
+        own = of_algorithm(rows, names[at]).reset_index(drop=True)
+        mine = used["algorithm"].isin([names[at], DENSE])
+        drawn_laws = tuple(laws[at] for laws in drawn)
+        seed_sd = _seed_sd(used[mine])
+        found[names[at]] = Fitted(names[at], law, other, drawn_laws, own, seed_sd, forms[1].misfit)
+    return found
+
+
+@dataclass(frozen=True)
+class _Form:
+    """A fit of one form, and what is left over of its rows.
+
+    Attributes:
+        theta: Coefficients.
+        places: Where the losses were measured.
+        expected: Log losses, (rows,).
+        parts: What is left over, and whose name and which values its factors have.
+        misfit: What is left over besides noise.
+    """
+
+    theta: np.ndarray
+    places: law_fit.Places
+    expected: np.ndarray
+    parts: tuple[tuple[np.ndarray, pd.Series, tuple[float, ...]], ...]
+    misfit: Misfit
+
+    @property
+    def laws(self) -> list[SparsityLaw]:
+        """The law of each algorithm, the dense one first."""
+        return law_fit.laws(self.theta, self.places)
+
+    def resampled(self, draw: int) -> list[SparsityLaw]:
+        """The laws of one draw of the bootstrap."""
+        turned = sum(_factors(names, draw, values) * part for part, names, values in self.parts)
+        theta = law_fit.least(self.places, self.expected + turned, start=self.theta)
+        return law_fit.laws(theta, self.places)
+
+
+def _fit_form(used: pd.DataFrame, names: Sequence[str], acts_together: bool) -> _Form:
+    places = law_fit.places(used, names, acts_together)
+    log_loss = np.log(used["loss"].to_numpy(float))
+    theta = law_fit.least(places, log_loss)
+    expected = law_fit.expected(places, theta)
+    residual = log_loss - expected
     cell = used.groupby(_CELL).ngroup().to_numpy()
     sizes = np.bincount(cell)
     means = np.bincount(cell, residual) / sizes
     apart = residual - means[cell]
     apart *= np.sqrt(sizes[cell] / np.maximum(1, sizes[cell] - 1))
-    means = means * np.sqrt(len(means) / max(1, len(means) - len(theta)))
-    # What one sign turns: a model at a sparsity, and a seed's line, through all of its budgets.
-    lines = used["algorithm"] + "/" + used["model"] + "/" + used["sparsity"].astype(str)
+    means *= np.sqrt((len(means) - 1) / max(1, len(means) - len(theta)))
+    models = used["model"].astype(str)
+    lines = used["algorithm"] + "/" + models + "/" + used["sparsity"].astype(str)
     seeds = lines + "/" + used["seed"].astype(str)
-    drawn = []
-    for draw in range(draws):
-        resampled = expected + _signs(lines, draw) * means[cell] + _signs(seeds, draw) * apart
-        drawn.append(_laws(_least(places, resampled, start=theta), places))
-    found = {}
-    for at, law in enumerate(_laws(theta, places)):
-        own = of_algorithm(rows, names[at]).reset_index(drop=True)
-        spreads = _spreads(own, residual[used["algorithm"].isin([names[at], DENSE]).to_numpy()])
-        found[names[at]] = Fitted(names[at], law, tuple(laws[at] for laws in drawn), own, *spreads)
-    return found
+    common, own = _shared_part(means, cell, models + "/" + used["data"].astype(str))
+    common, own = common * _few(models), own * _few(lines)
+    parts = ((common, models, WEBB), (own, lines, SIGNS), (apart, seeds, SIGNS))
+    return _Form(theta, places, expected, parts, _misfit(used, common, own, apart))
+
+
+def _seed_sd(rows: pd.DataFrame) -> float:
+    """Spread of seeds around their cell, in log loss."""
+    logs = np.log(rows["loss"].astype(float))
+    cells = logs.groupby([rows[key] for key in _CELL])
+    within = float(((logs - cells.transform("mean")) ** 2).sum())
+    return float(np.sqrt(within / max(1, len(rows) - cells.ngroups)))
 
 
 _CELL = ["algorithm", "model", "sparsity", "data"]
-#: Coefficients that all laws share, and those that each algorithm has of its own.
-_SHARED, _OWN = 5, 3
 
 
-def _spreads(rows: pd.DataFrame, residual: np.ndarray) -> tuple[float, float]:
-    """`Fitted.cell_sd` and `Fitted.seed_sd` of an algorithm's rows."""
-    cell = rows.groupby(_CELL).ngroup().to_numpy()
-    sizes = np.bincount(cell)
-    means = np.bincount(cell, residual) / sizes
-    coefficients = _SHARED + (_OWN if rows["sparsity"].any() else 0)
-    within = float(((residual - means[cell]) ** 2).sum() / max(1, len(residual) - len(means)))
-    between = float((means**2).sum() / max(1, len(means) - coefficients))
-    return float(np.sqrt(max(0.0, between - within / float(np.mean(sizes))))), float(
-        np.sqrt(within)
-    )
+def _misfit(rows: pd.DataFrame, common: np.ndarray, own: np.ndarray, apart: np.ndarray) -> Misfit:
+    """What is left over of the rows besides the noise of seeds, by its two parts."""
+    parts = rows[_CELL].assign(common=common**2, own=own**2, apart=apart**2)
+    cells = parts.groupby(_CELL).agg(
+        common=("common", "first"), own=("own", "first"), noise=("apart", "mean"),
+        seeds=("apart", "size"),
+    ).reset_index()  # fmt: skip
+    left = float(cells["own"].mean())
+    noise = float(cells["noise"].mean() / cells["seeds"].mean())
+    places = cells.groupby(["model", "data"])["common"]
+    shared = float(places.first().mean()) - left / float(places.size().mean())
+    return Misfit(float(np.sqrt(max(0.0, shared))), float(np.sqrt(max(0.0, left - noise))))
 
 
-def _signs(names: pd.Series, draw: int) -> np.ndarray:
-    """Plus or minus one per name, the same for the same name and draw."""
-    codes, unique = pd.factorize(names)
-    bits = [hashlib.sha256(f"{draw}|{name}".encode()).digest()[0] & 1 for name in unique]
-    return (2.0 * np.array(bits) - 1.0)[codes]
+def _shared_part(
+    means: np.ndarray, cell: np.ndarray, places: pd.Series
+) -> tuple[np.ndarray, np.ndarray]:
+    """Each row's part that the cells of one model and budget have in common, and the rest.
 
-
-@dataclass(frozen=True)
-class _Places:
-    """Where losses were measured, as arrays of one length.
-
-    Attributes:
-        log_q: Logarithm of the density.
-        log_n: Logarithm of the non-zero weights over ``unit_n``.
-        log_d: Logarithm of the data over ``unit_d``.
-        group: Whose row it is: 0 is dense.
-        num_groups: Dense and the algorithms.
-        unit_n: Geometric mean of the non-zero weights.
-        unit_d: Geometric mean of the data.
+    Args:
+        means: What is left over of each cell, (cells,).
+        cell: Each row's cell.
+        places: Each row's model and budget.
     """
-
-    log_q: np.ndarray
-    log_n: np.ndarray
-    log_d: np.ndarray
-    group: np.ndarray
-    num_groups: int
-    unit_n: float
-    unit_d: float
+    cells = pd.DataFrame({"cell": cell, "place": places}).drop_duplicates("cell").set_index("cell")
+    cells["mean"] = means[cells.index]
+    common = cells.groupby("place")["mean"].transform("mean").reindex(cell).to_numpy(float)
+    return common, means[cell] - common
 
 
-def _places(rows: pd.DataFrame, names: Sequence[str]) -> _Places:
-    sparsity, nonzero, data = (rows[key].to_numpy(float) for key in ("sparsity", "nonzero", "data"))
-    unit_n, unit_d = (float(np.exp(np.log(values).mean())) for values in (nonzero, data))
-    group = rows["algorithm"].map({name: at for at, name in enumerate(names)}).to_numpy(int)
-    logs = np.log1p(-sparsity), np.log(nonzero / unit_n), np.log(data / unit_d)
-    return _Places(*logs, group, len(names), unit_n, unit_d)
+def _few(clusters: pd.Series) -> float:
+    """The factor for a number of clusters."""
+    count = clusters.nunique()
+    return float(np.sqrt(count / max(1, count - 1)))
 
 
-# Coefficients: log of the size term's scale, log b_n, log a_d, log b_d, log floor, which all laws
-# share; then for each algorithm the logit of the size term's part that sparsity changes, b_s, b_x.
-_LOW = np.array([-12.0, -4.0, -12.0, -3.0, -8.0]), np.array([-12.0, -4.0, -2.0])
-_HIGH = np.array([4.0, 0.7, 4.0, 0.7, 3.0]), np.array([12.0, 4.0, 2.0])
-#: Of dense rows: no part of the size term depends on sparsity.
-_NONE = np.array([-40.0, 0.0, 0.0])
+#: Factors of mean 0 and variance 1 that a draw turns residuals by.
+SIGNS = (-1.0, 1.0)
+WEBB = tuple(sign * np.sqrt(square) for sign in SIGNS for square in (0.5, 1.0, 1.5))
 
 
-def _terms(places: _Places, theta: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Parts of each row's size term, its data term and floor, and its own b_s and b_x."""
-    scale, b_n, a_d, b_d, floor = np.exp(theta[:_SHARED])
-    own = np.vstack([_NONE, theta[_SHARED:].reshape(-1, _OWN)])[places.group]
-    size = scale * np.exp(-b_n * places.log_n)
-    share = 1 / (1 + np.exp(-own[:, 0]))
-    density = np.exp(own[:, 1] * places.log_q)
-    by_data = np.exp(b_d * (theta[2] - places.log_d - own[:, 2] * places.log_q))
-    return size, share, density, by_data, np.full_like(size, floor), own[:, 2]
-
-
-def _total(terms: tuple[np.ndarray, ...]) -> np.ndarray:
-    size, share, density, by_data, floor, _ = terms
-    total: np.ndarray = size * (share * density + 1 - share) + by_data + floor
-    return total
-
-
-def _expected(places: _Places, theta: np.ndarray) -> np.ndarray:
-    """Log loss of each row."""
-    return np.log(_total(_terms(places, theta)))
-
-
-def _jacobian(places: _Places, theta: np.ndarray) -> np.ndarray:
-    terms = _terms(places, theta)
-    size, share, density, by_data, floor, b_x = terms
-    b_n, b_d = np.exp(theta[[1, 3]])
-    by_size = size * (share * density + 1 - share)
-    seen = theta[2] - places.log_d - b_x * places.log_q
-    shared = [by_size, -b_n * places.log_n * by_size, b_d * by_data, b_d * seen * by_data, floor]
-    own = [
-        size * share * (1 - share) * (density - 1),
-        size * share * density * places.log_q,
-        -b_d * places.log_q * by_data,
-    ]
-    columns = [*shared]
-    for group in range(1, places.num_groups):
-        columns += [np.where(places.group == group, column, 0.0) for column in own]
-    found: np.ndarray = np.column_stack(columns) / _total(terms)[:, None]
-    return found
-
-
-def _least(places: _Places, log_loss: np.ndarray, *, start: np.ndarray | None = None) -> np.ndarray:
-    """The coefficients of least Huber loss, from one start or the best of several."""
-    from scipy.optimize import least_squares
-
-    low, high = (np.append(a, np.tile(b, places.num_groups - 1)) for a, b in (_LOW, _HIGH))
-    best = None
-    for first in [start] if start is not None else _starts(np.exp(log_loss), places.num_groups - 1):
-        solved = least_squares(
-            lambda theta: _expected(places, theta) - log_loss,
-            np.clip(first, low + 1e-6, high - 1e-6),
-            jac=lambda theta: _jacobian(places, theta),
-            loss="huber",
-            f_scale=HUBER,
-            bounds=(low, high),
-            max_nfev=300,
-            x_scale="jac",
-        )
-        if best is None or solved.cost < best.cost:
-            best = solved
-    assert best is not None
-    found: np.ndarray = best.x
-    return found
-
-
-def _starts(loss: np.ndarray, num_algorithms: int) -> list[np.ndarray]:
-    starts = []
-    for share in (0.3, 0.7):
-        rest = loss.min() * share
-        excess = loss.mean() - rest
-        for b_s in (-0.3, 0.5) if num_algorithms else (0.0,):
-            for b_d in (0.4, 0.9):
-                a_d = (excess / 4) ** (1 / b_d)
-                shared = np.log(np.maximum([excess / 2, 0.3, a_d, b_d, rest], 1e-9))
-                starts.append(np.append(shared, np.tile([0.0, b_s, 0.0], num_algorithms)))
-    return starts
-
-
-def _laws(theta: np.ndarray, places: _Places) -> list[SparsityLaw]:
-    """The law of each group, the dense one first."""
-    scale, b_n, a_d, b_d, floor = map(float, np.exp(theta[:_SHARED]))
-    found: list[SparsityLaw] = []
-    for logit, b_s, b_x in [_NONE, *theta[_SHARED:].reshape(-1, _OWN)]:
-        share = float(1 / (1 + np.exp(-logit)))
-        parts = (
-            (share * scale, float(b_s), (1 - share) * scale) if len(found) else (0.0, 0.0, scale)
-        )
-        units = places.unit_n, places.unit_d
-        found.append(SparsityLaw(*parts, b_n, a_d, b_d, floor, *units, float(b_x)))
-    return found
-
-
-@dataclass(frozen=True)
-class Plain:
-    """The plain alternative: log loss is linear in the logs of size, data and density."""
-
-    weights: np.ndarray
-
-    def __call__(self, sparsity: Any, nonzero: Any, data: Any) -> Any:
-        """Loss; numbers or arrays that broadcast."""
-        parts = np.broadcast_arrays(
-            1.0, np.log(nonzero), np.log(data), np.log1p(-np.asarray(sparsity))
-        )
-        return np.exp(sum(w * part for w, part in zip(self.weights, parts, strict=True)))
-
-
-def fit_plain(rows: pd.DataFrame, algorithm: str = DENSE) -> Plain:
-    """The plain alternative by least squares on log loss."""
-    own = of_algorithm(rows, algorithm)
-    s, n, d = (own[key].to_numpy(float) for key in ("sparsity", "nonzero", "data"))
-    design = np.column_stack([np.ones_like(n), np.log(n), np.log(d), np.log1p(-s)])
-    return Plain(np.linalg.lstsq(design, np.log(own["loss"].to_numpy(float)), rcond=None)[0])
+def _factors(names: pd.Series, draw: int, values: Sequence[float] = SIGNS) -> np.ndarray:
+    """One of the values per name, the same for the same name and draw."""
+    codes, unique = pd.factorize(names)
+    digests = [hashlib.sha256(f"{draw}|{name}".encode()).digest()[:8] for name in unique]
+    drawn = [values[int.from_bytes(digest) % len(values)] for digest in digests]
+    return np.array(drawn, float)[codes]
 
 
 def fit_all(rows: pd.DataFrame, *, draws: int = DRAWS) -> dict[str, Fitted]:
@@ -349,9 +343,10 @@ def _kept(rows: pd.DataFrame, names: list[str], draws: int) -> dict[str, Fitted]
     def make() -> dict[str, Any]:
         return {
             name: {
-                "law": astuple(found.law),
+                "laws": [astuple(found.law), astuple(found.other)],
                 "draws": [astuple(law) for law in found.draws],
-                "spreads": [found.cell_sd, found.seed_sd],
+                "seed_sd": found.seed_sd,
+                "misfit": astuple(found.misfit),
             }
             for name, found in fit(own, names, draws=draws).items()
         }
@@ -359,7 +354,8 @@ def _kept(rows: pd.DataFrame, names: list[str], draws: int) -> dict[str, Fitted]
     facts = f"{np.__version__} {scipy.__version__} {names} {draws} {own.to_json()}"
     laws = {}
     for name, kept in remembered("laws", Path(__file__), facts, make).items():
-        law, *drawn = (SparsityLaw(*values) for values in (kept["law"], *kept["draws"]))
+        law, other, *drawn = (SparsityLaw(*values) for values in (*kept["laws"], *kept["draws"]))
         mine = of_algorithm(own, name).reset_index(drop=True)
-        laws[name] = Fitted(name, law, tuple(drawn), mine, *kept["spreads"])
+        misfit = Misfit(*kept["misfit"])
+        laws[name] = Fitted(name, law, other, tuple(drawn), mine, kept["seed_sd"], misfit)
     return laws

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import math
 import sys
 from typing import Annotated, Any
 
@@ -73,12 +74,16 @@ def advise(
     """Say which method and sparsity to choose at a size and budget, by the fitted laws."""
     from experiments.analysis import advice, law_cells
 
+    for name, asked in (("params", params), ("tokens", tokens)):
+        if math.isnan(asked):
+            raise SpecError(f"{name} must be a number from 1 to {MOST:.0e}, not nan")
     check_choice("device", device, advice.DEVICES)
     check_choice("study", study, [name for name in study_names() if _fits_laws(name)])
     records, facts = _records(study, scale)
     finished = law_cells.finished(records, facts)
+    fitted = int((~finished["held_out"].astype(bool)).sum())
     print(
-        f"fitting the laws of {len(finished)} runs, some seconds where that is new",
+        f"laws of {fitted} runs; to fit them takes some seconds where that is new",
         file=sys.stderr,
         flush=True,
     )

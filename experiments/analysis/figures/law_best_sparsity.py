@@ -2,8 +2,9 @@
 Cost is in data that a dense model of as many weights could be trained on. Counted in FLOPs, a model
 that is sparse throughout costs as much as that dense one, and gradual pruning, dense at first, more
 (Frantar et al., section 3.1), so it sees less; counted in time, it is by the steps of this CPU, or
-of a simulated CS-2. One panel per method; lines are the median of the fitted numbers of non-zeros,
-bands 95% of the bootstrap; shaded is beyond the fitted budgets."""
+of a simulated CS-2. One panel per method, at the non-zeros of the smallest fitted dense model;
+bands are 95% of the bootstrap. Dashed is where the best sparsity, or 0%, is beyond the sizes or
+budgets that were fitted at it: a model of that many non-zeros was not trained there."""
 
 import functools
 from collections.abc import Callable
@@ -44,7 +45,8 @@ def data(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd
     for name in (name for name in METHODS if name in laws):
         law = laws[name]
         highest = float(law.rows["sparsity"].max())
-        nonzero, fitted = float(np.median(law.rows["nonzero"])), law.rows["data"]
+        dense, fitted = law.rows[law.rows["sparsity"] == 0], law.rows["data"]
+        nonzero = float(dense["weights"].min())
         for title, cost in costs(study, name).items():
             for budget in np.geomspace(fitted.min(), effects.BEYOND * fitted.max(), NUM_BUDGETS):
                 best = [
@@ -52,7 +54,8 @@ def data(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd
                     for one in (law.law, *law.draws)
                 ]
                 low, high = effects.interval(np.array(best[1:]))
-                beyond = budget > fitted.max()
+                places = ((0.0, budget), (best[0], budget / float(cost(np.array([best[0]]))[0])))
+                beyond = any(law.extrapolated(s, nonzero, amount) for s, amount in places)
                 rows.append((name, title, nonzero, budget, best[0], low, high, beyond))
     return pd.DataFrame(rows, columns=COLUMNS)
 
@@ -72,13 +75,13 @@ def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Fi
             panel.fill_between(line["data"], 100 * line["low"], 100 * line["high"], color=color,
                                alpha=0.15, lw=0)  # fmt: skip
             width = style.nested_width(index)
-            panel.plot(line["data"], 100 * line["sparsity"], color=color, lw=width)
+            beyond = line["extrapolated"].astype(bool)
+            for shown, how in ((~beyond, "-"), (beyond, "--")):
+                panel.plot(line["data"], 100 * line["sparsity"].where(shown), how, color=color,
+                           lw=width)  # fmt: skip
             ends.append((100 * float(line["sparsity"].iloc[-1]), str(title), color))
-        beyond = own[own["extrapolated"].astype(bool)]["data"]
-        if len(beyond):
-            panel.axvspan(beyond.min(), beyond.max(), color="0.93", zorder=0)
         about = law_cells.subject(study).data
-        style.count_axis(panel, f"{about} of dense at equal cost (shaded: extrapolated)")
+        style.count_axis(panel, f"{about} of dense at equal cost (dashed: extrapolated)")
         panel.set_ylabel("best sparsity (%)")
         panel.set_ylim(-4, 104)
         style.label_ends(panel, ends)
@@ -87,7 +90,15 @@ def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Fi
 
 
 def caption(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> str:
-    """Name the methods that have no law yet."""
+    """Say how the best sparsity moves with the budget, and name the methods without a law."""
     rows = law_cells.finished(records, study)
+    parts = []
+    for (name, title), line in data(records, curves, study).groupby(["method", "cost"], sort=False):
+        first, last = (line.iloc[at] for at in (0, -1))
+        parts.append(
+            f"{name} by {title} {100 * first['sparsity']:.0f}% at {first['data'] / 1e6:.1f} "
+            f"million, {100 * last['sparsity']:.0f}% at {last['data'] / 1e6:.0f}"
+        )
+    said = f"Best sparsity by the laws: {'; '.join(parts)}." if parts else ""
     names = [name for name in METHODS if law_cells.waits_for(rows, name)]
-    return " ".join(f"{name} has no law yet." for name in names)
+    return " ".join([said, *(f"{name} has no law yet." for name in names)]).strip()

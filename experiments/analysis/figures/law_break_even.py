@@ -6,7 +6,9 @@ thin ones are at the non-zero weights of the smallest fitted dense model, as whe
 latency fixes the size, and a longer training is what compute buys. Horizontal lines are what steps
 gain: on this CPU with the kernels of this library, on a CS-2 by simulation, and at
 most, 1 / (1 - sparsity). Where a method's line lies below a device's, sparsity pays there. Dashed
-is extrapolated; methods whose sparsity changes while they train are left out. The vertical axis is
+is where the dense or the sparse model is beyond the fitted sizes or budgets. A band without an
+upper edge is open: by some draws no sparse model ties. Bands hold both forms of the laws, but not
+what both miss. Methods whose sparsity changes while they train are left out. The vertical axis is
 logarithmic."""
 
 import itertools
@@ -41,17 +43,22 @@ def data(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd
         smallest = float(dense["weights"].min())
         longest = float((dense["weights"] * dense["data"]).max()), smallest * dense["data"].max()
         shortest = smallest * float(dense["data"].min())
-        places = zip(SIZES, (sizes(law), (smallest, smallest)), longest, strict=True)
+        considered = zip(SIZES, (sizes(law), (smallest, smallest)), longest, strict=True)
         for (size, range_, last), sparsity in itertools.product(
-            list(places), sorted(set(law.rows["sparsity"]) - {0.0})
+            list(considered), sorted(set(law.rows["sparsity"]) - {0.0})
         ):
             if np.ptp(clocks.path(study, name, sparsity)):
                 continue
             grid = np.geomspace(shortest, effects.BEYOND * last, NUM_BUDGETS)
-            point = clocks.break_even(law.law, sparsity, grid, range_)
-            draws = [clocks.break_even(one, sparsity, grid, range_) for one in law.draws]
+            tie = clocks.break_even(law.law, sparsity, grid, range_)
+            draws = [clocks.break_even(one, sparsity, grid, range_).speedup for one in law.draws]
             low, high = effects.interval(np.array(draws))
-            for values in zip(grid, point, low, high, grid > last, strict=True):
+            places = ((0.0, tie.dense), (sparsity, tie.sparse))
+            beyond = [
+                any(law.extrapolated(s, found.nonzero[at], found.data[at]) for s, found in places)
+                for at in range(len(grid))
+            ]
+            for values in zip(grid, tie.speedup, low, high, beyond, strict=True):
                 rows.append(dict(zip(COLUMNS, (name, sparsity, size, *values), strict=True)))
     return pd.DataFrame(rows, columns=COLUMNS)
 
@@ -68,7 +75,8 @@ def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Fi
         for (name, size), own in rows[rows["sparsity"] == level].groupby(["method", "size"]):
             look, width = looks[str(name)], SIZES[str(size)]
             x = clocks.FLOPS_PER_WEIGHT * own["compute"]
-            panel.fill_between(x, own["low"], own["high"], color=look.color, alpha=0.15, lw=0)
+            high = own["high"].where(np.isfinite(own["high"]), 1e6)  # far above the panel
+            panel.fill_between(x, own["low"], high, color=look.color, alpha=0.15, lw=0)
             inside = ~own["extrapolated"].astype(bool)
             label = f"{look.name}, {size} size"
             panel.plot(x, own["speedup"].where(inside), color=look.color, lw=width, label=label)
@@ -81,7 +89,9 @@ def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Fi
         panel.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=12))
         panel.yaxis.set_major_formatter("{x:g}")
         panel.yaxis.set_minor_formatter("")
-        panel.set_ylim(min(0.9, panel.get_ylim()[0]), None)
+        shown = rows.loc[rows["sparsity"] == level, "speedup"]
+        shown = [*shown[np.isfinite(shown)], *gains.values()]
+        panel.set_ylim(min(0.9, *shown) / 1.1, 2 * max(shown))
         style.label_ends(panel, [(g, f"{label} {g:.3g}", "0.3") for (label, _), g in gains.items()])
         panel.set_xscale("log")
         panel.set_title(f"{100 * level:g}% zeros")
@@ -98,18 +108,21 @@ def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Fi
 def caption(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> str:
     """Say what is needed at the longest fitted compute, and whether devices give it."""
     rows, known, parts = data(records, curves, study), clocks.clocks(study.scale), []
-    fitted = rows[~rows["extrapolated"].astype(bool)]
-    for (name, level, size), own in fitted.groupby(["method", "sparsity", "size"], sort=False):
+    fixed = rows[rows["size"] == "fixed"]
+    fitted = fixed[~fixed["extrapolated"].astype(bool)]
+    for (name, level), own in fitted.groupby(["method", "sparsity"], sort=False):
         last = own.sort_values("compute").iloc[-1]
         given = [
             f"{LINES[key][0]} {_pays(float(clock.speedup(level)), last['low'], last['high'])}"
             for key, clock in known.items()
         ]
         parts.append(
-            f"{name} at {100 * level:g}%, {size} size, needs {last['speedup']:.2f} "
+            f"{name} at {100 * level:g}% needs {last['speedup']:.2f} "
             f"({last['low']:.2f} to {last['high']:.2f}): {', '.join(given)}"
         )
-    return f"At the largest fitted compute, {'; '.join(parts)}." if parts else ""
+    if parts:
+        return f"At the fixed size and the longest budget inside of the fit, {'; '.join(parts)}."
+    return "" if rows.empty else "All of it is extrapolated."
 
 
 def _pays(speedup: float, low: float, high: float) -> str:

@@ -59,6 +59,7 @@ def _panel(
         axes.plot(out["data"], out["loss"], "*", color=color, ms=11)
         if law is not None:
             grid = np.geomspace(means["data"].min(), means["data"].max(), 60)
+            grid = np.union1d(grid, fitted["data"])  # lines end at the fitted budgets
             nonzero = float(own["nonzero"].iloc[0])
             inside = np.array([not law.extrapolated(sparsity, nonzero, x) for x in grid])
             line = law.law(sparsity, nonzero, grid)
@@ -69,7 +70,11 @@ def _panel(
         matplotlib.lines.Line2D([], [], color=color, label=f"{100 * level:g}%")
         for color, level in zip(colors, levels, strict=False)
     ]
-    axes.legend(handles=handles, fontsize=8, title="sparsity", title_fontsize=8)
+    handles += [
+        matplotlib.lines.Line2D([], [], color="0.3", lw=widths[weights], label=str(own.iloc[0]))
+        for weights, own in means.groupby("weights")["model"]
+    ]
+    axes.legend(handles=handles, fontsize=8, title="sparsity, model", title_fontsize=8)
     style.count_axis(axes, about.data, means["data"].unique())
     axes.set_ylabel(about.loss)
 

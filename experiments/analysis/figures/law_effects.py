@@ -51,11 +51,23 @@ def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Fi
             )
             panel.plot(line["data"], line["effect"], color=color, label=f"{100 * level:g}%")
         panel.axhline(0, color="0.3", lw=0.8)
-        inside = own[~own["extrapolated"].astype(bool)]["data"]
-        if len(inside):
-            panel.axvspan(inside.max(), own["data"].max(), color="0.93", zorder=0)
+        fitted = law_cells.planned(study)
+        fitted = fitted[fitted["algorithm"].isin([a, b]) & ~fitted["held_out"].astype(bool)]
+        panel.axvspan(fitted["data"].max(), own["data"].max(), color="0.93", zorder=0)
         style.count_axis(panel, f"{law_cells.subject(study).data} (shaded: extrapolated)")
         panel.set_title(f"{looks[a].name} minus {looks[b].name}")
         panel.set_ylabel(law_cells.subject(study).loss)
         panel.legend(fontsize=8, title="sparsity", title_fontsize=8)
     return figure
+
+
+def caption(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> str:
+    """Say what each band says at the longest fitted budget."""
+    rows, parts = data(records, curves, study), []
+    inside = rows[~rows["extrapolated"].astype(bool)]
+    for (a, b, level), own in inside.groupby(["a", "b", "sparsity"], sort=False):
+        last = own.iloc[-1]
+        better = effects.words(last["low"], last["high"], (str(a), str(b)))
+        answer = better if better == effects.NO_ANSWER else f"{better} is better"
+        parts.append(f"{a} and {b} at {100 * level:g}%: {answer}")
+    return f"At the longest fitted budget, {'; '.join(parts)}." if parts else ""

@@ -1,6 +1,7 @@
 """What the laws leave over: measured loss over the law's, of each cell (mean over seeds), against
-data, one panel per method; larger points are larger models. Points around zero without a trend
-say that the form fits; grey is twice the noise between seeds of a mean of three."""
+data, one panel per method; larger points are larger models, stars are held out. Points around zero
+without a trend say that the form fits, a trend that it does not; grey is twice the noise between
+seeds of a mean of three."""
 
 import matplotlib
 import numpy as np
@@ -27,6 +28,9 @@ def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Fi
     rows, looks = data(records, curves, study), Methods(study)
     laws = scaling.fit_all(law_cells.finished(records, study))
     names = list(dict.fromkeys(rows["algorithm"]))
+    levels = sorted(rows["sparsity"].unique())
+    shades = matplotlib.colormaps["viridis"](np.linspace(0.05, 0.85, max(2, len(levels))))
+    colors = dict(zip(levels, shades, strict=False))
     figure, axes = style.panels(len(names), height=2.0)
     if not names:
         style.say_empty(axes[0], "No method has a law yet.")
@@ -35,14 +39,41 @@ def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Fi
         noise = 200 * laws[name].seed_sd / np.sqrt(SEEDS)
         panel.axhspan(-noise, noise, color="0.9", zorder=0)
         panel.axhline(0, color="0.3", lw=0.8)
-        levels = sorted(own["sparsity"].unique())
-        colors = matplotlib.colormaps["viridis"](np.linspace(0.05, 0.85, max(2, len(levels))))
-        for color, level in zip(colors, levels, strict=False):
-            at = own[own["sparsity"] == level]
-            size = 60 * at["weights"] / rows["weights"].max()
-            panel.scatter(at["data"], at["residual"], s=size, color=color, label=f"{level:.3g}")
+        for (level, is_held_out), at in own.groupby(["sparsity", "held_out"]):
+            size = (120 if is_held_out else 60) * at["weights"] / rows["weights"].max()
+            panel.scatter(at["data"], at["residual"], s=size, color=colors[level],
+                          marker="*" if is_held_out else "o")  # fmt: skip
         style.count_axis(panel, law_cells.subject(study).data, own["data"].unique())
         panel.set_title(looks[name].name)
         panel.set_ylabel("residual (%)")
-        panel.legend(fontsize=7, title="sparsity", title_fontsize=7)
+    handles = [
+        matplotlib.lines.Line2D([], [], color=color, lw=0, marker="o", label=f"{100 * level:g}%")
+        for level, color in colors.items()
+    ]
+    if handles:
+        figure.legend(handles=handles, fontsize=8, ncols=len(handles), title="sparsity",
+                      title_fontsize=8, loc="outside upper left")  # fmt: skip
     return figure
+
+
+def caption(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> str:
+    """Say the trends: slope of the residual over tenfold data, of each size of model."""
+    rows = data(records, curves, study)
+    fitted = rows[~rows["held_out"].astype(bool)]
+    parts = []
+    for _, own in fitted.groupby("weights"):
+        slopes = [
+            float(np.polyfit(np.log10(line["data"]), line["residual"], 1)[0])
+            for _, line in own.groupby("method")
+            if line["data"].nunique() > 2
+        ]
+        if slopes:
+            ends = f"{min(slopes):+.1f} to {max(slopes):+.1f}%"
+            parts.append(f"{own['model'].iloc[0]} {ends} ({len(slopes)} lines)")
+    if not parts:
+        return ""
+    return (
+        f"Slope of a line's residual over ten times the data, least to largest: "
+        f"{'; '.join(parts)}. Slopes of one sign at a size say that the form misses how size and "
+        "data act together; bands hold another form besides, in which they do (table laws)."
+    )

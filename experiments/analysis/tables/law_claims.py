@@ -1,6 +1,7 @@
 """What the laws say of claims. First at the sparsity, size and budget of the claim's source,
 extrapolated by orders of magnitude: the difference of losses with its 95% band, and no answer where
 the band covers both signs. A claim on several sparsities is asked at each, and the worst counts.
+Trained or extrapolated says whether all that is asked lies inside of the fitted sizes and budgets.
 The verdict at the tested point is in the ledger of the study that tests the claim; the front page
 has both. C070 to C072 are asked at the sizes and budgets trained here, at the middle size and the
 longest budget, of gradual pruning, as in the source, and C070 and C071 of Static, too."""
@@ -45,7 +46,7 @@ def make(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd
     for claim, ask in questions if GRADUAL in trained else ():
         for name in (GRADUAL, CONSTANT):
             if name == GRADUAL or (name in laws and ask is not _rises):
-                made.append({"claim": claim, "place": "trained"} | _of(laws, fitted, name, ask))
+                made.append({"claim": claim} | _of(laws, fitted, name, ask))
     table = pd.DataFrame(made, columns=COLUMNS)
     statements = published.claims().set_index("claim_id")["statement"]
     return table.assign(statement=table["claim"].map(statements))
@@ -107,6 +108,20 @@ def _place(law: scaling.Fitted) -> tuple[float, float]:
     return float(np.median(law.rows["nonzero"])), float(law.rows["data"].max())
 
 
+def _where(law: scaling.Fitted, levels: Any, nonzero: float, budgets: Any) -> dict[str, Any]:
+    """Where one law is asked, and whether all of it lies inside of what was fitted."""
+    beyond = any(
+        law.extrapolated(float(level), nonzero, float(budget))
+        for level in np.atleast_1d(levels)
+        for budget in np.atleast_1d(budgets)
+    )
+    return {
+        "non-zero weights": nonzero,
+        "data": float(np.max(budgets)),
+        "place": "extrapolated" if beyond else "trained",
+    }
+
+
 def _says(low: float, high: float, *, agrees: bool, against: bool) -> dict[str, Any]:
     return {"low": low, "high": high, "says": _word(agrees=agrees, against=against)}
 
@@ -123,19 +138,18 @@ def _falls(law: scaling.Fitted) -> dict[str, Any]:
     low, high = map(float, effects.interval(np.diff(law.sample(levels, nonzero, tokens)).max(1)))
     shared = {"asked": "largest step of loss between sparsities", "value": value}
     shared["unit"] = "bits per byte"
-    shared |= {"non-zero weights": nonzero, "data": tokens}
+    shared |= _where(law, levels, nonzero, tokens)
     return {**shared, **_says(low, high, agrees=high < 0, against=low > 0)}
 
 
 def _worth(law: scaling.Fitted) -> dict[str, Any]:
     """How many times its non-zeros a dense model of equal loss has at 75%."""
     nonzero, tokens = _place(law)
-    value = law.law.worth(0.75, nonzero, tokens)
-    draws = np.array([one.worth(0.75, nonzero, tokens) for one in law.draws])
+    value, draws = law.worth(0.75, nonzero, tokens)
     low, high = map(float, effects.interval(draws))
     bounds = PUBLISHED_WORTH * (1 - TOLERANCE), PUBLISHED_WORTH * (1 + TOLERANCE)
     shared = {"asked": "worth of 75% sparsity", "value": value, "unit": "times its non-zeros"}
-    shared |= {"non-zero weights": nonzero, "data": tokens}
+    shared |= _where(law, [0.0, 0.75], nonzero, tokens)
     inside = bounds[0] <= low and high <= bounds[1]
     outside = high < bounds[0] or low > bounds[1]
     return {**shared, **_says(low, high, agrees=inside, against=outside)}
@@ -153,5 +167,5 @@ def _rises(law: scaling.Fitted) -> dict[str, Any]:
     low, high = map(float, effects.interval(np.array([rise(one) for one in law.draws])))
     shared = {"asked": "rise of the best sparsity, shortest to longest", "value": rise(law.law)}
     shared["unit"] = "share of zeros"
-    shared |= {"non-zero weights": nonzero, "data": tokens}
+    shared |= _where(law, [0.0, highest], nonzero, [shortest, tokens])
     return {**shared, **_says(low, high, agrees=low > 0, against=high <= 0)}

@@ -34,7 +34,7 @@ def runs(
     rows = []
     any_law = next(iter(laws.values()))
     dense = SparsityLaw(0.0, 0.0, any_law.a_s + any_law.c_s, any_law.b_n, any_law.a_d,
-                        any_law.b_d, any_law.floor, **UNITS)  # fmt: skip
+                        any_law.b_d, any_law.floor, **UNITS, b_m=any_law.b_m)  # fmt: skip
     places = [
         (model, weights, budget, False) for model, weights in SIZES.items() for budget in tokens
     ]

@@ -70,4 +70,15 @@ def test_a_sparse_model_is_worth_the_dense_one_of_equal_loss():
     # With all the data there are, only capacity counts.
     assert law.worth(0.75, 1e6, 1e15) == pytest.approx(law.multiplier(0.75), rel=1e-2)
     fast = SparsityLaw(0.0, 0.0, 1e-3, 0.25, 0.2, 0.4, 1.2, unit_n=1e7, unit_d=1e5, b_x=-1.0)
-    assert np.isnan(fast.worth(0.75, 1e6, 1e4))  # no dense model is that good
+    assert fast.worth(0.75, 1e6, 1e4) == np.inf  # no dense model is that good
+
+
+def test_where_size_slows_learning_the_smallest_dense_model_of_a_loss_is_named():
+    law = SparsityLaw(0.6, 0.8, 0.9, 0.25, 0.2, 0.4, 1.2, unit_n=1e6, unit_d=1e5, b_x=0.3, b_m=-0.3)
+    seen = 2e5 * 0.25**0.3 * (1e6 * 0.3 / 1e6) ** -0.3
+    size = (0.6 * 0.25**0.8 + 0.9) * 0.3**-0.25
+    assert law(0.75, 3e5, 2e5) == pytest.approx(size + (0.2 * 1e5 / seen) ** 0.4 + 1.2)
+    loss = float(law(0.0, 4e5, 2e5))
+    assert law.dense_size(loss, 2e5) == pytest.approx(4e5, rel=1e-3)
+    sizes = np.geomspace(1e3, 1e12, 2000)
+    assert law.dense_size(float(law(0.0, sizes, 2e5).min()) - 1e-3, 2e5) == np.inf
