@@ -3,6 +3,8 @@ per method, colours are sparsities, thicker lines are larger models. Dots are me
 of a cell; stars are held-out cells, which no fit has read. Lines are dashed where the law
 extrapolates."""
 
+from typing import Any
+
 import matplotlib
 import numpy as np
 import pandas as pd
@@ -14,6 +16,8 @@ from experiments.analysis.methods import Methods
 from experiments.specs.planned import PlannedStudy
 
 EVERY_RECIPE = True
+#: Of the legend above the panels, in inches.
+LEGEND_HEIGHT = 0.6
 
 
 def data(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
@@ -38,22 +42,41 @@ def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Fi
     if not names:
         style.say_empty(axes[0], "No cell of a law has finished yet.")
     about = law_cells.subject(study)
+    levels = sorted(means["sparsity"].unique())
+    shades = matplotlib.colormaps["viridis"](np.linspace(0.05, 0.85, max(2, len(levels))))
+    colors = dict(zip(levels, shades, strict=False))
+    sizes = means.groupby("weights")["model"].first()
+    widths = {weights: 0.8 + 0.6 * at for at, weights in enumerate(sizes.index)}
     for panel, name in zip(axes, names, strict=False):
-        _panel(panel, means[means["algorithm"] == name], laws.get(name), about)
+        _panel(panel, means[means["algorithm"] == name], laws.get(name), about, colors, widths)
         title = looks[name].name
         missing = law_cells.waits_for(means, name)
         panel.set_title(f"{title}: {missing}, no law yet" if missing else title)
+    lines = [{"color": color, "label": f"{100 * level:g}%"} for level, color in colors.items()]
+    lines += [
+        {"color": "0.3", "lw": widths[weights], "label": str(model)}
+        for weights, model in sizes.items()
+    ]
+    handles = [matplotlib.lines.Line2D([], [], **line) for line in lines]
+    if handles:
+        figure.legend(handles=handles, fontsize=8, ncols=max(len(colors), len(sizes)),
+                      title="sparsity, model", title_fontsize=8,
+                      loc="outside upper left")  # fmt: skip
+        figure.set_figheight(figure.get_figheight() + LEGEND_HEIGHT)
     return figure
 
 
 def _panel(
-    axes: Axes, means: pd.DataFrame, law: scaling.Fitted | None, about: law_cells.Subject
+    axes: Axes,
+    means: pd.DataFrame,
+    law: scaling.Fitted | None,
+    about: law_cells.Subject,
+    colors: dict[float, Any],
+    widths: dict[int, float],
 ) -> None:
-    levels = sorted(means["sparsity"].unique())
-    colors = matplotlib.colormaps["viridis"](np.linspace(0.05, 0.85, max(2, len(levels))))
-    widths = {size: 0.8 + 0.6 * i for i, size in enumerate(sorted(means["weights"].unique()))}
+    """Cells and lines of one method; colours by sparsity, widths by weights."""
     for (sparsity, weights), own in means.groupby(["sparsity", "weights"]):
-        color = colors[levels.index(sparsity)]
+        color = colors[sparsity]
         fitted, out = own[~own["held_out"]], own[own["held_out"]]
         axes.plot(fitted["data"], fitted["loss"], "o", color=color, ms=3 + widths[weights])
         axes.plot(out["data"], out["loss"], "*", color=color, ms=11)
@@ -66,15 +89,6 @@ def _panel(
             for where, kind in ((inside, "-"), (~inside, "--")):
                 shown = np.where(where, line, np.nan)
                 axes.plot(grid, shown, kind, color=color, lw=widths[weights])
-    handles = [
-        matplotlib.lines.Line2D([], [], color=color, label=f"{100 * level:g}%")
-        for color, level in zip(colors, levels, strict=False)
-    ]
-    handles += [
-        matplotlib.lines.Line2D([], [], color="0.3", lw=widths[weights], label=str(own.iloc[0]))
-        for weights, own in means.groupby("weights")["model"]
-    ]
-    axes.legend(handles=handles, fontsize=8, title="sparsity, model", title_fontsize=8)
     style.count_axis(axes, about.data, means["data"].unique())
     axes.set_ylabel(about.loss)
 
