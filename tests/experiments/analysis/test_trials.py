@@ -9,7 +9,7 @@ import pytest
 
 from experiments.analysis import figures, tables, trials
 from experiments.specs.lookup import planned_study
-from experiments.specs.read import load_study
+from experiments.specs.read import load_study, study_names
 from experiments.specs.trials import taken_by
 from experiments.store import paths
 from experiments.store.collect import curves_table, records_table
@@ -153,6 +153,25 @@ def test_a_setting_of_several_lengths_is_taken_at_that_of_the_evidence():
         (0.005, 1500, "spdf"), (0.01, 4500, "spdf_text"),
     ]  # fmt: skip
     assert ("llama-0.2m", "webnlg-2017", "dense-dense") not in found  # no study has it
+
+
+def test_studies_say_that_their_rate_is_unchecked_as_long_as_its_trials_have_no_records():
+    said, unchecked = set(), set()
+    for study in map(load_study, study_names()):
+        runs = planned_study(study, "small").runs if study.trials else []
+        missing = {
+            (run.spec.model.label, run.spec.data.name)
+            for run in runs
+            if not paths.committed(run.id).is_file()
+        }
+        for name in study.trials_for:
+            taker = load_study(name)
+            specs = [run.spec for run in planned_study(taker, "small").runs]
+            if missing & {(spec.model.label, spec.data.name) for spec in specs}:
+                unchecked.add(name)
+            if "not trained yet" in taker.description:
+                said.add(name)
+    assert said == unchecked
 
 
 def committed(name):
