@@ -80,6 +80,12 @@ def has_other_length(table: pd.DataFrame) -> pd.Series:
     return (table["length"] - 1).abs() > SAME_LENGTH
 
 
+def has_other_flops(table: pd.DataFrame, base: str) -> pd.Series:
+    """Whether each row of `means` transforms the base and has not about its FLOPs."""
+    transformed = (table["model"] == base) & table["family"].notna()
+    return transformed & ((table["ratio"] - 1).abs() > EQUAL)
+
+
 def _length(length: float) -> str:
     return f"{length:.3g}x as long"
 
@@ -88,9 +94,9 @@ def corners(table: pd.DataFrame, base: str) -> dict[str, pd.Series]:
     """Return the places of the blog's figures, as far as there are runs for them.
 
     A is the dense base; B the un-widened sparse variants of it, which cost less; C the transformed
-    variants at about the FLOPs of A; D the larger dense models. A place is the mean over all of its
-    variants: their scores are on the split that is shown, so none is picked by it. Variants that
-    train on more or less data than the dense base are in no place.
+    variants within `EQUAL` of the FLOPs of A; D the larger dense models. A place is the mean over
+    all of its variants: their scores are on the split that is shown, so none is picked by it.
+    Variants that train on more or less data than the dense base are in no place.
 
     Returns:
         Letter to ``value`` and ``ratio`` (means over variants), ``low`` and ``high`` (of the
@@ -102,7 +108,7 @@ def corners(table: pd.DataFrame, base: str) -> dict[str, pd.Series]:
     groups = {
         "A": own[is_dense(own)],
         "B": own[family.isna() & (own["sparsity"] > 0)],
-        "C": own[family.notna() & ((own["ratio"] - 1).abs() <= EQUAL)],
+        "C": own[family.notna() & ~has_other_flops(own, base)],
         "D": table[(table["model"] != base) & is_dense(table)],
     }
     return {name: _place(group) for name, group in groups.items() if len(group)}
@@ -268,4 +274,12 @@ def caption(rows: pd.DataFrame, study: PlannedStudy, *, unit: str, scale: float 
         ]
         if others:
             sentences.append(f"In no letter, by the length of its training: {'; '.join(others)}.")
+        dearer = table[has_other_flops(table, base) & ~has_other_length(table)]
+        if len(dearer):
+            named = "; ".join(
+                f"{looks.treatment(row.method, row.sparsity)} ({scale * row.value:.1f}{unit} at "
+                f"{row.ratio:.2f}x the FLOPs)"
+                for row in dearer.itertuples()
+            )
+            sentences.append(f"In no letter, by FLOPs other than A's: {named}.")
     return " ".join(sentences)

@@ -2,9 +2,10 @@
 number beside a point its sparsity in percent, where there is room. A is the dense model. Sparsity
 without widening (arrow to B) saves FLOPs; where there are such models, Sparse-IFT (arrow to C)
 spends them on a larger, sparse model, and D is a larger dense one. B, C and D stand at the mean
-of all their variants that train on as many images as A, since picking one by its test accuracy
-would favour it; models that train longer are points of their own, and named so. Settings that were
-chosen after the study had run are left out. Compare Figures 1 and 4 of the Sparse-IFT blog."""
+of all their variants that train on as many images as A, C of those within 15% of A's FLOPs, since
+picking one by its test accuracy would favour it. Models of other lengths or FLOPs are points of
+their own, and named so. Settings that were chosen after the study had run are left out. Compare
+Figures 1 and 4 of the Sparse-IFT blog."""
 
 import pandas as pd
 from matplotlib.figure import Figure

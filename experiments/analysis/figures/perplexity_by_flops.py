@@ -2,8 +2,8 @@
 mean, the number beside a point its sparsity in percent, where there is room. A is the dense model.
 Sparse-IFT (arrow to C) spends its FLOPs on a larger, sparse model; D, where there is one, is a
 larger dense model. Letters stand at the mean of all their variants that train on as many tokens as
-A; models that train longer are points of their own, and named so. Lower is better. Compare Figure 4
-of the Sparse-IFT blog."""
+A, C of those within 15% of A's FLOPs. Models of other lengths or FLOPs are points of their own, and
+named so. Lower is better. Compare Figure 4 of the Sparse-IFT blog."""
 
 import pandas as pd
 from matplotlib.figure import Figure

@@ -139,6 +139,16 @@ def test_no_letter_averages_over_runs_of_different_length():
     assert {"Dense", "RigL (3x as long)", "dense-long (3x as long)"} <= names
 
 
+def test_a_wider_model_of_other_flops_than_dense_is_in_no_letter_and_named():
+    made = [record("dense", 0), record("wide75-rigl", 0), record("wide75-static", 0, flops=2.6)]
+    study = STUDY.changed(runs=tuple(Run(RunSpec.model_validate(r["spec"])) for r in made))
+    text = figures.caption(
+        "accuracy_by_flops", records_table(made, study), curves_table(made), study
+    )
+    assert "C (Sparse-Wide RigL 75%) 59.0% at 1.02x the FLOPs" in text
+    assert "by FLOPs other than A's: Sparse-Wide Static 75% (56.0% at 2.60x the FLOPs)." in text
+
+
 @pytest.mark.parametrize(("count", "shown"), [(9, True), (25, False)])
 def test_points_above_each_other_have_their_sparsity_beside_them_each_apart(count, shown):
     """Nine wider models at the dense model's FLOPs, as many as three methods at three levels."""
