@@ -204,8 +204,10 @@ def _ledger(path: Path, behind: provenance.Register) -> dict[str, Any]:
 
 
 def with_counter_evidence(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Add to each claim the rows of the ledger that speak against it."""
+    """Add to each claim the rows of the ledger that speak against it, and what is derived here."""
+    derived = published.claims().set_index("claim_id")["derived_here"]
     for row in rows:
+        row["derived_here"] = derived.get(row["id"], "")
         row["statement"] = row["statement"].removeprefix("COUNTER-EVIDENCE: ")
         row["counter"] = [other for other in rows if row["id"] in other["concerns"].split()]
     return rows
