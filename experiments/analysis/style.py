@@ -10,6 +10,7 @@ import matplotlib.style
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, LogLocator
 
@@ -137,6 +138,15 @@ def count_axis(axes: Axes, name: str, values: Sequence[float] | None = None) -> 
         axes.set_xticks(ticks, names)
     axes.minorticks_off()
     axes.set_xlabel(name)
+
+
+def shade(color: str, place: int, count: int) -> str:
+    """Return one of ``count`` shades of a colour, light ones first; the colour itself of one."""
+    if count == 1:
+        return color
+    at = 2 * place / (count - 1) - 1  # -1 is the lightest, 0 the colour itself, 1 the darkest
+    end = 0.0 if at > 0 else 1.0
+    return to_hex([part + 0.5 * abs(at) * (end - part) for part in to_rgb(color)])
 
 
 def nested_width(index: int) -> float:

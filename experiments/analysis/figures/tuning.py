@@ -5,12 +5,14 @@ what the rule of docs/policy.md chooses where that is another: of all within see
 (the band), the one nearest to the default, which is the study's own rate and the first mask
 settings in its file; the best in a study that says so. Without known noise there is no band, and
 all tie. Only trials of equal length are compared. Dashed: other settings of a method, for mask
-updates that are rarer and smaller. Lines join the means of seeds. Lower is better."""
+updates that are rarer and smaller. Of one method's sparsities the highest is the darkest. Lines
+join the means of seeds. Lower is better."""
 
 from collections.abc import Iterable
 from typing import Any
 
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from experiments.analysis import style, trials
@@ -92,38 +94,66 @@ def _settings(spec: RunSpec) -> tuple[Any, ...]:
 
 
 def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Figure:
-    """One panel per model and dataset."""
+    """One panel per model, dataset and rule of rates."""
     tried, looks = data(records, curves, study), Methods(study)
-    workloads = tidy.workloads(tried)
-    figure, axes = style.panels(len(workloads), height=3.8)
-    if not workloads:
+    panels = [
+        (workload, rule, own)
+        for workload in tidy.workloads(tried)
+        for rule, own in tidy.in_workload(tried, workload).groupby("rule", sort=False)
+    ]
+    figure, axes = style.panels(len(panels), height=3.8)
+    if not panels:
         style.say_empty(axes[0], "No trial has finished.")
-    for panel, workload in zip(axes, workloads, strict=False):
-        own = tidy.in_workload(tried, workload)
-        labels = []
-        for (method, *_), group in own.groupby(["method", "rule", "steps"], sort=False):
-            first = looks.settings_of(method)
-            look, line = looks[first], group.sort_values("learning rate")
-            # Of the same sparsity as the first, it has other mask settings.
-            other = method != first and looks[method].sparsity == looks[first].sparsity
-            dashes = "--" if other else "-"
-            means = line.groupby("learning rate")["value"].mean()
-            panel.plot(means.index, means, dashes, color=look.color, lw=1.3)
-            panel.plot(line["learning rate"], line["value"], ls="", color=look.color,
-                       marker=look.marker, ms=4)  # fmt: skip
-            taken = line["taken by"] != ""
-            lowest, margin = group["value"].min(), group["margin"].iloc[0]
-            if margin == margin:
-                panel.axhspan(lowest, lowest + margin, color=look.color, alpha=0.06, lw=0)
-            for marked, fill in ((taken, look.color), (line["chosen"] & ~taken, "none")):
-                panel.plot(line["learning rate"][marked], line["value"][marked], look.marker,
-                           color=look.color, mfc=fill, ms=9)  # fmt: skip
-            labels.append((means.iloc[-1], _title(looks, method, line.iloc[0], own), look.color))
-        style.count_axis(panel, "peak learning rate", _apart(own["learning rate"].unique()))
-        panel.set_ylabel(UNITS[own["metric"].iloc[0]])
-        panel.set_title(f"{workload}")
-        style.label_ends(panel, labels)
+    for panel, (workload, rule, own) in zip(axes, panels, strict=False):
+        _draw_panel(panel, own, looks)
+        panel.set_title(f"{workload}, {rule}" if rule else f"{workload}")
     return figure
+
+
+def _draw_panel(panel: Axes, own: pd.DataFrame, looks: Methods) -> None:
+    colors, labels = _colors(own, looks), []
+    for (method, sparsity, _), group in own.groupby(["method", "sparsity", "steps"], sort=False):
+        first = looks.settings_of(method)
+        look, line = looks[first], group.sort_values("learning rate")
+        color = colors[method, sparsity]
+        # Of the same sparsity as the first, it has other mask settings.
+        other = method != first and looks[method].sparsity == looks[first].sparsity
+        dashes = "--" if other else "-"
+        means = line.groupby("learning rate")["value"].mean()
+        panel.plot(means.index, means, dashes, color=color, lw=1.3)
+        panel.plot(line["learning rate"], line["value"], ls="", color=color,
+                   marker=look.marker, ms=4)  # fmt: skip
+        taken = line["taken by"] != ""
+        lowest, margin = group["value"].min(), group["margin"].iloc[0]
+        if margin == margin:
+            panel.axhspan(lowest, lowest + margin, color=color, alpha=0.06, lw=0)
+        for marked, fill in ((taken, color), (line["chosen"] & ~taken, "none")):
+            panel.plot(line["learning rate"][marked], line["value"][marked], look.marker,
+                       color=color, mfc=fill, ms=9)  # fmt: skip
+        labels.append((means.iloc[-1], _title(looks, method, line.iloc[0], own), color))
+    style.count_axis(panel, "peak learning rate", _apart(own["learning rate"].unique()))
+    panel.set_ylabel(UNITS[own["metric"].iloc[0]])
+    style.label_ends(panel, labels)
+
+
+def _colors(own: pd.DataFrame, looks: Methods) -> dict[tuple[str, float], str]:
+    """Colour of each method and sparsity: of methods of one name the sparser is the darker."""
+    levels: dict[str, set[float]] = {}
+    for method, sparsity in tidy.treatments(own):
+        levels.setdefault(_name(looks, method), set()).add(sparsity)
+    return {
+        (method, sparsity): style.shade(
+            looks[looks.settings_of(method)].color,
+            sorted(levels[_name(looks, method)]).index(sparsity),
+            len(levels[_name(looks, method)]),
+        )
+        for method, sparsity in tidy.treatments(own)
+    }
+
+
+def _name(looks: Methods, method: str) -> str:
+    """What methods that differ in sparsity or in mask settings are called."""
+    return looks[looks.settings_of(method)].name
 
 
 def _apart(rates: Iterable[float]) -> list[float]:

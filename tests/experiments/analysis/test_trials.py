@@ -182,6 +182,19 @@ def committed(name):
     return records_table(made, study), curves_table(made), study
 
 
+def test_each_line_of_trials_has_a_look_of_its_own_in_the_panel_of_its_rule():
+    """Static at three sparsities by two rules, RigL and GMP at two by one."""
+    panels = figures.load("tuning").draw(*committed("scaling_rates")).axes
+    lines = [
+        [(line.get_color(), line.get_linestyle()) for line in panel.lines if line.get_lw() == 1.3]
+        for panel in panels
+    ]
+    assert [len(own) for own in lines] == [10, 3]
+    assert all(len(set(own)) == len(own) for own in lines)
+    # A sparsity has one colour in both panels, and a method of one sparsity its own.
+    assert set(lines[1]) < set(lines[0]) and ("#009E73", "-") in lines[0]
+
+
 def test_the_page_tells_what_is_taken_from_what_the_rule_chooses():
     frames = committed("chts_language_tuning")
     rows = tables.load("tuning_trials").make(*frames)
