@@ -1,7 +1,8 @@
 """Validation perplexity against sparsity, one line per method: small points are seeds, large ones
 their mean, bars the 95% t interval over seeds (no bar below two seeds). Each band is a dense model
 with the interval of its mean. The axis is logarithmic in the share of weights that is left; methods
-stand side by side so that they can be told apart. Lower is better."""
+stand side by side so that they can be told apart. Hollow and dashed: settings that were chosen
+after the study had run, the interval of a dense model dotted. Lower is better."""
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -9,10 +10,12 @@ from matplotlib.figure import Figure
 
 from experiments.analysis import select as selection
 from experiments.analysis import stats, style
-from experiments.analysis.methods import Methods
+from experiments.analysis.methods import Method, Methods
 from experiments.specs.planned import PlannedStudy
 from experiments.store import tidy
 
+#: Distance of methods beside each other, as a share of the distance of the outer ticks.
+ASIDE = 0.014
 COLUMNS = [
     "run",
     "model",
@@ -55,24 +58,30 @@ def _draw_panel(axes: Axes, rows: pd.DataFrame, looks: Methods) -> None:
     for method, _, own in selection.by_treatment(rows[rows["sparsity"] == 0]):
         look = looks[method]
         mean, low, high = stats.t_interval(own["value"])
-        axes.axhline(mean, color=look.color, lw=1)
-        if low == low:
+        axes.axhline(mean, color=look.color, lw=1, ls=_dashes(look))
+        if low == low and look.retuned:
+            for end in (low, high):
+                axes.axhline(end, color=look.color, lw=0.7, ls=":")
+        elif low == low:
             axes.axhspan(low, high, color=look.color, alpha=0.12, lw=0)
         labels.append((mean, look.name, look.color))
     sparse = rows[rows["sparsity"] > 0]
-    methods = list(sparse["line"].unique())
-    for place, (method, group) in enumerate(sparse.groupby("line", sort=False)):
+    lefts = 1 / (1 - sparse["sparsity"])
+    step = (lefts.max() / lefts.min()) ** ASIDE
+    places = _places(sparse)
+    for method, group in sparse.groupby("line", sort=False):
         look = looks[method]
-        aside = 1 + 0.035 * (place - (len(methods) - 1) / 2)
+        fill = "white" if look.retuned else look.color
         points = []
         for sparsity, own in group.groupby("sparsity"):
-            x = aside / (1 - sparsity)
+            x = step ** places[method, sparsity] / (1 - sparsity)
             mean, low, high = stats.t_interval(own["value"])
             axes.plot([x] * len(own), own["value"], ".", color=look.color, ms=4)
             if low == low:
                 axes.plot([x, x], [low, high], color=look.color, lw=1.6)
             points.append((x, mean))
-        axes.plot(*zip(*points, strict=True), color=look.color, marker=look.marker, ms=6, lw=1.2)
+        axes.plot(*zip(*points, strict=True), color=look.color, marker=look.marker, mfc=fill,
+                  ms=8 if look.retuned else 6, lw=1.2, ls=_dashes(look))  # fmt: skip
         labels.append((points[-1][1], look.name, look.color))
     levels = sorted(sparse["sparsity"].unique())
     axes.set_xscale("log")
@@ -80,7 +89,22 @@ def _draw_panel(axes: Axes, rows: pd.DataFrame, looks: Methods) -> None:
     axes.minorticks_off()
     axes.set_xlabel("sparsity of the block weights")
     axes.set_ylabel("validation perplexity per token")
-    style.label_ends(axes, labels)
+    dashed = {looks[method].name for method in rows["line"].unique() if looks[method].retuned}
+    style.label_ends(axes, labels, dashed=dashed)
+
+
+def _dashes(look: Method) -> str:
+    return "--" if look.retuned else "-"
+
+
+def _places(sparse: pd.DataFrame) -> dict[tuple[str, float], float]:
+    """Where each line stands beside the tick of each sparsity that it has, 0 at the tick itself."""
+    places: dict[tuple[str, float], float] = {}
+    for sparsity, own in sparse.groupby("sparsity"):
+        lines = [name for name in sparse["line"].unique() if name in set(own["line"])]
+        middle = (len(lines) - 1) / 2
+        places |= {(name, float(sparsity)): at - middle for at, name in enumerate(lines)}
+    return places
 
 
 def caption(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> str:

@@ -195,6 +195,20 @@ def test_each_line_of_trials_has_a_look_of_its_own_in_the_panel_of_its_rule():
     assert set(lines[1]) < set(lines[0]) and ("#009E73", "-") in lines[0]
 
 
+def test_settings_chosen_later_are_hollow_and_dashed_and_points_stand_by_their_ticks():
+    (panel,) = figures.load("perplexity_by_sparsity").draw(*committed("sparsity_library")).axes
+    means = [line for line in panel.lines if line.get_lw() == 1.2]
+    hollow = [line for line in means if line.get_markerfacecolor() == "white"]
+    assert [line.get_linestyle() for line in hollow] == ["--"]
+    assert {line.get_linestyle() for line in means if line not in hollow} == {"-"}
+    levels = [line.get_linestyle() for line in panel.lines if line.get_lw() == 1]
+    assert sorted(levels) == ["-", "-", "--"]  # dense, its control, dense at a rate chosen later
+    ticks = np.log(panel.get_xticks())
+    places = np.log(np.concatenate([line.get_xdata() for line in means]))
+    distances = abs(places[:, None] - ticks).min(axis=1) / np.ptp(ticks)
+    assert distances.max() < 0.04 and len(set(places)) == len(places)
+
+
 def test_the_page_tells_what_is_taken_from_what_the_rule_chooses():
     frames = committed("chts_language_tuning")
     rows = tables.load("tuning_trials").make(*frames)
