@@ -133,8 +133,8 @@ def _write_ledger(records: Any, facts: PlannedStudy, folder: Path) -> None:
         facts,
         folder / "claims.csv",
         others,
-        num_primary=len(family["primary"]),
-        num_exploratory=len(family["exploratory"]),
+        num_primary=len(ledger.members(family["primary"])),
+        num_exploratory=len(ledger.members(family["exploratory"])),
         left_out=left_out,
     )
 

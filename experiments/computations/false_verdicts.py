@@ -15,8 +15,8 @@ def compute(scale: str) -> dict[str, pd.DataFrame]:
     """The table ``rates``: one row per family, case and boundary."""
     studies = [load_study(name) for name in study_names()]
     family = ledger.families(studies)
-    listed = family["primary"] | family["exploratory"]
-    tests = {claim: test for claim, test in claim_tests().items() if claim in listed}
+    members = {claim for role in family for claim in ledger.members(family[role])}
+    tests = {claim: test for claim, test in claim_tests().items() if claim in members}
     seeds = {
         claim: len(ledger.registered_seeds(claim) or range(policy.MIN_SEEDS)) for claim in tests
     }

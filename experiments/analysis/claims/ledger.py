@@ -158,6 +158,7 @@ def trained_under_another(claim: str, test: ClaimTest, records: pd.DataFrame, ru
 
 def evidence(table: pd.DataFrame) -> list[policy.Evidence]:
     """Return what a study's `tested_claims` leave to be judged."""
+    tests = claim_tests()
     return [
         policy.Evidence(
             row.id,
@@ -167,6 +168,7 @@ def evidence(table: pd.DataFrame) -> list[policy.Evidence]:
             int(row.num_seeds),
             int(row.num_registered),
             row.post_hoc,
+            tests[row.id].hash,
         )
         for row in table.itertuples()
         if row.verdict == ""
@@ -187,6 +189,12 @@ def families(studies: Iterable[Study]) -> dict[str, set[str]]:
     }
 
 
+def members(family: Iterable[str]) -> set[str]:
+    """Return the claims that count in a family: the first of those that share a test."""
+    tests = claim_tests()
+    return set({tests[name].hash: name for name in sorted(family, reverse=True)}.values())
+
+
 def judge(
     table: pd.DataFrame,
     others: Iterable[policy.Evidence] = (),
@@ -199,7 +207,8 @@ def judge(
     Args:
         table: The study's `tested_claims`.
         others: What the other studies have; a claim that the table has too is left out.
-        num_primary: Primary claims of all studies, those without results included; see `families`.
+        num_primary: Number of tests of the primary claims of all studies, those without results
+            included; see `families` and `members`.
         num_exploratory: The same of exploratory ones.
 
     Returns:
@@ -344,7 +353,8 @@ def read_evidence(path: Path) -> list[policy.Evidence]:
         ValueError: If it is no such table; the message names the file.
     """
     names = [field.name for field in fields(policy.Evidence)]
-    table = tidy.read_table(path, names, dtype={"name": "string", "post_hoc": "string"})
+    text = dict.fromkeys(("name", "post_hoc", "test"), "string")
+    table = tidy.read_table(path, names, dtype=text)
     rows = table.fillna({"post_hoc": ""})[names].to_dict("records")
     return [policy.Evidence(**row) for row in rows]
 

@@ -10,6 +10,8 @@
 * Exploratory claims of all studies are another, corrected by Benjamini and Hochberg (1995): among
   what they suggest, at most a share of `ALPHA` is expected to be false. The evidence *suggests* or
   *suggests against* them.
+* Claims whose tests are one and the same, by the hash of what decides them, are one member of their
+  family and share its corrected p value.
 * A planned claim without all of its seeds is a member of its family with a p value of 1. So what
   other studies find can make a verdict stronger, and never takes one back.
 * A verdict needs `MIN_SEEDS` paired seeds, and all of those whose number was registered in
@@ -57,6 +59,8 @@ class Evidence:
         num_seeds: Paired seeds.
         num_registered: Seeds that the claim is read at, where that was fixed in advance.
         post_hoc: Why the test does not count as registered before its runs; empty if it does.
+        test: Hash of the test; claims that share it are one member of their family. Empty for a
+            test of this claim alone.
     """
 
     name: str
@@ -66,6 +70,12 @@ class Evidence:
     num_seeds: int
     num_registered: int = MIN_SEEDS
     post_hoc: str = ""
+    test: str = ""
+
+    @property
+    def member(self) -> str:
+        """What counts once in the family: the test, or the claim where it has its own."""
+        return self.test or self.name
 
     @property
     def is_whole(self) -> bool:
@@ -96,20 +106,25 @@ def verdicts(
 
     Args:
         tests: The tested claims.
-        num_primary: Size of the family of primary claims, where more were planned than are
-            tested; those count as tests with a p value of 1, as do tests that are not whole.
+        num_primary: Number of different tests in the family of primary claims, where more were
+            planned than are tested; those count as tests with a p value of 1, as do tests that are
+            not whole.
         num_exploratory: The same for exploratory ones.
 
     Returns:
         Claim id to verdict, in the order given.
     """
     tests = list(tests)
-    counted = {test.name: two_sided(test) if test.is_whole else 1.0 for test in tests}
-    primary = {test.name: counted[test.name] for test in tests if test.is_primary}
-    exploratory = {test.name: counted[test.name] for test in tests if not test.is_primary}
-    adjusted = holm(primary, count=max(num_primary, len(primary)))
-    adjusted |= benjamini_hochberg(exploratory, count=max(num_exploratory, len(exploratory)))
-    return {test.name: _judge(test, adjusted[test.name]) for test in tests}
+    families: dict[bool, dict[str, float]] = {True: {}, False: {}}
+    for test in tests:
+        counted = two_sided(test) if test.is_whole else 1.0
+        families[test.is_primary][test.member] = counted
+    primary, exploratory = families[True], families[False]
+    adjusted = {
+        True: holm(primary, count=max(num_primary, len(primary))),
+        False: benjamini_hochberg(exploratory, count=max(num_exploratory, len(exploratory))),
+    }
+    return {test.name: _judge(test, adjusted[test.is_primary][test.member]) for test in tests}
 
 
 def _judge(test: Evidence, adjusted: float) -> Verdict:

@@ -1,5 +1,6 @@
 """Verdicts follow the policy: families, levels, seeds, and what was registered."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -9,7 +10,7 @@ from experiments import published
 from experiments.analysis import stats
 from experiments.analysis.claims import ledger, policy
 from experiments.analysis.claims.policy import Evidence
-from experiments.specs.read import claim_tests
+from experiments.specs.read import claim_tests, load_study, study_names
 
 
 def words(*tests, **sizes):
@@ -57,6 +58,45 @@ def test_exploratory_claims_are_another_by_hand():
     expected = [0.04, 0.16 / 3, 0.16 / 3, 0.2]
     assert [found[name].p_adjusted for name in "abcd"] == pytest.approx(expected)
     assert [found[name].word for name in "ab"] == [policy.SUGGESTS, policy.INCONCLUSIVE]
+
+
+@pytest.mark.parametrize("primary", [True, False])
+def test_claims_with_one_test_count_once_and_share_its_p_value(primary):
+    p_values = {"a": 0.004, "b": 0.012, "c": 0.018}
+    once = [
+        Evidence(name, primary, p / 2, 1 - p / 2, 5, test=f"test of {name}")
+        for name, p in p_values.items()
+    ]
+    twin = dataclasses.replace(once[0], name="twin")
+    alone = policy.verdicts(once, num_primary=5, num_exploratory=5)
+    found = policy.verdicts([twin, *once], num_primary=5, num_exploratory=5)
+    assert {name: found[name] for name in alone} == alone
+    assert found["twin"] == found["a"]
+    # As a member of its own the twin would change the ranks of the others.
+    own_tests = [dataclasses.replace(test, test="") for test in (twin, *once)]
+    apart = policy.verdicts(own_tests, num_primary=5, num_exploratory=5)
+    assert apart["b"] != alone["b"]
+
+
+def test_a_family_counts_each_test_once(monkeypatch):
+    tests = dict.fromkeys(("C001", "C003", "C009"), claim_tests()["C001"])
+    tests["C002"] = claim_tests()["C002"]
+    monkeypatch.setattr(ledger, "claim_tests", lambda: tests)
+    assert ledger.members(set(tests)) == {"C001", "C002"}
+
+
+def test_claims_with_one_test_are_read_from_the_same_runs():
+    """Else their p values differ although the hash is one: in study, role or seeds."""
+    places, entries = {}, published.registrations()
+    for name in study_names():
+        study = load_study(name)
+        for role in ("primary", "exploratory"):
+            for claim in getattr(study.claims, role):
+                if claim in entries:
+                    own = (name, role, str(ledger.registered_seeds(claim)))
+                    places.setdefault(entries[claim]["test"], set()).add(own)
+    assert len(places) > 40
+    assert all(len(own) == 1 for own in places.values()), places
 
 
 def test_few_seeds_and_post_hoc_tests_decide_nothing():
