@@ -64,14 +64,44 @@ def verdict_counts(ledger: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def outcome(ledger: pd.DataFrame) -> str:
-    """Return in words what the trained runs say about the claims."""
-    trained = {row["verdict"]: row["trained"] for row in verdict_counts(ledger)}
-    tested = sum(trained.values())
-    if not tested:
-        return "No claim about trained models has been tested at this scale."
-    shares = [f"{trained[word]} {words}" for word, words in IN_WORDS.items() if trained[word]]
-    noun = "claim" if tested == 1 else "claims"
-    return f"Of {tested} {noun} that trained models can test at this scale: {', '.join(shares)}."
+    """Return in words what trained runs and computing say about the claims, and what is left."""
+    untrained = ledger["role"].isin(claims.UNTRAINED)
+    trained, computed = ledger[(ledger["role"] != "") & ~untrained], ledger[untrained]
+    untested = len(ledger) - len(trained) - len(computed)
+    judged = _shares(trained)
+    if judged:
+        parts = [f"{sum(judged.values())} judged ({_listed(judged)})"]
+        for word in (policy.OPEN_QUESTION, policy.NOT_TESTED):
+            if count := int((trained["verdict"] == word).sum()):
+                parts.append(f"{count} {word}{'s' * (word == policy.OPEN_QUESTION and count > 1)}")
+        said = f"Of {_claims(len(trained))} for trained models at this scale: {', '.join(parts)}."
+    else:
+        said = "No claim about trained models has been tested at this scale."
+    if shares := _shares(computed):
+        left = len(computed) - sum(shares.values())
+        not_tested = f", {left} {policy.NOT_TESTED}" * bool(left)
+        said += f" Of {_claims(len(computed))} for computing: {_listed(shares)}{not_tested}."
+    if untested:
+        said += f" {_claims(untested)} {_are(untested)} tested by no study of this scale."
+    return said
+
+
+def _shares(ledger: pd.DataFrame) -> dict[str, int]:
+    """The number of claims by verdict, of those that were judged."""
+    counts = {word: int((ledger["verdict"] == word).sum()) for word in IN_WORDS}
+    return {word: count for word, count in counts.items() if count}
+
+
+def _listed(shares: dict[str, int]) -> str:
+    return ", ".join(f"{count} {IN_WORDS[word]}" for word, count in shares.items())
+
+
+def _claims(count: int) -> str:
+    return f"{count} {'claim' if count == 1 else 'claims'}"
+
+
+def _are(count: int) -> str:
+    return "is" if count == 1 else "are"
 
 
 def cost(records: Iterable[Record]) -> dict[str, Any]:

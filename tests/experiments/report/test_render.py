@@ -266,7 +266,33 @@ def test_what_is_computed_never_counts_as_evidence_from_training():
     }
     assert counts["holds"] == (1, 1) and counts["contradicted"] == (0, 1)
     assert counts["inconclusive"] == (1, 0) and counts["not tested"] == (0, 0)
-    assert summary.outcome(table).startswith("Of 2 claims")
+    assert summary.outcome(table) == (
+        "Of 3 claims for trained models at this scale: 2 judged (1 inconclusive, 1 hold), "
+        "1 not tested. Of 2 claims for computing: 1 contradicted, 1 hold."
+    )
+
+
+def test_the_outcome_counts_every_claim_once():
+    table = ledger(
+        *[(f"C{n}", "exploratory", "holds", "") for n in range(3)],
+        ("C4", claims.OPEN, "open question", ""),
+        ("C5", "primary", "not tested", ""),
+        ("C6", "exact", "not tested", ""),
+        ("C7", "exact", "holds", ""),
+        ("C8", "", "not tested", ""),
+    )
+    assert summary.outcome(table) == (
+        "Of 5 claims for trained models at this scale: 3 judged (3 hold), 1 open question, "
+        "1 not tested. Of 2 claims for computing: 1 hold, 1 not tested. "
+        "1 claim is tested by no study of this scale."
+    )
+    nothing = table[table["verdict"] == "not tested"]
+    assert summary.outcome(nothing).startswith("No claim about trained models has been tested")
+
+
+def test_open_questions_have_no_counts_of_judged_claims(site):
+    (tile,) = re.findall(r'<li><b>\d+</b> <span class="verdict open-question">.*</li>', index(site))
+    assert "by training" not in tile and "by computing" not in tile
 
 
 def test_counter_evidence_stands_beside_its_claim():
