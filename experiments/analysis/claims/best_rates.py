@@ -88,16 +88,24 @@ def check_transfer(found: pd.DataFrame) -> Check:
                 at_an_end = f"the best one at {100 * zeros:g}% is at an end of what was tried"
         shown = ", ".join(f"{rate:g} at {100 * zeros:g}%" for zeros, rate in best.items())
         parts.append(f"{rule}: {shown}")
-    rises = max(tied["standard"][0]) < min(tied["standard"][-1])
-    falls = min(tied["standard"][0]) > max(tied["standard"][-1])
-    stays = bool(set.intersection(*tied["supar"]))
+    dense, sparsest = tied["standard"][0], tied["standard"][-1]
+    rises, falls = max(dense) < min(sparsest), min(dense) > max(sparsest)
+    common = set.intersection(*tied["supar"])
+    stays = bool(common)
+    how = "the latter lie above" if rises else "the latter lie below" if falls else "they overlap"
     reason = (
         f"from {len(found)} rows of committed trials at two seeds, the best rate by zeros: "
-        f"{'; '.join(parts)}; rates within {margin:.2g} nats tie"
+        f"{'; '.join(parts)}; rates within {margin:.2g} nats tie. Tied with the best under "
+        f"standard: at 0% {_set(dense)}, at {100 * found['sparsity'].max():g}% {_set(sparsest)}: "
+        f"{how}; under supar, at every sparsity: {_set(common) if stays else 'none'}"
     )
     if stays and not rises and not falls or at_an_end:
         return Check(None, reason + "; " * bool(at_an_end) + at_an_end, is_inconclusive=True)
     return Check(rises and stays, reason)
+
+
+def _set(rates: set[float]) -> str:
+    return f"{{{', '.join(f'{rate:g}' for rate in sorted(rates))}}}"
 
 
 def check_best_rates(*_: Any) -> Check:

@@ -48,6 +48,19 @@ def test_what_noise_hides_is_not_decided():
     assert check.holds is None and check.is_inconclusive
 
 
+def test_the_rates_that_tie_are_shown():
+    """An octave costs 0.01 nats and two cost 0.04; without noise no other rate ties."""
+    exact = check_transfer(made(RISING, SAME)).reason
+    assert "at 0% {0.01}, at 87.5% {0.04}: the latter lie above" in exact
+    assert "under supar, at every sparsity: {0.01}" in exact
+    # Pairs at +-0.005 have a standard deviation of 0.0071, so means within 0.014 tie: an octave.
+    noisy = check_transfer(made(RISING, SAME, noise=0.005)).reason
+    assert "at 0% {0.005, 0.01, 0.02}, at 87.5% {0.02, 0.04, 0.08}: they overlap" in noisy
+    assert "under supar, at every sparsity: {0.005, 0.01, 0.02}" in noisy
+    assert "at every sparsity: none" in check_transfer(made(RISING, RISING)).reason
+    assert "the latter lie below" in check_transfer(made(RISING[::-1], SAME)).reason
+
+
 def test_a_best_rate_at_an_end_is_not_decided():
     check = check_transfer(made(RISING, [0.0025] * 4))
     assert check.holds is None and "at an end of what was tried" in check.reason
