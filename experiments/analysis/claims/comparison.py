@@ -1,7 +1,7 @@
 """Comparisons of runs: one treatment against another, paired by seed, within a workload."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
@@ -34,7 +34,7 @@ from experiments.analysis.claims.words import (
 )
 from experiments.specs import trials
 from experiments.specs.planned import NO_STUDY, PlannedStudy
-from experiments.specs.run import RunSpec
+from experiments.specs.run import Run, RunSpec
 from experiments.specs.schema import ClaimTest, Comparison
 from experiments.store import tidy
 
@@ -130,6 +130,45 @@ def foreseen(test: ClaimTest, study: PlannedStudy) -> str:
         else:
             return ""
     return ""
+
+
+def unfinished(
+    test: ClaimTest,
+    study: PlannedStudy,
+    finished: Collection[str],
+    seeds: Collection[int] | None = None,
+) -> list[Run]:
+    """Return the planned runs that a claim waits for, on the first workload that has all sides.
+
+    Args:
+        test: Machine form of the claim.
+        study: The study; a run that another one starts from counts as a run of the claim.
+        finished: Ids of the runs that are there.
+        seeds: Seeds that the claim is read at; None for all that are planned.
+    """
+    plan = selection.headline(selection.planned(study), study)
+    if seeds is not None:
+        plan = plan[plan["seed"].isin(seeds)]
+    test, _ = restricted(test, plan)
+    named = [side for link in links_of(test) for side in selections_of(link)]
+    for workload in tidy.workloads(plan):
+        sides = [sided(plan, workload, side) for side in named]
+        if is_named(workload, named[0]) and not any(side.empty for side in sides):
+            return _with_first_phases(study, set(pd.concat(sides)["run"]), finished)
+    return []
+
+
+def _with_first_phases(
+    study: PlannedStudy, wanted: set[str], finished: Collection[str]
+) -> list[Run]:
+    """Those of the wanted runs that are not finished, with the runs that they start from."""
+    starts = {run.id: run.spec.starts_from for run in study.runs}
+    missing, left = set(), wanted - set(finished)
+    while left:
+        missing |= left
+        firsts = {start.run for run in left if (start := starts.get(run)) is not None}
+        left = firsts - missing - set(finished)
+    return [run for run in study.runs if run.id in missing]
 
 
 def _of_recipes(specs: list[RunSpec], study: PlannedStudy) -> str:

@@ -14,7 +14,7 @@ replications.
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ from experiments.analysis.claims.policy import (
     NOT_TESTED,
     OPEN_QUESTION,
 )
+from experiments.analysis.claims.words import waits_for
 from experiments.errors import UserError
 from experiments.specs.planned import PlannedStudy
 from experiments.specs.read import claim_tests
@@ -102,7 +103,7 @@ def tested_claims(records: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
         name: test if name in roles or test.not_tested is not None else elsewhere
         for name, test in tests.items()
     }
-    spent = sides.spent(records, study)
+    spent, finished = sides.spent(records, study), set(records["run"])
     records = selection.headline(records, study)
     rows = []
     for row in published.claims().itertuples():
@@ -115,6 +116,9 @@ def tested_claims(records: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
         )
         role = OPEN if test.open and role else role
         outcome = _outcome(row.claim_id, test, own, study, spent)
+        if test.is_comparison and outcome.verdict == NOT_TESTED:
+            waits = waits_for(comparison.unfinished(test, study, finished, seeds))
+            outcome = replace(outcome, reason=outcome.reason + waits)
         changed = trained_under_another(row.claim_id, test, own, outcome.runs)
         rows.append(_ledger_row(row, role, test, outcome, seeds, changed))
     return pd.DataFrame(rows, columns=COLUMNS)

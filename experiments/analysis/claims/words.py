@@ -1,11 +1,13 @@
 """Comparisons and what they found, in words."""
 
 import math
+from collections.abc import Sequence
 
 from experiments.analysis import stats
 from experiments.analysis.claims import policy
 from experiments.analysis.claims.links import name_of, sides_of
 from experiments.analysis.claims.policy import CONTRADICTED, HOLDS, INCONCLUSIVE
+from experiments.specs.run import Run
 from experiments.specs.schema import ClaimTest, Comparison
 
 SIGNS = {"less": "<", "greater": ">", "differ": "differs from", "equal": "equals"}
@@ -82,6 +84,15 @@ def replication(where: str, pair: stats.Paired) -> str:
     """Return what the same comparison gives on another workload."""
     seeds = f"{pair.num_seeds} {'seed' if pair.num_seeds == 1 else 'seeds'}"
     return f"{where}: {alone(pair)}, {effect_of(pair)}, {seeds}"
+
+
+def waits_for(runs: Sequence[Run]) -> str:
+    """Return how many planned runs are missing and what they cost; empty if none is."""
+    if not runs:
+        return ""
+    hours = sum(run.core_seconds for run in runs) / 3600
+    noun = "run" if len(runs) == 1 else "runs"
+    return f"; {len(runs)} {noun} missing, about {hours:.2g} core-hours planned"
 
 
 def no_runs(names: list[str], links: list[Comparison]) -> str:

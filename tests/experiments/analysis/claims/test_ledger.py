@@ -1,5 +1,7 @@
 """Verdicts on records whose truth is known, and the completeness of the published files."""
 
+import dataclasses
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -10,6 +12,7 @@ from experiments.analysis import costs, stats
 from experiments.analysis.claims import best_rates, comparison, exact, policy, simulation, words
 from experiments.analysis.claims import ledger as claims
 from experiments.analysis.claims.links import links_of
+from experiments.specs.lookup import planned_study
 from experiments.specs.planned import NO_STUDY
 from experiments.specs.read import claim_tests, load_study, study_names
 from experiments.specs.run import FirstPhase, Run
@@ -79,6 +82,33 @@ def test_missing_methods_are_named():
     table = ledger(seeds=3, methods=["dense", "static", "rigl"])
     assert table.loc["C001", "verdict"] == "not tested"
     assert "set 0.8" in table.loc["C001", "reason"]
+
+
+def test_a_claim_without_its_runs_says_what_they_are_expected_to_cost():
+    """Five seeds of SET at half an hour each; Static's runs are there, and C002 needs no SET."""
+    made = synthetic.make(make_record, seeds=5)
+    study = synthetic.study(made)
+    study = study.changed(runs=tuple(dataclasses.replace(r, core_seconds=1800) for r in study.runs))
+    records = records_table([row for row in made if row["spec"]["method"] != "set"], study)
+    table = claims.evaluate(records, study).set_index("id")
+    assert table.loc["C001", "verdict"] == "not tested"
+    assert "; 5 runs missing, about 2.5 core-hours planned" in table.loc["C001", "reason"]
+    assert "missing" not in table.loc["C002", "reason"]
+    prose = {name for name, test in claim_tests().items() if test.not_tested is not None}
+    assert not table.loc[sorted(prose), "reason"].str.contains("missing").any()
+
+
+def test_runs_that_a_claim_waits_for_include_their_first_phases():
+    study = planned_study(load_study("spdf_text"), "small")
+    test = claim_tests()["C029"]
+    seeds = claims.registered_seeds("C029")
+    missing = comparison.unfinished(test, study, set(), seeds)
+    first = {run.id for run in missing if run.spec.starts_from is None}
+    assert first and first == {run.spec.starts_from.run for run in missing if run.id not in first}
+    assert {run.spec.seed for run in missing} == set(seeds)
+    left = comparison.unfinished(test, study, first, seeds)
+    assert {run.id for run in left} == {run.id for run in missing} - first
+    assert comparison.unfinished(test, study, {run.id for run in missing}, seeds) == []
 
 
 def test_a_study_may_not_name_an_unknown_claim():
