@@ -48,6 +48,17 @@ NEGATIVE = {
     "suggests against": "that the runs suggest against",
     "inconclusive": "inconclusive",
 }
+#: The two lists of findings on the front page: anchor, title, and the verdicts in the order shown.
+FOUND = {
+    "for": (
+        "Claims that hold or that the runs suggest, by training",
+        (policy.HOLDS, policy.SUGGESTS),
+    ),
+    "against": (
+        "Claims that are contradicted or that results suggest against",
+        (policy.CONTRADICTED, policy.SUGGESTS_AGAINST),
+    ),
+}
 #: The figure that shows the source's own numbers.
 SOURCE = "source_by_sparsity"
 #: Columns of a table of runs that the page shows with or beside each run's spec instead.
@@ -338,10 +349,15 @@ def render_index(
     for ledger_row in rows:
         ledger_row["laws"] = laws.get(ledger_row["id"], [])
     counts = summary.verdict_counts(merged)
+    groups = {word: [r for r in rows if r["verdict"] == word] for word in summary.ORDER}
     context = {
         "rows": shown,
         "scale": scale,
-        "groups": {word: [r for r in rows if r["verdict"] == word] for word in summary.ORDER},
+        "pictured": sorted(
+            (row for row in shown if row["pictures"]), key=lambda row: bool(row["missing"])
+        ),
+        "groups": groups,
+        "found": _found(groups),
         "headings": HEADINGS,
         "negative": NEGATIVE,
         "counts": counts,
@@ -359,6 +375,17 @@ def render_index(
     table = pd.concat(commands) if commands else pd.DataFrame(columns=provenance.COLUMNS)
     table.to_csv(out_dir / "commands.csv", index=False)
     return out_dir / "index.html"
+
+
+def _found(groups: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """The findings in short: what trained runs speak for, and what any result speaks against."""
+    lists = []
+    for anchor, (title, words) in FOUND.items():
+        found = [row for word in words for row in groups[word]]
+        if anchor == "for":
+            found = [row for row in found if row["role"] not in ledger_module.UNTRAINED]
+        lists.append({"anchor": f"found-{anchor}", "title": title, "rows": found})
+    return lists
 
 
 def _pictures(study: PlannedStudy, folder: Path) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ from experiments.store import tidy
 from experiments.store.collect import curves_table, records_table
 from experiments.store.record import Record, make_record
 from tests.experiments.analysis import synthetic
-from tests.experiments.report.example import collect_study, make_site
+from tests.experiments.report.example import DRAWN, collect_study, make_site
 
 VOID = {"meta", "link", "br", "input"}
 
@@ -212,6 +212,62 @@ def test_the_front_page_counts_verdicts_and_cost(site):
     assert "16 of 18 runs finished" in text
     assert f"{words.in_words(16 * 12 / 3600)} core-hours of training" in text
     assert f"{words.in_words(16 * 3 / 3600)} of evaluation" in text
+
+
+def test_the_front_page_begins_with_what_was_found(site):
+    ledger = claims.read(site[0].parent / "results/quick" / site[1].name / "claims.csv")
+    trained = ledger[~ledger["role"].isin(claims.UNTRAINED)]
+    expected = {
+        "for": [*trained[trained["verdict"] == "holds"]["id"]]
+        + [*trained[trained["verdict"] == "suggests"]["id"]],
+        "against": [*ledger[ledger["verdict"] == "contradicted"]["id"]]
+        + [*ledger[ledger["verdict"] == "suggests against"]["id"]],
+    }
+    text = index(site)
+    begins = [text.index(f'id="{name}"') for name in ("verdicts", "found-for", "found-against")]
+    begins += [text.index('id="pictures"'), text.index('id="negative"')]
+    assert begins == sorted(begins)
+    for name, start in (("for", begins[1]), ("against", begins[2])):
+        part = text[start : begins[2] if name == "for" else begins[3]]
+        lines = re.findall(r"<li>.*</li>", part)
+        assert [re.search(r">(C\d+)</a>", line).group(1) for line in lines] == expected[name]
+        for line, claim in zip(lines, expected[name], strict=True):
+            row = ledger.set_index("id").loc[claim]
+            assert words.format_cell(row["effect"]) in line
+            assert f"95% {row['interval']}" in line
+            assert f'href="{site[1].name}/index.html#claim-{claim}"' in line
+    twin = index(site, "README.md")
+    assert (
+        twin.index("## Verdicts") < twin.index("### Claims that hold") < twin.index("## Pictures")
+    )
+
+
+def test_what_is_computed_is_listed_only_where_it_contradicts():
+    rows = [
+        {"id": "C1", "role": "exact", "verdict": "holds"},
+        {"id": "C2", "role": "exact", "verdict": "contradicted"},
+        {"id": "C3", "role": "primary", "verdict": "holds"},
+    ]
+    groups = {word: [row for row in rows if row["verdict"] == word] for word in summary.ORDER}
+    found = [[row["id"] for row in part["rows"]] for part in render._found(groups)]
+    assert found == [["C3"], ["C2"]]
+
+
+def test_pictures_of_unfinished_studies_come_last_with_their_runs(tmp_path):
+    """Of a study whose name is first in the alphabet 16 of 18 runs are there, of another all."""
+    made = synthetic.make(make_record)
+    some = synthetic.study(made, name="a_part", figures=[*DRAWN], tables=[])
+    whole = synthetic.study(made, name="b_whole", figures=[*DRAWN], tables=[])
+    collect_study(tmp_path, some, made[2:])
+    collect_study(tmp_path, whole, made)
+    out = tmp_path / "reports" / "quick"
+    render.render_index([some, whole], "quick", tmp_path / "results" / "quick", out)
+    for name in ("index.html", "README.md"):
+        text = (out / name).read_text()
+        start = text.index("Pictures")
+        pictures = text[start : text.index("Negative results", start)]
+        assert 0 < pictures.index("b_whole") < pictures.index("a_part")
+        assert pictures.count("16 of 18 runs") == pictures.count(" runs)") == 1
 
 
 def test_cost_counts_a_shared_run_once():
