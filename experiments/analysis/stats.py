@@ -27,6 +27,7 @@ class Paired:
         high: Upper end of that interval.
         p: p value of the alternative that was asked for; NaN where no t test exists.
         p_opposite: p value of the opposite alternative; equal to ``p`` when two-sided.
+        means: Means of a and b over the pairs; NaN without pairs, and of shares.
     """
 
     num_seeds: int
@@ -35,6 +36,7 @@ class Paired:
     high: float
     p: float
     p_opposite: float
+    means: tuple[float, float] = (math.nan, math.nan)
 
 
 def t_interval(values: Sequence[float], *, level: float = LEVEL) -> tuple[float, float, float]:
@@ -88,13 +90,15 @@ def paired(
         raise ValueError(f"direction is {direction!r}: it must be {', '.join(DIRECTIONS)}")
     if direction == "equal" and not margin > 0:
         raise ValueError(f"margin is {margin!r}: an equivalence needs one above 0")
-    differences = np.array([a[seed] - b[seed] for seed in sorted(set(a) & set(b))], dtype=float)
+    seeds = sorted(set(a) & set(b))
+    differences = np.array([a[seed] - b[seed] for seed in seeds], dtype=float)
     effect, low, high = t_interval(differences)
+    means = (t_interval([a[seed] for seed in seeds])[0], t_interval([b[seed] for seed in seeds])[0])
     count = differences.size
     if count < 2 or np.ptp(differences) <= 1e-12 * max(1.0, abs(effect)):
-        return Paired(count, effect, low, high, math.nan, math.nan)
+        return Paired(count, effect, low, high, math.nan, math.nan, means)
     p, p_opposite = p_values(differences, direction, margin)
-    return Paired(count, effect, low, high, float(p), float(p_opposite))
+    return Paired(count, effect, low, high, float(p), float(p_opposite), means)
 
 
 def binomial(count: int, total: int, rate: float) -> Paired:

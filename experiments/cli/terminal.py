@@ -87,6 +87,8 @@ def ledger(claims: pd.DataFrame) -> Table:
         cell = {name: escape(_text(value)) for name, value in row.items()}
         tested_as = cell["tested_as"] and f"tested as: {cell['tested_as']}"
         size = f"{cell['effect']} {cell['interval']}, {cell['num_seeds']} seeds"
+        if cell["means"]:
+            size += f"; {cell['means']} {cell['unit']}".rstrip()
         result = [size if cell["effect"] else "", cell["reason"]]
         table.add_row(
             _lines(cell["id"], cell["role"]),

@@ -30,6 +30,7 @@ from experiments.analysis.claims.words import (
     minus,
     no_runs,
     replication,
+    unit_of,
     words_of,
 )
 from experiments.specs import trials
@@ -50,6 +51,7 @@ class Outcome:
     replications: str = ""
     runs: str = ""
     compared: str = ""
+    unit: str = ""
     links: str = ""
     sides: str = ""
 
@@ -312,13 +314,15 @@ def _on(
         )
         return Outcome("", verdict=INCONCLUSIVE, reason=reason, runs=runs, links=each)
     if len(links) == 1:
-        return Outcome("", pairs[0], where, runs=runs, compared=difference(links[0]))
+        compared, unit = difference(links[0]), unit_of(links[0])
+        return Outcome("", pairs[0], where, runs=runs, compared=compared, unit=unit)
     at, pair = weakest_link(pairs)
     reason = (
         f"{where}; p is that of the weakest of {len(links)} links, the opposite's p the "
         f"smallest of any link, times {len(links)}; the effect is of the link that decides"
     )
-    return Outcome("", pair, reason, runs=runs, compared=difference(links[at]), links=each)
+    compared, unit = difference(links[at]), unit_of(links[at])
+    return Outcome("", pair, reason, runs=runs, compared=compared, unit=unit, links=each)
 
 
 def _is_one(link: Comparison, pair: stats.Paired) -> bool:

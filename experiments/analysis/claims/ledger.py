@@ -38,7 +38,7 @@ from experiments.analysis.claims.policy import (
     NOT_TESTED,
     OPEN_QUESTION,
 )
-from experiments.analysis.claims.words import waits_for
+from experiments.analysis.claims.words import means_of, waits_for
 from experiments.errors import UserError
 from experiments.specs.planned import PlannedStudy
 from experiments.specs.read import claim_tests
@@ -55,6 +55,7 @@ REGISTERED_SCALE = "small"
 OPEN = OPEN_QUESTION
 OPEN_REASON = "the source takes no side, so the difference and its interval stand without a verdict"
 COLUMNS = ["id", "role", "statement", "source", "published", "tested_as", "verdict", "compared"]
+COLUMNS += ["unit", "means"]
 COLUMNS += ["effect", "low", "high", "interval", "p", "p_opposite", "p_adjusted", "num_seeds"]
 COLUMNS += [
     "num_registered",
@@ -67,6 +68,8 @@ COLUMNS += [
 ]
 COLUMNS += ["reason"]
 COLUMNS += ["links", "replications", "concerns", "runs"]
+#: Columns that ledgers of older versions lack.
+NEWER = ("unit", "means")
 TRIALS = "the runs of this study choose settings: they are evidence for no claim"
 ELSEWHERE = "this study does not list it; the study that does tests it"
 UNWRITTEN = "no test has been written for this claim"
@@ -275,6 +278,8 @@ def _ledger_row(
         "tested_as": outcome.tested_as,
         "verdict": outcome.verdict or "",
         "compared": outcome.compared,
+        "unit": outcome.unit,
+        "means": "" if outcome.pair is None else means_of(outcome.pair),
         "p": math.nan,
         "p_opposite": math.nan,
         "num_seeds": 0,
@@ -392,9 +397,11 @@ def read(path: Any) -> pd.DataFrame:
         ValueError: If it is no such table; the message names the file.
     """
     text = ["id", "role", "statement", "source", "published", "tested_as", "verdict", "compared"]
-    text += ["interval", "held_equal", "not_equal", "sides", "margin"]
+    text += ["unit", "means", "interval", "held_equal", "not_equal", "sides", "margin"]
     text += ["scaled_down", "post_hoc", "reason"]
     text += ["links", "replications"]
     text += ["concerns", "runs"]
-    ledger = tidy.read_table(path, COLUMNS, dtype=dict.fromkeys(text, "string"))
+    needed = [name for name in COLUMNS if name not in NEWER]
+    ledger = tidy.read_table(path, needed, dtype=dict.fromkeys(text, "string"))
+    ledger = ledger.assign(**{name: "" for name in NEWER if name not in ledger})
     return ledger.fillna(dict.fromkeys(text, ""))

@@ -10,6 +10,8 @@ from experiments.analysis.claims.policy import CONTRADICTED, HOLDS, INCONCLUSIVE
 from experiments.specs.run import Run
 from experiments.specs.schema import ClaimTest, Comparison
 
+#: Units of metrics whose names do not say them.
+UNITS = {"loss": "nats", "bleu": "BLEU", "bits_per_byte": "bits per byte"}
 SIGNS = {"less": "<", "greater": ">", "differ": "differs from", "equal": "equals"}
 
 
@@ -71,13 +73,29 @@ def alone(pair: stats.Paired) -> str:
 def link_alone(link: Comparison, pair: stats.Paired, *, names_metric: bool) -> str:
     """Return a link's effect and its word, as if there were no other."""
     metric = f"{link.metric}: " if names_metric else ""
-    return f"{metric}{minus(link)} {effect_of(pair)} {alone(pair)}"
+    return f"{metric}{minus(link)} {effect_of(pair, unit_of(link))} {alone(pair)}"
 
 
-def effect_of(pair: stats.Paired) -> str:
-    """Return an effect with its interval, where there is one."""
+def effect_of(pair: stats.Paired, unit: str = "") -> str:
+    """Return an effect with its unit, the means behind it and its interval, where there are any."""
+    means = f" ({means_of(pair)})" if means_of(pair) else ""
     interval = "" if math.isnan(pair.low) else f" [{pair.low:.3g}, {pair.high:.3g}]"
-    return f"{pair.effect:+.3g}{interval}"
+    return f"{pair.effect:+.3g}{f' {unit}' if unit else ''}{means}{interval}"
+
+
+def unit_of(link: Comparison) -> str:
+    """Return the unit of a comparison's effect; empty where the metric's name is all."""
+    return "" if link.collapse else UNITS.get(link.metric or "", "")
+
+
+def means_of(pair: stats.Paired) -> str:
+    """Return the means of both sides, to two digits of their difference; empty without two."""
+    if any(map(math.isnan, pair.means)):
+        return ""
+    size = abs(pair.effect)
+    decimals = min(6, max(0, 1 - math.floor(math.log10(size)))) if size > 0 else 4
+    a, b = (f"{mean + 0.0:.{decimals}f}" for mean in pair.means)
+    return f"{a} against {b}"
 
 
 def replication(where: str, pair: stats.Paired) -> str:

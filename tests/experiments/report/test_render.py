@@ -235,6 +235,7 @@ def test_the_front_page_begins_with_what_was_found(site):
             row = ledger.set_index("id").loc[claim]
             assert words.format_cell(row["effect"]) in line
             assert f"95% {row['interval']}" in line
+            assert f"({row['means']})" in line
             assert f'href="{site[1].name}/index.html#claim-{claim}"' in line
     twin = index(site, "README.md")
     assert (

@@ -70,6 +70,41 @@ def test_a_comparison_alone_needs_the_interval_in_both_directions(p, p_opposite,
     assert words.alone(stats.Paired(5, 0.1, -0.1, 0.3, p, p_opposite)) == word
 
 
+def test_the_means_of_both_sides_stand_beside_their_difference():
+    made = synthetic.make(make_record, seeds=5)
+    study = synthetic.study(made)
+    records = records_table(made, study)
+    row = claims.evaluate(records, study).set_index("id").loc["C002"]
+    scores = records[(records["metric"] == "perplexity") & (records["split"] == "validation")]
+    means = scores.groupby("method")["value"].mean()
+    found = [float(mean) for mean in row["means"].split(" against ")]
+    assert found == pytest.approx([means["rigl"], means["static"]], abs=0.05)
+    assert found[0] - found[1] == pytest.approx(row["effect"], abs=0.1)
+    assert row["unit"] == ""  # the metric's name says it
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "text"),
+    [
+        ([0.16, 0.18, 0.5], [0.14, 0.1403, 0.2], "0.28 against 0.16"),
+        ([2.3451], [2.16249], "2.35 against 2.16"),
+        ([54.0, 55.0], [46.0, 46.9], "54.5 against 46.5"),
+        ([1000.0], [800.0], "1000 against 800"),
+        ([0.3121], [0.31236], "0.31210 against 0.31236"),
+        ([1.5], [1.5], "1.5000 against 1.5000"),
+    ],
+)
+def test_means_have_the_digits_that_their_difference_needs(a, b, text):
+    pair = stats.paired(dict(enumerate(a)), dict(enumerate(b)))
+    assert words.means_of(pair) == text
+    assert f"({text})" in words.effect_of(pair)
+
+
+def test_means_are_of_the_seeds_that_both_sides_have():
+    assert stats.paired({0: 1.0, 1: 3.0, 2: 100.0}, {0: 0.0, 1: 1.0, 9: 50.0}).means == (2.0, 0.5)
+    assert words.means_of(stats.binomial(3, 5, 0.2)) == ""
+
+
 def test_every_published_claim_has_a_row_and_a_reason():
     table = ledger(seeds=1)
     assert len(table) == len(published.claims()) >= 87
@@ -563,7 +598,9 @@ def test_a_published_number_is_a_side_of_a_comparison_and_links_have_metrics_of_
         "; without a dense control by the same recipe: it is too large"
     )
     first, second = found.links.split("; ")
-    assert first.startswith("perplexity: set minus the published") and "+10 [" in first
+    assert (
+        first.startswith("perplexity: set minus the published") and "+10 (13 against 3) [" in first
+    )
     assert second.startswith("loss: set minus static")
     turned = test.every[0].model_copy(update={"direction": "less"})
     opposite = comparison.compare(test.model_copy(update={"every": [turned]}), records, study)
