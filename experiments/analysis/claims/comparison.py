@@ -15,9 +15,10 @@ from experiments.analysis.claims import preconditions
 from experiments.analysis.claims import sides as sides_of_claims
 from experiments.analysis.claims.links import (
     LARGER,
+    Namer,
     is_named,
     links_of,
-    name_of,
+    namer,
     restricted,
     selections_of,
     sided,
@@ -75,9 +76,10 @@ def compare(
     """
     plan = selection.headline(selection.planned(study), study)
     plan = records if plan.empty else plan
+    name = namer(test, study)
     test, left_out = restricted(test, plan)
     links = links_of(test)
-    words = words_of(test, links)
+    words = words_of(test, links, name)
     rows = [_measured(records, link) for link in links]
     sides = [side for link in links for side in selections_of(link)]
     workloads = [
@@ -88,28 +90,29 @@ def compare(
     ]
     if not workloads:
         missing = [
-            name_of(side)
+            name(side)
             for link, found in zip(links, rows, strict=True)
             for side in selections_of(link)
             if sided(found, None, side).empty
         ]
         missing = missing or ["all sides on one model and dataset"]
         return Outcome(words, verdict=NOT_TESTED, reason=no_runs(missing, links))
-    first, *others = (_on(links, rows, workload, study) for workload in workloads)
+    first, *others = (_on(links, rows, workload, study, name) for workload in workloads)
     if first.pair is not None:
         taken = sides_of_claims.spent(records, study) if spent is None else spent
-        runs = _runs_of_sides(links, rows, workloads[0])
+        runs = _runs_of_sides(links, rows, workloads[0], name)
         first = replace(first, sides=sides_of_claims.differences(runs, study, taken))
     seen = "; ".join(
         replication(other.reason.split(";")[0], other.pair)
         for other in others
         if other.pair is not None
     )
-    reason = first.reason + _control(test, links, rows, workloads[0])
+    reason = first.reason + _control(test, links, rows, workloads[0], name)
     if first.verdict == NOT_TESTED and (problem := foreseen(test, study)) not in reason:
         reason += f"; even with them no verdict: {problem}"
     if left_out:
-        reason += f"; without {', '.join(left_out)}, which this scale does not train"
+        gone = ", ".join(dict.fromkeys(map(name, left_out)))
+        reason += f"; without {gone}, which this scale does not train"
     return replace(first, tested_as=words, reason=reason, replications=seen)
 
 
@@ -190,6 +193,7 @@ def _precondition(
     rows: list[pd.DataFrame],
     workload: tidy.Workload,
     study: PlannedStudy,
+    name: Namer,
 ) -> str:
     """Why the runs of a workload can decide nothing; empty where they can.
 
@@ -206,7 +210,7 @@ def _precondition(
         tells = len(sides) == len(sides_of(link))
         problem = (
             (_not_learned(metric, named, measured, workload, study, rules) if tells else "")
-            or ("" if link.collapse else _not_trained(metric, named, sides, rules))
+            or ("" if link.collapse else _not_trained(metric, named, sides, rules, name))
             or preconditions.at_chance(metric, sides, rules)
             or _of_recipes(specs, study)
         )
@@ -220,6 +224,7 @@ def _control(
     links: Sequence[Comparison],
     rows: Sequence[pd.DataFrame],
     workload: tidy.Workload,
+    name: Namer,
 ) -> str:
     """What the dense control of a comparison with a published number reaches, in words."""
     if test.no_dense_control is not None:
@@ -228,9 +233,10 @@ def _control(
     for link, measured in zip(links, rows, strict=True):
         if test.dense_control is None or "published" not in (link.b or {}):
             continue
-        values = sided(measured, workload, {"method": test.dense_control})["value"]
+        control = {"method": test.dense_control}
+        values = sided(measured, workload, control)["value"]
         score = f"has {values.mean():.4g} {link.metric}" if len(values) else "has no finished run"
-        found += f"; {test.dense_control}, by the same recipe, {score}"
+        found += f"; {name(control)}, by the same recipe, {score}"
     return found
 
 
@@ -259,10 +265,11 @@ def _not_trained(
     named: Sequence[Mapping[str, Any]],
     sides: Sequence[pd.DataFrame],
     rules: Mapping[str, Any],
+    name: Namer,
 ) -> str:
     """Which side of a comparison ends where guessing does; asked of all but claims of collapse."""
     return preconditions.not_trained(
-        metric, {name_of(side): own for side, own in zip(named, sides, strict=True)}, rules
+        metric, {name(side): own for side, own in zip(named, sides, strict=True)}, rules
     )
 
 
@@ -283,10 +290,11 @@ def _on(
     rows: list[pd.DataFrame],
     workload: tidy.Workload,
     study: PlannedStudy,
+    name: Namer,
 ) -> Outcome:
     """All links within one workload; several hold if each does (the largest p counts)."""
     missing = [
-        name_of(side)
+        name(side)
         for link, measured in zip(links, rows, strict=True)
         for side in selections_of(link)
         if sided(measured, workload, side).empty
@@ -294,7 +302,7 @@ def _on(
     where = f"{workload}"
     if missing:
         return Outcome("", verdict=NOT_TESTED, reason=f"{where}: {no_runs(missing, links)}")
-    if problem := _precondition(links, rows, workload, study):
+    if problem := _precondition(links, rows, workload, study, name):
         return Outcome("", verdict=NOT_TESTED, reason=f"{where}: {problem}")
     pairs = [_pair(link, measured, workload) for link, measured in zip(links, rows, strict=True)]
     if any(pair.num_seeds == 0 for pair in pairs):
@@ -304,24 +312,24 @@ def _on(
     )
     several = len({link.metric for link in links}) > 1
     each = "; ".join(
-        link_alone(*own, names_metric=several) for own in zip(links, pairs, strict=True)
+        link_alone(*own, name, names_metric=several) for own in zip(links, pairs, strict=True)
     )
     each = each if len(links) > 1 else ""
-    if same := [minus(link) for link, pair in zip(links, pairs) if _is_one(link, pair)]:
+    if same := [minus(link, name) for link, pair in zip(links, pairs) if _is_one(link, pair)]:
         reason = (
             f"{where}: {' and '.join(same)} is 0 at every seed, one setting under two names, so "
             "nothing is decided"
         )
         return Outcome("", verdict=INCONCLUSIVE, reason=reason, runs=runs, links=each)
     if len(links) == 1:
-        compared, unit = difference(links[0]), unit_of(links[0])
+        compared, unit = difference(links[0], name), unit_of(links[0])
         return Outcome("", pairs[0], where, runs=runs, compared=compared, unit=unit)
     at, pair = weakest_link(pairs)
     reason = (
         f"{where}; p is that of the weakest of {len(links)} links, the opposite's p the "
         f"smallest of any link, times {len(links)}; the effect is of the link that decides"
     )
-    compared, unit = difference(links[at]), unit_of(links[at])
+    compared, unit = difference(links[at], name), unit_of(links[at])
     return Outcome("", pair, reason, runs=runs, compared=compared, unit=unit, links=each)
 
 
@@ -373,11 +381,14 @@ def _pair(link: Comparison, rows: pd.DataFrame, workload: tidy.Workload) -> stat
 
 
 def _runs_of_sides(
-    links: Sequence[Comparison], rows: Sequence[pd.DataFrame], workload: tidy.Workload
+    links: Sequence[Comparison],
+    rows: Sequence[pd.DataFrame],
+    workload: tidy.Workload,
+    name: Namer,
 ) -> dict[str, list[str]]:
     """The runs of each side of a claim's links, by the side's name."""
     return {
-        name_of(side): list(sided(measured, workload, side)["run"].unique())
+        name(side): list(sided(measured, workload, side)["run"].unique())
         for link, measured in zip(links, rows, strict=True)
         for side in selections_of(link)
     }

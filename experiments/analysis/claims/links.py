@@ -1,10 +1,12 @@
 """Which runs a claim compares: its links, their sides, and what of a scale each side selects."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pandas as pd
 
+from experiments.analysis.methods import Methods
+from experiments.specs.planned import PlannedStudy
 from experiments.specs.schema import ClaimTest, Comparison
 from experiments.store import tidy
 
@@ -12,6 +14,8 @@ LARGER = "larger"
 
 Side = Mapping[Any, Any]
 """What selects runs: values, or lists of them, by the column of the records."""
+Namer = Callable[[Side], str]
+"""What gives a side its words."""
 
 
 def links_of(test: ClaimTest) -> list[Comparison]:
@@ -43,8 +47,8 @@ def selections_of(link: Comparison) -> list[Side]:
     return [side for side in sides_of(link) if "published" not in side]
 
 
-def restricted(test: ClaimTest, plan: pd.DataFrame) -> tuple[ClaimTest, list[str]]:
-    """The part of a claim that the scale trains, and the names of what was left out.
+def restricted(test: ClaimTest, plan: pd.DataFrame) -> tuple[ClaimTest, list[Side]]:
+    """The part of a claim that the scale trains, and the sides that were left out.
 
     Only what is marked ``where_planned`` is left out: links one by one, a chain as a whole.
     """
@@ -57,7 +61,7 @@ def restricted(test: ClaimTest, plan: pd.DataFrame) -> tuple[ClaimTest, list[str
         if len(kept) < 2:
             return test, []
         gone: list[Side] = [side for side in test.order if absent(side)]
-        return test.model_copy(update={"order": kept}), names_of(gone)
+        return test.model_copy(update={"order": kept}), gone
     if test.every is not None:
         left_out = [
             link
@@ -68,7 +72,7 @@ def restricted(test: ClaimTest, plan: pd.DataFrame) -> tuple[ClaimTest, list[str
         if not links:
             return test, []
         gone = [s for link in left_out for s in sides_of(link) if absent(s)]
-        return test.model_copy(update={"every": links}), names_of(gone)
+        return test.model_copy(update={"every": links}), gone
     return test, []
 
 
@@ -105,6 +109,36 @@ def name_of(selection: Side) -> str:
     )
 
 
-def names_of(sides: Sequence[Side]) -> list[str]:
-    """Return the words for several sides, each once."""
-    return list(dict.fromkeys(name_of(side) for side in sides))
+def namer(test: ClaimTest, study: PlannedStudy) -> Namer:
+    """Return what names the sides of a test: by the labels that figures of the study have.
+
+    A label that tells no sparsity has it behind itself. Where two sides would have one label,
+    all of them are named by what selects them.
+    """
+    methods = Methods(study)
+
+    def label(side: Side) -> str:
+        if "method" not in side:
+            return name_of(side)
+        shown = [
+            _treatment(methods, key, level)
+            for key in _listed(side["method"])
+            for level in _listed(side.get("sparsity"))
+        ]
+        rest = {key: value for key, value in side.items() if key not in ("method", "sparsity")}
+        return " ".join(filter(None, [" and ".join(shown), name_of(rest)]))
+
+    sides = [side for link in links_of(test) for side in selections_of(link)]
+    is_clear = len(set(map(label, sides))) == len(set(map(name_of, sides)))
+    return label if is_clear else name_of
+
+
+def _treatment(methods: Methods, key: str, sparsity: float | None) -> str:
+    own = methods[key]
+    if sparsity is None and (own.name == key or "%" in own.name):
+        return own.name
+    return methods.treatment(key, own.sparsity if sparsity is None else sparsity)
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]

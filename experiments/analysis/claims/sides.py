@@ -40,12 +40,12 @@ def differences(
         least = min(means.values(), default=math.nan)
         # A side without a value leaves nothing to be compared with.
         if min(means.values()) > 0 and max(means.values()) > EQUAL * least:
-            shown = ", ".join(f"{side} {value / least:.3g}" for side, value in means.items())
+            shown = ", ".join(f"{side} = {value / least:.3g}" for side, value in means.items())
             found.append(f"{name}, the least as 1: {shown}")
     chosen = {side: sorted(set(rates.reindex(own).dropna())) for side, own in runs.items()}
     if len({tuple(own) for own in chosen.values()}) > 1:
         shown = ", ".join(
-            f"{side} {' and '.join(f'{rate:g}' for rate in own)}" for side, own in chosen.items()
+            f"{side} = {' and '.join(f'{rate:g}' for rate in own)}" for side, own in chosen.items()
         )
         found.append(f"learning rates: {shown}")
     found += _untried(runs, study)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from experiments.analysis import stats
 from experiments.analysis.claims import policy
-from experiments.analysis.claims.links import name_of, sides_of
+from experiments.analysis.claims.links import Namer, name_of, sides_of
 from experiments.analysis.claims.policy import CONTRADICTED, HOLDS, INCONCLUSIVE
 from experiments.specs.run import Run
 from experiments.specs.schema import ClaimTest, Comparison
@@ -15,24 +15,24 @@ UNITS = {"loss": "nats", "bleu": "BLEU", "bits_per_byte": "bits per byte"}
 SIGNS = {"less": "<", "greater": ">", "differ": "differs from", "equal": "equals"}
 
 
-def words_of(test: ClaimTest, links: list[Comparison]) -> str:
+def words_of(test: ClaimTest, links: list[Comparison], name: Namer = name_of) -> str:
     """Return the machine form of a claim in words, with its note."""
     if test.order is not None:
-        words = f"{test.metric}: " + " < ".join(name_of(side) for side in test.order)
+        words = f"{test.metric}: " + " < ".join(map(name, test.order))
     else:
-        words = "; ".join(map(describe, links))
+        words = "; ".join(describe(link, name) for link in links)
     return words if test.note is None else f"{words} ({test.note})"
 
 
-def describe(link: Comparison) -> str:
+def describe(link: Comparison, name: Namer = name_of) -> str:
     """Return the machine form of a comparison in words."""
     if link.collapse is not None:
         split = f"{link.split} " if link.split else ""
         return (
-            f"{_collapsed(link)} with {split}{link.metric} below {link.collapse.below:g} of the "
-            f"median, above {link.collapse.rate:g}"
+            f"{_collapsed(link, name)} with {split}{link.metric} below "
+            f"{link.collapse.below:g} of the median, above {link.collapse.rate:g}"
         )
-    sides = f" {SIGNS[link.direction or '']} ".join(_sides(link))
+    sides = f" {SIGNS[link.direction or '']} ".join(_sides(link, name))
     size = link.margin
     margin = f" by at least {size:g}" if size > 0 else f", {-size:g} allowed" if size else ""
     margin = f" within {size:g}" if link.direction == "equal" else margin
@@ -40,25 +40,25 @@ def describe(link: Comparison) -> str:
     return f"{split}{link.metric}: {sides}{margin}"
 
 
-def difference(link: Comparison) -> str:
+def difference(link: Comparison, name: Namer = name_of) -> str:
     """Return what the effect of a comparison is, in words."""
-    return _collapsed(link) if link.collapse else f"{link.metric}: {minus(link)}"
+    return _collapsed(link, name) if link.collapse else f"{link.metric}: {minus(link, name)}"
 
 
-def minus(link: Comparison) -> str:
+def minus(link: Comparison, name: Namer = name_of) -> str:
     """Return what is subtracted from what, by the names of the sides."""
-    return " minus ".join(_sides(link))
+    return " minus ".join(_sides(link, name))
 
 
-def _collapsed(link: Comparison) -> str:
-    return f"share of seeds of {name_of(link.a or {})}"
+def _collapsed(link: Comparison, name: Namer) -> str:
+    return f"share of seeds of {name(link.a or {})}"
 
 
-def _sides(link: Comparison) -> list[str]:
+def _sides(link: Comparison, name: Namer) -> list[str]:
     """Names of what is compared: two selections, or two differences of selections."""
     if link.gaps is not None:
-        return [f"({name_of(a)} minus {name_of(b)})" for a, b in link.gaps]
-    return [name_of(side) for side in sides_of(link)]
+        return [f"({name(a)} minus {name(b)})" for a, b in link.gaps]
+    return [name(side) for side in sides_of(link)]
 
 
 def alone(pair: stats.Paired) -> str:
@@ -70,10 +70,12 @@ def alone(pair: stats.Paired) -> str:
     return HOLDS if pair.p <= pair.p_opposite else CONTRADICTED
 
 
-def link_alone(link: Comparison, pair: stats.Paired, *, names_metric: bool) -> str:
+def link_alone(
+    link: Comparison, pair: stats.Paired, name: Namer = name_of, *, names_metric: bool
+) -> str:
     """Return a link's effect and its word, as if there were no other."""
     metric = f"{link.metric}: " if names_metric else ""
-    return f"{metric}{minus(link)} {effect_of(pair, unit_of(link))} {alone(pair)}"
+    return f"{metric}{minus(link, name)} {effect_of(pair, unit_of(link))} {alone(pair)}"
 
 
 def effect_of(pair: stats.Paired, unit: str = "") -> str:

@@ -118,7 +118,7 @@ def test_a_replication_never_stands_in_for_the_first_workload(study):
     frames = grids.frames(study, keep=lambda run: "wikitext" in run.id or run.spec.method == "rigl")
     row = ledger(frames).loc["C001"]
     assert row["verdict"] == "not tested"
-    assert "llama-64 on enwiki-slice: this scale has no finished run of set 0.8" in row["reason"]
+    assert "llama-64 on enwiki-slice: this scale has no finished run of SET 80%" in row["reason"]
     assert row["replications"].startswith("llama-64 on wikitext-2: holds")
 
 
@@ -146,7 +146,7 @@ def test_a_gap_is_a_difference_of_differences(full):
     )  # fmt: skip
     assert found.pair.effect == pytest.approx((at90 - at80).mean())
     assert words.alone(found.pair) == "holds"  # 0.12 against 0.08 nats, and a higher level
-    assert "(static90 minus rigl90) > (static minus rigl)" in found.tested_as
+    assert "(Static 90% minus RigL 90%) > (Static 80% minus RigL 80%)" in found.tested_as
     assert len(found.runs.split()) == 12
 
 
@@ -172,7 +172,7 @@ def test_what_a_scale_does_not_train_is_left_out_only_where_allowed(full):
     chain = [{"method": "rigl"}, {"method": "gmp"}, {"method": "static"}]
     assert compare(full, order=chain).verdict == "not tested"
     found = compare(full, order=chain, where_planned=True)
-    assert found.tested_as == "perplexity: rigl < static" and "without gmp" in found.reason
+    assert found.tested_as == "perplexity: RigL 80% < Static 80%" and "without GMP" in found.reason
 
 
 def test_a_seed_that_lacks_one_of_two_methods_is_left_out(study):

@@ -249,7 +249,7 @@ def test_a_claim_of_several_parts_holds_only_if_each_part_does():
         score["value"] += 0.002 * (number**2 % 7)
     table = verdicts(made, ["C015"])
     assert table.loc["C015", "verdict"] == "suggests"  # its number of seeds is post hoc
-    assert "wide50-rigl > dense" in table.loc["C015", "tested_as"]
+    assert "wide50-rigl > Dense" in table.loc["C015", "tested_as"]
     assert "weakest of 3 links" in table.loc["C015", "reason"]
     # 90% is below 75% by construction.
     assert table.loc["C017", "verdict"] != "holds"

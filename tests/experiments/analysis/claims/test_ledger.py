@@ -11,7 +11,7 @@ from experiments import published
 from experiments.analysis import costs, stats
 from experiments.analysis.claims import best_rates, comparison, exact, policy, simulation, words
 from experiments.analysis.claims import ledger as claims
-from experiments.analysis.claims.links import links_of
+from experiments.analysis.claims.links import links_of, namer
 from experiments.specs.lookup import planned_study
 from experiments.specs.planned import NO_STUDY
 from experiments.specs.read import claim_tests, load_study, study_names
@@ -116,7 +116,7 @@ def test_every_published_claim_has_a_row_and_a_reason():
 def test_missing_methods_are_named():
     table = ledger(seeds=3, methods=["dense", "static", "rigl"])
     assert table.loc["C001", "verdict"] == "not tested"
-    assert "set 0.8" in table.loc["C001", "reason"]
+    assert "no finished run of SET 80% with" in table.loc["C001", "reason"]
 
 
 def test_a_claim_without_its_runs_says_what_they_are_expected_to_cost():
@@ -217,11 +217,40 @@ def test_the_ledger_tells_in_what_the_sides_differ():
     )
     records = records_table(made, study)
     found = comparison.compare(test, records, study.changed(runs=tuple(runs))).sides
-    assert "executed training FLOPs, the least as 1: gmp 1, static 1, dense 2.25" in found
-    assert "learning rates: gmp 0.02, static 0.005, dense 0.005" in found
+    assert (
+        "executed training FLOPs, the least as 1: GMP 80% = 1, Static 80% = 1, Dense = 2.25"
+        in found
+    )
+    assert "learning rates: GMP 80% = 0.02, Static 80% = 0.005, Dense = 0.005" in found
     assert "read" not in found
     same = test.model_copy(update={"order": [{"method": "static"}, {"method": "static"}]})
     assert "FLOPs" not in comparison.compare(same, records, study).sides
+
+
+def test_sides_are_named_as_figures_name_them():
+    """Labels with their sparsity, unless they tell one; unlabelled methods by their key."""
+    methods = {
+        "rigl-i1-d30": {"sparsity": {"algorithm": "rigl"}, "label": "RigL 1% / 30%"},
+        "set80": {"sparsity": {"algorithm": "set"}},
+        "set80-long": {"sparsity": {"algorithm": "set"}, "label": "SET long"},
+        "dense": {},
+        "dense-too": {"label": "Dense"},
+    }
+    for own in methods.values():
+        own |= {"recipe": "full", "final_sparsity": 0.8 if "sparsity" in own else 0.0}
+    study = synthetic.study([], methods=methods)
+    keys = {"metric": "accuracy", "direction": "less"}
+
+    def named(*methods, **more):
+        test = ClaimTest(**keys, a={"method": methods[0]} | more, b={"method": methods[1]})
+        return words.describe(links_of(test)[0], namer(test, study))
+
+    assert named("rigl-i1-d30", "set80-long") == "accuracy: RigL 1% / 30% < SET long 80%"
+    assert named("set80", "dense", model="larger") == "accuracy: SET 80% larger < Dense"
+    assert named(["set80", "unknown"], "dense") == "accuracy: SET 80% and unknown < Dense"
+    assert named("static", "dense", sparsity=0.9) == "accuracy: Static 90% < Dense"
+    # One label for both sides would name nothing.
+    assert named("dense-too", "dense") == "accuracy: dense-too < dense"
 
 
 def test_costs_include_the_phase_that_weights_come_from():
@@ -369,8 +398,8 @@ def test_a_setting_against_itself_decides_nothing_and_says_so():
              {"a": {"method": "twin"}, "b": {"method": "static"}}]  # fmt: skip
     found = comparison.compare(ClaimTest(**keys, every=links), records, synthetic.study([]))
     assert found.verdict == "inconclusive" and found.pair is None
-    assert "twin minus static is 0 at every seed, one setting under two names" in found.reason
-    assert "set minus static" in found.links
+    assert "twin minus Static is 0 at every seed, one setting under two names" in found.reason
+    assert "SET minus Static" in found.links
 
 
 def test_part_of_a_claim_is_said_to_be_a_part():
@@ -590,7 +619,7 @@ def test_a_published_number_is_a_side_of_a_comparison_and_links_have_metrics_of_
     found = comparison.compare(test, records, study)
     assert found.pair is not None and found.pair.num_seeds == 5 and found.pair.p < 0.05
     dense = perplexity[perplexity["method"] == "dense"]["value"].mean()
-    assert found.reason.endswith(f"; dense, by the same recipe, has {dense:.4g} perplexity")
+    assert found.reason.endswith(f"; Dense, by the same recipe, has {dense:.4g} perplexity")
     without = records[records["method"] != "dense"]
     assert comparison.compare(test, without, study).reason.endswith("has no finished run")
     none = test.model_copy(update={"dense_control": None, "no_dense_control": "it is too large"})
@@ -599,9 +628,10 @@ def test_a_published_number_is_a_side_of_a_comparison_and_links_have_metrics_of_
     )
     first, second = found.links.split("; ")
     assert (
-        first.startswith("perplexity: set minus the published") and "+10 (13 against 3) [" in first
+        first.startswith("perplexity: SET 80% minus the published")
+        and "+10 (13 against 3) [" in first
     )
-    assert second.startswith("loss: set minus static")
+    assert second.startswith("loss: SET 80% minus Static 80%")
     turned = test.every[0].model_copy(update={"direction": "less"})
     opposite = comparison.compare(test.model_copy(update={"every": [turned]}), records, study)
     assert opposite.pair.p_opposite < 0.05
@@ -616,7 +646,7 @@ def test_a_side_that_did_not_train_decides_nothing_but_a_claim_of_collapse():
     keys = {"metric": "perplexity", "split": "validation", "a": {"method": "set"}}
     judged = ClaimTest(**keys, b={"method": "static"}, direction="less")
     found = comparison.compare(judged, records, study)
-    assert found.pair is None and "set ends at 5e+03 perplexity, above 1024" in found.reason
+    assert found.pair is None and "SET 80% ends at 5e+03 perplexity, above 1024" in found.reason
     alone = ClaimTest(**keys, collapse={"below": 0.8, "rate": 0.2})
     assert comparison.compare(alone, records, study).pair is not None
 
@@ -632,7 +662,7 @@ def test_a_collapse_is_a_share_of_seeds_and_judged_by_exact_binomial_tests():
     keys = {"metric": "perplexity", "split": "validation", "a": {"method": "set"}}
     test = ClaimTest(**keys, collapse={"below": 0.8, "rate": 0.2})
     found = comparison.compare(test, records, study)
-    assert found.compared == "share of seeds of set"
+    assert found.compared == "share of seeds of SET 80%"
     assert found.tested_as.endswith("perplexity below 0.8 of the median, above 0.2")
     pair, known = found.pair, binomtest(2, 12, 0.2, alternative="greater")
     assert (pair.num_seeds, pair.effect) == (12, 2 / 12)
