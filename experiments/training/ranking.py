@@ -17,12 +17,21 @@ from sparse_lib.masks.init import keep_score
 
 #: Batches whose mean loss ranks the weights.
 NUM_BATCHES = 8
+NORMS = (
+    torch.nn.modules.batchnorm._BatchNorm,
+    torch.nn.GroupNorm,
+    torch.nn.LayerNorm,
+    torch.nn.RMSNorm,
+)
 
 
 def rank_weights(
     model: torch.nn.Module, config: dict[str, Any], task: Any, device: torch.device
 ) -> None:
     """Score a model's weights on the first batches; `sparse_lib` finds the scores at the weights.
+
+    Norms that start at zero count as one for the scores. They close residual branches, so that no
+    gradient reaches the weights inside, which would all score zero.
 
     Args:
         model: fresh, on its device, whole in this process; stays as it is.
@@ -31,6 +40,10 @@ def rank_weights(
         device: that the model is on.
     """
     twin = copy.deepcopy(model).train()  # forward passes change running statistics
+    for module in twin.modules():
+        gain = getattr(module, "weight", None)
+        if isinstance(module, NORMS) and gain is not None and not gain.any():
+            torch.nn.init.ones_(gain)
     probe = configure({**config, "init_method": "random", "distribution": None})
     assert probe is not None
     probe.apply(copy.deepcopy(model))

@@ -13,6 +13,7 @@ own counts, and then weights compete within their tensors.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
@@ -49,6 +50,11 @@ def rank(
 
     Raises:
         ValueError: If a name or an option is unknown or out of range.
+
+    Warns:
+        UserWarning: If all scores of a weight are zero: of equal scores the first in the tensor
+            are kept, so the masks do not follow the method there. A residual branch whose last norm
+            starts at zero hides the weights inside from the loss; start it at one for the scores.
     """
     if method not in METHODS:
         raise ValueError(f"method {method!r} is unknown; {closest(method, METHODS)}")
@@ -63,6 +69,14 @@ def rank(
         scores = METHODS[method](weights, loss, **options)
     except TypeError as error:
         raise ValueError(f"method {method!r}: {error}") from error
+    hidden = [name for name, score in scores.items() if not score.any()]
+    if hidden:
+        warnings.warn(
+            f"{method!r} scores all of {hidden[0]!r} zero, and so {len(hidden)} of {len(scores)} "
+            "weights: the loss does not depend on them, as behind a norm that starts at zero, so "
+            "their masks do not follow the method",
+            stacklevel=2,
+        )
     for name, score in scores.items():
         keep_score(weights[name], method, score)
     return scores

@@ -1,5 +1,7 @@
 """Scores before training against closed forms: a quadratic loss has its Hessian on paper."""
 
+import warnings
+
 import pytest
 import torch
 
@@ -30,6 +32,33 @@ def test_snip_and_grasp_by_hand():
     assert at_init.rank(layer, loss, "snip")["weight"].tolist() == [[1.0, 2.0, 6.0]]
     assert at_init.rank(layer, loss, "grasp")["weight"].tolist() == [[0.0, 5.0, 6.0]]
     assert layer.weight.tolist() == [[1.0, -1.0, 2.0]] and layer.weight.grad is None
+
+
+@pytest.mark.parametrize("method", ["snip", "grasp", "force"])
+def test_weights_that_the_loss_does_not_see_are_named(method):
+    """A residual branch behind a gain of zero, as in residual networks that start as identities."""
+    torch.manual_seed(0)
+    model = torch.nn.ModuleDict(
+        {
+            "inside": torch.nn.Linear(4, 4),
+            "gain": torch.nn.Linear(1, 1),
+            "out": torch.nn.Linear(4, 2),
+        }
+    )
+    data = torch.randn(8, 4)
+
+    def loss():
+        branch = model["inside"](data) * model["gain"].weight[0, 0]
+        return model["out"](data + branch).square().mean()
+
+    options = {"sparsity": 0.5} if method == "force" else {}
+    params = ["inside.weight", "out.weight"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        at_init.rank(model, loss, method, params=params, **options)
+    torch.nn.init.zeros_(model["gain"].weight)
+    with pytest.warns(UserWarning, match="scores all of 'inside.weight' zero, and so 1 of 2"):
+        at_init.rank(model, loss, method, params=params, **options)
 
 
 def test_grasp_says_how_the_squared_gradient_changes_when_a_weight_goes():
