@@ -91,11 +91,11 @@ def unit_of(link: Comparison) -> str:
 
 
 def means_of(pair: stats.Paired) -> str:
-    """Return the means of both sides, to two digits of their difference; empty without two."""
+    """Return the means of both sides, to two digits of their difference or more; empty without."""
     if any(map(math.isnan, pair.means)):
         return ""
     size = abs(pair.effect)
-    decimals = min(6, max(0, 1 - math.floor(math.log10(size)))) if size > 0 else 4
+    decimals = min(6, max(1, 1 - math.floor(math.log10(size)))) if size > 0 else 4
     a, b = (f"{mean + 0.0:.{decimals}f}" for mean in pair.means)
     return f"{a} against {b}"
 

@@ -89,7 +89,7 @@ def test_the_means_of_both_sides_stand_beside_their_difference():
         ([0.16, 0.18, 0.5], [0.14, 0.1403, 0.2], "0.28 against 0.16"),
         ([2.3451], [2.16249], "2.35 against 2.16"),
         ([54.0, 55.0], [46.0, 46.9], "54.5 against 46.5"),
-        ([1000.0], [800.0], "1000 against 800"),
+        ([1000.0], [800.0], "1000.0 against 800.0"),
         ([0.3121], [0.31236], "0.31210 against 0.31236"),
         ([1.5], [1.5], "1.5000 against 1.5000"),
     ],
@@ -629,7 +629,7 @@ def test_a_published_number_is_a_side_of_a_comparison_and_links_have_metrics_of_
     first, second = found.links.split("; ")
     assert (
         first.startswith("perplexity: SET 80% minus the published")
-        and "+10 (13 against 3) [" in first
+        and "+10 (13.0 against 3.0) [" in first
     )
     assert second.startswith("loss: SET 80% minus Static 80%")
     turned = test.every[0].model_copy(update={"direction": "less"})
