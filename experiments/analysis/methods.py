@@ -116,7 +116,8 @@ class Methods:
     def _add(self, key: str, name: str, **facts: Any) -> Method:
         if name not in self._looks:
             count = len(self._looks) - len(LOOKS)
-            color, marker = (each[count % len(each)] for each in (SPARE_COLORS, SPARE_MARKERS))
+            spare = (self._free or SPARE_COLORS, SPARE_MARKERS)
+            color, marker = (each[count % len(each)] for each in spare)
             self._looks[name] = (color, marker)
         color, marker = self._looks[name]
         self._methods[key] = Method(key, name, color=color, marker=marker, **facts)
