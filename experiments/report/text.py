@@ -27,7 +27,7 @@ def format_cell(value: Any, column: str = "") -> str:
     """Return a table value as text: 4 significant digits, counts in full, nothing for missing."""
     if is_missing(value):
         return "–"
-    if column == "sparsity":
+    if column.split()[-1:] == ["sparsity"]:
         return f"{100 * float(value):g}%"
     if column in ("p", "p_adjusted"):
         return "< 0.001" if value < 0.001 else f"{value:.3f}"

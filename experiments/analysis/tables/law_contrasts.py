@@ -13,8 +13,8 @@ from experiments.analysis import effects, law_cells, scaling
 from experiments.specs.planned import PlannedStudy
 
 EVERY_RECIPE = True
-COLUMNS = ["method", "sparser", "model", "against", "its model", "non-zero weights", "data",
-           "seeds", "measured", "low", "high", "better", "by law", "law low", "law high", "inside",
+COLUMNS = ["method", "sparsity", "model", "other sparsity", "other model", "non-zero weights",
+           "data", "seeds", "measured", "low", "high", "better", "by law", "law low", "law high", "inside",
            "runs"]  # fmt: skip
 #: By how much non-zero weights may differ and still count as equal.
 EQUAL = 1e-3
@@ -32,7 +32,7 @@ def make(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd
             if _is_pair(sparser, other):
                 row = _measured(sparser, its_runs, other, other_runs)
                 made.append(row | _by_law(laws, sparser, its_runs, other, other_runs))
-    order = ["method", "against", "sparser", "non-zero weights", "data"]
+    order = ["method", "other sparsity", "sparsity", "non-zero weights", "data"]
     return pd.DataFrame(made, columns=COLUMNS).sort_values(order, ignore_index=True)
 
 
@@ -54,10 +54,10 @@ def _measured(
 
     row = {
         "method": sparser["algorithm"],
-        "sparser": sparser["sparsity"],
+        "sparsity": sparser["sparsity"],
         "model": sparser["model"],
-        "against": other["sparsity"],
-        "its model": other["model"],
+        "other sparsity": other["sparsity"],
+        "other model": other["model"],
         "non-zero weights": sparser["nonzero"],
         "data": sparser["data"],
         "seeds": min(len(runs), len(others)),
@@ -73,8 +73,8 @@ def _measured(
 
 def _names(row: dict[str, Any]) -> tuple[str, str]:
     """The sparser model, and the other."""
-    first, second = (f"{100 * row[key]:g}%" for key in ("sparser", "against"))
-    return first, second if row["against"] else law_cells.DENSE
+    first, second = (f"{100 * row[key]:g}%" for key in ("sparsity", "other sparsity"))
+    return first, second if row["other sparsity"] else law_cells.DENSE
 
 
 def _by_law(

@@ -702,9 +702,9 @@ def test_a_page_answers_at_sizes_and_budgets(whole):
 def test_models_of_equal_weights_are_compared_without_a_law(whole):
     rows, records, study = whole
     table = law_contrasts.make(records, pd.DataFrame(), study)
-    one = table[(table["method"] == "static") & (table["against"] == 0)]
+    one = table[(table["method"] == "static") & (table["other sparsity"] == 0)]
     assert list(one["data"]) == [512_000, 1_024_000, 2_048_000, 4_096_000]
-    assert set(one["model"]) == {"bytes-64"} and set(one["its model"]) == {"bytes-32"}
+    assert set(one["model"]) == {"bytes-64"} and set(one["other model"]) == {"bytes-32"}
     first = one.iloc[0]
     at = rows[rows["data"] == 512_000]
     sparse = at[(at["model"] == "bytes-64") & (at["method"] == "static-75")]["loss"]
@@ -718,7 +718,7 @@ def test_models_of_equal_weights_are_compared_without_a_law(whole):
         (first["measured"] - half, first["measured"] + half)
     )
     # 50% of the smallest has as many as 87.5% of the largest.
-    assert ((table["sparser"] == 0.875) & (table["against"] == 0.5)).any()
+    assert ((table["sparsity"] == 0.875) & (table["other sparsity"] == 0.5)).any()
     assert (table["inside"] == "yes").mean() > 0.8  # the truth is a law of the form
     alone = records[(records["seed"] == 0) | (records["method"] == "dense")]
     waiting = law_contrasts.make(alone, pd.DataFrame(), study)
