@@ -14,8 +14,8 @@ from experiments.specs.planned import PlannedStudy
 
 EVERY_RECIPE = True
 COLUMNS = ["method", "sparsity", "model", "other sparsity", "other model", "non-zero weights",
-           "data", "seeds", "measured", "low", "high", "better", "by law", "law low", "law high", "inside",
-           "runs"]  # fmt: skip
+           "data", "seeds", "measured", "low", "high", "better", "by law", "law low", "law high",
+           "inside", "runs"]  # fmt: skip
 #: By how much non-zero weights may differ and still count as equal.
 EQUAL = 1e-3
 
