@@ -201,7 +201,7 @@ def test_a_claim_test(repository, tmp_path):
     records = tidy_table("sparsity_library", tmp_path)
     with added(repository, "A claim test"):
         tested_as, verdict, seeds = run(repository, "-c", CLAIM, str(records)).split("|")
-    assert "perplexity: granet 0.8 < rigl 0.8" in tested_as
+    assert "perplexity: GraNet 80% < RigL 80%" in tested_as
     assert verdict.strip() in ("suggests", "suggests against", "inconclusive") and int(seeds) >= 3
 
 
