@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import math
 import sys
 from typing import Annotated, Any
 
@@ -74,9 +73,6 @@ def advise(
     """Say which method and sparsity to choose at a size and budget, by the fitted laws."""
     from experiments.analysis import advice, law_cells
 
-    for name, asked in (("params", params), ("tokens", tokens)):
-        if math.isnan(asked):
-            raise SpecError(f"{name} must be a number from 1 to {MOST:.0e}, not nan")
     check_choice("device", device, advice.DEVICES)
     check_choice("study", study, [name for name in study_names() if _fits_laws(name)])
     records, facts = _records(study, scale)
