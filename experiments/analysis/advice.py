@@ -60,14 +60,17 @@ def options(
             draws = base.sample(0.0, params, tokens) + change
             cost = clock.cost(clocks.path(study, name, sparsity)) if clock else np.nan
             time = cost / (1 - sparsity) if sparsity else 1.0
-            seen = tokens / time
-            in_time = float(law.law(sparsity, params, seen) - base.law(0.0, params, tokens))
-            drawn = law.sample(sparsity, params, seen) - base.sample(0.0, params, tokens)
             beyond = law.difference_extrapolated(sparsity, params, tokens)
-            late = beyond or law.extrapolated(sparsity, params, seen)
             losses = (loss, *effects.interval(draws))
             differences = (float(point), *effects.interval(change))
-            later = (in_time, *effects.interval(drawn))
+            later, late = (np.nan, np.nan, np.nan), beyond
+            if clock:
+                seen = tokens / time
+                in_time = float(law.law(sparsity, params, seen) - base.law(0.0, params, tokens))
+                drawn = law.sample(sparsity, params, seen) - base.sample(0.0, params, tokens)
+                low, high = map(float, effects.interval(drawn))
+                later = (in_time, low, high)
+                late = beyond or law.extrapolated(sparsity, params, seen)
             rows.append((name, sparsity, *losses, *differences, time, *later, beyond, late, False))
             changes.append(change)
     found = pd.DataFrame(rows, columns=COLUMNS)

@@ -6,7 +6,6 @@ sizes of either, or beyond the fitted budgets."""
 
 from typing import Any
 
-import matplotlib
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
@@ -49,9 +48,8 @@ def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Fi
         style.say_empty(axes[0], "No sparse method has a law yet.")
     for panel, name in zip(axes, names, strict=False):
         own = rows[rows["method"] == name]
-        levels = sorted(own["sparsity"].unique())
-        colors = matplotlib.colormaps["viridis"](np.linspace(0.05, 0.85, max(2, len(levels))))
-        for color, level in zip(colors, levels, strict=False):
+        colors = style.level_colors(own["sparsity"])
+        for level, color in colors.items():
             line = own[own["sparsity"] == level]
             panel.fill_between(line["data"], line["low"], line["high"], color=color, alpha=0.2,
                                lw=0)  # fmt: skip
@@ -67,8 +65,8 @@ def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Fi
         panel.set_title(kind.format(looks[name].name))
         panel.set_ylabel(about.loss)
         last = own.groupby("sparsity")["effect"].last()
-        texts = [f"{100 * level:g}%" for level in levels]
-        style.label_ends(panel, list(zip(last, texts, colors, strict=False)))
+        texts = [f"{100 * level:g}%" for level in colors]
+        style.label_ends(panel, list(zip(last, texts, colors.values(), strict=True)))
     return figure
 
 

@@ -42,9 +42,7 @@ def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Fi
     if not names:
         style.say_empty(axes[0], "No cell of a law has finished yet.")
     about = law_cells.subject(study)
-    levels = sorted(means["sparsity"].unique())
-    shades = matplotlib.colormaps["viridis"](np.linspace(0.05, 0.85, max(2, len(levels))))
-    colors = dict(zip(levels, shades, strict=False))
+    colors = style.level_colors(means["sparsity"])
     sizes = means.groupby("weights")["model"].first()
     widths = {weights: 0.8 + 0.6 * at for at, weights in enumerate(sizes.index)}
     for panel, name in zip(axes, names, strict=False):

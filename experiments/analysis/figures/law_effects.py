@@ -4,7 +4,6 @@ sparsity, at the middle size. Shaded is what lies beyond the fitted budgets."""
 
 from typing import Any
 
-import matplotlib
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
@@ -42,9 +41,8 @@ def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Fi
         style.say_empty(axes[0], "No two sparse methods have a law yet.")
     for panel, (a, b) in zip(axes, shown, strict=False):
         own = rows[(rows["a"] == a) & (rows["b"] == b)]
-        levels = sorted(own["sparsity"].unique())
-        colors = matplotlib.colormaps["viridis"](np.linspace(0.05, 0.85, max(2, len(levels))))
-        for color, level in zip(colors, levels, strict=False):
+        colors = style.level_colors(own["sparsity"])
+        for level, color in colors.items():
             line = own[own["sparsity"] == level]
             panel.fill_between(
                 line["data"], line["low"], line["high"], color=color, alpha=0.2, lw=0

@@ -28,9 +28,7 @@ def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Fi
     rows, looks = data(records, curves, study), Methods(study)
     laws = scaling.fit_all(law_cells.finished(records, study))
     names = list(dict.fromkeys(rows["algorithm"]))
-    levels = sorted(rows["sparsity"].unique())
-    shades = matplotlib.colormaps["viridis"](np.linspace(0.05, 0.85, max(2, len(levels))))
-    colors = dict(zip(levels, shades, strict=False))
+    colors = style.level_colors(rows["sparsity"])
     figure, axes = style.panels(len(names), height=2.0)
     if not names:
         style.say_empty(axes[0], "No method has a law yet.")

@@ -99,8 +99,7 @@ def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Fi
             style.say_empty(panel, "No method has a law yet.")
         return figure
     levels = sorted({0.0, *law_cells.planned(study)["sparsity"]})
-    palette = matplotlib.colormaps["viridis"](np.linspace(0.05, 0.85, max(2, len(levels) - 1)))
-    colors = dict(zip(levels, ["#7F7F7F", *palette], strict=False))
+    colors = {0.0: "#7F7F7F"} | style.level_colors(levels[1:])
     for panel, (key, clock) in zip(axes, known.items(), strict=True):
         finished = cells(records, study, clock)
         measured = set(finished["sparsity"])
