@@ -47,7 +47,7 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_Core_Memory
 SlurmdParameters=config_overrides
 ReturnToService=2
-KillWait=10
+KillWait=2
 InactiveLimit=0
 # squeue knows finished jobs for this long; without accounting the executor reads their ends here.
 MinJobAge=3600

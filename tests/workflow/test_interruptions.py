@@ -54,7 +54,7 @@ def trainer_of(folder: Path) -> psutil.Process:
     return next(p for p in killer.processes(folder) if killer.role(p) == "train")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def pair(tmp_path_factory) -> tuple[Path, dict[str, str]]:
     """A folder where both runs were trained without interruption, and what they computed."""
     folder = tmp_path_factory.mktemp("whole")
@@ -65,7 +65,7 @@ def pair(tmp_path_factory) -> tuple[Path, dict[str, str]]:
     return folder, killer.results(folder)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def uninterrupted(pair) -> dict[str, str]:
     """What `RUN` alone computes."""
     others = TARGETS.keys() - {RUN.id}
@@ -80,9 +80,7 @@ def folder(tmp_path, pair):
     killer.stop(tmp_path)
 
 
-@pytest.mark.parametrize(
-    "number, preload", [(signal.SIGINT, True), (signal.SIGTERM, True), (signal.SIGINT, False)]
-)
+@pytest.mark.parametrize("number, preload", [(signal.SIGINT, True), (signal.SIGTERM, False)])
 def test_a_signal_to_all_processes_saves_and_resumes(folder, uninterrupted, number, preload):
     process = start(folder, preload)
     wait_for_state(folder, process)

@@ -7,13 +7,12 @@ import pytest
 import torch
 
 from sparse_lib.masks.makers import (
-    _kth_largest,
-    _spread_points,
     add_random,
     make_mask_drop_minimum,
     make_mask_grow_maximum,
     make_mask_topk_sparsity,
 )
+from sparse_lib.masks.selection import kth_largest, spread_points
 
 SIZE = 200_003
 _RANDOM = np.random.default_rng(0)
@@ -21,7 +20,7 @@ _RANDOM = np.random.default_rng(0)
 
 def _misleading() -> np.ndarray:
     scores = _RANDOM.random(SIZE)
-    scores[(_spread_points() * SIZE).astype(int)] = 5.0  # what the sample sees is all on top
+    scores[(spread_points() * SIZE).astype(int)] = 5.0  # what the sample sees is all on top
     return scores
 
 
@@ -80,7 +79,7 @@ def test_the_threshold_is_that_rank(kind):
     numbers = np.sort(scores[~np.isnan(scores)])[::-1]
     for keep in (1, 17, SIZE // 10, SIZE // 2, SIZE - 1):
         expected = numbers[keep - 1] if keep <= numbers.size else -math.inf
-        assert _kth_largest(scores, None, keep, SIZE) == expected
+        assert kth_largest(scores, None, keep, SIZE) == expected
 
 
 def test_every_pair_of_absent_positions_is_added_equally_often():
