@@ -21,15 +21,11 @@ MOST = 1e18
 
 
 def _records(study: str, scale: str) -> tuple[Any, PlannedStudy]:
-    """The study's finished runs: collected ones of this folder, else the committed records."""
-    from experiments.store import tidy
+    """The study's finished runs: those of this folder, and committed ones where it has none."""
     from experiments.store.collect import records_table
     from experiments.store.record import read_record
 
     facts = planned(study, scale)
-    file = paths.study(scale, study) / "records.csv"
-    if file.is_file():
-        return tidy.read_records(file), facts
     found = []
     for run in facts.runs:
         own = paths.run(scale, run.id) / "record.json"
