@@ -18,6 +18,7 @@ from experiments.analysis.claims.links import (
     Namer,
     is_named,
     links_of,
+    name_of,
     namer,
     restricted,
     selections_of,
@@ -108,7 +109,7 @@ def compare(
         if other.pair is not None
     )
     reason = first.reason + _control(test, links, rows, workloads[0], name)
-    if first.verdict == NOT_TESTED and (problem := foreseen(test, study)) not in reason:
+    if first.verdict == NOT_TESTED and (problem := foreseen(test, study, name)) not in reason:
         reason += f"; even with them no verdict: {problem}"
     if left_out:
         gone = ", ".join(dict.fromkeys(map(name, left_out)))
@@ -116,7 +117,7 @@ def compare(
     return replace(first, tested_as=words, reason=reason, replications=seen)
 
 
-def foreseen(test: ClaimTest, study: PlannedStudy) -> str:
+def foreseen(test: ClaimTest, study: PlannedStudy, name: Namer = name_of) -> str:
     """Why the runs of a test could decide nothing, whatever they give; empty where they might.
 
     What the specs alone tell: rates that do not fall, and rates at an end of what was tried.
@@ -130,7 +131,7 @@ def foreseen(test: ClaimTest, study: PlannedStudy) -> str:
                 break
             runs = set(pd.concat(sides)["run"])
             specs = [run.spec for run in study.runs if run.id in runs]
-            if problem := _of_recipes(specs, study):
+            if problem := _of_recipes(specs, study, name):
                 return problem
         else:
             return ""
@@ -176,10 +177,10 @@ def _with_first_phases(
     return [run for run in study.runs if run.id in missing]
 
 
-def _of_recipes(specs: list[RunSpec], study: PlannedStudy) -> str:
+def _of_recipes(specs: list[RunSpec], study: PlannedStudy, name: Namer) -> str:
     """What is wrong with the recipes of runs that are to be compared."""
     return preconditions.not_annealed(specs, published.policy()) or preconditions.at_end_of_rates(
-        specs, trials.tried_rates(study.scale)
+        specs, trials.tried_rates(study.scale), name
     )
 
 
@@ -212,7 +213,7 @@ def _precondition(
             (_not_learned(metric, named, measured, workload, study, rules) if tells else "")
             or ("" if link.collapse else _not_trained(metric, named, sides, rules, name))
             or preconditions.at_chance(metric, sides, rules)
-            or _of_recipes(specs, study)
+            or _of_recipes(specs, study, name)
         )
         if problem:
             return problem

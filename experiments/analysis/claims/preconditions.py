@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 
 from experiments.analysis import stats
+from experiments.analysis.claims.links import Namer, name_of
 from experiments.specs import trials
 from experiments.specs.run import RunSpec
 
@@ -92,7 +93,9 @@ def not_annealed(specs: Sequence[RunSpec], rules: Mapping[str, Any]) -> str:
 
 
 def at_end_of_rates(
-    specs: Sequence[RunSpec], tried: Mapping[tuple[Any, ...], Collection[float]]
+    specs: Sequence[RunSpec],
+    tried: Mapping[tuple[Any, ...], Collection[float]],
+    name: Namer = name_of,
 ) -> str:
     """Which runs have the least or largest learning rate that was tried; empty where none has.
 
@@ -103,6 +106,7 @@ def at_end_of_rates(
         specs: The runs' specs.
         tried: What `trials.tried_rates` returns; runs whose method has no trials on their model and
             data have no such condition.
+        name: Gives the words of a side, which here is a method.
     """
     ends: dict[str, None] = {}
     for spec in specs:
@@ -110,7 +114,8 @@ def at_end_of_rates(
         if len(rates) > 1:
             low, high = min(rates), max(rates)
             if not low * (1 + 1e-9) < rate < high * (1 - 1e-9):
-                ends[f"{spec.method} at {rate:g} (tried {low:g} to {high:g})"] = None
+                method = name({"method": spec.method})
+                ends[f"{method} at {rate:g} (tried {low:g} to {high:g})"] = None
     if not ends:
         return ""
     return f"learning rates at the end of what was tried: {', '.join(ends)}"

@@ -92,6 +92,8 @@ def test_learning_rates_may_not_be_at_the_end_of_what_was_tried():
     assert preconditions.at_end_of_rates([spec(0.02)], tried) == ""
     found = preconditions.at_end_of_rates([spec(0.02), spec(0.04)], tried)
     assert "rigl at 0.04 (tried 0.01 to 0.04)" in found
+    named = preconditions.at_end_of_rates([spec(0.04)], tried, lambda side: side["method"].upper())
+    assert "RIGL at 0.04" in named
     assert preconditions.at_end_of_rates([spec(0.01)], tried)
     assert preconditions.at_end_of_rates([spec(0.08)], tried)
     # Untuned models have no range to be at the end of.
