@@ -7,6 +7,9 @@ BIN := .venv/bin
 MARK := .venv/.ready
 RUN := PATH="$(CURDIR)/$(BIN):$$PATH"
 
+# Two workers; the tests of a file share what its fixtures made, slow files come first.
+WORKERS := -n 2 --dist loadfile --no-loadscope-reorder
+
 # Inputs and kills of `make fuzz`.
 FUZZ ?= 10000
 KILLS ?= 100
@@ -37,7 +40,7 @@ smoke: setup
 
 ## make test        run the tests
 test: setup
-	$(RUN) $(BIN)/python -m pytest -n 2 --dist loadgroup
+	$(RUN) $(BIN)/python -m pytest $(WORKERS)
 
 ## make fuzz        feed 10,000 damaged inputs and kill 100 processes (FUZZ=, KILLS=): an hour
 fuzz: setup
@@ -55,7 +58,7 @@ gpu: setup
 
 ## make check       lint, types, workflow lint and the fast tests
 check: setup lint types
-	$(RUN) $(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow"
+	$(RUN) $(BIN)/python -m pytest $(WORKERS) -m "not slow"
 
 lint: setup
 	$(BIN)/ruff check .

@@ -15,8 +15,7 @@ from experiments.specs.expand import study_runs
 from experiments.specs.read import load_study
 from tests.fuzz import killer
 
-#: One worker of pytest-xdist has all of these, which share a training.
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("interruptions")]
+pytestmark = pytest.mark.slow
 STUDY = load_study("sparsity_library")
 RUN = next(run for run in study_runs(STUDY, "smoke") if run.spec.method == "rigl")
 PAIR = [run for run in study_runs(STUDY, "smoke") if run.spec.method in ("rigl", "set")]
@@ -54,7 +53,7 @@ def trainer_of(folder: Path) -> psutil.Process:
     return next(p for p in killer.processes(folder) if killer.role(p) == "train")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def pair(tmp_path_factory) -> tuple[Path, dict[str, str]]:
     """A folder where both runs were trained without interruption, and what they computed."""
     folder = tmp_path_factory.mktemp("whole")
@@ -65,7 +64,7 @@ def pair(tmp_path_factory) -> tuple[Path, dict[str, str]]:
     return folder, killer.results(folder)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def uninterrupted(pair) -> dict[str, str]:
     """What `RUN` alone computes."""
     others = TARGETS.keys() - {RUN.id}
