@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from experiments.analysis import select as selection
+from experiments.analysis import svg
 from experiments.errors import UserError, not_one_of
 from experiments.specs.planned import PlannedStudy
 from experiments.specs.schema import module_names
@@ -99,7 +100,8 @@ def save(
         if data is not None:
             figure.savefig(out_dir / f"{name}.png", metadata={"Software": None})
     path = out_dir / f"{name}.svg"
-    path.write_text(re.sub(r"[ \t]+\n", "\n", path.read_text(encoding="utf-8")), encoding="utf-8")
+    text = svg.compact(path.read_text(encoding="utf-8"))
+    path.write_text(re.sub(r"[ \t]+\n", "\n", text), encoding="utf-8")
     if data is not None:
         data.to_csv(out_dir / f"{name}.csv", index=False)
 
