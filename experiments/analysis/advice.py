@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from experiments.analysis import clocks, effects, law_cells, scaling
+from experiments.analysis.methods import algorithm_name
 from experiments.errors import UserError
 from experiments.specs.planned import PlannedStudy
 
@@ -175,13 +176,16 @@ def _answer(rows: pd.DataFrame, value: str, unit: str, place: str, beyond: str) 
     assert chosen is not None
     row = rows.loc[chosen]
     low, high = row[f"{value} low"], row[f"{value} high"]
-    name = f"{row['method']} at {100 * row['sparsity']:g}%"
+    name = f"{algorithm_name(row['method'])} at {100 * row['sparsity']:g}%"
     gain = f"{_signed(low)} to {_signed(high)} {unit}"
     if high < 0:
         text = f"{place}: {name}, {gain} against a dense model of as many weights."
         ties = rows[rows["ties"] & (rows.index != chosen) & (rows["sparsity"] > 0)]
         if len(ties) and value == "minus dense":
-            names = [f"{m} {100 * s:g}%" for m, s in zip(ties["method"], ties["sparsity"])]
+            names = [
+                f"{algorithm_name(own)} {100 * level:g}%"
+                for own, level in zip(ties["method"], ties["sparsity"], strict=True)
+            ]
             text += f" Not told apart from it: {', '.join(names)}."
     elif low > 0:
         text = f"{place}: a dense model; the best sparse one, {name}, is {gain} off."
@@ -207,7 +211,8 @@ def _line(row: dict[str, Any]) -> str:
         f"{_signed(row[key])} ({_signed(row[f'{key} low'])} to {_signed(row[f'{key} high'])})"
         for key in ("minus dense", "at equal time")
     ]  # fmt: skip
-    line = f"{row['method']:<9} {level:>8}  {band:<28}  {changes[0]:<30}  {time:>13}  "
+    name = algorithm_name(row["method"])
+    line = f"{name:<9} {level:>8}  {band:<28}  {changes[0]:<30}  {time:>13}  "
     return f"{line}{changes[1]:<30}  {mark}".rstrip()
 
 

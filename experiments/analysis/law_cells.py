@@ -10,6 +10,7 @@ from typing import Any
 
 import pandas as pd
 
+from experiments.analysis.methods import algorithm_name
 from experiments.specs.planned import PlannedStudy
 from experiments.store import tidy
 
@@ -134,7 +135,7 @@ def waiting(rows: pd.DataFrame, study: PlannedStudy) -> list[str]:
     """One sentence per planned algorithm without a law: what it waits for."""
     names = dict.fromkeys(planned(study)["algorithm"])
     rows = rows[~rows["held_out"].astype(bool)]
-    missing = {name: waits_for(rows, name) for name in names}
+    missing = {algorithm_name(name): waits_for(rows, name) for name in names}
     return [f"{name} has no law yet: {text}." for name, text in missing.items() if text]
 
 

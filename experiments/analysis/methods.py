@@ -28,6 +28,12 @@ FAMILIES = {
 WIDE_COLORS = {"static": "#88CCEE", "set": "#117733"}
 
 
+def algorithm_name(key: str) -> str:
+    """Return what people read for an algorithm; its key where it has no other name."""
+    name, *_ = ALGORITHMS.get(key, (key,))
+    return name
+
+
 def _looks() -> dict[str, tuple[str, str]]:
     """Label to colour and marker; settings chosen after a study had run share a colour."""
     looks = {label: (color, marker) for label, color, marker in ALGORITHMS.values()}
@@ -129,8 +135,7 @@ class Methods:
             for own in self._methods.values():
                 if own.is_plain and own.family is None and own.algorithm == key:
                     return own
-            name, *_ = ALGORITHMS.get(key, (key,))
-            return self._add(key, name, algorithm=key)
+            return self._add(key, algorithm_name(key), algorithm=key)
         return self._methods[key]
 
     def treatment(self, key: str, sparsity: float) -> str:

@@ -11,7 +11,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from experiments.analysis import effects, law_cells, scaling, style
-from experiments.analysis.methods import Methods
+from experiments.analysis.methods import Methods, algorithm_name
 from experiments.specs.planned import PlannedStudy
 
 EVERY_RECIPE = True
@@ -83,6 +83,6 @@ def caption(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) ->
             _, low, high = effects.effect(law, dense, *place)
             better = effects.words(float(low), float(high), ("sparse", "dense"))
             answer = better if better == effects.NO_ANSWER else f"{better} is better"
-            parts.append(f"{name} at {100 * sparsity:g}%: {answer}")
+            parts.append(f"{algorithm_name(name)} at {100 * sparsity:g}%: {answer}")
     said = f"At the longest fitted budget, {'; '.join(parts)}." if parts else ""
     return " ".join([said, *law_cells.waiting(rows, study)]).strip()

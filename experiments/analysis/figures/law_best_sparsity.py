@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 
 from experiments.analysis import clocks, effects, law_cells, scaling, style
 from experiments.analysis.laws import gradual_cost
-from experiments.analysis.methods import Methods
+from experiments.analysis.methods import Methods, algorithm_name
 from experiments.specs.planned import PlannedStudy
 
 EVERY_RECIPE = True
@@ -96,9 +96,10 @@ def caption(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) ->
     for (name, title), line in data(records, curves, study).groupby(["method", "cost"], sort=False):
         first, last = (line.iloc[at] for at in (0, -1))
         parts.append(
-            f"{name} by {title} {100 * first['sparsity']:.0f}% at {first['data'] / 1e6:.1f} "
+            f"{algorithm_name(str(name))} by {title} "
+            f"{100 * first['sparsity']:.0f}% at {first['data'] / 1e6:.1f} "
             f"million, {100 * last['sparsity']:.0f}% at {last['data'] / 1e6:.0f}"
         )
     said = f"Best sparsity by the laws: {'; '.join(parts)}." if parts else ""
     names = [name for name in METHODS if law_cells.waits_for(rows, name)]
-    return " ".join([said, *(f"{name} has no law yet." for name in names)]).strip()
+    return " ".join([said, *(f"{algorithm_name(name)} has no law yet." for name in names)]).strip()

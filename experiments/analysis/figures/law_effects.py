@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from experiments.analysis import effects, law_cells, scaling, style
-from experiments.analysis.methods import Methods
+from experiments.analysis.methods import Methods, algorithm_name
 from experiments.specs.planned import PlannedStudy
 
 EVERY_RECIPE = True
@@ -65,7 +65,8 @@ def caption(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) ->
     inside = rows[~rows["extrapolated"].astype(bool)]
     for (a, b, level), own in inside.groupby(["a", "b", "sparsity"], sort=False):
         last = own.iloc[-1]
-        better = effects.words(last["low"], last["high"], (str(a), str(b)))
+        first, second = algorithm_name(str(a)), algorithm_name(str(b))
+        better = effects.words(last["low"], last["high"], (first, second))
         answer = better if better == effects.NO_ANSWER else f"{better} is better"
-        parts.append(f"{a} and {b} at {100 * level:g}%: {answer}")
+        parts.append(f"{first} and {second} at {100 * level:g}%: {answer}")
     return f"At the longest fitted budget, {'; '.join(parts)}." if parts else ""

@@ -11,6 +11,7 @@ from typing import Any
 import pandas as pd
 
 from experiments.analysis import advice, clocks, effects, law_cells, scaling
+from experiments.analysis.methods import algorithm_name
 from experiments.specs.planned import PlannedStudy
 
 EVERY_RECIPE = True
@@ -50,7 +51,7 @@ def _says(rows: pd.DataFrame, value: str, beyond: str) -> str:
         return "times unknown"
     row = rows.loc[chosen]
     low, high = row[f"{value} low"], row[f"{value} high"]
-    name = f"{row['method']} {100 * row['sparsity']:g}%"
+    name = f"{algorithm_name(row['method'])} {100 * row['sparsity']:g}%"
     better = effects.words(low, high, (name, law_cells.DENSE))
     of = "" if better == name else f" of {name}"
     return f"{better} ({low:+.3f} to {high:+.3f}{of}){'*' if row[beyond] else ''}"

@@ -14,6 +14,7 @@ import pandas as pd
 
 from experiments import published
 from experiments.analysis import effects, law_cells, scaling
+from experiments.analysis.methods import algorithm_name
 from experiments.specs.planned import PlannedStudy
 
 EVERY_RECIPE = True
@@ -57,13 +58,20 @@ def _asked(place: dict[str, Any]) -> str:
     levels = np.atleast_1d(place["sparsity"])
     at = ", ".join(f"{100 * level:g}" for level in levels)
     if place["b"] == SPARSER:
-        return f"{place['a']}: largest step of loss from {at.replace(', ', ' to ')}%"
-    worst = f"{place['a']} minus {place['b']} at {at}%"
+        return (
+            f"{algorithm_name(place['a'])}: largest step of loss from {at.replace(', ', ' to ')}%"
+        )
+    worst = f"{_name(place['a'])} minus {_name(place['b'])} at {at}%"
     return worst if len(levels) == 1 else f"largest of {worst}"
 
 
+def _name(key: str) -> str:
+    """A method in a sentence."""
+    return key if key == law_cells.DENSE else algorithm_name(key)
+
+
 def _waits(rows: pd.DataFrame, names: list[str]) -> dict[str, Any]:
-    parts = [f"{name} has {law_cells.waits_for(rows, name)}" for name in names]
+    parts = [f"{algorithm_name(name)} has {law_cells.waits_for(rows, name)}" for name in names]
     return {"says": f"waits for runs: {'; '.join(parts)}"}
 
 
@@ -82,7 +90,7 @@ def _at(laws: dict[str, scaling.Fitted], place: dict[str, Any]) -> dict[str, Any
     runs = pd.concat([a.rows, b.rows])
     used = runs[runs["sparsity"] > 0]["run"].drop_duplicates()
     if len(levels) == 1:
-        better = effects.words(low, high, (place["a"], place["b"]))
+        better = effects.words(low, high, (_name(place["a"]), _name(place["b"])))
         says = better if better == effects.NO_ANSWER else f"{better} is better"
     else:
         says = _word(agrees=high < 0, against=low > 0)
@@ -98,9 +106,9 @@ def _of(
 ) -> dict[str, Any]:
     """The answer of one method's law where it was trained."""
     if name not in laws:
-        return {"asked": name, **_waits(rows, [name])}
+        return {"asked": algorithm_name(name), **_waits(rows, [name])}
     found = ask(laws[name])
-    return found | {"asked": f"{name}: {found['asked']}"}
+    return found | {"asked": f"{algorithm_name(name)}: {found['asked']}"}
 
 
 def _place(law: scaling.Fitted) -> tuple[float, float]:

@@ -10,6 +10,7 @@ from typing import Any
 import pandas as pd
 
 from experiments.analysis import effects, law_cells, scaling
+from experiments.analysis.methods import algorithm_name
 from experiments.specs.planned import PlannedStudy
 
 EVERY_RECIPE = True
@@ -37,12 +38,12 @@ def _row(a: scaling.Fitted, b: scaling.Fitted, sparsity: float) -> dict[str, Any
         lambda d: effects.minus(a, b, sparsity, nonzero, d)[1],
         (float(a.rows["data"].min()), effects.BEYOND * longest),
     )
-    answers = []
+    names, answers = (algorithm_name(a.algorithm), algorithm_name(b.algorithm)), []
     for budget in (longest, effects.BEYOND * longest):
         _, low, high = effects.effect(a, b, sparsity, nonzero, budget)
-        answers.append(effects.words(float(low), float(high), (a.algorithm, b.algorithm)))
+        answers.append(effects.words(float(low), float(high), names))
     own = pd.concat([a.rows, b.rows])
     runs = own[own["sparsity"].isin([sparsity])]["run"].drop_duplicates()
     values = [found.data / nonzero, found.low / nonzero, found.high / nonzero, found.share]
-    place = [a.algorithm, b.algorithm, sparsity, nonzero, *values, *answers, " ".join(runs)]
+    place = [*names, sparsity, nonzero, *values, *answers, " ".join(runs)]
     return dict(zip(COLUMNS, place, strict=True))

@@ -7,6 +7,7 @@ better method."""
 import pandas as pd
 
 from experiments.analysis import law_cells, predictions, stats
+from experiments.analysis.methods import Methods
 from experiments.analysis.tables.law_predictions import WAITS
 from experiments.specs.planned import PlannedStudy
 
@@ -26,13 +27,17 @@ def make(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd
         method: dict(zip(own["seed"], own["loss"], strict=True))
         for method, own in _held_out(law_cells.finished(records, study)).groupby("method")
     }
-    made = []
+    methods, made = Methods(study), []
+
+    def name(key: str) -> str:
+        return methods.treatment(key, methods[key].sparsity)
+
     for sign in [] if found is None else found["signs"]:
         first, second = (measured.get(sign[key], {}) for key in ("a", "b"))
         done = sorted(set(first) & set(second))
         row = {
-            "first": sign["a"], "second": sign["b"], "registered": sign["date"],
-            "better, predicted": sign["better"], "predicted": sign["predicted"],
+            "first": name(sign["a"]), "second": name(sign["b"]), "registered": sign["date"],
+            "better, predicted": name(sign["better"]), "predicted": sign["predicted"],
             "low": sign["low"], "high": sign["high"], "seeds": len(done), "agrees": WAITS,
         }  # fmt: skip
         mean, low, high = stats.t_interval([first[seed] - second[seed] for seed in done])

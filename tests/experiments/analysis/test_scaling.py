@@ -32,6 +32,7 @@ from experiments.analysis.figures import (
     law_residuals,
     law_time,
 )
+from experiments.analysis.methods import Methods, algorithm_name
 from experiments.analysis.tables import (
     law_advice,
     law_claims,
@@ -379,8 +380,8 @@ def test_tables_say_what_the_laws_say(whole):
     assert set(waiting["waits for"]) == {"1 of 2 sizes"}
     crossings = law_crossings.make(records, pd.DataFrame(), study)
     assert len(crossings) == 3 * 3 + 3 * 3  # pairs, and each against dense
-    one = crossings[(crossings["a"] == "rigl") & (crossings["b"] == "static")]
-    assert set(one["better at ten times"]) <= {"rigl", "no answer"}
+    one = crossings[(crossings["a"] == "RigL") & (crossings["b"] == "Static")]
+    assert set(one["better at ten times"]) <= {"RigL", "no answer"}
 
 
 def test_schedules_are_compared_by_seed(whole):
@@ -411,15 +412,15 @@ def test_claims_are_asked_at_the_size_of_their_source(whole):
     place = 0.8, 0.2 * 1.3e9, 1.12e11
     assert table.loc["C002", "place"] == "extrapolated"
     assert table.loc["C002", "low"] <= LAWS["rigl"](*place) - LAWS["static"](*place)
-    assert table.loc["C002", "says"] in ("rigl is better", "no answer")
-    assert "waits for runs: set has" in table.loc["C001", "says"]
+    assert table.loc["C002", "says"] in ("RigL is better", "no answer")
+    assert "waits for runs: SET has" in table.loc["C001", "says"]
     # The truth behind GMP here: every step of sparsity helps, and 75% are worth what its law says.
-    gradual = table[table["asked"].str.startswith("gmp")]
+    gradual = table[table["asked"].str.startswith("GMP")]
     assert gradual.loc["C070", "says"] == "agrees"
     true = LAWS["rigl"].worth(0.75, gradual.loc["C071", "non-zero weights"], 4_096_000)
     assert gradual.loc["C071", "value"] == pytest.approx(true, rel=0.15)
     assert gradual.loc["C072", "says"] in ("agrees", "no answer")
-    assert table[table["asked"].str.startswith("static")].loc["C070", "says"] == "agrees"
+    assert table[table["asked"].str.startswith("Static")].loc["C070", "says"] == "agrees"
 
 
 def test_where_laws_are_asked_was_registered():
@@ -429,7 +430,7 @@ def test_where_laws_are_asked_was_registered():
         assert registered["place"] == digest(place), f"the place of {claim} was changed"
 
 
-WAITING = "gmp has no law yet: 1 of 3 sparsities."
+WAITING = "GMP has no law yet: 1 of 3 sparsities."
 
 
 @pytest.fixture(scope="module")
@@ -461,9 +462,9 @@ def test_two_methods_alone_fill_a_page(partial, tmp_path):
     assert WAITING in (page / "README.md").read_text()
     answers = summary.law_answers({study.name: page / "tables"})
     assert [answer["text"] for answer in answers["C002"]] == [
-        "extrapolated: rigl minus static at 80%: waits for runs: rigl has 1 of 3 sparsities"
+        "extrapolated: RigL minus Static at 80%: waits for runs: RigL has 1 of 3 sparsities"
     ]
-    assert "static: worth of 75% sparsity" in answers["C071"][1]["text"]
+    assert "Static: worth of 75% sparsity" in answers["C071"][1]["text"]
 
 
 def test_two_methods_alone_give_advice(partial):
@@ -483,7 +484,7 @@ def test_a_prediction_grows_by_methods_that_had_no_law(whole, partial):
     assert {loss["method"] for loss in first["losses"] if "predicted" in loss} == {
         "dense", "static-50", "static-75", "static-87.5"
     }  # fmt: skip
-    with pytest.raises(ValueError, match="no further law can be fitted yet: rigl has no law"):
+    with pytest.raises(ValueError, match="no further law can be fitted yet: RigL has no law"):
         predictions.predict(some, study, date="2026-11-25", earlier=first)
     # Dense and Static may have been trained since: their predictions stay as they are.
     since = records[~records["run"].isin(out) | records["algorithm"].isin(["dense", "static"])]
@@ -596,7 +597,9 @@ def test_predictions_are_made_before_and_held_against_the_runs(whole, tmp_path, 
     assert set(table["inside"]) <= {"yes", "no"}
     signs = law_signs.make(records, pd.DataFrame(), study)
     assert set(signs["agrees"]) <= {"yes", "no"}
-    losses = rows[rows["held_out"]].groupby("method")["loss"].mean()
+    out, methods = rows[rows["held_out"]], Methods(study)
+    names = {key: methods.treatment(key, methods[key].sparsity) for key in out["method"]}
+    losses = out.groupby(out["method"].map(names))["loss"].mean()
     apart = losses[signs["first"]].to_numpy() - losses[signs["second"]].to_numpy()
     assert signs["measured"].to_numpy() == pytest.approx(apart, abs=1e-9)
     assert signs["agrees"].tolist() == [
@@ -677,10 +680,10 @@ def test_what_is_surely_better_than_dense_is_advised_before_what_may_be(whole):
         ]
     )
     said = advice.text(rows, study, 75_264, 2e6).splitlines()[0]
-    assert "static at 50%, -0.028 to -2.0e-04 bits per byte against a dense model" in said
-    assert said.endswith("Not told apart from it: static 75%.")
+    assert "Static at 50%, -0.028 to -2.0e-04 bits per byte against a dense model" in said
+    assert said.endswith("Not told apart from it: Static 75%.")
     neither = advice.text(rows.drop(index=1), study, 75_264, 2e6).splitlines()[0]
-    assert "no answer; static at 75% is -0.050 to +0.010" in neither
+    assert "no answer; Static at 75% is -0.050 to +0.010" in neither
 
 
 def test_a_page_answers_at_sizes_and_budgets(whole):
@@ -694,7 +697,7 @@ def test_a_page_answers_at_sizes_and_budgets(whole):
     laws = scaling.fit_all(law_cells.finished(records, study))
     named = answer.split(" (")[0]
     assert named in {"dense", "no answer"} | {
-        f"{name} {level:g}%" for name in laws for level in (50, 75, 87.5)
+        f"{algorithm_name(name)} {level:g}%" for name in laws for level in (50, 75, 87.5)
     }
     assert law_advice.make(records.iloc[:0], pd.DataFrame(), study).empty
 
@@ -728,7 +731,7 @@ def test_models_of_equal_weights_are_compared_without_a_law(whole):
 def test_what_a_claim_is_asked_beyond_the_fit_is_extrapolated(whole):
     _, records, study = whole
     table = law_claims.make(records, pd.DataFrame(), study).set_index(["claim", "asked"])
-    worth = table.loc[("C071", "static: worth of 75% sparsity")]
+    worth = table.loc[("C071", "Static: worth of 75% sparsity")]
     # A dense model of that size is smaller than the smallest that was trained.
     assert worth["non-zero weights"] < 75_264 and worth["place"] == "extrapolated"
 
