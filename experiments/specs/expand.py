@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -40,18 +41,21 @@ def _level(sparsity: float) -> str:
     return short if float(short) == sparsity else repr(sparsity)
 
 
-#: In a method's ``sparsity``: the step at which the rate of a ``stable`` recipe begins to decay.
+#: As ``stop`` of mask updates: they end with the constant rate of a ``stable`` recipe. One that is
+#: due after the last step of that rate still takes place.
 DECAY = "decay"
 
 
 def _resolve_shares(value: Any, recipe: tasks.Recipe, key: str) -> Any:
     """Replace strings such as ``75%`` by that share of the run's steps (at least 1)."""
     if isinstance(value, dict):
-        return {name: _resolve_shares(item, recipe, name) for name, item in value.items()}
+        found = {name: _resolve_shares(item, recipe, name) for name, item in value.items()}
+        if value.get("stop") == DECAY and recipe.stable is not None:
+            found["stop"] = recipe.decay_start
+            found["stop"] += _is_due({**found, "stop": None}, recipe.decay_start)
+        return found
     if isinstance(value, list):
         return [_resolve_shares(item, recipe, key) for item in value]
-    if value == DECAY and recipe.stable is not None:
-        return recipe.decay_start
     if isinstance(value, str) and value.endswith("%"):
         try:
             share = float(value[:-1]) / 100
@@ -61,6 +65,13 @@ def _resolve_shares(value: Any, recipe: tasks.Recipe, key: str) -> Any:
             raise SpecError(f"{key} is {value!r}, but a share of the run reads like 75%")
         return max(1, math.floor(share * recipe.steps + 0.5))
     return value
+
+
+def _is_due(update: Mapping[str, Any], step: int) -> bool:
+    """Whether masks are updated after a step, by ``freq``, ``start`` and ``stop`` (exclusive)."""
+    start, stop = update.get("start") or 0, update.get("stop")
+    is_within = step >= start and (stop is None or step < stop)
+    return is_within and (step - start) % update.get("freq", 1) == 0
 
 
 def _recipe(workload: Workload, name: str, variant: Variant, *, rate: float = 1.0) -> tasks.Recipe:
@@ -164,12 +175,33 @@ def _continued(study: Study, scale: str, grid: Grid, method_name: str, spec: Run
         if own != other:
             raise SpecError(f"{where}: {key} differs from that of the grid {grid.continues!r}")
     step, stable = spec.recipe.decay_start, first.recipe.stable
+    if problem := _masks_apart(spec.sparsity, first.sparsity, step):
+        raise SpecError(
+            f"{where}: {spec.id} cannot continue the grid {grid.continues!r}: {problem}"
+        )
     if stable is None or first.recipe.decay_start < step or step not in stable.keep:
         raise SpecError(
             f"{where}: {spec.id} decays from step {step} on, but the grid {grid.continues!r} keeps "
             f"the steps {list(stable.keep) if stable else []} in recipe.stable.keep"
         )
     return FirstPhase(run=first.id, spec_hash=first.hash, densify=False, step=step)
+
+
+def _masks_apart(own: Mapping[str, Any] | None, trunk: Mapping[str, Any] | None, last: int) -> str:
+    """Where two runs' masks part up to a step, in words; empty where they do not."""
+    own, trunk = dict(own or {}), dict(trunk or {})
+    update, other = own.pop("update", None), trunk.pop("update", None)
+    for key in sorted(own.keys() | trunk.keys()):
+        if own.get(key) != trunk.get(key):
+            return f"sparsity.{key} is {own.get(key)!r} in one and {trunk.get(key)!r} in the other"
+    if update == other:
+        return ""
+    if not (isinstance(update, Mapping) and isinstance(other, Mapping)):
+        return f"sparsity.update is {update!r} in one and {other!r} in the other"
+    for step in range(1, last + 1):
+        if _is_due(update, step) != _is_due(other, step):
+            return f"only one of them updates its masks at step {step}, before the decay"
+    return ""
 
 
 def unscheduled(spec: RunSpec) -> dict[str, Any]:
