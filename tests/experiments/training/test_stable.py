@@ -19,12 +19,16 @@ STEPS, DECAY = 24, 0.25  # the rate decays from step 18 on
 
 
 def stable_spec(method: str, steps: int, decay: float, keep=(), **changes):
-    """A short run at a constant rate, with a decay over the last share of its steps."""
+    """A short run at a constant rate, with a decay over the last share of its steps.
+
+    Masks are updated at steps 2, 6, 10 ... and last where the decay begins, 18 or the end.
+    """
 
     def change(spec):
         spec["recipe"]["stable"] = {"warmup_steps": 4, "decay": decay, "keep": list(keep)}
         if spec["sparsity"] and "update" in spec["sparsity"]:
-            spec["sparsity"]["update"] = {"freq": 4, "start": 2, "stop": 18}
+            stop = 19 if decay else steps
+            spec["sparsity"]["update"] = {"freq": 4, "start": 2, "stop": stop}
 
     return edited(short_spec(method, steps, **changes), change)
 
@@ -119,7 +123,7 @@ GRID = {
 }
 
 
-def study(tmp_path, *, keep=(40, 80), **changes):
+def study(tmp_path, *, keep=(40, 80), masks=None, **changes):
     stable = {"warmup_steps": 5, "decay": 0.2}
     trunk = {**GRID, "label": "trunk", "variant": "trunk"}
     trunk["recipe"] = {**GRID["recipe"], "stable": {**stable, "decay": 0, "keep": list(keep)}}
@@ -142,6 +146,7 @@ def study(tmp_path, *, keep=(40, 80), **changes):
                     "algorithm": "set",
                     "sparsity": 0.5,
                     "update": {"freq": 7, "stop": "decay"},
+                    **(masks or {}),
                 },
             },
         },
@@ -164,6 +169,34 @@ def test_a_grid_continues_another_at_the_step_where_its_rate_decays(tmp_path):
         assert start.step == step == runs["set", name].sparsity["update"]["stop"]
     assert "step" in runs["set", "half"].to_json()["starts_from"]
     json.dumps(runs["set", "half"].to_json())
+
+
+def test_an_update_after_the_last_step_of_the_constant_rate_takes_place(tmp_path):
+    masks = {"update": {"freq": 8, "start": 16, "stop": "decay"}}
+    runs = study_runs(study(tmp_path, masks=masks), "smoke")
+    stops = {
+        run.spec.recipe.name: run.spec.sparsity["update"]["stop"]
+        for run in runs
+        if run.spec.sparsity
+    }
+    # 40 and 80 are steps of an update, and of a state that is kept after it; `stop` is exclusive.
+    assert stops == {"half": 41, "whole": 81, "trunk": 81}
+
+
+@pytest.mark.parametrize(
+    ("masks", "sentence"),
+    [
+        (
+            {"drop_fraction": {"type": "cosine", "init": 0.3, "half_period": "75%"}},
+            "sparsity.drop_fraction is .*'half_period': 38.* in one and .*'half_period': 60",
+        ),
+        ({"update": {"freq": 4, "start": 2, "stop": "30%"}}, "only one of them .* at step 18,"),
+        ({"update": {"freq": "10%"}}, "only one of them updates its masks at step 5,"),
+    ],
+)
+def test_masks_that_would_part_before_the_decay_are_refused(tmp_path, masks, sentence):
+    with pytest.raises(SpecError, match=f"cannot continue the grid 'trunk': {sentence}"):
+        study_runs(study(tmp_path, masks=masks), "smoke")
 
 
 @pytest.mark.parametrize(
