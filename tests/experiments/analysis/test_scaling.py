@@ -430,6 +430,38 @@ def test_where_laws_are_asked_was_registered():
         assert registered["place"] == digest(place), f"the place of {claim} was changed"
 
 
+def test_errors_of_a_method_are_those_of_its_own_cells(whole, monkeypatch):
+    """GMP's held-out runs have not been trained; those of dense, Static and RigL have."""
+    rows, records, study = whole
+    out = rows[rows["held_out"]]
+    missing = out[out["algorithm"] == "gmp"]["run"]
+    some = records[~records["run"].isin(missing)]
+    said = {"losses": [{"method": m, "predicted": 2.0} for m in out["method"].unique()]}
+    monkeypatch.setattr(predictions, "registered", lambda study, scale: said)
+    table = laws.make(some, pd.DataFrame(), study).set_index("method")
+    held_out = [name for name in laws.COLUMNS if "held out" in name]
+    text = law_curves.caption(some, pd.DataFrame(), study)
+    assert "in the 7 cells held out (Dense, Static, RigL)." in text
+    assert len(held_out) == 4 and table.loc["gmp", held_out].isna().all()
+    fits = scaling.fit_all(law_cells.finished(some, study))
+    for name in ("dense", "static", "rigl"):
+        own = out[out["algorithm"] == name]
+        means = own.groupby(["sparsity", "nonzero", "data"])["loss"].mean().reset_index()
+        s, n, d, loss = means.to_numpy(float).T
+        for column, expected in (
+            ("error held out (%)", fits[name].law(s, n, d)),
+            ("with b_m, held out (%)", fits[name].other(s, n, d)),
+            ("registered, held out (%)", 2.0),
+        ):
+            error = 100 * np.sqrt(np.mean((expected / loss - 1) ** 2))
+            assert table.loc[name, column] == pytest.approx(error)
+    fitted = rows[~rows["held_out"] & (rows["algorithm"] == "gmp")]
+    cells = fitted.groupby(["sparsity", "nonzero", "data"])["loss"].mean().reset_index()
+    s, n, d, loss = cells.to_numpy(float).T
+    error = 100 * np.sqrt(np.mean((fits["gmp"].law(s, n, d) / loss - 1) ** 2))
+    assert table.loc["gmp", "error in the fit (%)"] == pytest.approx(error)
+
+
 WAITING = "GMP has no law yet: 1 of 3 sparsities."
 
 
