@@ -6,12 +6,12 @@ together. Bands are 95% of 200 draws of a wild bootstrap by model, by line of a 
 and by seed, of either form by turns, and hold the misfit: what both forms miss besides noise, in
 common to all methods of a model, and of a line. At a bound says which part the data do not
 determine. Worth is how many times its non-zero weights a dense model of equal loss has, at 75%
-sparsity, the middle of the sizes and the longest fitted budget; inf where no dense model is that
-good. Seed noise is that of a method's runs and the dense ones. Errors are root mean squares of
-relative differences to the means of a method's own cells, without the dense ones: in the fit; at
-the longest budget of the largest fitted size, by a law fitted without it; and on held-out cells, by
-the present form, which was chosen after these were seen, and by the laws that were registered
-before. Plain is a law linear in logarithms."""
+sparsity, the size of the smallest fitted dense model and the longest fitted budget; inf where no
+dense model is that good. Seed noise is that of a method's runs and the dense ones. Errors are root
+mean squares of relative differences to the means of a method's own cells, without the dense ones:
+in the fit; at the longest budget of the largest fitted size, by a law fitted without it; and on
+held-out cells, by the present form, which was chosen after these were seen, and by the laws that
+were registered before. Plain is a law linear in logarithms."""
 
 from typing import Any
 
@@ -74,8 +74,7 @@ def _row(rows: pd.DataFrame, fitted: pd.DataFrame, found: scaling.Fitted) -> dic
             key for key, part in parts.items() if part < NO_SHARE * sum(parts.values())
         )
     if name != law_cells.DENSE:
-        place = SPARSITY, found.middle(SPARSITY), float(found.rows["data"].max())
-        row["worth of 75%"], draws = found.worth(*place)
+        row["worth of 75%"], draws = found.worth(SPARSITY, *found.place)
         row["low"], row["high"] = effects.interval(draws)
     own = rows[rows["algorithm"] == name]
     row["error in the fit (%)"] = _error(law, own[~own["held_out"].astype(bool)])

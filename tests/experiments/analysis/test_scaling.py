@@ -372,7 +372,7 @@ def test_tables_say_what_the_laws_say(whole):
     rows, records, study = whole
     table = laws.make(records, pd.DataFrame(), study).set_index("method")
     assert table.loc["static", "worth of 75%"] == pytest.approx(
-        LAWS["static"].worth(0.75, 169_344 / 4, 4_096_000), rel=0.1
+        LAWS["static"].worth(0.75, 75_264, 4_096_000), rel=0.1
     )
     # The truth has the form of the law, so it foresees better than what is linear in logarithms.
     assert table.loc["static", "error held out (%)"] < table.loc["static", "plain, held out (%)"]
@@ -460,6 +460,24 @@ def test_errors_of_a_method_are_those_of_its_own_cells(whole, monkeypatch):
     s, n, d, loss = cells.to_numpy(float).T
     error = 100 * np.sqrt(np.mean((fits["gmp"].law(s, n, d) / loss - 1) ** 2))
     assert table.loc["gmp", "error in the fit (%)"] == pytest.approx(error)
+
+
+def test_questions_about_one_law_have_one_place_whatever_runs_are_added(whole):
+    rows, records, study = whole
+    more = rows.assign(sparsity=0.95, nonzero=rows["weights"] * 0.05, run=rows["run"] + "-95")
+    more = more[(more["algorithm"] == "static") & (more["model"] == "bytes-64") & ~more["held_out"]]
+    fits = [scaling.fit(own[~own["held_out"]], ["static"], draws=0)["static"]
+            for own in (rows, pd.concat([rows, more]))]  # fmt: skip
+    # Dense of width 32 and 75% of width 64, both trained on four million tokens.
+    assert [law.place for law in fits] == [(0.25 * 301_056, 4_096_000)] * 2
+    assert not fits[0].difference_extrapolated(0.75, *fits[0].place)
+    table = laws.make(records, pd.DataFrame(), study).set_index("method")
+    asked = law_claims.make(records, pd.DataFrame(), study).set_index("asked")
+    for name in ("static", "gmp"):
+        row = asked.loc[f"{algorithm_name(name)}: worth of 75% sparsity"]
+        assert (row["non-zero weights"], row["data"]) == (75_264, 4_096_000)
+        assert table.loc[name, "worth of 75%"] == row["value"]
+        assert table.loc[name, ["low", "high"]].tolist() == row[["low", "high"]].tolist()
 
 
 WAITING = "GMP has no law yet: 1 of 3 sparsities."
@@ -764,8 +782,10 @@ def test_what_a_claim_is_asked_beyond_the_fit_is_extrapolated(whole):
     _, records, study = whole
     table = law_claims.make(records, pd.DataFrame(), study).set_index(["claim", "asked"])
     worth = table.loc[("C071", "Static: worth of 75% sparsity")]
-    # A dense model of that size is smaller than the smallest that was trained.
-    assert worth["non-zero weights"] < 75_264 and worth["place"] == "extrapolated"
+    assert worth["non-zero weights"] == 75_264 and worth["place"] == "trained"
+    # At 87.5% a model of that size is larger than the largest that was trained.
+    falls = table.loc[("C070", "Static: largest step of loss between sparsities")]
+    assert falls["non-zero weights"] == 75_264 and falls["place"] == "extrapolated"
 
 
 def test_an_edge_is_inside_and_a_step_beyond_it_is_not(fitted):
