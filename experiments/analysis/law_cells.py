@@ -37,6 +37,11 @@ class Subject:
     data: str
     is_error: bool = False
 
+    @property
+    def unit(self) -> str:
+        """What one of the data is called in the plural: ``tokens`` or ``images``."""
+        return self.data.removeprefix("training ")
+
 
 #: By task. The error of a classifier is a loss in (0, 1).
 SUBJECTS = {

@@ -18,8 +18,8 @@ from experiments.analysis.methods import algorithm_name
 from experiments.specs.planned import PlannedStudy
 
 EVERY_RECIPE = True
-COLUMNS = ["claim", "statement", "asked", "non-zero weights", "data", "value", "low", "high",
-           "unit", "says", "place", "runs"]  # fmt: skip
+COLUMNS = ["claim", "statement", "asked", "non-zero weights", "data", "data in", "value", "low",
+           "high", "unit", "says", "place", "runs"]  # fmt: skip
 GRADUAL, CONSTANT = "gmp", "static"
 #: In places.yaml: each sparsity of a list against the one before it.
 SPARSER = "sparser"
@@ -50,7 +50,9 @@ def make(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd
                 made.append({"claim": claim} | _of(laws, fitted, name, ask))
     table = pd.DataFrame(made, columns=COLUMNS)
     statements = published.claims().set_index("claim_id")["statement"]
-    return table.assign(statement=table["claim"].map(statements))
+    return table.assign(
+        **{"statement": table["claim"].map(statements), "data in": law_cells.subject(study).unit}
+    )
 
 
 def _asked(place: dict[str, Any]) -> str:

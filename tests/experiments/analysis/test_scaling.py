@@ -788,6 +788,18 @@ def test_what_a_claim_is_asked_beyond_the_fit_is_extrapolated(whole):
     assert falls["non-zero weights"] == 75_264 and falls["place"] == "extrapolated"
 
 
+@pytest.mark.parametrize(("task", "unit"), [("lm", "tokens"), ("vision", "images")])
+def test_an_answer_names_what_its_budget_counts(whole, monkeypatch, tmp_path, task, unit):
+    _, records, study = whole
+    finished = law_cells.finished(records, study)
+    monkeypatch.setattr(law_cells, "finished", lambda records, study: finished)
+    monkeypatch.setattr(law_cells, "subject", lambda study: law_cells.SUBJECTS[task])
+    tables.write("law_claims", records, pd.DataFrame(), study, tmp_path)
+    answers = summary.law_answers({study.name: tmp_path})
+    assert f" at 7.5e+04 non-zero weights, 4.1e+06 {unit}: " in answers["C071"][0]["text"]
+    assert f", 1.1e+11 {unit}: " in answers["C002"][0]["text"]
+
+
 def test_an_edge_is_inside_and_a_step_beyond_it_is_not(fitted):
     law = fitted["static"]
     assert not law.extrapolated(0.5, 75_264 / 2, 512_000)
