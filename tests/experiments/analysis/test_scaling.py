@@ -202,7 +202,11 @@ def test_what_waits_is_said():
     one = rows[rows["model"] == "bytes-32"]
     assert law_cells.waits_for(one, "static") == "1 of 2 sizes"
     assert "1 of 3 budgets" in law_cells.waits_for(rows[rows["data"] == 512_000], "static")
-    assert "1 of 3 sparsities" in law_cells.waits_for(rows[rows["sparsity"] == 0], "static")
+    dense = rows[rows["sparsity"] == 0]
+    assert law_cells.waits_for(dense, "static") == "0 of 2 sparsities besides dense"
+    some = rows[rows["sparsity"].isin([0.0, 0.75])]
+    assert law_cells.waits_for(some, "static") == "1 of 2 sparsities besides dense"
+    assert law_cells.waits_for(some, "dense") == ""
     with pytest.raises(ValueError, match="waits for runs: it has 1 of 2 sizes"):
         scaling.fit(one, ["static"])
 
@@ -480,7 +484,7 @@ def test_questions_about_one_law_have_one_place_whatever_runs_are_added(whole):
         assert table.loc[name, ["low", "high"]].tolist() == row[["low", "high"]].tolist()
 
 
-WAITING = "GMP has no law yet: 1 of 3 sparsities."
+WAITING = "GMP has no law yet: 0 of 2 sparsities besides dense."
 
 
 @pytest.fixture(scope="module")
@@ -508,11 +512,12 @@ def test_two_methods_alone_fill_a_page(partial, tmp_path):
     fitted = pd.read_csv(page / "tables" / "laws.csv").set_index("method")
     # Runs of every budget count, not of their method's own alone.
     assert fitted.loc["static", "waits for"] != fitted.loc["static", "waits for"]
-    assert fitted.loc["gmp", "waits for"] == "1 of 3 sparsities"
+    assert fitted.loc["gmp", "waits for"] == "0 of 2 sparsities besides dense"
     assert WAITING in (page / "README.md").read_text()
     answers = summary.law_answers({study.name: page / "tables"})
     assert [answer["text"] for answer in answers["C002"]] == [
-        "extrapolated: RigL minus Static at 80%: waits for runs: RigL has 1 of 3 sparsities"
+        "extrapolated: RigL minus Static at 80%: waits for runs: RigL has "
+        "0 of 2 sparsities besides dense"
     ]
     assert "Static: worth of 75% sparsity" in answers["C071"][1]["text"]
 
