@@ -358,6 +358,34 @@ def test_the_legend_explains_every_colour_of_a_panel(whole):
         assert (named_dots, named_best) == (dots, best)
 
 
+def test_the_caption_of_times_counts_them_in_sentences(whole, monkeypatch):
+    _, records, study = whole
+    names = ["clock", "kind", "minus dense low", "minus dense high", "extrapolated"]
+    cases = {
+        "cpu": [(-2, -1, False), (-1, 1, False), (1, 2, False), (-3, -1, False), (-1, 1, True)],
+        "cs2": [(-1, 1, True), (-2, 1, True)],
+    }
+    rows = [(key, "sparse", *case) for key, own in cases.items() for case in own]
+    rows += [(key, "dense", np.nan, np.nan, False) for key in cases]
+    made = pd.DataFrame(rows, columns=names)
+    monkeypatch.setattr(law_time, "data", lambda records, curves, study: made)
+    text = law_time.caption(records, pd.DataFrame(), study)
+    cpu, cs2 = (clocks.clocks("small")[key].title for key in cases)
+    assert text.startswith("Compared are the best size of a dense model and the best size")
+    assert "The table law_advice compares models of equal non-zero weights instead. " in text
+    assert (
+        f"{cpu}: Of 4 times within what was fitted, the sparse model is better at 2 and the dense "
+        "one at 1; 1 have no answer. At the one time beyond what was fitted, the band of sparse "
+        f"minus dense covers zero: no answer. {cs2}: No time lies within what was fitted. At all 2 "
+        "times beyond what was fitted, the band of sparse minus dense covers zero: no answer."
+    ) in text
+
+
+def test_a_device_that_is_too_slow_does_not_reach_the_speedup_needed():
+    said = [law_break_even._pays(speedup, 1.2, 1.5) for speedup in (1.17, 1.3, 1.6)]
+    assert said == ["(1.17) does not reach it", "(1.30) no answer", "(1.60) gives it"]
+
+
 def test_the_break_even_of_laws_is_on_a_logarithmic_axis_under_its_legend(whole):
     _, records, study = whole
     figure = law_break_even.draw(records, pd.DataFrame(), study)
