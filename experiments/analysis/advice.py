@@ -115,7 +115,7 @@ def _check_reach(
 
 def _budget(study: PlannedStudy) -> str:
     """What a budget of the study counts, in words."""
-    return law_cells.subject(study).data.removeprefix("training ")
+    return law_cells.subject(study).unit
 
 
 def _count(number: float, what: str) -> str:

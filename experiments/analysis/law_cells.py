@@ -37,6 +37,11 @@ class Subject:
     data: str
     is_error: bool = False
 
+    @property
+    def unit(self) -> str:
+        """What one of the data is called in the plural: ``tokens`` or ``images``."""
+        return self.data.removeprefix("training ")
+
 
 #: By task. The error of a classifier is a loss in (0, 1).
 SUBJECTS = {
@@ -117,14 +122,14 @@ def of_algorithm(rows: pd.DataFrame, algorithm: str) -> pd.DataFrame:
 def waits_for(rows: pd.DataFrame, algorithm: str) -> str:
     """What is missing before a law of this algorithm can be fitted; empty if nothing is."""
     own = of_algorithm(rows, algorithm)
-    needed = {"model": MIN_SIZES, "data": MIN_BUDGETS}
+    counts = [(own["model"], MIN_SIZES, "sizes"), (own["data"], MIN_BUDGETS, "budgets")]
     if algorithm != DENSE:
-        needed["sparsity"] = MIN_LEVELS + 1  # the dense one is the first
-    names = {"model": "sizes", "data": "budgets", "sparsity": "sparsities"}
+        levels = own.loc[own["algorithm"] == algorithm, "sparsity"]
+        counts.append((levels, MIN_LEVELS, "sparsities besides dense"))
     lacking = [
-        f"{own[key].nunique()} of {count} {names[key]}"
-        for key, count in needed.items()
-        if own[key].nunique() < count
+        f"{values.nunique()} of {count} {name}"
+        for values, count, name in counts
+        if values.nunique() < count
     ]
     if not lacking and len(own.groupby(["model", "sparsity", "data"])) < 10:
         lacking = ["fewer than 10 cells"]

@@ -109,6 +109,17 @@ class Fitted:
         """Whether sparse models are Sparse-Wide, whose size is that of dense at equal FLOPs."""
         return bool((self.rows["nonzero"] == self.rows["weights"]).all())
 
+    @property
+    def place(self) -> tuple[float, float]:
+        """Non-zero weights and data at which a question about one law is asked.
+
+        The size is that of the smallest fitted dense model, at which a dense model and one of
+        twice the width at 75% sparsity are trained; the budget is the longest fitted one. More
+        seeds, sparsities or larger models move neither.
+        """
+        dense = self.rows[self.rows["sparsity"] == 0]
+        return float(dense["nonzero"].min()), float(self.rows["data"].max())
+
     def middle(self, sparsity: float) -> float:
         """Non-zero weights of the middle one of the fitted models at a sparsity."""
         return self._kept(float(np.median(self.rows["weights"].unique())), sparsity)

@@ -190,6 +190,7 @@ def _facts(record: Record) -> dict[str, Any]:
         "processor": machine.words(record.machine_facts, record.cpu),
         "threads": record.num_threads,
         "wall time of training (s)": record.wall_s,
+        "of which shared with another run (s)": record.borrowed_s or None,
         "wall time of evaluation (s)": None if evaluation is None else evaluation.wall_s,
         "versions": "; ".join(f"{name} {version}" for name, version in record.versions.items()),
     }

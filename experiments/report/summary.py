@@ -1,6 +1,6 @@
 """What the front page of a scale says: verdicts, cost, negative results. All from records."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -105,39 +105,67 @@ def _are(count: int) -> str:
 
 
 def cost(records: Iterable[Record]) -> dict[str, Any]:
-    """Return what finished runs cost and how large they are, each run once.
+    """Return what finished runs cost and how large they are, each run and each shared step once.
 
     Args:
         records: Records; a run that several studies show may occur several times.
 
     Returns:
-        ``runs``; ``machines``: by key (by processor where none was recorded), the core-hours of
-        ``training`` and ``evaluation`` (wall time times threads) there, the runs ``trained`` there
-        and what is known of it in ``words``; ``executed`` and ``dense`` training FLOPs, 2 per
-        multiply-add; ``datasets``; least and largest number of ``parameters``; largest number of
-        ``tokens`` and of ``images``.
+        ``runs``, and how many of them are ``continued``: from the state of another one, whose steps
+        they do not count again; ``machines``: by key (by processor where none was recorded), the
+        core-hours of ``training`` and ``evaluation`` (wall time times threads) there, the runs
+        ``trained`` there and what is known of it in ``words``; ``executed`` and ``dense`` training
+        FLOPs, 2 per multiply-add; ``datasets``; least and largest number of ``parameters``;
+        largest number of ``tokens`` and of ``images``.
     """
-    runs = {record.run: record for record in records}.values()
+    runs = list({record.run: record for record in records}.values())
     flops = {"executed": 0.0, "dense": 0.0}
     machines: dict[str, dict[str, Any]] = {}
+    continued = _continued(runs)
     for record in runs:
         share, evaluation = (record.num_threads or 1) / 3600, record.evaluation
         own = _hours(machines, record.machine_facts, record.cpu)
         own["trained"] += 1
-        own["training"] += share * record.wall_s
+        borrowed = record.borrowed_s if record.run in continued else 0.0
+        own["training"] += share * (record.wall_s - borrowed)
         own = _hours(machines, None if evaluation is None else evaluation.machine, record.cpu)
         own["evaluation"] += share * (0.0 if evaluation is None else evaluation.wall_s or 0.0)
         flops["executed"] += record.flops.executed
         flops["dense"] += record.flops.dense_equivalent
+        if record.run in continued:
+            shared = record.shared_flops()
+            flops["executed"] -= shared.executed
+            flops["dense"] -= shared.dense_equivalent
     sizes = [record.num_parameters for record in runs]
     return {
         "runs": len(runs),
+        "continued": len(continued),
         **flops,
         "machines": machines,
         "datasets": sorted({record.spec.data.name for record in runs}),
         "parameters": (min(sizes), max(sizes)) if sizes else None,
         **{unit: _largest(runs, unit) for unit in ("tokens", "images")},
     }
+
+
+def _continued(records: Sequence[Record]) -> set[str]:
+    """Ids of the runs whose first steps another of these runs counts.
+
+    The first run counts them; where it is not among these runs, the one that continues its latest
+    step does.
+    """
+    counted = {record.run for record in records}
+    starts = {record.run: record.spec.starts_from for record in records}
+    latest = sorted(
+        ((start.step, run, start.run) for run, start in starts.items() if start and start.step),
+        reverse=True,
+    )
+    continued = set()
+    for _, run, first in latest:
+        if first in counted:
+            continued.add(run)
+        counted.add(first)
+    return continued
 
 
 #: Table of a study's laws about claims.
@@ -162,8 +190,9 @@ def law_answers(tables_dirs: dict[str, Path]) -> dict[str, list[dict[str, str]]]
             text = f"{row['asked']}: {row['says']}"
             if row["value"] == row["value"]:
                 band = f"{row['value']:+.3g} [{row['low']:.3g}, {row['high']:.3g}] {row['unit']}"
-                size = f"{row['non-zero weights']:.2g} non-zero weights, {row['data']:.2g} samples"
-                text = f"{row['asked']} {band} at {size}: {row['says']}"
+                data = f"{row['data']:.2g} {row['data in']}"
+                size = f"{row['non-zero weights']:.2g} non-zero weights"
+                text = f"{row['asked']} {band} at {size}, {data}: {row['says']}"
             mark = f"{row['place']}: " if row["place"] == "extrapolated" else ""
             found.setdefault(row["claim"], []).append({"text": f"{mark}{text}", "study": study})
     return found

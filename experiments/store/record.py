@@ -118,6 +118,8 @@ class Record(Facts):
     claim_tests: dict[str, str] | None = None
     num_threads: NonNegativeInt
     wall_s: Number
+    #: Seconds of ``wall_s`` in which another run trained the state that this one continues.
+    borrowed_s: Number = 0
     num_parameters: int
     num_nonzero: int
     flops: Flops
@@ -177,6 +179,21 @@ class Record(Facts):
         if self.machine is None:
             return None
         return self.machine.model_dump(mode="json", exclude_unset=True)
+
+    def shared_flops(self) -> Flops:
+        """FLOPs of the steps that another run trained, whose state this one continues.
+
+        A first phase whose weights a run starts from is not among its steps. Between two logged
+        steps FLOPs are interpolated linearly.
+        """
+        start = self.spec.starts_from
+        if start is None or start.step is None:
+            return Flops(executed=0, dense_equivalent=0)
+        rows = self.rows("train")
+        steps = [0, *(row["step"] for row in rows)]
+        executed = np.interp(start.step, steps, [0, *(row["flops_executed"] for row in rows)])
+        dense = self.flops.dense_equivalent * start.step / self.spec.recipe.steps
+        return Flops(executed=float(executed), dense_equivalent=dense)
 
     def rows(self, kind: str) -> list[Row]:
         """Rows of the curve: ``train`` or ``validation``."""

@@ -126,5 +126,5 @@ def caption(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) ->
 
 
 def _pays(speedup: float, low: float, high: float) -> str:
-    word = "gives it" if speedup > high else "does not" if speedup < low else "no answer"
+    word = "gives it" if speedup > high else "does not reach it" if speedup < low else "no answer"
     return f"({speedup:.2f}) {word}"

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from experiments.analysis import law_cells, scaling, style
-from experiments.analysis.methods import Methods
+from experiments.analysis.methods import Methods, algorithm_name
 from experiments.specs.planned import PlannedStudy
 
 EVERY_RECIPE = True
@@ -101,7 +101,9 @@ def caption(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) ->
     for held_out, where in ((False, "of the fit"), (True, "held out")):
         own = errors[means["held_out"] == held_out].dropna()
         if len(own):
+            names = dict.fromkeys(means.loc[own.index, "algorithm"])
             text += (
-                f" Laws are {100 * own.mean():.2f}% off on average in the {len(own)} cells {where}."
+                f" Laws are {100 * own.mean():.2f}% off on average in the {len(own)} cells {where} "
+                f"({', '.join(map(algorithm_name, names))})."
             )
     return text

@@ -144,32 +144,41 @@ def caption(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) ->
         sparse = own[own["kind"] == "sparse"]
         if sparse.empty:
             continue
-        pays, loses = sparse["minus dense high"] < 0, sparse["minus dense low"] > 0
-        fitted = ~sparse["extrapolated"].astype(bool)
-        parts.append(
-            f"{clock.title}: {_verdict(pays, loses)}; "
-            f"{_counts(pays[fitted], loses[fitted], 'within what was fitted')}; "
-            f"{_counts(pays[~fitted], loses[~fitted], 'extrapolated')}."
-        )
+        parts.append(f"{clock.title}: {_verdict(sparse)}")
     if parts:
-        parts.insert(0, "By the fitted laws, priced by each clock.")
+        parts.insert(
+            0,
+            "Compared are the best size of a dense model and the best size and sparsity of a "
+            "sparse one in equal time. The table law_advice compares models of equal non-zero "
+            "weights instead.",
+        )
     return " ".join([*parts, *law_cells.waiting(law_cells.finished(records, study), study)])
 
 
-def _verdict(pays: pd.Series, loses: pd.Series) -> str:
-    """One plain word on all times of a clock."""
-    if pays.any() and loses.any():
-        return "sparsity pays at some times and costs at others"
-    if not pays.any() and not loses.any():
-        return "no answer at any time"
-    return f"sparsity {'pays' if pays.any() else 'does not pay'} where there is an answer"
+def _verdict(sparse: pd.DataFrame) -> str:
+    """One clock in sentences: how many times have an answer, and where they lie.
 
-
-def _counts(pays: pd.Series, loses: pd.Series, where: str) -> str:
-    if not len(pays):
-        return f"no time is {where}"
-    below, above = int(pays.sum()), int(loses.sum())
-    return (
-        f"of {len(pays)} times {where} the band of sparse minus dense lies below zero at {below} "
-        f"and above it at {above}"
-    )
+    Args:
+        sparse: Rows of the best sparse model, one per time.
+    """
+    beyond = sparse["extrapolated"].astype(bool)
+    places = (("within what was fitted", ~beyond), ("beyond what was fitted", beyond))
+    found = []
+    for where, chosen in places:
+        own = sparse[chosen]
+        if len(own) == 0:
+            found.append(f"No time lies {where}.")
+            continue
+        pays, loses = (own["minus dense high"] < 0).sum(), (own["minus dense low"] > 0).sum()
+        of = f"Of {len(own)} times {where}" if len(own) > 1 else f"At the one time {where}"
+        if not pays and not loses:
+            at = f"At all {len(own)} times {where}" if len(own) > 1 else of
+            found.append(f"{at}, the band of sparse minus dense covers zero: no answer.")
+        elif len(own) == 1:
+            found.append(f"{of}, the {'sparse' if pays else 'dense'} model is better.")
+        else:
+            found.append(
+                f"{of}, the sparse model is better at {pays} and the dense one at {loses}; "
+                f"{len(own) - pays - loses} have no answer."
+            )
+    return " ".join(found)

@@ -3,8 +3,8 @@ extrapolated by orders of magnitude: the difference of losses with its 95% band,
 the band covers both signs. A claim on several sparsities is asked at each, and the worst counts.
 Trained or extrapolated says whether all that is asked lies inside of the fitted sizes and budgets.
 The verdict at the tested point is in the ledger of the study that tests the claim; the front page
-has both. C070 to C072 are asked at the sizes and budgets trained here, at the middle size and the
-longest budget, of gradual pruning, as in the source, and C070 and C071 of Static, too."""
+has both. C070 to C072 are asked at the non-zero weights of the smallest fitted dense model and the
+longest fitted budget, of gradual pruning, as in the source, and C070 and C071 of Static, too."""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,8 +18,8 @@ from experiments.analysis.methods import algorithm_name
 from experiments.specs.planned import PlannedStudy
 
 EVERY_RECIPE = True
-COLUMNS = ["claim", "statement", "asked", "non-zero weights", "data", "value", "low", "high",
-           "unit", "says", "place", "runs"]  # fmt: skip
+COLUMNS = ["claim", "statement", "asked", "non-zero weights", "data", "data in", "value", "low",
+           "high", "unit", "says", "place", "runs"]  # fmt: skip
 GRADUAL, CONSTANT = "gmp", "static"
 #: In places.yaml: each sparsity of a list against the one before it.
 SPARSER = "sparser"
@@ -50,7 +50,9 @@ def make(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd
                 made.append({"claim": claim} | _of(laws, fitted, name, ask))
     table = pd.DataFrame(made, columns=COLUMNS)
     statements = published.claims().set_index("claim_id")["statement"]
-    return table.assign(statement=table["claim"].map(statements))
+    return table.assign(
+        **{"statement": table["claim"].map(statements), "data in": law_cells.subject(study).unit}
+    )
 
 
 def _asked(place: dict[str, Any]) -> str:
@@ -111,11 +113,6 @@ def _of(
     return found | {"asked": f"{algorithm_name(name)}: {found['asked']}"}
 
 
-def _place(law: scaling.Fitted) -> tuple[float, float]:
-    """Non-zero weights and data at which claims about one law are asked."""
-    return float(np.median(law.rows["nonzero"])), float(law.rows["data"].max())
-
-
 def _where(law: scaling.Fitted, levels: Any, nonzero: float, budgets: Any) -> dict[str, Any]:
     """Where one law is asked, and whether all of it lies inside of what was fitted."""
     beyond = any(
@@ -140,7 +137,7 @@ def _word(*, agrees: bool, against: bool) -> str:
 
 def _falls(law: scaling.Fitted) -> dict[str, Any]:
     """The largest step of loss from one sparsity to the next, at equal non-zeros."""
-    nonzero, tokens = _place(law)
+    nonzero, tokens = law.place
     levels = np.array([s for s in LEVELS if s <= law.rows["sparsity"].max()])
     value = float(np.diff(law.law(levels, nonzero, tokens)).max())
     low, high = map(float, effects.interval(np.diff(law.sample(levels, nonzero, tokens)).max(1)))
@@ -152,7 +149,7 @@ def _falls(law: scaling.Fitted) -> dict[str, Any]:
 
 def _worth(law: scaling.Fitted) -> dict[str, Any]:
     """How many times its non-zeros a dense model of equal loss has at 75%."""
-    nonzero, tokens = _place(law)
+    nonzero, tokens = law.place
     value, draws = law.worth(0.75, nonzero, tokens)
     low, high = map(float, effects.interval(draws))
     bounds = PUBLISHED_WORTH * (1 - TOLERANCE), PUBLISHED_WORTH * (1 + TOLERANCE)
@@ -165,7 +162,7 @@ def _worth(law: scaling.Fitted) -> dict[str, Any]:
 
 def _rises(law: scaling.Fitted) -> dict[str, Any]:
     """How much the best sparsity rises from the shortest to the longest budget."""
-    nonzero, tokens = _place(law)
+    nonzero, tokens = law.place
     highest, shortest = float(law.rows["sparsity"].max()), float(law.rows["data"].min())
 
     def rise(one: Any) -> float:

@@ -6,11 +6,12 @@ together. Bands are 95% of 200 draws of a wild bootstrap by model, by line of a 
 and by seed, of either form by turns, and hold the misfit: what both forms miss besides noise, in
 common to all methods of a model, and of a line. At a bound says which part the data do not
 determine. Worth is how many times its non-zero weights a dense model of equal loss has, at 75%
-sparsity, the middle of the sizes and the longest fitted budget; inf where no dense model is that
-good. Errors are root mean squares of relative differences to cell means: in the fit; at the longest
-budget of the largest fitted size, by a law fitted without it; and on held-out cells, by the present
-form, which was chosen after these were seen, and by the laws that were registered before. Plain is
-a law linear in logarithms."""
+sparsity, the size of the smallest fitted dense model and the longest fitted budget; inf where no
+dense model is that good. Seed noise is that of a method's runs and the dense ones. Errors are root
+mean squares of relative differences to the means of a method's own cells, without the dense ones:
+in the fit; at the longest budget of the largest fitted size, by a law fitted without it; and on
+held-out cells, by the present form, which was chosen after these were seen, and by the laws that
+were registered before. Plain is a law linear in logarithms."""
 
 from typing import Any
 
@@ -52,7 +53,7 @@ def make(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd
             row |= _row(rows, fitted, laws[name])
             row["registered, held out (%)"] = _registered_error(rows, name, said)
         if name in without:
-            left = law_cells.of_algorithm(left_out, name)
+            left = left_out[left_out["algorithm"] == name]
             row["error left out (%)"] = _error(without[name].law, left)
             row["with b_m, left out (%)"] = _error(without[name].other, left)
             row["plain, left out (%)"] = _error(law_fit.fit_plain(fitted[~last], name), left)
@@ -73,10 +74,9 @@ def _row(rows: pd.DataFrame, fitted: pd.DataFrame, found: scaling.Fitted) -> dic
             key for key, part in parts.items() if part < NO_SHARE * sum(parts.values())
         )
     if name != law_cells.DENSE:
-        place = SPARSITY, found.middle(SPARSITY), float(found.rows["data"].max())
-        row["worth of 75%"], draws = found.worth(*place)
+        row["worth of 75%"], draws = found.worth(SPARSITY, *found.place)
         row["low"], row["high"] = effects.interval(draws)
-    own = law_cells.of_algorithm(rows, name)
+    own = rows[rows["algorithm"] == name]
     row["error in the fit (%)"] = _error(law, own[~own["held_out"].astype(bool)])
     row["with b_m, in the fit (%)"] = _error(found.other, own[~own["held_out"].astype(bool)])
     row["b_m"] = found.other.b_m
@@ -89,7 +89,7 @@ def _row(rows: pd.DataFrame, fitted: pd.DataFrame, found: scaling.Fitted) -> dic
 
 def _registered_error(rows: pd.DataFrame, name: str, said: dict[str, Any]) -> float:
     """`_error` of the predictions that were registered before the held-out runs."""
-    means = law_cells.cell_means(law_cells.of_algorithm(rows, name))
+    means = law_cells.cell_means(rows[rows["algorithm"] == name])
     means = means[means["held_out"].astype(bool)]
     errors = [
         said[cell["method"]]["predicted"] / cell["loss"] - 1

@@ -1,6 +1,7 @@
-"""Every run of the study, the missing ones too: what it cost, on what it ran, and the command
-that repeats it. "beside other work" says yes where a run of one thread computed in less than 90% of
-the seconds of its steps, since other work had its core."""
+"""Every run of the study, the missing ones too: what it cost, on what it ran, and the command that
+repeats it. Wall time is that of the whole run, with the steps that it shares with another run whose
+state it continues. "beside other work" says yes where a run of one thread computed in less than 90%
+of the seconds of its steps, since other work had its core."""
 
 from typing import Any
 

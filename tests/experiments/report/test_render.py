@@ -12,9 +12,10 @@ from experiments.analysis.claims import ledger as claims
 from experiments.report import provenance, render, summary
 from experiments.report import text as words
 from experiments.specs.lookup import rerun_command
-from experiments.store import tidy
+from experiments.specs.run import FirstPhase
+from experiments.store import paths, tidy
 from experiments.store.collect import curves_table, records_table
-from experiments.store.record import Record, make_record
+from experiments.store.record import Flops, Record, make_record, read_record
 from tests.experiments.analysis import synthetic
 from tests.experiments.report.example import DRAWN, collect_study, make_site
 
@@ -75,7 +76,7 @@ def test_pages_load_nothing_and_every_link_resolves(site):
 def test_the_ledger_has_the_verdict_and_what_a_law_says_at_the_source(site):
     reports, study = site
     said = "extrapolated: set minus static at 80% -0.012 [-0.03, 0.004] bits per byte"
-    said += " at 2.6e+08 non-zero weights, 1.1e+11 samples: no answer"
+    said += " at 2.6e+08 non-zero weights, 1.1e+11 tokens: no answer"
     page = re.sub(r"\\(.)", r"\1", (reports / "quick" / "README.md").read_text())
     (row,) = [line for line in page.splitlines() if line.startswith("| [C001]")]
     assert row.endswith(f"| {said} ([{study.name}]({study.name}/README.md)) |")
@@ -286,6 +287,65 @@ def test_cost_counts_a_shared_run_once():
     assert (cost["executed"], cost["dense"]) == (6.0, 10.0)
     assert (cost["parameters"], cost["tokens"]) == ((4, 10), 7)
     assert cost["images"] is None
+
+
+def test_cost_counts_shared_steps_once():
+    """Trunk of 100 steps; runs to 50 and 90 steps from its steps 40 and 60; one second phase."""
+    (made, *_) = synthetic.make(make_record, seeds=1)
+    record = Record.model_validate({**made, "machine": None, "num_threads": 1, "evaluation": None})
+    first = {"run": "trunk", "spec_hash": "0", "densify": False}
+
+    def run(name, steps, wall_s, executed, curve, borrowed_s=0.0, start=None):
+        spec = record.spec.model_copy(update={
+            "recipe": record.spec.recipe.model_copy(update={"steps": steps}),
+            "starts_from": None if start is None else FirstPhase(**first, step=start or None),
+        })  # fmt: skip
+        rows = [{"kind": "train", "step": s, "flops_executed": f} for s, f in curve]
+        changes = {"run": name, "spec": spec, "wall_s": wall_s, "borrowed_s": borrowed_s}
+        flops = Flops(executed=executed, dense_equivalent=20 * steps)
+        return record.model_copy(update={**changes, "flops": flops, "curve": tuple(rows)})
+
+    trunk = run("trunk", 100, 360.0, 1000, [(100, 1000)])
+    # Logged between steps that are not the one it continues: 175 + (475 - 175) * 30 / 40 = 400.
+    short = run("a", 50, 180.0, 480, [(10, 175), (50, 475)], 144.0, 40)
+    long = run("b", 90, 324.0, 840, [(60, 600), (90, 840)], 216.0, 60)
+    # Another kind of training, whose record holds its own steps alone.
+    second = run("c", 10, 36.0, 77, [(10, 77)], 0.0, 0)
+    assert short.shared_flops().executed == 400 and second.shared_flops().executed == 0
+
+    def cost(*records):
+        found = summary.cost(records)
+        (hours,) = found["machines"].values()
+        own = found["continued"], found["executed"], found["dense"]
+        return *own, pytest.approx(hours["training"])
+
+    assert cost(trunk, short, long, second) == (
+        2, 1000 + 80 + 240 + 77, 20 * (100 + 10 + 30 + 10), (360 + 36 + 108 + 36) / 3600
+    )  # fmt: skip
+    # Without the trunk's record the later one of both counts what they share.
+    assert cost(short, long) == (1, 840 + 80, 20 * (90 + 10), (324 + 36) / 3600)
+    assert cost(short) == (0, 480, 20 * 50, 180 / 3600)
+
+
+def test_the_cost_of_committed_runs_is_that_of_the_steps_that_were_trained():
+    folder = paths.REFERENCE_RUNS
+    for method in ("dense", "static-75-s0.75"):
+        name = f"small__bytes-64__{method}__enwiki-slice-v257__*__seed0.json"
+        records = [read_record(path) for path in sorted(folder.glob(name))]
+        runs = [record for record in records if record.spec.recipe.stable is not None]
+        steps = sum(
+            record.spec.recipe.steps - (start.step if start else 0)
+            for record in runs
+            for start in [record.spec.starts_from]
+        )
+        flops = runs[0].flops
+        found = summary.cost(runs)
+        assert found["continued"] == len(runs) - 1 > 2
+        assert found["dense"] == pytest.approx(steps * flops.dense_step, rel=1e-9)
+        share = flops.executed / flops.dense_equivalent  # fixed masks: each step costs as much
+        assert found["executed"] == pytest.approx(share * found["dense"], rel=1e-6)
+        text = render.environment(html=False).get_template("parts.md.j2").module.shared(found)
+        assert f"{len(runs) - 1} of these runs continue the state of another one" in text
 
 
 def ledger(*rows):
