@@ -34,7 +34,7 @@ reproduce: setup
 	$(RUN) snakemake reproduce $(ARGS)
 	@$(BIN)/python -m experiments where -- $(ARGS)
 
-## make smoke       the same at the smallest scale, in about four minutes
+## make smoke       the same at the smallest scale: at most 300 core-seconds of runs and computations, and the pages
 smoke: setup
 	$(RUN) snakemake reproduce --config scale=smoke
 

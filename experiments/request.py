@@ -394,7 +394,10 @@ def checked(config: Mapping[str, Any]) -> dict[str, Any]:
         if key not in DEFAULTS:
             close = difflib.get_close_matches(key, DEFAULTS, n=1)
             hint = f"; did you mean {close[0]!r}?" if close else ""
-            raise SpecError(f"unknown config key {key!r}: known are {', '.join(DEFAULTS)}{hint}")
+            raise SpecError(
+                f"unknown config key {key!r} with the value {config[key]!r}: known are "
+                f"{', '.join(DEFAULTS)}{hint}"
+            )
     for key in DEFAULTS:
         if key not in config:
             raise SpecError(f"the config key {key} is missing")
@@ -420,8 +423,8 @@ def checked(config: Mapping[str, Any]) -> dict[str, Any]:
         number = config[key]
         if number is not None and not (type(number) is int and 1 <= number <= 1024):
             raise SpecError(f"{key} is {number!r}, but must be a number from 1 to 1024, or null")
-    if config["mirror"] is not None and not Path(str(config["mirror"])).is_dir():
-        raise SpecError(f"mirror is {config['mirror']!r}, which is no folder")
+    if config["mirror"] is not None:
+        needs.check_mirror(config["mirror"])
     return config
 
 

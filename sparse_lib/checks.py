@@ -33,7 +33,7 @@ def check_fraction(value: Any, key: str) -> float:
 def check_finite(value: Any, key: str) -> float:
     """Return ``value`` as a finite float, else raise TypeError or ValueError."""
     if isinstance(value, (bool, str)) or value is None:
-        raise TypeError(f"{key} must be a number, not {value!r}")
+        raise TypeError(f"{key} must be a number, not {value!r}{about_shares(value)}")
     try:
         number = float(value)
     except OverflowError:
@@ -57,10 +57,16 @@ def check_integer(value: Any, key: str, least: int) -> int:
     is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
     is_whole = is_number and (isinstance(value, int) or math.isfinite(value))
     if not is_whole or int(value) != value:
-        raise TypeError(f"{key} must be an integer, not {value!r}")
+        raise TypeError(f"{key} must be an integer, not {value!r}{about_shares(value)}")
     if value < least:
         raise ValueError(f"{key} must be at least {least}, not {value!r}")
     return int(value)
+
+
+def about_shares(value: Any) -> str:
+    """What a message adds about a text such as ``2%``, a share of a run; else nothing."""
+    is_share = isinstance(value, str) and value.endswith("%")
+    return "; shares of a run belong to files of studies, here give steps" if is_share else ""
 
 
 def closest(name: str, known: Iterable[str]) -> str:

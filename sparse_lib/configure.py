@@ -169,7 +169,10 @@ def make_algorithm(config: Mapping[str, Any]) -> SparsityAlgorithm:
     arguments = {k: v for k, v in config.items() if k not in _OWN_KEYS}
     if "schedule" in config:
         if "sparsity" in config:
-            raise ValueError("give sparsity or schedule, not both")
+            raise ValueError(
+                f"sparsity is {config['sparsity']!r} and schedule is {config['schedule']!r}; give "
+                "sparsity or schedule, not both"
+            )
         arguments["sparsity"] = config["schedule"]
     name = config.get("algorithm", "static")
     if not isinstance(name, str):

@@ -47,20 +47,27 @@ def tidy_table(study, folder):
 
 
 @contextmanager
+def written(path, text):
+    """The file with that text; afterwards as before."""
+    before = path.read_bytes() if path.exists() else None
+    path.write_text(text)
+    yield path
+    path.unlink() if before is None else path.write_bytes(before)
+
+
+@contextmanager
 def added(repository, heading):
-    """The file of a section at its place; an entry of a ledger replaces the one of its id."""
+    """The file of a section at its place; an entry of a ledger follows the others."""
     ((name, text),) = FILES[heading]
     path = repository / name
-    before = path.read_text() if path.exists() else None
+    before = ""
     if name == LEDGER:
-        entry = text.split(":")[0]
-        rest = re.sub(rf"^{entry}:\n( .*\n)*", "", before, flags=re.M)
-        path.write_text(rest + text)
+        before, entry = path.read_text(), text.split(":")[0]
+        assert f"\n{entry}:" not in before, f"{entry} is taken"
     else:
-        assert before is None, f"{name} is taken"
-        path.write_text(text)
-    yield path
-    path.unlink() if before is None else path.write_text(before)
+        assert not path.exists(), f"{name} is taken"
+    with written(path, before + text):
+        yield path
 
 
 def run(repository, *command):
@@ -192,14 +199,22 @@ from experiments.cli.report import planned
 from experiments.store.tidy import read_records
 records = read_records(Path(sys.argv[1]))
 ledger.write(records, planned("sparsity_library", "small"), Path("claims.csv"))
-row = ledger.read(Path("claims.csv")).set_index("id").loc["C005"]
+row = ledger.read(Path("claims.csv")).set_index("id").loc["C900"]
 print(row["tested_as"], "|", row["verdict"], "|", row["num_seeds"])
 """
 
 
 def test_a_claim_test(repository, tmp_path):
     records = tidy_table("sparsity_library", tmp_path)
-    with added(repository, "A claim test"):
+    (row,) = re.findall(r"^```text\n(C900,.*\n)```", PAGE, flags=re.M)
+    claims = repository / "experiments/published/claims.csv"
+    study = repository / "experiments/studies/sparsity_library.yaml"
+    tested = study.read_text().replace("exploratory: [", "exploratory: [C900, ")
+    with (
+        written(claims, claims.read_text() + row),
+        written(study, tested),
+        added(repository, "A claim test"),
+    ):
         tested_as, verdict, seeds = run(repository, "-c", CLAIM, str(records)).split("|")
     assert "perplexity: GraNet 80% < RigL 80%" in tested_as
     assert verdict.strip() in ("suggests", "suggests against", "inconclusive") and int(seeds) >= 3

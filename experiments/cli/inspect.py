@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Any
 
 import typer
 
 from experiments.cli.options import app, check_device
 from experiments.errors import UserError, reason, refusals
-from experiments.specs.code import ROOT
 from experiments.specs.expand import all_runs
 from experiments.specs.lookup import find_run
-from experiments.specs.read import study_names
 from experiments.specs.run import Run
-from experiments.specs.schema import SCALES, SpecError, check_choice
+from experiments.specs.schema import SCALES, SpecError
 from experiments.store import paths
 
 #: Layers of the largest model that `check` builds.
@@ -151,13 +149,19 @@ def where(arguments: Annotated[list[str] | None, typer.Argument()] = None) -> No
     """Print where the report of the configured scale is, and the command behind each number.
 
     Takes the arguments of `snakemake reproduce`: ``where -- --config scale=smoke study=flops``.
+    Where that report is not written yet, names the committed one.
     """
-    import yaml
+    from experiments.request import DEFAULTS, checked
 
-    chosen = yaml.safe_load((ROOT / "experiments/config.yaml").read_text())
-    chosen |= dict(word.split("=", 1) for word in arguments or [] if "=" in word)
+    chosen = checked(DEFAULTS | dict(_given(arguments or [])))
     folder = paths.reports(chosen["scale"])
-    check_choice("study", chosen["study"], ["all", *study_names()], "experiments/studies")
+    if not (folder / "index.html").is_file():
+        print(
+            f"{folder}/index.html does not exist before `snakemake reproduce --config "
+            f"scale={chosen['scale']}` has written it; the committed report is reports/README.md, "
+            "and reports/commands.csv has the command behind each row of its tables."
+        )
+        return
     if (folder / "commands.csv").is_file():
         import pandas as pd
 
@@ -171,3 +175,15 @@ def where(arguments: Annotated[list[str] | None, typer.Argument()] = None) -> No
             print(line)
         print(f"The same, row by row: {folder}/commands.csv")
     print(f"The report is {folder}/index.html")
+
+
+def _given(arguments: Iterable[str]) -> Iterator[tuple[str, Any]]:
+    """Key and value of each ``key=value`` of Snakemake's arguments, read as Snakemake does."""
+    is_config = True
+    for word in arguments:
+        if word.startswith("-"):
+            is_config = word in ("--config", "-C")
+        elif is_config and "=" in word:
+            key, value = word.split("=", 1)
+            plain = {"True": True, "False": False}.get(value, value)
+            yield key, int(value) if value.isdecimal() and len(value) < 10 else plain

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from experiments.specs.needs import DEVICE, DEVICES
+from experiments.specs.needs import DEVICE, DEVICES, check_mirror
 from experiments.specs.schema import SpecError
 
 
@@ -50,9 +50,7 @@ def mirror_root(mirror: Path | None) -> Path | None:
         SpecError: If it is no folder.
     """
     value = mirror or os.environ.get("SPARSE_MIRROR")
-    if value and not Path(value).is_dir():
-        raise SpecError(f"mirror is {str(value)!r}, which is no folder")
-    return Path(value) if value else None
+    return check_mirror(value) if value else None
 
 
 def check_device(device: str) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from experiments.errors import UserError
 from experiments.specs.run import Run, RunSpec
+from experiments.specs.schema import SpecError
 
 DEVICE = r"auto|cpu|mps|cuda(:\d+)?"
 DEVICES = "auto, cpu, mps, cuda or cuda:<number>"
@@ -53,3 +55,14 @@ def check_shares(run: Run, processes: int, micro_batches: int) -> None:
             f"recipe.batch_size of {run.id} is {size}, which {processes} processes with "
             f"{micro_batches} micro-batches each cannot share evenly"
         )
+
+
+def check_mirror(mirror: str | Path) -> Path:
+    """The folder of hub datasets, if it is one.
+
+    Raises:
+        SpecError: If it is no folder.
+    """
+    if not Path(str(mirror)).is_dir():
+        raise SpecError(f"mirror is {str(mirror)!r}, but must be a folder with <hub id> datasets")
+    return Path(str(mirror))

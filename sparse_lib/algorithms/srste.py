@@ -30,7 +30,7 @@ class SRSTE(HiddenWeights):
         update: See :class:`DynamicSparsityAlgorithm`; masks follow the weights at every step by
             default, as in the paper.
         init_method: See :class:`SparsityAlgorithm`; the largest weights by default.
-        decay: Factor of the hidden weights, 2e-4 in the paper.
+        decay: Factor of the hidden weights, at least 0, 2e-4 in the paper.
         **kwargs: See :class:`DynamicSparsityAlgorithm`.
     """
 
@@ -44,6 +44,8 @@ class SRSTE(HiddenWeights):
         **kwargs: Any,
     ) -> None:
         self.decay = check_finite(decay, "decay")
+        if self.decay < 0:
+            raise ValueError(f"decay must be at least 0, not {decay!r}")
         super().__init__(sparsity, update, init_method, **kwargs)
 
     def change_gradient(self, p: Tensor, mask: Tensor, gradient: Tensor) -> None:

@@ -122,7 +122,10 @@ class SparsityAlgorithm(ABC):
             raise TypeError(f"{type(self).__name__} takes no argument {key!r}; {hint}")
         if schedule is not None:
             if sparsity is not None:
-                raise ValueError("give sparsity or schedule, not both")
+                raise ValueError(
+                    f"sparsity is {sparsity!r} and schedule is {schedule!r}; give sparsity or "
+                    "schedule, not both"
+                )
             sparsity = schedule
         if sparsity is None and self.needs_sparsity and init_method != "from_zeros":
             raise ValueError(f"{type(self).__name__} needs a sparsity, a number in [0, 1]")

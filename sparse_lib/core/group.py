@@ -279,7 +279,7 @@ def _check_filter(param_filter: Any) -> None:
     globs = isinstance(param_filter, (list, tuple)) and param_filter
     if not globs or not all(isinstance(glob, str) for glob in param_filter):
         raise TypeError(
-            f"a filter must be a glob, a list of globs or a callable, not {param_filter!r}"
+            f"param_filter must be a glob, a list of globs or a callable, not {param_filter!r}"
         )
 
 

@@ -202,9 +202,9 @@ def _fixed(shapes: Shapes, first: float | None, last: float | None) -> dict[str,
     names = list(shapes)
     fixed = {}
     if names and first is not None:
-        fixed[names[0]] = check_fraction(first, "first")
+        fixed[names[0]] = check_fraction(first, "distribution.first")
     if names and last is not None:
-        fixed[names[-1]] = check_fraction(last, "last")
+        fixed[names[-1]] = check_fraction(last, "distribution.last")
     return fixed
 
 
@@ -216,8 +216,8 @@ def _proportional(
     fixed: Mapping[str, float],
 ) -> dict[str, float]:
     check_fraction(sparsity, "sparsity")
-    if check_finite(power_scale, "power_scale") < 0:
-        raise ValueError(f"power_scale must be at least 0, not {power_scale!r}")
+    if check_finite(power_scale, "distribution.power_scale") < 0:
+        raise ValueError(f"distribution.power_scale must be at least 0, not {power_scale!r}")
     numel = {name: math.prod(shape) for name, shape in shapes.items()}
     sizes = {name: dims or (1,) for name, dims in sizes.items()}
     raw = {name: (sum(d) / max(1, math.prod(d))) ** power_scale for name, d in sizes.items()}

@@ -234,6 +234,8 @@ def make_score_shaper(spec: Any, *, key: str = "score_shaper") -> ScoreShaper | 
     n_m = re.fullmatch(r"(\d+):(\d+)", name)
     if n_m:
         name, arguments = "n:m", {"n": int(n_m[1]), "m": int(n_m[2]), **arguments}
+    if name not in SHAPERS and ":" in name:
+        raise ValueError(f"{key} {name!r} must be n:m with two integers, such as '2:4'")
     if name not in SHAPERS:
         raise ValueError(f"{key} {name!r} is unknown; {closest(name, SHAPERS)}")
     return build(SHAPERS[name], arguments, key)

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from sparse_lib.checks import build, check_integer, closest
+from sparse_lib.checks import about_shares, build, check_integer, closest
 
 
 class UpdateSchedule(ABC):
@@ -69,7 +69,7 @@ class ListSchedule(UpdateSchedule):
             raise TypeError(f"steps must be a list of integers, not {steps!r}")
         steps = list(steps)
         if not steps:
-            raise ValueError("steps must hold at least one step")
+            raise ValueError(f"steps must hold at least one step, not {steps!r}")
         self.steps = sorted({check_integer(step, f"steps[{i}]", 0) for i, step in enumerate(steps)})
 
     def is_update_step(self, step: int) -> bool:
@@ -131,7 +131,7 @@ def make_update_schedule(
         return build(FreqSchedule, {"freq": spec}, key)
     raise TypeError(
         f"{key} must be None, an integer, a dict with 'freq' or 'steps', a list of steps, a "
-        f"function of the step or an update schedule, not {spec!r}"
+        f"function of the step or an update schedule, not {spec!r}{about_shares(spec)}"
     )
 
 

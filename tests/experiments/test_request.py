@@ -183,7 +183,8 @@ def test_missing_data_are_a_warning_unless_they_are_not_needed(folder, monkeypat
 WRONG = {
     "an unknown key": (
         {"scal": "smoke"},
-        r"unknown config key 'scal': known are scale, .*, run; did you mean 'scale'\?",
+        r"unknown config key 'scal' with the value 'smoke': known are scale, .*, run; "
+        r"did you mean 'scale'\?",
     ),
     "a scale": (
         {"scale": "smok"},
@@ -209,7 +210,10 @@ WRONG = {
         {"strategy": "fsdp"},
         "strategy is 'fsdp', but must be one of ddp, fsdp2; did you mean 'fsdp2'.",
     ),
-    "a mirror": ({"mirror": "nowhere"}, "mirror is 'nowhere', which is no folder"),
+    "a mirror": (
+        {"mirror": "nowhere"},
+        "mirror is 'nowhere', but must be a folder with <hub id> datasets",
+    ),
     "a run": (
         {"run": "small"},
         r"run is 'small', but must be one of [\d,]+ values, listed by "

@@ -121,7 +121,30 @@ def test_a_user_algorithm_is_found_by_class_name():
         ({"algorithm": "set", "sparsity": 0.5, "drop_fraction": 2}, "drop_fraction"),
         ({"algorithm": "set", "sparsity": 0.5, "grown_init": "one"}, "grown_init"),
         ({"algorithm": "granet", "sparsity": 0.5, "pruning": "all"}, "pruning"),
-        ({"algorithm": "set", "sparsity": 0.5, "schedule": 0.4}, "not both"),
+        (
+            {"algorithm": "set", "sparsity": 0.5, "schedule": 0.4},
+            "sparsity is 0.5 and schedule is 0.4; give sparsity or schedule, not both",
+        ),
+        (
+            {"algorithm": "set", "sparsity": 0.5, "update": []},
+            r"update: steps must hold at least one step, not \[\]",
+        ),
+        (
+            {"algorithm": "set", "sparsity": 0.5, "update": {"freq": "2%"}},
+            "freq must be an integer, not '2%'; shares of a run belong to files of studies",
+        ),
+        (
+            {"algorithm": "set", "sparsity": 0.5, "update": "2%"},
+            "update must be .* not '2%'; shares of a run belong to files of studies",
+        ),
+        (
+            {"algorithm": "srste", "sparsity": 0.5, "decay": -1},
+            "decay must be at least 0, not -1",
+        ),
+        (
+            {"sparsity": 0.5, "score_shaper": "2:x"},
+            "score_shaper '2:x' must be n:m with two integers",
+        ),
         ({"sparsity": 1.5}, "between 0 and 1"),
         ({"sparsity": 0.5, "init_method": "tpk"}, "topk"),
         ({"sparsity": 0.5, "distribution": "ekr"}, "erk"),
@@ -137,10 +160,14 @@ def test_a_user_algorithm_is_found_by_class_name():
         ),
         ({"sparsity": 0.5, "distribution": {0: 0.5}}, "distribution must have globs .*, not 0"),
         (
+            {"sparsity": 0.5, "distribution": {"type": "erk", "first": 2}},
+            "distribution.first must be between 0 and 1, not 2",
+        ),
+        (
             {"sparsity": 0.5, "distribution": {"type": "erk", "firs": 0}},
             "'erk' has the unknown key 'firs'; did you mean 'first'",
         ),
-        ({"sparsity": 0.5, "param_filter": 3}, "filter"),
+        ({"sparsity": 0.5, "param_filter": 3}, "param_filter must be a glob, .* not 3"),
         ({"sparsity": 0.5, "compat": "1"}, "compat"),
         ({"sparsity": 0.5, "seed": "x"}, "seed"),
         ({"groups": []}, "groups"),

@@ -84,7 +84,7 @@ def test_missing_data_is_a_warning_at_dry_run(checkout):
         (["sacle=smoke"], ["unknown config key 'sacle'", "did you mean 'scale'"]),
         (["run=smoke__nothing"], ["run is 'smoke__nothing'"]),
         (["offline=maybe"], ["offline is 'maybe'", "true or false"]),
-        (["mirror=/nowhere"], ["mirror is '/nowhere'", "no folder"]),
+        (["mirror=/nowhere"], ["mirror is '/nowhere'", "must be a folder"]),
         (["device=gpu"], ["device is 'gpu'", "cuda"]),
     ],
 )

@@ -136,3 +136,23 @@ def test_committed_studies_keep_their_looks():
     ]  # fmt: skip
     assert looks["set-retuned"].color == looks["set"].color and looks["set-retuned"].marker == "*"
     assert looks["rigl95"].color == "#0072B2"
+
+
+@pytest.mark.parametrize("study", ["spdf", "spdf_text"])
+def test_both_phases_of_sparse_pre_training_are_named_in_the_field_s_terms(study):
+    looks = Methods(planned_study(load_study(study), "small"))
+    named = {
+        key: looks.treatment(key, sparsity)
+        for key, sparsity in (
+            ("dense-dense", 0), ("spdf-50", 0), ("spdf-75", 0), ("spdf-75-normal", 0),
+            ("sparse-50", 0.5), ("sparse-75", 0.75),
+        )
+    }  # fmt: skip
+    assert named == {
+        "dense-dense": "Dense fine-tuned",
+        "spdf-50": "SPDF 50%",
+        "spdf-75": "SPDF 75%",
+        "spdf-75-normal": "SPDF 75% scaled-normal",
+        "sparse-50": "Sparse fine-tuned 50%",
+        "sparse-75": "Sparse fine-tuned 75%",
+    }

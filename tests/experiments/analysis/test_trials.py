@@ -239,5 +239,5 @@ def test_trials_of_other_lengths_are_not_compared_and_bleu_stands_beside():
     assert sorted(long) == pytest.approx([24.91, 24.96], abs=0.01)
     assert (webnlg["taken by"] == "").all()
     text = figures.caption("tuning", *frames)
-    assert "No study takes a setting shown for llama-0.2m on webnlg-2017: dense-dense" in text
+    assert "No study takes a setting shown for llama-0.2m on webnlg-2017: Dense fine-tuned" in text
     assert "BLEU" not in tables.load("tuning_trials").make(*committed("chts_language_tuning"))

@@ -363,6 +363,35 @@ def test_a_wrong_run_is_answered_by_the_nearest_ones_alone(place, call):
     assert len(said) < 1500 and "`python -m experiments plan --scale small`" in said
 
 
+def test_where_names_the_committed_report_until_one_is_written(place, call):
+    code, text = call("where", "--", "--config", "scale=smoke")
+    assert code == 0 and text.count("\n") == 1
+    assert "reports/smoke/index.html does not exist" in text
+    assert "reports/README.md" in text and "reports/commands.csv" in text
+    folder = place / "reports/smoke"
+    folder.mkdir(parents=True)
+    (folder / "index.html").touch()
+    arguments = ("--cores", "2", "-n", "--config", "scale=smoke", "processes=2", "offline=True")
+    assert call("where", "--", *arguments, "--set-threads", "train=2") == (
+        0,
+        "The report is reports/smoke/index.html\n",
+    )
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("scal=small", "unknown config key 'scal' with the value 'small'"),
+        ("reuse=some", "reuse is 'some', but must be one of none, only, reference"),
+        ("processes=0", "processes is 0, but must be"),
+    ],
+)
+def test_where_refuses_what_the_workflow_refuses(place, call, setting, words):
+    for arguments in ((setting,), ("--config", setting)):
+        code, text = call("where", "--", *arguments)
+        assert code not in (0, None) and words in text
+
+
 def test_a_prediction_is_written_whole_or_not_at_all(place, call, monkeypatch):
     from experiments.analysis import predictions
 
