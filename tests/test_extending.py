@@ -271,7 +271,7 @@ assert abs(scores["perplexity"] - 300) < 100  # untrained: a choice among 300 to
 
 @pytest.mark.slow
 def test_a_task(repository):
-    text = RUN_FILE % (*LLAMA, "grammar", "0.5")
+    text = RUN_FILE % (*LLAMA, "docs-prose", "0.5")
     (repository / "run.yaml").write_text(f"task: backwards\n{text}")
     with added(repository, "A task"):
         run(repository, "-c", TASK)
