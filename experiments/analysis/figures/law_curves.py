@@ -48,8 +48,7 @@ def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Fi
     for panel, name in zip(axes, names, strict=False):
         _panel(panel, means[means["algorithm"] == name], laws.get(name), about, colors, widths)
         title = looks[name].name
-        missing = law_cells.waits_for(means, name)
-        panel.set_title(f"{title}: {missing}, no law yet" if missing else title)
+        panel.set_title(f"{title}: no law yet" if law_cells.waits_for(means, name) else title)
     lines = [{"color": color, "label": f"{100 * level:g}%"} for level, color in colors.items()]
     lines += [
         {"color": "0.3", "lw": widths[weights], "label": str(model)}
