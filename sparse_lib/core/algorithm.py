@@ -24,7 +24,7 @@ from sparse_lib.core import distributed
 from sparse_lib.core.adoption import each, sparsify
 from sparse_lib.core.connection import Connection
 from sparse_lib.core.forgotten import Forgotten
-from sparse_lib.core.guard import Driver, watch_readers
+from sparse_lib.core.guard import Driver, select_together, watch_readers
 from sparse_lib.core.history import Work
 from sparse_lib.core.metrics import summary, training_flops
 from sparse_lib.core.optimizers import (
@@ -598,8 +598,11 @@ class SparsityAlgorithm(ABC):
 
     def _before_step(self, optimizer: Optimizer) -> None:
         """Mask and change the gradients that the optimizer is about to read."""
-        for sparse in self.sparse_params.values():
-            sparse.guard.select_gradient()
+        select_together(
+            (sparse.guard, gradient)
+            for sparse in self.sparse_params.values()
+            for gradient in sparse.guard.touched_gradient()
+        )
         with torch.no_grad():
             self.prepare(optimizer)
 
@@ -641,14 +644,17 @@ class SparsityAlgorithm(ABC):
             self._mask_weights_and_states(optimizer)
 
     def _mask_weights_and_states(self, optimizer: Optimizer) -> None:
-        for sparse in self.sparse_params.values():
-            sparse.guard.select_weight()
-            self._mask_states_of(sparse, optimizer)  # while the mask is in the CPU's cache
+        select_together(
+            (sparse.guard, tensor)  # all of a mask while it is in the CPU's cache
+            for sparse in self.sparse_params.values()
+            for tensor in (sparse.param, *self._states_to_mask(sparse, optimizer))
+        )
+
+    def _states_to_mask(self, sparse: SparseParameter, optimizer: Optimizer) -> Iterable[Tensor]:
+        return states_like(optimizer, sparse.param) if self.masks_states else ()
 
     def _mask_states_of(self, sparse: SparseParameter, optimizer: Optimizer) -> None:
-        if not self.masks_states:
-            return
-        for state in states_like(optimizer, sparse.param):
+        for state in self._states_to_mask(sparse, optimizer):
             sparse.guard.select(state)
 
     def register_target_sparsity_hook(self, hook: Callable) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import functools
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 import torch
@@ -68,7 +68,7 @@ def bytes_of_mask(weight: Tensor, *, changes: bool) -> int:
 
 def _select_large(bits: Tensor, mask: Tensor) -> None:
     """Set integers to zero, in place, where a mask on their device is zero, without its words."""
-    if bits.device.type != "cpu" or not (bits.is_contiguous() and mask.is_contiguous()):
+    if not _is_on_cpu(bits) or not (bits.is_contiguous() and mask.is_contiguous()):
         bits.mul_(mask)
         return
     bits, mask = bits.view(-1), mask.view(-1)
@@ -78,11 +78,23 @@ def _select_large(bits: Tensor, mask: Tensor) -> None:
         bits[start : start + _CHUNK].bitwise_and_(words[: part.numel()].copy_(part).neg_())
 
 
+def _is_on_cpu(tensor: Tensor) -> bool:
+    return tensor.device.type == "cpu"
+
+
+def _fill(words: Tensor, mask: Tensor) -> Tensor:
+    """Make words of a mask: all bits or none on a CPU, one or zero elsewhere."""
+    words.copy_(mask)
+    return words.neg_() if _is_on_cpu(words) else words
+
+
 class MaskGuard:
     """Masks one parameter, its gradient and its optimizer states.
 
-    Zeros are *selected*, by a bitwise AND with all-ones or all-zeros words, never multiplied: a
-    NaN or an infinity where the mask is zero becomes zero.
+    Zeros are *selected*, in the bits of a value taken as an integer: a NaN or an infinity where
+    the mask is zero becomes zero. On a CPU by a bitwise AND with words of all ones or all zeros,
+    elsewhere by a product with words that are one or zero, of which many take one call
+    (:func:`select_together`).
     """
 
     def __init__(self, module: nn.Module, name: str) -> None:
@@ -236,7 +248,25 @@ class MaskGuard:
         if tensor.numel() > _LARGE:
             _select_large(tensor.view(integer), mask.to(tensor.device))
             return
-        tensor.view(integer).bitwise_and_(self._words_for(integer, tensor))
+        bits, words = tensor.view(integer), self._words_for(integer, tensor)
+        if _is_on_cpu(tensor):
+            bits.bitwise_and_(words)
+        else:
+            bits.mul_(words)
+
+    def bits_and_words(self, tensor: Tensor) -> tuple[Tensor, Tensor] | None:
+        """The bits of a tensor as integers and the words of the mask, to be multiplied.
+
+        None on a CPU, and for what :meth:`select` treats by itself: large and sparse tensors,
+        complex numbers, and models that were made dense.
+        """
+        tensor = shards.local(tensor.detach())
+        integer = _SAME_SIZE_INTEGER.get(tensor.element_size())
+        if _is_on_cpu(tensor) or self.mask is None or tensor.layout != torch.strided:
+            return None
+        if integer is None or tensor.is_complex() or tensor.numel() > _LARGE:
+            return None
+        return tensor.view(integer), self._words_for(integer, tensor)
 
     def _words_for(self, integer: torch.dtype, tensor: Tensor) -> Tensor:
         mask = shards.local(self.mask)
@@ -245,21 +275,26 @@ class MaskGuard:
             self._words.clear()
         elif version != mask._version:
             for stale in self._words.values():
-                stale.copy_(mask).neg_()
+                _fill(stale, mask)
         self._words_of = (mask, mask._version)
         key = (tensor.element_size(), tensor.device)
         words = self._words.get(key)
         if words is None:
-            words = mask.to(device=tensor.device, dtype=integer).neg_()
-            self._words[key] = words
+            words = torch.empty_like(mask, device=tensor.device, dtype=integer)
+            self._words[key] = _fill(words, mask)
         return words
 
     def select_gradient(self) -> None:
         """Mask ``param.grad``, unless the backward hook did and nothing touched it since."""
+        for gradient in self.touched_gradient():
+            self.select(gradient)
+
+    def touched_gradient(self) -> tuple[Tensor, ...]:
+        """``param.grad`` where it has to be masked; empty if it obeys the mask, or is not to."""
         gradient = self.param.grad
         if gradient is None or not self.masks_gradient or self.gradient_is_clean:
-            return
-        self.select(gradient)
+            return ()
+        return (gradient,)
 
     @property
     def gradient_is_clean(self) -> bool:
@@ -392,6 +427,25 @@ class MaskGuard:
         state["param"].__dict__.pop(_WANTS_DENSE, None)
         self._install(state["param"])
         self._know(state.get("mask"))
+
+
+def select_together(selections: Iterable[tuple[MaskGuard, Tensor]]) -> None:
+    """Set each tensor to zero, in place, where the mask of its guard is zero.
+
+    On a GPU the small ones of one type take one call together: launching a kernel for each takes
+    longer there than the kernels. On a CPU each is masked in turn.
+    """
+    together: dict[tuple[torch.dtype, torch.device], tuple[list[Tensor], list[Tensor]]] = {}
+    for guard, tensor in selections:
+        pair = guard.bits_and_words(tensor)
+        if pair is None:
+            guard.select(tensor)
+            continue
+        all_bits, all_words = together.setdefault((pair[0].dtype, pair[0].device), ([], []))
+        all_bits.append(pair[0])
+        all_words.append(pair[1])
+    for all_bits, all_words in together.values():
+        torch._foreach_mul_(all_bits, all_words)
 
 
 def _settle_loaded(module: nn.Module, incompatible: Any) -> None:

@@ -597,3 +597,46 @@ def test_large_tensors_are_masked_without_their_mask_in_words(dtype, transposed,
     guard.select(state)
     assert torch.equal(state.nan_to_num(nan=7.0), expected.nan_to_num(nan=7.0))
     assert not guard._words and not state[~layer.weight_mask].any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.complex64])
+@pytest.mark.parametrize("layout", ["plain", "transposed", "sparse"])
+def test_many_tensors_are_masked_together_as_each_alone_is(dtype, layout, monkeypatch):
+    monkeypatch.setattr(guard_module, "_is_on_cpu", lambda tensor: False)  # as on a GPU
+    monkeypatch.setattr(guard_module, "_LARGE", 200)
+    model = nn.Sequential(*(nn.Linear(size, 13, bias=False) for size in (9, 14, 17)))
+    Static(0.5, seed=0).apply(model)
+    selections, expected = [], []
+    for layer in model:
+        # torch makes NaN of a sparse complex infinity on its own
+        for value in (2.0,) if dtype.is_complex else (float("nan"), float("inf"), 2.0):
+            tensor = torch.randn(layer.weight.shape, dtype=torch.float32)
+            tensor[0, :8], tensor[1, :8] = value, -value
+            tensor = tensor.to(dtype)
+            if layout == "transposed":
+                tensor = tensor.T.contiguous().T
+            kept = torch.where(layer.weight_mask, tensor, torch.zeros((), dtype=dtype))
+            expected.append(kept)
+            tensor = tensor.to_sparse() if layout == "sparse" else tensor
+            selections.append((*guards(layer).values(), tensor))
+    versions = [tensor._version for _, tensor in selections]
+    guard_module.select_together(selections)
+    for (_, tensor), kept in zip(selections, expected, strict=True):
+        found = tensor.to_dense() if layout == "sparse" else tensor
+        assert torch.equal(torch.isnan(found), torch.isnan(kept))
+        torch.testing.assert_close(found, kept, rtol=0, atol=0, equal_nan=True)
+    if layout != "sparse":  # whoever looks at versions sees that they were written
+        assert all(t._version > v for (_, t), v in zip(selections, versions, strict=True))
+
+
+def test_words_of_a_changed_mask_are_followed_where_they_are_multiplied(monkeypatch):
+    monkeypatch.setattr(guard_module, "_is_on_cpu", lambda tensor: False)
+    layer = nn.Linear(8, 6, bias=False)
+    algorithm = Static(0.5, seed=0)
+    algorithm.apply(layer)
+    (guard,) = guards(layer).values()
+    for _ in range(2):
+        layer.weight_mask.logical_not_()
+        tensor = torch.ones(6, 8)
+        guard_module.select_together([(guard, tensor)])
+        assert torch.equal(tensor, layer.weight_mask.float())

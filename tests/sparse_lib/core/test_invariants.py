@@ -16,6 +16,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import sparse_lib as sl
+from sparse_lib.core import guard as guard_module
 from sparse_lib.core.guard import MaskGuard
 from tests.sparse_lib.algorithm_cases import ALGORITHMS, SCHEDULES, make, make_model, train
 
@@ -311,3 +312,15 @@ def test_between_updates_only_masking_is_computed(name):
     # Gradient, weight and momentum of three tensors: nine selections.
     views = {"detach", "view", "t", "alias"}
     assert [operator for operator in ours if operator not in views] == ["bitwise_and_"] * 9
+
+
+@pytest.mark.parametrize("name", ["static", "rigl"])
+def test_on_a_gpu_weights_and_states_are_masked_by_one_call(name, monkeypatch):
+    monkeypatch.setattr(guard_module, "_is_on_cpu", lambda tensor: False)
+    options = {} if name == "static" else {"update": {"freq": 3}}
+    ours = operators_of_a_step(make(name, **options))
+    for operator in operators_of_a_step(None):
+        ours.remove(operator)
+    views = {"detach", "view", "t", "alias"}
+    # The gradients of three tensors as they come, then all weights and momenta.
+    assert [o for o in ours if o not in views] == ["mul_"] * 3 + ["_foreach_mul_"]
