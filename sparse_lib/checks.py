@@ -66,7 +66,7 @@ def check_integer(value: Any, key: str, least: int) -> int:
 def about_shares(value: Any) -> str:
     """What a message adds about a text such as ``2%``, a share of a run; else nothing."""
     is_share = isinstance(value, str) and value.endswith("%")
-    return "; shares of a run belong to files of studies, here give steps" if is_share else ""
+    return "; the length of a run is not known here, so give steps" if is_share else ""
 
 
 def closest(name: str, known: Iterable[str]) -> str:

@@ -60,8 +60,8 @@ def _fits_laws(study: str) -> bool:
 
 @app.command()
 def advise(
-    params: Annotated[float, typer.Option(help="non-zero weights of the blocks", min=1, max=MOST)],
-    tokens: Annotated[float, typer.Option(help="training tokens (bytes of text)", min=1, max=MOST)],
+    params: Annotated[float, typer.Option(help="non-zero weights of the blocks")],
+    tokens: Annotated[float, typer.Option(help="training tokens (bytes of text)")],
     device: Annotated[str, typer.Option(help="cpu, or cs2 (simulated)")] = "cpu",
     study: StudyName = "scaling",
     scale: Scale = "small",
@@ -69,6 +69,9 @@ def advise(
     """Say which method and sparsity to choose at a size and budget, by the fitted laws."""
     from experiments.analysis import advice, law_cells
 
+    for key, value in (("params", params), ("tokens", tokens)):
+        if not 1 <= value <= MOST:  # not a number is in no range
+            raise SpecError(f"{key} is {value:g}, but must be a number from 1 to {MOST:g}")
     check_choice("device", device, advice.DEVICES)
     check_choice("study", study, [name for name in study_names() if _fits_laws(name)])
     records, facts = _records(study, scale)

@@ -195,6 +195,7 @@ def test_a_command_line_works_or_is_refused_in_one_sentence(line):
         ["where", "--", "scale="],
         ["compute", "../flops"],
         ["advise", "--params", "inf", "--tokens", "1e9"],
+        ["advise", "--params", "nan", "--tokens", "1e9"],
         ["train", "--run", RUNS[0], "--threads", "10000000"],
         ["export", "--run", "../x", "--out", "out"],
         [],

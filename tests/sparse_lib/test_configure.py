@@ -131,11 +131,11 @@ def test_a_user_algorithm_is_found_by_class_name():
         ),
         (
             {"algorithm": "set", "sparsity": 0.5, "update": {"freq": "2%"}},
-            "freq must be an integer, not '2%'; shares of a run belong to files of studies",
+            "freq must be an integer, not '2%'; the length of a run is not known here",
         ),
         (
             {"algorithm": "set", "sparsity": 0.5, "update": "2%"},
-            "update must be .* not '2%'; shares of a run belong to files of studies",
+            "update must be .* not '2%'; the length of a run is not known here",
         ),
         (
             {"algorithm": "srste", "sparsity": 0.5, "decay": -1},
