@@ -50,10 +50,13 @@ def autocast(device: torch.device, precision: str) -> AbstractContextManager[Any
 
 
 def allow(precision: str) -> None:
-    """Let matrix products of float32 use TensorFloat-32 in this process where it is asked for."""
-    if precision == "tf32":
-        torch.set_float32_matmul_precision("high")
-        torch.backends.cudnn.allow_tf32 = True
+    """Let this process use TensorFloat-32 for float32 where it is asked for, and nowhere else.
+
+    By default torch uses it for convolutions, though not for matrix products.
+    """
+    asked = precision == "tf32"
+    torch.set_float32_matmul_precision("high" if asked else "highest")
+    torch.backends.cudnn.allow_tf32 = asked
 
 
 def gpu_facts(device: torch.device) -> dict[str, Any]:

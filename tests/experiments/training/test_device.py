@@ -139,3 +139,18 @@ def test_all_generators_go_on():
     first = draw()
     state.set_generators(states, torch.device("cpu"))
     assert draw() == first
+
+
+@pytest.mark.parametrize(
+    ("precision", "allowed"), [("fp32", False), ("bf16", False), ("tf32", True)]
+)
+def test_only_tf32_computes_in_tf32(precision, allowed):
+    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    try:
+        torch.backends.cudnn.allow_tf32 = True  # torch's default, for convolutions
+        device.allow(precision)
+        assert torch.backends.cudnn.allow_tf32 is allowed
+        assert torch.backends.cuda.matmul.allow_tf32 is allowed
+    finally:
+        torch.set_float32_matmul_precision(before[0])
+        torch.backends.cudnn.allow_tf32 = before[1]
