@@ -65,12 +65,14 @@ class Crossing:
 
     Attributes:
         data: By the fits to all rows.
-        low: Lower end of the interval over draws that cross.
+        before: Sign of the effect before it: -1 or 1; 0 where it does not change.
+        low: Lower end of the interval over draws that change the same way.
         high: Upper end.
-        share: Share of draws that cross at all.
+        share: Share of draws that change the same way.
     """
 
     data: float
+    before: int
     low: float
     high: float
     share: float
@@ -89,21 +91,22 @@ def crossing(
         data: Where to look, from and to.
     """
     grid = np.geomspace(*data, 400)
-    found = np.array([_first_root(grid, line) for line in draws(grid)])
-    crosses = np.isfinite(found)
-    low, high = interval(found[crosses]) if crosses.any() else (np.nan, np.nan)
-    return Crossing(
-        _first_root(grid, difference(grid)), float(low), float(high), float(crosses.mean())
-    )
+    at, before = _first_root(grid, difference(grid))
+    roots = [_first_root(grid, line) for line in draws(grid)]
+    found = np.array([root for root, side in roots if side == before != 0])
+    low, high = interval(found) if len(found) else (np.nan, np.nan)
+    return Crossing(at, before, float(low), float(high), len(found) / max(1, len(roots)))
 
 
-def _first_root(grid: np.ndarray, values: np.ndarray) -> float:
+def _first_root(grid: np.ndarray, values: np.ndarray) -> tuple[float, int]:
+    """Where values first change their sign, and which one they have before; NaN and 0 if never."""
     change = np.flatnonzero(np.sign(values[1:]) * np.sign(values[:-1]) < 0)
     if not len(change):
-        return float("nan")
+        return float("nan"), 0
     at = int(change[0])
     share = values[at] / (values[at] - values[at + 1])
-    return float(np.exp(np.log(grid[at]) + share * np.log(grid[at + 1] / grid[at])))
+    root = float(np.exp(np.log(grid[at]) + share * np.log(grid[at + 1] / grid[at])))
+    return root, int(np.sign(values[at]))
 
 
 def words(sign_low: float, sign_high: float, names: Sequence[str]) -> str:

@@ -60,6 +60,8 @@ def places(rows: pd.DataFrame, names: Sequence[str], acts_together: bool) -> Pla
 # b_s and b_x. Where b_m is not fitted, it is left out.
 _SHARED, _OWN = 6, 3
 _B_M = 5
+#: How near to an end of its range a coefficient counts as being there.
+NEAR = 1e-3
 _LOW = np.array([-12.0, -4.0, -12.0, -3.0, -8.0, -1.5]), np.array([-12.0, -4.0, -2.0])
 _HIGH = np.array([4.0, 0.7, 4.0, 0.7, 3.0, 1.5]), np.array([12.0, 4.0, 2.0])
 #: Of dense rows: no part of the size term depends on sparsity.
@@ -181,6 +183,19 @@ def laws(theta: np.ndarray, places: Places) -> list[SparsityLaw]:
             SparsityLaw(*parts, b_n, a_d, b_d, floor, *units, float(b_x), float(theta[_B_M]))
         )
     return found
+
+
+def at_bounds(law: SparsityLaw) -> list[str]:
+    """Names of the coefficients of a law that stand at an end of their range."""
+    shared = [np.log(law.b_n), np.log(law.a_d), np.log(law.b_d), np.log(law.floor), law.b_m]
+    values = {**dict(zip(("b_n", "a_d", "b_d", "floor", "b_m"), shared, strict=True)),
+              "b_s": law.b_s, "b_x": law.b_x}  # fmt: skip
+    lowest, highest = (np.concatenate([shared[1:], own[1:]]) for shared, own in (_LOW, _HIGH))
+    return [
+        key
+        for (key, value), low, high in zip(values.items(), lowest, highest, strict=True)
+        if not low + NEAR < value < high - NEAR
+    ]
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,9 @@
 """Predictions that can fail: losses of held-out runs, written down before the runs are trained.
 
 A file of ``experiments/published/predictions`` holds what the laws of a study say of its held-out
-cells, the date, the runs that were fitted, and a hash of all of it.
+cells, the date, the runs that were fitted, those that were planned and missing, and a hash of all
+of it. Where cells of a held-out model are fitted, it has what is said without a law, too: a loss by
+a line through the last budgets, and a difference as it was at the longest of them.
 """
 
 from __future__ import annotations
@@ -19,6 +21,9 @@ from experiments.analysis import effects, law_cells, scaling
 from experiments.errors import UserError
 from experiments.published import FOLDER
 from experiments.specs.planned import PlannedStudy
+
+#: Budgets that a line goes through: the longest ones of a method's model.
+LINE = 3
 
 SEED_KEYS = ["method", "algorithm", "model", "sparsity", "weights", "nonzero", "data"]
 
@@ -65,6 +70,8 @@ def predict(
     draws: dict[str, np.ndarray] = {}
     points: dict[str, float] = {}
     losses = []
+    fitted = rows[~rows["held_out"].astype(bool)]
+    missing = planned[~planned["held_out"].astype(bool) & ~planned["run"].isin(fitted["run"])]
     for cell in cells.to_dict("records"):
         place = cell["sparsity"], cell["nonzero"], cell["data"]
         if cell["algorithm"] not in laws:
@@ -75,6 +82,8 @@ def predict(
         points[cell["method"]] = float(law.law(*place))
         low, high = effects.interval(draws[cell["method"]])
         new = {**cell, **_rounded(points[cell["method"]], low, high), "date": date}
+        if (line := by_a_line(fitted, cell)) is not None:
+            new["line"] = round(line, 5)
         losses.append(said.get(cell["method"], new))
     signs = list(before["signs"])
     for a, b in itertools.combinations(draws, 2):
@@ -84,19 +93,76 @@ def predict(
         low, high = effects.interval(difference)
         answer = effects.words(float(low), float(high), (a, b))
         values = _rounded(points[a] - points[b], low, high)
-        signs.append({"a": a, "b": b, **values, "better": answer, "date": date})
+        sign = {"a": a, "b": b, **values, "better": answer, "date": date}
+        one, other = (cells[cells["method"] == name].iloc[0].to_dict() for name in (a, b))
+        if (kept := carried(fitted, one, other)) is not None:
+            sign["carried"] = kept
+        signs.append(sign)
     content = {
         "study": study.name,
         "scale": study.scale,
         "date": date,
         "unit": f"{law_cells.subject(study).loss}, mean of the seeds, 95% band",
-        "fitted_runs": sorted(rows[~rows["held_out"].astype(bool)]["run"]),
+        "fitted_runs": sorted(fitted["run"]),
+        "missing_runs": sorted(missing["run"]),
         "losses": losses,
         "signs": signs,
     }
     if earlier is not None:
         content["earlier"] = [*earlier.get("earlier", []), earlier["hash"]]
     return {**content, "hash": digest(content)}
+
+
+def by_a_line(fitted: pd.DataFrame, cell: dict[str, Any]) -> float | None:
+    """The loss of a cell by a line of log loss over log data, without any law.
+
+    Args:
+        fitted: The runs that laws are fitted to.
+        cell: A held-out cell, with its ``method``, ``model`` and ``data``.
+
+    Returns:
+        The line goes through the means of the longest `LINE` fitted budgets of the same method and
+        model; None where there are fewer than two.
+    """
+    own = fitted[(fitted["method"] == cell["method"]) & (fitted["model"] == cell["model"])]
+    means = np.log(own.groupby("data")["loss"].mean().sort_index().iloc[-LINE:])
+    if len(means) < 2:
+        return None
+    slope, at_one = np.polyfit(np.log(means.index.to_numpy(float)), means.to_numpy(), 1)
+    return float(np.exp(at_one + slope * np.log(cell["data"])))
+
+
+def carried(
+    fitted: pd.DataFrame, one: dict[str, Any], other: dict[str, Any]
+) -> dict[str, Any] | None:
+    """The difference of two held-out cells as it was at the longest budget that both were fitted at.
+
+    Args:
+        fitted: The runs that laws are fitted to.
+        one: A held-out cell.
+        other: Another one.
+
+    Returns:
+        ``difference`` of losses, first minus second, the mean over shared ``seeds``, and ``data``;
+        None where no seed of both is fitted at a common budget.
+    """
+    keys = ["data", "seed"]
+    first, second = (
+        fitted[(fitted["method"] == cell["method"]) & (fitted["model"] == cell["model"])][
+            [*keys, "loss"]
+        ]
+        for cell in (one, other)
+    )
+    both = first.merge(second, on=keys)
+    if both.empty:
+        return None
+    last = both[both["data"] == both["data"].max()]
+    difference = float((last["loss_x"] - last["loss_y"]).mean())
+    return {
+        "difference": round(difference, 5),
+        "seeds": len(last),
+        "data": int(last["data"].iloc[0]),
+    }
 
 
 def _rounded(value: Any, low: Any, high: Any) -> dict[str, float]:

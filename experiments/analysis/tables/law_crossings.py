@@ -1,6 +1,6 @@
 """Where one method passes another, by their laws: training data (tokens or images) per non-zero
-weight at which the difference of losses changes sign, with a 95% interval over the draws that
-cross at all and their share. Two sparse methods are compared at the middle size; against dense
+weight at which the difference of losses changes sign, which of the two is better before that, and
+a 95% interval over the draws that change the same way, with their share. Two sparse methods are compared at the middle size; against dense
 it is a dense model of as many non-zero weights as the largest fitted model has at that sparsity.
 Better says which method the band names at the longest fitted budget and at ten times that
 (extrapolated); no answer where the band covers both signs."""
@@ -15,7 +15,7 @@ from experiments.specs.planned import PlannedStudy
 
 EVERY_RECIPE = True
 COLUMNS = ["a", "b", "sparsity", "non-zero weights", "passes at (data per weight)", "low", "high",
-           "draws that cross", "better at the longest budget", "better at ten times",
+           "better before", "draws that cross so", "better at the longest budget", "better at ten times",
            "runs"]  # fmt: skip
 
 
@@ -44,6 +44,7 @@ def _row(a: scaling.Fitted, b: scaling.Fitted, sparsity: float) -> dict[str, Any
         answers.append(effects.words(float(low), float(high), names))
     own = pd.concat([a.rows, b.rows])
     runs = own[own["sparsity"].isin([sparsity])]["run"].drop_duplicates()
-    values = [found.data / nonzero, found.low / nonzero, found.high / nonzero, found.share]
+    before = {-1: names[0], 1: names[1], 0: ""}[found.before]
+    values = [found.data / nonzero, found.low / nonzero, found.high / nonzero, before, found.share]
     place = [*names, sparsity, nonzero, *values, *answers, " ".join(runs)]
     return dict(zip(COLUMNS, place, strict=True))

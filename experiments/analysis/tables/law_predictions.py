@@ -1,7 +1,8 @@
 """Losses of the held-out cells: predicted by laws fitted without them and
 registered before they were trained (date and hash in experiments/published/predictions), and
 measured, as the mean over seeds. Inside says whether what was measured lies in the 95% band, once
-all seeds are there that the band is of."""
+all seeds are there that the band is of. By a line: without a law, by a line of log loss over log
+data through the longest three fitted budgets of the same method and model, where there are any."""
 
 import pandas as pd
 
@@ -10,7 +11,8 @@ from experiments.specs.planned import PlannedStudy
 
 EVERY_RECIPE = True
 COLUMNS = ["method", "model", "sparsity", "data", "registered", "predicted", "low", "high",
-           "measured", "seeds", "error (%)", "seed spread (%)", "inside", "runs"]  # fmt: skip
+           "measured", "seeds", "error (%)", "by a line", "error of the line (%)", "seed spread (%)",
+           "inside", "runs"]  # fmt: skip
 NOT_YET = "not registered"
 WAITS = "waits for seeds"
 
@@ -28,13 +30,15 @@ def make(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd
         row = dict(zip(COLUMNS, cell, strict=False))
         row["registered"] = loss.get("date", NOT_YET)
         row |= {key: loss.get(key) for key in ("predicted", "low", "high")}
-        row["inside"] = WAITS
+        row |= {"by a line": loss.get("line"), "inside": WAITS}
         if len(done):
             mean = float(done["loss"].mean())
             row |= {"measured": mean, "seeds": len(done), "runs": " ".join(done["run"])}
             row["seed spread (%)"] = 100 * float(done["loss"].std()) / mean
             if "predicted" in loss:
                 row["error (%)"] = 100 * (mean / loss["predicted"] - 1)
+            if "line" in loss:
+                row["error of the line (%)"] = 100 * (mean / loss["line"] - 1)
         if len(done) == len(own):
             row["inside"] = ""
             if "predicted" in loss:

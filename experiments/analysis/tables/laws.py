@@ -5,7 +5,7 @@ log loss of all runs but the held-out ones. Another form has D (1 - S)^b_x N^b_m
 together. Bands are 95% of 200 draws of a wild bootstrap by model, by line of a method's sparsity,
 and by seed, of either form by turns, and hold the misfit: what both forms miss besides noise, in
 common to all methods of a model, and of a line. At a bound says which part the data do not
-determine. Worth is how many times its non-zero weights a dense model of equal loss has, at 75%
+determine: one at the end of its range, or a part of the size term below a ten-thousandth of it. Worth is how many times its non-zero weights a dense model of equal loss has, at 75%
 sparsity, the size of the smallest fitted dense model and the longest fitted budget; inf where no
 dense model is that good. Seed noise is that of a method's runs and the dense ones. Errors are root
 mean squares of relative differences to the means of a method's own cells, without the dense ones:
@@ -68,11 +68,13 @@ def _row(rows: pd.DataFrame, fitted: pd.DataFrame, found: scaling.Fitted) -> dic
     row["seed noise (%)"] = 100 * found.seed_sd
     row["misfit, common (%)"] = 100 * found.misfit.common
     row["misfit, own (%)"] = 100 * found.misfit.own
+    at_bound = law_fit.at_bounds(law)
     if name != law_cells.DENSE:
         parts = {"a_s": law.a_s, "c_s": law.c_s}
-        row["at a bound"] = ", ".join(
-            key for key, part in parts.items() if part < NO_SHARE * sum(parts.values())
-        )
+        at_bound += [key for key, part in parts.items() if part < NO_SHARE * sum(parts.values())]
+    else:
+        at_bound = [key for key in at_bound if key not in ("b_s", "b_x")]  # it has no sparsity
+    row["at a bound"] = ", ".join(at_bound)
     if name != law_cells.DENSE:
         row["worth of 75%"], draws = found.worth(SPARSITY, *found.place)
         row["low"], row["high"] = effects.interval(draws)
