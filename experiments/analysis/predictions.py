@@ -135,7 +135,7 @@ def by_a_line(fitted: pd.DataFrame, cell: dict[str, Any]) -> float | None:
 def carried(
     fitted: pd.DataFrame, one: dict[str, Any], other: dict[str, Any]
 ) -> dict[str, Any] | None:
-    """The difference of two held-out cells as it was at the longest budget that both were fitted at.
+    """The difference of two held-out cells, as it was at the longest budget of both in the fit.
 
     Args:
         fitted: The runs that laws are fitted to.

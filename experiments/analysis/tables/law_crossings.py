@@ -1,9 +1,9 @@
 """Where one method passes another, by their laws: training data (tokens or images) per non-zero
 weight at which the difference of losses changes sign, which of the two is better before that, and
-a 95% interval over the draws that change the same way, with their share. Two sparse methods are compared at the middle size; against dense
-it is a dense model of as many non-zero weights as the largest fitted model has at that sparsity.
-Better says which method the band names at the longest fitted budget and at ten times that
-(extrapolated); no answer where the band covers both signs."""
+a 95% interval over the draws that change the same way, with their share. Two sparse methods are
+compared at the middle size; against dense it is a dense model of as many non-zero weights as the
+largest fitted model has at that sparsity. Better says which method the band names at the longest
+fitted budget and at ten times that (extrapolated); no answer where the band covers both signs."""
 
 from typing import Any
 
@@ -15,8 +15,8 @@ from experiments.specs.planned import PlannedStudy
 
 EVERY_RECIPE = True
 COLUMNS = ["a", "b", "sparsity", "non-zero weights", "passes at (data per weight)", "low", "high",
-           "better before", "draws that cross so", "better at the longest budget", "better at ten times",
-           "runs"]  # fmt: skip
+           "better before", "draws that cross so", "better at the longest budget",
+           "better at ten times", "runs"]  # fmt: skip
 
 
 def make(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:

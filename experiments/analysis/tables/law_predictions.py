@@ -11,8 +11,8 @@ from experiments.specs.planned import PlannedStudy
 
 EVERY_RECIPE = True
 COLUMNS = ["method", "model", "sparsity", "data", "registered", "predicted", "low", "high",
-           "measured", "seeds", "error (%)", "by a line", "error of the line (%)", "seed spread (%)",
-           "inside", "runs"]  # fmt: skip
+           "measured", "seeds", "error (%)", "by a line", "error of the line (%)",
+           "seed spread (%)", "inside", "runs"]  # fmt: skip
 NOT_YET = "not registered"
 WAITS = "waits for seeds"
 

@@ -22,7 +22,7 @@ def runs(losses, method="dense", model="m"):
 
 
 def test_a_line_goes_on_as_the_last_budgets_did():
-    power = {data: {seed: 3.0 * data**-0.25 for seed in (0, 1)} for data in (200, 400, 800)}
+    power = {data: dict.fromkeys((0, 1), 3.0 * data**-0.25) for data in (200, 400, 800)}
     rows = pd.concat([runs({100: {0: 0.1}} | power), runs({800: {0: 9.0}}, model="other")])
     cell = {"method": "dense", "model": "m", "data": 1600}
     assert predictions.by_a_line(rows, cell) == pytest.approx(3.0 * 1600**-0.25)
