@@ -9,7 +9,6 @@ import numpy as np
 import pandas as pd
 
 from experiments.analysis import clocks, effects, law_cells, scaling
-from experiments.analysis.methods import algorithm_name
 from experiments.errors import UserError
 from experiments.specs.planned import PlannedStudy
 
@@ -20,27 +19,31 @@ COLUMNS = ["method", "sparsity", "loss", "low", "high", "minus dense", "minus de
 #: So many times beyond the largest sizes or budgets that were trained there is no advice, and so
 #: many below the smallest: there the laws soon exceed the loss of guessing.
 ABOVE, BELOW = 100, 3
-WEIGHTS = "non-zero weights"
+#: By how much a measured place may differ from the one that is asked, as a factor.
+NEAR = 1e-3
 
 
 def options(
     records: pd.DataFrame, study: PlannedStudy, params: float, tokens: float, device: str
 ) -> pd.DataFrame:
-    """What the laws expect of each method and sparsity at equal non-zero weights, best first.
+    """What the laws expect of each method and sparsity at a size and a budget, best first.
+
+    Sizes are equal in non-zero weights of the blocks, or, of Sparse-Wide, in FLOPs.
 
     Args:
         records: Tidy records of the study.
         study: The study with its planned runs.
-        params: Non-zero weights of the blocks.
-        tokens: Training tokens.
+        params: The law's N (`law_cells.Subject.size`).
+        tokens: Training tokens or images.
         device: One of `DEVICES`.
 
     Returns:
-        `COLUMNS`; the difference to a dense model of as many weights, by the law of the method,
-        which has the dense runs as its sparsity 0; ``loss`` (bits per byte), the dense law's plus
-        this difference, with its band; ``time``, that of the products of the whole training over
-        those of this dense model; the difference to it where the sparse model is trained for its
-        time, on fewer tokens (both NaN where times are not known); what of either is beyond what
+        `COLUMNS`; the difference to the dense model of this size, by the law of the method, which
+        has the dense runs as its sparsity 0; ``loss`` (`law_cells.Subject.loss`), the dense law's
+        plus this difference, with its band; ``time``, that of the products of the whole training
+        over those of this dense model; the difference to it where the sparse model is trained for
+        its time, on fewer tokens (both NaN where times are not known, as those of convolutions);
+        what of either is beyond what
         was trained; and ``ties``, whether the difference to `best` has a band of both signs. Empty
         where no law is fitted.
 
@@ -49,7 +52,7 @@ def options(
     """
     laws = scaling.fit_all(law_cells.finished(records, study))
     _check_reach(laws.values(), study, params, tokens)
-    clock = clocks.clocks(study.scale).get(device)
+    clock = clocks.of_study(study).get(device)
     rows, changes = [], []
     for name, law in laws.items():
         for sparsity in sorted(set(law.rows["sparsity"])):
@@ -60,7 +63,7 @@ def options(
             loss = float(base.law(0.0, params, tokens)) + float(point)
             draws = base.sample(0.0, params, tokens) + change
             cost = clock.cost(clocks.path(study, name, sparsity)) if clock else np.nan
-            time = cost / (1 - sparsity) if sparsity else 1.0
+            time = cost / (1 - sparsity) if sparsity or not clock else 1.0
             beyond = law.difference_extrapolated(sparsity, params, tokens)
             losses = (loss, *effects.interval(draws))
             differences = (float(point), *effects.interval(change))
@@ -99,9 +102,10 @@ def _check_reach(
     laws: Iterable[scaling.Fitted], study: PlannedStudy, params: float, tokens: float
 ) -> None:
     rows = pd.concat([law.rows for law in laws]) if laws else pd.DataFrame()
+    about = law_cells.subject(study)
     for column, what, asked in (
-        ("nonzero", WEIGHTS, params),
-        ("data", _budget(study), tokens),
+        ("nonzero", about.size, params),
+        ("data", about.unit, tokens),
     ):
         if rows.empty:
             return
@@ -113,13 +117,10 @@ def _check_reach(
             )
 
 
-def _budget(study: PlannedStudy) -> str:
-    """What a budget of the study counts, in words."""
-    return law_cells.subject(study).unit
-
-
 def _count(number: float, what: str) -> str:
-    return f"{number:,.0f} {what if number != 1 else what.removesuffix('s')}"
+    """A number and what it counts, in the singular where it is one."""
+    noun, of, rest = what.partition(" of ")
+    return f"{number:,.0f} {noun if number != 1 else noun.removesuffix('s')}{of}{rest}"
 
 
 def text(
@@ -128,65 +129,69 @@ def text(
     params: float,
     tokens: float,
     waiting: Sequence[str] = (),
+    contrasts: pd.DataFrame | None = None,
 ) -> str:
     """The answer in words, with one line per option below it, and who is not among them.
 
     Args:
         rows: What `options` returned.
         study: The study that was asked.
-        params: Non-zero weights of the blocks.
-        tokens: Training tokens.
+        params: The law's N (`law_cells.Subject.size`).
+        tokens: Training tokens or images.
         waiting: Sentences on the methods that have no law yet (`law_cells.waiting`).
+        contrasts: The table law_contrasts: where the laws have no answer, what it has measured at
+            this place is said.
     """
     about = law_cells.subject(study)
-    place = f"{_count(params, WEIGHTS)} and {_count(tokens, _budget(study))}"
+    place = f"{_count(params, about.size)} and {_count(tokens, about.unit)}"
     if rows.empty:
         return (
             f"There is no answer for {place} yet: no law is fitted, because the runs of the study "
             f"`{study.name}` are not finished; `python -m experiments plan --scale {study.scale} "
             f"--study {study.name}` lists them."
         )
-    lines = [_head(rows, about.loss, place), "", _HEADER.format(about.loss + " (95% band)")]
-    for row in rows.to_dict("records"):
-        lines.append(_line(row))
-    lines += _notes(rows, _budget(study))
-    lines += waiting
+    names = {key: law_cells.name_of(study, key) for key in rows["method"]}
+    lines = [_head(rows, about, names, place)]
+    if contrasts is not None:
+        lines += _measured(rows, contrasts, about, names, (params, tokens))
+    lines += ["", *_table(rows, about, names), *_notes(rows, study), *waiting]
     return "\n".join(lines)
 
 
-_HEADER = (
-    f"{'method':<9} {'sparsity':>8}  {{:<28}}  {'minus dense (95% band)':<30}  "
-    f"{'training time':>13}  minus dense at equal time"
-)
-
-
-def _head(rows: pd.DataFrame, unit: str, place: str) -> str:
+def _head(rows: pd.DataFrame, about: law_cells.Subject, names: dict[str, str], place: str) -> str:
     """The answer at equal data, and the one at equal time."""
     if not (rows["sparsity"] > 0).any():
         return f"At {place} only the dense law is fitted yet, so no method can be advised."
-    said = [_answer(rows, "minus dense", unit, f"At {place}", "extrapolated")]
+    said = [_answer(rows, "minus dense", about, names, f"At {place}", "extrapolated")]
     if rows["at equal time"].notna().all():
         where = "In the time that this dense model takes"
-        said.append(_answer(rows, "at equal time", unit, where, "time extrapolated"))
+        said.append(_answer(rows, "at equal time", about, names, where, "time extrapolated"))
     return "\n".join(said)
 
 
-def _answer(rows: pd.DataFrame, value: str, unit: str, place: str, beyond: str) -> str:
+def _answer(
+    rows: pd.DataFrame,
+    value: str,
+    about: law_cells.Subject,
+    names: dict[str, str],
+    place: str,
+    beyond: str,
+) -> str:
     chosen = best(rows, value)
     assert chosen is not None
     row = rows.loc[chosen]
     low, high = row[f"{value} low"], row[f"{value} high"]
-    name = f"{algorithm_name(row['method'])} at {100 * row['sparsity']:g}%"
-    gain = f"{_signed(low)} to {_signed(high)} {unit}"
+    name = f"{names[row['method']]} at {100 * row['sparsity']:g}%"
+    gain = f"{_signed(low)} to {_signed(high)} {about.loss}"
     if high < 0:
-        text = f"{place}: {name}, {gain} against a dense model of as many weights."
+        text = f"{place}: {name}, {gain} against a dense model of as many {about.equal}."
         ties = rows[rows["ties"] & (rows.index != chosen) & (rows["sparsity"] > 0)]
         if len(ties) and value == "minus dense":
-            names = [
-                f"{algorithm_name(own)} {100 * level:g}%"
+            others = [
+                f"{names[own]} {100 * level:g}%"
                 for own, level in zip(ties["method"], ties["sparsity"], strict=True)
             ]
-            text += f" Not told apart from it: {', '.join(names)}."
+            text += f" Not told apart from it: {', '.join(others)}."
     elif low > 0:
         text = f"{place}: a dense model; the best sparse one, {name}, is {gain} off."
     else:
@@ -196,32 +201,81 @@ def _answer(rows: pd.DataFrame, value: str, unit: str, place: str, beyond: str) 
     return text
 
 
+def _measured(
+    rows: pd.DataFrame,
+    contrasts: pd.DataFrame,
+    about: law_cells.Subject,
+    names: dict[str, str],
+    place: tuple[float, float],
+) -> list[str]:
+    """What was measured of the best sparse option where the laws have no answer at equal data."""
+    chosen = best(rows)
+    if chosen is None or not rows["minus dense low"][chosen] <= 0 <= rows["minus dense high"][chosen]:
+        return []
+    method, sparsity = rows.loc[chosen, ["method", "sparsity"]]
+    own = contrasts[
+        (contrasts["method"] == method)
+        & (contrasts["sparsity"] == sparsity)
+        & (contrasts["other sparsity"] == 0)
+        & np.isclose(contrasts["non-zero weights"].astype(float), place[0], rtol=NEAR, atol=0)
+        & np.isclose(contrasts["data"].astype(float), place[1], rtol=NEAR, atol=0)
+    ]
+    said = []
+    for row in own.to_dict("records"):
+        band = f" ({_signed(row['low'])} to {_signed(row['high'])})"
+        seeds = _count(row["seeds"], "seeds")
+        said.append(
+            f"Measured there: {names[method]} at {100 * sparsity:g}% minus dense, "
+            f"{_signed(row['measured'])}{band if row['seeds'] > 1 else ''} {about.loss}, {seeds}."
+        )
+    return said
+
+
 def _signed(number: float) -> str:
     """With a sign, and digits enough to see it."""
     return f"{number:+.3f}" if abs(number) >= 0.0005 else f"{number:+.1e}"
 
 
-def _line(row: dict[str, Any]) -> str:
-    band = f"{row['loss']:.3f} ({row['low']:.3f} to {row['high']:.3f})"
-    time = "unknown" if np.isnan(row["time"]) else f"{row['time']:.2f}x"
-    mark = "extrapolated" if row["extrapolated"] else ""
-    level = f"{100 * row['sparsity']:g}%"
-    changes = [
-        "" if not row["sparsity"] or np.isnan(row[key]) else
-        f"{_signed(row[key])} ({_signed(row[f'{key} low'])} to {_signed(row[f'{key} high'])})"
-        for key in ("minus dense", "at equal time")
-    ]  # fmt: skip
-    name = algorithm_name(row["method"])
-    line = f"{name:<9} {level:>8}  {band:<28}  {changes[0]:<30}  {time:>13}  "
-    return f"{line}{changes[1]:<30}  {mark}".rstrip()
+def _table(rows: pd.DataFrame, about: law_cells.Subject, names: dict[str, str]) -> list[str]:
+    """A header and one line per option; without times where the models have no clock."""
+    width = max(9, *map(len, names.values()))
+    head = [
+        f"{'method':<{width}} {'sparsity':>8}",
+        f"{about.loss + ' (95% band)':<28}",
+        f"{'minus dense (95% band)':<30}",
+    ]
+    if about.is_timed:
+        head += [f"{'training time':>13}", "minus dense at equal time"]
+    lines = ["  ".join(head).rstrip()]
+    for row in rows.to_dict("records"):
+        level = f"{100 * row['sparsity']:g}%"
+        band = f"{row['loss']:.3f} ({row['low']:.3f} to {row['high']:.3f})"
+        cells = [f"{names[row['method']]:<{width}} {level:>8}", f"{band:<28}"]
+        cells.append(f"{_change(row, 'minus dense'):<30}")
+        if about.is_timed:
+            time = "unknown" if np.isnan(row["time"]) else f"{row['time']:.2f}x"
+            cells += [f"{time:>13}", f"{_change(row, 'at equal time'):<30}"]
+        lines.append("  ".join([*cells, "extrapolated" * bool(row["extrapolated"])]).rstrip())
+    return lines
 
 
-def _notes(rows: pd.DataFrame, budget: str) -> list[str]:
-    if rows["time"].isna().any():
-        return ["Times are unknown until `python -m experiments compute device` has run."]
-    return [
-        f"Times are of the products of a training on these {budget}, over those of a dense model "
-        "of as many weights; at equal time a sparse model sees fewer.",
+def _change(row: dict[str, Any], key: str) -> str:
+    """A difference to dense with its band; empty of dense itself, and where it is not known."""
+    if not row["sparsity"] or np.isnan(row[key]):
+        return ""
+    return f"{_signed(row[key])} ({_signed(row[f'{key} low'])} to {_signed(row[f'{key} high'])})"
+
+
+def _notes(rows: pd.DataFrame, study: PlannedStudy) -> list[str]:
+    about = law_cells.subject(study)
+    bands = (
         "Bands hold two forms of the laws and what either misses; what was measured at equal "
-        "weights, without a law, is in the table law_contrasts of the study's page.",
+        f"{about.equal}, without a law, is in the table law_contrasts of the study's page."
+    )
+    if rows["time"].isna().any():
+        return [clocks.missing(study), bands]
+    return [
+        f"Times are of the products of a training on these {about.unit}, over those of a dense "
+        "model of as many weights; at equal time a sparse model sees fewer.",
+        bands,
     ]

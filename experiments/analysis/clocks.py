@@ -2,7 +2,8 @@
 
 A step's time is that of its masked products: measured with the kernels of this library in the
 computation ``device``, or simulated at peak rate. Embeddings, attention's products of activations,
-the optimizer and mask updates are left out of both.
+the optimizer and mask updates are left out of both. The products are those of linear layers;
+convolutions have no clock.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from experiments.analysis import law_cells
 from experiments.analysis.laws import SparsityLaw
 from experiments.specs.planned import PlannedStudy
 from experiments.store import paths
@@ -71,6 +73,18 @@ def clocks(scale: str) -> dict[str, Clock]:
         own = speed[speed["series"] == series].sort_values("sparsity")
         made[key] = Clock(title, float(units[key]), tuple(own["sparsity"]), tuple(own["speedup"]))
     return made
+
+
+def of_study(study: PlannedStudy) -> dict[str, Clock]:
+    """The clocks of a study's models; none where these are convolutional."""
+    return clocks(study.scale) if law_cells.subject(study).is_timed else {}
+
+
+def missing(study: PlannedStudy) -> str:
+    """One sentence on why `of_study` has no clock."""
+    if not law_cells.subject(study).is_timed:
+        return "Times of convolutions are not measured here."
+    return "Times are unknown until `python -m experiments compute device` has run."
 
 
 def path(study: PlannedStudy, algorithm: str, sparsity: float) -> np.ndarray:

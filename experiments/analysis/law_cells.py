@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from experiments.analysis.methods import algorithm_name
+from experiments.analysis.methods import FAMILIES, algorithm_name
 from experiments.specs.planned import PlannedStudy
 from experiments.store import tidy
 
@@ -28,14 +28,20 @@ class Subject:
         split: Of the data, that the score is on.
         loss: What is fitted, in words: the score, or one minus it.
         data: What a budget counts, in words.
+        size: What the law's N counts, in words.
+        equal: What two models of one N have as many of: ``weights`` or ``FLOPs``.
         is_error: Whether the loss is one minus the score.
+        is_timed: Whether `experiments.analysis.clocks` price the models: by linear layers.
     """
 
     metric: str
     split: str
     loss: str
     data: str
+    size: str
+    equal: str
     is_error: bool = False
+    is_timed: bool = True
 
     @property
     def unit(self) -> str:
@@ -45,8 +51,24 @@ class Subject:
 
 #: By task. The error of a classifier is a loss in (0, 1).
 SUBJECTS = {
-    "lm": Subject("bits_per_byte", "validation", "bits per byte", "training tokens"),
-    "vision": Subject("accuracy", "test", "test error", "training images", is_error=True),
+    "lm": Subject(
+        "bits_per_byte",
+        "validation",
+        "bits per byte",
+        "training tokens",
+        "non-zero weights of the blocks",
+        "weights",
+    ),
+    "vision": Subject(
+        "accuracy",
+        "test",
+        "test error",
+        "training images",
+        "stage weights of the dense network of equal FLOPs",
+        "FLOPs",
+        is_error=True,
+        is_timed=False,
+    ),
 }
 
 
@@ -54,6 +76,16 @@ def subject(study: PlannedStudy) -> Subject:
     """What the laws of a study are about: that of its first run's task."""
     task = study.runs[0].spec.task if study.runs else "lm"
     return SUBJECTS.get(task, SUBJECTS["lm"])
+
+
+def name_of(study: PlannedStudy, algorithm: str) -> str:
+    """What people read for an algorithm of a study.
+
+    With the family in front where all planned runs of the algorithm are Sparse-Wide.
+    """
+    families = {run.spec.family for run in study.runs if run.spec.algorithm == algorithm}
+    name = algorithm_name(algorithm)
+    return f"{FAMILIES['wide'][0]} {name}" if families == {"wide"} else name
 
 
 COLUMNS = ["run", "method", "algorithm", "model", "sparsity", "seed", "weights", "nonzero",
@@ -140,7 +172,7 @@ def waiting(rows: pd.DataFrame, study: PlannedStudy) -> list[str]:
     """One sentence per planned algorithm without a law: what it waits for."""
     names = dict.fromkeys(planned(study)["algorithm"])
     rows = rows[~rows["held_out"].astype(bool)]
-    missing = {algorithm_name(name): waits_for(rows, name) for name in names}
+    missing = {name_of(study, name): waits_for(rows, name) for name in names}
     return [f"{name} has no law yet: {text}." for name, text in missing.items() if text]
 
 

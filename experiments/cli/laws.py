@@ -1,4 +1,4 @@
-"""Commands that ask the laws of the study ``scaling``: what to expect, and what to choose."""
+"""Commands that ask the laws of a study: what to expect, and what to choose."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from experiments.specs.schema import SpecError, check_choice
 from experiments.store import paths
 from experiments.store.io import write_json
 
-#: Weights or tokens that a question may be about.
+#: Weights, tokens or images that a question may be about.
 MOST = 1e18
 
 
@@ -60,14 +60,26 @@ def _fits_laws(study: str) -> bool:
 
 @app.command()
 def advise(
-    params: Annotated[float, typer.Option(help="non-zero weights of the blocks")],
-    tokens: Annotated[float, typer.Option(help="training tokens (bytes of text)")],
-    device: Annotated[str, typer.Option(help="cpu, or cs2 (simulated)")] = "cpu",
+    params: Annotated[
+        float,
+        typer.Option(
+            help="non-zero weights of the blocks (images: stage weights of the dense network)"
+        ),
+    ],
+    tokens: Annotated[
+        float, typer.Option(help="training tokens (bytes of text), or training images")
+    ],
+    device: Annotated[
+        str, typer.Option(help="whose times (of text alone): cpu, or cs2 (simulated)")
+    ] = "cpu",
     study: StudyName = "scaling",
     scale: Scale = "small",
 ) -> None:
     """Say which method and sparsity to choose at a size and budget, by the fitted laws."""
+    import pandas as pd
+
     from experiments.analysis import advice, law_cells
+    from experiments.analysis.tables import law_contrasts
 
     for key, value in (("params", params), ("tokens", tokens)):
         if not 1 <= value <= MOST:  # not a number is in no range
@@ -84,4 +96,5 @@ def advise(
     )
     rows = advice.options(records, facts, params, tokens, device)
     waiting = law_cells.waiting(finished, facts)
-    print(advice.text(rows, facts, params, tokens, waiting))
+    contrasts = law_contrasts.make(records, pd.DataFrame(), facts)
+    print(advice.text(rows, facts, params, tokens, waiting, contrasts))

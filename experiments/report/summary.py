@@ -191,7 +191,7 @@ def law_answers(tables_dirs: dict[str, Path]) -> dict[str, list[dict[str, str]]]
             if row["value"] == row["value"]:
                 band = f"{row['value']:+.3g} [{row['low']:.3g}, {row['high']:.3g}] {row['unit']}"
                 data = f"{row['data']:.2g} {row['data in']}"
-                size = f"{row['non-zero weights']:.2g} non-zero weights"
+                size = f"{row['non-zero weights']:.2g} {row['weights in']}"
                 text = f"{row['asked']} {band} at {size}, {data}: {row['says']}"
             mark = f"{row['place']}: " if row["place"] == "extrapolated" else ""
             found.setdefault(row["claim"], []).append({"text": f"{mark}{text}", "study": study})

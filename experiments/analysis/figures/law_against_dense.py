@@ -1,8 +1,7 @@
 """Loss of each method minus that of a dense model of as many non-zero weights (Sparse-Wide: of
 equal FLOPs) on equal data, by the fitted laws, with 95% bands: where a band lies below zero,
-sparsity helps. One panel per
-method, one line per sparsity, at the largest fitted model. Dashed is what lies beyond the fitted
-sizes of either, or beyond the fitted budgets."""
+sparsity helps. One panel per method, one line per sparsity, at the largest fitted model. Dashed is
+what lies beyond the fitted sizes of either, or beyond the fitted budgets."""
 
 from typing import Any
 
@@ -11,7 +10,6 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from experiments.analysis import effects, law_cells, scaling, style
-from experiments.analysis.methods import Methods, algorithm_name
 from experiments.specs.planned import PlannedStudy
 
 EVERY_RECIPE = True
@@ -40,7 +38,7 @@ def data(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd
 
 def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Figure:
     """One panel per method."""
-    rows, looks = data(records, curves, study), Methods(study)
+    rows = data(records, curves, study)
     about = law_cells.subject(study)
     names = list(dict.fromkeys(rows["method"]))
     figure, axes = style.panels(len(names), height=2.6)
@@ -58,11 +56,7 @@ def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Fi
             panel.plot(line["data"], line["effect"].where(~inside), "--", color=color)
         panel.axhline(0, color="0.3", lw=0.8)
         style.count_axis(panel, f"{about.data} (dashed: extrapolated)")
-        wide = study.runs[0].spec.task == "vision"
-        kind = (
-            "Sparse-Wide {} minus dense, equal FLOPs" if wide else "{} minus dense, equal weights"
-        )
-        panel.set_title(kind.format(looks[name].name))
+        panel.set_title(f"{law_cells.name_of(study, name)} minus dense, equal {about.equal}")
         panel.set_ylabel(about.loss)
         last = own.groupby("sparsity")["effect"].last()
         texts = [f"{100 * level:g}%" for level in colors]
@@ -83,6 +77,6 @@ def caption(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) ->
             _, low, high = effects.effect(law, dense, *place)
             better = effects.words(float(low), float(high), ("sparse", "dense"))
             answer = better if better == effects.NO_ANSWER else f"{better} is better"
-            parts.append(f"{algorithm_name(name)} at {100 * sparsity:g}%: {answer}")
+            parts.append(f"{law_cells.name_of(study, name)} at {100 * sparsity:g}%: {answer}")
     said = f"At the longest fitted budget, {'; '.join(parts)}." if parts else ""
     return " ".join([said, *law_cells.waiting(rows, study)]).strip()

@@ -16,7 +16,6 @@ from matplotlib.figure import Figure
 
 from experiments.analysis import clocks, effects, law_cells, scaling, style
 from experiments.analysis.laws import gradual_cost
-from experiments.analysis.methods import Methods, algorithm_name
 from experiments.specs.planned import PlannedStudy
 
 EVERY_RECIPE = True
@@ -32,7 +31,7 @@ def costs(study: PlannedStudy, method: str) -> dict[str, Callable[[Any], Any]]:
     gradual = bool(np.ptp(clocks.path(study, method, 0.75)))
     found: dict[str, Callable[[Any], Any]] = {"FLOPs": gradual_cost if gradual else np.ones_like}
     levels = np.linspace(0.0, 0.99, 100)
-    for name, clock in zip(("this CPU", "CS-2"), clocks.clocks(study.scale).values(), strict=False):
+    for name, clock in zip(("this CPU", "CS-2"), clocks.of_study(study).values(), strict=False):
         whole = [clock.cost(clocks.path(study, method, level)) for level in levels]
         found[name] = functools.partial(np.interp, xp=levels, fp=np.array(whole) / (1 - levels))
     return found
@@ -62,7 +61,7 @@ def data(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd
 
 def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Figure:
     """One panel per method."""
-    rows, looks = data(records, curves, study), Methods(study)
+    rows = data(records, curves, study)
     names = list(dict.fromkeys(rows["method"]))
     figure, axes = style.panels(len(names), height=2.6)
     if not names:
@@ -85,7 +84,9 @@ def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Fi
         panel.set_ylabel("best sparsity (%)")
         panel.set_ylim(-4, 104)
         style.label_ends(panel, ends)
-        panel.set_title(f"{looks[name].name}, {own['nonzero'].iloc[0]:,.0f} non-zero weights")
+        panel.set_title(
+            f"{law_cells.name_of(study, name)}, {own['nonzero'].iloc[0]:,.0f} non-zero weights"
+        )
     return figure
 
 
@@ -96,10 +97,11 @@ def caption(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) ->
     for (name, title), line in data(records, curves, study).groupby(["method", "cost"], sort=False):
         first, last = (line.iloc[at] for at in (0, -1))
         parts.append(
-            f"{algorithm_name(str(name))} by {title} "
+            f"{law_cells.name_of(study, str(name))} by {title} "
             f"{100 * first['sparsity']:.0f}% at {first['data'] / 1e6:.1f} "
             f"million, {100 * last['sparsity']:.0f}% at {last['data'] / 1e6:.0f}"
         )
     said = f"Best sparsity by the laws: {'; '.join(parts)}." if parts else ""
     names = [name for name in METHODS if law_cells.waits_for(rows, name)]
-    return " ".join([said, *(f"{algorithm_name(name)} has no law yet." for name in names)]).strip()
+    waiting = (f"{law_cells.name_of(study, name)} has no law yet." for name in names)
+    return " ".join([said, *waiting]).strip()

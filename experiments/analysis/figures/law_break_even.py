@@ -66,7 +66,7 @@ def data(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd
 def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Figure:
     """One panel per sparsity."""
     rows, looks = data(records, curves, study), Methods(study)
-    known = clocks.clocks(study.scale)
+    known = clocks.of_study(study)
     levels = sorted(rows["sparsity"].unique())
     figure, axes = style.panels(len(levels), height=2.3)
     if not levels:
@@ -78,7 +78,7 @@ def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Fi
             high = own["high"].where(np.isfinite(own["high"]), 1e6)  # far above the panel
             panel.fill_between(x, own["low"], high, color=look.color, alpha=0.15, lw=0)
             inside = ~own["extrapolated"].astype(bool)
-            label = f"{look.name}, {size} size"
+            label = f"{law_cells.name_of(study, str(name))}, {size} size"
             panel.plot(x, own["speedup"].where(inside), color=look.color, lw=width, label=label)
             panel.plot(x, own["speedup"].where(~inside), "--", color=look.color, lw=width)
         gains = {LINES[key]: float(clock.speedup(level)) for key, clock in known.items()}
@@ -107,7 +107,7 @@ def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Fi
 
 def caption(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> str:
     """Say what is needed at the longest fitted compute, and whether devices give it."""
-    rows, known, parts = data(records, curves, study), clocks.clocks(study.scale), []
+    rows, known, parts = data(records, curves, study), clocks.of_study(study), []
     fixed = rows[rows["size"] == "fixed"]
     fitted = fixed[~fixed["extrapolated"].astype(bool)]
     for (name, level), own in fitted.groupby(["method", "sparsity"], sort=False):
@@ -117,7 +117,7 @@ def caption(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) ->
             for key, clock in known.items()
         ]
         parts.append(
-            f"{name} at {100 * level:g}% needs {last['speedup']:.2f} "
+            f"{law_cells.name_of(study, str(name))} at {100 * level:g}% needs {last['speedup']:.2f} "
             f"({last['low']:.2f} to {last['high']:.2f}): {', '.join(given)}"
         )
     if parts:

@@ -12,7 +12,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from experiments.analysis import law_cells, scaling, style
-from experiments.analysis.methods import Methods, algorithm_name
 from experiments.specs.planned import PlannedStudy
 
 EVERY_RECIPE = True
@@ -35,7 +34,7 @@ def data(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd
 
 def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Figure:
     """One panel per method."""
-    means, looks = data(records, curves, study), Methods(study)
+    means = data(records, curves, study)
     laws = scaling.fit_all(law_cells.finished(records, study))
     names = list(dict.fromkeys(means["algorithm"]))
     figure, axes = style.panels(len(names), height=3.0)
@@ -47,7 +46,7 @@ def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Fi
     widths = {weights: 0.8 + 0.6 * at for at, weights in enumerate(sizes.index)}
     for panel, name in zip(axes, names, strict=False):
         _panel(panel, means[means["algorithm"] == name], laws.get(name), about, colors, widths)
-        title = looks[name].name
+        title = law_cells.name_of(study, name)
         panel.set_title(f"{title}: no law yet" if law_cells.waits_for(means, name) else title)
     lines = [{"color": color, "label": f"{100 * level:g}%"} for level, color in colors.items()]
     lines += [
@@ -100,9 +99,10 @@ def caption(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) ->
     for held_out, where in ((False, "of the fit"), (True, "held out")):
         own = errors[means["held_out"] == held_out].dropna()
         if len(own):
-            names = dict.fromkeys(means.loc[own.index, "algorithm"])
+            found = means.loc[own.index, "algorithm"].unique()
+            names = ", ".join(law_cells.name_of(study, name) for name in found)
             text += (
                 f" Laws are {100 * own.mean():.2f}% off on average in the {len(own)} cells {where} "
-                f"({', '.join(map(algorithm_name, names))})."
+                f"({names})."
             )
     return text

@@ -1,6 +1,6 @@
-"""Loss of one method minus that of another at equal non-zero weights, sparsity and data, by the
-fitted laws, with 95% bands: below zero the first one is better. One panel per pair, one line per
-sparsity, at the middle size. Shaded is what lies beyond the fitted budgets."""
+"""Loss of one method minus that of another at equal non-zero weights (Sparse-Wide: at equal FLOPs),
+sparsity and data, by the fitted laws, with 95% bands: below zero the first one is better. One panel
+per pair, one line per sparsity, at the middle size. Shaded is what lies beyond the fitted budgets."""
 
 from typing import Any
 
@@ -9,7 +9,6 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from experiments.analysis import effects, law_cells, scaling, style
-from experiments.analysis.methods import Methods, algorithm_name
 from experiments.specs.planned import PlannedStudy
 
 EVERY_RECIPE = True
@@ -34,7 +33,7 @@ def data(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd
 
 def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Figure:
     """One panel per pair."""
-    rows, looks = data(records, curves, study), Methods(study)
+    rows = data(records, curves, study)
     shown = list(dict.fromkeys(zip(rows["a"], rows["b"], strict=True)))
     figure, axes = style.panels(len(shown), height=2.4)
     if not shown:
@@ -53,7 +52,7 @@ def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Fi
         fitted = fitted[fitted["algorithm"].isin([a, b]) & ~fitted["held_out"].astype(bool)]
         panel.axvspan(fitted["data"].max(), own["data"].max(), color="0.93", zorder=0)
         style.count_axis(panel, f"{law_cells.subject(study).data} (shaded: extrapolated)")
-        panel.set_title(f"{looks[a].name} minus {looks[b].name}")
+        panel.set_title(" minus ".join(law_cells.name_of(study, name) for name in (a, b)))
         panel.set_ylabel(law_cells.subject(study).loss)
         panel.legend(fontsize=8, title="sparsity", title_fontsize=8)
     return figure
@@ -65,7 +64,7 @@ def caption(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) ->
     inside = rows[~rows["extrapolated"].astype(bool)]
     for (a, b, level), own in inside.groupby(["a", "b", "sparsity"], sort=False):
         last = own.iloc[-1]
-        first, second = algorithm_name(str(a)), algorithm_name(str(b))
+        first, second = (law_cells.name_of(study, str(name)) for name in (a, b))
         better = effects.words(last["low"], last["high"], (first, second))
         answer = better if better == effects.NO_ANSWER else f"{better} is better"
         parts.append(f"{first} and {second} at {100 * level:g}%: {answer}")

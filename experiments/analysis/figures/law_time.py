@@ -28,7 +28,7 @@ def data(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd
     """One row per clock, kind and time."""
     laws = scaling.fit_all(law_cells.finished(records, study))
     rows = []
-    for key, clock in clocks.clocks(study.scale).items():
+    for key, clock in clocks.of_study(study).items():
         fronts = {kind: _front(laws, clock, key, kind, study) for kind in KINDS}
         for row, base in zip(fronts["sparse"], fronts["dense"], strict=False):
             band = effects.interval(row["draws"] - base["draws"])
@@ -92,11 +92,11 @@ def cells(records: pd.DataFrame, study: PlannedStudy, clock: clocks.Clock) -> pd
 
 def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Figure:
     """One panel per clock."""
-    rows, known = data(records, curves, study), clocks.clocks(study.scale)
+    rows, known = data(records, curves, study), clocks.of_study(study)
     figure, axes = style.panels(len(known), height=3.2)
     if rows.empty:
         for panel in axes:
-            style.say_empty(panel, "No method has a law yet.")
+            style.say_empty(panel, "No method has a law yet." if known else clocks.missing(study))
         return figure
     levels = sorted({0.0, *law_cells.planned(study)["sparsity"]})
     colors = {0.0: "#7F7F7F"} | style.level_colors(levels[1:])
@@ -139,7 +139,7 @@ def caption(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) ->
     """
     rows = data(records, curves, study)
     parts = []
-    for key, clock in clocks.clocks(study.scale).items():
+    for key, clock in clocks.of_study(study).items():
         own = rows[rows["clock"] == key]
         sparse = own[own["kind"] == "sparse"]
         if sparse.empty:

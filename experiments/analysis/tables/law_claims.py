@@ -2,8 +2,8 @@
 extrapolated by orders of magnitude: the difference of losses with its 95% band, and no answer where
 the band covers both signs. A claim on several sparsities is asked at each, and the worst counts.
 Trained or extrapolated says whether all that is asked lies inside of the fitted sizes and budgets.
-The verdict at the tested point is in the ledger of the study that tests the claim; the front page
-has both. C070 to C072 are asked at the non-zero weights of the smallest fitted dense model and the
+Weights in says which weights are counted: of Sparse-Wide, those of the dense network. The verdict
+at the tested point is in the ledger of the study that tests the claim; the front page has both. C070 to C072 are asked at the non-zero weights of the smallest fitted dense model and the
 longest fitted budget, of gradual pruning, as in the source, and C070 and C071 of Static, too."""
 
 from collections.abc import Callable
@@ -14,12 +14,11 @@ import pandas as pd
 
 from experiments import published
 from experiments.analysis import effects, law_cells, scaling
-from experiments.analysis.methods import algorithm_name
 from experiments.specs.planned import PlannedStudy
 
 EVERY_RECIPE = True
-COLUMNS = ["claim", "statement", "asked", "non-zero weights", "data", "data in", "value", "low",
-           "high", "unit", "says", "place", "runs"]  # fmt: skip
+COLUMNS = ["claim", "statement", "asked", "non-zero weights", "weights in", "data", "data in",
+           "value", "low", "high", "unit", "says", "place", "runs"]  # fmt: skip
 GRADUAL, CONSTANT = "gmp", "static"
 #: In places.yaml: each sparsity of a list against the one before it.
 SPARSER = "sparser"
@@ -30,7 +29,7 @@ PUBLISHED_WORTH, TOLERANCE = 2.157, 0.1
 
 def make(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
     """One row per claim and method that laws can speak of."""
-    rows = law_cells.finished(records, study)
+    rows, about = law_cells.finished(records, study), law_cells.subject(study)
     laws = scaling.fit_all(rows)
     fitted = rows[~rows["held_out"].astype(bool)]
     made = []
@@ -39,45 +38,48 @@ def make(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd
             continue
         needed = [place["a"], law_cells.DENSE if place["b"] == SPARSER else place["b"]]
         missing = [name for name in needed if name not in laws]
-        row = {"claim": claim, "asked": _asked(place), "place": "extrapolated"}
-        row |= {"data": place["data"], "unit": law_cells.subject(study).loss}
-        made.append(row | (_waits(fitted, missing) if missing else _at(laws, place)))
+        row = {"claim": claim, "asked": _asked(study, place), "place": "extrapolated"}
+        row |= {"data": place["data"], "unit": about.loss}
+        found = _waits(study, fitted, missing) if missing else _at(study, laws, place)
+        made.append(row | found)
     trained = law_cells.planned(study)["algorithm"].unique()
     questions = (("C070", _falls), ("C071", _worth), ("C072", _rises))
     for claim, ask in questions if GRADUAL in trained else ():
         for name in (GRADUAL, CONSTANT):
             if name == GRADUAL or (name in laws and ask is not _rises):
-                made.append({"claim": claim} | _of(laws, fitted, name, ask))
+                made.append({"claim": claim} | _of(study, laws, fitted, name, ask))
     table = pd.DataFrame(made, columns=COLUMNS)
     statements = published.claims().set_index("claim_id")["statement"]
-    return table.assign(
-        **{"statement": table["claim"].map(statements), "data in": law_cells.subject(study).unit}
-    )
+    shared = {"weights in": about.size, "data in": about.unit}
+    return table.assign(statement=table["claim"].map(statements), **shared)
 
 
-def _asked(place: dict[str, Any]) -> str:
+def _asked(study: PlannedStudy, place: dict[str, Any]) -> str:
     """What is asked at a place, in words."""
     levels = np.atleast_1d(place["sparsity"])
     at = ", ".join(f"{100 * level:g}" for level in levels)
     if place["b"] == SPARSER:
-        return (
-            f"{algorithm_name(place['a'])}: largest step of loss from {at.replace(', ', ' to ')}%"
-        )
-    worst = f"{_name(place['a'])} minus {_name(place['b'])} at {at}%"
+        steps = at.replace(", ", " to ")
+        return f"{_name(study, place['a'])}: largest step of loss from {steps}%"
+    worst = f"{_name(study, place['a'])} minus {_name(study, place['b'])} at {at}%"
     return worst if len(levels) == 1 else f"largest of {worst}"
 
 
-def _name(key: str) -> str:
+def _name(study: PlannedStudy, key: str) -> str:
     """A method in a sentence."""
-    return key if key == law_cells.DENSE else algorithm_name(key)
+    return key if key == law_cells.DENSE else law_cells.name_of(study, key)
 
 
-def _waits(rows: pd.DataFrame, names: list[str]) -> dict[str, Any]:
-    parts = [f"{algorithm_name(name)} has {law_cells.waits_for(rows, name)}" for name in names]
+def _waits(study: PlannedStudy, rows: pd.DataFrame, names: list[str]) -> dict[str, Any]:
+    parts = [
+        f"{law_cells.name_of(study, name)} has {law_cells.waits_for(rows, name)}" for name in names
+    ]
     return {"says": f"waits for runs: {'; '.join(parts)}"}
 
 
-def _at(laws: dict[str, scaling.Fitted], place: dict[str, Any]) -> dict[str, Any]:
+def _at(
+    study: PlannedStudy, laws: dict[str, scaling.Fitted], place: dict[str, Any]
+) -> dict[str, Any]:
     """The answer at the place of a source."""
     a, levels = laws[place["a"]], np.atleast_1d(place["sparsity"])
     b = a if place["b"] == SPARSER else laws[place["b"]]
@@ -92,7 +94,7 @@ def _at(laws: dict[str, scaling.Fitted], place: dict[str, Any]) -> dict[str, Any
     runs = pd.concat([a.rows, b.rows])
     used = runs[runs["sparsity"] > 0]["run"].drop_duplicates()
     if len(levels) == 1:
-        better = effects.words(low, high, (_name(place["a"]), _name(place["b"])))
+        better = effects.words(low, high, [_name(study, place[key]) for key in "ab"])
         says = better if better == effects.NO_ANSWER else f"{better} is better"
     else:
         says = _word(agrees=high < 0, against=low > 0)
@@ -101,6 +103,7 @@ def _at(laws: dict[str, scaling.Fitted], place: dict[str, Any]) -> dict[str, Any
 
 
 def _of(
+    study: PlannedStudy,
     laws: dict[str, scaling.Fitted],
     rows: pd.DataFrame,
     name: str,
@@ -108,9 +111,9 @@ def _of(
 ) -> dict[str, Any]:
     """The answer of one method's law where it was trained."""
     if name not in laws:
-        return {"asked": algorithm_name(name), **_waits(rows, [name])}
+        return {"asked": law_cells.name_of(study, name), **_waits(study, rows, [name])}
     found = ask(laws[name])
-    return found | {"asked": f"{algorithm_name(name)}: {found['asked']}"}
+    return found | {"asked": f"{law_cells.name_of(study, name)}: {found['asked']}"}
 
 
 def _where(law: scaling.Fitted, levels: Any, nonzero: float, budgets: Any) -> dict[str, Any]:

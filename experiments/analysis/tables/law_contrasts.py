@@ -3,7 +3,8 @@ of equal FLOPs) on equal data, of which one is sparser, such as a dense one and 
 Measured is the mean loss of the sparser one minus that of the other, with a 95% Welch interval over
 seeds; by law is the same difference by the fitted laws, with the 95% band of means of as many
 seeds, and inside says whether the measured difference lies in it. Where the two disagree, the
-measured one counts."""
+measured one counts. Non-zero weights are those of the blocks, or, of Sparse-Wide, the stage weights
+of the dense network of equal FLOPs."""
 
 from typing import Any
 

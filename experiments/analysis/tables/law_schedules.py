@@ -1,7 +1,6 @@
 """Whether a constant rate with a short decay ends where the usual cosine does: loss under
-the first minus under the second, at equal model, sparsity and tokens, over
-the seeds that both have, with a 95% t interval. RigL's cosine runs anneal its drop fraction,
-too."""
+the first minus under the second, at equal model, sparsity and data (tokens or images), over the
+seeds that both have, with a 95% t interval. RigL's cosine runs anneal its drop fraction, too."""
 
 import pandas as pd
 
