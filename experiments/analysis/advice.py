@@ -43,9 +43,8 @@ def options(
         plus this difference, with its band; ``time``, that of the products of the whole training
         over those of this dense model; the difference to it where the sparse model is trained for
         its time, on fewer tokens (both NaN where times are not known, as those of convolutions);
-        what of either is beyond what
-        was trained; and ``ties``, whether the difference to `best` has a band of both signs. Empty
-        where no law is fitted.
+        what of either is beyond what was trained; and ``ties``, whether the difference to `best`
+        has a band of both signs. Empty where no law is fitted.
 
     Raises:
         UserError: Beyond `ABOVE` or `BELOW`; one sentence.
@@ -63,7 +62,7 @@ def options(
             loss = float(base.law(0.0, params, tokens)) + float(point)
             draws = base.sample(0.0, params, tokens) + change
             cost = clock.cost(clocks.path(study, name, sparsity)) if clock else np.nan
-            time = cost / (1 - sparsity) if sparsity or not clock else 1.0
+            time = cost / (1 - sparsity) if sparsity else 1.0
             beyond = law.difference_extrapolated(sparsity, params, tokens)
             losses = (loss, *effects.interval(draws))
             differences = (float(point), *effects.interval(change))
@@ -210,9 +209,12 @@ def _measured(
 ) -> list[str]:
     """What was measured of the best sparse option where the laws have no answer at equal data."""
     chosen = best(rows)
-    if chosen is None or not rows["minus dense low"][chosen] <= 0 <= rows["minus dense high"][chosen]:
+    if chosen is None:
         return []
-    method, sparsity = rows.loc[chosen, ["method", "sparsity"]]
+    keys = ["method", "sparsity", "minus dense low", "minus dense high"]
+    method, sparsity, low, high = rows.loc[chosen, keys]
+    if not low <= 0 <= high:
+        return []
     own = contrasts[
         (contrasts["method"] == method)
         & (contrasts["sparsity"] == sparsity)
@@ -272,7 +274,7 @@ def _notes(rows: pd.DataFrame, study: PlannedStudy) -> list[str]:
         "Bands hold two forms of the laws and what either misses; what was measured at equal "
         f"{about.equal}, without a law, is in the table law_contrasts of the study's page."
     )
-    if rows["time"].isna().any():
+    if not about.is_timed or rows["time"].isna().any():
         return [clocks.missing(study), bands]
     return [
         f"Times are of the products of a training on these {about.unit}, over those of a dense "

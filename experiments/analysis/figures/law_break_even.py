@@ -117,8 +117,8 @@ def caption(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) ->
             for key, clock in known.items()
         ]
         parts.append(
-            f"{law_cells.name_of(study, str(name))} at {100 * level:g}% needs {last['speedup']:.2f} "
-            f"({last['low']:.2f} to {last['high']:.2f}): {', '.join(given)}"
+            f"{law_cells.name_of(study, str(name))} at {100 * level:g}% needs "
+            f"{last['speedup']:.2f} ({last['low']:.2f} to {last['high']:.2f}): {', '.join(given)}"
         )
     if parts:
         return f"At the fixed size and the longest budget inside of the fit, {'; '.join(parts)}."

@@ -1,6 +1,7 @@
 """Loss of one method minus that of another at equal non-zero weights (Sparse-Wide: at equal FLOPs),
 sparsity and data, by the fitted laws, with 95% bands: below zero the first one is better. One panel
-per pair, one line per sparsity, at the middle size. Shaded is what lies beyond the fitted budgets."""
+per pair, one line per sparsity, at the middle size. Shaded is what lies beyond the fitted
+budgets."""
 
 from typing import Any
 

@@ -3,7 +3,8 @@ extrapolated by orders of magnitude: the difference of losses with its 95% band,
 the band covers both signs. A claim on several sparsities is asked at each, and the worst counts.
 Trained or extrapolated says whether all that is asked lies inside of the fitted sizes and budgets.
 Weights in says which weights are counted: of Sparse-Wide, those of the dense network. The verdict
-at the tested point is in the ledger of the study that tests the claim; the front page has both. C070 to C072 are asked at the non-zero weights of the smallest fitted dense model and the
+at the tested point is in the ledger of the study that tests the claim; the front page has both. Of
+text, C070 to C072 are asked at the non-zero weights of the smallest fitted dense model and the
 longest fitted budget, of gradual pruning, as in the source, and C070 and C071 of Static, too."""
 
 from collections.abc import Callable

@@ -10,7 +10,6 @@ from typing import Any
 import pandas as pd
 
 from experiments.analysis import effects, law_cells, scaling
-from experiments.analysis.methods import algorithm_name
 from experiments.specs.planned import PlannedStudy
 
 EVERY_RECIPE = True
@@ -26,11 +25,14 @@ def make(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd
     against_dense = [(name, law_cells.DENSE) for name in laws if name != law_cells.DENSE]
     for a, b in [*against_dense, *effects.pairs(laws)]:
         for sparsity in effects.common_levels(laws[a], laws[b]):
-            made.append(_row(laws[a], laws[b], sparsity))
+            names = (law_cells.name_of(study, a), law_cells.name_of(study, b))
+            made.append(_row(laws[a], laws[b], sparsity, names))
     return pd.DataFrame(made, columns=COLUMNS)
 
 
-def _row(a: scaling.Fitted, b: scaling.Fitted, sparsity: float) -> dict[str, Any]:
+def _row(
+    a: scaling.Fitted, b: scaling.Fitted, sparsity: float, names: tuple[str, str]
+) -> dict[str, Any]:
     nonzero = a.largest(sparsity) if b.algorithm == law_cells.DENSE else a.middle(sparsity)
     longest = float(a.rows["data"].max())
     found = effects.crossing(
@@ -38,7 +40,7 @@ def _row(a: scaling.Fitted, b: scaling.Fitted, sparsity: float) -> dict[str, Any
         lambda d: effects.minus(a, b, sparsity, nonzero, d)[1],
         (float(a.rows["data"].min()), effects.BEYOND * longest),
     )
-    names, answers = (algorithm_name(a.algorithm), algorithm_name(b.algorithm)), []
+    answers = []
     for budget in (longest, effects.BEYOND * longest):
         _, low, high = effects.effect(a, b, sparsity, nonzero, budget)
         answers.append(effects.words(float(low), float(high), names))

@@ -1,18 +1,19 @@
 """Laws of loss (bits per byte, or test error): (a_s (1 - S)^b_s + c_s) N^-b_n + (a_d / (D (1 -
-S)^b_x))^b_d + floor, N non-zero weights of the blocks over unit N and D tokens or images over unit
-D; all methods share the coefficients that a dense model has. Fitted by Huber loss (bound 0.01) on
-log loss of all runs but the held-out ones. Another form has D (1 - S)^b_x N^b_m: size and data act
-together. Bands are 95% of 200 draws of a wild bootstrap by model, by line of a method's sparsity,
-and by seed, of either form by turns, and hold the misfit: what both forms miss besides noise, in
-common to all methods of a model, and of a line. At a bound says which part the data do not
-determine: one at the end of its range, or a part of the size term below a ten-thousandth of it.
-Worth is how many times its non-zero weights a dense model of equal loss has, at 75% sparsity, the
-size of the smallest fitted dense model and the longest fitted budget; inf where no dense model is
-that good. Seed noise is that of a method's runs and the dense ones. Errors are root mean squares of
-relative differences to the means of a method's own cells, without the dense ones: in the fit; at
-the longest budget of the largest fitted size, by a law fitted without it; and on held-out cells, by
-the present form, which was chosen after these were seen, and by the laws that were registered
-before. Plain is a law linear in logarithms."""
+S)^b_x))^b_d + floor, N non-zero weights of the blocks (of Sparse-Wide: stage weights of the dense
+network of equal FLOPs) over unit N, and D tokens or images over unit D; all methods share the
+coefficients that a dense model has. Fitted by Huber loss (bound 0.01) on log loss of all runs but
+the held-out ones. Another form has D (1 - S)^b_x N^b_m: size and data act together. Bands are 95%
+of 200 draws of a wild bootstrap by model, by line of a method's sparsity, and by seed, of either
+form by turns, and hold the misfit: what both forms miss besides noise, in common to all methods of
+a model, and of a line. At a bound says which part the data do not determine: one at the end of its
+range, or a part of the size term below a ten-thousandth of it. Worth is how many times its non-zero
+weights a dense model of equal loss has, at 75% sparsity, the size of the smallest fitted dense
+model and the longest fitted budget; inf where no dense model is that good. Seed noise is that of a
+method's runs and the dense ones. Errors are root mean squares of relative differences to the means
+of a method's own cells, without the dense ones: in the fit; at the longest budget of the largest
+fitted size, by a law fitted without it; and on held-out cells, by the present form, which was
+chosen after these were seen, and by the laws that were registered before. Plain is a law linear in
+logarithms."""
 
 from typing import Any
 

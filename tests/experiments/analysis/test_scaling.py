@@ -49,7 +49,7 @@ from experiments.specs.digest import digest
 from experiments.specs.lookup import planned_study
 from experiments.specs.planned import PlannedStudy
 from experiments.specs.read import load_study
-from experiments.specs.run import Run, RunSpec
+from experiments.specs.run import Run, RunSpec, Transform
 from experiments.store.collect import curves_table, records_table
 from tests.experiments.analysis import law_runs, synthetic
 from tests.experiments.analysis.law_runs import LAWS
@@ -711,7 +711,7 @@ def test_advice_names_a_method_with_its_band(whole):
         assert shown["minus dense"].is_monotonic_increasing
     assert dense["minus dense"] == 0
     answer = advice.text(rows, study, 37_632, 2e6)
-    assert answer.startswith("At 37,632 non-zero weights and 2,000,000 tokens: ")
+    assert answer.startswith("At 37,632 non-zero weights of the blocks and 2,000,000 tokens: ")
     # 50% of 75,264 is the smallest that was trained sparse; a dense one of as many was not.
     assert "extrapolated" in answer.splitlines()[0]
     inside = advice.options(records, study, 75_264, 2e6, "cpu")
@@ -726,7 +726,7 @@ def test_advice_names_a_method_with_its_band(whole):
     nothing = advice.options(records.iloc[:0], study, 1e6, 5e7, "cpu")
     said = advice.text(nothing, study, 1e6, 5e7)
     assert said.startswith(
-        "There is no answer for 1,000,000 non-zero weights and 50,000,000 tokens"
+        "There is no answer for 1,000,000 non-zero weights of the blocks and 50,000,000 tokens"
     )
 
 
@@ -744,6 +744,112 @@ def test_advice_is_given_at_equal_time_too(whole):
     assert said[1].startswith("In the time that this dense model takes: ")
     clockless = rows.assign(**{key: np.nan for key in rows if "time" in key})
     assert "In the time" not in advice.text(clockless, study, 75_264, 2e6)
+
+
+def _widened(study: PlannedStudy) -> PlannedStudy:
+    """The study with the runs of RigL and Static as Sparse-Wide."""
+
+    def family(run: Run) -> Run:
+        if run.spec.algorithm not in ("rigl", "static"):
+            return run
+        wide = Transform(family="wide", sparsity=run.spec.final_sparsity)
+        return replace(run, spec=run.spec.model_copy(update={"transform": wide}))
+
+    return study.changed(runs=tuple(map(family, study.runs)))
+
+
+def test_an_algorithm_is_called_by_its_family_where_all_its_runs_are_sparse_wide(whole):
+    _, _, study = whole
+    vision = planned_study(load_study("scaling_vision"), "small")
+    names = [law_cells.name_of(vision, key) for key in ("rigl", "dense", "set")]
+    assert names == ["Sparse-Wide RigL", "Dense", "SET"]
+    assert law_cells.name_of(study, "rigl") == "RigL"
+    wide = _widened(study)
+    assert law_cells.name_of(wide, "rigl") == "Sparse-Wide RigL"
+    both = study.changed(runs=(*wide.runs, *study.runs))
+    assert law_cells.name_of(both, "rigl") == "RigL"
+    assert law_cells.subject(vision).size == "stage weights of the dense network of equal FLOPs"
+    assert clocks.of_study(vision) == {} and clocks.of_study(study)
+    assert law_cells.waiting(law_cells.EMPTY.astype(law_cells.TYPES), vision)[1].startswith(
+        "Sparse-Wide RigL has no law yet: "
+    )
+
+
+@pytest.fixture
+def images(whole, monkeypatch):
+    """Records and study of `whole`, read as Sparse-Wide networks on images."""
+    rows, records, study = whole
+    some = rows[rows["algorithm"].isin(["dense", "rigl", "static"])]
+    wide = some.assign(nonzero=some["weights"])
+    monkeypatch.setattr(law_cells, "finished", lambda records, study: wide)
+    monkeypatch.setattr(law_cells, "subject", lambda study: law_cells.SUBJECTS["vision"])
+    return wide, records, _widened(study)
+
+
+def test_advice_on_images_says_no_times(images):
+    _, records, study = images
+    rows = advice.options(records, study, 75_264, 2_048_000, "cpu")
+    assert rows.loc[rows["sparsity"] > 0, ["time", "at equal time"]].isna().all(axis=None)
+    said = advice.text(rows, study, 75_264, 2_048_000).splitlines()
+    assert said[0].startswith(
+        "At 75,264 stage weights of the dense network of equal FLOPs and 2,048,000 images: "
+    )
+    assert "Times of convolutions are not measured here." in said
+    assert not any(word in line for line in said for word in ("training time", "faster", "tokens"))
+    assert any(line.startswith("Sparse-Wide RigL  ") for line in said)
+    assert said[-1].startswith("Bands hold two forms") and "at equal FLOPs" in said[-1]
+    with pytest.raises(UserError, match="no advice for 1 stage weight of the dense network of "):
+        advice.options(records, study, 1, 2e6, "cpu")
+
+
+def test_figures_of_images_name_sparse_wide_and_have_no_clock(images):
+    _, records, study = images
+    figure = law_against_dense.draw(records, pd.DataFrame(), study)
+    titles = [panel.get_title() for panel in figure.axes]
+    assert "Sparse-Wide RigL minus dense, equal FLOPs" in titles
+    assert "Sparse-Wide RigL at 75%: " in law_against_dense.caption(records, pd.DataFrame(), study)
+    curves_shown = law_curves.draw(records, pd.DataFrame(), study)
+    assert "Sparse-Wide RigL" in [panel.get_title() for panel in curves_shown.axes]
+    assert law_time.data(records, pd.DataFrame(), study).empty
+    (panel,) = law_time.draw(records, pd.DataFrame(), study).axes
+    assert clocks.missing(study) in [" ".join(t.get_text().split()) for t in panel.texts]
+
+
+def test_the_grey_band_is_of_the_seeds_that_are_planned(whole):
+    rows, records, study = whole
+    fewer = study.changed(
+        runs=tuple(run for run in study.runs if run.spec.algorithm != "rigl" or run.spec.seed < 2)
+    )
+    assert [law_residuals.seeds(fewer, name) for name in ("static", "rigl")] == [3, 2]
+    vision = planned_study(load_study("scaling_vision"), "small")
+    assert [law_residuals.seeds(vision, name) for name in ("dense", "rigl")] == [2, 2]
+    said = law_residuals.caption(records, pd.DataFrame(), fewer)
+    assert said.startswith("Seeds behind the grey band: 3 for Dense, ") and "2 for RigL" in said
+
+
+def test_where_the_laws_have_no_answer_the_measured_difference_is_said(whole):
+    _, records, study = whole
+    contrasts = law_contrasts.make(records, pd.DataFrame(), study)
+    rows = pd.DataFrame(
+        [
+            _option("static", 0.75, -0.020, -0.050, 0.010),
+            _option("dense", 0.0, 0.0, 0.0, 0.0),
+        ]
+    )
+    one = contrasts[
+        (contrasts["method"] == "static")
+        & (contrasts["other sparsity"] == 0)
+        & (contrasts["data"] == 2_048_000)
+    ].iloc[0]
+    said = advice.text(rows, study, 75_264, 2_048_000, (), contrasts).splitlines()
+    assert said[1] == (
+        f"Measured there: Static at 75% minus dense, {one['measured']:+.3f} "
+        f"({one['low']:+.3f} to {one['high']:+.3f}) bits per byte, 3 seeds."
+    )
+    elsewhere = advice.text(rows, study, 80_000, 2_048_000, (), contrasts)
+    sure = rows.assign(**{"minus dense high": -0.001})
+    answered = advice.text(sure, study, 75_264, 2_048_000, (), contrasts)
+    assert "Measured there" not in elsewhere + answered
 
 
 def _option(method, sparsity, change, low, high, *, ties=False):
@@ -821,15 +927,23 @@ def test_what_a_claim_is_asked_beyond_the_fit_is_extrapolated(whole):
     assert falls["non-zero weights"] == 75_264 and falls["place"] == "extrapolated"
 
 
-@pytest.mark.parametrize(("task", "unit"), [("lm", "tokens"), ("vision", "images")])
-def test_an_answer_names_what_its_budget_counts(whole, monkeypatch, tmp_path, task, unit):
+@pytest.mark.parametrize(
+    ("task", "size", "unit"),
+    [
+        ("lm", "non-zero weights of the blocks", "tokens"),
+        ("vision", "stage weights of the dense network of equal FLOPs", "images"),
+    ],
+)
+def test_an_answer_names_what_its_size_and_budget_count(
+    whole, monkeypatch, tmp_path, task, size, unit
+):
     _, records, study = whole
     finished = law_cells.finished(records, study)
     monkeypatch.setattr(law_cells, "finished", lambda records, study: finished)
     monkeypatch.setattr(law_cells, "subject", lambda study: law_cells.SUBJECTS[task])
     tables.write("law_claims", records, pd.DataFrame(), study, tmp_path)
     answers = summary.law_answers({study.name: tmp_path})
-    assert f" at 7.5e+04 non-zero weights, 4.1e+06 {unit}: " in answers["C071"][0]["text"]
+    assert f" at 7.5e+04 {size}, 4.1e+06 {unit}: " in answers["C071"][0]["text"]
     assert f", 1.1e+11 {unit}: " in answers["C002"][0]["text"]
 
 

@@ -17,8 +17,9 @@ COMPUTED = pd.DataFrame({"speed-up (simulated)": [1.98, 9.1], "speed-up (publish
 
 #: What a law says of a claim at the size and budget of its source.
 ANSWER = {
-    "claim": "C001", "asked": "set minus static at 80%", "non-zero weights": 2.6e8, "data": 1.12e11,
-    "data in": "tokens", "value": -0.012, "low": -0.03, "high": 0.004, "unit": "bits per byte",
+    "claim": "C001", "asked": "set minus static at 80%", "non-zero weights": 2.6e8,
+    "weights in": "non-zero weights of the blocks", "data": 1.12e11, "data in": "tokens",
+    "value": -0.012, "low": -0.03, "high": 0.004, "unit": "bits per byte",
     "says": "no answer", "place": "extrapolated", "runs": "",
 }  # fmt: skip
 
