@@ -109,9 +109,8 @@ def _scores(
 
     from experiments.data import load
     from experiments.tasks.vision import centre, normalise
-    from experiments.training.device import allow
 
-    allow("fp32")  # by default torch computes convolutions in TensorFloat-32
+    torch.backends.cudnn.allow_tf32 = False  # which torch uses for convolutions by default
     device = "cuda" if torch.cuda.is_available() else "cpu"
     dtype = getattr(torch, suite.dtype)
     images = load(data_dir)
