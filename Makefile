@@ -72,6 +72,7 @@ types: setup
 ## make docs        build the documentation into site/, warnings as errors
 docs: setup
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	@echo "The site is site/index.html"
 
 ## make lock        write requirements.lock, the hashes of what constraints.txt pins (needs uv)
 lock:

@@ -20,6 +20,10 @@ class Config(BaseModel):
     num_heads: PositiveInt
     intermediate_size: PositiveInt | None = Field(None, description="None is 4 x hidden_size")
     dropout: float = Field(0.0, ge=0, lt=1)
+    tie_embeddings: bool = Field(True, description="whether the head shares the embedding's weights")
+    init_std: float = Field(
+        0.02, gt=0, le=1, description="deviation of initial weights; 0.02 is meant for widths of 768"
+    )
 
     @model_validator(mode="after")
     def heads_divide_width(self) -> Config:
@@ -33,8 +37,7 @@ class Config(BaseModel):
 
 
 def build(config: Config, *, vocab_size: int, context: int, eos_id: int) -> PreTrainedModel:
-    """A randomly initialised ``GPT2LMHeadModel``, embedding and head tied; draws from torch's
-    global generator.
+    """A randomly initialised ``GPT2LMHeadModel``; draws from torch's global generator.
 
     Args:
         config: sizes.
@@ -55,6 +58,8 @@ def build(config: Config, *, vocab_size: int, context: int, eos_id: int) -> PreT
             resid_pdrop=config.dropout,
             embd_pdrop=config.dropout,
             attn_pdrop=config.dropout,
+            tie_word_embeddings=config.tie_embeddings,
+            initializer_range=config.init_std,
             bos_token_id=eos_id,
             eos_token_id=eos_id,
             use_cache=False,
