@@ -20,10 +20,8 @@ class Config(BaseModel):
     num_heads: PositiveInt
     intermediate_size: PositiveInt | None = Field(None, description="None is 4 x hidden_size")
     dropout: float = Field(0.0, ge=0, lt=1)
-    tie_embeddings: bool = Field(True, description="whether the head shares the embedding's weights")
-    init_std: float = Field(
-        0.02, gt=0, le=1, description="deviation of initial weights; 0.02 is meant for widths of 768"
-    )
+    tie_embeddings: bool = Field(True, description="whether head and embedding share weights")
+    init_std: float = Field(0.02, gt=0, le=1, description="deviation of the initial weights")
 
     @model_validator(mode="after")
     def heads_divide_width(self) -> Config:
