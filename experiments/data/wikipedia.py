@@ -23,14 +23,18 @@ def _articles(split: str) -> Iterator[str]:
     try:
         text = lzma.decompress(path.read_bytes()).decode()
     except (OSError, lzma.LZMAError) as error:
-        raise MissingData(f"{path} is missing or damaged: restore it with `git checkout`: {error}") from error
+        raise MissingData(
+            f"{path} is missing or damaged: restore it with `git checkout`: {error}"
+        ) from error
     return (match[1].strip() for match in ARTICLE.finditer(text))
 
 
 def _read(source: Source, *, articles: int | None = None) -> Texts:
     """All articles, or the first of training and a tenth as many of the other splits."""
     first = dict.fromkeys(SPLITS, articles and articles // 10) | {"train": articles}
-    return Texts({split: list(itertools.islice(_articles(split), first[split])) for split in SPLITS})
+    return Texts(
+        {split: list(itertools.islice(_articles(split), first[split])) for split in SPLITS}
+    )
 
 
 DATASETS = tuple(

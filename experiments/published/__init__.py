@@ -48,12 +48,6 @@ def registrations() -> dict[str, dict]:
 
 
 @functools.cache
-def places() -> dict[str, dict[str, Any]]:
-    """Return the size and budget at which a claim's source compared two methods, by claim id."""
-    return yaml.safe_load((FOLDER / "places.yaml").read_text(encoding="utf-8"))
-
-
-@functools.cache
 def policy() -> dict[str, Any]:
     """Return the conditions under which a comparison says something."""
     return yaml.safe_load((FOLDER / "policy.yaml").read_text(encoding="utf-8"))

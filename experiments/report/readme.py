@@ -13,8 +13,6 @@ from experiments.report.render import environment
 FIGURES = (
     ("sparsity_library", "perplexity_by_sparsity"),
     ("device", "device_speedup"),
-    ("scaling", "law_time"),
-    ("race", "race"),
 )
 BEGIN, END = "<!-- reference: written by `snakemake publish` -->", "<!-- end of reference -->"
 

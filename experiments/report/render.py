@@ -346,9 +346,6 @@ def render_index(
         shown.append(row)
     merged = summary.merge_ledgers(ledgers)
     rows = with_counter_evidence(merged.to_dict("records"))
-    laws = summary.law_answers({s.name: Path(out_dir) / s.name / "tables" for s in studies})
-    for ledger_row in rows:
-        ledger_row["laws"] = laws.get(ledger_row["id"], [])
     counts = summary.verdict_counts(merged)
     groups = {word: [r for r in rows if r["verdict"] == word] for word in summary.ORDER}
     context = {

@@ -168,36 +168,6 @@ def _continued(records: Sequence[Record]) -> set[str]:
     return continued
 
 
-#: Table of a study's laws about claims.
-LAWS = "law_claims"
-
-
-def law_answers(tables_dirs: dict[str, Path]) -> dict[str, list[dict[str, str]]]:
-    """Return what fitted laws say of each claim, by its id.
-
-    Args:
-        tables_dirs: Study to the folder of its tables.
-
-    Returns:
-        Per answer ``text``, and the ``study`` whose laws they are. Answers at the size and budget
-        of a source say that they are extrapolated, and none is given where their band covers both
-        signs.
-    """
-    found: dict[str, list[dict[str, str]]] = {}
-    for study, folder in tables_dirs.items():
-        path = Path(folder) / f"{LAWS}.csv"
-        for row in pd.read_csv(path).to_dict("records") if has_rows(path) else ():
-            text = f"{row['asked']}: {row['says']}"
-            if row["value"] == row["value"]:
-                band = f"{row['value']:+.3g} [{row['low']:.3g}, {row['high']:.3g}] {row['unit']}"
-                data = f"{row['data']:.2g} {row['data in']}"
-                size = f"{row['non-zero weights']:.2g} {row['weights in']}"
-                text = f"{row['asked']} {band} at {size}, {data}: {row['says']}"
-            mark = f"{row['place']}: " if row["place"] == "extrapolated" else ""
-            found.setdefault(row["claim"], []).append({"text": f"{mark}{text}", "study": study})
-    return found
-
-
 def _hours(
     machines: dict[str, dict[str, Any]], facts: dict[str, Any] | None, name: str | None
 ) -> dict[str, Any]:

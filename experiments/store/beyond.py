@@ -8,30 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from experiments.specs import trials
-from experiments.specs.expand import study_runs
 from experiments.specs.planned import PlannedStudy
-from experiments.specs.read import claim_tests, load_study
 from experiments.specs.run import RunSpec
 from experiments.store import paths
 from experiments.store.made import file_digest
-
-#: Studies whose committed trials a check of claims reads, by the check's name in ``tests.yaml``:
-#: those at one sparsity, then those at several under two rules.
-TRIALS_READ = {"best_rates": ("sparsity_library_tuning", "scaling_rates")}
 
 
 def noise_records(model: str, dataset: str) -> list[Path]:
     """Return the committed records of a workload, from which the noise between seeds is read."""
     return sorted(paths.REFERENCE_RUNS.glob(f"*__{model}__*__{dataset}-*.json"))
-
-
-def planned_trials(study: str) -> list[tuple[RunSpec, Path]]:
-    """Return the trials that a study plans at the scale ``small``, each with its committed record.
-
-    A trial that is not committed yet has a path without a file.
-    """
-    runs = study_runs(load_study(study), "small")
-    return [(run.spec, paths.committed(run.id)) for run in runs]
 
 
 @functools.cache
@@ -56,9 +41,8 @@ def _noise(specs: Iterable[RunSpec]) -> dict[str, str | None]:
 def beyond(study: PlannedStudy) -> Any:
     """Return what a study's results depend on besides its own records, as JSON.
 
-    The ledger names the rates that were tried for what the runs train, and some of its checks read
-    committed trials. The page of a study of trials shows the noise between seeds of committed runs,
-    and what studies of evidence take.
+    The ledger names the rates that were tried for what the runs train. The page of trials shows the
+    noise between seeds of committed runs, and what studies of evidence take.
     """
     tried = trials.tried(study.scale)
     places = dict.fromkeys(trials.place_of(run.spec) for run in study.runs)
@@ -69,16 +53,6 @@ def beyond(study: PlannedStudy) -> Any:
             if place in tried
         ]
     }
-    claims = (*study.claims.primary, *study.claims.exploratory)
-    checks = {test.exact for name, test in claim_tests().items() if name in claims}
-    names = [name for check, own in TRIALS_READ.items() if check in checks for name in own]
-    if names:
-        read = [trial for name in names for trial in planned_trials(name)]
-        found["checked"] = [
-            [spec.hash for spec, _ in read],
-            _digests(path for _, path in read),
-            _noise(spec for spec, _ in read),
-        ]
     if study.trials:
         found["noise"] = _noise(run.spec for run in study.runs)
         found["taken"] = trials.taken_by(study)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from experiments import computations
-from experiments.analysis import figures, predictions, tables
+from experiments.analysis import figures, tables
 from experiments.report import archive
 from experiments.specs.expand import all_runs
 from experiments.specs.read import computation_names, study_names
@@ -93,8 +93,6 @@ COMMANDS: dict[str, tuple[tuple[str, ...], list[st.SearchStrategy[str]]]] = {
     "report": (("--study", "--scale"), []),
     "index": (("--scale",), []),
     "archive": (("--scale", "--study"), [words]),
-    "predict": (("--study", "--scale"), []),
-    "advise": (("--params", "--tokens", "--study", "--scale", "--device"), []),
     "export": (("--run", "--out"), []),
     "where": ((), [st.one_of(words, settings_of_where)]),
 }  # fmt: skip
@@ -144,7 +142,6 @@ def run_command(folder: Path, line: list[str]) -> str | None:
         patch.setattr(lm, "prepare", short)
         patch.setattr(vision, "prepare", short)
         patch.setattr(archive, "write", lambda *arguments: None)
-        patch.setattr(predictions, "path", lambda *names: folder / "predictions.json")
         patch.delenv("SPARSE_MIRROR", raising=False)
         refused = oracle.command(*line)
     after = contents(folder)
@@ -194,8 +191,6 @@ def test_a_command_line_works_or_is_refused_in_one_sentence(line):
         ["run", "--params", "a.yaml", "--model_dir", "/dev/null"],
         ["where", "--", "scale="],
         ["compute", "../flops"],
-        ["advise", "--params", "inf", "--tokens", "1e9"],
-        ["advise", "--params", "nan", "--tokens", "1e9"],
         ["train", "--run", RUNS[0], "--threads", "10000000"],
         ["export", "--run", "../x", "--out", "out"],
         [],

@@ -23,11 +23,9 @@ import pandas as pd
 from experiments import published
 from experiments.analysis import select as selection
 from experiments.analysis.claims import (
-    best_rates,
     comparison,
     exact,
     policy,
-    published_points,
     sides,
 )
 from experiments.analysis.claims.comparison import Outcome
@@ -47,8 +45,6 @@ from experiments.store import tidy
 
 #: Roles of claims that no trained run decides.
 UNTRAINED = ("exact", "measured")
-#: Checks by name: closed forms, properties and timings, and the authors' own published points.
-CHECKS = {**exact.CHECKS, **published_points.CHECKS, **best_rates.CHECKS}
 #: The scale whose seeds the registrations speak of.
 REGISTERED_SCALE = "small"
 #: Role of a statement that takes no side: it is measured and gets no verdict.
@@ -254,7 +250,7 @@ def _outcome(
     if test.not_tested is not None:
         return Outcome("", verdict=NOT_TESTED, reason=test.not_tested)
     if name := test.exact or test.measured:
-        check = CHECKS[name](records, study, test, claim)
+        check = exact.CHECKS[name](records, study, test, claim)
         undecided = INCONCLUSIVE if check.is_inconclusive else NOT_TESTED
         verdict = {True: HOLDS, False: CONTRADICTED, None: undecided}[check.holds]
         return Outcome(test.tested_as or "", verdict=verdict, reason=check.reason)

@@ -392,22 +392,6 @@ def test_where_refuses_what_the_workflow_refuses(place, call, setting, words):
         assert code not in (0, None) and words in text
 
 
-def test_a_prediction_is_written_whole_or_not_at_all(place, call, monkeypatch):
-    from experiments.analysis import predictions
-
-    file = place / "predictions" / "scaling.small.json"
-    content = {"losses": [1, 2], "signs": []}
-    monkeypatch.setattr(predictions, "path", lambda *_: file)
-    monkeypatch.setattr(predictions, "predict", lambda *_, **__: content)
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left")))
-        code, said = call("predict", "--study", "scaling", "--scale", "small")
-    assert code != 0 and "scaling.small.json cannot be written: No space left" in said
-    assert not file.exists()
-    assert call("predict", "--study", "scaling", "--scale", "small")[0] == 0
-    assert json.loads(file.read_text()) == content and len(contents(place)) == 1
-
-
 def verdicts_of(scale: str, study: str) -> str:
     return (Path("results") / scale / study / "claims.csv").read_text()
 

@@ -15,14 +15,6 @@ from tests.experiments.specs.edit import edited
 DRAWN = ["loss_curves", "perplexity_by_method"]
 COMPUTED = pd.DataFrame({"speed-up (simulated)": [1.98, 9.1], "speed-up (published)": [2.0, None]})
 
-#: What a law says of a claim at the size and budget of its source.
-ANSWER = {
-    "claim": "C001", "asked": "set minus static at 80%", "non-zero weights": 2.6e8,
-    "weights in": "non-zero weights of the blocks", "data": 1.12e11, "data in": "tokens",
-    "value": -0.012, "low": -0.03, "high": 0.004, "unit": "bits per byte",
-    "says": "no answer", "place": "extrapolated", "runs": "",
-}  # fmt: skip
-
 
 def collect_study(root, study, made):
     """Write a study's results, tables and figures, and render its page."""
@@ -59,10 +51,8 @@ def make_site(root):
     main = synthetic.study(made, figures=[*DRAWN, "schedules"], trials=False)
     first, *others = main.runs
     marked = Run(edited(first.spec, lambda spec: spec.update(suite="<b>&")))
-    main = main.changed(runs=(marked, *others), tables=[*main.tables, "law_claims"])
+    main = main.changed(runs=(marked, *others))
     collect_study(root, main, made[2:])
-    tables_dir = root / "reports" / "quick" / main.name / "tables"
-    pd.DataFrame([ANSWER]).to_csv(tables_dir / "law_claims.csv", index=False)
     # Its name comes first in the alphabet, so its place shows that trials go last.
     trials = synthetic.study(made[2:5], name="a_tuning", figures=[], tables=["runs"], trials=True)
     collect_study(root, trials, made[2:5])

@@ -73,19 +73,6 @@ def test_pages_load_nothing_and_every_link_resolves(site):
                 assert fragment in ids[(path.parent / target).resolve() if target else path], link
 
 
-def test_the_ledger_has_the_verdict_and_what_a_law_says_at_the_source(site):
-    reports, study = site
-    said = "extrapolated: set minus static at 80% -0.012 [-0.03, 0.004] bits per byte"
-    said += " at 2.6e+08 non-zero weights of the blocks, 1.1e+11 tokens: no answer"
-    page = re.sub(r"\\(.)", r"\1", (reports / "quick" / "README.md").read_text())
-    (row,) = [line for line in page.splitlines() if line.startswith("| [C001]")]
-    assert row.endswith(f"| {said} ([{study.name}]({study.name}/README.md)) |")
-    (other,) = [line for line in page.splitlines() if line.startswith("| [C002]")]
-    assert other.endswith("| – |")
-    link = f'<a href="{study.name}/index.html#table-law_claims">{said}</a>'
-    assert link in (reports / "quick" / "index.html").read_text()
-
-
 def test_missing_runs_and_figures_are_said(site):
     reports, study = site
     for name in ("index.html", "README.md"):
