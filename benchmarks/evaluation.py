@@ -130,9 +130,9 @@ def main() -> None:
     parser.add_argument("--blimp-pairs", type=int, default=PARADIGMS * 100)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    data_dir = Path(f"resources/data/docs-prose-v{VOCABULARY}")
+    data_dir = Path(f"resources/data/wikipedia-start-v{VOCABULARY}")
     if not (data_dir / "meta.json").is_file():
-        data.prepare("docs-prose", out=data_dir, vocab_size=VOCABULARY)
+        data.prepare("wikipedia-start", out=data_dir, vocab_size=VOCABULARY)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "model"
         print(f"{export_model(data_dir, folder):,} parameters, context {CONTEXT}, one thread")

@@ -47,7 +47,7 @@ def describe(size: str, device: torch.device) -> dict[str, Any]:
             "name": "gpt2", "label": "timed", "hidden_size": width, "num_layers": layers,
             "num_heads": heads,
         },
-        "data": {"name": "grammar", "vocab_size": 256, "context": context},
+        "data": {"name": "wikipedia-start", "vocab_size": 257, "context": context},
         "recipe": {
             "tokens": steps * samples * context, "batch_size": samples, "learning_rate": 3e-4,
             "validations": 1, "validation_tokens": samples * context, "fused": True,

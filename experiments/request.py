@@ -271,17 +271,8 @@ class Request:
 
     def computations(self, study: str, scale: str) -> list[str]:
         """Folders of tables that the study's results need beside its runs."""
-        names = [computation.name for computation in self.studies[study].computed(scale)]
+        names = [computation.name for computation in self.studies[study].computations]
         return [paths.computation(scale, name).as_posix() for name in names]
-
-    def computed_from(self, wildcards: Any) -> list[str]:
-        """Tidy tables of the studies whose runs a computation reads."""
-        return [
-            (paths.study(wildcards.scale, name) / "records.csv").as_posix()
-            for name, study in self.studies.items()
-            for computation in study.computed(wildcards.scale)
-            if computation.name == wildcards.computation and computation.after_runs
-        ]
 
     def gpus(self, wildcards: Any) -> int:
         """GPUs of a run's training: one per process. ``auto`` takes what this machine has."""

@@ -104,7 +104,7 @@ sparsity: %s
 LLAMA = ("llama", ", intermediate_size: 64")
 
 
-def trained(repository, model=LLAMA, data="grammar", sparsity="0.5"):
+def trained(repository, model=LLAMA, data="wikipedia-start", sparsity="0.5"):
     """Train some steps through the command line; the scores and what the run wrote."""
     (repository / "run.yaml").write_text(RUN_FILE % (*model, data, sparsity))
     out = repository / "out"
@@ -271,7 +271,7 @@ assert abs(scores["perplexity"] - 300) < 100  # untrained: a choice among 300 to
 
 @pytest.mark.slow
 def test_a_task(repository):
-    text = RUN_FILE % (*LLAMA, "docs-prose", "0.5")
+    text = RUN_FILE % (*LLAMA, "wikipedia-start", "0.5")
     (repository / "run.yaml").write_text(f"task: backwards\n{text}")
     with added(repository, "A task"):
         run(repository, "-c", TASK)

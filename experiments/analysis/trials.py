@@ -83,16 +83,13 @@ def choose(values: Mapping[Any, float], distance: Mapping[Any, float], margin: f
     return min(tied, key=lambda name: (distance[name], values[name]))
 
 
-def judged(
-    trials: pd.DataFrame, default_rate: float, *, takes_lowest: bool = False
-) -> pd.DataFrame:
+def judged(trials: pd.DataFrame, default_rate: float) -> pd.DataFrame:
     """Add what was decided to the trials of one method on one workload.
 
     Args:
         trials: Columns ``model``, ``dataset``, ``metric``, ``value``, ``seed``, ``learning rate``
             and ``method``; the method that comes first has the default mask settings.
         default_rate: The learning rate that stands without a reason for another.
-        takes_lowest: Whether the lowest is chosen, however near others are.
 
     Returns:
         The trials with ``noise`` (between seeds), ``margin`` (below it settings tie), ``chosen``
@@ -109,7 +106,7 @@ def judged(
         (method, rate): 100.0 * (method != first["method"]) + abs(math.log(rate / default_rate))
         for method, rate in means.index
     }
-    chosen = choose(means.to_dict(), distance, 0.0 if takes_lowest else margin)
+    chosen = choose(means.to_dict(), distance, margin)
     lowest = means.min()
     words = []
     for setting in settings:

@@ -116,7 +116,7 @@ def print_plan(
 def _print_core_seconds(scale: str, study: str, chosen: list[Run], as_json: bool) -> None:
     """The cost on this CPU, as studies expect it."""
     chosen_studies = [name for name in study_names() if study in ("all", name)]
-    names = {c.name for name in chosen_studies for c in load_study(name).computed(scale)}
+    names = {c.name for name in chosen_studies for c in load_study(name).computations}
     costs = {name: cost for name, cost in computation_costs(scale).items() if name in names}
     if as_json:
         runs = [

@@ -312,7 +312,7 @@ def _inputs_digest(folder: Path, facts: PlannedStudy) -> str:
     from experiments.store.made import file_digest
 
     files = [folder / "records.csv", folder / "curves.csv"]
-    for computation in facts.computed(facts.scale):
+    for computation in facts.computations:
         tables = paths.computation(facts.scale, computation.name)
         files += sorted(tables.glob("*.csv"))
     digests = {file.as_posix(): file_digest(file) for file in files}

@@ -105,14 +105,12 @@ def vocabulary_sizes(name: str, *, tokenizer: str | None = None) -> tuple[int, i
         tokenizer: Hub id of a published tokenizer that is to be used, or a text dataset's name.
 
     Returns:
-        Two sizes where a tokenizer is trained; None where the dataset brings its vocabulary or a
-        published one is used.
+        Two sizes where a tokenizer is trained; None where a published one is used.
     """
     if tokenizer is not None and "/" in tokenizer:
         return None
-    entry = get(tokenizer or name, "text")
-    brings = isinstance(entry, Dataset) and entry.build_tokenizer is not None
-    return None if brings else (MIN_VOCABULARY, MAX_VOCABULARY)
+    get(tokenizer or name, "text")
+    return MIN_VOCABULARY, MAX_VOCABULARY
 
 
 def available(name: str, mirror: Path | None = None, *, tokenizer: str | None = None) -> str | None:
@@ -154,8 +152,7 @@ def prepare(
         out: Folder to write. Text: `train.bin`, `validation.bin`, `test.bin` (uint16),
             `tokenizer/`, `text/validation.jsonl`, `text/test.jsonl`; images: see
             `experiments.data.images.prepare`. Last, `meta.json`.
-        vocab_size: For text: size of the BPE vocabulary, 257 to 65536; ignored by datasets that
-            bring their own vocabulary.
+        vocab_size: For text: size of the BPE vocabulary, 257 to 65536.
         tokenizer: For text: hub id of a published tokenizer to use instead, such as
             "openai-community/gpt2", whose vocabulary must have `vocab_size` tokens; or the name
             of a text dataset, for the tokenizer that preparing it with `vocab_size` makes.
@@ -182,7 +179,7 @@ def prepare(
     published = tokenizer and _shared_tokenizer(tokenizer, source, vocab_size, out.parent)
     texts = dataset.read(source)
     out.mkdir(parents=True, exist_ok=True)
-    built = _tokenizer(dataset, texts, out, vocab_size, published)
+    built = _tokenizer(texts, out, vocab_size, published)
     num_tokens = {
         split: packing.write_tokens(texts.splits.get(split, []), built, out / f"{split}.bin")
         for split in SPLITS
@@ -286,9 +283,6 @@ class Corpus:
                 f"{self.folder / files.META}: eos_id is {self.meta['eos_id']!r:.200}, but must be "
                 f"a token of the vocabulary, 0 to {size - 1}"
             )
-        floors = self.meta.get("floor_of_split", {})
-        if "floor" in self.meta and type(floors.get("validation")) is not float:
-            raise UserError(f"{self.folder / files.META}: floor_of_split lacks validation")
         for split in SPLITS:
             packing.check_tokens(self.folder / f"{split}.bin", size)
 
@@ -305,21 +299,18 @@ def _mirror(mirror: Path | None) -> Path | None:
 
 
 def _tokenizer(
-    dataset: Dataset, texts: Texts, out: Path, vocab_size: int, published: "Tokenizer | None"
+    texts: Texts, out: Path, vocab_size: int, published: "Tokenizer | None"
 ) -> "Tokenizer":
-    """Write, build or train the tokenizer into `out/tokenizer`; reuse one of the same text."""
+    """Write or train the tokenizer into `out/tokenizer`; reuse one of the same text."""
     from experiments.data import tokenizer as tools
 
     folder, key_file = out / "tokenizer", out / "tokenizer.key"
-    built = dataset.build_tokenizer
-    trains = published is None and built is None
+    trains = published is None
     # A tokenizer file that was changed or cut short is trained again.
     if trains and key_file.is_file() and key_file.read_text() == _key(texts, vocab_size, folder):
         return tools.load(folder)
     shutil.rmtree(folder, ignore_errors=True)
     key_file.unlink(missing_ok=True)
-    if built is not None and published is None:
-        published = built()
     tokenizer = published or tools.train_bpe(texts.sample(), vocab_size=vocab_size)
     tools.save(tokenizer, folder)
     if trains:
@@ -338,8 +329,6 @@ def _shared_tokenizer(name: str, source: Source, vocab_size: int, beside: Path) 
         return tools.fetch(name, source, vocab_size=vocab_size)
     dataset = get(name, "text")
     assert isinstance(dataset, Dataset)
-    if dataset.build_tokenizer is not None:
-        return dataset.build_tokenizer()
     texts, prepared = dataset.read(source), beside / f"{name}-v{vocab_size}"
     key_file, folder = prepared / "tokenizer.key", prepared / "tokenizer"
     if key_file.is_file() and key_file.read_text() == _key(texts, vocab_size, folder):

@@ -10,7 +10,6 @@ from experiments.errors import UserError
 
 if TYPE_CHECKING:
     import numpy as np
-    from tokenizers import Tokenizer
 
 SPLITS = ("train", "validation", "test")
 END_OF_TEXT = "<|endoftext|>"
@@ -61,7 +60,7 @@ class Texts:
 
     Attributes:
         splits: Documents of each split, in their fixed order.
-        meta: Facts for meta.json, such as versions or a known entropy.
+        meta: Facts for meta.json, such as versions.
         extras: Rows of further JSON Lines files of the dataset, by file name; our own lm-eval
             tasks name the files that they read.
         tests: Tests of this dataset alone, by name.
@@ -97,7 +96,6 @@ class Dataset:
         splits: How the splits were made, in words.
         read: Returns the documents; may take a minute, may raise `MissingData`.
         missing: Says cheaply, in one sentence, what `read` would lack; None if nothing.
-        build_tokenizer: Replaces the default byte-level BPE where given.
     """
 
     name: str
@@ -106,7 +104,6 @@ class Dataset:
     splits: str
     read: Callable[[Source], Texts]
     missing: Callable[[Source], str | None] = lambda source: None
-    build_tokenizer: "Callable[[], Tokenizer] | None" = None
 
     kind: ClassVar[str] = "text"
 

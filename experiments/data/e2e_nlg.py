@@ -1,30 +1,31 @@
 """E2E (Novikova, Dusek and Rieser 2017): texts on restaurants from attributes and their values.
 
 Read from the authors' own files, in which each set of attributes has its texts, up to 40 of them.
+They are embedded in the repository; `embedded/LICENSE.md` has source and licence.
 """
+
+import csv
 
 from experiments.data.base import SPLITS, Dataset, Source, Texts
 from experiments.data.data_to_text import documents
-from experiments.data.hub import load_rows
-from experiments.data.mirror import missing_rows
+from experiments.data.embedded_files import opened
 
-NAME, HUB_ID = "e2e-nlg", "tuetschek/e2e_nlg"
-COLUMNS = ("meaning_representation", "human_reference")
+
+def _pairs(split: str) -> list[tuple[str, str]]:
+    with opened(f"e2e/{split}.csv") as file:
+        return [(row["mr"], row["ref"]) for row in csv.DictReader(file)]
 
 
 def _read(source: Source) -> Texts:
-    rows = load_rows(NAME, HUB_ID, None, COLUMNS, source)
-    pairs = {split: zip(*(rows[split][name] for name in COLUMNS), strict=True) for split in SPLITS}
-    return documents(pairs, {"hub_id": HUB_ID})
+    return documents({split: _pairs(split) for split in SPLITS})
 
 
 DATASETS = (
     Dataset(
-        name=NAME,
+        name="e2e-nlg",
         license="CC BY-SA 4.0",
-        source=HUB_ID,
+        source="tuetschek/e2e-dataset on GitHub, embedded in the repository",
         splits="as published: no set of attributes is in two of them",
         read=_read,
-        missing=lambda source: missing_rows(NAME, HUB_ID, None, source),
     ),
 )

@@ -1,7 +1,7 @@
 """Tokenizers trained, built or fetched, saved as folders that `AutoTokenizer` loads."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -41,15 +41,6 @@ def train_bpe(documents: Iterable[str], *, vocab_size: int) -> Tokenizer:
         show_progress=False,
     )
     tokenizer.train_from_iterator(documents, trainer)
-    return tokenizer
-
-
-def word_level(vocabulary: Sequence[str]) -> Tokenizer:
-    """Build a tokenizer with one token per space-separated word; token 0 is the end of text."""
-    ids = {word: index for index, word in enumerate([END_OF_TEXT, *vocabulary])}
-    tokenizer = Tokenizer(models.WordLevel(ids, unk_token=END_OF_TEXT))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer.add_special_tokens([END_OF_TEXT])
     return tokenizer
 
 

@@ -2,18 +2,17 @@
 
 A fact is a subject, a property and an object. Five categories of the published test split occur in
 no other split; its sets of facts from the other ten are the test split here, and those of the five
-are left out: small models cannot spell names that they have never read.
+are left out: small models cannot spell names that they have never read. The files are embedded in
+the repository; `embedded/LICENSE.md` has source and licence.
 """
 
+import json
 from collections.abc import Iterator
+from typing import Any
 
 from experiments.data.base import SPLITS, Dataset, Source, Texts
 from experiments.data.data_to_text import documents
-from experiments.data.hub import load_rows
-from experiments.data.mirror import missing_rows
-
-NAME, HUB_ID = "webnlg-2017", "local/webnlg-2017"
-COLUMNS = ("category", "triples", "texts")
+from experiments.data.embedded_files import opened
 
 
 def line(triples: list[list[str]]) -> str:
@@ -26,25 +25,29 @@ def line(triples: list[list[str]]) -> str:
     )
 
 
+def _rows(split: str) -> list[dict[str, Any]]:
+    with opened(f"webnlg/{split}.jsonl") as file:
+        return [json.loads(text) for text in file]
+
+
 def _read(source: Source) -> Texts:
-    rows = load_rows(NAME, HUB_ID, None, COLUMNS, source)
-    seen = set(rows["train"]["category"])
+    rows = {split: _rows(split) for split in SPLITS}
+    seen = {row["category"] for row in rows["train"]}
 
     def pairs(split: str) -> Iterator[tuple[str, str]]:
-        for category, triples, texts in zip(*(rows[split][c] for c in COLUMNS), strict=True):
-            if category in seen:
-                yield from ((line(triples), text) for text in texts)
+        for row in rows[split]:
+            if row["category"] in seen:
+                yield from ((line(row["triples"]), text) for text in row["texts"])
 
-    return documents({split: pairs(split) for split in SPLITS}, {"hub_id": HUB_ID})
+    return documents({split: pairs(split) for split in SPLITS})
 
 
 DATASETS = (
     Dataset(
-        name=NAME,
-        license="none stated: research use",
-        source=HUB_ID,
+        name="webnlg-2017",
+        license="CC BY-SA 4.0",
+        source="ThiagoCF05/webnlg on GitHub, embedded in the repository",
         splits="as published, without the test split's categories that are not in training",
         read=_read,
-        missing=lambda source: missing_rows(NAME, HUB_ID, None, source),
     ),
 )

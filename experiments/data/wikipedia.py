@@ -5,28 +5,24 @@ vocabulary of 1,024. `embedded/LICENSE.md` has the source and the licence.
 """
 
 import itertools
-import lzma
-import re
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 
-from experiments.data.base import SPLITS, Dataset, MissingData, Source, Texts
-
-FOLDER = Path(__file__).parent / "embedded" / "wikipedia"
-ARTICLE = re.compile(r"<doc [^\n]*>\n(.*?)\n</doc>", re.DOTALL)
+from experiments.data.base import SPLITS, Dataset, Source, Texts
+from experiments.data.embedded_files import opened
 
 
 def _articles(split: str) -> Iterator[str]:
     """Articles of a split, title first, in the order of the dump."""
-    path = FOLDER / f"{split}.txt.xz"
-    try:
-        text = lzma.decompress(path.read_bytes()).decode()
-    except (OSError, lzma.LZMAError) as error:
-        raise MissingData(
-            f"{path} is missing or damaged: restore it with `git checkout`: {error}"
-        ) from error
-    return (match[1].strip() for match in ARTICLE.finditer(text))
+    lines: list[str] = []
+    with opened(f"wikipedia/{split}.txt") as file:
+        for line in file:
+            if line.startswith("<doc "):
+                lines = []
+            elif line.startswith("</doc>"):
+                yield "".join(lines).strip()
+            else:
+                lines.append(line)
 
 
 def _read(source: Source, *, articles: int | None = None) -> Texts:

@@ -47,13 +47,12 @@ def task_of(model_dir: Path) -> str:
     """Name of the task that an exported model is for, by its config.
 
     Raises:
-        ValueError: if there is no config, or the model is no causal language model, translator or
-            image classifier.
+        ValueError: if there is no config, or the model is no causal language model or image
+            classifier.
     """
     from transformers.models.auto.modeling_auto import (
         MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
         MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES,
-        MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
     )
 
     config = read_cache(Path(model_dir) / "config.json")
@@ -62,11 +61,6 @@ def task_of(model_dir: Path) -> str:
     names = config.get("architectures") or []
     if any(str(name).endswith(("ForCausalLM", "LMHeadModel")) for name in names):
         return "lm"
-    if (
-        names
-        and MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES.get(str(config.get("model_type"))) in names
-    ):
-        return "translation"
     if any(str(name).endswith("ForImageClassification") for name in names):
         return "vision"
     kind = config.get("model_type")
@@ -75,8 +69,8 @@ def task_of(model_dir: Path) -> str:
     if kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and not names:
         return "lm"
     raise UserError(
-        f"{model_dir} holds {', '.join(map(str, names)) or kind}; only causal language models, "
-        "encoder-decoders and image classifiers can be scored"
+        f"{model_dir} holds {', '.join(map(str, names)) or kind}; only causal language models "
+        "and image classifiers can be scored"
     )
 
 

@@ -1,9 +1,8 @@
 """Models by file name: each file holds a pydantic ``Config`` and ``build(config, ...)``.
 
 ``TASK`` in the file names the task (a file of `experiments.tasks`) of grids that name none, by
-default ``"lm"``; the task calls ``build``. ``facts(model)`` in the file, if there, returns numbers
-by name that a record keeps of the trained model, its masks included; each becomes a metric. Only
-``Config`` is used while Snakemake parses, so torch and transformers are imported inside functions.
+default ``"lm"``; the task calls ``build``. Only ``Config`` is used while Snakemake parses, so torch
+and transformers are imported inside functions.
 """
 
 import importlib

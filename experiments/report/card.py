@@ -13,7 +13,6 @@ from experiments.report.text import markdown_code as code
 #: Task of a run to what the hub calls it, and the class of transformers that loads the model.
 KINDS = {
     "lm": ("text-generation", "AutoModelForCausalLM"),
-    "translation": ("translation", "AutoModelForSeq2SeqLM"),
     "vision": ("image-classification", "AutoModelForImageClassification"),
 }
 

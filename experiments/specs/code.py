@@ -187,8 +187,6 @@ def training_code_hash(spec: RunSpec) -> str:
             entries.append(ROOT / "experiments" / "training" / "ranking.py")
     if spec.starts_from is not None:
         entries.append(ROOT / "experiments" / "training" / "starts.py")
-    if getattr(spec.recipe, "parameterization", None) is not None:
-        entries.append(ROOT / "experiments" / "models" / "_parameterization.py")
     if spec.transform is not None:
         entries.append(ROOT / "experiments" / "models" / "_transform.py")
     return code_hash(*entries)

@@ -245,7 +245,6 @@ def make_spec(study: Study, scale: str, grid: Grid, method_name: str, seed: int)
             spec_hash=first.hash,
             densify=method.starts_from.densify,
             revived=method.starts_from.revived,
-            rewind=method.starts_from.rewind,
         )
         transform = first.transform
     spec = RunSpec(
@@ -276,7 +275,7 @@ def study_runs(study: Study, scale: str) -> list[Run]:
         for method_name in grid.methods:
             for seed in grid.seeds(method_name):
                 spec = make_spec(study, scale, grid, method_name, seed)
-                run = Run(spec, grid.core_seconds, (study.name,), grid.held_out)
+                run = Run(spec, grid.core_seconds, (study.name,))
                 if run.id in runs:
                     raise SpecError(f"{study.name}.yaml: the run id {run.id} occurs twice")
                 runs[run.id] = run
@@ -322,7 +321,7 @@ def computation_costs(scale: str, *, folder: Path | None = None) -> dict[str, fl
     """Expected core-seconds of the computations of all studies; each is made once."""
     costs: dict[str, float] = {}
     for name in study_names(folder):
-        for computation in load_study(name, folder=folder).computed(scale):
+        for computation in load_study(name, folder=folder).computations:
             cost = computation.cost(scale)
             costs[computation.name] = max(cost, costs.get(computation.name, 0.0))
     return costs

@@ -23,7 +23,7 @@ class PlannedStudy(Study):
     def to_json(self) -> dict[str, Any]:
         """The JSON form; it changes with the study's file and with what its runs are."""
         value = self.model_dump(mode="json", exclude={"scales", "runs"})
-        runs = [{"spec": run.spec.to_json(), "held_out": run.held_out} for run in self.runs]
+        runs = [{"spec": run.spec.to_json()} for run in self.runs]
         return value | {"runs": runs}
 
     def inputs(self) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from experiments import data as datasets
 from experiments import models, tasks
 from experiments.errors import is_bug
-from experiments.specs import entries, likeness
+from experiments.specs import likeness
 from experiments.specs.code import ROOT
 from experiments.specs.schema import (
     KEYS,
@@ -35,8 +35,6 @@ from experiments.specs.schema import (
 from experiments.specs.strict_yaml import read_yaml
 
 STUDIES = ROOT / "experiments" / "studies"
-#: Folder of the folders of entries, such as ``race``.
-ENTRIES = ROOT / "experiments"
 PUBLISHED = ROOT / "experiments" / "published"
 
 
@@ -91,13 +89,7 @@ def load_study(name: str, *, folder: Path | None = None) -> Study:
         check_choice("study", name, study_names(), "experiments/studies")
     with one_sentence(path):
         text = path.read_text()
-        files = entries.files_of(read_yaml(text), ENTRIES) if "entries:" in text else []
-        return _read_study(
-            path.stem,
-            text,
-            tuple((file, file.read_text()) for file in files),
-            tuple(sorted(_likened(text, folder).items())),
-        )
+        return _read_study(path.stem, text, tuple(sorted(_likened(text, folder).items())))
 
 
 def _likened(text: str, folder: Path) -> dict[str, str]:
@@ -124,43 +116,19 @@ def _parsed(text: str) -> Any:
 
 
 def study_files() -> list[Path]:
-    """Files that say which runs there are: studies, and entries of studies."""
-    studies = sorted(STUDIES.glob("*.yaml"))
-    texts = [text for path in studies if "entries:" in (text := path.read_text())]
-    return studies + [file for text in texts for file in entries.files_of(read_yaml(text), ENTRIES)]
+    """Files that say which runs there are."""
+    return sorted(STUDIES.glob("*.yaml"))
 
 
 @functools.cache
-def _read_study(
-    name: str,
-    text: str,
-    files: tuple[tuple[Path, str], ...],
-    likened: tuple[tuple[str, str], ...],
-) -> Study:
+def _read_study(name: str, text: str, likened: tuple[tuple[str, str], ...]) -> Study:
     value = read_yaml(text)
     if likened:
         texts = dict(likened)
         value = likeness.with_likeness(value, lambda study: _parsed(texts[study]))
-    if isinstance(value, dict) and "entries" in value:
-        section = entries.Entries.model_validate(value["entries"])
-        variants = list(value.get("recipes") or {})
-        found = {file.stem: _read_entry(file, words, section, variants) for file, words in files}
-        value = entries.with_entries(value, section, found)
     study = Study.model_validate(value)
     _check_names(study, name)
     return study
-
-
-def _read_entry(
-    path: Path, text: str, section: entries.Entries, variants: list[str]
-) -> entries.Entry:
-    with one_sentence(path):
-        entry = entries.Entry.model_validate(read_yaml(text))
-        for variant in entry.seeds:
-            check_choice("seeds", variant, variants)
-        for terms in section.scales.values():
-            check_workload(Workload.model_validate(entry.workload(terms)))
-        return entry
 
 
 @contextmanager

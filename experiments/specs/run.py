@@ -49,11 +49,6 @@ class FirstPhase(Strict):
         description="what the weights start from that the dropped masks hid; None is zero",
         exclude_if=lambda value: value is None,
     )
-    rewind: bool = Field(
-        False,
-        description="whether weights start as the first phase's did (lottery tickets)",
-        exclude_if=lambda value: not value,
-    )
     step: NonNegativeInt | None = Field(
         None,
         description="continue that run's whole state of this step, in place of its last weights",
@@ -153,7 +148,6 @@ class Run:
     spec: RunSpec
     core_seconds: float = 0.0
     studies: tuple[str, ...] = field(default=(), compare=False)
-    held_out: bool = False
 
     @property
     def id(self) -> str:

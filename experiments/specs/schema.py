@@ -88,15 +88,9 @@ class Start(Strict):
         None, description="what the weights start from that the dropped masks hid; None is zero"
     )
 
-    rewind: bool = Field(
-        False, description="whether weights start as the first phase's did, under its last masks"
-    )
-
     @model_validator(mode="after")
     def only_dense(self) -> Start:
-        """``rewind`` needs masks that stay, ``revived`` masks that are dropped."""
-        if self.rewind and self.densify:
-            raise ValueError("rewind is true, which needs densify: false")
+        """``revived`` needs masks that are dropped."""
         if self.revived is not None and not self.densify:
             raise ValueError(f"revived is {self.revived!r}, which needs densify: true")
         return self
@@ -207,9 +201,6 @@ class Grid(Workload):
         description="label of the grid whose runs, of the same methods and seeds at a constant "
         "rate, these go on from where their rate begins to decay",
     )
-    held_out: bool = Field(
-        False, description="predicted before it is trained, by laws fitted without it"
-    )
     variant: str | None = Field(None, description="recipe variant in place of the methods' own")
     learning_rate_scale: dict[str, Factor] = Field(
         {}, description="method -> factor of the recipe's learning rate, where it is tuned"
@@ -246,9 +237,6 @@ class Computation(Strict):
     name: str
     core_seconds: PositiveFloat | dict[Scale, PositiveFloat] = Field(
         5.0, description="expected cost, start-up included; one number or one per scale"
-    )
-    after_runs: bool = Field(
-        False, description="whether it reads models of the study's runs, so is made after them"
     )
 
     def cost(self, scale: str) -> float:
@@ -298,10 +286,10 @@ class Study(Strict):
     description: str
     tables: list[str]
     figures: list[str]
-    trials: bool | Literal["lowest"] = Field(
+    trials: bool = Field(
         False,
         description="runs that choose settings: evidence for no claim. Of settings that tie within "
-        "seed noise the default is chosen; with 'lowest' the lowest is, whatever the noise",
+        "seed noise the default is chosen",
     )
     trials_for: list[Name] = Field(
         [],
@@ -338,14 +326,9 @@ class Study(Strict):
             methods |= made
         return methods or value
 
-    def computed(self, scale: str) -> list[Computation]:
-        """Computations that are made at a scale: those that read runs only where it has any."""
-        has_runs = bool(self.scales.get(scale))  # type: ignore[call-overload]
-        return [each for each in self.computations if has_runs or not each.after_runs]
-
     def shows(self, scale: str) -> bool:
         """Whether the study has anything at this scale."""
-        return bool(self.scales.get(scale) or self.computed(scale))  # type: ignore[call-overload]
+        return bool(self.scales.get(scale) or self.computations)  # type: ignore[call-overload]
 
 
 #: Columns that a selection of runs may name.

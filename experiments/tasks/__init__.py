@@ -237,9 +237,6 @@ class Task(ABC):
     def export(self, model: torch.nn.Module, folder: Path) -> None:
         """Write what the task's evaluation loads, ``model.safetensors`` without masks included."""
 
-    def initialise(self, model: torch.nn.Module) -> None:  # noqa: B027 (most keep what they drew)
-        """Change fresh weights in place once the first masks are there."""
-
     def check_start(self, folder: Path) -> None:  # noqa: B027 (a task may have nothing to check)
         """Raise ``ValueError`` if an exported model of another run reads other data than this one.
 
@@ -262,10 +259,7 @@ class Task(ABC):
         return torch.optim.AdamW(groups, lr=rate, betas=recipe.betas, eps=recipe.eps, fused=fused)
 
     def parameter_groups(self, model: torch.nn.Module) -> list[dict[str, Any]]:
-        """Groups of the optimizer: vectors (norms, biases) get no weight decay.
-
-        ``rate_factor`` in a group multiplies its learning rate at every step.
-        """
+        """Groups of the optimizer: vectors (norms, biases) get no weight decay."""
         matrices = [p for p in model.parameters() if p.dim() > 1]
         vectors = [p for p in model.parameters() if p.dim() <= 1]
         groups = [

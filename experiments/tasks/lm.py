@@ -5,12 +5,10 @@ Shape suffixes: B sequences, T tokens of context.
 
 from __future__ import annotations
 
-import importlib
 import math
 import shutil
 from pathlib import Path
-from types import ModuleType
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, cast
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, field_validator
 
@@ -77,17 +75,6 @@ class Data(tasks.Data):
         return f"{self.name}-v{self.vocab_size}"
 
 
-class Parameterization(tasks.Strict):
-    """How initial values and rates follow width and density, in place of one for all.
-
-    `experiments.models._parameterization` has the rules and their source.
-    """
-
-    rule: Literal["standard", "mup", "supar"]
-    base_width: PositiveInt = Field(description="hidden size at which init_std and rate were tuned")
-    init_std: PositiveFloat = Field(description="of all matrices, at the base width, dense")
-
-
 class Recipe(tasks.Recipe):
     """AdamW, warm-up, cosine decay, clipping, on a number of tokens."""
 
@@ -101,12 +88,6 @@ class Recipe(tasks.Recipe):
     )
     final_validation_tokens: PositiveInt | None = Field(
         None, description="tokens of the last pass; None takes the whole split"
-    )
-
-    parameterization: Parameterization | None = Field(
-        None,
-        description="initial values and rates by width and density",
-        exclude_if=lambda value: value is None,
     )
 
     BUDGET = "tokens"
@@ -150,9 +131,6 @@ class Task(tasks.Task):
         data: Data = spec.data  # type: ignore[assignment]
         self.data_name = data.name
         self.data = {"name": self.data_name, "hash": self.corpus.meta["hash"]}
-        if "floor" in self.corpus.meta:
-            # Known exactly for generated text: no model can be below it on average.
-            self.data["floor_nats_per_token"] = self.corpus.meta["floor_of_split"]["validation"]
         self.context = data.context
         self.input_size = {"sequence_length": self.context}
         self.batch_size = spec.recipe.batch_size
@@ -179,21 +157,6 @@ class Task(tasks.Task):
             context=self.context,
             eos_id=self.corpus.meta.get("eos_id", 0),
         )
-
-    def initialise(self, model: torch.nn.Module) -> None:
-        """Scale by width and density, where the recipe says so."""
-        if self.recipe.parameterization is not None:
-            module = _parameterization()
-            module.initialise(model, module.Parameterization(**dict(self.recipe.parameterization)))
-
-    def parameter_groups(self, model: torch.nn.Module) -> list[dict[str, Any]]:
-        """Groups with rates by width and density, where the recipe says so."""
-        chosen = self.recipe.parameterization
-        if chosen is None:
-            return super().parameter_groups(model)
-        module = _parameterization()
-        rule = module.Parameterization(**dict(chosen))
-        return module.groups(model, rule, self.recipe.weight_decay)
 
     def check_start(self, folder: Path) -> None:
         """The vocabularies must be equal."""
@@ -264,8 +227,3 @@ class Task(tasks.Task):
         model.save_pretrained(folder, state_dict=weights)  # type: ignore[operator]
         for path in Path(self.corpus.tokenizer_dir).iterdir():
             shutil.copy(path, folder / path.name)
-
-
-def _parameterization() -> ModuleType:
-    """Imported by name, so that runs without one do not depend on its code."""
-    return importlib.import_module("experiments.models._parameterization")

@@ -168,8 +168,6 @@ class Trainer:
                     _ranking().rank_weights(self.model, config, self.task, self.device)
                 self.sparsity = configure(config)
                 self.sparsity.apply(self.model)
-        if spec.starts_from is None:
-            self.task.initialise(self.model)
         self.optimizer = self.task.optimizer(self.model)
         if self.sparsity is not None:
             with refusals(f"the sparsity of {spec.id}"):
@@ -342,7 +340,7 @@ class Trainer:
         """
         rate = self.task.learning_rate(self.progress.step)
         for group in self.optimizer.param_groups:
-            group["lr"] = rate * group.get("rate_factor", 1.0)
+            group["lr"] = rate
         parts = self.batches.parts(self.progress.step)
         losses = []
         for number, part in enumerate(parts, 1):

@@ -5,7 +5,6 @@ Imported by name, so that runs that begin anew do not depend on this code.
 
 from __future__ import annotations
 
-import copy
 import hashlib
 from pathlib import Path
 from typing import Any
@@ -33,8 +32,6 @@ def take_over(model: torch.nn.Module, path: Path, spec: RunSpec, task: Any) -> s
     """
     start = spec.starts_from
     assert start is not None
-    # The same seed, so the weights that the first phase began with (Frankle and Carbin 2019).
-    fresh = copy.deepcopy(model.state_dict()) if start.rewind else {}
     if path.is_dir():
         task.check_start(path)
     try:
@@ -52,8 +49,6 @@ def take_over(model: torch.nn.Module, path: Path, spec: RunSpec, task: Any) -> s
             f"{' '.join(str(error).split())}"
         ) from None
     masks = masks_of(model)
-    if fresh:
-        load_checkpoint(model, {**fresh, **exports.as_buffers(masks)})
     if start.densify:
         densify(model)
     if start.revived is not None:

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from experiments import machine, models
+from experiments import machine
 from experiments.store.io import write_json, write_whole
 from experiments.training.device import gpu_facts
 from sparse_lib.masks.counts import num_true
@@ -105,18 +105,10 @@ def facts(trainer: Trainer) -> dict[str, Any]:
             **{name: final[name] for name in (unit, f"{unit}_per_s", "sparsity", "itop")},
         },
         "flops": flops(trainer, measured),
-        **_of_the_model(trainer),
         "layers": [
             {"name": name, **values} for name, values in measured.get("tensors", {}).items()
         ],
     }
-
-
-def _of_the_model(trainer: Trainer) -> dict[str, Any]:
-    """What the model's file measures of a trained model, if it has a function ``facts``."""
-    measure = getattr(models.get(trainer.spec.model.name), "facts", None)
-    found = {} if measure is None else measure(trainer.model)
-    return {"model_facts": found} if found else {}
 
 
 def compute(trainer: Trainer) -> dict[str, Any]:

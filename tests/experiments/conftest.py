@@ -14,6 +14,6 @@ def corpus(tmp_path_factory) -> Path:
     for split in ("train", "validation", "test"):
         rng.integers(0, 50, 3000).astype(np.uint16).tofile(folder / f"{split}.bin")
     (folder / "tokenizer").mkdir()
-    meta = {"name": "grammar", "hash": "random", "vocab_size": 50, "eos_id": 0}
+    meta = {"name": "wikipedia-start", "hash": "random", "vocab_size": 50, "eos_id": 0}
     seal(folder, meta, folder.glob("*.bin"))
     return folder

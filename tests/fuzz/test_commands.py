@@ -41,7 +41,7 @@ runs = st.one_of(
     inputs.evil_names,
     st.sampled_from(["smoke__", "__", "smoke__a__b__c__d__seed0", "../smoke", f"{RUNS[0]},1", ","]),
 )
-data = st.one_of(st.sampled_from(["grammar-v256", "glyphs"]), inputs.evil_names)
+data = st.one_of(st.sampled_from(["wikipedia-start-v257", "glyphs"]), inputs.evil_names)
 paths = st.one_of(
     st.sampled_from([*EXISTING, "missing.json", "results", "/dev/null"]), inputs.evil_names
 )

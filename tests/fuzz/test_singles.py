@@ -18,7 +18,7 @@ from tests.fuzz import inputs, oracle
 LLAMA = {
     "model": {"name": "llama", "label": "tiny", "hidden_size": 8, "intermediate_size": 12,
               "num_layers": 1, "num_heads": 2},
-    "data": {"name": "grammar", "vocab_size": 300, "context": 8},
+    "data": {"name": "wikipedia-start", "vocab_size": 300, "context": 8},
     "recipe": {"tokens": 640, "batch_size": 2, "learning_rate": 0.01, "validation_tokens": 64},
     "seed": 1,
 }  # fmt: skip
@@ -49,7 +49,7 @@ def prepared(folder: Path) -> Path:
     for split in ("train", "validation", "test"):
         rng.integers(0, 300, 400).astype(np.uint16).tofile(folder / f"{split}.bin")
     (folder / "tokenizer").mkdir()
-    meta = {"name": "grammar", "hash": "random", "vocab_size": 300, "eos_id": 0}
+    meta = {"name": "wikipedia-start", "hash": "random", "vocab_size": 300, "eos_id": 0}
     seal(folder, meta, folder.glob("*.bin"))
     return folder
 

@@ -19,8 +19,6 @@ rule collect:
 
 rule compute:
     """The tables of one computation, by the file of its name."""
-    input:
-        REQUEST.computed_from,
     output:
         directory("results/{scale}/computations/{computation}"),
     log:

@@ -62,7 +62,7 @@ def _decided(group: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
     place = group["method"].map({name: number for number, name in enumerate(order)})
     group = group.iloc[place.argsort(kind="stable")]
     default = float(group["default rate"].iloc[0])
-    return trials.judged(group, default, takes_lowest=study.trials == "lowest")
+    return trials.judged(group, default)
 
 
 def _default_rate(spec: RunSpec, study: PlannedStudy) -> float:

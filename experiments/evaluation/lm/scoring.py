@@ -131,8 +131,6 @@ def load(model_dir: Path, *, batch_size: int, dtype: str, execution: str = "auto
     import torch
     from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 
-    from experiments.models import _recurrent  # noqa: F401  registers its classes
-
     keep_memory()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     encodes = read_cache(model_dir / "config.json").get("is_encoder_decoder")

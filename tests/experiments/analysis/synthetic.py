@@ -14,7 +14,7 @@ EFFECTS = {"dense": -0.3, "static": 0.0, "set": -0.06, "rigl": -0.1, "granet": -
 SIZES = {"hidden_size": 64, "intermediate_size": 176, "num_layers": 2, "num_heads": 4}
 
 
-def spec(method, seed, *, scale="quick", dataset="docs-prose", label="llama-0.2m"):
+def spec(method, seed, *, scale="quick", dataset="wikipedia-start", label="llama-0.2m"):
     sparsity = None if method == "dense" else {"algorithm": method, "sparsity": 0.8, "seed": seed}
     name = method if sparsity is None else f"{method}-s0.80"
     recipe = {"name": "full-batch" if method == "dense" else "half-batch", "tokens": 65536}

@@ -151,8 +151,11 @@ def test_collect_says_which_records_are_committed(place, call):
         (["index", "--scale", "paper"], ["no pages yet"]),
         (["publish", "--scale", "paper"], ["has no report"]),
         (["report", "--study", STUDY, "--scale", "paper"], ["no results at scale 'paper'"]),
-        (["prepare", "--data", "grammar"], ["data is 'grammar'"]),
-        (["prepare", "--data", "grammar-v256", "--mirror", "nowhere"], ["mirror is 'nowhere'"]),
+        (["prepare", "--data", "wikipedia-start"], ["data is 'grammar'"]),
+        (
+            ["prepare", "--data", "wikipedia-start-v257", "--mirror", "nowhere"],
+            ["mirror is 'nowhere'"],
+        ),
         (["evaluate"], ["--run", "--model"]),
         (["evaluate", "--model", "."], ["suite is missing"]),
         (["evaluate", "--model", ".", "--suite", "smoke"], ["holds no config.json"]),

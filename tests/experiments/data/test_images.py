@@ -156,7 +156,7 @@ def test_wrong_requests_are_one_sentence_each(tmp_path):
     with pytest.raises(ValueError, match="num_images is 0, but must be at least 1"):
         data.prepare("glyphs", out=tmp_path, num_images=0)
     with pytest.raises(ValueError, match="data.vocab_size is missing, but grammar is text"):
-        data.prepare("grammar", out=tmp_path)
+        data.prepare("wikipedia-start", out=tmp_path)
     assert "uoft-cs/cifar100, which is not mirrored" in data.available("cifar100")
     with pytest.raises(base.MissingData, match="cifar100 needs uoft-cs/cifar100"):
         data.prepare("cifar100", out=tmp_path, mirror=tmp_path)

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from experiments import data
-from experiments.data import base, docs_prose, mirror, packing, tokenizer
+from experiments.data import base, mirror, packing, tokenizer
 from tests.experiments.data.mirrors import write_mirror
 
 DOCUMENTS = ["The cat sat on the mat.", "A dog is not a cat, is it?\n\nNo.", "naïve ☃ text"] * 5
 
 
 def test_names_and_unknown_name():
-    assert {"docs-prose", "grammar", "wikitext-2", "wikitext-103"} <= set(data.names())
+    assert {"wikipedia", "wikipedia-start", "wikitext-2", "wikitext-103"} <= set(data.names())
     with pytest.raises(ValueError, match="'wikitext2', .*; did you mean 'wikitext-2'"):
         data.get("wikitext2")
 
@@ -148,5 +148,5 @@ def test_asking_what_is_available_imports_nothing_heavy():
 
 
 def test_embedded_data_need_no_mirror():
-    assert data.available("grammar") is None
-    assert data.get("docs-prose") in docs_prose.DATASETS
+    assert data.available("wikipedia-start") is None
+    assert data.get("wikipedia-start") in docs_prose.DATASETS

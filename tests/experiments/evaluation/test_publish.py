@@ -21,7 +21,7 @@ from experiments.training import single
 def trained(documents, tokenizer, tmp_path_factory):
     """The folder of a short sparse training on the tests' sentences, with its evaluation."""
     folder = tmp_path_factory.mktemp("trained")
-    data = folder / "resources/data/grammar-v320"
+    data = folder / "resources/data/wikipedia-start-v320"
     (data / "text").mkdir(parents=True)
     for split, texts in documents.items():
         encoded = tokenizer(texts, add_special_tokens=False)["input_ids"]
@@ -30,12 +30,12 @@ def trained(documents, tokenizer, tmp_path_factory):
         rows = [json.dumps({"text": text}) + "\n" for text in texts]
         (data / "text" / f"{split}.jsonl").write_text("".join(rows))
     tokenizer.save_pretrained(data / "tokenizer")
-    meta = {"name": "grammar", "hash": "0123", "vocab_size": len(tokenizer), "eos_id": 0}
+    meta = {"name": "wikipedia-start", "hash": "0123", "vocab_size": len(tokenizer), "eos_id": 0}
     seal(data, meta, [path for path in data.rglob("*.*") if path.is_file()])
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_layers": 1, "num_heads": 2}
     file = {
         "model": {"name": "llama", "label": "tiny", **sizes},
-        "data": {"name": "grammar", "vocab_size": 320, "context": 32},
+        "data": {"name": "wikipedia-start", "vocab_size": 320, "context": 32},
         "recipe": {"tokens": 1280, "batch_size": 4, "learning_rate": 0.01, "validations": 1},
         "sparsity": {"algorithm": "set", "sparsity": 0.75, "update": 3},
     }
@@ -68,7 +68,7 @@ def test_the_export_loads_in_transformers_and_scores_the_same(trained, tmp_path,
     for name, mask in load_file(out / "masks.safetensors").items():
         assert not model.get_parameter(name)[~mask].any()
     assert len(AutoTokenizer.from_pretrained(out)) == 320
-    data = trained / "resources/data/grammar-v320"
+    data = trained / "resources/data/wikipedia-start-v320"
     again = evaluate_model(out, "smoke", data_dir=data, out=tmp_path / "eval.json")
     before = json.loads((trained / "out/eval.json").read_text())
     assert again["scores"] == before["scores"]

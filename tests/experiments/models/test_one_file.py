@@ -100,7 +100,7 @@ def test_a_language_model_is_one_file(with_files, corpus, tmp_path):
     spec = RunSpec(
         id="x", task="lm", seed=0, recipe=recipe,
         model={"name": "gpt_neox", "label": "neox", **SIZES},
-        data={"name": "grammar", "vocab_size": 256, "context": 24},
+        data={"name": "wikipedia-start", "vocab_size": 257, "context": 24},
     )  # fmt: skip
     folder = tmp_path / "model"
     steps(lm.Task(spec, corpus), folder)

@@ -326,5 +326,5 @@ def test_a_dataset_is_prepared_anew_for_its_own_file_and_its_tools_only():
 
     assert {"wikitext", "hub"} <= data_files("wikitext-2")
     assert "slimpajama" not in data_files("wikitext-2")
-    for name in ("glyphs", "grammar", "docs-prose"):
+    for name in ("glyphs", "wikipedia-start", "wikipedia-start"):
         assert "hub" not in data_files(name)

@@ -8,8 +8,8 @@ from experiments.specs.schema import SpecError
 
 
 def test_data_of_a_folder_is_found_and_a_wrong_folder_is_one_sentence():
-    task, data = find_data("grammar-v256")
-    assert (task, data.name, data.label) == ("lm", "grammar", "grammar-v256")
+    task, data = find_data("wikipedia-start-v257")
+    assert (task, data.name, data.label) == ("lm", "wikipedia-start", "wikipedia-start-v257")
     with pytest.raises(SpecError, match="data is 'gramar-v256'.*did you mean"):
         find_data("gramar-v256")
 
@@ -18,7 +18,7 @@ def test_one_command_repeats_several_runs():
     runs = [run for run in all_runs("quick").values() if "sparsity_library" in run.studies]
     command = rerun_command(run.id for run in runs)
     assert [run.id for run in find_runs(command.rpartition("=")[2])] == [r.id for r in runs]
-    by_seed = sorted(run.id for run in runs if "__rigl-s0.80__docs-prose" in run.id)
+    by_seed = sorted(run.id for run in runs if "__rigl-s0.80__wikipedia-start" in run.id)
     assert len(by_seed) == 3
     assert rerun_command(by_seed) == f"snakemake rerun --config run={by_seed[0]},1,2"
 

@@ -119,7 +119,7 @@ def test_a_vocabulary_that_no_tokenizer_can_be_trained_to_is_one_sentence(write)
     def ask(size, **data):
         def change(study):
             study["scales"]["smoke"][0]["data"] |= {
-                "name": "docs-prose",
+                "name": "wikipedia-start",
                 "vocab_size": size,
                 **data,
             }
@@ -128,13 +128,13 @@ def test_a_vocabulary_that_no_tokenizer_can_be_trained_to_is_one_sentence(write)
 
     assert error_of(ask(256)) == (
         "sparsity_library.yaml: scales.smoke.0.data.vocab_size is 256, but must be from 257 to "
-        "65536, since a tokenizer is trained on docs-prose"
+        "65536, since a tokenizer is trained on wikipedia-start"
     )
     for size, data in (
         (257, {}),
         (65536, {}),
-        (200, {"name": "grammar"}),  # brings its words
-        (200, {"tokenizer": "grammar"}),
+        (200, {"name": "wikipedia-start"}),  # brings its words
+        (200, {"tokenizer": "wikipedia-start"}),
         (200, {"tokenizer": "owner/name"}),
     ):
         folder = ask(size, **data)

@@ -4,7 +4,7 @@ import pytest
 
 from experiments.tasks.lm import Data
 
-SIZES = {"vocab_size": 256, "context": 8}
+SIZES = {"vocab_size": 257, "context": 8}
 
 
 def test_folders_of_prepared_data_differ_by_the_owner_of_a_tokenizer():
@@ -15,15 +15,15 @@ def test_folders_of_prepared_data_differ_by_the_owner_of_a_tokenizer():
         "openai-community/gpt2-xl",
         None,
     ]
-    labels = [Data(name="grammar", tokenizer=hub_id, **SIZES).label for hub_id in ids]
-    assert labels[0] == "grammar-gpt2" and labels[-1] == "grammar-v256"  # of committed runs
+    labels = [Data(name="wikipedia-start", tokenizer=hub_id, **SIZES).label for hub_id in ids]
+    assert labels[0] == "grammar-gpt2" and labels[-1] == "wikipedia-start-v257"  # of committed runs
     assert len(set(labels)) == len(ids)
 
 
 @pytest.mark.parametrize("hub_id", ["gpt2", "a/b/c", "../x", "a/..", "a/b c", "a--b/c", ""])
 def test_a_tokenizer_is_named_by_owner_and_name(hub_id):
     with pytest.raises(ValueError, match="tokenizer"):
-        Data(name="grammar", tokenizer=hub_id, **SIZES)
+        Data(name="wikipedia-start", tokenizer=hub_id, **SIZES)
 
 
 def test_an_unknown_dataset_or_one_of_another_kind_is_refused():

@@ -85,7 +85,7 @@ def test_a_run_that_moves_to_another_machine_says_so(corpus, tmp_path, monkeypat
 
 def test_records_hold_what_the_report_needs(corpus, tmp_path):
     result = run_training(short_spec("rigl"), corpus, tmp_path)
-    assert result["data"] == {"name": "grammar", "hash": "random"}
+    assert result["data"] == {"name": "wikipedia-start", "hash": "random"}
     assert result["final"]["steps"] == 24
     assert result["final"]["validation_perplexity"] == pytest.approx(
         math.exp(result["final"]["validation_loss"])

@@ -116,7 +116,7 @@ GRID = {
         "num_layers": 1,
         "num_heads": 1,
     },
-    "data": {"name": "grammar", "vocab_size": 256, "context": 16},
+    "data": {"name": "wikipedia-start", "vocab_size": 257, "context": 16},
     "recipe": {"tokens": 6400, "batch_size": 4, "learning_rate": 0.01},
     "suite": "smoke",
     "methods": {"dense": 1, "set": 1},

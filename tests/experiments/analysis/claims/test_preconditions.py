@@ -88,7 +88,7 @@ def spec(rate, *, method="rigl", model="m"):
 
 
 def test_learning_rates_may_not_be_at_the_end_of_what_was_tried():
-    tried = {("lm", "m", "docs-prose", "rigl", None): {0.01, 0.02, 0.04}}
+    tried = {("lm", "m", "wikipedia-start", "rigl", None): {0.01, 0.02, 0.04}}
     assert preconditions.at_end_of_rates([spec(0.02)], tried) == ""
     found = preconditions.at_end_of_rates([spec(0.02), spec(0.04)], tried)
     assert "rigl at 0.04 (tried 0.01 to 0.04)" in found
