@@ -101,6 +101,8 @@ EXPERIMENT_ROOMS = {
     "report": "published specs store analysis",
     "request": "data specs store evaluation",
     "preload": "evaluation",
+    "pack": "tasks specs store evaluation",
+    "go": "",
 }
 
 

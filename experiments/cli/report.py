@@ -388,11 +388,25 @@ def publish(scale: Scale) -> None:
 
 
 @app.command()
-def keep(scale: Scale = "quick") -> None:
+def keep(
+    scale: Scale = "quick",
+    source: Annotated[
+        Path | None,
+        typer.Option(
+            "--from", help="folder with records that came back from a pack, in place of a scale"
+        ),
+    ] = None,
+) -> None:
     """Copy records, ledgers and computed tables of a scale to results/reference.
 
     A study's tidy table is left out: it follows from the records.
     """
+    if source is not None:
+        from experiments.pack import returned
+
+        for run, path in returned(source):
+            _keep(path, paths.committed(run.id))
+        return
     paths.scale(scale)
     for run in all_runs(scale).values():
         _keep(paths.run(scale, run.id) / "record.json", paths.committed(run.id))

@@ -1,0 +1,256 @@
+"""A study's runs as files for a machine without network, and the records that come back.
+
+A pack is a folder: ``piece.000``, ``piece.001``, ... (parts of one compressed archive),
+``pack.json`` (what they hold) and ``go.py``, which unpacks and trains there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import io
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections.abc import Collection, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from experiments import tasks
+from experiments.errors import UserError
+from experiments.specs.code import ROOT, training_code_hash
+from experiments.specs.lookup import find_run
+from experiments.specs.run import Run
+from experiments.store import paths
+from experiments.store.io import read_json, write_json
+from experiments.store.record import Record, read_record
+
+MB = 10**6
+PIECE_MB = 60
+#: Distributions that a training and its scores import; their requirements come with them.
+NEEDED = tuple(
+    "torch numpy transformers safetensors pydantic typer pyyaml filelock psutil rich jinja2".split()
+)
+#: What a suite with tasks of lm-eval imports.
+HARNESS = ("lm-eval", "datasets", "sacrebleu")
+#: Too large for a pack, and read only when data are prepared.
+LEFT_OUT = ("experiments/data/embedded", "__pycache__")
+
+
+class Pieces(io.RawIOBase):
+    """A file that is written as ``piece.000``, ``piece.001``, ... of at most so many bytes."""
+
+    def __init__(self, folder: Path, size: int) -> None:
+        self.folder, self.size, self.written = folder, size, 0
+
+    def writable(self) -> bool:
+        """It is."""
+        return True
+
+    def write(self, data: Any) -> int:
+        """Append bytes to the last piece, and begin the next one where it is full."""
+        view = memoryview(data)
+        while view:
+            number, used = divmod(self.written, self.size)
+            part, view = view[: self.size - used], view[self.size - used :]
+            with (self.folder / f"piece.{number:03}").open("ab") as file:
+                file.write(part)
+            self.written += len(part)
+        return len(data)
+
+
+def pack(
+    runs: Sequence[Run],
+    out: Path,
+    *,
+    limit_mb: float,
+    piece_mb: int = PIECE_MB,
+    has: Collection[str] = (),
+    python: str | None = None,
+    mirror: Path | None = None,
+) -> dict[str, Any]:
+    """Write runs as pieces that a machine without network trains.
+
+    Args:
+        runs: In the order in which they are trained; first phases before what starts from them.
+        out: The folder to write; it must be new or empty.
+        limit_mb: Largest size of all pieces together.
+        piece_mb: Largest size of one piece.
+        has: Distributions that the machine has already.
+        python: Its version of Python, such as ``3.12``; None is the one here.
+        mirror: Root of mirrored datasets, for data that are not prepared here.
+
+    Returns:
+        The content of ``pack.json``.
+
+    Raises:
+        UserError: If ``out`` is in use, a wheel cannot be found, or the pack exceeds the limit.
+    """
+    if out.exists() and any(out.iterdir()):
+        raise UserError(f"out is {str(out)!r}, which is not empty; name a new folder")
+    out.mkdir(parents=True, exist_ok=True)
+    data = {run.data_label: paths.data(run.data_label) for run in runs}
+    for run in {run.data_label: run for run in runs}.values():
+        if not (data[run.data_label] / "meta.json").is_file():
+            module = tasks.get(run.spec.task)
+            module.prepare(run.spec.data, out=data[run.data_label], mirror=mirror, offline=True)
+    with tempfile.TemporaryDirectory(prefix="wheels-") as scratch:
+        wheels = download(required(needed(runs), has), Path(scratch), python)
+        pieces = Pieces(out, piece_mb * MB)
+        sizes: dict[str, int] = {}
+        with tarfile.open(fileobj=pieces, mode="w|gz") as archive:
+            for label, files in {
+                "code": [(path, path.relative_to(ROOT).as_posix()) for path in code_files()],
+                **{
+                    f"data {label}": [(folder, folder.as_posix())] for label, folder in data.items()
+                },
+                **{f"wheel {wheel.name}": [(wheel, f"wheels/{wheel.name}")] for wheel in wheels},
+            }.items():
+                before = pieces.written
+                for path, name in files:
+                    archive.add(path, name)
+                sizes[label] = pieces.written - before
+    if pieces.written > limit_mb * MB:
+        shutil.rmtree(out)
+        largest = sorted(sizes.items(), key=lambda item: -item[1])[:4]
+        raise UserError(
+            f"the pack has {pieces.written / MB:.0f} MB, but --limit-mb is {limit_mb:g}: drop what "
+            f"is large ({', '.join(f'{name}: {size / MB:.0f} MB' for name, size in largest)}), "
+            "runs by --run, or packages that the machine has by --has"
+        )
+    facts = {
+        "bytes": pieces.written,
+        "pieces": {path.name: _sha256(path) for path in sorted(out.glob("piece.*"))},
+        "runs": [
+            {"run": run.id, "scale": run.scale, "spec_hash": run.spec_hash,
+             "code_hash": training_code_hash(run.spec),
+             "data_hash": read_json(data[run.data_label] / "meta.json")["hash"]}
+            for run in runs
+        ],
+    }  # fmt: skip
+    write_json(out / "pack.json", facts)
+    shutil.copyfile(Path(__file__).with_name("go.py"), out / "go.py")
+    return facts
+
+
+def returned(folder: Path) -> list[tuple[Run, Path]]:
+    """Find and check the records that came back from a machine.
+
+    Args:
+        folder: Holds ``records.tar.gz`` as ``go.py`` writes it, or folders with ``record.json``.
+
+    Returns:
+        Runs of this repository's studies, each with the file of its record.
+
+    Raises:
+        UserError: If there are none, or one is of another spec, code or data than is here.
+    """
+    for archive in sorted(folder.rglob("records.tar.gz")):
+        with tarfile.open(archive) as file:
+            file.extractall(folder, filter="data")
+    found = []
+    for path in sorted(folder.rglob("record.json")):
+        record = read_record(path)
+        run = find_run(record.run)
+        _check(record, run, path)
+        found.append((run, path))
+    if not found:
+        raise UserError(f"{folder} holds no records.tar.gz and no record.json")
+    return found
+
+
+def _check(record: Record, run: Run, path: Path) -> None:
+    """Refuse a record that this repository would not have made."""
+    meta = paths.data(run.data_label) / "meta.json"
+    if not meta.is_file():
+        raise UserError(
+            f"{path}: prepare its data first: python -m experiments prepare --data {run.data_label}"
+        )
+    for what, own, other in (
+        ("spec", run.spec_hash, record.spec_hash),
+        ("code", training_code_hash(run.spec), record.code_hash),
+        ("data", read_json(meta)["hash"], record.data.hash),
+    ):
+        if own != other:
+            raise UserError(
+                f"{path} is refused: its {what} hash is {other}, but the {what} here has {own}"
+            )
+
+
+def code_files() -> list[Path]:
+    """Files of the library and of the studies, sources and tables."""
+    return sorted(
+        path
+        for package in ("sparse_lib", "experiments")
+        for path in (ROOT / package).rglob("*")
+        if path.is_file() and not any(part in path.as_posix() for part in LEFT_OUT)
+    )
+
+
+def needed(runs: Iterable[Run]) -> tuple[str, ...]:
+    """Distributions that the runs import."""
+    from experiments.evaluation.suite import KINDS, load_suite
+
+    suites: set[Any] = {(run.spec.suite, KINDS[str(run.spec.data.KIND)]) for run in runs}
+    harness = any(getattr(load_suite(*suite), "tasks", ()) for suite in suites)
+    return NEEDED + HARNESS * harness
+
+
+def required(names: Iterable[str], has: Collection[str]) -> dict[str, str]:
+    """Name to version here of some distributions and all that they require.
+
+    Args:
+        names: Where to begin.
+        has: Distributions to leave out, with what only they require.
+    """
+    found: dict[str, str] = {}
+    queue, present = [*names], {_canonical(name) for name in has}
+    while queue:
+        name = _canonical(queue.pop())
+        if name in found or name in present:
+            continue
+        try:
+            own = importlib.metadata.distribution(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue  # a requirement of another platform
+        found[name] = own.version
+        for line in own.requires or ():
+            requirement, _, marker = line.partition(";")
+            if "extra" not in marker:
+                queue.append(re.split(r"[^A-Za-z0-9._-]", requirement.strip())[0])
+    return found
+
+
+def _canonical(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def download(versions: dict[str, str], folder: Path, python: str | None) -> list[Path]:
+    """Fetch wheels with pip; returns their files."""
+    if not versions:
+        return []
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
+    command += ["--only-binary=:all:", "--disable-pip-version-check", "--dest", str(folder)]
+    if python is not None:
+        command += ["--python-version", python]
+        for glibc in ("2_28", "2_27", "2_17", "2_12", "2_5"):
+            command += ["--platform", f"manylinux_{glibc}_{platform.machine()}"]
+        command += ["--platform", f"manylinux2014_{platform.machine()}"]
+    command += [f"{name}=={version.split('+')[0]}" for name, version in sorted(versions.items())]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
+        raise UserError(
+            f"a wheel is missing: {(lines or [done.stderr.strip()])[-1]}; name by --has what the "
+            "machine has"
+        )
+    return sorted(folder.glob("*.whl"))
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,96 @@
+"""A study travels as pieces, trains elsewhere without network, and its records come back."""
+
+import importlib.metadata
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from experiments import pack
+from experiments.errors import UserError
+from experiments.specs.lookup import find_run
+
+RUN = "smoke__resnet-tiny__wide75-rigl-s0.75__glyphs-n470__sgd__seed0"
+HERE = {name for found in importlib.metadata.distributions() if (name := found.metadata["Name"])}
+
+
+def without_network() -> list[str]:
+    """Words that begin a command without network, where the system allows it."""
+    words = ["unshare", "--map-root-user", "--net"]
+    able = (
+        shutil.which("unshare")
+        and not subprocess.run([*words, "true"], capture_output=True).returncode
+    )
+    return words if able else []
+
+
+def go(pieces: Path, *options: str, **kwargs) -> subprocess.Popen:
+    """Start what the far machine is told to run; it sees no file of this repository."""
+    packages = [path for path in sys.path if path.endswith("site-packages")]
+    environment = {
+        "PATH": os.environ["PATH"],
+        "PYTHONPATH": os.pathsep.join(packages),
+        "OMP_NUM_THREADS": "1",
+    }
+    command = [
+        *without_network(),
+        sys.executable,
+        str(pieces / "go.py"),
+        "--device",
+        "cpu",
+        *options,
+    ]
+    return subprocess.Popen(command, env=environment, text=True, stdout=subprocess.PIPE,
+                            stderr=subprocess.STDOUT, **kwargs)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("packed")
+    before = Path.cwd()
+    os.chdir(folder)
+    facts = pack.pack([find_run(RUN)], folder / "out", limit_mb=20, piece_mb=1, has=HERE)
+    yield folder, facts
+    os.chdir(before)
+
+
+@pytest.mark.slow
+def test_pieces_train_without_network_and_records_come_back(packed, tmp_path):
+    folder, facts = packed
+    pieces = sorted((folder / "out").glob("piece.*"))
+    assert len(pieces) > 1 and all(piece.stat().st_size <= 10**6 for piece in pieces)
+    visit = tmp_path / "visit"
+    shutil.copytree(folder / "out", visit, ignore=lambda *_: ["piece.001"])
+    first = go(visit, "--to", "there", cwd=tmp_path)
+    assert "still to come: piece.001" in first.communicate()[0] and first.returncode
+    shutil.copy(pieces[1], visit)
+    last = go(visit, "--to", "there", "--back", "back", cwd=tmp_path)
+    said = last.communicate()[0]
+    assert not last.returncode and "1 of 1 runs are done" in said, said
+    ((run, path),) = pack.returned(tmp_path / "back")
+    assert run.id == RUN
+    text = path.read_text()
+    for key, name in (("code_hash", "code"), ("data", "data")):
+        record = json.loads(text)
+        own = record[key]["hash"] if key == "data" else record[key]
+        path.write_text(text.replace(own, "0" * 64))
+        with pytest.raises(
+            UserError, match=f"{name} hash is 0{{64}}, but the {name} here has {own}"
+        ):
+            pack.returned(path.parent)
+
+
+def test_a_pack_that_is_too_large_says_what_is_large(packed):
+    with pytest.raises(UserError, match="the pack has 1 MB, but --limit-mb is 1: drop .*code: "):
+        pack.pack([find_run(RUN)], packed[0] / "large", limit_mb=1, has=HERE)
+    assert not (packed[0] / "large").exists()
+
+
+def test_requirements_come_with_a_package_and_stay_with_what_the_machine_has():
+    found = pack.required(["pydantic"], has=["typing_extensions"])
+    assert {"pydantic", "pydantic-core", "annotated-types"} <= found.keys()
+    assert "typing-extensions" not in found
