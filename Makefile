@@ -22,11 +22,11 @@ help:
 ## make setup       create .venv and install the pinned dependencies
 setup: $(MARK)
 
-$(MARK): pyproject.toml experiments/pyproject.toml constraints.txt
+$(MARK): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is required; name one with make PYTHON=python3.11")'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) "$$(grep '^torch==' constraints.txt)"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[experiments,dev,docs]' -e experiments
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[experiments,dev,docs]'
 	touch $(MARK)
 
 ## make reproduce   train, evaluate and report every study at the quick scale
@@ -51,9 +51,8 @@ fuzz: setup
 gpu: setup
 	$(RUN) timeout 1500 sh -ec ' \
 	  python -m pytest -q tests/sparse_lib/test_gpu.py; \
-	  python benchmarks/gpu.py; \
-	  python benchmarks/gpu_loop.py; \
-	  python benchmarks/gpu_products.py; \
+	  python -m benchmarks.gpu; \
+	  python -m benchmarks.gpu_loop; \
 	  snakemake reproduce --config scale=smoke device=auto study=sparsity_library'
 
 ## make check       lint, types, workflow lint and the fast tests

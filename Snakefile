@@ -10,7 +10,7 @@ configfile: f"{workflow.basedir}/experiments/config.yaml"
 # Used with `--sdm apptainer`, made from the Dockerfile; else the active environment runs everything.
 
 
-container: "sparse-training.sif"
+container: "sparse-lib.sif"
 
 
 report: "workflow/report/workflow.rst"

@@ -1,6 +1,6 @@
 """Speed of the skipping execution against dense torch, as ratios.
 
-    python benchmarks/device.py [--quick] [--output FOLDER] [--only layers,gpt,...]
+    python -m benchmarks.device [--quick] [--output FOLDER] [--only layers,gpt,...]
 
 Parts, each the time of the fastest dense float32 step, torch's own or one by oneDNN's products
 where both are measured, over the other's time, so above 1 is faster:
@@ -39,7 +39,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from _rivals import (
+from torch import nn
+from torch.nn import functional as F
+
+import sparse_lib as sl
+from benchmarks._rivals import (
     HALF,
     ONEDNN,
     TOKENS,
@@ -50,10 +54,6 @@ from _rivals import (
     random_ends,
     sparse_steps,
 )
-from torch import nn
-from torch.nn import functional as F
-
-import sparse_lib as sl
 from experiments.computations._dense import by_onednn
 from experiments.memory import keep_memory
 from sparse_lib.configure import configure

@@ -3,7 +3,7 @@
 A Llama of 1.3M parameters with fresh weights, dense and with 80% of the weights of its layers at
 zero; one thread. Both language models take turns on the same requests, HFLM on the model as
 transformers loads it. HFLM is measured where accelerate is installed, BLiMP where a mirror has it.
-Run: ``python benchmarks/evaluation.py [--mirror FOLDER] [--blimp-pairs 67000]``.
+Run: ``python -m benchmarks.evaluation [--mirror FOLDER] [--blimp-pairs 67000]``.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Tokens per second of sparse training beside dense training, as ratios from one interleaved run.
 
-    python benchmarks/gpu.py [--size 124M] [--rounds 10] [--device auto]
+    python -m benchmarks.gpu [--size 124M] [--rounds 10] [--device auto]
 
 A GPT-2 of the size trains on random tokens in bf16 by the plain loop below: dense, and with each
 algorithm. The loop of `experiments.training` is not measured here. Variants take turns of a few

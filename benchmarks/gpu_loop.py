@@ -1,6 +1,6 @@
 """Tokens per second of the project's training loop beside a plain loop, on the same model and text.
 
-    python benchmarks/gpu_loop.py [--size 124M] [--rounds 3] [--device auto] [--together 4]
+    python -m benchmarks.gpu_loop [--size 124M] [--rounds 3] [--device auto] [--together 4]
 
 Both train a dense GPT-2 in bf16 with fused AdamW, compiled on a GPU, and take turns as whole
 trainings; what counts are the steps of the second half, after compiling. The plain loop does what

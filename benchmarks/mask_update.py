@@ -1,6 +1,6 @@
 """Cost of a mask update of a whole model, as ratios to ``torch.topk`` of each of its tensors.
 
-    python benchmarks/mask_update.py [--layers 14] [--sparsity 0.9] [--rounds 5]
+    python -m benchmarks.mask_update [--layers 14] [--sparsity 0.9] [--rounds 5]
 
 The model has the weights of a GPT with 768 features: 7.1 million per layer, 99 million in 14. What
 is timed is all that an update does after the optimizer's step: choose the masks, replace them, zero

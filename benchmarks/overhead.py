@@ -1,6 +1,6 @@
 """Cost of sparse training between mask updates, as ratios to the dense step.
 
-    python benchmarks/overhead.py [--rounds 10]
+    python -m benchmarks.overhead [--rounds 10]
 
 One process, one thread, CPU time, medians. The variants take turns of a few steps each, so that a
 busy machine slows all alike and each finds its own data in the cache, as it does in training. After

@@ -1,6 +1,6 @@
 """Peak memory of a RigL mask update on a model sharded by fully_shard, beside a sharded step's.
 
-    python benchmarks/sharded_update.py [--ranks 2] [--width 1024] [--layers 8]
+    python -m benchmarks.sharded_update [--ranks 2] [--width 1024] [--layers 8]
 
 Gloo ranks on the CPU. The peak is that of live tensor bytes of rank 0, counted after each
 operation; what is printed is the peak during an ordinary step, that during the step whose end

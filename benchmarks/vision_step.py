@@ -1,7 +1,7 @@
 """A training step of the vision task beside a plain torch loop on the same model and data.
 
 Both take turns in one process on one thread, and CPU time is counted, so that a busy machine slows
-both alike. Run: ``python benchmarks/vision_step.py``.
+both alike. Run: ``python -m benchmarks.vision_step``.
 """
 
 from __future__ import annotations

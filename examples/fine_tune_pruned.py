@@ -57,9 +57,9 @@ def main() -> dict[str, float]:
         revived += int((weight[weights[name] == 0] != 0).sum())
         print(f"{name}: {(weight == 0).float().mean():.1%} zeros")
     with tempfile.TemporaryDirectory() as folder:
-        # Compressed rows on disk, checked against the model; `sl.finalize` would drop the masks.
+        # Values and bits on disk, checked against the model; `sl.finalize` would drop the masks.
         path = sl.checkpoint.export_safetensors(
-            model, Path(folder, "model.safetensors"), layout="csr"
+            model, Path(folder, "model.safetensors"), layout="bitmask"
         )
         state, _ = sl.checkpoint.read_safetensors(path)
         print(f"{path.name}: {path.stat().st_size} bytes")

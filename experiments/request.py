@@ -37,7 +37,7 @@ from experiments.store.reference import reusable
 #: The keys of a command's ``--config`` and what each is without one.
 DEFAULTS: dict[str, Any] = read_yaml((ROOT / "experiments" / "config.yaml").read_text())
 NUMBERS = ("processes", "micro_batches")
-EXECUTIONS = ("auto", "dense", "skip", "semi_structured")
+EXECUTIONS = ("auto", "dense", "skip")
 CHECKED = Path(".snakemake/checked")
 RERUNS = Path("state/reruns.json")
 

@@ -68,7 +68,6 @@ from sparse_lib.masks.shapers import (
 from sparse_lib.preview import plan
 from sparse_lib.schedules.updates import UpdateSchedule
 from sparse_lib.schedules.values import HyperParameterSchedule
-from sparse_lib.sltrain import sltrain
 
 __version__ = "0.1.0"
 
@@ -132,5 +131,4 @@ __all__ = [
     "optim",
     "plan",
     "schedules",
-    "sltrain",
 ]

@@ -1,12 +1,15 @@
 """One thread and no network in every test."""
 
 import os
+from pathlib import Path
 
 import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.pop("SPARSE_MIRROR", None)
+# Processes that tests start find the studies, which are no package.
+os.environ["PYTHONPATH"] = str(Path(__file__).resolve().parents[1])
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""The distributions as a stranger installs them: from source, without a compiler, or compiled."""
+"""The distribution as a stranger installs it: from source, without a compiler, or compiled."""
 
 import os
 import re
@@ -70,7 +70,7 @@ def test_the_wheel_holds_the_library_alone_and_runs_the_readme(wheel, tmp_path):
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
         archive.extractall(tmp_path / "site")
-    assert {name.split("/")[0].split("-")[0] for name in names} == {"sparse_lib", "sparse_training"}
+    assert {name.split("/")[0].split("-")[0] for name in names} == {"sparse_lib"}
     assert "sparse_lib/execution/kernels.c" in names and "sparse_lib/py.typed" in names
     assert not any(name.endswith(".so") for name in names)
     code = re.search(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.S | re.M)[1]
@@ -91,9 +91,7 @@ def test_requirements_of_the_library_are_torch_and_numpy():
     library = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     names = {re.split(r"[<>=]", need)[0] for need in library["dependencies"]}
     assert names == {"torch", "numpy"}
-    studies = tomllib.loads((ROOT / "experiments" / "pyproject.toml").read_text())["project"]
-    assert studies["dependencies"] == [f"{library['name']}[experiments]"]
-    assert studies["version"] == library["version"]
+    assert library["name"] == "sparse-lib"
 
 
 def test_the_locked_list_pins_and_hashes_what_the_constraints_pin():
@@ -117,9 +115,8 @@ def test_the_locked_list_pins_and_hashes_what_the_constraints_pin():
 
 
 def test_build_requirements_are_pinned():
-    for file in (ROOT / "pyproject.toml", ROOT / "experiments" / "pyproject.toml"):
-        build = tomllib.loads(file.read_text())["build-system"]["requires"]
-        assert build and all(re.fullmatch(r"[\w-]+==[\d.]+", need) for need in build), file
+    build = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
+    assert build and all(re.fullmatch(r"[\w-]+==[\d.]+", need) for need in build)
 
 
 @pytest.mark.slow
@@ -142,23 +139,6 @@ def test_a_compiled_wheel_is_for_every_python_and_its_kernels_are_taken(sdist, t
     run = [sys.executable, "-I", "-c", code]
     done = subprocess.run(run, capture_output=True, text=True, check=True, env=environment)
     assert done.stdout.split() == [str(library), "None"] and source.exists()
-
-
-@pytest.mark.slow
-def test_the_distribution_of_the_studies_holds_all_of_their_files(tmp_path):
-    source = _sources(tmp_path, "experiments") / "experiments"
-    (tmp_path / "sdist").mkdir()
-    built = _wheel(_sdist(source, tmp_path / "sdist"), tmp_path / "wheel")
-    with zipfile.ZipFile(built) as archive:
-        names = {name for name in archive.namelist() if name.startswith("experiments/")}
-    packaging = {"setup.py", "pyproject.toml", "MANIFEST.in", "README.md"}  # of the sources alone
-    files = (path for path in (ROOT / "experiments").rglob("*") if path.is_file())
-    wanted = {
-        path.relative_to(ROOT).as_posix()
-        for path in files
-        if path.name not in packaging and not {"__pycache__", "build"} & set(path.parts)
-    }
-    assert names == {name for name in wanted if ".egg-info" not in name}
 
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs Linux's list of libraries")

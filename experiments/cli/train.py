@@ -59,7 +59,7 @@ def train(
     micro_batches: Annotated[
         int | None, typer.Option(min=1, help="parts of a batch; default: as the recipe says")
     ] = None,
-    execution: Annotated[str, typer.Option(help="auto, dense, skip or semi_structured")] = "auto",
+    execution: Annotated[str, typer.Option(help="auto, dense or skip")] = "auto",
     threads: Annotated[int, typer.Option(min=1, max=1024)] = 1,
     log: Annotated[Path | None, typer.Option(help="also write the status lines here")] = None,
     score: Annotated[

@@ -100,8 +100,8 @@ def _how_to_load(spec: Mapping[str, Any], own_code: bool, transformed: bool) -> 
     _, name = KINDS.get(spec["task"], (None, "AutoModel"))
     if transformed:
         return (
-            "Sparse-IFT replaced layers, which transformers does not know. With `sparse-training` "
-            "and `sparse-training-studies`:\n\n```python\n"
+            "Sparse-IFT replaced layers, which transformers does not know. In a clone of the "
+            "repository:\n\n```python\n"
             f"from transformers import {name}\n"
             "from experiments.evaluation.exported import read_model\n\n"
             f"model = read_model(folder, {name})\n```"

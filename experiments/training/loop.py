@@ -207,15 +207,14 @@ class Trainer:
                 "in one process; take the strategy ddp"
             )
 
-    def can_run(self, execution: str) -> bool:
-        """Whether masked layers can run so: one process, and the right device."""
+    def can_skip(self) -> bool:
+        """Whether masked layers can skip their masked work: one process, on a CPU."""
         on_cpu = self.device.type == "cpu"
-        fits = not self.compile if execution == "semi_structured" else on_cpu
-        return self.sparsity is not None and self.ranks.size == 1 and fits
+        return self.sparsity is not None and self.ranks.size == 1 and on_cpu
 
     def choose(self, execution: str) -> str:
         """``dense`` where the run has no masked layer that is worth skipping."""
-        if not self.can_run(execution):
+        if not self.can_skip():
             return "dense"
         assert self.sparsity is not None
         if execution != "auto":
@@ -314,7 +313,7 @@ class Trainer:
     def restore(self, state: dict[str, Any]) -> None:
         """Be where `state` was returned."""
         kept = state["execution"]
-        self.execute(kept if self.can_run(kept) else "dense", state.get("skip_costs"))
+        self.execute(kept if self.can_skip() else "dense", state.get("skip_costs"))
         self.ranks.load(self.model, state["model"])
         self.ranks.load_optimizer(self.optimizer, state["optimizer"])
         if self.sparsity is not None:

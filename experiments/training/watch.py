@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import importlib
+import math
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from experiments.errors import refusals
-from sparse_lib.integrations.trackers import (
-    Tracker,
-    check_tracker,
-    numbers_of,
-    open_tracker,
-    progress_bar,
-)
+from experiments.errors import UserError
+from sparse_lib.integrations.trackers import progress_bar
 
+TRACKERS = ("tensorboard", "trackio", "wandb")
 #: What else a row holds: where it belongs, not a measurement.
 PLACE = ("kind", "step")
 
@@ -34,10 +31,10 @@ class Watch:
     """
 
     def __init__(self, tracker: str | None, folder: Path, *, bar: bool = False) -> None:
-        with refusals("track"):
-            check_tracker(tracker)
+        if tracker is not None and tracker not in TRACKERS:
+            raise UserError(f"track must be one of {', '.join(TRACKERS)}, not {tracker!r}")
         self.tracker, self.folder, self.wants_bar = tracker, folder, bar
-        self._open: Tracker | None = None
+        self._open: tuple[Callable[..., Any], Callable[[], Any]] | None = None
         self._bar: Any = None
 
     def begin(self, run: str, spec: Mapping[str, Any], step: int, steps: int) -> None:
@@ -47,10 +44,7 @@ class Watch:
             UserError: If the tracker is not installed.
         """
         if self.tracker is not None:
-            with refusals("track"):
-                self._open = open_tracker(
-                    self.tracker, self.folder, run=run, config=spec, first_step=step + bool(step)
-                )
+            self._open = _opened(self.tracker, self.folder, run, spec, step)
         if self.wants_bar:
             self._bar = progress_bar(steps, step, desc=run)
 
@@ -72,9 +66,13 @@ class Watch:
         if self._open is None:
             return None
         values = {key: value for key, value in row.items() if key not in PLACE}
-        numbers = {f"{row['kind']}/{name}": value for name, value in numbers_of(values).items()}
+        numbers = {
+            f"{row['kind']}/{name}": float(value)
+            for name, value in values.items()
+            if isinstance(value, int | float) and math.isfinite(value)
+        }
         try:
-            self._open.log(numbers, row["step"])
+            self._open[0](numbers, step=row["step"])
         except Exception as error:
             self._open = None
             return f"the tracker {self.tracker} failed and gets no more: {error}"
@@ -86,5 +84,29 @@ class Watch:
             self._bar.close()
             self._bar = None
         if self._open is not None:
-            self._open.close()
+            self._open[1]()
             self._open = None
+
+
+def _opened(
+    tracker: str, folder: Path, run: str, spec: Mapping[str, Any], step: int
+) -> tuple[Callable[..., Any], Callable[[], Any]]:
+    """What takes numbers at a step, and what ends it."""
+    try:
+        if tracker != "tensorboard":
+            module = importlib.import_module(tracker)
+            folder.mkdir(parents=True, exist_ok=True)
+            options = {"dir": str(folder)} if tracker == "wandb" else {}
+            module.init(project="sparse-lib", name=run, config=dict(spec), **options)
+            return module.log, module.finish
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise UserError(f"track: {tracker} is not installed: pip install {tracker}") from None
+    # TensorBoard drops what a run that was killed logged after its last state.
+    writer = SummaryWriter(str(folder), **({"purge_step": step + 1} if step else {}))
+
+    def log(numbers: Mapping[str, float], step: int) -> None:
+        for name, value in numbers.items():
+            writer.add_scalar(name, value, step)
+
+    return log, writer.close

@@ -5,13 +5,11 @@ needs nothing from here. A *state* below is a mapping of full parameter names to
 """
 
 from sparse_lib.checkpoint.exports import (
-    allows_two_of_four,
     check_agrees,
     densify,
-    export_csr,
+    export_bitmask,
     export_dense,
     export_nan,
-    export_semi_structured,
     finalize,
 )
 from sparse_lib.checkpoint.files import export_safetensors, read_safetensors
@@ -21,14 +19,12 @@ from sparse_lib.checkpoint.states import split_state
 
 __all__ = [
     "State",
-    "allows_two_of_four",
     "check_agrees",
     "densify",
-    "export_csr",
+    "export_bitmask",
     "export_dense",
     "export_nan",
     "export_safetensors",
-    "export_semi_structured",
     "finalize",
     "import_torch_prune",
     "is_sparse",

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sparse_lib.checkpoint.csr import clear, to_csr
+from sparse_lib.checkpoint.bits import as_bytes, clear, to_bits
 from sparse_lib.checkpoint.names import State, masked, masks_of, namer
 from sparse_lib.checkpoint.states import split_known_state
 from sparse_lib.core.guard import guards, mask_name, watch_readers
@@ -113,19 +113,19 @@ def export_nan(model: nn.Module) -> State:
 
 
 @torch.no_grad()
-def export_csr(model: nn.Module) -> State:
-    """As :func:`export_dense`, with masked weights as CSR matrices.
+def export_bitmask(model: nn.Module) -> State:
+    """As :func:`export_dense`, with the values of each masked weight and its mask as bits.
 
-    Every weight of the mask is stored, also one that is zero. Dimensions after the first are
-    flattened, so a convolution becomes (outputs, inputs * kernel); vectors become one row.
-
-    Returns:
-        State; sparse tensors have the layout ``torch.sparse_csr`` and int32 indices, int64 from
-        2**31 elements on.
+    A weight ``<name>`` becomes ``<name>.compressed`` (the present values in row-major order, also
+    those that are zero), ``<name>.bitmask`` (uint8, eight entries a byte from the lowest bit) and
+    ``<name>.shape`` (int64). At a sparsity s that is 1 - s + 1/32 of a float32 weight.
     """
     state = export_dense(model)
     for name, mask in masks_of(model).items():
-        state[name] = to_csr(state[name], mask)
+        weight = state.pop(name)
+        state[f"{name}.compressed"] = as_bytes(weight)[mask].view(weight.dtype)
+        state[f"{name}.bitmask"] = to_bits(mask)
+        state[f"{name}.shape"] = torch.tensor(mask.shape)
     return _agreed(model, state)
 
 
@@ -162,41 +162,9 @@ def check_agrees(
         raise ValueError(f"state and model differ in their outputs: {error}") from None
 
 
-def allows_two_of_four(mask: Tensor) -> bool:
-    """Whether each 4 consecutive weights along dimension 1 of a matrix keep at most 2."""
-    if mask.dim() != 2 or mask.shape[1] % 4:
-        return False
-    return bool((mask.reshape(-1, 4).sum(-1) <= 2).all())
-
-
-@torch.no_grad()
-def export_semi_structured(model: nn.Module) -> State:
-    """As :func:`export_dense`, with ``Linear`` weights as torch's 2:4 semi-structured tensors.
-
-    Raises:
-        ValueError: If no masked matrix exists, one is not 2:4, or it is not a half-precision
-            matrix on a CUDA device, the only ones that torch compresses.
-    """
-    masks = {name: mask for name, mask in masks_of(model).items() if mask.dim() == 2}
-    if not masks:
-        raise ValueError("the model has no masked matrix to export as 2:4")
-    for name, mask in masks.items():
-        if not allows_two_of_four(mask):
-            raise ValueError(f"the mask of {name!r} keeps more than 2 of some 4 neighbours")
-    state = export_dense(model)
-    for name in masks:
-        weight = state[name]
-        if weight.device.type != "cuda" or weight.dtype not in (torch.float16, torch.bfloat16):
-            raise ValueError(
-                f"{name!r} must be float16 or bfloat16 on a CUDA device for 2:4, not "
-                f"{weight.dtype} on {weight.device}"
-            )
-        state[name] = torch.sparse.to_sparse_semi_structured(weight)
-    return state
-
-
 def with_masks(model: nn.Module) -> State:
-    masks = {f"{name}_mask": mask.clone() for name, mask in masks_of(model).items()}
+    """As :func:`export_dense`, with ``<name>.bitmask``, the mask as bits, beside each weight."""
+    masks = {f"{name}.bitmask": to_bits(mask) for name, mask in masks_of(model).items()}
     return {**export_dense(model), **masks}
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sparse_lib.checkpoint.csr import clear
+from sparse_lib.checkpoint.bits import clear
 from sparse_lib.checkpoint.names import State, checked, masks_of, namer
 from sparse_lib.checkpoint.states import as_mask, split_known_state
 from sparse_lib.core.parameter import unwrap

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
@@ -13,6 +14,9 @@ from sparse_lib.core.parameter import PARALLEL, WRAPPER
 
 State = dict[str, Tensor]
 
+
+#: What stands after a weight's name in names of its parts.
+_PART = re.compile(r"(_mask|_orig|\.bitmask|\.compressed|\.shape|\.row_offsets)$")
 
 #: What a moving average keeps beside the model.
 AVERAGED = {"n_averaged"}
@@ -59,7 +63,7 @@ def namer(model: nn.Module) -> Callable[[str], str]:
 
 def namer_of_state(names: Collection[str], known: Collection[str]) -> Callable[[str], str]:
     """The same for names alone, where only DDP around a whole model shows."""
-    own = {name.removesuffix("_mask").removesuffix("_orig") for name in names}
+    own = {_PART.sub("", name) for name in names}
     is_known = bool(known) and {WRAPPER.sub("", name) for name in own} <= {*known}
     is_wrapped = not is_known and all(name.startswith("module.") for name in names)
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparse_lib.checkpoint.csr import clear, from_csr
+from sparse_lib.checkpoint.bits import clear, from_bits, from_values
 from sparse_lib.checkpoint.names import AVERAGED, State, namer_of_state
 
 
@@ -18,9 +18,10 @@ def split_state(state: Mapping[str, Any]) -> tuple[State, dict[str, Tensor]]:
     Understood, also mixed: ``<name>_mask`` buffers (this library, cerebras-pytorch 2.2 and
     later, which nest the state under ``"model"``); masks in the optimizer's state, at
     ``optimizer.sparsity.state[name].mask`` (2.0 and 2.1); NaN for absent weights (sideband);
-    ``<name>_orig`` with ``<name>_mask`` (``torch.nn.utils.prune``); CSR matrices of
-    :func:`export_csr`. Prefixes of wrappers are removed, DDP's ``module.`` where all names have
-    it; the argument is not changed.
+    ``<name>_orig`` with ``<name>_mask`` (``torch.nn.utils.prune``); bitmasks of
+    :func:`export_bitmask` and of compressed-tensors (``sparse-bitmask``, ``sparse-24-bitmask``).
+    Prefixes of wrappers are removed, DDP's ``module.`` where all names have it; the argument is
+    not changed.
 
     Returns:
         Full name to dense tensor with zeros where masked, and full name to boolean mask.
@@ -28,7 +29,7 @@ def split_state(state: Mapping[str, Any]) -> tuple[State, dict[str, Tensor]]:
     Raises:
         TypeError: If the checkpoint is no mapping.
         ValueError: If a name is no string or comes twice, a mask has no weight, another shape or
-            values besides 0 and 1, or a tensor has another layout than strided or a valid CSR.
+            values besides 0 and 1, a bitmask does not fit, or a tensor is not strided.
     """
     return split_known_state(state, ())
 
@@ -43,7 +44,7 @@ def split_known_state(
     saved, of_optimizer = _tensors_of(state), _masks_of_optimizer(state)
     plain = namer_of_state({*saved, *of_optimizer} - AVERAGED, known)
     tensors, masks = _renamed(saved, plain), _renamed(of_optimizer, plain)
-    weights: State = {}
+    weights = _unpacked(tensors, masks)
     for name, tensor in tensors.items():
         owner = name.removesuffix("_mask")
         beside = owner in tensors and tensor.dtype == torch.bool
@@ -53,12 +54,9 @@ def split_known_state(
             if (owner := name.removesuffix("_orig")) in tensors:
                 raise ValueError(f"the checkpoint has both {owner!r} and {name!r}")
             weights[owner] = tensor.detach().clone()
-        elif tensor.layout == torch.sparse_csr:
-            parts = (tensor.crow_indices(), tensor.col_indices(), tensor.values())
-            weights[name], masks[name] = from_csr(name, *parts, list(tensor.shape))
         elif tensor.layout != torch.strided or tensor.is_quantized:
             kind = "quantized" if tensor.is_quantized else str(tensor.layout)
-            raise ValueError(f"{name!r} is {kind}; a checkpoint holds strided or CSR tensors")
+            raise ValueError(f"{name!r} is {kind}; a checkpoint holds strided tensors")
         else:
             weights[name] = tensor.detach().clone()
             may_lack = tensor.is_floating_point() and (maskable is None or name in maskable)
@@ -70,6 +68,33 @@ def split_known_state(
         masks[name] = as_mask(name, mask)
         clear(weights[name], ~masks[name])
     return weights, masks
+
+
+def _unpacked(tensors: State, masks: dict[str, Tensor]) -> State:
+    """The weights whose masks are bits, taken out of the tensors; their masks are added."""
+    weights: State = {}
+    for key in [key for key in tensors if key.endswith(".bitmask")]:
+        name, bits = key.removesuffix(".bitmask"), tensors.pop(key)
+        owner = name
+        if bits.dim() > 1 and not name.endswith(".weight"):
+            owner = f"{name}.weight"  # compressed-tensors names the module
+        values, shape = (tensors.pop(f"{name}.{part}", None) for part in ("compressed", "shape"))
+        tensors.pop(f"{name}.row_offsets", None)
+        dense = tensors.pop(owner, None)
+        if (dense is None) == (values is None) or (values is None) != (shape is None):
+            raise ValueError(
+                f"{key!r} needs either {owner!r} or both {name}.compressed and {name}.shape"
+            )
+        if values is None or shape is None:
+            assert dense is not None
+            masks[owner] = from_bits(owner, bits, list(dense.shape))
+            weights[owner] = dense.detach().clone()
+            continue
+        if shape.is_floating_point() or shape.dtype == torch.bool or shape.is_complex():
+            raise ValueError(f"'{name}.shape' must hold integers, not {shape.dtype}")
+        masks[owner] = from_bits(owner, bits, shape.flatten().tolist())
+        weights[owner] = from_values(owner, values, masks[owner])
+    return weights
 
 
 def _tensors_of(state: Any) -> State:

@@ -4,20 +4,20 @@ import copyreg
 import functools
 import warnings
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import nn
 
 from sparse_lib.checks import check_finite
-from sparse_lib.execution import kernels, semi_structured
+from sparse_lib.execution import kernels
 from sparse_lib.execution.costs import Costs
 from sparse_lib.execution.layers import Execution, SparseLayer, skipping_mixin
 from sparse_lib.simulation.devices import SPECS, device_spec
 from sparse_lib.simulation.spec import DeviceSpec
 from sparse_lib.simulation.timing import Simulation, simulate
 
-EXECUTIONS = ("dense", "skip", "semi_structured")
+EXECUTIONS = ("dense", "skip")
 
 
 @dataclass
@@ -26,9 +26,8 @@ class Backend:
 
     Attributes:
         name: What `backend` was asked for.
-        execution: `"dense"` (masked dense, any torch device), `"skip"` (the masked work is not
-            done; CPU, float32 or bfloat16) or `"semi_structured"` (2:4 masks on sparse tensor
-            cores; CUDA).
+        execution: `"dense"` (masked dense, any torch device) or `"skip"` (the masked work is
+            not done; CPU, float32 or bfloat16).
         spec: The device whose time `simulate` predicts, or None.
         strict: Raise where a layer would fall back to masked dense, instead of one notice.
         crossover: Sparsity in [0, 1] below which a layer runs dense; None runs it dense where
@@ -91,9 +90,8 @@ def backend(
     """Chooses how masked layers are executed.
 
     Args:
-        name: `"dense"`, `"skip"`, `"semi_structured"`, or a device (`"cs2"`, ...), which adds its
-            timing model.
-        execution: One of the first three, for a device; by default skip on those that skip zeros.
+        name: `"dense"`, `"skip"`, or a device (`"cs2"`, ...), which adds its timing model.
+        execution: One of the first two, for a device; by default skip on those that skip zeros.
         strict: Raise instead of falling back to masked dense.
         crossover: Sparsity in [0, 1] below which a layer runs dense; decided by each layer's size
             and sparsity if None.
@@ -149,13 +147,6 @@ def compile(model: nn.Module, backend: Backend | str = "skip") -> nn.Module:
     if not isinstance(backend, Backend):
         raise TypeError(f"backend must be a Backend or a name, got {type(backend).__name__}")
     skip = backend.execution == "skip"
-    if backend.execution == "semi_structured":
-        if why := semi_structured.unavailable():
-            if backend.strict:
-                raise ValueError(f"backend {backend.name!r} cannot run here: {why}")
-            notice = f"every sparse layer runs masked dense: {why}"
-            warnings.warn(notice, RuntimeWarning, stacklevel=2)
-            backend = replace(backend, execution="dense")
     if skip and (why := kernels.unavailable()):
         if backend.strict:
             raise ValueError(f"backend {backend.name!r} cannot skip here: {why}")
@@ -185,10 +176,7 @@ def _twin(
     twin.__dict__.update(module.__dict__, _original=module)
     if isinstance(twin, SparseLayer):
         owner = owners.get(id(module._parameters.get("weight")), module)
-        masks = semi_structured.Masks() if backend.execution == "semi_structured" else None
-        execution = Execution(
-            path, skip, backend.crossover, backend.notice, owner, backend.costs, two_of_four=masks
-        )
+        execution = Execution(path, skip, backend.crossover, backend.notice, owner, backend.costs)
         twin.__dict__["_execution"] = execution
     elif isinstance(twin, _Watched):
         twin.__dict__["_notice"] = functools.partial(backend.notice, path)

@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from sparse_lib.execution import kernels, operators, semi_structured
+from sparse_lib.execution import kernels, operators
 from sparse_lib.execution.costs import Costs, Images, worth_skipping
 from sparse_lib.execution.products import (
     ROWS,
@@ -98,8 +98,6 @@ class Execution:
     costs: Costs | None = None
     structures: Structures | None = field(default=None, repr=False)
     _decision: tuple[tuple[Any, ...], bool] | None = field(default=None, repr=False)
-    #: Of the execution on sparse tensor cores; None for the others.
-    two_of_four: semi_structured.Masks | None = field(default=None, repr=False)
     #: By which a graph of `torch.compile` names this execution.
     number: int = field(init=False, repr=False)
     #: Whether the kernels read bfloat16, which a compiler cannot ask them.
@@ -187,11 +185,7 @@ class SparseLayer(nn.Module):
         if mask is None:
             return self.dense_forward(source, weight)
         mask = mask if mask.dtype is torch.bool else mask != 0
-        if execution.two_of_four is not None and not is_watched():
-            found = self._on_tensor_cores(source, weight, mask, execution)
-            if found is not None:
-                return found
-        elif execution.skip and _takes_operators():
+        if execution.skip and _takes_operators():
             found = self._as_operator(source, weight, mask, execution)
             if found is not None:
                 return found
@@ -233,30 +227,6 @@ class SparseLayer(nn.Module):
             dtype=dtype,
         )
         return geometry.batched(source, product)
-
-    def _on_tensor_cores(
-        self, source: torch.Tensor, weight: torch.Tensor, mask: torch.Tensor, execution: Execution
-    ) -> torch.Tensor | None:
-        """The product under a 2:4 mask; None, with a notice, where it has to run dense."""
-        if self.geometry() is not ROWS:
-            execution.notice(execution.name, "it is no linear layer, and 2:4 needs one")
-            return None
-        kind = source.device.type
-        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
-        matrix, shown = (weight.T, mask.T) if self.inputs_first else (weight, mask)
-        reason = semi_structured.reason_for_dense(source, matrix, shown, dtype)
-        forward, backward = (None, None)
-        if reason is None:
-            assert execution.two_of_four is not None
-            forward, backward = execution.two_of_four.forms(shown)
-            if forward is None:
-                reason = "its mask keeps more than two of four consecutive inputs"
-        if reason or forward is None:
-            execution.notice(execution.name, reason or "")
-            return None
-        wants = functools.partial(wants_dense_gradient, weight)
-        bias = self._parameter("bias")
-        return semi_structured.linear(source, matrix, bias, (forward, backward), dtype, wants)
 
     def _fits(
         self,

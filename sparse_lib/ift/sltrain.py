@@ -1,9 +1,8 @@
 """SLTrain as a replacement of layers: a dense low-rank part plus weights at fixed random places.
 
-Han et al. 2024, arXiv:2406.02214. Unlike the other families it costs less than the dense layer, and
-stands beside them for comparison. :func:`sparse_lib.sltrain` is the form that holds neither a dense
-weight nor a mask; this one has its sparse part under a mask, so that FLOPs are counted as for any
-other layer, and its masks need not be static.
+Han et al. 2024, arXiv:2406.02214. Unlike the other families it costs less than the dense layer. Its
+sparse part is under a mask, so that FLOPs are counted as for any other layer, and its masks need
+not be static; where they are, ``sparse_lib.device.pack`` keeps the values alone, as the authors do.
 """
 
 from __future__ import annotations

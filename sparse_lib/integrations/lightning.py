@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from lightning.pytorch.callbacks import Callback
 
-from sparse_lib.integrations import common, trackers
+from sparse_lib.integrations import common
 
 
 class SparsityCallback(Callback):
@@ -17,15 +17,14 @@ class SparsityCallback(Callback):
     first that holds sparse weights updates them. Each checkpoint holds the masks (in the model's
     part) and the algorithm's state (in the callback's), so ``trainer.fit(ckpt_path=...)`` goes on
     with the same bits. Steps are optimizer steps, also with gradient accumulation; ranks hold the
-    same masks.
+    same masks. Several callbacks in one Trainer, one per network and optimizer, need different
+    ``param_filter`` in their configs.
 
     Args:
         config: What :func:`sparse_lib.configure` takes: a number, a dict, a list of dicts, or an
             algorithm.
         log: Whether the numbers of ``algorithm.metrics()`` are logged as ``sparsity/...``, every
             ``log_every_n_steps`` steps; the sparsity also stands in the progress bar.
-        tracker: Also send them to ``"tensorboard"``, ``"trackio"`` or ``"wandb"``, whatever the
-            Trainer's loggers are; files are in ``sparsity`` in ``default_root_dir``.
 
     Attributes:
         algorithm: The algorithm, a ``Group`` unless it was applied before.
@@ -35,12 +34,20 @@ class SparsityCallback(Callback):
         TypeError: If it has a wrong type.
     """
 
-    def __init__(self, config: Any, *, log: bool = True, tracker: str | None = None) -> None:
-        trackers.check_tracker(tracker)
+    def __init__(self, config: Any, *, log: bool = True) -> None:
         self.algorithm = common.as_algorithm(config)
-        self.log, self.tracker = log, tracker
-        self._open: trackers.Tracker | None = None
+        self.log = log
+        self._filters = ", ".join(_filters(config))
         self._logged_at = 0
+
+    @property
+    def state_key(self) -> str:
+        """Key of the state in a checkpoint: that of the class and of the config's filters."""
+        return f"{self._legacy_state_key}[{self._filters}]" if self._filters else super().state_key
+
+    @property
+    def _legacy_state_key(self) -> str:  # type: ignore[override]
+        return super().state_key  # under which checkpoints of earlier versions have the state
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Make the masks, so that a checkpoint may be loaded next."""
@@ -52,7 +59,13 @@ class SparsityCallback(Callback):
 
         Raises:
             ValueError: If no optimizer holds a sparse weight.
+
+        Warns:
+            UserWarning: If masks do not reach their targets within the training's steps.
         """
+        steps = trainer.estimated_stepping_batches
+        if 0 < steps < float("inf"):
+            common.warn_of_unreached(self.algorithm, int(steps))
         if self.algorithm.drives_optimizer:
             return
         for optimizer in trainer.optimizers:
@@ -64,24 +77,13 @@ class SparsityCallback(Callback):
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
         """Log the metrics."""
         step = trainer.global_step
-        if step == 0 or step % trainer.log_every_n_steps or step == self._logged_at:
+        is_new = step not in (0, self._logged_at)
+        if not self.log or not is_new or step % trainer.log_every_n_steps:
             return
         self._logged_at = step
         metrics = common.summary(self.algorithm)
-        if self.log:
-            pl_module.log("sparsity/sparsity", metrics.pop("sparsity/sparsity"), prog_bar=True)
-            pl_module.log_dict(metrics)
-        if self.tracker is not None and trainer.is_global_zero:
-            if self._open is None:
-                folder = Path(trainer.default_root_dir) / "sparsity"
-                self._open = trackers.open_tracker(self.tracker, folder, first_step=step)
-            self._open.log(trackers.numbers_of(common.summary(self.algorithm)), step)
-
-    def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
-        """Close the tracker."""
-        if self._open is not None:
-            self._open.close()
-            self._open = None
+        pl_module.log("sparsity/sparsity", metrics.pop("sparsity/sparsity"), prog_bar=True)
+        pl_module.log_dict(metrics)
 
     def state_dict(self) -> dict[str, Any]:
         """The algorithm's state; the masks are in the model's."""
@@ -90,3 +92,15 @@ class SparsityCallback(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore :meth:`state_dict`."""
         self.algorithm.load_state_dict(state_dict)
+
+
+def _filters(config: Any) -> Iterator[str]:
+    """The filters that a config names."""
+    if isinstance(config, Mapping):
+        if "param_filter" in config:
+            yield str(config["param_filter"])
+        for value in config.values():
+            yield from _filters(value)
+    elif isinstance(config, (list, tuple)):
+        for entry in config:
+            yield from _filters(entry)

@@ -19,7 +19,7 @@ from transformers import AutoConfig, TrainerCallback
 from sparse_lib.checkpoint import load_checkpoint
 from sparse_lib.core.guard import MaskGuard, guards
 from sparse_lib.core.parameter import unwrap
-from sparse_lib.integrations import common, trackers
+from sparse_lib.integrations import common
 
 CONFIG_KEY = "sparse_lib"
 _UNEXPECTED = "_keys_to_ignore_on_load_unexpected"
@@ -44,9 +44,6 @@ class SparsityCallback(TrainerCallback):
             algorithm.
         log: Whether logs get ``sparsity/sparsity``, ``sparsity/churn`` and the other numbers of
             ``algorithm.metrics()``.
-        tracker: Also send all that is logged to ``"tensorboard"``, ``"trackio"`` or ``"wandb"``,
-            whatever ``report_to`` says and in whatever order callbacks come; TensorBoard's files
-            are in ``sparsity`` inside of the output folder.
 
     Attributes:
         algorithm: The algorithm, a ``Group`` unless it was applied before.
@@ -56,11 +53,9 @@ class SparsityCallback(TrainerCallback):
         TypeError: If it has a wrong type.
     """
 
-    def __init__(self, config: Any, *, log: bool = True, tracker: str | None = None) -> None:
-        trackers.check_tracker(tracker)
+    def __init__(self, config: Any, *, log: bool = True) -> None:
         self.algorithm = common.as_algorithm(config)
-        self.log, self.tracker = log, tracker
-        self._open: trackers.Tracker | None = None
+        self.log = log
 
     def first(self, trainer: Any) -> SparsityCallback:
         """Come before the trackers of ``report_to``, which then log the sparsity as well.
@@ -84,6 +79,9 @@ class SparsityCallback(TrainerCallback):
         Raises:
             ValueError: If training is resumed on a model whose masks the callback could not make
                 before the checkpoint was loaded.
+
+        Warns:
+            UserWarning: If masks do not reach their targets within the training's steps.
         """
         model, optimizer = kwargs["model"], kwargs["optimizer"]
         if not common.is_masked_by(self.algorithm, model):
@@ -103,6 +101,7 @@ class SparsityCallback(TrainerCallback):
                 "again at step 0",
                 stacklevel=2,
             )
+        common.warn_of_unreached(self.algorithm, state.max_steps)
         members = getattr(self.algorithm, "algorithms", [self.algorithm])
         if self.algorithm.step > state.global_step and any(m.updates_masks for m in members):
             warnings.warn(
@@ -120,24 +119,11 @@ class SparsityCallback(TrainerCallback):
     def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Add the metrics to what is logged, and to the Trainer's ``log_history``."""
         logs = kwargs.get("logs")
-        if logs is None:
-            return
-        if self.log and "loss" in logs:
+        if self.log and logs is not None and "loss" in logs:
             metrics = common.summary(self.algorithm)
             logs.update(metrics)
             if state.log_history:
                 state.log_history[-1].update(metrics)
-        if self.tracker is not None and state.is_world_process_zero:
-            if self._open is None:
-                folder, first = Path(args.output_dir) / "sparsity", max(state.global_step, 1)
-                self._open = trackers.open_tracker(self.tracker, folder, first_step=first)
-            self._open.log(trackers.numbers_of(logs), state.global_step)
-
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Close the tracker."""
-        if self._open is not None:
-            self._open.close()
-            self._open = None
 
 
 def describe(model: nn.Module) -> None:

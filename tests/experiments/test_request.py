@@ -198,7 +198,7 @@ WRONG = {
     "reuse": ({"reuse": "all"}, "reuse is 'all', but must be one of none, only, reference.*"),
     "execution": (
         {"execution": "fast"},
-        "execution is 'fast', but must be one of auto, dense, semi_structured, skip",
+        "execution is 'fast', but must be one of auto, dense, skip",
     ),
     "offline": ({"offline": "no"}, "offline is 'no', but must be true or false"),
     "a device": (

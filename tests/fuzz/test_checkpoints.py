@@ -1,6 +1,6 @@
 """Damaged safetensors files: the weights that were written, or one sentence; never a crash.
 
-They are read in a process of their own, since a bad CSR matrix can end the one that builds it.
+They are read in a process of their own, so that a crash is seen.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ import sparse_lib as sl
 from sparse_lib.checkpoint import export_safetensors, load_checkpoint, read_safetensors
 from tests.fuzz import inputs, oracle
 
-LAYOUTS = ("dense", "masks", "nan", "csr")
-SHAPES, DIGEST = "sparse_shapes", "sparse_sha256"
+LAYOUTS = ("dense", "masks", "nan", "bitmask")
+ABSENT, DIGEST = "sparse_nan_is_absent", "sparse_sha256"
 
 
 def model() -> nn.Module:
@@ -169,14 +169,14 @@ def files(draw: st.DrawFn) -> bytes:
             changed[other.encode("utf-8", "replace").decode()] = tensors[
                 draw(st.sampled_from(sorted(tensors)))
             ].clone()
-        elif SHAPES in facts and fault == 6:
-            facts[SHAPES] = draw(st.sampled_from(["", "{", "[]", "null", "1", '{"a": [1]}', '"a"']))
-        elif SHAPES in facts and fault == 7:
+        elif ABSENT in facts and fault == 6:
+            facts[ABSENT] = draw(st.sampled_from(["", "{", "[]", "null", "1", '{"a": [1]}', '"a"']))
+        elif ABSENT in facts and fault == 7:
             try:
-                shapes = json.loads(facts[SHAPES])
+                names = json.loads(facts[ABSENT])
             except ValueError:
                 continue
-            facts[SHAPES] = inputs.as_json(draw(inputs.mutated([shapes])))
+            facts[ABSENT] = inputs.as_json(draw(inputs.mutated([names])))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "file"
         save_file(changed, path, metadata=facts)
@@ -224,22 +224,15 @@ def with_tensor(layout: str, name: str, tensor: torch.Tensor | None) -> bytes:
     [
         (b"", "safetensors"),
         (exported("dense")[0][:-1], "safetensors"),
-        (exported("csr")[0][:-1] + b"\x7f", "digest"),
+        (exported("bitmask")[0][:-1] + b"\x7f", "digest"),
         (with_head("dense", '"F32"', '"F\\n32"'), "safetensors"),
-        (with_head("csr", '{\\"0', '{\\"9'), "missing"),
-        (with_head("csr", '"sparse_shapes":"{', '"sparse_shapes":"[{'), SHAPES),
-        (with_tensor("masks", "2.bias_mask", torch.ones(8, dtype=torch.int32)), "2.bias_mask"),
-        (with_tensor("masks", "2.weight_mask", torch.ones(3, dtype=torch.bool)), "2.weight"),
-        (with_tensor("csr", "2.weight.values", None), "2.weight"),
-        (with_tensor("csr", "2.weight.values", torch.ones(1)), "2.weight"),
-        (with_tensor("csr", "2.weight.col_indices", torch.full((48,), 2**62)), "2.weight"),
-        (with_tensor("csr", "2.weight.col_indices", torch.full((48,), -1)), "2.weight"),
-        (with_tensor("csr", "2.weight.crow_indices", torch.full((9,), 2**62)), "2.weight"),
-        (
-            with_tensor("csr", "2.weight.crow_indices", torch.zeros(0, dtype=torch.int64)),
-            "2.weight",
-        ),
-        (with_tensor("csr", "2.weight.crow_indices", torch.ones(9)), "2.weight"),
+        (with_head("nan", '"sparse_nan_is_absent":"[', '"sparse_nan_is_absent":"[{'), ABSENT),
+        (with_tensor("masks", "2.weight.bitmask", torch.ones(3, dtype=torch.uint8)), "2.weight"),
+        (with_tensor("bitmask", "2.weight.compressed", None), "2.weight"),
+        (with_tensor("bitmask", "2.weight.compressed", torch.ones(1)), "2.weight"),
+        (with_tensor("bitmask", "2.weight.bitmask", torch.ones(12)), "2.weight"),
+        (with_tensor("bitmask", "2.weight.shape", torch.tensor([2**62, 2**62])), "2.weight"),
+        (with_tensor("bitmask", "2.weight.shape", torch.tensor([-8, 12])), "2.weight"),
     ],
 )
 def test_what_was_found_is_refused(reader, content, named, tmp_path):

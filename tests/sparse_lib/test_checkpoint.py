@@ -14,7 +14,6 @@ from sparse_lib.algorithms.rigl import RigL
 from sparse_lib.algorithms.static import Static
 from sparse_lib.core.group import Group
 from sparse_lib.masks.makers import make_mask_topk_sparsity
-from sparse_lib.masks.shapers import NMScoreShaper
 
 INPUTS = (torch.linspace(-1, 1, 2 * 3 * 8 * 8).reshape(2, 3, 8, 8),)
 
@@ -121,7 +120,7 @@ def test_finalizing_a_part_leaves_the_rest_sparse():
 EXPORTS = {
     "dense": checkpoint.export_dense,
     "nan": checkpoint.export_nan,
-    "csr": checkpoint.export_csr,
+    "bitmask": checkpoint.export_bitmask,
 }
 
 
@@ -131,12 +130,9 @@ def test_exports_agree(layout):
     before = copy.deepcopy(model.state_dict())
     state = EXPORTS[layout](model)
     checkpoint.check_agrees(model, state, INPUTS)
-    assert state.keys() == network().state_dict().keys()
     assert all(torch.equal(before[name], t) for name, t in model.state_dict().items())
-    if layout == "csr":
-        csr = [tensor for tensor in state.values() if tensor.layout == torch.sparse_csr]
-        assert {t.col_indices().dtype for t in csr} == {torch.int32}
     weights, masks = checkpoint.split_state(state)
+    assert weights.keys() == network().state_dict().keys()
     if layout != "dense":
         owned = checkpoint.masks_of(model)
         assert {n: m.tolist() for n, m in masks.items()} == {
@@ -155,7 +151,7 @@ class Tied(nn.Module):
         return self.outer(self.inner(data))
 
 
-@pytest.mark.parametrize("layout", ["dense", "masks", "nan", "csr"])
+@pytest.mark.parametrize("layout", ["dense", "masks", "nan", "bitmask"])
 @pytest.mark.parametrize("wrap", [lambda model: model, nn.DataParallel, torch.compile])
 def test_tied_and_wrapped_models_go_out_and_come_back(layout, wrap, tmp_path):
     model, inputs = Tied(), torch.linspace(-1, 1, 12).reshape(2, 6)
@@ -170,14 +166,27 @@ def test_tied_and_wrapped_models_go_out_and_come_back(layout, wrap, tmp_path):
     assert target.outer.weight is target.inner.weight
 
 
-def test_csr_by_hand():
+def test_a_bitmask_by_hand():
     model = nn.Linear(3, 2, bias=False)
     model.weight.data = torch.tensor([[1.0, 0, 2], [0, 0, 0]])
     model.register_buffer("weight_mask", torch.tensor([[True, False, True], [False, True, False]]))
-    csr = checkpoint.export_csr(model)["weight"]
-    assert csr.crow_indices().tolist() == [0, 2, 3]
-    assert csr.col_indices().tolist() == [0, 2, 1]
-    assert csr.values().tolist() == [1, 2, 0]  # present, though zero
+    state = checkpoint.export_bitmask(model)
+    assert state["weight.bitmask"].tolist() == [1 + 4 + 16]
+    assert state["weight.compressed"].tolist() == [1, 2, 0]  # present, though zero
+    assert state["weight.shape"].tolist() == [2, 3]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "bitmask", "masks"), [(torch.float32, 0.53, 1.03), (torch.bfloat16, 0.56, 1.06)]
+)
+def test_files_are_as_small_as_values_and_bits(dtype, bitmask, masks, tmp_path):
+    model = nn.Linear(1024, 1024, bias=False).to(dtype)
+    Static(sparsity=0.5, seed=0).apply(model)
+    dense = 1024 * 1024 * dtype.itemsize
+    for layout, share in (("dense", 1.0), ("bitmask", bitmask), ("masks", masks)):
+        path = checkpoint.export_safetensors(model, tmp_path / layout, layout=layout)
+        assert path.stat().st_size / dense == pytest.approx(share, abs=0.005)
+        assert torch.equal(checkpoint.read_safetensors(path)[0]["weight"], model.weight)
 
 
 def test_differences_are_named():
@@ -194,7 +203,7 @@ def test_differences_are_named():
         checkpoint.export_nan(model)
 
 
-@pytest.mark.parametrize("layout", ["dense", "masks", "nan", "csr"])
+@pytest.mark.parametrize("layout", ["dense", "masks", "nan", "bitmask"])
 def test_safetensors(layout, tmp_path):
     model = masked_network()
     path = checkpoint.export_safetensors(model, tmp_path / "model.safetensors", layout=layout)
@@ -206,7 +215,9 @@ def test_safetensors(layout, tmp_path):
 
 
 def test_unknown_layout(tmp_path):
-    with pytest.raises(ValueError, match="layout 'csc' is unknown; did you mean 'csr'"):
+    with pytest.raises(
+        ValueError, match="layout 'csc' is unknown; Known: bitmask, dense, masks, nan"
+    ):
         checkpoint.export_safetensors(masked_network(), tmp_path / "x", layout="csc")
 
 
@@ -306,22 +317,7 @@ def test_import_of_repeated_and_structured_pruning():
     assert all(torch.equal(model.state_dict()[n], t) for n, t in truth.state_dict().items())
 
 
-def test_two_of_four():
-    model = nn.Linear(16, 8)
-    with pytest.raises(ValueError, match="no masked matrix"):
-        checkpoint.export_semi_structured(model)
-    mask = make_mask_topk_sparsity(model.weight.abs(), 0.5, NMScoreShaper(2, 4))
-    assert checkpoint.allows_two_of_four(mask)
-    model.register_buffer("weight_mask", mask)
-    with pytest.raises(ValueError, match="'weight' must be float16 or bfloat16 on a CUDA device"):
-        checkpoint.export_semi_structured(model)
-    model.weight_mask[0, :3] = True
-    assert not checkpoint.allows_two_of_four(model.weight_mask)
-    with pytest.raises(ValueError, match="'weight' keeps more than 2 of some 4"):
-        checkpoint.export_semi_structured(model)
-
-
-@pytest.mark.parametrize("call", [sl.finalize, sl.densify, sl.is_sparse, checkpoint.export_csr])
+@pytest.mark.parametrize("call", [sl.finalize, sl.densify, sl.is_sparse, checkpoint.export_bitmask])
 def test_what_is_no_model_is_refused_in_a_sentence(call):
     with pytest.raises(TypeError, match="expected a torch module, not int"):
         call(3)

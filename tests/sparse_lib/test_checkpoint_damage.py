@@ -14,14 +14,14 @@ from torch.nn.utils import prune
 import sparse_lib as sl
 from sparse_lib.checkpoint import (
     check_agrees,
-    export_csr,
+    export_bitmask,
     export_safetensors,
     import_torch_prune,
     read_safetensors,
     split_state,
 )
 
-LAYOUTS = ("dense", "masks", "nan", "csr")
+LAYOUTS = ("dense", "masks", "nan", "bitmask")
 
 
 def network() -> nn.Sequential:
@@ -36,12 +36,12 @@ def masked() -> nn.Sequential:
 
 
 def written(folder, layout, *, keep_metadata=True):
-    """Path and bytes of an export; as of another program without our metadata but shapes."""
+    """Path and bytes of an export; as of another program without our metadata."""
     path = export_safetensors(masked(), folder / "model.safetensors", layout=layout)
     if not keep_metadata:
         header, data = parts(path.read_bytes())
         ours = header["__metadata__"]
-        header["__metadata__"] = {k: v for k, v in ours.items() if k in ("format", "sparse_shapes")}
+        header["__metadata__"] = {k: v for k, v in ours.items() if k == "format"}
         path.write_bytes(joined(header, data))
     return path, path.read_bytes()
 
@@ -106,10 +106,9 @@ def test_headers_of_other_programs_never_end_in_a_bare_error(layout, tmp_path):
         elif kind == 3:
             changed[name], changed[other] = changed[other], changed[name]
         elif kind == 4:
-            changed["__metadata__"]["sparse_shapes"] = draw.choice(
-                ["", "3", "[]", "null", '{"0.weight": 3}', '{"x": [2, 2]}', '{"0.weight": [3, -8]}',
-                 '{"0.weight": [3, 8000000000000000000000]}', '{"0.weight": [3, 9]}', "[" * 9999]
-            )  # fmt: skip
+            changed["__metadata__"]["sparse_nan_is_absent"] = draw.choice(
+                ["", "3", "{}", "null", '["0.weight"]', "[" * 9999]
+            )
         else:
             changed[f"module.{name}"] = changed.pop(name)
         body = bytearray(data)
@@ -123,66 +122,64 @@ def test_headers_of_other_programs_never_end_in_a_bare_error(layout, tmp_path):
             assert "\n" not in str(error)
 
 
-CSR = {
-    "crow_indices": torch.tensor([0, 2, 3]),
-    "col_indices": torch.tensor([0, 2, 1]),
-    "values": torch.tensor([1.0, 2.0, 3.0]),
-}
-
-
-def csr_file(folder, shape="[2, 3]", **changes):
-    tensors = {f"w.{part}": tensor for part, tensor in {**CSR, **changes}.items()}
-    tensors = {name: tensor for name, tensor in tensors.items() if tensor is not None}
-    path = folder / "csr.safetensors"
-    save_file(tensors, path, metadata={"sparse_shapes": f'{{"w": {shape}}}'})
+def bit_file(folder, **changes):
+    """A file by hand: [[1, 0, 2], [0, 3, 0]], whose mask is 1 + 4 + 16 in bits."""
+    parts = {
+        "compressed": torch.tensor([1.0, 2.0, 3.0]),
+        "bitmask": torch.tensor([21], dtype=torch.uint8),
+        "shape": torch.tensor([2, 3]),
+    }
+    tensors = {f"w.{part}": tensor for part, tensor in {**parts, **changes}.items()}
+    path = folder / "bits.safetensors"
+    save_file({name: tensor for name, tensor in tensors.items() if tensor is not None}, path)
     return path
 
 
-def test_a_csr_file_by_hand_is_read(tmp_path):
-    for integer in (torch.int32, torch.int64):
-        indices = {name: CSR[name].to(integer) for name in ("crow_indices", "col_indices")}
-        weights, masks = read_safetensors(csr_file(tmp_path, **indices))
-        assert weights["w"].tolist() == [[1, 0, 2], [0, 3, 0]]
-        assert masks["w"].tolist() == [[True, False, True], [False, True, False]]
+def test_a_bitmask_file_by_hand_is_read(tmp_path):
+    weights, masks = read_safetensors(bit_file(tmp_path))
+    assert weights["w"].tolist() == [[1, 0, 2], [0, 3, 0]]
+    assert masks["w"].tolist() == [[True, False, True], [False, True, False]]
     values = torch.tensor([1.0, math.nan, 3.0])
-    weights, masks = read_safetensors(csr_file(tmp_path, values=values))
+    weights, masks = read_safetensors(bit_file(tmp_path, compressed=values))
     assert weights["w"].isnan().tolist() == [[False, False, True], [False, False, False]]
+
+
+@pytest.mark.parametrize("two_of_four", [False, True])
+def test_checkpoints_of_compressed_tensors_are_read(two_of_four):
+    # sparse-bitmask and sparse-24-bitmask: bits of each row alone, under the module's name.
+    values = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
+    bits = torch.tensor([[0b00101, 0b1], [0b00011, 0b1]], dtype=torch.uint8)
+    state = {"0.bitmask": bits, "0.bias": torch.ones(2)}
+    if two_of_four:
+        state |= {"0.compressed": values.reshape(2, 3), "0.shape": torch.tensor([[2], [9]])}
+    else:
+        state |= {"0.compressed": values, "0.shape": torch.tensor([2, 9])}
+        state["0.row_offsets"] = torch.tensor([0, 3])
+    model = nn.Sequential(nn.Linear(9, 2))
+    sl.load_checkpoint(model, state)
+    assert model[0].weight.tolist() == [[1, 0, 2, 0, 0, 0, 0, 0, 3], [4, 5, 0, 0, 0, 0, 0, 0, 6]]
+    assert torch.equal(model[0].weight_mask, model[0].weight != 0)
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"crow_indices": torch.tensor([0, 3, 2])}, "'w.crow_indices' must be 3 ascending"),
-        ({"crow_indices": torch.tensor([1, 2, 3])}, "'w.crow_indices' must be 3 ascending"),
-        ({"crow_indices": torch.tensor([0, 2])}, "'w.crow_indices' must be 3 ascending"),
-        ({"crow_indices": torch.tensor([0, 2, 2**40])}, "'w.crow_indices' ends at 1099511627776"),
-        ({"crow_indices": torch.tensor([0.0, 2, 3])}, "'w.crow_indices' must be int32 or int64"),
-        ({"crow_indices": torch.tensor([[0, 2, 3]])}, "'w.crow_indices' must have one dimension"),
-        ({"crow_indices": torch.tensor([], dtype=torch.int64)}, "'w.crow_indices' must be 3"),
-        ({"crow_indices": None}, "'w.crow_indices' is missing"),
-        ({"col_indices": torch.tensor([0, 3, 1])}, r"'w.col_indices' must lie in \[0, 3\)"),
-        ({"col_indices": torch.tensor([0, -1, 1])}, r"'w.col_indices' must lie in \[0, 3\)"),
-        ({"col_indices": torch.tensor([0, 2**40, 1])}, "'w.col_indices' must lie in"),
-        ({"col_indices": torch.tensor([2, 0, 1])}, "'w.col_indices' must ascend"),
-        ({"col_indices": torch.tensor([2, 2, 1])}, "'w.col_indices' must ascend"),
-        ({"col_indices": torch.tensor([0, 2])}, "3, but there are 2 column indices and 3 values"),
-        ({"col_indices": torch.tensor([0, 2, 1], dtype=torch.int16)}, "must be int32 or int64"),
-        ({"values": torch.ones(4)}, "3, but there are 3 column indices and 4 values"),
-        ({"values": torch.ones(3, 1)}, "'w.values' must have one dimension"),
-        ({"values": None}, "'w.values' is missing"),
-        ({"shape": "[3, 2]"}, "'w.crow_indices' must be 4 ascending"),
-        ({"shape": "[2]"}, "'w.crow_indices' must be 2 ascending"),
-        ({"shape": "[2, -3]"}, "'w' must have a shape of sizes"),
-        ({"shape": '"ab"'}, "'w' must have a shape of sizes"),
-        ({"shape": "[2, 1e3]"}, "'w' must have a shape of sizes"),
-        ({"shape": "[2, 3], 3"}, "'sparse_shapes' is no JSON"),
+        ({"bitmask": torch.tensor([21, 0], dtype=torch.uint8)}, "must have 1 bytes"),
+        ({"bitmask": torch.tensor([21])}, "must have 1 bytes .* not 1 of torch.int64"),
+        ({"bitmask": torch.tensor([53], dtype=torch.uint8)}, "has 3 values, and its mask 4"),
+        ({"compressed": torch.ones(2)}, "has 2 values, and its mask 3"),
+        ({"compressed": None}, "needs either 'w' or both w.compressed and w.shape"),
+        ({"shape": None}, "needs either 'w' or both w.compressed and w.shape"),
+        ({"shape": torch.tensor([2, -3])}, "'w' must have a shape of sizes"),
+        ({"shape": torch.tensor([2, 2**62])}, "'w' must have a shape of sizes"),
+        ({"shape": torch.tensor([2.0, 3.0])}, "'w.shape' must hold integers"),
+        ({"shape": torch.tensor([9, 9])}, "must have 11 bytes for the shape"),
     ],
 )
-def test_csr_arrays_that_are_no_matrix_are_named(changes, words, tmp_path):
-    path = csr_file(tmp_path, **changes)
+def test_bits_that_fit_nothing_are_named(changes, words, tmp_path):
     with pytest.raises(ValueError, match=words) as error:
-        read_safetensors(path)
-    sentence(error, path)
+        read_safetensors(bit_file(tmp_path, **changes))
+    sentence(error, tmp_path)
 
 
 def test_files_that_are_none(tmp_path):
@@ -203,7 +200,7 @@ def test_a_nan_that_is_a_value_stays_one(tmp_path):
         model[0].weight[model[0].weight_mask.nonzero()[0].split(1)] = math.nan
         model[3].bias_mask.fill_(True)
         model[3].bias[2] = math.nan
-    for layout in ("dense", "masks", "csr"):
+    for layout in ("dense", "masks", "bitmask"):
         path = export_safetensors(model, tmp_path / layout, layout=layout)
         weights, _ = read_safetensors(path)
         assert int(weights["0.weight"].isnan().sum()) == 1
@@ -214,12 +211,6 @@ def test_a_nan_that_is_a_value_stays_one(tmp_path):
         check_agrees(model, other)
     with pytest.raises(ValueError, match="has a present weight that is NaN"):
         export_safetensors(model, tmp_path / "nan", layout="nan")
-
-
-def bad_csr():
-    return torch.sparse_csr_tensor(
-        torch.tensor([0, 2, 2**30]), torch.tensor([0, 2, 1]), torch.ones(3), (2, 3)
-    )
 
 
 WEIGHT = torch.ones(2, 3)
@@ -234,7 +225,7 @@ WEIGHT = torch.ones(2, 3)
         ({"state_dict": {"weight": WEIGHT}}, r"no tensor at its top, only \['state_dict'\]"),
         ({"weight": WEIGHT.to_sparse_coo()}, "'weight' is torch.sparse_coo"),
         ({"weight": WEIGHT.to_sparse_csc()}, "'weight' is torch.sparse_csc"),
-        ({"weight": bad_csr}, "'weight.crow_indices' ends at 1073741824"),
+        ({"weight": WEIGHT.to_sparse_csr()}, "'weight' is torch.sparse_csr"),
         ({"weight": WEIGHT, "_orig_mod.weight": WEIGHT}, "has 'weight' more than once"),
         ({"weight": WEIGHT, "weight_orig": WEIGHT, "weight_mask": WEIGHT}, "both 'weight' and"),
         ({"weight_orig": WEIGHT, "weight_mask": WEIGHT * 0.5}, "values besides 0 and 1"),
@@ -305,11 +296,11 @@ def test_masks_of_unusual_numbers(dtype):
     assert torch.equal(masks["w"], mask)
 
 
-def test_csr_keeps_every_bit():
+def test_a_bitmask_keeps_every_bit():
     model = nn.Linear(2, 2, bias=False)
     model.weight.data = torch.tensor([[-0.0, 0.0], [0.0, math.inf]])
     model.register_buffer("weight_mask", torch.eye(2, dtype=torch.bool))
-    weights, _ = split_state(export_csr(model))
+    weights, _ = split_state(export_bitmask(model))
     assert math.copysign(1, weights["weight"][0, 0]) == -1 and weights["weight"][1, 1] == math.inf
 
 

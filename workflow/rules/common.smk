@@ -6,6 +6,12 @@ from filelock import FileLock, Timeout
 from snakemake.exceptions import WorkflowError
 from snakemake.logging import logger
 
+# The studies are no package: those beside the Snakefile run, wherever its jobs do.
+sys.path.insert(0, workflow.basedir)
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    [workflow.basedir, *filter(None, [os.environ.get("PYTHONPATH")])]
+)
+
 from experiments import preload, request
 from experiments.errors import UserError
 from experiments.specs import code

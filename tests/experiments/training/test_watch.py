@@ -3,6 +3,7 @@
 import io
 import json
 import sys
+import types
 
 import pytest
 import torch
@@ -36,17 +37,18 @@ def test_the_curve_of_a_run_is_in_tensorboards_files(params, tmp_path, monkeypat
 
 
 def test_a_tracker_that_fails_is_let_go_of(tmp_path, monkeypatch):
-    class Full:
-        def log(self, numbers, step):
-            raise OSError(28, "No space left on device")
+    def log(numbers, step):
+        raise OSError(28, "No space left on device")
 
-    watch = Watch(None, tmp_path)
-    watch._open, watch.tracker = Full(), "tensorboard"
+    full = types.SimpleNamespace(init=lambda **_: None, log=log, finish=lambda: None)
+    monkeypatch.setitem(sys.modules, "trackio", full)
+    watch = Watch("trackio", tmp_path)
+    watch.begin("run", {}, 0, 4)
     row = {"kind": "train", "step": 3, "loss": 1.0}
-    assert "tensorboard failed and gets no more" in watch.row(row)
+    assert "trackio failed and gets no more" in watch.row(row)
     assert watch.row(row) is None
 
 
 def test_an_unknown_tracker_is_refused_before_anything_else(tmp_path):
-    with pytest.raises(UserError, match="track: tracker must be one of .*not 'paper'"):
+    with pytest.raises(UserError, match="track must be one of .*not 'paper'"):
         single.run("train", tmp_path / "missing.yaml", tmp_path / "a", track="paper")

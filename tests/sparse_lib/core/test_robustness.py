@@ -34,7 +34,7 @@ class OwnModule(nn.Module):
         self.weight = nn.Parameter(torch.ones(8, 8))
 
 
-@pytest.mark.parametrize("layout", ["dense", "masks", "nan", "csr"])
+@pytest.mark.parametrize("layout", ["dense", "masks", "nan", "bitmask"])
 def test_a_part_called_module_keeps_its_name(layout, tmp_path):
     model = OwnModule()
     sl.Static(0.5, seed=0).apply(model)

@@ -138,11 +138,52 @@ def in_ranks(folder, rank):
     return [whole, ends("cut", seed=rank + 2, resume=folder / "cut" / "step=2.ckpt")]
 
 
-def test_one_option_sends_the_sparsity_to_tensorboard(tmp_path):
-    pytest.importorskip("tensorboard")
-    from tests.sparse_lib.integrations.test_trackers import points_of
+def test_targets_beyond_the_end_are_told_before_training(tmp_path):
+    callback = SparsityCallback({"algorithm": "rigl", "sparsity": 0.9, "update": 1000})
+    with pytest.warns(UserWarning, match="RigL changes no mask in 3 steps"):
+        fit(tmp_path, callback, max_steps=3)
 
-    trainer, _ = fit(tmp_path, SparsityCallback(RIGL, tracker="tensorboard"), max_steps=3)
-    found = points_of(tmp_path / "sparsity")
-    assert [step for step, _ in found["sparsity/sparsity"]] == [1, 2, 3]
-    assert float(trainer.logged_metrics["sparsity/sparsity"]) == found["sparsity/sparsity"][-1][1]
+
+class TwoNetworks(pl.LightningModule):
+    """Two networks with an optimizer each, trained by hand, as a GAN is."""
+
+    def __init__(self):
+        super().__init__()
+        self.automatic_optimization = False
+        torch.manual_seed(0)
+        self.first, self.second = nn.Linear(12, 12), nn.Linear(12, 12)
+
+    def training_step(self, batch, index):
+        for network, optimizer in zip((self.first, self.second), self.optimizers(), strict=True):
+            optimizer.zero_grad()
+            self.manual_backward(network(batch[0]).square().mean())
+            optimizer.step()
+
+    def configure_optimizers(self):
+        return [torch.optim.SGD(n.parameters(), 0.1) for n in (self.first, self.second)]
+
+
+def test_two_callbacks_for_two_networks_train_and_resume(tmp_path):
+    def callbacks():
+        return [
+            SparsityCallback(RIGL | {"param_filter": f"{name}.weight", "sparsity": sparsity})
+            for name, sparsity in (("first", 0.75), ("second", 0.5))
+        ]
+
+    def run(made, steps, resume=None):
+        quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+        data = torch.utils.data.TensorDataset(torch.randn(16, 12))
+        trainer = pl.Trainer(
+            max_epochs=steps, limit_train_batches=1, accelerator="cpu", callbacks=made,
+            default_root_dir=tmp_path, enable_checkpointing=False, **quiet,
+        )  # fmt: skip
+        module = TwoNetworks()
+        trainer.fit(module, torch.utils.data.DataLoader(data, 4), ckpt_path=resume)
+        trainer.save_checkpoint(tmp_path / "last.ckpt")
+        return module
+
+    run(callbacks(), 4)
+    resumed = callbacks()
+    module = run(resumed, 6, tmp_path / "last.ckpt")
+    assert [callback.algorithm.step for callback in resumed] == [6, 6]
+    assert [int(n.weight_mask.sum()) for n in (module.first, module.second)] == [36, 72]

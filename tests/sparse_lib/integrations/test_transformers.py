@@ -238,18 +238,13 @@ def test_another_training_of_the_same_algorithm_says_where_it_goes_on(tmp_path):
         trainer.train()
 
 
-def test_one_option_sends_logs_and_sparsity_to_tensorboard(tmp_path):
-    pytest.importorskip("tensorboard")
-    from tests.sparse_lib.integrations.test_trackers import points_of
-
-    options = {"report_to": [], "use_cpu": True, "disable_tqdm": True, "save_strategy": "no"}
-    arguments = TrainingArguments(str(tmp_path), max_steps=4, logging_steps=2, **options)
-    callback = SparsityCallback(RIGL, tracker="tensorboard")
-    trainer = Trainer(make_model(), arguments, train_dataset=dataset(0), callbacks=[callback])
-    trainer.train()
-    found = points_of(tmp_path / "sparsity")
-    assert [step for step, _ in found["sparsity/sparsity"]] == [2, 4]
-    logged = [row["loss"] for row in trainer.state.log_history if "loss" in row]
-    assert [value for _, value in found["loss"]] == pytest.approx(logged)
-    with pytest.raises(ValueError, match="tracker must be one of"):
-        SparsityCallback(RIGL, tracker="paper")
+def test_targets_beyond_the_end_are_told_before_training(tmp_path):
+    cubic = {"type": "cubic", "init_sparsity": 0.0, "end_sparsity": 0.9}
+    cubic |= {"sparsity_start_step": 0, "sparsity_end_step": 100}
+    callback = SparsityCallback({"algorithm": "gmp", "sparsity": cubic, "update": 2})
+    trainer = make_trainer(tmp_path, callback, max_steps=4, gradient_accumulation_steps=4)
+    with pytest.warns(UserWarning, match="at a sparsity of 0.10 .* step 4 of 4, .* to 0.90"):
+        trainer.train()
+    callback = SparsityCallback({"algorithm": "rigl", "sparsity": 0.9, "update": 1000})
+    with pytest.warns(UserWarning, match="RigL changes no mask in 4 steps"):
+        make_trainer(tmp_path, callback, max_steps=4).train()
