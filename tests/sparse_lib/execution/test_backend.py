@@ -310,7 +310,7 @@ def test_masked_nan_never_leaks():
 def test_errors_name_the_key():
     with pytest.raises(ValueError, match="backend must be one of dense, skip, .*cs2, .*'fast'"):
         backend("fast")
-    with pytest.raises(ValueError, match="execution must be one of dense, skip, .*, got 'fast'"):
+    with pytest.raises(ValueError, match="execution must be one of dense, skip, got 'fast'"):
         backend("cs2", execution="fast")
     with pytest.raises(ValueError, match="execution must be 'dense' for backend 'dense'"):
         backend("dense", execution="skip")
