@@ -11,7 +11,6 @@ In a file of tests: ``@pytest.mark.parametrize("check", CHECKS)``, and ``check(C
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import functools
 import json
@@ -26,7 +25,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from sparse_lib.core import dense_gradients
 from sparse_lib.core.algorithm import SparsityAlgorithm
 from sparse_lib.core.drop_and_grow import DropAndGrow
 from sparse_lib.core.dynamic import DynamicSparsityAlgorithm
@@ -313,29 +311,6 @@ def masks_do_not_depend_on_other_layers(case: Case) -> None:
         expect(not torch.equal(other, mask), "two layers got the same mask")
 
 
-def large_tensors_get_the_masks_of_small_ones(case: Case) -> None:
-    """What is kept of a large tensor's dense gradient is all that its mask update reads."""
-    states = {}
-    for threshold in (math.inf, 0):
-        with _large_from(threshold):
-            model, _, optim = case.start()
-            train(model, optim, 6)
-        states[threshold] = snapshot(model)
-    when = "kept whole and as of a tensor from 2**20 weights on (most_grown)"
-    expect_equal(states[math.inf], states[0], when)
-
-
-@contextlib.contextmanager
-def _large_from(threshold: float) -> Iterator[None]:
-    """Dense gradients are kept as those of large tensors from so many weights on."""
-    usual = dense_gradients.LARGE
-    dense_gradients.LARGE = threshold  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        dense_gradients.LARGE = usual
-
-
 def a_skipped_step_changes_nothing(case: Case) -> None:
     """A step that a GradScaler skips is none."""
     model, algorithm, optim = case.start(**case.updating(None))
@@ -442,7 +417,6 @@ CHECKS: tuple[Callable[[Case], None], ...] = (
     model_apply_equals_algorithm_apply,
     no_global_random_numbers_are_used,
     masks_do_not_depend_on_other_layers,
-    large_tensors_get_the_masks_of_small_ones,
     a_skipped_step_changes_nothing,
     copies_go_on_identically,
     a_resume_goes_on_identically,

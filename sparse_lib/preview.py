@@ -15,7 +15,6 @@ from sparse_lib.algorithms.static import Static
 from sparse_lib.checks import check_integer
 from sparse_lib.configure import configure
 from sparse_lib.core.algorithm import SparsityAlgorithm
-from sparse_lib.core.doubts import told_of_frozen
 from sparse_lib.core.dynamic import DynamicSparsityAlgorithm
 from sparse_lib.core.group import Group
 from sparse_lib.core.guard import bytes_of_mask
@@ -243,10 +242,6 @@ def plan(
     notes = [str(warning.message) for warning in caught]
     if num_steps is not None and algorithm is not None:
         notes += unreached(algorithm, num_steps)
-    if by_shape and any(parameter.requires_grad for parameter in model.parameters()):
-        frozen = {n for n, parameter in model.named_parameters() if not parameter.requires_grad}
-        cut = [r.name for r in rows if r.name in frozen and r.num_nonzero < r.num_weights]
-        notes += told_of_frozen(cut)
     notes += [n for row in rows for n in _warnings(row, layers.get(row.name), ties.get(row.name))]
     return Plan(parameters=rows, warnings=tuple(notes), flops=flops)
 

@@ -66,10 +66,6 @@ class GraNet(RigL):
                 "no balance_in_groups or balance_out_groups"
             )
 
-    def most_grown(self, sparse: SparseParameter) -> int | None:
-        """As RigL, or unknown before all tensors are pruned together."""
-        return super().most_grown(sparse) if self.pruning == "tensor" else None
-
     def new_masks(
         self, params: Mapping[str, SparseParameter], targets: Mapping[str, float]
     ) -> Iterable[tuple[str, Tensor]]:

@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from sparse_lib.core.drop_and_grow import DropAndGrow
-from sparse_lib.core.parameter import SparseParameter
 from sparse_lib.masks.shapers import InputGroupScoreShaper, OutputGroupScoreShaper
 
 
@@ -67,8 +66,4 @@ class RigL(DropAndGrow):
 
     def grow_score(self, p: Tensor) -> Tensor:
         """Magnitude of the dense gradient."""
-        return self._ranking_gradient(p).abs()
-
-    def most_grown(self, sparse: SparseParameter) -> int | None:
-        """What follows from the drop fraction and the sparsity."""
-        return self._most_grown(sparse)
+        return self._kept_gradient(p).abs()

@@ -101,7 +101,6 @@ class SNFS(DropAndGrow):
         for name in scales or self._gradients.kept:
             weight = self.sparse_params[name].param
             gradient = self._gradients.kept.get(name)
-            assert isinstance(gradient, Tensor | None)  # all of it is kept
             if gradient is None:  # other ranks have one
                 gradient = torch.zeros_like(weight)
             elif scales:
@@ -130,7 +129,7 @@ class SNFS(DropAndGrow):
                 continue
             seen = (seen.to_dense() if seen.is_sparse else seen).double()
             products[0, index] = (seen * seen).sum()
-            if isinstance(kept := self._gradients.kept.get(name), Tensor):
+            if (kept := self._gradients.kept.get(name)) is not None:
                 products[1, index] = (seen * kept).sum()  # 0 where this rank has no gradient
         products = products.to(next(iter(params.values())).param.device) if params else products
         distributed.average_([products])

@@ -61,10 +61,6 @@ class SRigL(RigL):
         if self.score_shaper is not None:
             raise ValueError("SRigL decides per output; it takes no score_shaper and no balance_*")
 
-    def most_grown(self, sparse: SparseParameter) -> int | None:
-        """Unknown: each neuron has its own."""
-        return None
-
     def update_mask(self, p: Tensor, mask: Tensor, sparsity: float) -> Tensor:
         """Ablate neurons, and give the others equally many weights."""
         if p.dim() < 2:

@@ -21,7 +21,7 @@ from torch.utils.hooks import RemovableHandle
 
 from sparse_lib.checks import closest
 from sparse_lib.core import distributed
-from sparse_lib.core.adoption import each, sparsify
+from sparse_lib.core.adoption import sparsify
 from sparse_lib.core.connection import Connection
 from sparse_lib.core.forgotten import Forgotten
 from sparse_lib.core.guard import Driver, select_together, watch_readers
@@ -382,13 +382,11 @@ class SparsityAlgorithm(ABC):
         self._let_go_of_replaced()
         found = list(find_parameters(model))
         self._agree_on_seed()
-        doubts = sparsify(model, [(self, found)])
+        sparsify([(self, found)])
         watch_readers(model)
         self._remember(model)
         if not found:
             warn(f"{type(self).__name__} found no parameter to sparsify")
-        for doubt in doubts:
-            warn(doubt)
 
     def _remember(self, model: nn.Module) -> None:
         """Watch whether the modules of a model's sparse parameters stay in it."""
@@ -422,12 +420,10 @@ class SparsityAlgorithm(ABC):
         for sparse in fresh:
             self._check_shape(sparse)
 
-        def make(sparse: SparseParameter) -> Tensor:
-            mask = self._initial_mask(sparse, targets[sparse.name])
-            sparse.check_directions(mask)
-            return mask
-
-        masks = each(make, fresh, threads=self._are_independent(fresh))
+        masks = {}
+        for sparse in fresh:
+            masks[sparse.name] = self._initial_mask(sparse, targets[sparse.name])
+            sparse.check_directions(masks[sparse.name])
         return [(targets[sparse.name], masks.get(sparse.name)) for sparse in params]
 
     def _check_shape(self, sparse: SparseParameter) -> None:
@@ -438,19 +434,6 @@ class SparsityAlgorithm(ABC):
             self.score_shaper.check_shape(tuple(sparse.param.shape))
         except ValueError as error:
             raise ValueError(f"parameter {sparse.name!r}: {error}") from error
-
-    def _are_independent(self, params: Iterable[SparseParameter]) -> bool:
-        """Whether first masks may be made in any order, several at a time.
-
-        Random ones are drawn by one thread per tensor, from its own generator, which takes most of
-        the time. Code of a user, and collectives, keep their order.
-        """
-        is_ours = type(self)._initial_mask is SparsityAlgorithm._initial_mask
-        return (
-            is_ours
-            and self.init_method in ("random", "topk")
-            and all(s.param.device.type == "cpu" and not shards.is_sharded(s.param) for s in params)
-        )
 
     @torch.no_grad()
     def _put_first_masks(

@@ -28,7 +28,6 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from sparse_lib.core import copies
 from sparse_lib.core.optimizers import closure_of, overflowed, with_closure
 from sparse_lib.core.parameter import SparseParameter
 
@@ -67,9 +66,6 @@ class Connection:
             self._handles.append(optimizer.register_step_pre_hook(before))
             self._handles.append(optimizer.register_step_post_hook(after))
             self._handles.append(optimizer.register_load_state_dict_post_hook(loaded))
-            copies.adopt(optimizer)
-            if algorithm.updates_masks or not algorithm.masks_gradients:
-                self._handles.append(copies.Mark(optimizer, type(algorithm).__name__))
         except AttributeError as error:
             self.remove()
             name = type(optimizer).__name__

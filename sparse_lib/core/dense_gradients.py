@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -13,16 +13,9 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from sparse_lib.core import distributed
-from sparse_lib.core.candidates import Candidates
 from sparse_lib.core.optimizers import gradient_scale
-from sparse_lib.core.parameter import SparseParameter, warn
+from sparse_lib.core.parameter import SparseParameter
 from sparse_lib.masks import shards
-
-#: From so many weights on, a tensor's dense gradient is not kept whole for a mask update.
-LARGE = 2**20
-
-Limit = Callable[[SparseParameter], int | None]
-"""How many absent weights of a parameter may grow, if the rest need not be kept; None keeps all."""
 
 
 class DenseGradients:
@@ -30,17 +23,15 @@ class DenseGradients:
 
     Args:
         params: The algorithm's sparse parameters by full name; the mapping may change later.
-        limit: See :data:`Limit`; asked only about sharded and large parameters.
 
     Attributes:
         kept: By full name, the gradient in the size that the backward pass gave it: summed over
-            micro-batches, whole or as :class:`Candidates`.
+            micro-batches.
     """
 
-    def __init__(self, params: Mapping[str, SparseParameter], limit: Limit) -> None:
-        self.kept: dict[str, Tensor | Candidates] = {}
+    def __init__(self, params: Mapping[str, SparseParameter]) -> None:
+        self.kept: dict[str, Tensor] = {}
         self._params = params
-        self._limit = limit
         self._handles: list[Any] = []
         self._factors: dict[str, float | None] = {}  # of gradients that the algorithm has changed
         self._seen: dict[str, tuple[weakref.ref[Tensor], int]] = {}
@@ -101,35 +92,21 @@ class DenseGradients:
             sparse.guard.gradient_is_clean
             or bool((accumulated._values() if accumulated.is_sparse else accumulated).any())
         )
-        if isinstance(so_far, Candidates) and goes_on:
-            so_far = self.kept[sparse.name] = _completed(sparse, so_far)
-        if isinstance(so_far, Tensor) and goes_on:
+        if so_far is not None and goes_on:
             so_far.add_(gradient)
-        elif distributed.world_size() == 1 and sparse.param.numel() >= LARGE:
-            self._keep_needed(sparse, gradient)
-        else:  # ranks are averaged over all that is there
+        else:
             self.kept[sparse.name] = gradient.clone()
 
     @torch.no_grad()
     def _keep_sum(self, sparse: SparseParameter, gradient: Tensor, goes_on: bool) -> None:
         """Keep a sharded gradient that holds what is there already, masked, and a new one."""
         so_far = self.kept.get(sparse.name)
-        if isinstance(so_far, Candidates) and goes_on:
-            so_far = self.kept[sparse.name] = _completed(sparse, so_far)
         if so_far is not None and goes_on:
             mine, mask = shards.local(so_far), shards.local(sparse.mask)
             old = mine.masked_fill(mask, 0)
             mine.copy_(shards.local(gradient)).add_(old)
-            return
-        self._keep_needed(sparse, gradient)
-
-    def _keep_needed(self, sparse: SparseParameter, gradient: Tensor) -> None:
-        """Keep of a gradient what the mask update can read, or all of it where that is open."""
-        most = self._limit(sparse)
-        if most is None:
-            self.kept[sparse.name] = gradient.detach().clone()
         else:
-            self.kept[sparse.name] = Candidates.of(gradient, sparse.mask, most)
+            self.kept[sparse.name] = gradient.detach().clone()
 
     def take_given(self) -> None:
         """Keep the gradients that no backward pass brought: those a user set by hand."""
@@ -149,9 +126,7 @@ class DenseGradients:
             if name not in self.kept:
                 self.kept[name] = torch.zeros_like(sparse.param)
         shared = [self.kept[name] for name in self._params]
-        distributed.average_(
-            kept for kept in shared if isinstance(kept, Tensor) and not shards.is_sharded(kept)
-        )
+        distributed.average_(kept for kept in shared if not shards.is_sharded(kept))
 
     # --------------------------------------------------------------------- as the optimizer's
 
@@ -169,7 +144,8 @@ class DenseGradients:
         """Compare gradients that the algorithm is about to change with those kept."""
         scale = gradient_scale(optimizer)
         for name, sparse in self._params.items():
-            if isinstance(kept := self.kept.get(name), Tensor) and sparse.param.grad is not None:
+            kept = self.kept.get(name)
+            if kept is not None and sparse.param.grad is not None:
                 factor = _factor(sparse.param, kept)
                 if factor is not None and scale is not None:
                     factor /= float(scale)
@@ -184,7 +160,7 @@ class DenseGradients:
         if self._factors:
             return next((known for known in self._factors.values() if known is not None), None)
         for name, sparse in self._params.items():
-            if isinstance(kept := self.kept.get(name), Tensor):
+            if (kept := self.kept.get(name)) is not None:
                 if (factor := _factor(sparse.param, kept)) is not None:
                     return factor
         return None
@@ -209,16 +185,6 @@ class DenseGradients:
         """Whether a gradient is the one that the step before saw, unchanged."""
         seen, version = self._seen.get(name, (None, -1))
         return seen is not None and seen() is gradient and version == gradient._version
-
-
-def _completed(sparse: SparseParameter, kept: Candidates) -> Tensor:
-    """What is known of a gradient that another one is going to be added to."""
-    warn(
-        f"the gradient of {sparse.name!r} is accumulated over backward passes, for the "
-        "first time at a step that updates masks: absent weights count by the later ones "
-        "where the first one's gradient was small; later updates are exact"
-    )
-    return kept.expanded(fill=0.0)
 
 
 def _is_set(gradient: Tensor, sparse: SparseParameter) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -11,7 +10,6 @@ import torch
 from torch import Tensor
 
 from sparse_lib.core.dynamic import DynamicSparsityAlgorithm
-from sparse_lib.core.parameter import SparseParameter
 from sparse_lib.flops.model import ModelFlops
 from sparse_lib.masks import shards
 from sparse_lib.masks.counts import num_nonzero, num_true
@@ -78,21 +76,14 @@ class DropAndGrow(DynamicSparsityAlgorithm):
         """Scores of the shape of ``p``, at least 0; present weights with the lowest are dropped."""
         return visible_magnitude(p)
 
-    def _unplug(self) -> None:
-        self._coming: tuple[int, float, dict[str, float]] = (-1, 0.0, {})
-        super()._unplug()
-
     @property
     def drop_fraction(self) -> float:
         """Drop fraction at the current step, in [0, 1]."""
-        return self._drop_fraction_at(self.step, self._updating)
-
-    def _drop_fraction_at(self, step: int, is_update_step: bool) -> float:
-        value = float(self.drop_schedule(step, is_update_step))
+        value = float(self.drop_schedule(self.step, self._updating))
         if value > 1 and isinstance(self.drop_schedule, Lambda):
             raise ValueError(
                 f"drop_fraction must be between 0 and 1, and its function gave {value!r} at step "
-                f"{step}"
+                f"{self.step}"
             )
         return min(max(value, 0.0), 1.0)
 
@@ -151,28 +142,8 @@ class DropAndGrow(DynamicSparsityAlgorithm):
             self._score("grow_score", p), kept, sparsity, count, **options
         )
 
-    def _ranking_gradient(self, p: Tensor) -> Tensor:
-        """The dense gradient, of any size where its order alone decides."""
-        whole = _overrides(self, "most_grown")
-        return self.dense_gradient(p) if whole else self._kept_gradient(p)
-
-    def _most_grown(self, sparse: SparseParameter) -> int | None:
-        """:meth:`most_grown` where only counts decide how many weights are added."""
-        simple = self.score_shaper is None and not self.grown_init.startswith("gradient")
-        if not simple or _overrides(self, "most_grown"):
-            return None
-        step = self.step + 1
-        if self._coming[0] != step:
-            fraction = self._drop_fraction_at(step, True)
-            self._coming = (step, fraction, self._levels.targets(step, is_update_step=True))
-        _, fraction, targets = self._coming
-        wanted = self.rules.count(targets[sparse.name], sparse.param.numel())
-        stay = self.rules.count(fraction, num_true(sparse.mask))
-        return max(0, wanted - stay)
-
     def _advance_schedules(self, due: bool) -> None:
         super()._advance_schedules(due)
-        self._coming = (-1, 0.0, {})
         self.drop_schedule.update(due)
 
     def state_dict(self) -> dict[str, Any]:
@@ -191,19 +162,3 @@ class DropAndGrow(DynamicSparsityAlgorithm):
         super().load_state_dict(state_dict)
         if "drop_fraction" in state_dict:
             self.drop_schedule.load_state_dict(dict(state_dict["drop_fraction"]))
-
-
-def _overrides(algorithm: Any, name: str) -> bool:
-    """Whether an object has other methods than the class has from which it takes one of them.
-
-    What that one says of the others holds for those of its own class and bases: a subclass, a
-    class between two bases or the object itself may bring others. ``__init__`` does not count.
-    """
-    own = type(algorithm)
-    speaker = next(cls for cls in own.__mro__ if name in vars(cls))
-    return any(
-        key in vars(algorithm) or getattr(own, key) is not method
-        for key in dir(speaker)
-        if not key.startswith("__")
-        and (inspect.isfunction(method := getattr(speaker, key)) or isinstance(method, property))
-    )

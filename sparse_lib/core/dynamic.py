@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
@@ -15,7 +14,6 @@ from torch.optim import Optimizer
 from sparse_lib.checks import check_bool, check_finite
 from sparse_lib.core import distributed
 from sparse_lib.core.algorithm import SparsityAlgorithm
-from sparse_lib.core.candidates import Candidates
 from sparse_lib.core.dense_gradients import DenseGradients
 from sparse_lib.core.optimizers import forget_curvature, gradient_scale, states_like
 from sparse_lib.core.parameter import SparseParameter, is_mask, warn
@@ -141,9 +139,7 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
 
         Returns:
             A tensor of its shape. It is known only while masks are updated, and only if
-            :attr:`needs_dense_gradient` was true at the backward pass. Of a sharded or large
-            parameter that :meth:`most_grown` says enough about it is NaN where no weight is
-            present or can grow.
+            :attr:`needs_dense_gradient` was true at the backward pass.
 
         Raises:
             RuntimeError: If it is not known.
@@ -152,11 +148,9 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
         return self._gradients.as_optimized(self._by_param(p), self._kept_gradient(p))
 
     def _kept_gradient(self, p: Tensor) -> Tensor:
-        """:meth:`dense_gradient` in the size that the backward pass gave it."""
+        """See :meth:`dense_gradient`, in the size that the backward pass gave it."""
         sparse = self._by_param(p)
         kept = self._gradients.kept.get(sparse.name)
-        if isinstance(kept, Candidates):
-            return kept.expanded()
         if kept is None and not self.uses_dense_gradient:
             raise RuntimeError(
                 f"no dense gradient of {sparse.name!r} was kept; set uses_dense_gradient = True in "
@@ -168,19 +162,6 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
                 "hand, set autoupdate to False before the backward pass"
             )
         return kept
-
-    def most_grown(self, sparse: SparseParameter) -> int | None:
-        """How many absent weights the mask update after the next step may add, if that is all.
-
-        With a number, only the gradients of present weights and of so many others, the largest in
-        magnitude, are kept of a sharded or large parameter. None, the default, keeps all. A
-        collective. What RigL and GraNet answer is of their own methods: for a subclass that
-        overrides any, all is kept, unless it overrides this one too.
-
-        Args:
-            sparse: One of the algorithm's parameters.
-        """
-        return None
 
     # ---------------------------------------------------------------------------------- updating
 
@@ -201,8 +182,6 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
             for name, mask in self.new_masks(active, targets):
                 self._check_new_mask("new_masks", self.sparse_params[name], mask)
                 self._set_mask(name, mask, targets[name], optimizer or driven)
-                if isinstance(self._gradients.kept.get(name), Candidates):
-                    del self._gradients.kept[name]  # they belong to the mask that was
                 if driven is not None:
                     self._mask_states_of(self.sparse_params[name], driven)
         finally:
@@ -298,14 +277,7 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
         super()._reset()
 
     def _unplug(self) -> None:
-        mine = weakref.ref(self)  # what is kept must not keep the algorithm alive
-
-        def limit(sparse: SparseParameter) -> int | None:
-            algorithm = mine()
-            return None if algorithm is None else algorithm._limit(sparse)
-
-        self._gradients = DenseGradients(self.sparse_params, limit)
-        self._stepped = False
+        self._gradients = DenseGradients(self.sparse_params)
         self._set_aside: list[tuple[Tensor, Tensor]] = []
         self._repeats = False
         super()._unplug()
@@ -358,7 +330,6 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
             ):
                 self.sparse_params[name].count_dense_gradient()
         self.step += 1
-        self._stepped = True
         due = autoupdate and self.is_update_step(self.step)
         if due:
             if lacking and self._repeats and not self._gradients.kept:
@@ -434,12 +405,6 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
 
     def _stop_preparing(self) -> None:
         self._gradients.stop()
-
-    def _limit(self, sparse: SparseParameter) -> int | None:
-        """How many absent weights the next update may add to one parameter; None: not known."""
-        # A first step does not tell whether others accumulate gradients.
-        simple = self.autoupdate and self._stepped and not sparse.guard.accumulates
-        return self.most_grown(sparse) if simple else None
 
     def _share_dense_gradients(self) -> None:
         if distributed.world_size() > 1 and self._reads_dense_gradient:

@@ -120,7 +120,7 @@ class Group(SparsityAlgorithm):
         for algorithm in self.algorithms:
             if algorithm.seed is None:
                 algorithm.seed = self.seed
-        doubts = sparsify(model, list(zip(self.algorithms, parts, strict=True)))
+        sparsify(list(zip(self.algorithms, parts, strict=True)))
         watch_readers(model)
         self._tied = ""
         for part, (param_filter, algorithm) in zip(parts, self._members, strict=True):
@@ -136,8 +136,6 @@ class Group(SparsityAlgorithm):
                     warn(f"no parameter matches {glob!r}, one of the globs given to {name}{tied}")
         self._claim()
         self._remember(model)
-        for doubt in doubts:
-            warn(doubt)
 
     def _took_nothing(self) -> str:
         filters = ", ".join(_describe(param_filter) for param_filter, _ in self._members)

@@ -119,8 +119,6 @@ class MaskGuard:
         # Called with a sharded parameter's gradient before it is masked, and whether an earlier
         # micro-batch's is in it.
         self.before_masking: Callable[[Tensor, bool], None] | None = None
-        # Whether a sharded parameter's gradient has come from several backward passes.
-        self.accumulates = False
         self._hooked: Tensor | None = None
         self._hooked_contents = 0
         self._settled: tuple[int, int] | None = None
@@ -217,7 +215,6 @@ class MaskGuard:
                 # fully_shard adds a further micro-batch's gradient by two changes in place;
                 # zero_grad(set_to_none=False) would be a third.
                 goes_on = known is gradient and gradient._version <= contents + 2
-                guard.accumulates |= goes_on
                 if guard.before_masking is not None:
                     guard.before_masking(parameter.grad, goes_on and guard.masks_gradient)
                 if guard.masks_gradient:

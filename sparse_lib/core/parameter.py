@@ -323,22 +323,10 @@ def attach(sparse: SparseParameter) -> None:
 
 
 def is_outermost_apply(module: nn.Module) -> bool:
-    """True if the running ``nn.Module.apply`` was called on ``module`` itself.
-
-    ``Module.apply`` visits children first and does not say where it started; only the call stack
-    does. An algorithm must act once, at the top, where full parameter names are known.
-    """
-    frame = sys._getframe(2)
-    outermost: Any = None
-    while frame is not None and frame.f_code.co_name == "apply":
-        caller = frame.f_locals.get("self")
-        if not isinstance(caller, nn.Module):
-            break
-        if outermost is not None and outermost not in (caller, *caller.children()):
-            break
-        outermost = caller
-        frame = frame.f_back  # type: ignore[assignment]
-    return outermost is None or outermost is module
+    """True if the running ``nn.Module.apply``, which visits children first, began at ``module``."""
+    frame, code = sys._getframe(2), nn.Module.apply.__code__
+    nested = frame.f_back is not None and frame.f_back.f_code is code
+    return not (frame.f_code is code and nested)
 
 
 def warn(message: str) -> None:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from sparse_lib import DynamicSparsityAlgorithm, RigL, conformance, make_mask_topk_sparsity
+from sparse_lib import DynamicSparsityAlgorithm, conformance, make_mask_topk_sparsity
 from sparse_lib.conformance import CHECKS, Case, NotConforming, check_algorithm
 from sparse_lib.core.registry import algorithm_classes
 from tests.sparse_lib.algorithm_cases import ALGORITHMS, SCHEDULES
@@ -61,22 +61,9 @@ class Reviving(DynamicSparsityAlgorithm):
             sparse.param.data.fill_(1.0)
 
 
-class Sparing(RigL):
-    """Says that less of a dense gradient is enough than it reads."""
-
-    in_registry = False
-
-    def grow_score(self, p):
-        return -super().grow_score(p)
-
-    def most_grown(self, sparse):
-        return 1
-
-
 @pytest.mark.parametrize(
     ("cls", "name"),
     [
-        (Sparing, "large_tensors_get_the_masks_of_small_ones: kept whole and as of a tensor"),
         (Forgetful, "a_resume_goes_on_identically: six steps after a resume at step"),
         (Gambling, "no_global_random_numbers_are_used: the global generator was used"),
         (Wasteful, "counts_are_exact_at_every_update: the mask of '0.weight' has"),

@@ -265,33 +265,6 @@ def test_a_copy_without_its_optimizer_takes_another(make):
     assert twin_algorithm.step == 6 and algorithm.step == 3 and is_masked(twin)
 
 
-@pytest.mark.parametrize("make", ALGORITHMS.values(), ids=ALGORITHMS)
-@pytest.mark.parametrize("duplicate", [copied, pickled])
-def test_a_copy_of_model_and_optimizer_without_the_algorithm_is_warned_of_once(make, duplicate):
-    model, algorithm = network(), make()
-    algorithm.apply(model)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
-    algorithm.apply(optimizer)
-    train(model, optimizer)
-    twin, twin_optimizer = duplicate((model, optimizer))
-    with pytest.warns(UserWarning, match="drives, but was copied or pickled without") as caught:
-        train(twin, twin_optimizer)
-    assert len(caught) == 1 and is_masked(twin)
-    adopted, adopted_optimizer = duplicate((model, optimizer))
-    left = copied(model)
-    algorithm.detach(optimizer)
-    alone, alone_optimizer = duplicate((model, optimizer))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        other = make()
-        other.apply(adopted)
-        other.apply(adopted_optimizer)
-        train(adopted, adopted_optimizer)
-        train(left, torch.optim.AdamW(left.parameters(), lr=0.1))  # a choice, not a copy
-        train(alone, alone_optimizer)
-    assert other.step == 3
-
-
 def test_a_copy_with_masks_that_never_change_needs_no_algorithm():
     model, algorithm = network(), sl.Static(0.5, seed=0)
     algorithm.apply(model)
