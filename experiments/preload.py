@@ -1,10 +1,9 @@
-"""One process per `snakemake` command that imports the large libraries, and forks jobs from there.
+"""A fork server per `snakemake` command: it imports the large libraries once, jobs fork from it.
 
-Importing torch, transformers and lm-eval takes longer than a short run trains. The process listens
-on a socket whose address is in the environment variable `ADDRESS`. A job's ``python -m
-experiments ...`` hands its arguments, folder, environment and standard streams over, waits, passes
-signals on, and ends as the fork does. It does its work itself where nobody listens, or where the
-listener has another interpreter, folder, or setting that a library reads when it is imported.
+Importing torch, transformers and lm-eval takes longer than a short run trains. A job's ``python -m
+experiments ...`` sends its arguments, folder, environment and standard streams over a socket,
+waits, passes signals on, and ends as its fork does. It does its work itself where nobody listens,
+or where the server has another interpreter, folder, or setting that a library reads at import.
 
 The code of this repository is not imported in advance, so a job runs what the files hold when it
 begins. Libraries are imported when a command of their kind comes for the second time.
@@ -16,22 +15,20 @@ import atexit
 import contextlib
 import gc
 import importlib
-import io
 import json
 import os
 import runpy
+import secrets
 import select
-import shutil
 import signal
 import socket
+import socketserver
 import subprocess
 import sys
-import tempfile
+import threading
 import traceback
-from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 ADDRESS = "SPARSE_PRELOAD"
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
@@ -53,33 +50,26 @@ LIBRARIES = {
     "report": ("jinja2", "matplotlib.pyplot", "pandas", "scipy.optimize", "scipy.stats"),
     "index": ("jinja2", "pandas"),
 }
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_COMMANDS = list(LIBRARIES)
 
 
 def start() -> None:
-    """Start the process and put its address into the environment of what this process starts.
-
-    It ends when this process has ended and its last job has.
-    """
-    folder = tempfile.mkdtemp(prefix="preload-")
-    os.environ[ADDRESS] = os.path.join(folder, "socket")
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(os.environ[ADDRESS])
-    listener.listen(64)  # jobs that come before the process does wait
+    """Start the server; it ends when this process has ended and its last job has."""
+    os.environ[ADDRESS] = f"sparse-{os.getpid()}-{secrets.token_hex(8)}"
     process = subprocess.Popen(
-        [sys.executable, "-m", "experiments.preload", str(listener.fileno())],
+        [sys.executable, "-m", "experiments.preload"],
         stdin=subprocess.PIPE,
-        pass_fds=[listener.fileno()],
+        stdout=subprocess.PIPE,
         env=os.environ | dict.fromkeys(THREADS, "1"),
         process_group=0,  # a terminal's Ctrl-C comes to jobs once, by who waits for them
     )
-    listener.close()
-    assert process.stdin is not None
+    assert process.stdin is not None and process.stdout is not None
+    process.stdout.readline()  # it listens
     atexit.register(process.stdin.close)  # which is open as long as this process lives
 
 
 def hand_over(arguments: list[str]) -> None:
-    """Let the process do a command, and end as it ends there; return if it does not take it.
+    """Let the server do a command, and end as it ends there; return if it does not take it.
 
     Args:
         arguments: what follows ``python -m experiments``.
@@ -88,10 +78,10 @@ def hand_over(arguments: list[str]) -> None:
     if not address or not arguments or arguments[0] not in LIBRARIES or "RANK" in os.environ:
         return
     connection = socket.socket(socket.AF_UNIX)
+    job = {"arguments": arguments, "environment": dict(os.environ), "origin": _origin()}
     try:
-        connection.connect(address)
-        job = {"arguments": arguments, "environment": dict(os.environ), "origin": _origin()}
-        socket.send_fds(connection, [b" "], [0, 1, 2])
+        connection.connect("\0" + address)
+        socket.send_fds(connection, [bytes([_COMMANDS.index(arguments[0])])], [0, 1, 2])
         connection.sendall(json.dumps(job).encode() + b"\n")
         answers = connection.makefile()
         pid = int(answers.readline() or 0)
@@ -99,17 +89,24 @@ def hand_over(arguments: list[str]) -> None:
         return
     if not pid:
         return
-    for number in _SIGNALS:
-        signal.signal(number, lambda number, _frame: _kill(pid, number))
+    passed: list[int] = []
+
+    def pass_on(number: int, _frame: Any) -> None:
+        passed.append(number)
+        _kill(pid, number)
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, pass_on)
     status = answers.readline()
+    if not status and passed:
+        sys.exit(128 + passed[-1])
     if not status:
         sys.exit("Error: the process that does this command's work was killed")
-    code = int(status)
-    sys.exit(code if code >= 0 else 128 - code)
+    sys.exit(int(status))
 
 
 def _origin() -> list[Any]:
-    """What a job and the process must have in common."""
+    """What a job and the server must have in common."""
     settings = [os.environ.get(name) for name in READ_AT_IMPORT]
     return [sys.executable, sys.version, os.getcwd(), str(Path(__file__)), settings]
 
@@ -119,139 +116,37 @@ def _kill(pid: int, number: int) -> None:
         os.kill(pid, number)
 
 
-class Server:
-    """Forks a process per job until standard input ends.
+class Job(socketserver.BaseRequestHandler):
+    """A command that somebody waits for, in its own fork."""
 
-    Args:
-        listener: a socket that jobs connect to.
+    request: socket.socket
+    server: Server
 
-    Attributes:
-        jobs: the connection to who waits for each fork; closed where nobody does any more.
-    """
-
-    def __init__(self, listener: socket.socket) -> None:
-        self.origin = _origin()
-        self.listener = listener
-        self.jobs: dict[int, socket.socket] = {}
-        self.seen: set[str] = set()
-
-    def run(self) -> Job | None:
-        """Serve; a fork returns its job at once, the process itself None at its end."""
-        woken, wake = os.pipe()
-        os.set_blocking(wake, False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.set_wakeup_fd(wake)
-        asked: list[Any] = [self.listener, sys.stdin]
-        while asked or self.jobs:
-            waiting = [connection for connection in self.jobs.values() if connection.fileno() >= 0]
-            ready, _, _ = select.select([woken, *asked, *waiting], [], [])
-            if woken in ready:
-                os.read(woken, 4096)
-                self._reap()
-            for pid, connection in self.jobs.items():
-                if connection in ready:  # who waited was killed
-                    connection.close()
-                    _kill(pid, signal.SIGTERM)
-            if sys.stdin in ready:
-                asked = []
-                self.listener.close()
-            elif self.listener in ready and (job := self._accept()):
-                return job
-        return None
-
-    def _reap(self) -> None:
-        """Tell who waits how their forks ended."""
-        for pid in list(self.jobs):
-            ended, status = os.waitpid(pid, os.WNOHANG)
-            if ended:
-                with self.jobs.pop(pid) as connection, contextlib.suppress(OSError):
-                    connection.sendall(b"%d\n" % os.waitstatus_to_exitcode(status))
-
-    def _accept(self) -> Job | None:
-        """Fork for the next job; None but in the fork."""
-        connection, _ = self.listener.accept()
-        job = Job.received(connection)
-        if job is None:
-            return None
-        if job.origin != self.origin:
-            job.leave()
-            return None
-        command = job.arguments[0]
-        if command in self.seen:
-            _import(LIBRARIES[command])
-        self.seen.add(command)
-        gc.freeze()  # a fork's collections leave alone, and so do not copy, what is here
-        if (pid := os.fork()) == 0:
-            signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            for other in (self.listener, *self.jobs.values()):
-                other.close()
-            return job
-        self.jobs[pid] = connection.dup()
-        with contextlib.suppress(OSError):
-            connection.sendall(b"%d\n" % pid)
-        job.leave()
-        return None
-
-
-@dataclass
-class Job:
-    """A command that somebody waits for.
-
-    Attributes:
-        arguments: what follows ``python -m experiments``.
-        environment: all of its variables.
-        origin: see `_origin`.
-        streams: descriptors of its standard input, output and error.
-        connection: open as long as the fork lives, so who waits does not take the end of the
-            process for that of the fork.
-    """
-
-    arguments: list[str]
-    environment: dict[str, str]
-    origin: list[Any]
-    streams: list[int]
-    connection: socket.socket
-
-    @classmethod
-    def received(cls, connection: socket.socket) -> Job | None:
-        """What a connection hands over; None if it ends early."""
-        connection.settimeout(10)
-        job = cls([], {}, [], [], connection)
+    def handle(self) -> None:
+        """Become the process that was called, do the command, and tell how it ended."""
+        self.server.socket.close()  # else jobs wait for a server that was killed
+        self.request.settimeout(10)
         try:
-            _, job.streams, _, _ = socket.recv_fds(connection, 1, 3)
-            with connection.makefile() as lines:
-                vars(job).update(json.loads(lines.readline()))
+            _, streams, _, _ = socket.recv_fds(self.request, 1, 3)
+            job = json.loads(self.request.makefile().readline())
         except (OSError, ValueError):
-            job.leave()
-            return None
-        connection.settimeout(None)
-        return job
-
-    def leave(self) -> None:
-        """Close what belongs to the job."""
-        for stream in self.streams:
-            os.close(stream)
-        self.connection.close()
-
-    def do(self) -> NoReturn:
-        """Become the process that was called, do the command, and end.
-
-        Taking down the libraries that were imported takes longer than some commands, so the
-        process ends without it, as those of `multiprocessing` do.
-        """
-        for number, stream in enumerate(self.streams):
+            return
+        if job["origin"] != _origin():
+            return
+        self.request.settimeout(None)
+        self.request.sendall(b"%d\n" % os.getpid())
+        threading.Thread(target=self.end_with_the_caller, daemon=True).start()
+        for number, stream in enumerate(streams):
             os.dup2(stream, number)
-            os.close(stream)
-        for text in (sys.stdout, sys.stderr):
-            assert isinstance(text, io.TextIOWrapper)
-            text.reconfigure(line_buffering=text is sys.stderr or text.isatty())
+        sys.stdin, sys.stdout, sys.stderr = (
+            open(number, mode, buffering=1, closefd=False) for number, mode in enumerate("rww")
+        )
         os.environ.clear()
-        os.environ.update(self.environment)
+        os.environ.update(job["environment"])
         del os.environ[ADDRESS]
         for name in [name for name in sys.modules if name.split(".")[0] == "experiments"]:
             del sys.modules[name]
-        sys.argv[1:] = self.arguments
+        sys.argv[1:] = job["arguments"]
         code = 0
         try:
             runpy.run_module("experiments", run_name="__main__", alter_sys=True)
@@ -265,28 +160,46 @@ class Job:
         atexit._run_exitfuncs()
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(code)
+        self.request.sendall(b"%d\n" % code)
+
+    def end_with_the_caller(self) -> None:
+        """Stop the work once nobody waits for it."""
+        with contextlib.suppress(OSError):
+            if not self.request.recv(1):
+                _kill(os.getpid(), signal.SIGTERM)
 
 
-def _import(names: Iterable[str]) -> None:
-    """Import modules; one that is not installed is left to the commands that need it."""
-    from experiments.evaluation.environment import quiet_and_offline
+class Server(socketserver.ForkingMixIn, socketserver.UnixStreamServer):
+    """Forks a process per job until standard input ends."""
 
-    quiet_and_offline()
-    for name in names:
-        with contextlib.suppress(ImportError):
-            importlib.import_module(name)
+    max_children = 1024
+    timeout = 0.5
+    seen: set[str] = set()
+
+    def verify_request(self, request: Any, client_address: Any) -> bool:
+        """Import the libraries of a command that comes for the second time."""
+        kind = request.recv(1, socket.MSG_PEEK)
+        if not kind or kind[0] >= len(_COMMANDS):
+            return False
+        command = _COMMANDS[kind[0]]
+        if command in self.seen:
+            from experiments.evaluation.environment import quiet_and_offline
+
+            quiet_and_offline()
+            for name in LIBRARIES[command]:
+                with contextlib.suppress(ImportError):  # left to the commands that need it
+                    importlib.import_module(name)
+        self.seen.add(command)
+        gc.freeze()  # a fork's collections leave alone, and so do not copy, what is here
+        return True
 
 
 def main() -> None:
-    """Serve jobs of the socket whose descriptor is the only argument."""
-    listener = socket.socket(fileno=int(sys.argv[1]))
-    folder = Path(listener.getsockname()).parent
-    job = Server(listener).run()
-    if job is None:
-        shutil.rmtree(folder, ignore_errors=True)
-    else:
-        job.do()
+    """Serve jobs at the address in the environment."""
+    with Server("\0" + os.environ[ADDRESS], Job) as server:
+        print("listening", flush=True)
+        while not select.select([0], [], [], 0)[0]:
+            server.handle_request()
 
 
 if __name__ == "__main__":
