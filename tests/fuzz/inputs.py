@@ -26,7 +26,7 @@ NUMBERS = (
 )  # fmt: skip
 EVIL_VALUES = (
     None, True, False, [], {}, [[]], [{}], {"a": 1}, {1: 2, "a": 3}, {None: 1}, {True: 1}, b"bytes",
-    datetime.date(2026, 1, 1), datetime.datetime(2026, 1, 1), ["a", 1, None], {"name": "wikipedia-start"},
+    datetime.date(2026, 1, 1), datetime.datetime(2026, 1, 1), ["a", 1, None], {"name": "glyphs"},
     {"type": "cosine"}, {"algorithm": "rigl"}, [1, 2], [0.9, 0.95], [math.nan], {"": ""},
 )  # fmt: skip
 

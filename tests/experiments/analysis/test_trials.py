@@ -150,7 +150,7 @@ def test_what_is_taken_is_what_the_committed_runs_trained_with():
 def test_a_setting_of_several_lengths_is_taken_at_that_of_the_evidence():
     found = taken_rates("spdf_tuning")
     assert found[("llama-0.2m", "e2e-nlg", "dense-dense")] == [
-        (0.005, 1500, "spdf"), (0.01, 4500, "spdf_text"),
+        (0.01, 4500, "spdf"),
     ]  # fmt: skip
     assert ("llama-0.2m", "webnlg-2017", "dense-dense") not in found  # no study has it
 
@@ -182,19 +182,6 @@ def committed(name):
     return records_table(made, study), curves_table(made), study
 
 
-def test_each_line_of_trials_has_a_look_of_its_own_in_the_panel_of_its_rule():
-    """Static at three sparsities by two rules, RigL and GMP at two by one."""
-    panels = figures.load("tuning").draw(*committed("scaling_rates")).axes
-    lines = [
-        [(line.get_color(), line.get_linestyle()) for line in panel.lines if line.get_lw() == 1.3]
-        for panel in panels
-    ]
-    assert [len(own) for own in lines] == [10, 3]
-    assert all(len(set(own)) == len(own) for own in lines)
-    # A sparsity has one colour in both panels, and a method of one sparsity its own.
-    assert set(lines[1]) < set(lines[0]) and ("#009E73", "-") in lines[0]
-
-
 def test_settings_chosen_later_are_hollow_and_dashed_and_points_stand_by_their_ticks():
     (panel,) = figures.load("perplexity_by_sparsity").draw(*committed("sparsity_library")).axes
     means = [line for line in panel.lines if line.get_lw() == 1.2]
@@ -207,24 +194,6 @@ def test_settings_chosen_later_are_hollow_and_dashed_and_points_stand_by_their_t
     places = np.log(np.concatenate([line.get_xdata() for line in means]))
     distances = abs(places[:, None] - ticks).min(axis=1) / np.ptp(ticks)
     assert distances.max() < 0.04 and len(set(places)) == len(places)
-
-
-def test_the_page_tells_what_is_taken_from_what_the_rule_chooses():
-    frames = committed("chts_language_tuning")
-    rows = tables.load("tuning_trials").make(*frames)
-    granet = rows[rows["method"] == "granet70"].set_index("learning rate")
-    # By perplexity 0.02 is the lowest; the study has 0.04.
-    end = "granet70-s0.70__enwiki-slice-v1024__granet-cost__seed5"
-    assert recorded_rate(f"small__llama-0.2m__{end}") == 0.04
-    assert granet["perplexity"].idxmin() == 0.02 and granet["choice"][0.02] == "best"
-    assert granet["taken by"][granet["taken by"] != ""].to_dict() == {0.04: "chts_language"}
-    text = figures.caption("tuning", *frames)
-    assert "GraNet 0.04 (58.46, tie) by chts_language" in text
-    assert "The rule would take for llama-0.2m on enwiki-slice: GraNet 0.02 (58.34, best)." in text
-    assert "At an end" not in text
-    # Of four rates SET's frequent updates have the third and its rare ones, retuned, the largest.
-    text = figures.caption("tuning", *committed("sparsity_library_tuning"))
-    assert "At an end of the rates tried, where a better one may lie beyond: SET." in text
 
 
 def test_trials_of_other_lengths_are_not_compared_and_bleu_stands_beside():
@@ -240,4 +209,4 @@ def test_trials_of_other_lengths_are_not_compared_and_bleu_stands_beside():
     assert (webnlg["taken by"] == "").all()
     text = figures.caption("tuning", *frames)
     assert "No study takes a setting shown for llama-0.2m on webnlg-2017: Dense fine-tuned" in text
-    assert "BLEU" not in tables.load("tuning_trials").make(*committed("chts_language_tuning"))
+    assert "BLEU" not in tables.load("tuning_trials").make(*committed("sparsity_library_tuning"))

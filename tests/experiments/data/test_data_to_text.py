@@ -6,7 +6,8 @@ import pytest
 import sacrebleu
 
 from experiments import data
-from experiments.data import base, tokenizer
+from experiments.data import base, tokenizer, webnlg_2017
+from experiments.data.data_to_text import documents
 from experiments.evaluation.lm import harness_tasks as tasks
 from experiments.evaluation.suite import load_suite
 from experiments.specs.expand import study_runs
@@ -91,85 +92,54 @@ def test_a_tokenizer_that_does_not_fit_is_one_sentence(mirror, tmp_path):
 
 
 def test_both_phases_of_the_papers_study_share_their_tokens():
-    runs = study_runs(load_study("spdf_text"), "paper")
+    runs = study_runs(load_study("spdf"), "paper")
     folders = {run.data_label for run in runs}
     assert {"slimpajama-gpt2", "e2e-gpt2", "webnlg-gpt2", "dart-gpt2"} == folders
     assert len({run.spec.data.tokenizer for run in runs}) == 1
 
 
-#: Rows of the two datasets' own files: two texts of equal data, and data with one text.
-E2E = [("name[Aarhus],  area[riverside]", "Aarhus is by\nthe river ."),
-       ("name[Blue Spice]", "Blue Spice is a pub ."),
-       ("name[Aarhus],  area[riverside]", "By the river is Aarhus .")]  # fmt: skip
-NAMES = [["Aarhus_Airport", "cityServed", '"Aarhus, Denmark"'], ["Aarhus", "leader", "Jacob"]]
-WEBNLG = [("Airport", NAMES, ["It serves Aarhus .", "Aarhus has an airport ."]),
-          ("Airport", NAMES[1:], ["Jacob leads ."]),
-          ("Athlete", NAMES[:1], ["Nobody reads this ."])]  # fmt: skip
+#: Pairs of two texts of equal data, and of data with one text.
+PAIRS = [("name[Aarhus],  area[riverside]", "Aarhus is by\nthe river ."),
+         ("name[Blue Spice]", "Blue Spice is a pub ."),
+         ("name[Aarhus],  area[riverside]", "By the river is Aarhus .")]  # fmt: skip
+REFERENCES = {
+    "name[Aarhus], area[riverside]\n": ["Aarhus is by the river .", "By the river is Aarhus ."],
+    "name[Blue Spice]\n": ["Blue Spice is a pub ."],
+}
 
 
-@pytest.fixture
-def own_mirror(tmp_path):
-    """The mirror of both datasets; in WebNLG one category is in the test split alone."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    kinds = {
-        "tuetschek/e2e_nlg": (E2E, ("meaning_representation", "human_reference")),
-        "local/webnlg-2017": (WEBNLG, ("category", "triples", "texts")),
-    }
-    for hub_id, (rows, columns) in kinds.items():
-        folder, lines = tmp_path / "mirror" / hub_id, ["---", "configs:"]
-        lines += ["- config_name: default", "  data_files:"]
-        folder.mkdir(parents=True)
-        for split in SPLITS:
-            given = [row for row in rows if split == "test" or row[0] != "Athlete"]
-            table = pa.table(dict(zip(columns, map(list, zip(*given, strict=True)), strict=True)))
-            pq.write_table(table, folder / f"{split}.parquet")
-            lines += [f"  - split: {split}", f"    path: {split}.parquet"]
-        (folder / "README.md").write_text("\n".join([*lines, "---", ""]))
-    return tmp_path / "mirror"
+def test_all_texts_of_equal_data_are_references_of_one_prompt():
+    texts = documents(dict.fromkeys(SPLITS, PAIRS))
+    for name in ("references.jsonl", "validation-references.jsonl"):
+        assert {row["prompt"]: row["references"] for row in texts.extras[name]} == REFERENCES
+    expected = sorted(prompt + text for prompt, known in REFERENCES.items() for text in known)
+    assert all(sorted(found) == expected for found in texts.splits.values())
 
 
-def references(folder, name):
-    rows = [json.loads(row) for row in (folder / name).read_text().splitlines()]
-    return {row["prompt"]: row["references"] for row in rows}
+def test_facts_of_webnlg_are_one_line():
+    facts = [["Aarhus_Airport", "cityServed", '"Aarhus, Denmark"'], ["Aarhus", "leader", "Jacob"]]
+    said = "Aarhus Airport | cityServed | Aarhus, Denmark && Aarhus | leader | Jacob"
+    assert webnlg_2017.line(facts) == said
 
 
 @pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("e2e-nlg", {
-            "name[Aarhus], area[riverside]\n": ["Aarhus is by the river .",
-                                                "By the river is Aarhus ."],
-            "name[Blue Spice]\n": ["Blue Spice is a pub ."],
-        }),
-        ("webnlg-2017", {
-            "Aarhus Airport | cityServed | Aarhus, Denmark && Aarhus | leader | Jacob\n":
-                ["It serves Aarhus .", "Aarhus has an airport ."],
-            "Aarhus | leader | Jacob\n": ["Jacob leads ."],
-        }),
-    ],
-)  # fmt: skip
-def test_all_texts_of_equal_data_are_references_of_one_prompt(name, expected, own_mirror, tmp_path):
-    meta = data.prepare(name, out=tmp_path / "out", vocab_size=270, mirror=own_mirror)
-    corpus = data.load(tmp_path / "out")
-    assert references(tmp_path / "out", "references.jsonl") == expected
-    assert references(tmp_path / "out", "validation-references.jsonl") == expected
-    documents = [prompt + text for prompt, texts in expected.items() for text in texts]
-    assert sorted(corpus.text("validation")) == sorted(documents)
-    assert meta["num_documents"] == dict.fromkeys(SPLITS, 3)
-    assert data.available(name) is not None and data.available(name, own_mirror) is None
+    ("name", "sizes"),
+    [("e2e-nlg", (42061, 4672, 4693)), ("webnlg-2017", (18049, 2262, 2491))],
+)
+def test_embedded_pairs_are_as_many_as_were_published(name, sizes):
+    found = data.get(name).read(base.Source()).splits
+    assert tuple(len(found[split]) for split in SPLITS) == sizes
 
 
-def test_a_dataset_shares_the_tokenizer_of_another(own_mirror, tmp_path):
-    first, second, alone = (tmp_path / f for f in ("e2e-nlg-v270", "webnlg-v270", "a/webnlg-v270"))
-    data.prepare("e2e-nlg", out=first, vocab_size=270, mirror=own_mirror)
+def test_a_dataset_shares_the_tokenizer_of_another(mirror, tmp_path):
+    first, second, alone = (tmp_path / name for name in ("e2e-v270", "dart-v270", "a/dart-v270"))
+    data.prepare("e2e", out=first, vocab_size=270, mirror=mirror)
     for out in (second, alone):  # beside the first one as prepared, and by itself
-        data.prepare("webnlg-2017", out=out, vocab_size=270, tokenizer="e2e-nlg", mirror=own_mirror)
+        data.prepare("dart", out=out, vocab_size=270, tokenizer="e2e", mirror=mirror)
     files = [folder / "tokenizer/tokenizer.json" for folder in (first, second, alone)]
     assert len({file.read_bytes() for file in files}) == 1
-    assert data.available("webnlg-2017", own_mirror, tokenizer="e2e-nlg") is None
-    assert "tuetschek/e2e_nlg" in data.available("wikipedia-start", tokenizer="e2e-nlg")
+    assert data.available("dart", mirror, tokenizer="e2e") is None
+    assert "GEM/gem" in data.available("wikipedia-start", tokenizer="e2e")
     section = tasks_lm.Data(name="webnlg-2017", vocab_size=270, context=8, tokenizer="e2e-nlg")
     assert section.label == "webnlg-2017-v270-e2e-nlg"
 

@@ -155,7 +155,7 @@ def test_published_validation_images_are_taken_and_a_test_split_may_be_absent(tm
 def test_wrong_requests_are_one_sentence_each(tmp_path):
     with pytest.raises(ValueError, match="num_images is 0, but must be at least 1"):
         data.prepare("glyphs", out=tmp_path, num_images=0)
-    with pytest.raises(ValueError, match="data.vocab_size is missing, but grammar is text"):
+    with pytest.raises(ValueError, match="data.vocab_size is missing, but wikipedia-start is text"):
         data.prepare("wikipedia-start", out=tmp_path)
     assert "uoft-cs/cifar100, which is not mirrored" in data.available("cifar100")
     with pytest.raises(base.MissingData, match="cifar100 needs uoft-cs/cifar100"):

@@ -1,14 +1,16 @@
 """Registry, tokenizers, token files and mirrored datasets."""
 
 import json
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from experiments import data
-from experiments.data import base, mirror, packing, tokenizer
+from experiments.data import base, embedded_files, mirror, packing, tokenizer
 from tests.experiments.data.mirrors import write_mirror
 
 DOCUMENTS = ["The cat sat on the mat.", "A dog is not a cat, is it?\n\nNo.", "naïve ☃ text"] * 5
@@ -39,13 +41,9 @@ def test_tokenizer_folder_loads_with_transformers(tmp_path):
 
     built = tokenizer.train_bpe(DOCUMENTS, vocab_size=300)
     tokenizer.save(built, tmp_path / "bpe")
-    tokenizer.save(tokenizer.word_level(["cats", "see"]), tmp_path / "words")
     bpe = AutoTokenizer.from_pretrained(tmp_path / "bpe")
     assert bpe(DOCUMENTS[0]).input_ids == built.encode(DOCUMENTS[0]).ids
     assert (bpe.eos_token, bpe.eos_token_id) == (base.END_OF_TEXT, 0)
-    words = AutoTokenizer.from_pretrained(tmp_path / "words")
-    assert words("see cats").input_ids == [2, 1]
-    assert words.decode([2, 1]) == "see cats"
 
 
 def test_tokens_are_documents_with_an_end_each(tmp_path):
@@ -148,5 +146,14 @@ def test_asking_what_is_available_imports_nothing_heavy():
 
 
 def test_embedded_data_need_no_mirror():
-    assert data.available("wikipedia-start") is None
-    assert data.get("wikipedia-start") in docs_prose.DATASETS
+    for name in ("wikipedia", "wikipedia-start", "e2e-nlg", "webnlg-2017"):
+        assert data.available(name) is None
+
+
+@pytest.mark.parametrize("spoil", [Path.unlink, lambda path: path.write_bytes(b"no xz")])
+def test_a_damaged_embedded_file_is_one_sentence(spoil, tmp_path, monkeypatch):
+    shutil.copytree(embedded_files.FOLDER / "wikipedia", tmp_path / "wikipedia")
+    monkeypatch.setattr(embedded_files, "FOLDER", tmp_path)
+    spoil(tmp_path / "wikipedia" / "train.txt.xz")
+    with pytest.raises(data.MissingData, match="train.txt.xz is missing or damaged .*git checkout"):
+        data.prepare("wikipedia-start", out=tmp_path / "out", vocab_size=300)

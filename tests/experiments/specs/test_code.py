@@ -231,17 +231,15 @@ ONLY = {
     "experiments/analysis/tables/perplexity.py": {"tables perplexity"},
     "experiments/report/templates/index.html.j2": {"page"},
     "sparse_lib/algorithms/granet.py": {
-        "compute library",
         *(f"train {name}" for name, spec in RUNS.items() if spec.method == "granet"),
     },
 }
 KIND = {
     "sparse_lib/algorithms/rigl.py": {"train", "compute"},
     "experiments/training/loop.py": {"train"},
-    "experiments/data/grammar.py": {"prepare"},
-    "experiments/data/docs_prose.json": {"prepare"},
+    "experiments/data/wikipedia.py": {"prepare"},
     "experiments/evaluation/suites/smoke.yaml": {"evaluate"},
-    "experiments/evaluation/lm/tasks/grammar_pairs.yaml": {"evaluate"},
+    "experiments/evaluation/lm/tasks/prose_pairs.yaml": {"evaluate"},
 }
 
 
@@ -257,7 +255,7 @@ def test_named_files_rerun_what_they_are_for(touched):
 
 @pytest.mark.parametrize("entry", ["experiments.analysis.figures.loss_curves",
                                    "experiments.store.collect",
-                                   "experiments.data.grammar"])  # fmt: skip
+                                   "experiments.data.wikipedia"])  # fmt: skip
 def test_what_is_imported_at_run_time_is_in_the_closure(entry):
     script = (
         f"import sys, {entry}\n"
@@ -326,5 +324,5 @@ def test_a_dataset_is_prepared_anew_for_its_own_file_and_its_tools_only():
 
     assert {"wikitext", "hub"} <= data_files("wikitext-2")
     assert "slimpajama" not in data_files("wikitext-2")
-    for name in ("glyphs", "wikipedia-start", "wikipedia-start"):
+    for name in ("glyphs", "wikipedia-start"):
         assert "hub" not in data_files(name)

@@ -8,10 +8,10 @@ from experiments.specs.schema import SpecError
 
 
 def test_data_of_a_folder_is_found_and_a_wrong_folder_is_one_sentence():
-    task, data = find_data("wikipedia-start-v257")
-    assert (task, data.name, data.label) == ("lm", "wikipedia-start", "wikipedia-start-v257")
-    with pytest.raises(SpecError, match="data is 'gramar-v256'.*did you mean"):
-        find_data("gramar-v256")
+    task, data = find_data("wikipedia-start-v512")
+    assert (task, data.name, data.label) == ("lm", "wikipedia-start", "wikipedia-start-v512")
+    with pytest.raises(SpecError, match="data is 'wikipedia-strat-v512'.*did you mean"):
+        find_data("wikipedia-strat-v512")
 
 
 def test_one_command_repeats_several_runs():

@@ -133,8 +133,6 @@ def test_a_vocabulary_that_no_tokenizer_can_be_trained_to_is_one_sentence(write)
     for size, data in (
         (257, {}),
         (65536, {}),
-        (200, {"name": "wikipedia-start"}),  # brings its words
-        (200, {"tokenizer": "wikipedia-start"}),
         (200, {"tokenizer": "owner/name"}),
     ):
         folder = ask(size, **data)

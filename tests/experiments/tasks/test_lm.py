@@ -16,7 +16,7 @@ def test_folders_of_prepared_data_differ_by_the_owner_of_a_tokenizer():
         None,
     ]
     labels = [Data(name="wikipedia-start", tokenizer=hub_id, **SIZES).label for hub_id in ids]
-    assert labels[0] == "grammar-gpt2" and labels[-1] == "wikipedia-start-v257"  # of committed runs
+    assert labels[0] == "wikipedia-start-gpt2" and labels[-1] == "wikipedia-start-v257"
     assert len(set(labels)) == len(ids)
 
 
@@ -27,7 +27,7 @@ def test_a_tokenizer_is_named_by_owner_and_name(hub_id):
 
 
 def test_an_unknown_dataset_or_one_of_another_kind_is_refused():
-    with pytest.raises(ValueError, match="data.name is 'gramar', .*; did you mean 'grammar'"):
-        Data(name="gramar", **SIZES)
-    with pytest.raises(ValueError, match="data.name is 'glyphs', but must be one of .*grammar"):
+    with pytest.raises(ValueError, match="data.name is 'wikipedai', .*; did you mean 'wikipedia'"):
+        Data(name="wikipedai", **SIZES)
+    with pytest.raises(ValueError, match="data.name is 'glyphs', but must be one of .*wikipedia"):
         Data(name="glyphs", **SIZES)
