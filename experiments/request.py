@@ -274,6 +274,11 @@ class Request:
         names = [computation.name for computation in self.studies[study].computations]
         return [paths.computation(scale, name).as_posix() for name in names]
 
+    def cost(self, wildcards: Any) -> float:
+        """Expected core-seconds of the run that a job's wildcards name; 0 without one."""
+        scale, name = (getattr(wildcards, key, "") for key in ("scale", "run"))
+        return self.runs(scale)[name].core_seconds if name else 0.0
+
     def gpus(self, wildcards: Any) -> int:
         """GPUs of a run's training: one per process. ``auto`` takes what this machine has."""
         device = self.config["device"]

@@ -102,6 +102,7 @@ EXPERIMENT_ROOMS = {
     "preload": "evaluation",
     "pack": "tasks specs store evaluation",
     "go": "",
+    "progress": "",
 }
 
 

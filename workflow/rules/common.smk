@@ -12,7 +12,7 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
     [workflow.basedir, *filter(None, [os.environ.get("PYTHONPATH")])]
 )
 
-from experiments import preload, request
+from experiments import preload, progress, request
 from experiments.errors import UserError
 from experiments.specs import code
 
@@ -32,6 +32,8 @@ os.environ.update(REQUEST.environment)
 os.environ.update(request.this_python_first())
 SCALE = REQUEST.scale
 RESULTS_LOCK = FileLock("results/.lock")
+PROGRESS = progress.Progress()
+logger.addFilter(PROGRESS)
 
 
 def asked(function, *arguments):
@@ -54,6 +56,10 @@ onstart:
             "another snakemake is working on results/; wait for it or stop it"
         )
     REQUEST.write_reruns()
+    PROGRESS.plan(
+        (workflow.dag.jobid(job), *progress.of(job, REQUEST.cost(job.wildcards)))
+        for job in workflow.dag.needrun_jobs()
+    )
     if (
         REQUEST.config["preload"]
         and sys.platform == "linux"

@@ -1,0 +1,69 @@
+"""What a person reads while `snakemake` works: one line per finished job, with the time left."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable
+from typing import Any
+
+#: Sentences of Snakemake's scheduler that say nothing about the work.
+NOISE = ("Select jobs to execute...", "Execute ")
+
+
+class Progress(logging.Filter):
+    """Replaces Snakemake's lines on its scheduler and on finished jobs by one line per job.
+
+    Attributes:
+        jobs: Name and expected core-seconds of each job, by Snakemake's number.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.jobs: dict[int, tuple[str, float]] = {}
+        self.finished: set[int] = set()
+        self.began = time.monotonic()
+
+    def plan(self, jobs: Iterable[tuple[int, str, float]]) -> None:
+        """Set the jobs of a command: number, name and expected core-seconds of each."""
+        self.jobs = {number: (name, max(cost, 0.1)) for number, name, cost in jobs}
+        self.finished, self.began = set(), time.monotonic()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Drop or rewrite a record of Snakemake's logger."""
+        event = str(getattr(record, "event", None) or "")
+        if event == "job_finished":
+            number = int(vars(record)["job_id"])
+            self.finished.add(number)
+            record.msg, record.args = self.line(number), ()
+            del record.event  # so that it is printed as it is
+            return number in self.jobs
+        return event not in ("progress", "resources_info") and not str(record.msg).startswith(NOISE)
+
+    def line(self, number: int) -> str:
+        """The line on a job that has ended."""
+        name, _ = self.jobs.get(number, ("", 0.0))
+        done = sum(cost for job, (_, cost) in self.jobs.items() if job in self.finished)
+        share = done / max(sum(cost for _, cost in self.jobs.values()), 0.1)
+        left = (time.monotonic() - self.began) * (1 - share) / max(share, 1e-9)
+        count = f"{len(self.finished):>{len(str(len(self.jobs)))}} of {len(self.jobs)}"
+        return f"{count}  {share:4.0%}  {duration(left):>8} left  {name}"
+
+
+def duration(seconds: float) -> str:
+    """Seconds in words of at most eight characters, such as ``3.5 min``."""
+    for unit, size in (("h", 3600), ("min", 60)):
+        if seconds >= 1.5 * size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def of(job: Any, core_seconds: float) -> tuple[str, float]:
+    """Name and expected core-seconds of a job of the workflow.
+
+    Args:
+        job: Snakemake's.
+        core_seconds: What the run of its wildcards is expected to cost; 0 without one.
+    """
+    words = [job.rule.name, *(str(value) for key, value in job.wildcards.items() if key != "scale")]
+    return " ".join(words), core_seconds if job.rule.name == "train" else 2.0
