@@ -10,11 +10,11 @@ RUN := PATH="$(CURDIR)/$(BIN):$$PATH"
 # Two workers; the tests of a file share what its fixtures made, slow files come first.
 WORKERS := -n 2 --dist loadfile --no-loadscope-reorder
 
-# Inputs and kills of `make fuzz`.
+# Inputs of `make fuzz`, kills of `make soak`.
 FUZZ ?= 10000
 KILLS ?= 100
 
-.PHONY: help setup reproduce smoke test fuzz gpu check format lint types docs lock clean
+.PHONY: help setup reproduce smoke test fuzz soak gpu check format lint types docs lock clean
 
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST)
@@ -38,14 +38,18 @@ reproduce: setup
 smoke: setup
 	$(RUN) snakemake reproduce --config scale=smoke
 
-## make test        run the tests
+## make test        run the tests, and print the slowest twenty
 test: setup
-	$(RUN) $(BIN)/python -m pytest $(WORKERS)
+	$(RUN) $(BIN)/python -m pytest $(WORKERS) --durations=20 --durations-min=1
 
-## make fuzz        feed 10,000 damaged inputs and kill 100 processes (FUZZ=, KILLS=): an hour
+## make fuzz        feed 10,000 damaged inputs (FUZZ=): half an hour
 fuzz: setup
 	$(RUN) OMP_NUM_THREADS=1 FUZZ=$(FUZZ) $(BIN)/python -m pytest tests/fuzz
+
+## make soak        kill 100 processes (KILLS=), and each kind of a cluster's job: half an hour
+soak: setup
 	$(RUN) $(BIN)/python -m tests.fuzz.killer --kills $(KILLS)
+	$(RUN) SOAK=1 $(BIN)/python -m pytest tests/cluster
 
 ## make gpu         all that a GPU is measured by, in at most 25 minutes (without one, CPU twins of the same)
 gpu: setup

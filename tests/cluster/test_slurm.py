@@ -18,9 +18,9 @@ from tests.fuzz import killer
 
 pytestmark = pytest.mark.slow
 RUNS = {run.spec.method: run for run in study_runs(load_study("sparsity_library"), "smoke")}
-#: What happens to the job of each method's run.
-INCIDENTS = ("out of time", "scancel", "drained node")
-METHODS = dict(zip(INCIDENTS, ("set", "rigl", "gmp"), strict=True))
+#: What happens to the job of each method's run; `make soak` tries all.
+INCIDENTS = ("scancel", "out of time", "drained node")[: None if "SOAK" in os.environ else 1]
+METHODS = dict(zip(INCIDENTS, ("set", "rigl", "gmp")))
 TARGETS = [f"results/smoke/runs/{RUNS[method].id}/train.json" for method in METHODS.values()]
 PATIENCE_S = 900
 
@@ -140,9 +140,10 @@ def test_jobs_that_end_early_go_on_and_end_with_the_same_bits(cluster, uninterru
         assert "resumes at step" in text, (method, text)
     ended = ends()
     # What a run of 30,000 weights needs, and twice that after a failure; a node has half a machine.
-    assert {memory for _, _, memory in ended.values()} == {"1504M", "3008M"}, ended
-    (timed, _), (cancelled, _), (drained, node) = (lost[incident] for incident in INCIDENTS)
-    assert ended[timed][0] == "TIMEOUT" and ended[cancelled][0] == "CANCELLED", ended
-    # Slurm itself queues this one again, under the same number, for the other node.
-    assert ended[drained][0] == "COMPLETED" and ended[drained][1] not in ("", node), ended
+    assert {memory for _, _, memory in ended.values()} <= {"1504M", "3008M"}, ended
+    states = {"scancel": "CANCELLED", "out of time": "TIMEOUT", "drained node": "COMPLETED"}
+    for incident, (job, node) in lost.items():
+        assert ended[job][0] == states[incident], ended
+        if incident == "drained node":  # Slurm queues it again, under its number, elsewhere
+            assert ended[job][1] not in ("", node), ended
     assert not killer.differences(tmp_path, uninterrupted[1])
