@@ -40,7 +40,7 @@ rule report:
 
 
 rule figures:
-    """The figures of the configured scale."""
+    """The figures of the configured scale as SVG and PDF, and their data as CSV."""
     input:
         lambda wildcards: REQUEST.figures(SCALE),
     localrule: True

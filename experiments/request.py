@@ -21,18 +21,17 @@ from typing import Any
 
 from experiments import data
 from experiments.evaluation.code import evaluation_code_hash
-from experiments.specs import code, needs
+from experiments.specs import code, needs, trials
 from experiments.specs.code import ROOT
 from experiments.specs.expand import all_runs, computation_costs
 from experiments.specs.lookup import RUNS_OF, find_runs, planned_study
-from experiments.specs.read import load_study, study_names
+from experiments.specs.read import check_study, load_study, study_names
 from experiments.specs.run import Run
 from experiments.specs.schema import NAME, SCALES, SpecError, Study, check_choice, module_names
 from experiments.specs.strict_yaml import read_yaml
-from experiments.store import paths
-from experiments.store.beyond import beyond
+from experiments.store import paths, reference
 from experiments.store.io import write_json
-from experiments.store.reference import reusable
+from experiments.store.parquet import TABLES
 
 #: The keys of a command's ``--config`` and what each is without one.
 DEFAULTS: dict[str, Any] = read_yaml((ROOT / "experiments" / "config.yaml").read_text())
@@ -154,23 +153,40 @@ class Request:
         mark.touch()
 
     def record_files(self, wildcards: Any) -> list[str]:
-        """One record per run of a study: its own, or the committed one where asked for and fit.
+        """The records that a study's runs have or get here; see `borrowed` for the others.
 
         While single runs are redone, no other run is trained: the records at hand stand for them.
         """
+        return self._records(wildcards.scale, wildcards.study)[0]
+
+    def borrowed(self, wildcards: Any) -> list[str]:
+        """The runs of a study whose committed records stand for them, where asked for and fit."""
+        return self._records(wildcards.scale, wildcards.study)[1]
+
+    def committed_files(self, wildcards: Any) -> list[str]:
+        """The files of the `borrowed` records."""
+        known = reference.entries()
+        folders = {known[run].folder for run in self.borrowed(wildcards)}
+        files = sorted(folder / f"{name}.parquet" for folder in folders for name in TABLES)
+        return [os.path.relpath(file, ROOT) for file in files]
+
+    @functools.cache  # noqa: B019 (one request lives as long as its process)
+    def _records(self, scale: str, study: str) -> tuple[list[str], list[str]]:
+        """Files of own records, and ids of runs with borrowed ones."""
         again = {run.id for run in self.again}
-        files = []
-        for run in self.runs(wildcards.scale).values():
-            if wildcards.study not in run.studies:
+        files: list[str] = []
+        ids: list[str] = []
+        for run in self.runs(scale).values():
+            if study not in run.studies:
                 continue
             own = paths.run(run.scale, run.id) / "record.json"
             makes = not self.again or run.id in again or own.exists()
             borrows = run.id not in again and (self.config["reuse"] != "none" or not makes)
-            if borrows and reusable(run, data_folder=paths.DATA):
-                files.append(paths.committed(run.id).relative_to(ROOT).as_posix())
+            if borrows and reference.reusable(run, data_folder=paths.DATA):
+                ids.append(run.id)
             elif makes and (self.config["reuse"] != "only" or run.id in again):
                 files.append(own.as_posix())
-        return files
+        return files, ids
 
     def rerun_pages(self) -> list[str]:
         """Pages of the studies whose runs are redone.
@@ -209,17 +225,19 @@ class Request:
         ]
 
     def figures(self, scale: str) -> list[str]:
-        """Figures of the chosen studies."""
+        """Figures of the chosen studies in the formats of papers, and their data."""
         return [
-            f"reports/{scale}/{name}/figures/{figure}.svg"
+            f"reports/{scale}/{name}/figures/{figure}.{suffix}"
             for name, study in self.shown(scale).items()
             for figure in study.figures
+            for suffix in ("svg", "pdf", "csv")
         ]
 
     def targets(self, scale: str) -> list[str]:
         """Everything that a report shows, and the records under it: what is deleted comes back."""
-        found = [f"reports/{scale}/index.html", *self.pages(scale), *self.figures(scale)]
+        found = [f"reports/{scale}/index.html", *self.pages(scale)]
         for name, study in self.shown(scale).items():
+            found += [f"reports/{scale}/{name}/figures/{figure}.png" for figure in study.figures]
             found += [f"reports/{scale}/{name}/tables/{table}.csv" for table in study.tables]
             found += [f"results/{scale}/{name}/claims.csv", *self.computations(name, scale)]
             found += self.record_files(SimpleNamespace(scale=scale, study=name))
@@ -258,7 +276,8 @@ class Request:
     def study_hash(self, study: str, scale: str) -> str:
         """Changes with the study's file, its runs, and what else its results depend on."""
         facts = planned_study(self.studies[study], scale)
-        return code.digest([facts.to_json(), beyond(facts)])
+        noise = reference.stamp() if facts.trials else None  # between seeds of committed runs
+        return code.digest([facts.to_json(), trials.behind(facts), noise])
 
     def page_hash(self, study: str, scale: str) -> str:
         """Changes with the study and with the code of what its page shows."""
@@ -402,7 +421,7 @@ def checked(config: Mapping[str, Any]) -> dict[str, Any]:
         if config[key] in ("true", "false", "null"):
             config[key] = json.loads(config[key])
     check_choice("scale", config["scale"], SCALES)
-    check_choice("study", config["study"], ["all", *study_names()], "experiments/studies")
+    check_study(config["study"], "all")
     check_choice("reuse", config["reuse"], ["none", "reference", "only"])
     check_choice("execution", config["execution"], EXECUTIONS)
     for key in ("offline", "preload"):
@@ -444,4 +463,5 @@ def wildcards() -> dict[str, str]:
         "run": NAME,
         "data": NAME,
         "computation": one_of(computations),
+        "figure": one_of(module_names(ROOT / "experiments" / "analysis" / "figures")),
     }

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from experiments.cli.report import planned
-from experiments.specs.expand import all_runs
-from experiments.store import paths
+from experiments.store import reference
 from experiments.store.collect import write_tables
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -41,9 +40,10 @@ def repository(tmp_path_factory):
 
 def tidy_table(study, folder):
     """The tidy table of a study's committed records."""
-    runs = [run.id for run in all_runs("small").values() if study in run.studies]
-    files = sorted(filter(Path.is_file, map(paths.committed, runs)))
-    return write_tables(files, planned(study, "small"), folder / "records.csv")
+    facts = planned(study, "small")
+    records = reference.find_all(run.id for run in facts.runs)
+    write_tables(records.values(), facts, folder)
+    return folder / "records.csv"
 
 
 @contextmanager
@@ -167,6 +167,8 @@ from experiments.store.tidy import read_records
 records = read_records(Path(sys.argv[1]))
 study = planned("spdf", "small")
 {kind}.write({name!r}, records, pd.DataFrame(), study, Path("drawn"))
+if {kind!r} == "figures":
+    figures.data({name!r}, records, pd.DataFrame(), study).to_csv("drawn/{name}.csv", index=False)
 assert "torch" not in sys.modules
 """
 
@@ -181,7 +183,7 @@ def test_a_figure_and_a_table(repository, heading, kind, name, tmp_path):
         run(repository, "-c", DRAW.format(kind=kind, name=name), str(records))
     header, *rows = (repository / "drawn" / f"{name}.csv").read_text().splitlines()
     assert "seconds" in header.split(",") and len(rows) > 10
-    assert (repository / "drawn" / f"{name}.svg").exists() == (kind == "figures")
+    assert (repository / "drawn" / f"{name}.png").exists() == (kind == "figures")
 
 
 CLAIM = """

@@ -1,7 +1,8 @@
 """What all figures share: panels, axes, lines of methods, and labels at their ends."""
 
-from collections.abc import Collection, Iterable, Sequence
-from contextlib import AbstractContextManager
+import io
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,11 @@ from matplotlib.ticker import EngFormatter, LogLocator
 
 from experiments.analysis import stats
 from experiments.analysis.methods import Method
+from experiments.errors import UserError, reason
 from experiments.specs.planned import PlannedStudy
 
-WIDTH = 5.6
+#: Colours of a PNG.
+NUM_COLORS = 128
 PANEL_HEIGHT = 2.5
 SHEET = Path(__file__).with_name("style.mplstyle")
 
@@ -52,9 +55,37 @@ def progress_axis(axes: Axes, name: str) -> None:
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
 
 
-def sheet() -> AbstractContextManager[None]:
-    """Return the context in which a figure is drawn."""
-    return matplotlib.style.context(SHEET)
+@contextmanager
+def sheet(own: Path | None = None, *, width: float | None = None) -> Iterator[None]:
+    """Draw by the house's style sheet.
+
+    Args:
+        own: A style sheet whose settings go before the house's.
+        width: Of the figure, in inches; None takes the sheets' ``figure.figsize``.
+
+    Raises:
+        UserError: If a sheet cannot be read; it names the file.
+    """
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(matplotlib.style.context([SHEET, *([own] if own else [])]))
+        except (OSError, ValueError) as error:
+            raise UserError(f"{own} is no style sheet of matplotlib: {reason(error)}") from None
+        if width is not None:
+            height = matplotlib.rcParams["figure.figsize"][1]
+            matplotlib.rcParams["figure.figsize"] = (width, height)
+        yield
+
+
+def save_png(figure: Figure, path: Path) -> None:
+    """Write a figure as PNG with a palette of at most 128 colours, a quarter of the full size."""
+    from PIL import Image
+
+    full = io.BytesIO()
+    figure.savefig(full, format="png", metadata={"Software": None})
+    image = Image.open(full).convert("RGB")
+    palette = image.quantize(NUM_COLORS, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
+    palette.save(path, optimize=True)
 
 
 def panels(rows: int, *, height: float = PANEL_HEIGHT, heights: Sequence[float] = ()) -> tuple:
@@ -66,7 +97,7 @@ def panels(rows: int, *, height: float = PANEL_HEIGHT, heights: Sequence[float] 
         heights: Heights of the panels one by one, in place of ``height``.
     """
     heights = list(heights) or [height] * max(1, rows)
-    figure = Figure(figsize=(WIDTH, sum(heights)))
+    figure = Figure(figsize=(matplotlib.rcParams["figure.figsize"][0], sum(heights)))
     axes = figure.subplots(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0]
     return figure, list(axes)
 

@@ -19,8 +19,7 @@ import numpy as np
 import pandas as pd
 
 from experiments.specs.trials import without_seeds
-from experiments.store.beyond import noise_records
-from experiments.store.io import read_json
+from experiments.store import reference
 
 LEVEL = 0.95
 LOWEST, TIE, DEFAULT, ONLY = "best", "tie", "tie, the default", "the only one"
@@ -49,11 +48,10 @@ def seed_noise(model: str, dataset: str, metric: str) -> float:
         the metric's units; NaN where no two such runs are committed.
     """
     groups: dict[Any, list[float]] = {}
-    for path in noise_records(model, dataset):
-        record = read_json(path)
+    for record in reference.of_workload(model, dataset):
         spec, curve = record["spec"], record["curve"]
         values = [row[metric] for row in curve if row["kind"] == "validation" and metric in row]
-        if (spec["model"]["label"], spec["data"]["name"]) == (model, dataset) and values:
+        if values:
             same = {name: part for name, part in spec.items() if name not in ("id", "seed")}
             key = json.dumps(without_seeds(same), sort_keys=True)
             groups.setdefault(key, []).append(float(values[-1]))

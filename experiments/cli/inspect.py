@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterable, Iterator
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,6 +16,9 @@ from experiments.specs.lookup import find_run
 from experiments.specs.run import Run
 from experiments.specs.schema import SCALES, SpecError
 from experiments.store import paths
+
+if TYPE_CHECKING:
+    from experiments.store.record import Record
 
 #: Layers of the largest model that `check` builds.
 MOST_LAYERS = 200
@@ -128,20 +132,47 @@ def _last_sparsity(config: dict[str, Any], num_steps: int) -> float | None:
 
 
 @app.command()
+def show(
+    run: Annotated[str, typer.Argument(help="a run id")],
+    committed: Annotated[
+        bool, typer.Option("--committed", help="the committed record, though one was made here")
+    ] = False,
+) -> None:
+    """Print the record of a run as JSON; its command and where it was made go to stderr."""
+    paths.name("run", run)
+    from experiments.store import reference
+    from experiments.store.io import read_json
+
+    own = next(iter(sorted(paths.RESULTS.glob(f"*/runs/{run}/record.json"))), None)
+    record = reference.find(run) if committed or own is None else read_json(own)
+    where = "committed" if committed or own is None else str(own)
+    print(f"# {where}; again: {record['command']}", file=sys.stderr)
+    print(json.dumps(record, indent=1, sort_keys=True))
+
+
+@app.command()
 def compare(runs: Annotated[list[str], typer.Argument(help="run ids")]) -> None:
-    """Print runs side by side: finished ones of this folder, else committed records."""
+    """Print runs side by side: what was made here and what is committed."""
     found = []
     for name in runs:
         run = find_run(name)
-        here = paths.run(run.scale, run.id) / "record.json"
-        path = here if here.is_file() else paths.committed(run.id)
-        if not path.is_file():
-            raise SpecError(f"run {name} has no record, neither here nor among the committed")
-        found.append(path)
+        found += _records_of(run)
     from experiments.cli import terminal
-    from experiments.store.record import read_record
 
-    terminal.show(terminal.compare([read_record(path) for path in found]))
+    terminal.show(terminal.compare(found))
+
+
+def _records_of(run: Run) -> list[Record]:
+    """The record made here and the committed one; raises `SpecError` where there is neither."""
+    from experiments.store import reference
+    from experiments.store.record import checked, read_record
+
+    here = paths.run(run.scale, run.id) / "record.json"
+    found = [read_record(here)] if here.is_file() else []
+    found += [checked(r, f"committed {run.id}") for r in reference.find_all([run.id]).values()]
+    if not found:
+        raise SpecError(f"run {run.id} has no record, neither here nor among the committed")
+    return found
 
 
 @app.command()

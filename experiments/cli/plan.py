@@ -16,7 +16,7 @@ from experiments.cli.options import Scale, app
 from experiments.errors import UserError
 from experiments.specs.expand import BUDGET_CORE_S, all_runs, computation_costs
 from experiments.specs.needs import STRATEGIES
-from experiments.specs.read import load_study, study_names
+from experiments.specs.read import check_study, load_study, study_names
 from experiments.specs.run import Run
 from experiments.specs.schema import SpecError, check_choice
 from experiments.store.paths import DATA
@@ -61,7 +61,7 @@ def print_plan(
 
     With --study, the library checks their configurations first, as `check` does of all studies.
     """
-    check_choice("study", study, ["all", *study_names()], "experiments/studies")
+    check_study(study, "all")
     chosen = [
         run
         for run in all_runs(scale).values()

@@ -10,17 +10,13 @@ from typing import Annotated, Any
 import typer
 
 from experiments.cli.options import Scale, StudyName, app
-from experiments.errors import UserError
-from experiments.specs import code
 from experiments.specs.code import ROOT
-from experiments.specs.expand import all_runs
 from experiments.specs.lookup import planned_study
 from experiments.specs.planned import PlannedStudy
-from experiments.specs.read import load_study, study_names
+from experiments.specs.read import check_study, load_study, study_names
 from experiments.specs.schema import SpecError, check_choice, module_names
 from experiments.store import paths
-from experiments.store.beyond import beyond
-from experiments.store.current import changed_runs
+from experiments.store.io import read_json
 
 ANALYSIS = ROOT / "experiments" / "analysis"
 Names = Annotated[list[str], typer.Argument(help="one or several names")]
@@ -36,98 +32,51 @@ def collect(
     study: StudyName,
     scale: Scale,
     files: Annotated[list[Path] | None, typer.Argument(help="records of its runs")] = None,
+    committed: Annotated[
+        bool, typer.Option("--committed", help="take committed records of the other runs")
+    ] = False,
     none: Annotated[bool, typer.Option("--none", help="let the tables be empty")] = False,
 ) -> None:
     """Collect the records of a study into tidy tables, and test its comparisons."""
     folder, facts, files = paths.study(scale, study), planned(study, scale), files or []
-    if not files and not none:
+    if not files and not (none or committed):
         raise SpecError(f"no records of {study} are given; --none makes empty tables of it")
+    from experiments.analysis.claims import ledger
+    from experiments.store import reference, tidy
     from experiments.store.collect import write_tables
     from experiments.store.record import read_record
 
-    known, ids = {run.id for run in facts.runs}, []
+    known, records = {run.id: run for run in facts.runs}, {}
     for path in files:
-        ids.append(read_record(path).run)
-        if ids[-1] not in known:
-            raise SpecError(f"{path} is of run {ids[-1]!r}, which {study} does not have")
-    committed = [
-        run
-        for run, path in zip(ids, files, strict=True)
-        if path.resolve().is_relative_to(paths.REFERENCE_RUNS.resolve())
+        run = read_record(path).run
+        if run not in known:
+            raise SpecError(f"{path} is of run {run!r}, which {study} does not have")
+        records[run] = read_json(path)
+    others = [
+        name
+        for name, run in known.items()
+        if committed and name not in records and reference.reusable(run, data_folder=paths.DATA)
     ]
-    write_tables(files, facts, folder / "records.csv", committed=committed)
-    _write_evidence(facts, folder)
-    part, kept = folder / ".records", folder / "records"
-    shutil.rmtree(part, ignore_errors=True)
-    part.mkdir()
-    for path, run in zip(files, ids, strict=True):
-        shutil.copy2(path, part / f"{run}.json")  # a later look compares times first
-    shutil.rmtree(kept, ignore_errors=True)
-    part.rename(kept)
-
-
-def _write_evidence(facts: PlannedStudy, folder: Path) -> None:
-    """Write what a study's comparisons leave to be judged together with other studies'."""
-    from experiments.analysis.claims import ledger
-    from experiments.store import tidy
-
-    rows, origin = tidy.read_records(folder / "records.csv"), _evidence_key(folder, facts)
-    ledger.write_evidence(rows, facts, folder / "evidence.csv", made_from=origin)
-
-
-def _evidence_key(folder: Path, facts: PlannedStudy) -> str:
-    """Hash of what a study's evidence is made from."""
-    from experiments.store.made import file_digest
-
-    return code.digest(
-        [
-            facts.inputs(),
-            beyond(facts),
-            file_digest(folder / "records.csv"),
-            code.claims_code_hash(),
-        ]
+    write_tables(
+        [*records.values(), *reference.find_all(others).values()], facts, folder, committed=others
     )
-
-
-def _evidence(scale: str) -> tuple[list[Path], list[str]]:
-    """The evidence of all studies, and the studies whose evidence is not that of their records.
-
-    A command may make some studies anew and leave others, which share runs with them, as they are.
-    """
-    from experiments.analysis.claims import ledger
-
-    standing, left_out = [], []
-    for file in sorted(paths.scale(scale).glob("*/evidence.csv")):
-        folder, name = file.parent, file.parent.name
-        current = name in study_names() and (folder / "records.csv").is_file()
-        if current:
-            facts = planned(name, scale)
-            current = not changed_runs(scale, name, [run.id for run in facts.runs])
-            current &= ledger.origin(file) in (None, _evidence_key(folder, facts))
-        if current:
-            standing.append(file)
-        else:
-            left_out.append(name)
-    return standing, left_out
+    rows = tidy.read_records(folder / "records.csv")
+    ledger.write_evidence(rows, facts, folder / "evidence.csv")
 
 
 def _write_ledger(records: Any, facts: PlannedStudy, folder: Path) -> None:
     """Write a study's ledger, its claims judged with those of the scale's other studies."""
     from experiments.analysis.claims import ledger
 
-    files, left_out = _evidence(facts.scale)
-    left_out = [name for name in left_out if name != folder.name]
+    studies = [study for study in map(load_study, study_names()) if study.shows(facts.scale)]
+    files = [paths.study(facts.scale, study.name) / "evidence.csv" for study in studies]
     others = [
-        test for file in files if file.parent != folder for test in ledger.read_evidence(file)
+        test
+        for file in files
+        if file.parent != folder and file.is_file()
+        for test in ledger.read_evidence(file)
     ]
-    for name in left_out:
-        print(
-            f"the evidence of {name} is left out: its records, its tests or their code changed "
-            f"since; `snakemake reproduce --config scale={facts.scale} study={name}` makes it "
-            "anew"
-        )
-    studies = map(load_study, study_names())
-    family = ledger.families(study for study in studies if study.shows(facts.scale))
+    family = ledger.families(studies)
     ledger.write(
         records,
         facts,
@@ -135,29 +84,30 @@ def _write_ledger(records: Any, facts: PlannedStudy, folder: Path) -> None:
         others,
         num_primary=len(ledger.members(family["primary"])),
         num_exploratory=len(ledger.members(family["exploratory"])),
-        left_out=left_out,
     )
 
 
 def read_study(study: str, scale: str) -> tuple:
-    """Records, curves and the study's dict: what every table and figure takes.
+    """Records, curves and the study: what every table and figure takes.
+
+    Where nothing was collected here, committed records stand for its runs.
 
     Raises:
         SpecError: If there is no such study or scale, or it has no results.
     """
     folder, facts = paths.study(scale, study), planned(study, scale)
-    if not (folder / "records.csv").is_file():
-        raise SpecError(
-            f"study {study!r} has no results at scale {scale!r} yet: run "
-            f"`snakemake reproduce --config scale={scale} study={study}`"
-        )
-    from experiments.store import tidy
+    from experiments.store import collect, reference, tidy
 
-    return (
-        tidy.read_records(folder / "records.csv"),
-        tidy.read_curves(folder / "curves.csv"),
-        facts,
-    )
+    if (folder / "records.csv").is_file():
+        records = tidy.read_records(folder / "records.csv")
+        return records, tidy.read_curves(folder / "curves.csv"), facts
+    found = reference.find_all(run.id for run in facts.runs)
+    if facts.runs and not found:
+        raise SpecError(
+            f"study {study!r} has no results at scale {scale!r} yet, neither here nor committed: "
+            f"run `snakemake reproduce --config scale={scale} study={study}`"
+        )
+    return *collect.tables(found.values(), facts, committed=found), facts
 
 
 def _check_names(kind: str, names: list[str]) -> None:
@@ -174,21 +124,52 @@ def figure(
     scale: Scale = "quick",
     x: Annotated[
         str | None,
-        typer.Option(help="draw over this axis only: tokens, steps, flops", metavar="AXIS"),
+        typer.Option(help="draw over this axis: tokens, steps, flops", metavar="AXIS"),
+    ] = None,
+    formats: Annotated[
+        list[str] | None,
+        typer.Option("--format", help="pdf, svg, png or csv (its data); repeatable; default: png"),
+    ] = None,
+    style: Annotated[
+        Path | None, typer.Option(help="style sheet of matplotlib: sizes, fonts, lines")
+    ] = None,
+    width: Annotated[float | None, typer.Option(min=1, max=40, help="in inches")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="file to write; its ending is the format")
     ] = None,
 ) -> None:
-    """Draw figures of a study from its records."""
+    """Draw figures of a study, from what was trained here or else from committed records.
+
+    Prints the files that it wrote: without --out those of the study's page.
+    """
     _check_names("figure", names)
-    folder = paths.page(scale, study) / "figures"
     from experiments.analysis import figures
 
     for name in names if x is not None else ():
         if not figures.x_axes(name):
             raise SpecError(f"x is {x!r}, but figure {name!r} has no other axis than its own")
         check_choice("x", x, figures.x_axes(name))
+    if out is not None and (len(names) > 1 or len(formats or []) > 1):
+        raise SpecError(f"out is {str(out)!r}, but there are several figures or formats to write")
+    if out is not None and not formats:
+        formats = [out.suffix.removeprefix(".")]
+    for kind in (formats := formats or ["png"]):
+        check_choice("format", kind, ("pdf", "svg", "png", "csv"))
+    if style is not None and not style.is_file():
+        raise SpecError(f"style is {str(style)!r}, but there is no such file")
     facts = read_study(study, scale)
     for name in names:
-        figures.write(name, *facts, folder, x=x)
+        axis = "" if x in (None, *figures.x_axes(name)[:1]) else f"-by-{x}"
+        drawn = None
+        for kind in formats:
+            path = out or paths.page(scale, study) / "figures" / f"{name}{axis}.{kind}"
+            if kind == "csv":
+                path.parent.mkdir(parents=True, exist_ok=True)
+                figures.data(name, *facts).to_csv(path, index=False)
+            else:
+                drawn = drawn or figures.draw(name, *facts, x=x, sheet=style, width=width)
+                figures.save(drawn, path, kind)
+            print(path)
 
 
 @app.command()
@@ -235,101 +216,32 @@ def claims(
 
 @app.command()
 def report(study: StudyName, scale: Scale) -> None:
-    """Write the page of a study; its ledger, tables and figures are made where they changed."""
+    """Write the page of a study with its ledger, its tables and its figures."""
     folder, page = paths.study(scale, study), paths.page(scale, study)
     records, curves, facts = read_study(study, scale)
-    inputs = _inputs_digest(folder, facts)
     from experiments.analysis import figures, tables
     from experiments.report import render
-    from experiments.store.made import Made
+    from experiments.store import parquet
 
-    made = Made(folder / "made.json")
-    made.make(
-        _ledger_key(inputs, scale),
-        lambda: [folder / "claims.csv"],
-        lambda: _write_ledger(records, facts, folder),
-    )
+    _write_ledger(records, facts, folder)
     for name in facts.tables:
-        made.make(
-            code.digest([inputs, code.analysis_code_hash("tables", name)]),
-            lambda name=name: [page / "tables" / f"{name}.csv"],
-            lambda name=name: tables.write(name, records, curves, facts, page / "tables"),
-        )
-    for name in facts.figures:
-        made.make(
-            code.digest([inputs, code.analysis_code_hash("figures", name)]),
-            lambda name=name: _figure_files(page / "figures", name),
-            lambda name=name: figures.write(name, records, curves, facts, page / "figures"),
-        )
-    _remove_others(page / "tables", {f"{name}.csv" for name in facts.tables})
-    shown = [file for name in facts.figures for file in _figure_files(page / "figures", name)]
-    _remove_others(page / "figures", {file.name for file in shown})
+        tables.write(name, records, curves, facts, page / "tables")
+    empty = [
+        name
+        for name in facts.figures
+        if not figures.write(name, records, curves, facts, page / "figures")
+    ]
     render.render_study(
         facts,
         records,
         curves,
-        folder / "records",
+        parquet.read(folder),
         page / "figures",
         page / "tables",
         folder / "claims.csv",
         page,
+        empty=empty,
     )
-
-
-def _ledger_key(inputs: str, scale: str) -> str:
-    """Hash of what a study's ledger is made from; ``inputs`` are its own."""
-    from experiments.store.made import file_digest
-
-    files, left_out = _evidence(scale)
-    others = {file.as_posix(): file_digest(file) for file in files}
-    return code.digest([inputs, others, left_out, code.claims_code_hash()])
-
-
-def _is_judged(name: str, scale: str) -> bool:
-    """Whether a study's verdicts are of the records and the evidence that there are.
-
-    A study of the same records that was judged with other evidence is judged again.
-    """
-    from experiments.store.made import Made
-
-    folder, facts = paths.study(scale, name), planned(name, scale)
-    ledger = folder / "claims.csv"
-    if not ledger.is_file():
-        return True
-    if changed_runs(scale, name, [run.id for run in facts.runs]):
-        return False
-    note = Made(folder / "made.json").notes.get(ledger.as_posix(), {})
-    if note.get("key") != _ledger_key(_inputs_digest(folder, facts), scale):
-        try:
-            report(name, scale)
-        except (UserError, OSError):
-            return False
-    return True
-
-
-def _inputs_digest(folder: Path, facts: PlannedStudy) -> str:
-    """Hash of what tables and figures are made from beside code."""
-    from experiments.store.made import file_digest
-
-    files = [folder / "records.csv", folder / "curves.csv"]
-    for computation in facts.computations:
-        tables = paths.computation(facts.scale, computation.name)
-        files += sorted(tables.glob("*.csv"))
-    digests = {file.as_posix(): file_digest(file) for file in files}
-    return code.digest([facts.inputs(), beyond(facts), digests])
-
-
-def _figure_files(folder: Path, name: str) -> list[Path]:
-    """Files of a figure: over its own axis, its data, and over other axes."""
-    own = [folder / f"{name}.{suffix}" for suffix in ("svg", "png", "csv")]
-    return [*own, *sorted(folder.glob(f"{name}-by-*.svg"))]
-
-
-def _remove_others(folder: Path, names: Iterable[str]) -> None:
-    """Remove the files of what the study no more shows."""
-    for path in folder.glob("*.*"):
-        if path.name not in names:
-            path.unlink()
 
 
 @app.command()
@@ -343,11 +255,7 @@ def index(scale: Scale) -> None:
         )
     from experiments.report import render
 
-    outdated = [name for name in names if not _is_judged(name, scale)]
-    for name in outdated:
-        print(f"the verdicts of {name} are left out: its records or its evidence changed since")
-    studies = [planned(name, scale) for name in names]
-    render.render_index(studies, scale, results, reports, outdated=outdated)
+    render.render_index([planned(name, scale) for name in names], scale, results, reports)
 
 
 @app.command()
@@ -363,7 +271,7 @@ def archive(
         if "=" not in item:
             raise SpecError(f"config is {item!r}, but must be key=value")
     out = paths.reports(scale) / "archive.html"
-    check_choice("study", study, ["all", *study_names()], "experiments/studies")
+    check_study(study, "all")
     from experiments.report import archive as snakemake_report
 
     snakemake_report.write(scale, [f"study={study}", *(config or [])], out)
@@ -397,22 +305,23 @@ def keep(
         ),
     ] = None,
 ) -> None:
-    """Copy records, ledgers and computed tables of a scale to results/reference.
+    """Fold finished records of a scale into results/reference, with ledgers and computed tables.
 
-    A study's tidy table is left out: it follows from the records.
+    Records that no study plans leave. One of --from is refused where its spec, code or data are
+    not those of here.
     """
+    paths.scale(scale)
+    from experiments.store import fold
+
     if source is not None:
         from experiments.pack import returned
 
-        for run, path in returned(source):
-            _keep(path, paths.committed(run.id))
+        _say_kept(fold.fold(read_json(path) for _, path in returned(source)))
         return
-    paths.scale(scale)
-    for run in all_runs(scale).values():
-        _keep(paths.run(scale, run.id) / "record.json", paths.committed(run.id))
+    _say_kept(fold.fold(fold.read_own(scale)))
     for name in study_names():
         folder = paths.study(scale, name)
-        if any((folder / "records").glob("*.json")) and not load_study(name).trials:
+        if (folder / "runs.parquet").is_file() and not load_study(name).trials:
             _keep(folder / "claims.csv", paths.REFERENCE / name / "claims.csv")
     for path in sorted((paths.scale(scale) / "computations").glob("*/*.csv")):
         _keep(path, paths.REFERENCE / path.parent.name / path.name)
@@ -423,4 +332,9 @@ def _keep(path: Path, kept: Path) -> None:
     if path.is_file():
         kept.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, kept)
-        print(kept.relative_to(ROOT))
+        _say_kept([kept])
+
+
+def _say_kept(files: Iterable[Path]) -> None:
+    for file in files:
+        print(file.relative_to(ROOT))

@@ -1,23 +1,20 @@
 """Render the page of a study, the index of a scale, and the committed reference report.
 
-A page is one HTML file without scripts or requests: styles and figures are inline, and its
-Markdown twin shows the same content on a code host.
+A page is one HTML file without scripts or requests: styles are inline, pictures lie beside it, and
+its Markdown twin shows the same content on a code host.
 """
 
 import functools
-import itertools
-import json
 import os
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import jinja2
 import pandas as pd
-from markupsafe import Markup
 
 from experiments import published
 from experiments.analysis import figures, tables
@@ -29,8 +26,8 @@ from experiments.report import policy as policy_page
 from experiments.report import provenance, summary, text
 from experiments.specs.lookup import rerun_command
 from experiments.specs.planned import PlannedStudy
-from experiments.store import machine, tidy
-from experiments.store.record import Record, read_record
+from experiments.store import machine, parquet, tidy
+from experiments.store.record import Record
 
 TEMPLATES = Path(__file__).with_name("templates")
 HEADINGS = {
@@ -92,24 +89,6 @@ def on_page(method: Method) -> Method:
     return replace(method, color="currentColor") if method.color == INK else method
 
 
-def inline_svg(path: Path, *, prefix: str, title: str) -> Markup:
-    """Return an SVG for inclusion in a page.
-
-    Ids get a prefix, since several figures share a page; dark ink becomes the page's text colour,
-    and the white background goes, so that the figure follows the page's theme.
-    """
-    svg = path.read_text(encoding="utf-8")
-    svg = svg[svg.index("<svg") :]
-    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    svg = re.sub(r'(<g id="background">\s*<path [^>]*?)style="[^"]*"', r'\1fill="none"', svg)
-    svg = re.sub(r'\bid="([^"]+)"', rf'id="{prefix}-\1"', svg)
-    svg = re.sub(r'(url\(#|href="#)', rf"\g<1>{prefix}-", svg)
-    svg = svg.replace(INK, "currentColor").replace(INK.upper(), "currentColor")
-    label = str(Markup.escape(title))
-    svg = re.sub(r"<svg ", f'<svg role="img" aria-label="{label}" ', svg, count=1)
-    return Markup(svg)
-
-
 def _read_table(
     name: str, folder: Path, behind: provenance.Register, *, sourced: bool
 ) -> dict[str, Any]:
@@ -130,44 +109,25 @@ def _read_table(
 
 
 def _read_figure(
-    name: str, folder: Path, records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy
+    name: str, records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy, *, empty: bool
 ) -> dict[str, Any]:
-    from experiments.analysis import style
-
-    title = name.replace("_", " ")
-    variants = []
-    axis_labels = {
-        "tokens": style.progress(curves, "tokens")[0],
-        "steps": "steps",
-        "flops": "FLOPs",
-    }
-    several = bool(figures.x_axes(name))
-    for axis, label in axis_labels.items():
-        file = name if axis == "tokens" else f"{name}-by-{axis}"
-        path = folder / f"{file}.svg"
-        if path.exists():
-            svg = inline_svg(path, prefix=file, title=f"{title}, by {label}" if several else title)
-            variants.append({"axis": label, "file": file, "svg": svg})
     caption = figures.caption(name, records, curves, study)
-    empty = _is_empty(folder / f"{name}.csv")
-    return {"name": name, "title": title, "caption": caption, "variants": variants, "empty": empty}
+    title = name.replace("_", " ")
+    return {"name": name, "title": title, "caption": caption, "empty": empty}
 
 
 def _read_details(
-    study: PlannedStudy, runs_dir: Path, present: set[str], committed: set[str]
+    study: PlannedStudy, records: dict[str, Record], present: set[str], committed: set[str]
 ) -> list[dict[str, Any]]:
-    """What stands behind each run: its spec always, its record where it is finished."""
+    """What stands behind each run: the command always, its record where it is finished."""
     details = []
     for run in study.runs:
-        files = (runs_dir / run.id / "record.json", runs_dir / f"{run.id}.json")
-        record = next((read_record(path) for path in files if path.exists()), None)
-        spec = (run if record is None else record).spec.to_json()
+        record = records.get(run.id)
         details.append(
             {
                 "id": run.id,
                 "finished": run.id in present,
                 "command": rerun_command([run.id]) if record is None else record.command,
-                "spec": json.dumps(spec, indent=2),
                 "facts": {
                     "record": "committed, not made here" if run.id in committed else None,
                     "seed": run.spec.seed,
@@ -229,11 +189,13 @@ def render_study(
     study: PlannedStudy,
     records: pd.DataFrame,
     curves: pd.DataFrame,
-    runs_dir: Path,
+    finished: Iterable[dict[str, Any]],
     figures_dir: Path,
     tables_dir: Path,
     claims_csv: Path,
     out_dir: Path,
+    *,
+    empty: Collection[str] = (),
 ) -> Path:
     """Write ``index.html`` and ``README.md`` of a study.
 
@@ -241,16 +203,18 @@ def render_study(
         study: The study as `experiments.specs.lookup.planned_study` makes it.
         records: Tidy records.
         curves: Tidy curves.
-        runs_dir: Folder with ``<run id>/record.json`` or ``<run id>.json``.
-        figures_dir: Folder with the figures' SVG files.
+        finished: The JSON form of the records of its finished runs.
+        figures_dir: Folder with the figures' PNG files.
         tables_dir: Folder with the tables' CSV files.
         claims_csv: The ledger.
         out_dir: Folder to write to.
+        empty: Figures without data yet.
 
     Returns:
         The path of ``index.html``.
     """
     out_dir.mkdir(parents=True, exist_ok=True)
+    made = {value["run"]: Record.model_validate(value) for value in finished}
     runs, sourced = provenance.Runs(study, records), published.is_source_of(study)
     behind = provenance.Register(runs)
     context = {
@@ -261,15 +225,16 @@ def render_study(
         "missing": tidy.missing_runs(records, study),
         "unfinished": runs.unfinished(set(records["run"])),
         "committed": [run.id for run in study.runs if run.id in runs.committed],
-        "cost": summary.cost(_records(Path(runs_dir))),
+        "cost": summary.cost(made.values()),
         "ledger": _ledger(Path(claims_csv), behind),
         "tables": [
             _read_table(name, Path(tables_dir), behind, sourced=sourced) for name in study.tables
         ],
         "figures": [
-            _read_figure(name, Path(figures_dir), records, curves, study) for name in study.figures
+            _read_figure(name, records, curves, study, empty=name in empty)
+            for name in study.figures
         ],
-        "details": _read_details(study, Path(runs_dir), set(records["run"]), runs.committed),
+        "details": _read_details(study, made, set(records["run"]), runs.committed),
         "behind": list(behind),
         "figures_path": _relative(figures_dir, out_dir),
         "tables_path": _relative(tables_dir, out_dir),
@@ -293,12 +258,6 @@ def _render(template: str, context: dict[str, Any], out_dir: Path) -> None:
         (out_dir / file).write_text(made, encoding="utf-8")
 
 
-def _records(folder: Path) -> list[Record]:
-    """All records in a folder, as ``<run id>.json`` or ``<run id>/record.json``."""
-    files = [*folder.glob("*.json"), *folder.glob("*/record.json")]
-    return [read_record(path) for path in sorted(files)]
-
-
 def render_index(
     studies: list[dict[str, Any]],
     scale: str,
@@ -306,19 +265,16 @@ def render_index(
     out_dir: Path,
     *,
     command: str | None = None,
-    outdated: Sequence[str] = (),
 ) -> Path:
     """Write the front page of a scale: what was reproduced, what was not, and what it cost.
 
     Args:
         studies: All studies of the scale.
         scale: Name of the scale.
-        results_dir: ``results/<scale>``, holding ``<study>/records.csv``, ``records/`` and
+        results_dir: ``results/<scale>``, holding ``<study>/records.csv``, Parquet files and
             ``claims.csv``.
         out_dir: ``reports/<scale>``, holding ``<study>/index.html`` and ``tables/``.
         command: Command that repeats the whole; None takes ``snakemake reproduce``.
-        outdated: Studies whose verdicts are not those of their records any more: left out, and
-            named.
 
     Returns:
         The path of ``index.html``. Beside it is ``commands.csv``, with the command behind each
@@ -328,18 +284,18 @@ def render_index(
     shown, ledgers, finished, commands = [], {}, {"evidence": [], "trials": []}, []
     for study in sorted(studies, key=lambda study: (bool(study.trials), study.name)):
         folder, page = Path(results_dir) / study.name, Path(out_dir) / study.name
-        own = _records(folder / "records")
+        is_collected = (folder / "runs.parquet").exists()
+        own = list(map(Record.model_validate, parquet.read(folder))) if is_collected else []
         row = {"study": study, "num_runs": len(study.runs), "cost": summary.cost(own)}
         row |= {"trials": study.trials, "missing": []}
         if (folder / "records.csv").exists():
             row["missing"] = tidy.missing_runs(tidy.read_records(folder / "records.csv"), study)
         row["chance"] = summary.chance_scores(page / "tables")
         waits = study.runs and not own  # its pictures are empty
-        row["pictures"] = [] if waits else _pictures(study, page / "figures")
+        row["pictures"] = [] if waits else _pictures(study)
         finished["trials" if study.trials else "evidence"] += own
         ledger = pd.DataFrame(columns=ledger_module.COLUMNS)
-        has_ledger = (folder / "claims.csv").exists() and study.name not in outdated
-        if has_ledger and published.is_source_of(study):
+        if (folder / "claims.csv").exists() and published.is_source_of(study):
             ledger = ledgers[study.name] = ledger_module.read(folder / "claims.csv")
         row["counts"] = summary.verdict_counts(ledger[ledger["role"] != ""])
         commands.append(provenance.commands(study, page / "tables", ledger))
@@ -365,7 +321,6 @@ def render_index(
         "trials_cost": summary.cost(finished["trials"]),
         "num_asked": len({run.id for study in studies for run in study.runs}),
         "num_claims": len(merged),
-        "outdated": outdated,
         "command": command or f"snakemake reproduce --config scale={scale}",
     }
     _render("index", context, out_dir)
@@ -386,60 +341,40 @@ def _found(groups: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
     return lists
 
 
-def _pictures(study: PlannedStudy, folder: Path) -> list[dict[str, Any]]:
-    """The figures that stand for a study: its first that states findings, and its source's own.
-
-    A figure that has nothing to show yet stands for none.
-    """
-    drawn = [
-        name
-        for name in study.figures
-        if (folder / f"{name}.svg").exists() and not _is_empty(folder / f"{name}.csv")
-    ]
-    ours = [name for name in drawn if name != SOURCE and hasattr(figures.load(name), "caption")]
-    chosen = [*ours[:1], *(name for name in drawn if name == SOURCE)]
+def _pictures(study: PlannedStudy) -> list[dict[str, Any]]:
+    """The figures that stand for a study: its first that states findings, and its source's own."""
+    ours = [n for n in study.figures if n != SOURCE and hasattr(figures.load(n), "caption")]
+    chosen = [*ours[:1], *(name for name in study.figures if name == SOURCE)]
     return [
-        {
-            "name": name,
-            "whose": "as published" if name == SOURCE else "here",
-            "svg": inline_svg(
-                folder / f"{name}.svg",
-                prefix=f"{study.name}-{name}",
-                title=f"{study.name}: {name.replace('_', ' ')}",
-            ),
-        }
-        for name in chosen
+        {"name": name, "whose": "as published" if name == SOURCE else "here"} for name in chosen
     ]
-
-
-def _is_empty(data: Path) -> bool:
-    """Whether the data of a figure are there and have no row."""
-    if not data.exists():
-        return False
-    with data.open(encoding="utf-8") as lines:
-        return len(list(itertools.islice(lines, 2))) < 2
 
 
 def publish(scale_dir: Path, reports_dir: Path) -> Path:
     """Copy a scale's report to ``reports/``, where it is committed as the reference.
 
+    Pages are their Markdown and its pictures; HTML, tables and other formats are made on demand.
+
     Args:
-        scale_dir: ``reports/<scale>`` with its index and study folders.
+        scale_dir: ``reports/<scale>`` with its front page and study folders.
         reports_dir: ``reports``; its own files and study folders are replaced.
 
     Returns:
-        The path of the committed ``index.html``.
+        The path of the committed ``README.md``.
 
     Raises:
         ValueError: If the scale has no report yet.
     """
     scale_dir, reports_dir = Path(scale_dir), Path(reports_dir)
-    if not (scale_dir / "index.html").exists():
+    if not (scale_dir / "README.md").exists():
         raise UserError(f"{scale_dir.name} has no report: run `snakemake report` first")
-    for page in sorted(scale_dir.glob("*/index.html")):
+    for page in sorted(scale_dir.glob("*/README.md")):
         target = reports_dir / page.parent.name
         shutil.rmtree(target, ignore_errors=True)
-        shutil.copytree(page.parent, target)
-    for name in ("index.html", "README.md", "policy.md", "commands.csv"):
+        (target / "figures").mkdir(parents=True)
+        shutil.copyfile(page, target / "README.md")
+        for picture in sorted((page.parent / "figures").glob("*.png")):
+            shutil.copyfile(picture, target / "figures" / picture.name)
+    for name in ("README.md", "policy.md"):
         shutil.copyfile(scale_dir / name, reports_dir / name)
-    return reports_dir / "index.html"
+    return reports_dir / "README.md"

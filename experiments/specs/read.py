@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from experiments import data as datasets
 from experiments import models, tasks
-from experiments.errors import is_bug
+from experiments.errors import is_bug, not_one_of
 from experiments.specs import likeness
 from experiments.specs.code import ROOT
 from experiments.specs.schema import (
@@ -35,6 +35,8 @@ from experiments.specs.schema import (
 from experiments.specs.strict_yaml import read_yaml
 
 STUDIES = ROOT / "experiments" / "studies"
+#: Commit that holds the studies that were retired since, with their records and pages.
+BEFORE_RETIREMENT = "de8e87e8"
 PUBLISHED = ROOT / "experiments" / "published"
 
 
@@ -81,12 +83,25 @@ def study_names(folder: Path | None = None) -> list[str]:
     return sorted(path.stem for path in (folder or STUDIES).glob("*.yaml"))
 
 
+def check_study(name: Any, *others: str) -> None:
+    """Raise `SpecError` for a name of no study, with the nearest one.
+
+    Args:
+        name: The name.
+        others: What else is allowed.
+    """
+    allowed = [*others, *study_names()]
+    if name not in allowed:
+        said = not_one_of("study", name, allowed, "experiments/studies")
+        raise SpecError(f"{said}; retired studies are in commit {BEFORE_RETIREMENT}")
+
+
 def load_study(name: str, *, folder: Path | None = None) -> Study:
     """Read and validate one study; raises `SpecError` with one sentence."""
     folder = folder or STUDIES
     path = folder / f"{name}.yaml"
     if not path.is_file():
-        check_choice("study", name, study_names(), "experiments/studies")
+        check_study(name)
     with one_sentence(path):
         text = path.read_text()
         return _read_study(path.stem, text, tuple(sorted(_likened(text, folder).items())))

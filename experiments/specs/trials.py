@@ -99,3 +99,23 @@ def taken_by(study: PlannedStudy) -> dict[str, str]:
         )
         for run in study.runs
     }
+
+
+def behind(study: PlannedStudy) -> dict[str, Any]:
+    """What the pages of a study take from the plans of other studies, as JSON.
+
+    The ledger names the rates that were tried for what the runs train; the page of a study of
+    trials names what studies of evidence take.
+    """
+    rates = tried(study.scale)
+    places = dict.fromkeys(place_of(run.spec) for run in study.runs)
+    found: dict[str, Any] = {
+        "tried": [
+            [place, [[level, sorted(values)] for level, values in sorted(rates[place].items())]]
+            for place in places
+            if place in rates
+        ]
+    }
+    if study.trials:
+        found["taken"] = taken_by(study)
+    return found

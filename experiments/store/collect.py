@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,8 @@ import pandas as pd
 
 from experiments import tasks
 from experiments.specs.planned import PlannedStudy
-from experiments.store import machine
-from experiments.store.record import Record, Row, read_record
+from experiments.store import machine, parquet
+from experiments.store.record import Record, Row, checked
 from experiments.store.scores import evaluation_rows
 from experiments.store.tidy import RECORD_COLUMNS, typed
 
@@ -198,36 +198,35 @@ def curves_table(records: Iterable[Record | dict[str, Any]]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=list(curve_columns()))
 
 
-def write_tables(
-    record_files: Sequence[Path],
-    study: PlannedStudy,
-    out: Path,
-    *,
-    committed: Collection[str] = (),
-) -> Path:
-    """Write ``records.csv``, ``records.parquet`` and ``curves.csv`` of a study.
+def tables(
+    records: Iterable[Mapping[str, Any]], study: PlannedStudy, *, committed: Collection[str] = ()
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """The tidy records and curves of a study.
 
     Args:
-        record_files: ``record.json`` files; runs whose file does not exist are left out, and the
-            report names them.
+        records: Of its runs, in their JSON form; runs without one are left out, and the report
+            names them.
         study: The study as `experiments.specs.lookup.planned_study` makes it.
-        out: Folder to write to, or the path of ``records.csv`` in it.
         committed: Ids of the runs whose records are committed ones.
-
-    Returns:
-        The path of ``records.csv``.
-
-    Raises:
-        ValueError: If a file holds no record.
     """
-    folder = out.parent if out.suffix == ".csv" else out
     order = {run.id: number for number, run in enumerate(study.runs)}
-    records = [read_record(path) for path in map(Path, record_files) if path.exists()]
-    records.sort(key=lambda record: (order.get(record.run, len(order)), record.run))
-    table, curves = records_table(records, study), curves_table(records)
+    own = [checked(record, f"record {record['run']}") for record in records]
+    own.sort(key=lambda record: (order.get(record.run, len(order)), record.run))
+    table = records_table(own, study)
     table["committed"] = table["run"].isin(committed).astype("boolean")
-    folder.mkdir(parents=True, exist_ok=True)
+    return table, curves_table(own)
+
+
+def write_tables(
+    records: Iterable[Mapping[str, Any]],
+    study: PlannedStudy,
+    folder: Path,
+    *,
+    committed: Collection[str] = (),
+) -> None:
+    """Write ``records.csv``, ``curves.csv`` and the Parquet files of a study; see `tables`."""
+    records = list(records)
+    table, curves = tables(records, study, committed=committed)
+    parquet.write(records, folder)
     table.to_csv(folder / "records.csv", index=False)
-    table.to_parquet(folder / "records.parquet", index=False)
     curves.to_csv(folder / "curves.csv", index=False)
-    return folder / "records.csv"

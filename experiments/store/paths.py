@@ -13,9 +13,10 @@ from pathlib import Path
 from experiments.specs.code import ROOT
 from experiments.specs.schema import NAME, SCALES, SpecError, check_choice
 
-#: Committed records and tables.
+#: Committed records and tables, a folder for each study and each computation.
 REFERENCE = ROOT / "results" / "reference"
-REFERENCE_RUNS = REFERENCE / "runs"
+#: The scale of the committed tables of computations.
+REFERENCE_SCALE = "small"
 DATA = Path("resources/data")
 RESULTS = Path("results")
 REPORTS = Path("reports")
@@ -66,7 +67,7 @@ def run(scale_name: str, run_id: str) -> Path:
 
 
 def study(scale_name: str, study_name: str) -> Path:
-    """A study's ``records.csv``, ``curves.csv``, ``records/`` and ``claims.csv``."""
+    """A study's ``records.csv``, ``curves.csv``, ``claims.csv``, and its records as Parquet."""
     if study_name in RESERVED:
         raise SpecError(f"study is {study_name!r}, which is the name of a folder of results")
     return scale(scale_name) / name("study", study_name)
@@ -80,11 +81,6 @@ def page(scale_name: str, study_name: str) -> Path:
 def computation(scale_name: str, computation_name: str) -> Path:
     """The tables of a computation."""
     return scale(scale_name) / "computations" / name("computation", computation_name)
-
-
-def committed(run_id: str) -> Path:
-    """The committed record of a run, if there is one."""
-    return REFERENCE_RUNS / f"{run_id}.json"
 
 
 def state(run_id: str, spec_hash: str, *, root: Path = STATE) -> Path:

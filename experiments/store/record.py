@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -216,14 +216,20 @@ def read_record(path: Path) -> Record:
         OSError: If there is no such file.
     """
     try:
-        return Record.model_validate(read_json(path))
+        return checked(read_json(path), path)
+    except UserError as error:
+        raise SpecError(str(error)) from None
+
+
+def checked(value: Mapping[str, Any], place: Path | str) -> Record:
+    """Check the JSON form of a record, which lies at a place that the `SpecError` names."""
+    try:
+        return Record.model_validate(value)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "it"
         problem = " ".join(first["msg"].removeprefix("Value error, ").split())
-        raise SpecError(f"{path} is no record: {where}: {problem}") from None
-    except UserError as error:
-        raise SpecError(str(error)) from None
+        raise SpecError(f"{place} is no record: {where}: {problem}") from None
 
 
 def make_record(

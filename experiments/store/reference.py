@@ -1,21 +1,92 @@
-"""Committed records in place of new runs."""
+"""The committed records: ``results/reference/<study>``, in the form of `experiments.store.parquet`.
+
+A record lies with the first study, by name, that plans its run. `experiments.store.fold` adds
+records.
+"""
 
 from __future__ import annotations
 
-import json
+import functools
+import hashlib
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any, NamedTuple
 
+from experiments.errors import UserError, not_one_of
+from experiments.specs.digest import digest
+from experiments.specs.read import BEFORE_RETIREMENT
 from experiments.specs.run import Run
-from experiments.store import paths
+from experiments.store import parquet, paths
+from experiments.store.io import read_json
+
+
+class Entry(NamedTuple):
+    """What is known of a committed record without reading all of it."""
+
+    folder: Path
+    spec_hash: str
+    suite: str | None
+    data_hash: str
+    model: str
+    dataset: str
+
+
+def entries() -> dict[str, Entry]:
+    """All committed records by run id."""
+    files = sorted(paths.REFERENCE.glob("*/runs.parquet"))
+    return _entries(tuple((file, file.stat().st_mtime_ns, file.stat().st_size) for file in files))
+
+
+@functools.lru_cache(maxsize=2)
+def _entries(files: tuple[tuple[Path, int, int], ...]) -> dict[str, Entry]:
+    columns = ["run", *Entry._fields[1:]]
+    return {
+        row.pop("run"): Entry(file.parent, **row)
+        for file, *_ in files
+        for row in parquet.columns(file, columns)
+    }
+
+
+def find(run_id: str) -> dict[str, Any]:
+    """The committed record of a run, in its JSON form.
+
+    Raises:
+        UserError: If there is none; one sentence with the nearest id.
+    """
+    known = entries()
+    if run_id not in known:
+        said = not_one_of("run", run_id, known, "`python -m experiments plan --scale small`")
+        raise UserError(f"{said}; records of retired studies are in commit {BEFORE_RETIREMENT}")
+    return parquet.read(known[run_id].folder, [run_id])[0]
+
+
+def find_all(runs: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """The committed records of those of some runs that have one, by run id."""
+    known, wanted = entries(), dict[Path, set[str]]()
+    for run in runs:
+        if run in known:
+            wanted.setdefault(known[run].folder, set()).add(run)
+    parts = (parquet.read(folder, ids) for folder, ids in wanted.items())
+    return {record["run"]: record for records in parts for record in records}
+
+
+def of_workload(model: str, dataset: str) -> list[dict[str, Any]]:
+    """The committed records of one model, by its label, on one dataset."""
+    same = [run for run, e in entries().items() if (e.model, e.dataset) == (model, dataset)]
+    return list(find_all(same).values())
 
 
 def reusable(run: Run, *, data_folder: Path) -> bool:
     """Whether a committed record answers for this run: same spec, and same data if prepared."""
-    committed = paths.committed(run.id)
-    if not committed.is_file():
-        return False
-    record = json.loads(committed.read_text())
-    if record["spec_hash"] != run.spec_hash or record["spec"]["suite"] != run.spec.suite:
+    entry = entries().get(run.id)
+    if entry is None or (entry.spec_hash, entry.suite) != (run.spec_hash, run.spec.suite):
         return False
     meta = data_folder / run.data_label / "meta.json"
-    return not meta.is_file() or json.loads(meta.read_text())["hash"] == record["data"]["hash"]
+    return not meta.is_file() or read_json(meta)["hash"] == entry.data_hash
+
+
+def stamp() -> str:
+    """A hash that changes with the committed records."""
+    files = sorted(paths.REFERENCE.glob("*/*.parquet"))
+    hashes = [hashlib.sha256(path.read_bytes()).hexdigest() for path in files]
+    return digest([[path.as_posix() for path in files], hashes])

@@ -1,6 +1,6 @@
 """Tidy tables of a study: reading them, and choosing rows; `experiments.store.collect` makes them.
 
-``records.csv`` (and ``.parquet``)
+``records.csv``
     One row per run and metric; the columns are described in ``RECORD_COLUMNS``.
 ``curves.csv``
     One row per run, logged step and metric.
@@ -154,6 +154,8 @@ def computed(scale: str, name: str, table: str) -> pd.DataFrame:
         ValueError: If the computation has not been made at this scale, or has no such table.
     """
     path = paths.computation(scale, name) / f"{table}.csv"
+    if not path.parent.is_dir() and scale == paths.REFERENCE_SCALE:
+        path = paths.REFERENCE / name / path.name
     if not path.is_file():
         raise UserError(
             f"{path} is missing: run `python -m experiments compute {name} "

@@ -13,7 +13,7 @@ from experiments.specs.code import ROOT
 from experiments.specs.expand import all_runs
 from experiments.specs.read import load_study, study_names
 from experiments.specs.schema import SpecError
-from experiments.store import paths
+from experiments.store import parquet, paths
 
 CONFIG = yaml.safe_load((ROOT / "experiments" / "config.yaml").read_text())
 STUDY = "sparsity_library"
@@ -30,30 +30,38 @@ def own(run_id: str) -> str:
     return f"results/smoke/runs/{run_id}/record.json"
 
 
-def committed(run_id: str) -> str:
-    return f"results/reference/runs/{run_id}.json"
-
-
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
     """A working folder with committed records of two runs, one of them out of date."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("SPARSE_MIRROR", raising=False)
     monkeypatch.setattr(request, "ROOT", tmp_path)
-    monkeypatch.setattr(paths, "REFERENCE_RUNS", tmp_path / "results" / "reference" / "runs")
-    paths.REFERENCE_RUNS.mkdir(parents=True)
-    for run_id, spec_hash in ((FITS, PLANNED[FITS].spec_hash), (STALE, "another")):
-        record = {
-            "spec_hash": spec_hash,
-            "spec": {"suite": PLANNED[run_id].spec.suite},
-            "data": {"hash": "of the data"},
-        }
-        (tmp_path / committed(run_id)).write_text(json.dumps(record))
+    monkeypatch.setattr(paths, "REFERENCE", tmp_path / "results" / "reference")
+    commit((FITS, PLANNED[FITS].spec_hash), (STALE, "another"))
     return tmp_path
 
 
+def commit(*runs: tuple[str, str]) -> None:
+    """Write committed records of some runs with these hashes of their specs."""
+    parquet.write(
+        [
+            {
+                "run": run_id, "spec_hash": spec_hash, "spec": PLANNED[run_id].spec.to_json(),
+                "data": {"hash": "of the data"}, "curve": [], "layers": [], "evaluation": None,
+            }
+            for run_id, spec_hash in runs
+        ],
+        paths.REFERENCE / STUDY,
+    )  # fmt: skip
+
+
 def records(asked: request.Request) -> set[str]:
-    return {*asked.record_files(SimpleNamespace(scale="smoke", study=STUDY))}
+    """Files of own records, and ids of the runs whose committed records are taken."""
+    wildcards = SimpleNamespace(scale="smoke", study=STUDY)
+    own, borrowed = asked.record_files(wildcards), asked.borrowed(wildcards)
+    files = [f"results/reference/{STUDY}/{name}.parquet" for name in parquet.TABLES]
+    assert asked.committed_files(wildcards) == (sorted(files) if borrowed else [])
+    return {*own, *borrowed}
 
 
 def test_nothing_is_borrowed_by_default():
@@ -61,14 +69,14 @@ def test_nothing_is_borrowed_by_default():
 
 
 def test_reference_borrows_what_fits_and_trains_the_rest():
-    assert records(ask(reuse="reference")) == {committed(FITS), *map(own, {*PLANNED} - {FITS})}
+    assert records(ask(reuse="reference")) == {FITS, *map(own, {*PLANNED} - {FITS})}
 
 
 def test_only_borrows_what_fits_and_trains_nothing(folder):
-    assert records(ask(reuse="only")) == {committed(FITS)}
+    assert records(ask(reuse="only")) == {FITS}
     (folder / own(ABSENT)).parent.mkdir(parents=True)
     (folder / own(ABSENT)).write_text("{}")
-    assert records(ask(reuse="only")) == {committed(FITS)}  # pages are of committed records alone
+    assert records(ask(reuse="only")) == {FITS}  # pages are of committed records alone
 
 
 @pytest.mark.parametrize(("prepared", "fits"), [("of the data", True), ("other", False)])
@@ -76,14 +84,14 @@ def test_a_record_of_other_data_is_not_borrowed(folder, prepared, fits):
     meta = folder / paths.data(PLANNED[FITS].data_label) / "meta.json"
     meta.parent.mkdir(parents=True)
     meta.write_text(json.dumps({"hash": prepared}))
-    assert (committed(FITS) in records(ask(reuse="reference"))) is fits
+    assert (FITS in records(ask(reuse="reference"))) is fits
     assert (own(FITS) in records(ask(reuse="reference"))) is not fits
 
 
 @pytest.mark.parametrize("reuse", ["none", "reference", "only"])
 def test_a_rerun_trains_its_run_and_no_other(folder, reuse):
     """Records at hand stand for the other runs; a run's own comes before the committed one."""
-    assert records(ask(reuse=reuse, run=ABSENT)) == {own(ABSENT), committed(FITS)}
+    assert records(ask(reuse=reuse, run=ABSENT)) == {own(ABSENT), FITS}
     assert records(ask(reuse=reuse, run=FITS)) == {own(FITS)}
     for run_id in (FITS, STALE):
         (folder / own(run_id)).parent.mkdir(parents=True)
@@ -92,9 +100,9 @@ def test_a_rerun_trains_its_run_and_no_other(folder, reuse):
     if reuse == "none":
         assert found == {own(ABSENT), own(FITS), own(STALE)}
     elif reuse == "reference":
-        assert found == {own(ABSENT), committed(FITS), own(STALE)}
+        assert found == {own(ABSENT), FITS, own(STALE)}
     else:
-        assert found == {own(ABSENT), committed(FITS)}
+        assert found == {own(ABSENT), FITS}
 
 
 def test_a_rerun_redoes_the_pages_that_show_its_run(folder):
@@ -147,7 +155,9 @@ def test_studies_are_shown_where_they_have_something():
     one = ask(study=STUDY)
     assert [*one.shown("smoke")] == [STUDY]
     assert one.figures("smoke") == [
-        f"reports/smoke/{STUDY}/figures/{name}.svg" for name in studies[STUDY].figures
+        f"reports/smoke/{STUDY}/figures/{name}.{suffix}"
+        for name in studies[STUDY].figures
+        for suffix in ("svg", "pdf", "csv")
     ]
     targets = one.targets("smoke")
     assert len(targets) == len({*targets}) and {*map(own, PLANNED)} <= {*targets}
@@ -271,13 +281,12 @@ def test_words_of_the_command_line_are_read():
     assert ask(mirror=".").environment == {"SPARSE_MIRROR": "."}
 
 
-def test_a_page_of_trials_follows_the_committed_runs_that_its_noise_is_from():
+def test_a_page_of_trials_follows_the_committed_records():
     """Its caption and its tables tell the spread between seeds that runs of other studies have."""
-    asked = ask()
-    before = [asked.page_hash(name, "small") for name in ("sparse_ift_vision_tuning", STUDY)]
-    run = "small__resnet-2mf__other-s0.80__cifar100-n45000__sgd__seed0"
-    paths.committed(run).write_text("{}")
-    after = [asked.page_hash(name, "small") for name in ("sparse_ift_vision_tuning", STUDY)]
+    asked, names = ask(), ("sparsity_library_tuning", STUDY)
+    before = [asked.page_hash(name, "small") for name in names]
+    commit((FITS, "another"))
+    after = [asked.page_hash(name, "small") for name in names]
     assert before[0] != after[0] and before[1] == after[1]
 
 

@@ -40,7 +40,6 @@ WORKFLOW = ("reproduce", "--config", "scale=smoke", "study=spdf")
 MARK = "SPARSE_KILLER"
 #: Keys, columns and metrics that hold times, or digests of them, which no two runs share.
 TIMES = {
-    "made_from",
     "wall_s",
     "wall time (s)",
     "elapsed_s",

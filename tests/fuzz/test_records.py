@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from experiments.specs.expand import study_runs
 from experiments.specs.read import load_study
-from experiments.store import paths
+from experiments.store import reference
 from tests.fuzz import inputs, oracle
 
 #: (study, scale) whose committed records are damaged.
@@ -27,8 +27,8 @@ def committed(study: str, scale: str) -> list[dict[str, Any]]:
     """Up to three records of a study, with a few rows of their curves."""
     found = []
     for run in study_runs(load_study(study), scale):
-        if paths.committed(run.id).is_file() and len(found) < 3:
-            record = json.loads(paths.committed(run.id).read_text())
+        if run.id in reference.entries() and len(found) < 3:
+            record = reference.find(run.id)
             record["curve"] = [*record["curve"][:3], *record["curve"][-3:]]
             record["layers"] = record["layers"][:2]
             if record["evaluation"]:

@@ -1,5 +1,6 @@
 """What a user types at the workflow, and what is retrained by what."""
 
+import json
 import os
 import re
 import shutil
@@ -14,8 +15,7 @@ from experiments.specs.code import ROOT
 from experiments.specs.expand import all_runs, study_runs
 from experiments.specs.read import load_study, study_names
 from experiments.specs.schema import SpecError
-from experiments.store import paths
-from experiments.store.paths import REFERENCE_RUNS
+from experiments.store import parquet, reference
 
 pytestmark = pytest.mark.slow
 
@@ -87,16 +87,15 @@ def test_timings_are_the_committed_ones_where_nothing_is_trained(checkout):
 
 def test_rerun_does_what_it_names_and_nothing_else(checkout):
     """Two runs of one study: their jobs, the study's page, and no page of all studies."""
-    runs = [run for run in all_runs("small").values() if paths.committed(run.id).is_file()]
+    committed = reference.entries()
+    runs = [run for run in all_runs("small").values() if run.id in committed]
     runs = [run.id for run in runs if run.studies == ("sparsity_library",)][:2]
     verbose = ("-n", "rerun", "--quiet", "host")
     done = snakemake(*verbose, "--config", f"run={','.join(runs)}", cwd=checkout)
     text = done.stdout + done.stderr
     assert done.returncode == 0, text
     assert set(re.findall(r"results/small/runs/(\S+)/train\.json", text)) == set(runs)
-    assert f"results/reference/runs/{runs[0]}.json" not in text
-    others = {path.stem for path in REFERENCE_RUNS.glob("small__*.json")} - set(runs)
-    assert any(f"results/reference/runs/{other}.json" in text for other in others)
+    assert "results/reference/sparsity_library/runs.parquet" in text
     assert set(re.findall(r"reports/small/(\w+)/index\.html", text)) == {"sparsity_library"}
     jobs = dict(re.findall(r"^(\w+) +(\d+)$", text, re.MULTILINE))
     assert {name: int(jobs[name]) for name in ("train", "evaluate", "collect")} == {
@@ -114,14 +113,19 @@ def test_rerun_without_a_run_says_what_it_needs(checkout):
 def test_records_and_tables_are_kept_but_for_studies_without_runs(checkout, tmp_path):
     copy = tmp_path / "repository"
     shutil.copytree(checkout, copy)
-    run = next(iter(all_runs("smoke")))
+    run = next(run for run in all_runs("smoke").values() if run.studies == ("spdf",))
+    record = reference.find(next(name for name in reference.entries() if "llama" in name))
+    record |= {"run": run.id, "spec": run.spec.to_json(), "spec_hash": run.spec_hash}
+    made = copy / "results/smoke/runs" / run.id / "record.json"
+    made.parent.mkdir(parents=True)
+    made.write_text(json.dumps(record))
+    parquet.write([record], copy / "results/smoke/spdf")
     written = {
-        f"results/smoke/runs/{run}/record.json": f"results/reference/runs/{run}.json",
         "results/smoke/spdf/claims.csv": "results/reference/spdf/claims.csv",
         "results/smoke/computations/flops/t.csv": "results/reference/flops/t.csv",
     }
     unkept = "results/smoke/spdf/records.csv", "results/smoke/sparse_ift_vision/claims.csv"
-    for name in (*written, "results/smoke/spdf/records/x.json", *unkept):
+    for name in (*written, *unkept):
         (copy / name).parent.mkdir(parents=True, exist_ok=True)
         (copy / name).write_text(f"new {name}")
     before = {
@@ -131,8 +135,10 @@ def test_records_and_tables_are_kept_but_for_studies_without_runs(checkout, tmp_
         [sys.executable, "-m", "experiments", "keep", "--scale", "smoke"],
         cwd=copy, capture_output=True, text=True, check=True,
     )  # fmt: skip
-    assert sorted(done.stdout.split()) == sorted(written.values())
+    tables = {f"results/reference/spdf/{name}.parquet" for name in parquet.TABLES}
+    assert {*done.stdout.split()} - tables == {*written.values()}
     assert all((copy / kept).read_text() == f"new {name}" for name, kept in written.items())
+    assert parquet.read(copy / "results/reference/spdf", [run.id]) == [record]
     after = {path: path.read_bytes() for path in copy.glob("results/reference/sparse_ift_vision/*")}
     assert after == before
 

@@ -1,7 +1,8 @@
 rule collect:
     """All records of a study as tidy tables."""
     input:
-        REQUEST.record_files,
+        own=REQUEST.record_files,
+        committed=REQUEST.committed_files,
     output:
         records="results/{scale}/{study}/records.csv",
         curves="results/{scale}/{study}/curves.csv",
@@ -12,9 +13,10 @@ rule collect:
     params:
         code=[code.collecting_code_hash(), code.claims_code_hash()],
         study=lambda wildcards: REQUEST.study_hash(wildcards.study, wildcards.scale),
+        borrowed=lambda wildcards: code.digest(REQUEST.borrowed(wildcards)),
     shell:
-        "python -m experiments collect --none --study {wildcards.study:q}"
-        " --scale {wildcards.scale:q} -- {input:q} > {log:q} 2>&1"
+        "python -m experiments collect --none --committed --study {wildcards.study:q}"
+        " --scale {wildcards.scale:q} -- {input.own:q} > {log:q} 2>&1"
 
 
 rule compute:
@@ -34,8 +36,7 @@ rule compute:
         " -- {wildcards.computation:q} > {log:q} 2>&1"
 
 
-# A study's page lists its figures and tables, so each study has a rule. What is marked `update`
-# stays while the command runs, which draws again only what changed.
+# A study's page lists its figures and tables, so each study has a rule.
 for name, study in REQUEST.studies.items():
 
     rule:
@@ -49,19 +50,11 @@ for name, study in REQUEST.studies.items():
         output:
             f"reports/{{scale}}/{name}/index.html",
             f"reports/{{scale}}/{name}/README.md",
-            update(f"results/{{scale}}/{name}/claims.csv"),
-            *(
-                update(f"reports/{{scale}}/{name}/tables/{table}.csv")
-                for table in study.tables
-            ),
-            *(
-                update(f"reports/{{scale}}/{name}/figures/{figure}.{suffix}")
-                for figure in study.figures
-                for suffix in ("png", "csv")
-            ),
+            f"results/{{scale}}/{name}/claims.csv",
+            *(f"reports/{{scale}}/{name}/tables/{table}.csv" for table in study.tables),
             *(
                 report(
-                    update(f"reports/{{scale}}/{name}/figures/{figure}.svg"),
+                    f"reports/{{scale}}/{name}/figures/{figure}.png",
                     caption="../report/figure.rst",
                     category=name,
                     labels={
@@ -83,6 +76,24 @@ for name, study in REQUEST.studies.items():
         shell:
             "python -m experiments report --study {params.study:q}"
             " --scale {wildcards.scale:q} > {log:q} 2>&1"
+
+
+rule figure:
+    """A figure for a paper, and the table that it draws."""
+    input:
+        "results/{scale}/{study}/records.csv",
+        "results/{scale}/{study}/curves.csv",
+        lambda wildcards: REQUEST.computations(wildcards.study, wildcards.scale),
+    output:
+        multiext("reports/{scale}/{study}/figures/{figure}", ".svg", ".pdf", ".csv"),
+    log:
+        "logs/report/{scale}/{study}-{figure}.log",
+    localrule: True
+    params:
+        code=lambda wildcards: code.analysis_code_hash("figures", wildcards.figure),
+    shell:
+        "python -m experiments figure {wildcards.figure:q} --study {wildcards.study:q}"
+        " --scale {wildcards.scale:q} --format svg --format pdf --format csv > {log:q} 2>&1"
 
 
 rule index:
@@ -125,9 +136,7 @@ rule publish:
     input:
         f"reports/{SCALE}/index.html",
     output:
-        "reports/index.html",
         "reports/README.md",
-        "reports/commands.csv",
     log:
         "logs/report/publish.log",
     localrule: True

@@ -321,16 +321,13 @@ def scaled_down(statement: str) -> str:
     return " and ".join(dict.fromkeys(sizes))
 
 
-def write_evidence(
-    records: pd.DataFrame, study: PlannedStudy, path: Path, *, made_from: str = ""
-) -> None:
+def write_evidence(records: pd.DataFrame, study: PlannedStudy, path: Path) -> None:
     """Write what a study's comparisons leave to be judged, as CSV.
 
     Args:
         records: Tidy records of the study.
         study: The study.
         path: File to write.
-        made_from: Digest of records, study and tests, by which `origin` tells that they are others.
     """
     untrained = {name for name, test in claim_tests().items() if test.exact or test.measured}
     claims = Claims(
@@ -341,14 +338,7 @@ def write_evidence(
     tested = tested_claims(records, study.changed(claims=claims))
     rows = [asdict(test) for test in evidence(tested)]
     names = [field.name for field in fields(policy.Evidence)]
-    pd.DataFrame(rows, columns=names).assign(made_from=made_from).to_csv(path, index=False)
-
-
-def origin(path: Path) -> str | None:
-    """Return the digest that `write_evidence` was given; None where there is no evidence."""
-    table = pd.read_csv(path, dtype="string")
-    found = table["made_from"] if "made_from" in table else pd.Series([""] * len(table))
-    return str(found.iloc[0]) if len(found) else None
+    pd.DataFrame(rows, columns=names).to_csv(path, index=False)
 
 
 def read_evidence(path: Path) -> list[policy.Evidence]:
@@ -372,17 +362,10 @@ def write(
     *,
     num_primary: int = 0,
     num_exploratory: int = 0,
-    left_out: Sequence[str] = (),
 ) -> None:
-    """Write a study's ledger as CSV; arguments as in `judge`.
-
-    The reasons name ``left_out``, studies whose evidence is not that of their records.
-    """
+    """Write a study's ledger as CSV; arguments as in `judge`."""
     tested = tested_claims(records, study)
     ledger = judge(tested, others, num_primary=num_primary, num_exploratory=num_exploratory)
-    if left_out:
-        note = f"; without the evidence of {', '.join(left_out)}, whose records changed since"
-        ledger.loc[tested["verdict"] == "", "reason"] += note
     ledger.to_csv(path, index=False)
 
 

@@ -10,7 +10,6 @@ curves are saved with a column per run if it sets ``CURVES = True``.
 from __future__ import annotations
 
 import importlib
-import re
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -18,7 +17,6 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from experiments.analysis import select as selection
-from experiments.analysis import svg
 from experiments.errors import UserError, not_one_of
 from experiments.specs.planned import PlannedStudy
 from experiments.specs.schema import module_names
@@ -62,80 +60,76 @@ def findings(name: str, records: pd.DataFrame, curves: pd.DataFrame, study: Plan
     return generate(shown(name, records, study), curves, study) if generate else ""
 
 
-def save(
-    name: str,
-    figure: Figure,
-    out_dir: Path,
-    data: pd.DataFrame | None = None,
-    *,
-    like: Figure | None = None,
-) -> None:
-    """Write a figure as SVG, and with its data also as PNG and CSV; files are repeatable.
-
-    Args:
-        name: Name of the files without suffix.
-        figure: What to draw.
-        out_dir: Folder to write to.
-        data: The table that was drawn; None (another axis of the same
-            figure) writes the SVG only.
-        like: A saved figure with the same panels, whose layout is taken over.
-    """
-    import matplotlib
-
-    from experiments.analysis.style import sheet
-
-    out_dir.mkdir(parents=True, exist_ok=True)
-    figure.patch.set_gid("background")
-    with sheet(), matplotlib.rc_context({"figure.constrained_layout.use": False}):
-        # Solving the layout is the slow part: once is enough for all formats and axes. With an
-        # engine, even an idle one, a figure is drawn twice for each file.
-        if like is None:
-            figure.draw_without_rendering()
-        figure.set_layout_engine(None)
-        if like is not None:
-            for axes, solved in zip(figure.axes, like.axes, strict=True):
-                axes.set_position(solved.get_position())
-        matplotlib.rcParams["svg.hashsalt"] = name
-        figure.savefig(out_dir / f"{name}.svg", metadata={"Date": None, "Creator": None})
-        if data is not None:
-            figure.savefig(out_dir / f"{name}.png", metadata={"Software": None})
-    path = out_dir / f"{name}.svg"
-    text = svg.compact(path.read_text(encoding="utf-8"))
-    path.write_text(re.sub(r"[ \t]+\n", "\n", text), encoding="utf-8")
-    if data is not None:
-        data.to_csv(out_dir / f"{name}.csv", index=False)
-
-
 def x_axes(name: str) -> tuple[str, ...]:
     """Return the x axes that a figure can be drawn over, its own first; most have that one only."""
     return tuple(getattr(load(name), "AXES", ()))
 
 
-def write(
+def draw(
     name: str,
     records: pd.DataFrame,
     curves: pd.DataFrame,
     study: PlannedStudy,
-    out_dir: Path,
     *,
     x: str | None = None,
-) -> None:
-    """Draw one figure and save it: over its own x axis with its data, over others as SVG.
+    sheet: Path | None = None,
+    width: float | None = None,
+) -> Figure:
+    """Draw one figure.
 
     Args:
-        x: One of `x_axes`; None draws the figure over each of them.
+        name: Of the figure.
+        records: Tidy records of the study.
+        curves: Its tidy curves.
+        study: The study.
+        x: One of `x_axes`; None takes the figure's own.
+        sheet: A style sheet of matplotlib whose settings replace those of the house.
+        width: In inches; None takes the style sheet's.
     """
-    from experiments.analysis.style import sheet
+    from experiments.analysis import style
 
-    module, records = load(name), shown(name, records, study)
-    own, *others = x_axes(name) or (None,)
-    first = None
-    with sheet():
-        if x in (None, own):
-            first = module.draw(records, curves, study)
-            data = module.data(records, curves, study)
-            is_curves = getattr(module, "CURVES", False)
-            save(name, first, out_dir, tidy.by_run(data) if is_curves else data)
-        for axis in others if x is None else {x} - {own}:
-            figure = module.draw(records, curves, study, x=axis)
-            save(f"{name}-by-{axis}", figure, out_dir, like=first)
+    axis = {} if x is None else {"x": x}
+    with style.sheet(sheet, width=width):
+        figure = load(name).draw(shown(name, records, study), curves, study, **axis)
+        # Solving the layout is the slow part: once is enough for all formats.
+        figure.draw_without_rendering()
+        figure.set_layout_engine(None)
+    return figure
+
+
+def data(
+    name: str, records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy
+) -> pd.DataFrame:
+    """Return the table that a figure draws; curves have a column per run."""
+    module = load(name)
+    table = module.data(shown(name, records, study), curves, study)
+    return tidy.by_run(table) if getattr(module, "CURVES", False) else table
+
+
+def save(figure: Figure, path: Path, kind: str) -> None:
+    """Write a drawn figure; equal figures give equal files.
+
+    Args:
+        figure: As `draw` returns it.
+        path: File to write.
+        kind: ``png`` (with a palette), ``svg`` or ``pdf``.
+    """
+    import matplotlib
+
+    from experiments.analysis import style
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with style.sheet(), matplotlib.rc_context({"svg.hashsalt": path.stem}):
+        if kind == "png":
+            style.save_png(figure, path)
+        else:
+            date = {"svg": "Date", "pdf": "CreationDate"}[kind]
+            figure.savefig(path, format=kind, metadata={date: None, "Creator": None})
+
+
+def write(
+    name: str, records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy, folder: Path
+) -> bool:
+    """Draw one figure into ``<folder>/<name>.png``; return whether it has data."""
+    save(draw(name, records, curves, study), folder / f"{name}.png", "png")
+    return len(load(name).data(shown(name, records, study), curves, study)) > 0

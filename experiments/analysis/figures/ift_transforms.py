@@ -2,6 +2,7 @@
 that is kept, and all five cost the same 64 multiply-adds per input. Blue weights lie where a mask
 lets them; grey matrices are dense. Compare Figure 3 of the source, which shows the first."""
 
+import matplotlib
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
@@ -9,7 +10,6 @@ from matplotlib.collections import PatchCollection
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from experiments.analysis import style
 from experiments.analysis.methods import ALGORITHMS
 from experiments.specs.planned import PlannedStudy
 
@@ -51,7 +51,8 @@ def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Fi
     parts = [(key, rows[rows["transform"] == key]) for key in TITLES]
     heights = [part["outputs"].max() + HEAD for _, part in parts]
     width = max(part["inputs"].sum() + GAP * (len(part) - 1) for _, part in parts)
-    figure = Figure(figsize=(style.WIDTH, style.WIDTH * sum(heights) / width))
+    inches = matplotlib.rcParams["figure.figsize"][0]
+    figure = Figure(figsize=(inches, inches * sum(heights) / width))
     panels = figure.subplots(len(parts), 1, height_ratios=heights)
     generator = np.random.default_rng(0)
     for panel, (key, part), height in zip(panels, parts, heights, strict=True):

@@ -12,15 +12,17 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from scipy.optimize import minimize_scalar
 
 from experiments.analysis import select as selection
 from experiments.analysis import stats
-from experiments.analysis.laws import fit_power_law
 from experiments.analysis.methods import Methods
 from experiments.specs.planned import PlannedStudy
 from experiments.store import tidy
 
 EVERY_RECIPE = True
+#: Exponents of the law of finished dense runs.
+EXPONENTS = (0.01, 3.0)
 #: How far apart, as a factor, parameter counts may be to count as similar.
 SIMILAR = 1.25
 COLUMNS = ["model", "dataset", "method", "sparsity", "seeds", "perplexity", "executed FLOPs"]
@@ -93,8 +95,7 @@ def _finished(sparse: pd.DataFrame, dense: pd.DataFrame, every: pd.DataFrame) ->
         return {}
     same = every[every["method"] == dense["method"].iloc[0]]
     ends = same.groupby("recipe")[["flops_executed", "loss"]].mean().sort_values("flops_executed")
-    law = fit_power_law(ends["flops_executed"], ends["loss"])
-    loss = float("nan") if law is None else law(sparse["flops_executed"].mean())
+    loss = _between(ends["flops_executed"], ends["loss"], sparse["flops_executed"].mean())
     if loss != loss:
         return {}
     perplexity = float(np.exp(loss))
@@ -102,6 +103,23 @@ def _finished(sparse: pd.DataFrame, dense: pd.DataFrame, every: pd.DataFrame) ->
         "dense, finished at equal FLOPs": perplexity,
         "minus finished": sparse["value"].mean() - perplexity,
     }
+
+
+def _between(budgets: pd.Series, losses: pd.Series, budget: float) -> float:
+    """The loss at a budget by a power law with a floor; NaN outside of at least three budgets."""
+    x, y = budgets.to_numpy(float), losses.to_numpy(float)
+    if len(set(x)) < 3 or not x.min() <= budget <= x.max():
+        return float("nan")
+    unit = np.exp(np.log(x).mean())
+
+    def fitted(exponent: float) -> tuple[float, np.ndarray]:
+        design = np.column_stack([np.ones_like(x), (x / unit) ** -exponent])
+        found = np.linalg.lstsq(design, y, rcond=None)[0]
+        return float(((design @ found - y) ** 2).sum()), found
+
+    best = minimize_scalar(lambda log: fitted(np.exp(log))[0], bounds=np.log(EXPONENTS))
+    floor, scale = fitted(np.exp(best.x))[1]
+    return floor + scale * (budget / unit) ** -np.exp(best.x) if scale > 0 else float("nan")
 
 
 def _smaller(

@@ -3,12 +3,14 @@ of the test split's first inputs, in an order that does not depend on any model,
 Shown are the dense model and the sparsest, or those of dense and of the sparsest pre-training, both
 fine-tuned densely; the run of the first seed stands for each."""
 
+from typing import Any
+
 import pandas as pd
 
 from experiments.analysis.methods import Methods
 from experiments.analysis.tables.generation import TASKS
 from experiments.specs.planned import PlannedStudy
-from experiments.store import outputs, tidy
+from experiments.store import results, tidy
 
 COLUMNS = ["model", "dataset", "method", "input", "output", "references", "more references", "runs"]
 
@@ -28,9 +30,19 @@ def make(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd
         ends = {levels[key]: key for key in reversed(levels)}  # of one level, the first method
         for method in (ends[level] for level in sorted({min(ends), max(ends)} if ends else ())):
             first = own[own["method"] == method].sort_values("seed")["run"].iloc[0]
-            for text in outputs.written(study, [first]):
+            for text in _written(study, first):
                 known = text["references"]
                 more = text["num_references"] - len(known)
                 cells = (text["input"], text["output"], " / ".join(known), more, first)
                 rows.append(dict(zip(COLUMNS, (*workload, method, *cells), strict=True)))
     return pd.DataFrame(rows, columns=COLUMNS)
+
+
+def _written(study: PlannedStudy, run: str) -> list[dict[str, Any]]:
+    """The texts that the evaluation of a run kept, in order."""
+    scores = [
+        score
+        for record in results.collected(study.scale, study.name, [run])
+        for score in (record["evaluation"] or {}).get("scores", [])
+    ]
+    return [text for score in scores for text in score.get("outputs", [])]

@@ -143,9 +143,9 @@ def study(records, **changes):
     return planned([record["spec"] for record in records], **(base | changes))
 
 
-def planned(specs, *, held_out=(), **fields):
-    """A study whose runs have these specs in JSON; ids in ``held_out`` are predicted first."""
-    runs = [Run(RunSpec.model_validate(one), held_out=one["id"] in held_out) for one in specs]
+def planned(specs, **fields):
+    """A study whose runs have these specs in JSON."""
+    runs = [Run(RunSpec.model_validate(one)) for one in specs]
     blank = {"title": "", "source": "", "description": "", "tables": [], "figures": []}
     return PlannedStudy.model_validate({**blank, **fields, "runs": runs})
 

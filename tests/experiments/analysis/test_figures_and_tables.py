@@ -6,6 +6,7 @@ import sys
 
 import pandas as pd
 import pytest
+from PIL import Image
 
 from experiments.analysis import figures, style, tables
 from experiments.cli import report as commands
@@ -32,15 +33,15 @@ def full():
 
 @pytest.mark.parametrize("name", figures.names())
 def test_figures_draw_full_and_empty_records(name, full, tmp_path):
-    module = figures.load(name)
-    with style.sheet():
-        figure = module.draw(*full)
-        module.draw(*frames([]))
-    figures.save(name, figure, tmp_path, module.data(*full))
-    assert {path.suffix for path in tmp_path.iterdir()} == {".svg", ".png", ".csv"}
-    first = (tmp_path / f"{name}.svg").read_bytes()
-    figures.save(name, figure, tmp_path, module.data(*full))
-    assert (tmp_path / f"{name}.svg").read_bytes() == first
+    figure = figures.draw(name, *full)
+    figures.draw(name, *frames([]))
+    for kind in ("svg", "pdf"):
+        figures.save(figure, tmp_path / f"a.{kind}", kind)
+        figures.save(figure, tmp_path / f"b.{kind}", kind)
+        assert (tmp_path / f"a.{kind}").read_bytes() == (tmp_path / f"b.{kind}").read_bytes()
+    assert figures.write(name, *full, tmp_path)
+    with Image.open(tmp_path / f"{name}.png") as picture:
+        assert picture.mode == "P" and picture.width > 500
     assert figures.caption(name, *full)
     assert figures.caption(name, *frames([]))
 
@@ -51,9 +52,8 @@ RENAMED = {"dataset": "data"}
 
 
 @pytest.mark.parametrize("name", CURVES)
-def test_saved_curves_say_each_fact_once_and_lose_none_that_is_drawn(name, full, tmp_path):
-    figures.write(name, *full, tmp_path)
-    saved = pd.read_csv(tmp_path / f"{name}.csv")
+def test_saved_curves_say_each_fact_once_and_lose_none_that_is_drawn(name, full):
+    saved = figures.data(name, *full)
     drawn = figures.load(name).data(figures.shown(name, full[0], full[2]), *full[1:])
     assert list(saved.columns) == ["metric", "kind", "step", "tokens", *drawn["run"].unique()]
     keys = ["metric", "kind", "step", "tokens"]

@@ -176,7 +176,6 @@ def test_figures_show_every_point(name, full, tmp_path):
     module = figures.load(name)
     with style.sheet():
         figure = module.draw(*full)
-    figures.save(name, figure, tmp_path, module.data(*full))
     seen = np.concatenate(
         [line.get_ydata() for line in figure.axes[0].get_lines() if len(line.get_ydata())]
     )

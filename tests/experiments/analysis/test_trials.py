@@ -1,6 +1,5 @@
 """A setting that is better by no more than seed noise has won nothing."""
 
-import json
 import math
 
 import numpy as np
@@ -11,7 +10,7 @@ from experiments.analysis import figures, tables, trials
 from experiments.specs.lookup import planned_study
 from experiments.specs.read import load_study, study_names
 from experiments.specs.trials import taken_by
-from experiments.store import paths
+from experiments.store import reference
 from experiments.store.collect import curves_table, records_table
 from experiments.store.record import make_record
 from tests.experiments.analysis import synthetic
@@ -128,7 +127,7 @@ def taken_rates(name):
 
 
 def recorded_rate(run):
-    return json.loads(paths.committed(run).read_text())["spec"]["recipe"]["learning_rate"]
+    return reference.find(run)["spec"]["recipe"]["learning_rate"]
 
 
 def test_what_is_taken_is_what_the_committed_runs_trained_with():
@@ -162,7 +161,7 @@ def test_studies_say_that_their_rate_is_unchecked_as_long_as_its_trials_have_no_
         missing = {
             (run.spec.model.label, run.spec.data.name)
             for run in runs
-            if not paths.committed(run.id).is_file()
+            if run.id not in reference.entries()
         }
         for name in study.trials_for:
             taker = load_study(name)
@@ -177,8 +176,7 @@ def test_studies_say_that_their_rate_is_unchecked_as_long_as_its_trials_have_no_
 def committed(name):
     """Records, curves and plan of a study's committed runs."""
     study = planned_study(load_study(name), "small")
-    files = [paths.committed(run.id) for run in study.runs]
-    made = [json.loads(path.read_text()) for path in files if path.is_file()]
+    made = list(reference.find_all(run.id for run in study.runs).values())
     return records_table(made, study), curves_table(made), study
 
 

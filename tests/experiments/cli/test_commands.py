@@ -5,7 +5,6 @@ import hashlib
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,8 +12,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from experiments.analysis import figures
-from experiments.cli import report
 from experiments.cli.app import main
 from experiments.cli.train import score_run
 from experiments.errors import UserError, explained
@@ -23,16 +20,15 @@ from experiments.specs import read
 from experiments.specs.code import ROOT
 from experiments.specs.expand import BUDGET_CORE_S, all_runs, computation_costs
 from experiments.specs.read import _read_study, load_study
-from experiments.store import paths
-from experiments.store.paths import REFERENCE_RUNS
+from experiments.store import paths, reference
 from experiments.training import loop as training
 from tests.experiments.specs.edit import BASE
 
 STUDY, SCALE = "spdf", "small"
-RECORDS = sorted(
-    paths.committed(run.id)
-    for run in all_runs(SCALE).values()
-    if STUDY in run.studies and paths.committed(run.id).is_file()
+RECORDS = list(
+    reference.find_all(
+        sorted(run.id for run in all_runs(SCALE).values() if STUDY in run.studies)
+    ).values()
 )
 
 RUN = next(iter(all_runs(SCALE)))
@@ -70,6 +66,15 @@ def contents(folder: Path) -> dict[str, str]:
         for path in sorted(folder.rglob("*"))
         if path.is_file()
     }
+
+
+def written(folder: Path, *records: dict) -> list[Path]:
+    """The files of records, as runs write them."""
+    files = [folder / record["run"] / "record.json" for record in records]
+    for file, record in zip(files, records, strict=True):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(record))
+    return files
 
 
 HOSTILE = ["../../../victim", "../../victim", "", ".", "/etc", "a$(touch pwned)b", "-rf", "{x}"]
@@ -111,15 +116,17 @@ def test_a_hostile_name_writes_and_deletes_nothing(place, call, command, name):
 
 def test_collect_deletes_nothing_before_it_has_read_everything(place, call):
     collect = ("collect", "--study", STUDY, "--scale", SCALE)
-    assert call(*collect, *RECORDS[:3])[0] == 0
+    files = written(place.parent / "made", *RECORDS[:3])
+    assert call(*collect, *files)[0] == 0
     before = contents(place)
     assert len(before) == 7 and "results/small/spdf/records.csv" in before
     assert "--none" in call(*collect)[1]
     broken = place.parent / "record.json"
-    broken.write_text(RECORDS[1].read_text()[:200])
-    foreign = next(p for p in REFERENCE_RUNS.glob("small__resnet*.json"))
+    broken.write_text(json.dumps(RECORDS[1])[:200])
+    other = next(name for name in reference.entries() if name.startswith("small__resnet"))
+    [foreign] = written(place.parent / "foreign", reference.find(other))
     for bad in (place / "nothing.json", broken, foreign):
-        code, text = call(*collect, RECORDS[0], bad)
+        code, text = call(*collect, files[0], bad)
         assert code not in (0, None) and str(bad) in text
         assert contents(place) == before
 
@@ -127,13 +134,15 @@ def test_collect_deletes_nothing_before_it_has_read_everything(place, call):
 def test_collect_says_which_records_are_committed(place, call):
     import pandas as pd
 
-    own = place / "results" / SCALE / "runs" / RECORDS[1].stem / "record.json"
-    own.parent.mkdir(parents=True)
-    shutil.copy(RECORDS[1], own)
-    assert call("collect", "--study", STUDY, "--scale", SCALE, RECORDS[0], own)[0] == 0
+    [own] = written(place / "results" / SCALE / "runs", RECORDS[1])
+    collect = ("collect", "--study", STUDY, "--scale", SCALE)
+    assert call(*collect, "--committed", own)[0] == 0
     table = pd.read_csv("results/small/spdf/records.csv")
     by_run = table.groupby("run")["committed"].unique().map(list).to_dict()
-    assert by_run == {RECORDS[0].stem: [True], RECORDS[1].stem: [False]}
+    assert by_run == {record["run"]: [record is not RECORDS[1]] for record in RECORDS}
+    assert call(*collect, own)[0] == 0
+    table = pd.read_csv("results/small/spdf/records.csv")
+    assert set(table["run"]) == {RECORDS[1]["run"]} and not table["committed"].any()
 
 
 @pytest.mark.parametrize(
@@ -213,7 +222,7 @@ GARBAGE = {
 def test_a_garbage_record_is_named(place, call, kind):
     text = GARBAGE[kind]
     if text is None:
-        text = re.sub(r'"loss": [\d.]+', '"loss": NaN', RECORDS[0].read_text(), count=1)
+        text = re.sub(r'"loss": [\d.]+', '"loss": NaN', json.dumps(RECORDS[0]), count=1)
     path = place / "record.json"
     path.write_text(text)
     code, said = call("collect", "--study", STUDY, "--scale", SCALE, path)
@@ -223,7 +232,7 @@ def test_a_garbage_record_is_named(place, call, kind):
 @pytest.mark.parametrize("key", ["run", "spec", "curve", "data", "spec_hash", "evaluation"])
 @pytest.mark.parametrize("value", [None, 3, "../x", [], {}, [[]], {"scores": 1}])
 def test_a_record_with_a_wrong_value_is_named(place, call, key, value):
-    record = json.loads(RECORDS[0].read_text())
+    record = copy.deepcopy(RECORDS[0])
     allowed = (key == "evaluation" and value in (None, {})) or (key, value) == ("curve", [])
     record[key] = value
     path = place / "record.json"
@@ -238,7 +247,8 @@ def test_a_record_with_a_wrong_value_is_named(place, call, key, value):
 @pytest.mark.parametrize("name", ["records.csv", "curves.csv"])
 @pytest.mark.parametrize("text", ["", "a,b\n1,2\n", "\x00\x00\xff", 'study\n"x'])
 def test_garbage_tables_are_named(place, call, name, text):
-    assert call("collect", "--study", STUDY, "--scale", SCALE, *RECORDS[:2])[0] == 0
+    files = written(place.parent / "made", *RECORDS[:2])
+    assert call("collect", "--study", STUDY, "--scale", SCALE, *files)[0] == 0
     path = place / "results" / SCALE / STUDY / name
     path.write_text(text, encoding="latin-1")
     for arguments in (["claims", "--study", STUDY], ["table", "perplexity", "--study", STUDY]):
@@ -293,29 +303,43 @@ def test_a_refused_file_is_one_sentence():
     assert not explained(OSError("something"))
 
 
-def drawn(folder: Path) -> dict[str, int]:
-    return {path.name: path.stat().st_mtime_ns for path in folder.rglob("*.*")}
-
-
-def test_a_report_draws_only_what_changed(place, call, monkeypatch):
-    wrote = []
-    write = figures.write
-    monkeypatch.setattr(
-        figures, "write", lambda name, *a, **k: (wrote.append(name), write(name, *a, **k))
-    )
-    assert call("collect", "--study", STUDY, "--scale", SCALE, *RECORDS)[0] == 0
+def test_a_page_is_drawn_again_as_it_was(place, call):
+    assert call("collect", "--study", STUDY, "--scale", SCALE, "--committed")[0] == 0
     arguments = ("report", "--study", STUDY, "--scale", SCALE)
-    names = load_study(STUDY).figures
-    assert call(*arguments)[0] == 0 and wrote == names
+    assert call(*arguments)[0] == 0
     page = place / "reports" / SCALE / STUDY
     first = contents(page)
-    assert call(*arguments)[0] == 0 and wrote == names
-    (page / "figures" / f"{names[0]}.png").write_text("damaged")
-    (page / "figures" / "left_over.svg").write_text("of an older study")
-    assert call(*arguments)[0] == 0 and wrote == [*names, names[0]]
-    assert contents(page) == first
-    assert call("collect", "--study", STUDY, "--scale", SCALE, *RECORDS[1:])[0] == 0
-    assert call(*arguments)[0] == 0 and wrote == [*names, names[0], *names]
+    assert {f"figures/{name}.png" for name in load_study(STUDY).figures} < {*first}
+    (page / "figures" / f"{load_study(STUDY).figures[0]}.png").write_text("damaged")
+    assert call(*arguments)[0] == 0 and contents(page) == first
+
+
+def test_a_figure_is_drawn_for_a_paper_from_committed_records(place, call):
+    (place / "my.mplstyle").write_text("font.size: 7\n")
+    chosen = ("figure", "loss_curves", "--study", STUDY, "--scale", SCALE)
+    code, said = call(*chosen, "--style", "my.mplstyle", "--width", "3.3", "--out", "fig.pdf")
+    assert (code, said) == (0, "fig.pdf\n")
+    width = re.search(rb"/MediaBox \[ 0 0 ([\d.]+)", Path("fig.pdf").read_bytes())[1]
+    assert float(width) == pytest.approx(3.3 * 72, abs=0.5)
+    code, said = call(*chosen, "--format", "svg", "--format", "csv")
+    folder = f"reports/{SCALE}/{STUDY}/figures/loss_curves"
+    assert said == f"{folder}.svg\n{folder}.csv\n"
+    assert all(Path(name).is_file() for name in said.split())
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--format", "eps"), "format is 'eps', but must be one of csv, pdf, png, svg"),
+        (("--out", "fig.gif"), "format is 'gif', but must be one of"),
+        (("--style", "no.mplstyle"), "style is 'no.mplstyle', but there is no such file"),
+        (("--style", "/dev/null", "--x", "time"), "x is 'time', but must be one of"),
+        (("budgets", "--out", "fig.pdf"), "there are several figures or formats to write"),
+    ],
+)
+def test_a_figure_that_cannot_be_drawn_is_one_sentence(place, call, options, words):
+    code, said = call("figure", "loss_curves", "--study", STUDY, "--scale", SCALE, *options)
+    assert code not in (0, None) and words in said and not contents(place)
 
 
 def test_a_process_says_its_sentence_and_exits_with_one(place):
@@ -395,42 +419,6 @@ def test_where_refuses_what_the_workflow_refuses(place, call, setting, words):
         assert code not in (0, None) and words in text
 
 
-def verdicts_of(scale: str, study: str) -> str:
-    return (Path("results") / scale / study / "claims.csv").read_text()
-
-
-def test_no_verdict_reads_evidence_of_records_that_changed(place, call, monkeypatch):
-    judged, other = "sparse_ift_vision", "sparsity_library"
-    for study in (judged, other):
-        runs = [run for run in all_runs(SCALE).values() if study in run.studies]
-        files = [paths.committed(run.id) for run in runs if run.spec.seed < 3]
-        files = [file for file in files if file.is_file()]
-        assert call("collect", "--study", study, "--scale", SCALE, *files)[0] == 0
-    arguments = ("claims", "--study", judged, "--scale", SCALE)
-    assert "left out" not in call(*arguments)[1]
-    before = verdicts_of(SCALE, judged)
-    # A run of the other study is trained again, and its tables stay as they are.
-    record = json.loads(files[0].read_text())
-    again = paths.run(SCALE, record["run"]) / "record.json"
-    again.parent.mkdir(parents=True)
-    again.write_text(json.dumps(record | {"wall_s": 1.0}))
-    committed = paths.committed
-    lost = place / "none"
-    with monkeypatch.context() as patch:
-        patch.setattr(
-            paths, "committed", lambda run: lost if run in again.parts else committed(run)
-        )
-        assert f"the evidence of {other} is left out" in call(*arguments)[1]
-        assert f"without the evidence of {other}" in verdicts_of(SCALE, judged)
-        shutil.copy(files[0], again)
-        assert "left out" not in call(*arguments)[1]
-    assert verdicts_of(SCALE, judged) == before
-    # Its tables are others than those that its evidence was made from.
-    with (place / "results" / SCALE / other / "records.csv").open("a") as stream:
-        stream.write("\n")
-    assert f"the evidence of {other} is left out" in call(*arguments)[1]
-
-
 def test_the_plan_of_one_study_says_what_all_leave_of_the_budget(call, monkeypatch):
     costs = [run.core_seconds for run in all_runs("smoke").values()]
     everything = sum(costs) + sum(computation_costs("smoke").values())
@@ -443,23 +431,12 @@ def test_the_plan_of_one_study_says_what_all_leave_of_the_budget(call, monkeypat
 
 def test_the_plan_of_what_is_missing_leaves_out_committed_runs(place, call):
     def planned(*options):
-        code, text = call("plan", "--scale", SCALE, "--study", STUDY, "--json", *options)
+        code, text = call(
+            "plan", "--scale", SCALE, "--study", "sparse_ift_vision", "--json", *options
+        )
         assert code in (0, None)
         return {run["run"] for run in json.loads(text)["runs"]}
 
     missing = planned("--missing")
-    kept = {path.stem for path in REFERENCE_RUNS.glob("small__*.json")}
-    assert missing.isdisjoint(kept) and planned() - missing <= kept
-
-
-def test_tables_of_trials_follow_the_committed_runs_that_their_noise_is_from(place, monkeypatch):
-    monkeypatch.setattr(paths, "REFERENCE_RUNS", place / "runs")
-    (place / "runs").mkdir()
-    for name in ("records.csv", "curves.csv"):
-        (place / name).touch()
-    names = ("sparse_ift_vision_tuning", STUDY)
-    before = [report._inputs_digest(place, report.planned(name, SCALE)) for name in names]
-    run = "small__resnet-2mf__other-s0.80__cifar100-n45000__sgd__seed0"
-    paths.committed(run).write_text("{}")
-    after = [report._inputs_digest(place, report.planned(name, SCALE)) for name in names]
-    assert before[0] != after[0] and before[1] == after[1]
+    assert missing.isdisjoint(reference.entries()) and planned() - missing <= {*reference.entries()}
+    assert planned() - missing

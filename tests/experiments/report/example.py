@@ -8,7 +8,7 @@ from experiments.report import render
 from experiments.specs.run import Run
 from experiments.store import tidy
 from experiments.store.collect import write_tables
-from experiments.store.record import make_record, write_record
+from experiments.store.record import make_record
 from tests.experiments.analysis import synthetic
 from tests.experiments.specs.edit import edited
 
@@ -19,11 +19,9 @@ COMPUTED = pd.DataFrame({"speed-up (simulated)": [1.98, 9.1], "speed-up (publish
 def collect_study(root, study, made):
     """Write a study's results, tables and figures, and render its page."""
     results = root / "results" / "quick" / study.name
-    for record in made:
-        write_record(record, results / "records" / f"{record['run']}.json")
-    files = [results / "records" / f"{run.id}.json" for run in study.runs]
-    path = write_tables(files, study, results / "records.csv")
-    table, curves = tidy.read_records(path), tidy.read_curves(results / "curves.csv")
+    write_tables(made, study, results)
+    table = tidy.read_records(results / "records.csv")
+    curves = tidy.read_curves(results / "curves.csv")
     claims.write(table, study, results / "claims.csv")
     page = root / "reports" / "quick" / study.name
     for name in study.tables:
@@ -35,7 +33,7 @@ def collect_study(root, study, made):
     for name in set(study.figures) & set(DRAWN):
         figures.write(name, table, curves, study, page / "figures")
     render.render_study(
-        study, table, curves, results / "records", page / "figures",
+        study, table, curves, made, page / "figures",
         page / "tables", results / "claims.csv", page,
     )  # fmt: skip
 

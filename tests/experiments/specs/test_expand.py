@@ -194,5 +194,5 @@ def test_a_study_may_have_computations_only(tmp_path, monkeypatch, computation):
     assert list(tidy.computed("smoke", computation, "words")["word"]) == ["smoke"]
     with pytest.raises(ValueError, match="experiments compute"):
         tidy.computed("smoke", computation, "word")
-    write_tables([], planned_study(loaded, "smoke"), tmp_path / "records.csv")
+    write_tables([], planned_study(loaded, "smoke"), tmp_path)
     assert tidy.read_records(tmp_path / "records.csv").empty

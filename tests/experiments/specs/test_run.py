@@ -1,6 +1,5 @@
 """The spec of a run: the JSON and the hash of committed runs, ids that nothing reads."""
 
-import json
 
 import pytest
 from pydantic import ValidationError
@@ -9,19 +8,17 @@ from experiments.specs.expand import all_runs
 from experiments.specs.lookup import find_runs
 from experiments.specs.run import RunSpec
 from experiments.specs.schema import SpecError
-from experiments.store import paths
+from experiments.store import reference
 from tests.experiments.specs.edit import BASE, edited, error_of
-
-COMMITTED = sorted(paths.REFERENCE_RUNS.glob("*.json"))
 
 
 def test_committed_specs_keep_their_json_and_their_hash():
-    assert COMMITTED
-    for path in COMMITTED:
-        record = json.loads(path.read_text())
+    committed = reference.find_all(reference.entries())
+    assert committed
+    for name, record in committed.items():
         spec = RunSpec.model_validate(record["spec"])
-        assert spec.to_json() == record["spec"], path.name
-        assert spec.hash == record["spec_hash"], path.name
+        assert spec.to_json() == record["spec"], name
+        assert spec.hash == record["spec_hash"], name
 
 
 def test_a_spec_is_frozen_and_typed():

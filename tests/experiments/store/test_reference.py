@@ -1,38 +1,97 @@
-"""Committed records in place of new runs."""
+"""Committed records: found by run, in place of new runs, and folded in."""
 
 import json
+import re
 
-from experiments.specs.expand import all_runs
-from experiments.specs.schema import SCALES
-from experiments.store import paths
-from experiments.store.paths import REFERENCE_RUNS
-from experiments.store.reference import reusable
+import pytest
+
+from experiments.cli.app import main
+from experiments.specs.code import training_code_hash
+from experiments.specs.lookup import known_runs
+from experiments.store import fold, parquet, paths, reference
+from experiments.store.record import checked
+
+SMOKE = known_runs("smoke")
+FIRST, SECOND, *_ = sorted(SMOKE)
 
 
-def test_a_reference_record_is_reused_only_if_spec_and_data_agree(tmp_path, monkeypatch):
-    monkeypatch.setattr(paths, "REFERENCE_RUNS", tmp_path / "reference")
-    run = next(iter(all_runs("smoke").values()))
-    data = tmp_path / "data"
-    assert not reusable(run, data_folder=data)
-    paths.committed(run.id).parent.mkdir()
-    record = {"spec_hash": run.spec_hash, "spec": run.spec.to_json(), "data": {"hash": "h"}}
-    paths.committed(run.id).write_text(json.dumps(record))
-    assert reusable(run, data_folder=data)
+def record_of(name, **changed):
+    """A short record of a run, made with the code of here."""
+    run = SMOKE[name]
+    row = {"kind": "train", "step": 1, "loss": 2.5, "churn": None, "flops_executed": 7}
+    return {
+        "run": name, "spec": run.spec.to_json(), "spec_hash": run.spec_hash, "command": "again",
+        "code_hash": training_code_hash(run.spec), "data": {"name": "d", "hash": "of the data"},
+        "versions": {"torch": "2"}, "cpu": "c", "num_threads": 1, "wall_s": 1.5,
+        "num_parameters": 4, "num_nonzero": 2, "flops": {"executed": 7, "dense_equivalent": 9},
+        "layers": [], "evaluation": None, "curve": [row, {**row, "step": 2, "loss": 2.25}],
+        **changed,
+    }  # fmt: skip
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """A working folder without committed records."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(paths, "REFERENCE", tmp_path / "reference")
+    return tmp_path
+
+
+def test_a_committed_record_is_reused_only_if_spec_and_data_agree(place):
+    run, data = SMOKE[FIRST], place / "data"
+    assert not reference.reusable(run, data_folder=data)
+    fold.fold([record_of(FIRST)])
+    assert reference.reusable(run, data_folder=data)
     meta = data / run.data_label / "meta.json"
     meta.parent.mkdir(parents=True)
-    meta.write_text('{"hash": "h"}')
-    assert reusable(run, data_folder=data)
+    meta.write_text('{"hash": "of the data"}')
+    assert reference.reusable(run, data_folder=data)
     meta.write_text('{"hash": "other"}')
-    assert not reusable(run, data_folder=data)
-    paths.committed(run.id).write_text(json.dumps({**record, "spec_hash": "old"}))
+    assert not reference.reusable(run, data_folder=data)
     meta.unlink()
-    assert not reusable(run, data_folder=data)
+    parquet.write([record_of(FIRST, spec_hash="old")], paths.REFERENCE / run.studies[0])
+    assert not reference.reusable(run, data_folder=data)
+
+
+def test_a_folded_record_replaces_its_run_and_what_no_study_plans_leaves(place):
+    home = paths.REFERENCE / SMOKE[FIRST].studies[0]
+    parquet.write([record_of(FIRST, spec_hash="old"), record_of(SECOND)], home)
+    parquet.write([record_of(FIRST) | {"run": "gone"}], paths.REFERENCE / "retired")
+    assert fold.fold([record_of(FIRST, wall_s=9.0)])
+    assert reference.entries().keys() == {FIRST, SECOND}
+    assert reference.find(FIRST)["wall_s"] == 9.0
+    assert not list((paths.REFERENCE / "retired").glob("*"))
+    assert fold.fold([]) == []
+
+
+def call(monkeypatch, capsys, *arguments):
+    monkeypatch.setattr("sys.argv", ["experiments", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return ended.value.code, capsys.readouterr()
+
+
+def test_show_prints_a_record_as_it_was_and_its_command(place, monkeypatch, capsys):
+    fold.fold([record_of(FIRST)])
+    code, said = call(monkeypatch, capsys, "show", FIRST)
+    assert code == 0 and json.loads(said.out) == record_of(FIRST)
+    assert said.err == "# committed; again: again\n"
+    own = paths.run("smoke", FIRST) / "record.json"
+    own.parent.mkdir(parents=True)
+    own.write_text(json.dumps(record_of(FIRST, command="mine")))
+    assert call(monkeypatch, capsys, "show", FIRST)[1].err.endswith("again: mine\n")
+    code, said = call(monkeypatch, capsys, "show", FIRST + "1")
+    assert re.search(f"did you mean '{FIRST}'.*in commit de8e87e8$", code)
 
 
 def test_committed_records_answer_for_todays_runs(tmp_path):
     """A new key of the spec must not change the hash of runs that do not use it."""
-    committed = {path.stem for path in REFERENCE_RUNS.glob("*.json")}
+    committed, planned = reference.entries(), known_runs()
     assert committed
-    planned = {k: run for scale in SCALES for k, run in all_runs(scale).items()}
-    for run_id in committed:
-        assert reusable(planned[run_id], data_folder=tmp_path)
+    for name in committed:
+        assert reference.reusable(planned[name], data_folder=tmp_path)
+
+
+def test_committed_records_are_records():
+    for name, record in reference.find_all(sorted(reference.entries())[::9]).items():
+        assert checked(record, name).spec.hash == record["spec_hash"]

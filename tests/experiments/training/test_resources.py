@@ -9,8 +9,8 @@ import torch
 from experiments import models
 from experiments.cli.app import app
 from experiments.errors import UserError
-from experiments.specs.code import ROOT
 from experiments.specs.expand import all_runs
+from experiments.store import reference
 from experiments.tasks import lm
 from experiments.training import resources
 from experiments.training.resources import RESERVED, Launched, needs, shape_of
@@ -110,7 +110,7 @@ def test_planned_flops_are_those_that_finished_runs_counted(method):
         if r.spec.method == method and r.spec.data.name == "enwiki-slice" and not r.spec.seed
         and r.spec.model.label == "llama-0.2m" and "sparsity_library" in r.studies
     )  # fmt: skip
-    record = json.loads((ROOT / f"results/reference/runs/{run.id}.json").read_text())
+    record = reference.find(run.id)
     found = needs(run, Launched(), device_bytes=10**10, flops_per_s=RATE)
     assert found.flops == record["flops"]["executed"]
     assert found.flops_dense == record["flops"]["dense_equivalent"]

@@ -1,6 +1,5 @@
 """What claims hold equal against what the committed records say."""
 
-import json
 from statistics import mean
 
 from experiments.analysis import select as selection
@@ -8,7 +7,7 @@ from experiments.analysis.claims.links import links_of, selections_of, sided
 from experiments.analysis.methods import Methods
 from experiments.specs.lookup import planned_study
 from experiments.specs.read import claim_tests, load_study, study_names
-from experiments.store import paths, tidy
+from experiments.store import reference, tidy
 
 #: Whole-model FLOPs are equal up to so many times the least.
 EQUAL = 1.05
@@ -16,8 +15,7 @@ EQUAL = 1.05
 
 def executed(runs):
     """Mean training FLOPs of the committed records among these runs; None without any."""
-    files = [paths.committed(run) for run in runs]
-    found = [json.loads(path.read_text())["flops"]["executed"] for path in files if path.is_file()]
+    found = [record["flops"]["executed"] for record in reference.find_all(runs).values()]
     return mean(found) if found else None
 
 

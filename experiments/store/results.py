@@ -1,0 +1,63 @@
+"""The results of a study as DataFrames, for notebooks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+from experiments.errors import UserError
+from experiments.specs.expand import study_runs
+from experiments.specs.read import load_study
+from experiments.specs.schema import SCALES, check_choice
+from experiments.store import parquet, paths, reference
+from experiments.store.io import read_json
+
+
+class Results(NamedTuple):
+    """DataFrames with the column ``run``.
+
+    Attributes:
+        records: One row per finished run, in the order of the study: its settings (``model``,
+            ``method``, ``sparsity``, ``seed``, ...), final losses in nats, FLOPs and hashes;
+            ``committed`` is False where the run was trained here. Parts of a record are JSON text.
+        curves: One row per run and logged step: ``kind`` (train or validation), ``loss`` in nats,
+            ``sparsity``, ``churn``, ``flops_executed``, ...
+        scores: One row per run, task and metric of the evaluation: ``value``, ``stderr``, ...
+    """
+
+    records: pd.DataFrame
+    curves: pd.DataFrame
+    scores: pd.DataFrame
+
+
+def collected(scale: str, study: str, runs: Iterable[str]) -> list[dict[str, Any]]:
+    """The records of some runs in their JSON form, as a study's tables have them.
+
+    Where nothing was collected here, these are the committed records.
+    """
+    folder = paths.study(scale, study)
+    if (folder / "runs.parquet").is_file():
+        return parquet.read(folder, list(runs))
+    return list(reference.find_all(runs).values())
+
+
+def load(study: str, scale: str) -> Results:
+    """Read the finished runs of a study: those trained here, else the committed ones.
+
+    Raises:
+        UserError: If there is no such study or scale, or it has no finished run.
+    """
+    check_choice("scale", scale, SCALES)
+    runs = [run.id for run in study_runs(load_study(study), scale)]
+    own = {run: paths.run(scale, run) / "record.json" for run in runs}
+    here = {run: read_json(path) for run, path in own.items() if path.is_file()}
+    found = reference.find_all(runs) | here
+    if not found:
+        raise UserError(
+            f"study {study!r} has no finished run at scale {scale!r}, neither here nor committed"
+        )
+    frames = parquet.frames([found[run] for run in runs if run in found])
+    records = frames["runs"].assign(committed=lambda rows: ~rows["run"].isin(list(here)))
+    return Results(records, frames["curves"], frames["scores"])
