@@ -145,7 +145,7 @@ def test_what_a_command_says_otherwise_is_told_to_those_that_it_starts(folder):
 def test_studies_are_shown_where_they_have_something():
     """A study of computations is shown at every scale, one of runs where it has a grid."""
     studies = {name: load_study(name) for name in study_names()}
-    at_smoke = {name for name, s in studies.items() if s.scales.get("smoke") or s.computed("smoke")}
+    at_smoke = {name for name, s in studies.items() if s.scales.get("smoke") or s.computations}
     asked = ask()
     assert {*asked.shown("smoke")} == at_smoke and "flops" in at_smoke
     assert f"{STUDY}_tuning" not in at_smoke
