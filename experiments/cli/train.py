@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from experiments import data as datasets
 from experiments import tasks
 from experiments.cli.options import Mirror, RunId, Scale, Track, app, check_device, mirror_root
 from experiments.errors import UserError, explained, sentence
@@ -29,13 +30,25 @@ from experiments.store.io import read_json
 
 @app.command()
 def prepare(
-    data: Annotated[str, typer.Option(help="a folder of resources/data, as in run ids")],
+    data: Annotated[
+        str,
+        typer.Option(
+            help="a folder of resources/data, as in run ids; or a dataset's name, which only "
+            "fetches it"
+        ),
+    ],
     mirror: Mirror = None,
     online: Annotated[
         bool, typer.Option(help="ask the hub for what is not mirrored, as HF_HUB_OFFLINE=0 does")
     ] = False,
 ) -> None:
-    """Prepare one dataset under resources/data."""
+    """Prepare one dataset under resources/data, or fetch what it is made from."""
+    if data in datasets.names():
+        fetch = datasets.get(data).fetch
+        if fetch is None:
+            raise SpecError(f"data is {data!r}, which travels with the repository: fetch nothing")
+        fetch()
+        return
     task, section = find_data(data)
     offline = not online and os.environ.get("HF_HUB_OFFLINE") != "0"
     tasks.get(task).prepare(

@@ -96,6 +96,7 @@ class Dataset:
         splits: How the splits were made, in words.
         read: Returns the documents; may take a minute, may raise `MissingData`.
         missing: Says cheaply, in one sentence, what `read` would lack; None if nothing.
+        fetch: Downloads what `read` needs to where it looks; None where nothing is to fetch.
     """
 
     name: str
@@ -104,6 +105,7 @@ class Dataset:
     splits: str
     read: Callable[[Source], Texts]
     missing: Callable[[Source], str | None] = lambda source: None
+    fetch: Callable[[], object] | None = None
 
     kind: ClassVar[str] = "text"
 
@@ -169,6 +171,7 @@ class ImageDataset:
         standardise: Whether training shifts and scales pixels to mean 0 and deviation 1 of the
             training set; otherwise they are from 0 (black) to 1.
         size: Of all images, where it is known before they are prepared; `plan` needs it.
+        fetch: As of `Dataset`.
     """
 
     name: str
@@ -180,5 +183,6 @@ class ImageDataset:
     flip: bool = True
     standardise: bool = True
     size: "ImageSize | None" = None
+    fetch: Callable[[], object] | None = None
 
     kind: ClassVar[str] = "images"

@@ -7,10 +7,11 @@ addresses of articles without their text, so no hub id has it.
 
 import random
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from experiments.data.base import SPLITS, Dataset, Source, Texts
-from experiments.data.hub import load_rows
+from experiments.data.hub import fetch, load_rows
 from experiments.data.mirror import missing_rows
 
 HUB_ID = "GEM/gem"
@@ -100,6 +101,7 @@ def data_to_text(
         splits="as published",
         read=read,
         missing=missing,
+        fetch=partial(fetch, HUB_ID, config),
     )
 
 

@@ -1,19 +1,19 @@
-"""Datasets by hub id, read from a mirror folder, or from the hub where allowed.
+"""Datasets by hub id, read from a folder of this machine, or from the hub where allowed.
 
-`datasets.load_dataset` reads `<mirror>/<hub id>/` as it reads the hub; `experiments.data.mirror`
-says what such a folder holds. Each dataset is declared in a file of its own, such as `wikitext.py`.
+`experiments.data.mirror` says where such a folder lies and what it holds. Each dataset is declared
+in a file of its own, such as `wikitext.py`.
 """
 
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 from yaml import YAMLError
 
 from experiments.data.base import SPLITS, Dataset, MissingData, Source, Texts
-from experiments.data.mirror import missing_rows
+from experiments.data.mirror import Layout, folder_of, layout, missing_rows
 from experiments.errors import UserError, is_bug, reason
 
 
@@ -59,7 +59,31 @@ def hub_dataset(
         splits=splits,
         read=read,
         missing=missing,
+        fetch=partial(fetch, hub_id, config),
     )
+
+
+def fetch(hub_id: str, config: str | None = None) -> str:
+    """Download a dataset's files into the hub's cache; returns their folder.
+
+    Args:
+        hub_id: "<owner>/<name>" on the hub.
+        config: Config (subset), whose folder alone is fetched where there is one.
+
+    Raises:
+        MissingData: If the hub cannot be asked or does not have it.
+    """
+    from huggingface_hub import HfApi, snapshot_download
+
+    try:
+        files = HfApi().list_repo_files(hub_id, repo_type="dataset")
+        own = any(file.startswith(f"{config}/") for file in files)
+        patterns = ["README.md", f"{config}/*"] if own else None
+        return snapshot_download(hub_id, repo_type="dataset", allow_patterns=patterns)
+    except Exception as error:  # those of the hub's HTTP client have no common base
+        if is_bug(error):
+            raise
+        raise MissingData(f"{hub_id} cannot be fetched from the hub: {reason(error)}") from error
 
 
 def load_rows(
@@ -75,16 +99,17 @@ def load_rows(
     Raises:
         MissingData: If the dataset cannot be had, is damaged, or lacks a split or a column.
     """
-    problem = missing_rows(name, hub_id, config, source, splits)
-    if problem and (source.offline or (source.mirror and (source.mirror / hub_id).is_dir())):
-        raise MissingData(problem)
-    from datasets import load_dataset
-
-    path = str(Path(source.mirror or "") / hub_id) if problem is None else hub_id
+    found = located(name, hub_id, config, source, splits)
+    path = str(hub_id if found is None else found.folder)
     # `datasets` keys its cache of a local folder by the README's header, not by the data: a
     # throw-away cache cannot be stale.
     with reading(name, path), tempfile.TemporaryDirectory() as scratch:
-        loaded = load_dataset(path, config, cache_dir=scratch if problem is None else None)
+        if found is None:
+            from datasets import load_dataset
+
+            loaded = load_dataset(hub_id, config)
+        else:
+            loaded = found.load(config, cache_dir=scratch)
         for split in splits:
             if split not in loaded:
                 raise MissingData(f"{name}: {path} has no {split} split.")
@@ -93,6 +118,24 @@ def load_rows(
                     known = ", ".join(loaded[split].column_names)
                     raise MissingData(f"{name}: {path} has no column {column!r}, but {known}.")
         return {split: {name: list(loaded[split][name]) for name in columns} for split in splits}
+
+
+def located(
+    name: str, hub_id: str, config: str | None, source: Source, splits: Sequence[str] = SPLITS
+) -> Layout | None:
+    """Where a dataset lies on this machine; None where the hub may be asked instead.
+
+    Raises:
+        MissingData: If it is not here and the hub must not be asked, or a mirrored folder of it is
+            incomplete.
+    """
+    folder = folder_of(hub_id, source)
+    problem = missing_rows(name, hub_id, config, source, splits)
+    if problem is None and folder is not None:
+        return layout(folder, config)
+    if source.offline or (source.mirror and (source.mirror / hub_id).is_dir()):
+        raise MissingData(problem or f"{name} needs {hub_id}")
+    return None
 
 
 @contextmanager

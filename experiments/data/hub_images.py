@@ -6,10 +6,11 @@ so that a mirror and the hub, which may differ in order, are prepared alike.
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from experiments.data.base import ImageDataset, Images, ImageSize, MissingData, Source, Split
-from experiments.data.hub import load_rows, reading
+from experiments.data.hub import fetch, load_rows, reading
 from experiments.data.mirror import missing_rows
 
 if TYPE_CHECKING:
@@ -88,6 +89,7 @@ def hub_images(
         splits="; ".join(words + [held_out] * ("validation" not in named)),
         read=read,
         missing=missing,
+        fetch=partial(fetch, hub_id, config),
         flip=flip,
         standardise=standardise,
         size=ImageSize(len(classes), num_channels, size),

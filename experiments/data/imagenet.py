@@ -6,10 +6,11 @@ validation; the published validation images, whose labels are known, are the tes
 """
 
 import tempfile
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from experiments.data.base import ImageDataset, Images, ImageSize, MissingData, Source, Split
-from experiments.data.hub import reading
+from experiments.data.base import ImageDataset, Images, ImageSize, Source, Split
+from experiments.data.hub import fetch, located, reading
 from experiments.data.mirror import missing_rows
 
 if TYPE_CHECKING:
@@ -26,14 +27,14 @@ def _missing(source: Source) -> str | None:
 
 
 def _read(source: Source, num_images: int | None) -> Images:
-    problem = _missing(source)
-    if problem and source.offline:
-        raise MissingData(problem)
-    from datasets import load_dataset
+    found = located(NAME, HUB_ID, None, source, HUB_SPLITS)
+    with reading(NAME, HUB_ID if found is None else str(found.folder)):
+        if found is None:
+            from datasets import load_dataset
 
-    path = HUB_ID if problem else str(source.mirror / HUB_ID)  # type: ignore[operator]
-    with reading(NAME, path):
-        train, test = (load_dataset(path, split=s, streaming=True) for s in HUB_SPLITS)
+            train, test = (load_dataset(HUB_ID, split=s, streaming=True) for s in HUB_SPLITS)
+        else:
+            train, test = (found.load(None, split=s, streaming=True) for s in HUB_SPLITS)
         classes = list(train.features["label"].names)
         num_train = min(num_images or NUM_TRAIN, NUM_TRAIN - HELD_OUT)
         validation, train = take(train, HELD_OUT), take(train.skip(HELD_OUT), num_train)
@@ -76,6 +77,7 @@ DATASETS = (
         splits="published validation as test; the first 10,000 training images for validation",
         read=_read,
         missing=_missing,
+        fetch=partial(fetch, HUB_ID),
         size=ImageSize(num_classes=1000, num_channels=3, image_size=SIZE),
     ),
 )

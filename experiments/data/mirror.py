@@ -1,15 +1,110 @@
-"""What of the hub is mirrored: `<root>/<hub id>/` with the files of a dataset or a tokenizer.
+"""Where a hub dataset lies on this machine, and in which layout.
 
-A dataset's folder holds parquet files and a README.md whose header declares configs and splits.
+Looked at are, in this order, `<mirror>/<hub id>`, a hub cache that is named as the mirror, and the
+hub's own cache (`HF_HUB_CACHE`, else `HF_HOME/hub`, else `~/.cache/huggingface/hub`). A folder may
+hold
+
+- parquet or JSON Lines files that a README.md declares by config and split,
+- such files without a README.md, each named after its split, in the folder itself, in `data/` or in
+  one named after the config,
+- what `datasets.save_to_disk` wrote, as a whole or for one config.
 """
 
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import yaml
 from yaml import YAMLError
 
 from experiments.data.base import SPLITS, Source
+
+#: Suffixes of data files, with what `datasets` calls their kind.
+KINDS = {".parquet": "parquet", ".jsonl": "json", ".json": "json"}
+#: Files that `datasets` writes beside the data.
+NOT_DATA = ("dataset_dict.json", "dataset_info.json", "dataset_infos.json", "state.json")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the splits of a dataset lie in a folder.
+
+    Attributes:
+        folder: Where they are.
+        saved: Whether `datasets.load_from_disk` reads it.
+        kind: Of the files where no README.md declares them: ``parquet`` or ``json``.
+        files: Split to its files, where no README.md declares them.
+        splits: Names of the splits; None where only reading tells.
+    """
+
+    folder: Path
+    saved: bool = False
+    kind: str | None = None
+    files: Mapping[str, list[str]] | None = None
+    splits: Sequence[str] | None = None
+
+    def load(self, config: str | None, **options: Any) -> Any:
+        """Read it by `datasets`; ``options`` are those of ``load_dataset``."""
+        from datasets import load_dataset, load_from_disk
+
+        if self.saved:
+            loaded = load_from_disk(str(self.folder))
+            split = options.get("split")
+            loaded = loaded if split is None else loaded[split]
+            return loaded.to_iterable_dataset() if options.get("streaming") else loaded
+        if self.files is not None:
+            return load_dataset(self.kind, data_files=dict(self.files), **options)
+        return load_dataset(str(self.folder), config, **options)
+
+
+def folder_of(hub_id: str, source: Source, *, kind: str = "datasets") -> Path | None:
+    """Folder of a dataset or, with ``kind="models"``, of a tokenizer on this machine."""
+    roots = [] if source.mirror is None else [source.mirror, source.mirror / "hub"]
+    if source.mirror is not None and (source.mirror / hub_id).is_dir():
+        return source.mirror / hub_id
+    for root in (*roots, hub_cache()):
+        repository = root / f"{kind}--{hub_id.replace('/', '--')}"
+        try:
+            snapshot = repository / "snapshots" / (repository / "refs" / "main").read_text().strip()
+        except OSError:
+            continue
+        if snapshot.is_dir():
+            return snapshot
+    return None
+
+
+def hub_cache() -> Path:
+    """The folder in which `huggingface_hub` keeps what it fetched; it is not imported."""
+    home = os.environ.get("HF_HOME", "~/.cache/huggingface")
+    return Path(os.environ.get("HF_HUB_CACHE", f"{home}/hub")).expanduser()
+
+
+def layout(folder: Path, config: str | None) -> Layout | None:
+    """How a folder holds a dataset; None where it holds none."""
+    places = [folder / config, folder] if config else [folder]
+    for place in places:
+        try:
+            saved = yaml.safe_load((place / "dataset_dict.json").read_text())["splits"]
+            return Layout(place, saved=True, splits=saved)
+        except (OSError, KeyError, TypeError, YAMLError):
+            continue
+    declared = declared_splits(folder / "README.md", config)
+    if declared and any(path.suffix in KINDS for path in folder.rglob("*")):
+        return Layout(folder, splits=declared)
+    for place in [*places, *(place / "data" for place in places)]:
+        for suffix, kind in KINDS.items():
+            found: dict[str, list[str]] = {}
+            for path in sorted(place.glob(f"*{suffix}")):
+                split = path.name.split(".")[0].split("-")[0]
+                if path.name not in NOT_DATA:
+                    found.setdefault(split, []).append(str(path))
+            if found:
+                return Layout(place, kind=kind, files=found, splits=[*found])
+    if declared is None and any(folder.glob("**/*.parquet")):
+        return Layout(folder)
+    return None
 
 
 def missing_rows(
@@ -19,34 +114,43 @@ def missing_rows(
     source: Source,
     splits: Sequence[str] = SPLITS,
 ) -> str | None:
-    """Say in one sentence what of a dataset is not mirrored; None if nothing."""
-    folder = source.mirror / hub_id if source.mirror else None
-    if folder is not None and any(folder.glob("**/*.parquet")):
-        declared = declared_splits(folder / "README.md", config)
-        absent = [split for split in splits if declared is not None and split not in declared]
-        if not absent:
-            return None
+    """Say in one sentence what of a dataset is not on this machine; None if nothing."""
+    folder = folder_of(hub_id, source)
+    found = None if folder is None else layout(folder, config)
+    if found is not None and (found.splits is None or {*splits} <= {*found.splits}):
+        return None
+    what = f"{hub_id} ({config})" if config else hub_id
+    if found is not None:
+        absent = [split for split in splits if split not in (found.splits or ())]
         return (
-            f"{name} needs the {' and '.join(absent)} split of {hub_id}"
-            f"{f' ({config})' if config else ''}, which {folder} lacks: complete that folder or "
-            "unset the mirror and allow the hub with --config offline=false."
+            f"{name} needs the {' and '.join(absent)} split of {what}, which {folder} lacks: "
+            f"complete that folder, or {_command(name)}"
         )
-    return _not_mirrored(name, hub_id, "parquet files and README.md", source)
+    if folder is not None:
+        return (
+            f"{name} needs {what}, of which {folder} holds no parquet or JSON Lines files and "
+            f"nothing that save_to_disk wrote: complete that folder, or {_command(name)}"
+        )
+    return _not_here(name, what, hub_id, "files", source)
 
 
 def missing_tokenizer(hub_id: str, source: Source) -> str | None:
-    """Say in one sentence that a published tokenizer is not mirrored; None if it is."""
-    if source.mirror is not None and (source.mirror / hub_id).is_dir():
+    """Say in one sentence that a published tokenizer is not on this machine; None if it is."""
+    if folder_of(hub_id, source, kind="models") is not None:
         return None
-    return _not_mirrored("data.tokenizer", hub_id, "tokenizer files", source)
+    return _not_here("data.tokenizer", hub_id, hub_id, "tokenizer files", source)
 
 
-def _not_mirrored(name: str, hub_id: str, files: str, source: Source) -> str:
+def _command(name: str) -> str:
+    return f"`python -m experiments prepare --data {name}` fetches it where there is a network"
+
+
+def _not_here(name: str, what: str, hub_id: str, files: str, source: Source) -> str:
+    cure = "allow the hub with --config offline=false" if files != "files" else _command(name)
     return (
-        f"{name} needs {hub_id}, which is not mirrored: put its {files} into "
-        f"{source.mirror / hub_id if source.mirror else f'<mirror>/{hub_id}'}, name the mirror "
-        f"root by config key 'mirror' or variable SPARSE_MIRROR, or allow the hub with "
-        f"--config offline=false."
+        f"{name} needs {what}, which is not mirrored and not in the hub's cache: {cure}; or put "
+        f"its {files} into {source.mirror / hub_id if source.mirror else f'<mirror>/{hub_id}'} and "
+        f"name the mirror's root by config key 'mirror' or variable SPARSE_MIRROR"
     )
 
 

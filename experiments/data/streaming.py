@@ -3,12 +3,14 @@
 import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 from experiments.data.base import SPLITS, Dataset, MissingData, Source, Texts
-from experiments.data.hub import reading
-from experiments.data.mirror import missing_rows
+from experiments.data.hub import fetch, located, reading
+from experiments.data.mirror import Layout, missing_rows
 
 #: Documents that a tokenizer is trained on.
 SAMPLE = 200_000
@@ -19,13 +21,14 @@ class Documents:
 
     Args:
         name: Of the dataset, for messages.
-        path: Hub id, or folder of the mirror.
+        place: Hub id, or where it lies on this machine.
         split: Name of the split.
         limit: Documents at most.
     """
 
-    def __init__(self, name: str, path: str, split: str, limit: int | None) -> None:
-        self.name, self.path, self.split, self.limit = name, path, split, limit
+    def __init__(self, name: str, place: str | Layout, split: str, limit: int | None) -> None:
+        self.name, self.place, self.split, self.limit = name, place, split, limit
+        self.path = place if isinstance(place, str) else str(place.folder)
         self._count: int | None = None
 
     def __iter__(self) -> Iterator[str]:
@@ -33,7 +36,10 @@ class Documents:
 
         count = 0
         with reading(self.name, self.path):
-            rows = load_dataset(self.path, split=self.split, streaming=True)
+            if isinstance(self.place, str):
+                rows = load_dataset(self.place, split=self.split, streaming=True)
+            else:
+                rows = self.place.load(None, split=self.split, streaming=True)
             for row in rows:
                 if "text" not in row:
                     known = ", ".join(row)
@@ -92,13 +98,12 @@ def streamed_dataset(
         return missing_rows(name, hub_id, None, source)
 
     def read(source: Source) -> Texts:
-        problem = missing(source)
-        if problem and (source.offline or (source.mirror and (source.mirror / hub_id).is_dir())):
-            raise MissingData(problem)
-        path = hub_id if problem else str(source.mirror / hub_id)  # type: ignore[operator]
+        found = located(name, hub_id, None, source)
         limits = {"train": num_train}
-        splits: Any = {split: Documents(name, path, split, limits.get(split)) for split in SPLITS}
-        version = _on_hub(hub_id) if problem else _on_disk(source, hub_id)
+        splits: Any = {
+            split: Documents(name, found or hub_id, split, limits.get(split)) for split in SPLITS
+        }
+        version = _on_hub(hub_id) if found is None else _on_disk(found.folder)
         return StreamedTexts(splits, {"hub_id": hub_id}, version=version)
 
     taken = f"the first {num_train:,} training documents, the rest " if num_train else ""
@@ -109,6 +114,7 @@ def streamed_dataset(
         splits=f"{taken}as published",
         read=read,
         missing=missing,
+        fetch=partial(fetch, hub_id),
     )
 
 
@@ -120,9 +126,8 @@ def _on_hub(hub_id: str) -> str:
         return str(HfApi().dataset_info(hub_id).sha)
 
 
-def _on_disk(source: Source, hub_id: str) -> str:
-    """Names, sizes and times of a mirrored dataset's files."""
-    assert source.mirror is not None
-    files = sorted((source.mirror / hub_id).rglob("*.parquet"))
+def _on_disk(folder: Path) -> str:
+    """Names, sizes and times of a dataset's files."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
     facts = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     return hashlib.sha256(repr(facts).encode()).hexdigest()

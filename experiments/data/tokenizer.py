@@ -13,7 +13,7 @@ from experiments.data.base import (
     MissingData,
     Source,
 )
-from experiments.data.mirror import missing_tokenizer
+from experiments.data.mirror import folder_of, missing_tokenizer
 from experiments.errors import UserError, is_bug, reason
 
 
@@ -61,7 +61,7 @@ def fetch(hub_id: str, source: Source, *, vocab_size: int) -> Tokenizer:
         raise MissingData(problem)
     from transformers import AutoTokenizer
 
-    path = hub_id if problem else str(Path(source.mirror or "") / hub_id)
+    path = hub_id if problem else str(folder_of(hub_id, source, kind="models"))
     try:
         loaded = AutoTokenizer.from_pretrained(path)
     except Exception as error:  # the library raises this class itself
