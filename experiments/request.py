@@ -21,7 +21,7 @@ from typing import Any
 
 from experiments import data
 from experiments.evaluation.code import evaluation_code_hash
-from experiments.specs import code, needs, trials
+from experiments.specs import code, cost, trials
 from experiments.specs.code import ROOT
 from experiments.specs.expand import all_runs, computation_costs
 from experiments.specs.lookup import RUNS_OF, find_runs, planned_study
@@ -310,7 +310,7 @@ class Request:
 
     def processes(self, wildcards: Any) -> int:
         """Processes that train a run."""
-        return needs.processes(self.run(wildcards).spec, self.config["processes"])
+        return cost.processes(self.run(wildcards).spec, self.config["processes"])
 
     def _check_shares(self) -> None:
         """Refuse processes and micro-batches that cannot share a batch of a run asked for."""
@@ -319,7 +319,7 @@ class Request:
         for run in self.again or self.runs(self.scale).values() if asked or parts else ():
             if self.again or {*run.studies} & shown:
                 own = parts or run.spec.recipe.micro_batches
-                needs.check_shares(run, needs.processes(run.spec, asked), own)
+                cost.check_shares(run, cost.processes(run.spec, asked), own)
 
     def memory_mb(self, wildcards: Any, attempt: int = 1) -> int:
         """Memory of a run's job, of all of its processes; more where that was too little."""
@@ -328,7 +328,7 @@ class Request:
     def _process_mb(self, wildcards: Any) -> int:
         """Memory of one process."""
         spec, parts = self.run(wildcards).spec, self.config["micro_batches"]
-        return needs.memory_mb(spec, self.processes(wildcards), parts)
+        return cost.memory_mb(spec, self.processes(wildcards), parts)
 
     def launcher(self, wildcards: Any) -> list[str]:
         """The words that the command of a run's training begins with."""
@@ -427,9 +427,9 @@ def checked(config: Mapping[str, Any]) -> dict[str, Any]:
     for key in ("offline", "preload"):
         if not isinstance(config[key], bool):
             raise SpecError(f"{key} is {config[key]!r}, but must be true or false")
-    if not re.fullmatch(needs.DEVICE, str(config["device"])):
-        raise SpecError(f"device is {config['device']!r}, but must be {needs.DEVICES}")
-    for key, allowed in (("precision", needs.PRECISIONS), ("strategy", needs.STRATEGIES)):
+    if not re.fullmatch(cost.DEVICE, str(config["device"])):
+        raise SpecError(f"device is {config['device']!r}, but must be {cost.DEVICES}")
+    for key, allowed in (("precision", cost.PRECISIONS), ("strategy", cost.STRATEGIES)):
         if config[key] is not None:
             check_choice(key, config[key], allowed)
     if config["compile"] not in (None, True, False):
@@ -439,7 +439,7 @@ def checked(config: Mapping[str, Any]) -> dict[str, Any]:
         if number is not None and not (type(number) is int and 1 <= number <= 1024):
             raise SpecError(f"{key} is {number!r}, but must be a number from 1 to 1024, or null")
     if config["mirror"] is not None:
-        needs.check_mirror(config["mirror"])
+        cost.check_mirror(config["mirror"])
     return config
 
 

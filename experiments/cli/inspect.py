@@ -89,7 +89,7 @@ def _check_transform(run: Run, seen: set[str]) -> None:
     if text in seen:
         return
     seen.add(text)
-    from experiments.training.resources import UnknownShape, shape_of
+    from experiments.training.shape import UnknownShape, shape_of
 
     place = (
         f"{run.studies[0]}.yaml: methods.{spec.method}.transform of the model {spec.model.label}"

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from experiments.specs.needs import DEVICE, DEVICES, check_mirror
+from experiments.specs.cost import DEVICE, DEVICES, check_mirror
 from experiments.specs.schema import SpecError
 
 

@@ -19,8 +19,8 @@ from experiments.errors import UserError, explained, sentence
 from experiments.evaluation.environment import quiet_and_offline
 from experiments.request import EXECUTIONS
 from experiments.specs.code import training_code_hash
+from experiments.specs.cost import PRECISIONS, STRATEGIES
 from experiments.specs.lookup import find_data, find_run, rerun_command
-from experiments.specs.needs import PRECISIONS, STRATEGIES
 from experiments.specs.read import computation_names, test_hashes
 from experiments.specs.run import Run
 from experiments.specs.schema import SpecError, check_choice

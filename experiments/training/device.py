@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from experiments.errors import UserError
-from experiments.specs.needs import DEVICE, DEVICES
+from experiments.specs.cost import DEVICE, DEVICES
 
 
 def resolve(name: str, *, local_rank: int = 0) -> torch.device:

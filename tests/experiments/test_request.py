@@ -8,7 +8,7 @@ import yaml
 
 from experiments import request
 from experiments.errors import UserError
-from experiments.specs import needs, trials
+from experiments.specs import cost, trials
 from experiments.specs.code import ROOT
 from experiments.specs.expand import all_runs
 from experiments.specs.read import load_study, study_names
@@ -250,7 +250,7 @@ def test_a_command_says_how_runs_are_computed():
     assert asked.computing() == ["--precision=bf16", "--strategy=fsdp2", "--compile"]
     words = "torch.distributed.run --standalone --nproc-per-node 4 -m"
     assert words in " ".join(asked.launcher(wildcards))
-    assert 4 * needs.BASE_MB < asked.memory_mb(wildcards) <= 4 * plain.memory_mb(wildcards)
+    assert 4 * cost.BASE_MB < asked.memory_mb(wildcards) <= 4 * plain.memory_mb(wildcards)
     assert ask(micro_batches=8).computing() == ["--micro-batches=8"]
 
 

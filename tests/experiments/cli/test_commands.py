@@ -170,7 +170,6 @@ def test_collect_says_which_records_are_committed(place, call):
         (["evaluate", "--model", ".", "--suite", "smoke"], ["holds no config.json"]),
         (["evaluate", "--run", "RUN"], ["no folder with an exported model"]),
         (["compare", "nothing"], ["run is 'nothing'"]),
-        (["plan", "--gpu", "--memory", "80"], ["memory is '80'", "with MB, GB, MiB or GiB"]),
     ],
 )
 def test_a_mistake_is_one_sentence(place, call, arguments, words):
