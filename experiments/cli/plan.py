@@ -11,7 +11,6 @@ from experiments.cli.inspect import check_runs
 from experiments.cli.options import Scale, app
 from experiments.specs.expand import BUDGET_CORE_S, all_runs, computation_costs
 from experiments.specs.read import check_study, load_study, study_names
-from experiments.specs.schema import check_choice
 from experiments.store.paths import DATA
 from experiments.store.reference import reusable
 
