@@ -175,7 +175,7 @@ def text_hash(path: Path) -> str:
 
 
 def training_code_hash(spec: RunSpec) -> str:
-    """Hash of the code that one run's training executes: the loop, its model, its algorithm."""
+    """Hash of the code that a run's training imports, and of what lies beside it: `kernels.c`."""
     entries = [
         ROOT / "experiments" / "training" / "loop.py",
         ROOT / "experiments" / "tasks" / f"{spec.task}.py",
@@ -183,13 +183,7 @@ def training_code_hash(spec: RunSpec) -> str:
     ]
     if spec.sparsity is not None:
         entries.append(ROOT / "sparse_lib" / "algorithms" / f"{spec.algorithm}.py")
-        if "init_method" in spec.sparsity:
-            entries.append(ROOT / "experiments" / "training" / "ranking.py")
-    if spec.starts_from is not None:
-        entries.append(ROOT / "experiments" / "training" / "starts.py")
-    if spec.transform is not None:
-        entries.append(ROOT / "experiments" / "models" / "_transform.py")
-    return code_hash(*entries)
+    return code_hash(*entries, beside=True)
 
 
 def preparation_code_hash(dataset: Path, task: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 import os
 import shutil
@@ -11,7 +10,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import astuple, dataclass, field
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -19,16 +17,18 @@ import torch
 from experiments import data, machine, tasks
 from experiments.errors import CannotWrite, Diverged, UserError, reason, refusals
 from experiments.memory import keep_memory
+from experiments.models import _transform
 from experiments.specs.run import RunSpec
 from experiments.store.io import read_cache, write_whole
 from experiments.store.machine import key as machine_key
-from experiments.training import exports, summary
+from experiments.training import exports, ranking, starts, summary
 from experiments.training.batches import Batches
 from experiments.training.console import say
 from experiments.training.device import allow, autocast
 from experiments.training.interruption import Interrupted, locked, stop_signals
 from experiments.training.ranks import Ranks, ranks
 from experiments.training.state import Saved, generators, set_generators
+from sparse_lib import device as skipping
 from sparse_lib.checkpoint import load_checkpoint, masks_of
 from sparse_lib.configure import configure
 from sparse_lib.core.algorithm import SparsityAlgorithm
@@ -42,26 +42,6 @@ STATUS_EVERY_S = 5.0
 NUM_LOG_ROWS = 120
 #: What `torch.compile` generates code with.
 COMPILE_BACKEND = "inductor"
-
-
-def _transforms() -> ModuleType:
-    """Imported by name, so that runs without a transformation do not depend on its code."""
-    return importlib.import_module("experiments.models._transform")
-
-
-def _starts() -> ModuleType:
-    """Imported by name, so that runs that begin anew do not depend on it."""
-    return importlib.import_module("experiments.training.starts")
-
-
-def _ranking() -> ModuleType:
-    """Imported by name, so that runs whose masks ask for no scores do not depend on it."""
-    return importlib.import_module("experiments.training.ranking")
-
-
-def _device() -> ModuleType:
-    """Imported by name: how a layer is executed changes no result but by rounding."""
-    return importlib.import_module("sparse_lib.device")
 
 
 @contextmanager
@@ -157,7 +137,7 @@ class Trainer:
         continues = spec.starts_from is not None and spec.starts_from.step is not None
         self.first_weights: str | None = None
         if first is not None and not continues:
-            self.first_weights = _starts().take_over(self.model, first, spec, self.task)
+            self.first_weights = starts.take_over(self.model, first, spec, self.task)
         self.model = self.ranks.shard(self.model)
         self.sparsity: SparsityAlgorithm | None = None
         if spec.sparsity is not None:
@@ -165,7 +145,7 @@ class Trainer:
                 config = spec.mask_config(masks)
                 if isinstance(config, dict) and config.get("init_method") in SCORED:
                     self.check_whole(config["init_method"])
-                    _ranking().rank_weights(self.model, config, self.task, self.device)
+                    ranking.rank_weights(self.model, config, self.task, self.device)
                 self.sparsity = configure(config)
                 self.sparsity.apply(self.model)
         self.optimizer = self.task.optimizer(self.model)
@@ -180,7 +160,7 @@ class Trainer:
         self.execute(self.choose(execution))
         if continues:
             assert first is not None
-            state, self.first_weights = _starts().kept_state(first, spec, origin["data"])
+            state, self.first_weights = starts.kept_state(first, spec, origin["data"])
             self.restore(state)
             self.borrowed_s = self.progress.elapsed_s
         self.saved = Saved(state_dir, {**origin, "first_weights": self.first_weights}, self.say)
@@ -195,7 +175,7 @@ class Trainer:
             dense_step = self.task.flops(model).training_step()
             arguments = {**transform.to_json(), **self.task.input_size}
             with refusals(f"the transform of {self.spec.id}"):
-                model, masks, totals = _transforms().apply(model, arguments)
+                model, masks, totals = _transform.apply(model, arguments)
             self.transform = {**totals, "dense_step": dense_step}
         return model, masks
 
@@ -223,7 +203,7 @@ class Trainer:
             rows = param.mask.shape[0]
             level = max(param.sparsity, self.spec.final_sparsity or 0.0)
             with refusals("execution is 'auto'"):
-                if _device().worth_skipping(rows, param.mask.numel() // rows, level):
+                if skipping.worth_skipping(rows, param.mask.numel() // rows, level):
                     return "auto"
         return "dense"
 
@@ -239,11 +219,11 @@ class Trainer:
         if execution != "dense":
             crossover = 0.0 if execution == "skip" else None
             with refusals(f"execution is {execution!r}"):
-                own = _device().Costs(*costs) if costs else _device().default_costs()
+                own = skipping.Costs(*costs) if costs else skipping.default_costs()
                 self.skip_costs = astuple(own)
                 name = "skip" if execution == "auto" else execution
-                backend = _device().backend(name, crossover=crossover, costs=own)
-                self.runner = _device().compile(self.model, backend)
+                backend = skipping.backend(name, crossover=crossover, costs=own)
+                self.runner = skipping.compile(self.model, backend)
         if self.compile:
             self.runner = torch.compile(self.runner, backend=COMPILE_BACKEND)  # type: ignore
 
@@ -477,7 +457,7 @@ class Trainer:
         shutil.rmtree(folder, ignore_errors=True)
         self.task.export(model, folder)
         if self.spec.transform is not None:
-            _transforms().write(folder, self.dense_config, self.spec.transform.to_json())
+            _transform.write(folder, self.dense_config, self.spec.transform.to_json())
         masks = {name: mask.cpu() for name, mask in masks_of(model).items()}
         if masks:
             from safetensors.torch import save_file
