@@ -168,8 +168,6 @@ class ImageDataset:
             the images, or raises `MissingData`.
         missing: Says cheaply, in one sentence, what `read` would lack; None if nothing.
         flip: Whether a mirrored image shows the same class, so that training may mirror.
-        standardise: Whether training shifts and scales pixels to mean 0 and deviation 1 of the
-            training set; otherwise they are from 0 (black) to 1.
         size: Of all images, where it is known before they are prepared; `plan` needs it.
         fetch: As of `Dataset`.
     """
@@ -181,7 +179,6 @@ class ImageDataset:
     read: "Callable[[Source, int | None], Images]"
     missing: Callable[[Source], str | None] = lambda source: None
     flip: bool = True
-    standardise: bool = True
     size: "ImageSize | None" = None
     fetch: Callable[[], object] | None = None
 

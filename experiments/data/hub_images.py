@@ -33,7 +33,6 @@ def hub_images(
     label: str = "label",
     splits: Mapping[str, str] | None = None,
     flip: bool = True,
-    standardise: bool = True,
 ) -> ImageDataset:
     """Describe an image dataset by its hub id.
 
@@ -50,7 +49,6 @@ def hub_images(
         splits: The hub's name of train, validation and test; default: train and test. A tenth of
             each training class is held out where there is no validation.
         flip: Whether a mirrored image shows the same class.
-        standardise: As of `ImageDataset`.
     """
     named = dict(splits or {"train": "train", "test": "test"})
 
@@ -91,7 +89,6 @@ def hub_images(
         missing=missing,
         fetch=partial(fetch, hub_id, config),
         flip=flip,
-        standardise=standardise,
         size=ImageSize(len(classes), num_channels, size),
     )
 

@@ -55,8 +55,7 @@ def prepare(
                 np.save(file, getattr(images.splits[split], part))
             os.replace(partial, files[-1])
     pixels = images.splits["train"].pixels
-    channels = int(pixels.shape[1])
-    mean, std = _moments(pixels) if dataset.standardise else ([0.0] * channels, [1.0] * channels)
+    mean, std = _moments(pixels)
     meta = {
         "name": dataset.name,
         "kind": "images",

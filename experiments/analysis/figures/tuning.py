@@ -3,7 +3,7 @@ images): every point is one run, at a seed that no evidence uses. A large filled
 that a study of evidence trains with, one of those that the trials are for. A large hollow marker is
 what the rule of docs/policy.md chooses where that is another: of all within seed noise of the best
 (the band), the one nearest to the default, which is the study's own rate and the first mask
-settings in its file; the best in a study that says so. Without known noise there is no band, and
+settings in its file. Without known noise there is no band, and
 all tie. Only trials of equal length are compared. Dashed: other settings of a method, for mask
 updates that are rarer and smaller. Of one method's sparsities the highest is the darkest. Lines
 join the means of seeds. Lower is better."""
@@ -25,7 +25,7 @@ from experiments.store import tidy
 
 EVERY_RECIPE = True
 #: What settings are compared within.
-KEYS = ["model", "dataset", "algorithm", "sparsity", "rule", "steps"]
+KEYS = ["model", "dataset", "algorithm", "sparsity", "steps"]
 DECIDED = ("noise", "margin", "chosen", "choice")
 UNITS = {"perplexity": "validation perplexity per token", "loss": "validation loss, nats per image"}
 
@@ -46,9 +46,6 @@ def data(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd
     looks = Methods(study)
     rows["algorithm"] = [looks.settings_of(method) for method in rows["method"]]
     rows["default rate"] = [_default_rate(specs[run], study) for run in rows["run"]]
-    rows["rule"] = [_rule(specs[run]) for run in rows["run"]]
-    if rows["rule"].nunique() < 2:
-        rows["rule"] = ""
     taken = taken_by(study) if study.trials else {}
     rows["taken by"] = rows["run"].map(taken).astype("string")
     groups = rows.groupby(KEYS, sort=False)
@@ -71,18 +68,11 @@ def _default_rate(spec: RunSpec, study: PlannedStudy) -> float:
     return spec.recipe.learning_rate / variant.learning_rate_scale
 
 
-def _rule(spec: RunSpec) -> str:
-    """By which initial values and rates follow width and density, where anything does."""
-    parameterization = getattr(spec.recipe, "parameterization", None)
-    return "" if parameterization is None else parameterization.rule
-
-
 def _title(looks: Methods, method: str, trial: pd.Series, own: pd.DataFrame) -> str:
-    """A method's name, with what tells it from others: sparsity, rule of its rates, length."""
+    """A method's name, with what tells it from others: sparsity and length."""
     same = own[own["algorithm"] == trial["algorithm"]]
     shown = trial["sparsity"] if same["sparsity"].nunique() > 1 else 0.0
     name = looks.treatment(method, shown)
-    name = f"{name}, {trial['rule']}" if same["rule"].nunique() > 1 else name
     return f"{name}, {trial['steps']:,} steps" if same["steps"].nunique() > 1 else name
 
 
@@ -94,19 +84,15 @@ def _settings(spec: RunSpec) -> tuple[Any, ...]:
 
 
 def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Figure:
-    """One panel per model, dataset and rule of rates."""
+    """One panel per model and dataset."""
     tried, looks = data(records, curves, study), Methods(study)
-    panels = [
-        (workload, rule, own)
-        for workload in tidy.workloads(tried)
-        for rule, own in tidy.in_workload(tried, workload).groupby("rule", sort=False)
-    ]
+    panels = [(workload, tidy.in_workload(tried, workload)) for workload in tidy.workloads(tried)]
     figure, axes = style.panels(len(panels), height=3.8)
     if not panels:
         style.say_empty(axes[0], "No trial has finished.")
-    for panel, (workload, rule, own) in zip(axes, panels, strict=False):
+    for panel, (workload, own) in zip(axes, panels, strict=False):
         _draw_panel(panel, own, looks)
-        panel.set_title(f"{workload}, {rule}" if rule else f"{workload}")
+        panel.set_title(f"{workload}")
     return figure
 
 

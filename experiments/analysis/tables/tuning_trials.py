@@ -3,8 +3,8 @@ where the data are images (lower is better), at a seed that no evidence uses. On
 steps are compared. Beside the distance to the best trial of the method at its sparsity stands the
 noise: the standard deviation between seeds of committed runs of the same model and data. Trials
 that are apart by less than the margin (1.96 times that noise, times the root of 2 over the seeds of
-a trial) tie; of those that tie with the best the rule chooses the setting nearest to the default,
-or the best in a study that says so. "taken by" names the studies of evidence that train with the
+a trial) tie; of those that tie with the best the rule chooses the setting nearest to the default.
+"taken by" names the studies of evidence that train with the
 setting, of those that the trials are for; what they take may be another than the rule's choice.
 BLEU is that of sentences written for the validation split. The update interval and the steps are
 optimizer steps."""
@@ -15,7 +15,7 @@ from experiments.analysis.figures import tuning
 from experiments.specs.planned import PlannedStudy
 
 EVERY_RECIPE = True
-COLUMNS = ["model", "dataset", "method", "sparsity", "learning rate", "rates by", "drop fraction"]
+COLUMNS = ["model", "dataset", "method", "sparsity", "learning rate", "drop fraction"]
 COLUMNS += ["update interval", "steps", "seed", "perplexity", "BLEU", "above best", "seed noise"]
 COLUMNS += ["margin", "choice", "taken by", "runs"]
 #: The evaluation task whose BLEU is of the validation split.
@@ -35,10 +35,8 @@ def make(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd
     table = table.sort_values([*groups, "value"], kind="stable")
     judged = "loss" if set(trials["metric"]) == {"loss"} else "perplexity"
     table = table.drop(columns="method").rename(columns={"algorithm": "method", "value": judged})
-    table = table.rename(columns={"noise": "seed noise", "rule": "rates by"})
+    table = table.rename(columns={"noise": "seed noise"})
     columns = [judged if name == "perplexity" else name for name in COLUMNS]
-    if (table["rates by"] == "").all():
-        columns.remove("rates by")
     if table["BLEU"].isna().all():
         columns.remove("BLEU")
     return table[columns]

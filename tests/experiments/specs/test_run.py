@@ -1,6 +1,5 @@
 """The spec of a run: the JSON and the hash of committed runs, ids that nothing reads."""
 
-
 import pytest
 from pydantic import ValidationError
 
