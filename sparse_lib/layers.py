@@ -1,8 +1,8 @@
 """What each weight of a model is: kind, orientation, fan-in, fan-out, role, ties.
 
-This is the one place that knows torch's Linear and convolutions, transformers' transposed
-``Conv1D``, embeddings, norms and heads. Filters, distributions, FLOP counts, plans, Sparse-IFT and
-the device ask it instead of looking at module types themselves.
+This is the one place that knows torch's layers, transformers' transposed ``Conv1D`` and fused
+experts, embeddings, norms, routers and heads. Filters, masks, distributions, FLOP counts, plans,
+Sparse-IFT and the device ask it instead of looking at module types themselves.
 """
 
 from __future__ import annotations
@@ -25,10 +25,98 @@ _NORM_PATTERN = re.compile(r"norm|\bln_?\w*\b|\bbn_?\d*\b")
 _PARAMETRIZED = re.compile(r"\bparametrizations\.(\w+)\.original\d*$")
 _WEIGHT_NAME = re.compile(r"weight|kernel|proj|^[wv]_?\d*(_|$)")
 _GAIN_PATTERN = re.compile(r"(_g|\bparametrizations\.\w+\.original0)$")
+_ROUTER_PATTERN = re.compile(r"router|expert_gate")
+_GATE_PATTERN = re.compile(r"^(gate|gating|wg)$|_gate$")
 _MATMULS = ("linear", "conv1d", "conv2d", "convnd", "conv_transpose")
+DENSE_ROLES = ("embedding", "norm", "router", "head")
+"""Roles of weights that stay dense unless a user asks for them."""
+_INPUTS_FIRST = ("conv1d", "conv_transpose", "embedding")
+# Modules of transformers that store experts together and do not say in which order.
+_EXPERTS_ARE_TRANSPOSED = {"Llama4TextExperts": True, "JetMoeParallelExperts": False}
 _CONV_TYPES = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _CONV_TRANSPOSE_TYPES = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _BATCH_NORM = nn.modules.batchnorm._NormBase
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where the outputs and the inputs of a weight are.
+
+    Attributes:
+        inputs_first: True if the weight is stored as (inputs, outputs).
+        groups: Number of groups of a convolution, else 1.
+        has_experts: True if dimension 0 counts experts, each of which is a layer of its own.
+    """
+
+    inputs_first: bool = False
+    groups: int = 1
+    has_experts: bool = False
+
+    def matrices(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor of the weight's shape as [experts, groups, outputs, inputs, kernel positions].
+
+        Outputs and inputs are those of one group of one expert. The elements of a vector are
+        outputs with one input each.
+        """
+        parts = tensor if self.has_experts else tensor.unsqueeze(0)
+        parts = parts.flatten(3) if parts.dim() > 3 else parts.reshape(*parts.shape[:2], -1, 1)
+        parts = parts.unflatten(1, (self.groups, parts.shape[1] // self.groups))
+        return parts.transpose(2, 3) if self.inputs_first else parts
+
+    def restore(self, matrices: torch.Tensor, shape: torch.Size | tuple[int, ...]) -> torch.Tensor:
+        """The inverse of :meth:`matrices`, for a weight of this shape."""
+        return (matrices.transpose(2, 3) if self.inputs_first else matrices).reshape(shape)
+
+    def sizes(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Sizes of :meth:`matrices`."""
+        return tuple(self.matrices(torch.empty(shape, device="meta")).shape)
+
+
+def layout_of(module: nn.Module, name: str, parameter: torch.Tensor) -> Layout | None:
+    """Where the outputs and inputs of a module's parameter are, or None if that is not known.
+
+    Known are torch's linear, convolution (grouped and transposed ones too), bilinear, embedding,
+    recurrent and attention layers, transformers' ``Conv1D``, vectors, and experts that are stored
+    together: of any module with a bool attribute ``is_transposed``, which says whether its
+    parameters of three dimensions are (experts, inputs, outputs).
+
+    Args:
+        module: The module that owns the parameter, or whose parametrized weight it makes.
+        name: Name of the parameter, or of that weight, in the module.
+        parameter: Only its shape is read.
+    """
+    kind, dims = layer_kind(module), parameter.dim()
+    if dims < 2:
+        return Layout()
+    if kind is not None and kind != "norm":
+        wanted = 3 if kind == "bilinear" else 2 + len(getattr(module, "kernel_size", ()))
+        groups = int(getattr(module, "groups", 1)) if kind.startswith("conv") else 1
+        is_weight = name.startswith("weight") and dims == wanted
+        return Layout(kind in _INPUTS_FIRST, groups) if is_weight else None
+    if isinstance(module, nn.RNNBase | nn.RNNCellBase):
+        return Layout()
+    if isinstance(module, nn.MultiheadAttention):
+        return Layout() if name.endswith("proj_weight") else None
+    known = _EXPERTS_ARE_TRANSPOSED.get(type(module).__name__)
+    is_transposed = getattr(module, "is_transposed", known)
+    if dims == 3 and isinstance(is_transposed, bool):
+        return Layout(is_transposed, has_experts=True)
+    return None
+
+
+def layouts(model: nn.Module) -> dict[int, Layout | None]:
+    """:func:`layout_of` each parameter of a model, by ``id``; a tied one by its first use."""
+    found: dict[int, Layout | None] = {}
+    for module in model.modules():
+        own = [(name, p) for name, p in module._parameters.items() if p is not None]
+        if parametrize.is_parametrized(module):
+            for name, parts in module.parametrizations.items():  # type: ignore[operator, union-attr]
+                own += [(name, parameter) for parameter in parts.parameters()]
+        elif isinstance(module, parametrize.ParametrizationList):
+            continue
+        for name, parameter in own:
+            found.setdefault(id(parameter), layout_of(module, name, parameter))
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,15 +127,16 @@ class LayerDescription:
         name: Module path, ``""`` for the model itself.
         weight_name: Full parameter name, for example ``model.layers.0.mlp.up_proj.weight``.
         kind: ``"linear"``, ``"conv1d"`` (transformers' transposed linear layer), ``"conv2d"``,
-            ``"convnd"`` (torch ``Conv1d``/``Conv3d``), ``"conv_transpose"``, ``"embedding"``,
-            ``"norm"`` or ``"parameter"`` (a weight whose use is not known).
+            ``"convnd"`` (torch ``Conv1d``/``Conv3d``), ``"conv_transpose"``, ``"bilinear"``,
+            ``"experts"`` (stored together), ``"embedding"``, ``"norm"`` or ``"parameter"`` (a
+            weight whose use is not known).
         weight_shape: Shape of the weight as stored.
         fan_in: Inputs that one output sums over (channels per group times kernel positions).
         fan_out: Outputs that one input reaches, counted per group, kernel positions included.
-        role: ``"block"``, ``"stem"`` (first convolution), ``"embedding"``, ``"norm"`` or
-            ``"head"``.
-        transposed: True where the weight is stored as (inputs, outputs).
-        groups: Number of groups of a convolution, else 1.
+        role: ``"block"``, ``"stem"`` (first convolution), ``"embedding"``, ``"norm"``,
+            ``"router"`` or ``"head"``.
+        layout: Where its outputs and inputs are; None if that is not known.
+        dense_reason: Why :func:`default_filter` leaves it dense; None where it does not.
         tied_to: Full name under which the same parameter appears first, else None.
     """
 
@@ -58,9 +147,19 @@ class LayerDescription:
     fan_in: int
     fan_out: int
     role: str
-    transposed: bool = False
-    groups: int = 1
+    layout: Layout | None = None
+    dense_reason: str | None = None
     tied_to: str | None = None
+
+    @property
+    def transposed(self) -> bool:
+        """True where the weight is stored as (inputs, outputs)."""
+        return self.layout is not None and self.layout.inputs_first
+
+    @property
+    def groups(self) -> int:
+        """Number of groups of a convolution, else 1."""
+        return 1 if self.layout is None else self.layout.groups
 
     @property
     def numel(self) -> int:
@@ -87,6 +186,8 @@ def layer_kind(module: nn.Module) -> str | None:
         return "conv_transpose"
     if isinstance(module, _CONV_TYPES):
         return "convnd"
+    if isinstance(module, nn.Bilinear):
+        return "bilinear"
     if isinstance(module, nn.Embedding | nn.EmbeddingBag):
         return "embedding"
     if isinstance(module, _BATCH_NORM | nn.LayerNorm | nn.GroupNorm | nn.RMSNorm):
@@ -99,26 +200,15 @@ def layer_kind(module: nn.Module) -> str | None:
     return None
 
 
-def fans(weight_shape: tuple[int, ...], *, kind: str, groups: int = 1) -> tuple[int, int]:
-    """Fan-in and fan-out of a weight as stored by a layer of this kind.
+def fans(weight_shape: tuple[int, ...], layout: Layout) -> tuple[int, int]:
+    """Inputs per output, and outputs per input, of a weight of this shape.
 
-    Args:
-        weight_shape: Linear (out, in); transformers' Conv1D (in, out); convolution
-            (out, in / groups, *kernel); transposed convolution (in, out / groups, *kernel).
-        kind: A kind of ``LayerDescription``.
-        groups: Number of groups of a convolution.
-
-    Returns:
-        Inputs per output, and outputs per input, kernel positions included in both.
+    Kernel positions are included in both; a vector has 1 and 1.
     """
     if len(weight_shape) < 2:
         return 1, 1
-    first, second, kernel = weight_shape[0], weight_shape[1], math.prod(weight_shape[2:])
-    if kind in ("conv1d", "embedding"):
-        return first, second
-    if kind == "conv_transpose":
-        return first // groups * kernel, second * kernel
-    return second * kernel, first // groups * kernel
+    _, _, outputs, inputs, positions = layout.sizes(weight_shape)
+    return inputs * positions, outputs * positions
 
 
 def describe(model: nn.Module) -> list[LayerDescription]:
@@ -135,20 +225,22 @@ def describe(model: nn.Module) -> list[LayerDescription]:
         One description per use of a weight.
     """
     head = _output_embeddings(model)
+    known = layouts(model)
     first_names: dict[int, str] = {}
     descriptions: list[LayerDescription] = []
     for module_name, module in model.named_modules():
         for weight_name, parameter, kind in _weights(module_name, module):
             tied_to = first_names.setdefault(id(parameter), weight_name)
-            groups = int(getattr(module, "groups", 1)) if kind.startswith("conv") else 1
-            role = _role(weight_name, kind)
-            if role == "head" and _is_inner_fc(weight_name, model):
-                role = "block"
-            role = "head" if module is head else role
-            tie = None if tied_to == weight_name else tied_to
-            shape = tuple(parameter.shape)
+            layout = layout_of(module, weight_name.rpartition(".")[2], parameter)
+            layout = known[id(parameter)] if layout is None else layout
+            if kind == "parameter" and layout is not None and layout.has_experts:
+                kind = "experts"
+            role = "head" if module is head else _role_in(model, weight_name, kind)
+            by_name = _role_in(model, weight_name, "parameter")
+            shape, tie = tuple(parameter.shape), None if tied_to == weight_name else tied_to
+            dense = _dense_reason(weight_name, shape, kind, (role, by_name), layout)
             descriptions.append(
-                _described(module_name, weight_name, kind, shape, role, groups=groups, tied_to=tie)
+                _described(module_name, weight_name, kind, shape, role, layout, dense, tie)
             )
     return _with_stem(descriptions)
 
@@ -168,9 +260,10 @@ def describe_packed(model: nn.Module) -> list[tuple[LayerDescription, nn.Paramet
         if not getattr(module, "is_packed", False):
             continue
         kind, name = layer_kind(module._layer) or "parameter", f"{path}.weight".lstrip(".")
-        groups = int(getattr(module._layer, "groups", 1))
         shape, role = tuple(module.weight_shape), _role(name, kind)
-        found.append((_described(path, name, kind, shape, role, groups=groups), module.values))
+        layout = layout_of(module._layer, "weight", torch.empty(shape, device="meta"))
+        dense = _dense_reason(name, shape, kind, (role,), layout)
+        found.append((_described(path, name, kind, shape, role, layout, dense), module.values))
     return found
 
 
@@ -180,11 +273,11 @@ def _described(
     kind: str,
     shape: tuple[int, ...],
     role: str,
-    *,
-    groups: int,
+    layout: Layout | None,
+    dense_reason: str | None,
     tied_to: str | None = None,
 ) -> LayerDescription:
-    fan_in, fan_out = fans(shape, kind=kind, groups=groups)
+    fan_in, fan_out = fans(shape, layout or Layout())
     return LayerDescription(
         name=name,
         weight_name=weight_name,
@@ -193,8 +286,8 @@ def _described(
         fan_in=fan_in,
         fan_out=fan_out,
         role=role,
-        transposed=kind in ("conv1d", "conv_transpose"),
-        groups=groups,
+        layout=layout,
+        dense_reason=dense_reason,
         tied_to=tied_to,
     )
 
@@ -204,15 +297,17 @@ def default_filter(
 ) -> bool:
     """Says whether a parameter is sparsified when the user names no filter.
 
-    True for weights of linear and convolution layers that belong to no embedding, norm or output
-    head. What a module of unknown kind owns counts as such by its name: ``weight``, ``kernel``,
-    ``..._proj`` or ``w1``, of two or more dimensions. So experts that are stored together and the
-    projections of ``nn.MultiheadAttention`` are sparse; Mamba's ``A_log`` or a bias table is not.
-    The Cerebras library decides by name alone (``embedding``, ``norm``, ``lm_head``,
-    ``pe_helper``) and so sparsifies ``embed_tokens``, ``wte`` and heads called otherwise; here
-    these stay dense too (``lm_head``, ``head``, ``classifier``, ``score``, and a model's own
-    ``fc``). Given the model, module types and tied weights count as well, and ``fc`` is a head
-    only if no other linear layer or convolution comes after it.
+    True for weights of linear and convolution layers that belong to no embedding, norm, router of
+    experts or output head, but for depthwise convolutions (each input channel has outputs of its
+    own; RigL and its successors keep them dense) and ``nn.Bilinear``. What a module of unknown kind
+    owns counts as such by its name: ``weight``, ``kernel``, ``..._proj`` or ``w1``, of two or more
+    dimensions. So experts that are stored together and the projections of
+    ``nn.MultiheadAttention`` are sparse; Mamba's ``A_log`` or a bias table is not. The Cerebras
+    library decides by name alone (``embedding``, ``norm``, ``lm_head``, ``pe_helper``) and so
+    sparsifies ``embed_tokens``, ``wte`` and heads called otherwise; here these stay dense too
+    (``lm_head``, ``head``, ``classifier``, ``score``, and a model's own ``fc``). Given the model,
+    module types and tied weights count as well, and ``fc`` is a head only if no other linear layer
+    or convolution comes after it.
 
     Of a weight under ``weight_norm`` (of either torch API) the direction is sparsified and the
     gain, which has one number for each output, stays dense. Of a weight under ``spectral_norm``
@@ -223,26 +318,76 @@ def default_filter(
         param: The parameter; only its shape is read.
         model: The model that owns it, if known.
     """
-    role = role_of_name(name)
-    if model is not None and role == "head" and _is_inner_fc(name, model):
-        role = "block"
-    if param.dim() < 2 or role != "block" or _is_gain(name, param):
-        return False
-    if not _is_called_weight(name):
-        return False
-    if model is None:
-        return True
+    return why_dense(name, param, model) is None
+
+
+def why_dense(
+    name: str, param: nn.Parameter | torch.Tensor, model: nn.Module | None = None
+) -> str | None:
+    """Why :func:`default_filter` leaves a parameter dense, in a few words; None where it does not.
+
+    Arguments as there.
+    """
+    shape, role = tuple(param.shape), _role_in(model, name, "parameter")
+    reason = _dense_reason(name, shape, "parameter", (role,), None)
+    if reason is not None or model is None:
+        return reason
     head = _output_embeddings(model)
     for module in model.modules():
-        if any(own is param for own in _own_parameters(module)):
-            if module is head or layer_kind(module) in ("embedding", "norm"):
-                return False
-    return True
+        if not any(own is param for own in _own_parameters(module)):
+            continue
+        if module is head:
+            return "head"
+        kind = layer_kind(module) or "parameter"
+        layout = layout_of(module, "weight", param)
+        if reason := _dense_reason(name, shape, kind, (kind,), layout):
+            return reason
+    return None
+
+
+def _dense_reason(
+    name: str, shape: tuple[int, ...], kind: str, roles: tuple[str, ...], layout: Layout | None
+) -> str | None:
+    if len(shape) < 2 or _is_gain(name, shape):
+        return "one dimension"
+    for role in DENSE_ROLES:
+        if role in roles:
+            return role
+    if kind == "bilinear":
+        return "bilinear layer"
+    if layout is not None and layout.groups > 1 and layout.sizes(shape)[3] == 1:
+        return "depthwise convolution"
+    if not _is_called_weight(name):
+        return "no weight of a linear or convolution layer"
+    return None
 
 
 def _is_called_weight(name: str) -> bool:
     leaf = _PARAMETRIZED.sub(r"\1", name).rpartition(".")[2].lower()
     return _WEIGHT_NAME.search(leaf) is not None and "bias" not in leaf
+
+
+def _role_in(model: nn.Module | None, weight_name: str, kind: str) -> str:
+    """The role of a weight, of its name and of the modules around it."""
+    role = _role(weight_name, kind)
+    if model is None or role in ("embedding", "norm"):
+        return role
+    if _is_gate_of_experts(weight_name, model):
+        return "router"
+    return "block" if role == "head" and _is_inner_fc(weight_name, model) else role
+
+
+def _is_gate_of_experts(weight_name: str, model: nn.Module) -> bool:
+    """Whether a weight belongs to something called a gate that has experts beside it."""
+    owner: nn.Module | None = model
+    for part in weight_name.split("."):
+        if owner is None:
+            return False
+        beside = (*owner._modules, *owner._parameters)
+        if _GATE_PATTERN.search(part) and any("expert" in name for name in beside):
+            return True
+        owner = owner._modules.get(part)
+    return False
 
 
 def _is_inner_fc(weight_name: str, model: nn.Module) -> bool:
@@ -255,7 +400,7 @@ def _is_inner_fc(weight_name: str, model: nn.Module) -> bool:
 
 
 def role_of_name(name: str) -> str:
-    """What a full parameter name alone says: ``"embedding"``, ``"norm"``, ``"head"``, ``"block"``.
+    """The role that a full parameter name alone tells, see :class:`LayerDescription`.
 
     >>> role_of_name("model.embed_tokens.weight"), role_of_name("encoder.fc.weight")
     ('embedding', 'block')
@@ -271,9 +416,9 @@ def _own_parameters(module: nn.Module) -> Iterator[nn.Parameter | None]:
         yield from parametrizations.parameters()
 
 
-def _is_gain(name: str, parameter: torch.Tensor) -> bool:
+def _is_gain(name: str, shape: tuple[int, ...]) -> bool:
     """Whether a parameter is the magnitude that ``weight_norm`` splits off a weight."""
-    is_vector = sum(size != 1 for size in parameter.shape) <= 1
+    is_vector = sum(size != 1 for size in shape) <= 1
     return is_vector and _GAIN_PATTERN.search(name) is not None
 
 
@@ -285,7 +430,7 @@ def _weights(module_name: str, module: nn.Module) -> Iterator[tuple[str, nn.Para
         if kind is not None and name == "weight":
             yield prefix + name, parameter, kind
         elif parameter.dim() > 1:
-            is_norm = kind == "norm" or _is_gain(prefix + name, parameter)
+            is_norm = kind == "norm" or _is_gain(prefix + name, tuple(parameter.shape))
             yield prefix + name, parameter, "norm" if is_norm else "parameter"
 
 
@@ -299,6 +444,8 @@ def _role(weight_name: str, kind: str) -> str:
     parts = weight_name.lower().split(".")
     if kind in ("embedding", "norm"):
         return kind
+    if any(_ROUTER_PATTERN.search(part) for part in parts):
+        return "router"
     if _HEAD_NAMES.intersection(parts):
         return "head"
     if kind == "parameter":

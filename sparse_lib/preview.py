@@ -20,7 +20,7 @@ from sparse_lib.core.group import Group
 from sparse_lib.core.guard import bytes_of_mask
 from sparse_lib.core.parameter import IS_PLANNED, SparseParameter
 from sparse_lib.flops.model import ModelFlops, count
-from sparse_lib.layers import LayerDescription, default_filter, describe, role_of_name
+from sparse_lib.layers import DENSE_ROLES, LayerDescription, Layout, describe, why_dense
 from sparse_lib.masks.counts import num_nonzero
 from sparse_lib.masks.shapers import (
     InputGroupScoreShaper,
@@ -35,7 +35,6 @@ _BY_SHAPE = ScoreFlattener | OutputGroupScoreShaper | InputGroupScoreShaper | NM
 _ENDING = Constant | Cubic | Polynomial | Sigmoid
 #: Steps after which each of them has ended.
 _LONG = 10**12
-_DENSE_ROLES = ("embedding", "norm", "head")
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,10 +351,12 @@ def _full_mask(sparse: SparseParameter, sparsity: float) -> Tensor:
     return torch.ones_like(sparse.param, dtype=torch.bool)
 
 
-def num_kept(algorithm: SparsityAlgorithm, shape: tuple[int, ...], sparsity: float) -> int:
+def num_kept(
+    algorithm: SparsityAlgorithm, shape: tuple[int, ...], layout: Layout | None, sparsity: float
+) -> int:
     """Weights that a mask of a shape keeps at a sparsity."""
     shaper = algorithm.score_shaper or ScoreFlattener()
-    pools, _ = shaper(torch.empty(shape, device="meta"))
+    pools, _ = shaper.for_layer(layout)(torch.empty(shape, device="meta"))
     pools = pools.reshape(-1, pools.shape[-1])
     return pools.shape[0] * shaper.count(sparsity, pools.shape[1], rules=algorithm.rules)
 
@@ -371,7 +372,7 @@ def _planned(
 ) -> PlannedParameter:
     sparse, shape = algorithm.sparse_params[name], tuple(parameter.shape)
     if by_shape:
-        num_nonzero = num_kept(algorithm, shape, float(sparse.target))
+        num_nonzero = num_kept(algorithm, shape, sparse.layout, float(sparse.target))
     else:
         num_nonzero = int(sparse.mask.count_nonzero())
     return PlannedParameter(
@@ -396,17 +397,7 @@ def _dense(
     model: nn.Module,
     tied: list[str] | None,
 ) -> PlannedParameter:
-    if parameter.dim() < 2:
-        reason = "one dimension"
-    elif default_filter(name, parameter, model):
-        reason = "no filter matched"
-    elif layer and layer.role in _DENSE_ROLES:
-        reason = layer.role
-    elif layer and layer.kind == "parameter" and role_of_name(name) == "block":
-        reason = "no weight of a linear or convolution layer"
-    else:
-        named = role_of_name(name)
-        reason = f"{named} by its name" if named in _DENSE_ROLES else "tied"
+    reason = why_dense(name, parameter, model) or "no filter matched"
     return PlannedParameter(
         name=name,
         kind=layer.kind if layer else "bias",
@@ -430,7 +421,7 @@ def _warnings(
     if row.algorithm is None:
         return []
     notes = []
-    if layer is None or layer.role in _DENSE_ROLES:
+    if layer is None or layer.role in DENSE_ROLES:
         role = layer.role if layer else "bias"
         notes.append(f"{row.name} has the role {role!r} and is sparsified.")
     if tied:

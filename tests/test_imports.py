@@ -59,7 +59,7 @@ ROOMS = {
     "checks": "",
     "rules": "",
     "layers": "",
-    "masks": "rules",
+    "masks": "rules layers",
     "schedules": "rules",
     "flops": "masks layers",
     "ift": "masks layers flops",

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from sparse_lib.core.drop_and_grow import DropAndGrow
+from sparse_lib.core.parameter import SparseParameter
 from sparse_lib.masks import shards
 from sparse_lib.masks.makers import make_mask_grow_maximum, random_score, visible_magnitude
 from sparse_lib.rules import rules_of
@@ -84,7 +85,7 @@ class CHTs(DropAndGrow):
         """A key of each weight, in [0, 1]; the present weights with the highest stay."""
         strength = visible_magnitude(p)
         if self.removal == "relative" and p.dim() > 1:
-            strength = relative_importance(strength)
+            strength = self._by_matrix(p, strength, relative_importance)
         if (delta := self.delta) == 1:
             return strength
         if delta == 0:  # all weights alike, also those that are 0
@@ -117,9 +118,18 @@ class CHTs(DropAndGrow):
     def _links(self, p: Tensor, mask: Tensor) -> Tensor:
         if p.dim() < 2:
             return shards.by_shard(lambda rows: torch.zeros_like(rows, dtype=torch.float64), mask)
-        whole = shards.whole(mask)
-        score = ch2_l3n(whole.reshape(whole.shape[0], -1)).view(whole.shape)
-        return shards.fitted(score, mask)
+        return self._by_matrix(p, mask, ch2_l3n)
+
+    def _by_matrix(self, p: Tensor, tensor: Tensor, function: Callable) -> Tensor:
+        """Apply a function of (layers, outputs, inputs) to a tensor of a parameter's shape."""
+        layout, whole = self._by_param(p).required_layout, shards.whole(tensor)
+        matrices = layout.matrices(whole)
+        result = function(matrices.flatten(3).flatten(0, 1))
+        return shards.fitted(layout.restore(result.reshape(matrices.shape), whole.shape), tensor)
+
+    def _check_shape(self, sparse: SparseParameter) -> None:
+        super()._check_shape(sparse)
+        assert sparse.required_layout
 
     def _race(self, p: Tensor, what: str, log_weight: Tensor) -> Tensor:
         """Keys whose largest are a draw without replacement: ``log(weight) + Gumbel noise``."""
@@ -166,15 +176,15 @@ def relative_importance(magnitude: Tensor) -> Tensor:
     """``|w_ij| / sum_i |w_ij| + |w_ij| / sum_j |w_ij|``; 0 where a whole sum is 0.
 
     Args:
-        magnitude: Non-negative, of two or more dimensions; all but the first are inputs.
+        magnitude: Non-negative, (..., outputs, inputs).
+
+    Returns:
+        float64 of the same shape.
     """
-    rows = shards.local(magnitude)
-    flat = rows.reshape(rows.shape[0], -1).double()
-    by_input = shards.total(flat.sum(0), shards.group_of(magnitude))
-    by_output = flat.sum(1, keepdim=True)
-    shares = (flat / by_input).nan_to_num(nan=0.0) + (flat / by_output).nan_to_num(nan=0.0)
-    shares = torch.where(flat.isinf(), torch.inf, shares)
-    return shards.as_shard(shares.view(rows.shape), magnitude)
+    values = magnitude.double()
+    by_input, by_output = values.sum(-2, keepdim=True), values.sum(-1, keepdim=True)
+    shares = (values / by_input).nan_to_num(nan=0.0) + (values / by_output).nan_to_num(nan=0.0)
+    return torch.where(values.isinf(), torch.inf, shares)
 
 
 def ch2_l3n(mask: Tensor) -> Tensor:
@@ -186,7 +196,7 @@ def ch2_l3n(mask: Tensor) -> Tensor:
     and share an output with ``v`` add the same.
 
     Args:
-        mask: Bool, (outputs, inputs); True where there is a link.
+        mask: Bool, (..., outputs, inputs); True where there is a link.
 
     Returns:
         float64 of the same shape. At present links the values mean nothing.
@@ -195,11 +205,11 @@ def ch2_l3n(mask: Tensor) -> Tensor:
     7.0
     """
     links = mask.double()
-    return _one_side(links) + _one_side(links.T).T
+    return _one_side(links) + _one_side(links.mT).mT
 
 
 def _one_side(links: Tensor) -> Tensor:
-    common = links @ links.T  # (outputs u, outputs z)
-    others = (links.sum(1) - common - 1).clamp(min=0)
+    common = links @ links.mT  # (outputs u, outputs z)
+    others = (links.sum(-1).unsqueeze(-2) - common - 1).clamp(min=0)
     share = torch.where(common > 0, (1 + common) / (1 + others), 0.0)
     return share @ links

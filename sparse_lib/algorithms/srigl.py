@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -11,10 +12,9 @@ from torch import Tensor
 from sparse_lib.algorithms.rigl import RigL
 from sparse_lib.checks import check_finite
 from sparse_lib.core.parameter import SparseParameter
-from sparse_lib.layers import layer_kind
 from sparse_lib.masks.counts import num_nonzero, num_true
 from sparse_lib.masks.makers import add_best, make_mask_drop_minimum, visible_magnitude
-from sparse_lib.masks.shapers import InputGroupScoreShaper, OutputGroupScoreShaper
+from sparse_lib.masks.shapers import OutputGroupScoreShaper
 
 
 class SRigL(RigL):
@@ -31,8 +31,8 @@ class SRigL(RigL):
     3. Each neuron that is left has ``k // a'`` weights (at most all of its inputs): its largest
        survivors first, then the positions with the largest gradients.
 
-    So a tensor has ``k - k % a'`` weights, or fewer; vectors are treated as in RigL. Transposed
-    convolutions with groups are refused.
+    So a tensor has ``k - k % a'`` weights, or fewer; vectors are treated as in RigL. Weights of
+    layers of unknown kind are refused.
 
     Args:
         sparsity: See :class:`SparsityAlgorithm`.
@@ -65,11 +65,11 @@ class SRigL(RigL):
         """Ablate neurons, and give the others equally many weights."""
         if p.dim() < 2:
             return super().update_mask(p, mask, sparsity)
-        by_output = 1 if self._is_transposed(p) else 0
-        shape = p.movedim(by_output, 0).shape
+        layout = self._by_param(p).required_layout
 
         def rows(tensor: Tensor) -> Tensor:
-            return tensor.movedim(by_output, 0).reshape(shape[0], -1)
+            matrices = layout.matrices(tensor)
+            return matrices.reshape(matrices.shape[:3].numel(), -1)
 
         wanted = num_nonzero(sparsity, p.numel())
         magnitude, present = rows(visible_magnitude(p)), rows(mask)
@@ -87,7 +87,7 @@ class SRigL(RigL):
         order = order.masked_fill(~active[:, None], -torch.inf)
         best = order.topk(fan_in, dim=1).indices
         new = torch.zeros_like(present).scatter_(1, best, True) & active[:, None]
-        return new.reshape(shape).movedim(0, by_output)
+        return layout.restore(new.reshape(layout.sizes(p.shape)), p.shape)
 
     def _ablated(self, active: Tensor, salient: Tensor, wanted: int) -> Tensor:
         fan_in = wanted // max(num_true(active), 1)
@@ -98,29 +98,23 @@ class SRigL(RigL):
         enough[order[max(wanted, 1) :]] = False
         return active & enough
 
-    def _is_transposed(self, p: Tensor) -> bool:
-        sparse = self._by_param(p)
-        kind = layer_kind(sparse.module)
-        groups = getattr(sparse.module, "groups", 1)
-        if kind == "conv_transpose" and groups > 1:  # whose weight has outputs of one group
-            raise ValueError(
-                f"{sparse.name!r} is of a transposed convolution with groups={groups}, whose "
-                "outputs SRigL cannot tell apart; leave it out by param_filter"
-            )
-        return kind in ("conv1d", "conv_transpose")
+    def _check_shape(self, sparse: SparseParameter) -> None:
+        super()._check_shape(sparse)
+        assert sparse.required_layout
 
     def _initial_mask(self, sparse: SparseParameter, sparsity: float) -> Tensor:
         if sparse.param.dim() < 2:
             return super()._initial_mask(sparse, sparsity)
-        transposed = self._is_transposed(sparse.param)
-        num_outputs = sparse.param.shape[int(transposed)]
+        layout, shape = sparse.required_layout, sparse.param.shape
+        sizes = layout.sizes(shape)
+        num_outputs = math.prod(sizes[:3])
         num_inputs = sparse.param.numel() // num_outputs
         wanted = num_nonzero(sparsity, sparse.param.numel())
         fan_in = max(wanted // num_outputs, min(wanted, 1))
-        shaper = InputGroupScoreShaper if transposed else OutputGroupScoreShaper
-        draw = self.generator(sparse.name)
-        mask = self._init(sparse.param, 1 - fan_in / num_inputs, shaper(num_outputs), draw)
+        shaper, draw = OutputGroupScoreShaper().for_layer(layout), self.generator(sparse.name)
+        mask = self._init(sparse.param, 1 - fan_in / num_inputs, shaper, draw)
         if wanted < num_outputs:  # not even one for each
             out = torch.randperm(num_outputs, generator=draw)[wanted:].to(mask.device)
-            mask.index_fill_(int(transposed), out, False)
+            kept = layout.matrices(mask).flatten(0, 2).index_fill(0, out, False)
+            mask = layout.restore(kept.reshape(sizes), shape)
         return mask

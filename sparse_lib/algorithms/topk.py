@@ -13,7 +13,6 @@ from sparse_lib.checks import check_finite, check_integer
 from sparse_lib.core.dynamic import DynamicSparsityAlgorithm
 from sparse_lib.core.optimizers import gradient_scale
 from sparse_lib.core.parameter import SparseParameter, warn
-from sparse_lib.layers import layer_kind
 from sparse_lib.masks.makers import make_mask_topk_sparsity, visible_magnitude
 from sparse_lib.masks.shapers import InputGroupScoreShaper, OutputGroupScoreShaper
 
@@ -67,18 +66,20 @@ class TopK(DynamicSparsityAlgorithm):
                 raise ValueError(f"gradient_rms must be positive, not {gradient_rms!r}")
         super().__init__(sparsity, update, init_method, **kwargs)
 
-    def _first_masks(self, params: list[SparseParameter]) -> list[tuple[float, Tensor | None]]:
-        for sparse in params:
-            shape = sparse.param.shape
-            by_output = layer_kind(sparse.module) not in ("conv1d", "conv_transpose")
-            for key, dim in (("min_per_output", 0), ("min_per_input", 1)):
-                dim = dim if by_output else 1 - dim
-                if len(shape) > 1 and getattr(self, key) > (room := shape.numel() // shape[dim]):
-                    warn(
-                        f"{key} is {getattr(self, key)}, but {sparse.name!r} has {room} weights in "
-                        "each; all of them count"
-                    )
-        return super()._first_masks(params)
+    def _check_shape(self, sparse: SparseParameter) -> None:
+        super()._check_shape(sparse)
+        if sparse.param.dim() < 2 or not (self.min_per_output or self.min_per_input):
+            return
+        sizes = sparse.required_layout.sizes(sparse.param.shape)
+        for key, room in (
+            ("min_per_output", sizes[3] * sizes[4]),
+            ("min_per_input", sizes[2] * sizes[4]),
+        ):
+            if getattr(self, key) > room:
+                warn(
+                    f"{key} is {getattr(self, key)}, but {sparse.name!r} has {room} weights in "
+                    "each; all of them count"
+                )
 
     def prepare(self, optimizer: Optimizer) -> None:
         """Clip the root mean square of the gradients."""
@@ -120,15 +121,14 @@ class TopK(DynamicSparsityAlgorithm):
 
     def _due(self, p: Tensor, score: Tensor) -> Tensor:
         """Bool, of the shape of ``p``: the largest weights of each output and each input."""
-        per_slice = [self.min_per_output, self.min_per_input]
-        if layer_kind(self._by_param(p).module) in ("conv1d", "conv_transpose"):
-            per_slice.reverse()  # stored as (inputs, outputs)
         due = torch.zeros(p.shape, dtype=torch.bool, device=p.device)
-        for dim, (shaper, count) in enumerate(
-            zip((OutputGroupScoreShaper, InputGroupScoreShaper), per_slice)
+        for shaper, count in (
+            (OutputGroupScoreShaper(), self.min_per_output),
+            (InputGroupScoreShaper(), self.min_per_input),
         ):
-            size = p.numel() // p.shape[dim]
+            bound = shaper.for_layer(self._by_param(p).required_layout)
+            size = bound(score)[0].shape[-1]
             if count:
                 share = 1 - min(count, size) / size
-                due |= make_mask_topk_sparsity(score, share, shaper(p.shape[dim]))
+                due |= make_mask_topk_sparsity(score, share, bound)
         return due

@@ -82,7 +82,8 @@ class TopKAST(HiddenWeights):
         """
         sparse = self._by_param(p)
         if sparse.name not in self._trained:
-            self._trained[sparse.name] = self._choose(self._whole_of(sparse), sparse.mask)
+            with self._making(sparse):
+                self._trained[sparse.name] = self._choose(self._whole_of(sparse), sparse.mask)
         return self._trained[sparse.name].to(p.device)
 
     def _choose(self, whole: Tensor, mask: Tensor) -> Tensor:

@@ -10,7 +10,8 @@ import operator
 import os
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any, ClassVar
 
@@ -98,6 +99,8 @@ class SparsityAlgorithm(ABC):
     counts_per: ClassVar[str] = "tensor"
     """``"model"`` if masks have what the targets ask for in all tensors together, not in each."""
 
+    _at: SparseParameter | None = None  # whose mask is being made
+
     in_registry: ClassVar[bool] = True
     """False for classes that ``configure`` should not find by name."""
 
@@ -134,7 +137,7 @@ class SparsityAlgorithm(ABC):
         self.rules = rules_of(compat)
         self.init_method = init_method
         self.seed = self._given_seed = None if seed is None else operator.index(seed)
-        self.score_shaper = make_score_shaper(score_shaper)
+        self._score_shaper = make_score_shaper(score_shaper)
         self._init = make_init_method(init_method, rules=self.rules)
         self._distribution = distribution
         self._levels = Levels(0.0 if sparsity is None else sparsity, distribution, rules=self.rules)
@@ -143,7 +146,7 @@ class SparsityAlgorithm(ABC):
 
     def _check_level(self) -> None:
         """Warn of a constant sparsity below what N:M masks have at the least."""
-        shaper = self.score_shaper
+        shaper = self._score_shaper
         if isinstance(shaper, NMScoreShaper):
             least = 1 - shaper.n / shaper.m
             for _, schedule in self._levels.entries:
@@ -382,7 +385,7 @@ class SparsityAlgorithm(ABC):
         self._let_go_of_replaced()
         found = list(find_parameters(model))
         self._agree_on_seed()
-        sparsify([(self, found)])
+        sparsify(model, [(self, found)])
         watch_readers(model)
         self._remember(model)
         if not found:
@@ -417,21 +420,38 @@ class SparsityAlgorithm(ABC):
         """Target and first mask of each parameter; the mask is None where there is one already."""
         targets = self._initial_targets()
         fresh = [sparse for sparse in params if not sparse.initialized]
-        for sparse in fresh:
-            self._check_shape(sparse)
 
         masks = {}
         for sparse in fresh:
-            masks[sparse.name] = self._initial_mask(sparse, targets[sparse.name])
+            with self._making(sparse):
+                masks[sparse.name] = self._initial_mask(sparse, targets[sparse.name])
             sparse.check_directions(masks[sparse.name])
         return [(targets[sparse.name], masks.get(sparse.name)) for sparse in params]
 
-    def _check_shape(self, sparse: SparseParameter) -> None:
-        """Raise ValueError where the score shaper has no pools for a parameter's shape."""
-        if self.score_shaper is None:
-            return
+    @property
+    def score_shaper(self) -> ScoreShaper | None:
+        """Which weights compete; while a mask is made, for the layer whose weight it is of."""
+        return self._score_shaper if self._at is None else self._shaper_of(self._at)
+
+    def _shaper_of(self, sparse: SparseParameter) -> ScoreShaper | None:
+        return self._score_shaper and self._score_shaper.for_layer(sparse.layout)
+
+    @contextmanager
+    def _making(self, sparse: SparseParameter) -> Iterator[None]:
+        """Have :attr:`score_shaper` be of this parameter's layer."""
+        before, self._at = self._at, sparse
         try:
-            self.score_shaper.check_shape(tuple(sparse.param.shape))
+            yield
+        finally:
+            self._at = before
+
+    def _check_shape(self, sparse: SparseParameter) -> None:
+        """Raise ValueError where there are no such pools, or outputs, in a parameter."""
+        try:
+            shaper = self._shaper_of(sparse)
+            shaper = shaper or getattr(self._init, "default_shaper", None)
+            if shaper is not None:
+                shaper.for_layer(sparse.layout).check_shape(tuple(sparse.param.shape))
         except ValueError as error:
             raise ValueError(f"parameter {sparse.name!r}: {error}") from error
 
@@ -450,7 +470,11 @@ class SparsityAlgorithm(ABC):
         return self._levels.targets(0, is_update_step=True)
 
     def _initial_mask(self, sparse: SparseParameter, sparsity: float) -> Tensor:
-        return self._init(sparse.param, sparsity, self.score_shaper, self.generator(sparse.name))
+        shaper = self._shaper_of(sparse)
+        default = getattr(self._init, "default_shaper", None)
+        if shaper is None and default is not None:
+            shaper = default.for_layer(sparse.layout)
+        return self._init(sparse.param, sparsity, shaper, self.generator(sparse.name))
 
     def _apply_to_optimizer(self, optimizer: Any) -> None:
         optimizer = innermost(optimizer)

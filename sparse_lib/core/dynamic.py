@@ -204,7 +204,8 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
         for name, sparse in params.items():
             given = shards.local(sparse.mask)
             version = given._version
-            mask = self.update_mask(sparse.param, sparse.mask, targets[name])
+            with self._making(sparse):
+                mask = self.update_mask(sparse.param, sparse.mask, targets[name])
             self._check_new_mask("update_mask", sparse, mask)
             if given._version != version:
                 raise ValueError(

@@ -120,7 +120,7 @@ class Group(SparsityAlgorithm):
         for algorithm in self.algorithms:
             if algorithm.seed is None:
                 algorithm.seed = self.seed
-        sparsify(list(zip(self.algorithms, parts, strict=True)))
+        sparsify(model, list(zip(self.algorithms, parts, strict=True)))
         watch_readers(model)
         self._tied = ""
         for part, (param_filter, algorithm) in zip(parts, self._members, strict=True):

@@ -20,7 +20,7 @@ from sparse_lib.core.history import (
     sparsity,
 )
 from sparse_lib.flops.model import ModelFlops
-from sparse_lib.layers import layer_kind
+from sparse_lib.layers import Layout, layouts
 from sparse_lib.masks import shards
 from sparse_lib.masks.counts import num_true
 
@@ -40,38 +40,37 @@ __all__ = [
     "training_flops",
 ]
 
-_INPUTS_FIRST = ("conv1d", "conv_transpose", "embedding")
-
-
-def dead_outputs(weight_mask: Tensor, module: nn.Module | None = None) -> int:
+def dead_outputs(weight_mask: Tensor, layout: Layout | None) -> int | None:
     """Number of outputs of one weight without any incoming connection.
 
     Args:
-        weight_mask: Mask of at least two dimensions, outputs first.
-        module: The layer that owns it, if known; transformers' ``Conv1D``, transposed
-            convolutions and embeddings store inputs first.
+        weight_mask: Mask of any shape.
+        layout: Where the weight's outputs are.
+
+    Returns:
+        A count; None for vectors, and where the outputs are not known.
     """
-    inputs_first = module is not None and layer_kind(module) in _INPUTS_FIRST
-    group, rows = shards.group_of(weight_mask), shards.local(weight_mask)
-    by_output = rows.transpose(0, 1) if inputs_first else rows
-    alive = by_output.flatten(1).any(1)
-    if inputs_first:
-        return num_true(~shards.any_rank(alive, group))
-    return shards.total(num_true(~alive), group)
+    if layout is None or weight_mask.dim() < 2:
+        return None
+    if layout.inputs_first or layout.groups > 1:
+        weight_mask = shards.whole(weight_mask)
+    alive = layout.matrices(shards.local(weight_mask)).flatten(3).any(3)
+    return shards.total(num_true(~alive), shards.group_of(weight_mask))
 
 
 def dead_units(model: nn.Module) -> dict[str, int]:
     """Number of outputs without any incoming weight, by full name of the masked parameter.
 
-    Only parameters with at least two dimensions are listed; see :func:`dead_outputs`.
+    Only parameters that :func:`dead_outputs` can count are listed.
     """
-    counts = {}
+    counts, known = {}, layouts(model)
     for prefix, module in model.named_modules():
         for name, param in module._parameters.items():
             mask = module._buffers.get(mask_name(name))
-            if param is None or mask is None or mask.dim() < 2:
-                continue
-            counts[f"{prefix}.{name}" if prefix else name] = dead_outputs(mask, module)
+            if param is not None and mask is not None:
+                count = dead_outputs(mask, known[id(param)])
+                if count is not None:
+                    counts[f"{prefix}.{name}" if prefix else name] = count
     return counts
 
 

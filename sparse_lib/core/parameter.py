@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from sparse_lib.core.guard import MaskGuard, guards, mask_name
 from sparse_lib.core.history import MaskHistory, Work, sparsity
 from sparse_lib.core.metrics import dead_outputs
+from sparse_lib.layers import Layout
 from sparse_lib.masks import shards
 from sparse_lib.masks.counts import num_true
 
@@ -60,13 +61,22 @@ class SparseParameter:
         name: Full name from the model that the algorithm was applied to, without the prefixes
             that ``torch.compile``, DDP and checkpoint wrappers add.
         initialized: True once the mask holds a pattern (made here, or loaded).
+        layout: Where the weight's outputs and inputs are; None if that is not known.
         target: The sparsity that the mask was last asked to have, in [0, 1].
         history: What happened to the mask since initialisation.
         work: What training steps cost, up to the last change of the mask.
     """
 
-    def __init__(self, clock: Clock, module: nn.Module, param_name: str, name: str) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        module: nn.Module,
+        param_name: str,
+        name: str,
+        layout: Layout | None = None,
+    ) -> None:
         self._clock = clock
+        self.layout = layout
         self.module = module
         self.param_name = param_name
         self.name = name
@@ -75,6 +85,20 @@ class SparseParameter:
         self.target = 0.0
         self.history = MaskHistory()
         self.work = Work()
+
+    @property
+    def required_layout(self) -> Layout:
+        """Where the outputs and inputs are.
+
+        Raises:
+            ValueError: If that is not known.
+        """
+        if self.layout is None:
+            raise ValueError(
+                f"parameter {self.name!r} is of no layer of a known kind, so its outputs and "
+                "inputs cannot be told apart; leave it out by param_filter"
+            )
+        return self.layout
 
     @property
     def guard(self) -> MaskGuard:
@@ -180,7 +204,7 @@ class SparseParameter:
             "itop": history.in_time_overparameterization(mask),
             "degree_of_constraint": history.degree_of_constraint(),
             "survival": history.survival,
-            "dead_units": dead_outputs(mask, self.module) if mask.dim() > 1 else None,
+            "dead_units": dead_outputs(mask, self.layout),
             "num_updates": history.num_updates,
         }
 
@@ -282,7 +306,9 @@ def check_driven(name: str, sparse: SparseParameter) -> None:
         raise ValueError(f"{name!r} was sharded after it got its mask; {_SHARD_FIRST}")
 
 
-def candidate(clock: Clock, module: nn.Module, param_name: str, name: str) -> SparseParameter:
+def candidate(
+    clock: Clock, module: nn.Module, param_name: str, name: str, layout: Layout | None
+) -> SparseParameter:
     """A parameter that may get a mask; the module is left as it is until :func:`attach`.
 
     Raises:
@@ -304,7 +330,7 @@ def candidate(clock: Clock, module: nn.Module, param_name: str, name: str) -> Sp
         raise ValueError(f"{name!r} was sharded after it got its mask; {_SHARD_FIRST}")
     if buffer is not None and (buffer.dtype != torch.bool or buffer.shape != param.shape):
         raise ValueError(f"{name!r} has a buffer {mask_name(param_name)!r} that is not its mask")
-    sparse = SparseParameter(clock, module, param_name, name)
+    sparse = SparseParameter(clock, module, param_name, name, layout)
     sparse.initialized = buffer is not None
     return sparse
 

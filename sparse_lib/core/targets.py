@@ -115,7 +115,11 @@ class Levels:
         if callable(self.distribution):
             return self.distribution(weights, sparsity)
         assert self.distribution is not None
-        return distribute(self.distribution, weights, sparsity, rules=self.rules)
+        layouts = {name: self.params[name].layout for name in weights}
+        experts = {name for name, layout in layouts.items() if layout and layout.has_experts}
+        return distribute(
+            self.distribution, weights, sparsity, rules=self.rules, experts=experts
+        )
 
     def advance(self, is_update_step: bool) -> None:
         """Tell stateful schedules that a step is over."""

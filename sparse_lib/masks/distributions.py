@@ -9,7 +9,7 @@ from __future__ import annotations
 import fnmatch
 import inspect
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -53,6 +53,7 @@ def er(
     power_scale: float = 1.0,
     first: float | None = None,
     last: float | None = None,
+    experts: Collection[str] = (),
 ) -> dict[str, float]:
     """Erdős-Rényi: density proportional to ``((n_in + n_out) / (n_in * n_out))**power_scale``.
 
@@ -66,6 +67,7 @@ def er(
         power_scale: Exponent, at least 0; 0 is uniform.
         first: Fixed sparsity of the first tensor, or None; the rest make up for it.
         last: Fixed sparsity of the last tensor, or None; the rest make up for it.
+        experts: Names of tensors whose first dimension counts experts, each a layer of its own.
 
     Returns:
         Name to sparsity.
@@ -73,7 +75,7 @@ def er(
     Raises:
         ValueError: If ``first`` and ``last`` leave no solution.
     """
-    sizes = {name: tuple(shape[:2]) for name, shape in shapes.items()}
+    sizes = {name: size[:2] for name, size in _layer_sizes(shapes, experts).items()}
     return _proportional(shapes, sizes, sparsity, power_scale, _fixed(shapes, first, last))
 
 
@@ -84,6 +86,7 @@ def erk(
     power_scale: float = 1.0,
     first: float | None = None,
     last: float | None = None,
+    experts: Collection[str] = (),
 ) -> dict[str, float]:
     """Erdős-Rényi-kernel: :func:`er` with every dimension, kernel sizes included.
 
@@ -93,7 +96,7 @@ def erk(
     >>> erk({"conv": (4, 4, 1, 1), "fc": (4, 100)}, 0.5)["conv"]
     0.0
     """
-    sizes = {name: tuple(shape) for name, shape in shapes.items()}
+    sizes = _layer_sizes(shapes, experts)
     return _proportional(shapes, sizes, sparsity, power_scale, _fixed(shapes, first, last))
 
 
@@ -198,6 +201,10 @@ def _check_map(sparsity_map: Any) -> None:
         check_fraction(value, f"distribution: sparsity of {glob!r}")
 
 
+def _layer_sizes(shapes: Shapes, experts: Collection[str]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(shape)[name in experts :] for name, shape in shapes.items()}
+
+
 def _fixed(shapes: Shapes, first: float | None, last: float | None) -> dict[str, float]:
     names = list(shapes)
     fixed = {}
@@ -293,6 +300,7 @@ def distribute(
     sparsity: float,
     *,
     rules: Rules = EXACT,
+    experts: Collection[str] = (),
 ) -> dict[str, float]:
     """Sparsity per tensor by the name of a distribution.
 
@@ -303,6 +311,7 @@ def distribute(
         weights: Name to weights, from input to output.
         sparsity: Wanted sparsity, in [0, 1].
         rules: Which distributions there are.
+        experts: Names of weights whose first dimension counts experts.
 
     Returns:
         Name to sparsity, in [0, 1].
@@ -315,6 +324,8 @@ def distribute(
     shapes: Any = weights
     if name not in ("global", "map", *SCORED):
         shapes = {key: tuple(weight.shape) for key, weight in weights.items()}
+    if name in ("er", "erk"):
+        arguments["experts"] = experts
     try:
         return DISTRIBUTIONS[name](shapes, sparsity, **arguments)
     except TypeError as error:
@@ -346,6 +357,7 @@ def parse(spec: str | Mapping[str, Any], *, rules: Rules = EXACT) -> tuple[str, 
     if rules.distributions is not None and name not in rules.distributions:
         raise ValueError(f"distribution {name!r} is not known to compat={rules.name!r}")
     _, _, *allowed = inspect.signature(DISTRIBUTIONS[name]).parameters
+    allowed = [key for key in allowed if key != "experts"]
     for key in arguments:
         if key not in allowed:
             known = closest(str(key), allowed) if allowed else "it has no keys but 'type'"

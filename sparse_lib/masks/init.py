@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -20,56 +22,40 @@ InitMethod = Callable[..., Tensor]
 """``f(param, sparsity, score_shaper=None, generator=None) -> mask``."""
 
 
-def random(
-    param: Tensor,
-    sparsity: float,
-    score_shaper: ScoreShaper | None = None,
-    generator: torch.Generator | None = None,
-    *,
-    rules: Rules = EXACT,
-) -> Tensor:
-    """Keep weights at random, in the exact number (the default).
+@dataclass(frozen=True)
+class BestScores:
+    """First masks that keep the weights with the highest scores, in the exact number.
 
-    Args:
-        param: Weights, any shape.
-        sparsity: Fraction of zeros, in [0, 1].
-        score_shaper: Which weights compete.
-        generator: Private generator; scores are float32 whatever the dtype of the weights.
+    Attributes:
+        score: ``score(param, generator)``, a tensor of the shape of the weights.
+        default_shaper: Which weights compete where the caller names no shaper.
         rules: How many weights stay at a sparsity.
-
-    Returns:
-        Boolean mask, shape of ``param``.
     """
-    score = random_score(param, generator)
-    return make_mask_topk_sparsity(score, sparsity, score_shaper, rules=rules)
 
+    score: Callable[[Tensor, torch.Generator | None], Tensor]
+    default_shaper: ScoreShaper | None = None
+    rules: Rules = EXACT
 
-def topk(
-    param: Tensor,
-    sparsity: float,
-    score_shaper: ScoreShaper | None = None,
-    generator: torch.Generator | None = None,
-    *,
-    rules: Rules = EXACT,
-) -> Tensor:
-    """Keep the weights of largest magnitude. Arguments as in :func:`random`."""
-    return make_mask_topk_sparsity(param.detach().abs(), sparsity, score_shaper, rules=rules)
+    def __call__(
+        self,
+        param: Tensor,
+        sparsity: float,
+        score_shaper: ScoreShaper | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """Make a mask.
 
+        Args:
+            param: Weights, any shape.
+            sparsity: Fraction of zeros, in [0, 1].
+            score_shaper: Which weights compete.
+            generator: Private generator; random scores are float32 whatever the dtype of ``param``.
 
-def balanced_topk(
-    param: Tensor,
-    sparsity: float,
-    score_shaper: ScoreShaper | None = None,
-    generator: torch.Generator | None = None,
-    *,
-    rules: Rules = EXACT,
-) -> Tensor:
-    """Keep the largest weights of each row of dimension 0, equally many in each.
-
-    Arguments as in :func:`random`; a shaper takes the place of the rows.
-    """
-    shaper = score_shaper or OutputGroupScoreShaper(max(1, param.shape[0]))
-    return make_mask_topk_sparsity(param.detach().abs(), sparsity, shaper, rules=rules)
+        Returns:
+            Boolean mask, shape of ``param``.
+        """
+        score, shaper = self.score(param, generator), score_shaper or self.default_shaper
+        return make_mask_topk_sparsity(score, sparsity, shaper, rules=self.rules)
 
 
 def from_zeros(
@@ -81,7 +67,7 @@ def from_zeros(
     """Keep what is neither zero nor NaN (a sideband checkpoint's absent weights are NaN).
 
     The sparsity is what the weights have; the configured one is ignored. Arguments as in
-    :func:`random`.
+    :class:`BestScores`.
     """
     weight = param.detach()
     return (weight != 0).logical_and_(~weight.isnan())
@@ -99,7 +85,7 @@ def checkerboard(
 
     Row ``r`` of dimension 0 (of each pool, with a shaper) gets its even share of the total; the
     ``c`` weights kept of its ``n`` are those where ``floor(c * (i + 1) / n)`` grows, moved on by
-    ``r`` places. At 50% this is a checkerboard. Arguments as in :func:`random`.
+    ``r`` places. At 50% this is a checkerboard. Arguments as in :class:`BestScores`.
     """
     if shards.is_sharded(param):
         stand_in = torch.empty(param.shape, device=shards.local(param).device)
@@ -123,28 +109,6 @@ def _spread(counts: Tensor, num_columns: int, device: torch.device) -> Tensor:
     column = (torch.arange(num_columns, device=device) - row) % max(1, num_columns)
     share = counts.to(device).unsqueeze(1)
     return (column + 1) * share // max(1, num_columns) > column * share // max(1, num_columns)
-
-
-def snip(
-    param: Tensor,
-    sparsity: float,
-    score_shaper: ScoreShaper | None = None,
-    generator: torch.Generator | None = None,
-    *,
-    rules: Rules = EXACT,
-) -> Tensor:
-    """Keep the weights of largest :func:`connection_sensitivity`.
-
-    Lee et al., "SNIP: single-shot network pruning based on connection sensitivity", 2019. Their
-    ranking is over all layers: ``Static(s, init_method="snip", distribution="snip")``. Arguments
-    as in :func:`random`.
-
-    Raises:
-        ValueError: If there is no gradient.
-    """
-    return make_mask_topk_sparsity(
-        connection_sensitivity(param), sparsity, score_shaper, rules=rules
-    )
 
 
 _SCORE = "_initial_score"
@@ -173,25 +137,12 @@ def score_of(param: Tensor, method: str) -> Tensor:
     return score.to(param.device)
 
 
-def _by_score(method: str) -> InitMethod:
-    def keep_highest(
-        param: Tensor,
-        sparsity: float,
-        score_shaper: ScoreShaper | None = None,
-        generator: torch.Generator | None = None,
-        *,
-        rules: Rules = EXACT,
-    ) -> Tensor:
-        """Keep the weights of the highest score. Arguments as in :func:`random`."""
-        return make_mask_topk_sparsity(score_of(param, method), sparsity, score_shaper, rules=rules)
-
-    return keep_highest
-
-
 def connection_sensitivity(param: Tensor) -> Tensor:
     """How much the loss changes when a weight is removed: ``abs(weight * gradient)``.
 
-    Equation 5 of Lee et al. 2019, but for its scale. ``param.grad`` must hold the gradient of a
+    Equation 5, without its scale, of Lee et al., "SNIP: single-shot network pruning based on
+    connection sensitivity", 2019; they rank over all layers:
+    ``Static(s, init_method="snip", distribution="snip")``. ``param.grad`` must hold the gradient of a
     first batch of the dense model, or :func:`sparse_lib.masks.at_init.rank` have left the scores.
 
     Raises:
@@ -207,15 +158,32 @@ def connection_sensitivity(param: Tensor) -> Tensor:
     return (param.detach() * param.grad.detach()).abs()
 
 
+def _magnitude(param: Tensor, generator: torch.Generator | None) -> Tensor:
+    return param.detach().abs()
+
+
+def _sensitivity(param: Tensor, generator: torch.Generator | None) -> Tensor:
+    return connection_sensitivity(param)
+
+
+def _kept_score(param: Tensor, generator: torch.Generator | None, method: str) -> Tensor:
+    return score_of(param, method)
+
+
 INIT_METHODS: dict[str, InitMethod] = {
-    "random": random,
-    "topk": topk,
-    "balanced-topk": balanced_topk,
+    "random": BestScores(random_score),
+    "topk": BestScores(_magnitude),
+    "balanced-topk": BestScores(_magnitude, default_shaper=OutputGroupScoreShaper()),
     "from_zeros": from_zeros,
     "checkerboard": checkerboard,
-    "snip": snip,
-    **{name: _by_score(name) for name in SCORED if name != "snip"},
+    "snip": BestScores(_sensitivity),
+    **{
+        name: BestScores(functools.partial(_kept_score, method=name))
+        for name in SCORED
+        if name != "snip"
+    },
 }
+"""By name. ``"balanced-topk"`` keeps equally many of the largest weights in each output."""
 
 
 def make_init_method(
@@ -225,7 +193,8 @@ def make_init_method(
 
     A function may take two to four arguments, with or without annotations: the weights, the
     sparsity, the score shaper (or None), and either the device of the weights (if that argument is
-    called ``device`` or annotated ``torch.device``) or a private ``torch.Generator``.
+    called ``device`` or annotated ``torch.device``) or a private ``torch.Generator``. An argument
+    with a default is given only if its name says shaper, device or generator.
 
     Args:
         spec: ``"random"``, ``"topk"``, ``"balanced-topk"``, ``"from_zeros"``, ``"checkerboard"``,
@@ -247,11 +216,13 @@ def make_init_method(
         if name not in known:
             raise ValueError(f"{key} {spec!r} is unknown; {closest(spec, INIT_METHODS)}")
         method = INIT_METHODS[known[name]]
-        plain = method is from_zeros or rules == EXACT
-        return method if plain else functools.partial(method, rules=rules)
+        if isinstance(method, BestScores):
+            return replace(method, rules=rules)
+        return method if method is from_zeros else functools.partial(method, rules=rules)
     if not callable(spec):
         raise TypeError(f"{key} must be a name or a function, not {spec!r}")
-    if isinstance(spec, _Custom) or getattr(spec, "func", spec) in INIT_METHODS.values():
+    known = getattr(spec, "func", spec) in (from_zeros, checkerboard)
+    if known or isinstance(spec, _Custom | BestScores):
         return spec
     return _Custom(spec, key)
 
@@ -294,6 +265,9 @@ class _Custom:
         return as_bool
 
 
+_OURS = re.compile("shaper|device|generator").search
+
+
 def _signature(method: InitMethod, key: str) -> tuple[int, bool]:
     try:
         parameters = list(inspect.signature(method).parameters.values())
@@ -302,6 +276,9 @@ def _signature(method: InitMethod, key: str) -> tuple[int, bool]:
     if any(p.kind is p.VAR_POSITIONAL for p in parameters):
         return 4, False
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    # A default of the user's own, as of ``lambda p, s, cut=0.1: ...``, is left to it.
+    own = [n for n, p in enumerate(positional) if p.default is not p.empty and not _OURS(p.name)]
+    positional = positional[: own[0]] if own else positional
     required = [p for p in parameters if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
     if len(positional) < 2 or len(required) > 4 or any(p not in positional for p in required):
         raise ValueError(

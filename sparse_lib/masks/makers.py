@@ -367,7 +367,7 @@ def _spans_ranks(score: Tensor, shaper: ScoreShaper) -> bool:
     """Whether pools of a sharded tensor hold rows of several ranks, so that it must be gathered."""
     if isinstance(shaper, ScoreFlattener) or shards.group_of(score) is None:
         return False
-    return not (isinstance(shaper, NMScoreShaper) and shaper.dim > 0)
+    return not (isinstance(shaper, NMScoreShaper) and not shaper.layout.inputs_first)
 
 
 def _pools(tensor: Tensor, shaper: ScoreShaper) -> tuple[Tensor, Any, Any]:

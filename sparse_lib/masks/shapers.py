@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from sparse_lib.checks import build, check_integer, closest
+from sparse_lib.layers import Layout
 from sparse_lib.rules import EXACT, Rules
 
 Undo = Callable[[Tensor], Tensor]
@@ -23,6 +25,9 @@ class ScoreShaper(ABC):
     shape.
     """
 
+    remainder: str = "refuse"
+    """``"dense"`` if weights without such pools stay dense, instead of an error."""
+
     @abstractmethod
     def __call__(self, tensor: Tensor) -> tuple[Tensor, Undo]:
         """Reshape a tensor to pools.
@@ -34,6 +39,17 @@ class ScoreShaper(ABC):
             The reshaped tensor, shape [pool] or [..., pool], and a function which takes a tensor
             of that shape back to the shape of the weights.
         """
+
+    def for_layer(self, layout: Layout | None) -> ScoreShaper:
+        """The same for the weights of a layer: by its outputs and inputs, wherever they are.
+
+        Args:
+            layout: What :func:`sparse_lib.layers.layout_of` says of the weight.
+
+        Raises:
+            ValueError: If the layout is needed and unknown.
+        """
+        return self
 
     def check_shape(self, shape: Sequence[int]) -> None:  # noqa: B027 (most tensors have pools)
         """Raise ValueError where weights of a shape have no such pools; by default all have."""
@@ -51,13 +67,49 @@ class ScoreFlattener(ScoreShaper):
         return tensor.reshape(-1), lambda result: result.reshape(shape)
 
 
-class _GroupShaper(ScoreShaper):
-    dim = 0
+class _LayerShaper(ScoreShaper):
+    """Base of shapers that tell outputs from inputs; without a layer, outputs come first."""
+
+    layout = Layout()
+
+    def for_layer(self, layout: Layout | None) -> Self:
+        if layout is None:
+            raise ValueError(
+                f"{self!r} needs to know which dimensions are outputs and inputs, and this is no "
+                "layer of a known kind; leave it out by param_filter (a module of experts may say "
+                "so by is_transposed: False for weights of [experts, outputs, inputs])"
+            )
+        bound = copy.copy(self)
+        bound.layout = layout
+        return bound
+
+    def __call__(self, tensor: Tensor) -> tuple[Tensor, Undo]:
+        self.check_shape(tensor.shape)
+        pools, undo = self._pools(self.layout.matrices(tensor))
+        return pools, lambda result: self.layout.restore(undo(result), tensor.shape)
+
+    @abstractmethod
+    def _pools(self, matrices: Tensor) -> tuple[Tensor, Undo]:
+        """Pools of [experts, groups, outputs, inputs, kernel positions], and the way back."""
+
+
+class OutputGroupScoreShaper(_LayerShaper):
+    """Equal counts in ``num_groups`` equal slices of a layer's outputs (e.g. heads).
+
+    Of experts that are stored together, each has that many slices.
+
+    Args:
+        num_groups: Number of slices; None makes each output a slice.
+        remainder: ``"refuse"`` or ``"dense"``, see :class:`NMScoreShaper`.
+    """
+
     key = "num_groups"
     """What messages call the number of groups."""
+    _what = "outputs"
 
-    def __init__(self, num_groups: int) -> None:
-        self.num_groups = check_integer(num_groups, "num_groups", 1)
+    def __init__(self, num_groups: int | None = None, *, remainder: str = "refuse") -> None:
+        self.num_groups = None if num_groups is None else check_integer(num_groups, "num_groups", 1)
+        self.remainder = _checked_remainder(remainder)
 
     @classmethod
     def from_setting(cls, num_groups: int, key: str) -> Self:
@@ -66,94 +118,101 @@ class _GroupShaper(ScoreShaper):
         shaper.key = key
         return shaper
 
+    def _size(self, shape: Sequence[int]) -> int:
+        _, groups, outputs, _, _ = self.layout.sizes(tuple(shape))
+        return groups * outputs
+
     def check_shape(self, shape: Sequence[int]) -> None:
-        if len(shape) <= self.dim:
+        if self.num_groups is not None and (size := self._size(shape)) % self.num_groups:
             raise ValueError(
-                f"{self.key}={self.num_groups} needs a tensor of at least {self.dim + 1} "
-                f"dimensions, not shape {tuple(shape)}"
-            )
-        if shape[self.dim] % self.num_groups:
-            raise ValueError(
-                f"{self.key}={self.num_groups} does not divide dimension {self.dim} of shape "
+                f"{self.key}={self.num_groups} does not divide the {size} {self._what} of shape "
                 f"{tuple(shape)}"
             )
 
-    def __call__(self, tensor: Tensor) -> tuple[Tensor, Undo]:
-        self.check_shape(tensor.shape)
-        moved = tensor.movedim(self.dim, 0)
-        shape = moved.shape
-        return (
-            moved.reshape(self.num_groups, -1),
-            lambda result: result.reshape(shape).movedim(0, self.dim),
-        )
+    def _pools(self, matrices: Tensor) -> tuple[Tensor, Undo]:
+        experts, groups, outputs, inputs, positions = matrices.shape
+        slices = experts * (self.num_groups or groups * outputs)
+        size = matrices.numel() // max(slices, 1)
+        return matrices.reshape(slices, size), lambda result: result.reshape(matrices.shape)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(num_groups={self.num_groups})"
 
 
-class OutputGroupScoreShaper(_GroupShaper):
-    """Equal counts in ``num_groups`` equal slices of dimension 0 (outputs, e.g. heads)."""
+class InputGroupScoreShaper(OutputGroupScoreShaper):
+    """Equal counts in ``num_groups`` equal slices of a layer's inputs, kernels included.
 
-    dim = 0
+    Arguments as of :class:`OutputGroupScoreShaper`. A convolution with groups, whose inputs are
+    divided already, takes None alone: each input of each group.
+    """
+
+    _what = "inputs"
+
+    def _size(self, shape: Sequence[int]) -> int:
+        if len(shape) < 2:
+            raise ValueError(f"{self!r} needs at least 2 dimensions, not shape {tuple(shape)}")
+        if self.layout.groups > 1:
+            raise ValueError(f"{self!r} takes no convolution with groups={self.layout.groups}")
+        return self.layout.sizes(tuple(shape))[3]
+
+    def _pools(self, matrices: Tensor) -> tuple[Tensor, Undo]:
+        inputs_first = matrices.transpose(2, 3)
+        pools, undo = super()._pools(inputs_first)
+        return pools, lambda result: undo(result).transpose(2, 3)
 
 
-class InputGroupScoreShaper(_GroupShaper):
-    """Equal counts in ``num_groups`` equal slices of dimension 1 (inputs); any kernel size."""
-
-    dim = 1
-
-
-class NMScoreShaper(ScoreShaper):
-    """N:M sparsity: at most ``n`` of each ``m`` consecutive weights along one dimension.
+class NMScoreShaper(_LayerShaper):
+    """N:M sparsity: at most ``n`` of each ``m`` consecutive inputs of an output.
 
     Each group keeps ``min(n, num_nonzero(sparsity, m))``: a sparsity below ``1 - n / m`` is raised
-    to it, a higher one keeps fewer. (Zhou et al., "Learning N:M fine-grained structured sparse
-    neural networks from scratch", 2021.)
+    to it, a higher one keeps fewer. In a convolution the groups run along the input channels, as
+    hardware needs it. (Zhou et al., "Learning N:M fine-grained structured sparse neural networks
+    from scratch", 2021.)
 
     Args:
         n: Largest number of non-zeros per group, from 1 to ``m``.
         m: Size of a group.
-        dim: Dimension along which groups run: 1 for the inputs of ``Linear`` and ``Conv2d``,
-            0 for a transposed ``Conv1D`` of transformers.
+        remainder: What becomes of layers whose inputs ``m`` does not divide: ``"refuse"`` is an
+            error, ``"dense"`` leaves them dense, and a warning names them.
     """
 
-    def __init__(self, n: int = 2, m: int = 4, *, dim: int = 1) -> None:
+    def __init__(self, n: int = 2, m: int = 4, *, remainder: str = "refuse") -> None:
         self.n, self.m = check_integer(n, "n", 1), check_integer(m, "m", 1)
-        self.dim = check_integer(dim, "dim", 0)
+        self.remainder = _checked_remainder(remainder)
         if n > m:
             raise ValueError(f"{n}:{m} sparsity keeps more than there are; n must be at most m")
 
     def check_shape(self, shape: Sequence[int]) -> None:
-        if len(shape) <= self.dim or shape[self.dim] % self.m:
+        inputs = self.layout.sizes(tuple(shape))[3]
+        if len(shape) < 2 or inputs % self.m:
             raise ValueError(
-                f"{self.n}:{self.m} sparsity needs dimension {self.dim} to be divisible by "
-                f"{self.m}, but the shape is {tuple(shape)}"
+                f"{self.n}:{self.m} sparsity needs inputs divisible by {self.m}, but shape "
+                f"{tuple(shape)} has {inputs} of each output; leave the layer out, or give "
+                f'score_shaper={{"type": "{self.n}:{self.m}", "remainder": "dense"}}'
             )
 
-    def __call__(self, tensor: Tensor) -> tuple[Tensor, Undo]:
-        self.check_shape(tensor.shape)
-        moved = tensor.movedim(self.dim, -1)
-        shape = moved.shape
+    def _pools(self, matrices: Tensor) -> tuple[Tensor, Undo]:
+        inputs_last = matrices.transpose(3, 4)
         return (
-            moved.reshape(-1, self.m),
-            lambda result: result.reshape(shape).movedim(-1, self.dim),
+            inputs_last.reshape(-1, self.m),
+            lambda result: result.reshape(inputs_last.shape).transpose(3, 4),
         )
 
     def count(self, sparsity: float, pool: int, *, rules: Rules = EXACT) -> int:
         return min(self.n, rules.count(sparsity, pool))
 
     def __repr__(self) -> str:
-        return f"NMScoreShaper(n={self.n}, m={self.m}, dim={self.dim})"
+        return f"NMScoreShaper(n={self.n}, m={self.m})"
 
 
-class BlockScoreShaper(ScoreShaper):
+class BlockScoreShaper(_LayerShaper):
     """Blocks of weights stay or go together; the sparsity is the fraction of absent blocks.
 
-    The first two dimensions of the weights are tiled (further ones belong to the block). Where a
-    dimension is not divisible, its last blocks are smaller; an average is over real weights only.
+    Outputs and inputs are tiled (kernel positions belong to the block). Where a dimension is not
+    divisible, its last blocks are smaller; an average is over real weights only.
 
     Args:
-        block: Rows and columns of a block, e.g. ``(4, 4)``; one integer means a square.
+        block: Outputs and inputs of a block, e.g. ``(4, 4)``; one integer means a square.
         pooling: A block's score: ``"avg"`` or ``"max"`` of its scores.
     """
 
@@ -172,19 +231,17 @@ class BlockScoreShaper(ScoreShaper):
                 f"BlockScoreShaper needs at least 2 dimensions, not shape {tuple(shape)}"
             )
 
-    def __call__(self, tensor: Tensor) -> tuple[Tensor, Undo]:
-        self.check_shape(tensor.shape)
-        shape, (height, width) = tensor.shape, self.block
-        rows, columns = -(-shape[0] // height), -(-shape[1] // width)
-        pooled = tensor.reshape(*shape[:2], -1)
-        pooled = pooled.any(-1) if tensor.dtype == torch.bool else self._pool(pooled, -1)
-        pooled = self._pool_blocks(self._pool_blocks(pooled, 0, height), 1, width)
+    def _pools(self, matrices: Tensor) -> tuple[Tensor, Undo]:
+        height, width = self.block
+        is_mask = matrices.dtype == torch.bool
+        pooled = matrices.any(-1) if is_mask else self._pool(matrices, -1)
+        pooled = self._pool_blocks(self._pool_blocks(pooled, 2, height), 3, width)
 
         def undo(result: Tensor) -> Tensor:
-            grid = result.reshape(rows, columns)
-            full = grid.repeat_interleave(height, 0).repeat_interleave(width, 1)
-            full = full[: shape[0], : shape[1]]
-            return full.reshape(*full.shape, *[1] * (len(shape) - 2)).expand(shape).contiguous()
+            full = result.reshape(pooled.shape)
+            full = full.repeat_interleave(height, 2)[:, :, : matrices.shape[2]]
+            full = full.repeat_interleave(width, 3)[..., : matrices.shape[3]]
+            return full.unsqueeze(-1).expand(matrices.shape).contiguous()
 
         return pooled.reshape(-1), undo
 
@@ -199,6 +256,12 @@ class BlockScoreShaper(ScoreShaper):
 
     def __repr__(self) -> str:
         return f"BlockScoreShaper(block={self.block}, pooling={self.pooling!r})"
+
+
+def _checked_remainder(remainder: str) -> str:
+    if remainder not in ("refuse", "dense"):
+        raise ValueError(f"remainder must be 'refuse' or 'dense', not {remainder!r}")
+    return remainder
 
 
 SHAPERS: dict[str, type[ScoreShaper]] = {
@@ -223,7 +286,7 @@ def make_score_shaper(spec: Any, *, key: str = "score_shaper") -> ScoreShaper | 
         ValueError: If the name or an argument is not allowed.
 
     >>> make_score_shaper("2:4"), make_score_shaper({"type": "block", "block": [4, 1]})
-    (NMScoreShaper(n=2, m=4, dim=1), BlockScoreShaper(block=(4, 1), pooling='avg'))
+    (NMScoreShaper(n=2, m=4), BlockScoreShaper(block=(4, 1), pooling='avg'))
     """
     if spec is None or isinstance(spec, ScoreShaper):
         return spec

@@ -14,7 +14,7 @@ from transformers import (
 )
 
 import sparse_lib as sl
-from sparse_lib.layers import default_filter, describe, fans
+from sparse_lib.layers import Layout, default_filter, describe, fans
 
 
 def gpt2():
@@ -45,18 +45,19 @@ def resnet():
 
 
 @pytest.mark.parametrize(
-    ("kind", "shape", "groups", "expected"),
+    ("layout", "shape", "expected"),
     [
-        ("linear", (5, 3), 1, (3, 5)),
-        ("conv1d", (3, 5), 1, (3, 5)),
-        ("conv2d", (8, 4, 3, 3), 1, (36, 72)),
-        ("conv2d", (8, 2, 3, 3), 2, (18, 36)),
-        ("conv_transpose", (4, 8, 2, 2), 1, (16, 32)),
-        ("norm", (7,), 1, (1, 1)),
+        (Layout(), (5, 3), (3, 5)),
+        (Layout(inputs_first=True), (3, 5), (3, 5)),
+        (Layout(), (8, 4, 3, 3), (36, 72)),
+        (Layout(groups=2), (8, 2, 3, 3), (18, 36)),
+        (Layout(inputs_first=True), (4, 8, 2, 2), (16, 32)),
+        (Layout(has_experts=True), (4, 5, 3), (3, 5)),
+        (Layout(), (7,), (1, 1)),
     ],
 )
-def test_fans_follow_the_storage_order_of_each_kind(kind, shape, groups, expected):
-    assert fans(shape, kind=kind, groups=groups) == expected
+def test_fans_follow_the_storage_order_of_each_kind(layout, shape, expected):
+    assert fans(shape, layout) == expected
 
 
 def test_gpt2_conv1d_is_transposed_and_the_head_tied():

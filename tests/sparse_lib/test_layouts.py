@@ -1,0 +1,282 @@
+"""Outputs and inputs of each layer kind, against derivatives of the layer itself."""
+
+import pytest
+import torch
+from torch import nn
+from transformers import MixtralConfig, MixtralForCausalLM
+from transformers.models.gpt_oss.modeling_gpt_oss import GptOssConfig, GptOssExperts
+from transformers.models.mixtral.modeling_mixtral import MixtralExperts
+from transformers.pytorch_utils import Conv1D
+
+import sparse_lib as sl
+from sparse_lib.core.metrics import dead_units
+from sparse_lib.layers import default_filter, layout_of
+from sparse_lib.masks.distributions import distribute
+
+
+class FromState(nn.RNNCell):
+    """A recurrent cell as a function of its state."""
+
+    def forward(self, state):
+        return super().forward(state.new_zeros(len(state), 3), state)
+
+
+def mixtral_experts():
+    config = MixtralConfig(hidden_size=8, intermediate_size=4, num_local_experts=2)
+    config._experts_implementation = "eager"
+    return MixtralExperts(config)
+
+
+def gpt_oss_experts():
+    config = GptOssConfig(hidden_size=8, intermediate_size=4, num_local_experts=2)
+    config._experts_implementation = "eager"
+    return GptOssExperts(config)
+
+
+PLAIN = {
+    "linear": (lambda: nn.Linear(8, 12, bias=False), (8,)),
+    "conv1d of transformers": (lambda: Conv1D(12, 8), (8,)),
+    "conv1d": (lambda: nn.Conv1d(8, 12, 3, bias=False), (8, 5)),
+    "conv2d": (lambda: nn.Conv2d(8, 12, 2, bias=False), (8, 3, 3)),
+    "conv2d, groups": (lambda: nn.Conv2d(16, 12, 2, groups=2, bias=False), (16, 3, 3)),
+    "conv3d": (lambda: nn.Conv3d(4, 8, 2, bias=False), (4, 2, 2, 2)),
+    "transposed": (lambda: nn.ConvTranspose2d(8, 12, 2, bias=False), (8, 2, 2)),
+    "transposed, groups": (lambda: nn.ConvTranspose1d(16, 8, 2, groups=4, bias=False), (16, 3)),
+    "recurrent": (lambda: FromState(3, 8, bias=False), (8,)),
+}
+
+
+def weight_of(layer):
+    return "weight_hh" if isinstance(layer, FromState) else "weight"
+
+
+def touched(layer, name, shape):
+    """For each weight: the one output channel, and the one input channel, that it joins."""
+    x = torch.rand(1, *shape, dtype=torch.float64, requires_grad=True)
+    weight = layer.double().get_parameter(name)
+    weight.data.uniform_(0.1, 0.2)
+    out = layer(x).transpose(0, 1).flatten(1).sum(1)
+    outputs = torch.stack([torch.autograd.grad(o, weight, retain_graph=True)[0] for o in out])
+    slope = torch.autograd.grad(out.sum(), weight, create_graph=True)[0].flatten()
+    inputs = torch.stack(
+        [
+            torch.autograd.grad(s, x, retain_graph=True)[0][0].flatten(1).abs().sum(1)
+            if x.dim() > 2
+            else torch.autograd.grad(s, x, retain_graph=True)[0][0].abs()
+            for s in slope
+        ],
+        -1,
+    ).view(-1, *weight.shape)
+    if isinstance(layer, FromState):  # each state is read by all, but most by its own weight
+        return (outputs != 0).long().argmax(0), None
+    assert ((outputs != 0).sum(0) == 1).all() and ((inputs != 0).sum(0) == 1).all()
+    return (outputs != 0).long().argmax(0), (inputs != 0).long().argmax(0)
+
+
+@pytest.mark.parametrize("kind", PLAIN)
+def test_each_kinds_outputs_and_inputs_are_those_that_a_weight_joins(kind):
+    make, shape = PLAIN[kind]
+    layer = make()
+    name = weight_of(layer)
+    layout = layout_of(layer, name, layer.get_parameter(name))
+    outputs, inputs = touched(layer, name, shape)
+    rows = layout.matrices(outputs).flatten(3).flatten(0, 2)
+    assert (rows == rows[:, :1]).all() and len(rows[:, 0].unique()) == len(rows)
+    assert len(rows) == int(outputs.max()) + 1
+    if inputs is not None:
+        columns = layout.matrices(inputs).transpose(2, 3).flatten(3).flatten(0, 2)
+        assert (columns == columns[:, :1]).all() and len(columns[:, 0].unique()) == len(columns)
+    assert torch.equal(layout.restore(layout.matrices(outputs), outputs.shape), outputs)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in PLAIN if kind != "recurrent"])
+def test_settings_by_outputs_and_inputs_hold_in_each_kind(kind):
+    make, shape = PLAIN[kind]
+    layer = make()
+    outputs, inputs = touched(layer, "weight", shape)
+    num_outputs, size = int(outputs.max()) + 1, layer.weight.numel()
+
+    def masked(**settings):
+        model = nn.Sequential(make())
+        algorithm = settings.pop("algorithm", "static")
+        config = {"algorithm": algorithm, "sparsity": 0.5, "seed": 0, **settings}
+        sl.configure({**config, "param_filter": "*weight"}).apply(model)
+        return model[0].weight_mask, model
+
+    per_output = [masked(init_method="balanced-topk")[0], masked(algorithm="srigl")[0]]
+    for mask in per_output:
+        counts = [int(mask[outputs == unit].sum()) for unit in range(num_outputs)]
+        assert set(counts) == {size // num_outputs // 2}
+    mask, _ = masked(init_method="topk", score_shaper={"type": "output_groups", "num_groups": 2})
+    assert int(mask[outputs < num_outputs // 2].sum()) == size // 4
+    mask, _ = masked(init_method="topk", score_shaper="2:4")
+    # The kernel position is what is left of a weight's place once its channels are known.
+    kernel = layer.weight.shape[2:]
+    position = torch.arange(kernel.numel()).view(kernel).expand(layer.weight.shape)
+    for unit in range(num_outputs):
+        for place in position.unique():
+            own = (outputs == unit) & (position == place)
+            in_order = mask[own][inputs[own].argsort()]
+            assert (in_order.view(-1, 4).sum(1) == 2).all()
+    room = 1 - (num_outputs + len(inputs.unique())) / size
+    mask, model = masked(algorithm="topk", sparsity=room, min_per_output=1, min_per_input=1)
+    for units in (outputs, inputs):
+        assert all(mask[units == unit].any() for unit in units.unique())
+    mask[(outputs == 1) | (outputs == 3)] = False
+    assert dead_units(model) == {"0.weight": 2}
+
+
+@pytest.mark.parametrize("make", [mixtral_experts, gpt_oss_experts])
+def test_fused_experts_are_layers_of_their_own(make):
+    experts = make()
+    for name in ("gate_up_proj", "down_proj"):
+        weight = experts.get_parameter(name)
+        weight.data.normal_()
+        layout = layout_of(experts, name, weight)
+        # Hidden states have 8 features, so gate and up have 8 inputs, and down 8 outputs, of 4.
+        sizes = (2, 1, 8, 8, 1) if name == "gate_up_proj" else (2, 1, 8, 4, 1)
+        assert layout.sizes(tuple(weight.shape)) == sizes
+    x, index = torch.randn(1, 8, requires_grad=True), torch.tensor([[1]])
+    experts.down_proj.data[:, 0] = 0  # of GPT-OSS the first input, else the first output
+    out = experts(x, index, torch.ones(1, 1))
+    assert bool(out[0, 0] == 0) == (make is mixtral_experts)
+    sl.configure({"sparsity": 0.5, "init_method": "topk", "score_shaper": "2:4"}).apply(
+        nn.Sequential(experts)
+    )
+    inputs = 2 if make is mixtral_experts else 1
+    for mask in (experts.gate_up_proj_mask, experts.down_proj_mask):
+        assert (mask.movedim(inputs, -1).reshape(-1, 4).sum(1) == 2).all()
+
+
+def test_erdos_renyi_counts_experts_as_layers():
+    """Two experts of 8 x 4 beside a layer of 8 x 4 have its density, by symmetry."""
+    model = nn.ModuleDict({"experts": mixtral_experts(), "linear": nn.Linear(4, 8, bias=False)})
+    for spread in ("er", "erk"):
+        algorithm = sl.configure(
+            {
+                "sparsity": 0.5,
+                "distribution": spread,
+                "param_filter": ["*down_proj", "linear.weight"],
+            }
+        )
+        algorithm.apply(model)
+        assert {p.sparsity for p in algorithm.sparse_params.values()} == {0.5}
+        sl.densify(model)
+    weights = {"a": torch.empty(4, 8, 4), "b": torch.empty(64, 64)}
+    # Densities are as (8 + 4) / 32 to 128 / 4096, and 10% of 4,224 weights are 422.
+    expected = 1 - 12 / 32 * 422 / (12 / 32 * 128 + 128)
+    assert distribute("erk", weights, 0.9, experts={"a"})["a"] == pytest.approx(expected, abs=0.01)
+
+
+class Own(nn.Module):
+    """A layer of a user's own."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(4, 8, 8))
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"score_shaper": "2:4"},
+        {"score_shaper": {"type": "output_groups", "num_groups": 2}},
+        {"score_shaper": "block"},
+        {"init_method": "balanced-topk"},
+        {"algorithm": "srigl"},
+        {"algorithm": "chts"},
+        {"algorithm": "topk", "min_per_output": 1},
+    ],
+)
+def test_unknown_layers_are_refused_for_structured_settings(config):
+    with pytest.raises(ValueError, match=r"'0.weight'.* known kind"):
+        sl.configure({"sparsity": 0.5, **config}).apply(nn.Sequential(Own()))
+    sl.configure({"sparsity": 0.5}).apply(model := nn.Sequential(Own()))
+    assert dead_units(model) == {}
+    said = nn.Sequential(Own())
+    said[0].is_transposed = False
+    sl.configure({"sparsity": 0.5, **config}).apply(said)
+
+
+def test_what_n_m_does_not_divide_stays_dense_on_request():
+    def net():
+        return nn.Sequential(nn.Conv2d(3, 16, 3), nn.Conv2d(16, 8, 3), nn.Linear(30, 10))
+
+    config = {"sparsity": 0.5, "init_method": "topk"}
+    with pytest.raises(ValueError, match=r"'0.weight'.*divisible by 4.*'?remainder"):
+        sl.configure({**config, "score_shaper": "2:4"}).apply(net())
+    shaper = {"type": "2:4", "remainder": "dense"}
+    algorithm = sl.configure({**config, "score_shaper": shaper})
+    with pytest.warns(UserWarning, match="stays dense") as told:
+        algorithm.apply(net())
+    assert {p.name: p.sparsity for p in algorithm.sparse_params.values()} == {"1.weight": 0.5}
+    assert ["'0.weight'" in str(w.message) for w in told] == [True, False]
+    assert ["'2.weight'" in str(w.message) for w in told] == [False, True]
+    with pytest.raises(ValueError, match="remainder must be 'refuse' or 'dense', not 'drop'"):
+        sl.configure({**config, "score_shaper": {"type": "2:4", "remainder": "drop"}})
+
+
+def test_directions_of_weight_norm_have_the_layout_of_their_layer():
+    layer = nn.utils.parametrizations.weight_norm(nn.ConvTranspose1d(8, 4, 2), dim=1)
+    model = nn.Sequential(layer)
+    sl.configure({"sparsity": 0.5, "init_method": "topk", "score_shaper": "2:4"}).apply(model)
+    mask = layer.parametrizations.weight.original1_mask
+    assert (mask.movedim(0, -1).reshape(-1, 4).sum(1) == 2).all()
+
+
+class Mixture(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gate = nn.Linear(8, 2)
+        self.experts = nn.ModuleList([nn.Linear(8, 8), nn.Linear(8, 8)])
+        self.shared_expert_gate = nn.Linear(8, 1)
+
+
+class Gated(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gate, self.up = nn.Linear(8, 16), nn.Linear(8, 16)
+
+
+def test_routers_depthwise_convolutions_and_bilinear_layers_are_dense_by_default():
+    config = MixtralConfig(
+        vocab_size=32,
+        hidden_size=16,
+        intermediate_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        num_local_experts=4,
+    )
+    with torch.device("meta"):
+        mixtral = MixtralForCausalLM(config)
+    model = nn.ModuleDict(
+        {
+            "mixtral": mixtral,
+            "mixture": Mixture(),
+            "gated": Gated(),
+            "wide": nn.Conv2d(8, 16, 3, groups=8),
+            "grouped": nn.Conv2d(8, 16, 3, groups=4),
+            "transposed": nn.ConvTranspose1d(8, 8, 3, groups=8),
+            "one": nn.Conv2d(1, 8, 3),
+            "bilinear": nn.Bilinear(4, 4, 8),
+        }
+    )
+    taken = {n for n, p in model.named_parameters() if default_filter(n, p, model)}
+    attention = [f"mixtral.model.layers.0.self_attn.{x}_proj.weight" for x in "qkvo"]
+    assert taken == {
+        *attention,
+        "mixtral.model.layers.0.mlp.experts.gate_up_proj",
+        "mixtral.model.layers.0.mlp.experts.down_proj",
+        "mixture.experts.0.weight",
+        "mixture.experts.1.weight",
+        "gated.gate.weight",
+        "gated.up.weight",
+        "grouped.weight",
+        "one.weight",
+    }
+    reasons = {row["name"]: row["reason"] for row in sl.plan(model, {"sparsity": 0.5}).records()}
+    assert reasons["mixtral.model.layers.0.mlp.gate.weight"] == "router"
+    assert reasons["mixture.shared_expert_gate.weight"] == "router"
+    assert reasons["wide.weight"] == reasons["transposed.weight"] == "depthwise convolution"
+    assert reasons["bilinear.weight"] == "bilinear layer"
