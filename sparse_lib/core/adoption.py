@@ -17,9 +17,7 @@ Found = Iterable[tuple[str, nn.Module, str]]
 """Full names of parameters, the modules that own them, and their names there."""
 
 
-def sparsify(
-    model: nn.Module, parts: Iterable[tuple[SparsityAlgorithm, Found]]
-) -> None:
+def sparsify(model: nn.Module, parts: Iterable[tuple[SparsityAlgorithm, Found]]) -> None:
     """Register parameters with algorithms, and make and attach their first masks.
 
     Args:

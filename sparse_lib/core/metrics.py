@@ -40,6 +40,7 @@ __all__ = [
     "training_flops",
 ]
 
+
 def dead_outputs(weight_mask: Tensor, layout: Layout | None) -> int | None:
     """Number of outputs of one weight without any incoming connection.
 

@@ -117,9 +117,7 @@ class Levels:
         assert self.distribution is not None
         layouts = {name: self.params[name].layout for name in weights}
         experts = {name for name, layout in layouts.items() if layout and layout.has_experts}
-        return distribute(
-            self.distribution, weights, sparsity, rules=self.rules, experts=experts
-        )
+        return distribute(self.distribution, weights, sparsity, rules=self.rules, experts=experts)
 
     def advance(self, is_update_step: bool) -> None:
         """Tell stateful schedules that a step is over."""

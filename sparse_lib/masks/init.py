@@ -142,8 +142,8 @@ def connection_sensitivity(param: Tensor) -> Tensor:
 
     Equation 5, without its scale, of Lee et al., "SNIP: single-shot network pruning based on
     connection sensitivity", 2019; they rank over all layers:
-    ``Static(s, init_method="snip", distribution="snip")``. ``param.grad`` must hold the gradient of a
-    first batch of the dense model, or :func:`sparse_lib.masks.at_init.rank` have left the scores.
+    ``Static(s, init_method="snip", distribution="snip")``. ``param.grad`` must hold the gradient of
+    a first batch of the dense model, or :func:`sparse_lib.masks.at_init.rank` have left the scores.
 
     Raises:
         ValueError: If there is no gradient.

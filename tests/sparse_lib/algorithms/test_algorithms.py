@@ -143,17 +143,18 @@ def test_a_drop_fraction_anneals(base, spec, values):
         (
             {"algorithm": "rigl", "balance_in_groups": 3},
             (8, 8),
-            "balance_in_groups=3 does not divide dimension 1 of shape (8, 8)",
+            "balance_in_groups=3 does not divide the 8 inputs of shape (8, 8)",
         ),
         (
             {"type": "sideband", "out_groups": 3},
             (8, 8),
-            "out_groups=3 does not divide dimension 0 of shape (8, 8)",
+            "out_groups=3 does not divide the 8 outputs of shape (8, 8)",
         ),
         (
             {"algorithm": "set", "score_shaper": "2:4"},
             (3, 6),
-            "2:4 sparsity needs dimension 1 to be divisible by 4, but the shape is (3, 6)",
+            "2:4 sparsity needs inputs divisible by 4, but shape (3, 6) has 6 of each output; leave "
+            'the layer out, or give score_shaper={"type": "2:4", "remainder": "dense"}',
         ),
     ],
 )
