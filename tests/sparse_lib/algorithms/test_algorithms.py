@@ -153,8 +153,8 @@ def test_a_drop_fraction_anneals(base, spec, values):
         (
             {"algorithm": "set", "score_shaper": "2:4"},
             (3, 6),
-            "2:4 sparsity needs inputs divisible by 4, but shape (3, 6) has 6 of each output; leave "
-            'the layer out, or give score_shaper={"type": "2:4", "remainder": "dense"}',
+            "2:4 sparsity needs inputs divisible by 4, but shape (3, 6) has 6 of each output; "
+            'leave the layer out, or give score_shaper={"type": "2:4", "remainder": "dense"}',
         ),
     ],
 )
