@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-import gc
 import resource
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -22,21 +21,6 @@ def keep_memory() -> None:
         mallopt = ctypes.CDLL(None).mallopt
         for option in (-3, -1):
             mallopt(option, 1 << 30)
-
-
-@contextmanager
-def uncollected() -> Iterator[None]:
-    """Without the collector of cyclic garbage, which walks all objects again as their number grows.
-
-    For code that makes many objects and no cycles; also a decorator.
-    """
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def room() -> int:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from experiments import machine
 from experiments.data.base import MissingData
 from experiments.errors import UserError
 from experiments.specs.digest import digest
-from experiments.store.io import read_jsonl
+from experiments.store.io import read_cache, read_jsonl, write_json
 
 
 def weights_hash(model_dir: Path) -> str:
@@ -51,3 +53,54 @@ def prepared_rows(path: Path) -> list[dict[str, Any]]:
     if not path.is_file():
         raise MissingData(f"{path} does not exist; prepare the dataset first")
     return read_jsonl(path)
+
+
+def hub_digest(hub: str, mirror: Path | None) -> str:
+    """Digest of a mirrored dataset's files, or a name for what the hub serves."""
+    folder = None if mirror is None else mirror / hub
+    if folder is None or not folder.is_dir():
+        return f"hub:{hub}"
+    return hash_files(folder, sorted(path for path in folder.rglob("*") if path.is_file()))
+
+
+def scored_once(
+    model_dir: Path,
+    suite: str,
+    hashes: dict[str, Any],
+    score: Callable[[], list[dict[str, Any]]],
+    *,
+    out: Path,
+    cache: Path | None,
+) -> dict[str, Any]:
+    """Write the scores of a model, made where the cache does not hold them.
+
+    Args:
+        model_dir: exported model.
+        suite: name of the suite.
+        hashes: of all that the scores depend on but the weights, by name.
+        score: makes the scores.
+        out: file to write, or the folder to write ``eval.json`` into.
+        cache: folder of earlier results, one file per weights; None is ``out``'s folder.
+
+    Returns:
+        What was written: run, suite, hashes, machine, ``scores``, wall_s.
+    """
+    out = out if out.suffix == ".json" else out / "eval.json"
+    hashes = {"weights_hash": weights_hash(model_dir), **hashes}
+    key = digest([suite, hashes])
+    store = (cache or out.parent) / f"scores-{hashes['weights_hash'][:16]}.json"
+    known = read_cache(store)
+    if key not in known or "scores" not in known[key]:
+        began = time.perf_counter()
+        scores = score()
+        known[key] = {
+            "run": run_of(model_dir),
+            "machine": machine.facts(),
+            "suite": suite,
+            **hashes,
+            "scores": scores,
+            "wall_s": round(time.perf_counter() - began, 3),
+        }
+        write_json(store, known)
+    write_json(out, known[key])
+    return known[key]

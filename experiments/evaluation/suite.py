@@ -146,16 +146,10 @@ def _own_task(path: Path) -> dict[str, Any]:
     return yaml.load(path.read_text(), Loader=_TaskLoader)
 
 
-def own_tasks() -> dict[str, str | None]:
-    """Our own tasks, each with the file of a prepared dataset that it reads.
-
-    None stands for a task whose documents are made from the dataset's text.
-    """
+def own_tasks() -> dict[str, str]:
+    """Our own tasks, each with the file of a prepared dataset that it reads."""
     tasks = [_own_task(path) for path in sorted(OWN_TASKS.glob("*.yaml"))]
-    files = [task.get("dataset_kwargs", {}).get("data_files", {}) for task in tasks]
-    return {
-        task["task"]: next(iter(own.values()), None) for task, own in zip(tasks, files, strict=True)
-    }
+    return {task["task"]: task["dataset_kwargs"]["file"] for task in tasks}
 
 
 def brought_tests(data_dir: Path) -> dict[str, dict[str, Any]]:
@@ -167,16 +161,18 @@ def brought_tests(data_dir: Path) -> dict[str, dict[str, Any]]:
     return json.loads(path.read_text()) if path.is_file() else {}
 
 
-def applicable(suite: Suite, data_dir: Path) -> list[TaskEntry]:
+def applicable(suite: Suite, data_dir: Path | None) -> list[TaskEntry]:
     """Entries of a suite that fit a prepared dataset, each with the name of a task."""
+    if data_dir is None:
+        return [entry for entry in suite.tasks if entry.enabled]
     own, brought = own_tasks(), brought_tests(data_dir)
     found: dict[str, TaskEntry] = {}
     for entry in suite.tasks:
         names = [entry.task]
         if entry.folder is None and entry.task == BROUGHT:
             names = [*brought]
-        elif entry.folder is None and entry.task not in brought and own.get(entry.task):
-            names *= (data_dir / str(own[entry.task])).exists()
+        elif entry.folder is None and entry.task not in brought and entry.task in own:
+            names *= (data_dir / own[entry.task]).exists()
         for name in names if entry.enabled else ():
             found.setdefault(name, entry.model_copy(update={"task": name}))
     fits = any(entry.folder is None and not entry.fallback for entry in found.values())
@@ -208,7 +204,8 @@ def _named_files(task: dict[str, Any]) -> list[Path]:
     """Files that a task file includes or takes functions from."""
     includes = task.get("include") or []
     names = [includes] if isinstance(includes, str) else list(includes)
-    names += [f"{v.split('.')[0]}.py" for v in task.values() if isinstance(v, str)]
+    values = [*task.values(), *task.get("dataset_kwargs", {}).values()]
+    names += [f"{v.split('.')[0]}.py" for v in values if isinstance(v, str)]
     return [OWN_TASKS / name for name in names if (OWN_TASKS / name).is_file()]
 
 

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from experiments import machine
 from experiments.data import verify
 from experiments.data.base import SPLITS
 from experiments.data.files import read_meta
 from experiments.errors import UserError
 from experiments.evaluation import metrics
 from experiments.evaluation.exported import read_model
-from experiments.evaluation.files import hash_files, run_of, weights_hash
+from experiments.evaluation.files import hash_files, scored_once
 from experiments.evaluation.outputs import Images
 from experiments.evaluation.skipping import skipping
 from experiments.evaluation.suite import ImageSuite, load_suite, suite_files
 from experiments.specs.code import code_hash
-from experiments.specs.digest import digest
-from experiments.store.io import read_cache, write_json
 
 if TYPE_CHECKING:
     from torch import nn
@@ -57,35 +53,23 @@ def evaluate(
     settings = load_suite(suite, ImageSuite)
     if data_dir is None:
         raise UserError(f"suite {settings.name} scores images of prepared data; name their folder")
-    model_dir, data_dir, out = Path(model_dir), Path(data_dir), Path(out)
-    out = out if out.suffix == ".json" else out / "eval.json"
+    model_dir, data_dir = Path(model_dir), Path(data_dir)
     verify(data_dir)
     files = [data_dir / f"{s}.{part}.npy" for s in SPLITS[1:] for part in ("pixels", "labels")]
     hashes = {
-        "weights_hash": weights_hash(model_dir),
         "suite_hash": settings.hash,
         "data_hash": read_meta(data_dir)["hash"],
+        "files_hash": hash_files(data_dir, files),
+        "code_hash": code_hash(Path(__file__), *suite_files(settings)),
     }
-    code = code_hash(Path(__file__), *suite_files(settings))
-    inputs_hash = digest([hashes, hash_files(data_dir, files), code])
-    store = (cache or out.parent) / f"accuracy-{hashes['weights_hash'][:16]}.json"
-    known = read_cache(store)
-    if inputs_hash not in known:
-        began = time.perf_counter()
-        scores = list(_scores(model_dir, data_dir, settings, hashes["data_hash"]))
-        known[inputs_hash] = {
-            "run": run_of(model_dir),
-            "machine": machine.facts(),
-            "suite": settings.name,
-            **hashes,
-            "inputs_hash": inputs_hash,
-            "scores": scores,
-            "wall_s": round(time.perf_counter() - began, 3),
-        }
-        write_json(store, known)
-    result = known[inputs_hash]
-    write_json(out, result)
-    return result
+    return scored_once(
+        model_dir,
+        settings.name,
+        hashes,
+        lambda: [*_scores(model_dir, data_dir, settings, hashes["data_hash"])],
+        out=Path(out),
+        cache=cache,
+    )
 
 
 def load_classifier(model_dir: Path) -> nn.Module:

@@ -21,7 +21,7 @@ LEADERBOARD = {
 #: Facts of a score that are columns of the tidy table.
 COLUMNS = set(
     "task metric value stderr split data_hash num_items chance num_fewshot truncated_fraction "
-    "unknown_fraction alike_fraction answer_place_fraction higher_is_better".split()
+    "alike_fraction answer_place_fraction higher_is_better".split()
 )
 #: Means over tasks: of the leaderboard, and of the other tasks.
 MEAN_METRICS = ("accuracy_mean", "leaderboard_mean")

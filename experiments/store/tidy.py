@@ -45,8 +45,6 @@ RECORD_COLUMNS = {
     "higher_is_better": "True, False, or empty where neither applies",
     "num_fewshot": "number of solved examples shown before each test item",
     "truncated_fraction": "share of prompts cut on the left to fit the context",
-    "unknown_fraction": "share of the text's tokens that the tokenizer does not know; above 0.2 "
-    "there is no value",
     "alike_fraction": "share of the items of which two choices have the same tokens",
     "answer_place_fraction": "share of the items whose right choice has its most frequent place",
     "cpu": "processor: model name, stepping, vector instructions and cores, as far as recorded",
@@ -61,7 +59,6 @@ RECORD_COLUMNS = {
 OPTIONAL = frozenset(
     {
         "committed",
-        "unknown_fraction",
         "alike_fraction",
         "answer_place_fraction",
         "machine",
@@ -92,7 +89,7 @@ def typed(table: pd.DataFrame) -> pd.DataFrame:
             table[name] = value
     for name in TEXT_COLUMNS:
         table[name] = table[name].astype("string")
-    shares = ("truncated_fraction", "unknown_fraction", "alike_fraction", "answer_place_fraction")
+    shares = ("truncated_fraction", "alike_fraction", "answer_place_fraction")
     for name in ("value", "stderr", "chance", "sparsity", *shares):
         values = table[name] if name in table else pd.Series(None, index=table.index)
         table[name] = pd.to_numeric(values).astype("float64")

@@ -2,11 +2,11 @@
 test items, the same items for every run. A score whose mean lies within 1.96 standard errors of
 guessing is not distinguishable from chance. "cut prompts" is the share of prompts that lost their
 beginning because they did not fit the context: above zero, the score is not the task's own.
-"unknown tokens" is the share of the text that the tokenizer cannot read, "choices alike" that of
-the items of which two choices have the same tokens, and "right answer" says how often it has the
-same place: where it always has, choices that are alike are decided by their order. A group of tasks
-stands for its parts, and counts as one task in a mean: "leaderboard" is that over the tasks of the
-Open LLM Leaderboard v1 without GSM8K, "average" that over the others."""
+"choices alike" is the share of the items of which two choices have the same tokens, and "right
+answer" says how often it has the same place: where it always has, choices that are alike are
+decided by their order. A group of tasks stands for its parts, and counts as one task in a mean:
+"leaderboard" is that over the tasks of the Open LLM Leaderboard v1 without GSM8K, "average" that
+over the others."""
 
 from typing import Any
 
@@ -25,7 +25,6 @@ COLUMNS += [
     "chance",
     "against chance",
     "cut prompts",
-    "unknown tokens",
     "choices alike",
     "right answer",
     "score (published)",
@@ -62,7 +61,6 @@ def _row(
         "chance": chance,
         "against chance": stats.against_chance(score, stderr, chance, num_items=num_items),
         "cut prompts": group["truncated_fraction"].max(),
-        "unknown tokens": group["unknown_fraction"].max(),
         "choices alike": group["alike_fraction"].max(),
         "right answer": _place(group["answer_place_fraction"].max()),
         "score (published)": _published(source, key, looks),

@@ -1,158 +1,295 @@
-"""Our models behind lm-eval's interface: batched, sorted by length, no launcher.
+"""A suite's tasks scored by lm-eval, and its results as rows of eval.json.
 
-Equal to lm-eval's own ``HFLM`` on the same weights, without its dependency on accelerate.
+Prompts, metrics, shots and means over groups are lm-eval's own. A published dataset is read by its
+hub id, in the mirror's folder where there is one; our own tasks read the prepared dataset.
+`lm_eval.evaluate` is what `simple_evaluate` calls; the latter also starts processes that describe
+the machine, which takes as long as scoring a small model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import importlib.util
+import json
+import logging
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lm_eval.api.model import LM
-
-from experiments.errors import UserError
-from experiments.evaluation.lm.generation import continuations
-from experiments.evaluation.lm.perplexity import windows
-from experiments.evaluation.lm.scoring import Scorer, Span
-from experiments.memory import uncollected
+from experiments.data.base import MissingData
+from experiments.data.hub import reading
+from experiments.errors import UserError, not_one_of
+from experiments.evaluation.lm.tasks.documents import rows as documents
+from experiments.evaluation.outputs import exponential, ratio
+from experiments.evaluation.suite import OWN_TASKS, Suite, TaskEntry, brought_tests
 
 if TYPE_CHECKING:
-    from lm_eval.api.instance import Instance
+    from lm_eval.tasks import TaskManager
+
+    from experiments.evaluation.lm.model import CausalLM
+
+#: Seed of the examples that lm-eval draws for a prompt, lm-eval's own default.
+FEWSHOT_SEED = 1234
+#: Generated texts that a score keeps beside its number, those of a task's first documents, and
+#: references that stand beside each.
+NUM_OUTPUTS, NUM_REFERENCES = 10, 3
+#: Metrics for which guessing among the choices is right once in `number of choices` times.
+CHOICE_METRICS = ("acc", "acc_norm", "acc_bytes")
+
+#: Tokens that a text may have where its task does not say, lm-eval's own default.
+MAX_TOKENS = 256
+#: Name of the group in which a suite's entry is loaded.
+WRAPPER = "_entry"
+
+Samples = Sequence[Mapping[str, Any]]
 
 
-class CausalLM(LM):
-    """A transformers causal model as lm-eval wants it.
+class Tasks:
+    """The tasks of a suite, with their data.
 
     Args:
-        scorer: the model with its tokenizer.
+        entries: of the suite, those that fit the dataset.
+        data_dir: prepared dataset; None where the tasks are published ones.
+        mirror: root under which ``<hub id>`` folders hold datasets; None asks the hub.
 
-    Attributes:
-        num_requests: scored requests so far.
-        num_choices: items with several choices.
-        num_alike: those of them of which two choices have the same tokens, which no model tells
-            apart.
-        num_truncated: those of which the context window cut off some tokens.
+    Raises:
+        MissingData: if a dataset is not available.
+        UserError: if a folder or a task does not exist.
     """
 
-    def __init__(self, scorer: Scorer) -> None:
-        super().__init__()
-        self.scorer = scorer
-        self.num_requests = 0
-        self.num_truncated = 0
-        #: Items with several choices, and those of them with two choices of the same tokens.
-        self.num_choices = 0
-        self.num_alike = 0
-        self._before = scorer.num_encoded, scorer.num_unknown
-        self._device = scorer.model.device
+    def __init__(
+        self, entries: Sequence[TaskEntry], data_dir: Path | None, mirror: Path | None
+    ) -> None:
+        from lm_eval.tasks import TaskManager
 
-    @property
-    def unknown_fraction(self) -> float:
-        """Share of the requests' tokens for which the vocabulary lacks the text."""
-        encoded, unknown = self._before
-        return (self.scorer.num_unknown - unknown) / max(1, self.scorer.num_encoded - encoded)
+        _compile_templates_once()
+        logging.getLogger("lm_eval").setLevel(logging.ERROR)
+        self.tests = {} if data_dir is None else brought_tests(data_dir)
+        folders = [OWN_TASKS, *map(_task_folder, sorted({e.folder for e in entries if e.folder}))]
+        manager = TaskManager(
+            include_path=list(folders),
+            include_defaults=False,
+            metadata={"data_dir": str(data_dir and data_dir.resolve())},
+        )
+        #: As `lm_eval.evaluate` takes them.
+        self.loaded: dict[str, Any] = {"tasks": {}, "groups": {}, "group_map": {}}
+        #: Rows of each task that are scored; all of a task that is not named.
+        self.chosen: dict[str, list[int]] = {}
+        self.entries: dict[str, TaskEntry] = {}
+        for entry in entries:
+            with _reading(entry, mirror), contextlib.chdir(mirror or "."):
+                loaded = manager.load([self._spec(manager, entry)])
+            for name, task in loaded["tasks"].items():
+                task.set_config(key="num_fewshot", value=entry.num_fewshot)
+                task.set_fewshot_seed(seed=FEWSHOT_SEED)
+                if entry.limit is not None:
+                    self.chosen[name] = [*range(min(entry.limit, len(task.eval_docs)))]
+            for kind, found in loaded.items():
+                found.pop(WRAPPER, None)  # type: ignore[attr-defined]
+                self.loaded[kind] |= found  # type: ignore[operator]
+            self.entries |= dict.fromkeys([*loaded["tasks"], *loaded["groups"]], entry)
 
-    @uncollected()
-    def loglikelihood(self, requests: list[Instance]) -> list[tuple[float, bool]]:
-        """Log-likelihood (nats) and greediness of each (context, continuation)."""
-        pairs = self._encode_pairs([request.args for request in requests])
-        spans = [self._span(*pair) for pair in pairs]
-        choices: dict[Any, list[Span]] = {}
-        for request, span in zip(requests, spans, strict=True):
-            choices.setdefault((request.task_name, request.doc_id), []).append(span)
-        several = [own for own in choices.values() if len(own) > 1]
-        self.num_choices += len(several)
-        self.num_alike += sum(len(set(own)) < len(own) for own in several)
-        return self.scorer.score(spans)
+    def _spec(self, manager: TaskManager, entry: TaskEntry) -> dict[str, Any]:
+        """What lm-eval loads for an entry of a suite."""
+        from lm_eval.tasks._yaml_loader import load_yaml
 
-    @uncollected()
-    def loglikelihood_rolling(self, requests: list[Instance]) -> list[float]:
-        """Log-likelihood (nats) of whole texts, in windows that score each token once."""
-        context = self.scorer.context
-        encoded = self.scorer.encode([request.args[0] for request in requests])
-        spans: list[Span] = []
-        owner: list[int] = []
-        for index, tokens in enumerate(encoded):
-            cut = windows(tokens, prefix=self.scorer.prefix, context=context, stride=context)
-            for span in cut:
-                spans.append(span)
-                owner.append(index)
-        totals = [0.0] * len(requests)
-        for index, (nats, _) in zip(owner, self.scorer.score(spans), strict=True):
-            totals[index] += nats
-        self.num_requests += len(requests)
-        return totals
+        if entry.folder is None and entry.task in self.tests:
+            own = dict(self.tests[entry.task])
+            own = {**(load_yaml(OWN_TASKS / own.pop("include")) if "include" in own else {}), **own}
+            data = {"custom_dataset": documents, "dataset_kwargs": {"file": own.pop("documents")}}
+            return {"test_split": "test", **own, **data, "task": entry.task}
+        if entry.task not in manager.task_index:
+            known = [*manager.task_index, *self.tests]
+            raise UserError(not_one_of("task", entry.task, known, f"folder {entry.folder}"))
+        key = "group" if manager.task_index[entry.task].kind.name == "GROUP" else "task"
+        spec = {key: entry.task, **({"test_split": entry.split} if entry.split else {})}
+        return {"group": WRAPPER, "task": [spec]}  # lm-eval looks up the names in a group only
 
-    @uncollected()
-    def generate_until(self, requests: list[Instance]) -> list[str]:
-        """Likeliest continuations, cut before the first stop string.
+    def hub_id(self, name: str) -> str | None:
+        """Hub id of a task's dataset; None for a task of our own."""
+        config = self.loaded["tasks"][name].config
+        return None if config.custom_dataset else config.dataset_path
 
-        A prompt keeps its last ``context - max_gen_toks`` tokens. ``num_beams`` above 1 asks for
-        beam search.
+    def score(self, lm: CausalLM, suite: Suite, keep: Path) -> Iterator[dict[str, Any]]:
+        """Scores of all tasks and groups, in the form of eval.json.
 
-        Raises:
-            ValueError: if a request asks for sampling.
+        Args:
+            lm: the model.
+            suite: for resamples and how the model is run.
+            keep: folder to write lm-eval's own results and samples into.
         """
-        prompts = self.scorer.encode([request.args[0] for request in requests])
-        groups: dict[tuple[int, tuple[str, ...], int], list[int]] = {}
-        for index, (prompt, request) in enumerate(zip(prompts, requests, strict=True)):
-            limit, stops, num_beams = self._generation_options(request.args[1])
-            room = max(1, self.scorer.context - limit)
-            self.num_requests += 1
-            self.num_truncated += len(prompt) > room
-            prompts[index] = (prompt or [self.scorer.prefix])[-room:]
-            groups.setdefault((limit, stops, num_beams), []).append(index)
-        texts = [""] * len(requests)
-        for (limit, stops, num_beams), members in groups.items():
-            chosen = [prompts[index] for index in members]
-            found = continuations(
-                self.scorer, chosen, limit=limit, stops=stops, num_beams=num_beams
-            )
-            for index, text in zip(members, found, strict=True):
-                texts[index] = text
-        return texts
+        from lm_eval.evaluator import evaluate
 
-    def _encode_pairs(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[list[int], list[int]]]:
-        """Context and continuation tokens, as lm-eval defines the border between them.
+        for task in self.loaded["tasks"].values():
+            if task.OUTPUT_TYPE == "generate_until":
+                options = task.config.generation_kwargs
+                options["max_gen_toks"] = min(
+                    options.get("max_gen_toks", MAX_TOKENS), lm.max_length - 1
+                )
+        found: Any = evaluate(
+            lm=lm,
+            task_dict=self.loaded,  # type: ignore[arg-type]
+            samples=self.chosen,
+            bootstrap_iters=suite.bootstrap_iters,
+        )
+        samples = found.pop("samples")
+        _keep(keep, found, samples)
+        for name, results in {**found["results"], **found.get("groups", {})}.items():
+            leaves = [name] if name in samples else self._leaves(name)
+            own = [sample for leaf in leaves for sample in samples[leaf]]
+            task = self.loaded["tasks"][leaves[0]]
+            shared = {
+                "num_fewshot": self.entries[name].num_fewshot,
+                "limit": self.entries[name].limit,
+                **suite.how,
+                **_shares(own, lm.truncated, task.OUTPUT_TYPE),
+                "split": str(task.config.test_split or task.config.validation_split),
+            }
+            for row in _rows(name, results, own, task):
+                yield row | shared
 
-        The pair is encoded as one text and cut after as many tokens as the context alone has;
-        the context's trailing spaces go to the continuation. An empty context is the prefix.
-        """
-        moved = []
-        for context, continuation in pairs:
-            stripped = context.rstrip()
-            moved.append((stripped, context[len(stripped) :] + continuation))
-        distinct = list({context for context, _ in moved})
-        lengths = dict(zip(distinct, map(len, self.scorer.encode(distinct)), strict=True))
-        wholes = self.scorer.encode([context + rest for context, rest in moved])
-        encoded = []
-        for (context, _), whole in zip(moved, wholes, strict=True):
-            cut = lengths[context]
-            if cut:
-                encoded.append((whole[:cut], whole[cut:]))
-            elif whole[:1] == [self.scorer.prefix]:
-                encoded.append((whole[:1], whole[1:]))
-            else:
-                encoded.append(([self.scorer.prefix], whole))
-        return encoded
+    def _leaves(self, group: str) -> list[str]:
+        """Tasks of a group and of the groups in it."""
+        members = self.loaded["group_map"].get(group)
+        return [group] if members is None else [x for name in members for x in self._leaves(name)]
 
-    def _span(self, context: list[int], continuation: list[int]) -> Span:
-        """The span to score, its left end cut to what the model takes."""
-        whole = context + continuation
-        inputs = whole[-(self.scorer.context + 1) : -1]
-        self.num_requests += 1
-        self.num_truncated += len(whole) - 1 > self.scorer.context
-        return Span(tuple(inputs), tuple(continuation[-len(inputs) :]) if continuation else ())
 
-    def _generation_options(self, options: dict[str, Any]) -> tuple[int, tuple[str, ...], int]:
-        """Token limit, stop strings and number of beams of a request."""
-        if options.get("do_sample") or options.get("temperature", 0) > 0:
-            raise UserError("do_sample is true; only greedy and beam search are supported")
-        num_beams = options.get("num_beams", 1)
-        if type(num_beams) is not int or num_beams < 1:
-            raise UserError(f"num_beams is {num_beams!r}; it must be a whole number from 1")
-        until = options.get("until") or ()
-        stops = (until,) if isinstance(until, str) else tuple(until)
-        if self.scorer.tokenizer.eos_token:
-            stops += (self.scorer.tokenizer.eos_token,)
-        limit = int(options.get("max_gen_toks", 256))
-        return min(limit, self.scorer.context - 1), stops, num_beams
+def _task_folder(name: str) -> Path:
+    """A folder of lm-eval's tasks."""
+    spec = importlib.util.find_spec("lm_eval")
+    assert spec is not None and spec.origin is not None
+    root = Path(spec.origin).parent / "tasks"
+    folder = (root / name).resolve()
+    if root.resolve() not in folder.parents or not folder.is_dir():
+        raise UserError(f"folder is {name!r}; it must be a folder below lm_eval/tasks")
+    return folder
+
+
+@contextlib.contextmanager
+def _reading(entry: TaskEntry, mirror: Path | None) -> Iterator[None]:
+    """Say where the data of a published task must lie when they cannot be read."""
+    try:
+        with reading(f"task {entry.task}", "its dataset"):
+            yield
+    except MissingData as error:
+        if entry.folder is None:
+            raise
+        raise MissingData(
+            f"{error}; put the parquet files and README.md of its dataset into "
+            f"{mirror or '<mirror>'}/<hub id>, or set HF_HUB_OFFLINE=0 without a mirror"
+        ) from error
+
+
+def _keep(folder: Path, results: Mapping[str, Any], samples: Mapping[str, Samples]) -> None:
+    """Write lm-eval's results and samples as its own command names them, without the date."""
+    from lm_eval.utils import handle_non_serializable
+
+    folder.mkdir(parents=True, exist_ok=True)
+    for old in folder.glob("*.json*"):
+        old.unlink()
+    text = json.dumps(results, indent=2, default=handle_non_serializable)
+    (folder / "results.json").write_text(text + "\n", encoding="utf-8")
+    for name, rows in samples.items():
+        with (folder / f"samples_{name}.jsonl").open("w", encoding="utf-8") as file:
+            for row in rows:
+                file.write(json.dumps(row, default=handle_non_serializable) + "\n")
+
+
+def _shares(samples: Samples, truncated: set[str], kind: str) -> dict[str, float | None]:
+    """Which share of the prompts was cut, and what shows a task that no model can answer.
+
+    ``alike_fraction`` is of the items of which two choices have one log-likelihood, as choices of
+    the same tokens have; ``answer_place_fraction`` of those whose right choice has the place that
+    it has most often.
+    """
+    prompts = [arguments[0] for sample in samples for arguments in sample["arguments"]]
+    shares: dict[str, float | None] = {
+        "truncated_fraction": sum(prompt in truncated for prompt in prompts) / max(1, len(prompts)),
+        "alike_fraction": None,
+        "answer_place_fraction": None,
+    }
+    if kind == "multiple_choice":
+        values = [[response[0][0] for response in sample["resps"]] for sample in samples]
+        alike = sum(len(set(own)) < len(own) for own in values)
+        places = [sample["target"] for sample in samples if type(sample["target"]) is int]
+        shares["alike_fraction"] = alike / len(samples)
+        if places:
+            shares["answer_place_fraction"] = max(map(places.count, set(places))) / len(places)
+    return shares
+
+
+def _rows(
+    name: str, results: Mapping[str, Any], samples: Samples, task: Any
+) -> Iterator[dict[str, Any]]:
+    """lm-eval's ``metric,filter`` entries as rows."""
+    chance, outputs = _chance(name, samples, task.OUTPUT_TYPE), []
+    if task.OUTPUT_TYPE == "generate_until":
+        outputs = [_output(sample) for sample in samples[:NUM_OUTPUTS]]
+    for key, value in results.items():
+        metric, _, filter_name = key.partition(",")
+        if not filter_name or metric.endswith("_stderr"):
+            continue
+        error = results.get(f"{metric}_stderr,{filter_name}")
+        if task.OUTPUT_TYPE == "loglikelihood_rolling":
+            error = _weighted_error(metric, samples)
+        row = {
+            "task": name,
+            "metric": metric if filter_name == "none" else key,
+            "value": float(value),
+            "stderr": _number(error),
+            "num_items": int(results["sample_len"]),
+            "chance": chance if metric in CHOICE_METRICS else None,
+            "higher_is_better": bool(task.higher_is_better()[metric]),
+        }
+        yield row | ({"outputs": outputs} if outputs else {})
+        outputs = []
+
+
+def _output(sample: Mapping[str, Any]) -> dict[str, Any]:
+    """What was written for a document: the prompt, the text, and what could have been written."""
+    references = sample["doc"].get("references") or [sample["target"]]
+    return {
+        "input": sample["arguments"][0][0].strip(),
+        "output": sample["filtered_resps"][0].strip(),
+        "references": references[:NUM_REFERENCES],
+        "num_references": len(references),
+    }
+
+
+def _weighted_error(metric: str, samples: Samples) -> float | None:
+    """Standard error of a mean over words or bytes, for which lm-eval has none."""
+    losses, sizes = zip(*((-row[metric][0], row[metric][1]) for row in samples), strict=True)
+    value, error = ratio(losses, sizes)
+    if metric == "bits_per_byte":
+        return None if error is None else error / math.log(2)
+    return exponential(value, error)[1]
+
+
+def _number(value: Any) -> float | None:
+    """A finite number, or None where lm-eval writes N/A, nan or inf instead."""
+    return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
+
+
+def _chance(name: str, samples: Samples, kind: str) -> float | None:
+    """Expected accuracy of a uniform guess on the documents that were scored."""
+    if kind != "multiple_choice":
+        return None
+    shares = [1 / len(sample["arguments"]) for sample in samples]
+    if name == "truthfulqa_mc2":  # its score: mass on true answers
+        labels = [sample["doc"]["mc2_targets"]["labels"] for sample in samples]
+        shares = [sum(own) / len(own) for own in labels]
+    return sum(shares) / len(shares)
+
+
+def _compile_templates_once() -> None:
+    """Let lm-eval keep its compiled prompt templates.
+
+    It compiles one for each document and each shot, which takes most of the time of a few-shot
+    task of a small model.
+    """
+    from lm_eval import utils
+
+    if not hasattr(utils.env.from_string, "cache_info"):
+        utils.env.from_string = lru_cache(maxsize=1024)(utils.env.from_string)

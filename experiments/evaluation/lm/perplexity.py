@@ -1,11 +1,11 @@
 """Token, word and byte perplexity of a causal language model.
 
-Two readings of the same text:
+Two readings of the same text, both in lm-eval's windows:
 
 * **corpus**: the split's token stream, documents joined by the end-of-document token as in
-  training, under a sliding window. Each window feeds at most ``context`` tokens and scores the
-  last ``stride`` of them, so every token is predicted once with at least ``context - stride``
-  tokens of left context (the stream's beginning apart).
+  training, under a sliding window. Each window feeds at most as many tokens as the model takes and
+  scores the last ``stride`` of them, so every token but the first ones is predicted once with at
+  least ``context - stride`` tokens of left context.
 * **documents**: each document on its own, in windows that score each token once
   (``stride = context``), divided by words and by bytes. Same definition as the
   ``word_perplexity``, ``byte_perplexity`` and ``bits_per_byte`` of lm-eval's ``wikitext`` task,
@@ -18,44 +18,51 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from experiments.errors import UserError
 from experiments.evaluation import metrics
 from experiments.evaluation.files import prepared_rows
-from experiments.evaluation.lm.scoring import Scorer, Span
+from experiments.evaluation.lm.model import CausalLM
 from experiments.evaluation.outputs import Documents, Tokens
 from experiments.evaluation.suite import Perplexity
 
+Window = tuple[list[int], list[int]]
 
-def windows(tokens: Sequence[int], *, prefix: int, context: int, stride: int) -> Iterator[Span]:
-    """Cut ``tokens`` into spans that predict each token exactly once.
+
+def windows(lm: CausalLM, tokens: Sequence[int], stride: int) -> list[Window]:
+    """Context and targets of the windows over a text, each token a target once.
 
     Args:
-        tokens: what to predict.
-        prefix: token put before the first one, so that it too is predicted.
-        context: most tokens fed at once, at least 1.
-        stride: tokens scored per window after the first (which scores up to ``context``);
-            1 to ``context``.
+        lm: the model; its prefix token goes before the text.
+        tokens: the text.
+        stride: targets of each window but the first; 1 to the model's context.
 
     Raises:
-        ValueError: if ``stride`` is out of range.
+        UserError: if ``stride`` is out of range.
     """
+    context = lm.max_length
     if not 1 <= stride <= context:
         raise UserError(f"stride is {stride}; it must be from 1 to the context, {context}")
-    stream = (prefix, *(int(token) for token in tokens))
-    done = 0
-    while done < len(tokens):
-        end = min(len(tokens), done + (stride if done else context))
-        begin = max(0, end - context)
-        yield Span(stream[begin:end], stream[done + 1 : end + 1])
-        done = end
+    cut = get_rolling_token_windows(
+        list(tokens), lm.prefix_token_id, context, context_len=context - stride + 1
+    )
+    return [make_disjoint_window(window) for window in cut]
+
+
+def losses(lm: CausalLM, found: Sequence[Window]) -> list[float]:
+    """Loss (nats) of each window, summed over its targets."""
+    scores = lm._loglikelihood_tokens([(None, context, tokens) for context, tokens in found])
+    return [-nats for nats, _ in scores]
 
 
 def corpus_losses(
-    scorer: Scorer,
+    lm: CausalLM,
     tokens: Sequence[int],
     *,
     stride: int | None = None,
@@ -64,46 +71,39 @@ def corpus_losses(
     """Losses of a token stream; see the module's text.
 
     Args:
-        scorer: the model; its prefix token goes before the stream.
+        lm: the model.
         tokens: the stream.
-        stride: tokens scored per window; None is half the model's context.
+        stride: targets of each window; None is half the model's context.
         max_tokens: score about so many tokens, in windows spread evenly over the stream (each
             keeps its full left context); None scores all.
     """
-    stride = stride or max(1, scorer.context // 2)
-    spans = list(windows(tokens, prefix=scorer.prefix, context=scorer.context, stride=stride))
+    stride = stride or max(1, lm.max_length // 2)
+    found = windows(lm, tokens, stride)
     if max_tokens is not None and max_tokens < len(tokens):
         step = math.ceil(len(tokens) / max_tokens)
-        spans = spans[step // 2 :: step] or spans[:1]
-    losses = [-nats for nats, _ in scorer.score(spans)]
-    return Tokens(losses, [len(span.targets) for span in spans], stride)
+        found = found[step // 2 :: step] or found[:1]
+    return Tokens(losses(lm, found), [len(targets) for _, targets in found], stride)
 
 
-def document_losses(
-    scorer: Scorer, documents: Sequence[str], encoded: Sequence[Sequence[int]]
-) -> Documents:
+def document_losses(lm: CausalLM, texts: Sequence[str], encoded: Sequence[list[int]]) -> Documents:
     """Losses of documents, each on its own; see the module's text.
 
     Args:
-        scorer: the model; its prefix token goes before each document.
-        documents: texts; words are what whitespace separates, bytes are UTF-8.
-        encoded: tokens of each document, no special ones.
+        lm: the model.
+        texts: documents; words are what whitespace separates, bytes are UTF-8.
+        encoded: tokens of each document.
     """
-    context = scorer.context
-    spans, owner = [], []
-    for index, tokens in enumerate(encoded):
-        for span in windows(tokens, prefix=scorer.prefix, context=context, stride=context):
-            spans.append(span)
-            owner.append(index)
-    losses = [0.0] * len(documents)
-    for index, (nats, _) in zip(owner, scorer.score(spans), strict=True):
-        losses[index] -= nats
-    words = [num_words(text) for text in documents]
-    return Documents(losses, words, [len(text.encode()) for text in documents], context)
+    cut = [windows(lm, tokens, lm.max_length) for tokens in encoded]
+    owner = [index for index, found in enumerate(cut) for _ in found]
+    totals = [0.0] * len(texts)
+    for index, loss in zip(owner, losses(lm, [w for found in cut for w in found]), strict=True):
+        totals[index] += loss
+    words = [len(re.split(r"\s+", text)) for text in texts]  # as lm-eval counts them
+    return Documents(totals, words, [len(text.encode()) for text in texts], lm.max_length)
 
 
 def split_scores(
-    scorer: Scorer, data_dir: Path, split: str, settings: Perplexity
+    lm: CausalLM, data_dir: Path, split: str, settings: Perplexity
 ) -> list[dict[str, Any]]:
     """Scores of one split of a prepared dataset, by both readings.
 
@@ -113,18 +113,20 @@ def split_scores(
 
     Raises:
         MissingData: if the split was not prepared.
-        ValueError: if it is empty, or of another vocabulary than the model's.
+        UserError: if it is empty, or of another vocabulary than the model's.
     """
-    path = data_dir / "text" / f"{split}.jsonl"
-    documents = [row["text"] for row in prepared_rows(path)]
-    stream = _stream(scorer, data_dir, split, documents)
-    sample, encoded = _sample(scorer, [text for text in documents if text], settings.max_tokens)
+    texts = [row["text"] for row in prepared_rows(data_dir / "text" / f"{split}.jsonl")]
     wanted, found = metrics.read(settings.metrics), []
+    stream = _stream(lm, data_dir, split, texts)
     if Tokens in wanted:
         options = {"stride": settings.stride, "max_tokens": settings.max_tokens}
-        found.append(corpus_losses(scorer, stream, **options))
+        found.append(corpus_losses(lm, stream, **options))
     if Documents in wanted:
-        found.append(document_losses(scorer, sample, encoded))
+        sample = [text for text in texts if text]
+        encoded = (lm.tok_encode(text) for text in sample)
+        if settings.max_tokens is not None:
+            sample, encoded = _sample(lm, sample, settings.max_tokens)
+        found.append(document_losses(lm, sample, [*encoded]))
     return [
         {**row, "stride": outputs.stride}
         for outputs in found
@@ -132,18 +134,20 @@ def split_scores(
     ]
 
 
-def _stream(scorer: Scorer, data_dir: Path, split: str, documents: list[str]) -> list[int]:
+def _stream(lm: CausalLM, data_dir: Path, split: str, texts: list[str]) -> list[int]:
     """Tokens of a split, each document followed by the end of text."""
-    import numpy as np
-
-    theirs, own = data_dir / "tokenizer" / "tokenizer.json", scorer.tokenizer_file
-    if theirs.is_file() and own is not None and theirs.read_bytes() != own.read_bytes():
-        end = scorer.tokenizer.eos_token_id
-        ends = [] if end is None else [int(end)]
-        stream = [token for tokens in scorer.encode(documents) for token in [*tokens, *ends]]
+    theirs = data_dir / "tokenizer" / "tokenizer.json"
+    own = Path(lm.tokenizer.name_or_path) / "tokenizer.json"
+    if theirs.is_file() and own.is_file() and theirs.read_bytes() != own.read_bytes():
+        ends = [lm.tokenizer.eos_token_id] * (lm.tokenizer.eos_token_id is not None)
+        stream = [
+            token
+            for text in texts
+            for token in [*lm.tok_encode(text, add_special_tokens=False), *ends]
+        ]
     else:
         stream = np.fromfile(data_dir / f"{split}.bin", dtype=np.uint16).tolist()
-    vocab_size = int(scorer.model.config.vocab_size)
+    vocab_size = int(lm.model.config.vocab_size)
     if not stream or max(stream) >= vocab_size:
         raise UserError(
             f"{data_dir / split}.bin holds {len(stream)} tokens, the largest "
@@ -154,21 +158,16 @@ def _stream(scorer: Scorer, data_dir: Path, split: str, documents: list[str]) ->
 
 
 def _sample(
-    scorer: Scorer, documents: Sequence[str], max_tokens: int | None
+    lm: CausalLM, texts: Sequence[str], max_tokens: int
 ) -> tuple[list[str], list[list[int]]]:
-    """Documents and their tokens: all, or by hash until ``max_tokens`` are reached."""
-    if max_tokens is None:
-        return list(documents), scorer.encode(documents)
-    sample, encoded, total = [], [], 0
-    for text in sorted(documents, key=lambda text: hashlib.sha256(text.encode()).digest()):
+    """Documents by hash, with their tokens, until ``max_tokens`` are reached."""
+    sample: list[str] = []
+    encoded: list[list[int]] = []
+    total = 0
+    for text in sorted(texts, key=lambda text: hashlib.sha256(text.encode()).digest()):
         if total >= max_tokens:
             break
         sample.append(text)
-        encoded += scorer.encode([text])
+        encoded.append(lm.tok_encode(text))
         total += len(encoded[-1])
     return sample, encoded
-
-
-def num_words(text: str) -> int:
-    """Words as lm-eval counts them (pieces between runs of whitespace)."""
-    return len(re.split(r"\s+", text))

@@ -8,10 +8,11 @@ import sacrebleu
 from experiments import data
 from experiments.data import base, tokenizer, webnlg_2017
 from experiments.data.data_to_text import documents
-from experiments.evaluation.lm import harness_tasks as tasks
+from experiments.evaluation.lm.harness import Tasks
 from experiments.evaluation.suite import load_suite
 from experiments.specs.expand import study_runs
 from experiments.specs.read import load_study
+from experiments.store.io import read_jsonl
 from experiments.tasks import lm as tasks_lm
 
 TRIPLES = [["Aarhus", "leader", "Jacob"], ["Aarhus", "country", "Denmark"]]
@@ -147,8 +148,8 @@ def test_a_dataset_shares_the_tokenizer_of_another(mirror, tmp_path):
 class Writer:
     """In place of a model: writes what it is told for each prompt."""
 
-    rank, world_size, num_requests, num_truncated, unknown_fraction = 0, 1, 1, 0, 0.0
-    num_alike = num_choices = 0
+    rank, world_size, max_length = 0, 1, 512
+    truncated = frozenset()
 
     def __init__(self, texts):
         self.texts = texts
@@ -161,11 +162,9 @@ def scored(task, rows, texts, file, folder):
     """The score of a task whose rows are in a file, where a model wrote these texts."""
     (folder / file).write_text("".join(json.dumps(row) + "\n" for row in rows))
     suite = load_suite(task)
-    manager = tasks.task_manager(suite.tasks, data_dir=folder, scratch=folder / "lm")
-    (score,) = tasks.run_task(
-        Writer(texts), manager, task, suite.tasks[0], suite,
-        data_dir=folder, mirror=None, scratch=folder,
-    )  # fmt: skip
+    (score,) = Tasks(suite.tasks, folder, None).score(Writer(texts), suite, folder / "lm_eval")
+    (sample,) = read_jsonl(folder / "lm_eval" / f"samples_{task}.jsonl")[:1]
+    assert sample["doc"]["references"] and (folder / "lm_eval" / "results.json").is_file()
     return score
 
 

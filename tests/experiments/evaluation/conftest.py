@@ -72,10 +72,10 @@ def model(tokenizer):
 
 
 @pytest.fixture(scope="session")
-def scorer(model, tokenizer):
-    from experiments.evaluation.lm.scoring import Scorer
+def lm(model, tokenizer):
+    from experiments.evaluation.lm.model import CausalLM
 
-    return Scorer(model, tokenizer, batch_size=4)
+    return CausalLM(model, tokenizer, batch_size=4)
 
 
 @pytest.fixture(scope="session")

@@ -66,7 +66,7 @@ def test_what_cannot_be_scored_is_one_sentence(model_dir, data_dir, glyphs, tmp_
     with pytest.raises(ValueError, match="holds no config.json"):
         evaluate_model(tmp_path, "smoke", data_dir=data_dir, **out)
     (tmp_path / "config.json").write_text('{"model_type": "bert", "architectures": ["BertModel"]}')
-    with pytest.raises(ValueError, match="holds BertModel; only causal language models, "):
+    with pytest.raises(ValueError, match="holds BertModel; only causal language models "):
         evaluate_model(tmp_path, "smoke", data_dir=data_dir, **out)
     with pytest.raises(ValueError, match="vision.yaml: kind is 'images', but the model"):
         evaluate_model(model_dir, "vision", data_dir=data_dir, **out)

@@ -13,8 +13,15 @@ def names(suite: str) -> list[str]:
 
 
 def test_a_suite_depends_on_the_task_files_that_it_names():
-    assert names("quick") == ["_pairs_template", "grammar_pairs.yaml", "prose_pairs.yaml"]
-    assert names("data_to_text") == ["data_to_text.py", "data_to_text.yaml"]
+    assert names("quick") == [
+        "_pairs_template",
+        "data_to_text.py",
+        "data_to_text.yaml",
+        "documents.py",
+        "prose_pairs.py",
+        "prose_pairs.yaml",
+    ]
+    assert names("data_to_text") == ["data_to_text.py", "data_to_text.yaml", "documents.py"]
     assert names("leaderboard") == names("perplexity") == names("vision") == []
     metrics = [path.stem for path in suites.suite_files(suites.load_suite("perplexity"))]
     assert sorted(metrics) == sorted(suites.Perplexity().metrics)
@@ -29,7 +36,7 @@ def test_an_unused_task_file_changes_no_suite(tmp_path, monkeypatch):
     assert {path.stem: names(path.stem) for path in suites.FOLDER.glob("*.yaml")} == before
     own = tmp_path / "own.yaml"
     own.write_text("tasks: [{task: riddles}]\n")
-    assert names(str(own)) == ["_pairs_template", "riddles.yaml"]
+    assert names(str(own)) == ["_pairs_template", "documents.py", "riddles.yaml"]
 
 
 def test_asking_for_the_files_imports_nothing_heavy():

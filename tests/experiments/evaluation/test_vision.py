@@ -184,7 +184,7 @@ def test_other_code_scores_again(classifier, glyphs, tmp_path, monkeypatch):
     first = accuracy.evaluate(classifier, glyphs, "vision", **options)
     monkeypatch.setattr(accuracy, "code_hash", lambda *entries: "other")
     second = accuracy.evaluate(classifier, glyphs, "vision", **options)
-    assert first["inputs_hash"] != second["inputs_hash"]
+    assert first["code_hash"] != second["code_hash"]
 
 
 def test_a_classifier_that_lacks_weights_is_refused(classifier, glyphs, tmp_path):

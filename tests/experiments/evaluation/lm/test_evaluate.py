@@ -1,5 +1,4 @@
 import json
-import math
 import os
 import socket
 import subprocess
@@ -9,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-import experiments.evaluation.lm.evaluate as evaluation
 from experiments.data.base import MissingData
+from experiments.evaluation.files import hub_digest, weights_hash
 from experiments.evaluation.lm.evaluate import evaluate
-from experiments.evaluation.lm.pairs import prose_pairs
-from experiments.evaluation.lm.scoring import Scorer
+from experiments.evaluation.lm.model import CausalLM
+from experiments.evaluation.lm.tasks.prose_pairs import prose_pairs
 from tests.experiments.evaluation.conftest import reseal
 
 FIELDS = {
@@ -94,22 +93,11 @@ def test_pair_accuracy_equals_a_direct_count(
     assert score["stderr"] == pytest.approx((share * (1 - share) / 19) ** 0.5)
 
 
-def test_grammar_pairs_replace_prose_pairs_where_the_data_have_them(model_dir, data_dir, tmp_path):
-    row = {"good": "The mask drops.", "bad": "The mask drop.", "kind": "agreement"}
-    (data_dir / "pairs.jsonl").write_text((json.dumps(row) + "\n") * 3)
-    reseal(data_dir)
-    result = evaluate(model_dir, data_dir, "smoke", out=tmp_path)
-    assert set(result["units"]) == {"perplexity", "grammar_pairs"}
-    assert by_metric(result)["grammar_pairs", "acc", "test"]["num_items"] == 3
-
-
 def test_text_scores_equal_lm_evals_rolling_task(model_dir, data_dir, suite, tmp_path):
     """The same documents as an lm-eval task with its own metrics and aggregation."""
     from lm_eval.evaluator import evaluate as lm_eval_evaluate
+    from lm_eval.models.huggingface import HFLM
     from lm_eval.tasks import TaskManager
-
-    from experiments.evaluation.lm.harness import CausalLM
-    from experiments.evaluation.lm.scoring import load
 
     metrics = ["word_perplexity", "byte_perplexity", "bits_per_byte"]
     task = {
@@ -126,9 +114,8 @@ def test_text_scores_equal_lm_evals_rolling_task(model_dir, data_dir, suite, tmp
         "num_fewshot": 0,
         "metric_list": [{"metric": metric} for metric in metrics],
     }
-    scorer = load(model_dir, batch_size=8, dtype="float32")
     theirs = lm_eval_evaluate(
-        CausalLM(scorer),
+        HFLM(str(model_dir), batch_size=8, device="cpu", dtype="float32"),
         TaskManager(include_defaults=False).load([task]),
         bootstrap_iters=0,
     )["results"]["text"]
@@ -141,11 +128,11 @@ def test_text_scores_equal_lm_evals_rolling_task(model_dir, data_dir, suite, tmp
 
 @pytest.fixture
 def calls(monkeypatch):
-    """Counts forward work: the spans scored since it was last cleared."""
+    """Counts the models that were loaded since it was last cleared."""
     counted: list[int] = []
-    score = Scorer.score
+    load = CausalLM.load
     monkeypatch.setattr(
-        Scorer, "score", lambda self, spans: counted.append(1) or score(self, spans)
+        CausalLM, "load", lambda *args, **options: counted.append(1) or load(*args, **options)
     )
     return counted
 
@@ -157,15 +144,6 @@ def test_unchanged_inputs_are_not_scored_again(model_dir, data_dir, suite, tmp_p
     assert not calls
 
 
-def test_a_new_task_is_the_only_one_scored(model_dir, data_dir, suite, tmp_path, calls):
-    first = evaluate(model_dir, data_dir, suite(), out=tmp_path)
-    calls.clear()
-    second = evaluate(model_dir, data_dir, suite(PROSE), out=tmp_path)
-    assert len(calls) == 1
-    assert second["scores"][:-1] == first["scores"]
-    assert second["units"]["perplexity"] == first["units"]["perplexity"]
-
-
 def test_changed_data_are_scored_again(model_dir, data_dir, suite, tmp_path):
     first = evaluate(model_dir, data_dir, suite(), out=tmp_path)
     path = data_dir / "text" / "test.jsonl"
@@ -174,19 +152,20 @@ def test_changed_data_are_scored_again(model_dir, data_dir, suite, tmp_path):
         evaluate(model_dir, data_dir, suite(), out=tmp_path)
     reseal(data_dir)
     second = evaluate(model_dir, data_dir, suite(), out=tmp_path)
-    assert first["units"]["perplexity"]["key"] != second["units"]["perplexity"]["key"]
+    assert first["files_hash"] != second["files_hash"]
+    assert first["scores"] != second["scores"]
 
 
 @pytest.mark.parametrize(
     "change",
     ["dtype: bfloat16", "execution: dense", "batch_size: 4", "limit: 10", "num_fewshot: 2"],
 )
-def test_another_setting_is_another_unit(model_dir, data_dir, tmp_path, change):
+def test_another_setting_is_another_suite(model_dir, data_dir, tmp_path, change):
     def key(text: str) -> str:
         path = tmp_path / "own.yaml"
         path.write_text(text)
         result = evaluate(model_dir, data_dir, str(path), out=tmp_path)
-        return result["units"]["prose_pairs"]["key"]
+        return result["suite_hash"]
 
     settings = {"batch_size": "8", "dtype": "float32", "execution": "auto"}
     task = {"task": "prose_pairs", "limit": "20", "num_fewshot": "0"}
@@ -204,13 +183,6 @@ def test_another_setting_is_another_unit(model_dir, data_dir, tmp_path, change):
     assert key(text(settings, task)) != first
 
 
-def test_other_code_is_another_unit(model_dir, data_dir, suite, tmp_path, monkeypatch):
-    first = evaluate(model_dir, data_dir, suite(), out=tmp_path)
-    monkeypatch.setattr(evaluation, "code_hash", lambda *entries: "other")
-    second = evaluate(model_dir, data_dir, suite(), out=tmp_path)
-    assert first["units"]["perplexity"]["key"] != second["units"]["perplexity"]["key"]
-
-
 @pytest.mark.parametrize(
     "name", ["model.safetensors", "config.json", "tokenizer.json", "tokenizer_config.json"]
 )
@@ -219,11 +191,11 @@ def test_changed_models_have_another_hash(model_dir, tmp_path, name):
     copy.mkdir()
     for path in model_dir.iterdir():
         (copy / path.name).write_bytes(path.read_bytes())
-    assert evaluation.weights_hash(copy) == evaluation.weights_hash(model_dir)
+    assert weights_hash(copy) == weights_hash(model_dir)
     content = bytearray((copy / name).read_bytes())
     content[-1] ^= 1
     (copy / name).write_bytes(content)
-    assert evaluation.weights_hash(copy) != evaluation.weights_hash(model_dir)
+    assert weights_hash(copy) != weights_hash(model_dir)
 
 
 def test_examples_reach_the_prompts_and_cut_prompts_are_counted(
@@ -244,11 +216,10 @@ def test_examples_reach_the_prompts_and_cut_prompts_are_counted(
         config += f"  - {{split: {split}, path: winogrande_xl/{split}.parquet}}\n"
     (folder.parent / "README.md").write_text(f"---\n{config}---\n")
     prompts: dict[int, list[str]] = {}
-    from experiments.evaluation.lm.harness import CausalLM
 
     scored = CausalLM.loglikelihood
 
-    def seen(self, requests):
+    def seen(self, requests, **options):
         prompts[shots] = [request.args[0] for request in requests]
         return scored(self, requests)
 
@@ -278,40 +249,6 @@ def test_examples_reach_the_prompts_and_cut_prompts_are_counted(
         mirror=tmp_path / "mirror",
     )
     assert prompts[2] == again  # the examples are drawn with a fixed seed
-
-
-def test_weighted_means_have_the_error_of_a_ratio(model_dir, data_dir, suite, tmp_path):
-    """lm-eval's wikitext on our documents, against our own reading of the same."""
-    from experiments.evaluation.lm.harness_tasks import _weighted_error
-
-    result = evaluate(model_dir, data_dir, suite(perplexity="{}"), out=tmp_path)
-    ours = by_metric(result)["perplexity", "bits_per_byte", "test"]
-    samples = [{"bits_per_byte": (-10.0, 8)}, {"bits_per_byte": (-30.0, 16)}]
-    # Ratio 40 / 24; residuals 10 - 8 r and 30 - 16 r, which add up to nothing.
-    residual = 10 - 8 * 40 / 24
-    expected = (2 * 2 * residual**2) ** 0.5 / 24 / math.log(2)
-    assert _weighted_error("bits_per_byte", samples) == pytest.approx(expected)
-    assert _weighted_error("bits_per_byte", samples[:1]) is None
-    assert ours["stderr"] > 0
-
-
-def test_interrupted_evaluation_goes_on_where_it_stopped(
-    model_dir, data_dir, suite, tmp_path, calls, monkeypatch
-):
-    whole = evaluate(model_dir, data_dir, suite(PROSE), out=tmp_path / "whole" / "eval.json")
-
-    def stop(*args, **kwargs):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr("experiments.evaluation.lm.harness_tasks.run_task", stop)
-        with pytest.raises(KeyboardInterrupt):
-            evaluate(model_dir, data_dir, suite(PROSE), out=tmp_path / "eval.json")
-    assert not (tmp_path / "eval.json").exists()
-    calls.clear()
-    resumed = evaluate(model_dir, data_dir, suite(PROSE), out=tmp_path / "eval.json")
-    assert len(calls) == 1
-    assert resumed["scores"] == whole["scores"]
 
 
 def test_a_deleted_result_comes_back_from_the_cache(model_dir, data_dir, suite, tmp_path, calls):
@@ -385,7 +322,9 @@ def test_hub_task_from_a_mirror_with_group_average(
     scores = by_metric(result)
     assert {metric for _, metric, _ in scores} == {"acc", "acc_norm"}
     assert all(s["num_items"] == 2 and s["chance"] == 0.5 for s in scores.values())
-    assert {s["data_hash"] for s in scores.values()} == {result["datasets"]["baber/piqa"]}
+    assert {s["data_hash"] for s in scores.values()} == {
+        hub_digest("baber/piqa", tmp_path / "mirror")
+    }
 
 
 @pytest.mark.parametrize("mirror", [None, "mirror"])
@@ -393,7 +332,7 @@ def test_missing_dataset_is_one_sentence_before_any_work(
     model_dir, data_dir, suite, tmp_path, calls, mirror
 ):
     root = None if mirror is None else tmp_path / mirror
-    with pytest.raises(MissingData, match="dataset nyu-mll/blimp is not available offline"):
+    with pytest.raises(MissingData, match="task blimp: .*/<hub id>, or set"):
         evaluate(
             model_dir,
             data_dir,
@@ -402,27 +341,6 @@ def test_missing_dataset_is_one_sentence_before_any_work(
             mirror=root,
         )
     assert not calls
-
-
-def test_group_average_follows_the_groups_rule(tmp_path):
-    from experiments.evaluation.lm.harness_tasks import group_scores, leaves, task_manager
-    from experiments.evaluation.suite import TaskEntry
-
-    entry = TaskEntry(task="mmlu", folder="mmlu/default")
-    manager = task_manager([entry], data_dir=tmp_path, scratch=tmp_path)
-    names = leaves(manager, "mmlu")
-    assert len(names) == len(set(names)) == 57
-    score = {"metric": "acc", "chance": 0.25, "task": "x"}
-    parts = [
-        score | {"value": 0.2, "stderr": 0.1, "num_items": 30, "truncated_fraction": 0.0},
-        score | {"value": 0.6, "stderr": 0.1, "num_items": 10, "truncated_fraction": 1.0},
-    ]
-    (row,) = group_scores(manager, "mmlu", {"a": parts[:1], "b": parts[1:]})
-    assert row["value"] == pytest.approx(0.3) and row["num_items"] == 40
-    assert row["task"] == "mmlu" and row["chance"] == 0.25
-    assert row["truncated_fraction"] == pytest.approx(0.25)
-    (row,) = group_scores(manager, "mmlu", {"a": parts[:1], "b": [parts[1] | {"value": None}]})
-    assert row["value"] is None  # a part without a score leaves the group without one
 
 
 def test_all_suites_on_disk_load():
@@ -517,28 +435,17 @@ def test_a_suite_names_the_split_of_a_task(model_dir, data_dir, suite, tmp_path,
     for split in ("", ", split: test"):
         task = f"{{task: piqa, folder: piqa{split}}}"
         name = split.removeprefix(", split: ") or "validation"
-        message = (
-            f"task piqa scores the {name} split of baber/piqa, which has only train, dev; name"
-        )
+        message = f"task piqa: its dataset cannot be read: there is no '{name}'"
         with pytest.raises(MissingData, match=message):
             evaluate(model_dir, data_dir, suite(task), **options)
     assert not calls
-
-
-def test_a_split_that_only_the_data_show_to_be_missing_is_one_sentence(
-    model_dir, data_dir, suite, tmp_path
-):
-    (piqa_mirror(tmp_path / "mirror", ["train", "dev"]) / "README.md").unlink()
-    task = "{task: piqa, folder: piqa, split: extra}"
-    with pytest.raises(MissingData, match="piqa cannot be read: there is no 'extra'"):
-        evaluate(model_dir, data_dir, suite(task), out=tmp_path, mirror=tmp_path / "mirror")
 
 
 @pytest.mark.parametrize("damage", [b"", b"PAR1", None])
 def test_a_damaged_mirror_is_one_sentence(model_dir, data_dir, suite, tmp_path, damage):
     path = piqa_mirror(tmp_path / "mirror", ["train", "validation"]) / "validation.parquet"
     path.write_bytes(path.read_bytes()[:-9] if damage is None else damage)
-    with pytest.raises(MissingData, match="task piqa: baber/piqa cannot be read: .") as caught:
+    with pytest.raises(MissingData, match="task piqa: its dataset cannot be read: .") as caught:
         evaluate(
             model_dir, data_dir, suite("{task: piqa, folder: piqa}"),
             out=tmp_path, mirror=tmp_path / "mirror",
@@ -575,48 +482,13 @@ def test_a_dataset_with_tests_of_its_own_is_one_file(model_dir, suite, tmp_path,
     finally:
         data._datasets.cache_clear()
     data.verify(tmp_path / "data")
-    result = evaluate(model_dir, tmp_path / "data", "quick", out=tmp_path)
-    assert [*result["units"]] == ["perplexity", "riddle_pairs", "riddle_answers"]
+    result = evaluate(model_dir, tmp_path / "data", suite("{task: own}"), out=tmp_path)
     scores = by_metric(result)
     assert scores["riddle_pairs", "acc", "test"]["num_items"] == 20
     assert scores["riddle_pairs", "acc", "test"]["chance"] == 0.5
     assert scores["riddle_answers", "exact_match", "test"]["num_items"] == 2
-    with pytest.raises(ValueError, match="task is 'nope'; our own task folder, with the tests of"):
+    with pytest.raises(ValueError, match="task is 'nope'.*riddle_pairs"):
         evaluate(model_dir, tmp_path / "data", suite("{task: nope}"), out=tmp_path)
-
-
-def test_text_that_the_tokenizer_does_not_know_gets_no_score(data_dir, suite, tmp_path):
-    """English words before a model of the grammar, whose vocabulary lacks most of them."""
-    from experiments import models
-    from experiments.data import grammar, tokenizer
-
-    gpt2 = models.get("gpt2")
-    words = grammar.build_tokenizer()
-    model = gpt2.build(
-        gpt2.Config(hidden_size=16, num_layers=1, num_heads=1),
-        vocab_size=words.get_vocab_size(), context=32, eos_id=0,
-    )  # fmt: skip
-    folder = tmp_path / "model"
-    model.save_pretrained(folder)
-    tokenizer.save(words, folder)
-    rows = {"known": "the dog sees every cat", "unknown": "the mask drops every weight"}
-    fractions = {}
-    for name, sentence in rows.items():
-        row = {"good": sentence, "bad": " ".join(sentence.split()[::-1])}
-        (data_dir / "pairs.jsonl").write_text(json.dumps(row) + "\n")
-        reseal(data_dir)
-        (score,) = evaluate(
-            folder, data_dir, suite("{task: grammar_pairs}", perplexity="null"), out=tmp_path
-        )["scores"]
-        fractions[name] = score["unknown_fraction"]
-        if name == "unknown":
-            assert score["value"] is None and score["stderr"] is None
-            assert (
-                score["reason"] == "60% of the text's tokens are unknown to the model's tokenizer"
-            )
-        else:
-            assert score["value"] in (0.0, 1.0)
-    assert fractions == {"known": 0.0, "unknown": 0.6}
 
 
 def test_a_model_with_another_tokenizer_reads_the_documents_in_its_own_tokens(

@@ -1,4 +1,4 @@
-from experiments.evaluation.lm.pairs import prose_pairs, sentences, swap
+from experiments.evaluation.lm.tasks.prose_pairs import prose_pairs, sentences, swap
 
 TEXT = (
     "A heading\n\nThe small model learns to read every long document quickly. It does not. "

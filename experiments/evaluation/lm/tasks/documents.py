@@ -1,0 +1,41 @@
+"""Rows of a prepared dataset as lm-eval's data; our own task files name `rows`."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from datasets import Dataset, DatasetDict
+
+from experiments.errors import UserError
+from experiments.evaluation.files import prepared_rows
+
+
+def rows(
+    data_dir: str,
+    file: str,
+    split: str = "test",
+    make: Callable[[list[str]], list[dict[str, str]]] | None = None,
+    **_: Any,
+) -> DatasetDict:
+    """Rows of one file, mixed by hash: the first ones are a fair sample of all kinds.
+
+    Args:
+        data_dir: prepared dataset.
+        file: JSON Lines file in it.
+        split: name that the task has for them.
+        make: makes the rows of a task from the texts of the file.
+
+    Raises:
+        MissingData: if there is no such file.
+        UserError: if it yields no rows.
+    """
+    found = prepared_rows(Path(data_dir) / file)
+    if make is not None:
+        found = make([row["text"] for row in found])
+    if not found:
+        raise UserError(f"{Path(data_dir) / file} yields no documents for a task")
+    found.sort(key=lambda row: hashlib.sha256(str(next(iter(row.values()))).encode()).digest())
+    return DatasetDict({split: Dataset.from_list(found)})

@@ -1,0 +1,200 @@
+"""`CausalLM` against lm-eval's own `HFLM` on the same folder, and against written-out loops."""
+
+import re
+
+import pytest
+import torch
+from lm_eval.api.instance import Instance
+from lm_eval.models.huggingface import HFLM
+
+from experiments.evaluation.lm.model import CausalLM
+
+LOAD = {"batch_size": 4, "dtype": "float32", "execution": "auto"}
+PAIRS = [
+    ("The mask", " drops every weight."),
+    ("The mask ", "drops every weight."),
+    ("", "The layer often scores."),
+    ("", " The layer often scores."),
+    ("", "<|endoftext|>The token"),
+    ("The mask", " grows"),
+    ("The mask", " x"),
+    ("The mask", " grows every weight"),
+    ("The mask always drops every small weight of the layer. " * 6, " The tensor"),
+]
+
+
+def requests(kind: str, arguments) -> list[Instance]:
+    return [
+        Instance(request_type=kind, doc={}, arguments=args, idx=0, metadata=("t", i, 1))
+        for i, args in enumerate(arguments)
+    ]
+
+
+@pytest.fixture(scope="module", params=["plain", "begins with a special token"])
+def folder(request, model, tokenizer, tmp_path_factory):
+    """A model whose tokenizer adds no special token, or one before each text."""
+    import copy
+
+    from tokenizers.processors import TemplateProcessing
+
+    folder = tmp_path_factory.mktemp("model")
+    model.save_pretrained(folder)
+    tokenizer = copy.deepcopy(tokenizer)
+    if request.param != "plain":
+        tokenizer._tokenizer.post_processor = TemplateProcessing(
+            single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", 0)]
+        )
+        assert tokenizer.encode("The mask")[0] == 0
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def both(folder):
+    theirs = HFLM(pretrained=str(folder), batch_size=4, device="cpu", dtype="float32")
+    return CausalLM.load(folder, **LOAD), theirs
+
+
+def test_loglikelihoods_are_those_of_lm_eval(both):
+    ours, theirs = (lm.loglikelihood(requests("loglikelihood", PAIRS)) for lm in both)
+    assert [greedy for _, greedy in ours] == [greedy for _, greedy in theirs]
+    assert [nats for nats, _ in ours] == pytest.approx([nats for nats, _ in theirs], rel=1e-5)
+    assert both[0].truncated == {PAIRS[-1][0]}
+
+
+def test_rolling_loglikelihoods_are_those_of_lm_eval(both, documents):
+    texts = [(" ".join(documents["test"][i : i + 3]),) for i in range(0, 12, 3)]
+    ours, theirs = (lm.loglikelihood_rolling(requests("loglikelihood", texts)) for lm in both)
+    assert ours == pytest.approx(theirs, rel=1e-6)
+
+
+def test_generations_are_those_of_lm_eval(both):
+    options = {"until": ["."], "max_gen_toks": 8, "do_sample": False}
+    prompts = ["The mask", "The layer always", "A batch", "The mask always drops it. " * 9]
+    asked = [(prompt, dict(options)) for prompt in prompts]
+    ours, theirs = (lm.generate_until(requests("generate_until", asked)) for lm in both)
+    assert ours == theirs
+    assert prompts[-1] in both[0].truncated and "A batch" not in both[0].truncated
+
+
+def random_requests(num: int) -> list[tuple[None, list[int], list[int]]]:
+    generator = torch.Generator().manual_seed(3)
+    found = []
+    for _ in range(num):
+        length, scored = (int(torch.randint(1, 33, (1,), generator=generator)) for _ in "ab")
+        tokens = torch.randint(0, 300, (length + scored,), generator=generator).tolist()
+        found.append((None, tokens[:length], tokens[length:]))
+    return found
+
+
+def direct(model, context: list[int], targets: list[int]) -> tuple[float, bool]:
+    """One row, no padding, full logits, explicit softmax in float64."""
+    whole = (context + targets)[-33:]
+    with torch.no_grad():
+        logits = model(torch.tensor([whole[:-1]])).logits[0].double()
+    rows = torch.log_softmax(logits, -1)[-len(targets) :]
+    return float(rows[range(len(targets)), targets].sum()), rows.argmax(-1).tolist() == targets
+
+
+@pytest.mark.parametrize("batch_size", [1, 4, 64])
+def test_scores_equal_one_row_at_a_time(model, tokenizer, batch_size):
+    asked = random_requests(40)
+    asked.append((None, [5], [6]))
+    asked[0] = asked[-1]  # equal requests share a row
+    lm = CausalLM(model, tokenizer, batch_size=batch_size)
+    scores = lm._loglikelihood_tokens(asked)
+    for (_, context, targets), (nats, likeliest) in zip(asked, scores, strict=True):
+        expected, greedy = direct(model, context, targets)
+        assert nats == pytest.approx(expected, rel=1e-5, abs=1e-4)
+        assert likeliest == greedy
+
+
+def test_a_greedy_continuation_is_recognised(model, lm):
+    tokens = [5, 6, 7]
+    with torch.no_grad():
+        for _ in range(4):
+            tokens.append(int(model(torch.tensor([tokens])).logits[0, -1].argmax()))
+    wrong = [*tokens[3:-1], (tokens[-1] + 1) % 300]
+    scores = lm._loglikelihood_tokens([(None, tokens[:3], tokens[3:]), (None, tokens[:3], wrong)])
+    assert [greedy for _, greedy in scores] == [True, False]
+
+
+def test_the_output_head_runs_only_where_a_token_is_scored(model, lm):
+    rows = []
+    head = model.get_output_embeddings()
+    with head.register_forward_hook(lambda module, args, out: rows.append(out.shape[-2])):
+        lm._loglikelihood_tokens([(None, [*range(20)], [1, 2])])
+    assert rows == [2]
+
+
+def test_a_tokenizer_without_a_prefix_is_refused(model, tokenizer):
+    import copy
+
+    bare = copy.deepcopy(tokenizer)
+    bare.bos_token = bare.eos_token = None
+    with pytest.raises(ValueError, match="neither bos_token nor eos_token"):
+        CausalLM(model, bare, batch_size=4)
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_zeros_are_skipped_with_the_same_scores(kind, tokenizer, tmp_path):
+    """The dense model with the same zeros is the reference."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from sparse_lib.device import Ledger
+    from sparse_lib.execution import kernels
+
+    if why := kernels.unavailable():
+        pytest.skip(why)
+    if kind == "gpt2":
+        sizes = {"n_positions": 32, "n_embd": 256, "n_layer": 1, "n_head": 2}
+    else:
+        sizes = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 1}
+        sizes |= {"num_attention_heads": 2, "max_position_embeddings": 32}
+    config = AutoConfig.for_model(kind, vocab_size=320, tie_word_embeddings=True, **sizes)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(config)
+        with torch.no_grad():
+            for name, weight in model.named_parameters():
+                if weight.dim() == 2 and not re.search("embed|wte|wpe", name):
+                    weight *= torch.rand_like(weight) > 0.9
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    dense, auto = (
+        CausalLM.load(tmp_path, **{**LOAD, "execution": execution})
+        for execution in ("dense", "auto")
+    )
+    assert type(dense.model) is type(model)
+    asked = random_requests(30)
+    with Ledger(auto.model) as ledger:
+        scores = auto._loglikelihood_tokens(asked)
+    totals = ledger.totals("forward")
+    assert totals["skipped_flops"] > 0.5 * totals["dense_flops"]
+    expected = dense._loglikelihood_tokens(asked)
+    assert [n for n, _ in scores] == pytest.approx([n for n, _ in expected], rel=1e-6)
+    assert [greedy for _, greedy in scores] == [greedy for _, greedy in expected]
+
+
+def test_a_dense_model_and_other_formats_are_left_as_they_are(model_dir):
+    for dtype in ("float32", "bfloat16"):
+        loaded = CausalLM.load(model_dir, **{**LOAD, "dtype": dtype}).model
+        assert type(loaded).__module__.startswith("transformers")
+        assert not any(name.endswith("_mask") for name, _ in loaded.named_buffers())
+
+
+@pytest.mark.parametrize("family", ["wide", "parallel", "factorized", "doped"])
+def test_a_transformed_model_is_read_as_it_was_written(family, model, tokenizer, tmp_path):
+    from experiments.models import _transform as transforms
+
+    transform = {"family": family, "sparsity": 0.75}
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        transformed, _, _ = transforms.apply(model, transform)
+    transformed.eval().save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    transforms.write(tmp_path, model.config.to_dict(), transform)
+    asked = random_requests(12)
+    scores = CausalLM.load(tmp_path, **LOAD)._loglikelihood_tokens(asked)
+    for (_, context, targets), (nats, _) in zip(asked, scores, strict=True):
+        assert nats == pytest.approx(direct(transformed, context, targets)[0], rel=1e-5, abs=1e-4)
