@@ -4,7 +4,7 @@ from snakemake.utils import min_version
 min_version("9.20")
 
 
-configfile: f"{workflow.basedir}/experiments/config.yaml"
+configfile: f"{workflow.basedir}/config/config.yaml"
 
 
 # Used with `--sdm apptainer`, made from the Dockerfile; else the active environment runs everything.

@@ -19,6 +19,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from jsonschema import Draft202012Validator
+
 from experiments import data
 from experiments.evaluation.code import evaluation_code_hash
 from experiments.specs import code, cost, trials
@@ -30,13 +32,12 @@ from experiments.specs.run import Run
 from experiments.specs.schema import NAME, SCALES, SpecError, Study, check_choice, module_names
 from experiments.specs.strict_yaml import read_yaml
 from experiments.store import paths, reference
-from experiments.store.io import write_json
+from experiments.store.io import read_json, write_json
 from experiments.store.parquet import TABLES
 
-#: The keys of a command's ``--config`` and what each is without one.
-DEFAULTS: dict[str, Any] = read_yaml((ROOT / "experiments" / "config.yaml").read_text())
-NUMBERS = ("processes", "micro_batches")
-EXECUTIONS = ("auto", "dense", "skip")
+#: The keys of a command's ``--config``: what each is without one, and what it may be.
+DEFAULTS: dict[str, Any] = read_yaml((ROOT / "config" / "config.yaml").read_text())
+SCHEMA = read_json(ROOT / "workflow" / "schemas" / "config.schema.json")["properties"]
 CHECKED = Path(".snakemake/checked")
 RERUNS = Path("state/reruns.json")
 
@@ -45,7 +46,7 @@ class Request:
     """A checked configuration.
 
     Args:
-        config: The keys of ``experiments/config.yaml``.
+        config: The keys of ``config/config.yaml``.
 
     Raises:
         SpecError: If a key or value is wrong, or a study that it needs; one sentence.
@@ -372,7 +373,7 @@ class Request:
         write_json(RERUNS, {"times": self.reruns, "unfinished": unfinished})
 
     def differing(self) -> list[str]:
-        """``key=value`` of what the command says otherwise than ``experiments/config.yaml``."""
+        """``key=value`` of what the command says otherwise than ``config/config.yaml``."""
         return [
             f"{key}={value if isinstance(value, str) else json.dumps(value)}"
             for key, value in self.config.items()
@@ -404,40 +405,23 @@ def checked(config: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         SpecError: One sentence that names the key.
     """
-    config = dict(config)
-    for key in config:
-        if key not in DEFAULTS:
-            close = difflib.get_close_matches(key, DEFAULTS, n=1)
+    # Snakemake reads numbers, True and False of the command line, but not false or null.
+    words = {"true": True, "false": False, "null": None}
+    config = DEFAULTS | {k: words.get(v, v) if type(v) is str else v for k, v in config.items()}
+    for key, value in config.items():
+        if key not in SCHEMA:
+            close = difflib.get_close_matches(key, SCHEMA, n=1)
             hint = f"; did you mean {close[0]!r}?" if close else ""
             raise SpecError(
-                f"unknown config key {key!r} with the value {config[key]!r}: known are "
-                f"{', '.join(DEFAULTS)}{hint}"
+                f"unknown config key {key!r} with the value {value!r}: known are "
+                f"{', '.join(SCHEMA)}{hint}"
             )
-    for key in DEFAULTS:
-        if key not in config:
-            raise SpecError(f"the config key {key} is missing")
-    for key in DEFAULTS:
-        # Snakemake reads numbers, True and False of the command line, but not false or null.
-        if config[key] in ("true", "false", "null"):
-            config[key] = json.loads(config[key])
-    check_choice("scale", config["scale"], SCALES)
+        rule = SCHEMA[key]
+        if "enum" in rule and value not in rule["enum"]:
+            check_choice(key, value, filter(None, rule["enum"]))
+        if not Draft202012Validator(rule).is_valid(value):
+            raise SpecError(f"{key} is {value!r}, but must be {rule['errorMessage']}")
     check_study(config["study"], "all")
-    check_choice("reuse", config["reuse"], ["none", "reference", "only"])
-    check_choice("execution", config["execution"], EXECUTIONS)
-    for key in ("offline", "preload"):
-        if not isinstance(config[key], bool):
-            raise SpecError(f"{key} is {config[key]!r}, but must be true or false")
-    if not re.fullmatch(cost.DEVICE, str(config["device"])):
-        raise SpecError(f"device is {config['device']!r}, but must be {cost.DEVICES}")
-    for key, allowed in (("precision", cost.PRECISIONS), ("strategy", cost.STRATEGIES)):
-        if config[key] is not None:
-            check_choice(key, config[key], allowed)
-    if config["compile"] not in (None, True, False):
-        raise SpecError(f"compile is {config['compile']!r}, but must be true, false or null")
-    for key in NUMBERS:
-        number = config[key]
-        if number is not None and not (type(number) is int and 1 <= number <= 1024):
-            raise SpecError(f"{key} is {number!r}, but must be a number from 1 to 1024, or null")
     if config["mirror"] is not None:
         cost.check_mirror(config["mirror"])
     return config

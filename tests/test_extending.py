@@ -31,7 +31,7 @@ def repository(tmp_path_factory):
     """A copy of the code, and of one study's committed records as results of scale small."""
     folder = tmp_path_factory.mktemp("repository")
     ignore = shutil.ignore_patterns("__pycache__", ".mypy_cache")
-    for name in ("sparse_lib", "experiments", "tests", "workflow", "profiles", "docs"):
+    for name in ("sparse_lib", "experiments", "config", "tests", "workflow", "profiles", "docs"):
         shutil.copytree(ROOT / name, folder / name, ignore=ignore)
     for name in ("Snakefile", "pyproject.toml", "README.md", "CITATION.cff"):
         shutil.copy(ROOT / name, folder / name)

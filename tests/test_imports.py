@@ -170,7 +170,7 @@ def test_rules_import_only_what_plans():
         for line in lines:
             if line.startswith(("import ", "from ")):
                 allowed = (
-                    "from experiments import preload, request",
+                    "from experiments import preload, progress, request",
                     "from experiments.errors import UserError",
                     "from experiments.specs import code",
                 )

@@ -17,9 +17,8 @@ from experiments import tasks
 from experiments.cli.options import Mirror, RunId, Scale, Track, app, check_device, mirror_root
 from experiments.errors import UserError, explained, sentence
 from experiments.evaluation.environment import quiet_and_offline
-from experiments.request import EXECUTIONS
 from experiments.specs.code import training_code_hash
-from experiments.specs.cost import PRECISIONS, STRATEGIES
+from experiments.specs.cost import EXECUTIONS, PRECISIONS, STRATEGIES
 from experiments.specs.lookup import find_data, find_run, rerun_command
 from experiments.specs.read import computation_names, test_hashes
 from experiments.specs.run import Run

@@ -11,6 +11,7 @@ from experiments.specs.schema import SpecError
 
 DEVICE = r"auto|cpu|mps|cuda(:\d+)?"
 DEVICES = "auto, cpu, mps, cuda or cuda:<number>"
+EXECUTIONS = ("auto", "dense", "skip")
 PRECISIONS = ("fp32", "bf16", "tf32")
 STRATEGIES = ("ddp", "fsdp2")
 #: Bytes of a weight in training: itself, its gradient, two states, a state being saved, its mask.

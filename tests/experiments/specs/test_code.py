@@ -221,7 +221,6 @@ UNUSED = [
     "experiments/data/cifar.py", "experiments/data/imagenet.py",
     "experiments/models/mobilenet_v2.py", "experiments/evaluation/suites/leaderboard.yaml",
     "experiments/studies/device.yaml",
-    "experiments/config.yaml",
 ]  # fmt: skip
 ONLY = {
     "experiments/analysis/figures/loss_curves.py": {"figures loss_curves"},
