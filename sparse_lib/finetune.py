@@ -29,8 +29,9 @@ def keep_zeros(model: nn.Module, optimizer: Any = None) -> Group:
         The algorithm that holds the masks.
 
     Raises:
-        ValueError: If no weight has zeros, or the model has adapters of peft, which merge into the
-            zeros: :func:`sparse_lib.integrations.peft.keep_zeros` masks them too.
+        ValueError: If no weight has zeros, a matrix is quantized, so that its zeros cannot be
+            masked, or the model has adapters of peft, which merge into the zeros:
+            :func:`sparse_lib.integrations.peft.keep_zeros` masks them too.
         TypeError: If ``model`` is no module.
 
     >>> model = nn.Linear(4, 4, bias=False)
@@ -47,6 +48,12 @@ def keep_zeros(model: nn.Module, optimizer: Any = None) -> Group:
             "the model has adapters of peft, which merge into the zeros; use "
             "sparse_lib.integrations.peft.keep_zeros"
         )
+    for name, param in model.named_parameters():
+        if not (param.is_floating_point() or param.is_complex()) and param.dim() > 1:
+            raise ValueError(
+                f"{name!r} is quantized ({type(param).__name__} of {param.dtype}), so its zeros "
+                "cannot be masked; load the model in a float type"
+            )
     return keep_zeros_of(model, has_zeros, optimizer)
 
 

@@ -417,6 +417,11 @@ def _check_layer(inner: Optimizer | None, name: str, layer: nn.Module) -> None:
             "optimizer that does, or set requires_grad to False"
         )
     for key, state in ({} if inner is None else inner.state.get(weight, {})).items():
+        if isinstance(state, Tensor) and (state.dtype == torch.uint8 or hasattr(state, "codes")):
+            raise ValueError(
+                f"the optimizer's state {key!r} of {name!r} is in codes by blocks of neighbours, "
+                "which packing takes apart; train on with an optimizer that keeps numbers"
+            )
         if isinstance(state, Tensor) and state.numel() > 1 and state.shape != weight.shape:
             raise ValueError(
                 f"the optimizer's state {key!r} of {name!r} has the shape {tuple(state.shape)} and "

@@ -13,8 +13,9 @@ from sparse_lib.checkpoint.exports import (
     finalize,
 )
 from sparse_lib.checkpoint.files import export_safetensors, read_safetensors
-from sparse_lib.checkpoint.loading import import_torch_prune, load_checkpoint
+from sparse_lib.checkpoint.loading import import_torch_prune, load_checkpoint, load_masks
 from sparse_lib.checkpoint.names import State, is_sparse, masks_of
+from sparse_lib.checkpoint.shrinking import shrink
 from sparse_lib.checkpoint.states import split_state
 
 __all__ = [
@@ -29,7 +30,9 @@ __all__ = [
     "import_torch_prune",
     "is_sparse",
     "load_checkpoint",
+    "load_masks",
     "masks_of",
     "read_safetensors",
+    "shrink",
     "split_state",
 ]

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from sparse_lib.checkpoint.bits import clear
 from sparse_lib.checkpoint.names import State, checked, masks_of, namer
 from sparse_lib.checkpoint.states import as_mask, split_known_state
+from sparse_lib.checks import closest
 from sparse_lib.core.parameter import unwrap
 
 
@@ -63,6 +64,53 @@ def load_checkpoint(
         reason = " ".join(str(error).split())
         raise ValueError(f"the checkpoint does not fit the model: {reason}") from None
     return masks
+
+
+@torch.no_grad()
+def load_masks(model: nn.Module, masks: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Put masks on a model by name, in place; masked weights become zero.
+
+    An algorithm that is applied later keeps them.
+
+    Args:
+        model: Model, wrapped or not, with or without masks.
+        masks: Full name of a weight, or of its buffer ``<name>_mask``, to a mask of the weight's
+            shape, bool or with values 0 and 1; as a file of masks alone has them.
+
+    Returns:
+        Full name of each weight to its mask.
+
+    Raises:
+        TypeError: If the masks are no mapping, or the model no module.
+        ValueError: If a name is of no weight of the model, or a mask has another shape or values
+            besides 0 and 1; the model is as it was then.
+
+    >>> layer = nn.Linear(2, 2)
+    >>> _ = load_masks(layer, {"weight_mask": torch.eye(2)})
+    >>> bool(layer.weight[0, 1] == 0), layer.weight_mask.tolist()
+    (True, [[True, False], [False, True]])
+    """
+    target = unwrap(checked(model))
+    if not isinstance(masks, Mapping):
+        raise TypeError(f"masks must be a mapping of names to tensors, not {masks!r:.80}")
+    plain = namer(target)
+    params = {plain(n): p for n, p in target.named_parameters(remove_duplicate=False)}
+    found: dict[str, tuple[nn.Module, str, Tensor]] = {}
+    for key, mask in masks.items():
+        name = key if key in params else str(key).removesuffix("_mask")
+        if name not in params:
+            raise ValueError(f"the model has no weight {name!r}; {closest(name, params)}")
+        if not isinstance(mask, Tensor) or mask.shape != params[name].shape:
+            raise ValueError(
+                f"the mask of {name!r} must be a tensor of shape {tuple(params[name].shape)}"
+            )
+        path, _, leaf = name.rpartition(".")
+        found[name] = (_submodule(target, path, name), leaf, as_mask(name, mask))
+    for module, leaf, mask in found.values():
+        _register_mask(module, leaf, mask)
+        module.get_buffer(f"{leaf}_mask").copy_(mask)
+        clear(module.get_parameter(leaf), ~mask)
+    return {name: mask for name, (_, _, mask) in found.items()}
 
 
 @torch.no_grad()

@@ -357,7 +357,7 @@ class _StatesLeftDense:
 
     def __call__(self, optimizer: Optimizer, *_: Any) -> None:
         for param, state in optimizer.state.items():
-            like = {id(value) for value in states_like(optimizer, param)}
+            like = {id(getattr(s, "codes", s)) for s in states_like(optimizer, param)}
             for name, value in state.items():
                 if id(value) in like and name not in self.sparse_names:
                     value.requires_dense = True

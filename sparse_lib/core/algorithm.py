@@ -21,8 +21,9 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from sparse_lib.checks import closest
-from sparse_lib.core import distributed
+from sparse_lib.core import averages, distributed  # noqa: F401 (averages copy masks)
 from sparse_lib.core.adoption import sparsify
+from sparse_lib.core.codes import Codes
 from sparse_lib.core.connection import Connection
 from sparse_lib.core.forgotten import Forgotten
 from sparse_lib.core.guard import Driver, select_together, watch_readers
@@ -499,7 +500,11 @@ class SparsityAlgorithm(ABC):
         for name, sparse in self.sparse_params.items():
             check_driven(name, sparse)
         if not self.get_sparse_params(optimizer):
-            raise ValueError("the optimizer holds none of the sparse parameters")
+            raise ValueError(
+                "the optimizer holds none of the sparse parameters; if the model was copied or its "
+                "layers were replaced since (as by prepare_qat), apply the algorithm to that model "
+                "first"
+            )
         connection = Connection(self, optimizer)
         self._connect(connection)
         for sparse in self.sparse_params.values():
@@ -657,7 +662,9 @@ class SparsityAlgorithm(ABC):
             for tensor in (sparse.param, *self._states_to_mask(sparse, optimizer))
         )
 
-    def _states_to_mask(self, sparse: SparseParameter, optimizer: Optimizer) -> Iterable[Tensor]:
+    def _states_to_mask(
+        self, sparse: SparseParameter, optimizer: Optimizer
+    ) -> Iterable[Tensor | Codes]:
         return states_like(optimizer, sparse.param) if self.masks_states else ()
 
     def _mask_states_of(self, sparse: SparseParameter, optimizer: Optimizer) -> None:

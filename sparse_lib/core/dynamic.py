@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from sparse_lib.checks import check_bool, check_finite
 from sparse_lib.core import distributed
 from sparse_lib.core.algorithm import SparsityAlgorithm
+from sparse_lib.core.codes import Codes
 from sparse_lib.core.dense_gradients import DenseGradients
 from sparse_lib.core.optimizers import forget_curvature, gradient_scale, states_like
 from sparse_lib.core.parameter import SparseParameter, is_mask, warn
@@ -248,7 +249,10 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
             self._start_grown(sparse, grown)
         if self.reset_momentum and optimizer is not None:
             for state in states_like(optimizer, sparse.param, with_dense=True):
-                shards.local(state).masked_fill_(shards.local(grown), 0)
+                if isinstance(state, Codes):
+                    state.clear(shards.local(grown))
+                else:
+                    shards.local(state).masked_fill_(shards.local(grown), 0)
 
     def _start_grown(self, sparse: SparseParameter, grown: Tensor) -> None:
         weight = sparse.param

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from sparse_lib.core.codes import Codes
 from sparse_lib.masks import shards
 
 _SAME_SIZE_INTEGER = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -225,13 +226,16 @@ class MaskGuard:
         self._handle = param.register_post_accumulate_grad_hook(mask_gradient)
         self._hooked, self._hooked_contents = param, param._cdata
 
-    def select(self, tensor: Tensor) -> None:
+    def select(self, tensor: Tensor | Codes) -> None:
         """Set a tensor to zero, in place, where the mask is zero.
 
         Args:
-            tensor: Of the mask's shape, any dtype and device, dense or COO.
+            tensor: Of the mask's shape, any dtype and device, dense, COO or in codes.
         """
         if self.mask is None:  # the model was made dense
+            return
+        if isinstance(tensor, Codes):
+            tensor.clear(~shards.local(self.mask))
             return
         tensor, mask = shards.local(tensor.detach()), shards.local(self.mask)
         if tensor.layout == torch.sparse_coo:
@@ -251,12 +255,14 @@ class MaskGuard:
         else:
             bits.mul_(words)
 
-    def bits_and_words(self, tensor: Tensor) -> tuple[Tensor, Tensor] | None:
+    def bits_and_words(self, tensor: Tensor | Codes) -> tuple[Tensor, Tensor] | None:
         """The bits of a tensor as integers and the words of the mask, to be multiplied.
 
         None on a CPU, and for what :meth:`select` treats by itself: large and sparse tensors,
-        complex numbers, and models that were made dense.
+        complex numbers, codes, and models that were made dense.
         """
+        if isinstance(tensor, Codes):
+            return None
         tensor = shards.local(tensor.detach())
         integer = _SAME_SIZE_INTEGER.get(tensor.element_size())
         if _is_on_cpu(tensor) or self.mask is None or tensor.layout != torch.strided:
@@ -426,7 +432,7 @@ class MaskGuard:
         self._know(state.get("mask"))
 
 
-def select_together(selections: Iterable[tuple[MaskGuard, Tensor]]) -> None:
+def select_together(selections: Iterable[tuple[MaskGuard, Tensor | Codes]]) -> None:
     """Set each tensor to zero, in place, where the mask of its guard is zero.
 
     On a GPU the small ones of one type take one call together: launching a kernel for each takes

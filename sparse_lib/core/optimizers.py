@@ -9,6 +9,9 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from sparse_lib.core.codes import Codes, codes_of
+from sparse_lib.core.parameter import warn
+
 
 def innermost(optimizer: Any) -> Any:
     """The optimizer that steps, inside wrappers without hooks such as accelerate's."""
@@ -22,12 +25,32 @@ def innermost(optimizer: Any) -> Any:
 
 def states_like(
     optimizer: Optimizer, param: Tensor, *, with_dense: bool = False
-) -> Iterator[Tensor]:
-    """Optimizer states of a parameter's shape, without those marked ``requires_dense``."""
-    for state in optimizer.state.get(param, {}).values():
-        is_weightlike = isinstance(state, Tensor) and state.dim() and state.shape == param.shape
-        if is_weightlike and (with_dense or not getattr(state, "requires_dense", False)):
+) -> Iterator[Tensor | Codes]:
+    """Optimizer states of a parameter's shape, without those marked ``requires_dense``.
+
+    Warns:
+        UserWarning: Once per optimizer, if a state of that shape is coded in a way that is not
+            known; it is left out.
+    """
+    states = optimizer.state.get(param, {})
+    for key, state in states.items():
+        if not isinstance(state, Tensor) or not state.dim() or state.shape != param.shape:
+            continue
+        if not with_dense and getattr(state, "requires_dense", False):
+            continue
+        if state.dtype is not torch.uint8 and not hasattr(state, "codes"):
             yield state
+        elif (found := codes_of(key, state, states)) is not None:
+            yield found
+        elif not getattr(optimizer, _TOLD, False):
+            setattr(optimizer, _TOLD, True)
+            warn(
+                f"{type(optimizer).__name__} keeps {key!r} as {type(state).__name__} of "
+                f"{state.dtype}, which cannot be masked: grown weights begin with what it holds"
+            )
+
+
+_TOLD = "_sparse_lib_told_of_codes"
 
 
 def forget_curvature(optimizer: Optimizer) -> None:

@@ -284,7 +284,7 @@ def find_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
             if inside_dense or id(param) in kept or getattr(param, "requires_dense", False):
                 continue
             check_parameter(full_name, param)
-            if param.is_floating_point():
+            if param.is_floating_point() or param.is_complex():
                 yield full_name, module, name
 
 

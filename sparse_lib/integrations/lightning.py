@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from lightning.pytorch.callbacks import Callback
+import torch
+from lightning.pytorch.callbacks import Callback, WeightAveraging
 
 from sparse_lib.integrations import common
 
@@ -50,7 +51,19 @@ class SparsityCallback(Callback):
         return super().state_key  # under which checkpoints of earlier versions have the state
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Make the masks, so that a checkpoint may be loaded next."""
+        """Make the masks, so that a checkpoint may be loaded next.
+
+        Raises:
+            ValueError: If a callback that comes before has copied the model to average it.
+        """
+        for callback in trainer.callbacks if stage == "fit" else ():
+            if callback is self:
+                break
+            if isinstance(callback, WeightAveraging):
+                raise ValueError(
+                    f"SparsityCallback must come before {type(callback).__name__} in callbacks, "
+                    "which copies the model, masks too"
+                )
         if stage == "fit" and not common.is_masked_by(self.algorithm, pl_module):
             self.algorithm.apply(pl_module)
 
@@ -84,6 +97,12 @@ class SparsityCallback(Callback):
         metrics = common.summary(self.algorithm)
         pl_module.log("sparsity/sparsity", metrics.pop("sparsity/sparsity"), prog_bar=True)
         pl_module.log_dict(metrics)
+
+    @torch.no_grad()
+    def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
+        """Mask the weights that a callback for averaging left in the module."""
+        for sparse in self.algorithm.sparse_params.values():
+            sparse.guard.select_weight()
 
     def state_dict(self) -> dict[str, Any]:
         """The algorithm's state; the masks are in the model's."""

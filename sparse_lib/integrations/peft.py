@@ -8,6 +8,7 @@ from typing import Any
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils import parametrize
 
 from sparse_lib.core.algorithm import SparsityAlgorithm
 from sparse_lib.core.guard import guards, mask_name
@@ -21,8 +22,8 @@ def keep_zeros(model: nn.Module) -> SparsityAlgorithm:
     """Keep the zeros of a pruned base model, in training and once adapters are merged.
 
     A LoRA layer computes ``W x + s B A x``; for a linear layer (``Linear``, or the ``Conv1D`` of
-    GPT-2) whose weight ``W`` has a mask ``M``
-    it computes ``(W + s M * (B A)) x`` from now on, so what is trained is what
+    GPT-2) or a parameter (``target_parameters``, such as fused experts) whose weight ``W`` has a
+    mask ``M`` it computes ``(W + s M * (B A)) x`` from now on, so what is trained is what
     ``merge_and_unload`` merges, and the merged weight is zero where ``W`` is. The product ``B A``
     is formed in every forward pass, which costs as much memory as the weight.
 
@@ -36,7 +37,8 @@ def keep_zeros(model: nn.Module) -> SparsityAlgorithm:
         The algorithm that holds the masks; it needs no optimizer while the base is frozen.
 
     Raises:
-        ValueError: If no weight of the base has zeros, or an adapter cannot be masked.
+        ValueError: If no weight of the base has zeros, or an adapter cannot be masked, as one of a
+            quantized weight.
     """
     for name, config in getattr(model, "peft_config", {}).items():
         initial = getattr(config, "init_lora_weights", True)
@@ -54,8 +56,9 @@ def keep_zeros(model: nn.Module) -> SparsityAlgorithm:
         if id(param) not in within and not _is_held(model, name) and has_zeros(name, param, model)
     }
     for layer in adapters:
-        base = layer.get_base_layer()
-        if "weight" in guards(base) or id(base._parameters.get("weight")) in free:
+        base, name = layer.get_base_layer(), _weight_name(layer)
+        _check_not_quantized(base, name)
+        if name in guards(base) or id(base._parameters.get(name)) in free:
             _check(layer)
     if free or held is None:
         algorithm: SparsityAlgorithm = keep_zeros_of(
@@ -64,13 +67,32 @@ def keep_zeros(model: nn.Module) -> SparsityAlgorithm:
     else:
         algorithm = held
     for layer in adapters:
-        if layer.get_base_layer()._buffers.get(mask_name("weight")) is None:
+        if layer.get_base_layer()._buffers.get(mask_name(_weight_name(layer))) is None:
             continue
         if "_unmasked_delta" not in vars(layer):
             layer._unmasked_delta = layer.get_delta_weight
             layer.get_delta_weight = types.MethodType(_masked_delta, layer)
-            layer.forward = types.MethodType(_masked_forward, layer)
+            forward = _masked_param_forward if _is_of_parameter(layer) else _masked_forward
+            layer.forward = types.MethodType(forward, layer)
     return algorithm
+
+
+def _is_of_parameter(layer: Any) -> bool:
+    """Whether an adapter is one of ``target_parameters``, which may be nested."""
+    return hasattr(layer, "parameter_name")
+
+
+def _weight_name(layer: Any) -> str:
+    return layer.parameter_name if _is_of_parameter(layer) else "weight"
+
+
+def _check_not_quantized(base: nn.Module, name: str) -> None:
+    weight = base._parameters.get(name)
+    if weight is None or not weight.is_floating_point():
+        why = "it has no weight of its own"
+        if weight is not None:
+            why = f"its weight is quantized, {weight.dtype}; load the base in a float type"
+        raise ValueError(f"the adapter of a {type(base).__name__} cannot be masked: {why}")
 
 
 def _holder(model: nn.Module) -> SparsityAlgorithm | None:
@@ -99,6 +121,8 @@ def _check(layer: Any) -> None:
     kind = type(layer).__module__.split(".")[2]  # peft.tuners.<kind>.layer
     if kind != "lora":
         raise ValueError(f"an adapter of the kind {kind!r} cannot be masked; LoRA can")
+    if _is_of_parameter(layer):
+        return
     base = layer.get_base_layer()
     transposed = isinstance(base, Conv1D)
     if not isinstance(base, nn.Linear | Conv1D) or transposed != bool(
@@ -116,7 +140,38 @@ def _check(layer: Any) -> None:
 def _masked_delta(layer: Any, adapter: str) -> Tensor:
     """``s M * (B A)`` of one adapter, of the weight's shape; what peft merges."""
     delta = layer._unmasked_delta(adapter)
-    return delta * layer.get_base_layer().weight_mask.to(delta.device)
+    mask = layer.get_base_layer()._buffers[mask_name(_weight_name(layer))]
+    return delta * mask.to(delta.device)
+
+
+class _Plus(nn.Module):
+    """A parametrization: a parameter plus a tensor."""
+
+    def __init__(self, delta: Tensor) -> None:
+        super().__init__()
+        self.delta = delta
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight + self.delta
+
+
+def _masked_param_forward(layer: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """The base layer, with the masked adapters added to its parameter for this pass."""
+    if layer.disable_adapters and layer.merged:
+        layer.unmerge()
+    active = [adapter for adapter in layer.active_adapters if adapter in layer.lora_A]
+    if layer.disable_adapters or layer.merged or not active:
+        return layer.base_layer(x, *args, **kwargs)
+    base, name = layer.get_base_layer(), layer.parameter_name
+    delta = sum(layer.get_delta_weight(adapter) for adapter in active)
+    requires_grad = base._parameters[name].requires_grad
+    parametrize.register_parametrization(base, name, _Plus(delta), unsafe=True)
+    base.parametrizations[name].original.requires_grad_(requires_grad)
+    try:
+        with parametrize.cached():
+            return layer.base_layer(x, *args, **kwargs)
+    finally:
+        parametrize.remove_parametrizations(base, name, leave_parametrized=False)
 
 
 def _masked_forward(layer: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,14 @@ import transformers
 from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import AutoConfig, TrainerCallback
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import (
+    PrefixChange,
+    WeightConverter,
+    WeightRenaming,
+    dot_natural_key,
+    rename_source_key,
+)
 
 from sparse_lib.checkpoint import load_checkpoint
 from sparse_lib.core.guard import MaskGuard, guards
@@ -115,6 +123,7 @@ class SparsityCallback(TrainerCallback):
         if not common.is_masked_by(self.algorithm, model):
             self.algorithm.apply(model)
         describe(model)
+        accept_saved_names(unwrap(model))
 
     def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Add the metrics to what is logged, and to the Trainer's ``log_history``."""
@@ -153,26 +162,96 @@ def from_pretrained(folder: str | Path, cls: Any = None, **options: Any) -> Any:
     if cls is None:
         config = AutoConfig.from_pretrained(folder)
         cls = getattr(transformers, (config.architectures or ["AutoModel"])[0])
-    with _expecting(cls, masks):
+    with _expecting_masks(cls):
         model = cls.from_pretrained(folder, **options)
+    masks = in_model_names(model, masks)
     loaded = load_checkpoint(model, {**model.state_dict(), **masks})
+    if not masks:
+        raise ValueError(f"the masks in {folder} are of no weight of a {type(model).__name__}")
     for name in loaded:
         path, _, leaf = name.rpartition(".")
         module = model.get_submodule(path)
         if leaf not in guards(module):
             MaskGuard(module, leaf)
     describe(model)
+    accept_saved_names(model)
     return model
 
 
+@torch.no_grad()
+def in_model_names(model: nn.Module, saved: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors of a saved model, masks too, under the names that the model's class has for them.
+
+    ``save_pretrained`` writes the keys, and splits the fused weights, of the format in which the
+    first checkpoints of a family were published; transformers' conversion mapping is the table.
+
+    Args:
+        model: A model of transformers, or any other, whose names are then kept.
+        saved: Name in the file to tensor.
+
+    Returns:
+        Those of the model's own names.
+    """
+    own: dict[str, Any] = dict(model.state_dict(keep_vars=True))
+    own |= {f"{n}_mask": p for n, p in model.named_parameters(remove_duplicate=False)}
+    conversions: list[Any] = []
+    if isinstance(model, transformers.PreTrainedModel):
+        conversions = deepcopy(getattr(model, "_weight_conversions", None) or [])
+        if not conversions:
+            every = get_model_conversion_mapping(model)
+            conversions = [c for c in every if not isinstance(c, PrefixChange)]
+    renamings = [c for c in conversions if isinstance(c, WeightRenaming)]
+    converters = [c for c in conversions if isinstance(c, WeightConverter)]
+    by_pattern = {pattern: c for c in converters for pattern in c.source_patterns}
+    prefix = getattr(model, "base_model_prefix", "")
+    found: dict[str, Tensor] = {}
+    gathered: dict[str, WeightConverter] = {}
+    for key in sorted(saved, key=dot_natural_key):
+        name, pattern = rename_source_key(key, renamings, converters, prefix, own)
+        if name not in own and key in own:
+            name, pattern = key, None
+        if name not in own:
+            continue
+        if pattern is None:
+            found[name] = saved[key]
+        else:
+            converter = gathered.setdefault(name, deepcopy(by_pattern[pattern]))
+            converter.add_tensor(name, key, pattern, saved[key])
+    for name, converter in gathered.items():
+        made = converter.convert(name, model=model, config=getattr(model, "config", None))
+        found |= {n: t[0] if isinstance(t, list) else t for n, t in made.items()}
+    return {name: t for name, t in found.items() if own[name].shape == t.shape}
+
+
+def accept_saved_names(model: nn.Module) -> None:
+    """Have ``load_state_dict`` take the keys that ``save_pretrained`` writes, masks included.
+
+    The Trainer resumes by it, and brings the best model back.
+    """
+    hooks = [getattr(hook, "hook", hook) for hook in model._load_state_dict_pre_hooks.values()]
+    if isinstance(model, transformers.PreTrainedModel) and _rename_saved not in hooks:
+        model.register_load_state_dict_pre_hook(_rename_saved)
+
+
+def _rename_saved(model: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    own = model.state_dict().keys()
+    if prefix or state.keys() <= own:
+        return
+    renamed = in_model_names(model, {k: t for k, t in state.items() if torch.is_tensor(t)})
+    if renamed.keys() - state.keys():
+        for key in [key for key in state if key not in own or key in renamed]:
+            del state[key]
+        state.update(renamed)
+
+
 @contextlib.contextmanager
-def _expecting(cls: Any, masks: Iterable[str]) -> Iterator[None]:
+def _expecting_masks(cls: Any) -> Iterator[None]:
     """Keep a model's class from reporting the masks of a file as unexpected."""
     if not (isinstance(cls, type) and issubclass(cls, transformers.PreTrainedModel)):
         yield  # a class such as AutoModel, which loads another one
         return
     own = {key: value for key, value in vars(cls).items() if key == _UNEXPECTED}
-    patterns = [*(getattr(cls, _UNEXPECTED, None) or ()), *map(re.escape, masks)]
+    patterns = [*(getattr(cls, _UNEXPECTED, None) or ()), "_mask$"]
     setattr(cls, _UNEXPECTED, patterns)
     try:
         yield
@@ -193,12 +272,9 @@ def _read_masks(folder: Path) -> dict[str, Tensor]:
         if not (folder / name).is_file():
             raise ValueError(f"{folder} holds no {name}")
         with safe_open(folder / name, framework="pt") as tensors:
-            keys = set(tensors.keys())
-            for key in sorted(keys):
-                if key.endswith("_mask") and key.removesuffix("_mask") in keys:
-                    mask = tensors.get_tensor(key)
-                    if mask.dtype == torch.bool:
-                        masks[key] = mask
+            for key in sorted(key for key in tensors.keys() if key.endswith("_mask")):
+                if (mask := tensors.get_tensor(key)).dtype == torch.bool:
+                    masks[key] = mask
     if not masks:
         raise ValueError(
             f"{folder} holds no masks; load the model as usual, and sparse_lib.keep_zeros(model) "

@@ -339,3 +339,24 @@ def test_a_checkpoint_that_does_not_fit_leaves_the_model_as_it_was():
     after = target.state_dict()
     assert after.keys() == before.keys()
     assert all(torch.equal(after[name], before[name]) for name in before)
+
+
+@pytest.mark.parametrize("suffix", ["", "_mask"])
+def test_masks_alone_are_put_on_a_model_by_name(suffix):
+    masks = checkpoint.masks_of(masked_network())
+    model = network()
+    dense = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    given = {f"{name}{suffix}": mask.float() for name, mask in masks.items()}
+    assert checkpoint.load_masks(nn.DataParallel(model), given).keys() == masks.keys()
+    for name, mask in masks.items():
+        assert torch.equal(model.get_buffer(f"{name}_mask"), mask)
+        assert torch.equal(model.get_parameter(name), dense[name] * mask)
+    Static(sparsity=0.1).apply(model)  # keeps them
+    assert all(torch.equal(checkpoint.masks_of(model)[name], mask) for name, mask in masks.items())
+    for wrong, words in (
+        ({"4.wieght": given[f"4.weight{suffix}"]}, "no weight '4.wieght'; did you mean '4.weight'"),
+        ({"4.weight": torch.ones(3)}, "mask of '4.weight' must be a tensor of shape"),
+        ({"4.bias": torch.full((10,), 0.5)}, "the mask of '4.bias' has values besides 0 and 1"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            checkpoint.load_masks(network(), wrong)

@@ -187,3 +187,18 @@ def test_two_callbacks_for_two_networks_train_and_resume(tmp_path):
     module = run(resumed, 6, tmp_path / "last.ckpt")
     assert [callback.algorithm.step for callback in resumed] == [6, 6]
     assert [int(n.weight_mask.sum()) for n in (module.first, module.second)] == [36, 72]
+
+
+def test_an_average_obeys_the_masks_of_the_model(tmp_path):
+    from lightning.pytorch.callbacks import EMAWeightAveraging
+
+    callback = SparsityCallback(RIGL)
+    _, module = fit(tmp_path, callback, EMAWeightAveraging(decay=0.9))
+    saved = torch.load(tmp_path / "step=8.ckpt", weights_only=False)["state_dict"]
+    for sparse in callback.algorithm.sparse_params.values():
+        assert int(sparse.mask.sum()) == round(0.25 * sparse.mask.numel())
+        assert not sparse.param[~sparse.mask].any()
+        assert torch.equal(saved[f"{sparse.name}_mask"], sparse.mask)
+        assert not saved[sparse.name][~sparse.mask].any()
+    with pytest.raises(ValueError, match="must come before EMAWeightAveraging in callbacks"):
+        fit(tmp_path, EMAWeightAveraging(decay=0.9), SparsityCallback(RIGL))

@@ -20,7 +20,7 @@ from peft import (
 
 import sparse_lib as sl
 from sparse_lib.integrations.peft import keep_zeros
-from tests.sparse_lib.integrations.test_transformers import make_model
+from tests.sparse_lib.integrations.test_transformers import make_mixtral, make_model
 
 
 def pruned():
@@ -201,3 +201,39 @@ def test_a_loaded_adapter_is_masked_by_another_call(tmp_path):
     with torch.no_grad():
         before, after = (m(input_ids=tokens).logits for m in (model, loaded.merge_and_unload()))
     torch.testing.assert_close(before, after)
+
+
+def test_adapters_of_fused_experts_keep_the_zeros_and_the_function():
+    base = make_mixtral()
+    sl.configure(sl.Static(0.7, "topk")).apply(base)
+    sl.finalize(base)
+    zeros = {n: p == 0 for n, p in base.named_parameters() if "experts" in n}
+    names = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
+    model = get_peft_model(
+        base, LoraConfig(r=2, target_modules=["q_proj"], target_parameters=names)
+    )
+    keep_zeros(model)
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], 0.05)
+    tokens = torch.randint(0, 24, (4, 8), generator=torch.Generator().manual_seed(2))
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(input_ids=tokens, labels=tokens).loss.backward()
+        optimizer.step()
+    with torch.no_grad():
+        before = model(input_ids=tokens).logits
+        merged = model.merge_and_unload()
+        torch.testing.assert_close(before, merged(input_ids=tokens).logits)
+    after = dict(merged.named_parameters())
+    assert len(zeros) == 2 and all(not after[name][zero].any() for name, zero in zeros.items())
+
+
+def test_quantized_bases_are_refused():
+    base = pruned()
+    model = adapted(base)
+    layer = base.model.layers[0].self_attn.q_proj.get_base_layer()
+    layer.weight = torch.nn.Parameter(torch.zeros(64, 1, dtype=torch.uint8), requires_grad=False)
+    with pytest.raises(ValueError, match="of a Linear cannot be masked: its weight is quantized"):
+        keep_zeros(model)
+    plain = torch.nn.Sequential(layer, torch.nn.Linear(4, 4))
+    with pytest.raises(ValueError, match="'0.weight' is quantized .Parameter of torch.uint8."):
+        sl.keep_zeros(plain)

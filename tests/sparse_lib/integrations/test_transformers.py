@@ -9,6 +9,7 @@ import torch
 pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 
+import transformers
 from safetensors.torch import load_file
 from transformers import (
     AutoModelForCausalLM,
@@ -248,3 +249,50 @@ def test_targets_beyond_the_end_are_told_before_training(tmp_path):
     callback = SparsityCallback({"algorithm": "rigl", "sparsity": 0.9, "update": 1000})
     with pytest.warns(UserWarning, match="RigL changes no mask in 4 steps"):
         make_trainer(tmp_path, callback, max_steps=4).train()
+
+
+SIZES = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1}
+SIZES |= {"num_attention_heads": 2}
+
+
+def make_mixtral(seed=0):
+    torch.manual_seed(seed)
+    sizes = SIZES | {"vocab_size": 24, "num_key_value_heads": 2, "num_local_experts": 4}
+    return transformers.MixtralForCausalLM(transformers.MixtralConfig(**sizes))
+
+
+def make_vit():
+    torch.manual_seed(0)
+    config = transformers.ViTConfig(**SIZES, image_size=16, patch_size=8)
+    return transformers.ViTForImageClassification(config)
+
+
+@pytest.mark.parametrize("make", [make_mixtral, make_vit])
+def test_masks_follow_the_renaming_of_keys(make, tmp_path):
+    # Mixtral's file has a tensor per expert where the model has fused ones, ViT's has other names.
+    from sparse_lib.integrations.transformers import from_pretrained
+
+    model = make()
+    sl.configure({"sparsity": 0.5, "seed": 0}).apply(model)
+    model.save_pretrained(tmp_path)
+    assert load_file(tmp_path / "model.safetensors").keys() != model.state_dict().keys()
+    assert_same(model.state_dict(), from_pretrained(tmp_path).state_dict())
+    from_file = from_pretrained(tmp_path)
+    with torch.no_grad():
+        for param in from_file.parameters():
+            param.zero_()
+    from_file.load_state_dict(load_file(tmp_path / "model.safetensors"))
+    assert_same(model.state_dict(), from_file.state_dict())
+
+
+def test_a_resumed_mixture_of_experts_ends_with_the_bits_of_one(tmp_path):
+    whole = make_trainer(tmp_path / "whole", SparsityCallback(RIGL), model=make_mixtral())
+    whole.train()
+    cut = make_trainer(tmp_path / "cut", SparsityCallback(RIGL), model=make_mixtral())
+    cut.add_callback(KillAt(5))
+    with pytest.raises(Killed):
+        cut.train()
+    again = make_trainer(tmp_path / "cut", SparsityCallback(RIGL), model=make_mixtral(7))
+    again.train(resume_from_checkpoint=True)
+    assert_same(whole.model.state_dict(), again.model.state_dict())
+    assert any("experts" in name for name, _ in whole.model.named_buffers())

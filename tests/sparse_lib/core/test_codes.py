@@ -1,0 +1,150 @@
+"""Optimizers whose states are codes: masked by the code of zero, or left alone and told."""
+
+import pytest
+import torch
+from torch import nn
+
+import sparse_lib as sl
+
+#: A signed table as bitsandbytes has it: code 0 is the most negative value, zero stands at 127.
+TABLE = torch.linspace(-1, 1, 256).index_fill(0, torch.tensor([127]), 0.0)
+
+
+def encoded(values, scale):
+    return (values / scale).clamp(-1, 1).unsqueeze(-1).sub(TABLE).abs().argmin(-1).to(torch.uint8)
+
+
+class Momentum8bit(torch.optim.Optimizer):
+    """Momentum in bitsandbytes' layout: codes in ``state1``, their table in ``qmap1``."""
+
+    def __init__(self, params, known=True):
+        super().__init__(params, {"lr": 0.1})
+        self.known = known
+
+    def momentum(self, param):
+        state = self.state[param]
+        return TABLE[state["state1"].long()] * state["absmax1"]
+
+    def step(self, closure=None):
+        for param in self.param_groups[0]["params"]:
+            if not self.state[param]:
+                codes = torch.full(param.shape, 127, dtype=torch.uint8)
+                self.state[param] = {"state1": codes, "absmax1": torch.ones(())}
+                if self.known:
+                    self.state[param]["qmap1"] = TABLE
+            state = self.state[param]
+            momentum = 0.9 * self.momentum(param) + param.grad
+            state["absmax1"] = momentum.abs().max()
+            state["state1"].copy_(encoded(momentum, state["absmax1"]))
+            param.data.sub_(0.1 * self.momentum(param))
+
+
+class Coded(torch.Tensor):
+    """A state in torchao's layout: a tensor class with ``codes``, ``scale`` and ``qmap``."""
+
+    @staticmethod
+    def __new__(cls, codes, scale, qmap):
+        return torch.Tensor._make_wrapper_subclass(cls, codes.shape, dtype=torch.float32)
+
+    def __init__(self, codes, scale, qmap):
+        self.codes, self.scale, self.qmap = codes, scale, qmap
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        raise NotImplementedError(func)  # as torchao's for what it does not know
+
+
+def trained(optimizer_class, steps=6, **options):
+    torch.manual_seed(0)
+    model = nn.Linear(16, 16, bias=False)
+    optimizer = optimizer_class(model.parameters(), **options)
+    sparsity = sl.configure({"algorithm": "set", "sparsity": 0.75, "update": 2, "seed": 0})
+    sparsity.apply(model)
+    sparsity.apply(optimizer)
+    for _ in range(steps):
+        before = model.weight_mask.clone()
+        optimizer.zero_grad()
+        model(torch.randn(8, 16)).square().mean().backward()
+        optimizer.step()
+    return model, optimizer, model.weight_mask & ~before
+
+
+def test_grown_weights_begin_without_momentum():
+    model, optimizer, grown = trained(Momentum8bit)
+    momentum = optimizer.momentum(model.weight)
+    assert int(grown.sum()) > 0
+    assert not momentum[grown].any() and not momentum[~model.weight_mask].any()
+    assert momentum[model.weight_mask & ~grown].any()
+
+
+def test_weights_stay_at_zero_when_the_model_is_made_dense():
+    model, optimizer, _ = trained(Momentum8bit)
+    absent = ~model.weight_mask
+    sl.densify(model)
+    model.weight.grad = torch.zeros_like(model.weight)
+    optimizer.step()
+    assert not model.weight[absent].any()
+
+
+def test_codes_of_a_tensor_class_are_masked():
+    def make(params):
+        optimizer = torch.optim.SGD(params, 0.1)
+        (param,) = optimizer.param_groups[0]["params"]
+        codes = torch.randint(0, 256, param.shape, dtype=torch.uint8)
+        optimizer.state[param]["exp_avg"] = Coded(codes, torch.ones(1), TABLE.clone())
+        return optimizer
+
+    model, optimizer, _ = trained(make, steps=2)
+    codes = optimizer.state[model.weight]["exp_avg"].codes
+    assert set(codes[~model.weight_mask].tolist()) == {127}
+    assert len(set(codes[model.weight_mask].tolist())) > 10
+
+
+def test_codes_without_a_table_are_left_alone_and_told():
+    with pytest.warns(UserWarning, match="Momentum8bit keeps 'state1' as Tensor of"):
+        model, optimizer, _ = trained(Momentum8bit, known=False)
+    with pytest.raises(ValueError, match="'state1' of '0.weight' is in codes by blocks"):
+        sl.device.pack(nn.Sequential(model), optimizer, least_sparsity=0.0)
+
+
+@pytest.mark.parametrize("use_buffers", [True, False])
+def test_an_average_has_the_masks_of_the_model(use_buffers):
+    torch.manual_seed(0)
+    model = nn.Linear(16, 16, bias=False)
+    sparsity = sl.configure({"algorithm": "set", "sparsity": 0.75, "update": 2, "seed": 0})
+    sparsity.apply(model)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    sparsity.apply(optimizer)
+    averaging = torch.optim.swa_utils.get_ema_multi_avg_fn(0.5)
+    average = torch.optim.swa_utils.AveragedModel(
+        model, multi_avg_fn=averaging, use_buffers=use_buffers
+    )
+    expected = model.weight.detach().clone()
+    for step in range(8):
+        model(torch.randn(8, 16)).square().mean().backward()
+        optimizer.step()
+        average.update_parameters(model)
+        expected = expected.lerp(model.weight.detach(), 0.5 if step else 1.0)
+        assert torch.equal(average.module.weight_mask, model.weight_mask)
+        if use_buffers:
+            expected *= model.weight_mask
+            torch.testing.assert_close(average.module.weight.detach(), expected)
+    assert int(average.module.weight_mask.sum()) == 64
+
+
+def test_complex_weights_are_masked_by_magnitude():
+    torch.manual_seed(0)
+    model = nn.Linear(8, 8, bias=False, dtype=torch.complex64)
+    largest = model.weight.abs().flatten().topk(32).indices
+    sparsity = sl.configure(
+        {"algorithm": "rigl", "sparsity": 0.5, "update": 2, "init_method": "topk"}
+    )
+    sparsity.apply(model)
+    assert set(model.weight_mask.flatten().nonzero().flatten().tolist()) == set(largest.tolist())
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    sparsity.apply(optimizer)
+    for _ in range(4):
+        optimizer.zero_grad()
+        model(torch.randn(4, 8, dtype=torch.complex64)).abs().square().mean().backward()
+        optimizer.step()
+    assert int(model.weight_mask.sum()) == 32 and not model.weight[~model.weight_mask].any()
