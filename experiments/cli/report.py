@@ -10,8 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from experiments.cli.options import Scale, StudyName, app
-from experiments.specs.code import ROOT
-from experiments.specs.lookup import planned_study
+from experiments.specs.code import ROOT, training_code_hash
+from experiments.specs.lookup import planned_study, rerun_command
 from experiments.specs.planned import PlannedStudy
 from experiments.specs.read import check_study, load_study, study_names
 from experiments.specs.schema import SpecError, check_choice, module_names
@@ -52,6 +52,11 @@ def collect(
         if run not in known:
             raise SpecError(f"{path} is of run {run!r}, which {study} does not have")
         records[run] = read_json(path)
+    _tell_of_other_code(
+        run
+        for run, record in records.items()
+        if record["code_hash"] != training_code_hash(known[run].spec)
+    )
     others = [
         name
         for name, run in known.items()
@@ -62,6 +67,15 @@ def collect(
     )
     rows = tidy.read_records(folder / "records.csv")
     ledger.write_evidence(rows, facts, folder / "evidence.csv")
+
+
+def _tell_of_other_code(runs: Iterable[str]) -> None:
+    """Print which records were made by other code than is here."""
+    if names := list(runs):
+        print(
+            f"{len(names)} records were trained by other code than is here: {', '.join(names[:3])}"
+            f"{', ...' if len(names) > 3 else ''}; `{rerun_command(names)}` trains them again"
+        )
 
 
 def _write_ledger(records: Any, facts: PlannedStudy, folder: Path) -> None:

@@ -16,7 +16,7 @@ rule collect:
         borrowed=lambda wildcards: code.digest(REQUEST.borrowed(wildcards)),
     shell:
         "python -m experiments collect --none --committed --study {wildcards.study:q}"
-        " --scale {wildcards.scale:q} -- {input.own:q} > {log:q} 2>&1"
+        " --scale {wildcards.scale:q} -- {input.own:q} 2>&1 | tee {log:q}"
 
 
 rule compute:

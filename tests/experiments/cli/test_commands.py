@@ -117,7 +117,8 @@ def test_a_hostile_name_writes_and_deletes_nothing(place, call, command, name):
 def test_collect_deletes_nothing_before_it_has_read_everything(place, call):
     collect = ("collect", "--study", STUDY, "--scale", SCALE)
     files = written(place.parent / "made", *RECORDS[:3])
-    assert call(*collect, *files)[0] == 0
+    code, text = call(*collect, *files)
+    assert code == 0 and "trained by other code than is here" in text
     before = contents(place)
     assert len(before) == 7 and "results/small/spdf/records.csv" in before
     assert "--none" in call(*collect)[1]
