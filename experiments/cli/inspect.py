@@ -43,7 +43,7 @@ def check_runs(runs: Iterable[Run]) -> None:
     seen: set[str] = set()
     for run in runs:
         _check_suite(run)
-        _check_transform(run, seen)
+        check_transform(run, seen)
         config = run.spec.mask_config()
         if config is None:
             continue
@@ -73,7 +73,7 @@ def _check_suite(run: Run) -> None:
         raise SpecError(f"{run.studies[0]}.yaml: suite: {error}") from None
 
 
-def _check_transform(run: Run, seen: set[str]) -> None:
+def check_transform(run: Run, seen: set[str]) -> None:
     """Raise `SpecError` where a model cannot be transformed, or not at the budget it is given.
 
     The model is built without storage. A training begins with the same check, so models of images
