@@ -5,12 +5,9 @@ from __future__ import annotations
 import difflib
 import errno
 import heapq
-import linecache
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
 #: Allowed values that a sentence shows.
 NUM_SHOWN = 10
 
@@ -31,36 +28,15 @@ class Diverged(UserError, FloatingPointError):
     """A training's loss is no finite number any more."""
 
 
-def is_deliberate(error: BaseException) -> bool:
-    """Whether a ``raise`` statement of this repository made an error."""
-    place = _origin(error)
-    return place is not None and linecache.getline(*place).lstrip().startswith("raise")
-
-
-def is_bug(error: BaseException) -> bool:
-    """Whether an error came up in a line of this repository that does not mean to raise one."""
-    return _origin(error) is not None and not is_deliberate(error)
-
-
-def _origin(error: BaseException) -> tuple[str, int] | None:
-    """File and line that made an error, if they are of this repository."""
-    last = error.__traceback__
-    if last is None:
-        return None
-    while last.tb_next is not None:
-        last = last.tb_next
-    file = Path(last.tb_frame.f_code.co_filename)
-    ours = file.is_relative_to(ROOT) and "site-packages" not in file.parts
-    return (str(file), last.tb_lineno) if ours else None
-
-
 def explained(error: BaseException) -> bool:
     """Whether an error is a user's, or of a file or a disk that the system refuses."""
     if isinstance(error, UserError):
         return True
     if not isinstance(error, OSError):
         return False
-    return bool(error.filename or error.errno in (errno.ENOSPC, errno.EIO))
+    return bool(
+        error.filename or error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+    )
 
 
 def sentence(error: BaseException) -> str:
@@ -91,9 +67,7 @@ def not_one_of(key: str, value: object, allowed: Iterable[str], found_in: str = 
     shown, allowed = f"{value!r:.200}", sorted(allowed)
     text = str(value)[:200]
     near = heapq.nlargest(NUM_SHOWN, allowed, key=_likeness_to(text))
-    close = difflib.get_close_matches(text, near, n=1)
-    close = close or [value for value in near if value.lower() == text.lower()]
-    hint = f"; did you mean {close[0]!r}?" if close else ""
+    hint = did_you_mean(text, near)
     if len(allowed) <= NUM_SHOWN:
         return f"{key} is {shown}, but must be one of {', '.join(allowed)}{hint}"
     listed = f", listed by {found_in}" if found_in else ""
@@ -101,6 +75,13 @@ def not_one_of(key: str, value: object, allowed: Iterable[str], found_in: str = 
         f"{key} is {shown}, but must be one of {len(allowed):,} values{listed}, such as "
         f"{', '.join(near)}{hint}"
     )
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The end of a sentence about an unknown name; empty where no known one is near."""
+    lowered = {other.lower(): other for other in known}
+    close = difflib.get_close_matches(name.lower(), lowered, n=1)
+    return f"; did you mean {lowered[close[0]]!r}?" if close else ""
 
 
 def _likeness_to(text: str) -> Callable[[str], float]:
@@ -118,7 +99,8 @@ def _likeness_to(text: str) -> Callable[[str], float]:
 def refusals(where: str) -> Iterator[None]:
     """Turn what the library refuses into a `UserError` that begins with a place.
 
-    The library cannot know whether an argument comes from a person's file; its caller can.
+    The library refuses a setting by `ValueError`, as its `SettingError` is. It cannot know whether
+    an argument comes from a person's file; its caller can. Any other error is a bug.
 
     Args:
         where: the file, the key or the run that the arguments come from.
@@ -127,7 +109,5 @@ def refusals(where: str) -> Iterator[None]:
         yield
     except UserError:
         raise
-    except (ValueError, TypeError, RuntimeError) as error:
-        if not is_deliberate(error):
-            raise
+    except ValueError as error:
         raise UserError(f"{where}: {' '.join(str(error).split())}") from error

@@ -6,7 +6,6 @@ that a command names are expanded.
 
 from __future__ import annotations
 
-import difflib
 import functools
 import json
 import os
@@ -22,6 +21,7 @@ from typing import Any
 from jsonschema import Draft202012Validator
 
 from experiments import data
+from experiments.errors import did_you_mean
 from experiments.evaluation.code import evaluation_code_hash
 from experiments.specs import code, cost, trials
 from experiments.specs.code import ROOT
@@ -427,11 +427,9 @@ def checked(config: Mapping[str, Any]) -> dict[str, Any]:
     config = DEFAULTS | {k: words.get(v, v) if type(v) is str else v for k, v in config.items()}
     for key, value in config.items():
         if key not in SCHEMA:
-            close = difflib.get_close_matches(key, SCHEMA, n=1)
-            hint = f"; did you mean {close[0]!r}?" if close else ""
             raise SpecError(
                 f"unknown config key {key!r} with the value {value!r}: known are "
-                f"{', '.join(SCHEMA)}{hint}"
+                f"{', '.join(SCHEMA)}{did_you_mean(str(key), SCHEMA)}"
             )
         rule = SCHEMA[key]
         if "enum" in rule and value not in rule["enum"]:

@@ -10,56 +10,63 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 
+class SettingError(ValueError, TypeError):
+    """A setting is wrong: its type, its value, or its name. The message is one sentence.
+
+    What reads settings of a person, `sparse_lib.configure` above all, raises it, so that a caller
+    can tell it from an error of the code.
+    """
+
+
 def check_fraction(value: Any, key: str) -> float:
     """Return ``value`` as a float in [0, 1].
 
     Raises:
-        TypeError: If it is not a number (a bool is not).
-        ValueError: If it is NaN or outside [0, 1].
+        SettingError: If it is not a number (a bool is not), NaN, or outside [0, 1].
     """
     if isinstance(value, (bool, str)) or value is None:
-        raise TypeError(f"{key} must be a number between 0 and 1, not {value!r}")
+        raise SettingError(f"{key} must be a number between 0 and 1, not {value!r}")
     try:
         number = float(value)
     except OverflowError:
-        raise ValueError(f"{key} must be between 0 and 1, not {value!r}") from None
+        raise SettingError(f"{key} must be between 0 and 1, not {value!r}") from None
     except (TypeError, ValueError) as error:
-        raise TypeError(f"{key} must be a number between 0 and 1, not {value!r}") from error
+        raise SettingError(f"{key} must be a number between 0 and 1, not {value!r}") from error
     if not 0.0 <= number <= 1.0:  # also false for NaN
-        raise ValueError(f"{key} must be between 0 and 1, not {value!r}")
+        raise SettingError(f"{key} must be between 0 and 1, not {value!r}")
     return number
 
 
 def check_finite(value: Any, key: str) -> float:
-    """Return ``value`` as a finite float, else raise TypeError or ValueError."""
+    """Return ``value`` as a finite float, else raise SettingError."""
     if isinstance(value, (bool, str)) or value is None:
-        raise TypeError(f"{key} must be a number, not {value!r}{about_shares(value)}")
+        raise SettingError(f"{key} must be a number, not {value!r}{about_shares(value)}")
     try:
         number = float(value)
     except OverflowError:
-        raise ValueError(f"{key} must be finite, not {value!r}") from None
+        raise SettingError(f"{key} must be finite, not {value!r}") from None
     except (TypeError, ValueError) as error:
-        raise TypeError(f"{key} must be a number, not {value!r}") from error
+        raise SettingError(f"{key} must be a number, not {value!r}") from error
     if not math.isfinite(number):
-        raise ValueError(f"{key} must be finite, not {value!r}")
+        raise SettingError(f"{key} must be finite, not {value!r}")
     return number
 
 
 def check_bool(value: Any, key: str) -> bool:
-    """Return ``value`` if it is True or False, else raise TypeError."""
+    """Return ``value`` if it is True or False, else raise SettingError."""
     if not isinstance(value, bool):
-        raise TypeError(f"{key} must be true or false, not {value!r}")
+        raise SettingError(f"{key} must be true or false, not {value!r}")
     return value
 
 
 def check_integer(value: Any, key: str, least: int) -> int:
-    """Return ``value`` as an integer of at least ``least``, else raise TypeError or ValueError."""
+    """Return ``value`` as an integer of at least ``least``, else raise SettingError."""
     is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
     is_whole = is_number and (isinstance(value, int) or math.isfinite(value))
     if not is_whole or int(value) != value:
-        raise TypeError(f"{key} must be an integer, not {value!r}{about_shares(value)}")
+        raise SettingError(f"{key} must be an integer, not {value!r}{about_shares(value)}")
     if value < least:
-        raise ValueError(f"{key} must be at least {least}, not {value!r}")
+        raise SettingError(f"{key} must be at least {least}, not {value!r}")
     return int(value)
 
 
@@ -82,21 +89,22 @@ def build(cls: type, arguments: Mapping[str, Any], key: str) -> Any:
     """``cls(**arguments)``, where every wrong argument is an error that starts with ``key``.
 
     Raises:
-        ValueError: If an argument is missing, unknown or out of range.
-        TypeError: If one has a wrong type.
+        SettingError: If an argument is missing or unknown, or has a wrong type or value.
     """
     whole = inspect.signature(cls).parameters
     various = [p.name for p in whole.values() if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     parameters = {name: p for name, p in whole.items() if name not in various}
     for name in arguments:
         if name not in parameters and not various:
-            raise ValueError(
+            raise SettingError(
                 f"{key} has the unknown key {name!r}; {closest(str(name), parameters)}"
             )
     for name, parameter in parameters.items():
         if parameter.default is parameter.empty and name not in arguments:
-            raise ValueError(f"{key} lacks {name!r}; a {cls.__name__} has {', '.join(parameters)}")
+            raise SettingError(
+                f"{key} lacks {name!r}; a {cls.__name__} has {', '.join(parameters)}"
+            )
     try:
         return cls(**arguments)
     except (TypeError, ValueError) as error:
-        raise type(error)(f"{key}: {error}") from error
+        raise SettingError(f"{key}: {error}") from error

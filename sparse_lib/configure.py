@@ -12,7 +12,7 @@ import numbers
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from sparse_lib.checks import closest
+from sparse_lib.checks import SettingError, closest
 from sparse_lib.core.algorithm import SparsityAlgorithm
 from sparse_lib.core.group import Group
 from sparse_lib.core.registry import algorithm_classes, constructor_keys, lacking_methods
@@ -53,8 +53,7 @@ def configure(config: Any) -> Group | None:
         A :class:`Group`, or None for None.
 
     Raises:
-        ValueError: If a key, name or value is not allowed; the message names it.
-        TypeError: If a value has a wrong type.
+        SettingError: If a key, a name, or the type or value of one is not allowed; it names it.
 
     >>> configure({"algorithm": "rigl", "sparsity": 0.8, "update": {"freq": 100}})[0].drop_fraction
     0.3
@@ -73,10 +72,10 @@ def configure(config: Any) -> Group | None:
     elif isinstance(config, (list, tuple)) and config:
         for entry in config:
             if not isinstance(entry, Mapping):
-                raise TypeError(f"a list of sparsity configs must hold dicts, not {entry!r}")
+                raise SettingError(f"a list of sparsity configs must hold dicts, not {entry!r}")
             _extend(group, entry)
     else:
-        raise TypeError(
+        raise SettingError(
             f"a sparsity config must be a number, a dict or a list of dicts, not {config!r}"
         )
     return group
@@ -93,7 +92,7 @@ def _extend(group: Group, config: Mapping[str, Any]) -> None:
     else:
         made = configure(inner)
         if made is None:
-            raise ValueError(f"{config!r}, in a list of sparsity configs, describes no algorithm")
+            raise SettingError(f"{config!r}, in a list of sparsity configs, describes no algorithm")
         group.extend(made)
 
 
@@ -104,7 +103,7 @@ def _unwrap(config: Any) -> Any:
             init = _mapping(_mapping(config["trainer"], "trainer").get("init"), "trainer.init")
             close = difflib.get_close_matches("sparsity", map(str, init), 1, 0.7)
             if "sparsity" not in init and close:
-                raise ValueError(
+                raise SettingError(
                     f"{close[0]!r} is no key of trainer.init; did you mean 'sparsity'?"
                 )
             config = init.get("sparsity")
@@ -115,9 +114,9 @@ def _unwrap(config: Any) -> Any:
             defaults |= _mapping(config.get("params"), "params")
             entries = config["groups"]
             if not isinstance(entries, (list, tuple)) or not entries:
-                raise TypeError(f"groups must be a list of dicts, not {entries!r}")
+                raise SettingError(f"groups must be a list of dicts, not {entries!r}")
             if not all(isinstance(entry, Mapping) for entry in entries):
-                raise TypeError(f"groups must hold dicts, not {entries!r}")
+                raise SettingError(f"groups must hold dicts, not {entries!r}")
             config = [{**defaults, **entry} for entry in entries]
         else:
             break
@@ -126,7 +125,7 @@ def _unwrap(config: Any) -> Any:
 
 def _mapping(value: Any, key: str) -> Mapping[str, Any]:
     if value is not None and not isinstance(value, Mapping):
-        raise TypeError(f"{key} must be a dict, not {value!r}")
+        raise SettingError(f"{key} must be a dict, not {value!r}")
     return value or {}
 
 
@@ -144,7 +143,7 @@ def _add(group: Group, config: Mapping[str, Any]) -> None:
     """Add the algorithm of one dict, or the several that a dialect makes of it."""
     for key in config:
         if not isinstance(key, str):
-            raise TypeError(f"keys of a sparsity config must be strings, not {key!r}")
+            raise SettingError(f"keys of a sparsity config must be strings, not {key!r}")
     configs: list[Mapping[str, Any]] = [config]
     for dialect in DIALECTS:
         configs = [plain for one in configs for plain in dialect.translate(one)]
@@ -160,8 +159,7 @@ def make_algorithm(config: Mapping[str, Any]) -> SparsityAlgorithm:
         config: ``algorithm`` and the arguments of that class.
 
     Raises:
-        ValueError: If a key, name or value is not allowed; the message names it.
-        TypeError: If a value has a wrong type.
+        SettingError: If a key, a name, or the type or value of one is not allowed; it names it.
 
     >>> make_algorithm({"algorithm": "set", "schedule": 0.5, "update": 10}).update_schedule
     FreqSchedule(freq=10, start=0, stop=None)
@@ -169,26 +167,26 @@ def make_algorithm(config: Mapping[str, Any]) -> SparsityAlgorithm:
     arguments = {k: v for k, v in config.items() if k not in _OWN_KEYS}
     if "schedule" in config:
         if "sparsity" in config:
-            raise ValueError(
+            raise SettingError(
                 f"sparsity is {config['sparsity']!r} and schedule is {config['schedule']!r}; give "
                 "sparsity or schedule, not both"
             )
         arguments["sparsity"] = config["schedule"]
     name = config.get("algorithm", "static")
     if not isinstance(name, str):
-        raise TypeError(f"algorithm must be a name, not {name!r}")
+        raise SettingError(f"algorithm must be a name, not {name!r}")
     cls = _find(name)
     _check_keys(cls, arguments)
     try:
         return cls(**arguments)
     except (TypeError, ValueError) as error:
-        raise type(error)(f"algorithm {name!r}: {error}") from error
+        raise SettingError(f"algorithm {name!r}: {error}") from error
 
 
 def _find(name: str) -> type[SparsityAlgorithm]:
     known = algorithm_classes()
     if (lacking := lacking_methods(name)) is not None:
-        raise ValueError(
+        raise SettingError(
             f"algorithm {name!r} defines no {lacking}, which its base class leaves to it"
         )
     if name.lower() not in known:
@@ -196,8 +194,8 @@ def _find(name: str) -> type[SparsityAlgorithm]:
         if difflib.get_close_matches(name.lower(), kinds) and not difflib.get_close_matches(
             name.lower(), known
         ):
-            raise ValueError(f"{name!r} is no type of schedule; {closest(name, kinds)}")
-        raise ValueError(f"algorithm {name!r} is unknown; {closest(name, known)}")
+            raise SettingError(f"{name!r} is no type of schedule; {closest(name, kinds)}")
+        raise SettingError(f"algorithm {name!r} is unknown; {closest(name, known)}")
     return known[name.lower()]
 
 
@@ -207,4 +205,4 @@ def _check_keys(cls: type[SparsityAlgorithm], arguments: Mapping[str, Any]) -> N
         if key not in allowed:
             others = {other for dialect in DIALECTS for other in dialect.keys}
             hint = closest(key, {*allowed, *_OWN_KEYS, *others})
-            raise ValueError(f"{key!r} is no key for algorithm {cls.__name__!r}; {hint}")
+            raise SettingError(f"{key!r} is no key for algorithm {cls.__name__!r}; {hint}")

@@ -14,7 +14,7 @@ from yaml import YAMLError
 
 from experiments.data.base import SPLITS, Dataset, MissingData, Source, Texts
 from experiments.data.mirror import Layout, folder_of, layout, missing_rows
-from experiments.errors import UserError, is_bug, reason
+from experiments.errors import UserError, reason
 
 
 def one_row_each(rows: list[str]) -> list[str]:
@@ -81,8 +81,6 @@ def fetch(hub_id: str, config: str | None = None) -> str:
         patterns = ["README.md", f"{config}/*"] if own else None
         return snapshot_download(hub_id, repo_type="dataset", allow_patterns=patterns)
     except Exception as error:  # those of the hub's HTTP client have no common base
-        if is_bug(error):
-            raise
         raise MissingData(f"{hub_id} cannot be fetched from the hub: {reason(error)}") from error
 
 
@@ -152,6 +150,4 @@ def reading(name: str, path: str) -> Iterator[None]:
         OSError, ValueError, KeyError, AttributeError, SyntaxError, YAMLError, DatasetsError,
         ArrowException,
     ) as error:  # fmt: skip
-        if is_bug(error):
-            raise
         raise MissingData(f"{name}: {path} cannot be read: {reason(error)}") from error

@@ -14,7 +14,7 @@ from experiments.data.base import (
     Source,
 )
 from experiments.data.mirror import folder_of, missing_tokenizer
-from experiments.errors import UserError, is_bug, reason
+from experiments.errors import UserError, reason
 
 
 def train_bpe(documents: Iterable[str], *, vocab_size: int) -> Tokenizer:
@@ -63,10 +63,8 @@ def fetch(hub_id: str, source: Source, *, vocab_size: int) -> Tokenizer:
 
     path = hub_id if problem else str(folder_of(hub_id, source, kind="models"))
     try:
-        loaded = AutoTokenizer.from_pretrained(path)
+        loaded = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     except Exception as error:  # the library raises this class itself
-        if is_bug(error):
-            raise
         raise MissingData(f"tokenizer {hub_id} cannot be read: {reason(error)}") from error
     tokenizer = Tokenizer.from_str(loaded.backend_tokenizer.to_str())
     if num_lost := _num_unreachable(tokenizer):

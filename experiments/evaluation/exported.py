@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from experiments import models
-from experiments.errors import UserError, is_bug
-from experiments.store.io import read_cache
+from experiments.errors import UserError, reason
+from experiments.store.io import read_json
 
 
 def read_model(model_dir: Path, auto_model: Any) -> Any:
@@ -22,32 +24,52 @@ def read_model(model_dir: Path, auto_model: Any) -> Any:
         ValueError: if the folder is damaged, or lacks weights that the model has; transformers
             draws those at random.
     """
-    from safetensors import SafetensorError
     from transformers import AutoConfig
 
     from experiments.models import _transform as transforms
 
-    _register(read_cache(Path(model_dir) / "config.json").get("model_type"))
-    try:
+    with _whole(model_dir, "model"):
+        _register(read_json(Path(model_dir) / "config.json").get("model_type"))
         model = transforms.load(
             model_dir, lambda config: auto_model.from_config(AutoConfig.for_model(**config))
         )
         if model is not None:
             return model.eval()
         model, found = auto_model.from_pretrained(
-            model_dir, local_files_only=True, output_loading_info=True
+            model_dir, local_files_only=True, trust_remote_code=False, output_loading_info=True
         )
-    except (OSError, RuntimeError, ValueError, KeyError, TypeError, SafetensorError) as error:
-        if is_bug(error):
-            raise
-        reason = str(error).strip().split("\n")[0]
-        raise UserError(f"the model of {model_dir} cannot be read: {reason}") from error
-    if missing := sorted(found["missing_keys"]):
-        raise UserError(
-            f"{model_dir} lacks {len(missing)} of the model's weights, {missing[0]} for one; "
-            "export the model again"
-        )
+    for kind, what in (("missing_keys", "lacks"), ("unexpected_keys", "has beside it")):
+        if names := sorted(found[kind]):
+            raise UserError(
+                f"config.json of {model_dir} describes a model of which the file {what} "
+                f"{len(names)} weights, {names[0]} for one; export the model again"
+            )
     return model.eval()
+
+
+def read_tokenizer(model_dir: Path) -> Any:
+    """The tokenizer of an exported folder.
+
+    Raises:
+        UserError: if the folder holds none, or a damaged one.
+    """
+    from transformers import AutoTokenizer
+
+    with _whole(model_dir, "tokenizer"):
+        return AutoTokenizer.from_pretrained(
+            model_dir, local_files_only=True, trust_remote_code=False
+        )
+
+
+@contextmanager
+def _whole(model_dir: Path, part: str) -> Iterator[None]:
+    """Say in one sentence why a part of a folder cannot be read."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:  # transformers raises any class on a damaged or foreign file
+        raise UserError(f"the {part} of {model_dir} cannot be read: {reason(error)}") from error
 
 
 def _register(model_type: Any) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments import tasks
-from experiments.errors import UserError, is_bug
+from experiments.errors import UserError
 from experiments.specs.read import (
     claim_tests,
     load_study,
@@ -232,8 +232,6 @@ def make_spec(study: Study, scale: str, grid: Grid, method_name: str, seed: int)
             f"scaled by recipes.{variant}"
         ) from None
     except ValueError as error:
-        if is_bug(error):
-            raise
         raise SpecError(f"{study.name}.yaml: scales.{scale}: {error}") from None
     label, transform, start = method_name, method.transform, None
     if sparsity is not None:

@@ -6,7 +6,6 @@ What is wrong with a file is a `SpecError` of one sentence that begins with the 
 from __future__ import annotations
 
 import csv
-import difflib
 import functools
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -18,7 +17,7 @@ from pydantic import ValidationError
 
 from experiments import data as datasets
 from experiments import models, tasks
-from experiments.errors import is_bug, not_one_of
+from experiments.errors import did_you_mean, not_one_of
 from experiments.specs import likeness
 from experiments.specs.code import ROOT
 from experiments.specs.schema import (
@@ -158,8 +157,6 @@ def one_sentence(path: Path) -> Iterator[None]:
     except ValidationError as error:
         raise SpecError(f"{path.name}: {_sentence(error)}") from None
     except ValueError as error:
-        if is_bug(error):
-            raise
         raise SpecError(f"{path.name}: {error}") from None
 
 
@@ -181,9 +178,8 @@ def _sentence(error: ValidationError, *section: str, known: Iterable[str] = ()) 
     where = " ".join(".".join(map(str, place)).split()) or "the file"
     if first["type"] == "extra_forbidden":
         known = sorted(known)
-        close = difflib.get_close_matches(str(first["loc"][-1]), known or KEYS, n=1)
         listed = f": known are {', '.join(known)}" if known else ""
-        return f"unknown key {where}{listed}" + (f"; did you mean {close[0]!r}?" if close else "")
+        return f"unknown key {where}{listed}" + did_you_mean(str(first["loc"][-1]), known or KEYS)
     if first["type"] == "missing":
         return f"the key {where} is missing"
     message = first["msg"].removeprefix("Value error, ")

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from experiments.errors import UserError, is_bug
+from experiments.errors import UserError
 from experiments.specs.run import RunSpec
 from experiments.training import exports, revive
 from sparse_lib.checkpoint import densify, load_checkpoint, masks_of, read_safetensors
@@ -42,8 +42,6 @@ def take_over(model: torch.nn.Module, path: Path, spec: RunSpec, task: Any) -> s
             weights, masks = read_safetensors(path)
             load_checkpoint(model, {**weights, **exports.as_buffers(masks)})
     except (OSError, RuntimeError, ValueError) as error:
-        if is_bug(error):
-            raise
         raise UserError(
             f"the weights of {start.run} do not fit the model of {spec.id}: "
             f"{' '.join(str(error).split())}"

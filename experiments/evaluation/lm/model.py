@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from lm_eval.models.huggingface import HFLM
 from torch.nn.functional import cross_entropy
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
 
 from experiments.errors import UserError
-from experiments.evaluation.exported import read_model
+from experiments.evaluation.exported import read_model, read_tokenizer
 from experiments.evaluation.skipping import skipping
 from experiments.memory import keep_memory
 
@@ -63,8 +63,7 @@ class CausalLM(HFLM):
         keep_memory()
         device = "cuda" if torch.cuda.is_available() else "cpu"
         model = read_model(folder, AutoModelForCausalLM).to(device, getattr(torch, dtype))
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        return cls(skipping(model, execution), tokenizer, batch_size=batch_size)
+        return cls(skipping(model, execution), read_tokenizer(folder), batch_size=batch_size)
 
     loglikelihood = partialmethod(HFLM.loglikelihood, disable_tqdm=True)
     loglikelihood_rolling = partialmethod(HFLM.loglikelihood_rolling, disable_tqdm=True)

@@ -1,6 +1,7 @@
 """A suite applied to any exported model, of a run or plain transformers."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import torch
 from typer.testing import CliRunner
 
 from experiments import data, models
+from experiments.errors import UserError, sentence
 from experiments.evaluation.lm.evaluate import evaluate as evaluate_text
 from experiments.evaluation.model import evaluate_model, task_of
 
@@ -86,6 +88,65 @@ def test_what_cannot_be_scored_is_one_sentence(model_dir, data_dir, glyphs, tmp_
     with pytest.raises(ValueError, match="the model of .*vit cannot be read: ."):
         evaluate_model(tmp_path / "vit", "vision", data_dir=glyphs, **out)
     assert not out["out"].exists()
+
+
+def change_json(name, **values):
+    def change(folder):
+        path = folder / name
+        path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+    return change
+
+
+def shorten(name, length):
+    return lambda folder: (folder / name).write_bytes((folder / name).read_bytes()[:length])
+
+
+def write(name, content):
+    return lambda folder: (folder / name).write_bytes(content)
+
+
+def foreign_code(folder):
+    """A model of other code, which must not run."""
+    change_json("config.json", auto_map={"AutoModelForCausalLM": "own.Own"}, model_type="own")(
+        folder
+    )
+    (folder / "own.py").write_text("raise SystemExit('this code ran')")
+
+
+DAMAGES = {
+    "fewer layers than weights": change_json("config.json", num_hidden_layers=1),
+    "more layers than weights": change_json("config.json", num_hidden_layers=3),
+    "another width": change_json("config.json", hidden_size=64),
+    "a size that is text": change_json("config.json", hidden_size="wide"),
+    "a size that is negative": change_json("config.json", vocab_size=-1),
+    "an unknown kind": change_json("config.json", model_type="nothing"),
+    "no kind": change_json("config.json", model_type=None),
+    "code of its own": foreign_code,
+    "a config that is a list": write("config.json", b"[]"),
+    "a config cut short": shorten("config.json", 40),
+    "a config that is no text": write("config.json", b"\xff\xfe"),
+    "weights cut short": shorten("model.safetensors", 100),
+    "empty weights": shorten("model.safetensors", 0),
+    "weights that are text": write("model.safetensors", b"version https://git-lfs.github.com"),
+    "a tokenizer cut short": shorten("tokenizer.json", 100),
+    "an empty tokenizer": write("tokenizer.json", b"{}"),
+    "no tokenizer": lambda folder: [path.unlink() for path in folder.glob("tokenizer*")],
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_or_foreign_folder_is_one_sentence(
+    model_dir, data_dir, tmp_path, damage, monkeypatch
+):
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("asked on the terminal"))
+    folder = tmp_path / "damaged"
+    shutil.copytree(model_dir, folder)
+    DAMAGES[damage](folder)
+    with pytest.raises(UserError) as caught:
+        evaluate_model(folder, "smoke", data_dir=data_dir, out=tmp_path, task="lm")
+    assert "\n" not in sentence(caught.value) and str(folder) in sentence(caught.value)
+    assert not (tmp_path / "eval.json").exists()
 
 
 def test_the_command(model_dir, data_dir, tmp_path):
