@@ -1,7 +1,7 @@
 """What all figures share: panels, axes, lines of methods, and labels at their ends."""
 
 import io
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -100,13 +100,6 @@ def panels(rows: int, *, height: float = PANEL_HEIGHT, heights: Sequence[float] 
     figure = Figure(figsize=(matplotlib.rcParams["figure.figsize"][0], sum(heights)))
     axes = figure.subplots(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0]
     return figure, list(axes)
-
-
-def level_colors(levels: Iterable[float]) -> dict[float, Any]:
-    """Return a colour per sparsity, from dark for the lowest to light for the highest."""
-    ordered = sorted(set(levels))
-    colors = matplotlib.colormaps["viridis"](np.linspace(0.05, 0.85, max(2, len(ordered))))
-    return dict(zip(ordered, colors, strict=False))
 
 
 def say_empty(axes: Axes, sentence: str) -> None:

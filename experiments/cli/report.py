@@ -296,7 +296,7 @@ def publish(scale: Scale) -> None:
     """Make the report of a scale the committed reference, its records included."""
     results, reports = paths.scale(scale), paths.reports(scale)
     from experiments.analysis import figures
-    from experiments.report import policy, readme, render
+    from experiments.report import readme, render
 
     render.publish(reports, paths.REPORTS)
     captions = {
@@ -305,7 +305,6 @@ def publish(scale: Scale) -> None:
         if (paths.study(scale, study) / "records.csv").is_file()
     }
     readme.update(Path("README.md"), paths.REPORTS, scale, results, captions)
-    policy.write(policy.PAGE, results)
     keep(scale)
 
 

@@ -22,8 +22,8 @@ from experiments.analysis.claims import ledger as ledger_module
 from experiments.analysis.claims import policy
 from experiments.analysis.methods import INK, Method
 from experiments.errors import UserError
-from experiments.report import policy as policy_page
 from experiments.report import provenance, summary, text
+from experiments.specs.code import ROOT
 from experiments.specs.lookup import rerun_command
 from experiments.specs.planned import PlannedStudy
 from experiments.store import machine, parquet, tidy
@@ -324,7 +324,7 @@ def render_index(
         "command": command or f"snakemake reproduce --config scale={scale}",
     }
     _render("index", context, out_dir)
-    policy_page.write(out_dir / "policy.md", Path(results_dir))
+    shutil.copyfile(ROOT / "docs" / "policy.md", out_dir / "policy.md")
     table = pd.concat(commands) if commands else pd.DataFrame(columns=provenance.COLUMNS)
     table.to_csv(out_dir / "commands.csv", index=False)
     return out_dir / "index.html"
