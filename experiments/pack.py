@@ -38,7 +38,7 @@ NEEDED = tuple(
 #: What a suite with tasks of lm-eval imports.
 HARNESS = ("lm-eval", "datasets", "sacrebleu")
 #: Too large for a pack, and read only when data are prepared.
-LEFT_OUT = ("experiments/data/embedded", "__pycache__")
+LEFT_OUT = ("experiments/data/embedded/", "__pycache__")
 
 
 class Pieces(io.RawIOBase):
