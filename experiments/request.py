@@ -253,6 +253,37 @@ class Request:
             files += [folder / "train.json", folder / "model"]
         return [file.as_posix() for file in files]
 
+    def verify_inputs(self, wildcards: Any) -> list[str]:
+        """Prepared data, and for a second phase the first one, trained again too."""
+        run = self.run(wildcards)
+        files = [paths.data(run.data_label) / "meta.json"]
+        if run.first is not None:
+            files.append(paths.verified(run.scale, run.first) / "record.json")
+        return [file.as_posix() for file in files]
+
+    def verified(self) -> list[str]:
+        """New records of the committed runs that are asked for.
+
+        Raises:
+            SpecError: If no such run is committed.
+        """
+        shown, known = {*self.shown(self.scale)}, reference.entries()
+        runs = self.again or [r for r in self.runs(self.scale).values() if {*r.studies} & shown]
+        files = [paths.verified(self.scale, run.id) for run in runs if run.id in known]
+        if not files:
+            raise SpecError(
+                f"no record of scale={self.scale} study={self.config['study']} is committed, so "
+                "there is nothing to verify"
+            )
+        return [(file / "record.json").as_posix() for file in files]
+
+    def named(self) -> list[str]:
+        """Options of the command ``verify`` for what is asked for."""
+        if self.again:
+            return ["--run", ",".join(run.id for run in self.again)]
+        study = self.config["study"]
+        return ["--scale", self.scale, *(["--study", study] if study != "all" else [])]
+
     def preparation_hash(self, wildcards: Any) -> str:
         """Hash of the code that prepares the data of one folder."""
         for scale in (self.scale, *SCALES):

@@ -153,23 +153,21 @@ def show(
 @app.command()
 def compare(runs: Annotated[list[str], typer.Argument(help="run ids")]) -> None:
     """Print runs side by side: what was made here and what is committed."""
-    found = []
-    for name in runs:
-        run = find_run(name)
-        found += _records_of(run)
+    found = [pair for name in runs for pair in _records_of(find_run(name))]
     from experiments.cli import terminal
 
     terminal.show(terminal.compare(found))
 
 
-def _records_of(run: Run) -> list[Record]:
+def _records_of(run: Run) -> list[tuple[str, Record]]:
     """The record made here and the committed one; raises `SpecError` where there is neither."""
     from experiments.store import reference
     from experiments.store.record import checked, read_record
 
     here = paths.run(run.scale, run.id) / "record.json"
-    found = [read_record(here)] if here.is_file() else []
-    found += [checked(r, f"committed {run.id}") for r in reference.find_all([run.id]).values()]
+    found = [("made here", read_record(here))] if here.is_file() else []
+    for committed in reference.find_all([run.id]).values():
+        found.append(("committed", checked(committed, f"committed {run.id}")))
     if not found:
         raise SpecError(f"run {run.id} has no record, neither here nor among the committed")
     return found
@@ -190,7 +188,7 @@ def where(arguments: Annotated[list[str] | None, typer.Argument()] = None) -> No
         print(
             f"{folder}/index.html does not exist before `snakemake reproduce --config "
             f"scale={chosen['scale']}` has written it; the committed report is reports/README.md, "
-            "and reports/commands.csv has the command behind each row of its tables."
+            "and `python -m experiments show RUN` prints a record with its command."
         )
         return
     if (folder / "commands.csv").is_file():
@@ -206,6 +204,14 @@ def where(arguments: Annotated[list[str] | None, typer.Argument()] = None) -> No
             print(line)
         print(f"The same, row by row: {folder}/commands.csv")
     print(f"The report is {folder}/index.html")
+    from experiments.cli.verify import made_here
+    from experiments.store import verification
+
+    if found := made_here(chosen["scale"], chosen["study"]):
+        for item in found:
+            if not item.is_good:
+                print(item.line())
+        print(f"{verification.summary(found)}.")
 
 
 def _given(arguments: Iterable[str]) -> Iterator[tuple[str, Any]]:

@@ -51,16 +51,21 @@ def scores(evaluation: dict[str, Any], title: str) -> Table:
     return table
 
 
-def compare(records: Sequence[Record]) -> Table:
-    """Facts and metrics of some runs, one column each; a metric that a run lacks stays empty."""
+def compare(named: Sequence[tuple[str, Record]]) -> Table:
+    """Facts and metrics of some records, one column each; a metric that one lacks stays empty.
+
+    Args:
+        named: What each column is called, and its record.
+    """
     import pandas as pd
 
     from experiments.store.collect import record_rows
 
     table = Table(title="Runs side by side")
     table.add_column("")
-    for number in range(1, len(records) + 1):
-        table.add_column(f"run {number}", overflow="fold")
+    for name, _ in named:
+        table.add_column(name, overflow="fold")
+    records = [record for _, record in named]
     rows = [pd.DataFrame(record_rows(record, "")) for record in records]
     table.add_row("run", *(record.run for record in records))
     for fact in FACTS:

@@ -22,7 +22,7 @@ RESULTS = Path("results")
 REPORTS = Path("reports")
 STATE = Path("state")
 #: Folders of ``results/<scale>`` that belong to no study.
-RESERVED = ("runs", "computations")
+RESERVED = ("runs", "computations", "verify")
 MAX_LENGTH = 200
 
 
@@ -64,6 +64,11 @@ def reports(scale_name: str) -> Path:
 def run(scale_name: str, run_id: str) -> Path:
     """A run's ``train.json``, ``metrics.jsonl``, ``model/``, ``eval.json`` and ``record.json``."""
     return scale(scale_name) / "runs" / name("run", run_id)
+
+
+def verified(scale_name: str, run_id: str) -> Path:
+    """The same of a run that was trained again to compare it with its record."""
+    return scale(scale_name) / "verify" / name("run", run_id)
 
 
 def study(scale_name: str, study_name: str) -> Path:

@@ -1,0 +1,152 @@
+"""Train committed runs again, and say whether they come out as recorded."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from experiments import tasks
+from experiments.cli.options import Mirror, app, mirror_root
+from experiments.evaluation.environment import quiet_and_offline
+from experiments.specs.code import training_code_hash
+from experiments.specs.expand import all_runs, study_runs
+from experiments.specs.lookup import find_run, find_runs
+from experiments.specs.read import check_study, load_study, test_hashes
+from experiments.specs.run import Run
+from experiments.specs.schema import SCALES, SpecError, check_choice
+from experiments.store import paths, reference, verification
+from experiments.store.io import read_json, write_whole
+
+if TYPE_CHECKING:
+    from experiments.store.verification import Verified
+
+RunIds = Annotated[str | None, typer.Option("--run", help="run ids, with commas")]
+
+
+def named_runs(run: str | None, study: str | None, scale: str | None) -> list[Run]:
+    """The committed runs that a command names; raises `SpecError` where there are none."""
+    if run is not None:
+        chosen = find_runs(run)
+    elif study is None and scale is None:
+        raise SpecError("name what to verify: --run ID, --study NAME or --scale NAME")
+    else:
+        check_choice("scale", scale or "quick", SCALES)
+        check_study(study or "all", "all")
+        named = scale or "quick"
+        chosen = study_runs(load_study(study), named) if study else [*all_runs(named).values()]
+    known = reference.entries()
+    found = [each for each in chosen if each.id in known]
+    if not found:
+        asked = run or " ".join(filter(None, (study, scale)))
+        raise SpecError(f"no record of {asked} is committed, so there is nothing to verify")
+    return found
+
+
+@app.command()
+def verify(
+    run: RunIds = None,
+    study: Annotated[str | None, typer.Option(help="the committed runs of a study")] = None,
+    scale: Annotated[str | None, typer.Option(help="of a scale; default: quick")] = None,
+    trained: Annotated[
+        bool, typer.Option("--trained", help="train nothing: judge what was trained again before")
+    ] = False,
+    out: Annotated[
+        Path | None, typer.Option("--json", help="also write a line of JSON for each run here")
+    ] = None,
+    mirror: Mirror = None,
+) -> None:
+    """Train runs again and compare them with their records; exits with 1 where one differs.
+
+    They are trained into results/<scale>/verify, so no result is replaced. `snakemake verify`
+    does the same on all cores.
+    """
+    found: list[Verified] = []
+    for chosen in named_runs(run, study, scale):
+        if not trained:
+            train_again(chosen, mirror_root(mirror), anew=True)
+        record = paths.verified(chosen.scale, chosen.id) / "record.json"
+        if not record.is_file():
+            raise SpecError(f"{record} is missing: verify it without --trained")
+        found.append(verification.judge(reference.find(chosen.id), read_json(record)))
+        print(found[-1].line(), flush=True)
+    finish(found, out)
+
+
+def finish(found: list[Verified], out: Path | None = None) -> None:
+    """Print how many came out as recorded, and end the command."""
+    print(verification.summary(found))
+    if out is not None:
+        lines = "".join(json.dumps(item._asdict()) + "\n" for item in found)
+        write_whole(out, lambda stream: stream.write(lines.encode()))
+    if not all(item.is_good for item in found):
+        raise typer.Exit(1)
+
+
+@app.command(hidden=True)
+def again(run: Annotated[str, typer.Option()], mirror: Mirror = None) -> None:
+    """Train and score one run into results/<scale>/verify, for the rule of that name."""
+    train_again(find_run(run), mirror_root(mirror))
+
+
+def train_again(run: Run, mirror: Path | None, *, anew: bool = False) -> None:
+    """Train and score a run, and before it the run that it starts from, into their own folders.
+
+    Args:
+        run: The run.
+        mirror: Root of mirrored datasets, for data that are not prepared.
+        anew: Whether to train it though it was trained again before.
+    """
+    folder = paths.verified(run.scale, run.id)
+    if (folder / "record.json").is_file() and not anew:
+        return
+    if run.first is not None:
+        train_again(find_run(run.first), mirror)
+    quiet_and_offline()
+    from experiments.evaluation.model import evaluate_model
+    from experiments.store.record import make_record, write_record
+    from experiments.training import loop as training
+
+    shutil.rmtree(folder, ignore_errors=True)
+    data = paths.data(run.data_label)
+    if not (data / "meta.json").is_file():
+        tasks.get(run.spec.task).prepare(run.spec.data, out=data, mirror=mirror, offline=True)
+    training.train(
+        run.spec,
+        code_hash=training_code_hash(run.spec),
+        command=f"python -m experiments verify --run {run.id}",
+        claim_tests=test_hashes(),
+        data_dir=data,
+        out=folder,
+        state_dir=paths.state(run.id, run.spec_hash, root=paths.STATE / "verify"),
+        num_threads=1,
+        first=run.first and paths.verified(run.scale, run.first) / "model",
+    )
+    evaluate_model(
+        folder / "model",
+        run.spec.suite,
+        data_dir=data,
+        out=folder / "eval.json",
+        mirror=mirror,
+        task=run.spec.task,
+    )
+    files = (folder / name for name in ("train.json", "eval.json", "metrics.jsonl"))
+    write_record(make_record(*files), folder / "record.json")
+
+
+def made_here(scale: str, study: str = "all") -> list[Verified]:
+    """How the finished runs of this folder came out that have a committed record."""
+    known, found = reference.entries(), []
+    for run in _of(scale, study):
+        path = paths.run(scale, run.id) / "record.json"
+        if run.id in known and path.is_file():
+            found.append(verification.judge(reference.find(run.id), read_json(path)))
+    return found
+
+
+def _of(scale: str, study: str) -> Iterable[Run]:
+    return all_runs(scale).values() if study == "all" else study_runs(load_study(study), scale)

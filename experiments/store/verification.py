@@ -1,0 +1,130 @@
+"""Whether a run that was trained again came out as recorded.
+
+On the same processor, versions and kernels all numbers but times are equal to the last bit.
+Elsewhere sums are rounded in another order, and a training that depends on them ends a little off:
+by at most `TOLERANCE` of the validation loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from experiments.store import machine
+
+SAME, ROUNDED, DIFFERS, ABSENT = "same bits", "within rounding", "differs", "no record"
+#: Share of the validation loss by which the same run may end apart on two processors, by task.
+#: Several times the largest that was measured between processors: see docs/reliability.md.
+TOLERANCE = {"lm": 0.001, "vision": 0.05}
+#: What a record measures in seconds, or names after the machine.
+TIMES = ("elapsed_s", "trained_s", "trained_cpu_s", "tokens_per_s", "images_per_s", "wall_s")
+
+
+class Verified(NamedTuple):
+    """How a run came out.
+
+    Attributes:
+        run: Its id.
+        verdict: `SAME`, `ROUNDED`, `DIFFERS`, or `ABSENT` where no record is committed.
+        metric: What is shown of it.
+        recorded: Its recorded value; None without one.
+        new: Its new value.
+        why: What the verdict rests on.
+        machines: Keys of the machines of the record and of the new run.
+    """
+
+    run: str
+    verdict: str
+    metric: str
+    recorded: float | None
+    new: float | None
+    why: str
+    machines: tuple[str, str]
+
+    @property
+    def is_good(self) -> bool:
+        """Whether it came out as recorded."""
+        return self.verdict in (SAME, ROUNDED)
+
+    def line(self) -> str:
+        """One line for people."""
+        values = " / ".join("-" if v is None else f"{v:.6g}" for v in (self.recorded, self.new))
+        return f"{self.verdict:15}  {self.metric} {values}  {self.run}  ({self.why})"
+
+
+def judge(recorded: Mapping[str, Any] | None, new: Mapping[str, Any]) -> Verified:
+    """Compare two records of a run in their JSON form.
+
+    Args:
+        recorded: The committed one; None without one.
+        new: The one that was made now.
+    """
+    metric, value = _headline(new)
+    if recorded is None:
+        key = machine.key(new.get("machine"))
+        why = "no record of it is committed"
+        return Verified(new["run"], ABSENT, metric, None, value, why, ("", key))
+    machines = machine.key(recorded.get("machine")), machine.key(new.get("machine"))
+    before = recorded["final"].get(metric)
+
+    def found(verdict: str, why: str) -> Verified:
+        return Verified(new["run"], verdict, metric, before, value, why, machines)
+
+    for what, ours, theirs in (
+        ("spec", new["spec_hash"], recorded["spec_hash"]),
+        ("data", new["data"]["hash"], recorded["data"]["hash"]),
+    ):
+        if ours != theirs:
+            return found(DIFFERS, f"the {what} hash is {ours[:12]}, recorded {theirs[:12]}")
+    if apart := _first_difference(recorded, new):
+        if machine.is_known(machines[0]) and machines[0] == machines[1]:
+            return found(DIFFERS, f"{apart}, on the same machine, versions and kernels")
+        allowed = TOLERANCE[new["spec"]["task"]]
+        if before is None or value is None:
+            return found(DIFFERS, apart)
+        share = abs(value - before) / abs(before)
+        said = f"{share:.2g} of it apart on another machine, {allowed:g} allowed"
+        return found(ROUNDED if share <= allowed else DIFFERS, said)
+    return found(SAME, "all curves, masks and scores are equal")
+
+
+def summary(found: Iterable[Verified]) -> str:
+    """How many runs came out as recorded, in words."""
+    found = [item for item in found if item.verdict != ABSENT]
+    counts = {
+        word: sum(item.verdict == word for item in found) for word in (SAME, ROUNDED, DIFFERS)
+    }
+    parts = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
+    good = sum(item.is_good for item in found)
+    return f"{good} of {len(found)} runs came out as recorded" + (f" ({parts})" if parts else "")
+
+
+def _headline(record: Mapping[str, Any]) -> tuple[str, float | None]:
+    """The number that stands for a run: its validation loss, else its training loss."""
+    final = record["final"]
+    name = "validation_loss" if final.get("validation_loss") is not None else "train_loss"
+    return name, final.get(name)
+
+
+def _first_difference(recorded: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+    """Where two records' measurements part, in words; empty where they do not."""
+    for what in ("curve", "layers", "final"):
+        if _timeless(recorded[what]) != _timeless(new[what]):
+            return f"its {'last values' if what == 'final' else what} differ"
+    theirs, ours = (_scores(record) for record in (recorded, new))
+    for name in theirs.keys() & ours.keys():
+        if theirs[name] != ours[name]:
+            return f"its score {' '.join(map(str, name))} differs"
+    return ""
+
+
+def _timeless(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _timeless(part) for key, part in value.items() if key not in TIMES}
+    return [_timeless(part) for part in value] if isinstance(value, list | tuple) else value
+
+
+def _scores(record: Mapping[str, Any]) -> dict[tuple[Any, ...], Any]:
+    """Value of each score by task, metric and split."""
+    scores = (record.get("evaluation") or {}).get("scores", [])
+    return {(s["task"], s["metric"], s.get("split")): s.get("value") for s in scores}

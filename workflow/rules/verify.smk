@@ -1,0 +1,25 @@
+rule verify_run:
+    """Train one committed run again, into a folder of its own."""
+    input:
+        lambda wildcards: asked(REQUEST.verify_inputs, wildcards),
+    output:
+        "results/{scale}/verify/{run}/record.json",
+    log:
+        "logs/verify/{scale}/{run}.log",
+    resources:
+        mem_mb=REQUEST.memory_mb,
+        runtime=REQUEST.minutes,
+    shell:
+        "python -m experiments again --run {wildcards.run:q} > {log:q} 2>&1"
+
+
+rule verify:
+    """Train the committed runs that are asked for again, and say whether they come out as recorded:
+    --config scale=quick, study=NAME or run=ID[,ID...]."""
+    input:
+        lambda wildcards: asked(REQUEST.verified),
+    localrule: True
+    params:
+        named=REQUEST.named(),
+    shell:
+        "python -m experiments verify --trained {params.named:q}"
