@@ -11,7 +11,9 @@ from experiments.cli.inspect import check_runs
 from experiments.cli.options import Scale, app
 from experiments.specs.expand import BUDGET_CORE_S, all_runs, computation_costs
 from experiments.specs.read import check_study, load_study, study_names
-from experiments.store.paths import DATA
+from experiments.specs.run import Run
+from experiments.store import paths
+from experiments.store.io import read_json
 from experiments.store.reference import reusable
 
 
@@ -20,7 +22,8 @@ def print_plan(
     scale: Scale = "quick",
     study: str = "all",
     missing: Annotated[
-        bool, typer.Option("--missing", help="only runs without a committed record that fits")
+        bool,
+        typer.Option("--missing", help="only runs neither finished here nor committed"),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="for programs")] = False,
 ) -> None:
@@ -32,7 +35,7 @@ def print_plan(
     chosen = [
         run
         for run in all_runs(scale).values()
-        if study in ("all", *run.studies) and not (missing and reusable(run, data_folder=DATA))
+        if study in ("all", *run.studies) and not (missing and _has_record(run))
     ]
     if study != "all":
         check_runs(chosen)
@@ -58,3 +61,10 @@ def print_plan(
         planned += sum(computation_costs(scale).values())
         over = f", over it by {planned - budget:,.0f}" if planned > budget else ""
         print(f"{planned:8.0f}  of all studies, whose budget is {budget:,}{over}")
+
+
+def _has_record(run: Run) -> bool:
+    """Whether a run is finished here, or a committed record that fits stands for it."""
+    own = paths.run(run.scale, run.id) / "record.json"
+    finished = own.is_file() and read_json(own).get("spec_hash") == run.spec_hash
+    return finished or reusable(run, data_folder=paths.DATA)

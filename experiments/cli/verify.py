@@ -72,9 +72,15 @@ def verify(
         record = paths.verified(chosen.scale, chosen.id) / "record.json"
         if not record.is_file():
             raise SpecError(f"{record} is missing: verify it without --trained")
-        found.append(verification.judge(reference.find(chosen.id), read_json(record)))
+        found.append(_judge(chosen, record))
         print(found[-1].line(), flush=True)
     finish(found, out)
+
+
+def _judge(run: Run, path: Path) -> Verified:
+    """Compare a new record with the committed one."""
+    recorded = reference.find(run.id)
+    return verification.judge(recorded, read_json(path), seeds=reference.seeds_of(run))
 
 
 def finish(found: list[Verified], out: Path | None = None) -> None:
@@ -144,7 +150,7 @@ def made_here(scale: str, study: str = "all") -> list[Verified]:
     for run in _of(scale, study):
         path = paths.run(scale, run.id) / "record.json"
         if run.id in known and path.is_file():
-            found.append(verification.judge(reference.find(run.id), read_json(path)))
+            found.append(_judge(run, path))
     return found
 
 

@@ -76,6 +76,14 @@ def of_workload(model: str, dataset: str) -> list[dict[str, Any]]:
     return list(find_all(same).values())
 
 
+def seeds_of(run: Run) -> list[float]:
+    """The recorded validation losses of a run and of its further seeds, as far as committed."""
+    same = run.spec.id.rsplit("__seed", 1)[0] + "__seed"
+    twins = find_all(name for name in entries() if name.startswith(same)).values()
+    losses = [record["final"].get("validation_loss") for record in twins]
+    return [loss for loss in losses if loss is not None]
+
+
 def reusable(run: Run, *, data_folder: Path) -> bool:
     """Whether a committed record answers for this run: same spec, and same data if prepared."""
     entry = entries().get(run.id)

@@ -1,0 +1,70 @@
+"""Whether a run that was trained again came out as recorded, in words and as a number."""
+
+import copy
+
+import pytest
+
+from experiments.store import verification
+from experiments.store.record import make_record
+from tests.experiments.analysis import synthetic
+
+RECORD = synthetic.make(make_record, seeds=1)[0]
+LOSS = 4.0
+
+
+def record(loss=LOSS, machine="a", **changed):
+    """A record that ends at a loss, made on a machine."""
+    made = copy.deepcopy(RECORD)
+    made["final"] = {"validation_loss": loss, "tokens_per_s": 5.0}
+    made["machine"] = {"processor": machine, "num_threads": 1}
+    return made | changed
+
+
+def test_times_are_no_difference():
+    slower = record(wall_s=99.0, cpu="another")
+    slower["curve"] = [row | {"elapsed_s": 7.0, "tokens_per_s": 1.0} for row in slower["curve"]]
+    found = verification.judge(record(), slower)
+    assert found.verdict == "same bits" and found.is_good
+
+
+@pytest.mark.parametrize(
+    ("loss", "machine", "seeds", "verdict"),
+    [
+        (4.003, "b", (), "within rounding"),  # 0.1% of 4 is 0.004
+        (4.005, "b", (), "differs"),
+        (4.003, "a", (), "differs"),  # the same machine gives the same bits
+        (4.25, "b", (3.9, 4.0, 4.1), "within rounding"),  # three standard deviations are 0.3
+        (4.35, "b", (3.9, 4.0, 4.1), "differs"),
+        (None, "b", (), "differs"),
+    ],
+)
+def test_another_machine_may_round_otherwise(loss, machine, seeds, verdict):
+    found = verification.judge(record(), record(loss, machine), seeds=seeds)
+    assert found.verdict == verdict
+    assert (found.recorded, found.new, found.metric) == (LOSS, loss, "validation_loss") or not loss
+
+
+def test_other_masks_scores_and_data_differ():
+    for part, key, value in (("layers", "sparsity", 0.123), ("curve", "loss", 9.0)):
+        other = record()
+        other[part] = [dict(row) for row in other[part]] or [{"name": "w"}]
+        other[part][0][key] = value
+        assert verification.judge(record(), other).verdict == "differs"
+    other = record()
+    other["evaluation"]["scores"][0]["value"] = 77.0
+    assert "score" in verification.judge(record(), other).why
+    other = record(data={"name": "d", "hash": "another"})
+    assert "data hash" in verification.judge(record(), other).why
+
+
+def test_the_sum_counts_what_has_a_record():
+    judged = [
+        verification.judge(record(), record()),
+        verification.judge(record(), record(4.001, "b")),
+        verification.judge(record(), record(9.0, "b")),
+        verification.judge(None, record()),
+    ]
+    assert verification.summary(judged) == (
+        "2 of 3 runs came out as recorded (1 same bits, 1 within rounding, 1 differs)"
+    )
+    assert judged[3].verdict == "no record" and judged[3].line().startswith("no record ")
