@@ -21,7 +21,7 @@ from experiments.errors import UserError, reason
 from experiments.specs.planned import PlannedStudy
 
 #: Colours of a PNG.
-NUM_COLORS = 128
+NUM_COLORS = 256
 PANEL_HEIGHT = 2.5
 SHEET = Path(__file__).with_name("style.mplstyle")
 
@@ -78,14 +78,14 @@ def sheet(own: Path | None = None, *, width: float | None = None) -> Iterator[No
 
 
 def save_png(figure: Figure, path: Path) -> None:
-    """Write a figure as PNG with a palette of at most 128 colours, a quarter of the full size."""
+    """Write a figure as PNG with a palette, a quarter of the full size."""
     from PIL import Image
 
     full = io.BytesIO()
     figure.savefig(full, format="png", metadata={"Software": None})
     image = Image.open(full).convert("RGB")
-    palette = image.quantize(NUM_COLORS, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
-    palette.save(path, optimize=True)
+    palette = image.quantize(NUM_COLORS, method=Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
+    palette.save(path)
 
 
 def panels(rows: int, *, height: float = PANEL_HEIGHT, heights: Sequence[float] = ()) -> tuple:

@@ -69,6 +69,7 @@ def is_source_of(study: PlannedStudy) -> bool:
     return bool(study.claims.primary or study.claims.exploratory) or source_id(study) is not None
 
 
+@functools.cache
 def value(
     source: str | None,
     *,

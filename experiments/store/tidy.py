@@ -65,6 +65,8 @@ OPTIONAL = frozenset(
         "claim_tests",
     }
 )
+#: Rows are chosen thousands of times for a page; Arrow's texts would be copied each time.
+TEXT = pd.StringDtype("python")
 TEXT_COLUMNS = (
     "study run model dataset method algorithm family scale recipe metric split task data_hash "
     "spec_hash code_hash cpu machine versions claim_tests command"
@@ -88,7 +90,7 @@ def typed(table: pd.DataFrame) -> pd.DataFrame:
         if name not in table:
             table[name] = value
     for name in TEXT_COLUMNS:
-        table[name] = table[name].astype("string")
+        table[name] = table[name].astype(TEXT)
     shares = ("truncated_fraction", "alike_fraction", "answer_place_fraction")
     for name in ("value", "stderr", "chance", "sparsity", *shares):
         values = table[name] if name in table else pd.Series(None, index=table.index)
@@ -130,7 +132,7 @@ def read_records(path: Path) -> pd.DataFrame:
         ValueError: If it is no such table; the message names the file.
     """
     needed = [name for name in RECORD_COLUMNS if name not in OPTIONAL]
-    table = read_table(path, needed, dtype=dict.fromkeys(TEXT_COLUMNS, "string"))
+    table = read_table(path, needed, dtype=dict.fromkeys(TEXT_COLUMNS, TEXT))
     try:
         return typed(table)
     except (TypeError, ValueError) as error:
@@ -139,7 +141,7 @@ def read_records(path: Path) -> pd.DataFrame:
 
 def read_curves(path: Path) -> pd.DataFrame:
     """Read ``curves.csv``; raises `ValueError` as `read_records` does."""
-    text = dict.fromkeys(("run", "kind", "metric"), "string")
+    text = dict.fromkeys(("run", "kind", "metric"), TEXT)
     columns = (*text, "step", "flops_executed", "elapsed_s", "value")
     return read_table(path, columns, dtype=text)
 
