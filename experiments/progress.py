@@ -66,4 +66,4 @@ def of(job: Any, core_seconds: float) -> tuple[str, float]:
         core_seconds: What the run of its wildcards is expected to cost; 0 without one.
     """
     words = [job.rule.name, *(str(value) for key, value in job.wildcards.items() if key != "scale")]
-    return " ".join(words), core_seconds if job.rule.name == "train" else 2.0
+    return " ".join(words), core_seconds if job.rule.name.endswith("train") else 2.0

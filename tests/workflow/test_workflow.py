@@ -62,6 +62,18 @@ def test_a_wrong_config_is_one_sentence(checkout):
     assert "unknown config key 'sacle'" in text and "did you mean 'scale'" in text
 
 
+def test_another_workflow_takes_the_rules_as_a_module_with_a_partial_config(tmp_path):
+    (tmp_path / "Snakefile").write_text(
+        f"module sparse:\n    snakefile: {str(ROOT / 'Snakefile')!r}\n"
+        "    config: {'scale': 'smoke', 'study': 'flops'}\n\n"
+        "use rule * from sparse as sparse_*\n"
+    )
+    options = ("-n", "--cores", "1", "sparse_reproduce", "--directory", str(tmp_path))
+    done = snakemake(*options, "--snakefile", str(tmp_path / "Snakefile"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"^sparse_page_flops +1$", done.stdout + done.stderr, re.MULTILINE)
+
+
 def test_a_wrong_sparsity_argument_fails_before_any_job(checkout, tmp_path):
     copy = tmp_path / "repository"
     shutil.copytree(checkout, copy)

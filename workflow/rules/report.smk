@@ -30,7 +30,7 @@ rule compute:
         runtime=REQUEST.computation_minutes,
     params:
         code=lambda wildcards: code.computation_code_hash(wildcards.computation),
-        taken=["--committed-timings"] if config["reuse"] == "only" else [],
+        taken=["--committed-timings"] if REQUEST.config["reuse"] == "only" else [],
     shell:
         "python -m experiments compute --scale {wildcards.scale:q} {params.taken:q}"
         " -- {wildcards.computation:q} > {log:q} 2>&1"
@@ -124,7 +124,7 @@ rule archive:
     localrule: True
     params:
         code=code.archive_code_hash(),
-        study=config["study"],
+        study=REQUEST.config["study"],
         config=REQUEST.differing(),
     shell:
         "python -m experiments archive --scale {wildcards.scale:q}"

@@ -18,8 +18,8 @@ rule train:
         spec=lambda wildcards: REQUEST.run(wildcards).spec_hash,
         code=REQUEST.training_hash,
         reruns=lambda wildcards: REQUEST.reruns.get(wildcards.run, 0),
-        device=config["device"],
-        execution=config["execution"],
+        device=REQUEST.config["device"],
+        execution=REQUEST.config["execution"],
         computing=REQUEST.computing(),
     shell:
         "{params.launch:q} train --run {wildcards.run:q} --log {log:q}"
