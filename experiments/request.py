@@ -214,13 +214,13 @@ class Request:
         return [f"reports/{scale}/{name}/index.html" for name in self.shown(scale)]
 
     def evidence(self, scale: str) -> list[str]:
-        """What the comparisons of the studies at hand leave to be judged together.
+        """Tables of the studies at hand: a result may rest on the runs and trials of several.
 
         While single runs are redone, these are the studies that have the runs.
         """
         again = {study for run in self.again for study in run.studies}
         return [
-            f"results/{scale}/{name}/evidence.csv"
+            f"results/{scale}/{name}/records.csv"
             for name in self.shown(scale)
             if not self.again or name in again
         ]
@@ -240,7 +240,7 @@ class Request:
         for name, study in self.shown(scale).items():
             found += [f"reports/{scale}/{name}/figures/{figure}.png" for figure in study.figures]
             found += [f"reports/{scale}/{name}/tables/{table}.csv" for table in study.tables]
-            found += [f"results/{scale}/{name}/claims.csv", *self.computations(name, scale)]
+            found += self.computations(name, scale)
             found += self.record_files(SimpleNamespace(scale=scale, study=name))
         return list(dict.fromkeys(found))
 
@@ -316,9 +316,7 @@ class Request:
         shown = self.studies[study]
         kinds = {"tables": shown.tables, "figures": shown.figures}
         hashes = [code.analysis_code_hash(kind, name) for kind in kinds for name in kinds[kind]]
-        return code.digest(
-            [self.study_hash(study, scale), code.claims_code_hash(), code.page_code_hash(), hashes]
-        )
+        return code.digest([self.study_hash(study, scale), code.page_code_hash(), hashes])
 
     def computations(self, study: str, scale: str) -> list[str]:
         """Folders of tables that the study's results need beside its runs."""

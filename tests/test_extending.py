@@ -23,7 +23,6 @@ FILES = {
     section.splitlines()[0]: BLOCK.findall(section)
     for section in re.split(r"^## ", PAGE, flags=re.M)
 }
-LEDGER = "experiments/published/tests.yaml"
 
 
 @pytest.fixture(scope="module")
@@ -57,16 +56,11 @@ def written(path, text):
 
 @contextmanager
 def added(repository, heading):
-    """The file of a section at its place; an entry of a ledger follows the others."""
+    """The file of a section at its place."""
     ((name, text),) = FILES[heading]
     path = repository / name
-    before = ""
-    if name == LEDGER:
-        before, entry = path.read_text(), text.split(":")[0]
-        assert f"\n{entry}:" not in before, f"{entry} is taken"
-    else:
-        assert not path.exists(), f"{name} is taken"
-    with written(path, before + text):
+    assert not path.exists(), f"{name} is taken"
+    with written(path, text):
         yield path
 
 
@@ -186,33 +180,25 @@ def test_a_figure_and_a_table(repository, heading, kind, name, tmp_path):
     assert (repository / "drawn" / f"{name}.png").exists() == (kind == "figures")
 
 
-CLAIM = """
+RESULT = """
 import sys
 from pathlib import Path
-from experiments.analysis.claims import ledger
 from experiments.cli.report import planned
+from experiments.findings import claim, ledger
+from experiments.findings.evidence import gather
 from experiments.store.tidy import read_records
-records = read_records(Path(sys.argv[1]))
-ledger.write(records, planned("sparsity_library", "small"), Path("claims.csv"))
-row = ledger.read(Path("claims.csv")).set_index("id").loc["C900"]
-print(row["tested_as"], "|", row["verdict"], "|", row["num_seeds"])
+evidence = gather([planned("sparsity_library", "small")], [read_records(Path(sys.argv[1]))])
+found = ledger.of_claim(claim.nine()[-1], evidence)[0]
+print(found.claim.name, "|", found.word, "|", found.estimate.seeds[0])
 """
 
 
-def test_a_claim_test(repository, tmp_path):
+def test_a_result(repository, tmp_path):
     records = tidy_table("sparsity_library", tmp_path)
-    (row,) = re.findall(r"^```text\n(C900,.*\n)```", PAGE, flags=re.M)
-    claims = repository / "experiments/published/claims.csv"
-    study = repository / "experiments/studies/sparsity_library.yaml"
-    tested = study.read_text().replace("exploratory: [", "exploratory: [C900, ")
-    with (
-        written(claims, claims.read_text() + row),
-        written(study, tested),
-        added(repository, "A claim test"),
-    ):
-        tested_as, verdict, seeds = run(repository, "-c", CLAIM, str(records)).split("|")
-    assert "perplexity: GraNet 80% < RigL 80%" in tested_as
-    assert verdict.strip() in ("suggests", "suggests against", "inconclusive") and int(seeds) >= 3
+    with added(repository, "A result"):
+        name, word, seeds = run(repository, "-c", RESULT, str(records)).split("|")
+    assert name.strip() == "granet-perplexity"
+    assert word.strip() == "same direction" and int(seeds) >= 3
 
 
 DEVICE = """

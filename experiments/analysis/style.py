@@ -15,9 +15,9 @@ from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, LogLocator
 
-from experiments.analysis import stats
 from experiments.analysis.methods import Method
 from experiments.errors import UserError, reason
+from experiments.findings.estimate import mean_interval
 from experiments.specs.planned import PlannedStudy
 
 #: Colours of a PNG.
@@ -212,7 +212,7 @@ def interval_bars(
 ) -> None:
     """Draw the 95% t interval of each group at its mean coordinate, cut at 0 and ``most``."""
     for _, own in rows.groupby(by):
-        _, low, high = stats.t_interval(own["value"])
+        _, low, high = mean_interval(own["value"])
         if low == low:
             place = own[coordinate].mean()
             axes.plot([place, place], [max(low, 0.0), min(high, most)], color=color, lw=1.4)

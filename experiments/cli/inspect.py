@@ -175,7 +175,7 @@ def _records_of(run: Run) -> list[tuple[str, Record]]:
 
 @app.command()
 def where(arguments: Annotated[list[str] | None, typer.Argument()] = None) -> None:
-    """Print where the report of the configured scale is, and the command behind each number.
+    """Print in ten lines what ran at the configured scale, what was found, and where the page is.
 
     Takes the arguments of `snakemake reproduce`: ``where -- --config scale=smoke study=flops``.
     Where that report is not written yet, names the committed one.
@@ -191,27 +191,23 @@ def where(arguments: Annotated[list[str] | None, typer.Argument()] = None) -> No
             "and `python -m experiments show RUN` prints a record with its command."
         )
         return
-    if (folder / "commands.csv").is_file():
-        import pandas as pd
+    from experiments.findings import evidence, ledger
+    from experiments.report import render
 
-        from experiments.report import provenance
-
-        table = pd.read_csv(folder / "commands.csv", keep_default_na=False)
-        if chosen["study"] != "all":
-            table = table[table["study"] == chosen["study"]]
-        print("The one command that repeats the runs behind each row of each table:")
-        for line in provenance.listing(table):
-            print(line)
-        print(f"The same, row by row: {folder}/commands.csv")
-    print(f"The report is {folder}/index.html")
+    found = evidence.load(chosen["scale"])
+    done = found.scores["run"].nunique()
+    print(f"{done} of {len(found.runs)} runs of scale {chosen['scale']} are finished. Found:")
+    for line in render.short(ledger.nine(found)):
+        print(f"  {line}")
+    print(f"The page is {folder}/index.html; commands.csv beside it repeats each number.")
     from experiments.cli.verify import made_here
     from experiments.store import verification
 
-    if found := made_here(chosen["scale"], chosen["study"]):
-        for item in found:
+    if again := made_here(chosen["scale"], chosen["study"]):
+        for item in again:
             if not item.is_good:
                 print(item.line())
-        print(f"{verification.summary(found)}.")
+        print(f"{verification.summary(again)}.")
 
 
 def _given(arguments: Iterable[str]) -> Iterator[tuple[str, Any]]:

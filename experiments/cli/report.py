@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -37,12 +37,11 @@ def collect(
     ] = False,
     none: Annotated[bool, typer.Option("--none", help="let the tables be empty")] = False,
 ) -> None:
-    """Collect the records of a study into tidy tables, and test its comparisons."""
+    """Collect the records of a study into tidy tables."""
     folder, facts, files = paths.study(scale, study), planned(study, scale), files or []
     if not files and not (none or committed):
         raise SpecError(f"no records of {study} are given; --none makes empty tables of it")
-    from experiments.analysis.claims import ledger
-    from experiments.store import reference, tidy
+    from experiments.store import reference
     from experiments.store.collect import write_tables
     from experiments.store.record import read_record
 
@@ -65,8 +64,6 @@ def collect(
     write_tables(
         [*records.values(), *reference.find_all(others).values()], facts, folder, committed=others
     )
-    rows = tidy.read_records(folder / "records.csv")
-    ledger.write_evidence(rows, facts, folder / "evidence.csv")
 
 
 def _tell_of_other_code(runs: Iterable[str]) -> None:
@@ -76,29 +73,6 @@ def _tell_of_other_code(runs: Iterable[str]) -> None:
             f"{len(names)} records were trained by other code than is here: {', '.join(names[:3])}"
             f"{', ...' if len(names) > 3 else ''}; `{rerun_command(names)}` trains them again"
         )
-
-
-def _write_ledger(records: Any, facts: PlannedStudy, folder: Path) -> None:
-    """Write a study's ledger, its claims judged with those of the scale's other studies."""
-    from experiments.analysis.claims import ledger
-
-    studies = [study for study in map(load_study, study_names()) if study.shows(facts.scale)]
-    files = [paths.study(facts.scale, study.name) / "evidence.csv" for study in studies]
-    others = [
-        test
-        for file in files
-        if file.parent != folder and file.is_file()
-        for test in ledger.read_evidence(file)
-    ]
-    family = ledger.families(studies)
-    ledger.write(
-        records,
-        facts,
-        folder / "claims.csv",
-        others,
-        num_primary=len(ledger.members(family["primary"])),
-        num_exploratory=len(ledger.members(family["exploratory"])),
-    )
 
 
 def read_study(study: str, scale: str) -> tuple:
@@ -199,45 +173,25 @@ def table(names: Names, study: StudyName, scale: Scale = "quick") -> None:
 
 
 @app.command()
-def claims(
-    scale: Scale = "quick",
-    study: Annotated[str | None, typer.Option(help="write this study's ledger")] = None,
-    every: Annotated[bool, typer.Option(help="print claims without a test too")] = False,
-) -> None:
-    """Write the ledger of a study, or print those of a scale: the published ones if it has none."""
-    paths.scale(scale)
-    from experiments.analysis.claims import ledger
+def findings(scale: Scale = "quick") -> None:
+    """Print the nine results of a scale in short, each with its word."""
+    from experiments.findings import evidence, ledger
+    from experiments.report import render
 
-    if study is not None:
-        records, _, facts = read_study(study, scale)
-        _write_ledger(records, facts, paths.study(scale, study))
-        return
-    from experiments.cli import terminal
-
-    made = {name: paths.study(scale, name) / "claims.csv" for name in study_names()}
-    title = f"scale {scale}"
-    if not any(path.is_file() for path in made.values()):
-        made = {name: paths.REFERENCE / name / "claims.csv" for name in made}
-        title = f"as published; scale {scale} has no results yet"
-    for name, path in made.items():
-        if path.is_file():
-            rows = ledger.read(path)
-            rows = rows[rows["role"] != ""] if not every else rows
-            table = terminal.ledger(rows)
-            table.title = f"Claims of {name}, {title}"
-            terminal.show(table)
+    for line in render.short(ledger.nine(evidence.load(scale))):
+        print(line)
 
 
 @app.command()
 def report(study: StudyName, scale: Scale) -> None:
-    """Write the page of a study with its ledger, its tables and its figures."""
+    """Write the page of a study with its tables and its figures."""
     folder, page = paths.study(scale, study), paths.page(scale, study)
     records, curves, facts = read_study(study, scale)
     from experiments.analysis import figures, tables
+    from experiments.findings import evidence
     from experiments.report import render
     from experiments.store import parquet
 
-    _write_ledger(records, facts, folder)
     for name in facts.tables:
         tables.write(name, records, curves, facts, page / "tables")
     empty = [
@@ -250,9 +204,7 @@ def report(study: StudyName, scale: Scale) -> None:
         records,
         curves,
         parquet.read(folder),
-        page / "figures",
-        page / "tables",
-        folder / "claims.csv",
+        evidence.load(scale),
         page,
         empty=empty,
     )
@@ -267,9 +219,11 @@ def index(scale: Scale) -> None:
         raise SpecError(
             f"scale {scale!r} has no pages yet: run `snakemake reproduce --config scale={scale}`"
         )
+    from experiments.findings import evidence
     from experiments.report import render
 
-    render.render_index([planned(name, scale) for name in names], scale, results, reports)
+    studies = [planned(name, scale) for name in names]
+    render.render_index(studies, evidence.load(scale), results, reports)
 
 
 @app.command()
@@ -294,17 +248,14 @@ def archive(
 @app.command()
 def publish(scale: Scale) -> None:
     """Make the report of a scale the committed reference, its records included."""
-    results, reports = paths.scale(scale), paths.reports(scale)
-    from experiments.analysis import figures
-    from experiments.report import readme, render
+    from experiments.findings import evidence, ledger
+    from experiments.report import render
 
-    render.publish(reports, paths.REPORTS)
-    captions = {
-        name: figures.findings(name, *read_study(study, scale))
-        for study, name in readme.FIGURES
-        if (paths.study(scale, study) / "records.csv").is_file()
-    }
-    readme.update(Path("README.md"), paths.REPORTS, scale, results, captions)
+    found = ledger.nine(evidence.load(scale))
+    for name in study_names():
+        render.answer(planned(name, scale), found, strict=True)
+    render.publish(paths.reports(scale), paths.REPORTS)
+    render.update_readme(Path("README.md"), found)
     keep(scale)
 
 
@@ -318,7 +269,7 @@ def keep(
         ),
     ] = None,
 ) -> None:
-    """Fold finished records of a scale into results/reference, with ledgers and computed tables.
+    """Fold finished records of a scale into results/reference, with findings and computed tables.
 
     Records that no study plans leave. One of --from is refused where its spec, code or data are
     not those of here.
@@ -332,10 +283,7 @@ def keep(
         _say_kept(fold.fold(read_json(path) for _, path in returned(source)))
         return
     _say_kept(fold.fold(fold.read_own(scale)))
-    for name in study_names():
-        folder = paths.study(scale, name)
-        if (folder / "runs.parquet").is_file() and not load_study(name).trials:
-            _keep(folder / "claims.csv", paths.REFERENCE / name / "claims.csv")
+    _keep(paths.reports(scale) / "findings.csv", paths.REFERENCE / "findings.csv")
     for path in sorted((paths.scale(scale) / "computations").glob("*/*.csv")):
         _keep(path, paths.REFERENCE / path.parent.name / path.name)
 

@@ -1,4 +1,4 @@
-"""Tables for the terminal: runs side by side, and the claims ledger."""
+"""Tables for the terminal: runs side by side."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from experiments.report.text import is_missing, settled
 from experiments.store.record import Record
 
 if TYPE_CHECKING:
-    import pandas as pd
+    pass
 
 #: A run's facts that head its column, as `RECORD_COLUMNS` names them.
 FACTS = ("model", "dataset", "method", "sparsity", "seed", "recipe", "cpu")
@@ -79,33 +79,6 @@ def compare(named: Sequence[tuple[str, Record]]) -> Table:
         name = " ".join(str(part) for part in key if isinstance(part, str) and part)
         table.add_row(name, *(_text(column.get(key)) for column in values))
     return table
-
-
-def ledger(claims: pd.DataFrame) -> Table:
-    """The claims ledger: what is claimed, how it is tested, the verdict and what it rests on."""
-    table = Table(title="Claims", show_lines=True)
-    for name in ("claim", "verdict"):
-        table.add_column(name, no_wrap=True)
-    for name in ("statement", "result"):
-        table.add_column(name, overflow="fold", ratio=1)
-    for row in claims.to_dict("records"):
-        cell = {name: escape(_text(value)) for name, value in row.items()}
-        tested_as = cell["tested_as"] and f"tested as: {cell['tested_as']}"
-        size = f"{cell['effect']} {cell['interval']}, {cell['num_seeds']} seeds"
-        if cell["means"]:
-            size += f"; {cell['means']} {cell['unit']}".rstrip()
-        result = [size if cell["effect"] else "", cell["reason"]]
-        table.add_row(
-            _lines(cell["id"], cell["role"]),
-            cell["verdict"],
-            _lines(cell["statement"], tested_as),
-            _lines(*result),
-        )
-    return table
-
-
-def _lines(*parts: str) -> str:
-    return "\n".join(part for part in parts if part)
 
 
 def _text(value: Any) -> str:

@@ -20,7 +20,7 @@ from experiments.evaluation.environment import quiet_and_offline
 from experiments.specs.code import training_code_hash
 from experiments.specs.cost import EXECUTIONS, PRECISIONS, STRATEGIES
 from experiments.specs.lookup import find_data, find_run, rerun_command
-from experiments.specs.read import computation_names, test_hashes
+from experiments.specs.read import computation_names
 from experiments.specs.run import Run
 from experiments.specs.schema import SpecError, check_choice
 from experiments.store import paths
@@ -103,7 +103,6 @@ def train(
             chosen.spec,
             code_hash=training_code_hash(chosen.spec),
             command=rerun_command([run]),
-            claim_tests=test_hashes(),
             data_dir=paths.data(chosen.data_label),
             out=folder,
             state_dir=state_dir,

@@ -16,7 +16,7 @@ from experiments.evaluation.environment import quiet_and_offline
 from experiments.specs.code import training_code_hash
 from experiments.specs.expand import all_runs, study_runs
 from experiments.specs.lookup import find_run, find_runs
-from experiments.specs.read import check_study, load_study, test_hashes
+from experiments.specs.read import check_study, load_study
 from experiments.specs.run import Run
 from experiments.specs.schema import SCALES, SpecError, check_choice
 from experiments.store import paths, reference, verification
@@ -125,7 +125,6 @@ def train_again(run: Run, mirror: Path | None, *, anew: bool = False) -> None:
         run.spec,
         code_hash=training_code_hash(run.spec),
         command=f"python -m experiments verify --run {run.id}",
-        claim_tests=test_hashes(),
         data_dir=data,
         out=folder,
         state_dir=paths.state(run.id, run.spec_hash, root=paths.STATE / "verify"),

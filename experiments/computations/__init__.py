@@ -4,7 +4,7 @@ A computation's file has a docstring and ``compute(scale) -> dict[str, pandas.Da
 tables by name (lower-case words joined by underscores). It is made again when its file, or a file
 of this repository that it imports, changes; ``import sparse_lib as sl`` does not say which of the
 library's files are used, so import from those (``from sparse_lib.flops import count``). Tables,
-figures and claims read the result with `experiments.store.tidy.computed`.
+figures and findings read the result with `experiments.store.tidy.computed`.
 """
 
 import importlib
@@ -44,6 +44,5 @@ def take_committed(name: str, folder: Path) -> bool:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     for table in committed.glob("*.csv"):
-        if table.name != "claims.csv":  # of the study of that name
-            shutil.copyfile(table, folder / table.name)
+        shutil.copyfile(table, folder / table.name)
     return True

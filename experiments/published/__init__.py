@@ -1,12 +1,10 @@
-"""The sources' numbers and claims, read from ``experiments/published``."""
+"""The sources' numbers, read from ``experiments/published``."""
 
 from __future__ import annotations
 
 import functools
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import yaml
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # a training reads the tests, and needs no tables
     import pandas as pd
@@ -33,26 +31,6 @@ def results() -> pd.DataFrame:
     return pd.read_csv(FOLDER / "results.csv", dtype=TEXT, keep_default_na=False)
 
 
-@functools.cache
-def claims() -> pd.DataFrame:
-    """Return all claims, one per row."""
-    import pandas as pd
-
-    return pd.read_csv(FOLDER / "claims.csv", dtype=TEXT, keep_default_na=False)
-
-
-@functools.cache
-def registrations() -> dict[str, dict]:
-    """Return when and as what each claim's test was registered, by its id."""
-    return yaml.safe_load((FOLDER / "registrations.yaml").read_text(encoding="utf-8"))
-
-
-@functools.cache
-def policy() -> dict[str, Any]:
-    """Return the conditions under which a comparison says something."""
-    return yaml.safe_load((FOLDER / "policy.yaml").read_text(encoding="utf-8"))
-
-
 def source_id(study: PlannedStudy) -> str | None:
     """Return the id of a study's source: the one whose name the study's source begins with."""
     rows = results()
@@ -60,13 +38,6 @@ def source_id(study: PlannedStudy) -> str | None:
         if study.source.startswith(row.source):
             return row.source_id
     return None
-
-
-def is_source_of(study: PlannedStudy) -> bool:
-    """Return whether anything published stands beside a study's own numbers."""
-    if study.trials:
-        return False
-    return bool(study.claims.primary or study.claims.exploratory) or source_id(study) is not None
 
 
 @functools.cache

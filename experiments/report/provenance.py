@@ -1,6 +1,6 @@
 """Which runs stand behind a row of a page, and the one command that repeats them."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -38,18 +38,6 @@ class Runs:
     def seed(self, run: str) -> int | str:
         """Return the seed of a run; its id where the study lacks it."""
         return self._specs[run].seed if run in self._specs else run
-
-    def unfinished(self, finished: Collection[str]) -> dict[str, int]:
-        """Return each planned treatment without a finished run, and how many runs it has."""
-        planned: dict[str, list[str]] = {}
-        for run, spec in self._specs.items():
-            name = self.methods.treatment(spec.method or "", spec.final_sparsity or 0.0)
-            planned.setdefault(name, []).append(run)
-        return {
-            name: len(runs)
-            for name, runs in planned.items()
-            if name and not any(run in finished for run in runs)
-        }
 
     def of(self, cell: Any) -> tuple[str, ...]:
         """Return the run ids in a cell of the column ``runs``: each once, by name and seed."""
@@ -121,13 +109,12 @@ def row_name(row: dict[str, Any], methods: Methods) -> str:
     return ", ".join(words)
 
 
-def commands(study: PlannedStudy, tables_dir: Path, ledger: pd.DataFrame) -> pd.DataFrame:
-    """Return the command behind each row of a study's tables and of its ledger.
+def commands(study: PlannedStudy, tables_dir: Path) -> pd.DataFrame:
+    """Return the command behind each row of a study's tables.
 
     Args:
         study: The study as `experiments.specs.lookup.planned_study` makes it.
         tables_dir: Folder with the tables' CSV files.
-        ledger: The study's claims.
 
     Returns:
         One row per table row; the columns are ``COLUMNS``. All cells of a row have the same runs.
@@ -147,37 +134,9 @@ def commands(study: PlannedStudy, tables_dir: Path, ledger: pd.DataFrame) -> pd.
             ids = runs.of(row.get("runs", row.get("run")))
             words = (row_name(row, runs.methods), rerun_command(ids)) if ids else ("", remake)
             rows.append((study.name, name, line, *words))
-    for line, row in enumerate(ledger.to_dict("records"), start=1):
-        if row["runs"]:
-            command = rerun_command(runs.of(row["runs"]))
-            rows.append((study.name, "claims", line, row["id"], command))
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
 def has_rows(path: Path) -> bool:
     """Return whether a table has been made and has a header."""
     return path.exists() and path.stat().st_size > 2
-
-
-def listing(table: pd.DataFrame) -> Iterator[str]:
-    """Yield lines for a terminal: each command once, under the cells that it repeats."""
-    for study, own in table.groupby("study", sort=False):
-        yield str(study)
-        for command, group in own.groupby("command", sort=False):
-            by_row: dict[str, list[str]] = {}
-            for name, row in zip(group["table"], group["row"], strict=True):
-                by_row.setdefault(row, []).append(name)
-            by_tables: dict[str, list[str]] = {}
-            for row, names in by_row.items():
-                by_tables.setdefault(", ".join(dict.fromkeys(names)), []).append(row)
-            yield "  " + "; ".join(
-                f"{names} ({_some(rows)})" if any(rows) else names
-                for names, rows in by_tables.items()
-            )
-            yield f"    {command}"
-
-
-def _some(rows: list[str], most: int = 3) -> str:
-    """The first rows by name, and how many more there are."""
-    more = f" and {len(rows) - most} more" if len(rows) > most else ""
-    return "; ".join(rows[:most]) + more

@@ -1,188 +1,111 @@
-"""Render the page of a study, the index of a scale, and the committed reference report.
+"""Pages: the front page with the nine results, the supporting claims, and a page for each study.
 
-A page is one HTML file without scripts or requests: styles are inline, pictures lie beside it, and
-its Markdown twin shows the same content on a code host.
+A page is written once, as Markdown; its HTML twin is made from that, one file without scripts or
+requests, with its pictures beside it.
 """
 
 import functools
 import os
 import re
 import shutil
-from collections.abc import Collection, Iterable
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import jinja2
 import pandas as pd
+from markupsafe import Markup
 
-from experiments import published
-from experiments.analysis import figures, tables
-from experiments.analysis.claims import ledger as ledger_module
-from experiments.analysis.claims import policy
-from experiments.analysis.methods import INK, Method
+from experiments.analysis import figures, style, tables
 from experiments.errors import UserError
-from experiments.report import provenance, summary, text
-from experiments.specs.code import ROOT
-from experiments.specs.lookup import rerun_command
+from experiments.findings import claim as claims
+from experiments.findings import ledger
+from experiments.findings.evidence import Evidence
+from experiments.findings.ledger import Finding
+from experiments.report import cards, cost, forest, provenance, text
 from experiments.specs.planned import PlannedStudy
-from experiments.store import machine, parquet, tidy
+from experiments.specs.schema import SpecError
+from experiments.store import parquet, tidy
 from experiments.store.record import Record
 
 TEMPLATES = Path(__file__).with_name("templates")
-HEADINGS = {
-    "contradicted": "Not reproduced: contradicted",
-    "suggests against": "Exploratory or post hoc: the runs suggest against it",
-    "inconclusive": "Open: inconclusive",
-    "suggests": "Exploratory or post hoc: the runs suggest it",
-    "holds": "Reproduced or consistent: holds",
-    "open question": "Open questions: the source takes no side; difference and interval",
-    "not tested": "Without a verdict: not tested at this scale",
-}
-#: Negative results by verdict, as the front page lists them: number of claims, then these words.
-NEGATIVE = {
-    "contradicted": "contradicted",
-    "suggests against": "that the runs suggest against",
-    "inconclusive": "inconclusive",
-}
-#: The two lists of findings on the front page: anchor, title, and the verdicts in the order shown.
-FOUND = {
-    "for": (
-        "Claims that hold or that the runs suggest, by training",
-        (policy.HOLDS, policy.SUGGESTS),
-    ),
-    "against": (
-        "Claims that are contradicted or that results suggest against",
-        (policy.CONTRADICTED, policy.SUGGESTS_AGAINST),
-    ),
-}
-#: The figure that shows the source's own numbers.
-SOURCE = "source_by_sparsity"
-#: Columns of a table of runs that the page shows with or beside each run's spec instead.
+#: The scale whose results are committed.
+REFERENCE_SCALE = "small"
+#: Columns of a table of runs that stand beside each run instead.
 RUN_FACTS = ("model", "method", "algorithm", "family", "sparsity", "recipe", "data hash")
 RUN_FACTS += ("machine", "processor", "threads", "versions", "command")
+FOREST = "replication.png"
+#: Rows of a table that stands before the disclosures.
+MOST_ROWS = 20
 
 
 @functools.cache
-def environment(*, html: bool) -> jinja2.Environment:
-    """Return the template environment; pages escape every value, for HTML or for Markdown."""
+def environment() -> jinja2.Environment:
+    """Return the template environment; every value is escaped for Markdown but through ``raw``."""
     env = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),
         autoescape=True,
-        finalize=None if html else text.markdown,
+        finalize=text.markdown,
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    env.filters["cell"] = text.format_cell
-    env.filters["md"] = text.markdown_cell
-    env.filters["code"] = text.markdown_code
-    env.filters["anchor"] = text.anchor
-    env.filters["words"] = text.in_words
-    env.filters["p"] = text.p_value
-    env.filters["sentence"] = text.sentence
+    env.filters |= {"raw": Markup, "code": text.markdown_code, "words": text.in_words}
     return env
 
 
-def on_page(method: Method) -> Method:
-    """Return a method as a page shows it, where dark ink is the page's text colour."""
-    return replace(method, color="currentColor") if method.color == INK else method
+def write_page(template: str, context: dict[str, Any], folder: Path, name: str = "README") -> Path:
+    """Write a page as Markdown and as HTML; returns the path of the latter."""
+    made = environment().get_template(f"{template}.md.j2").render(**context)
+    made = re.sub(r"[ \t]+\n", "\n", re.sub(r"\n{3,}", "\n\n", made)).strip() + "\n"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{name}.md").write_text(made, encoding="utf-8")
+    out = folder / ("index.html" if name == "README" else f"{name}.html")
+    out.write_text(to_html(made), encoding="utf-8")
+    return out
 
 
-def _read_table(
-    name: str, folder: Path, behind: provenance.Register, *, sourced: bool
-) -> dict[str, Any]:
-    path = folder / f"{name}.csv"
-    shown = {"name": name, "title": name.replace("_", " "), "caption": tables.caption(name)}
-    shown |= {"columns": [], "numeric": [], "rows": [], "missing": not path.exists()}
-    if provenance.has_rows(path):
-        table = pd.read_csv(path)
-        hidden = RUN_FACTS if "run" in table else ()
-        if not sourced:
-            hidden = (*hidden, *(name for name in table.columns if "(published" in name))
-        shown["columns"] = [column for column in table.columns if column not in hidden]
-        shown["numeric"] = list(table.select_dtypes("number").columns)
-        shown["rows"] = table.to_dict("records")
-        for row in shown["rows"]:
-            row["behind"] = behind.add(row.get("runs"))
-    return shown
+def to_html(page: str) -> str:
+    """Return a page of Markdown as one HTML file."""
+    import markdown
+
+    body = markdown.markdown(page, extensions=["tables", "md_in_html", "attr_list", "sane_lists"])
+    body = re.sub(r'(href="[^":]*?)README\.md', r"\1index.html", body)
+    body = re.sub(r'(href="[^":]*?)\.md(#[^"]*)?"', r'\1.html\2"', body)
+    region = '<div class="scroll" tabindex="0" role="region" aria-label="table">'
+    body = body.replace("<table>", f"{region}<table>").replace("</table>", "</table></div>")
+    heading = re.search(r"^# (.+)$", page, re.MULTILINE)
+    title = re.sub(r"[\\*`]", "", heading[1]) if heading else "Report"
+    base = (TEMPLATES / "base.html.j2").read_text(encoding="utf-8")
+    return base.replace("{title}", str(Markup.escape(title))).replace("{body}", body)
 
 
-def _read_figure(
-    name: str, records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy, *, empty: bool
-) -> dict[str, Any]:
-    caption = figures.caption(name, records, curves, study)
-    title = name.replace("_", " ")
-    return {"name": name, "title": title, "caption": caption, "empty": empty}
+def answer(study: PlannedStudy, findings: Iterable[Finding], *, strict: bool = False) -> str:
+    """The answer of a study at its scale: its text where its words hold, else one from the words.
 
+    Args:
+        study: The study; its ``answer`` has a text and the words under which it is true.
+        findings: The findings of its claims.
+        strict: Whether to refuse a text that no longer holds.
 
-def _read_details(
-    study: PlannedStudy, records: dict[str, Record], present: set[str], committed: set[str]
-) -> list[dict[str, Any]]:
-    """What stands behind each run: the command always, its record where it is finished."""
-    details = []
-    for run in study.runs:
-        record = records.get(run.id)
-        details.append(
-            {
-                "id": run.id,
-                "finished": run.id in present,
-                "command": rerun_command([run.id]) if record is None else record.command,
-                "facts": {
-                    "record": "committed, not made here" if run.id in committed else None,
-                    "seed": run.spec.seed,
-                    **({} if record is None else _facts(record)),
-                },
-            }
-        )
-    return details
-
-
-def _facts(record: Record) -> dict[str, Any]:
-    """What a page says of how a run was made."""
-    evaluation = record.evaluation
-    return {
-        "data": record.data.name,
-        "data hash": record.data.hash,
-        "spec hash": record.spec_hash,
-        "code hash": record.code_hash,
-        "machine": record.machine_key,
-        "processor": machine.words(record.machine_facts, record.cpu),
-        "threads": record.num_threads,
-        "wall time of training (s)": record.wall_s,
-        "of which shared with another run (s)": record.borrowed_s or None,
-        "wall time of evaluation (s)": None if evaluation is None else evaluation.wall_s,
-        "versions": "; ".join(f"{name} {version}" for name, version in record.versions.items()),
-    }
-
-
-def _ledger(path: Path, behind: provenance.Register) -> dict[str, Any]:
-    """The ledger in the order a reader needs: primary, exploratory, computed, not tested."""
-    if not Path(path).exists():
-        return {"tested": [], "computed": [], "untested": [], "counts": [], "missing": True}
-    table = ledger_module.read(path)
-    table = table.assign(rank=table["role"].map(summary.ROLES).fillna(3))
-    rows = with_counter_evidence(table.sort_values(["rank", "id"]).to_dict("records"))
-    for row in rows:
-        row["behind"] = behind.add(row["runs"])
-    listed = [row for row in rows if row["role"] in ("primary", "exploratory", ledger_module.OPEN)]
-    return {
-        "tested": listed,
-        "computed": [row for row in rows if row["role"] in ledger_module.UNTRAINED],
-        "untested": [row for row in rows if not row["role"]],
-        "counts": summary.verdict_counts(table),
-        "missing": False,
-    }
-
-
-def with_counter_evidence(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Add to each claim the rows of the ledger that speak against it, and what is derived here."""
-    derived = published.claims().set_index("claim_id")["derived_here"]
-    for row in rows:
-        row["derived_here"] = derived.get(row["id"], "")
-        row["statement"] = row["statement"].removeprefix("COUNTER-EVIDENCE: ")
-        row["counter"] = [other for other in rows if row["id"] in other["concerns"].split()]
-    return rows
+    Raises:
+        SpecError: If it is strict and a word differs.
+    """
+    own = {found.claim.name: found for found in findings if found.claim.study == study.name}
+    written = study.answer.get(study.scale)
+    if written is not None:
+        wrong = [
+            f"{name} is {own[name].word if name in own else 'missing'!s}, not {said}"
+            for name, said in written.when.items()
+            if name not in own or str(own[name].word) != said
+        ]
+        if not wrong:
+            known = {name.replace("-", "_"): cards.ours(found) for name, found in own.items()}
+            return written.text.format(**known)
+        if strict:
+            raise SpecError(f"{study.name}.yaml: answer.{study.scale}: {'; '.join(wrong)}")
+    said = [f"{found.claim.title}: {cards.word(found)}" for found in own.values()]
+    return ". ".join(said) + "." if said else ""
 
 
 def render_study(
@@ -190,9 +113,7 @@ def render_study(
     records: pd.DataFrame,
     curves: pd.DataFrame,
     finished: Iterable[dict[str, Any]],
-    figures_dir: Path,
-    tables_dir: Path,
-    claims_csv: Path,
+    evidence: Evidence,
     out_dir: Path,
     *,
     empty: Collection[str] = (),
@@ -204,156 +125,203 @@ def render_study(
         records: Tidy records.
         curves: Tidy curves.
         finished: The JSON form of the records of its finished runs.
-        figures_dir: Folder with the figures' PNG files.
-        tables_dir: Folder with the tables' CSV files.
-        claims_csv: The ledger.
-        out_dir: Folder to write to.
+        evidence: All runs of the scale.
+        out_dir: Folder of the page, with ``figures/`` and ``tables/``.
         empty: Figures without data yet.
 
     Returns:
         The path of ``index.html``.
     """
-    out_dir.mkdir(parents=True, exist_ok=True)
-    made = {value["run"]: Record.model_validate(value) for value in finished}
-    runs, sourced = provenance.Runs(study, records), published.is_source_of(study)
-    behind = provenance.Register(runs)
+    made = [Record.model_validate(value) for value in finished]
+    runs = provenance.Runs(study, records)
+    behind, nine = provenance.Register(runs), ledger.nine(evidence)
+    pictures = _pictures(study, out_dir, empty)
+    shown = [_read_table(name, out_dir / "tables", behind, runs) for name in study.tables]
+    own = [cards.card(f, evidence, pictures) for f in nine if f.claim.study == study.name]
+    used = {path for each in own for _, path in each["pictures"]}
     context = {
-        "look": lambda method: on_page(runs.methods[method]),
         "study": study,
-        "trials": study.trials,
-        "sourced": sourced,
-        "missing": tidy.missing_runs(records, study),
-        "unfinished": runs.unfinished(set(records["run"])),
-        "committed": [run.id for run in study.runs if run.id in runs.committed],
-        "cost": summary.cost(made.values()),
-        "ledger": _ledger(Path(claims_csv), behind),
-        "tables": [
-            _read_table(name, Path(tables_dir), behind, sourced=sourced) for name in study.tables
+        "answer": answer(study, nine),
+        "cards": own,
+        "supporting": [
+            (
+                group[0].claim,
+                cards.table(
+                    ["comparison", "published", "here", "word"], cards.supporting_rows(group)
+                ),
+            )
+            for group in ledger.supporting(evidence)
+            if group[0].claim.study == study.name
         ],
+        "link": cards.link,
+        "main": [table for table in shown[:1] if 0 < table["lines"] <= MOST_ROWS],
+        "tables": [table for table in shown if table["text"]],
         "figures": [
-            _read_figure(name, records, curves, study, empty=name in empty)
+            {
+                "name": name,
+                "title": name.replace("_", " "),
+                "path": pictures[f"{study.name}.{name}"],
+                "caption": figures.caption(name, records, curves, study),
+            }
             for name in study.figures
+            if name not in empty and pictures[f"{study.name}.{name}"] not in used
         ],
-        "details": _read_details(study, made, set(records["run"]), runs.committed),
+        "missing": tidy.missing_runs(records, study),
+        "committed": [run.id for run in study.runs if run.id in runs.committed],
+        "cost": cost.cost(made),
         "behind": list(behind),
-        "figures_path": _relative(figures_dir, out_dir),
-        "tables_path": _relative(tables_dir, out_dir),
-        "alpha": policy.ALPHA,
-        "least_seeds": policy.MIN_SEEDS,
     }
-    _render("study", context, out_dir)
-    return out_dir / "index.html"
+    return write_page("study", context, out_dir)
 
 
-def _relative(folder: Path, start: Path) -> str:
-    """Path from a page to a folder, so that a report can be moved as a whole."""
-    return Path(os.path.relpath(folder, start)).as_posix()
+def _pictures(study: PlannedStudy, out_dir: Path, empty: Collection[str] = ()) -> dict[str, str]:
+    """Figure, and study.figure, to its path from a page's folder; of other studies too."""
+    found = {}
+    for path in sorted(out_dir.parent.glob("*/figures/*.png")):
+        if path.stem in empty and path.parent.parent.name == study.name:
+            continue
+        place = Path(os.path.relpath(path, out_dir)).as_posix()
+        found[f"{path.parent.parent.name}.{path.stem}"] = place
+        if path.parent.parent.name == study.name:
+            found[path.stem] = place
+    return found
 
 
-def _render(template: str, context: dict[str, Any], out_dir: Path) -> None:
-    for suffix, file in (("html", "index.html"), ("md", "README.md")):
-        page = environment(html=suffix == "html").get_template(f"{template}.{suffix}.j2")
-        made = page.render(**context)
-        made = re.sub(r"[ \t]+\n", "\n", re.sub(r"\n{3,}", "\n\n", made)).strip() + "\n"
-        (out_dir / file).write_text(made, encoding="utf-8")
+def _read_table(
+    name: str, folder: Path, behind: provenance.Register, runs: provenance.Runs
+) -> dict[str, Any]:
+    """A table as Markdown, without columns in which nothing is known."""
+    path, made = folder / f"{name}.csv", ""
+    if provenance.has_rows(path):
+        table = pd.read_csv(path)
+        for cell in table["runs"] if "runs" in table else ():
+            behind.add(cell)
+        hidden = {"runs", *(RUN_FACTS if "run" in table else ())}
+        known = [key for key in table if key not in hidden and _is_known(table[key])]
+        rows = [
+            [str(text.markdown_cell(_cell(row[key], key, runs))) for key in known]
+            for row in table.to_dict("records")
+        ]
+        made = cards.table(known, rows) if rows and known else ""
+    return {
+        "name": name,
+        "title": name.replace("_", " "),
+        "caption": tables.caption(name),
+        "text": made,
+        "lines": made.count("\n") - 1,
+    }
+
+
+def _is_known(column: pd.Series) -> bool:
+    return bool((column.notna() & (column.astype(str) != "no value that we hold")).any())
+
+
+def _cell(value: Any, column: str, runs: provenance.Runs) -> str:
+    return runs.methods[value].name if column == "method" else text.format_cell(value, column)
 
 
 def render_index(
-    studies: list[dict[str, Any]],
-    scale: str,
-    results_dir: Path,
-    out_dir: Path,
-    *,
-    command: str | None = None,
+    studies: Sequence[PlannedStudy], evidence: Evidence, results_dir: Path, out_dir: Path
 ) -> Path:
-    """Write the front page of a scale: what was reproduced, what was not, and what it cost.
+    """Write the front page of a scale with its forest, and the page of supporting claims.
 
     Args:
         studies: All studies of the scale.
-        scale: Name of the scale.
-        results_dir: ``results/<scale>``, holding ``<study>/records.csv``, Parquet files and
-            ``claims.csv``.
-        out_dir: ``reports/<scale>``, holding ``<study>/index.html`` and ``tables/``.
-        command: Command that repeats the whole; None takes ``snakemake reproduce``.
+        evidence: Their runs.
+        results_dir: ``results/<scale>``, with the records of each study as Parquet.
+        out_dir: ``reports/<scale>``, with the pages of the studies.
 
     Returns:
-        The path of ``index.html``. Beside it is ``commands.csv``, with the command behind each
-        row of each table.
+        The path of ``index.html``. Beside it are ``claims.md``, ``replication.png`` and
+        ``commands.csv``, with the command behind each row of each table.
     """
     out_dir.mkdir(parents=True, exist_ok=True)
-    shown, ledgers, finished, commands = [], {}, {"evidence": [], "trials": []}, []
-    for study in sorted(studies, key=lambda study: (bool(study.trials), study.name)):
-        folder, page = Path(results_dir) / study.name, Path(out_dir) / study.name
-        is_collected = (folder / "runs.parquet").exists()
-        own = list(map(Record.model_validate, parquet.read(folder))) if is_collected else []
-        row = {"study": study, "num_runs": len(study.runs), "cost": summary.cost(own)}
-        row |= {"trials": study.trials, "missing": []}
-        if (folder / "records.csv").exists():
-            row["missing"] = tidy.missing_runs(tidy.read_records(folder / "records.csv"), study)
-        row["chance"] = summary.chance_scores(page / "tables")
-        waits = study.runs and not own  # its pictures are empty
-        row["pictures"] = [] if waits else _pictures(study)
-        finished["trials" if study.trials else "evidence"] += own
-        ledger = pd.DataFrame(columns=ledger_module.COLUMNS)
-        if (folder / "claims.csv").exists() and published.is_source_of(study):
-            ledger = ledgers[study.name] = ledger_module.read(folder / "claims.csv")
-        row["counts"] = summary.verdict_counts(ledger[ledger["role"] != ""])
-        commands.append(provenance.commands(study, page / "tables", ledger))
-        shown.append(row)
-    merged = summary.merge_ledgers(ledgers)
-    rows = with_counter_evidence(merged.to_dict("records"))
-    counts = summary.verdict_counts(merged)
-    groups = {word: [r for r in rows if r["verdict"] == word] for word in summary.ORDER}
-    context = {
-        "rows": shown,
-        "scale": scale,
-        "pictured": sorted(
-            (row for row in shown if row["pictures"]), key=lambda row: bool(row["missing"])
-        ),
-        "groups": groups,
-        "found": _found(groups),
-        "headings": HEADINGS,
-        "negative": NEGATIVE,
-        "counts": counts,
-        "by_verdict": {row["verdict"]: row for row in counts},
-        "outcome": summary.outcome(merged),
-        "cost": summary.cost([*finished["evidence"], *finished["trials"]]),
-        "trials_cost": summary.cost(finished["trials"]),
-        "num_asked": len({run.id for study in studies for run in study.runs}),
-        "num_claims": len(merged),
-        "command": command or f"snakemake reproduce --config scale={scale}",
+    nine, pooled = ledger.nine(evidence), ledger.forest(evidence)
+    with style.sheet():
+        figures.save(forest.draw(nine, pooled), out_dir / FOREST, "png")
+    finished: list[Record] = []
+    for study in studies:
+        if (results_dir / study.name / "runs.parquet").exists():
+            finished += map(Record.model_validate, parquet.read(results_dir / study.name))
+    is_reference = evidence.scale == REFERENCE_SCALE
+    kept = None if is_reference else cards.reference()
+    pictures = {
+        f"{path.parent.parent.name}.{path.stem}": Path(os.path.relpath(path, out_dir)).as_posix()
+        for path in sorted(out_dir.glob("*/figures/*.png"))
     }
-    _render("index", context, out_dir)
-    shutil.copyfile(ROOT / "docs" / "policy.md", out_dir / "policy.md")
-    table = pd.concat(commands) if commands else pd.DataFrame(columns=provenance.COLUMNS)
-    table.to_csv(out_dir / "commands.csv", index=False)
-    return out_dir / "index.html"
-
-
-def _found(groups: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """The findings in short: what trained runs speak for, and what any result speaks against."""
-    lists = []
-    for anchor, (title, words) in FOUND.items():
-        found = [row for word in words for row in groups[word]]
-        if anchor == "for":
-            found = [row for row in found if row["role"] not in ledger_module.UNTRAINED]
-        lists.append({"anchor": f"found-{anchor}", "title": title, "rows": found})
-    return lists
-
-
-def _pictures(study: PlannedStudy) -> list[dict[str, Any]]:
-    """The figures that stand for a study: its first that states findings, and its source's own."""
-    ours = [n for n in study.figures if n != SOURCE and hasattr(figures.load(n), "caption")]
-    chosen = [*ours[:1], *(name for name in study.figures if name == SOURCE)]
-    return [
-        {"name": name, "whose": "as published" if name == SOURCE else "here"} for name in chosen
+    shown = []
+    for found in nine:
+        own = {
+            name.split(".")[-1]: path
+            for name, path in pictures.items()
+            if name.startswith(f"{found.claim.study}.")
+        }
+        shown.append(cards.card(found, evidence, own | pictures))
+    context = {
+        "scale": evidence.scale,
+        "sentence": cards.summary(nine),
+        "nine": _nine(nine, kept),
+        "has_reference": kept is not None,
+        "forest": FOREST,
+        "miss": round(100 * (1 - 0.95 ** sum(found.is_fair for found in nine))),
+        "cards": shown,
+        "negative": [
+            found
+            for found in nine
+            if found.word.word in ("opposite", "smaller than half of it, or nothing")
+        ],
+        "ours": cards.ours,
+        "studies": [study for study in studies if not study.trials],
+        "trials": [study for study in studies if study.trials],
+        "cost": cost.cost(finished),
+        "sources": list(claims.sources().values()),
+    }
+    commands = [provenance.commands(study, out_dir / study.name / "tables") for study in studies]
+    pd.concat(commands).to_csv(out_dir / "commands.csv", index=False)
+    cards.findings_table(list(nine)).to_csv(out_dir / "findings.csv", index=False)
+    groups = ledger.supporting(evidence)
+    rows = [
+        (
+            group[0].claim,
+            cards.table(["comparison", "published", "here", "word"], cards.supporting_rows(group)),
+        )
+        for group in groups
     ]
+    write_page(
+        "claims", {"scale": evidence.scale, "groups": rows, "link": cards.link}, out_dir, "claims"
+    )
+    return write_page("index", context, out_dir)
+
+
+def _nine(nine: Sequence[Finding], kept: pd.DataFrame | None) -> str:
+    """The table of nine rows; beside a committed reference, with yours and whether they agree."""
+    head = ["result", "published", "here, 95% interval", "published / here, relative", "word"]
+    head += ["baseline", "other sparsities and budgets"]
+    rows = [cards.row(found) for found in nine]
+    if kept is not None:
+        head[2:3] = ["reference", "yours, 95% interval", "agrees?"]
+        for found, row in zip(nine, rows, strict=True):
+            own = kept.loc[found.claim.name] if found.claim.name in kept.index else None
+            row[2:3] = [cards.kept_text(own), row[2], cards.agreement(found, own)]
+    return cards.table(head, rows)
+
+
+def short(nine: Sequence[Finding]) -> list[str]:
+    """The nine rows in short, a line each, for the terminal and the README."""
+    lines = []
+    for found in nine:
+        mine = cards.ours(found) if found.is_fair or found.claim.check else ""
+        lines.append(
+            f"{found.claim.title}: {found.word}" + (f" ({mine})" if mine and found.is_fair else "")
+        )
+    return lines
 
 
 def publish(scale_dir: Path, reports_dir: Path) -> Path:
     """Copy a scale's report to ``reports/``, where it is committed as the reference.
 
-    Pages are their Markdown and its pictures; HTML, tables and other formats are made on demand.
+    Pages are their Markdown and its pictures, the front page as HTML too; tables are made on
+    demand.
 
     Args:
         scale_dir: ``reports/<scale>`` with its front page and study folders.
@@ -378,3 +346,25 @@ def publish(scale_dir: Path, reports_dir: Path) -> Path:
     for name in ("README.md", "policy.md"):
         shutil.copyfile(scale_dir / name, reports_dir / name)
     return reports_dir / "README.md"
+
+
+BEGIN, END = "<!-- reference: written by `snakemake publish` -->", "<!-- end of reference -->"
+
+
+def update_readme(readme: Path, nine: Sequence[Finding]) -> None:
+    """Replace the README's block on the committed reference: the forest and the nine rows in short.
+
+    Raises:
+        UserError: If the README lacks the two lines that enclose the block.
+    """
+    page = readme.read_text(encoding="utf-8")
+    block = re.compile(re.escape(BEGIN) + ".*?" + re.escape(END), re.DOTALL)
+    if not block.search(page):
+        raise UserError(f"{readme.name} must hold the lines {BEGIN!r} and {END!r}")
+    lines = [
+        f"[![Effects here relative to the published ones](reports/{FOREST})](reports/README.md)",
+        "",
+    ]
+    lines += [cards.summary(tuple(nine)), "", *(f"- {line}" for line in short(nine))]
+    body = "\n".join(lines)
+    readme.write_text(block.sub(lambda _: f"{BEGIN}\n{body}\n{END}", page), encoding="utf-8")

@@ -198,14 +198,11 @@ def analysis_code_hash(kind: str, name: str) -> str:
     return code_hash(folder / "__init__.py", folder / f"{name}.py", beside=True)
 
 
-def claims_code_hash() -> str:
-    """Hash of the code of verdicts, and of the published claims."""
-    return code_hash(ROOT / "experiments" / "analysis" / "claims" / "ledger.py", beside=True)
-
-
 def page_code_hash() -> str:
-    """Hash of the code and the templates of pages."""
-    return code_hash(ROOT / "experiments" / "report" / "render.py", beside=True)
+    """Hash of the code and the templates of pages, and of the findings that they state."""
+    findings = sorted((ROOT / "experiments" / "findings").rglob("*.yaml"))
+    report = code_hash(ROOT / "experiments" / "report" / "render.py", beside=True)
+    return digest([report, *(path.read_text(encoding="utf-8") for path in findings)])
 
 
 def collecting_code_hash() -> str:

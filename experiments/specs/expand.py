@@ -11,7 +11,6 @@ from typing import Any
 from experiments import tasks
 from experiments.errors import UserError
 from experiments.specs.read import (
-    claim_tests,
     load_study,
     one_sentence,
     read_single,
@@ -284,24 +283,12 @@ def all_runs(scale: str, *, folder: Path | None = None) -> dict[str, Run]:
     """Runs of all studies by id; a run that two studies share trains once.
 
     Raises:
-        SpecError: when a study is wrong, one id stands for two different specs, or two studies
-            test one claim.
+        SpecError: when a study is wrong, or one id stands for two different specs.
     """
     check_choice("scale", scale, SCALES)
-    tests = claim_tests()
     runs: dict[str, Run] = {}
-    tested_by: dict[str, str] = {}
     for name in study_names(folder):
         study = load_study(name, folder=folder)
-        for claim in (*study.claims.primary, *study.claims.exploratory):
-            if claim not in tests or tests[claim].exact:
-                continue  # arithmetic gives the same verdict everywhere
-            other = tested_by.setdefault(claim, name)
-            if other != name:
-                raise SpecError(
-                    f"{name}.yaml: claims names {claim}, which {other}.yaml tests; a claim has "
-                    "one verdict, so leave it out of one of them"
-                )
         for run in study_runs(study, scale):
             known = runs.setdefault(run.id, run)
             if known is run:

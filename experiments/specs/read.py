@@ -1,11 +1,10 @@
-"""Files become checked sections: studies, single runs and claim tests from YAML.
+"""Files become checked sections: studies and single runs from YAML.
 
 What is wrong with a file is a `SpecError` of one sentence that begins with the file's name.
 """
 
 from __future__ import annotations
 
-import csv
 import functools
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -22,7 +21,6 @@ from experiments.specs import likeness
 from experiments.specs.code import ROOT
 from experiments.specs.schema import (
     KEYS,
-    ClaimTest,
     Method,
     Single,
     SpecError,
@@ -36,7 +34,6 @@ from experiments.specs.strict_yaml import read_yaml
 STUDIES = ROOT / "experiments" / "studies"
 #: Commit that holds the studies that were retired since, with their records and pages.
 BEFORE_RETIREMENT = "de8e87e8"
-PUBLISHED = ROOT / "experiments" / "published"
 
 
 def suite_names() -> list[str]:
@@ -47,34 +44,6 @@ def suite_names() -> list[str]:
 def computation_names() -> list[str]:
     """Computations on disk."""
     return module_names(ROOT / "experiments" / "computations")
-
-
-@functools.cache
-def claim_ids() -> list[str]:
-    """Published claims, in the order of ``claims.csv``."""
-    with (PUBLISHED / "claims.csv").open(newline="", encoding="utf-8") as file:
-        return [row["claim_id"] for row in csv.DictReader(file)]
-
-
-@functools.cache
-def claim_tests() -> dict[str, ClaimTest]:
-    """The test of each claim; raises `SpecError` where ``tests.yaml`` is wrong."""
-    path = PUBLISHED / "tests.yaml"
-    with one_sentence(path):
-        tests = read_yaml(path.read_text())
-        checked = {}
-        for name, test in tests.items():
-            check_choice("claim", name, claim_ids())
-            try:
-                checked[name] = ClaimTest.model_validate(test)
-            except ValidationError as error:
-                raise ValueError(_sentence(error, name)) from None
-        return checked
-
-
-def test_hashes() -> dict[str, str]:
-    """The first 8 digits of the hash of each comparison, which records keep, by claim id."""
-    return {name: test.hash[:8] for name, test in claim_tests().items() if test.is_comparison}
 
 
 def study_names(folder: Path | None = None) -> list[str]:
@@ -203,9 +172,6 @@ def _check_names(study: Study, stem: str) -> None:
     for kind in ("figures", "tables"):
         for name in getattr(study, kind):
             check_choice(kind, name, module_names(ROOT / "experiments" / "analysis" / kind))
-    for role in ("primary", "exploratory"):
-        for claim in getattr(study.claims, role):
-            check_choice(f"claims.{role}", claim, claim_ids())
     for scale, grids in study.scales.items():
         for index, grid in enumerate(grids):
             where = f"scales.{scale}.{index}"

@@ -7,7 +7,7 @@ import functools
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
     AfterValidator,
@@ -22,7 +22,6 @@ from pydantic import (
 from experiments import models, tasks
 from experiments.errors import UserError, not_one_of
 from experiments.specs.code import ROOT, parse
-from experiments.specs.digest import digest
 from experiments.specs.run import Model as RunModel
 from experiments.specs.run import Transform, Treatment
 from experiments.tasks import Strict
@@ -246,11 +245,19 @@ class Computation(Strict):
         return self.core_seconds
 
 
-class Claims(Strict):
-    """Claims that the study tests; primary ones are fixed before training."""
+class Answer(Strict):
+    """What a study says at a scale, and the words of its results under which that is true."""
 
-    primary: list[str] = Field(default=[], max_length=6)
-    exploratory: list[str] = []
+    text: str = Field(description="at most 60 words; ``{name}`` is the result of that name")
+    when: dict[Name, str] = Field({}, description="result -> its word")
+
+    @field_validator("text")
+    @classmethod
+    def is_short(cls, value: str) -> str:
+        """At most 60 words."""
+        if len(value.split()) > 60:
+            raise ValueError(f"it has {len(value.split())} words, but at most 60 are allowed")
+        return value
 
 
 def _at_each_level(key: Any, section: dict[Any, Any]) -> dict[Any, Any]:
@@ -296,7 +303,7 @@ class Study(Strict):
         description="studies of evidence whose settings these trials choose",
         exclude_if=lambda value: not value,
     )
-    claims: Claims = Claims()
+    answer: dict[Scale, Answer] = Field({}, description="in words, by scale")
     computations: list[Computation] = []
     recipes: dict[Name, Variant] = {}
     methods: dict[Name, Method] = {}
@@ -331,110 +338,12 @@ class Study(Strict):
         return bool(self.scales.get(scale) or self.computations)  # type: ignore[call-overload]
 
 
-#: Columns that a selection of runs may name.
-Column = Literal["method", "sparsity", "model", "dataset"]
-
-
-class Collapse(Strict):
-    """When a run counts as collapsed, and how many of them the claim needs."""
-
-    below: float = Field(gt=0, lt=1, description="share of the median score of all seeds")
-    rate: float = Field(gt=0, lt=1, description="share of the seeds")
-
-
-class Comparison(Strict):
-    """One selection of runs against another, paired by seed.
-
-    With ``collapse`` it is of the selection ``a`` alone: whether so many of its seeds collapse.
-    """
-
-    metric: str | None = None
-    split: Literal["train", "validation", "test"] | None = None
-    a: dict[Column, Any] | None = None
-    b: dict[Column | Literal["published"], Any] | None = None
-    gaps: list[list[dict[Column, Any]]] | None = None
-    direction: Literal["less", "greater", "differ", "equal"] | None = None
-    margin: float = 0.0
-    collapse: Collapse | None = None
-    where_planned: bool = False
-
-
-class ClaimTest(Comparison):
-    """How a published claim is tested: an entry of ``tests.yaml``, whose head explains the keys."""
-
-    every: list[Comparison] | None = None
-    order: list[dict[Column, Any]] | None = None
-    held_equal: list[str] = []
-    not_equal: str | None = None
-    margin_why: str | None = None
-    concerns: list[str] = []
-    note: str | None = None
-    open: bool = False
-    exact: str | None = None
-    quantity: str | None = None
-    numbers: str | None = None
-    measured: str | None = None
-    tested_as: str | None = None
-    not_tested: str | None = None
-    dense_control: str | None = None
-    no_dense_control: str | None = None
-
-    #: Fields that say what is compared and how; notes and the like are not among them.
-    DECISIVE: ClassVar[set[str]] = {
-        "metric", "split", "a", "b", "gaps", "every", "order", "direction", "margin", "collapse"
-    }  # fmt: skip
-
-    @property
-    def is_comparison(self) -> bool:
-        """Whether trained runs decide the claim."""
-        return self.exact is None and self.measured is None and self.not_tested is None
-
-    @property
-    def hash(self) -> str:
-        """Hash of what decides the claim: of the part that a note does not change."""
-        return digest(self.model_dump(mode="json", include=self.DECISIVE, exclude_unset=True))
-
-    @model_validator(mode="after")
-    def complete(self) -> ClaimTest:
-        """There must be one kind of test, with all that it needs."""
-        kinds = ("a", "gaps", "every", "order", "exact", "measured", "not_tested")
-        given = [kind for kind in kinds if getattr(self, kind) is not None]
-        if len(given) != 1:
-            raise ValueError(f"one of {', '.join(kinds)} must be given, not {given or 'none'}")
-        if given[0] in ("exact", "measured"):
-            needed = ["tested_as"]
-        elif given[0] == "not_tested":
-            needed = []
-        elif self.collapse is not None:
-            needed = ["metric", "a"]
-        else:
-            needed = ["metric", *{"a": ["b", "direction"], "gaps": ["direction"]}.get(given[0], [])]
-        absent = [key for key in needed if getattr(self, key) is None]
-        if absent:
-            raise ValueError(f"the key {absent[0]} is missing")
-        for link in self.every or []:
-            if link.direction is None and self.direction is None:
-                raise ValueError("the key direction is missing")
-            if (link.a is None or link.b is None) and link.gaps is None:
-                raise ValueError("every comparison needs a and b, or gaps")
-        controls = [self.dense_control, self.no_dense_control]
-        is_against = any("published" in (link.b or {}) for link in (self, *(self.every or [])))
-        if controls.count(None) != (1 if is_against else 2):
-            allowed = "exactly one of them" if is_against else "neither"
-            raise ValueError(
-                f"dense_control is {controls[0]!r} and no_dense_control {controls[1]!r}, but "
-                f"{allowed} is given where {'a' if is_against else 'no'} side is published: the "
-                "dense method of the same recipe, or why there is none"
-            )
-        return self
-
-
-#: Every key that a study file or ``tests.yaml`` may hold.
+#: Every key that a study file may hold.
 KEYS = sorted(
     {
         key
-        for section in (Study, Method, Grid, Model, Variant, Transform, Start, Claims, Computation)
+        for section in (Study, Method, Grid, Model, Variant, Transform, Start, Answer, Computation)
         for key in section.model_fields
     }
-    | {"levels", "like", *ClaimTest.model_fields}
+    | {"levels", "like"}
 )

@@ -68,9 +68,6 @@ def _identity(record: Record, study_name: str) -> dict[str, Any]:
         "machine": record.machine_key,
         "num_threads": record.num_threads,
         "versions": "; ".join(f"{name} {versions[name]}" for name in sorted(versions)),
-        "claim_tests": None
-        if record.claim_tests is None
-        else " ".join(f"{name}:{value}" for name, value in sorted(record.claim_tests.items())),
         "command": record.command,
         "committed": False,
     }

@@ -72,7 +72,7 @@ def verified(scale_name: str, run_id: str) -> Path:
 
 
 def study(scale_name: str, study_name: str) -> Path:
-    """A study's ``records.csv``, ``curves.csv``, ``claims.csv``, and its records as Parquet."""
+    """A study's ``records.csv``, ``curves.csv``, and its records as Parquet."""
     if study_name in RESERVED:
         raise SpecError(f"study is {study_name!r}, which is the name of a folder of results")
     return scale(scale_name) / name("study", study_name)

@@ -51,7 +51,6 @@ RECORD_COLUMNS = {
     "machine": "key of the machine that all timings of the run were taken on, or 'not recorded'",
     "num_threads": "threads of the training process",
     "versions": "library versions, as 'name version; name version'",
-    "claim_tests": "claim:hash of each claim's test when the run was trained, empty if not kept",
     "command": "command that repeats the run",
     "committed": "True where the committed record stands for the run, False where it ran here",
 }
@@ -62,14 +61,13 @@ OPTIONAL = frozenset(
         "alike_fraction",
         "answer_place_fraction",
         "machine",
-        "claim_tests",
     }
 )
 #: Rows are chosen thousands of times for a page; Arrow's texts would be copied each time.
 TEXT = pd.StringDtype("python")
 TEXT_COLUMNS = (
     "study run model dataset method algorithm family scale recipe metric split task data_hash "
-    "spec_hash code_hash cpu machine versions claim_tests command"
+    "spec_hash code_hash cpu machine versions command"
 ).split()
 
 
@@ -86,9 +84,8 @@ class Workload(NamedTuple):
 def typed(table: pd.DataFrame) -> pd.DataFrame:
     """Fix the column types, so that a column without values reads back as it was written."""
     table = table.copy()
-    for name, value in (("machine", NOT_RECORDED), ("claim_tests", pd.NA)):
-        if name not in table:
-            table[name] = value
+    if "machine" not in table:
+        table["machine"] = NOT_RECORDED
     for name in TEXT_COLUMNS:
         table[name] = table[name].astype(TEXT)
     shares = ("truncated_fraction", "alike_fraction", "answer_place_fraction")

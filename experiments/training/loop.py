@@ -71,8 +71,6 @@ class Progress:
     rows: list[dict[str, Any]] = field(default_factory=list)
     #: Keys of the machines that it has been on, which an interruption may change.
     machines: list[str] = field(default_factory=list)
-    #: Claim id to the hash of its test when the run began.
-    claim_tests: dict[str, str] = field(default_factory=dict)
 
 
 class Trainer:
@@ -475,7 +473,6 @@ def train(
     data_dir: Path,
     out: Path,
     state_dir: Path,
-    claim_tests: dict[str, str] | None = None,
     num_threads: int = 1,
     device: str = "cpu",
     precision: str | None = None,
@@ -491,8 +488,7 @@ def train(
     """Train one run into ``out``: ``metrics.jsonl``, ``model/`` and, last, ``train.json``.
 
     A second trainer of the same run waits for the first one's lock, and then finds its result. The
-    processes that torchrun starts train it together. The record keeps ``claim_tests``, the hash of
-    each claim's test, as they were when the run began. ``keep_states`` leaves the states to the
+    processes that torchrun starts train it together. ``keep_states`` leaves the states to the
     caller, who still works on the result: killed meanwhile, the run goes on from its last one.
     ``watch`` is an `experiments.training.watch.Watch` that is shown rows and steps, or None.
 
@@ -530,8 +526,6 @@ def train(
         held.callback(trainer.batches.close)
         if trainer.resume():
             trainer.say(f"resumes at step {trainer.progress.step}")
-        else:
-            trainer.progress.claim_tests = claim_tests or {}
         if watch is not None and group.first:
             trainer.watch = watch
             held.callback(watch.close)

@@ -88,7 +88,6 @@ def facts(trainer: Trainer) -> dict[str, Any]:
         "versions": machine.versions(),
         "cpu": machine.processor(),
         "machine": trainer.machine(),
-        "claim_tests": progress.claim_tests,
         "device": str(trainer.device),
         "execution": trainer.execution,
         **({"skip_costs": trainer.skip_costs} if trainer.skip_costs else {}),

@@ -112,7 +112,7 @@ def test_a_rerun_redoes_the_pages_that_show_its_run(folder):
         f"reports/smoke/{name}/index.html" for name in sorted(shared.studies)
     ]
     assert asked.evidence("smoke") == [
-        f"results/smoke/{name}/evidence.csv" for name in sorted(shared.studies)
+        f"results/smoke/{name}/records.csv" for name in sorted(shared.studies)
     ]
     with pytest.raises(SpecError, match="^run is None: rerun needs --config run=<run id>$"):
         ask().rerun_pages()

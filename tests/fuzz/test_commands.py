@@ -88,7 +88,7 @@ COMMANDS: dict[str, tuple[tuple[str, ...], list[st.SearchStrategy[str]]]] = {
     "collect": (("--study", "--scale"), [paths, paths]),
     "figure": (("--study", "--scale", "--x"), [st.one_of(st.sampled_from(figures.names()), words)]),
     "table": (("--study", "--scale"), [st.one_of(st.sampled_from(tables.names()), words)]),
-    "claims": (("--study", "--scale"), []),
+    "findings": (("--scale",), []),
     "compare": ((), [runs, runs]),
     "report": (("--study", "--scale"), []),
     "index": (("--scale",), []),

@@ -49,8 +49,8 @@ def damaged_records(draw: st.DrawFn) -> tuple[str, str, list[bytes], list[str]]:
         files[-1] = draw(inputs.damaged(files[-1]))
     facts = load_study(study)
     where = ["--study", study, "--scale", scale]
-    # `collect` tests the claims; a whole page takes seconds, so it is drawn now and then.
-    lines = [["claims", *where], ["table", *facts.tables, *where]]
+    # A whole page takes seconds, so it is drawn now and then.
+    lines = [["table", *facts.tables, *where]]
     lines += [["table", name, *where] for name in facts.tables]
     lines += [["figure", name, *where] for name in facts.figures]
     line = ["report", *where] if draw(st.integers(0, 29)) == 29 else draw(st.sampled_from(lines))

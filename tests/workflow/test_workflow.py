@@ -133,10 +133,10 @@ def test_records_and_tables_are_kept_but_for_studies_without_runs(checkout, tmp_
     made.write_text(json.dumps(record))
     parquet.write([record], copy / "results/smoke/spdf")
     written = {
-        "results/smoke/spdf/claims.csv": "results/reference/spdf/claims.csv",
+        "reports/smoke/findings.csv": "results/reference/findings.csv",
         "results/smoke/computations/flops/t.csv": "results/reference/flops/t.csv",
     }
-    unkept = "results/smoke/spdf/records.csv", "results/smoke/sparse_ift_vision/claims.csv"
+    unkept = "results/smoke/spdf/records.csv", "results/smoke/sparse_ift_vision/records.csv"
     for name in (*written, *unkept):
         (copy / name).parent.mkdir(parents=True, exist_ok=True)
         (copy / name).write_text(f"new {name}")
@@ -196,7 +196,7 @@ def test_a_second_phase_waits_for_its_first_and_computations_stand_alone(checkou
     second = {**first, "label": None, "pretrained": "first", "methods": {"finetuned": 1}}
     start = {"method": "set", "densify": True}
     study["methods"]["finetuned"] = {"recipe": "full-batch", "starts_from": start}
-    study.update(name="phases", claims={}, scales={"smoke": [first, second]})
+    study.update(name="phases", scales={"smoke": [first, second]})
     facts = {key: study[key] for key in ("title", "source", "description")}
     alone = {**facts, "name": "alone", "tables": [], "figures": [], "computations": ["nothing"]}
     for content in (study, alone):

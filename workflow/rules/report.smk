@@ -6,12 +6,11 @@ rule collect:
     output:
         records="results/{scale}/{study}/records.csv",
         curves="results/{scale}/{study}/curves.csv",
-        evidence="results/{scale}/{study}/evidence.csv",
     log:
         "logs/collect/{scale}/{study}.log",
     localrule: True
     params:
-        code=[code.collecting_code_hash(), code.claims_code_hash()],
+        code=code.collecting_code_hash(),
         study=lambda wildcards: REQUEST.study_hash(wildcards.study, wildcards.scale),
         borrowed=lambda wildcards: code.digest(REQUEST.borrowed(wildcards)),
     shell:
@@ -50,7 +49,6 @@ for name, study in REQUEST.studies.items():
         output:
             f"reports/{{scale}}/{name}/index.html",
             f"reports/{{scale}}/{name}/README.md",
-            f"results/{{scale}}/{name}/claims.csv",
             *(f"reports/{{scale}}/{name}/tables/{table}.csv" for table in study.tables),
             *(
                 report(
@@ -104,6 +102,9 @@ rule index:
         "reports/{scale}/index.html",
         "reports/{scale}/README.md",
         "reports/{scale}/commands.csv",
+        "reports/{scale}/claims.md",
+        "reports/{scale}/replication.png",
+        "reports/{scale}/findings.csv",
     log:
         "logs/report/{scale}/index.log",
     localrule: True

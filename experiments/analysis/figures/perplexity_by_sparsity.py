@@ -9,8 +9,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from experiments.analysis import select as selection
-from experiments.analysis import stats, style
+from experiments.analysis import style
 from experiments.analysis.methods import Method, Methods
+from experiments.findings.estimate import mean_interval
 from experiments.specs.planned import PlannedStudy
 from experiments.store import tidy
 
@@ -57,7 +58,7 @@ def _draw_panel(axes: Axes, rows: pd.DataFrame, looks: Methods) -> None:
     labels = []
     for method, _, own in selection.by_treatment(rows[rows["sparsity"] == 0]):
         look = looks[method]
-        mean, low, high = stats.t_interval(own["value"])
+        mean, low, high = mean_interval(own["value"])
         axes.axhline(mean, color=look.color, lw=1, ls=_dashes(look))
         if low == low and look.retuned:
             for end in (low, high):
@@ -75,7 +76,7 @@ def _draw_panel(axes: Axes, rows: pd.DataFrame, looks: Methods) -> None:
         points = []
         for sparsity, own in group.groupby("sparsity"):
             x = step ** places[method, sparsity] / (1 - sparsity)
-            mean, low, high = stats.t_interval(own["value"])
+            mean, low, high = mean_interval(own["value"])
             axes.plot([x] * len(own), own["value"], ".", color=look.color, ms=4)
             if low == low:
                 axes.plot([x, x], [low, high], color=look.color, lw=1.6)

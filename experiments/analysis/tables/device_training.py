@@ -12,8 +12,15 @@ def make(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd
     """One row per method."""
     rows = tidy.computed(study.scale, "device", "training")
     columns = {
-        "model": "model", "method": "method", "sparsity": "sparsity", "batch_size": "sequences",
-        "num_steps": "steps", "step_s": "seconds per step", "days": "days",
-        "energy_kwh": "kWh", "bound_by": "bound by", "label": "label",
-    }  # fmt: skip
+        "model": "model",
+        "method": "method",
+        "sparsity": "sparsity",
+        "batch_size": "sequences",
+        "num_steps": "steps",
+        "step_s": "seconds per step",
+        "days": "days",
+        "energy_kwh": "kWh",
+        "bound_by": "bound by",
+        "label": "label",
+    }
     return rows[list(columns)].rename(columns=columns)

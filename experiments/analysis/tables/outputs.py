@@ -8,10 +8,10 @@ from typing import Any
 import pandas as pd
 
 from experiments.analysis.methods import Methods
-from experiments.analysis.tables.generation import TASKS
 from experiments.specs.planned import PlannedStudy
 from experiments.store import results, tidy
 
+TASKS = ("facts_to_text", "data_to_text")
 COLUMNS = ["model", "dataset", "method", "input", "output", "references", "more references", "runs"]
 
 

@@ -131,14 +131,9 @@ def study(records, **changes):
         "methods": {},
         "recipes": {},
         "computations": [],
-        "tables": ["runs", "perplexity", "flops", "lm_eval", "configs", "hyperparameters",
-                   "evaluation"],
-        "figures": ["loss_curves", "perplexity_by_method", "churn_itop", "schedules",
+        "tables": ["runs", "perplexity", "flops", "configs", "hyperparameters"],
+        "figures": ["loss_curves", "churn_itop", "schedules",
                     "granet_vs_rigl"],
-        "claims": {
-            "primary": ["C001", "C002"],
-            "exploratory": ["C003", "C004", "C005", "C064", "C077"],
-        },
     }  # fmt: skip
     return planned([record["spec"] for record in records], **(base | changes))
 

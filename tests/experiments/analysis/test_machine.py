@@ -7,7 +7,7 @@ import pytest
 
 from experiments import machine as gathered
 from experiments.analysis import figures, tables
-from experiments.report import summary
+from experiments.report import cost
 from experiments.specs.code import ROOT
 from experiments.store import machine, tidy
 from experiments.store.collect import curves_table, records_table
@@ -71,7 +71,7 @@ def test_old_records_are_read_and_say_what_they_lack():
     rows = records_table([record], synthetic.study([]))
     assert set(rows["machine"]) == {machine.NOT_RECORDED}
     assert rows["cpu"].iloc[0] == f"{record.cpu} (the rest not recorded)"
-    (hours,) = summary.cost([record])["machines"].values()
+    (hours,) = cost.cost([record])["machines"].values()
     assert hours["title"] == "Machines that were not recorded"
 
 
@@ -155,7 +155,7 @@ def test_no_sentence_mixes_machines(two_machines, computed):
     # The README's sentences on devices are of the machine that timed the layers, and it is named.
     words = figures.findings("device_speedup", records, curves, study)
     assert tidy.machine_name("quick", "device") in words and "Whole runs" not in words
-    hours = summary.cost(list(map(Record.model_validate, made)))["machines"]
+    hours = cost.cost(list(map(Record.model_validate, made)))["machines"]
     assert len(hours) == 3 and {own["trained"] for own in hours.values()} == {6}
 
 

@@ -87,8 +87,7 @@ COMMANDS = {
     "figure": lambda name: ["figure", "--study", STUDY, "--scale", SCALE, "--", name],
     "figure-study": lambda name: ["figure", "loss_curves", f"--study={name}"],
     "table": lambda name: ["table", "--study", STUDY, "--scale", SCALE, "--", name],
-    "claims": lambda name: ["claims", f"--study={name}", "--scale", SCALE],
-    "claims-scale": lambda name: ["claims", f"--scale={name}"],
+    "findings-scale": lambda name: ["findings", f"--scale={name}"],
     "compute": lambda name: ["compute", "--scale", SCALE, "--", name],
     "compute-scale": lambda name: ["compute", "flops", f"--scale={name}"],
     "archive": lambda name: ["archive", f"--scale={name}"],
@@ -251,7 +250,7 @@ def test_garbage_tables_are_named(place, call, name, text):
     assert call("collect", "--study", STUDY, "--scale", SCALE, *files)[0] == 0
     path = place / "results" / SCALE / STUDY / name
     path.write_text(text, encoding="latin-1")
-    for arguments in (["claims", "--study", STUDY], ["table", "perplexity", "--study", STUDY]):
+    for arguments in (["table", "perplexity", "--study", STUDY],):
         code, said = call(*arguments, "--scale", SCALE)
         assert code not in (0, None) and name in said and "Traceback" not in said
 

@@ -1,13 +1,8 @@
 import io
 
 from rich.console import Console
-from typer.testing import CliRunner
 
-from experiments.analysis.claims import ledger as claims
 from experiments.cli import terminal
-from experiments.cli.app import app
-from experiments.store import paths
-from experiments.store.collect import records_table
 from experiments.store.record import Record, make_record
 from tests.experiments.analysis import synthetic
 
@@ -40,29 +35,3 @@ def test_scores_of_classes_are_one_row_per_split():
         ["3 classes", "class_accuracy", "test", "0.1 to 0.5", "", "0.01", "300"],
     ]
     assert any("images" in line and "0.31" in line for line in lines)
-
-
-def test_the_ledger_prints_its_verdicts():
-    made = synthetic.make(make_record, seeds=3)
-    study = synthetic.study(made)
-    rows = claims.evaluate(records_table(made, study), study)
-    text = printed(terminal.ledger(rows))
-    for row in rows.to_dict("records"):
-        assert row["id"] in text and row["verdict"] in text
-    tested = rows[rows["num_seeds"] > 0].iloc[0]
-    assert f"{tested['effect']:.6g} {tested['interval']}, {tested['num_seeds']} seeds" in text
-
-
-def test_without_results_the_published_ledger_is_printed(tmp_path, monkeypatch):
-    made = synthetic.make(make_record, seeds=3)
-    study = synthetic.study(made)
-    rows = claims.evaluate(records_table(made, study), study)
-    folder = tmp_path / "reference" / "spdf"
-    folder.mkdir(parents=True)
-    rows.to_csv(folder / "claims.csv", index=False)
-    monkeypatch.setattr(paths, "REFERENCE", tmp_path / "reference")
-    monkeypatch.chdir(tmp_path)
-    result = CliRunner().invoke(app, ["claims", "--scale", "quick"])
-    assert result.exit_code == 0
-    assert "Claims of spdf, as published; scale quick has no results" in result.output
-    assert "C001" in result.output

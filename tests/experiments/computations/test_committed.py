@@ -11,7 +11,7 @@ from experiments.store import paths
 def places(tmp_path, monkeypatch):
     """Committed tables of two computations, of which one measures time, and an empty folder."""
     monkeypatch.setattr(paths, "REFERENCE", tmp_path / "reference")
-    for name, tables in {"device": ("machine", "steps", "claims"), "flops": ("counts",)}.items():
+    for name, tables in {"device": ("machine", "steps"), "flops": ("counts",)}.items():
         folder = tmp_path / "reference" / name
         folder.mkdir(parents=True)
         for table in tables:

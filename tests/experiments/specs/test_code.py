@@ -51,7 +51,6 @@ def params() -> dict[str, str]:
             for label, made in PREPARED.items()
         },
         **{f"compute {name}": code.computation_code_hash(name) for name in COMPUTATIONS},
-        "claims": code.claims_code_hash(),
         "page": code.page_code_hash(),
         "collect": code.collecting_code_hash(),
         "archive": code.archive_code_hash(),
@@ -94,6 +93,7 @@ def beside(files: set[Path]) -> set[Path]:
         files = files | {kernels.with_suffix(".c")}
     if report / "render.py" in files:
         files = files | {*(report / "templates").glob("*.j2")}
+        files = files | {*(EXPERIMENTS / "findings").rglob("*.yaml")}
     return files
 
 
@@ -136,7 +136,6 @@ def expected() -> dict[str, set[Path]]:
     for name in COMPUTATIONS:
         files = folder / "__init__.py", folder / f"{name}.py"
         made[f"compute {name}"] = beside(closure(*files, through_data=True))
-    made["claims"] = beside(closure(EXPERIMENTS / "analysis" / "claims" / "ledger.py"))
     made["page"] = beside(closure(EXPERIMENTS / "report" / "render.py"))
     units = (EXPERIMENTS / "tasks").glob("*.py")
     made["collect"] = beside(closure(EXPERIMENTS / "store" / "collect.py", *units))
@@ -227,7 +226,8 @@ UNUSED = [
 ONLY = {
     "experiments/analysis/figures/loss_curves.py": {"figures loss_curves"},
     "experiments/analysis/tables/perplexity.py": {"tables perplexity"},
-    "experiments/report/templates/index.html.j2": {"page"},
+    "experiments/report/templates/index.md.j2": {"page"},
+    "experiments/findings/nine/1_set.yaml": {"page"},
     "sparse_lib/algorithms/granet.py": {
         *(f"train {name}" for name, spec in RUNS.items() if spec.method == "granet"),
     },

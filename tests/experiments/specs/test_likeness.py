@@ -16,7 +16,6 @@ def like(write):
             study["name"] = "other"
             study["methods"] = methods
             study["scales"] = {}
-            study["claims"] = {}
             study.update(sections)
 
         write(lambda study: None)

@@ -18,7 +18,7 @@ def test_one_command_repeats_several_runs():
     runs = [run for run in all_runs("quick").values() if "sparsity_library" in run.studies]
     command = rerun_command(run.id for run in runs)
     assert [run.id for run in find_runs(command.rpartition("=")[2])] == [r.id for r in runs]
-    by_seed = sorted(run.id for run in runs if "__rigl-s0.80__wikipedia-start" in run.id)
+    by_seed = sorted(run.id for run in runs if "__rigl90-s0.90__wikipedia-start" in run.id)
     assert len(by_seed) == 3
     assert rerun_command(by_seed) == f"snakemake rerun --config run={by_seed[0]},1,2"
 

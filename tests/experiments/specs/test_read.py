@@ -1,11 +1,9 @@
 """Every mistake in a study's file is one sentence that names the key."""
 
 import pytest
-import yaml
 
 from experiments.specs import code as closure
 from experiments.specs import read, schema
-from experiments.specs.schema import SpecError
 from tests.experiments.specs.edit import error_of, two_phases, with_transform
 
 
@@ -54,50 +52,12 @@ from tests.experiments.specs.edit import error_of, two_phases, with_transform
         ),
         (lambda s: s["figures"].append("churn_itopp"), ["figures", "did you mean 'churn_itop'"]),
         (lambda s: s["tables"].append("run"), ["tables", "did you mean 'runs'"]),
-        (lambda s: s["claims"]["primary"].append("C901"), ["claims.primary", "'C901'"]),
     ],
 )
 def test_a_mistake_is_one_sentence(write, change, words):
     message = error_of(write(change))
     for word in words:
         assert word in message
-
-
-@pytest.mark.parametrize(
-    ("test", "words"),
-    [
-        ({"a": {}, "b": {}, "direction": "less"}, "key metric is missing"),
-        ({"metric": "loss", "a": {}, "b": {}}, "key direction is missing"),
-        ({"metric": "loss", "a": {}, "b": {}, "direction": "lower"}, "direction is 'lower'"),
-        ({"metric": "loss", "dirction": "less"}, "did you mean 'direction'"),
-        ({"metric": "loss", "a": {"methd": "set"}, "b": {}, "direction": "less"}, "methd"),
-        ({"exact": "cubic_schedule"}, "key tested_as is missing"),
-        ({"metric": "loss", "order": [], "not_tested": "why"}, "one of"),
-        ({"metric": "loss", "every": [{"a": {}, "b": {}}]}, "key direction is missing"),
-        (
-            {"metric": "loss", "direction": "less", "every": [{"a": {}, "b": {"published": 0.5}}]},
-            "dense_control is None and no_dense_control None, but exactly one of them",
-        ),
-        (
-            {"metric": "loss", "direction": "less", "a": {}, "b": {"published": 0.5},
-             "dense_control": "dense", "no_dense_control": "none"},
-            "dense_control is 'dense' and no_dense_control 'none', but exactly one of them",
-        ),
-        (
-            {"metric": "loss", "direction": "less", "a": {}, "b": {}, "dense_control": "dense"},
-            "but neither is given where no side is published",
-        ),
-    ],
-)  # fmt: skip
-def test_a_mistake_in_a_claims_test_is_one_sentence(tmp_path, monkeypatch, test, words):
-    monkeypatch.setattr(read, "PUBLISHED", tmp_path)
-    (tmp_path / "claims.csv").write_text("claim_id\nC001\n")
-    (tmp_path / "tests.yaml").write_text(yaml.safe_dump({"C001": test}))
-    for cached in (read.claim_ids, read.claim_tests):
-        monkeypatch.setattr(read, cached.__name__, cached.__wrapped__)
-    with pytest.raises(SpecError, match=words) as caught:
-        read.claim_tests()
-    assert str(caught.value).startswith("tests.yaml: ") and "C001" in str(caught.value)
 
 
 def test_an_algorithms_file_has_the_name_of_its_class(tmp_path, monkeypatch):

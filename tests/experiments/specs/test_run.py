@@ -141,6 +141,6 @@ def test_numbers_are_finite_and_planned_keys_are_no_settings(write):
 
 
 def test_a_seed_that_no_twin_has_is_one_sentence():
-    run = next(r for r in all_runs("quick").values() if r.spec.method == "rigl")
+    run = next(r for r in all_runs("quick").values() if r.spec.method == "rigl90")
     with pytest.raises(SpecError, match="has no twin of seed 77"):
         find_runs(f"{run.id},77")

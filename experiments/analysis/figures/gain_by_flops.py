@@ -1,0 +1,234 @@
+"""Gain over the dense model against training FLOPs, Sparse-Wide alone, as in Figure 4 of the
+Sparse-IFT blog: up is better. Stars are published, other marks ours with 95% intervals; D is a
+larger dense model. Below, where runs of several lengths are there: the gain by epochs."""
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from experiments import published
+from experiments.analysis import style
+from experiments.analysis.methods import FAMILIES, INK
+from experiments.findings.claim import Outcome
+from experiments.findings.estimate import Arm, Estimate, estimate
+from experiments.findings.evidence import Evidence, gather
+from experiments.specs.planned import PlannedStudy
+from experiments.store import tidy
+
+EVERY_RECIPE = True
+ACCURACY = Outcome(
+    metric="accuracy", split="test", unit="points", better="higher", times=100, noun="test accuracy"
+)
+PERPLEXITY = Outcome(
+    metric="perplexity", split="validation", unit="perplexity", better="lower", noun="perplexity"
+)
+COLUMNS = [
+    "panel",
+    "budget",
+    "method",
+    "sparsity",
+    "masks",
+    "flops",
+    "gain",
+    "low",
+    "high",
+    "seeds",
+]
+MARKS = {0.5: "^", 0.75: "D", 0.9: "v"}
+
+
+def outcome(records: pd.DataFrame) -> Outcome:
+    """What the study's models are compared by."""
+    return ACCURACY if (records["metric"] == "accuracy").any() else PERPLEXITY
+
+
+def data(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
+    """One row per arm and budget: the gain over dense, positive where it is better."""
+    found, evidence = outcome(records), gather([study], [records])
+    values = evidence.values(found)
+    flops = tidy.select(records, "flops_executed").set_index("run")["value"]
+    masks = tidy.mask_sparsity(curves)
+    runs = evidence.runs[evidence.runs["run"].isin(values.index)]
+    rows = []
+    for (budget, stable), own in runs.groupby(["budget", "stable"]):
+        own = own[own["dataset"] == own["dataset"].mode()[0]]
+        dense = own[(own["algorithm"] == "dense") & (own["transform"] == "")]
+        wide = own[own["transform"].str.contains('"wide"') & ~own["method"].str.contains("retuned")]
+        for method, members in wide.groupby("method", sort=False):
+            strata = _strata(evidence.cells(own, values), members, dense)
+            if strata:
+                row = _row(evidence, own, values, strata, found)
+                ids = members["run"]
+                base = dense.loc[dense["model"].isin(members["model"]), "run"]
+                rows.append(
+                    {
+                        **row,
+                        "panel": "length" if stable else "flops",
+                        "budget": budget,
+                        "method": method,
+                        "sparsity": members["sparsity"].iloc[0],
+                        "masks": masks.reindex(ids).mean(),
+                        "flops": flops.reindex(ids).mean() / flops.reindex(base).mean(),
+                    }
+                )
+        if not stable and len(wide):
+            rows += _larger(evidence, own, values, dense, set(wide["model"]), flops, found, budget)
+    return pd.DataFrame(rows, columns=COLUMNS)
+
+
+def _strata(cells: dict, members: pd.DataFrame, dense: pd.DataFrame) -> list[tuple[Arm, Arm]]:
+    """Arm and dense arm of each model that has both, of the same rate."""
+    found = []
+    for arm in cells:
+        if arm.method == members["method"].iloc[0]:
+            own = [
+                other
+                for other in cells
+                if other.model == arm.model and other.method in set(dense["method"])
+            ]
+            own = [other for other in own if other.rate == arm.rate] or own
+            if own:
+                found.append((arm, max(own, key=lambda other: len(cells[other]))))
+    return found
+
+
+def _row(
+    evidence: Evidence, own: pd.DataFrame, values: pd.Series, strata: list, found: Outcome
+) -> dict:
+    e: Estimate = estimate(evidence.cells(own, values), strata, sign=found.sign)
+    low, high = sorted((found.sign * e.low, found.sign * e.high))
+    return {"gain": found.sign * e.effect, "low": low, "high": high, "seeds": e.seeds[0]}
+
+
+def _larger(
+    evidence: Evidence,
+    own: pd.DataFrame,
+    values: pd.Series,
+    dense: pd.DataFrame,
+    models: set,
+    flops: pd.Series,
+    found: Outcome,
+    budget: float,
+) -> list[dict]:
+    """The dense models of more FLOPs, against the dense model that was widened."""
+    cells, rows = evidence.cells(own, values), []
+    arms = [arm for arm in cells if arm.method in set(dense["method"])]
+    base = [arm for arm in arms if arm.model in models]
+    for arm in arms:
+        if base and arm.model not in models and arm.rate == base[0].rate:
+            of = {
+                a: flops.reindex(dense.loc[dense["model"] == a.model, "run"]).mean()
+                for a in (arm, base[0])
+            }
+            ratio = of[arm] / of[base[0]]
+            if ratio > 1.3:
+                rows.append(
+                    {
+                        **_row(evidence, own, values, [(arm, base[0])], found),
+                        "panel": "flops",
+                        "budget": budget,
+                        "method": f"D, {arm.model}",
+                        "sparsity": 0.0,
+                        "masks": 0.0,
+                        "flops": ratio,
+                    }
+                )
+    return rows
+
+
+def stars(found: Outcome) -> list[tuple[str, float, float]]:
+    """Published points: name, FLOPs over dense, gain."""
+    if found is PERPLEXITY:
+        return [("GPT-3 Small, 50%", 1.0, 0.4)]
+    rows = published.results()
+    rows = rows[(rows["source_id"] == "SPARSE_IFT_ICML24") & (rows["dataset"] == "ImageNet")]
+    rows = rows[rows["metric"] == "top-1 accuracy"]
+    value = {(row.model, row.method): float(row.value) for row in rows.itertuples()}
+    dense = value["ResNet-18", "Dense"]
+    return [
+        ("ResNet-18, 90%", 1.0, value["ResNet-18", "Sparse Wide + RigL"] - dense),
+        ("D, ResNet-34", 2.0, value["ResNet-34", "Dense"] - dense),
+    ]
+
+
+def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Figure:
+    """FLOPs above, lengths of training below."""
+    table, found = data(records, curves, study), outcome(records)
+    lengths = table[table["panel"] == "length"]
+    has_lengths = lengths["budget"].nunique() > 1
+    figure, axes = style.panels(2 if has_lengths else 1, height=3.2)
+    if table.empty:
+        style.say_empty(axes[0], "No Sparse-Wide run is finished yet.")
+        return figure
+    _by_flops(axes[0], table, lengths, found)
+    if has_lengths:
+        _by_length(axes[1], lengths)
+    what = "points of accuracy over dense" if found is ACCURACY else "perplexity below dense"
+    for panel in axes:
+        panel.axhline(0, color=INK, lw=0.8)
+        panel.set_ylabel(f"{what}\n(up is better)")
+    return figure
+
+
+def _by_flops(axes: Axes, table: pd.DataFrame, lengths: pd.DataFrame, found: Outcome) -> None:
+    axes.plot(1, 0, "o", color="#7F7F7F", label="A: dense")
+    shown = set()
+    for row in table[table["panel"] == "flops"].itertuples():
+        is_dense = row.method.startswith("D,")
+        if not is_dense and "rigl" not in row.method and "iso" not in row.method and len(table) > 6:
+            continue
+        color = "#7F7F7F" if is_dense else FAMILIES["wide"][1]
+        label = row.method if is_dense else f"Sparse-Wide, masks {100 * row.masks:.0f}%"
+        axes.errorbar(
+            row.flops,
+            row.gain,
+            yerr=[[row.gain - row.low], [row.high - row.gain]],
+            capsize=2,
+            color=color,
+            marker="o" if is_dense else MARKS.get(row.sparsity, "s"),
+            label=None if label in shown else label,
+        )
+        shown.add(label)
+    trail = lengths[lengths["sparsity"] == 0.75].sort_values("budget")
+    for index, row in enumerate(trail.itertuples()):
+        axes.plot(
+            row.flops,
+            row.gain,
+            "D",
+            color=FAMILIES["wide"][1],
+            alpha=(index + 1) / (len(trail) + 1),
+            mec="none",
+            label=f"75%, {row.budget:g} epochs" if row.budget >= 4 else None,
+        )
+    for name, flops, gain in stars(found):
+        axes.plot(flops, gain, "*", color="#D55E00", ms=11, label=f"published: {name}")
+    axes.set_xscale("log")
+    ticks = [1, 1.5, 2, 3]
+    axes.set_xlim(0.8, 3)
+    axes.set_xticks(ticks, [f"{tick:g}x" for tick in ticks])
+    axes.minorticks_off()
+    axes.set_xlabel("training FLOPs, relative to dense")
+    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), fontsize=7.5)
+    axes.set_title("Gain by FLOPs")
+
+
+def _by_length(axes: Axes, lengths: pd.DataFrame) -> None:
+    colors = style.level_colors(lengths["sparsity"].unique())
+    for index, (level, own) in enumerate(lengths.groupby("sparsity")):
+        own = own.sort_values("budget")
+        axes.errorbar(
+            own["budget"] * 1.03**index,
+            own["gain"],
+            yerr=[own["gain"] - own["low"], own["high"] - own["gain"]],
+            marker=MARKS.get(level, "s"),
+            color=colors[level],
+            capsize=2,
+            label=f"masks {100 * own['masks'].mean():.0f}%",
+        )
+    axes.set_xscale("log", base=2)
+    budgets = sorted(lengths["budget"].unique())
+    axes.set_xticks(budgets, [f"{budget:g}" for budget in budgets])
+    axes.minorticks_off()
+    axes.set_xlabel("epochs of training")
+    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), fontsize=7.5)
+    axes.set_title("Gain by epochs, one constant rate")

@@ -1,0 +1,133 @@
+"""BLEU against dense by the sparsity of pre-training, with dense fine-tuning, as in Table 1 of
+SPDF: up is better. Bands are published with their deviations, marks ours with 95% intervals. The
+numbers below are the FLOPs of both phases as a share of dense."""
+
+import math
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from experiments import published
+from experiments.analysis import style
+from experiments.analysis.methods import INK
+from experiments.findings.claim import Outcome
+from experiments.findings.estimate import Arm, estimate
+from experiments.findings.evidence import gather
+from experiments.specs.planned import PlannedStudy
+from experiments.store import tidy
+
+BLEU = Outcome(metric="bleu", split="test", unit="BLEU", better="higher", noun="BLEU")
+COLUMNS = ["whose", "model", "data", "sparsity", "gain", "low", "high", "flops"]
+METHODS = {"spdf-50": 0.5, "spdf-75": 0.75}
+DENSE = "dense-dense"
+
+
+def data(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
+    """Published rows of GPT-3 XL and ours, each minus dense."""
+    return pd.DataFrame([*_published(), *_ours(records, study)], columns=COLUMNS)
+
+
+def _published() -> list[dict]:
+    rows = published.results()
+    rows = rows[(rows["source_id"] == "SPDF_UAI23") & (rows["table_or_figure"] == "Table 1")]
+    rows = rows[rows["model"].str.startswith("GPT-3 XL") & (rows["metric"] == "BLEU")]
+    found = []
+    for task, own in rows.groupby("dataset", sort=False):
+        own = own.assign(
+            s=pd.to_numeric(own["sparsity"]),
+            sd=own["seeds_or_std"].str.extract(r"([\d.]+)")[0].astype(float),
+        )
+        dense = own[own["s"] == 0].iloc[0]
+        for row in own[own["s"] > 0].itertuples():
+            gain = float(row.value) - float(dense["value"])
+            half = math.hypot(row.sd, dense["sd"])
+            found.append(
+                {
+                    "whose": "published",
+                    "model": "GPT-3 XL",
+                    "data": task,
+                    "sparsity": row.s,
+                    "gain": gain,
+                    "low": gain - half,
+                    "high": gain + half,
+                    "flops": {0.5: 0.601, 0.75: 0.401}[row.s],
+                }
+            )
+    return found
+
+
+def _ours(records: pd.DataFrame, study: PlannedStudy) -> list[dict]:
+    evidence = gather([study], [records])
+    values, found = evidence.values(BLEU), []
+    flops = tidy.select(records, "flops_executed").set_index("run")["value"]
+    runs = evidence.runs[evidence.runs["run"].isin(values.index)]
+    total = runs.assign(
+        total=runs["run"].map(flops).astype(float) + runs["first"].map(flops).astype(float)
+    )
+    for (model, task, _), own in total.groupby(["model", "dataset", "budget"], sort=False):
+        cells = evidence.cells(own, values)
+        arms: dict[str, Arm] = {arm.method: arm for arm in cells}
+        for method, sparsity in METHODS.items():
+            if method in arms and DENSE in arms:
+                e = estimate(cells, [(arms[method], arms[DENSE])])
+                share = (
+                    own.loc[own["method"] == method, "total"].mean()
+                    / own.loc[own["method"] == DENSE, "total"].mean()
+                )
+                found.append(
+                    {
+                        "whose": "here",
+                        "model": model,
+                        "data": task,
+                        "sparsity": sparsity,
+                        "gain": e.effect,
+                        "low": e.low,
+                        "high": e.high,
+                        "flops": share,
+                    }
+                )
+    return found
+
+
+def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Figure:
+    """One panel; published bands and our intervals side by side."""
+    table = data(records, curves, study)
+    figure, (axes,) = style.panels(1, height=3.8)
+    colors = {"published": "#D55E00", "here": "#0072B2"}
+    marks = dict(
+        zip(
+            table[["whose", "model", "data"]].drop_duplicates().itertuples(index=False, name=None),
+            "sD^ovP*X",
+            strict=False,
+        )
+    )
+    for place, (key, own) in enumerate(table.groupby(["whose", "model", "data"], sort=False)):
+        whose, model, task = key
+        x = 100 * own["sparsity"] + 1.6 * (place - len(marks) / 2)
+        axes.errorbar(
+            x,
+            own["gain"],
+            yerr=[own["gain"] - own["low"], own["high"] - own["gain"]],
+            ls="",
+            marker=marks[key],
+            color=colors[whose],
+            capsize=2,
+            label=f"{whose}: {model}, {task}",
+        )
+    axes.axhline(0, color=INK, lw=0.8)
+    ticks = []
+    for level in sorted(METHODS.values()):
+        own = table[table["sparsity"] == level]
+        shares = {whose: own.loc[own["whose"] == whose, "flops"] for whose in colors}
+        ours = (
+            f"\nhere {shares['here'].min():.2f} to {shares['here'].max():.2f}"
+            if len(shares["here"])
+            else ""
+        )
+        ticks.append(f"{100 * level:g}%\nFLOPs {shares['published'].mean():.2f}{ours}")
+    axes.set_xticks([100 * level for level in METHODS.values()], ticks)
+    axes.set_xlim(35, 90)
+    axes.set_xlabel("sparsity of pre-training")
+    axes.set_ylabel("BLEU minus dense (up is better)")
+    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), fontsize=7.5)
+    return figure

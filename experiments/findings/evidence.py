@@ -1,0 +1,187 @@
+"""The runs of a scale over all studies: what each is, and what was measured on it."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from experiments.errors import UserError
+from experiments.findings.claim import Outcome, Place
+from experiments.findings.estimate import Arm
+from experiments.specs.planned import PlannedStudy
+from experiments.specs.run import Run
+
+COLUMNS = [
+    "run",
+    "study",
+    "trials",
+    "model",
+    "architecture",
+    "dataset",
+    "data",
+    "budget",
+    "stable",
+    "batch",
+    "method",
+    "recipe",
+    "rate",
+    "masks",
+]
+COLUMNS += ["algorithm", "transform", "sparsity", "seed", "first"]
+
+
+@dataclass(frozen=True, eq=False)
+class Evidence:
+    """Finished and planned runs of a scale.
+
+    Attributes:
+        scale: Its name.
+        runs: One row per planned run; the columns are `COLUMNS`.
+        scores: Tidy records of the finished ones.
+    """
+
+    scale: str
+    runs: pd.DataFrame
+    scores: pd.DataFrame
+
+    @functools.cache  # noqa: B019 - one evidence per scale and process
+    def values(self, outcome: Outcome) -> pd.Series[float]:
+        """Run to value, in the outcome's unit."""
+        rows = self.scores[self.scores["metric"] == outcome.metric]
+        if outcome.split is not None:
+            rows = rows[rows["split"] == outcome.split]
+        # A trainer's last pass is over more of the data than an evaluation's.
+        rows = rows.assign(other=rows["task"] != "training").sort_values("other", kind="stable")
+        rows = rows.dropna(subset=["value"]).drop_duplicates("run")
+        return rows.set_index("run")["value"] * outcome.times
+
+    @functools.cached_property
+    def sizes(self) -> pd.DataFrame:
+        """Run to its parameters and the FLOPs of its dense model."""
+        names = ["num_parameters", "flops_dense_equivalent"]
+        rows = self.scores[self.scores["metric"].isin(names)]
+        return rows.pivot_table("value", "run", "metric")
+
+    def at(self, place: Place, *, models: Sequence[str] | None = None) -> pd.DataFrame:
+        """Runs of evidence on a workload, finished or not."""
+        rows = self.runs[~self.runs["trials"]]
+        wanted = list(models or [*place.models, *([place.b_model] if place.b_model else [])])
+        rows = rows[rows["model"].isin(wanted) & (rows["dataset"] == place.data)]
+        budgets = [place.budget, place.b_budget or place.budget]
+        return rows[rows["budget"].isin(budgets) & (rows["stable"] == place.stable)]
+
+    def cells(self, rows: pd.DataFrame, values: pd.Series[float]) -> dict[Arm, dict[int, float]]:
+        """Arm to seed to value, of the runs that have one."""
+        found: dict[Arm, dict[int, float]] = {}
+        for row in rows[rows["run"].isin(values.index)].itertuples():
+            arm = Arm(row.model, row.method, row.recipe, row.rate)
+            found.setdefault(arm, {})[row.seed] = float(values[row.run])
+        return found
+
+
+#: Keys of masks that count optimizer steps.
+STEPS = ("freq", "start", "stop", "half_period", "sparsity_start_step", "sparsity_end_step")
+
+
+def _shares(masks: Any, steps: int) -> Any:
+    """Settings of masks but for the seed, steps as shares of the run: runs of other lengths are
+    alike."""
+    if not isinstance(masks, dict):
+        return masks
+    return {
+        key: round(value / steps, 2)
+        if key in STEPS and isinstance(value, int | float)
+        else _shares(value, steps)
+        for key, value in masks.items()
+        if key != "seed"
+    }
+
+
+def _facts(run: Run) -> dict[str, object]:
+    """What determines a run, in a row."""
+    spec, recipe = run.spec, run.spec.recipe
+    transform = spec.transform
+    return {
+        "run": run.id,
+        "model": spec.model.label,
+        "architecture": spec.model.name,
+        "dataset": spec.data.name,
+        "data": f"{spec.data.label}/{getattr(spec.data, 'context', '')}",
+        "budget": float(getattr(recipe, recipe.BUDGET)),
+        "stable": recipe.stable is not None,
+        "batch": recipe.batch_size,
+        "method": spec.method or "",
+        "recipe": recipe.name,
+        "rate": recipe.learning_rate,
+        "masks": json.dumps(_shares(spec.sparsity, recipe.steps), sort_keys=True),
+        "algorithm": spec.algorithm,
+        "sparsity": spec.final_sparsity or 0.0,
+        "seed": spec.seed,
+        "transform": "" if transform is None else json.dumps(transform.to_json(), sort_keys=True),
+        "first": run.first or "",
+    }
+
+
+def gather(studies: Sequence[PlannedStudy], records: Sequence[pd.DataFrame]) -> Evidence:
+    """Put studies of a scale and their tidy records together; a run of several counts once.
+
+    A run counts as a trial where only studies of trials ask for it.
+    """
+    rows: dict[str, dict[str, object]] = {}
+    for study in sorted(studies, key=lambda study: bool(study.trials)):
+        for run in study.runs:
+            if run.id not in rows:
+                rows[run.id] = {"study": study.name, "trials": bool(study.trials), **_facts(run)}
+    scores = [
+        table[["run", "metric", "split", "task", "value", "stderr", "chance"]]
+        for table in records
+        if len(table)
+    ]
+    kept = (
+        pd.concat(scores).drop_duplicates(["run", "metric", "split", "task"])
+        if scores
+        else pd.DataFrame(columns=["run", "metric", "split", "task", "value", "stderr", "chance"])
+    )
+    return Evidence(studies[0].scale, pd.DataFrame(list(rows.values()), columns=COLUMNS), kept)
+
+
+@functools.lru_cache(maxsize=4)
+def load(scale: str) -> Evidence:
+    """The evidence of a scale, from the tables of its studies.
+
+    Raises:
+        UserError: If no study of the scale has results.
+    """
+    from experiments.specs.lookup import planned_study
+    from experiments.specs.read import load_study, study_names
+    from experiments.store import paths, tidy
+
+    studies = [planned_study(load_study(name), scale) for name in study_names()]
+    records = []
+    for study in studies:
+        path = paths.study(scale, study.name) / "records.csv"
+        if path.is_file():
+            records.append(tidy.read_records(path))
+        elif study.runs:
+            records.append(_committed(study))
+    if not any(map(len, records)):
+        raise UserError(
+            f"scale {scale!r} has no results yet: `snakemake reproduce --config scale={scale}` "
+            "makes them"
+        )
+    return gather(studies, records)
+
+
+def _committed(study: PlannedStudy) -> pd.DataFrame:
+    """Committed records of a study that was not collected here."""
+    from experiments.store import collect, reference
+    from experiments.store.record import checked
+
+    found = reference.find_all(run.id for run in study.runs)
+    rows = [checked(record, f"committed {name}") for name, record in found.items()]
+    return collect.records_table(rows, study)

@@ -1,0 +1,208 @@
+"""The baseline gate: whether a comparison is a fair test, asked of every result automatically.
+
+1. At equal size, data and recipe no masked arm of the same architecture beats dense by more than
+two
+   standard errors.
+2. The learning rate of every arm has a worse one on both sides, tried at the budget of the runs or
+at
+   half of it. Where the source gave all arms one rate, that of the dense model must.
+3. The larger dense model beats the smaller.
+
+Where runs start from another training, that one must pass (1) and (3) too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import pandas as pd
+
+from experiments.findings.claim import Outcome
+from experiments.findings.estimate import Arm, pooled
+from experiments.findings.evidence import Evidence
+
+LOSS = Outcome(
+    metric="loss", split="validation", unit="nats", better="lower", noun="validation loss"
+)
+WORKLOAD = ["model", "data", "budget", "stable"]
+ARM = ("model", "method", "recipe", "rate")
+#: Standard errors by which a masked arm may beat dense.
+ALLOWED = 2.0
+
+
+@dataclass(frozen=True)
+class Gate:
+    """What the gate found.
+
+    Attributes:
+        failed: Why the comparison is no fair test; empty if it passed.
+        notes: What it looked at, in words.
+    """
+
+    failed: str = ""
+    notes: str = ""
+
+
+def ask(
+    evidence: Evidence, rows: pd.DataFrame, arms: Sequence[Arm], outcome: Outcome, *, rates: str
+) -> Gate:
+    """Ask the gate about the arms of a comparison.
+
+    Args:
+        evidence: All runs of the scale.
+        rows: The runs of the comparison's workload.
+        arms: What is compared.
+        outcome: What is compared on them.
+        rates: ``own``, or ``shared`` where one rate for all is part of the claim.
+    """
+    notes = []
+    for workload, measured in _workloads(evidence, rows, outcome):
+        for failed in (
+            _beaten(evidence, workload, measured),
+            _larger(evidence, workload, measured),
+        ):
+            if failed:
+                return Gate(f"dense baseline: {failed}")
+    failed, tried = _rates(evidence, rows, arms, rates)
+    if failed:
+        return Gate(f"{'dense baseline' if rates == 'shared' else 'learning rate'}: {failed}")
+    notes.append(tried)
+    return Gate(notes="; ".join(note for note in notes if note))
+
+
+def _workloads(
+    evidence: Evidence, rows: pd.DataFrame, outcome: Outcome
+) -> Iterator[tuple[pd.DataFrame, Outcome]]:
+    """The workloads of the rows and of those that they start from, with what is measured."""
+    values = evidence.values(outcome)
+    for _, own in rows.groupby(WORKLOAD):
+        yield own, outcome if own["run"].isin(values.index).any() else LOSS
+    first = evidence.runs[evidence.runs["run"].isin(set(rows["first"]) - {""})]
+    for key in first[WORKLOAD].drop_duplicates().itertuples(index=False):
+        yield _on(evidence.runs, key), LOSS
+
+
+def _on(runs: pd.DataFrame, key: Sequence) -> pd.DataFrame:
+    mask = ~runs["trials"]
+    for column, value in zip(WORKLOAD, key, strict=True):
+        mask &= runs[column] == value
+    return runs[mask]
+
+
+def _beaten(evidence: Evidence, rows: pd.DataFrame, outcome: Outcome) -> str:
+    """The masked arm that beats the best dense one of the same model, in words."""
+    plain = rows[(rows["transform"] == "") & (rows["first"] == "")]
+    values = evidence.values(outcome)
+    cells = evidence.cells(plain, values)
+    dense_methods = set(plain.loc[plain["algorithm"] == "dense", "method"])
+    dense = {arm: seeds for arm, seeds in cells.items() if arm.method in dense_methods}
+    if not dense or len(dense) == len(cells):
+        return ""
+    sd, freedom = pooled(cells)
+    means = {arm: outcome.sign * pd.Series(seeds).mean() for arm, seeds in cells.items()}
+    best = max(dense, key=means.__getitem__)
+    for arm in sorted(set(cells) - set(dense), key=means.__getitem__, reverse=True):
+        se = sd * math.sqrt(1 / len(cells[arm]) + 1 / len(cells[best]))
+        if freedom and means[arm] - means[best] > ALLOWED * se:
+            size = f"{abs(means[arm]):.4g} against {abs(means[best]):.4g}"
+            where = f"the dense {arm.model} at equal size, data and recipe"
+            return f"{arm.method} beats {where} ({outcome.noun} {size})"
+    return ""
+
+
+def _larger(evidence: Evidence, rows: pd.DataFrame, outcome: Outcome) -> str:
+    """The dense model that a smaller one beats, in words."""
+    like = rows.iloc[0]
+    same = evidence.runs[~evidence.runs["trials"] & (evidence.runs["algorithm"] == "dense")]
+    same = same[(same["transform"] == "") & (same["first"] == "")]
+    for column in ("architecture", "data", "budget", "stable", "batch"):
+        same = (
+            same[same[column].isin(set(rows[column]))]
+            if column == "batch"
+            else same[same[column] == like[column]]
+        )
+    values = evidence.values(outcome)
+    sizes = evidence.sizes
+    same = same.assign(value=same["run"].map(values).astype(float) * outcome.sign).dropna(
+        subset=["value"]
+    )
+    means = same.join(sizes, on="run").groupby("model")[["value", *sizes.columns]].mean()
+    if like["model"] not in means.index:
+        return ""
+    own = means.loc[like["model"]]
+    for name, other in means.drop(like["model"]).iterrows():
+        apart = (other - own)[list(sizes.columns)]
+        larger, smaller = (name, like["model"]) if (apart > 0).all() else (like["model"], name)
+        if (apart > 0).all() or (apart < 0).all():
+            more, less = (means.loc[model, "value"] for model in (larger, smaller))
+            if more <= less:
+                size = f"{abs(more):.4g} against {abs(less):.4g}"
+                return f"the larger {larger} does not beat {smaller} ({outcome.noun} {size})"
+    return ""
+
+
+def _rates(
+    evidence: Evidence, rows: pd.DataFrame, arms: Sequence[Arm], rates: str
+) -> tuple[str, str]:
+    """The arm whose rate is not bracketed, in words, and how many rates each arm tried."""
+    runs = evidence.runs
+    if not (runs["trials"] & runs["run"].isin(evidence.scores["run"])).any():
+        return "", "no learning rate was tried at this scale"
+    losses, counts = evidence.values(LOSS), []
+    plain = rows[(rows["algorithm"] == "dense") & (rows["transform"] == "")]
+    if rates == "shared":
+        dense = {Arm(*key) for key in plain[list(ARM)].drop_duplicates().itertuples(index=False)}
+        arms = [arm for arm in reversed(arms) if arm in dense][:1] or sorted(dense)[:1]
+        if not arms:
+            return "no dense model shares it", ""
+        before = runs[
+            runs["run"].isin(set(plain.loc[plain["method"] == arms[0].method, "first"]) - {""})
+        ]
+        rows = pd.concat([rows, before])
+        arms += [Arm(*key) for key in before[list(ARM)].drop_duplicates().itertuples(index=False)]
+    for arm in arms:
+        own = rows[
+            (rows["model"] == arm.model)
+            & (rows["method"] == arm.method)
+            & (rows["rate"] == arm.rate)
+        ].iloc[0]
+        alike = runs[
+            (runs["model"] == own["model"])
+            & (runs["data"] == own["data"])
+            & (runs["batch"] == own["batch"])
+        ]
+        alike = alike[(alike["masks"] == own["masks"]) & (alike["transform"] == own["transform"])]
+        alike = alike[
+            (alike["stable"] == own["stable"])
+            & alike["budget"].between(own["budget"] / 2, own["budget"])
+        ]
+        alike = alike.assign(loss=alike["run"].map(losses).astype(float)).dropna(subset=["loss"])
+        tried = max(
+            (_bracketed(group, arm.rate) for _, group in alike.groupby("budget")), default=0
+        )
+        if not tried:
+            seen = ", ".join(f"{rate:g}" for rate in sorted(alike["rate"].unique()))
+            where = f"the rate {arm.rate:g} of {arm.method} ({arm.model})"
+            if alike["rate"].nunique() < 2:
+                return f"{where} was tried against no other at its budget or half of it", ""
+            return f"{where} has no worse one on both sides (tried: {seen})", ""
+        counts.append(tried)
+    words = f"{min(counts)} to {max(counts)}" if min(counts) < max(counts) else str(counts[0])
+    return (
+        "",
+        f"one shared rate, the dense model's best of {words}"
+        if rates == "shared"
+        else f"{words} rates tried per arm",
+    )
+
+
+def _bracketed(trials: pd.DataFrame, rate: float) -> int:
+    """How many rates were tried at one budget, if a lower and a higher one are worse than this;
+    else 0."""
+    losses = trials.groupby("rate")["loss"].mean()
+    if rate not in losses.index:
+        return 0
+    worse = losses[losses > losses[rate]].index
+    return len(losses) if (worse < rate).any() and (worse > rate).any() else 0

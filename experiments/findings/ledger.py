@@ -1,0 +1,262 @@
+"""All findings of a scale: each comparison of the nine results and of the supporting claims,
+judged."""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass, field, replace
+
+import pandas as pd
+
+from experiments.findings import claim as claims
+from experiments.findings import pool
+from experiments.findings.claim import Check, Claim, Comparison, Outcome, Place
+from experiments.findings.estimate import NO_TEST, Arm, Estimate, Word, estimate, judge
+from experiments.findings.evidence import Evidence
+from experiments.findings.gate import Gate, ask
+from experiments.store import paths, tidy
+
+AGREES, DIFFERS = "check: agrees", "check: differs"
+#: Seeds of each arm below which a workload is no primary one.
+LEAST_SEEDS = 2
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A comparison with what was found.
+
+    Attributes:
+        claim: The result that it belongs to.
+        comparison: Its arms.
+        word: What the estimate says, or why it says nothing.
+        place: The workload; None without one.
+        estimate: None without runs of both arms.
+        unseen: The estimate from seeds that nobody had read when n was fixed, where some had.
+        target: Published effect in the unit of ours; the smallest of interest with its sign without
+        one. gate: What the baseline gate found.
+        trend: Other sparsities or budgets: label and estimate.
+        runs: Ids of the runs of both arms.
+        missing: Planned runs of both arms without a record.
+    """
+
+    claim: Claim
+    comparison: Comparison
+    word: Word
+    place: Place | None = None
+    estimate: Estimate | None = None
+    unseen: Estimate | None = None
+    target: float = math.nan
+    gate: Gate = Gate()
+    trend: tuple[tuple[str, Estimate], ...] = ()
+    runs: tuple[str, ...] = ()
+    missing: int = 0
+    tau: tuple[float, float, int] | None = None
+    checked: pd.DataFrame | None = field(default=None, compare=False)
+
+    @property
+    def is_fair(self) -> bool:
+        """Whether the estimate may be read."""
+        return (
+            self.estimate is not None and self.estimate.has_interval and self.word.word != NO_TEST
+        )
+
+    @property
+    def ratio(self) -> tuple[float, float, float]:
+        """Effect and interval as multiples of the published one; NaN without a readable one."""
+        published = self.comparison.published
+        if self.estimate is None or published is None or published.value is None:
+            return math.nan, math.nan, math.nan
+        ends = sorted((self.estimate.low / self.target, self.estimate.high / self.target))
+        return self.estimate.effect / self.target, *ends
+
+    @property
+    def share(self) -> tuple[float, float, float]:
+        """Effect and interval in percent of arm b."""
+        if self.estimate is None:
+            return math.nan, math.nan, math.nan
+        e, base = self.estimate, abs(self.estimate.means[1]) / 100
+        return e.effect / base, e.low / base, e.high / base
+
+
+def find(claim: Claim, comparison: Comparison, evidence: Evidence) -> Finding:
+    """Judge one comparison on the primary workload of a scale."""
+    outcome = claim.outcome
+    assert outcome is not None
+    if claim.never:
+        return replace(
+            _estimated(claim, comparison, evidence, outcome), word=Word(NO_TEST, reason=claim.never)
+        )
+    return _estimated(claim, comparison, evidence, outcome)
+
+
+def _estimated(
+    claim: Claim, comparison: Comparison, evidence: Evidence, outcome: Outcome
+) -> Finding:
+    places = comparison.places.get(evidence.scale, [])  # type: ignore[call-overload]
+    values = evidence.values(outcome)
+    for place in places:
+        found = _strata(comparison, place, evidence, values)
+        if found is not None:
+            break
+    else:
+        reason = "no run of this scale compares these arms"
+        if places:
+            planned = evidence.at(places[-1])
+            reason = "its runs are not finished" if len(planned) else reason
+        return Finding(claim, comparison, Word(NO_TEST, reason=reason))
+    rows, cells, strata = found
+    e = estimate(cells, strata, sign=outcome.sign)
+    published = comparison.published
+    has_size = published is not None and published.value is not None
+    side = (
+        outcome.sign
+        if comparison.direction is None
+        else (1 if comparison.direction == "higher" else -1)
+    )
+    target = side * claim.interest
+    if has_size:
+        target = published.value * (e.means[1] / published.of if published.of else 1.0)
+    gate = ask(evidence, rows, [arm for pair in strata for arm in pair], outcome, rates=claim.rates)
+    word = (
+        Word(NO_TEST, reason=gate.failed)
+        if gate.failed
+        else judge(e, target, is_published=has_size)
+    )
+    unseen = None
+    if place.seen:
+        kept = {
+            arm: {s: v for s, v in by_seed.items() if s not in place.seen}
+            for arm, by_seed in cells.items()
+        }
+        if all(len(kept[arm]) >= LEAST_SEEDS for pair in strata for arm in pair):
+            unseen = estimate(
+                {arm: seeds for arm, seeds in kept.items() if seeds}, strata, sign=outcome.sign
+            )
+    arms = {(arm.model, arm.method, arm.recipe) for pair in strata for arm in pair}
+    own = rows[
+        [key in arms for key in zip(rows["model"], rows["method"], rows["recipe"], strict=True)]
+    ]
+    done = own["run"].isin(values.index)
+    return Finding(
+        claim,
+        comparison,
+        word,
+        place,
+        e,
+        unseen,
+        target,
+        gate,
+        trend=_trend(comparison, evidence, values, outcome),
+        runs=tuple(own.loc[done, "run"]),
+        missing=int((~done).sum()),
+    )
+
+
+def _strata(
+    comparison: Comparison, place: Place, evidence: Evidence, values: pd.Series
+) -> tuple[pd.DataFrame, dict[Arm, dict[int, float]], list[tuple[Arm, Arm]]] | None:
+    """The runs of a workload, their cells, and arms a and b on each model that has both."""
+    rows = evidence.at(place)
+    cells, strata = evidence.cells(rows, values), []
+    for model in place.models:
+        a = _arm(cells, model, place.a or comparison.a)
+        b = _arm(cells, place.b_model or model, place.b or comparison.b)
+        if a is not None and b is not None:
+            strata.append((a, b))
+    methods = {arm.method for pair in strata for arm in pair}
+    rows = rows[rows["data"].isin(rows.loc[rows["method"].isin(methods), "data"])]
+    cells = evidence.cells(rows, values)
+    for side in (0, 1):
+        if sum(len(cells[pair[side]]) for pair in strata) < LEAST_SEEDS:
+            return None
+    return rows, cells, strata
+
+
+def _arm(cells: dict[Arm, dict[int, float]], model: str, methods: list[str]) -> Arm | None:
+    """The arm of the first method that has runs: the one with most seeds."""
+    for method in methods:
+        own = [arm for arm in cells if arm.model == model and arm.method == method]
+        if own:
+            return max(own, key=lambda arm: len(cells[arm]))
+    return None
+
+
+def _trend(
+    comparison: Comparison, evidence: Evidence, values: pd.Series, outcome: Outcome
+) -> tuple[tuple[str, Estimate], ...]:
+    """What the comparison is at other sparsities and budgets, of those that are there."""
+    found = []
+    for place in comparison.trend.get(evidence.scale, []):  # type: ignore[call-overload]
+        there = _strata(comparison, place, evidence, values)
+        if there is not None:
+            found.append((place.label, estimate(there[1], there[2], sign=outcome.sign)))
+    return tuple(found)
+
+
+def _checked(claim: Claim, check: Check, scale: str) -> Finding:
+    """Compare computed numbers with published ones."""
+    path = paths.computation(scale, check.computation) / f"{check.table}.csv"
+    if not path.is_file():
+        return Finding(
+            claim, claim, Word(NO_TEST, reason=f"computation {check.computation} is not made")
+        )
+    rows = tidy.computed(scale, check.computation, check.table)
+    for column, kept in check.rows.items():
+        rows = rows[rows[column].astype(str).isin(kept)]
+    apart = (rows[check.ours] / rows[check.published] - 1).abs()
+    word = AGREES if len(rows) and apart.max() <= check.allowed else DIFFERS
+    size = f"{100 * apart.max():.2g}% apart (allowed {100 * check.allowed:g}%)"
+    reason = f"{len(rows)} {check.says}, at most {size}"
+    return Finding(claim, claim, Word(word, reason=reason), checked=rows)
+
+
+def of_claim(claim: Claim, evidence: Evidence) -> list[Finding]:
+    """The findings of a claim: one of a check, else one per comparison; of an order its tau."""
+    if claim.check is not None:
+        return [_checked(claim, claim.check, evidence.scale)]
+    found = [find(claim, comparison, evidence) for comparison in claim.comparisons()]
+    return [*found, _ordered(claim, evidence)] if claim.order else found
+
+
+def _ordered(claim: Claim, evidence: Evidence) -> Finding:
+    """Kendall's tau of an order of methods on the primary workload."""
+    assert claim.outcome is not None
+    places = claim.places.get(evidence.scale, [])  # type: ignore[call-overload]
+    for place in places:
+        models = [*place.models, *([place.b_model] if place.b_model else [])]
+        cells = evidence.cells(evidence.at(place, models=models), evidence.values(claim.outcome))
+        means = {
+            m: sum(c.values()) / len(c)
+            for arm, c in cells.items()
+            if (m := arm.method) in claim.order and arm.model == place.models[0]
+        }
+        means |= {f"{arm.method}@{arm.model}": sum(c.values()) / len(c) for arm, c in cells.items()}
+        tau, p = pool.kendall(claim.order, means, claim.outcome.sign)
+        if math.isfinite(tau):
+            count = sum(name in means for name in claim.order)
+            size = f"{tau:+.2f} over {count} methods (p {p:.2g})"
+            reason = f"Kendall's tau {size}; 1 is the published order, 0 none"
+            return Finding(claim, claim, Word("order", reason=reason), place, tau=(tau, p, count))
+    return Finding(
+        claim, claim, Word(NO_TEST, reason="fewer than three of its methods are trained")
+    )
+
+
+@functools.lru_cache(maxsize=4)
+def nine(evidence: Evidence) -> tuple[Finding, ...]:
+    """The nine results at a scale, in the order of the sources."""
+    return tuple(of_claim(claim, evidence)[0] for claim in claims.nine())
+
+
+@functools.lru_cache(maxsize=4)
+def supporting(evidence: Evidence) -> list[list[Finding]]:
+    """The supporting claims at a scale."""
+    return [of_claim(claim, evidence) for claim in claims.supporting()]
+
+
+@functools.lru_cache(maxsize=4)
+def forest(evidence: Evidence) -> dict[tuple[str, str], pool.Pooled]:
+    """The pooled comparisons over workloads, of those with any."""
+    found = {pair: pool.over_workloads(evidence, *pair) for pair in pool.PAIRS}
+    return {pair: pool.random_effects(effects) for pair, effects in found.items() if effects}

@@ -1,0 +1,389 @@
+"""What a page says of a result: its row, its card and the words of its numbers, as Markdown."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from experiments.analysis.methods import algorithm_name
+from experiments.findings.claim import Claim, sources
+from experiments.findings.estimate import NO_TEST, SAME, Estimate, estimate
+from experiments.findings.evidence import Evidence
+from experiments.findings.ledger import AGREES, DIFFERS, Finding
+from experiments.report.text import in_words
+from experiments.store import paths
+
+#: Digits after the point by unit.
+DIGITS = {"nats": 3, "points": 1, "perplexity": 2, "BLEU": 1}
+COLUMNS = ["claim", "label", "word", "effect", "low", "high", "unit", "target", "seeds", "workload"]
+#: Methods of the source's Table 3 in its order; ours follow.
+TABLE3 = ("dense", "static", "set", "rigl", "granet", "gmp")
+
+
+def number(value: float, digits: int) -> str:
+    """A signed number with a minus sign; nothing for NaN."""
+    return "–" if math.isnan(value) else f"{value:+.{digits}f}".replace("-", "−")
+
+
+def effect(found: Estimate, unit: str, *, with_unit: bool = True) -> str:
+    """An effect with its 95% interval and unit."""
+    digits = DIGITS.get(unit, 2)
+    text = number(found.effect, digits)
+    if found.has_interval:
+        text += f" [{number(found.low, digits)}, {number(found.high, digits)}]"
+    return f"{text} {unit}" if with_unit else text
+
+
+def link(key: str) -> str:
+    """A source's name with its address."""
+    source = sources()[key]
+    return f"[{source.name}]({source.address})"
+
+
+def published(found: Finding) -> str:
+    """What the source printed, linked."""
+    said = found.comparison.published or found.claim.published
+    if said is None:
+        return f"a statement ({link(found.claim.source)})"
+    return f"{said.says} ({link(said.source)}, {said.where})"
+
+
+def ours(found: Finding) -> str:
+    """Our effect, or that there is none to read."""
+    if found.claim.check is not None:
+        return found.word.reason
+    if found.estimate is None or not found.is_fair or found.claim.outcome is None:
+        return "–"
+    a, b = found.estimate.seeds
+    seeds = str(a) if a == b else f"{a} and {b}"
+    return f"{effect(found.estimate, found.claim.outcome.unit)}, {seeds} seeds"
+
+
+def relative(found: Finding) -> str:
+    """Published and our effect as shares of arm b."""
+    said = found.comparison.published
+    theirs = f"{number(100 * said.value / said.of, 1)}%" if said and said.value and said.of else "–"
+    mine = f"{number(found.share[0], 1)}%" if found.is_fair else "–"
+    return "–" if theirs == mine == "–" else f"{theirs} / {mine}"
+
+
+def word(found: Finding) -> str:
+    """The word in bold, and for no test its reason."""
+    reason = f": {found.word.reason}" if found.word.word == NO_TEST else ""
+    return f"**{found.word}**{reason}"
+
+
+def baseline(found: Finding) -> str:
+    """How sure the baseline is."""
+    if found.claim.check is not None:
+        return "arithmetic"
+    return found.gate.notes or "–"
+
+
+def trend(found: Finding) -> str:
+    """The effect at other sparsities and budgets."""
+    if found.claim.outcome is None or not found.trend:
+        return "–"
+    unit = found.claim.outcome.unit
+    parts = []
+    for label, e in found.trend:
+        value = (
+            f"{number(100 * e.effect / abs(e.means[1]), 1)}%"
+            if unit == "nats"
+            else number(e.effect, 1)
+        )
+        parts.append(f"{label}: {value}")
+    return "; ".join(parts)
+
+
+def row(found: Finding) -> list[str]:
+    """A row of the nine: result, published, ours, relative, word, baseline, trend."""
+    title = f"[{found.claim.title}](#{found.claim.name})"
+    return [
+        title,
+        published(found),
+        ours(found),
+        relative(found),
+        word(found),
+        baseline(found),
+        trend(found),
+    ]
+
+
+def agreement(found: Finding, kept: Any) -> str:
+    """Whether a finding agrees with the committed one; ``kept`` is its row."""
+    if kept is None:
+        return "–"
+    mine, theirs = str(found.word), str(kept["word"])
+    if mine.split(",")[0] == theirs.split(",")[0]:
+        return "yes"
+    if found.is_fair and kept["low"] == kept["low"] and found.estimate is not None:
+        same = found.estimate.effect * kept["effect"] > 0
+        sure = found.estimate.low * found.estimate.high > 0 and kept["low"] * kept["high"] > 0
+        return "yes, by direction" if same else "no" if sure else "not resolved"
+    return "not resolved"
+
+
+def kept_text(kept: Any) -> str:
+    """A committed finding in short."""
+    if kept is None:
+        return "–"
+    if kept["effect"] != kept["effect"] or str(kept["word"]).startswith(NO_TEST):
+        return str(kept["word"])
+    digits = DIGITS.get(kept["unit"], 2)
+    ends = f"[{number(kept['low'], digits)}, {number(kept['high'], digits)}]"
+    return f"{number(kept['effect'], digits)} {ends} {kept['unit']}: {kept['word']}"
+
+
+def facts(found: Finding, evidence: Evidence) -> dict[str, str]:
+    """Numbers that the lines of a card may name."""
+    if found.place is None:
+        return dict.fromkeys(("weights", "tokens", "epochs", "per_weight"), "–")
+    sizes = evidence.scores[evidence.scores["metric"] == "num_parameters"].set_index("run")["value"]
+    runs = evidence.runs.set_index("run").loc[list(found.runs)]
+    base = runs[runs["transform"] == ""].index
+    size = float(sizes.reindex(base if len(base) else runs.index).max())
+    return {
+        "weights": in_words(size),
+        "tokens": in_words(found.place.budget),
+        "epochs": f"{found.place.budget:g}",
+        "per_weight": f"{found.place.budget / size:.0f}",
+    }
+
+
+def command(claim: Claim, scale: str) -> str:
+    """The command that makes a result."""
+    return f"snakemake reproduce --config scale={scale} study={claim.study}"
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table without the columns in which nothing is known."""
+    known = [
+        at for at in range(len(head)) if at == 0 or any(row[at] not in ("–", "") for row in rows)
+    ]
+    lines = [[head[at] for at in known], ["---"] * len(known)]
+    lines += [[str(row[at]).replace("|", "/").replace("\n", " ") for at in known] for row in rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def table3(found: Finding, evidence: Evidence) -> str:
+    """The rows of Table 3 on the finding's workload: every method at its sparsity."""
+    if found.place is None or found.estimate is None or found.claim.outcome is None:
+        return ""
+    rows, values = evidence.at(found.place), evidence.values(found.claim.outcome)
+    rows = rows[
+        rows["data"].isin(rows.loc[rows["run"].isin(found.runs), "data"])
+        & (rows["transform"] == "")
+    ]
+    rows = rows[rows["first"] == ""]
+    cells = evidence.cells(rows, values)
+    level = rows.loc[rows["run"].isin(found.runs), "sparsity"].max()
+    static = _one(rows, cells, "static", level)
+    flops = (
+        evidence.scores[evidence.scores["metric"] == "flops_ratio"]
+        .drop_duplicates("run")
+        .set_index("run")["value"]
+    )
+    lines = []
+    for name in TABLE3:
+        arm = _one(rows, cells, name, 0.0 if name == "dense" else level)
+        if arm is None:
+            continue
+        mean = sum(cells[arm].values()) / len(cells[arm])
+        against, better = "", ""
+        if static is not None and arm != static:
+            e = estimate(cells, [(arm, static)], sign=-1)
+            against, better = effect(e, "nats"), f"{e.better:.2f}"
+        ratio = flops.reindex(rows.loc[rows["method"] == arm.method, "run"]).mean()
+        sparsity = "–" if name == "dense" else f"{100 * level:g}%"
+        lines.append(
+            [
+                algorithm_name(name),
+                sparsity,
+                "picture",
+                f"{math.exp(mean):.1f}",
+                against,
+                better,
+                f"{ratio:.2f}",
+                str(len(cells[arm])),
+            ]
+        )
+    head = [
+        "method",
+        "sparsity",
+        "published",
+        "perplexity here",
+        "loss minus Static",
+        "P(better than Static)",
+    ]
+    return table([*head, "FLOPs of dense", "seeds"], lines)
+
+
+def _one(rows: Any, cells: Any, algorithm: str, level: float) -> Any:
+    """The arm of an algorithm at a sparsity with most seeds; the dense one of the sparse runs'
+    batch."""
+    own = rows[(rows["algorithm"] == algorithm) & (rows["sparsity"] == level)]
+    arms = [arm for arm in cells if arm.method in set(own["method"])]
+    return max(arms, key=lambda arm: len(cells[arm]), default=None)
+
+
+def chance(evidence: Evidence) -> str:
+    """One sentence on the few-shot scores."""
+    rows = evidence.scores[evidence.scores["metric"] == "leaderboard_mean"].merge(
+        evidence.runs, on="run"
+    )
+    if rows.empty:
+        return "No few-shot score was measured at this scale."
+    level = 100 * rows["chance"].mean()
+    means = 100 * rows.groupby("algorithm")["value"].mean()
+    parts = ", ".join(f"{algorithm_name(name)} {value:.1f}%" for name, value in means.items())
+    return f"All are within noise of chance ({level:.1f}%): {parts}."
+
+
+def card(found: Finding, evidence: Evidence, pictures: dict[str, str]) -> dict[str, Any]:
+    """A result's card.
+
+    Args:
+        found: The finding.
+        evidence: All runs of the scale.
+        pictures: Name of a figure to its path from the page, of those with data.
+    """
+    claim, shown = found.claim, found.claim.card
+    known = facts(found, evidence)
+    wanted = [shown["figure"]] if "figure" in shown else shown.get("figures", [])
+    body = []
+    if shown.get("kind") == "table3":
+        body.append(table3(found, evidence))
+    if claim.name == "few-shot":
+        body.append(chance(evidence))
+    unit = claim.outcome.unit if claim.outcome else ""
+    if found.trend and claim.outcome is not None:
+        lines = [
+            [label, effect(e, unit), f"{e.better:.2f}", "{} and {}".format(*e.seeds)]
+            for label, e in found.trend
+        ]
+        body.append(
+            table(
+                ["where", f"effect ({claim.outcome.better} is better)", "P(better)", "seeds"], lines
+            )
+        )
+    if found.unseen is not None:
+        body.append(
+            f"Seeds that nobody had read when their number was fixed: {effect(found.unseen, unit)}."
+        )
+    return {
+        "name": claim.name,
+        "title": claim.title,
+        "says": claim.says,
+        "study": claim.study,
+        "source": f"{link(claim.source)}, {claim.where}",
+        "published": published(found),
+        "ours": ours(found),
+        "word": word(found),
+        "reason": "" if found.word.word == NO_TEST or claim.check else found.word.reason,
+        "better": f"{found.estimate.better:.2f}" if found.is_fair and found.estimate else "",
+        "badge": _badge(found),
+        "body": [part for part in body if part],
+        "pictures": [
+            (name.split(".")[-1].replace("_", " "), pictures[name])
+            for name in wanted
+            if name in pictures
+        ],
+        "differs": shown.get("differs", "").format(**known),
+        "doubt": shown.get("doubt", "").format(**known),
+        "command": command(claim, evidence.scale),
+    }
+
+
+def _badge(found: Finding) -> str:
+    if found.place is not None and found.place.registered:
+        return f"registered {found.place.registered}, before the runs"
+    return "some seeds had been read before" if found.place is not None and found.place.seen else ""
+
+
+def supporting_rows(group: Sequence[Finding]) -> list[list[str]]:
+    """A supporting claim's rows: comparison, published, ours, word."""
+    lines = []
+    for found in group:
+        label = found.comparison.label or found.claim.title
+        if found.tau is not None:
+            lines.append(["the whole order", "–", found.word.reason, "**order**"])
+            continue
+        said = found.comparison.published
+        lines.append([label, said.says if said else "–", ours(found), word(found)])
+    return lines
+
+
+def is_check(found: Finding) -> bool:
+    """Whether a finding follows by computing."""
+    return found.word.word == AGREES or found.claim.check is not None
+
+
+def findings_table(findings: list[Finding]) -> pd.DataFrame:
+    """Findings as rows; the columns are `COLUMNS`."""
+    rows = []
+    for found in findings:
+        e, place = found.estimate, found.place
+        row = {
+            "claim": found.claim.name,
+            "label": found.comparison.label,
+            "word": str(found.word),
+            "target": found.target,
+        }
+        if e is not None and place is not None:
+            row |= {
+                "effect": e.effect,
+                "low": e.low,
+                "high": e.high,
+                "seeds": "{} and {}".format(*e.seeds),
+            }
+            row |= {"workload": f"{', '.join(place.models)} on {place.data}, {place.budget:g}"}
+            row |= {"unit": found.claim.outcome.unit if found.claim.outcome else ""}
+        rows.append(row)
+    return pd.DataFrame(rows, columns=COLUMNS)
+
+
+def reference() -> pd.DataFrame | None:
+    """The committed findings by the name of their claim; None before there are any."""
+    path = paths.REFERENCE / "findings.csv"
+    return pd.read_csv(path).set_index("claim") if Path(path).is_file() else None
+
+
+def summary(findings: tuple[Finding, ...]) -> str:
+    """The one sentence over all results, from their words."""
+    words = [found.word for found in findings]
+    same = [word for word in words if word.word == SAME]
+    as_large = sum(word.size == "as large" for word in same)
+    count = {
+        name: sum(word.word == name for word in words) for name in {word.word for word in words}
+    }
+    parts = [
+        f"{len(same)} {'has' if len(same) == 1 else 'have'} the published direction"
+        + (f" ({as_large} of them the published size)" if same else "")
+    ]
+    said = {
+        "opposite": "the opposite one",
+        "smaller than half of it, or nothing": "at most half of the effect, or none",
+        "not resolved": "not resolved",
+        NO_TEST: "no fair test here",
+        AGREES: "computed, and agrees",
+        DIFFERS: "computed, and differs",
+    }
+    verbs = {
+        "opposite": ("has", "have"),
+        NO_TEST: ("has", "have"),
+        "smaller than half of it, or nothing": ("has", "have"),
+    }
+    for name, text in said.items():
+        if number := count.get(name, 0):
+            one, more = verbs.get(name, ("is", "are"))
+            parts.append(f"{number} {one if number == 1 else more} {text}")
+    return (
+        f"Of {len(findings)} results of the sources, "
+        + ", ".join(parts[:-1])
+        + f" and {parts[-1]}."
+    )

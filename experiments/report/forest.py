@@ -1,0 +1,112 @@
+"""The figure of the front page: each effect relative to the published one, and the pooled
+workloads."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Mapping, Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from experiments.analysis import style
+from experiments.analysis.methods import INK, algorithm_name
+from experiments.findings.estimate import NO_TEST, OPEN, OPPOSITE, SAME, SMALLER
+from experiments.findings.ledger import Finding
+from experiments.findings.pool import Pooled
+
+COLORS = {SAME: "#0072B2", OPPOSITE: "#D55E00", SMALLER: "#8A5A00", OPEN: "#6B6B6B"}
+#: Effects further out than this are drawn as arrows.
+WIDEST = 4.0
+
+
+def draw(findings: Sequence[Finding], pooled: Mapping[tuple[str, str], Pooled]) -> Figure:
+    """Three panels: effects as multiples of the published ones, effects without one, the pooled
+    forest."""
+    sized = [f for f in findings if math.isfinite(f.ratio[0])]
+    plain = [f for f in findings if f.estimate is not None and f not in sized and f.is_fair]
+    heights = [0.9 + 0.42 * len(sized), 0.9 + 0.42 * len(plain), 0.9 + 0.42 * len(pooled)]
+    shown = [height for height, own in zip(heights, (sized, plain, pooled), strict=True) if own]
+    with style.sheet():
+        figure, panels = style.panels(len(shown) or 1, heights=shown)
+        axes = iter(panels)
+        if not shown:
+            style.say_empty(panels[0], "No comparison is finished yet.")
+        if sized:
+            _ratios(next(axes), sized)
+        if plain:
+            _shares(next(axes), plain)
+        if pooled:
+            _forest(next(axes), pooled)
+        figure.draw_without_rendering()
+        figure.set_layout_engine(None)
+    return figure
+
+
+def _ratios(axes: Axes, findings: Sequence[Finding]) -> None:
+    axes.axvspan(0.5, 2, color="#8a8f98", alpha=0.18, lw=0)
+    for place, found in enumerate(reversed(findings)):
+        published = found.comparison.published
+        assert published is not None
+        if published.value and published.deviation:
+            half = abs(published.deviation / published.value)
+            axes.plot([1 - half, 1 + half], [place - 0.22] * 2, color="#6B6B6B", lw=1)
+        axes.plot(1, place - 0.22, "o", color="#6B6B6B", ms=4)
+        if found.is_fair:
+            _bar(axes, place, *found.ratio, COLORS[found.word.word], most=WIDEST)
+        else:
+            axes.text(0.02, place, NO_TEST, va="center", fontsize=8, color=INK)
+    _rows(axes, [found.claim.title for found in reversed(findings)])
+    axes.set_xlim(-1.2, WIDEST)
+    axes.set_xticks([-1, 0, 0.5, 1, 2, 3, 4], ["-1", "0", "0.5", "1", "2", "3", "4"])
+    axes.set_xlabel("0: no effect, 1: as large as published")
+    axes.axvline(0, color=INK, lw=0.8)
+    axes.set_title("Ours as multiples of published")
+
+
+def _shares(axes: Axes, findings: Sequence[Finding]) -> None:
+    for place, found in enumerate(reversed(findings)):
+        _bar(axes, place, *found.share, COLORS[found.word.word])
+    _rows(axes, [found.claim.title for found in reversed(findings)])
+    axes.axvline(0, color=INK, lw=0.8)
+    axes.set_xlabel("change of loss, % (left is better)")
+    axes.set_title("Published without a number")
+
+
+def _forest(axes: Axes, pooled: Mapping[tuple[str, str], Pooled]) -> None:
+    names = []
+    for place, ((a, b), found) in enumerate(reversed(pooled.items())):
+        for effect in found.effects:
+            axes.plot(effect.value, place - 0.2, "|", color="#6B6B6B", ms=7)
+        if math.isfinite(found.low):
+            axes.plot([found.low, found.high], [place + 0.12] * 2, color="#0072B2", lw=1.6)
+        axes.plot(found.mean, place + 0.12, "D", color="#0072B2", ms=6)
+        count = len(found.effects)
+        pair = f"{algorithm_name(a)} - {algorithm_name(b)}"
+        names.append(f"{pair}\nbetter in {found.better} of {count}")
+    _rows(axes, names)
+    axes.axvline(0, color=INK, lw=0.8)
+    axes.set_xlabel("change of loss, % (left is better)")
+    axes.set_title("Pooled over workloads (ticks)")
+
+
+def _bar(
+    axes: Axes,
+    place: float,
+    value: float,
+    low: float,
+    high: float,
+    color: str,
+    *,
+    most: float = math.inf,
+) -> None:
+    axes.plot([max(low, -most), min(high, most)], [place, place], color=color, lw=1.6)
+    axes.plot(min(value, most), place, "D" if value <= most else ">", color=color, ms=5)
+
+
+def _rows(axes: Axes, names: Sequence[str]) -> None:
+    wrapped = [name if "\n" in name else textwrap.fill(name, 26) for name in names]
+    axes.set_yticks(range(len(names)), wrapped, fontsize=8)
+    axes.set_ylim(-0.6, len(names) - 0.4)
+    axes.grid(axis="y", visible=False)

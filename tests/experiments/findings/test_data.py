@@ -1,0 +1,34 @@
+"""The nine results and the supporting claims as they are committed."""
+
+import pytest
+
+from experiments.errors import UserError
+from experiments.findings import claim, simulate
+from experiments.findings.estimate import OPPOSITE, SAME
+from experiments.specs.read import load_study, study_names
+
+
+def test_nine_results_name_studies_arms_and_workloads_that_exist():
+    assert len(claim.nine()) == 9
+    for result in (*claim.nine(), *claim.supporting()):
+        assert result.study in study_names()
+        study = load_study(result.study)
+        for comparison in result.comparisons():
+            for method in comparison.a[-1:] + comparison.b[-1:]:
+                assert method in study.methods, f"{result.name}: {method}"
+
+
+def test_typo_in_a_result_is_one_sentence(tmp_path, monkeypatch):
+    text = (claim.NINE / "1_set.yaml").read_text().replace("better: lower", "better: less")
+    (tmp_path / "1.yaml").write_text(text)
+    monkeypatch.setattr(claim, "NINE", tmp_path)
+    claim.nine.cache_clear()
+    with pytest.raises(UserError, match="1.yaml: outcome.better"):
+        claim.nine()
+    claim.nine.cache_clear()
+
+
+def test_words_err_at_the_level_and_find_an_effect_of_the_published_size():
+    none = simulate.shares(0.0, 0.25, 5, draws=400)
+    assert none[SAME] + none[OPPOSITE] < 0.09
+    assert simulate.shares(1.0, 0.25, 5, draws=400)[SAME] > 0.9

@@ -1,0 +1,110 @@
+"""Estimates and words against scipy and against numbers worked out by hand."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from experiments.findings.estimate import (
+    NO_TEST,
+    OPEN,
+    OPPOSITE,
+    SAME,
+    SMALLER,
+    Arm,
+    correlation,
+    estimate,
+    judge,
+    pooled,
+)
+
+
+def arm(name, model="m"):
+    return Arm(model, name, "recipe", 0.1)
+
+
+def cells(**arms):
+    return {arm(name): dict(enumerate(values)) for name, values in arms.items()}
+
+
+def test_two_arms_give_the_equal_variance_t_interval_of_scipy():
+    a, b = [1.0, 1.4, 1.1, 1.3], [0.7, 0.9, 0.6]
+    found = estimate(cells(a=a, b=b), [(arm("a"), arm("b"))], sign=1)
+    ends = stats.ttest_ind(a, b).confidence_interval(0.95)
+    assert (found.low, found.high) == pytest.approx((ends.low, ends.high))
+    assert found.effect == pytest.approx(np.mean(a) - np.mean(b))
+    assert found.seeds == (4, 3)
+
+
+def test_deviation_is_pooled_over_all_arms():
+    found, freedom = pooled(cells(a=[0, 2], b=[0, 4], c=[5]))
+    assert freedom == 2
+    assert found == pytest.approx(math.sqrt((2 + 8) / 2))
+
+
+def test_shared_seeds_pair_the_arms_and_a_fresh_draw_does_not():
+    noise = np.random.default_rng(0).normal(size=8)
+    rest = np.random.default_rng(1).normal(scale=0.1, size=(2, 8))
+    paired = cells(a=1 + noise + rest[0], b=noise + rest[1])
+    found = estimate(paired, [(arm("a"), arm("b"))], sign=1)
+    assert found.paired
+    expected = stats.ttest_1samp(1 + rest[0] - rest[1], 0).confidence_interval(0.95)
+    assert (found.low, found.high) == pytest.approx((expected.low, expected.high))
+    apart = cells(a=1 + noise, b=np.random.default_rng(2).normal(size=8))
+    assert abs(correlation(apart)) < 0.3
+    assert not estimate(apart, [(arm("a"), arm("b"))], sign=1).paired
+
+
+def test_strata_are_compared_within_each_model():
+    both = {
+        arm("a", "small"): {0: 1.0, 1: 1.2},
+        arm("b", "small"): {0: 0.0, 1: 0.2},
+        arm("a", "large"): {0: 11.0, 1: 11.2},
+        arm("b", "large"): {0: 10.0, 1: 10.2},
+    }
+    strata = [(arm("a", m), arm("b", m)) for m in ("small", "large")]
+    assert estimate(both, strata).effect == pytest.approx(1.0)
+
+
+def test_probability_of_being_better_counts_pairs():
+    found = estimate(cells(a=[1.0, 3.0], b=[2.0, 0.0]), [(arm("a"), arm("b"))], sign=1)
+    assert found.better == pytest.approx(3 / 4)
+    lower = estimate(cells(a=[1.0, 3.0], b=[2.0, 0.0]), [(arm("a"), arm("b"))], sign=-1)
+    assert lower.better == pytest.approx(1 / 4)
+
+
+def interval(low, high):
+    """An estimate with these ends."""
+    mid = (low + high) / 2
+    base = estimate(cells(a=[0.0, 1.0, 2.0], b=[0.0, 1.0, 2.0]), [(arm("a"), arm("b"))], sign=1)
+    return type(base)(**{**vars(base), "effect": mid, "low": low, "high": high})
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "target", "word", "size"),
+    [
+        (0.5, 1.5, 1.0, SAME, "as large"),
+        (0.1, 0.6, 1.0, SAME, "smaller"),
+        (1.2, 2.0, 1.0, SAME, "larger"),
+        (-1.0, -0.2, 1.0, OPPOSITE, ""),
+        (-0.3, 0.4, 1.0, SMALLER, ""),
+        (-0.3, 0.6, 1.0, OPEN, ""),
+        (-1.5, -0.5, -1.0, SAME, "as large"),
+        (0.2, 1.0, -1.0, OPPOSITE, ""),
+        (-0.4, 0.3, -1.0, SMALLER, ""),
+    ],
+)
+def test_word_follows_from_interval_zero_and_published_effect(low, high, target, word, size):
+    found = judge(interval(low, high), target, is_published=True)
+    assert (found.word, found.size) == (word, size)
+
+
+def test_unresolved_word_says_how_many_seeds_would_do():
+    found = judge(interval(-1, 1), 1.0, is_published=True)
+    assert "32 seeds" in found.reason  # 2 * (4 * sd / effect)^2 at a deviation of 1
+
+
+def test_one_seed_of_each_arm_is_no_test():
+    found = estimate(cells(a=[1.0], b=[0.0]), [(arm("a"), arm("b"))])
+    assert judge(found, 1.0, is_published=True).word == NO_TEST

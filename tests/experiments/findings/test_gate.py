@@ -1,0 +1,107 @@
+"""The baseline gate on runs that are written by hand."""
+
+import pandas as pd
+import pytest
+
+from experiments.findings import ledger
+from experiments.findings.claim import Claim
+from experiments.findings.evidence import COLUMNS, Evidence
+
+RATES = {0.05: 3.2, 0.1: 3.0, 0.2: 3.1}
+
+
+def run(name, method, *, seed, rate=0.1, trials=False, model="m", budget=8.0, **other):
+    row = dict.fromkeys(COLUMNS, "")
+    row |= {"run": name, "study": "s", "trials": trials, "model": model, "architecture": "net"}
+    row |= {"dataset": "d", "data": "d", "budget": budget, "stable": False, "batch": 1}
+    row |= {"method": method, "recipe": "r", "rate": rate, "masks": method, "seed": seed}
+    row |= {
+        "algorithm": "dense" if "dense" in method else method,
+        "sparsity": 0.0 if "dense" in method else 0.8,
+    }
+    return row | other
+
+
+def evidence(means, *, tried=RATES, larger=None):
+    """Three seeds of each method about its mean loss; trials of each at half of the budget."""
+    runs, scores = [], []
+
+    def add(row, loss, parameters=100.0):
+        runs.append(row)
+        for metric, split, value in (
+            ("loss", "validation", loss),
+            ("num_parameters", "train", parameters),
+            ("flops_dense_equivalent", "train", parameters),
+        ):
+            scores.append([row["run"], metric, split, "training", value, 0.0, 0.0])
+
+    for method, mean in means.items():
+        for seed in range(3):
+            add(run(f"{method}{seed}", method, seed=seed), mean + 0.01 * (seed - 1))
+        for rate, loss in tried.items():
+            add(run(f"{method}-{rate}", method, seed=100, rate=rate, trials=True, budget=4.0), loss)
+    if larger is not None:
+        for seed in range(3):
+            add(run(f"large{seed}", "dense", seed=seed, model="large"), larger + 0.01 * seed, 400.0)
+    columns = ["run", "metric", "split", "task", "value", "stderr", "chance"]
+    return Evidence(
+        "small", pd.DataFrame(runs, columns=COLUMNS), pd.DataFrame(scores, columns=columns)
+    )
+
+
+def found(given):
+    claim = Claim.model_validate(
+        {
+            "name": "set",
+            "title": "t",
+            "says": "s",
+            "source": "rigl",
+            "where": "w",
+            "study": "s",
+            "outcome": {
+                "metric": "loss",
+                "split": "validation",
+                "unit": "nats",
+                "better": "lower",
+                "noun": "loss",
+            },
+            "interest": 0.01,
+            "a": ["set"],
+            "b": ["static"],
+            "places": {"small": [{"models": ["m"], "data": "d", "budget": 8}]},
+        }
+    )
+    return ledger.of_claim(claim, given)[0]
+
+
+FAIR = {"dense": 2.5, "static": 3.0, "set": 2.9}
+
+
+def test_fair_comparison_gets_its_word():
+    result = found(evidence(FAIR, larger=2.4))
+    assert str(result.word) == "same direction"
+    assert result.estimate.effect == pytest.approx(-0.1)
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        (evidence({**FAIR, "dense": 3.5}), "set beats the dense m at equal size"),
+        (evidence(FAIR, larger=2.6), "the larger large does not beat m"),
+        (evidence(FAIR, tried={0.1: 3.0, 0.2: 3.1}), "no worse one on both sides"),
+        (evidence(FAIR, tried={0.05: 2.9, 0.1: 3.0, 0.2: 3.1}), "no worse one on both sides"),
+    ],
+)
+def test_unfair_comparison_is_no_test_and_says_why(given, reason):
+    result = found(given)
+    assert result.word.word == "no fair test"
+    assert reason in result.word.reason
+    assert not result.is_fair
+
+
+def test_scale_without_trials_is_judged_and_says_so():
+    given = evidence(FAIR)
+    runs = given.runs[~given.runs["trials"]]
+    result = found(Evidence("small", runs, given.scores[given.scores["run"].isin(runs["run"])]))
+    assert str(result.word) == "same direction"
+    assert result.gate.notes == "no learning rate was tried at this scale"

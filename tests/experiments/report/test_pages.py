@@ -1,0 +1,59 @@
+"""Pages from findings: what they say, and what they refuse."""
+
+import pytest
+
+from experiments.findings.claim import nine
+from experiments.findings.estimate import Word
+from experiments.findings.ledger import Finding
+from experiments.report import cards, render
+from experiments.specs.lookup import planned_study
+from experiments.specs.read import load_study
+from experiments.specs.schema import Answer, SpecError
+
+
+def finding(word: str, size: str = "") -> Finding:
+    claim = nine()[0]
+    return Finding(claim, claim, Word(word, size))
+
+
+def study(when: str):
+    own = planned_study(load_study("sparsity_library"), "smoke")
+    return own.changed(answer={"smoke": Answer(text="It is {set}.", when={"set": when})})
+
+
+def test_answer_is_printed_where_its_words_hold():
+    found = [finding("same direction", "smaller")]
+    assert render.answer(study("same direction, smaller"), found) == "It is –."
+
+
+def test_answer_that_no_longer_holds_is_replaced_and_refused_when_published():
+    found = [finding("opposite")]
+    said = render.answer(study("same direction"), found)
+    assert "It is" not in said and "opposite" in said
+    with pytest.raises(SpecError, match="set is opposite, not same direction"):
+        render.answer(study("same direction"), found, strict=True)
+
+
+def test_answer_has_at_most_sixty_words():
+    with pytest.raises(ValueError, match="61 words, but at most 60"):
+        Answer(text="word " * 61)
+
+
+def test_page_has_one_table_region_for_the_keyboard_and_links_to_pages():
+    page = "# Title\n\n| a | b |\n|---|---|\n| 1 | [x](other/README.md#y) |\n\n![alt](p.png)\n"
+    html = render.to_html(page)
+    assert "<title>Title</title>" in html
+    assert html.count('tabindex="0"') == 1
+    assert 'href="other/index.html#y"' in html
+    assert 'alt="alt"' in html
+
+
+def test_columns_in_which_nothing_is_known_are_not_printed():
+    made = cards.table(["a", "b", "c"], [["1", "–", "3"], ["4", "–", "–"]])
+    assert "b" not in made.splitlines()[0]
+    assert made.splitlines()[2] == "| 1 | 3 |"
+
+
+def test_numbers_have_signs_and_no_value_is_a_dash():
+    assert cards.number(-0.0117, 3) == "−0.012"
+    assert cards.number(float("nan"), 2) == "–"
