@@ -46,10 +46,10 @@ test: setup
 fuzz: setup
 	$(RUN) OMP_NUM_THREADS=1 FUZZ=$(FUZZ) $(BIN)/python -m pytest tests/fuzz
 
-## make soak        kill 100 processes (KILLS=), and each kind of a cluster's job: half an hour
+## make soak        kill 100 processes (KILLS=) and each kind of a cluster's job, train on four ranks: half an hour
 soak: setup
 	$(RUN) $(BIN)/python -m tests.fuzz.killer --kills $(KILLS)
-	$(RUN) SOAK=1 $(BIN)/python -m pytest tests/cluster
+	$(RUN) SOAK=1 $(BIN)/python -m pytest tests/cluster tests/sparse_lib/core/test_distributed.py
 
 ## make gpu         all that a GPU is measured by, in at most 25 minutes (without one, CPU twins of the same)
 gpu: setup
