@@ -120,5 +120,5 @@ def training_flops(flops: ModelFlops, num_steps: int, work: Mapping[str, Work]) 
             continue
         done = work[name]
         weights = 3 * done.present + layer.num_weights * done.dense_steps - done.dense_present
-        total += 2 * layer.num_positions * weights
+        total += layer.with_weights(weights)
     return total

@@ -27,7 +27,7 @@ from sparse_lib.execution.products import (
     reason_for_dense,
     wants_dense_gradient,
 )
-from sparse_lib.flops.ledger import Ledger
+from sparse_lib.flops.ledger import is_ledger
 
 #: torch 2.6 does not tell whether it exports.
 _is_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", lambda: False)
@@ -52,7 +52,7 @@ def is_watched() -> bool:
         return True
     if not torch._C._len_torch_dispatch_stack():
         return False
-    return not all(isinstance(mode, Ledger) for mode in _get_current_dispatch_mode_stack())
+    return not all(map(is_ledger, _get_current_dispatch_mode_stack()))
 
 
 class MaskedWeight(torch.autograd.Function):

@@ -87,7 +87,7 @@ def masked_product(
     structures = _structures(execution, source, mask, geometry, inputs_first, dtype)
     if structures is not None:
         prepared = geometry.prepare(source)
-        return multiply(prepared, weight, bias, geometry, structures, dtype, keeps=True)
+        return multiply(prepared, weight, bias, geometry, structures, dtype)
     with torch.autocast("cpu", enabled=False):
         masked = weight.where(mask, 0).to(dtype)
         bias = None if bias is None else bias.to(dtype)
@@ -139,7 +139,6 @@ def masked_product_gradients(
             inputs_first=inputs_first,
             needs=tuple(needs),  # type: ignore[arg-type]
             dense=wants_dense,
-            parameter=parameter,
         )
     else:
         of_source = of_weight = of_bias = None

@@ -264,19 +264,11 @@ class Windows:
         return conv2d_input(source.shape, weight, gradient, *sizes)
 
 
-def _report(
-    part: str,
-    weight: torch.Tensor,
-    structure: kernels.Structure,
-    tokens: int,
-    *,
-    dense: bool = False,
-    source: torch.Tensor | None = None,
-) -> None:
-    """Tells listening ledgers of one product, at 2 FLOPs per multiply-add, and what it keeps."""
+def _report(part: str, structure: kernels.Structure, tokens: int, *, dense: bool = False) -> None:
+    """Tells listening ledgers of one product, at 2 FLOPs per multiply-add."""
     all_flops = 2 * tokens * structure.rows * structure.columns
     executed = all_flops if dense else 2 * tokens * structure.num_nonzero
-    record(weight, part, dense_flops=all_flops, executed_flops=executed, source=source)
+    record(part, dense_flops=all_flops, executed_flops=executed)
 
 
 def _float(tensor: torch.Tensor) -> torch.Tensor:
@@ -295,8 +287,6 @@ def multiply(
     geometry: Rows | Windows,
     structures: Structures,
     dtype: torch.dtype,
-    *,
-    keeps: bool,
 ) -> torch.Tensor:
     """The output of a layer, by the kernels.
 
@@ -307,7 +297,6 @@ def multiply(
         geometry: How tokens lie in the input.
         structures: Of the layer's mask.
         dtype: Of the result. Sums are float32, and each result is rounded once.
-        keeps: Whether the input is kept for the backward pass, for ledgers.
     """
     numbers = source if is_half(geometry, dtype) else _float(source)
     target = geometry.new_target(numbers, structures.forward.rows)
@@ -319,8 +308,7 @@ def multiply(
         _float(bias).contiguous() if bias is not None else None,
     )
     if is_recording():
-        kept = source if keeps else None
-        _report("forward", weight, structures.forward, view.tokens, source=kept)
+        _report("forward", structures.forward, view.tokens)
     return target if target.dtype is dtype else target.to(dtype)
 
 
@@ -335,7 +323,6 @@ def gradients(
     inputs_first: bool,
     needs: tuple[bool, bool, bool],
     dense: bool,
-    parameter: torch.Tensor,
 ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
     """The gradients of `multiply`'s input, weight and bias, as far as they are needed.
 
@@ -349,7 +336,6 @@ def gradients(
         inputs_first: Whether the weight is `[inputs, outputs]`.
         needs: Which of the three are needed.
         dense: Whether the gradient of masked weights is needed, too.
-        parameter: The layer's weight, for ledgers.
     """
     needs_source, needs_weight, needs_bias = needs
     dense = needs_weight and dense
@@ -378,9 +364,9 @@ def gradients(
     if is_recording():
         structure, tokens = structures.forward, source_view.tokens
         if needs_source:
-            _report("input_gradient", parameter, structure, tokens)
+            _report("input_gradient", structure, tokens)
         if needs_weight:
-            _report("weight_gradient", parameter, structure, tokens, dense=dense)
+            _report("weight_gradient", structure, tokens, dense=dense)
     if dense:
         with _disable_current_modes():  # a ledger cannot assign these operators to a layer
             weight_gradient = geometry.weight_gradient(source, gradient, weight.shape, inputs_first)
@@ -416,8 +402,7 @@ class SkipProduct(torch.autograd.Function):
         ctx.save_for_backward(source, weight)
         ctx.parameter, ctx.geometry, ctx.structures = weight, geometry, structures
         ctx.inputs_first, ctx.bias_dtype = inputs_first, None if bias is None else bias.dtype
-        keeps = any(ctx.needs_input_grad)
-        return multiply(source, weight, bias, geometry, structures, dtype, keeps=keeps)
+        return multiply(source, weight, bias, geometry, structures, dtype)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -439,7 +424,6 @@ class SkipProduct(torch.autograd.Function):
             inputs_first=ctx.inputs_first,
             needs=ctx.needs_input_grad[:3],
             dense=wants_dense_gradient(ctx.parameter),
-            parameter=ctx.parameter,
         )
         found = (
             _cast(of_source, ctx.source_dtype),

@@ -18,7 +18,6 @@ supplement) unless said otherwise:
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -26,7 +25,9 @@ from typing import Any
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
 
+from sparse_lib.flops.formulas import ATTENTION, flops_of, is_outer_product
 from sparse_lib.flops.trace import (
     WeightIndex,
     all_parameters,
@@ -37,19 +38,8 @@ from sparse_lib.flops.trace import (
     storage_key,
     to_meta,
 )
-from sparse_lib.layers import LayerDescription, default_filter, describe
+from sparse_lib.layers import LayerDescription, describe, describe_packed
 from sparse_lib.masks.counts import num_nonzero
-
-ATTENTION_FORWARD = frozenset(
-    {
-        "aten::_scaled_dot_product_flash_attention_for_cpu",
-        "aten::_scaled_dot_product_flash_attention",
-        "aten::_scaled_dot_product_efficient_attention",
-        "aten::_scaled_dot_product_cudnn_attention",
-        "aten::_scaled_dot_product_fused_attention_overrideable",
-    }
-)
-ATTENTION_BACKWARD = frozenset(f"{name}_backward" for name in ATTENTION_FORWARD)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,15 +73,19 @@ class LayerFlops:
 
     @property
     def num_positions(self) -> int:
-        """Rows (tokens, output pixels) that use each weight; 0 without a weight."""
+        """Rows (tokens, output pixels) that use each weight, on average; 0 without a weight."""
         return self.dense_flops // (2 * self.num_weights) if self.num_weights else 0
+
+    def with_weights(self, count: int) -> int:
+        """Forward FLOPs with ``count`` of its weights (also summed over steps)."""
+        return self.dense_flops * count // max(self.num_weights, 1)
 
     def forward_flops(self, sparsity: Mapping[str, float] | None = None) -> int:
         """Forward FLOPs with the weights at the given sparsities."""
         value = self.sparsity(sparsity)
         if value == 0.0:
             return self.dense_flops
-        return 2 * self.num_positions * num_nonzero(value, self.num_weights)
+        return self.with_weights(num_nonzero(value, self.num_weights))
 
     def sparsity(self, sparsity: Mapping[str, float] | None) -> float:
         """The sparsity that a mapping gives to this layer, looking through weight ties."""
@@ -179,6 +173,31 @@ class ModelFlops:
             for layer in self.layers
         ]
 
+    def __str__(self) -> str:
+        """A table of layers: what they are, weights, FLOPs of a forward pass, and their share."""
+        total = max(self.forward(), 1)
+        rows = [("layer", "operation", "weights", "FLOPs", "share")]
+        rows += [
+            (
+                layer.name or "(model)",
+                layer.operation,
+                f"{layer.num_weights:,}",
+                f"{layer.dense_flops:,}",
+                f"{layer.dense_flops / total:.1%}",
+            )
+            for layer in self.layers
+        ]
+        weights = sum(layer.num_weights for layer in self.layers)
+        rows.append(("total", "", f"{weights:,}", f"{self.forward():,}", "100.0%"))
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        return "\n".join(
+            "  ".join(
+                cell.ljust(width) if place < 2 else cell.rjust(width)
+                for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+            ).rstrip()
+            for row in rows
+        )
+
     def _check(self, sparsity: Mapping[str, float] | None) -> None:
         for name, value in (sparsity or {}).items():
             if name not in self.weight_names:
@@ -189,47 +208,84 @@ class ModelFlops:
 
 def count(
     model: nn.Module,
+    inputs: Any = None,
     *,
-    batch_size: int,
+    batch_size: int | None = None,
     sequence_length: int | None = None,
     image_size: int | tuple[int, int] | None = None,
-    inputs: Mapping[str, torch.Tensor] | None = None,
 ) -> ModelFlops:
-    """Counts the dense forward FLOPs of every layer by one forward pass on meta tensors.
+    """Count the dense forward FLOPs of every layer by one forward pass on meta tensors.
 
     No memory is allocated and no weight touched, so a model of 175 billion parameters on the meta
     device is counted in well under a second. Module modes and random state are left as they were.
+    ``print`` shows a table.
 
     Args:
-        model: A model that takes token ids (B, T), images (B, C, H, W) or features (B, F) as its
-            first argument.
-        batch_size: Samples in the batch.
-        sequence_length: Tokens per sample, for language models.
-        image_size: Pixels per side, or (height, width), for vision models.
-        inputs: Keyword arguments of the model instead of the above; only shapes and dtypes count,
-            and ``batch_size`` is then for the record.
+        model: Any model whose work does not depend on the values of its input.
+        inputs: What it is called with: a tensor, a tuple of positional or a mapping of keyword
+            arguments. Only shapes and dtypes count.
+        batch_size: Samples in the batch; by default the first dimension of the inputs. Without
+            inputs they are made up: features (batch, inputs of the first layer), or as follows.
+        sequence_length: Tokens per sample, for language models: (batch, tokens).
+        image_size: Pixels per side, or (height, width), for vision models: (batch, channels,
+            height, width).
 
     Raises:
         TypeError: If the model is no module.
-        ValueError: If sizes are not positive, or both a sequence length and an image size are
-            given.
+        ValueError: If sizes are not positive, both a sequence length and an image size are given,
+            there is nothing to tell the inputs from, or the model does not run on what was made up
+            or without values.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, not {model!r}")
-    kwargs = dict(inputs) if inputs is not None else {}
-    args = () if inputs else (example(model, batch_size, sequence_length, image_size),)
-    descriptions = describe(model)
-    with torch.no_grad(), on_meta(model, descriptions) as (call, index):
-        tracer = _Tracer(index)
+    made_up = inputs is None or (isinstance(inputs, Mapping) and not inputs)
+    args: tuple[Any, ...] = inputs if isinstance(inputs, tuple) else (inputs,)
+    kwargs: dict[str, Any] = {}
+    if made_up:
+        if batch_size is None and sequence_length is None and image_size is None:
+            raise ValueError("count_flops needs inputs, or batch_size and what a sample is")
+        size = 1 if batch_size is None else batch_size
+        args = (example(model, size, sequence_length, image_size),)
+    elif isinstance(inputs, Mapping):
+        args, kwargs = (), dict(inputs)
+    args, kwargs = tree_map(to_meta, (args, kwargs))
+    descriptions = [*describe(model), *(layer for layer, _ in describe_packed(model))]
+    with torch.no_grad(), on_meta(model, describe(model)) as (call, weights):
+        tracer = _Tracer(WeightIndex(weights, (args, kwargs)))
         with module_stack(model) as stack:
             tracer.stack = stack
-            with tracer:
-                call(args, {key: to_meta(value) for key, value in kwargs.items()})
+            try:
+                with tracer:
+                    call(args, kwargs)
+            except NotImplementedError as error:
+                raise ValueError(
+                    "the work of this model depends on the values of its input, which count_flops "
+                    "does not compute; count a real call within sl.device.Ledger() "
+                    f"({_first_line(error)})"
+                ) from error
+            except Exception as error:
+                if not made_up:
+                    raise
+                raise ValueError(
+                    f"count_flops cannot tell what this model takes; give it inputs: it does not "
+                    f"run on a made-up one of shape {tuple(args[0].shape)} ({_first_line(error)})"
+                ) from error
+    if batch_size is None:
+        batch_size = next((t.shape[0] for t in tree_leaves((args, kwargs)) if _has_rows(t)), 1)
     return ModelFlops(
         layers=tuple(_layers(tracer, descriptions)),
         batch_size=batch_size,
-        weight_names=frozenset(name for name, _ in all_parameters(model)),
+        weight_names=frozenset(name for name, _ in all_parameters(model))
+        | {d.weight_name for d in descriptions},
     )
+
+
+def _has_rows(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.dim() > 0
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]
 
 
 def rigl_mean_step(f_sparse: float, f_dense: float, delta_t: float) -> float:
@@ -257,69 +313,6 @@ def gpt_training_step(
     return 6 * sequence_length * (block + vocab_size * hidden_size) + attention
 
 
-_MATMULS = frozenset(
-    f"aten::{name}"
-    for name in (
-        "mm addmm addmm_ _addmm_activation baddbmm baddbmm_ addbmm addbmm_ bmm mv addmv addmv_ dot "
-        "linear"
-    ).split()
-)
-_CONVOLUTIONS = frozenset({"aten::convolution", "aten::_convolution", "aten::cudnn_convolution"})
-
-
-def is_contraction(name: str) -> bool:
-    """True if ``contraction_flops`` counts the operator of this schema name."""
-    return name in _MATMULS or name in _CONVOLUTIONS or name in ATTENTION_FORWARD
-
-
-def contraction_flops(name: str, args: tuple[Any, ...], out: Any) -> int | None:
-    """FLOPs of one dense forward operator, or None if it is not counted.
-
-    Args:
-        name: Schema name without overload, for example ``aten::addmm``.
-        args: Its positional arguments.
-        out: Its result.
-    """
-    if name == "aten::mm":
-        return _matmul(args[0], args[1])
-    name = name.removesuffix("_")  # in place
-    if name in ("aten::addmm", "aten::_addmm_activation", "aten::baddbmm", "aten::addbmm"):
-        return _matmul(args[1], args[2])
-    if name in ("aten::bmm", "aten::mv"):
-        return _matmul(args[0], args[1])
-    if name == "aten::addmv":
-        return _matmul(args[1], args[2])
-    if name == "aten::dot":
-        return 2 * args[0].numel()
-    if name == "aten::linear":
-        return 2 * out.numel() * args[1].shape[-1]
-    if name in _CONVOLUTIONS:
-        transposed = bool(args[6]) if len(args) > 6 else False
-        return convolution_flops(args[0], args[1], out, transposed=transposed)
-    if name in ATTENTION_FORWARD:
-        return attention_flops(args[0], args[1], args[2])
-    return None
-
-
-def convolution_flops(
-    x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, *, transposed: bool = False
-) -> int:
-    """FLOPs of a convolution: every weight once per output position (input, if transposed)."""
-    side = x if transposed else out
-    positions = side.shape[0] * math.prod(side.shape[2:])
-    return 2 * positions * weight.numel()
-
-
-def attention_flops(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> int:
-    """FLOPs of the two products of attention; all of (B, heads, T, head size), full square."""
-    scores = math.prod(query.shape[:-1]) * key.shape[-2]
-    return 2 * scores * (query.shape[-1] + value.shape[-1])
-
-
-def _matmul(a: torch.Tensor, b: torch.Tensor) -> int:
-    return 2 * a.numel() * (b.shape[-1] if b.dim() > 1 else 1)
-
-
 class _Tracer(TorchDispatchMode):
     """Sums forward FLOPs and kept inputs by (weight name, "") or (None, module path)."""
 
@@ -336,7 +329,7 @@ class _Tracer(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        name = func._schema.name
+        name, operator = func._schema.name, func._overloadpacket
         if name == "aten::_local_scalar_dense":
             # transformers checks whether the batch is one unpacked sequence; meta tensors have no
             # values.
@@ -344,41 +337,36 @@ class _Tracer(TorchDispatchMode):
         out = shape_only(name, args)
         if out is None:
             out = func(*args, **(kwargs or {}))
-        flops = contraction_flops(name, args, out)
-        if flops is None:
-            self.index.follow(name, args, out)
-            return out
-        weight = self.index.find(args)
-        if weight is not None or not is_outer_product(name, args):
-            key = (weight, "" if weight else self.stack[-1])
-            self.flops[key] = self.flops.get(key, 0) + flops
-            self.kept[key] = self.kept.get(key, 0) + self._num_new(weight, name, args)
+        flops = flops_of(operator, args, kwargs or {}, out)
+        if flops is not None:
+            self._book(operator, args, flops)
+        self.index.follow(name, args, out, is_product=flops is not None)
         return out
 
-    def _num_new(self, weight: str | None, name: str, args: tuple[Any, ...]) -> int:
+    def _book(self, operator: Any, args: tuple[Any, ...], flops: int) -> None:
+        found = self.index.find(args)
+        if not found and is_outer_product(operator, args):
+            return
+        kept = self._num_new(bool(found), operator, args)
+        for weight, share in found or ((None, 1.0),):
+            key = (weight, "" if weight else self.stack[-1])
+            self.flops[key] = self.flops.get(key, 0) + round(share * flops)
+            self.kept[key] = self.kept.get(key, 0) + kept
+            kept = 0
+
+    def _num_new(self, has_weight: bool, operator: Any, args: tuple[Any, ...]) -> int:
         """Elements of the inputs that no earlier layer keeps."""
         inputs = [a for a in args if isinstance(a, torch.Tensor) and a.dim() > 1]
-        if weight is None and name in ATTENTION_FORWARD:
+        if not has_weight and operator in ATTENTION:
             return sum(a.numel() for a in inputs[:3])
-        if weight is None:
+        if not has_weight:
             # Products of activations come in pairs; the second takes the first's scores.
             number = self._num_products.get(self.stack[-1], 0)
             self._num_products[self.stack[-1]] = number + 1
             return sum(a.numel() for a in inputs[-1 if number % 2 else -2 :])
-        new = [
-            a
-            for a in inputs
-            if self.index.name_of(a) is None and storage_key(a) not in self._inputs
-        ]
+        new = [a for a in inputs if not self.index.shares(a) and storage_key(a) not in self._inputs]
         self._inputs.update((storage_key(a), a) for a in new)
         return sum(a.numel() for a in new)
-
-
-def is_outer_product(name: str, args: tuple[Any, ...]) -> bool:
-    """True for a matrix product that sums over one element, which adds nothing up."""
-    if name in ("aten::mm", "aten::bmm"):
-        return args[0].shape[-1] == 1
-    return name == "aten::baddbmm" and args[1].shape[-1] == 1
 
 
 def _layers(tracer: _Tracer, descriptions: list[LayerDescription]) -> Iterator[LayerFlops]:
@@ -392,7 +380,6 @@ def _layers(tracer: _Tracer, descriptions: list[LayerDescription]) -> Iterator[L
             )
             continue
         layer = by_weight[weight]
-        shape = torch.empty(layer.weight_shape, device="meta")
         yield LayerFlops(
             name=layer.name,
             operation=layer.kind,
@@ -401,8 +388,6 @@ def _layers(tracer: _Tracer, descriptions: list[LayerDescription]) -> Iterator[L
             role=layer.role,
             num_weights=layer.numel,
             dense_flops=dense_flops,
-            sparsified=default_filter(weight, shape)
-            and layer.role != "head"
-            and weight not in tied,
+            sparsified=layer.dense_reason is None and weight not in tied,
             num_kept=kept,
         )

@@ -5,27 +5,17 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
-from sparse_lib.layers import LayerDescription, describe
+from sparse_lib.layers import LayerDescription, describe, describe_packed
 
-# Outputs of these have the values of a weight: a masked, cast or copied weight is still the weight.
-_WEIGHT_PRESERVING = frozenset(
-    {
-        "aten::mul",
-        "aten::where",
-        "aten::masked_fill",
-        "aten::_to_copy",
-        "aten::clone",
-        "aten::detach",
-        "aten::copy",
-        "aten::masked_scatter",
-    }
-)
+# The rows of an embedding are values of its input, not a weight.
+_LOOKUPS = frozenset({"aten::embedding", "aten::_embedding_bag"})
 _UNARY = frozenset(
     f"aten::{name}"
     for name in (
@@ -44,47 +34,72 @@ _UNARY = frozenset(
 _BINARY = frozenset({"aten::add", "aten::mul", "aten::sub"})
 
 
-class WeightIndex:
-    """Finds which weight an operand is, through views, casts, copies and masks.
+Shares = tuple[tuple[str, float], ...]
+"""Names of weights, and the share of each in a tensor."""
 
-    Storages are compared, so a transposed view is its weight. The latest masked, cast or copied
-    form of each weight is kept alive: a new tensor must not take the address of a dead one.
+
+class WeightIndex:
+    """Finds the weights behind an operand: views, casts, masks, and whatever is computed from them.
+
+    What an operator makes of a weight and no activation belongs to that weight, as under weight
+    norm, spectral norm and weight standardisation, or of its chosen experts; what joins several
+    (``cat``) belongs to each by its size. Products of two weights are activations.
+
+    Args:
+        weights: Tensors on the meta device by name.
+        inputs: What the model is given.
     """
 
-    def __init__(self, weights: Mapping[str, torch.Tensor]) -> None:
-        self._names = {storage_key(weights[name]): name for name in reversed(list(weights))}
-        self._aliases: dict[tuple[str, str], torch.Tensor] = {}
+    def __init__(self, weights: Mapping[str, torch.Tensor], inputs: Any) -> None:
+        self._shares: dict[int, Shares] = {
+            storage_key(weights[name]): ((name, 1.0),) for name in reversed(list(weights))
+        }
+        self._activations = {storage_key(tensor) for tensor in _tensors(inputs)}
+        # Held, since a new tensor must not take the address of a dead one; they hold no memory.
+        self._held: list[torch.Tensor] = []
 
-    def name_of(self, tensor: Any) -> str | None:
-        """Name of the weight behind a tensor, or None."""
-        return self._names.get(storage_key(tensor)) if isinstance(tensor, torch.Tensor) else None
+    def shares(self, tensor: Any) -> Shares:
+        """The weights behind a tensor; none behind activations and constants."""
+        return self._shares.get(storage_key(tensor), ()) if torch.is_tensor(tensor) else ()
 
-    def find(self, args: tuple[Any, ...]) -> str | None:
-        """Name of the first operand that is a weight, or None."""
-        return next((name for arg in args if (name := self.name_of(arg)) is not None), None)
+    def find(self, args: tuple[Any, ...]) -> Shares:
+        """Weights behind a product: of its last operand that has any, which layers multiply by."""
+        return next((found for arg in reversed(args) if (found := self.shares(arg))), ())
 
-    def follow(self, operator: str, args: tuple[Any, ...], out: Any) -> None:
-        """Remembers ``out`` as the weight it was made from, where the operator keeps that."""
-        if operator not in _WEIGHT_PRESERVING or not isinstance(out, torch.Tensor):
-            return
-        # The unmasked weights of a packed layer are scattered to a dense weight's places.
-        scatters = operator == "aten::masked_scatter"
-        for arg in args[2:] if scatters else args:
-            name = self.name_of(arg)
-            alike = scatters or (name is not None and arg.shape == out.shape)
-            if name is None or not alike or storage_key(arg) == storage_key(out):
+    def follow(self, name: str, args: tuple[Any, ...], out: Any, *, is_product: bool) -> None:
+        """Remember what the result of an operator is made of."""
+        made, inputs = _tensors(out), _tensors(args)
+        keys = [storage_key(tensor) for tensor in inputs]
+        active = any(key in self._activations for key in keys if key not in self._shares)
+        floats = [
+            t for t, k in zip(inputs, keys) if k in self._activations and t.is_floating_point()
+        ]
+        for tensor in made:
+            key = storage_key(tensor)
+            if key in self._shares or key in self._activations:
                 continue
-            previous = self._aliases.get((name, operator))
-            if previous is not None:
-                self._names.pop(storage_key(previous), None)
-            self._aliases[name, operator] = out
-            self._names[storage_key(out)] = name
-            return
+            self._held.append(tensor)
+            found = () if floats or name in _LOOKUPS else self._made_of(inputs, tensor)
+            if found and not (is_product and tensor.dim() > 1):
+                self._shares[key] = found
+            elif active or found or name in _LOOKUPS:
+                self._activations.add(key)
+
+    def _made_of(self, inputs: list[torch.Tensor], tensor: torch.Tensor) -> Shares:
+        owned = [(t, found) for t in inputs if (found := self.shares(t))]
+        whole = next((found for t, found in owned if t.shape == tensor.shape), ())
+        if whole or not owned:
+            return whole
+        total = sum(t.numel() for t, _ in owned)
+        parts: dict[str, float] = {}
+        for t, found in owned:
+            for name, share in found:
+                parts[name] = parts.get(name, 0.0) + share * t.numel() / max(total, 1)
+        return tuple(parts.items())
 
 
-def keeps_weight(operator: str) -> bool:
-    """True if the result of the operator may still be the weight that went in."""
-    return operator in _WEIGHT_PRESERVING
+def _tensors(values: Any) -> list[torch.Tensor]:
+    return [value for value in tree_leaves(values) if isinstance(value, torch.Tensor)]
 
 
 def storage_key(tensor: torch.Tensor) -> int:
@@ -123,8 +138,8 @@ def module_stack(model: nn.Module) -> Iterator[list[str]]:
 @contextmanager
 def on_meta(
     model: nn.Module, descriptions: list[LayerDescription]
-) -> Iterator[tuple[Callable[[tuple[Any, ...], dict[str, Any]], Any], WeightIndex]]:
-    """Gives a function that runs the model on meta copies, in evaluation mode."""
+) -> Iterator[tuple[Callable[[tuple[Any, ...], dict[str, Any]], Any], dict[str, torch.Tensor]]]:
+    """Gives a function that runs the model on meta copies, in evaluation mode, and the weights."""
     replaced: dict[int, torch.Tensor] = {}
 
     def swap(tensor: torch.Tensor) -> torch.Tensor:
@@ -138,23 +153,29 @@ def on_meta(
         if tensor is not None
     }
     weights = {d.weight_name: state[d.weight_name] for d in descriptions if d.is_matmul}
+    weights |= {layer.weight_name: swap(values) for layer, values in describe_packed(model)}
     extra = {"use_cache": False} if "use_cache" in _arguments(model) else {}
 
     def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return torch.func.functional_call(model, state, args, extra | kwargs, tie_weights=False)
 
-    modes = [(module, module.training) for module in model.modules()]
     # torch's fused encoder layer is one operator of unknown FLOPs; without it each product runs.
-    fast_path = torch.backends.mha.get_fastpath_enabled()
-    try:
-        for module, _ in modes:
-            module.training = False
+    # transformers' experts loop over what the router chose, or sort by it: without values, each
+    # token takes copies of its experts.
+    with ExitStack() as stack:
+        fast_path = torch.backends.mha.get_fastpath_enabled()
+        stack.callback(torch.backends.mha.set_fastpath_enabled, fast_path)
         torch.backends.mha.set_fastpath_enabled(False)
-        yield call, WeightIndex(weights)
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fast_path)
-        for module, training in modes:
-            module.training = training
+        for module in model.modules():
+            stack.callback(setattr, module, "training", module.training)
+            module.training = False
+            config = getattr(module, "config", None)
+            if (own := getattr(config, "_experts_implementation", None)) is not None or isinstance(
+                getattr(module, "is_transposed", None), bool
+            ):
+                stack.callback(setattr, config, "_experts_implementation", own)
+                config._experts_implementation = "batched_mm"  # type: ignore[union-attr]
+        yield call, weights
 
 
 def all_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
@@ -179,14 +200,18 @@ def example(
     sequence_length: int | None,
     image_size: int | tuple[int, int] | None,
 ) -> torch.Tensor:
-    """A meta tensor of the shape and type that the model takes."""
+    """A meta tensor of the shape and type that the first layer of the model takes."""
     if sequence_length is not None and image_size is not None:
         raise ValueError("count takes sequence_length or image_size, not both.")
     sides = (image_size, image_size) if isinstance(image_size, int) else (image_size or ())
     for key, size in [("batch_size", batch_size), ("sequence_length", sequence_length)]:
         if size is not None and size < 1:
             raise ValueError(f"{key} is {size}; it must be at least 1.")
-    layers = describe(model)
+    place = {name: number for number, (name, _) in enumerate(model.named_modules())}
+    # Parameters of no known layer may be used anywhere.
+    layers = [layer for layer in describe(model) if layer.layout is not None]
+    layers += [layer for layer, _ in describe_packed(model)]
+    layers.sort(key=lambda layer: place[layer.name])
     matmuls = [layer for layer in layers if layer.is_matmul]
     dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), None)
     if sides:
@@ -201,14 +226,14 @@ def example(
     if any(layer.kind == "embedding" for layer in layers) and sequence_length is not None:
         return torch.empty(batch_size, sequence_length, dtype=torch.long, device="meta")
     if not matmuls:
-        raise ValueError("count found no layer with weights to multiply by.")
+        raise ValueError("count found no layer with weights to multiply by; give inputs")
     rows = (batch_size,) if sequence_length is None else (batch_size, sequence_length)
     return torch.empty(*rows, matmuls[0].fan_in, dtype=dtype, device="meta")
 
 
 def shape_only(name: str, args: tuple[Any, ...]) -> Any:
     """Result of a frequent operator by shape alone, else None: torch's meta kernels are slow."""
-    if name == "aten::addmm":
+    if name == "aten::addmm" and args[1].shape[1] == args[2].shape[0]:
         rows, columns = args[1].shape[0], args[2].shape[1]
         return torch.empty(rows, columns, dtype=args[1].dtype, device="meta")
     if name in ("aten::native_layer_norm", "aten::native_batch_norm"):

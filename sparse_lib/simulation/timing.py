@@ -351,7 +351,7 @@ def _layer_time(
     )
     executed = layer.dense_flops
     if skipped:
-        executed = 2 * layer.num_positions * num_nonzero(skipped, layer.num_weights)
+        executed = layer.with_weights(num_nonzero(skipped, layer.num_weights))
     weight_grad = layer.dense_flops if run.dense_weight_grad else executed
     transfer_s = exchange_s = 0.0
     if layer.weight_name is not None:

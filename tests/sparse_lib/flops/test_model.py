@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import (
     GPT2Config,
@@ -88,8 +89,7 @@ def test_agrees_with_torch_on_eager_attention(build):
 def test_convolutions_agree_with_torch(layer):
     with FlopCounterMode(display=False) as counter:
         layer(torch.zeros(2, 4, 9, 9))
-    inputs = {"input": torch.zeros(2, 4, 9, 9)}
-    assert count(layer, batch_size=2, inputs=inputs).forward() == counter.get_total_flops()
+    assert count(layer, torch.zeros(2, 4, 9, 9)).forward() == counter.get_total_flops()
 
 
 @pytest.mark.parametrize(
@@ -207,3 +207,95 @@ def test_wrong_sparsities_are_named(call, message):
 def test_wrong_sizes_are_refused(sizes):
     with pytest.raises(ValueError, match="batch_size|not both"):
         count(nn.Linear(3, 3), **sizes)
+
+
+class Standardised(nn.Linear):
+    def forward(self, x):
+        return F.linear(x, (self.weight - self.weight.mean(1, keepdim=True)) / self.weight.std())
+
+
+class Joined(nn.Module):
+    """Queries and keys by one product; keys are twice as wide."""
+
+    def __init__(self):
+        super().__init__()
+        self.q, self.k = nn.Linear(8, 10, bias=False), nn.Linear(8, 20, bias=False)
+
+    def forward(self, x):
+        return F.linear(x, torch.cat([self.q.weight, self.k.weight]))
+
+
+@pytest.mark.parametrize(
+    ("make", "extra"),
+    [
+        (lambda: nn.utils.parametrizations.weight_norm(nn.Linear(8, 30)), 0),
+        # The largest singular value is a product of the weight with a vector.
+        (lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(8, 30)), 2 * 8 * 30),
+        (lambda: Standardised(8, 30), 0),
+        (Joined, 0),
+    ],
+)
+def test_work_of_computed_weights_belongs_to_what_they_are_computed_from(make, extra):
+    model = make()
+    flops = count(model, torch.ones(5, 8))
+    assert flops.forward() == 2 * 5 * 8 * 30 + extra
+    names = [layer.weight_name for layer in flops.layers]
+    assert flops.forward(dict.fromkeys(names, 0.5)) == flops.forward() // 2
+    assert flops.training_step() == 3 * flops.forward()
+    if isinstance(model, Joined):
+        assert [layer.dense_flops for layer in flops.layers] == [2 * 5 * 8 * 10, 2 * 5 * 8 * 20]
+
+
+def test_a_weight_used_in_part_costs_its_part():
+    class Half(nn.Linear):
+        def forward(self, x):
+            return F.linear(x, self.weight[: self.out_features // 2])
+
+    flops = count(Half(8, 6, bias=False), torch.ones(5, 8))
+    assert flops.forward() == 2 * 5 * 8 * 3
+    assert flops.forward({"weight": 0.5}) == 5 * 8 * 3
+
+
+class Prototypes(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.prototypes = nn.Parameter(torch.rand(10, 32))
+        self.body = nn.Linear(784, 32)
+
+    def forward(self, x):
+        return self.body(x) @ self.prototypes.T
+
+
+def test_inputs_are_made_up_for_the_first_layer_or_asked_for():
+    expected = 2 * 3 * (784 * 32 + 32 * 10)
+    assert count(Prototypes(), batch_size=3).forward() == expected
+    by_name = count(Prototypes(), {"x": torch.ones(3, 784)})
+    assert by_name.forward() == expected and by_name.batch_size == 3
+
+    class Backwards(nn.Sequential):
+        def forward(self, x):
+            return self[0](self[1](x))
+
+    model = Backwards(nn.Linear(4, 2), nn.Linear(3, 4))
+    with pytest.raises(ValueError, match=r"give it inputs: .* shape \(1, 4\)"):
+        count(model, batch_size=1)
+    assert count(model, torch.ones(1, 3)).forward() == 2 * (12 + 8)
+    with pytest.raises(ValueError, match="needs inputs"):
+        count(model)
+
+    class Routed(nn.Linear):
+        def forward(self, x):
+            return super().forward(x[x.sum(1).nonzero()[:, 0]])
+
+    with pytest.raises(ValueError, match="depends on the values of its input"):
+        count(Routed(3, 2), torch.ones(1, 3))
+
+
+def test_a_count_prints_as_a_table():
+    table = str(count(nn.Sequential(nn.Linear(10, 100), nn.Linear(100, 5)), torch.ones(2, 10)))
+    assert table.splitlines() == [
+        "layer  operation  weights  FLOPs   share",
+        "0      linear       1,000  4,000   66.7%",
+        "1      linear         500  2,000   33.3%",
+        "total               1,500  6,000  100.0%",
+    ]
