@@ -54,8 +54,8 @@ def test_a_name_is_a_reason():
             self.fc = nn.Linear(4, 4)
 
     reasons = {name: row["reason"] for name, row in rows(plan(Named(), 0.5)).items()}
-    assert reasons["patch_embed.weight"] == "embedding by its name"
-    assert reasons["norm_proj.weight"] == "norm by its name"
+    assert reasons["patch_embed.weight"] == "embedding"
+    assert reasons["norm_proj.weight"] == "norm"
     assert reasons["fc.weight"] == "head"
 
 
