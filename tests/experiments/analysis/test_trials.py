@@ -8,7 +8,7 @@ import pytest
 
 from experiments.analysis import figures, tables, trials
 from experiments.specs.lookup import planned_study
-from experiments.specs.read import load_study, study_names
+from experiments.specs.read import load_study
 from experiments.specs.trials import taken_by
 from experiments.store import reference
 from experiments.store.collect import curves_table, records_table
@@ -54,20 +54,6 @@ def test_of_those_that_tie_the_nearest_to_the_default_is_chosen():
     found = trials.judged(rows, 0.01)
     assert chosen(found)["learning rate"] == 0.02 and chosen(found)["method"] == "a"
     assert chosen(found)["choice"] == "tie, nearest to the default"
-
-
-def test_a_study_may_take_the_lowest_whatever_the_noise(monkeypatch):
-    monkeypatch.setattr(trials, "seed_noise", lambda *_: 1.0)
-    tried = pd.DataFrame(
-        {
-            "model": "m", "dataset": "d", "metric": "perplexity", "value": [10.0, 10.5, 14.0],
-            "seed": 100, "learning rate": [0.02, 0.01, 0.04], "method": "set",
-        }
-    )  # fmt: skip
-    kept = trials.judged(tried, 0.01)
-    assert kept["choice"].tolist() == ["best, tie", "tie, the default", ""]
-    lowest = trials.judged(tried, 0.01, takes_lowest=True)
-    assert lowest["choice"].tolist() == ["best", "tie", ""]
 
 
 def test_more_seeds_make_the_margin_smaller_and_unknown_noise_decides_nothing():
@@ -152,25 +138,6 @@ def test_a_setting_of_several_lengths_is_taken_at_that_of_the_evidence():
         (0.01, 4500, "spdf"),
     ]  # fmt: skip
     assert ("llama-0.2m", "webnlg-2017", "dense-dense") not in found  # no study has it
-
-
-def test_studies_say_that_their_rate_is_unchecked_as_long_as_its_trials_have_no_records():
-    said, unchecked = set(), set()
-    for study in map(load_study, study_names()):
-        runs = planned_study(study, "small").runs if study.trials else []
-        missing = {
-            (run.spec.model.label, run.spec.data.name)
-            for run in runs
-            if run.id not in reference.entries()
-        }
-        for name in study.trials_for:
-            taker = load_study(name)
-            specs = [run.spec for run in planned_study(taker, "small").runs]
-            if missing & {(spec.model.label, spec.data.name) for spec in specs}:
-                unchecked.add(name)
-            if "not trained yet" in taker.description:
-                said.add(name)
-    assert said == unchecked
 
 
 def committed(name):
