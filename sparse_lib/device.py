@@ -7,6 +7,7 @@ masked work, and :mod:`sparse_lib.simulation` predicts in time, memory and energ
 
 from sparse_lib.execution.backend import Backend, backend, compile
 from sparse_lib.execution.costs import Costs, default_costs, worth_skipping
+from sparse_lib.execution.explain import explain
 from sparse_lib.flops.ledger import Ledger
 from sparse_lib.packed import PackedLayer, pack, unpack
 from sparse_lib.simulation.devices import device_spec
@@ -25,6 +26,7 @@ __all__ = [
     "compile",
     "default_costs",
     "device_spec",
+    "explain",
     "pack",
     "probe_host",
     "simulate",

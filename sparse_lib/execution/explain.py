@@ -1,0 +1,128 @@
+"""Which layers of a model skip their masked work, and why the others do not."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from sparse_lib.execution import kernels
+from sparse_lib.execution.backend import Backend, backend
+from sparse_lib.execution.costs import worth_skipping
+from sparse_lib.execution.layers import skipping_mixin
+from sparse_lib.execution.products import reason_for_dense
+
+
+@dataclass(frozen=True)
+class LayerExecution:
+    """How one weight of two or more dimensions runs.
+
+    Attributes:
+        name: Full parameter name.
+        kind: Class of its module.
+        sparsity: Fraction of zeros in its mask, in [0, 1].
+        skips: True if its masked work is skipped.
+        reason: Why it is not; empty where it is.
+    """
+
+    name: str
+    kind: str
+    sparsity: float
+    skips: bool
+    reason: str
+
+
+class Explanation(tuple[LayerExecution, ...]):
+    """Rows of :class:`LayerExecution`; `print` shows them as a table."""
+
+    def __str__(self) -> str:
+        rows = [("weight", "layer", "sparsity", "runs")]
+        rows += [
+            (row.name, row.kind, f"{row.sparsity:.2f}", "skipping" if row.skips else row.reason)
+            for row in self
+        ]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = (zip(row, widths, strict=True) for row in rows)
+        return "\n".join("  ".join(c.ljust(w) for c, w in line).rstrip() for line in lines)
+
+
+def explain(model: nn.Module, backend_or_name: Backend | str = "skip") -> Explanation:
+    """Says of each weight whether a twin of `compile` skips its masked work, and why not.
+
+    What follows from an input alone (its dtype, the size of images, which changes what a
+    convolution costs) is not known here.
+
+    Args:
+        model: Any module, also a twin or one with packed layers.
+        backend_or_name: What `compile` is given.
+
+    Returns:
+        A row for each weight that may have a mask, in module order.
+    """
+    chosen = backend(backend_or_name) if isinstance(backend_or_name, str) else backend_or_name
+    model = model.__dict__.get("_original", model)
+    masks = {
+        id(param): mask
+        for module in model.modules()
+        for name, param in module._parameters.items()
+        if (mask := module._buffers.get(f"{name}_mask")) is not None
+    }
+    rows = []
+    for path, module in model.named_modules():
+        if getattr(module, "is_packed", False):
+            name, kind = f"{path}.weight".lstrip("."), type(module._layer).__name__
+            sparsity = 1 - module.values.numel() / max(module.weight_shape.numel(), 1)
+            reason = kernels.unavailable() or ""
+            rows.append(LayerExecution(name, kind, sparsity, not reason, reason))
+            continue
+        for name, param in module._parameters.items():
+            if param is None or param.dim() < 2:
+                continue
+            mask = masks.get(id(param))
+            sparsity = 0.0 if mask is None else 1 - int(mask.count_nonzero()) / max(mask.numel(), 1)
+            reason = _reason(module, name, param, mask, sparsity, chosen) or ""
+            full_name = f"{path}.{name}".lstrip(".")
+            rows.append(
+                LayerExecution(full_name, type(module).__name__, sparsity, not reason, reason)
+            )
+    return Explanation(rows)
+
+
+def _reason(
+    module: nn.Module,
+    name: str,
+    weight: nn.Parameter,
+    mask: torch.Tensor | None,
+    sparsity: float,
+    chosen: Backend,
+) -> str | None:
+    if mask is None:
+        return "it has no mask"
+    if chosen.execution != "skip":
+        return f"the execution is {chosen.execution!r}"
+    if missing := kernels.unavailable():
+        return missing
+    mixin = skipping_mixin(type(module))
+    if not mixin or name != "weight":
+        return f"its type {type(module).__name__} is not supported"
+    if reason := reason_for_dense(weight, weight, module._parameters.get("bias"), mask):
+        return reason
+    geometry = mixin[0].geometry(module)  # type: ignore[arg-type]
+    if isinstance(geometry, str):
+        return geometry
+    if chosen.crossover is not None:
+        below = sparsity < chosen.crossover
+        return f"its sparsity is below the crossover {chosen.crossover:g}" if below else None
+    rows, columns = weight.shape[0], weight[0].numel()
+    if mixin[0].inputs_first:
+        rows, columns = columns, rows
+    half = weight.dtype is torch.bfloat16
+    if worth_skipping(
+        rows,
+        columns,
+        sparsity,
+        half=half,
+        multiplies_half=half and geometry.takes_half and kernels.takes_half(),
+        costs=chosen.costs,
+    ):
+        return None
+    return f"dense is faster for {rows} x {columns} weights at this sparsity"
