@@ -65,7 +65,7 @@ def make_update(
 
     def update() -> None:
         for sparse in algorithm.sparse_params.values():  # what the backward pass would have kept
-            algorithm._gradients.kept[sparse.name] = sparse.param.grad
+            algorithm.dense_gradients.kept[sparse.name] = sparse.param.grad
         algorithm.update(optimizer)
 
     return update

@@ -183,10 +183,11 @@ def expect_equal(first: dict[str, Tensor], second: dict[str, Tensor], when: str)
 def expect_enforced(algorithm: SparsityAlgorithm, optimizer: Optimizer | None = None) -> None:
     """Weights are zero where masked, and optimizer states too where the algorithm masks these."""
     expect(algorithm.sparse_params, "no parameter is sparse")
-    for name, sparse in algorithm.sparse_params.items():
+    members = [(a, *item) for a in algorithm.algorithms for item in a.sparse_params.items()]
+    for member, name, sparse in members:
         off = ~sparse.mask
         expect(not sparse.param.detach()[off].any(), f"{name!r} is not zero where it is masked")
-        if optimizer is not None and algorithm.masks_states:
+        if optimizer is not None and member.masks_states:
             for key, state in optimizer.state[sparse.param].items():
                 if isinstance(state, Tensor) and state.shape == sparse.param.shape:
                     expect(not state[off].any(), f"{key} of {name!r} is not zero where masked")

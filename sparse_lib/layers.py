@@ -59,7 +59,7 @@ class Layout:
         outputs with one input each.
         """
         parts = tensor if self.has_experts else tensor.unsqueeze(0)
-        parts = parts.flatten(3) if parts.dim() > 3 else parts.reshape(*parts.shape[:2], -1, 1)
+        parts = parts[(..., *(None,) * (4 - parts.dim()))].flatten(3)
         parts = parts.unflatten(1, (self.groups, parts.shape[1] // self.groups))
         return parts.transpose(2, 3) if self.inputs_first else parts
 

@@ -211,9 +211,9 @@ def plan(
         warnings.simplefilter("always")
         if algorithm is not None:
             algorithm.apply(twin)
-    members = algorithm.algorithms if isinstance(algorithm, Group) else [algorithm]
+    members = () if algorithm is None else algorithm.algorithms
     owners: dict[str, SparsityAlgorithm] = {
-        name: member for member in members if member is not None for name in member.sparse_params
+        name: member for member in members for name in member.sparse_params
     }
     end: dict[str, float | None] = {}
     for member in set(owners.values()):
@@ -306,10 +306,10 @@ def unreached(algorithm: SparsityAlgorithm | Group, num_steps: int) -> list[str]
     return notes
 
 
-def counts_follow_from_shapes(algorithm: SparsityAlgorithm, model: nn.Module) -> bool:
+def counts_follow_from_shapes(algorithm: SparsityAlgorithm | Group, model: nn.Module) -> bool:
     """Whether an algorithm's first masks have counts that no weight's value changes."""
-    for member in algorithm.algorithms if isinstance(algorithm, Group) else [algorithm]:
-        spread = member._distribution
+    for member in algorithm.algorithms:
+        spread = member.sparsity.distribution
         if isinstance(spread, Mapping):
             spread = spread.get("type")
         shaped = isinstance(member.score_shaper, _BY_SHAPE | None)
@@ -318,7 +318,7 @@ def counts_follow_from_shapes(algorithm: SparsityAlgorithm, model: nn.Module) ->
             or member.init_method not in ("random", "topk", "checkerboard")
             or spread not in (None, "uniform", "er", "erk")
             or not (member.exact_counts and shaped)
-            or not type(member)._initial_mask.__module__.startswith("sparse_lib.")
+            or not type(member).initial_mask.__module__.startswith("sparse_lib.")
         ):
             return False
     names = {name for name, _ in model.named_parameters()}
@@ -330,13 +330,13 @@ def counts_follow_from_shapes(algorithm: SparsityAlgorithm, model: nn.Module) ->
     return not masks and not any(name.endswith(values) for name in names)
 
 
-def without_memory(model: nn.Module, algorithm: SparsityAlgorithm) -> nn.Module:
+def without_memory(model: nn.Module, algorithm: SparsityAlgorithm | Group) -> nn.Module:
     """A copy of a model with parameters on the meta device, which the algorithm may be applied to.
 
     It shares the buffers. The algorithm, a copy of its own for this, draws no masks any more.
     """
-    for member in algorithm.algorithms if isinstance(algorithm, Group) else [algorithm]:
-        member._initial_mask = _full_mask  # type: ignore[method-assign]
+    for member in algorithm.algorithms:
+        member.initial_mask = _full_mask  # type: ignore[method-assign]
     memo: dict[int, Any] = {id(buffer): buffer for buffer in model.buffers()}
     for original in model.parameters():
         empty = torch.empty_like(original, device="meta")

@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 from sparse_lib.core.dynamic import DynamicSparsityAlgorithm
 from sparse_lib.core.parameter import SparseParameter
@@ -60,13 +59,14 @@ class ACDC(DynamicSparsityAlgorithm):
             visible_magnitude(p), sparsity, self.score_shaper, rules=self.rules
         )
 
-    def _set_mask(self, name: str, new: Tensor, target: float, optimizer: Optimizer | None) -> None:
-        super()._set_mask(name, new, target if self.compressed else 0.0, optimizer)
+    def targets_at(self, step: int) -> dict[str, float]:
+        """Those of the schedule in compressed phases, else 0."""
+        return (
+            super().targets_at(step) if self.compressed else dict.fromkeys(self.sparse_params, 0.0)
+        )
 
-    def _initial_targets(self) -> dict[str, float]:
-        return dict.fromkeys(self.sparse_params, 0.0)
-
-    def _initial_mask(self, sparse: SparseParameter, sparsity: float) -> Tensor:
+    def initial_mask(self, sparse: SparseParameter, sparsity: float) -> Tensor:
+        """All weights, or those that are there already."""
         if self.init_method == "from_zeros":
-            return super()._initial_mask(sparse, sparsity)
+            return super().initial_mask(sparse, sparsity)
         return torch.ones_like(sparse.param, dtype=torch.bool)

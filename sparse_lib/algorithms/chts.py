@@ -95,7 +95,7 @@ class CHTs(DropAndGrow):
 
     def grow_score(self, p: Tensor) -> Tensor:
         """The Cannistraci-Hebb score of each position in the present mask."""
-        return self._links(p, self._by_param(p).mask)
+        return self._links(p, self.sparse_param(p).mask)
 
     def grow(self, p: Tensor, kept: Tensor, count: int, sparsity: float) -> Tensor:
         """Draw by the score in the mask that the drop left."""
@@ -122,13 +122,14 @@ class CHTs(DropAndGrow):
 
     def _by_matrix(self, p: Tensor, tensor: Tensor, function: Callable) -> Tensor:
         """Apply a function of (layers, outputs, inputs) to a tensor of a parameter's shape."""
-        layout, whole = self._by_param(p).required_layout, shards.whole(tensor)
+        layout, whole = self.sparse_param(p).required_layout, shards.whole(tensor)
         matrices = layout.matrices(whole)
         result = function(matrices.flatten(3).flatten(0, 1))
         return shards.fitted(layout.restore(result.reshape(matrices.shape), whole.shape), tensor)
 
-    def _check_shape(self, sparse: SparseParameter) -> None:
-        super()._check_shape(sparse)
+    def check_shape(self, sparse: SparseParameter) -> None:
+        """See :meth:`SparsityAlgorithm.check_shape`."""
+        super().check_shape(sparse)
         assert sparse.required_layout
 
     def _race(self, p: Tensor, what: str, log_weight: Tensor) -> Tensor:
@@ -138,10 +139,11 @@ class CHTs(DropAndGrow):
         return shards.as_shard(_squashed(shards.local(log_weight) + noise), p.detach())
 
     def _draw(self, p: Tensor, what: str) -> torch.Generator:
-        return self.generator(f"{self._by_param(p).name}/{what}")
+        return self.generator(f"{self.sparse_param(p).name}/{what}")
 
-    def _advance_schedules(self, due: bool) -> None:
-        super()._advance_schedules(due)
+    def advance_schedules(self, due: bool) -> None:
+        """See :meth:`SparsityAlgorithm.advance_schedules`."""
+        super().advance_schedules(due)
         self.delta_schedule.update(due)
 
     def state_dict(self) -> dict[str, Any]:

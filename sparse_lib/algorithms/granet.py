@@ -80,5 +80,7 @@ class GraNet(RigL):
         for name, sparse in params.items():
             kept, count = make_mask_drop_minimum(scores[name], pruned[name], self.drop_fraction)
             num_grown = num_true(pruned[name]) - count
-            masks[name] = add_best(self._score("grow_score", sparse.param), kept, num_grown)
+            new = add_best(self.checked_score("grow_score", sparse.param), kept, num_grown)
+            dropped = torch.where(pruned[name] & ~new, scores[name], torch.nan)
+            masks[name] = add_best(dropped, new, count + num_grown - num_true(new))
         return masks.items()

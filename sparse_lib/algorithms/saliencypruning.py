@@ -26,7 +26,7 @@ class SaliencyPruning(GMP):
         """The largest saliencies among present positions, then absent ones."""
         if p.grad is None:
             raise RuntimeError(
-                f"no gradient of {self._by_param(p).name!r} is there to rank its weights by; "
+                f"no gradient of {self.sparse_param(p).name!r} is there to rank its weights by; "
                 "update masks before the gradients are cleared"
             )
         gradient = p.grad.to_dense() if p.grad.is_sparse else p.grad

@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 from sparse_lib.checks import check_fraction
 from sparse_lib.core import distributed
@@ -70,6 +69,7 @@ class SNFS(DropAndGrow):
             known = ", ".join(REDISTRIBUTIONS)
             raise ValueError(f"redistribution must be one of {known}, not {redistribution!r}")
         self.redistribution = redistribution
+        self._momenta: dict[str, Tensor] = {}
         super().__init__(sparsity, update, init_method, **kwargs)
         if redistribution == "momentum" and self.score_shaper is not None:
             raise ValueError(
@@ -77,17 +77,14 @@ class SNFS(DropAndGrow):
                 "score_shaper"
             )
 
-    def _reset(self) -> None:
-        self._momenta: dict[str, Tensor] = {}
-        super()._reset()
-
     @property
-    def _updates_with_dense_gradient(self) -> bool:
-        return True  # the momentum takes in every step
+    def keeps_dense_gradient(self) -> bool:
+        """Always: the momentum takes in every step."""
+        return True
 
     def momentum_of(self, p: Tensor) -> Tensor:
         """The momentum of the dense gradient of a sparse parameter, of its shape; 0 at first."""
-        name = self._by_param(p).name
+        name = self.sparse_param(p).name
         found = self._momenta.get(name)
         return torch.zeros_like(p) if found is None else found.to(p.device, p.dtype)
 
@@ -95,21 +92,20 @@ class SNFS(DropAndGrow):
         """Magnitude of the momentum."""
         return self.momentum_of(p).abs()
 
-    def _advance(self, optimizer: Optimizer, autoupdate: bool) -> None:
-        self._restore_gradients()
+    def read_gradients(self) -> None:
+        """Take the gradients of a step into the momentum."""
         scales = self._scales()
-        for name in scales or self._gradients.kept:
+        for name in scales or self.dense_gradients.kept:
             weight = self.sparse_params[name].param
-            gradient = self._gradients.kept.get(name)
+            gradient = self.dense_gradients.kept.get(name)
             if gradient is None:  # other ranks have one
                 gradient = torch.zeros_like(weight)
             elif scales:
                 gradient = gradient * scales[name]
             else:
-                gradient = self._gradients.as_optimized(self.sparse_params[name], gradient)
+                gradient = self.dense_gradients.as_optimized(self.sparse_params[name], gradient)
             gradient = torch.where(gradient.isfinite(), gradient, 0).to(weight.dtype)
             self._momenta[name] = self.momentum_of(weight).lerp_(gradient, 1 - self.momentum)
-        super()._advance(optimizer, autoupdate)
 
     def _scales(self) -> dict[str, float]:
         """What clipping and loss scaling made of the mean of the ranks' dense gradients.
@@ -129,7 +125,7 @@ class SNFS(DropAndGrow):
                 continue
             seen = (seen.to_dense() if seen.is_sparse else seen).double()
             products[0, index] = (seen * seen).sum()
-            if (kept := self._gradients.kept.get(name)) is not None:
+            if (kept := self.dense_gradients.kept.get(name)) is not None:
                 products[1, index] = (seen * kept).sum()  # 0 where this rank has no gradient
         products = products.to(next(iter(params.values())).param.device) if params else products
         distributed.average_([products])
@@ -138,11 +134,11 @@ class SNFS(DropAndGrow):
         return {
             name: (square / product if product > 0 else 1.0)
             for name, square, product in zip(params, squares, inner, strict=True)
-            if square > 0 or name in self._gradients.kept
+            if square > 0 or name in self.dense_gradients.kept
         }
 
-    def _share_dense_gradients(self) -> None:
-        # The momentum is linear in the gradients, so the ranks' mean may wait for an update.
+    def share_gradients(self) -> None:
+        """Average the momenta, which are linear in the gradients, over ranks; a collective."""
         if distributed.world_size() == 1:
             return
         for name, sparse in self.sparse_params.items():
@@ -172,7 +168,10 @@ class SNFS(DropAndGrow):
         strength = {name: self._strength(sparse) for name, sparse in params.items()}
         shares = allot(goal - sum(map(num_true, kept.values())), strength, room)
         return [
-            (name, add_best(self._score("grow_score", sparse.param), kept[name], shares[name]))
+            (
+                name,
+                add_best(self.checked_score("grow_score", sparse.param), kept[name], shares[name]),
+            )
             for name, sparse in params.items()
         ]
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from sparse_lib.algorithms.rigl import RigL
 from sparse_lib.checks import check_finite
 from sparse_lib.core.parameter import SparseParameter
+from sparse_lib.masks import shards
 from sparse_lib.masks.counts import num_nonzero, num_true
 from sparse_lib.masks.makers import add_best, make_mask_drop_minimum, visible_magnitude
 from sparse_lib.masks.shapers import OutputGroupScoreShaper
@@ -32,7 +33,7 @@ class SRigL(RigL):
        survivors first, then the positions with the largest gradients.
 
     So a tensor has ``k - k % a'`` weights, or fewer; vectors are treated as in RigL. Weights of
-    layers of unknown kind are refused.
+    layers of unknown kind, and tensors sharded by ``fully_shard``, are refused.
 
     Args:
         sparsity: See :class:`SparsityAlgorithm`.
@@ -65,7 +66,7 @@ class SRigL(RigL):
         """Ablate neurons, and give the others equally many weights."""
         if p.dim() < 2:
             return super().update_mask(p, mask, sparsity)
-        layout = self._by_param(p).required_layout
+        layout = self.sparse_param(p).required_layout
 
         def rows(tensor: Tensor) -> Tensor:
             matrices = layout.matrices(tensor)
@@ -73,7 +74,7 @@ class SRigL(RigL):
 
         wanted = num_nonzero(sparsity, p.numel())
         magnitude, present = rows(visible_magnitude(p)), rows(mask)
-        gradient = rows(self._score("grow_score", p)).nan_to_num(nan=-1.0)
+        gradient = rows(self.checked_score("grow_score", p)).nan_to_num(nan=-1.0)
         kept, count = make_mask_drop_minimum(magnitude, present, self.drop_fraction)
         active = present.any(1)
         candidates = gradient.masked_fill(present | ~active[:, None], -torch.inf)
@@ -98,13 +99,19 @@ class SRigL(RigL):
         enough[order[max(wanted, 1) :]] = False
         return active & enough
 
-    def _check_shape(self, sparse: SparseParameter) -> None:
-        super()._check_shape(sparse)
+    def check_shape(self, sparse: SparseParameter) -> None:
+        """See :meth:`SparsityAlgorithm.check_shape`."""
+        super().check_shape(sparse)
         assert sparse.required_layout
+        if sparse.param.dim() > 1 and shards.is_sharded(sparse.param):
+            raise ValueError(
+                f"{sparse.name!r} is sharded, and SRigL decides over all outputs of a tensor; "
+                "train it without fully_shard, or take RigL"
+            )
 
-    def _initial_mask(self, sparse: SparseParameter, sparsity: float) -> Tensor:
+    def initial_mask(self, sparse: SparseParameter, sparsity: float) -> Tensor:
         if sparse.param.dim() < 2:
-            return super()._initial_mask(sparse, sparsity)
+            return super().initial_mask(sparse, sparsity)
         layout, shape = sparse.required_layout, sparse.param.shape
         sizes = layout.sizes(shape)
         num_outputs = math.prod(sizes[:3])

@@ -13,7 +13,7 @@ class Static(SparsityAlgorithm):
     """Masks chosen before training and never changed.
 
     ``init_method`` chooses them at :meth:`apply`, with the sparsity of step 0. Nothing grows, and
-    masked weights stay at 0: see :mod:`sparse_lib.core.connection` for what is enforced in a step.
+    masked weights stay at 0: see :mod:`sparse_lib.core.driver` for what is enforced in a step.
 
     With ``init_method="snip"`` and ``distribution="snip"`` this is SNIP (Lee et al. 2019); with
     ``init_method="topk"`` it is one-shot magnitude pruning. Arguments: see
@@ -26,5 +26,6 @@ class Static(SparsityAlgorithm):
     def update(self, optimizer: Optimizer | None = None) -> None:
         """Nothing changes."""
 
-    def _advance(self, optimizer: Optimizer, autoupdate: bool) -> None:
-        self.step += 1
+    def is_update_step(self, step: int) -> bool:
+        """Never."""
+        return False

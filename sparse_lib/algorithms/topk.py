@@ -13,6 +13,7 @@ from sparse_lib.checks import check_finite, check_integer
 from sparse_lib.core.dynamic import DynamicSparsityAlgorithm
 from sparse_lib.core.optimizers import gradient_scale
 from sparse_lib.core.parameter import SparseParameter, warn
+from sparse_lib.masks import shards
 from sparse_lib.masks.makers import make_mask_topk_sparsity, visible_magnitude
 from sparse_lib.masks.shapers import InputGroupScoreShaper, OutputGroupScoreShaper
 
@@ -66,10 +67,16 @@ class TopK(DynamicSparsityAlgorithm):
                 raise ValueError(f"gradient_rms must be positive, not {gradient_rms!r}")
         super().__init__(sparsity, update, init_method, **kwargs)
 
-    def _check_shape(self, sparse: SparseParameter) -> None:
-        super()._check_shape(sparse)
+    def check_shape(self, sparse: SparseParameter) -> None:
+        """See :meth:`SparsityAlgorithm.check_shape`."""
+        super().check_shape(sparse)
         if sparse.param.dim() < 2 or not (self.min_per_output or self.min_per_input):
             return
+        if shards.is_sharded(sparse.param):
+            raise ValueError(
+                f"{sparse.name!r} is sharded, and min_per_output and min_per_input are of whole "
+                "tensors; train it without fully_shard, or leave them at 0"
+            )
         sizes = sparse.required_layout.sizes(sparse.param.shape)
         for key, room in (
             ("min_per_output", sizes[3] * sizes[4]),
@@ -113,9 +120,9 @@ class TopK(DynamicSparsityAlgorithm):
             score, sparsity, score_shaper=self.score_shaper, rules=self.rules
         )
 
-    def _initial_mask(self, sparse: SparseParameter, sparsity: float) -> Tensor:
+    def initial_mask(self, sparse: SparseParameter, sparsity: float) -> Tensor:
         if self.init_method != "topk":
-            return super()._initial_mask(sparse, sparsity)
+            return super().initial_mask(sparse, sparsity)
         weight = sparse.param
         return self.update_mask(weight, torch.ones_like(weight, dtype=torch.bool), sparsity)
 
@@ -126,7 +133,7 @@ class TopK(DynamicSparsityAlgorithm):
             (OutputGroupScoreShaper(), self.min_per_output),
             (InputGroupScoreShaper(), self.min_per_input),
         ):
-            bound = shaper.for_layer(self._by_param(p).required_layout)
+            bound = shaper.for_layer(self.sparse_param(p).required_layout)
             size = bound(score)[0].shape[-1]
             if count:
                 share = 1 - min(count, size) / size

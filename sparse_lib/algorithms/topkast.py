@@ -68,11 +68,8 @@ class TopKAST(HiddenWeights):
                 f"{backward_sparsity!r}"
             )
         self.regularization = check_finite(regularization, "regularization")
-        super().__init__(sparsity, update, init_method, **kwargs)
-
-    def _reset(self) -> None:
         self._trained: dict[str, Tensor] = {}
-        super()._reset()
+        super().__init__(sparsity, update, init_method, **kwargs)
 
     def trained(self, p: Tensor) -> Tensor:
         """The set ``B`` of a sparse parameter as a bool tensor of its shape.
@@ -80,9 +77,9 @@ class TopKAST(HiddenWeights):
         Raises:
             ValueError: If ``p`` is no sparse parameter of the algorithm.
         """
-        sparse = self._by_param(p)
+        sparse = self.sparse_param(p)
         if sparse.name not in self._trained:
-            with self._making(sparse):
+            with self.making_mask_of(sparse):
                 self._trained[sparse.name] = self._choose(self._whole_of(sparse), sparse.mask)
         return self._trained[sparse.name].to(p.device)
 
@@ -96,7 +93,7 @@ class TopKAST(HiddenWeights):
         """The largest values of all; and ``B`` with them."""
         options: dict[str, Any] = {"score_shaper": self.score_shaper, "rules": self.rules}
         new = make_mask_topk_sparsity(visible_magnitude(p), sparsity, **options)
-        self._trained[self._by_param(p).name] = self._choose(p, new)
+        self._trained[self.sparse_param(p).name] = self._choose(p, new)
         return new
 
     def change_gradient(self, p: Tensor, mask: Tensor, gradient: Tensor) -> None:
@@ -115,16 +112,16 @@ class TopKAST(HiddenWeights):
             )
         super().project(optimizer)
 
-    def _put_first_masks(
-        self, params: list[SparseParameter], first: list[tuple[float, Tensor | None]]
-    ) -> None:
-        super()._put_first_masks(params, first)
-        for sparse in params:
-            if sparse.param.device.type != "meta":  # of a plan: its weights have no values
-                self.trained(sparse.param)
+    def weight_was_loaded(self, sparse: SparseParameter) -> bool:
+        """As :class:`HiddenWeights`; ``B`` is chosen again of other values."""
+        replaced = super().weight_was_loaded(sparse)
+        if replaced:
+            self._trained.pop(sparse.name, None)
+        return replaced
 
-    def _advance_schedules(self, due: bool) -> None:
-        super()._advance_schedules(due)
+    def advance_schedules(self, due: bool) -> None:
+        """See :meth:`SparsityAlgorithm.advance_schedules`."""
+        super().advance_schedules(due)
         self.backward_schedule.update(due)
 
     def state_dict(self) -> dict[str, Any]:

@@ -209,7 +209,7 @@ class BaseSparsityOptimizer(Optimizer, ABC):
             raise ValueError("this sparsity optimizer already manages another optimizer")
         self.initialize_sparsity()
         if self._optimizer is None:
-            self.sparsity._let_go_of_optimizer()  # which is this object
+            self.sparsity.detach(self)
         if state_names is not None:
             mark = _StatesLeftDense(set(state_names))
             mark(optimizer)
@@ -312,7 +312,7 @@ class AlgorithmSparsityOptimizer(BaseSparsityOptimizer):
         """Scheduled sparsity of the group's first parameter."""
         first = self.sparsity.get_sparse_params(group["params"][0])
         member = next(a for a in self.sparsity.algorithms if first.name in a.sparse_params)  # type: ignore[union-attr]
-        return member._scheduled(first.name)  # type: ignore[union-attr]
+        return member.scheduled(first.name)  # type: ignore[union-attr]
 
     def step(self, closure: Callable | None = None) -> Any:
         """Masks are updated after this, or after the step of the managed optimizer."""
@@ -375,8 +375,8 @@ def _adopt_masks(sparsity: Any, *_: Any) -> None:
         if new is not sparse.mask:
             sparse.mask = new
             sparsity.state[sparse.param]["mask"] = sparse.mask
-            if sparsity._optimizer is not None:
-                sparsity.sparsity._mask_states_of(sparse, sparsity._optimizer)
+    for member in sparsity.sparsity.algorithms:
+        sparsity.sparsity.driver.enforce(member)
 
 
 def _among(params: Iterable[Tensor]) -> Callable[[str, Tensor], bool]:

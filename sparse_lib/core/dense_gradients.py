@@ -32,11 +32,44 @@ class DenseGradients:
     def __init__(self, params: Mapping[str, SparseParameter]) -> None:
         self.kept: dict[str, Tensor] = {}
         self._params = params
+        self.no_pass = False
+        """True if the gradients of the step under way are those of the step before."""
+        self._is_past = False  # what is kept is of a step that is over
+        self._arriving: dict[str, tuple[Tensor, bool]] = {}
+        self._given: dict[str, Tensor] = {}
         self._handles: list[Any] = []
         self._factors: dict[str, float | None] = {}  # of gradients that the algorithm has changed
         self._seen: dict[str, tuple[weakref.ref[Tensor], int]] = {}
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {"params": self._params}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["params"])  # type: ignore[misc]
+
     # ------------------------------------------------------------------------------ keeping them
+
+    def keep_next(self, wanted: bool, *, past: bool) -> None:
+        """Keep what the next backward passes give, or nothing.
+
+        Args:
+            wanted: Whether the next step reads dense gradients.
+            past: Whether those of a step that is over stay, for an update by hand.
+        """
+        self.stop()
+        if self._is_past and not past:
+            self.kept.clear()
+        if wanted:
+            self.capture()
+
+    def end_step(self, autoupdate: bool, *, remember: bool) -> None:
+        """Forget what a step has read, and note its gradients to know them again."""
+        self._is_past = True
+        self._arriving.clear()
+        if autoupdate:  # else the user may call update before the next backward pass
+            self.kept.clear()
+        if remember:
+            self.remember()
 
     def capture(self) -> None:
         """Keep what the next backward passes give, until :meth:`stop`."""
@@ -61,41 +94,53 @@ class DenseGradients:
         self._handles.clear()
 
     def _hook(self, sparse: SparseParameter) -> Any:
-        # Weak: the hook lives on the parameter, which must not keep this alive.
+        # Weak: the hooks live on the parameter, which must not keep this alive.
         reference, name = weakref.ref(self), sparse.name
-        if shards.is_sharded(sparse.param):
-            # Autograd never sees a sharded parameter: fully_shard puts its gradient in place.
-            def keep_sum(gradient: Tensor, goes_on: bool) -> None:
-                own = reference()
-                if own is not None and name in own._params:
-                    own._keep_sum(own._params[name], gradient, goes_on)
+        is_sharded = shards.is_sharded(sparse.param)
 
-            sparse.guard.before_masking = keep_sum
-            return RemovableHandle(OrderedDict())
-
-        def keep(gradient: Tensor) -> None:
+        def known() -> DenseGradients | None:
             own = reference()
-            if own is not None and name in own._params:
-                gradient = gradient.detach()
-                gradient = gradient.to_dense() if gradient.is_sparse else gradient
-                own._keep(own._params[name], gradient)
+            return own if own is not None and name in own._params else None
 
-        return sparse.param.register_hook(keep)
+        def keep(gradient: Tensor, goes_on: bool) -> None:
+            if (own := known()) is None:
+                return
+            own._is_past = False
+            if is_sharded:
+                own._keep_sum(own._params[name], gradient, goes_on)
+            elif (arrived := own._arriving.pop(name, None)) is not None:
+                own._keep(name, *arrived)
+
+        def note(gradient: Tensor) -> None:
+            if (own := known()) is not None:
+                own._note(own._params[name], gradient.detach())
+
+        # The guard calls this once a gradient is in ``.grad``, where autograd.grad puts none.
+        sparse.guard.before_masking = keep
+        if is_sharded:  # fully_shard puts its gradient in place, and autograd never sees it
+            return RemovableHandle(OrderedDict())
+        return sparse.param.register_hook(note)
 
     @torch.no_grad()
-    def _keep(self, sparse: SparseParameter, gradient: Tensor) -> None:
+    def _note(self, sparse: SparseParameter, gradient: Tensor) -> None:
         # Runs before the gradient is added to ``.grad``: what is there tells whether this is the
         # first micro-batch since ``zero_grad`` (a step that overflowed leaves a stale sum).
-        so_far = self.kept.get(sparse.name)
         accumulated = sparse.param.grad
         goes_on = accumulated is not None and (
             sparse.guard.gradient_is_clean
             or bool((accumulated._values() if accumulated.is_sparse else accumulated).any())
         )
+        gradient = gradient.to_dense() if gradient.is_sparse else gradient
+        # ``.grad`` may take the memory over, which hooks then change.
+        self._arriving[sparse.name] = gradient if goes_on else gradient.clone(), goes_on
+
+    @torch.no_grad()
+    def _keep(self, name: str, gradient: Tensor, goes_on: bool) -> None:
+        so_far = self.kept.get(name)
         if so_far is not None and goes_on:
             so_far.add_(gradient)
         else:
-            self.kept[sparse.name] = gradient.clone()
+            self.kept[name] = gradient.clone() if goes_on else gradient
 
     @torch.no_grad()
     def _keep_sum(self, sparse: SparseParameter, gradient: Tensor, goes_on: bool) -> None:
@@ -109,7 +154,10 @@ class DenseGradients:
             self.kept[sparse.name] = gradient.detach().clone()
 
     def take_given(self) -> None:
-        """Keep the gradients that no backward pass brought: those a user set by hand."""
+        """Take the gradients that no backward pass brought: those a user set by hand."""
+        self.no_pass = self._no_pass_came()
+        self._given.clear()
+        taken = self.kept if distributed.world_size() == 1 else self._given
         for name, sparse in self._params.items():
             gradient = sparse.param.grad
             if name in self.kept or gradient is None or sparse.guard.gradient_is_clean:
@@ -118,7 +166,23 @@ class DenseGradients:
                 continue
             gradient = gradient.detach()
             if _is_set(gradient, sparse):
-                self.kept[name] = gradient.to_dense() if gradient.is_sparse else gradient.clone()
+                taken[name] = gradient.to_dense() if gradient.is_sparse else gradient.clone()
+
+    def agree(self) -> None:
+        """Have the same gradients on every rank; a collective.
+
+        Where a backward pass of other ranks alone brought one, this rank's is zero: what ``.grad``
+        holds there is the mean of the masked gradients, by DistributedDataParallel.
+        """
+        if distributed.world_size() == 1 or not self._params:
+            return
+        known = distributed.any_rank([name in self.kept for name in self._params])
+        for (name, sparse), there in zip(self._params.items(), known, strict=True):
+            if there and name not in self.kept:
+                self.kept[name] = torch.zeros_like(sparse.param)
+            elif not there and name in self._given:
+                self.kept[name] = self._given[name]
+        self._given.clear()
 
     def share(self) -> None:
         """Average over ranks; a collective. Sharded gradients are averages already."""
@@ -175,7 +239,7 @@ class DenseGradients:
             if (gradient := sparse.param.grad) is not None
         }
 
-    def no_pass_came(self) -> bool:
+    def _no_pass_came(self) -> bool:
         """Whether there are gradients, but all of them those of the step before."""
         given = {name: sparse.param.grad for name, sparse in self._params.items()}
         left = {name: gradient for name, gradient in given.items() if gradient is not None}

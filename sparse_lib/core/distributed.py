@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -21,6 +21,19 @@ def shared_seed(seed: int) -> int:
     box = [seed]
     dist.broadcast_object_list(box, 0)
     return box[0]
+
+
+def any_rank(flags: Sequence[bool]) -> list[bool]:
+    """Flags that are true where those of any rank are; a collective."""
+    box = torch.tensor(flags, dtype=torch.int32, device=_device())
+    dist.all_reduce(box, dist.ReduceOp.MAX)
+    return box.bool().tolist()
+
+
+def _device() -> torch.device:
+    """Where collectives take tensors from."""
+    accelerated = dist.get_backend() == "nccl"
+    return torch.device("cuda", torch.cuda.current_device()) if accelerated else torch.device("cpu")
 
 
 def average_(tensors: Iterable[Tensor]) -> None:

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from sparse_lib.core.dynamic import DynamicSparsityAlgorithm
-from sparse_lib.flops.model import ModelFlops
 from sparse_lib.masks import shards
 from sparse_lib.masks.counts import num_nonzero, num_true
 from sparse_lib.masks.makers import (
@@ -36,8 +35,8 @@ class DropAndGrow(DynamicSparsityAlgorithm):
        infinite, so that it stays and shows.
     3. Grow: the absent positions with the highest scores are added until there are ``k``. Those
        dropped just now compete too; one that wins keeps its value and optimizer states. All
-       others start at 0 (or as ``grown_init`` says), with states of 0. NaN scores never grow, so
-       there may be fewer than ``k``.
+       others start at 0 (or as ``grown_init`` says), with states of 0. NaN scores never grow; where
+       too few others are there, the largest of those dropped stay.
 
     Of equal values the lower index (row-major) wins. With a ``score_shaper`` all counts are per
     pool.
@@ -87,7 +86,7 @@ class DropAndGrow(DynamicSparsityAlgorithm):
             )
         return min(max(value, 0.0), 1.0)
 
-    def _score(self, method: str, p: Tensor) -> Tensor:
+    def checked_score(self, method: str, p: Tensor) -> Tensor:
         """What :meth:`drop_score` or :meth:`grow_score` says of a parameter.
 
         Raises:
@@ -111,14 +110,10 @@ class DropAndGrow(DynamicSparsityAlgorithm):
             raise TypeError(f"{must} {name!r}, not a {type(score).__name__}")
         raise ValueError(f"{must} {name!r}, not one of shape {tuple(score.shape)}")
 
-    def metrics(self, flops: ModelFlops | None = None) -> dict[str, Any]:
-        """As of every algorithm, and ``"drop_fraction"`` at the current step."""
-        return super().metrics(flops) | {"drop_fraction": self.drop_fraction}
-
     def update_mask(self, p: Tensor, mask: Tensor, sparsity: float) -> Tensor:
         """Drop by :meth:`drop_score`, then :meth:`grow`."""
         options: dict[str, Any] = {"score_shaper": self.score_shaper, "rules": self.rules}
-        magnitude = self._score("drop_score", p)
+        magnitude = self.checked_score("drop_score", p)
         kept, count = make_mask_drop_minimum(magnitude, mask, self.drop_fraction, **options)
         may_exceed = self.score_shaper is not None or count > num_nonzero(sparsity, p.numel())
         if self.rules.meets_target and may_exceed:
@@ -126,7 +121,14 @@ class DropAndGrow(DynamicSparsityAlgorithm):
             kept &= make_mask_topk_sparsity(magnitude, sparsity, score_shaper=self.score_shaper)
             count = num_true(kept)
         del magnitude
-        return self.grow(p, kept, count, sparsity)
+        new = self.grow(p, kept, count, sparsity)
+        if num_true(new) < min(num_true(mask), self.rules.count(sparsity, p.numel())):
+            score = self.checked_score(
+                "drop_score", p
+            )  # NaN grows nowhere, so what was dropped stays
+            score = torch.where(mask & ~new, score, torch.nan)
+            new = make_mask_grow_maximum(score, new, sparsity, **options)
+        return new
 
     def grow(self, p: Tensor, kept: Tensor, count: int, sparsity: float) -> Tensor:
         """Add weights to a mask until it has the sparsity: those of the best :meth:`grow_score`.
@@ -139,11 +141,12 @@ class DropAndGrow(DynamicSparsityAlgorithm):
         """
         options: dict[str, Any] = {"score_shaper": self.score_shaper, "rules": self.rules}
         return make_mask_grow_maximum(
-            self._score("grow_score", p), kept, sparsity, count, **options
+            self.checked_score("grow_score", p), kept, sparsity, count, **options
         )
 
-    def _advance_schedules(self, due: bool) -> None:
-        super()._advance_schedules(due)
+    def advance_schedules(self, due: bool) -> None:
+        """See :meth:`SparsityAlgorithm.advance_schedules`."""
+        super().advance_schedules(due)
         self.drop_schedule.update(due)
 
     def state_dict(self) -> dict[str, Any]:

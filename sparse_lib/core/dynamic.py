@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,10 +15,10 @@ from sparse_lib.checks import check_bool, check_finite
 from sparse_lib.core import distributed
 from sparse_lib.core.algorithm import SparsityAlgorithm
 from sparse_lib.core.codes import Codes
-from sparse_lib.core.dense_gradients import DenseGradients
-from sparse_lib.core.optimizers import forget_curvature, gradient_scale, states_like
-from sparse_lib.core.parameter import SparseParameter, is_mask, warn
+from sparse_lib.core.optimizers import states_like
+from sparse_lib.core.parameter import SparseParameter, is_mask, some, warn
 from sparse_lib.masks import shards
+from sparse_lib.masks.counts import num_true
 from sparse_lib.schedules.updates import FreqSchedule, make_update_schedule
 
 GROWN_INITS = ("zeros", "normal", "uniform", "gradient", "gradient_sign")
@@ -49,9 +49,6 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
         **kwargs: See :class:`SparsityAlgorithm`.
     """
 
-    uses_dense_gradient: ClassVar[bool] = False
-    """True if ``update_mask`` reads :meth:`dense_gradient`."""
-
     def __init__(
         self,
         sparsity: Any = None,
@@ -81,6 +78,8 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
             )
         self.reset_momentum = check_bool(reset_momentum, "reset_momentum")
         self._first_spreads: dict[str, float] = {}
+        self._updating = False
+        self._told_of_missed = self._told_of_shrinking = False
         super().__init__(sparsity, init_method, **kwargs)
 
     @abstractmethod
@@ -105,6 +104,7 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
         return bool(self.update_schedule.is_update_step(step))
 
     def _asked(self) -> dict[str, str | None]:
+        """See :meth:`SparsityAlgorithm.state_dict`."""
         return super()._asked() | {"update": self.update_schedule.described()}
 
     def _updates_always(self) -> bool:
@@ -113,22 +113,30 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
             return False
         return (schedule.freq, schedule.stop) == (1, None) and schedule.start <= 1
 
-    def _would_update(self, step: int) -> bool:
-        return self.is_update_step(step)
-
     @property
     def needs_dense_gradient(self) -> bool:
         """True if the step about to be taken needs dense weight gradients."""
-        return super().needs_dense_gradient or self._updates_with_dense_gradient
+        return super().needs_dense_gradient or self.keeps_dense_gradient
 
     @property
-    def _updates_with_dense_gradient(self) -> bool:
+    def keeps_dense_gradient(self) -> bool:
         """True if masks will be updated with dense gradients on the step about to be taken."""
-        if not self._reads_dense_gradient:
-            return False
-        return not self.autoupdate or self.is_update_step(self.step + 1)
+        return self.keeps_any_gradient and (
+            not self.autoupdate or self.is_update_step(self.step + 1)
+        )
 
-    def dense_gradient(self, p: Tensor) -> Tensor:
+    @property
+    def keeps_any_gradient(self) -> bool:
+        """True if masks are ever updated with dense gradients."""
+        return self.uses_dense_gradient or self.grown_init.startswith("gradient")
+
+    @property
+    def rests_weights(self) -> bool:
+        """See ``skip_update_on_mask_steps``."""
+        due = self.autoupdate and self.is_update_step(self.step + 1)
+        return due and self.skip_update_on_mask_steps
+
+    def dense_gradient(self, p: Tensor, *, scaled: bool = True) -> Tensor:
         """Gradient of a parameter before masking: summed over micro-batches, averaged over ranks.
 
         It has the size of ``p.grad`` in the optimizer's step: a loss scale is taken out, and it is
@@ -137,6 +145,8 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
 
         Args:
             p: A sparse parameter.
+            scaled: False to have it in the size that the backward pass gave it, which is faster
+                and enough where the order alone decides.
 
         Returns:
             A tensor of its shape. It is known only while masks are updated, and only if
@@ -146,12 +156,8 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
             RuntimeError: If it is not known.
             ValueError: If ``p`` is no sparse parameter of the algorithm.
         """
-        return self._gradients.as_optimized(self._by_param(p), self._kept_gradient(p))
-
-    def _kept_gradient(self, p: Tensor) -> Tensor:
-        """See :meth:`dense_gradient`, in the size that the backward pass gave it."""
-        sparse = self._by_param(p)
-        kept = self._gradients.kept.get(sparse.name)
+        sparse = self.sparse_param(p)
+        kept = self.dense_gradients.kept.get(sparse.name)
         if kept is None and not self.uses_dense_gradient:
             raise RuntimeError(
                 f"no dense gradient of {sparse.name!r} was kept; set uses_dense_gradient = True in "
@@ -162,7 +168,7 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
                 f"no dense gradient of {sparse.name!r} was kept for this step; to update masks by "
                 "hand, set autoupdate to False before the backward pass"
             )
-        return kept
+        return self.dense_gradients.as_optimized(sparse, kept) if scaled else kept
 
     # ---------------------------------------------------------------------------------- updating
 
@@ -170,29 +176,60 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
     def update(self, optimizer: Optimizer | None = None) -> None:
         """Update every mask now, whatever the update schedule says."""
         self.num_updates += 1
-        self._share_dense_gradients()
-        targets = self._levels.targets(self.step, is_update_step=True)
+        self.share_gradients()
+        targets = self.targets_at(self.step)
+        self._tell_of_missed(targets)
         active = {
             name: sparse
             for name, sparse in self.sparse_params.items()
-            if name not in self._without_gradient
+            if name not in self.without_gradient
         }
         self._updating = True
-        driven = self._optimizer
         try:
             for name, mask in self.new_masks(active, targets):
                 self._check_new_mask("new_masks", self.sparse_params[name], mask)
-                self._set_mask(name, mask, targets[name], optimizer or driven)
-                if driven is not None:
-                    self._mask_states_of(self.sparse_params[name], driven)
+                self._set_mask(name, mask, targets[name], optimizer or self.driver.optimizer)
+                self.driver.mask_states(self, self.sparse_params[name])
         finally:
             self._updating = False
-        if driven is not None:
-            forget_curvature(driven)
+        self.driver.forget_curvature()
         masks = {n: s.mask for n, s in self.sparse_params.items()}
         distributed.check_equal({n: m for n, m in masks.items() if not shards.is_sharded(m)})
         if not self.autoupdate:  # else the end of the step does
-            self._advance_schedules(True)
+            self.advance_schedules(True)
+
+    def _tell_of_missed(self, targets: Mapping[str, float]) -> None:
+        """Warn, once, where a mask without a gradient keeps another sparsity than its target."""
+        missed = [
+            name
+            for name in self.sparse_params
+            if name in self.without_gradient and self.sparse_params[name].target != targets[name]
+        ]
+        if missed and not self._told_of_missed:
+            self._told_of_missed = True
+            sparse = self.sparse_params[missed[0]]
+            warn(
+                f"no gradient reached {some(missed)} in step {self.step} (unused or frozen), so "
+                f"its mask keeps a sparsity of {sparse.sparsity:g}, though "
+                f"{targets[missed[0]]:g} is due; it changes at an update with a gradient only"
+            )
+
+    def _tell_of_shrinking(self, sparse: SparseParameter, new: Tensor, target: float) -> None:
+        """Warn, once, where a mask gets fewer weights than it had and than its target asks for."""
+        if self._told_of_shrinking or not self.exact_counts:
+            return
+        count, wanted = num_true(new), self.rules.count(target, new.numel())
+        if self.score_shaper is None and count < wanted and count < num_true(sparse.mask):
+            self._told_of_shrinking = True
+            warn(
+                f"the new mask of {sparse.name!r} has {count} weights, fewer than before and than "
+                f"the {wanted} of its sparsity of {target:g}; scores that are NaN are never chosen"
+            )
+
+    def share_gradients(self) -> None:
+        """Average dense gradients over ranks; a collective."""
+        if distributed.world_size() > 1 and self.keeps_any_gradient:
+            self.dense_gradients.share()
 
     def new_masks(
         self, params: Mapping[str, SparseParameter], targets: Mapping[str, float]
@@ -205,7 +242,7 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
         for name, sparse in params.items():
             given = shards.local(sparse.mask)
             version = given._version
-            with self._making(sparse):
+            with self.making_mask_of(sparse):
                 mask = self.update_mask(sparse.param, sparse.mask, targets[name])
             self._check_new_mask("update_mask", sparse, mask)
             if given._version != version:
@@ -214,6 +251,7 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
                     "given; it must leave that as it is and return a new one, such as a changed "
                     "mask.clone()"
                 )
+            self._tell_of_shrinking(sparse, mask, targets[name])
             yield name, mask
 
     def _check_new_mask(self, method: str, sparse: SparseParameter, mask: Any) -> None:
@@ -274,107 +312,44 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
         mine = shards.local(weight.detach())
         mine.copy_(torch.where(shards.local(grown), start, mine))
 
-    # ------------------------------------------------------------------------------ every step
-
-    def _reset(self) -> None:
-        self._without_gradient: set[str] = set()
-        self._updating = False
-        super()._reset()
-
-    def _unplug(self) -> None:
-        self._gradients = DenseGradients(self.sparse_params)
-        self._set_aside: list[tuple[Tensor, Tensor]] = []
-        self._repeats = False
-        super()._unplug()
-
-    def __getstate__(self) -> dict[str, Any]:
-        transient = {"_gradients", "_set_aside"}
-        return {key: v for key, v in super().__getstate__().items() if key not in transient}
-
-    def _before_step(self, optimizer: Optimizer) -> None:
-        self._repeats = self._updates_with_dense_gradient and self._gradients.no_pass_came()
-        if self._updates_with_dense_gradient:
-            self._gradients.take_given()
-        self._gradients.forget_measured()
-        if self.uses_dense_gradient and not self.masks_gradients:
-            self._gradients.measure(optimizer)
-        super()._before_step(optimizer)
-        due = self.autoupdate and self.is_update_step(self.step + 1)
-        if due and self.skip_update_on_mask_steps:
-            self._hide_gradients(optimizer)
-
-    def _hide_gradients(self, optimizer: Optimizer) -> None:
-        # Torch optimizers pass over parameters without a gradient, states and decay included.
-        # One that takes part in loss scaling would have unscaled what it does not see now.
-        scale = gradient_scale(optimizer)
-        self._set_aside.clear()  # of an earlier evaluation of a closure
-        for group in optimizer.param_groups:
-            for param in group["params"]:
-                if param.grad is not None:
-                    if scale is not None:
-                        param.grad.div_(scale)
-                    self._set_aside.append((param, param.grad))
-                    param.grad = None
-
-    def _restore_gradients(self) -> None:
-        for param, gradient in self._set_aside:
-            param.grad = gradient
-        self._set_aside.clear()
-
-    def _advance(self, optimizer: Optimizer, autoupdate: bool) -> None:
-        self._restore_gradients()
-        lacking = self._updates_with_dense_gradient  # such as of a parameter unfrozen just now
-        self._without_gradient = {
-            name
-            for name, sparse in self.sparse_params.items()
-            if sparse.param.grad is None or (lacking and name not in self._gradients.kept)
-        }
-        if self.needs_dense_gradient:
-            for name in (
-                self.sparse_params if super().needs_dense_gradient else self._gradients.kept
-            ):
-                self.sparse_params[name].count_dense_gradient()
-        self.step += 1
-        due = autoupdate and self.is_update_step(self.step)
-        if due:
-            if lacking and self._repeats and not self._gradients.kept:
-                warn(
-                    f"masks are due at step {self.step}, but no backward pass came since the step "
-                    f"before, so there is no dense gradient to grow by: {type(self).__name__} "
-                    "leaves them as they are; call optimizer.step() once for each backward pass"
-                )
-            self._update_and_enforce(optimizer)
-        if autoupdate:
-            self._advance_schedules(due)
-        if self._updates_with_dense_gradient:
-            self._gradients.remember()
-
-    def _update_and_enforce(self, optimizer: Optimizer) -> None:
+    def run_update(self, optimizer: Optimizer) -> None:
+        """As :meth:`SparsityAlgorithm.run_update`; :meth:`update` counts itself, and enforces."""
+        gradients = [sparse.param.grad is not None for sparse in self.sparse_params.values()]
+        if self.keeps_any_gradient and any(gradients) and not self.dense_gradients.kept:
+            reason = (
+                "no backward pass came since the step before"
+                if self.dense_gradients.no_pass
+                else "the backward pass before it was not known to lead to an update"
+            )
+            warn(
+                f"masks are due at step {self.step}, but {reason}, so there is no dense gradient "
+                f"to grow by: {type(self).__name__} leaves them as they are; call optimizer.step() "
+                "once for each backward pass, and set step or autoupdate before it"
+            )
         if type(self).update is DynamicSparsityAlgorithm.update:
-            self.update(optimizer)  # masks weights and states as it sets each mask
+            self.update(optimizer)
         else:
-            super()._update_and_enforce(optimizer)
+            self.call_update(optimizer)
 
-    def _advance_schedules(self, due: bool) -> None:
-        self._levels.advance(due)
-
-    def _initial_targets(self) -> dict[str, float]:
+    def initial_targets(self) -> dict[str, float]:
+        """See :meth:`SparsityAlgorithm.initial_targets`."""
         if self.rules.starts_dense and not self.is_update_step(0):
             return dict.fromkeys(self.sparse_params, 0.0)
-        return super()._initial_targets()
+        return super().initial_targets()
 
-    def _put_first_masks(
-        self, params: list[SparseParameter], first: list[tuple[float, Tensor | None]]
+    def put_first_masks(
+        self, params: Sequence[SparseParameter], first: list[tuple[float, Tensor | None]]
     ) -> None:
+        """See :meth:`SparsityAlgorithm.put_first_masks`."""
         fresh = any(not sparse.initialized for sparse in params)
-        super()._put_first_masks(params, first)
+        super().put_first_masks(params, first)
         if self._draws_grown:
             for sparse in params:
                 if not sparse.param.is_meta:
                     spread = _spread(sparse.data, sparse.mask)
                     self._first_spreads.setdefault(sparse.name, float(spread))
         if fresh and self.is_update_step(0):
-            self._advance_schedules(True)  # step 0 counts as an update for a list of values
+            self.advance_schedules(True)  # step 0 counts as an update for a list of values
 
     def state_dict(self) -> dict[str, Any]:
         """See :meth:`SparsityAlgorithm.state_dict`; also what grown weights are drawn with."""
@@ -398,26 +373,6 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
         super().load_state_dict(state_dict)
         if self._draws_grown:
             self._first_spreads |= {name: float(spread) for name, spread in given.items()}
-
-    # --------------------------------------------------------------------------- dense gradients
-
-    def _prepare_next_step(self) -> None:
-        self._stop_preparing()
-        if self.autoupdate:  # else the user may call update before the next backward pass
-            self._gradients.kept.clear()
-        if self._connection is not None and self._updates_with_dense_gradient:
-            self._gradients.capture()
-
-    def _stop_preparing(self) -> None:
-        self._gradients.stop()
-
-    def _share_dense_gradients(self) -> None:
-        if distributed.world_size() > 1 and self._reads_dense_gradient:
-            self._gradients.share()
-
-    @property
-    def _reads_dense_gradient(self) -> bool:
-        return self.uses_dense_gradient or self.grown_init.startswith("gradient")
 
 
 def _spread(weight: Tensor, present: Tensor) -> Tensor:

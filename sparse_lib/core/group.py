@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 import inspect
+import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import Any, ClassVar
+from typing import Any
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from sparse_lib.core.adoption import sparsify
-from sparse_lib.core.algorithm import SparsityAlgorithm, call_update
-from sparse_lib.core.connection import Connection
-from sparse_lib.core.guard import Driver, watch_readers
-from sparse_lib.core.history import Work
+from sparse_lib.core import distributed
+from sparse_lib.core.algorithm import SparsityAlgorithm
+from sparse_lib.core.applied import Applied
+from sparse_lib.core.driver import Found
 from sparse_lib.core.parameter import WRAPPER, SparseParameter, find_parameters, unwrap, warn
 from sparse_lib.core.states import check_counters, warn_of_seed
-from sparse_lib.flops.model import ModelFlops
 
 Filter = str | Sequence[str] | Callable[..., bool]
 
 
-class Group(SparsityAlgorithm):
+class Group(Applied):
     """Several algorithms; each parameter goes to the first whose filter matches it.
+
+    It counts as a :class:`SparsityAlgorithm` for ``isinstance``, as in the Cerebras library.
 
     Args:
         groups: Dict from filter to algorithm, or a list of such pairs. A filter is a glob on the
@@ -36,17 +38,19 @@ class Group(SparsityAlgorithm):
         ValueError: If a member is a Group, or comes twice.
     """
 
-    in_registry: ClassVar[bool] = False
-
     def __init__(
         self,
         groups: Mapping[Any, SparsityAlgorithm] | Iterable[tuple[Filter, SparsityAlgorithm]] = (),
         *,
         seed: int | None = None,
     ) -> None:
+        if seed is not None and (isinstance(seed, bool) or not hasattr(seed, "__index__")):
+            raise TypeError(f"seed must be an integer or None, not {seed!r}")
+        super().__init__()
+        self.seed = self.given_seed = None if seed is None else operator.index(seed)
         self._members: list[tuple[Filter, SparsityAlgorithm]] = []
+        self._autoupdate = True
         self._tied = ""  # which names that filters ask for belong to tied weights
-        super().__init__(seed=seed)
         pairs = list(groups.items() if isinstance(groups, Mapping) else groups)
         for pair in pairs:
             if not isinstance(pair, (list, tuple)) or len(pair) != 2:
@@ -55,11 +59,11 @@ class Group(SparsityAlgorithm):
 
     def add(self, param_filter: Filter, algorithm: SparsityAlgorithm) -> None:
         """Add a member after the others."""
-        if not isinstance(algorithm, SparsityAlgorithm):
-            raise TypeError(f"a Group holds sparsity algorithms, not {algorithm!r}")
-        algorithm._check_made()
         if isinstance(algorithm, Group):
             raise ValueError("a Group cannot hold a Group; use extend")
+        if not isinstance(algorithm, SparsityAlgorithm):
+            raise TypeError(f"a Group holds sparsity algorithms, not {algorithm!r}")
+        algorithm.check_made()
         if any(known is algorithm for known in self.algorithms):
             raise ValueError("this algorithm is in the Group already; give it a list of globs")
         _check_filter(param_filter)
@@ -88,9 +92,24 @@ class Group(SparsityAlgorithm):
         return [algorithm for _, algorithm in self._members]
 
     @property
-    def needs_dense_gradient(self) -> bool:
-        """True if a member needs dense gradients on the step about to be taken."""
-        return any(algorithm.needs_dense_gradient for algorithm in self.algorithms)
+    def sparse_params(self) -> dict[str, SparseParameter]:  # type: ignore[override]
+        """Sparse parameters of all members by full name."""
+        return {name: s for a in self.algorithms for name, s in a.sparse_params.items()}
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps taken; setting it sets every member's."""
+        return max((algorithm.step for algorithm in self.algorithms), default=0)
+
+    @step.setter
+    def step(self, value: int) -> None:
+        for algorithm in self.algorithms:
+            algorithm.step = value
+
+    @property
+    def num_updates(self) -> int:
+        """Mask updates that the member with most of them made."""
+        return max((algorithm.num_updates for algorithm in self.algorithms), default=0)
 
     @property
     def autoupdate(self) -> bool:
@@ -103,13 +122,22 @@ class Group(SparsityAlgorithm):
         for algorithm in self.algorithms:
             algorithm.autoupdate = value
 
-    def _apply_to_model(self, model: nn.Module) -> None:
+    @property
+    def needs_dense_gradient(self) -> bool:
+        """True if a member needs dense gradients on the step about to be taken."""
+        return any(algorithm.needs_dense_gradient for algorithm in self.algorithms)
+
+    def update(self, optimizer: Optimizer | None = None) -> None:
+        """Update the masks of every member now."""
+        for algorithm in self.algorithms:
+            algorithm.call_update(optimizer)
+
+    def divide_model(self, model: nn.Module) -> list[tuple[SparsityAlgorithm, Found]]:
+        """Parameters of a model by the first filter that matches; filters without any are told."""
         if not self._members:
             raise ValueError("a Group needs at least one algorithm before it is applied")
-        self._let_go_of_replaced()
         root = unwrap(model)
-        self._agree_on_seed()
-        parts: list[list[tuple[str, nn.Module, str]]] = [[] for _ in self._members]
+        parts: list[Found] = [[] for _ in self._members]
         names = []
         for found in find_parameters(model):
             names.append(found[0])
@@ -117,14 +145,13 @@ class Group(SparsityAlgorithm):
                 if _matches(param_filter, found, root):
                     part.append(found)
                     break
+        if self.seed is None:
+            self.seed = distributed.shared_seed(torch.initial_seed())
         for algorithm in self.algorithms:
             if algorithm.seed is None:
                 algorithm.seed = self.seed
-        sparsify(model, list(zip(self.algorithms, parts, strict=True)))
-        watch_readers(model)
         self._tied = ""
         for part, (param_filter, algorithm) in zip(parts, self._members, strict=True):
-            self.sparse_params |= algorithm.sparse_params
             name = type(algorithm).__name__
             if not part:
                 tied = _tied_to(param_filter, root)
@@ -134,87 +161,12 @@ class Group(SparsityAlgorithm):
                 for glob in _idle(param_filter, [*names, *_other_names(part, root)]):
                     tied = _tied_to(glob, root)
                     warn(f"no parameter matches {glob!r}, one of the globs given to {name}{tied}")
-        self._claim()
-        self._remember(model)
+        return list(zip(self.algorithms, parts, strict=True))
 
-    def _took_nothing(self) -> str:
+    def nothing_to_mask(self) -> str:
+        """Why no parameter of a model was taken."""
         filters = ", ".join(_describe(param_filter) for param_filter, _ in self._members)
         return f"none matches {filters}{self._tied}"
-
-    def _claim(self, driver: Driver | None = None) -> None:
-        for algorithm in self.algorithms:
-            algorithm._claim(driver or self)
-
-    def _next_work(self) -> dict[str, Work]:
-        works = [algorithm._next_work() for algorithm in self.algorithms]
-        return {name: work for own in works for name, work in own.items()}
-
-    def initialize(self) -> None:
-        """Make the masks that do not exist yet; :meth:`apply` has done it already."""
-        for algorithm in self.algorithms:
-            algorithm.initialize()
-
-    def _connect(self, connection: Connection) -> None:
-        super()._connect(connection)
-        for algorithm in self.algorithms:
-            algorithm._connect(connection)
-
-    def _after_load(self) -> None:
-        for algorithm in self.algorithms:
-            algorithm._after_load()
-
-    def missed_step(self, count: int) -> None:
-        """As of every algorithm, for every member."""
-        for algorithm in self.algorithms:
-            algorithm.missed_step(count)
-
-    def detach(self, module: nn.Module | Optimizer | None = None) -> None:
-        """As :meth:`SparsityAlgorithm.detach`, for every member."""
-        for algorithm in self.algorithms:
-            algorithm.detach(module)
-        super().detach(module)
-
-    def metrics(self, flops: ModelFlops | None = None) -> dict[str, Any]:
-        """As of every algorithm; ``"drop_fraction"`` is that of the first member that has one."""
-        own = [a.drop_fraction for a in self.algorithms if hasattr(a, "drop_fraction")]
-        return super().metrics(flops) | ({"drop_fraction": own[0]} if own else {})
-
-    def update(self, optimizer: Optimizer | None = None) -> None:
-        """Update the masks of every member now."""
-        for algorithm in self.algorithms:
-            call_update(algorithm, optimizer)  # type: ignore[arg-type]
-
-    def _actors(self) -> Sequence[SparsityAlgorithm]:
-        return self.algorithms
-
-    def _check_step(self, optimizer: Optimizer) -> None:
-        self._watch.check(self.sparse_params)
-        for algorithm in self.algorithms:
-            algorithm._check_step(optimizer)
-
-    def _advance(self, optimizer: Optimizer, autoupdate: bool) -> None:
-        self.step += 1
-        for algorithm in self.algorithms:
-            algorithm._restore_gradients()
-        for algorithm in self.algorithms:
-            algorithm._advance(optimizer, autoupdate and algorithm.autoupdate)
-
-    def _settle(self, optimizer: Optimizer, *, written_everywhere: bool) -> None:
-        for algorithm in self.algorithms:
-            algorithm._settle(optimizer, written_everywhere=written_everywhere)
-
-    def _mask_states_of(self, sparse: SparseParameter, optimizer: Optimizer) -> None:
-        for algorithm in self.algorithms:
-            if sparse.name in algorithm.sparse_params:
-                algorithm._mask_states_of(sparse, optimizer)
-
-    def _prepare_next_step(self) -> None:
-        for _, algorithm in self.__dict__.get("_members", ()):
-            algorithm._prepare_next_step()
-
-    def _report(self) -> None:
-        for algorithm in self.algorithms:
-            algorithm._report()
 
     def register_target_sparsity_hook(self, hook: Callable) -> list[Any]:
         """Register the hook on every member; returns a list of handles."""
@@ -255,7 +207,7 @@ class Group(SparsityAlgorithm):
                 f"the state holds {len(states)} algorithms, the group {len(self._members)}"
             )
         if not is_list:
-            warn_of_seed(state_dict, self._given_seed)
+            warn_of_seed(state_dict, self.given_seed)
         before = [algorithm.state_dict() for algorithm in self.algorithms]
         try:
             for algorithm, state in zip(self.algorithms, states, strict=True):
@@ -265,10 +217,14 @@ class Group(SparsityAlgorithm):
             for algorithm, state in zip(self.algorithms, before, strict=True):
                 algorithm.load_state_dict(state)
             raise
-        if is_list:
-            self.step = max(algorithm.step for algorithm in self.algorithms)
-        else:
-            self.step, self.seed = int(state_dict["step"]), state_dict.get("seed", self.seed)
+        if not is_list:
+            self.seed = state_dict.get("seed", self.seed)
+
+    def __repr__(self) -> str:
+        return f"Group(step={self.step}, num_sparse_params={self.num_sparse_params})"
+
+
+SparsityAlgorithm.register(Group)
 
 
 def _check_filter(param_filter: Any) -> None:

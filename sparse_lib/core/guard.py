@@ -10,7 +10,7 @@ import copy
 import functools
 import weakref
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -18,23 +18,13 @@ from torch import Tensor, nn
 from sparse_lib.core.codes import Codes
 from sparse_lib.masks import shards
 
+if TYPE_CHECKING:
+    from sparse_lib.core.driver import Driver
+
 _SAME_SIZE_INTEGER = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _GUARDS = "_mask_guards"
 _PREPARE = "__prepare_scriptable__"
 _WANTS_DENSE = "_needs_dense_gradient"
-
-
-class Driver(Protocol):
-    """What decides about masks: an algorithm, or the Group that holds it."""
-
-    def drives(self, param: Tensor) -> bool:
-        """True if an optimizer's steps enforce the mask of this parameter."""
-
-    def detach(self, module: nn.Module | None = None) -> None:
-        """Let go of a module's parameters."""
-
-    def missed_step(self, count: int) -> None:
-        """Hear of the ``count``-th step of an optimizer that is not driven."""
 
 
 def mask_name(name: str) -> str:
@@ -142,7 +132,7 @@ class MaskGuard:
 
     @property
     def driver(self) -> Driver | None:
-        """The outermost algorithm that decides about the mask; None if it is gone."""
+        """What decides about the mask; None if it is gone."""
         return None if self._driver is None else self._driver()
 
     def claim(self, owner: str, driver: Driver, masks_gradient: bool = True) -> None:
@@ -150,8 +140,7 @@ class MaskGuard:
 
         Args:
             owner: Class name of the algorithm, for messages.
-            driver: The algorithm, or the Group that holds it, to detach when the mask is removed;
-                only a weak reference is kept.
+            driver: What enforces and updates it; only a weak reference is kept.
             masks_gradient: False to leave the gradient dense.
         """
         self.owner, self._driver = owner, weakref.ref(driver)
@@ -457,6 +446,8 @@ def _settle_loaded(module: nn.Module, incompatible: Any) -> None:
         missing = f".{mask_name(guard.name)}"
         guard.was_loaded = not any(f".{key}".endswith(missing) for key in incompatible[0])
         guard.ensure()
+        if guard.driver is not None:
+            guard.driver.loaded(guard.param)
         guard.select_weight()
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -32,6 +32,16 @@ class HiddenWeights(DynamicSparsityAlgorithm):
     masks_states: ClassVar[bool] = False
     needs_sparsity: ClassVar[bool] = True
 
+    def __init__(
+        self,
+        sparsity: Any = None,
+        update: Any = None,
+        init_method: str | Callable = "random",
+        **kwargs: Any,
+    ) -> None:
+        self._whole: dict[str, Tensor] = {}
+        super().__init__(sparsity, update, init_method, **kwargs)
+
     def change_gradient(self, p: Tensor, mask: Tensor, gradient: Tensor) -> None:
         """Change a gradient in place before the optimizer sees it.
 
@@ -47,8 +57,7 @@ class HiddenWeights(DynamicSparsityAlgorithm):
         Raises:
             ValueError: If ``p`` is no sparse parameter of the algorithm.
         """
-        sparse = self._by_param(p)
-        return self._whole_of(sparse)
+        return self._whole_of(self.sparse_param(p))
 
     def prepare(self, optimizer: Optimizer) -> None:
         """Call :meth:`change_gradient` on each gradient."""
@@ -67,11 +76,13 @@ class HiddenWeights(DynamicSparsityAlgorithm):
         for name, sparse in self.sparse_params.items():
             self._whole[name].copy_(sparse.param)
 
-    def _place_hidden(self) -> None:
+    def place_hidden(self) -> None:
+        """See :meth:`SparsityAlgorithm.place_hidden`."""
         for sparse in self.sparse_params.values():
             sparse.param.copy_(self._whole_of(sparse))
 
-    def _show_sparse(self) -> dict[str, Tensor]:
+    def show_sparse(self) -> dict[str, Tensor]:
+        """See :meth:`SparsityAlgorithm.show_sparse`."""
         written = {}
         for name, sparse in self.sparse_params.items():
             weight = shards.local(sparse.param.detach())
@@ -80,11 +91,12 @@ class HiddenWeights(DynamicSparsityAlgorithm):
             sparse.guard.select_weight()
         return written
 
-    def _put_back(self, written: Mapping[str, Tensor]) -> None:
+    def put_back(self, written: Mapping[str, Tensor]) -> None:
+        """See :meth:`SparsityAlgorithm.put_back`."""
         for name, sparse in self.sparse_params.items():
             if name not in written:  # what was there before the step
                 sparse.param.copy_(self._whole_of(sparse))
-        super()._put_back(written)
+        super().put_back(written)
 
     def _whole_of(self, sparse: SparseParameter) -> Tensor:
         return torch.where(sparse.mask, sparse.param.detach(), self._kept_of(sparse))
@@ -95,17 +107,25 @@ class HiddenWeights(DynamicSparsityAlgorithm):
         self._whole[sparse.name] = kept
         return kept
 
-    def _reset(self) -> None:
-        self._whole: dict[str, Tensor] = {}
-        super()._reset()
-
-    @torch.no_grad()
-    def _put_first_masks(
-        self, params: list[SparseParameter], first: list[tuple[float, Tensor | None]]
+    def put_first_masks(
+        self, params: Sequence[SparseParameter], first: list[tuple[float, Tensor | None]]
     ) -> None:
+        """See :meth:`SparsityAlgorithm.put_first_masks`; keeps the weights as they are before."""
         for sparse in params:
             self._whole[sparse.name] = sparse.param.detach().clone()
-        super()._put_first_masks(params, first)
+        super().put_first_masks(params, first)
+
+    @torch.no_grad()
+    def weight_was_loaded(self, sparse: SparseParameter) -> bool:
+        """Hidden values are those of the file, unless it holds the weights that are kept."""
+        loaded, kept, mask = map(
+            shards.local, (sparse.param.detach(), self._kept_of(sparse), sparse.mask)
+        )
+        differs = int(not torch.equal(loaded[mask], kept[mask]))
+        replaced = shards.total(differs, shards.group_of(sparse.param)) > 0
+        if replaced:
+            kept.copy_(loaded)
+        return replaced
 
     def state_dict(self) -> dict[str, Any]:
         """See :meth:`SparsityAlgorithm.state_dict`; also the whole weights."""

@@ -23,6 +23,26 @@ def innermost(optimizer: Any) -> Any:
     return optimizer
 
 
+def stepping(optimizer: Any) -> Any:
+    """The optimizer whose steps train the weights, inside wrappers that have hooks, too.
+
+    A wrapper such as SAM or Lookahead is an optimizer that holds another one of the same
+    parameters, and calls its ``step``.
+    """
+    optimizer = innermost(optimizer)
+    own = params_of(optimizer)
+    for inner in list(vars(optimizer).values()):
+        if isinstance(inner, Optimizer) and inner is not optimizer and params_of(inner) == own:
+            return stepping(inner)
+    return optimizer
+
+
+def params_of(optimizer: Any) -> set[int]:
+    """Ids of the parameters that an optimizer holds."""
+    groups = getattr(optimizer, "param_groups", ())
+    return {id(param) for group in groups for param in group["params"]}
+
+
 def states_like(
     optimizer: Optimizer, param: Tensor, *, with_dense: bool = False
 ) -> Iterator[Tensor | Codes]:

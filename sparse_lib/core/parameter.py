@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,12 +43,9 @@ class Clock:
 
     Attributes:
         step: Optimizer steps taken.
-        updating: True while a user's ``update`` runs, after which all weights are masked: a mask
-            that is set now zeroes its weight when the weight is next read, or then.
     """
 
     step: int = 0
-    updating: bool = False
 
 
 class SparseParameter:
@@ -81,7 +77,6 @@ class SparseParameter:
         self.param_name = param_name
         self.name = name
         self.initialized = False
-        self._pending = False  # the weight may have values that the mask drops
         self.target = 0.0
         self.history = MaskHistory()
         self.work = Work()
@@ -108,7 +103,6 @@ class SparseParameter:
     @property
     def param(self) -> nn.Parameter:
         """The parameter itself."""
-        self.settle()
         if self.param_name not in self.module._parameters:
             raise RuntimeError(
                 f"{self.name!r} is no parameter of its module any more; parametrize a layer, or "
@@ -152,9 +146,7 @@ class SparseParameter:
         self.initialized = True
         if new is not old:
             shards.local(old).copy_(shards.local(new))
-        self._pending = True
-        if not self._clock.updating:
-            self.settle()
+        self.prune()
 
     def check_directions(self, mask: Any) -> None:
         """Raise ValueError if a mask leaves a direction of ``weight_norm`` without weights."""
@@ -214,14 +206,6 @@ class SparseParameter:
         self.guard.select_weight()
         self.guard.select_gradient()
 
-    def settle(self) -> bool:
-        """Prune if a mask was set and the weight does not obey it yet; return whether it was so."""
-        if not self._pending:
-            return False
-        self._pending = False
-        self.prune()
-        return True
-
     def __repr__(self) -> str:
         shape = tuple(self.param.shape)
         return f"SparseParameter({self.name!r}, shape={shape}, sparsity={self.sparsity:.4f})"
@@ -250,7 +234,8 @@ def find_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
     """Yields (full name, owning module, name there) for every parameter that may become sparse.
 
     Tied parameters come once, under their first name. Left out: what carries
-    ``requires_dense = True``, or lies inside a module that does, and what is not floating point.
+    ``requires_dense = True``, or lies inside a module that does, what is not floating point, and
+    what has no elements.
 
     Raises:
         ValueError: If a parameter is sharded, on the meta device or without a shape, or a module
@@ -284,7 +269,8 @@ def find_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
             if inside_dense or id(param) in kept or getattr(param, "requires_dense", False):
                 continue
             check_parameter(full_name, param)
-            if param.is_floating_point() or param.is_complex():
+            is_number = param.is_floating_point() or param.is_complex()
+            if is_number and param.numel():
                 yield full_name, module, name
 
 
@@ -306,23 +292,51 @@ def check_driven(name: str, sparse: SparseParameter) -> None:
         raise ValueError(f"{name!r} was sharded after it got its mask; {_SHARD_FIRST}")
 
 
-def candidate(
-    clock: Clock, module: nn.Module, param_name: str, name: str, layout: Layout | None
-) -> SparseParameter:
-    """A parameter that may get a mask; the module is left as it is until :func:`attach`.
+def adopt(
+    params: Mapping[str, SparseParameter],
+    clock: Clock,
+    found: Iterable[tuple[str, nn.Module, str]],
+    layouts: Mapping[int, Layout | None],
+) -> dict[str, SparseParameter]:
+    """Sparse parameters for those found in a model that an algorithm has not yet, by full name.
+
+    Their modules are left as they are until :func:`attach`.
+
+    Args:
+        params: The algorithm's sparse parameters.
+        clock: The algorithm's clock.
+        found: What :func:`find_parameters` gives.
+        layouts: Where outputs and inputs are, by the id of a parameter.
 
     Raises:
-        ValueError: If the parameter belongs to another algorithm, or a buffer has the mask's name
-            without being one.
+        ValueError: If a name is known from another model, a parameter belongs to another
+            algorithm, or a buffer has the mask's name without being one.
     """
+    new = {}
+    for name, module, param_name in found:
+        known = params.get(name)
+        if known is not None and known.module is not module:
+            raise ValueError(
+                f"this algorithm already sparsifies a parameter {name!r} of another model; "
+                "make a second algorithm for it"
+            )
+        if known is None:
+            layout = layouts.get(id(module._parameters[param_name]))
+            new[name] = _candidate(SparseParameter(clock, module, param_name, name, layout))
+    return new
+
+
+def _candidate(sparse: SparseParameter) -> SparseParameter:
+    module, param_name, name = sparse.module, sparse.param_name, sparse.name
     param = module._parameters[param_name]
     assert param is not None
     buffer = module._buffers.get(mask_name(param_name))
     guard = guards(module).get(param_name)
     if guard is not None and buffer is not None and guard.owner is not None:
         raise ValueError(
-            f"{name!r} is already sparsified by {guard.owner}; make the model dense first "
-            "(sparse_lib.densify)"
+            f"{name!r} is already sparsified by {guard.owner}; to go on from its zeros, call "
+            "sparse_lib.finalize(model) and give the next algorithm init_method='from_zeros'; to "
+            "begin dense, call sparse_lib.densify(model)"
         )
     if buffer is None and hasattr(module, mask_name(param_name)):
         raise ValueError(f"{name!r} needs a buffer {mask_name(param_name)!r}, a name in use")
@@ -330,7 +344,6 @@ def candidate(
         raise ValueError(f"{name!r} was sharded after it got its mask; {_SHARD_FIRST}")
     if buffer is not None and (buffer.dtype != torch.bool or buffer.shape != param.shape):
         raise ValueError(f"{name!r} has a buffer {mask_name(param_name)!r} that is not its mask")
-    sparse = SparseParameter(clock, module, param_name, name, layout)
     sparse.initialized = buffer is not None
     return sparse
 
@@ -348,11 +361,9 @@ def attach(sparse: SparseParameter) -> None:
         MaskGuard(module, sparse.param_name)
 
 
-def is_outermost_apply(module: nn.Module) -> bool:
-    """True if the running ``nn.Module.apply``, which visits children first, began at ``module``."""
-    frame, code = sys._getframe(2), nn.Module.apply.__code__
-    nested = frame.f_back is not None and frame.f_back.f_code is code
-    return not (frame.f_code is code and nested)
+def some(names: Sequence[str]) -> str:
+    """The first name, and how many more there are."""
+    return repr(names[0]) + (f" and {len(names) - 1} more" if len(names) > 1 else "")
 
 
 def warn(message: str) -> None:

@@ -35,7 +35,7 @@ def as_algorithm(config: Any) -> SparsityAlgorithm:
     algorithm = configure(config)
     if algorithm is None:
         raise ValueError("the sparsity config is None, which means a dense model")
-    return algorithm
+    return algorithm  # type: ignore[return-value]  # a Group is registered as one
 
 
 def apply_to_optimizer(algorithm: SparsityAlgorithm, optimizer: Any) -> None:

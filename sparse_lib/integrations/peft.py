@@ -61,7 +61,7 @@ def keep_zeros(model: nn.Module) -> SparsityAlgorithm:
         if name in guards(base) or id(base._parameters.get(name)) in free:
             _check(layer)
     if free or held is None:
-        algorithm: SparsityAlgorithm = keep_zeros_of(
+        algorithm: SparsityAlgorithm = keep_zeros_of(  # type: ignore[assignment]
             model, lambda _, param, whole: id(param) in free
         )
     else:
@@ -100,8 +100,9 @@ def _holder(model: nn.Module) -> SparsityAlgorithm | None:
     found: SparsityAlgorithm | None = None
     for module in model.modules():
         for guard in guards(module).values():
-            if isinstance(guard.driver, SparsityAlgorithm):
-                found = found or guard.driver
+            owner = None if guard.driver is None else guard.driver.owner
+            if isinstance(owner, SparsityAlgorithm):
+                found = found or owner
             elif guard.owner is not None:
                 guard.release()
     return found

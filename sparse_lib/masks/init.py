@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -66,11 +65,14 @@ def from_zeros(
 ) -> Tensor:
     """Keep what is neither zero nor NaN (a sideband checkpoint's absent weights are NaN).
 
-    The sparsity is what the weights have; the configured one is ignored. Arguments as in
-    :class:`BestScores`.
+    The sparsity is what the weights have; the configured one is ignored. Of a pool in which a
+    shaper allows fewer (``"2:4"``), the largest stay. Arguments as in :class:`BestScores`.
     """
     weight = param.detach()
-    return (weight != 0).logical_and_(~weight.isnan())
+    mask = (weight != 0).logical_and_(~weight.isnan())
+    if score_shaper is not None:
+        mask &= make_mask_topk_sparsity(weight.abs(), 0.0, score_shaper)
+    return mask
 
 
 def checkerboard(
@@ -221,8 +223,8 @@ def make_init_method(
         return method if method is from_zeros else functools.partial(method, rules=rules)
     if not callable(spec):
         raise TypeError(f"{key} must be a name or a function, not {spec!r}")
-    known = getattr(spec, "func", spec) in (from_zeros, checkerboard)
-    if known or isinstance(spec, _Custom | BestScores):
+    is_ours = getattr(spec, "func", spec) in (from_zeros, checkerboard)
+    if is_ours or isinstance(spec, _Custom | BestScores):
         return spec
     return _Custom(spec, key)
 
@@ -232,7 +234,7 @@ class _Custom:
 
     def __init__(self, method: InitMethod, key: str) -> None:
         self.method, self.key = method, key
-        self.num_arguments, self.wants_device = _signature(method, key)
+        self.num_arguments, self.wants_device, self.keywords = _signature(method, key)
 
     def __call__(
         self,
@@ -246,8 +248,10 @@ class _Custom:
             return shards.fitted(self(stand_in, sparsity, score_shaper, generator), param)
         last = param.device if self.wants_device else generator
         arguments = (param, sparsity, score_shaper, last)[: self.num_arguments]
+        given = {"shaper": score_shaper, "generator": generator, "device": param.device}
+        keywords = {name: given[kind] for name, kind in self.keywords.items()}
         with torch.no_grad():
-            mask = self.method(*arguments)
+            mask = self.method(*arguments, **keywords)
         return self._checked(mask, param)
 
     def _checked(self, mask: Any, param: Tensor) -> Tensor:
@@ -265,28 +269,31 @@ class _Custom:
         return as_bool
 
 
-_OURS = re.compile("shaper|device|generator").search
-
-
-def _signature(method: InitMethod, key: str) -> tuple[int, bool]:
+def _signature(method: InitMethod, key: str) -> tuple[int, bool, dict[str, str]]:
+    """How many arguments to give by position, whether the fourth is a device, others by name."""
     try:
         parameters = list(inspect.signature(method).parameters.values())
     except (TypeError, ValueError):  # some builtins have no signature
-        return 2, False
+        return 2, False, {}
     if any(p.kind is p.VAR_POSITIONAL for p in parameters):
-        return 4, False
+        return 4, False, {}
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    # A default of the user's own, as of ``lambda p, s, cut=0.1: ...``, is left to it.
-    own = [n for n, p in enumerate(positional) if p.default is not p.empty and not _OURS(p.name)]
-    positional = positional[: own[0]] if own else positional
     required = [p for p in parameters if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
     if len(positional) < 2 or len(required) > 4 or any(p not in positional for p in required):
         raise ValueError(
             f"{key} {method!r} must take 2 to 4 arguments: param, sparsity, score_shaper, and "
             f"device or generator"
         )
-    last = positional[3] if len(positional) > 3 else None
-    wants_device = last is not None and (
-        "device" in last.name or last.annotation in (torch.device, "torch.device", "device")
-    )
-    return min(4, len(positional)), wants_device
+    count = max(2, len(required))
+    wants_device = count > 3 and _kind(positional[3]) == "device"
+    optional = [p for p in parameters if p not in positional[:count]]
+    known = {p.name: kind for p in optional if (kind := _kind(p)) is not None}
+    return count, wants_device, known
+
+
+def _kind(parameter: inspect.Parameter) -> str | None:
+    """What a parameter of a function is by its name or annotation; None where neither says it."""
+    if parameter.annotation in (torch.device, "torch.device", "device"):
+        return "device"
+    kinds = ("shaper", "generator", "device")
+    return next((kind for kind in kinds if kind in parameter.name), None)

@@ -226,11 +226,11 @@ def test_rigl_adds_up_micro_batches_and_forgets_them():
     optimizer.zero_grad(set_to_none=False)
     for scale in (1.0, 2.0):
         (scale * model(torch.ones(1, 12)).sum()).backward()
-    kept = {name: value.clone() for name, value in algorithm._gradients.kept.items()}
+    kept = {name: value.clone() for name, value in algorithm.dense_gradients.kept.items()}
     expected = torch.autograd.grad(3 * model(torch.ones(1, 12)).sum(), model[0].weight)[0]
     torch.testing.assert_close(kept["0.weight"], expected)
     optimizer.step()
-    assert not algorithm._gradients.kept and not algorithm._gradients.is_capturing
+    assert not algorithm.dense_gradients.kept and not algorithm.dense_gradients.is_capturing
 
 
 def test_a_parameter_without_gradient_keeps_its_mask():

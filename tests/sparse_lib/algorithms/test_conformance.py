@@ -55,8 +55,8 @@ class Reviving(DynamicSparsityAlgorithm):
     def update_mask(self, p, mask, sparsity):
         return largest(p, sparsity)
 
-    def _report(self):
-        super()._report()
+    def call_hooks(self):
+        super().call_hooks()
         for sparse in self.sparse_params.values():
             sparse.param.data.fill_(1.0)
 

@@ -19,13 +19,14 @@ from sparse_lib.algorithms.granet import GraNet
 from sparse_lib.algorithms.rigl import RigL
 from sparse_lib.algorithms.set import SET
 from sparse_lib.algorithms.snfs import SNFS
+from sparse_lib.algorithms.srigl import SRigL
 from sparse_lib.algorithms.srste import SRSTE
 from sparse_lib.algorithms.static import Static
 from sparse_lib.algorithms.topk import TopK
 from sparse_lib.algorithms.topkast import TopKAST
 from sparse_lib.core import distributed
-from sparse_lib.core.algorithm import states_like
 from sparse_lib.core.group import Group
+from sparse_lib.core.optimizers import states_like
 from sparse_lib.masks import shards
 from tests import ranks
 from tests.sparse_lib.algorithm_cases import ByHand
@@ -48,8 +49,8 @@ CASES = {
 }
 
 
-def make_model():
-    model = nn.Sequential(nn.Linear(10, 24), nn.Tanh(), nn.Linear(24, 10)).double()
+def make_model(num_outputs=10):
+    model = nn.Sequential(nn.Linear(10, 24), nn.Tanh(), nn.Linear(24, num_outputs)).double()
     source = torch.Generator().manual_seed(1)
     for param in model.parameters():
         nn.init.normal_(param, 0, 0.3, generator=source)
@@ -76,6 +77,53 @@ def train(case, rank, world_size, no_sync=False):
         for sparse in algorithm.sparse_params.values():
             assert not sparse.param.detach()[~sparse.mask].any()
     return model.state_dict()
+
+
+class Branches(nn.Module):
+    """A layer that a rank may leave out, as experts are and layers that are dropped."""
+
+    def __init__(self):
+        super().__init__()
+        self.always, self.other = nn.Linear(10, 10, bias=False), nn.Linear(10, 10, bias=False)
+
+    def forward(self, inputs, uses_other):
+        hidden = self.always(inputs)
+        return hidden + torch.tanh(self.other(inputs)) if uses_other else hidden
+
+
+UNUSED = {
+    "rigl": lambda: RigL(0.5, drop_fraction=0.5, **DYNAMIC),
+    "snfs": lambda: SNFS(0.5, drop_fraction=0.5, **DYNAMIC),
+    "granet": lambda: GraNet(0.5, drop_fraction=0.5, pruning="global", **DYNAMIC),
+}
+
+
+def train_unused(case, rank, world_size, rank_that_skips=1):
+    """Masks after two updates; one rank alone has the samples of all of ``world_size``."""
+    torch.manual_seed(3)
+    model, algorithm = Branches().double(), UNUSED[case]()
+    algorithm.apply(model)
+    optimizer = torch.optim.SGD(model.parameters(), 0.05)
+    algorithm.apply(optimizer)
+    call = model if rank is None else DistributedDataParallel(model, find_unused_parameters=True)
+    for step in range(2 * FREQ):
+        optimizer.zero_grad()
+        for own in range(world_size) if rank is None else [rank]:
+            source = torch.Generator().manual_seed(100 * step + own)
+            inputs = torch.randn(4, 10, generator=source).double()
+            loss = call(inputs, own != rank_that_skips).pow(2).mean()
+            (loss / world_size if rank is None else loss).backward()
+        optimizer.step()
+    return {name: sparse.mask for name, sparse in algorithm.sparse_params.items()}
+
+
+def check_that_whole_decisions_refuse_shards(world_size):
+    mesh = init_device_mesh("cpu", (world_size,))
+    for algorithm in (SRigL(0.8), TopK(0.8, min_per_output=1), TopK(0.8, min_per_input=1)):
+        model = fully_shard(make_model(), mesh=mesh)
+        with pytest.raises(ValueError, match="'0.weight' is sharded, and .* without fully_shard"):
+            algorithm.apply(model)
+        assert not algorithm.sparse_params and not hasattr(model[0], "weight_mask")
 
 
 def check_that_masks_are_compared(rank):
@@ -130,6 +178,10 @@ SHARDED = {
 }
 
 
+#: Trained with a layer of one output, of which all ranks but one have no row.
+WITHOUT_ROWS = ("chts", "snfs", "granet", "set", "topk", "srste", "topkast", "gradient", "global")
+
+
 def mask_digest(algorithm):
     """Hash of all masks, put together from the ranks one at a time."""
     digest = hashlib.sha256()
@@ -138,13 +190,13 @@ def mask_digest(algorithm):
     return digest.hexdigest()
 
 
-def train_sharded(case, world_size, rank, num_steps):
+def train_sharded(case, world_size, rank, num_steps, num_outputs=10):
     """Two micro-batches per step, clipped; masks by hash after every step, and what was measured.
 
     Cases named "one ..." have one backward pass. One rank alone trains the plain model.
     """
     torch.manual_seed(10 + rank)
-    model, algorithm = make_model(), SHARDED[case]()
+    model, algorithm = make_model(num_outputs), SHARDED[case]()
     if world_size > 1:
         mesh = init_device_mesh("cpu", (world_size,))
         fully_shard(model[0], mesh=mesh)
@@ -164,7 +216,7 @@ def train_sharded(case, world_size, rank, num_steps):
         digests.append(mask_digest(algorithm))
         for sparse in algorithm.sparse_params.values():
             states = (sparse.param,)
-            if algorithm.masks_states:
+            if all(member.masks_states for member in algorithm.algorithms):
                 states = (sparse.param, *states_like(optimizer, sparse.param))
             for tensor in states:
                 kept = shards.local(sparse.mask)
@@ -246,6 +298,12 @@ def worker(rank, world_size, folder):
     for case in SHARDED:
         found = train_sharded(case, world_size, rank, SHARDED_STEPS[world_size])
         torch.save(found, f"{folder}/sharded-{case}-{rank}.pt")
+    for case in WITHOUT_ROWS:
+        found = train_sharded(case, world_size, rank, 2, num_outputs=1)
+        torch.save(found, f"{folder}/one-row-{case}-{rank}.pt")
+    for case in UNUSED:
+        torch.save(train_unused(case, rank, world_size), f"{folder}/unused-{case}-{rank}.pt")
+    check_that_whole_decisions_refuse_shards(world_size)
     check_that_sharding_is_checked(world_size)
     check_that_a_sharded_state_resumes(world_size)
     check_that_hidden_weights_resume(world_size)
@@ -279,6 +337,16 @@ def test_ranks_equal_one_process(world_size, alone, tmp_path):
             assert found["masks"] == truth["masks"], (case, rank)
             assert found["measured"] == truth["measured"], (case, rank)
             torch.testing.assert_close(found["state"], truth["state"], rtol=1e-5, atol=1e-6)
+    for case in WITHOUT_ROWS:
+        truth = train_sharded(case, 1, 0, 2, num_outputs=1)
+        for rank in range(world_size):
+            found = torch.load(tmp_path / f"one-row-{case}-{rank}.pt")
+            assert found["masks"] == truth["masks"], (case, rank)
+    for case in UNUSED:
+        truth = train_unused(case, None, world_size)
+        for rank in range(world_size):
+            found = torch.load(tmp_path / f"unused-{case}-{rank}.pt")
+            assert all(torch.equal(found[name], mask) for name, mask in truth.items()), case
 
 
 def test_the_older_fsdp_wrapper_is_refused():

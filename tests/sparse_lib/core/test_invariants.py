@@ -250,7 +250,7 @@ class Rotates(sl.SparsityAlgorithm):
 def test_a_users_update_masks_each_tensor_before_and_after_it(reads, moves, monkeypatch):
     algorithm = Rotates(0.5, reads, moves)
     counts = masked_in_one_step(algorithm, "Adam", 1, monkeypatch)
-    times = {"weight": 2 + (reads and moves), "gradient": 1 + moves}
+    times = {"weight": 2 + moves, "gradient": 1 + moves}
     assert counts == {
         (param, what): times.get(what, 2)
         for param in ("0.weight", "0.bias", "2.weight")

@@ -1,0 +1,523 @@
+"""The tie between algorithms, a model and its optimizer; and the order of events in a step.
+
+In ``optimizer.step()``: gradients are masked (they were already, in the backward pass) -> the
+optimizer updates -> weights and states are masked -> ``step += 1`` -> each algorithm updates its
+masks, if due, from the *updated* weights -> weights and states obey the new masks. So weights and
+states are masked once in an ordinary step, and once more where a mask changes. Optimizer step n is
+schedule step n; step 0 is initialisation.
+
+With ``masks_gradients = False`` the optimizer gets dense gradients and writes to every weight;
+masks are updated from what it wrote, and weights are masked last. With ``masks_states = False``
+optimizer states are left alone. ``prepare`` and ``project`` of an algorithm are called right before
+and right after the optimizer's own update.
+
+With ``optimizer.step(closure)`` the gradients come during the step. What else happens before the
+optimizer's update then happens after each evaluation of the closure. Each evaluation has masked
+weights; where all weights are trained, what an optimizer wrote is put aside meanwhile. So
+optimizers that evaluate once end with the bits of the plain loop.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from sparse_lib.core.codes import Codes
+from sparse_lib.core.guard import select_together, watch_readers
+from sparse_lib.core.optimizers import (
+    closure_of,
+    forget_curvature,
+    gradient_scale,
+    innermost,
+    overflowed,
+    params_of,
+    states_like,
+    stepping,
+    with_closure,
+)
+from sparse_lib.core.parameter import (
+    SparseParameter,
+    adopt,
+    attach,
+    check_driven,
+    some,
+    unwrap,
+    warn,
+)
+from sparse_lib.layers import layouts
+
+if TYPE_CHECKING:
+    from sparse_lib.core.algorithm import SparsityAlgorithm
+    from sparse_lib.core.applied import Applied
+
+Found = list[tuple[str, nn.Module, str]]
+"""Full names of parameters, the modules that own them, and their names there."""
+
+
+class Driver:
+    """Applies algorithms to models, and acts for them in the steps of one optimizer.
+
+    The optimizer keeps the algorithms alive by its hooks; this keeps neither.
+
+    Args:
+        owner: What a user applies: an algorithm, or a group of several.
+    """
+
+    def __init__(self, owner: Applied) -> None:
+        self._owner = weakref.ref(owner)
+        self._models: list[weakref.ref[nn.Module]] = []
+        self._told_of_missed = False
+        self._unplug()
+
+    def _unplug(self) -> None:
+        self._optimizer: weakref.ref[Optimizer] | None = None
+        self._handles: list[Any] = []
+        self._not_held: set[int] = set()  # ids of parameters that the optimizer does not have
+        self._set_aside: list[tuple[Tensor, Tensor]] = []
+        self._looks_for_state = self._optimizer_was_loaded = False
+
+    @property
+    def owner(self) -> Applied | None:
+        """What was applied; None once it is gone."""
+        return self._owner()
+
+    @property
+    def members(self) -> Sequence[SparsityAlgorithm]:
+        """The algorithms."""
+        owner = self.owner
+        return () if owner is None else owner.algorithms
+
+    @property
+    def params(self) -> dict[str, SparseParameter]:
+        """All sparse parameters by full name."""
+        return {n: s for member in self.members for n, s in member.sparse_params.items()}
+
+    @property
+    def optimizer(self) -> Optimizer | None:
+        """What drives the algorithms; None without one, or once it is gone."""
+        return None if self._optimizer is None else self._optimizer()
+
+    def drives(self, param: Tensor) -> bool:
+        """True if an optimizer's steps enforce the mask of this parameter."""
+        return self.optimizer is not None and id(param) not in self._not_held
+
+    # ------------------------------------------------------------------------------- a model
+
+    def apply_to_model(self, model: nn.Module) -> None:
+        """Give a model's parameters to the algorithms, and make their first masks."""
+        for module in {id(sparse.module): sparse.module for sparse in self._replaced()}.values():
+            self.detach(module)
+        owner = self.owner
+        assert owner is not None  # who is applied is there
+        self._sparsify(model, owner.divide_model(model))
+        watch_readers(model)
+        root = unwrap(model)
+        if not any(known() is root for known in self._models):
+            self._models.append(weakref.ref(root))
+        self.find_not_held()
+
+    def _sparsify(self, model: nn.Module, parts: list[tuple[SparsityAlgorithm, Found]]) -> None:
+        """Register, mask and attach parameters; if any fails, nothing is changed."""
+        adopted: list[tuple[SparsityAlgorithm, list[SparseParameter]]] = []
+        known, told = layouts(model), []
+        try:
+            for algorithm, found in parts:
+                new = adopt(algorithm.sparse_params, algorithm.clock, found, known)
+                for name, sparse in list(new.items()):
+                    if (reason := algorithm.why_dense(sparse)) is not None:
+                        told.append(reason)
+                        del new[name]
+                algorithm.sparse_params |= new
+                algorithm.sparsity.params = algorithm.sparse_params
+                adopted.append((algorithm, list(new.values())))
+            first = [algorithm.first_masks(new) for algorithm, new in adopted]
+        except BaseException:
+            for algorithm, params in adopted:
+                for sparse in params:
+                    del algorithm.sparse_params[sparse.name]
+            raise
+        for (algorithm, params), masks in zip(adopted, first, strict=True):
+            for sparse in params:
+                attach(sparse)
+            self.claim(algorithm)
+            algorithm.put_first_masks(params, masks)
+        for reason in told:
+            warn(reason)
+
+    def claim(self, algorithm: SparsityAlgorithm) -> None:
+        """Decide about the masks of an algorithm from now on."""
+        algorithm.driver = self
+        for sparse in algorithm.sparse_params.values():
+            sparse.guard.claim(type(algorithm).__name__, self, algorithm.masks_gradients)
+
+    def _replaced(self) -> list[SparseParameter]:
+        """Sparse parameters whose module is in none of the models any more."""
+        models = [model for known in self._models if (model := known()) is not None]
+        inside = {id(module) for model in models for module in model.modules()}
+        return [s for s in self.params.values() if inside and id(s.module) not in inside]
+
+    def detach(self, module: nn.Module | Optimizer | None = None) -> None:
+        """See :meth:`sparse_lib.SparsityAlgorithm.detach`."""
+        if isinstance(module, Optimizer):
+            if self.optimizer not in (None, stepping(module)):
+                raise ValueError("the algorithm was applied to another optimizer than this")
+            self._let_go_of_optimizer()
+            return
+        inside = None if module is None else {id(param) for param in module.parameters()}
+        for member in self.members:
+            member.dense_gradients.stop()
+            for name, sparse in list(member.sparse_params.items()):
+                if inside is None or id(sparse.param) in inside:
+                    sparse.guard.release()
+                    del member.sparse_params[name]
+        if self.params:
+            self.prepare_next_step()
+        else:
+            self._models.clear()
+            self._let_go_of_optimizer()
+
+    # --------------------------------------------------------------------------- an optimizer
+
+    def apply_to_optimizer(self, given: Any) -> None:
+        """Enforce and update masks in the steps of an optimizer, or of the one it wraps."""
+        optimizer = stepping(given)
+        if (known := self.optimizer) is not None:
+            if known is optimizer:
+                self.find_not_held()
+                return
+            raise ValueError(
+                "this algorithm already drives another optimizer; let go of it first with "
+                "detach(optimizer)"
+            )
+        if not hasattr(optimizer, "register_step_post_hook"):
+            raise TypeError(f"apply takes a torch optimizer, not {type(optimizer).__name__}")
+        params = self.params
+        if not params:
+            owner = self.owner
+            raise ValueError(
+                "the algorithm was applied to a model of which it took no parameter, so its "
+                f"optimizer has nothing to mask: {owner.nothing_to_mask()}"
+                if self._models and owner is not None
+                else "apply the algorithm to the model before its optimizer"
+            )
+        self._check_ties(params)
+        for name, sparse in params.items():
+            check_driven(name, sparse)
+        held = params_of(optimizer)
+        if not any(id(sparse.param) in held for sparse in params.values()):
+            gone = [sparse.name for sparse in self._replaced()]
+            raise ValueError(
+                f"the module of {some(gone)} was replaced in the model after sparsity was applied; "
+                "apply the algorithm to the model again, then to the optimizer"
+                if gone
+                else "the optimizer holds none of the sparse parameters; if the model was copied "
+                "since, apply the algorithm to the copy first"
+            )
+        self.connect(optimizer, innermost(given))
+        for sparse in params.values():
+            sparse.guard.ensure()
+            sparse.prune()
+        for member in self.members:
+            self._mask(member)
+        for sparse in params.values():
+            sparse.guard.is_left()
+        self.prepare_next_step()
+        if lacking := self.find_not_held():
+            warn(
+                f"the optimizer does not hold {some(lacking)}, which the algorithm sparsifies; "
+                "give it all sparse parameters, or each optimizer an algorithm of its own"
+            )
+
+    def connect(self, optimizer: Optimizer, outer: Any = None) -> None:
+        """Take part in an optimizer's steps, outside of what ``torch.compile`` traces.
+
+        ``outer`` may call that step and write to the weights after it.
+        """
+        owner, mine = self.owner, weakref.ref(self)
+        assert owner is not None
+
+        def loaded(_: Optimizer) -> None:
+            if (driver := mine()) is not None:
+                driver._looks_for_state = driver._optimizer_was_loaded = True
+
+        hooks = (
+            torch.compiler.disable(partial(f, owner)) for f in (_open_step, _after_step, _enforce)
+        )
+        before, after, enforce = hooks
+        try:
+            self._handles.append(optimizer.register_step_pre_hook(before))
+            self._handles.append(optimizer.register_step_post_hook(after))
+            self._handles.append(optimizer.register_load_state_dict_post_hook(loaded))
+            if outer is not None and outer is not optimizer:
+                self._handles.append(outer.register_step_post_hook(enforce))
+        except AttributeError as error:
+            self._let_go_of_optimizer()
+            name = type(optimizer).__name__
+            raise TypeError(f"apply takes a whole torch optimizer; {name}: {error}") from None
+        self._optimizer = weakref.ref(optimizer)
+        self._looks_for_state = True
+
+    def _let_go_of_optimizer(self) -> None:
+        for member in self.members:
+            member.dense_gradients.stop()
+            member.dense_gradients.kept.clear()
+        for handle in self._handles:
+            handle.remove()
+        self._unplug()
+
+    def find_not_held(self) -> list[str]:
+        """Names of those trainable sparse parameters that the optimizer does not have."""
+        optimizer = self.optimizer
+        if optimizer is None:
+            return []
+        held = params_of(optimizer)
+        lacking = {
+            name: id(sparse.param)
+            for name, sparse in self.params.items()
+            if sparse.param.requires_grad and id(sparse.param) not in held
+        }
+        self._not_held = set(lacking.values())
+        return list(lacking)
+
+    def _check_ties(self, params: dict[str, SparseParameter]) -> None:
+        """Raise RuntimeError where two names that have masks have become one parameter."""
+        names: dict[int, str] = {}
+        for name, sparse in params.items():
+            param = sparse.module._parameters.get(sparse.param_name)
+            first = name if param is None else names.setdefault(id(param), name)
+            if first != name:
+                raise RuntimeError(
+                    f"{name!r} was tied to {first!r} after sparsity was applied, and one weight "
+                    "cannot obey two masks; tie weights first, then apply"
+                )
+
+    # --------------------------------------------------------------------------------- a step
+
+    def check_step(self, optimizer: Optimizer) -> None:
+        """See that the model is as it was, and hook parameters that are new."""
+        if self._not_held:
+            self.find_not_held()
+        if self._looks_for_state:
+            self._looks_for_state = False
+            for member in self.members:
+                self._check_resume(member, optimizer)
+        params = self.params
+        for name, sparse in params.items():
+            if sparse.module._parameters.get(sparse.param_name) is None:
+                raise RuntimeError(
+                    f"{name!r} was taken out of its module after sparsity was applied; change the "
+                    "model first, then apply"
+                )
+            sparse.guard.ensure()
+            sparse.guard.is_being_written()
+        self._check_ties(params)
+
+    def _check_resume(self, member: SparsityAlgorithm, optimizer: Optimizer) -> None:
+        """Warn if masks and optimizer are those of a checkpoint, and the algorithm is new."""
+        if member.state_was_loaded or member.step or not member.updates_masks:
+            return
+        loaded = [sparse for sparse in member.sparse_params.values() if sparse.guard.was_loaded]
+        states = any(optimizer.state.get(sparse.param) for sparse in loaded)
+        if loaded and (self._optimizer_was_loaded or states):
+            warn(
+                "masks and optimizer were loaded from a checkpoint, but the state of "
+                f"{type(member).__name__} was not, so its schedules begin again at step 0; save "
+                "sparsity.state_dict() beside them, and call sparsity.load_state_dict"
+            )
+
+    def missed_step(self, count: int) -> None:
+        """Warn, once, of an update that cannot happen since no optimizer drives the algorithms.
+
+        Args:
+            count: How many steps of an optimizer the model has seen.
+        """
+        if self.optimizer is not None or self._told_of_missed:
+            return
+        for member in self.members:
+            moves = member.updates_masks and member.autoupdate and member.num_updates == 0
+            if moves and member.is_update_step(count):
+                self._told_of_missed = True
+                warn(
+                    f"{type(member).__name__} would have updated its masks after optimizer step "
+                    f"{count}, but it was applied to no optimizer, so they never change; call "
+                    "sparsity.apply(optimizer)"
+                )
+                return
+
+    def loaded(self, param: Tensor) -> None:
+        """Tell algorithms that ``load_state_dict`` wrote a parameter, which is not masked yet."""
+        for member in self.members:
+            if not member.masks_gradients:
+                sparse = member.get_sparse_params(param)
+                if isinstance(sparse, SparseParameter):
+                    member.weight_was_loaded(sparse)
+
+    def before_update(self, optimizer: Optimizer) -> None:
+        """Mask and change the gradients that the optimizer is about to read."""
+        self._set_aside.clear()  # of an earlier evaluation of a closure
+        for member in self.members:
+            if member.keeps_dense_gradient:
+                member.dense_gradients.take_given()
+            member.dense_gradients.forget_measured()
+            if member.uses_dense_gradient and not member.masks_gradients:
+                member.dense_gradients.measure(optimizer)
+            select_together(
+                (sparse.guard, gradient)
+                for sparse in member.sparse_params.values()
+                for gradient in sparse.guard.touched_gradient()
+            )
+            with torch.no_grad():
+                member.prepare(optimizer)
+            if member.rests_weights:
+                self._hide_gradients(optimizer)
+
+    def _hide_gradients(self, optimizer: Optimizer) -> None:
+        # Torch optimizers pass over parameters without a gradient, states and decay included.
+        # One that takes part in loss scaling would have unscaled what it does not see now.
+        scale = gradient_scale(optimizer)
+        for group in optimizer.param_groups:
+            for param in group["params"]:
+                if param.grad is not None:
+                    if scale is not None:
+                        param.grad.div_(scale)
+                    self._set_aside.append((param, param.grad))
+                    param.grad = None
+
+    def after_update(self, optimizer: Optimizer) -> None:
+        """Mask what the optimizer wrote, and update masks that are due."""
+        for param, gradient in self._set_aside:
+            param.grad = gradient
+        self._set_aside.clear()
+        for member in self.members:
+            member.project(optimizer)
+            if member.masks_gradients:
+                self._mask(member)
+        if not overflowed(optimizer):
+            for member in self.members:
+                self._advance(member, optimizer)
+        for member in self.members:
+            if not member.masks_gradients:
+                self._mask(member)
+        if not overflowed(optimizer):
+            for member in self.members:
+                member.call_hooks()
+                remember = member.keeps_dense_gradient
+                member.dense_gradients.end_step(member.autoupdate, remember=remember)
+            self.prepare_next_step()
+        for sparse in self.params.values():
+            sparse.guard.forget_gradient()
+            sparse.guard.is_left()
+
+    def _advance(self, member: SparsityAlgorithm, optimizer: Optimizer) -> None:
+        """Count the step; update masks if due."""
+        self._note_gradients(member)
+        member.read_gradients()
+        member.clock.step += 1
+        owner = self.owner
+        if owner is not None and owner.autoupdate and member.autoupdate:
+            due = member.is_update_step(member.step)
+            if due:
+                member.run_update(optimizer)
+            member.advance_schedules(due)
+
+    def _note_gradients(self, member: SparsityAlgorithm) -> None:
+        kept, keeps = member.dense_gradients.kept, member.keeps_dense_gradient
+        if keeps:
+            member.dense_gradients.agree()
+        member.without_gradient = {
+            name
+            for name, sparse in member.sparse_params.items()
+            if sparse.param.grad is None or (keeps and name not in kept)
+        }
+        if member.needs_dense_gradient:
+            for name in kept if member.masks_gradients else member.sparse_params:
+                member.sparse_params[name].count_dense_gradient()
+
+    def enforce(self, member: SparsityAlgorithm) -> None:
+        """Have weights and states obey the masks of an algorithm, which may be new."""
+        self._mask(member)
+        self.forget_curvature()
+
+    def mask_states(self, member: SparsityAlgorithm, sparse: SparseParameter) -> None:
+        """Have optimizer states obey a new mask."""
+        for state in self._states(member, sparse):
+            sparse.guard.select(state)
+
+    def forget_curvature(self) -> None:
+        """See :func:`sparse_lib.core.optimizers.forget_curvature`; masks have changed."""
+        if (optimizer := self.optimizer) is not None:
+            forget_curvature(optimizer)
+
+    def _mask(self, member: SparsityAlgorithm) -> None:
+        select_together(
+            (sparse.guard, tensor)  # all of a mask while it is in the CPU's cache
+            for sparse in member.sparse_params.values()
+            for tensor in (sparse.param, *self._states(member, sparse))
+        )
+
+    def _states(
+        self, member: SparsityAlgorithm, sparse: SparseParameter
+    ) -> Iterable[Tensor | Codes]:
+        optimizer = self.optimizer
+        if optimizer is None or not member.masks_states:
+            return ()
+        return states_like(optimizer, sparse.param)
+
+    def prepare_next_step(self) -> None:
+        """Keep the dense gradients of the next backward pass where algorithms need them."""
+        driven = self._optimizer is not None
+        for member in self.members:
+            member.dense_gradients.keep_next(
+                driven and member.keeps_dense_gradient, past=not member.autoupdate
+            )
+
+
+def _open_step(owner: Applied, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
+    """Get gradients ready for the optimizer: now, or each time that a closure has made them."""
+    driver = owner.driver
+    driver.check_step(optimizer)
+    with torch.no_grad():
+        for member in driver.members:
+            member.place_hidden()
+    closure = closure_of(args, kwargs)
+    if closure is None:
+        driver.before_update(optimizer)
+        return None
+
+    @torch.compiler.disable
+    @torch.no_grad()
+    def show() -> list[dict[str, Tensor]]:
+        return [member.show_sparse() for member in driver.members]
+
+    @torch.compiler.disable
+    @torch.no_grad()
+    def take(written: list[dict[str, Tensor]]) -> None:
+        for member, own in zip(driver.members, written, strict=True):
+            member.put_back(own)
+        driver.before_update(optimizer)
+
+    def evaluate() -> Any:
+        written = show()
+        loss = closure()
+        take(written)
+        return loss
+
+    return with_closure(args, kwargs, evaluate)
+
+
+@torch.no_grad()
+def _after_step(owner: Applied, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    owner.driver.after_update(optimizer)
+
+
+@torch.no_grad()
+def _enforce(owner: Applied, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    """Mask what a wrapper wrote after the step of its optimizer."""
+    for member in owner.driver.members:
+        owner.driver.enforce(member)

@@ -1,0 +1,104 @@
+"""First masks: of pruned models, by functions of users, and of tensors without elements."""
+
+import pytest
+import torch
+from torch import nn
+
+import sparse_lib as sl
+from tests.sparse_lib.algorithm_cases import ALGORITHMS, make
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_layer_of_width_zero_is_left_out(name):
+    torch.manual_seed(0)
+    model = nn.ModuleList([nn.Linear(8, 8), nn.Linear(8, 0), nn.Linear(0, 4), nn.Linear(8, 4)])
+    algorithm = make(name)
+    algorithm.apply(model)
+    assert set(algorithm.sparse_params) == {"0.weight", "0.bias", "2.bias", "3.weight", "3.bias"}
+    optimizer = torch.optim.AdamW(model.parameters(), 0.01)
+    algorithm.apply(optimizer)
+    for step in range(4):
+        optimizer.zero_grad()
+        hidden = model[0](torch.ones(2, 8) + step)
+        wide = model[2](model[1](hidden)) + model[3](hidden)
+        wide.square().sum().backward()
+        optimizer.step()
+    assert algorithm.step == 4
+    assert all(not s.param[~s.mask].any() for s in algorithm.sparse_params.values())
+
+
+def test_a_function_keeps_its_own_default():
+    seen = []
+
+    def first(p, sparsity, keep=3):
+        seen.append(keep)
+        return p.flatten().argsort().argsort().view_as(p) < keep
+
+    model = sl.Static(0.5, init_method=first, score_shaper="2:4").apply(nn.Linear(4, 4, bias=False))
+    assert seen == [3] and int(model.weight_mask.sum()) == 3
+    lazy = lambda p, s, k=1: p.abs() >= p.abs().flatten().topk(k).values[-1]  # noqa: E731
+    model = sl.Static(0.5, init_method=lazy).apply(nn.Linear(4, 4, bias=False))
+    assert int(model.weight_mask.sum()) == 1
+
+
+def test_defaults_that_are_named_for_what_is_there_are_given():
+    seen = {}
+
+    def by_name(p, sparsity, generator=None, factor=2.0, score_shaper=None):
+        seen.update(generator=generator, factor=factor, shaper=score_shaper)
+        return torch.rand(p.shape, generator=generator) > sparsity
+
+    def by_place(p, sparsity, shaper, device):
+        seen.update(place=(shaper, device))
+        return torch.ones_like(p, dtype=torch.bool, device=device)
+
+    for function in (by_name, by_place):
+        sl.Static(0.5, init_method=function, score_shaper="2:4").apply(nn.Linear(4, 4, bias=False))
+    assert isinstance(seen["generator"], torch.Generator) and seen["factor"] == 2.0
+    assert seen["shaper"].n == seen["place"][0].n == 2
+    assert seen["place"][1] == torch.device("cpu")
+
+
+def pruned(sparsity=0.7):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(32, 64, bias=False), nn.ReLU(), nn.Linear(64, 32, bias=False))
+    sl.Static(sparsity, "topk").apply(model)
+    sl.finalize(model)
+    return model
+
+
+def test_a_pruned_model_becomes_2_4_and_keeps_its_zeros():
+    model = pruned()
+    before = [param.detach().clone() for param in model.parameters()]
+    algorithm = sl.Static(init_method="from_zeros", score_shaper="2:4")
+    algorithm.apply(model)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    algorithm.apply(optimizer)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.randn(16, 32)).square().mean().backward()
+        optimizer.step()
+    for weight, sparse in zip(before, algorithm.sparse_params.values(), strict=True):
+        groups = weight.abs().view(-1, 4)
+        largest = torch.zeros_like(groups, dtype=torch.bool)
+        largest.scatter_(1, groups.topk(2).indices, True)
+        expected = largest.view_as(weight) & (weight != 0)
+        assert torch.equal(sparse.mask, expected)
+        assert not sparse.param[weight == 0].any()
+
+
+def test_a_second_algorithm_on_masks_says_how_to_go_on_from_the_zeros():
+    model = pruned()
+    sl.Static(init_method="from_zeros").apply(model)
+    second = sl.GMP(0.9, init_method="from_zeros")
+    said = (
+        r"already sparsified by Static; .*finalize\(model\) .*init_method='from_zeros'; .*densify"
+    )
+    with pytest.raises(ValueError, match=said):
+        second.apply(model)
+    sl.finalize(model)
+    zeros = [param == 0 for param in model.parameters()]
+    second.apply(model)
+    for zero, sparse in zip(zeros, second.sparse_params.values(), strict=True):
+        assert torch.equal(sparse.mask, ~zero)

@@ -1,0 +1,286 @@
+"""Mask updates happen when they are due, and read the gradients of the loss that is trained."""
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import sparse_lib as sl
+from sparse_lib.masks.counts import num_true
+
+GROWING = {"rigl": sl.RigL, "granet": sl.GraNet, "srigl": sl.SRigL, "snfs": sl.SNFS}
+
+
+def network(bias=False):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(16, 32, bias=bias), nn.Tanh(), nn.Linear(32, 4, bias=bias))
+
+
+def batch(step, count=8):
+    return torch.randn(count, 16, generator=torch.Generator().manual_seed(step))
+
+
+def started(algorithm, model=None, lr=0.1):
+    model = network() if model is None else model
+    algorithm.apply(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+    algorithm.apply(optimizer)
+    return model, optimizer
+
+
+def masks(algorithm):
+    return {name: sparse.mask.clone() for name, sparse in algorithm.sparse_params.items()}
+
+
+def differ(first, second):
+    return sum(num_true(first[name] ^ second[name]) for name in first)
+
+
+def log(model, step):
+    torch.autograd.grad(model(batch(100 + step)).abs().sum(), list(model.parameters()))
+
+
+def hutchinson(model, step):
+    params = list(model.parameters())
+    products = [p.grad for p in params], params
+    torch.autograd.grad(*products, grad_outputs=[torch.ones_like(p) for p in params])
+
+
+@pytest.mark.filterwarnings("ignore:Using backward")
+@pytest.mark.parametrize("extra", [log, hutchinson])
+@pytest.mark.parametrize("name", GROWING)
+def test_gradients_of_something_else_change_no_mask(name, extra):
+    def run(between):
+        algorithm = GROWING[name](0.8, update=2, drop_fraction=0.5, seed=0)
+        model, optimizer = started(algorithm)
+        for step in range(2):
+            optimizer.zero_grad()
+            model(batch(step)).square().mean().backward(create_graph=extra is hutchinson)
+            if between:
+                extra(model, step)
+            optimizer.step()
+        return masks(algorithm)
+
+    assert differ(run(True), run(False)) == 0
+
+
+def test_inner_steps_of_several_tasks_change_no_mask():
+    """Of MAML: inner gradients by the parameters themselves, or by copies that no hook sees."""
+
+    def run(direct):
+        algorithm = sl.RigL(0.8, update=1, drop_fraction=0.5, seed=0)
+        model, optimizer = started(algorithm)
+        call = torch.func.functional_call
+        named = dict(model.named_parameters())
+        for task in range(2):
+            inputs = batch(task)
+            source = named if direct else {key: value + 0 for key, value in named.items()}
+            loss = call(model, source, (inputs,)).square().mean()
+            inner = torch.autograd.grad(loss, list(source.values()))
+            moved = {key: source[key] - 0.5 * g for key, g in zip(source, inner, strict=True)}
+            call(model, moved, (inputs.flip(0) + 1,)).square().mean().backward()
+        optimizer.step()
+        return masks(algorithm)
+
+    assert differ(run(True), run(False)) == 0
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_a_step_that_is_set_updates_masks_at_the_next_one(grouped):
+    algorithm = sl.RigL(0.5, update=10, seed=0)
+    algorithm = sl.Group({"*": algorithm}) if grouped else algorithm
+    model, optimizer = started(algorithm)
+    before = masks(algorithm)
+    algorithm.step = 9
+    model(batch(0)).square().mean().backward()
+    optimizer.step()
+    assert algorithm.step == 10 and differ(before, masks(algorithm))
+
+
+def test_a_step_that_is_set_after_the_backward_pass_is_told():
+    algorithm = sl.RigL(0.5, update=10, seed=0)
+    model, optimizer = started(algorithm)
+    model(batch(0)).square().mean().backward()
+    algorithm.step = 9
+    with pytest.warns(UserWarning, match="masks are due at step 10, but the backward pass before"):
+        optimizer.step()
+
+
+def test_autoupdate_off_and_on_between_backward_and_step():
+    ends = []
+    for toggles in (False, True):
+        algorithm = sl.RigL(0.5, update=1, seed=0)
+        model, optimizer = started(algorithm)
+        model(batch(0)).square().mean().backward()
+        if toggles:
+            algorithm.autoupdate = False
+            algorithm.autoupdate = True
+        optimizer.step()
+        ends.append(masks(algorithm))
+    assert differ(*ends) == 0 and algorithm.num_updates == 1
+
+
+@pytest.mark.parametrize("how", ["unused", "frozen"])
+def test_a_target_that_a_mask_without_gradient_misses_is_told_once(how):
+    model = nn.ModuleDict({"a": nn.Linear(8, 8, bias=False), "b": nn.Linear(8, 8, bias=False)})
+    algorithm = sl.GMP([0.5, 0.75, 0.875], update={"freq": 2, "stop": 5}, seed=0)
+    _, optimizer = started(algorithm, model)
+    said = []
+    for step in range(1, 9):
+        model["b"].requires_grad_(not (how == "frozen" and step > 2))
+        hidden = model["a"](torch.ones(4, 8) * step)
+        optimizer.zero_grad()
+        (model["b"](hidden) if how == "frozen" or step < 3 else hidden).square().sum().backward()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            optimizer.step()
+        said += [str(warning.message) for warning in caught]
+    reached = {name: sparse.sparsity for name, sparse in algorithm.sparse_params.items()}
+    assert reached["a.weight"] > reached["b.weight"]
+    assert len(said) == 1 and "no gradient reached 'b.weight' in step 4" in said[0]
+
+
+class Sharpness(torch.optim.Optimizer):
+    """SAM's structure: two steps of its own around the step of the optimizer that it holds."""
+
+    def __init__(self, params, make):
+        super().__init__(params, {})
+        self.base_optimizer = make(self.param_groups)
+        self.param_groups = self.base_optimizer.param_groups
+        self.old = []
+
+    @torch.no_grad()
+    def first_step(self):
+        self.old = [(p, p.clone()) for group in self.param_groups for p in group["params"]]
+        for p, _ in self.old:
+            p.add_(0.1 * p.grad)
+        self.zero_grad()
+
+    @torch.no_grad()
+    def second_step(self):
+        for p, old in self.old:
+            p.copy_(old)
+        self.base_optimizer.step()
+        self.zero_grad()
+
+
+@pytest.mark.parametrize("inner", [False, True])
+def test_an_optimizer_that_wraps_another_one_updates_masks(inner):
+    model, algorithm = network(), sl.RigL(0.8, update=3, seed=0)
+    algorithm.apply(model)
+    optimizer = Sharpness(model.parameters(), lambda p: torch.optim.SGD(p, 0.05, momentum=0.9))
+    algorithm.apply(optimizer.base_optimizer if inner else optimizer)
+    before = masks(algorithm)
+    for step in range(6):
+        model(batch(step)).square().mean().backward()
+        optimizer.first_step()
+        model(batch(step)).square().mean().backward()
+        optimizer.second_step()
+    assert algorithm.step == 6 and algorithm.num_updates == 2 and differ(before, masks(algorithm))
+    for sparse in algorithm.sparse_params.values():
+        assert not sparse.param[~sparse.mask].any()
+        momentum = optimizer.base_optimizer.state[sparse.param]["momentum_buffer"]
+        assert not momentum[~sparse.mask].any()
+    algorithm.detach(optimizer)
+    assert not algorithm.drives_optimizer
+
+
+class Lookahead(torch.optim.Optimizer):
+    """Writes to the weights after the step of the optimizer that it holds."""
+
+    def __init__(self, optimizer):
+        super().__init__(optimizer.param_groups, {})
+        self.optimizer, self.param_groups = optimizer, optimizer.param_groups
+        self.slow = [p.detach().clone() for group in self.param_groups for p in group["params"]]
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        self.optimizer.step()
+        params = [p for group in self.param_groups for p in group["params"]]
+        for p, slow in zip(params, self.slow, strict=True):
+            p.copy_(slow.lerp_(p, 0.5))
+
+
+def test_what_a_wrapper_writes_after_the_step_is_masked():
+    model, algorithm = network(), sl.SET(0.8, update=1, seed=0)
+    algorithm.apply(model)
+    optimizer = Lookahead(torch.optim.SGD(model.parameters(), 0.1))
+    algorithm.apply(optimizer)
+    for step in range(3):
+        optimizer.zero_grad()
+        model(batch(step)).square().mean().backward()
+        optimizer.step()
+        for sparse in algorithm.sparse_params.values():
+            assert not sparse.param[~sparse.mask].any()
+    assert algorithm.step == algorithm.num_updates == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [*((name, {}) for name in GROWING), ("granet", {"pruning": "global"})],
+)
+def test_gradients_that_are_nan_shrink_no_mask(name, options):
+    algorithm = GROWING[name](0.75, update=1, drop_fraction=0.5, seed=0, **options)
+    model, optimizer = started(algorithm, lr=0.0)
+    before = {key: num_true(mask) for key, mask in masks(algorithm).items()}
+    for _ in range(3):
+        for param in model.parameters():
+            param.grad = torch.full_like(param, torch.nan)
+        weights = [param.detach().clone() for param in model.parameters()]
+        optimizer.step()
+        with torch.no_grad():  # the weights of a step that diverged would be NaN
+            for param, weight in zip(model.parameters(), weights, strict=True):
+                param.copy_(weight)
+    after = {key: num_true(mask) for key, mask in masks(algorithm).items()}
+    assert sum(after.values()) == sum(before.values())
+    assert options or after == before
+
+
+def test_an_algorithm_whose_masks_shrink_by_nan_is_told():
+    class Lost(sl.DynamicSparsityAlgorithm):
+        in_registry = False
+
+        def update_mask(self, p, mask, sparsity):
+            score = torch.full_like(p, torch.nan).masked_fill(mask.cumsum(-1) == 1, 1.0)
+            return sl.make_mask_topk_sparsity(score, sparsity)
+
+    algorithm = Lost(0.5, update=1, seed=0)
+    model, optimizer = started(algorithm)
+    model(batch(0)).square().mean().backward()
+    with pytest.warns(UserWarning, match="fewer than before and than the 256 of its sparsity"):
+        optimizer.step()
+
+
+@pytest.mark.parametrize("name", ["SRSTE", "TopKAST"])
+@pytest.mark.parametrize("order", ["model", "both", "algorithm first"])
+def test_loaded_weights_bring_no_hidden_values_of_the_old_ones(name, order):
+    def trained(seed):
+        algorithm = getattr(sl, name)(0.5, seed=seed)
+        torch.manual_seed(seed)
+        model, optimizer = started(algorithm, nn.Linear(8, 8, bias=False))
+        for step in range(3):
+            optimizer.zero_grad()
+            model(batch(step)[:, :8]).square().mean().backward()
+            optimizer.step()
+        return model, algorithm
+
+    (source, saved), (model, algorithm) = trained(0), trained(1)
+    if order == "algorithm first":
+        algorithm.load_state_dict(saved.state_dict())
+    model.load_state_dict(source.state_dict())
+    if order == "both":
+        algorithm.load_state_dict(saved.state_dict())
+    expected = saved.hidden_weight(source.weight)
+    if order == "model":  # the file has zeros there
+        expected = expected.masked_fill(~source.weight_mask, 0)
+    assert torch.equal(algorithm.hidden_weight(model.weight), expected)
+
+
+def test_dense_weights_that_are_loaded_are_the_hidden_ones():
+    algorithm = sl.SRSTE(0.5, seed=0)
+    model, _ = started(algorithm, nn.Linear(8, 8, bias=False))
+    weight = torch.randn(8, 8)
+    model.load_state_dict({"weight": weight}, strict=False)
+    assert torch.equal(algorithm.hidden_weight(model.weight), weight)
+    assert torch.equal(model.weight, weight * model.weight_mask)
