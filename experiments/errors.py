@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 import errno
 import heapq
+import os
+import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
@@ -75,6 +77,18 @@ def not_one_of(key: str, value: object, allowed: Iterable[str], found_in: str = 
         f"{key} is {shown}, but must be one of {len(allowed):,} values{listed}, such as "
         f"{', '.join(near)}{hint}"
     )
+
+
+def variable(name: str, default: float) -> float:
+    """The number in an environment variable, at least 0.
+
+    Raises:
+        UserError: if it is none.
+    """
+    text = os.environ.get(name, str(default))
+    if not re.fullmatch(r"\d+(\.\d*)?", text):
+        raise UserError(f"the environment variable {name} is {text!r}; it must be a number from 0")
+    return float(text)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -38,7 +38,7 @@ def room() -> int:
 
 def _left_in_groups(memberships: Path = Path("/proc/self/cgroup")) -> Iterator[int]:
     """Bytes left in each control group of this process that has a limit (versions 1 and 2)."""
-    lines = memberships.read_text().splitlines() if memberships.is_file() else []
+    lines = memberships.read_text(encoding="utf-8").splitlines() if memberships.is_file() else []
     for _, controllers, place in (line.split(":", 2) for line in lines):
         if controllers not in ("", "memory"):
             continue

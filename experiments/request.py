@@ -420,7 +420,7 @@ def read_reruns() -> tuple[dict[str, int], list[str]]:
     if not RERUNS.is_file():
         return {}, []
     try:
-        noted = json.loads(RERUNS.read_text())
+        noted = json.loads(RERUNS.read_text(encoding="utf-8"))
         return noted["times"], noted["unfinished"]
     except (ValueError, KeyError, TypeError):
         raise SpecError(

@@ -15,7 +15,7 @@ def main() -> None:
     try:
         app()
     except (UserError, OSError) as error:
-        if os.environ.get("SPARSE_DEBUG") or not explained(error):
+        if os.environ.get("SPARSE_DEBUG", "0") not in ("", "0") or not explained(error):
             raise
         lines = sentence(error).splitlines()  # names of files may have several
         sys.exit("Error: " + "\\n".join(lines))

@@ -116,7 +116,7 @@ def _digest(path: Path, size: int) -> str:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text())
+        content = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError):
         content = None
     if not isinstance(content, dict) or not all(

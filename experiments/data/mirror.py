@@ -157,7 +157,7 @@ def _not_here(name: str, what: str, hub_id: str, files: str, source: Source) -> 
 def declared_splits(readme: Path, config: str | None) -> list[str] | None:
     """Splits of a config that a README's YAML header declares; None if it declares no configs."""
     try:
-        header = readme.read_text().split("---\n") if readme.is_file() else []
+        header = readme.read_text(encoding="utf-8").split("---\n") if readme.is_file() else []
         configs = (yaml.safe_load(header[1]) or {}).get("configs") if len(header) > 2 else None
         for entry in configs or ():
             files = entry.get("data_files")

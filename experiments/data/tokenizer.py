@@ -102,7 +102,8 @@ def save(tokenizer: Tokenizer, folder: Path) -> None:
         folder: Created if absent.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    tokenizer.save(str(folder / "tokenizer.json"))
+    # `Tokenizer.save` raises a bare `Exception` where there is no room; this names the file.
+    (folder / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
     special = dict.fromkeys(("bos_token", "eos_token", "unk_token", "pad_token"), END_OF_TEXT)
     config = {
         **special,

@@ -10,8 +10,6 @@ from typing import Annotated, Any, Literal, TypeVar
 import yaml
 from pydantic import (
     AfterValidator,
-    BaseModel,
-    ConfigDict,
     Field,
     NonNegativeInt,
     PositiveInt,
@@ -23,13 +21,14 @@ from experiments.errors import UserError, not_one_of
 from experiments.evaluation import metrics
 from experiments.specs.digest import digest
 from experiments.specs.strict_yaml import read_yaml
+from experiments.strict import Several, Strict
 
 FOLDER = Path(__file__).parent / "suites"
 #: lm-eval's files of our own tasks.
 OWN_TASKS = Path(__file__).parent / "lm" / "tasks"
 #: In place of a task: all tests that the prepared dataset brings along.
 BROUGHT = "own"
-Splits = tuple[Literal["validation", "test"], ...]
+Splits = Several[Literal["validation", "test"]]
 
 
 def _is_metric(name: str) -> str:
@@ -37,13 +36,7 @@ def _is_metric(name: str) -> str:
     return name
 
 
-Metrics = tuple[Annotated[str, AfterValidator(_is_metric)], ...]
-
-
-class Strict(BaseModel):
-    """An unknown key is an error."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
+Metrics = Several[Annotated[str, AfterValidator(_is_metric)]]
 
 
 class Perplexity(Strict):
@@ -115,7 +108,7 @@ class Suite(Common):
         description="resamples for the standard errors that have no closed form; 0 gives none",
     )
     perplexity: Perplexity | None = Perplexity()
-    tasks: tuple[TaskEntry, ...] = ()
+    tasks: Several[TaskEntry] = ()
 
 
 class ImageSuite(Common):
@@ -143,7 +136,7 @@ _TaskLoader.add_constructor("!function", lambda loader, node: loader.construct_s
 @functools.cache
 def _own_task(path: Path) -> dict[str, Any]:
     """One file of our own tasks, without what it includes."""
-    return yaml.load(path.read_text(), Loader=_TaskLoader)
+    return yaml.load(path.read_text(encoding="utf-8"), Loader=_TaskLoader)
 
 
 def own_tasks() -> dict[str, str]:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
+from pydantic import Field, PositiveInt, model_validator
+
+from experiments.strict import Strict
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-class Config(BaseModel):
+class Config(Strict):
     """Sizes of the decoder; ``hidden_size`` must be a multiple of ``num_heads``."""
-
-    model_config = ConfigDict(extra="forbid")
 
     hidden_size: PositiveInt
     num_layers: PositiveInt

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
-from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt
+from pydantic import PositiveFloat, PositiveInt
+
+from experiments.strict import Strict
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -17,10 +19,8 @@ if TYPE_CHECKING:
 TASK = "vision"
 
 
-class Config(BaseModel):
+class Config(Strict):
     """Sizes of the network."""
-
-    model_config = ConfigDict(extra="forbid")
 
     depth_multiplier: PositiveFloat = 1.0
     depth_divisible_by: PositiveInt = 8

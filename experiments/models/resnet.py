@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
-from pydantic import BaseModel, ConfigDict, PositiveInt, model_validator
+from pydantic import PositiveInt, model_validator
+
+from experiments.strict import Strict
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -13,14 +15,12 @@ if TYPE_CHECKING:
 TASK = "vision"
 
 
-class Config(BaseModel):
+class Config(Strict):
     """Sizes of the network.
 
     ResNet-18 has depths 2, 2, 2, 2, ResNet-34 and 50 have 3, 4, 6, 3; the widths of 18 and 34 are
     64, 128, 256, 512, those of 50 (bottleneck) 256, 512, 1024, 2048; the stem's is 64.
     """
-
-    model_config = ConfigDict(extra="forbid")
 
     depths: list[PositiveInt]
     hidden_sizes: list[PositiveInt]

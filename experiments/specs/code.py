@@ -57,7 +57,7 @@ def module_files(module: str) -> tuple[Path, ...]:
 def parse(path: Path) -> ast.Module:
     """The syntax tree of a file; raises `ValueError` with one sentence where it has none."""
     try:
-        return ast.parse(path.read_text(), filename=str(path))
+        return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
     except SyntaxError as error:
         where = f"{path.relative_to(ROOT)}, line {error.lineno}"
         raise UserError(f"{where}: not valid Python: {error.msg}") from None
@@ -83,7 +83,7 @@ class Syntax(NamedTuple):
 def _syntax(path: Path) -> Syntax:
     tree = parse(path)
     docstring = ast.get_docstring(tree) or ""
-    places = "__file__" in path.read_text()
+    places = "__file__" in path.read_text(encoding="utf-8")
     modules: set[str] = set()
     beside: set[Path] = set()
     for node in _run_nodes(tree):

@@ -93,7 +93,7 @@ def _recipe(workload: Workload, name: str, variant: Variant, *, rate: float = 1.
         "steps": steps,
         "learning_rate": base.learning_rate * variant.learning_rate_scale * rate,
     }
-    return base.model_copy(update=values)
+    return base.model_copy(update=values).in_order()
 
 
 def _seeded(sparsity: Any, recipe: tasks.Recipe, seed: int) -> Any:

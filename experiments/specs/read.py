@@ -244,6 +244,6 @@ def _check_method(study: Study, name: str, method: Method) -> None:
 def read_single(path: Path) -> Single:
     """Read and validate the YAML file of a run outside of studies; raises `SpecError`."""
     with one_sentence(path):
-        run = Single.model_validate(read_yaml(path.read_text()))
+        run = Single.model_validate(read_yaml(path.read_text(encoding="utf-8")))
         check_workload(run)
     return run

@@ -9,7 +9,7 @@ from pydantic import Field, NonNegativeInt, SerializeAsAny, ValidationInfo, fiel
 
 from experiments import models, tasks
 from experiments.specs.digest import digest
-from experiments.tasks import Strict
+from experiments.strict import Seed, Strict
 
 
 class Model(Strict, extra="allow"):
@@ -89,7 +89,7 @@ class RunSpec(Treatment, Strict):
     method: str | None = None
     final_sparsity: float | None = Field(None, ge=0, lt=1)
     sparsity: Any = Field(None, description="what `sparse_lib.configure` takes; None is dense")
-    seed: NonNegativeInt
+    seed: Seed
     suite: str | None = None
     transform: Transform | None = None
     starts_from: FirstPhase | None = None

@@ -12,7 +12,6 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import (
     AfterValidator,
     Field,
-    NonNegativeInt,
     PositiveFloat,
     ValidationInfo,
     field_validator,
@@ -24,7 +23,7 @@ from experiments.errors import UserError, not_one_of
 from experiments.specs.code import ROOT, parse
 from experiments.specs.run import Model as RunModel
 from experiments.specs.run import Transform, Treatment
-from experiments.tasks import Strict
+from experiments.strict import Seed, Strict
 
 Scale = Literal["smoke", "quick", "small", "gpu", "paper"]
 SCALES: tuple[Scale, ...] = get_args(Scale)
@@ -204,7 +203,7 @@ class Grid(Workload):
     learning_rate_scale: dict[str, Factor] = Field(
         {}, description="method -> factor of the recipe's learning rate, where it is tuned"
     )
-    methods: dict[str, NumSeeds | list[NonNegativeInt]] = Field(
+    methods: dict[str, NumSeeds | list[Seed]] = Field(
         description="method -> number of seeds, counted from 0, or the seeds themselves"
     )
     core_seconds: PositiveFloat = Field(description="expected cost of one run, start-up included")
@@ -220,7 +219,7 @@ class Single(Workload):
 
     sparsity: Any = Field(None, description="whatever `sparse_lib.configure` takes")
     transform: Transform | None = None
-    seed: int = Field(0, ge=0)
+    seed: Seed = 0
 
     @model_validator(mode="after")
     def joinable(self) -> Single:

@@ -29,17 +29,17 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import (
-    BaseModel,
-    ConfigDict,
     Field,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
     field_validator,
+    model_validator,
 )
 
 from experiments import data as datasets
+from experiments.strict import Several, Strict
 
 if TYPE_CHECKING:
     import numpy as np
@@ -47,12 +47,6 @@ if TYPE_CHECKING:
 
     from experiments.specs.run import RunSpec
     from sparse_lib.flops.model import ModelFlops
-
-
-class Strict(BaseModel):
-    """Base of all sections: frozen, an unknown key is an error, and numbers are finite."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Data(Strict):
@@ -85,7 +79,7 @@ class Stable(Strict):
 
     warmup_steps: NonNegativeInt = Field(description="optimizer steps")
     decay: float = Field(ge=0, lt=1, description="share of the steps; 0 never decays")
-    keep: tuple[PositiveInt, ...] = Field(
+    keep: Several[PositiveInt] = Field(
         (),
         description="steps whose whole state is kept for other runs to continue",
         exclude_if=lambda value: not value,
@@ -132,6 +126,19 @@ class Recipe(Strict, ABC):
     launch: Launch | None = Field(
         None, description="processes of a run", exclude_if=lambda value: value is None
     )
+
+    @model_validator(mode="after")
+    def in_order(self) -> Self:
+        """The minimum rate is at most the peak, and what is kept lies within the run."""
+        if self.min_learning_rate > self.learning_rate:
+            raise ValueError(
+                f"min_learning_rate is {self.min_learning_rate}, but must be at most "
+                f"learning_rate, {self.learning_rate}"
+            )
+        late = [step for step in self.stable.keep if step > self.steps] if self.stable else []
+        if self.steps and late:
+            raise ValueError(f"stable.keep is {late[0]}, but the run has {self.steps} steps")
+        return self
 
     name: str = Field("", description="the study's variant of the recipe; set by the plan")
     steps: NonNegativeInt = Field(0, description="optimizer steps of the run; set by the plan")

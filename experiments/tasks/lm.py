@@ -17,6 +17,7 @@ from experiments import models, tasks
 from experiments.data import load
 from experiments.data import prepare as prepare_text
 from experiments.errors import UserError
+from experiments.strict import Betas
 
 if TYPE_CHECKING:
     import torch
@@ -79,7 +80,7 @@ class Recipe(tasks.Recipe):
     """AdamW, warm-up, cosine decay, clipping, on a number of tokens."""
 
     tokens: PositiveInt = Field(description="training tokens of a run")
-    betas: tuple[float, float] = (0.9, 0.95)
+    betas: Betas = (0.9, 0.95)
     eps: PositiveFloat = 1e-8
     weight_decay: NonNegativeFloat = 0.1
     clip_norm: PositiveFloat = 1.0

@@ -27,6 +27,7 @@ from experiments import models, tasks
 from experiments.data import load
 from experiments.data import prepare as prepare_images
 from experiments.errors import UserError
+from experiments.strict import Betas
 
 if TYPE_CHECKING:
     import torch
@@ -68,7 +69,7 @@ class Recipe(tasks.Recipe):
         None, ge=0, lt=1, exclude_if=_absent, description="of SGD; default 0.9"
     )
     nesterov: bool | None = Field(None, exclude_if=_absent, description="of SGD; default true")
-    betas: tuple[float, float] | None = Field(
+    betas: Betas | None = Field(
         None, exclude_if=_absent, description="of AdamW; default 0.9 and 0.999"
     )
     eps: PositiveFloat | None = Field(

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from experiments.errors import CannotWrite
 from experiments.training.console import say
 
 
@@ -46,7 +47,11 @@ def locked(
     Raises:
         Interrupted: after a signal.
     """
-    state_dir.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        state_dir.parent.mkdir(parents=True, exist_ok=True)
+        state_dir.with_name(f"{state_dir.name}.lock").touch()
+    except OSError as error:
+        raise CannotWrite(f"{state_dir.parent} cannot be written: {error.strerror}") from None
     lock = FileLock(state_dir.with_name(f"{state_dir.name}.lock"))
     waited = False
     while True:

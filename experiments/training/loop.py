@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import shutil
 import time
 from collections.abc import Iterator
@@ -15,7 +14,7 @@ from typing import Any
 import torch
 
 from experiments import data, machine, tasks
-from experiments.errors import CannotWrite, Diverged, UserError, reason, refusals
+from experiments.errors import CannotWrite, Diverged, UserError, reason, refusals, variable
 from experiments.memory import keep_memory
 from experiments.models import _transform
 from experiments.specs.run import RunSpec
@@ -35,7 +34,7 @@ from sparse_lib.core.algorithm import SparsityAlgorithm
 from sparse_lib.masks.init import SCORED
 
 #: Seconds between two saved states; the variable is for steps of unusual length, and for tests.
-SAVE_EVERY_S = float(os.environ.get("SPARSE_SAVE_EVERY_S", 15.0))
+SAVE_EVERY_S = variable("SPARSE_SAVE_EVERY_S", 15.0)
 #: A state that takes long to save is saved less often: saving takes at most this share of the time.
 SAVE_SHARE = 0.05
 STATUS_EVERY_S = 5.0

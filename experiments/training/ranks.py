@@ -17,12 +17,14 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from experiments.errors import UserError
+from experiments.errors import UserError, variable
 from experiments.training.device import resolve
 from sparse_lib.masks import shards
 
 #: How long ranks wait for one that validates, saves or waits for a lock.
 PATIENCE = timedelta(days=2)
+#: Environment variables by which processes find each other.
+RENDEZVOUS = ("RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
 class Ranks:
@@ -37,10 +39,10 @@ class Ranks:
     """
 
     def __init__(self, strategy: str = "ddp", device: str = "cpu") -> None:
-        self.rank = int(os.environ.get("RANK", 0))
-        self.size = int(os.environ.get("WORLD_SIZE", 1))
+        self.rank = int(variable("RANK", 0))
+        self.size = int(variable("WORLD_SIZE", 1))
         self.strategy = strategy
-        self.device = resolve(device, local_rank=int(os.environ.get("LOCAL_RANK", 0)))
+        self.device = resolve(device, local_rank=int(variable("LOCAL_RANK", 0)))
         self._control: Any = None
         self._parallel: Any = None
         if self.size == 1:
@@ -49,6 +51,10 @@ class Ranks:
             raise UserError("device is 'mps', which trains in one process only")
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
+        if lacking := [key for key in RENDEZVOUS if key not in os.environ]:
+            raise UserError(
+                f"WORLD_SIZE is {self.size}, but {lacking[0]} is not set; torchrun sets it"
+            )
         backend = "nccl" if self.device.type == "cuda" else "gloo"
         if not dist.is_initialized():
             dist.init_process_group(backend, timeout=PATIENCE)

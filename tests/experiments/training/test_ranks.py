@@ -7,9 +7,11 @@ import signal
 import pytest
 import torch
 
+from experiments.errors import UserError
 from experiments.training import exports
 from experiments.training import loop as training
 from experiments.training.interruption import Interrupted
+from experiments.training.ranks import Ranks
 from tests import ranks
 from tests.experiments.training.short import run_training, short_spec
 
@@ -109,3 +111,14 @@ def draw_and_go_on(rank, size, folder):
 
 def test_every_rank_goes_on_with_its_own_random_numbers(tmp_path):
     ranks.run(draw_and_go_on, 2, tmp_path)
+
+
+def test_a_launch_without_a_meeting_place_is_one_sentence(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    with pytest.raises(UserError, match="WORLD_SIZE is 2, but MASTER_ADDR is not set"):
+        Ranks()
+    monkeypatch.setenv("WORLD_SIZE", "two")
+    with pytest.raises(UserError, match="WORLD_SIZE is 'two'; it must be a number"):
+        Ranks()

@@ -1,0 +1,20 @@
+"""The base of all that is read from a person's YAML: types as they are written, ranges, no more."""
+
+from typing import Annotated, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Item = TypeVar("Item")
+#: A list in YAML.
+Several = Annotated[tuple[Item, ...], Field(strict=False)]
+#: What torch and NumPy take.
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
+#: A decay rate of a moving average.
+Decay = Annotated[float, Field(ge=0, lt=1)]
+Betas = Annotated[tuple[Decay, Decay], Field(strict=False)]
+
+
+class Strict(BaseModel):
+    """Frozen; an unknown key is an error, and so is a number as text, ``true`` or infinite."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
