@@ -77,6 +77,13 @@ def word(found: Finding) -> str:
     return f"**{found.word}**{reason}"
 
 
+def short_word(found: Finding) -> str:
+    """The word in bold, and for no test the kind of its reason: the card has all of it."""
+    if found.word.word != NO_TEST:
+        return word(found)
+    return f"**{NO_TEST}**: {found.word.reason.replace(';', ':').split(':')[0]}"
+
+
 def baseline(found: Finding) -> str:
     """How sure the baseline is."""
     if found.claim.check is not None:
@@ -101,14 +108,14 @@ def trend(found: Finding) -> str:
 
 
 def row(found: Finding) -> list[str]:
-    """A row of the nine: result, published, ours, relative, word, baseline, trend."""
+    """A row of the nine: result, published, ours, word, relative, baseline, trend."""
     title = f"[{found.claim.title}](#{found.claim.name})"
     return [
         title,
         published(found),
         ours(found),
+        short_word(found),
         relative(found),
-        word(found),
         baseline(found),
         trend(found),
     ]

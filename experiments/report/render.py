@@ -295,7 +295,7 @@ def render_index(
 
 def _nine(nine: Sequence[Finding], kept: pd.DataFrame | None) -> str:
     """The table of nine rows; beside a committed reference, with yours and whether they agree."""
-    head = ["result", "published", "here, 95% interval", "published / here, relative", "word"]
+    head = ["result", "published", "here, 95% interval", "word", "published / here, relative"]
     head += ["baseline", "other sparsities and budgets"]
     rows = [cards.row(found) for found in nine]
     if kept is not None:
