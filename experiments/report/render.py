@@ -239,6 +239,7 @@ def render_index(
     nine, pooled = ledger.nine(evidence), ledger.forest(evidence)
     with style.sheet():
         figures.save(forest.draw(nine, pooled), out_dir / FOREST, "png")
+    names = {study.name for study in studies}
     finished: list[Record] = []
     for study in studies:
         if (results_dir / study.name / "runs.parquet").exists():
@@ -259,6 +260,7 @@ def render_index(
         shown.append(cards.card(found, evidence, own | pictures))
     context = {
         "scale": evidence.scale,
+        "names": names,
         "sentence": cards.summary(nine),
         "nine": _nine(nine, kept),
         "has_reference": kept is not None,
@@ -288,7 +290,10 @@ def render_index(
         for group in groups
     ]
     write_page(
-        "claims", {"scale": evidence.scale, "groups": rows, "link": cards.link}, out_dir, "claims"
+        "claims",
+        {"scale": evidence.scale, "groups": rows, "link": cards.link, "names": names},
+        out_dir,
+        "claims",
     )
     return write_page("index", context, out_dir)
 
