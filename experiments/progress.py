@@ -36,7 +36,7 @@ class Progress(logging.Filter):
             number = int(vars(record)["job_id"])
             self.finished.add(number)
             record.msg, record.args = self.line(number), ()
-            del record.event  # so that it is printed as it is
+            delattr(record, "event")  # so that it is printed as it is
             return number in self.jobs
         return event not in ("progress", "resources_info") and not str(record.msg).startswith(NOISE)
 

@@ -471,14 +471,15 @@ def checked(config: Mapping[str, Any]) -> dict[str, Any]:
     return config
 
 
-def this_python_first() -> dict[str, str]:
-    """The variable by which jobs that call ``python`` get the one that runs Snakemake.
+def this_python_and_code_first() -> dict[str, str]:
+    """The variables by which jobs that call ``python`` get this interpreter, and this code.
 
-    Its path as a parameter of the rules would make another spelling of it, or a moved folder,
-    train everything anew.
+    The interpreter's path as a parameter of the rules would make another spelling of it, or a moved
+    folder, train everything again.
     """
-    folder = str(Path(sys.executable).parent)
-    return {"PATH": os.pathsep.join([folder, os.environ.get("PATH", os.defpath)])}
+    first = {"PATH": str(Path(sys.executable).parent), "PYTHONPATH": str(ROOT)}
+    rest = {"PATH": os.defpath, "PYTHONPATH": "", **os.environ}
+    return {key: os.pathsep.join(filter(None, [first[key], rest[key]])) for key in first}
 
 
 def wildcards() -> dict[str, str]:

@@ -8,9 +8,6 @@ from snakemake.logging import logger
 
 # The studies are no package: those beside the Snakefile run, wherever its jobs do.
 sys.path.insert(0, workflow.basedir)
-os.environ["PYTHONPATH"] = os.pathsep.join(
-    [workflow.basedir, *filter(None, [os.environ.get("PYTHONPATH")])]
-)
 
 from experiments import preload, progress, request
 from experiments.errors import UserError
@@ -29,7 +26,7 @@ except (UserError, OSError) as error:
     raise WorkflowError(str(error)) from None
 
 os.environ.update(REQUEST.environment)
-os.environ.update(request.this_python_first())
+os.environ.update(request.this_python_and_code_first())
 SCALE = REQUEST.scale
 RESULTS_LOCK = FileLock("results/.lock")
 PROGRESS = progress.Progress()

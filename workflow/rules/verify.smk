@@ -18,8 +18,10 @@ rule verify:
     --config scale=quick, study=NAME or run=ID[,ID...]."""
     input:
         lambda wildcards: asked(REQUEST.verified),
+    log:
+        f"logs/verify/{SCALE}.log",
     localrule: True
     params:
         named=REQUEST.named(),
     shell:
-        "python -m experiments verify --trained {params.named:q}"
+        "python -m experiments verify --trained {params.named:q} 2>&1 | tee {log:q}"
