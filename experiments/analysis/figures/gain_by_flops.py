@@ -35,6 +35,7 @@ COLUMNS = [
     "seeds",
 ]
 MARKS = {0.5: "^", 0.75: "D", 0.9: "v"}
+COLORS = {0.5: "#117733", 0.75: FAMILIES["wide"][1], 0.9: "#AA4499"}
 
 
 def outcome(records: pd.DataFrame) -> Outcome:
@@ -213,7 +214,6 @@ def _by_flops(axes: Axes, table: pd.DataFrame, lengths: pd.DataFrame, found: Out
 
 
 def _by_length(axes: Axes, lengths: pd.DataFrame) -> None:
-    colors = style.level_colors(lengths["sparsity"].unique())
     for index, (level, own) in enumerate(lengths.groupby("sparsity")):
         own = own.sort_values("budget")
         axes.errorbar(
@@ -221,7 +221,7 @@ def _by_length(axes: Axes, lengths: pd.DataFrame) -> None:
             own["gain"],
             yerr=[own["gain"] - own["low"], own["high"] - own["gain"]],
             marker=MARKS.get(level, "s"),
-            color=colors[level],
+            color=COLORS.get(level, INK),
             capsize=2,
             label=f"masks {100 * own['masks'].mean():.0f}%",
         )
