@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from sparse_lib.checks import check_finite
+from sparse_lib.checks import check_bool, check_finite
 from sparse_lib.execution import kernels
 from sparse_lib.execution.costs import Costs
 from sparse_lib.execution.layers import Execution, SparseLayer, skipping_mixin
@@ -99,7 +99,7 @@ def backend(
             from its processor or the environment variable `SPARSE_LIB_SKIP_COSTS`, if None.
 
     Raises:
-        TypeError: The crossover is no number.
+        TypeError: The crossover is no number, ``costs`` no `Costs`, or ``strict`` no bool.
         ValueError: A name is unknown, or the crossover is not in [0, 1].
     """
     if name not in (*EXECUTIONS, *SPECS, "host"):
@@ -109,6 +109,9 @@ def backend(
         raise ValueError(f"execution must be one of {_names(EXECUTIONS)}, got {execution!r}")
     if crossover is not None and not 0 <= check_finite(crossover, "crossover") <= 1:
         raise ValueError(f"crossover must be in [0, 1], got {crossover!r}")
+    if costs is not None and not isinstance(costs, Costs):
+        raise TypeError(f"costs must be sparse_lib.device.Costs, got {costs!r}")
+    check_bool(strict, "strict")
     if name in EXECUTIONS:
         if execution not in (None, name):
             raise ValueError(f"execution must be {name!r} for backend {name!r}, got {execution!r}")

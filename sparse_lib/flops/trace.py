@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
+from sparse_lib.checks import check_integer
 from sparse_lib.layers import LayerDescription, describe, describe_packed
 
 # The rows of an embedding are values of its input, not a weight.
@@ -205,8 +206,8 @@ def example(
         raise ValueError("count takes sequence_length or image_size, not both.")
     sides = (image_size, image_size) if isinstance(image_size, int) else (image_size or ())
     for key, size in [("batch_size", batch_size), ("sequence_length", sequence_length)]:
-        if size is not None and size < 1:
-            raise ValueError(f"{key} is {size}; it must be at least 1.")
+        if size is not None and not 1 <= check_integer(size, key, 1) < 2**31:
+            raise ValueError(f"{key} is {size}; it must be below 2**31")
     place = {name: number for number, (name, _) in enumerate(model.named_modules())}
     # Parameters of no known layer may be used anywhere.
     layers = [layer for layer in describe(model) if layer.layout is not None]

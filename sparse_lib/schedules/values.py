@@ -16,6 +16,7 @@ from torch import nn
 
 from sparse_lib.checks import (
     build,
+    check_bool,
     check_finite,
     check_fraction,
     check_integer,
@@ -381,7 +382,7 @@ class Cycling(HyperParameterSchedule):
         self.values = [check_finite(value, f"values[{i}]") for i, value in enumerate(values)]
         if not self.values:
             raise ValueError("values must hold at least one number")
-        self.repeat = bool(repeat)
+        self.repeat = check_bool(repeat, "repeat")
         self.index = 0
 
     def _at(self, index: int) -> float:
