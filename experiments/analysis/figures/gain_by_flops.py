@@ -50,9 +50,11 @@ def data(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd
     flops = tidy.select(records, "flops_executed").set_index("run")["value"]
     masks = tidy.mask_sparsity(curves)
     runs = evidence.runs[evidence.runs["run"].isin(values.index)]
+    runs = runs[runs["recipe"] != "trunk"]  # its rate never decays: others go on from it
     rows = []
     for (budget, stable), own in runs.groupby(["budget", "stable"]):
-        own = own[own["dataset"] == own["dataset"].mode()[0]]
+        for column in ("dataset", "architecture"):
+            own = own[own[column] == own[column].mode()[0]]
         dense = own[(own["algorithm"] == "dense") & (own["transform"] == "")]
         wide = own[own["transform"].str.contains('"wide"') & ~own["method"].str.contains("retuned")]
         for method, members in wide.groupby("method", sort=False):
