@@ -25,6 +25,7 @@ from sparse_lib.core.applied import Applied, register_hook
 from sparse_lib.core.dense_gradients import DenseGradients
 from sparse_lib.core.driver import Found
 from sparse_lib.core.history import Work
+from sparse_lib.core.mistakes import warn_of_low_sparsity
 from sparse_lib.core.parameter import Clock, SparseParameter, find_parameters, warn
 from sparse_lib.core.registry import constructor_keys, register
 from sparse_lib.core.states import check_state, warn_of_changes, warn_of_seed
@@ -32,9 +33,8 @@ from sparse_lib.core.targets import Levels
 from sparse_lib.masks import shards
 from sparse_lib.masks.init import make_init_method
 from sparse_lib.masks.makers import generator
-from sparse_lib.masks.shapers import NMScoreShaper, ScoreShaper, make_score_shaper
+from sparse_lib.masks.shapers import ScoreShaper, make_score_shaper
 from sparse_lib.rules import Rules, rules_of
-from sparse_lib.schedules.values import Constant
 
 
 class SparsityAlgorithm(Applied):
@@ -127,7 +127,7 @@ class SparsityAlgorithm(Applied):
         self._score_shaper = make_score_shaper(score_shaper)
         self._init = make_init_method(init_method, rules=self.rules)
         self._levels = Levels(0.0 if sparsity is None else sparsity, distribution, rules=self.rules)
-        self._check_level()
+        warn_of_low_sparsity(self)
         self.clock = Clock()
         self.num_updates = 0
         """Mask updates made; index of the random streams, where 0 is initialisation."""
@@ -139,18 +139,6 @@ class SparsityAlgorithm(Applied):
         self._autoupdate = True
         self._target_hooks: OrderedDict[int, Callable] = OrderedDict()
         self._computed_hooks: OrderedDict[int, Callable] = OrderedDict()
-
-    def _check_level(self) -> None:
-        """Warn of a constant sparsity below what N:M masks have at the least."""
-        shaper = self._score_shaper
-        if isinstance(shaper, NMScoreShaper):
-            least = 1 - shaper.n / shaper.m
-            for _, schedule in self._levels.entries:
-                if isinstance(schedule, Constant) and 0 < schedule.value < least:
-                    warn(
-                        f"sparsity is {schedule.value}, but {shaper.n}:{shaper.m} masks have at "
-                        f"least {least:g}, which they will get"
-                    )
 
     def __getstate__(self) -> dict[str, Any]:
         hooks = ("_target_hooks", "_computed_hooks")
@@ -359,7 +347,8 @@ class SparsityAlgorithm(Applied):
     def divide_model(self, model: nn.Module) -> list[tuple[SparsityAlgorithm, Found]]:
         """All parameters of the model that may be sparse."""
         found = list(find_parameters(model))
-        self.agree_on_seed()
+        if self.seed is None:
+            self.seed = distributed.shared_seed(torch.initial_seed())
         if not found:
             warn(f"{type(self).__name__} found no parameter to sparsify")
         return [(self, found)]
@@ -367,11 +356,6 @@ class SparsityAlgorithm(Applied):
     def nothing_to_mask(self) -> str:
         """Why no parameter of a model was taken."""
         return "no parameter is trainable or may be masked"
-
-    def agree_on_seed(self) -> None:
-        """Take the seed of rank 0 where none was given."""
-        if self.seed is None:
-            self.seed = distributed.shared_seed(torch.initial_seed())
 
     # ------------------------------------------------------------------------------ for all uses
 

@@ -30,6 +30,7 @@ from torch.optim import Optimizer
 
 from sparse_lib.core.codes import Codes
 from sparse_lib.core.guard import select_together, watch_readers
+from sparse_lib.core.mistakes import warn_of_lost_state, warn_of_missed_update
 from sparse_lib.core.optimizers import (
     closure_of,
     forget_curvature,
@@ -306,7 +307,7 @@ class Driver:
         if self._looks_for_state:
             self._looks_for_state = False
             for member in self.members:
-                self._check_resume(member, optimizer)
+                warn_of_lost_state(member, optimizer, self._optimizer_was_loaded)
         params = self.params
         for name, sparse in params.items():
             if sparse.module._parameters.get(sparse.param_name) is None:
@@ -318,37 +319,11 @@ class Driver:
             sparse.guard.is_being_written()
         self._check_ties(params)
 
-    def _check_resume(self, member: SparsityAlgorithm, optimizer: Optimizer) -> None:
-        """Warn if masks and optimizer are those of a checkpoint, and the algorithm is new."""
-        if member.state_was_loaded or member.step or not member.updates_masks:
-            return
-        loaded = [sparse for sparse in member.sparse_params.values() if sparse.guard.was_loaded]
-        states = any(optimizer.state.get(sparse.param) for sparse in loaded)
-        if loaded and (self._optimizer_was_loaded or states):
-            warn(
-                "masks and optimizer were loaded from a checkpoint, but the state of "
-                f"{type(member).__name__} was not, so its schedules begin again at step 0; save "
-                "sparsity.state_dict() beside them, and call sparsity.load_state_dict"
-            )
-
     def missed_step(self, count: int) -> None:
-        """Warn, once, of an update that cannot happen since no optimizer drives the algorithms.
-
-        Args:
-            count: How many steps of an optimizer the model has seen.
-        """
-        if self.optimizer is not None or self._told_of_missed:
-            return
-        for member in self.members:
-            moves = member.updates_masks and member.autoupdate and member.num_updates == 0
-            if moves and member.is_update_step(count):
-                self._told_of_missed = True
-                warn(
-                    f"{type(member).__name__} would have updated its masks after optimizer step "
-                    f"{count}, but it was applied to no optimizer, so they never change; call "
-                    "sparsity.apply(optimizer)"
-                )
-                return
+        """Hear of the ``count``-th step that the model has seen of an optimizer."""
+        if self.optimizer is None and not self._told_of_missed:
+            told = (warn_of_missed_update(member, count) for member in self.members)
+            self._told_of_missed = any(told)
 
     def loaded(self, param: Tensor) -> None:
         """Tell algorithms that ``load_state_dict`` wrote a parameter, which is not masked yet."""

@@ -1,0 +1,59 @@
+"""Warnings of what a script most likely did not mean."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch.optim import Optimizer
+
+from sparse_lib.core.parameter import warn
+from sparse_lib.masks.shapers import NMScoreShaper
+from sparse_lib.schedules.values import Constant
+
+if TYPE_CHECKING:
+    from sparse_lib.core.algorithm import SparsityAlgorithm
+
+
+def warn_of_lost_state(member: SparsityAlgorithm, optimizer: Optimizer, was_loaded: bool) -> None:
+    """Warn if masks and optimizer are those of a checkpoint, and the algorithm is new.
+
+    Args:
+        member: An algorithm before a step.
+        optimizer: What drives it.
+        was_loaded: Whether the optimizer loaded a state since it drives.
+    """
+    if member.state_was_loaded or member.step or not member.updates_masks:
+        return
+    loaded = [sparse for sparse in member.sparse_params.values() if sparse.guard.was_loaded]
+    if loaded and (was_loaded or any(optimizer.state.get(sparse.param) for sparse in loaded)):
+        warn(
+            f"masks and optimizer were loaded from a checkpoint, but the state of "
+            f"{type(member).__name__} was not, so its schedules begin again at step 0; save "
+            "sparsity.state_dict() beside them, and call sparsity.load_state_dict"
+        )
+
+
+def warn_of_missed_update(member: SparsityAlgorithm, count: int) -> bool:
+    """Warn if an algorithm without an optimizer would have updated masks after a step."""
+    moves = member.updates_masks and member.autoupdate and member.num_updates == 0
+    if not (moves and member.is_update_step(count)):
+        return False
+    warn(
+        f"{type(member).__name__} would have updated its masks after optimizer step {count}, but "
+        "it was applied to no optimizer, so they never change; call sparsity.apply(optimizer)"
+    )
+    return True
+
+
+def warn_of_low_sparsity(member: SparsityAlgorithm) -> None:
+    """Warn of a constant sparsity below what N:M masks have at the least."""
+    shaper = member.score_shaper
+    if not isinstance(shaper, NMScoreShaper):
+        return
+    least = 1 - shaper.n / shaper.m
+    for _, schedule in member.sparsity.entries:
+        if isinstance(schedule, Constant) and 0 < schedule.value < least:
+            warn(
+                f"sparsity is {schedule.value}, but {shaper.n}:{shaper.m} masks have at least "
+                f"{least:g}, which they will get"
+            )
