@@ -308,37 +308,13 @@ def make_masks_global_topk(
         1, each tensor keeps at least its best weight, in place of the weakest elsewhere. Ties go
         to the earlier tensor and the lower index.
     """
-    if any(map(shards.is_sharded, scores.values())):
-        return _sharded_global_topk(scores, sparsity, rules)
-    flat = {name: comparable(score).reshape(-1) for name, score in scores.items()}
-    sizes = [values.numel() for values in flat.values()]
-    if sum(sizes) == 0:
-        return {name: torch.zeros_like(score, dtype=torch.bool) for name, score in scores.items()}
-    pool = torch.cat(list(flat.values()))
-    keep = rules.count(sparsity, pool.numel())
-    chosen = torch.zeros_like(pool, dtype=torch.bool)
-    if keep and not rules.may_empty:
-        best = [select(values, None, 1, FirstTieBreaker()) for values in flat.values()]
-        chosen = torch.cat(best)
-        keep = max(0, keep - num_true(chosen))
-    rest = select(pool, ~chosen, keep, FirstTieBreaker())
-    parts = (chosen | rest).split(sizes)
-    return {
-        name: part.reshape(score.shape)
-        for (name, score), part in zip(scores.items(), parts, strict=True)
-    }
-
-
-def _sharded_global_topk(
-    scores: Mapping[str, Tensor], sparsity: float, rules: Rules
-) -> dict[str, Tensor]:
     groups = {name: shards.group_of(score) for name, score in scores.items()}
     if len({id(group) for group in groups.values()}) > 1:
         raise ValueError(
             "a decision over all tensors together needs all of them sharded over the same ranks; "
             "call fully_shard on the whole model"
         )
-    group = next(iter(groups.values()))
+    group = next(iter(groups.values()), None)
     flat = [comparable(score).reshape(-1) for score in scores.values()]
     keep = rules.count(sparsity, sum(score.numel() for score in scores.values()))
     best = [torch.zeros_like(values, dtype=torch.bool) for values in flat]
@@ -346,13 +322,14 @@ def _sharded_global_topk(
         best = [select_flat(values, None, 1, FirstTieBreaker(), group) for values in flat]
         keep = max(0, keep - shards.total(sum(map(num_true, best)), group))
     rest = [(values, ~mask) for values, mask in zip(flat, best, strict=True)]
-    if group is None:
-        pool, among = (torch.cat(parts) for parts in zip(*rest, strict=True))
-        chosen = list(
-            select_flat(pool, among, keep, FirstTieBreaker()).split([v.numel() for v in flat])
-        )
-    else:
+    if group is not None:
         chosen = shards.select(rest, keep, FirstTieBreaker(), group)
+    elif rest:
+        pool, among = (torch.cat(parts) for parts in zip(*rest, strict=True))
+        sizes = [values.numel() for values in flat]
+        chosen = list(select_flat(pool, among, keep, FirstTieBreaker()).split(sizes))
+    else:
+        chosen = []
     return {
         name: shards.as_shard((own | more).reshape(shards.local(score).shape), score)
         for (name, score), own, more in zip(scores.items(), best, chosen, strict=True)
