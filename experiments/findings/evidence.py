@@ -169,7 +169,7 @@ def load(scale: str) -> Evidence:
             records.append(tidy.read_records(path))
         elif study.runs:
             records.append(_committed(study))
-    if not any(map(len, records)):
+    if not records:
         raise UserError(
             f"scale {scale!r} has no results yet: `snakemake reproduce --config scale={scale}` "
             "makes them"
