@@ -57,18 +57,24 @@ class Request:
         run = self.config["run"]
         self.again = [] if run is None else find_runs(str(run))
         self.scale: str = self.again[0].scale if self.again else self.config["scale"]
-        self.studies = {name: load_study(name) for name in study_names()}
+        #: What is wrong with studies that nothing was asked of, by their names.
+        self.broken: dict[str, SpecError] = {}
+        self.runs(self.scale)
+        asked = [self.config["study"], *(study for run in self.again for study in run.studies)]
+        for name in self.broken:
+            if name in asked or (self.config["study"] == "all" and not self.again):
+                raise self.broken[name]
+        self.studies = {name: load_study(name) for name in study_names() if name not in self.broken}
         self._evaluation_hashes: dict[tuple, str] = {}
         self.reruns, unfinished = read_reruns()
         if unfinished != sorted(run.id for run in self.again):  # else the same command goes on
             for chosen in self.again:
                 self.reruns[chosen.id] = self.reruns.get(chosen.id, 0) + 1
-        self.runs(self.scale)
 
     @functools.cache  # noqa: B019 (one request lives as long as its process)
     def runs(self, scale: str) -> dict[str, Run]:
         """All runs of a scale by id."""
-        return all_runs(scale)
+        return all_runs(scale, broken=self.broken)
 
     def run(self, wildcards: Any) -> Run:
         """The run that a rule's wildcards ``scale`` and ``run`` name."""
@@ -91,8 +97,8 @@ class Request:
         return found
 
     def warnings(self) -> list[str]:
-        """Sentences on missing data, and on a study that has nothing at the scale."""
-        found = []
+        """Sentences on missing data, broken studies, and one that has nothing at the scale."""
+        found = [f"{name} is left out: {error}" for name, error in self.broken.items()]
         if self.again or self.config["reuse"] != "only":
             runs = self.again or [
                 run
@@ -128,7 +134,12 @@ class Request:
             return  # nothing is trained
         self._check_shares()
         specs = []
-        for spec in (run.spec for run in self.runs(self.scale).values()):
+        study = self.config["study"]
+        one = [] if study == "all" or self.again else ["--study", study]
+        for run in self.runs(self.scale).values():
+            if one and study not in run.studies:
+                continue
+            spec = run.spec
             specs.append((spec.mask_config(), spec.final_sparsity, spec.recipe.steps, spec.suite))
             if spec.transform is not None:
                 specs.append((spec.transform.to_json(), spec.model.model_dump(), spec.data.label))
@@ -142,7 +153,7 @@ class Request:
             return
         done = subprocess.run(
             [sys.executable, "-m", "experiments", "check"]
-            + ["--scale", self.scale, "--device", device],
+            + ["--scale", self.scale, "--device", device, *one],
             capture_output=True,
             text=True,
             cwd=ROOT,

@@ -11,8 +11,9 @@ import typer
 
 from experiments.cli.options import app, check_device
 from experiments.errors import UserError, reason, refusals
-from experiments.specs.expand import all_runs
+from experiments.specs.expand import all_runs, study_runs
 from experiments.specs.lookup import find_run
+from experiments.specs.read import load_study
 from experiments.specs.run import Run
 from experiments.specs.schema import SCALES, SpecError
 from experiments.store import paths
@@ -27,11 +28,14 @@ MOST_LAYERS = 200
 @app.command()
 def check(
     scale: Annotated[str | None, typer.Option(help="one scale; default: all")] = None,
+    study: Annotated[str | None, typer.Option(help="one study; default: all")] = None,
     device: Annotated[str, typer.Option(help="also check that this machine has it")] = "cpu",
 ) -> None:
     """Validate studies, suites and sparsity configurations, and that a device is here."""
     check_device(device)
-    check_runs(run for name in ([scale] if scale else SCALES) for run in all_runs(name).values())
+    for name in [scale] if scale else SCALES:
+        runs = all_runs(name).values() if study is None else study_runs(load_study(study), name)
+        check_runs(runs)
 
 
 def check_runs(runs: Iterable[Run]) -> None:

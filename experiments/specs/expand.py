@@ -14,6 +14,7 @@ from experiments.specs.read import (
     load_study,
     one_sentence,
     read_single,
+    sound_studies,
     study_names,
 )
 from experiments.specs.run import FirstPhase, Run, RunSpec
@@ -279,8 +280,15 @@ def study_runs(study: Study, scale: str) -> list[Run]:
     return list(runs.values())
 
 
-def all_runs(scale: str, *, folder: Path | None = None) -> dict[str, Run]:
+def all_runs(
+    scale: str, *, folder: Path | None = None, broken: dict[str, SpecError] | None = None
+) -> dict[str, Run]:
     """Runs of all studies by id; a run that two studies share trains once.
+
+    Args:
+        scale: Name of the scale.
+        folder: Of the studies; None takes the repository's.
+        broken: Receives what is wrong with a study, which is left out, by its name; None raises it.
 
     Raises:
         SpecError: when a study is wrong, or one id stands for two different specs.
@@ -288,8 +296,15 @@ def all_runs(scale: str, *, folder: Path | None = None) -> dict[str, Run]:
     check_choice("scale", scale, SCALES)
     runs: dict[str, Run] = {}
     for name in study_names(folder):
-        study = load_study(name, folder=folder)
-        for run in study_runs(study, scale):
+        try:
+            study = load_study(name, folder=folder)
+            own = study_runs(study, scale)
+        except SpecError as error:
+            if broken is None:
+                raise
+            broken[name] = error
+            continue
+        for run in own:
             known = runs.setdefault(run.id, run)
             if known is run:
                 continue
@@ -303,10 +318,11 @@ def all_runs(scale: str, *, folder: Path | None = None) -> dict[str, Run]:
 
 
 def computation_costs(scale: str, *, folder: Path | None = None) -> dict[str, float]:
-    """Expected core-seconds of the computations of all studies; each is made once."""
+    """Expected core-seconds of the computations of all sound studies; each is made once."""
     costs: dict[str, float] = {}
-    for name in study_names(folder):
-        for computation in load_study(name, folder=folder).computations:
+    names = study_names(folder) if folder else ()
+    for study in [load_study(name, folder=folder) for name in names] or sound_studies():
+        for computation in study.computations:
             cost = computation.cost(scale)
             costs[computation.name] = max(cost, costs.get(computation.name, 0.0))
     return costs

@@ -18,24 +18,40 @@ RUNS_OF = "`python -m experiments plan --scale {}`"
 
 
 def known_runs(*scales: Scale) -> dict[str, Run]:
-    """Runs of all studies by id, at these scales or all; read again only when a file changes."""
-    stamp = tuple((path, path.stat().st_mtime_ns) for path in study_files())
+    """Runs of all sound studies by id, at these scales or all; read again when a file changes."""
     found: dict[str, Run] = {}
     for scale in scales or SCALES:
-        found |= _known_runs(stamp, scale)
+        found |= _known_runs(_stamp(), scale)[0]
     return found
 
 
+def broken_studies(*scales: Scale) -> dict[str, SpecError]:
+    """What is wrong with studies at these scales or all, by their names."""
+    found: dict[str, SpecError] = {}
+    for scale in scales or SCALES:
+        found |= _known_runs(_stamp(), scale)[1]
+    return found
+
+
+def _stamp() -> tuple[Any, ...]:
+    return tuple((path, path.stat().st_mtime_ns) for path in study_files())
+
+
 @functools.lru_cache(maxsize=len(SCALES))
-def _known_runs(_stamp: Any, scale: Scale) -> dict[str, Run]:
-    return all_runs(scale)
+def _known_runs(_stamp: Any, scale: Scale) -> tuple[dict[str, Run], dict[str, SpecError]]:
+    broken: dict[str, SpecError] = {}
+    return all_runs(scale, broken=broken), broken
 
 
 def find_run(run_id: str) -> Run:
     """The run with this id; raises `SpecError`."""
     prefix = run_id.split("__")[0]
     scales: list[Scale] = [scale for scale in SCALES if scale == prefix]
-    check_choice("run", run_id, known := known_runs(*scales), RUNS_OF.format(*scales, "SCALE"))
+    known = known_runs(*scales)
+    if run_id not in known:
+        for error in broken_studies(*scales).values():
+            raise error  # the run may be one of its study
+    check_choice("run", run_id, known, RUNS_OF.format(*scales, "SCALE"))
     return known[run_id]
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -70,9 +70,29 @@ def load_study(name: str, *, folder: Path | None = None) -> Study:
     path = folder / f"{name}.yaml"
     if not path.is_file():
         check_study(name)
+    try:
+        return _load(path)
+    except SpecError:
+        with one_sentence(path):
+            others = _likened(path.read_text(), folder)
+        for other in others:  # what is wrong with one of them is told of its own file
+            _load(folder / f"{other}.yaml")
+        raise
+
+
+def _load(path: Path) -> Study:
     with one_sentence(path):
         text = path.read_text()
-        return _read_study(path.stem, text, tuple(sorted(_likened(text, folder).items())))
+        return _read_study(path.stem, text, tuple(sorted(_likened(text, path.parent).items())))
+
+
+def sound_studies() -> list[Study]:
+    """All studies but those whose files are wrong."""
+    found = []
+    for name in study_names():
+        with suppress(SpecError):
+            found.append(load_study(name))
+    return found
 
 
 def _likened(text: str, folder: Path) -> dict[str, str]:

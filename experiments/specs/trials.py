@@ -8,7 +8,7 @@ from typing import Any
 
 from experiments.specs.expand import study_runs, unscheduled
 from experiments.specs.planned import PlannedStudy
-from experiments.specs.read import load_study, study_names
+from experiments.specs.read import load_study, sound_studies
 from experiments.specs.run import RunSpec
 from experiments.specs.schema import Scale, Study
 
@@ -30,7 +30,7 @@ def place_of(spec: RunSpec) -> tuple[Any, ...]:
 def tried(scale: Scale) -> dict[tuple[Any, ...], dict[float, frozenset[float]]]:
     """The learning rates that the studies of trials try, by `place_of`, then by sparsity."""
     found: dict[tuple[Any, ...], dict[float, frozenset[float]]] = {}
-    for study in map(load_study, study_names()):
+    for study in sound_studies():
         if not study.trials or not study.scales.get(scale):
             continue
         for spec in (run.spec for run in study_runs(study, scale)):

@@ -6,7 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from experiments.specs.expand import all_runs
 from experiments.specs.lookup import known_runs
+from experiments.specs.schema import SCALES
 from experiments.store import parquet, paths, reference
 from experiments.store.io import read_json
 from experiments.store.record import read_record
@@ -28,8 +30,11 @@ def fold(records: Iterable[Mapping[str, Any]]) -> list[Path]:
 
     Returns:
         The files that changed.
+
+    Raises:
+        UserError: If a study is wrong, whose records would be dropped.
     """
-    planned = known_runs()
+    planned = {run.id: run for scale in SCALES for run in all_runs(scale).values()}
     old = sorted({entry.folder for entry in reference.entries().values()})
     folders: dict[Path, dict[str, Mapping[str, Any]]] = {folder: {} for folder in old}
     committed = [record for folder in old for record in parquet.read(folder)]

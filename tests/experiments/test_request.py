@@ -1,6 +1,7 @@
 """What one command asks for: its configuration, and the files behind its pages."""
 
 import json
+import shutil
 from types import SimpleNamespace
 
 import pytest
@@ -8,7 +9,7 @@ import yaml
 
 from experiments import request
 from experiments.errors import UserError
-from experiments.specs import cost, trials
+from experiments.specs import cost, read, trials
 from experiments.specs.code import ROOT
 from experiments.specs.expand import all_runs
 from experiments.specs.read import load_study, study_names
@@ -300,8 +301,25 @@ def test_a_ledger_follows_the_rates_that_trials_try(monkeypatch):
     asked = ask()
     before = [asked.study_hash(name, "small") for name in (STUDY, "erk")]
     trials.tried.cache_clear()
-    names = [name for name in study_names() if name != "sparsity_library_tuning"]
-    monkeypatch.setattr(trials, "study_names", lambda: names)
+    others = [s for s in read.sound_studies() if s.name != "sparsity_library_tuning"]
+    monkeypatch.setattr(trials, "sound_studies", lambda: others)
     after = [asked.study_hash(name, "small") for name in (STUDY, "erk")]
     trials.tried.cache_clear()
     assert before[0] != after[0] and before[1] == after[1]
+
+
+def test_a_broken_study_blocks_itself_alone(monkeypatch, tmp_path):
+    """Studies that take methods from it are left out too; each sentence names the wrong file."""
+    studies = tmp_path / "studies"
+    shutil.copytree(read.STUDIES, studies)
+    file = studies / f"{STUDY}.yaml"
+    file.write_text(file.read_text().replace("\nmethods:", "\nmethodz:"))
+    monkeypatch.setattr(read, "STUDIES", studies)
+    with pytest.raises(SpecError, match=f"^{STUDY}.yaml: unknown key methodz"):
+        ask()
+    asked = ask(study="spdf")
+    said = [text for text in asked.warnings() if text.startswith(f"{STUDY} is left out: ")]
+    assert len(said) == 1 and f"{STUDY}.yaml: unknown key methodz" in said[0]
+    assert STUDY not in asked.studies and asked.pages("smoke")
+    with pytest.raises(SpecError, match=f"^{STUDY}.yaml: unknown key methodz"):
+        ask(study="device")  # it takes methods from the broken one
