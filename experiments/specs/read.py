@@ -82,7 +82,7 @@ def load_study(name: str, *, folder: Path | None = None) -> Study:
 
 def _load(path: Path) -> Study:
     with one_sentence(path):
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")
         return _read_study(path.stem, text, tuple(sorted(_likened(text, path.parent).items())))
 
 
