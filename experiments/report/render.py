@@ -348,8 +348,12 @@ def publish(scale_dir: Path, reports_dir: Path) -> Path:
         shutil.copyfile(page, target / "README.md")
         for picture in sorted((page.parent / "figures").glob("*.png")):
             shutil.copyfile(picture, target / "figures" / picture.name)
-    for name in ("README.md", "policy.md"):
+    for name in ("README.md", "claims.md", "replication.png", "findings.csv", "commands.csv"):
         shutil.copyfile(scale_dir / name, reports_dir / name)
+    for name in ("index.html", "claims.html"):  # pages of studies are committed as Markdown alone
+        page = (scale_dir / name).read_text(encoding="utf-8")
+        made = page.replace('/index.html"', '/README.md"')
+        (reports_dir / name).write_text(made, encoding="utf-8")
     return reports_dir / "README.md"
 
 

@@ -142,7 +142,7 @@ def planned(specs, **fields):
     """A study whose runs have these specs in JSON."""
     runs = [Run(RunSpec.model_validate(one)) for one in specs]
     blank = {"title": "", "source": "", "description": "", "tables": [], "figures": []}
-    return PlannedStudy.model_validate({**blank, **fields, "runs": runs})
+    return PlannedStudy.model_validate({**blank, **fields, "runs": tuple(runs)})
 
 
 #: Loss above dense of each algorithm at 80%, in nats; it grows by half at 90% and doubles at 95%.

@@ -1,5 +1,7 @@
 """Pages from findings: what they say, and what they refuse."""
 
+import re
+
 import pytest
 
 from experiments.findings.claim import nine
@@ -9,6 +11,7 @@ from experiments.report import cards, render
 from experiments.specs.lookup import planned_study
 from experiments.specs.read import load_study
 from experiments.specs.schema import Answer, SpecError
+from tests.experiments.report.example import make_site
 
 
 def finding(word: str, size: str = "") -> Finding:
@@ -57,3 +60,14 @@ def test_columns_in_which_nothing_is_known_are_not_printed():
 def test_numbers_have_signs_and_no_value_is_a_dash():
     assert cards.number(-0.0117, 3) == "−0.012"
     assert cards.number(float("nan"), 2) == "–"
+
+
+def test_published_report_has_the_front_page_and_no_dead_link(tmp_path):
+    front, *_ = make_site(tmp_path / "small")
+    out = tmp_path / "reports"
+    out.mkdir()
+    assert render.publish(front.parent, out) == out / "README.md"
+    for page in (out / "index.html", out / "claims.html"):
+        links = re.findall(r'(?:href|src)="([^"#:]+)["#]', page.read_text())
+        assert [link for link in links if not (out / link).is_file()] == []
+        assert links
