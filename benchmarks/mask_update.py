@@ -77,7 +77,7 @@ def make_topk(num_layers: int, sparsity: float, dtype: torch.dtype) -> Callable[
 
     def topk() -> None:
         for weight in weights:
-            torch.topk(weight, sl.num_nonzero(sparsity, weight.numel()), sorted=False)
+            torch.topk(weight, sl.masks.num_nonzero(sparsity, weight.numel()), sorted=False)
 
     return topk
 

@@ -14,8 +14,17 @@
 (64, 256)
 """
 
-from sparse_lib import algorithms, checkpoint, device, ift, masks, optim, schedules
-from sparse_lib.activations import TopKActivation
+from sparse_lib import (  # noqa: F401 (reached as sl.masks, ...)
+    activations,
+    algorithms,
+    checkpoint,
+    compat,
+    device,
+    ift,
+    masks,
+    optim,
+    schedules,
+)
 from sparse_lib.algorithms.acdc import ACDC
 from sparse_lib.algorithms.chts import CHTs
 from sparse_lib.algorithms.gmp import GMP
@@ -31,104 +40,45 @@ from sparse_lib.algorithms.static import Static
 from sparse_lib.algorithms.topk import TopK
 from sparse_lib.algorithms.topkast import TopKAST
 from sparse_lib.checkpoint import densify, finalize, is_sparse, load_checkpoint
-from sparse_lib.compat.optimizers import BaseHyperParameter, BaseSparsityOptimizer
-from sparse_lib.compat.wrapper import (
-    SparsityWrapperOptimizer,
-    configure_sparsity_optimizer,
-    configure_sparsity_wrapper,
-)
 from sparse_lib.configure import configure
-from sparse_lib.core import metrics
 from sparse_lib.core.algorithm import SparsityAlgorithm
 from sparse_lib.core.drop_and_grow import DropAndGrow
 from sparse_lib.core.dynamic import DynamicSparsityAlgorithm
 from sparse_lib.core.group import Group
 from sparse_lib.core.hidden import HiddenWeights
-from sparse_lib.core.parameter import SparseParameter
 from sparse_lib.finetune import keep_zeros
 from sparse_lib.flops.model import count as count_flops
-from sparse_lib.masks import distributions, init
-from sparse_lib.masks.counts import num_nonzero
-from sparse_lib.masks.makers import (
-    make_mask_drop_minimum,
-    make_mask_grow_maximum,
-    make_mask_topk_sparsity,
-)
-from sparse_lib.masks.shapers import (
-    BlockScoreShaper,
-    FirstTieBreaker,
-    InputGroupScoreShaper,
-    NMScoreShaper,
-    OutputGroupScoreShaper,
-    RandomTieBreaker,
-    ScoreFlattener,
-    ScoreShaper,
-    ScoreTieBreaker,
-)
 from sparse_lib.preview import plan
-from sparse_lib.schedules.updates import UpdateSchedule
-from sparse_lib.schedules.values import HyperParameterSchedule
 
 __version__ = "0.1.0"
 
+# What a script types; everything else is reached by its module, such as sl.masks.num_nonzero.
 __all__ = [
     "ACDC",
-    "GMP",
-    "SET",
-    "SRSTE",
-    "BaseHyperParameter",
-    "BaseSparsityOptimizer",
-    "BlockScoreShaper",
     "CHTs",
     "DropAndGrow",
     "DynamicSparsityAlgorithm",
-    "FirstTieBreaker",
+    "GMP",
     "GraNet",
     "Group",
     "HiddenWeights",
-    "HyperParameterSchedule",
-    "InputGroupScoreShaper",
-    "NMScoreShaper",
-    "OutputGroupScoreShaper",
-    "RandomTieBreaker",
     "RandomPruning",
     "RigL",
-    "ScoreFlattener",
-    "ScoreShaper",
-    "ScoreTieBreaker",
-    "SparseParameter",
-    "SparsityAlgorithm",
-    "SparsityWrapperOptimizer",
+    "SET",
     "SNFS",
+    "SRSTE",
     "SRigL",
-    "Static",
     "SaliencyPruning",
+    "SparsityAlgorithm",
+    "Static",
     "TopK",
     "TopKAST",
-    "TopKActivation",
-    "UpdateSchedule",
-    "algorithms",
-    "checkpoint",
     "configure",
-    "configure_sparsity_optimizer",
-    "configure_sparsity_wrapper",
     "count_flops",
     "densify",
-    "device",
-    "distributions",
     "finalize",
-    "ift",
-    "init",
     "is_sparse",
     "keep_zeros",
     "load_checkpoint",
-    "make_mask_drop_minimum",
-    "make_mask_grow_maximum",
-    "make_mask_topk_sparsity",
-    "masks",
-    "metrics",
-    "num_nonzero",
-    "optim",
     "plan",
-    "schedules",
 ]

@@ -55,6 +55,8 @@ def configure(config: Any) -> Group | None:
     Raises:
         SettingError: If a key, a name, or the type or value of one is not allowed; it names it.
 
+    A ``param_filter`` that matches no parameter is refused when the group is applied.
+
     >>> configure({"algorithm": "rigl", "sparsity": 0.8, "update": {"freq": 100}})[0].drop_fraction
     0.3
     """
@@ -78,6 +80,7 @@ def configure(config: Any) -> Group | None:
         raise SettingError(
             f"a sparsity config must be a number, a dict or a list of dicts, not {config!r}"
         )
+    group.must_match = True
     return group
 
 

@@ -3,7 +3,7 @@
 >>> import sparse_lib as sl
 >>> class Largest(sl.DynamicSparsityAlgorithm):
 ...     def update_mask(self, p, mask, sparsity):
-...         return sl.make_mask_topk_sparsity(p.abs(), sparsity)
+...         return sl.masks.make_mask_topk_sparsity(p.abs(), sparsity)
 >>> check_algorithm(Largest)
 
 In a file of tests: ``@pytest.mark.parametrize("check", CHECKS)``, and ``check(Case(Largest))``.

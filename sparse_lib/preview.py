@@ -358,7 +358,7 @@ def num_kept(
     shaper = algorithm.score_shaper or ScoreFlattener()
     pools, _ = shaper.for_layer(layout)(torch.empty(shape, device="meta"))
     pools = pools.reshape(-1, pools.shape[-1])
-    return pools.shape[0] * shaper.count(sparsity, pools.shape[1], rules=algorithm.rules)
+    return pools.shape[0] * shaper.count(sparsity, pools.shape[1], compat=algorithm.rules)
 
 
 def _planned(

@@ -11,6 +11,7 @@ from torch import Tensor
 from sparse_lib.core.dynamic import DynamicSparsityAlgorithm
 from sparse_lib.core.parameter import SparseParameter
 from sparse_lib.masks.makers import make_mask_topk_sparsity, visible_magnitude
+from sparse_lib.schedules import Level, Updates
 
 
 class ACDC(DynamicSparsityAlgorithm):
@@ -35,8 +36,8 @@ class ACDC(DynamicSparsityAlgorithm):
 
     def __init__(
         self,
-        sparsity: Any = None,
-        update: Any = None,
+        sparsity: Level | None = None,
+        update: Updates | None = None,
         init_method: str | Callable = "topk",
         **kwargs: Any,
     ) -> None:
@@ -56,7 +57,7 @@ class ACDC(DynamicSparsityAlgorithm):
         if not self.compressed:
             return torch.ones_like(mask)
         return make_mask_topk_sparsity(
-            visible_magnitude(p), sparsity, self.score_shaper, rules=self.rules
+            visible_magnitude(p), sparsity, self.score_shaper, compat=self.rules
         )
 
     def targets_at(self, step: int) -> dict[str, float]:

@@ -13,6 +13,7 @@ from sparse_lib.core.parameter import SparseParameter
 from sparse_lib.masks import shards
 from sparse_lib.masks.makers import make_mask_grow_maximum, random_score, visible_magnitude
 from sparse_lib.rules import rules_of
+from sparse_lib.schedules import Level, Updates
 from sparse_lib.schedules.values import make_hyperparameter_schedule
 
 REMOVALS = ("magnitude", "relative")
@@ -54,11 +55,11 @@ class CHTs(DropAndGrow):
 
     def __init__(
         self,
-        sparsity: Any = None,
-        update: Any = None,
+        sparsity: Level | None = None,
+        update: Updates | None = None,
         init_method: str | Callable = "random",
         *,
-        delta: Any = 0.5,
+        delta: Level = 0.5,
         removal: str = "magnitude",
         growth: str = "sample",
         **kwargs: Any,
@@ -72,7 +73,7 @@ class CHTs(DropAndGrow):
                     f"{key} must be one of {', '.join(map(str, allowed))}, not {value!r}"
                 )
         rules = rules_of(kwargs.get("compat"))
-        self.delta_schedule = make_hyperparameter_schedule(delta, key="delta", rules=rules)
+        self.delta_schedule = make_hyperparameter_schedule(delta, key="delta", compat=rules)
         self.removal, self.growth = removal, growth
         super().__init__(sparsity, update, init_method, **kwargs)
 
@@ -112,7 +113,7 @@ class CHTs(DropAndGrow):
             ),
             p.detach(),
         )
-        options: dict[str, Any] = {"score_shaper": self.score_shaper, "rules": self.rules}
+        options: dict[str, Any] = {"score_shaper": self.score_shaper, "compat": self.rules}
         return make_mask_grow_maximum(key, kept, sparsity, count, **options)
 
     def _links(self, p: Tensor, mask: Tensor) -> Tensor:

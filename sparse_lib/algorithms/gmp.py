@@ -10,6 +10,7 @@ from torch import Tensor
 
 from sparse_lib.core.dynamic import DynamicSparsityAlgorithm
 from sparse_lib.masks.makers import make_mask_topk_sparsity, visible_magnitude
+from sparse_lib.schedules import Level, Updates
 
 
 class GMP(DynamicSparsityAlgorithm):
@@ -35,8 +36,8 @@ class GMP(DynamicSparsityAlgorithm):
 
     def __init__(
         self,
-        sparsity: Any = None,
-        update: Any = None,
+        sparsity: Level | None = None,
+        update: Updates | None = None,
         init_method: str | Callable = "random",
         *,
         tie_breaker: str = "first",
@@ -56,5 +57,5 @@ class GMP(DynamicSparsityAlgorithm):
             score_shaper=self.score_shaper,
             tie_breaker=self.tie_breaker,
             generator=self.generator(p) if self.tie_breaker == "random" else None,
-            rules=self.rules,
+            compat=self.rules,
         )

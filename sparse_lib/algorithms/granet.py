@@ -17,6 +17,7 @@ from sparse_lib.masks.makers import (
     make_masks_global_topk,
     visible_magnitude,
 )
+from sparse_lib.schedules import Level, Updates
 
 PRUNING = ("tensor", "global")
 
@@ -49,8 +50,8 @@ class GraNet(RigL):
 
     def __init__(
         self,
-        sparsity: Any = None,
-        update: Any = None,
+        sparsity: Level | None = None,
+        update: Updates | None = None,
         init_method: str | Callable = "random",
         *,
         pruning: str = "tensor",
@@ -75,7 +76,7 @@ class GraNet(RigL):
         total = sum(sparse.param.numel() for sparse in params.values())
         zeros = sum(targets[name] * sparse.param.numel() for name, sparse in params.items())
         scores = {n: torch.where(s.mask, visible_magnitude(s.param), -1) for n, s in params.items()}
-        pruned = make_masks_global_topk(scores, round(zeros / total, 12), rules=self.rules)
+        pruned = make_masks_global_topk(scores, round(zeros / total, 12), compat=self.rules)
         masks = {}
         for name, sparse in params.items():
             kept, count = make_mask_drop_minimum(scores[name], pruned[name], self.drop_fraction)

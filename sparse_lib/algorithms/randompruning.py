@@ -25,5 +25,5 @@ class RandomPruning(GMP):
             torch.where(mask, score, score - 1),
             sparsity,
             score_shaper=self.score_shaper,
-            rules=self.rules,
+            compat=self.rules,
         )

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from sparse_lib.core.drop_and_grow import DropAndGrow
 from sparse_lib.masks.shapers import InputGroupScoreShaper, OutputGroupScoreShaper
+from sparse_lib.schedules import Level, Updates
 
 
 class RigL(DropAndGrow):
@@ -38,11 +39,11 @@ class RigL(DropAndGrow):
 
     def __init__(
         self,
-        sparsity: Any = None,
-        update: Any = None,
+        sparsity: Level | None = None,
+        update: Updates | None = None,
         init_method: str | Callable = "random",
         *,
-        drop_fraction: Any = 0.3,
+        drop_fraction: Level = 0.3,
         balance_in_groups: int | None = None,
         balance_out_groups: int | None = None,
         **kwargs: Any,

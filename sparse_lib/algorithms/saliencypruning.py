@@ -35,5 +35,5 @@ class SaliencyPruning(GMP):
             torch.where(mask, score, -1),
             sparsity,
             score_shaper=self.score_shaper,
-            rules=self.rules,
+            compat=self.rules,
         )

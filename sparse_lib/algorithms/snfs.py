@@ -20,6 +20,7 @@ from sparse_lib.masks.makers import (
     make_masks_global_topk,
     visible_magnitude,
 )
+from sparse_lib.schedules import Level, Updates
 
 REDISTRIBUTIONS = ("none", "momentum")
 
@@ -56,8 +57,8 @@ class SNFS(DropAndGrow):
 
     def __init__(
         self,
-        sparsity: Any = None,
-        update: Any = None,
+        sparsity: Level | None = None,
+        update: Updates | None = None,
         init_method: str | Callable = "random",
         *,
         momentum: float = 0.9,

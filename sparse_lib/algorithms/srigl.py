@@ -16,6 +16,7 @@ from sparse_lib.masks import shards
 from sparse_lib.masks.counts import num_nonzero, num_true
 from sparse_lib.masks.makers import add_best, make_mask_drop_minimum, visible_magnitude
 from sparse_lib.masks.shapers import OutputGroupScoreShaper
+from sparse_lib.schedules import Level, Updates
 
 
 class SRigL(RigL):
@@ -48,8 +49,8 @@ class SRigL(RigL):
 
     def __init__(
         self,
-        sparsity: Any = None,
-        update: Any = None,
+        sparsity: Level | None = None,
+        update: Updates | None = None,
         init_method: str | Callable = "random",
         *,
         ablation: float = 0.3,

@@ -11,6 +11,7 @@ from torch import Tensor
 from sparse_lib.checks import check_finite
 from sparse_lib.core.hidden import HiddenWeights
 from sparse_lib.masks.makers import make_mask_topk_sparsity, visible_magnitude
+from sparse_lib.schedules import Level, Updates
 
 
 class SRSTE(HiddenWeights):
@@ -36,8 +37,8 @@ class SRSTE(HiddenWeights):
 
     def __init__(
         self,
-        sparsity: Any = None,
-        update: Any = None,
+        sparsity: Level | None = None,
+        update: Updates | None = None,
         init_method: str | Callable = "topk",
         *,
         decay: float = 2e-4,
@@ -55,5 +56,5 @@ class SRSTE(HiddenWeights):
     def update_mask(self, p: Tensor, mask: Tensor, sparsity: float) -> Tensor:
         """The largest values of all."""
         return make_mask_topk_sparsity(
-            visible_magnitude(p), sparsity, self.score_shaper, rules=self.rules
+            visible_magnitude(p), sparsity, self.score_shaper, compat=self.rules
         )

@@ -16,6 +16,7 @@ from sparse_lib.core.parameter import SparseParameter, warn
 from sparse_lib.masks import shards
 from sparse_lib.masks.makers import make_mask_topk_sparsity, visible_magnitude
 from sparse_lib.masks.shapers import InputGroupScoreShaper, OutputGroupScoreShaper
+from sparse_lib.schedules import Level, Updates
 
 
 class TopK(DynamicSparsityAlgorithm):
@@ -49,8 +50,8 @@ class TopK(DynamicSparsityAlgorithm):
 
     def __init__(
         self,
-        sparsity: Any = None,
-        update: Any = None,
+        sparsity: Level | None = None,
+        update: Updates | None = None,
         init_method: str | Callable = "topk",
         *,
         min_per_output: int = 0,
@@ -117,7 +118,7 @@ class TopK(DynamicSparsityAlgorithm):
             score = score.double()  # in which magnitudes that differ do so after a sum, too
             score = torch.where(due, score + score.max() + 1, score)
         return make_mask_topk_sparsity(
-            score, sparsity, score_shaper=self.score_shaper, rules=self.rules
+            score, sparsity, score_shaper=self.score_shaper, compat=self.rules
         )
 
     def initial_mask(self, sparse: SparseParameter, sparsity: float) -> Tensor:

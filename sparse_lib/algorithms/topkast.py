@@ -15,7 +15,7 @@ from sparse_lib.core.parameter import SparseParameter
 from sparse_lib.masks import shards
 from sparse_lib.masks.counts import num_true
 from sparse_lib.masks.makers import make_mask_topk_sparsity, visible_magnitude
-from sparse_lib.rules import rules_of
+from sparse_lib.schedules import Level, Updates
 from sparse_lib.schedules.values import make_hyperparameter_schedule
 
 
@@ -48,18 +48,18 @@ class TopKAST(HiddenWeights):
 
     def __init__(
         self,
-        sparsity: Any = None,
-        update: Any = None,
+        sparsity: Level | None = None,
+        update: Updates | None = None,
         init_method: str | Callable = "topk",
         *,
-        backward_sparsity: Any = None,
+        backward_sparsity: Level | None = None,
         regularization: float = 0.0,
         **kwargs: Any,
     ) -> None:
         self.backward_schedule = make_hyperparameter_schedule(
             0.0 if backward_sparsity is None else backward_sparsity,
             key="backward_sparsity",
-            rules=rules_of(kwargs.get("compat")),
+            compat=kwargs.get("compat"),
         )
         numbers = isinstance(sparsity, int | float), isinstance(backward_sparsity, int | float)
         if all(numbers) and backward_sparsity > sparsity:
@@ -88,12 +88,12 @@ class TopKAST(HiddenWeights):
     def _choose(self, whole: Tensor, mask: Tensor) -> Tensor:
         value = min(max(float(self.backward_schedule(self.step, self._updating)), 0.0), 1.0)
         score = torch.where(mask, torch.inf, visible_magnitude(whole))
-        chosen = make_mask_topk_sparsity(score, value, self.score_shaper, rules=self.rules)
+        chosen = make_mask_topk_sparsity(score, value, self.score_shaper, compat=self.rules)
         return chosen | mask
 
     def update_mask(self, p: Tensor, mask: Tensor, sparsity: float) -> Tensor:
         """The largest values of all; and ``B`` with them."""
-        options: dict[str, Any] = {"score_shaper": self.score_shaper, "rules": self.rules}
+        options: dict[str, Any] = {"score_shaper": self.score_shaper, "compat": self.rules}
         new = make_mask_topk_sparsity(visible_magnitude(p), sparsity, **options)
         self._trained[self.sparse_param(p).name] = self._choose(p, new)
         return new

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -44,9 +45,9 @@ def export_safetensors(model: nn.Module, path: str | Path, *, layout: str = "den
 
     Raises:
         ValueError: If the layout is unknown or the file does not agree with the model.
+        ModuleNotFoundError: If safetensors is not installed.
     """
-    from safetensors.torch import save_file
-
+    save_file = _safetensors("torch").save_file
     makers: dict[str, Callable[[nn.Module], State]] = {
         "dense": export_dense,
         "masks": with_masks,
@@ -86,19 +87,27 @@ def read_safetensors(path: str | Path) -> tuple[State, dict[str, Tensor]]:
 
 
 def _read_safetensors(path: str | Path, known: Collection[str]) -> tuple[State, dict[str, Tensor]]:
-    from safetensors import SafetensorError, safe_open
-
+    library = _safetensors()
     try:
-        with safe_open(str(path), framework="pt") as file:
+        with library.safe_open(str(path), framework="pt") as file:
             metadata = file.metadata() or {}
             state = {name: file.get_tensor(name) for name in file.keys()}
-    except (SafetensorError, LookupError, TypeError, AttributeError, RuntimeError) as error:
+    except (library.SafetensorError, LookupError, TypeError, AttributeError, RuntimeError) as error:
         reason = " ".join(str(error).split())
         raise ValueError(f"{path} is no whole safetensors file: {reason}") from None
     try:
         return _split_file(state, metadata, known)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
+
+
+def _safetensors(module: str = "") -> Any:
+    try:
+        return importlib.import_module(f"safetensors.{module}".rstrip("."))
+    except ModuleNotFoundError:
+        raise ModuleNotFoundError(
+            "files need the package safetensors: pip install 'sparse-lib[safetensors]'"
+        ) from None
 
 
 def _split_file(

@@ -27,7 +27,7 @@ from sparse_lib.core.driver import Found
 from sparse_lib.core.history import Work
 from sparse_lib.core.mistakes import warn_of_low_sparsity
 from sparse_lib.core.parameter import Clock, SparseParameter, find_parameters, warn
-from sparse_lib.core.registry import constructor_keys, register
+from sparse_lib.core.registry import constructor_keys, constructor_signature, register
 from sparse_lib.core.states import check_state, warn_of_changes, warn_of_seed
 from sparse_lib.core.targets import Levels
 from sparse_lib.masks import shards
@@ -35,6 +35,7 @@ from sparse_lib.masks.init import make_init_method
 from sparse_lib.masks.makers import generator
 from sparse_lib.masks.shapers import ScoreShaper, make_score_shaper
 from sparse_lib.rules import Rules, rules_of
+from sparse_lib.schedules import Level
 
 
 class SparsityAlgorithm(Applied):
@@ -93,16 +94,17 @@ class SparsityAlgorithm(Applied):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         register(cls)
+        cls.__signature__ = constructor_signature(cls)  # type: ignore[attr-defined]
 
     def __init__(
         self,
-        sparsity: Any = None,
+        sparsity: Level | None = None,
         init_method: str | Callable = "random",
         *,
         seed: int | None = None,
         distribution: str | Mapping | Callable | None = None,
         score_shaper: str | Mapping | ScoreShaper | None = None,
-        schedule: Any = None,
+        schedule: Level | None = None,
         compat: str | Rules | None = None,
         **unknown: Any,
     ) -> None:
@@ -125,7 +127,7 @@ class SparsityAlgorithm(Applied):
         self.init_method = init_method
         self.seed = self.given_seed = None if seed is None else operator.index(seed)
         self._score_shaper = make_score_shaper(score_shaper)
-        self._init = make_init_method(init_method, rules=self.rules)
+        self._init = make_init_method(init_method, compat=self.rules)
         self._levels = Levels(0.0 if sparsity is None else sparsity, distribution, rules=self.rules)
         warn_of_low_sparsity(self)
         self.clock = Clock()
@@ -494,6 +496,8 @@ class SparsityAlgorithm(Applied):
         self.driver.prepare_next_step()
 
     def __repr__(self) -> str:
-        return (
-            f"{type(self).__name__}(step={self.step}, num_sparse_params={self.num_sparse_params})"
-        )
+        update = getattr(self, "update_schedule", None)
+        levels = [s.described() or type(s).__name__ for s in self._levels.schedules]
+        settings = [f"sparsity={', '.join(levels)}", *([f"update={update!r}"] if update else [])]
+        done = f"step={self.step}, num_sparse_params={self.num_sparse_params}"
+        return f"{type(self).__name__}({', '.join(settings)}, {done})"

@@ -18,7 +18,7 @@ from sparse_lib.masks.makers import (
     make_mask_topk_sparsity,
     visible_magnitude,
 )
-from sparse_lib.rules import rules_of
+from sparse_lib.schedules import Level, Updates
 from sparse_lib.schedules.values import Lambda, make_hyperparameter_schedule
 
 
@@ -55,15 +55,15 @@ class DropAndGrow(DynamicSparsityAlgorithm):
 
     def __init__(
         self,
-        sparsity: Any = None,
-        update: Any = None,
+        sparsity: Level | None = None,
+        update: Updates | None = None,
         init_method: str | Callable = "random",
         *,
-        drop_fraction: Any = 0.3,
+        drop_fraction: Level = 0.3,
         **kwargs: Any,
     ) -> None:
         self.drop_schedule = make_hyperparameter_schedule(
-            drop_fraction, key="drop_fraction", rules=rules_of(kwargs.get("compat"))
+            drop_fraction, key="drop_fraction", compat=kwargs.get("compat")
         )
         super().__init__(sparsity, update, init_method, **kwargs)
 
@@ -112,7 +112,7 @@ class DropAndGrow(DynamicSparsityAlgorithm):
 
     def update_mask(self, p: Tensor, mask: Tensor, sparsity: float) -> Tensor:
         """Drop by :meth:`drop_score`, then :meth:`grow`."""
-        options: dict[str, Any] = {"score_shaper": self.score_shaper, "rules": self.rules}
+        options: dict[str, Any] = {"score_shaper": self.score_shaper, "compat": self.rules}
         magnitude = self.checked_score("drop_score", p)
         kept, count = make_mask_drop_minimum(magnitude, mask, self.drop_fraction, **options)
         may_exceed = self.score_shaper is not None or count > num_nonzero(sparsity, p.numel())
@@ -139,7 +139,7 @@ class DropAndGrow(DynamicSparsityAlgorithm):
             count: See ``kept``.
             sparsity: Target fraction of zeros, in [0, 1].
         """
-        options: dict[str, Any] = {"score_shaper": self.score_shaper, "rules": self.rules}
+        options: dict[str, Any] = {"score_shaper": self.score_shaper, "compat": self.rules}
         return make_mask_grow_maximum(
             self.checked_score("grow_score", p), kept, sparsity, count, **options
         )

@@ -19,6 +19,7 @@ from sparse_lib.core.optimizers import states_like
 from sparse_lib.core.parameter import SparseParameter, is_mask, some, warn
 from sparse_lib.masks import shards
 from sparse_lib.masks.counts import num_true
+from sparse_lib.schedules import Level, Updates
 from sparse_lib.schedules.updates import FreqSchedule, make_update_schedule
 
 GROWN_INITS = ("zeros", "normal", "uniform", "gradient", "gradient_sign")
@@ -51,8 +52,8 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
 
     def __init__(
         self,
-        sparsity: Any = None,
-        update: Any = None,
+        sparsity: Level | None = None,
+        update: Updates | None = None,
         init_method: str | Callable = "random",
         *,
         grown_init: str = "zeros",

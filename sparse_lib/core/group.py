@@ -38,6 +38,9 @@ class Group(Applied):
         ValueError: If a member is a Group, or comes twice.
     """
 
+    must_match = False
+    """Whether globs that match no parameter are refused, as ``configure`` has it, or warned of."""
+
     def __init__(
         self,
         groups: Mapping[Any, SparsityAlgorithm] | Iterable[tuple[Filter, SparsityAlgorithm]] = (),
@@ -150,6 +153,12 @@ class Group(Applied):
         for algorithm in self.algorithms:
             if algorithm.seed is None:
                 algorithm.seed = self.seed
+        for part, (param_filter, algorithm) in zip(parts, self._members, strict=True):
+            if self.must_match and not part and not callable(param_filter):
+                raise ValueError(
+                    f"no parameter matches {_describe(param_filter)}, given to "
+                    f"{type(algorithm).__name__}{_tied_to(param_filter, root)}"
+                )
         self._tied = ""
         for part, (param_filter, algorithm) in zip(parts, self._members, strict=True):
             name = type(algorithm).__name__
@@ -221,7 +230,7 @@ class Group(Applied):
             self.seed = state_dict.get("seed", self.seed)
 
     def __repr__(self) -> str:
-        return f"Group(step={self.step}, num_sparse_params={self.num_sparse_params})"
+        return f"Group({', '.join(map(repr, self.algorithms))})"
 
 
 SparsityAlgorithm.register(Group)

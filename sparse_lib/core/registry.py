@@ -43,14 +43,21 @@ def lacking_methods(name: str) -> str | None:
     return " and ".join(sorted(getattr(cls, "__abstractmethods__", ()))) or None
 
 
-def constructor_keys(cls: type) -> set[str]:
-    """Names of the arguments that a class takes, following ``**kwargs`` to its bases."""
-    keys: set[str] = set()
-    for base in cls.__mro__:
-        if "__init__" not in base.__dict__:
-            continue
+def constructor_signature(cls: type) -> inspect.Signature:
+    """All arguments of a class, with those that ``**kwargs`` hands to its bases."""
+    found: dict[str, inspect.Parameter] = {}
+    bases = [base for base in cls.__mro__ if "__init__" in base.__dict__]
+    for base in bases:
         parameters = list(inspect.signature(base.__dict__["__init__"]).parameters.values())[1:]
-        keys |= {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+        for p in parameters:
+            if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD):
+                kind = p.kind if base is bases[0] else p.KEYWORD_ONLY
+                found.setdefault(p.name, p.replace(kind=kind))
         if not any(p.kind is p.VAR_KEYWORD for p in parameters):
             break
-    return keys
+    return inspect.Signature(sorted(found.values(), key=lambda p: p.kind))
+
+
+def constructor_keys(cls: type) -> set[str]:
+    """Names of the arguments that a class takes, following ``**kwargs`` to its bases."""
+    return set(constructor_signature(cls).parameters)

@@ -47,11 +47,11 @@ class Levels:
         self.entries: list[tuple[Any, HyperParameterSchedule]]
         if _is_map(spec):
             self.entries = [
-                (key, make_hyperparameter_schedule(value, key="sparsity", rules=rules))
+                (key, make_hyperparameter_schedule(value, key="sparsity", compat=rules))
                 for key, value in spec.items()
             ]
         else:
-            schedule = make_hyperparameter_schedule(spec, key="sparsity", rules=rules)
+            schedule = make_hyperparameter_schedule(spec, key="sparsity", compat=rules)
             self.entries = [("*", schedule)]
         self.distribution = distribution
         _check_distribution(distribution, rules)
@@ -117,7 +117,7 @@ class Levels:
         assert self.distribution is not None
         layouts = {name: self.params[name].layout for name in weights}
         experts = {name for name, layout in layouts.items() if layout and layout.has_experts}
-        return distribute(self.distribution, weights, sparsity, rules=self.rules, experts=experts)
+        return distribute(self.distribution, weights, sparsity, compat=self.rules, experts=experts)
 
     def advance(self, is_update_step: bool) -> None:
         """Tell stateful schedules that a step is over."""
@@ -166,7 +166,7 @@ def _check_distribution(spec: Any, rules: Rules) -> None:
     """Raise what a wrong distribution raises, on stand-in weights, before there is a model."""
     if spec is None or callable(spec):
         return
-    name, _ = parse(spec, rules=rules)
+    name, _ = parse(spec, compat=rules)
     if name == "map":  # its globs match names of a model alone
         return
     weights = {}
@@ -174,4 +174,4 @@ def _check_distribution(spec: Any, rules: Rules) -> None:
         weights[place] = torch.nn.Parameter(torch.zeros(size, size))
         weights[place].grad = torch.zeros(size, size)
         keep_score(weights[place], name, torch.zeros(size, size))
-    distribute(spec, weights, 0.5, rules=rules)
+    distribute(spec, weights, 0.5, compat=rules)

@@ -18,7 +18,7 @@ from sparse_lib.checks import check_finite, check_fraction, closest
 from sparse_lib.masks.counts import num_nonzero, num_true
 from sparse_lib.masks.init import SCORED, connection_sensitivity, score_of
 from sparse_lib.masks.makers import make_masks_global_topk
-from sparse_lib.rules import EXACT, Rules
+from sparse_lib.rules import Rules, rules_of
 
 Shapes = Mapping[str, Sequence[int]]
 
@@ -299,7 +299,7 @@ def distribute(
     weights: Mapping[str, Tensor],
     sparsity: float,
     *,
-    rules: Rules = EXACT,
+    compat: str | Rules | None = None,
     experts: Collection[str] = (),
 ) -> dict[str, float]:
     """Sparsity per tensor by the name of a distribution.
@@ -310,7 +310,7 @@ def distribute(
             and that function's arguments; or a map of globs to sparsities.
         weights: Name to weights, from input to output.
         sparsity: Wanted sparsity, in [0, 1].
-        rules: Which distributions there are.
+        compat: Which distributions there are.
         experts: Names of weights whose first dimension counts experts.
 
     Returns:
@@ -320,7 +320,8 @@ def distribute(
         TypeError: If ``spec`` is neither a name nor a dict, or a map has a value that is no number.
         ValueError: If the name or an argument is unknown, or a value is not allowed.
     """
-    name, arguments = parse(spec, rules=rules)
+    rules = rules_of(compat)
+    name, arguments = parse(spec, compat=rules)
     shapes: Any = weights
     if name not in ("global", "map", *SCORED):
         shapes = {key: tuple(weight.shape) for key, weight in weights.items()}
@@ -332,12 +333,14 @@ def distribute(
         raise ValueError(f"distribution {name!r}: {error}") from error
 
 
-def parse(spec: str | Mapping[str, Any], *, rules: Rules = EXACT) -> tuple[str, dict[str, Any]]:
+def parse(
+    spec: str | Mapping[str, Any], *, compat: str | Rules | None = None
+) -> tuple[str, dict[str, Any]]:
     """Name and arguments of a distribution, checked as far as they can be without weights.
 
     Args:
         spec: As :func:`distribute`.
-        rules: Which distributions there are.
+        compat: Which distributions there are.
 
     Returns:
         A key of ``DISTRIBUTIONS``, and keyword arguments of that function.
@@ -346,6 +349,7 @@ def parse(spec: str | Mapping[str, Any], *, rules: Rules = EXACT) -> tuple[str, 
         TypeError: If ``spec`` is neither a name nor a dict, or a map has a value that is no number.
         ValueError: If the name, an argument or a sparsity of a map is not allowed.
     """
+    rules = rules_of(compat)
     if not isinstance(spec, (str, Mapping)):
         raise TypeError(f"distribution must be a name or a dict, not {spec!r}")
     arguments: dict[str, Any] = {"type": spec} if isinstance(spec, str) else dict(spec)

@@ -15,7 +15,7 @@ from sparse_lib.checks import closest
 from sparse_lib.masks import shards
 from sparse_lib.masks.makers import make_mask_topk_sparsity, random_score
 from sparse_lib.masks.shapers import OutputGroupScoreShaper, ScoreShaper
-from sparse_lib.rules import EXACT, Rules
+from sparse_lib.rules import Rules, rules_of
 
 InitMethod = Callable[..., Tensor]
 """``f(param, sparsity, score_shaper=None, generator=None) -> mask``."""
@@ -28,12 +28,12 @@ class BestScores:
     Attributes:
         score: ``score(param, generator)``, a tensor of the shape of the weights.
         default_shaper: Which weights compete where the caller names no shaper.
-        rules: How many weights stay at a sparsity.
+        compat: How many weights stay at a sparsity.
     """
 
     score: Callable[[Tensor, torch.Generator | None], Tensor]
     default_shaper: ScoreShaper | None = None
-    rules: Rules = EXACT
+    compat: str | Rules | None = None
 
     def __call__(
         self,
@@ -54,7 +54,7 @@ class BestScores:
             Boolean mask, shape of ``param``.
         """
         score, shaper = self.score(param, generator), score_shaper or self.default_shaper
-        return make_mask_topk_sparsity(score, sparsity, shaper, rules=self.rules)
+        return make_mask_topk_sparsity(score, sparsity, shaper, compat=self.compat)
 
 
 def from_zeros(
@@ -81,7 +81,7 @@ def checkerboard(
     score_shaper: ScoreShaper | None = None,
     generator: torch.Generator | None = None,
     *,
-    rules: Rules = EXACT,
+    compat: str | Rules | None = None,
 ) -> Tensor:
     """Keep evenly spread weights: the mask depends on shape and sparsity only.
 
@@ -89,13 +89,14 @@ def checkerboard(
     ``c`` weights kept of its ``n`` are those where ``floor(c * (i + 1) / n)`` grows, moved on by
     ``r`` places. At 50% this is a checkerboard. Arguments as in :class:`BestScores`.
     """
+    rules = rules_of(compat)
     if shards.is_sharded(param):
         stand_in = torch.empty(param.shape, device=shards.local(param).device)
-        mask = checkerboard(stand_in, sparsity, score_shaper, rules=rules)
+        mask = checkerboard(stand_in, sparsity, score_shaper, compat=rules)
         return shards.fitted(mask, param)
     if score_shaper is not None:
         pools, undo = score_shaper(param.detach())
-        keep = score_shaper.count(sparsity, pools.shape[-1], rules=rules)
+        keep = score_shaper.count(sparsity, pools.shape[-1], compat=rules)
         rows = pools.reshape(-1, pools.shape[-1])
         counts = torch.full((rows.shape[0],), keep)
         return undo(_spread(counts, rows.shape[1], param.device).reshape(pools.shape))
@@ -189,7 +190,7 @@ INIT_METHODS: dict[str, InitMethod] = {
 
 
 def make_init_method(
-    spec: str | InitMethod, *, key: str = "init_method", rules: Rules = EXACT
+    spec: str | InitMethod, *, key: str = "init_method", compat: str | Rules | None = None
 ) -> InitMethod:
     """An init method from its name or from a user's function.
 
@@ -203,7 +204,7 @@ def make_init_method(
             ``"snip"``, ``"grasp"``, ``"force"``, ``"iterative-snip"``, or a
             function which returns a mask of the shape of the weights.
         key: Name of the setting, for messages.
-        rules: How many weights stay at a sparsity.
+        compat: How many weights stay at a sparsity.
 
     Returns:
         ``f(param, sparsity, score_shaper=None, generator=None)``, which returns a boolean mask.
@@ -212,6 +213,7 @@ def make_init_method(
         ValueError: If the name is unknown, or a function takes too few or too many arguments.
         TypeError: If ``spec`` is neither a name nor a function.
     """
+    rules = rules_of(compat)
     if isinstance(spec, str):
         name = spec.lower().replace("_", "-")
         known = {known_name.replace("_", "-"): known_name for known_name in INIT_METHODS}
@@ -219,8 +221,8 @@ def make_init_method(
             raise ValueError(f"{key} {spec!r} is unknown; {closest(spec, INIT_METHODS)}")
         method = INIT_METHODS[known[name]]
         if isinstance(method, BestScores):
-            return replace(method, rules=rules)
-        return method if method is from_zeros else functools.partial(method, rules=rules)
+            return replace(method, compat=rules)
+        return method if method is from_zeros else functools.partial(method, compat=rules)
     if not callable(spec):
         raise TypeError(f"{key} must be a name or a function, not {spec!r}")
     is_ours = getattr(spec, "func", spec) in (from_zeros, checkerboard)

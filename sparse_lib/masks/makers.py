@@ -26,7 +26,7 @@ from sparse_lib.masks.shapers import (
     make_score_shaper,
     make_tie_breaker,
 )
-from sparse_lib.rules import EXACT, Rules
+from sparse_lib.rules import Rules, rules_of
 
 # ------------------------------------------------------------------------------------------------
 # Randomness
@@ -78,7 +78,7 @@ def make_mask_topk_sparsity(
     *,
     tie_breaker: str | ScoreTieBreaker | None = None,
     generator: torch.Generator | None = None,
-    rules: Rules = EXACT,
+    compat: str | Rules | None = None,
 ) -> Tensor:
     """Keep the highest scores.
 
@@ -90,7 +90,7 @@ def make_mask_topk_sparsity(
             tensor.
         tie_breaker: ``"first"`` (default, lower index) or ``"random"``.
         generator: For ``"random"``.
-        rules: How many weights stay at a sparsity.
+        compat: How many weights stay at a sparsity.
 
     Returns:
         Boolean mask of the shape of ``score`` with exactly ``num_nonzero(sparsity, pool)`` True
@@ -100,15 +100,16 @@ def make_mask_topk_sparsity(
         TypeError: If an argument has a wrong type.
         ValueError: If an argument is out of range, or the shaper does not fit the shape.
     """
+    rules = rules_of(compat)
     shaper = _shaper_for(score, score_shaper)
     if _spans_ranks(score, shaper):
         options: dict[str, Any] = {"tie_breaker": tie_breaker, "generator": generator}
         mask = make_mask_topk_sparsity(
-            shards.whole(score), sparsity, shaper, rules=rules, **options
+            shards.whole(score), sparsity, shaper, compat=rules, **options
         )
         return shards.fitted(mask, score)
     pools, undo, group = _pools(score, shaper)
-    keep = shaper.count(sparsity, _pool_size(pools, score), rules=rules)
+    keep = shaper.count(sparsity, _pool_size(pools, score), compat=rules)
     breaker = make_tie_breaker(tie_breaker, generator)
     return undo(select(pools, None, keep, breaker, group))
 
@@ -133,7 +134,7 @@ def make_mask_drop_minimum(
     *,
     tie_breaker: str | ScoreTieBreaker | None = None,
     generator: torch.Generator | None = None,
-    rules: Rules = EXACT,
+    compat: str | Rules | None = None,
 ) -> tuple[Tensor, int]:
     """Drop the lowest scores of a mask; only present weights compete.
 
@@ -144,7 +145,7 @@ def make_mask_drop_minimum(
         score_shaper: Which scores compete; by default the whole tensor.
         tie_breaker: Which of equal scores *stays*.
         generator: For ``"random"``.
-        rules: How many weights stay at a sparsity.
+        compat: How many weights stay at a sparsity.
 
     Returns:
         The smaller mask, which in each pool keeps ``num_nonzero(drop_fraction, present)``, and
@@ -154,12 +155,13 @@ def make_mask_drop_minimum(
         TypeError: If an argument has a wrong type.
         ValueError: If an argument is out of range, or shapes do not agree.
     """
+    rules = rules_of(compat)
     shaper = _shaper_for(score, score_shaper)
     if _spans_ranks(score, shaper):
         options: dict[str, Any] = {"tie_breaker": tie_breaker, "generator": generator}
         both = shards.whole(score), shards.whole(_checked_mask(mask, score))
         smaller, count = make_mask_drop_minimum(
-            *both, drop_fraction, shaper, rules=rules, **options
+            *both, drop_fraction, shaper, compat=rules, **options
         )
         return shards.fitted(smaller, score), count
     pools, undo, group = _pools(score, shaper)
@@ -192,7 +194,7 @@ def make_mask_grow_maximum(
     *,
     tie_breaker: str | ScoreTieBreaker | None = None,
     generator: torch.Generator | None = None,
-    rules: Rules = EXACT,
+    compat: str | Rules | None = None,
 ) -> Tensor:
     """Add the highest scores among absent weights until a mask has the wanted sparsity.
 
@@ -205,7 +207,7 @@ def make_mask_grow_maximum(
         score_shaper: Which scores compete; by default the whole tensor.
         tie_breaker: ``"first"`` (default, lower index) or ``"random"``.
         generator: For ``"random"``.
-        rules: How many weights stay at a sparsity.
+        compat: How many weights stay at a sparsity.
 
     Returns:
         Boolean mask, a superset of ``mask``.
@@ -214,15 +216,16 @@ def make_mask_grow_maximum(
         TypeError: If an argument has a wrong type.
         ValueError: If an argument is out of range, or shapes do not agree.
     """
+    rules = rules_of(compat)
     shaper = _shaper_for(score, score_shaper)
     if _spans_ranks(score, shaper):
         options: dict[str, Any] = {"tie_breaker": tie_breaker, "generator": generator}
         both = shards.whole(score), shards.whole(_checked_mask(mask, score))
-        larger = make_mask_grow_maximum(*both, sparsity, None, shaper, rules=rules, **options)
+        larger = make_mask_grow_maximum(*both, sparsity, None, shaper, compat=rules, **options)
         return shards.fitted(larger, score)
     pools, undo, group = _pools(score, shaper)
     present, _, _ = _pools(_checked_mask(mask, score), shaper)
-    target = shaper.count(sparsity, _pool_size(pools, score), rules=rules)
+    target = shaper.count(sparsity, _pool_size(pools, score), compat=rules)
     breaker = make_tie_breaker(tie_breaker, generator)
     grow: int | Tensor
     if pools.dim() == 1:
@@ -294,20 +297,21 @@ def _mine(drawn: Tensor, start: int, part: Tensor, size: int) -> Tensor:
 
 @torch.no_grad()
 def make_masks_global_topk(
-    scores: Mapping[str, Tensor], sparsity: float, *, rules: Rules = EXACT
+    scores: Mapping[str, Tensor], sparsity: float, *, compat: str | Rules | None = None
 ) -> dict[str, Tensor]:
     """Keep the highest scores over several tensors together (global magnitude pruning).
 
     Args:
         scores: Name to scores. NaN is never kept.
         sparsity: Fraction of zeros wanted over all tensors, in [0, 1].
-        rules: How many weights stay, and whether a tensor may lose all.
+        compat: How many weights stay, and whether a tensor may lose all.
 
     Returns:
         Name to boolean mask; ``num_nonzero(sparsity, total)`` True in all. Unless the sparsity is
         1, each tensor keeps at least its best weight, in place of the weakest elsewhere. Ties go
         to the earlier tensor and the lower index.
     """
+    rules = rules_of(compat)
     groups = {name: shards.group_of(score) for name, score in scores.items()}
     if len({id(group) for group in groups.values()}) > 1:
         raise ValueError(

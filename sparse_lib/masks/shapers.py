@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sparse_lib.checks import build, check_integer, closest
 from sparse_lib.layers import Layout
-from sparse_lib.rules import EXACT, Rules
+from sparse_lib.rules import Rules, rules_of
 
 Undo = Callable[[Tensor], Tensor]
 
@@ -54,8 +54,9 @@ class ScoreShaper(ABC):
     def check_shape(self, shape: Sequence[int]) -> None:  # noqa: B027 (most tensors have pools)
         """Raise ValueError where weights of a shape have no such pools; by default all have."""
 
-    def count(self, sparsity: float, pool: int, *, rules: Rules = EXACT) -> int:
+    def count(self, sparsity: float, pool: int, *, compat: str | Rules | None = None) -> int:
         """Number kept in each pool of ``pool`` elements."""
+        rules = rules_of(compat)
         return rules.count(sparsity, pool)
 
 
@@ -198,7 +199,8 @@ class NMScoreShaper(_LayerShaper):
             lambda result: result.reshape(inputs_last.shape).transpose(3, 4),
         )
 
-    def count(self, sparsity: float, pool: int, *, rules: Rules = EXACT) -> int:
+    def count(self, sparsity: float, pool: int, *, compat: str | Rules | None = None) -> int:
+        rules = rules_of(compat)
         return min(self.n, rules.count(sparsity, pool))
 
     def __repr__(self) -> str:

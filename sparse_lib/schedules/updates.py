@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numbers
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from sparse_lib.checks import about_shares, build, check_integer, closest
@@ -99,6 +99,10 @@ _UPDATE_TYPES: dict[str, type[UpdateSchedule]] = {
     "list": ListSchedule,
     "listschedule": ListSchedule,
 }
+
+
+Updates = int | UpdateSchedule | Callable[[int], bool] | Sequence[int] | Mapping[str, Any]
+"""When masks are updated, in any form that `make_update_schedule` takes."""
 
 
 def make_update_schedule(

@@ -486,8 +486,12 @@ def _decay(init: float, final: float, progress: float, power: float) -> float:
 _BOUNDED = (Constant, Cosine, Cubic, Cycling, Periodic, Polynomial, Sigmoid)
 
 
+Level = float | HyperParameterSchedule | Callable[..., float] | Sequence[float] | Mapping[str, Any]
+"""A setting that may change by the step, in any form that `make_hyperparameter_schedule` takes."""
+
+
 def make_hyperparameter_schedule(
-    spec: Any, *, key: str = "sparsity", rules: Rules = EXACT
+    spec: Any, *, key: str = "sparsity", compat: str | Rules | None = None
 ) -> HyperParameterSchedule:
     """A schedule from what a config may hold.
 
@@ -496,7 +500,7 @@ def make_hyperparameter_schedule(
             the rules repeat lists); a dict with ``type`` and the arguments of that class; a
             function of the step; a schedule, of which one with state is copied.
         key: Name of the setting, for messages.
-        rules: Whether lists repeat and cosines return.
+        compat: Whether lists repeat and cosines return.
 
     Raises:
         TypeError: If ``spec`` is none of these.
@@ -505,6 +509,7 @@ def make_hyperparameter_schedule(
     >>> make_hyperparameter_schedule({"type": "cosine", "init": 0.3, "half_period": 10})(5)
     0.15
     """
+    rules = rules_of(compat)
     if isinstance(spec, HyperParameterSchedule):
         # One with state must not advance in two algorithms at once.
         return copy.deepcopy(spec) if spec.STATE else spec

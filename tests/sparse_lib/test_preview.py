@@ -172,16 +172,14 @@ def test_flops_follow_the_mask_where_a_structure_raises_the_sparsity():
     assert start == {**end, "when": "start"}
 
 
-def test_warnings_name_collapse_embedding_and_idle_filter():
+def test_warnings_name_collapse_and_embedding():
     config = [
         {"sparsity": 0.5, "param_filter": "embed_tokens*"},
         {"sparsity": 0.99, "param_filter": "up.weight"},
-        {"sparsity": 0.5, "param_filter": "nothing*"},
     ]
     text = " ".join(plan(Tiny(), config).warnings)
     assert "embed_tokens.weight has the role 'embedding'" in text
     assert "up.weight keeps 10 weights" in text
-    assert "nothing*" in text
 
 
 def test_the_model_is_left_alone():
@@ -253,10 +251,11 @@ def test_warnings_about_tied_weights_and_idle_filters():
         {"sparsity": 0.5, "param_filter": "*wte*"},
         {"sparsity": 0.5, "param_filter": "lm_head*"},
     ]
-    notes = plan(gpt2(), config).warnings
+    notes = plan(gpt2(), config[:1]).warnings
     assert any("'embedding'" in note for note in notes)
     assert any("wte.weight is also lm_head.weight" in note for note in notes)
-    assert any("lm_head*" in note and "no parameter matches" in note for note in notes)
+    with pytest.raises(ValueError, match=r"no parameter matches 'lm_head\*'"):
+        plan(gpt2(), config)
 
 
 def test_warnings_about_idle_names_of_a_map():
@@ -338,7 +337,7 @@ def test_a_billion_weights_are_planned_without_memory():
         large = nn.Sequential(*(nn.Linear(8192, 8192, bias=False) for _ in range(16)))
     plan = sl.plan(large, {"algorithm": "rigl", "sparsity": 0.9, "update": 100})
     assert plan.num_parameters == 16 * 8192**2
-    assert plan.num_nonzero == 16 * sl.num_nonzero(0.9, 8192**2)
+    assert plan.num_nonzero == 16 * sl.masks.num_nonzero(0.9, 8192**2)
 
 
 def test_memory_of_masks_is_what_the_masks_take():

@@ -192,7 +192,7 @@ def test_srigl_stays_within_its_weights_where_outputs_are_more(sparsity):
     layer = nn.Linear(8, 64, bias=False)
     algorithm = sl.SRigL(sparsity, update=1, seed=1)
     algorithm.apply(layer)
-    asked = sl.num_nonzero(sparsity, 512)
+    asked = sl.masks.num_nonzero(sparsity, 512)
     optimizer = torch.optim.SGD(layer.parameters(), 0.05)
     algorithm.apply(optimizer)
     for _ in range(3):
@@ -237,11 +237,11 @@ def test_group_members_differ_in_what_they_mask():
 
 
 def test_top_k_activations():
-    module = sl.TopKActivation(fraction=0.5)
+    module = sl.activations.TopKActivation(fraction=0.5)
     x = torch.tensor([[1.0, -3.0, 2.0, 0.5]], requires_grad=True)
     out = module(x)
     assert out.tolist() == [[0, -3, 2, 0]]
     out.sum().backward()
     assert x.grad.tolist() == [[0, 1, 1, 0]]
     with pytest.raises(ValueError, match="k or fraction"):
-        sl.TopKActivation()
+        sl.activations.TopKActivation()

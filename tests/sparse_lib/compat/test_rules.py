@@ -66,7 +66,7 @@ def test_a_sparsity_that_rises_faster_than_weights_drop_is_met_late(cls):
 def test_global_pruning_may_empty_a_tensor():
     scores = {"large": torch.arange(5.0, 9.0), "small": torch.arange(4.0)}
     for rules, kept in ((EXACT, [3, 1]), (CSTORCH, [4, 0])):
-        masks = make_masks_global_topk(scores, 0.5, rules=rules)
+        masks = make_masks_global_topk(scores, 0.5, compat=rules)
         assert [int(mask.sum()) for mask in masks.values()] == kept
 
 

@@ -183,7 +183,6 @@ def by_globs():
         [
             {"sparsity": 0.3, "param_filter": "*attn*"},
             {"algorithm": "set", "sparsity": 0.9, "param_filter": ["*mlp*weight", "*mlp*bias"]},
-            {"sparsity": 0.5, "param_filter": "nothing*"},
         ]
     )
 

@@ -115,7 +115,7 @@ def test_what_a_method_returns_is_checked(cls, kind, said):
 
 def test_a_mask_of_zeros_and_ones_is_one():
     def update_mask(self, p, mask, sparsity):
-        return sl.make_mask_topk_sparsity(p.abs(), sparsity).to(p.dtype)
+        return sl.masks.make_mask_topk_sparsity(p.abs(), sparsity).to(p.dtype)
 
     model = trained(own(sl.DynamicSparsityAlgorithm, update_mask=update_mask)(0.75, update=1))
     assert int(model.weight_mask.sum()) == 24 and model.weight_mask.dtype is torch.bool

@@ -329,7 +329,7 @@ def test_nan_in_a_buffer_is_loaded_as_it_is_and_masks_nothing():
 @pytest.mark.parametrize("distribution", ["er", "erk"])
 def test_a_scalar_counts_as_one_weight(distribution):
     shapes = {"scale": (), "fc": (10, 10)}
-    found = getattr(sl.distributions, distribution)(shapes, 0.5)
+    found = getattr(sl.masks.distributions, distribution)(shapes, 0.5)
     assert found["scale"] == 0.0  # its share, (1 / 1), is beyond dense
     assert round((1 - found["fc"]) * 100) == 50  # of 101 weights 51 are kept
-    assert getattr(sl.distributions, distribution)({"scale": ()}, 0.0) == {"scale": 0.0}
+    assert getattr(sl.masks.distributions, distribution)({"scale": ()}, 0.0) == {"scale": 0.0}

@@ -122,7 +122,7 @@ def test_masks_keep_the_highest_scores_of_all_tensors_or_of_each(method, togethe
     for pool in [list(masks)] if together else [[name] for name in masks]:
         score = torch.cat([scores[name].flatten() for name in pool])
         mask = torch.cat([masks[name].flatten() for name in pool])
-        assert int(mask.sum()) == sl.num_nonzero(0.7, mask.numel())
+        assert int(mask.sum()) == sl.masks.num_nonzero(0.7, mask.numel())
         assert score[mask].min() >= score[~mask].max()
 
 

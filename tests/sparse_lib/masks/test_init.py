@@ -37,7 +37,7 @@ def test_shapers_and_compat(name):
     method = make_init_method(name)
     mask = method(weight(8, 12), 0.75, InputGroupScoreShaper(4), generator(0, "w", 0))
     assert mask.reshape(8, 4, 3).sum((0, 2)).tolist() == [6, 6, 6, 6]
-    peer = pickle.loads(pickle.dumps(make_init_method(name, rules=CSTORCH)))
+    peer = pickle.loads(pickle.dumps(make_init_method(name, compat=CSTORCH)))
     assert peer(weight(10, 1), 0.95, None, generator(0, "w", 0)).sum() == 0
 
 
@@ -67,7 +67,7 @@ def test_topk_and_balanced_topk_by_hand():
 
 def test_from_zeros_ignores_the_sparsity():
     param = torch.tensor([0.0, -0.0, float("nan"), 1e-30, 2.0, float("inf"), -float("inf")])
-    mask = make_init_method("from_zeros", rules=CSTORCH)(param, 0.9)
+    mask = make_init_method("from_zeros", compat=CSTORCH)(param, 0.9)
     assert mask.tolist() == [False] * 3 + [True] * 4
 
 

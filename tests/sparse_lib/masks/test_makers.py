@@ -186,7 +186,7 @@ def test_drop_is_the_naive_one(score, fraction, rng):
 
 def test_drop_of_the_reference_count():
     kept, count = make_mask_drop_minimum(
-        torch.arange(10.0), torch.ones(10, dtype=torch.bool), 0.8, rules=CSTORCH
+        torch.arange(10.0), torch.ones(10, dtype=torch.bool), 0.8, compat=CSTORCH
     )
     assert count == 1 and kept.nonzero().item() == 9
 

@@ -143,7 +143,7 @@ def test_cycling_moves_at_updates_only():
 def test_a_list_stays_at_its_last_value():
     # The reference wraps, so a pruning list would end by re-opening everything.
     assert run(make_hyperparameter_schedule([0.1, 0.9]), [True] * 3) == [0.1, 0.9, 0.9]
-    wrapping = make_hyperparameter_schedule([0.1, 0.9], rules=CSTORCH)
+    wrapping = make_hyperparameter_schedule([0.1, 0.9], compat=CSTORCH)
     assert run(wrapping, [True] * 3) == [0.1, 0.9, 0.1]
 
 
@@ -231,7 +231,7 @@ def test_specs(spec, cls):
 
 def test_compat_reaches_the_schedule():
     spec = {"type": "cosine", "init": 0.3, "half_period": 10}
-    assert make_hyperparameter_schedule(spec, rules=CSTORCH)(20) == pytest.approx(0.3)
+    assert make_hyperparameter_schedule(spec, compat=CSTORCH)(20) == pytest.approx(0.3)
 
 
 @pytest.mark.parametrize(
