@@ -498,7 +498,7 @@ def write(rows: list[Row], folder: Path) -> None:
     from matplotlib import pyplot as plt
 
     folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / "device.csv", "w", newline="") as file:
+    with open(folder / "device.csv", "w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, rows[0])
         writer.writeheader()
         writer.writerows(rows)

@@ -77,7 +77,9 @@ def rate_of(process: subprocess.Popen, folder: Path) -> float:
 def plain(params: Path, device: torch.device) -> float:
     """Tokens per second of the second half of a plain loop."""
     spec = load_single(params, run_id="plain")
-    meta = json.loads(Path("resources/data", spec.data.label, "meta.json").read_text())
+    meta = json.loads(
+        Path("resources/data", spec.data.label, "meta.json").read_text(encoding="utf-8")
+    )
     text = np.memmap(Path("resources/data", spec.data.label, "train.bin"), np.uint16, "r")
     sizes, recipe, context = dict(spec.model), spec.recipe, spec.data.context
     module = models.get(sizes.pop("name"))

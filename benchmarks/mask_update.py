@@ -109,7 +109,7 @@ def peak_growth(function: Callable[[], None]) -> float:
     """Bytes by which the process grows at most while a function runs again; NaN if unknown."""
     function()
     try:
-        Path("/proc/self/clear_refs").write_text("5")  # resets the peak
+        Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # resets the peak
         before = _memory("VmRSS")
         function()
         return _memory("VmHWM") - before
@@ -118,7 +118,7 @@ def peak_growth(function: Callable[[], None]) -> float:
 
 
 def _memory(field: str) -> int:
-    status = Path("/proc/self/status").read_text()
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
     return int(re.search(rf"{field}:\s+(\d+) kB", status)[1]) * 1024  # type: ignore[index]
 
 

@@ -75,7 +75,7 @@ def _generated(config: MkDocsConfig, name: str, text: str) -> File:
 def _notebook(path: Path) -> str:
     """Cells with what they printed and drew, as Markdown."""
     parts = []
-    for cell in json.loads(path.read_text())["cells"]:
+    for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
         source = "".join(cell["source"])
         parts.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
         for output in cell.get("outputs", []):

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 def imports(path: Path, *, top_level_only: bool = False) -> set[str]:
     """Modules that a file imports; inside functions too unless told otherwise."""
-    tree = ast.parse(path.read_text())
+    tree = ast.parse(path.read_text(encoding="utf-8"))
     nodes = ast.walk(tree)
     if top_level_only:
         nodes = iter(tree.body)

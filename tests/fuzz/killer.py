@@ -260,12 +260,15 @@ def results(folder: Path) -> dict[str, str]:
 
 def _timeless(path: Path) -> bytes:
     if path.suffix == ".json":
-        return json.dumps(_without_times(json.loads(path.read_text()))).encode()
+        return json.dumps(_without_times(json.loads(path.read_text(encoding="utf-8")))).encode()
     if path.suffix == ".jsonl":
-        rows = [_without_times(json.loads(line)) for line in path.read_text().splitlines()]
+        rows = [
+            _without_times(json.loads(line))
+            for line in path.read_text(encoding="utf-8").splitlines()
+        ]
         return json.dumps(rows).encode()
     if path.suffix == ".csv":
-        rows = csv.DictReader(io.StringIO(path.read_text()))
+        rows = csv.DictReader(io.StringIO(path.read_text(encoding="utf-8")))
         kept = [_without_times(row) for row in rows if row.get("metric") not in TIMES]
         return json.dumps(kept).encode()
     return path.read_bytes()

@@ -99,7 +99,7 @@ def judge(fuzzer: str, act: Callable[[Path], str | None], shown: Any) -> None:
             if "/tests/fuzz/" not in frame.filename
         ]
         ours = [f for f in frames if not f.startswith("_")][-4:]
-        with open(SURVEY, "a") as stream:
+        with open(SURVEY, "a", encoding="utf-8") as stream:
             cause = [fuzzer, type(error).__name__, str(error)[:300], ours]
             stream.write(json.dumps([*cause, repr(shown)[:1500]]) + "\n")
     finally:

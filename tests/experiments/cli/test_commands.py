@@ -298,7 +298,7 @@ def test_a_refused_file_is_one_sentence():
             function()
         return info.value
 
-    assert explained(caught(lambda: Path("/nowhere/x").read_text()))
+    assert explained(caught(lambda: Path("/nowhere/x").read_text(encoding="utf-8")))
     assert not explained(OSError("something"))
 
 
