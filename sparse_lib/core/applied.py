@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from sparse_lib.core.driver import Driver, Found
-from sparse_lib.core.metrics import summary, training_flops
+from sparse_lib.core.metrics import summary
 from sparse_lib.core.parameter import SparseParameter
 from sparse_lib.flops.model import ModelFlops
 
@@ -188,9 +188,9 @@ class Applied(ABC):
         }
         return {
             "forward": flops.forward(levels),
-            "training_step": training_flops(flops, 1, next_work),
+            "training_step": flops.run(1, next_work),
             "dense_training_step": flops.training_step(),
-            "run": training_flops(flops, self.step, work),
+            "run": flops.run(self.step, work),
             "dense_run": self.step * flops.training_step(),
         }
 

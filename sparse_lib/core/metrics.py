@@ -19,7 +19,6 @@ from sparse_lib.core.history import (
     in_time_overparameterization,
     sparsity,
 )
-from sparse_lib.flops.model import ModelFlops
 from sparse_lib.layers import Layout, layouts
 from sparse_lib.masks import shards
 from sparse_lib.masks.counts import num_true
@@ -37,7 +36,6 @@ __all__ = [
     "in_time_overparameterization",
     "sparsity",
     "summary",
-    "training_flops",
 ]
 
 
@@ -100,25 +98,3 @@ def summary(params: Mapping[str, SparseParameter]) -> dict[str, Any]:
         "survival": survived / grown if grown else None,
         "dead_units": sum(tensor["dead_units"] or 0 for tensor in tensors.values()),
     }
-
-
-def training_flops(flops: ModelFlops, num_steps: int, work: Mapping[str, Work]) -> int:
-    """FLOPs of training steps: forward, input gradient and weight gradient, 2 per multiply-add.
-
-    Exact where masks changed on the way, unlike ``flops.training_step`` times the steps.
-
-    Args:
-        flops: What :func:`sparse_lib.count_flops` says of the model and one batch.
-        num_steps: How many steps.
-        work: Full parameter name to the work of these steps; other weights are dense.
-    """
-    total = 0
-    for layer in flops.layers:
-        name = layer.weight_name if layer.weight_name in work else layer.tied_to
-        if name is None or name not in work:
-            total += 3 * layer.dense_flops * num_steps
-            continue
-        done = work[name]
-        weights = 3 * done.present + layer.num_weights * done.dense_steps - done.dense_present
-        total += layer.with_weights(weights)
-    return total

@@ -146,6 +146,26 @@ class ModelFlops:
         """FLOPs of forward, input gradient and weight gradient together; see ``parts``."""
         return sum(self.parts(sparsity, dense_weight_grad=dense_weight_grad).values())
 
+    def run(self, num_steps: int, work: Mapping[str, Any]) -> int:
+        """FLOPs of training steps whose masks may have changed on the way, exactly.
+
+        Args:
+            num_steps: How many steps.
+            work: Full parameter name to what the steps did with it: ``present`` weights summed
+                over steps, ``dense_steps`` with a dense weight gradient, and ``dense_present``
+                weights summed over these. Other weights are dense.
+        """
+        total = 0
+        for layer in self.layers:
+            name = layer.weight_name if layer.weight_name in work else layer.tied_to
+            if name is None or name not in work:
+                total += 3 * layer.dense_flops * num_steps
+                continue
+            done = work[name]
+            dense = layer.num_weights * done.dense_steps - done.dense_present
+            total += layer.with_weights(3 * done.present + dense)
+        return total
+
     def uniform(self, sparsity: float) -> dict[str, float]:
         """The mapping that gives every weight of the default filter the same sparsity."""
         return {
