@@ -37,6 +37,7 @@ READ_AT_IMPORT = (*THREADS, "HF_HUB_OFFLINE", "HF_HOME", "MPLBACKEND", "ATEN_CPU
 _MODELS = (
     "torch",
     "datasets",
+    "lm_eval.models.huggingface",
     "lm_eval.tasks",
     "transformers.models.gpt2.modeling_gpt2",
     "transformers.models.llama.modeling_llama",
