@@ -1,7 +1,6 @@
 """Records: merging, thinning, tidy tables and what a partial study gives."""
 
 import json
-from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -150,13 +149,6 @@ def test_a_table_of_an_older_version_is_one_sentence(made, tmp_path):
     table.to_csv(tmp_path / "records.csv", index=False)
     with pytest.raises(ValueError, match=r"records.csv has no column chance: another version"):
         tidy.read_records(tmp_path / "records.csv")
-
-
-def test_the_documented_columns_are_those_of_the_table():
-    page = (Path(__file__).parents[3] / "docs/reports.md").read_text()
-    section = page.split("## Records")[1].split("##")[0]
-    rows = [line.strip("| ").split(" | ") for line in section.splitlines() if line[:3] == "| `"]
-    assert {name.strip("`"): text for name, text in rows} == tidy.RECORD_COLUMNS
 
 
 def test_facts_come_from_the_spec_and_not_from_the_id(made):
