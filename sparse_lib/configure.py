@@ -44,13 +44,13 @@ def configure(config: Any) -> Group | None:
     Args:
         config: A number (that static sparsity); a dict with ``algorithm`` (a class name, in any
             case, of any algorithm defined so far; default static), ``param_filter`` (glob or list
-            of globs; default :func:`sparse_lib.layers.default_filter`) and the arguments of that
+            of globs; default `sparse_lib.layers.default_filter`) and the arguments of that
             algorithm, where ``schedule`` may stand for ``sparsity``; a list of such dicts, of
             which the first match wins; ``{"groups": list, ...defaults}``; any of these under a
             ``sparsity`` key or at ``trainer.init.sparsity``; an algorithm; or None (dense).
 
     Returns:
-        A :class:`Group`, or None for None.
+        A `Group`, or None for None.
 
     Raises:
         SettingError: If a key, a name, or the type or value of one is not allowed; it names it.

@@ -113,7 +113,7 @@ def check_algorithm(
     Args:
         cls: The class.
         follows_sparsity: False if masks need not have the sparsity that was asked for.
-        **arguments: Of its constructor, see :class:`Case`.
+        **arguments: Of its constructor, see `Case`.
 
     Raises:
         NotConforming: Naming each check that fails, and how.
@@ -151,7 +151,7 @@ def train(
     start: int = 0,
     after: Callable[[], None] | None = None,
 ) -> None:
-    """Train the model of :func:`make_model`; the data of a step depend on its number alone."""
+    """Train the model of `make_model`; the data of a step depend on its number alone."""
     dtype = next(model.parameters()).dtype
     for step in range(start, start + num_steps):
         data = torch.randn(8, 12, generator=torch.Generator().manual_seed(step), dtype=dtype)
@@ -168,7 +168,7 @@ def snapshot(model: nn.Module) -> dict[str, Tensor]:
 
 
 def expect(condition: Any, sentence: str) -> None:
-    """Raise :class:`NotConforming` unless a condition holds."""
+    """Raise `NotConforming` unless a condition holds."""
     if not condition:
         raise NotConforming(sentence)
 

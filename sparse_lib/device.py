@@ -1,7 +1,7 @@
 """The device: a ledger of FLOPs, skipping execution on the CPU, and a timing model.
 
-What :mod:`sparse_lib.flops.ledger` counts of a step, :mod:`sparse_lib.execution` runs without its
-masked work, and :mod:`sparse_lib.simulation` predicts in time, memory and energy (always labelled
+What `sparse_lib.flops.ledger` counts of a step, `sparse_lib.execution` runs without its
+masked work, and `sparse_lib.simulation` predicts in time, memory and energy (always labelled
 *simulated*), under one name.
 """
 

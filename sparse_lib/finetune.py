@@ -23,7 +23,7 @@ def keep_zeros(model: nn.Module, optimizer: Any = None) -> Group:
     Args:
         model: The pruned model, with its weights loaded.
         optimizer: Its optimizer; or apply the returned algorithm to it later, or give that to an
-            integration such as :class:`sparse_lib.integrations.transformers.SparsityCallback`.
+            integration such as `sparse_lib.integrations.transformers.SparsityCallback`.
 
     Returns:
         The algorithm that holds the masks.
@@ -31,7 +31,7 @@ def keep_zeros(model: nn.Module, optimizer: Any = None) -> Group:
     Raises:
         ValueError: If no weight has zeros, a matrix is quantized, so that its zeros cannot be
             masked, or the model has adapters of peft, which merge into the zeros:
-            :func:`sparse_lib.integrations.peft.keep_zeros` masks them too.
+            `sparse_lib.integrations.peft.keep_zeros` masks them too.
         TypeError: If ``model`` is no module.
 
     >>> model = nn.Linear(4, 4, bias=False)
@@ -58,7 +58,7 @@ def keep_zeros(model: nn.Module, optimizer: Any = None) -> Group:
 
 
 def keep_zeros_of(model: nn.Module, param_filter: Any, optimizer: Any = None) -> Group:
-    """As :func:`keep_zeros`, of the weights that a filter ``f(name, param, model)`` takes."""
+    """As `keep_zeros`, of the weights that a filter ``f(name, param, model)`` takes."""
     if not any(param_filter(name, param, model) for name, param in model.named_parameters()):
         raise ValueError(
             "no weight of the model has zeros to keep; load the pruned weights first, or apply an "
@@ -73,7 +73,7 @@ def keep_zeros_of(model: nn.Module, param_filter: Any, optimizer: Any = None) ->
 
 @torch.no_grad()
 def has_zeros(name: str, param: torch.Tensor, model: nn.Module | None = None) -> bool:
-    """Whether :func:`keep_zeros` masks a parameter."""
+    """Whether `keep_zeros` masks a parameter."""
     if not default_filter(name, param, model):
         return False
     zeros = param.numel() - int(param.count_nonzero())

@@ -64,11 +64,11 @@ class Layout:
         return parts.transpose(2, 3) if self.inputs_first else parts
 
     def restore(self, matrices: torch.Tensor, shape: torch.Size | tuple[int, ...]) -> torch.Tensor:
-        """The inverse of :meth:`matrices`, for a weight of this shape."""
+        """The inverse of `matrices`, for a weight of this shape."""
         return (matrices.transpose(2, 3) if self.inputs_first else matrices).reshape(shape)
 
     def sizes(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Sizes of :meth:`matrices`."""
+        """Sizes of `matrices`."""
         return tuple(self.matrices(torch.empty(shape, device="meta")).shape)
 
 
@@ -105,7 +105,7 @@ def layout_of(module: nn.Module, name: str, parameter: torch.Tensor) -> Layout |
 
 
 def layouts(model: nn.Module) -> dict[int, Layout | None]:
-    """:func:`layout_of` each parameter of a model, by ``id``; a tied one by its first use."""
+    """`layout_of` each parameter of a model, by ``id``; a tied one by its first use."""
     found: dict[int, Layout | None] = {}
     for module in model.modules():
         own = [(name, p) for name, p in module._parameters.items() if p is not None]
@@ -136,7 +136,7 @@ class LayerDescription:
         role: ``"block"``, ``"stem"`` (first convolution), ``"embedding"``, ``"norm"``,
             ``"router"`` or ``"head"``.
         layout: Where its outputs and inputs are; None if that is not known.
-        dense_reason: Why :func:`default_filter` leaves it dense; None where it does not.
+        dense_reason: Why `default_filter` leaves it dense; None where it does not.
         tied_to: Full name under which the same parameter appears first, else None.
     """
 
@@ -324,7 +324,7 @@ def default_filter(
 def why_dense(
     name: str, param: nn.Parameter | torch.Tensor, model: nn.Module | None = None
 ) -> str | None:
-    """Why :func:`default_filter` leaves a parameter dense, in a few words; None where it does not.
+    """Why `default_filter` leaves a parameter dense, in a few words; None where it does not.
 
     Arguments as there.
     """
@@ -400,7 +400,7 @@ def _is_inner_fc(weight_name: str, model: nn.Module) -> bool:
 
 
 def role_of_name(name: str) -> str:
-    """The role that a full parameter name alone tells, see :class:`LayerDescription`.
+    """The role that a full parameter name alone tells, see `LayerDescription`.
 
     >>> role_of_name("model.embed_tokens.weight"), role_of_name("encoder.fc.weight")
     ('embedding', 'block')

@@ -95,7 +95,7 @@ class Plan:
 
     @property
     def mask_bytes(self) -> int:
-        """Memory of all masks, see :class:`PlannedParameter`; an algorithm may keep more beside."""
+        """Memory of all masks, see `PlannedParameter`; an algorithm may keep more beside."""
         return sum(row.mask_bytes for row in self.parameters)
 
     def records(self) -> list[dict[str, Any]]:
@@ -184,7 +184,7 @@ def plan(
             following is given; for a model of features, (B, F), it is all that is needed.
         sequence_length: Tokens per sample of a language model.
         image_size: Pixels per side of a vision model.
-        inputs: Keyword arguments of any other model, as :func:`sparse_lib.count_flops` takes them.
+        inputs: Keyword arguments of any other model, as `sparse_lib.count_flops` takes them.
 
     Raises:
         TypeError: If ``model`` is no module, or a value of the config has a wrong type.

@@ -53,7 +53,7 @@ class Rules:
         name: Value of ``compat`` that stands for these rules, None for this library's.
         count: ``count(sparsity, numel)``, the number of weights that stay of ``numel``.
         starts_dense: Whether first masks are dense where step 0 is no update step.
-        meets_target: Whether :class:`sparse_lib.DropAndGrow` drops more than ``drop_fraction``
+        meets_target: Whether `sparse_lib.DropAndGrow` drops more than ``drop_fraction``
             where a rising sparsity asks for it.
         may_empty: Whether global pruning may take all weights of a tensor.
         lists_repeat: Whether a list of values starts again after its last one.

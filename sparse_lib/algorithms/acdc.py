@@ -26,10 +26,10 @@ class ACDC(DynamicSparsityAlgorithm):
     that come back start at zero, as the paper's reset of momentum has it.
 
     Args:
-        sparsity: See :class:`SparsityAlgorithm`; of the compressed phases.
-        update: See :class:`DynamicSparsityAlgorithm`; the changes of phase.
+        sparsity: See `SparsityAlgorithm`; of the compressed phases.
+        update: See `DynamicSparsityAlgorithm`; the changes of phase.
         init_method: Of no effect but for masks that are there already (``"from_zeros"``).
-        **kwargs: See :class:`DynamicSparsityAlgorithm`.
+        **kwargs: See `DynamicSparsityAlgorithm`.
     """
 
     needs_sparsity: ClassVar[bool] = True

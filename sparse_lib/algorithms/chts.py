@@ -23,12 +23,12 @@ GROWTHS = ("sample", "top")
 class CHTs(DropAndGrow):
     """Cannistraci-Hebb training, soft rule (Zhang et al. 2025, arXiv:2501.19107).
 
-    :class:`DropAndGrow` without gradients: weights that stay are drawn by their strength, and
-    weights that grow by how the present ones link the two neurons, :func:`ch2_l3n`.
+    `DropAndGrow` without gradients: weights that stay are drawn by their strength, and
+    weights that grow by how the present ones link the two neurons, `ch2_l3n`.
 
     1. Drop: of the present weights, those that stay are drawn without replacement with
        probabilities in proportion to ``s**(delta / (1 - delta))``, ``s`` being the magnitude or
-       the relative importance :func:`relative_importance`. ``delta = 1`` is the largest ``s``.
+       the relative importance `relative_importance`. ``delta = 1`` is the largest ``s``.
     2. Grow: absent positions are drawn without replacement in proportion to their
        Cannistraci-Hebb score in the mask that is left; positions that score 0 come after all
        others, at random. ``growth="top"`` takes the highest scores, as the authors' code does.
@@ -41,14 +41,14 @@ class CHTs(DropAndGrow):
     attention as networks of their own (a ``score_shaper`` keeps counts equal, not scores apart).
 
     Args:
-        sparsity: See :class:`SparsityAlgorithm`.
-        update: See :class:`DynamicSparsityAlgorithm`.
-        init_method: See :class:`SparsityAlgorithm`.
+        sparsity: See `SparsityAlgorithm`.
+        update: See `DynamicSparsityAlgorithm`.
+        init_method: See `SparsityAlgorithm`.
         delta: Number in [0, 1] or a schedule; the authors' script raises the exponent from 1 to 9,
             ``delta`` from 0.5 to 0.9.
         removal: ``"magnitude"`` or ``"relative"``.
         growth: ``"sample"`` or ``"top"``.
-        **kwargs: See :class:`DropAndGrow`.
+        **kwargs: See `DropAndGrow`.
     """
 
     needs_sparsity: ClassVar[bool] = True
@@ -129,7 +129,7 @@ class CHTs(DropAndGrow):
         return shards.fitted(layout.restore(result.reshape(matrices.shape), whole.shape), tensor)
 
     def check_shape(self, sparse: SparseParameter) -> None:
-        """See :meth:`SparsityAlgorithm.check_shape`."""
+        """See `SparsityAlgorithm.check_shape`."""
         super().check_shape(sparse)
         assert sparse.required_layout
 
@@ -143,16 +143,16 @@ class CHTs(DropAndGrow):
         return self.generator(f"{self.sparse_param(p).name}/{what}")
 
     def advance_schedules(self, due: bool) -> None:
-        """See :meth:`SparsityAlgorithm.advance_schedules`."""
+        """See `SparsityAlgorithm.advance_schedules`."""
         super().advance_schedules(due)
         self.delta_schedule.update(due)
 
     def state_dict(self) -> dict[str, Any]:
-        """See :meth:`DropAndGrow.state_dict`; also the state of the schedule of ``delta``."""
+        """See `DropAndGrow.state_dict`; also the state of the schedule of ``delta``."""
         return super().state_dict() | {"delta": dict(self.delta_schedule.state_dict())}
 
     def load_state_dict(self, state_dict: Any) -> None:
-        """Restore :meth:`state_dict`.
+        """Restore `state_dict`.
 
         Raises:
             ValueError: If the state does not fit this algorithm.

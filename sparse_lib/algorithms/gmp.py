@@ -23,13 +23,13 @@ class GMP(DynamicSparsityAlgorithm):
     as infinite, so that it stays and shows. No gradient is used.
 
     Args:
-        sparsity: See :class:`SparsityAlgorithm`; meant to be a schedule, such as the paper's
+        sparsity: See `SparsityAlgorithm`; meant to be a schedule, such as the paper's
             ``cubic``.
-        update: See :class:`DynamicSparsityAlgorithm`.
-        init_method: See :class:`SparsityAlgorithm`.
+        update: See `DynamicSparsityAlgorithm`.
+        init_method: See `SparsityAlgorithm`.
         tie_breaker: Which of equal magnitudes stays: ``"first"`` (the lower index) or
             ``"random"`` (from the parameter's own generator).
-        **kwargs: See :class:`DynamicSparsityAlgorithm`.
+        **kwargs: See `DynamicSparsityAlgorithm`.
     """
 
     needs_sparsity: ClassVar[bool] = True

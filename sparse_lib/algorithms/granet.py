@@ -36,16 +36,16 @@ class GraNet(RigL):
        many absent positions, where the dense gradient of the step is largest in magnitude.
        Positions pruned or dropped just now compete too, and keep their values if they win.
 
-    Values, ties, NaN and gradients are as in :class:`RigL`. The paper's code drops
+    Values, ties, NaN and gradients are as in `RigL`. The paper's code drops
     ``ceil(drop_fraction * n)``; here it is rounded to the nearest. Its recipe: a ``cubic``
     schedule, and a cosine ``drop_fraction`` from 0.5 to 0.005 over the whole run.
 
     Args:
         sparsity: Schedule of the sparsity, such as ``cubic`` from 0 or 0.5 to 0.8.
-        update: See :class:`DynamicSparsityAlgorithm`.
-        init_method: See :class:`SparsityAlgorithm`.
+        update: See `DynamicSparsityAlgorithm`.
+        init_method: See `SparsityAlgorithm`.
         pruning: ``"tensor"`` or ``"global"``.
-        **kwargs: See :class:`RigL`.
+        **kwargs: See `RigL`.
     """
 
     def __init__(

@@ -12,10 +12,10 @@ from sparse_lib.masks.makers import make_mask_topk_sparsity, random_score
 class RandomPruning(GMP):
     """Gradual pruning of weights chosen at random: the baseline of JaxPruner (Lee et al. 2024).
 
-    :class:`GMP` with uniform random scores, drawn for each parameter and update from a generator of
+    `GMP` with uniform random scores, drawn for each parameter and update from a generator of
     their own. Present positions go before absent ones, so that a rising sparsity only removes
     weights; JaxPruner ranks all positions anew at each update, so that its mask is another each
-    time. Arguments as of :class:`GMP`, whose ``tie_breaker`` has no effect here.
+    time. Arguments as of `GMP`, whose ``tie_breaker`` has no effect here.
     """
 
     def update_mask(self, p: Tensor, mask: Tensor, sparsity: float) -> Tensor:

@@ -15,7 +15,7 @@ from sparse_lib.schedules import Level, Updates
 class RigL(DropAndGrow):
     """RigL (Evci et al. 2020, arXiv:1911.11134).
 
-    :class:`DropAndGrow` with the magnitude of the dense gradient as growth score: that of the
+    `DropAndGrow` with the magnitude of the dense gradient as growth score: that of the
     optimizer step just taken, before its weight update, unmasked. With micro-batches it is their
     sum, with data-parallel ranks their mean; loss scaling does not matter. It is kept only in the
     backward pass of a step at which masks are due. The paper's algorithm 1 has the mask update
@@ -23,15 +23,15 @@ class RigL(DropAndGrow):
     in the Cerebras library, weights are updated first.
 
     Args:
-        sparsity: See :class:`SparsityAlgorithm`; with a schedule this is the GraNet of the
+        sparsity: See `SparsityAlgorithm`; with a schedule this is the GraNet of the
             Cerebras blog.
-        update: See :class:`DynamicSparsityAlgorithm`.
-        init_method: See :class:`SparsityAlgorithm`.
-        drop_fraction: See :class:`DropAndGrow`.
+        update: See `DynamicSparsityAlgorithm`.
+        init_method: See `SparsityAlgorithm`.
+        drop_fraction: See `DropAndGrow`.
         balance_in_groups: Number of groups of inputs that each keep the same sparsity.
         balance_out_groups: Number of groups of outputs (such as attention heads) likewise; not
             together with ``balance_in_groups``.
-        **kwargs: See :class:`DynamicSparsityAlgorithm`.
+        **kwargs: See `DynamicSparsityAlgorithm`.
     """
 
     needs_sparsity: ClassVar[bool] = True

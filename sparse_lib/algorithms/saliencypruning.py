@@ -15,11 +15,11 @@ class SaliencyPruning(GMP):
     """Gradual pruning by ``abs(weight * gradient)``, the first-order change of the loss.
 
     The criterion of Molchanov et al. 2017 (arXiv:1611.06440, equation 7) for single weights, in the
-    schedule of :class:`GMP`; JaxPruner (Lee et al. 2024) calls it saliency pruning. The gradient is
+    schedule of `GMP`; JaxPruner (Lee et al. 2024) calls it saliency pruning. The gradient is
     that of the optimizer step just taken, masked, as ``.grad`` holds it (JaxPruner's is of the step
     about to be taken, and unmasked, so that absent positions score too, with a weight of zero).
     Present positions go before absent ones. A score that is NaN counts as infinite, so that the
-    weight stays and shows. Arguments as of :class:`GMP`, whose ``tie_breaker`` has no effect here.
+    weight stays and shows. Arguments as of `GMP`, whose ``tie_breaker`` has no effect here.
     """
 
     def update_mask(self, p: Tensor, mask: Tensor, sparsity: float) -> Tensor:

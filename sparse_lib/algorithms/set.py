@@ -13,12 +13,12 @@ from sparse_lib.masks.makers import add_random, random_score
 class SET(DropAndGrow):
     """Sparse evolutionary training (Mocanu et al. 2018, doi:10.1038/s41467-018-04316-3).
 
-    :class:`DropAndGrow` with growth at random, drawn for each parameter and update from a generator
-    of their own (see ``seed`` of :class:`SparsityAlgorithm`). By default grown weights start at
+    `DropAndGrow` with growth at random, drawn for each parameter and update from a generator
+    of their own (see ``seed`` of `SparsityAlgorithm`). By default grown weights start at
     zero as in the Cerebras library; ``grown_init="normal"`` re-draws them as the paper does. The
     paper drops as many of the smallest positive as of the largest negative
     weights; here both compete by magnitude, as in the Cerebras library. Arguments: see
-    :class:`sparse_lib.core.drop_and_grow.DropAndGrow`.
+    `sparse_lib.core.drop_and_grow.DropAndGrow`.
     """
 
     needs_sparsity: ClassVar[bool] = True

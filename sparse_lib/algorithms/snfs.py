@@ -28,7 +28,7 @@ REDISTRIBUTIONS = ("none", "momentum")
 class SNFS(DropAndGrow):
     """Sparse momentum (Dettmers and Zettlemoyer 2019, arXiv:1907.04840).
 
-    :class:`DropAndGrow` whose growth score is the magnitude of the momentum of the dense gradient:
+    `DropAndGrow` whose growth score is the magnitude of the momentum of the dense gradient:
     ``m <- momentum * m + (1 - momentum) * gradient`` after every optimizer step, of all positions,
     which start at 0. So every step costs a dense weight gradient, ``2 f_S + f_D`` FLOPs (Evci et
     al. 2020, appendix H), and a dense tensor beside each weight.
@@ -44,12 +44,12 @@ class SNFS(DropAndGrow):
     some tolerance, which is exact here.
 
     Args:
-        sparsity: See :class:`SparsityAlgorithm`.
-        update: See :class:`DynamicSparsityAlgorithm`; the paper's interval is an epoch.
-        init_method: See :class:`SparsityAlgorithm`.
+        sparsity: See `SparsityAlgorithm`.
+        update: See `DynamicSparsityAlgorithm`; the paper's interval is an epoch.
+        init_method: See `SparsityAlgorithm`.
         momentum: Share of the past in the momentum, in [0, 1].
         redistribution: ``"none"`` or ``"momentum"``.
-        **kwargs: See :class:`DropAndGrow`.
+        **kwargs: See `DropAndGrow`.
     """
 
     needs_sparsity: ClassVar[bool] = True
@@ -185,12 +185,12 @@ class SNFS(DropAndGrow):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """See :meth:`DropAndGrow.state_dict`; also the momenta, by full name."""
+        """See `DropAndGrow.state_dict`; also the momenta, by full name."""
         momenta = {name: momentum.clone() for name, momentum in self._momenta.items()}
         return super().state_dict() | {"momenta": momenta}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restore :meth:`state_dict`.
+        """Restore `state_dict`.
 
         Raises:
             ValueError: If the state does not fit this algorithm.

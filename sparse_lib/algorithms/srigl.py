@@ -37,12 +37,12 @@ class SRigL(RigL):
     layers of unknown kind, and tensors sharded by ``fully_shard``, are refused.
 
     Args:
-        sparsity: See :class:`SparsityAlgorithm`.
-        update: See :class:`DynamicSparsityAlgorithm`.
-        init_method: See :class:`SparsityAlgorithm`; applied to each output alone.
+        sparsity: See `SparsityAlgorithm`.
+        update: See `DynamicSparsityAlgorithm`.
+        init_method: See `SparsityAlgorithm`; applied to each output alone.
         ablation: Share of its weights that must be salient in a neuron, in [0, 1]; 0 ablates none.
             The paper has 0.3 for convolutions and 0.95 for a vision transformer.
-        **kwargs: See :class:`RigL`; no ``score_shaper``.
+        **kwargs: See `RigL`; no ``score_shaper``.
     """
 
     exact_counts: ClassVar[bool] = False
@@ -101,7 +101,7 @@ class SRigL(RigL):
         return active & enough
 
     def check_shape(self, sparse: SparseParameter) -> None:
-        """See :meth:`SparsityAlgorithm.check_shape`."""
+        """See `SparsityAlgorithm.check_shape`."""
         super().check_shape(sparse)
         assert sparse.required_layout
         if sparse.param.dim() > 1 and shards.is_sharded(sparse.param):

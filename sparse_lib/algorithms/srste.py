@@ -27,12 +27,12 @@ class SRSTE(HiddenWeights):
     is added to the gradient, as in its authors' code, so momentum and Adam see it.
 
     Args:
-        sparsity: See :class:`SparsityAlgorithm`; 0.5 for 2:4.
-        update: See :class:`DynamicSparsityAlgorithm`; masks follow the weights at every step by
+        sparsity: See `SparsityAlgorithm`; 0.5 for 2:4.
+        update: See `DynamicSparsityAlgorithm`; masks follow the weights at every step by
             default, as in the paper.
-        init_method: See :class:`SparsityAlgorithm`; the largest weights by default.
+        init_method: See `SparsityAlgorithm`; the largest weights by default.
         decay: Factor of the hidden weights, at least 0, 2e-4 in the paper.
-        **kwargs: See :class:`DynamicSparsityAlgorithm`.
+        **kwargs: See `DynamicSparsityAlgorithm`.
     """
 
     def __init__(

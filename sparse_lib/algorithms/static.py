@@ -12,12 +12,12 @@ from sparse_lib.core.algorithm import SparsityAlgorithm
 class Static(SparsityAlgorithm):
     """Masks chosen before training and never changed.
 
-    ``init_method`` chooses them at :meth:`apply`, with the sparsity of step 0. Nothing grows, and
-    masked weights stay at 0: see :mod:`sparse_lib.core.driver` for what is enforced in a step.
+    ``init_method`` chooses them at `apply`, with the sparsity of step 0. Nothing grows, and
+    masked weights stay at 0: see `sparse_lib.core.driver` for what is enforced in a step.
 
     With ``init_method="snip"`` and ``distribution="snip"`` this is SNIP (Lee et al. 2019); with
     ``init_method="topk"`` it is one-shot magnitude pruning. Arguments: see
-    :class:`SparsityAlgorithm`.
+    `SparsityAlgorithm`.
     """
 
     needs_sparsity: ClassVar[bool] = True

@@ -33,15 +33,15 @@ class TopK(DynamicSparsityAlgorithm):
     root mean square of the gradient to 1. The authors' script divides by it always.
 
     Args:
-        sparsity: See :class:`SparsityAlgorithm`.
-        update: See :class:`DynamicSparsityAlgorithm`.
-        init_method: See :class:`SparsityAlgorithm`; the largest weights by default.
+        sparsity: See `SparsityAlgorithm`.
+        update: See `DynamicSparsityAlgorithm`.
+        init_method: See `SparsityAlgorithm`; the largest weights by default.
         min_per_output: At least so many weights of each output stay, its largest. Where there is
             no room for all of them, the largest of these stay.
         min_per_input: The same for each input.
         gradient_rms: Scale all gradients of the optimizer so that their root mean square, over all
             of their elements, is at most this; None leaves them alone.
-        **kwargs: See :class:`DynamicSparsityAlgorithm`.
+        **kwargs: See `DynamicSparsityAlgorithm`.
     """
 
     masks_gradients: ClassVar[bool] = False
@@ -69,7 +69,7 @@ class TopK(DynamicSparsityAlgorithm):
         super().__init__(sparsity, update, init_method, **kwargs)
 
     def check_shape(self, sparse: SparseParameter) -> None:
-        """See :meth:`SparsityAlgorithm.check_shape`."""
+        """See `SparsityAlgorithm.check_shape`."""
         super().check_shape(sparse)
         if sparse.param.dim() < 2 or not (self.min_per_output or self.min_per_input):
             return

@@ -35,13 +35,13 @@ class TopKAST(HiddenWeights):
     sees all of it.
 
     Args:
-        sparsity: Sparsity of the forward pass, see :class:`SparsityAlgorithm`.
-        update: See :class:`DynamicSparsityAlgorithm`.
-        init_method: See :class:`SparsityAlgorithm`; the largest weights by default.
+        sparsity: Sparsity of the forward pass, see `SparsityAlgorithm`.
+        update: See `DynamicSparsityAlgorithm`.
+        init_method: See `SparsityAlgorithm`; the largest weights by default.
         backward_sparsity: Sparsity of ``B``, at most that of ``A``: a number or a schedule; None
             trains all weights (``B`` is everything).
         regularization: Factor of the exploration loss.
-        **kwargs: See :class:`DynamicSparsityAlgorithm`.
+        **kwargs: See `DynamicSparsityAlgorithm`.
     """
 
     needs_sparsity: ClassVar[bool] = True
@@ -115,19 +115,19 @@ class TopKAST(HiddenWeights):
         super().project(optimizer)
 
     def weight_was_loaded(self, sparse: SparseParameter) -> bool:
-        """As :class:`HiddenWeights`; ``B`` is chosen again of other values."""
+        """As `HiddenWeights`; ``B`` is chosen again of other values."""
         replaced = super().weight_was_loaded(sparse)
         if replaced:
             self._trained.pop(sparse.name, None)
         return replaced
 
     def advance_schedules(self, due: bool) -> None:
-        """See :meth:`SparsityAlgorithm.advance_schedules`."""
+        """See `SparsityAlgorithm.advance_schedules`."""
         super().advance_schedules(due)
         self.backward_schedule.update(due)
 
     def state_dict(self) -> dict[str, Any]:
-        """See :class:`HiddenWeights`; also the sets ``B``."""
+        """See `HiddenWeights`; also the sets ``B``."""
         trained = {name: self.trained(s.param).clone() for name, s in self.sparse_params.items()}
         return super().state_dict() | {
             "trained": trained,
@@ -135,7 +135,7 @@ class TopKAST(HiddenWeights):
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restore :meth:`state_dict`.
+        """Restore `state_dict`.
 
         Raises:
             ValueError: If the state does not fit this algorithm.

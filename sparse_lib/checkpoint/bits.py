@@ -19,7 +19,7 @@ def from_bits(name: str, bits: Tensor, shape: list[int]) -> Tensor:
 
     Args:
         name: Full name of the weight, for messages.
-        bits: As :func:`to_bits` has them, or as compressed-tensors does: of each row alone,
+        bits: As `to_bits` has them, or as compressed-tensors does: of each row alone,
             (rows, ceil(columns / 8)).
         shape: Of the weight.
 

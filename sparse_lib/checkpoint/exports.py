@@ -99,7 +99,7 @@ def export_dense(model: nn.Module) -> State:
 
 @torch.no_grad()
 def export_nan(model: nn.Module) -> State:
-    """Sideband form: as :func:`export_dense`, with NaN where the mask is zero.
+    """Sideband form: as `export_dense`, with NaN where the mask is zero.
 
     Raises:
         ValueError: If a present weight is NaN already, since it would be lost.
@@ -114,7 +114,7 @@ def export_nan(model: nn.Module) -> State:
 
 @torch.no_grad()
 def export_bitmask(model: nn.Module) -> State:
-    """As :func:`export_dense`, with the values of each masked weight and its mask as bits.
+    """As `export_dense`, with the values of each masked weight and its mask as bits.
 
     A weight ``<name>`` becomes ``<name>.compressed`` (the present values in row-major order, also
     those that are zero), ``<name>.bitmask`` (uint8, eight entries a byte from the lowest bit) and
@@ -163,7 +163,7 @@ def check_agrees(
 
 
 def with_masks(model: nn.Module) -> State:
-    """As :func:`export_dense`, with ``<name>.bitmask``, the mask as bits, beside each weight."""
+    """As `export_dense`, with ``<name>.bitmask``, the mask as bits, beside each weight."""
     masks = {f"{name}.bitmask": to_bits(mask) for name, mask in masks_of(model).items()}
     return {**export_dense(model), **masks}
 

@@ -37,7 +37,7 @@ def export_safetensors(model: nn.Module, path: str | Path, *, layout: str = "den
         path: File to write.
         layout: ``"dense"`` (zeros), ``"masks"`` (zeros, and each mask as bits in
             ``<name>.bitmask``), ``"nan"`` (sideband) or ``"bitmask"`` (values and bits; see
-            :func:`export_bitmask`). Relative to a dense float32 file at 50% the sizes are 1, 1.03,
+            `export_bitmask`). Relative to a dense float32 file at 50% the sizes are 1, 1.03,
             1 and 0.53; for bfloat16 1, 1.06, 1 and 0.56.
 
     Returns:
@@ -74,7 +74,7 @@ def read_safetensors(path: str | Path) -> tuple[State, dict[str, Tensor]]:
     """Weights (dense, zeros where masked) and masks of a file of any layout.
 
     Of a ``"dense"`` file nothing says which zeros are masked, so it has no masks. In a file that
-    :func:`export_safetensors` did not write, NaN means absent in every tensor.
+    `export_safetensors` did not write, NaN means absent in every tensor.
 
     Returns:
         Full name to dense tensor, and full name to boolean mask of the same shape.

@@ -19,7 +19,7 @@ from sparse_lib.core.parameter import unwrap
 def load_checkpoint(
     model: nn.Module, state: Mapping[str, Any], *, strict: bool = True
 ) -> dict[str, Tensor]:
-    """Load weights and masks of any form that :func:`split_state` knows, in place.
+    """Load weights and masks of any form that `split_state` knows, in place.
 
     Masks become ``<name>_mask`` buffers, which an algorithm applied later keeps; a mask that the
     model has and the checkpoint lacks is filled with ones where ``strict`` is false.
@@ -35,7 +35,7 @@ def load_checkpoint(
     Raises:
         TypeError: If the checkpoint is no mapping, or the model no module.
         ValueError: If names, shapes or kinds of numbers do not match, or the checkpoint is none
-            that :func:`split_state` understands; the model is as it was then.
+            that `split_state` understands; the model is as it was then.
     """
     target = unwrap(checked(model))
     plain = namer(target)

@@ -19,7 +19,7 @@ def split_state(state: Mapping[str, Any]) -> tuple[State, dict[str, Tensor]]:
     later, which nest the state under ``"model"``); masks in the optimizer's state, at
     ``optimizer.sparsity.state[name].mask`` (2.0 and 2.1); NaN for absent weights (sideband);
     ``<name>_orig`` with ``<name>_mask`` (``torch.nn.utils.prune``); bitmasks of
-    :func:`export_bitmask` and of compressed-tensors (``sparse-bitmask``, ``sparse-24-bitmask``).
+    `export_bitmask` and of compressed-tensors (``sparse-bitmask``, ``sparse-24-bitmask``).
     Prefixes of wrappers are removed, DDP's ``module.`` where all names have it; the argument is
     not changed.
 
@@ -37,7 +37,7 @@ def split_state(state: Mapping[str, Any]) -> tuple[State, dict[str, Tensor]]:
 def split_known_state(
     state: Mapping[str, Any], known: Collection[str], maskable: Collection[str] | None = None
 ) -> tuple[State, dict[str, Tensor]]:
-    """As :func:`split_state`, for a model with the ``known`` names.
+    """As `split_state`, for a model with the ``known`` names.
 
     NaN means absent in the ``maskable`` ones, the parameters; a buffer with NaN has NaN.
     """

@@ -1,7 +1,7 @@
 """What other libraries do otherwise: their rules, config dialects and older APIs.
 
 Importing this package registers the rules for ``compat`` arguments and the dialects for
-:func:`sparse_lib.configure`.
+`sparse_lib.configure`.
 """
 
 from sparse_lib.compat import dialects, rules

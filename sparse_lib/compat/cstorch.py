@@ -88,7 +88,7 @@ def compile(model: nn.Module, backend: Backend | None = None) -> nn.Module:
 
     Args:
         model: Any module, before or after sparsity is applied to it.
-        backend: What :func:`backend` returned; None leaves the model where it is.
+        backend: What `backend` returned; None leaves the model where it is.
 
     Returns:
         The model itself.

@@ -1,4 +1,4 @@
-"""Configs of older documents, as dicts that :func:`sparse_lib.configure` understands.
+"""Configs of older documents, as dicts that `sparse_lib.configure` understands.
 
 Two dialects: that of cstorch 2.0 and 2.1 (``type``, ``schedule`` for when to update,
 ``param_name_patterns`` regular expressions) and sideband YAML (``type: sideband``).

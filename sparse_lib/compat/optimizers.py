@@ -50,7 +50,7 @@ class BaseHyperParameter(HyperParameterSchedule):
         return super()._state_names() + tuple(getattr(self, "__state_slots__", ()))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore ``state_dict``; see :class:`HyperParameterSchedule`."""
+        """Restore ``state_dict``; see `HyperParameterSchedule`."""
         super().load_state_dict(state)
         self.__dict__.pop("_last_update", None)
 
@@ -78,7 +78,7 @@ class BaseSparsityOptimizer(Optimizer, ABC):
     """Base of sparsity in the form of an optimizer, whose state is masks.
 
     A subclass says how sparse a group is to be, and may set ``self.state[p]["mask"]`` in
-    :meth:`step`, which is called after the step of the optimizer that trains the weights::
+    `step`, which is called after the step of the optimizer that trains the weights::
 
         sparsity = Mine(model.named_parameters(), defaults={"sparsity": 0.5})
         sparsity.hook_module(model)
@@ -88,12 +88,12 @@ class BaseSparsityOptimizer(Optimizer, ABC):
         optimizer.step()
         sparsity.step()
 
-    :class:`SparsityWrapperOptimizer` makes these calls.
+    `SparsityWrapperOptimizer` makes these calls.
 
     Args:
         params: ``(name, parameter)`` pairs; dicts with ``params`` (pairs) and settings of their
             own; or a model, which means all its parameters.
-        init_method: First masks, see :mod:`sparse_lib.masks.init`.
+        init_method: First masks, see `sparse_lib.masks.init`.
         defaults: Settings of groups without their own.
 
     Raises:
@@ -139,7 +139,7 @@ class BaseSparsityOptimizer(Optimizer, ABC):
         """Change masks, by setting ``self.state[p]["mask"]``; enforcement follows by itself.
 
         Raises:
-            RuntimeError: If :meth:`apply_sparsity` was never called.
+            RuntimeError: If `apply_sparsity` was never called.
         """
 
     def _algorithm_of_group(self, group: dict[str, Any]) -> SparsityAlgorithm:
@@ -154,7 +154,7 @@ class BaseSparsityOptimizer(Optimizer, ABC):
     def hook_module(self, module: nn.Module) -> None:
         """Make the masks buffers of the module that uses the parameters, enforced from now on.
 
-        Masks that :meth:`initialize_sparsity` made before are taken along.
+        Masks that `initialize_sparsity` made before are taken along.
 
         Raises:
             ValueError: If the module has none of the parameters.
@@ -184,7 +184,7 @@ class BaseSparsityOptimizer(Optimizer, ABC):
             self.hook_module(self._module or _shell(self.param_groups))
 
     def apply_sparsity(self) -> None:
-        """Set masked weights to zero and keep them so; needed before :meth:`step`."""
+        """Set masked weights to zero and keep them so; needed before `step`."""
         self.initialize_sparsity()
         self._applied = True
         for sparse in self.sparsity.sparse_params.values():
@@ -248,7 +248,7 @@ class BaseSparsityOptimizer(Optimizer, ABC):
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restore :meth:`state_dict`, or one of cstorch 2.1, which has no ``"sparsity"``.
+        """Restore `state_dict`, or one of cstorch 2.1, which has no ``"sparsity"``.
 
         Raises:
             ValueError: If a group has other parameter names.
@@ -279,8 +279,8 @@ class AlgorithmSparsityOptimizer(BaseSparsityOptimizer):
     """Any algorithm as a sparsity optimizer.
 
     Args:
-        params: See :class:`BaseSparsityOptimizer`.
-        init_method: See :class:`BaseSparsityOptimizer`.
+        params: See `BaseSparsityOptimizer`.
+        init_method: See `BaseSparsityOptimizer`.
         algorithm: Name of the algorithm; subclasses have one.
         **settings: Arguments of the algorithm: ``sparsity``, ``schedule`` (when masks are
             updated, default every 1000 steps), ``drop_fraction``, ....
@@ -320,25 +320,25 @@ class AlgorithmSparsityOptimizer(BaseSparsityOptimizer):
 
 
 class StaticSparsityOptimizer(AlgorithmSparsityOptimizer):
-    """:class:`sparse_lib.Static` as a sparsity optimizer."""
+    """`sparse_lib.Static` as a sparsity optimizer."""
 
     algorithm = "static"
 
 
 class GMPSparsityOptimizer(AlgorithmSparsityOptimizer):
-    """:class:`sparse_lib.GMP` as a sparsity optimizer."""
+    """`sparse_lib.GMP` as a sparsity optimizer."""
 
     algorithm = "gmp"
 
 
 class SETSparsityOptimizer(AlgorithmSparsityOptimizer):
-    """:class:`sparse_lib.SET` as a sparsity optimizer."""
+    """`sparse_lib.SET` as a sparsity optimizer."""
 
     algorithm = "set"
 
 
 class RigLSparsityOptimizer(AlgorithmSparsityOptimizer):
-    """:class:`sparse_lib.RigL` as a sparsity optimizer."""
+    """`sparse_lib.RigL` as a sparsity optimizer."""
 
     algorithm = "rigl"
 

@@ -2,7 +2,7 @@
 
 ``optimizer = configure_sparsity_wrapper(model, optimizer, sparsity_type="rigl", sparsity=0.8)``
 
-Masks, their enforcement and their updates are those of :mod:`sparse_lib.core.algorithm`; here are
+Masks, their enforcement and their updates are those of `sparse_lib.core.algorithm`; here are
 only the older names and the older order of calls.
 """
 
@@ -80,7 +80,7 @@ class SparsityWrapperOptimizer(Optimizer):
         return {**self.optimizer.state_dict(), "sparsity": self.sparsity_optimizer.state_dict()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restore :meth:`state_dict`.
+        """Restore `state_dict`.
 
         Raises:
             ValueError: If the state is of a dense optimizer, or does not fit.
@@ -109,12 +109,12 @@ def configure_sparsity_optimizer(
 
     Args:
         sparsity_type: Class name without ``SparsityOptimizer``, in any case, of a built-in or
-            user-defined :class:`BaseSparsityOptimizer`; or the name of any algorithm.
+            user-defined `BaseSparsityOptimizer`; or the name of any algorithm.
         named_parameters: ``(name, parameter)`` pairs, or a model.
         init_method: First masks; None is the algorithm's default.
         param_name_patterns: Regular expression, list of them, or dict from one to the settings of
             its group, of which the first match wins. Without them and a filter,
-            :func:`sparse_lib.layers.default_filter` decides.
+            `sparse_lib.layers.default_filter` decides.
         sparse_param_filter: ``f(name, param)`` instead of patterns.
         **kwargs: Settings: ``sparsity``, ``schedule``, ``drop_fraction``, ....
 

@@ -1,6 +1,6 @@
 """SparsityAlgorithm: which masks there are. It knows tensors, masks and its schedule.
 
-What happens in a step of the optimizer, and when, is in :mod:`sparse_lib.core.driver`.
+What happens in a step of the optimizer, and when, is in `sparse_lib.core.driver`.
 """
 
 from __future__ import annotations
@@ -39,24 +39,24 @@ from sparse_lib.schedules import Level
 
 
 class SparsityAlgorithm(Applied):
-    """Base of all sparsity algorithms; subclasses define :meth:`update`.
+    """Base of all sparsity algorithms; subclasses define `update`.
 
     ``update`` is called after every optimizer step while ``autoupdate`` is true; both
     ``update(self)`` and ``update(self, optimizer)`` work. Subclasses need no ``__init__``.
 
     Args:
         sparsity: Fraction of zeros: a number in [0, 1], a schedule in any form that
-            :func:`sparse_lib.schedules.make_hyperparameter_schedule` takes, or a dict from
+            `sparse_lib.schedules.make_hyperparameter_schedule` takes, or a dict from
             parameter name (glob) to these. None starts dense.
         init_method: First masks: ``"random"``, ``"topk"``, ... or a callable; see
-            :mod:`sparse_lib.masks.init`.
+            `sparse_lib.masks.init`.
         seed: Seed of every random choice; None derives it from ``torch.initial_seed()``.
         distribution: How the sparsity is spread over tensors (``"uniform"``, ``"er"``, ``"erk"``,
-            ...); None means uniform. See :mod:`sparse_lib.masks.distributions`.
+            ...); None means uniform. See `sparse_lib.masks.distributions`.
         score_shaper: Which weights of a tensor compete; None means all. What
-            :func:`sparse_lib.masks.shapers.make_score_shaper` takes, such as ``"2:4"``.
+            `sparse_lib.masks.shapers.make_score_shaper` takes, such as ``"2:4"``.
         schedule: Another name of ``sparsity``, as configs have it.
-        compat: Whose :class:`sparse_lib.rules.Rules` hold: None for this library's, or a name such
+        compat: Whose `sparse_lib.rules.Rules` hold: None for this library's, or a name such
             as ``"cstorch-2.10"``.
 
     Raises:
@@ -175,7 +175,7 @@ class SparsityAlgorithm(Applied):
 
     @abstractmethod
     def update(self, optimizer: Optimizer | None = None) -> None:
-        """Change masks, by setting ``.mask`` of entries of :attr:`sparse_params`.
+        """Change masks, by setting ``.mask`` of entries of `sparse_params`.
 
         Args:
             optimizer: What has just taken a step; a subclass may leave this argument out.
@@ -261,7 +261,7 @@ class SparsityAlgorithm(Applied):
 
     @contextmanager
     def making_mask_of(self, sparse: SparseParameter) -> Iterator[None]:
-        """Have :attr:`score_shaper` be of this parameter's layer."""
+        """Have `score_shaper` be of this parameter's layer."""
         before, self._at = self._at, sparse
         try:
             yield
@@ -297,7 +297,7 @@ class SparsityAlgorithm(Applied):
     def put_first_masks(
         self, params: Sequence[SparseParameter], first: list[tuple[float, Tensor | None]]
     ) -> None:
-        """Set what :meth:`first_masks` made."""
+        """Set what `first_masks` made."""
         for sparse, (target, mask) in zip(params, first, strict=True):
             sparse.target = target
             if mask is None:
@@ -326,7 +326,7 @@ class SparsityAlgorithm(Applied):
         return written
 
     def put_back(self, written: Mapping[str, Tensor]) -> None:
-        """Undo :meth:`show_sparse`, of which ``written`` is."""
+        """Undo `show_sparse`, of which ``written`` is."""
         for name, weight in written.items():
             shards.local(self.sparse_params[name].param.detach()).copy_(weight)
 
@@ -334,12 +334,12 @@ class SparsityAlgorithm(Applied):
         """Take in the gradients of a step, right after the optimizer's update."""
 
     def run_update(self, optimizer: Optimizer) -> None:
-        """Call :meth:`update`, which may change weights and masks in any way, and enforce masks."""
+        """Call `update`, which may change weights and masks in any way, and enforce masks."""
         self.num_updates += 1
         self.call_update(optimizer)
 
     def call_update(self, optimizer: Optimizer | None) -> None:
-        """Call :meth:`update`, with the optimizer if its signature takes one, and enforce masks."""
+        """Call `update`, with the optimizer if its signature takes one, and enforce masks."""
         arguments = (optimizer,) if inspect.signature(self.update).parameters else ()
         try:
             self.update(*arguments)
@@ -373,7 +373,7 @@ class SparsityAlgorithm(Applied):
         self._levels.params = params
 
     def generator(self, param: Tensor | str) -> torch.Generator:
-        """A new CPU generator, seeded by the seed, the parameter's name and :attr:`num_updates`.
+        """A new CPU generator, seeded by the seed, the parameter's name and `num_updates`.
 
         So every call within an update gives the same numbers from the start. For two draws that
         differ, draw both from one generator, or give the second one a name of its own.
@@ -462,7 +462,7 @@ class SparsityAlgorithm(Applied):
         return {"sparsity": self._levels.described()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restore :meth:`state_dict`; the masks come with the model's own state dict.
+        """Restore `state_dict`; the masks come with the model's own state dict.
 
         The state that cerebras-pytorch 2.2 and later save loads too. A state of another algorithm,
         sparsity, update schedule or seed is loaded with a warning.

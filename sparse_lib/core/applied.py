@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Applied(ABC):
-    """Base of :class:`SparsityAlgorithm` and :class:`Group`; a :class:`Driver` acts for it."""
+    """Base of `SparsityAlgorithm` and `Group`; a `Driver` acts for it."""
 
     sparse_params: dict[str, SparseParameter]
     """Sparse parameters by full name, in model order."""
@@ -132,7 +132,7 @@ class Applied(ABC):
         """Let go of a model's parameters and, when none are left, of the optimizer.
 
         Masks stay in the model as buffers, still enforced on weights' gradients; another
-        algorithm may adopt them. :func:`sparse_lib.finalize` and :func:`sparse_lib.densify`
+        algorithm may adopt them. `sparse_lib.finalize` and `sparse_lib.densify`
         call this themselves. Counters, seed and schedules stay as they are.
 
         Args:
@@ -145,7 +145,7 @@ class Applied(ABC):
         self.driver.detach(module)
 
     def initialize(self) -> None:
-        """Make the masks that do not exist; :meth:`apply` on a model includes this."""
+        """Make the masks that do not exist; `apply` on a model includes this."""
         for algorithm in self.algorithms:
             params = list(algorithm.sparse_params.values())
             algorithm.put_first_masks(params, algorithm.first_masks(params))
@@ -154,7 +154,7 @@ class Applied(ABC):
         """What the masks are and did, as a plain dict that can be written as JSON.
 
         Args:
-            flops: What :func:`sparse_lib.count_flops` says of the model, to have FLOPs too.
+            flops: What `sparse_lib.count_flops` says of the model, to have FLOPs too.
 
         Returns:
             ``"tensors"``: by full name, the mask's ``"sparsity"``, the last ``"target"``,

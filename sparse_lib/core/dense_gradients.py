@@ -72,7 +72,7 @@ class DenseGradients:
             self.remember()
 
     def capture(self) -> None:
-        """Keep what the next backward passes give, until :meth:`stop`."""
+        """Keep what the next backward passes give, until `stop`."""
         for sparse in self._params.values():
             if sparse.param.requires_grad:
                 sparse.guard.want_dense_gradient(True)
@@ -80,7 +80,7 @@ class DenseGradients:
 
     @property
     def is_capturing(self) -> bool:
-        """True between :meth:`capture` and :meth:`stop`."""
+        """True between `capture` and `stop`."""
         return bool(self._handles)
 
     def stop(self) -> None:
@@ -216,7 +216,7 @@ class DenseGradients:
                 self._factors[name] = factor
 
     def forget_measured(self) -> None:
-        """What :meth:`measure` found is of an earlier step."""
+        """What `measure` found is of an earlier step."""
         self._factors.clear()
 
     def _factor_of_others(self) -> float | None:

@@ -164,7 +164,7 @@ class Driver:
         return [s for s in self.params.values() if inside and id(s.module) not in inside]
 
     def detach(self, module: nn.Module | Optimizer | None = None) -> None:
-        """See :meth:`sparse_lib.SparsityAlgorithm.detach`."""
+        """See `sparse_lib.SparsityAlgorithm.detach`."""
         if isinstance(module, Optimizer):
             if self.optimizer not in (None, stepping(module)):
                 raise ValueError("the algorithm was applied to another optimizer than this")
@@ -425,7 +425,7 @@ class Driver:
             sparse.guard.select(state)
 
     def forget_curvature(self) -> None:
-        """See :func:`sparse_lib.core.optimizers.forget_curvature`; masks have changed."""
+        """See `sparse_lib.core.optimizers.forget_curvature`; masks have changed."""
         if (optimizer := self.optimizer) is not None:
             forget_curvature(optimizer)
 

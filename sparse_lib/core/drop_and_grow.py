@@ -25,7 +25,7 @@ from sparse_lib.schedules.values import Lambda, make_hyperparameter_schedule
 class DropAndGrow(DynamicSparsityAlgorithm):
     """Base of algorithms that drop the smallest weights and grow others: SET, RigL and their kin.
 
-    Subclasses define :meth:`grow_score`. After the weight update of an update step ``t``, in a
+    Subclasses define `grow_score`. After the weight update of an update step ``t``, in a
     tensor of ``n`` weights of which ``m`` are present:
 
     1. The target is ``k = num_nonzero(sparsity(t), n)``.
@@ -42,12 +42,12 @@ class DropAndGrow(DynamicSparsityAlgorithm):
     pool.
 
     Args:
-        sparsity: See :class:`SparsityAlgorithm`.
-        update: See :class:`DynamicSparsityAlgorithm`.
-        init_method: See :class:`SparsityAlgorithm`.
+        sparsity: See `SparsityAlgorithm`.
+        update: See `DynamicSparsityAlgorithm`.
+        init_method: See `SparsityAlgorithm`.
         drop_fraction: Fraction of the present weights dropped in an update, in [0, 1]; a number
             or a schedule, evaluated at every update step.
-        **kwargs: See :class:`DynamicSparsityAlgorithm`.
+        **kwargs: See `DynamicSparsityAlgorithm`.
 
     Raises:
         ValueError: In a step, if a function given as ``drop_fraction`` gives more than 1.
@@ -87,7 +87,7 @@ class DropAndGrow(DynamicSparsityAlgorithm):
         return min(max(value, 0.0), 1.0)
 
     def checked_score(self, method: str, p: Tensor) -> Tensor:
-        """What :meth:`drop_score` or :meth:`grow_score` says of a parameter.
+        """What `drop_score` or `grow_score` says of a parameter.
 
         Raises:
             TypeError: If it is no tensor.
@@ -111,7 +111,7 @@ class DropAndGrow(DynamicSparsityAlgorithm):
         raise ValueError(f"{must} {name!r}, not one of shape {tuple(score.shape)}")
 
     def update_mask(self, p: Tensor, mask: Tensor, sparsity: float) -> Tensor:
-        """Drop by :meth:`drop_score`, then :meth:`grow`."""
+        """Drop by `drop_score`, then `grow`."""
         options: dict[str, Any] = {"score_shaper": self.score_shaper, "compat": self.rules}
         magnitude = self.checked_score("drop_score", p)
         kept, count = make_mask_drop_minimum(magnitude, mask, self.drop_fraction, **options)
@@ -131,7 +131,7 @@ class DropAndGrow(DynamicSparsityAlgorithm):
         return new
 
     def grow(self, p: Tensor, kept: Tensor, count: int, sparsity: float) -> Tensor:
-        """Add weights to a mask until it has the sparsity: those of the best :meth:`grow_score`.
+        """Add weights to a mask until it has the sparsity: those of the best `grow_score`.
 
         Args:
             p: The parameter.
@@ -145,16 +145,16 @@ class DropAndGrow(DynamicSparsityAlgorithm):
         )
 
     def advance_schedules(self, due: bool) -> None:
-        """See :meth:`SparsityAlgorithm.advance_schedules`."""
+        """See `SparsityAlgorithm.advance_schedules`."""
         super().advance_schedules(due)
         self.drop_schedule.update(due)
 
     def state_dict(self) -> dict[str, Any]:
-        """See :meth:`DynamicSparsityAlgorithm.state_dict`; also the state of the drop schedule."""
+        """See `DynamicSparsityAlgorithm.state_dict`; also the state of the drop schedule."""
         return super().state_dict() | {"drop_fraction": dict(self.drop_schedule.state_dict())}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restore :meth:`state_dict`.
+        """Restore `state_dict`.
 
         Raises:
             ValueError: If the state does not fit this algorithm.

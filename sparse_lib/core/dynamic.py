@@ -32,11 +32,11 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
     A parameter that no gradient reached before an update step keeps its mask.
 
     Args:
-        sparsity: See :class:`SparsityAlgorithm`.
+        sparsity: See `SparsityAlgorithm`.
         update: Which steps are update steps: None (every one), an int frequency,
             ``{"freq", "start", "stop"}`` (stop is exclusive), ``{"steps": [...]}``, a callable or
             an ``UpdateSchedule``.
-        init_method: See :class:`SparsityAlgorithm`.
+        init_method: See `SparsityAlgorithm`.
         grown_init: Where grown weights start: ``"zeros"`` (RigL, Evci et al. 2020), ``"normal"``
             or ``"uniform"`` (drawn with the root mean square that the tensor's weights had when its
             first mask was made; SET, Mocanu et al. 2018, re-draws), ``"gradient"`` or
@@ -47,7 +47,7 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
             (algorithm 1) and JaxPruner do.
         reset_momentum: Also zero the ``requires_dense`` optimizer states of grown weights (all
             other states start at zero anyway), as JaxPruner does.
-        **kwargs: See :class:`SparsityAlgorithm`.
+        **kwargs: See `SparsityAlgorithm`.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
         return bool(self.update_schedule.is_update_step(step))
 
     def _asked(self) -> dict[str, str | None]:
-        """See :meth:`SparsityAlgorithm.state_dict`."""
+        """See `SparsityAlgorithm.state_dict`."""
         return super()._asked() | {"update": self.update_schedule.described()}
 
     def _updates_always(self) -> bool:
@@ -151,7 +151,7 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
 
         Returns:
             A tensor of its shape. It is known only while masks are updated, and only if
-            :attr:`needs_dense_gradient` was true at the backward pass.
+            `needs_dense_gradient` was true at the backward pass.
 
         Raises:
             RuntimeError: If it is not known.
@@ -314,7 +314,7 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
         mine.copy_(torch.where(shards.local(grown), start, mine))
 
     def run_update(self, optimizer: Optimizer) -> None:
-        """As :meth:`SparsityAlgorithm.run_update`; :meth:`update` counts itself, and enforces."""
+        """As `SparsityAlgorithm.run_update`; `update` counts itself, and enforces."""
         gradients = [sparse.param.grad is not None for sparse in self.sparse_params.values()]
         if self.keeps_any_gradient and any(gradients) and not self.dense_gradients.kept:
             reason = (
@@ -333,7 +333,7 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
             self.call_update(optimizer)
 
     def initial_targets(self) -> dict[str, float]:
-        """See :meth:`SparsityAlgorithm.initial_targets`."""
+        """See `SparsityAlgorithm.initial_targets`."""
         if self.rules.starts_dense and not self.is_update_step(0):
             return dict.fromkeys(self.sparse_params, 0.0)
         return super().initial_targets()
@@ -341,7 +341,7 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
     def put_first_masks(
         self, params: Sequence[SparseParameter], first: list[tuple[float, Tensor | None]]
     ) -> None:
-        """See :meth:`SparsityAlgorithm.put_first_masks`."""
+        """See `SparsityAlgorithm.put_first_masks`."""
         fresh = any(not sparse.initialized for sparse in params)
         super().put_first_masks(params, first)
         if self._draws_grown:
@@ -353,12 +353,12 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
             self.advance_schedules(True)  # step 0 counts as an update for a list of values
 
     def state_dict(self) -> dict[str, Any]:
-        """See :meth:`SparsityAlgorithm.state_dict`; also what grown weights are drawn with."""
+        """See `SparsityAlgorithm.state_dict`; also what grown weights are drawn with."""
         state = super().state_dict()
         return state | {"first_spreads": dict(self._first_spreads)} if self._draws_grown else state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restore :meth:`state_dict`.
+        """Restore `state_dict`.
 
         Raises:
             ValueError: If the state does not fit this algorithm.

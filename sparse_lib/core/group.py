@@ -25,7 +25,7 @@ Filter = str | Sequence[str] | Callable[..., bool]
 class Group(Applied):
     """Several algorithms; each parameter goes to the first whose filter matches it.
 
-    It counts as a :class:`SparsityAlgorithm` for ``isinstance``, as in the Cerebras library.
+    It counts as a `SparsityAlgorithm` for ``isinstance``, as in the Cerebras library.
 
     Args:
         groups: Dict from filter to algorithm, or a list of such pairs. A filter is a glob on the
@@ -194,7 +194,7 @@ class Group(Applied):
         }
 
     def load_state_dict(self, state_dict: Any) -> None:
-        """Restore :meth:`state_dict`; the Cerebras library's list of states loads too.
+        """Restore `state_dict`; the Cerebras library's list of states loads too.
 
         Raises:
             TypeError: If it is neither a dict nor a list.

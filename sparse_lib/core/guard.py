@@ -1,6 +1,6 @@
 """Keeps masked weights, gradients and optimizer states at zero, by selection.
 
-A :class:`MaskGuard` sits beside each sparse parameter, in the module that owns it, so that copying
+A `MaskGuard` sits beside each sparse parameter, in the module that owns it, so that copying
 or pickling the module copies the enforcement too.
 """
 
@@ -85,7 +85,7 @@ class MaskGuard:
     Zeros are *selected*, in the bits of a value taken as an integer: a NaN or an infinity where
     the mask is zero becomes zero. On a CPU by a bitwise AND with words of all ones or all zeros,
     elsewhere by a product with words that are one or zero, of which many take one call
-    (:func:`select_together`).
+    (`select_together`).
     """
 
     def __init__(self, module: nn.Module, name: str) -> None:
@@ -247,7 +247,7 @@ class MaskGuard:
     def bits_and_words(self, tensor: Tensor | Codes) -> tuple[Tensor, Tensor] | None:
         """The bits of a tensor as integers and the words of the mask, to be multiplied.
 
-        None on a CPU, and for what :meth:`select` treats by itself: large and sparse tensors,
+        None on a CPU, and for what `select` treats by itself: large and sparse tensors,
         complex numbers, codes, and models that were made dense.
         """
         if isinstance(tensor, Codes):
@@ -454,14 +454,14 @@ def _settle_loaded(module: nn.Module, incompatible: Any) -> None:
 def _prepare_scriptable(module: nn.Module) -> nn.Module:
     """What ``torch.jit.script`` takes for a module: itself, without the hook that is no script.
 
-    :meth:`MaskGuard.ensure` puts the hook back before the next optimizer step.
+    `MaskGuard.ensure` puts the hook back before the next optimizer step.
     """
     _remove_hook(module._forward_pre_hooks, _settle_alone)
     return module
 
 
 def _settle_alone(module: nn.Module, _: Any) -> None:
-    """Call :meth:`MaskGuard.settle_alone`; a hook before forward passes, idle when compiled."""
+    """Call `MaskGuard.settle_alone`; a hook before forward passes, idle when compiled."""
     # A function of the module's, not a method of a guard's: it survives copying and pickling.
     if torch.compiler.is_compiling() or torch.jit.is_tracing():
         return

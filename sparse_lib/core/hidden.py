@@ -25,7 +25,7 @@ class HiddenWeights(DynamicSparsityAlgorithm):
     optimizer evaluates sees sparse weights, also of what was written between two evaluations.
 
     A subclass defines ``update_mask(p, mask, sparsity)`` with ``p`` the whole weight, and may
-    define :meth:`change_gradient`. Arguments: see :class:`DynamicSparsityAlgorithm`.
+    define `change_gradient`. Arguments: see `DynamicSparsityAlgorithm`.
     """
 
     masks_gradients: ClassVar[bool] = False
@@ -60,7 +60,7 @@ class HiddenWeights(DynamicSparsityAlgorithm):
         return self._whole_of(self.sparse_param(p))
 
     def prepare(self, optimizer: Optimizer) -> None:
-        """Call :meth:`change_gradient` on each gradient."""
+        """Call `change_gradient` on each gradient."""
         scale = gradient_scale(optimizer)
         for sparse in self.sparse_params.values():
             if (gradient := sparse.param.grad) is None:
@@ -77,12 +77,12 @@ class HiddenWeights(DynamicSparsityAlgorithm):
             self._whole[name].copy_(sparse.param)
 
     def place_hidden(self) -> None:
-        """See :meth:`SparsityAlgorithm.place_hidden`."""
+        """See `SparsityAlgorithm.place_hidden`."""
         for sparse in self.sparse_params.values():
             sparse.param.copy_(self._whole_of(sparse))
 
     def show_sparse(self) -> dict[str, Tensor]:
-        """See :meth:`SparsityAlgorithm.show_sparse`."""
+        """See `SparsityAlgorithm.show_sparse`."""
         written = {}
         for name, sparse in self.sparse_params.items():
             weight = shards.local(sparse.param.detach())
@@ -92,7 +92,7 @@ class HiddenWeights(DynamicSparsityAlgorithm):
         return written
 
     def put_back(self, written: Mapping[str, Tensor]) -> None:
-        """See :meth:`SparsityAlgorithm.put_back`."""
+        """See `SparsityAlgorithm.put_back`."""
         for name, sparse in self.sparse_params.items():
             if name not in written:  # what was there before the step
                 sparse.param.copy_(self._whole_of(sparse))
@@ -110,7 +110,7 @@ class HiddenWeights(DynamicSparsityAlgorithm):
     def put_first_masks(
         self, params: Sequence[SparseParameter], first: list[tuple[float, Tensor | None]]
     ) -> None:
-        """See :meth:`SparsityAlgorithm.put_first_masks`; keeps the weights as they are before."""
+        """See `SparsityAlgorithm.put_first_masks`; keeps the weights as they are before."""
         for sparse in params:
             self._whole[sparse.name] = sparse.param.detach().clone()
         super().put_first_masks(params, first)
@@ -128,12 +128,12 @@ class HiddenWeights(DynamicSparsityAlgorithm):
         return replaced
 
     def state_dict(self) -> dict[str, Any]:
-        """See :meth:`SparsityAlgorithm.state_dict`; also the whole weights."""
+        """See `SparsityAlgorithm.state_dict`; also the whole weights."""
         whole = {name: self._whole_of(sparse) for name, sparse in self.sparse_params.items()}
         return super().state_dict() | {"whole": whole}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restore :meth:`state_dict`.
+        """Restore `state_dict`.
 
         Raises:
             ValueError: If the state does not fit this algorithm.

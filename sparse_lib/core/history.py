@@ -108,11 +108,11 @@ class MaskHistory:
         flags.bitwise_or_(after).bitwise_or_(grown.mul_(_NEW))
 
     def in_time_overparameterization(self, mask: Tensor) -> float:
-        """See :func:`in_time_overparameterization`; ``mask`` is the present one."""
+        """See `in_time_overparameterization`; ``mask`` is the present one."""
         return in_time_overparameterization(mask if self._flags is None else self._with(_EVER))
 
     def degree_of_constraint(self) -> float:
-        """See :func:`degree_of_constraint`; 1 while the first mask stands."""
+        """See `degree_of_constraint`; 1 while the first mask stands."""
         if self._flags is None:
             return 1.0
         return _ratio(num_true(self._with(_ALWAYS)), self.num_initial)
@@ -134,7 +134,7 @@ class MaskHistory:
         return state | {"flags": None if self._flags is None else self._flags.clone()}
 
     def load_state_dict(self, state: Mapping[str, Any], mask: Tensor) -> None:
-        """Restore :meth:`state_dict`; tensors are copied to where the present mask is."""
+        """Restore `state_dict`; tensors are copied to where the present mask is."""
         flags = state["flags"]
         vars(self).update({key: value for key, value in state.items() if key != "flags"})
         self._flags = None

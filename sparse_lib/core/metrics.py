@@ -1,6 +1,6 @@
 """Definitions of what is measured on masks, as plain numbers.
 
-:meth:`sparse_lib.SparsityAlgorithm.metrics` puts them together for a run.
+`sparse_lib.SparsityAlgorithm.metrics` puts them together for a run.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def dead_outputs(weight_mask: Tensor, layout: Layout | None) -> int | None:
 def dead_units(model: nn.Module) -> dict[str, int]:
     """Number of outputs without any incoming weight, by full name of the masked parameter.
 
-    Only parameters that :func:`dead_outputs` can count are listed.
+    Only parameters that `dead_outputs` can count are listed.
     """
     counts, known = {}, layouts(model)
     for prefix, module in model.named_modules():
@@ -76,7 +76,7 @@ def dead_units(model: nn.Module) -> dict[str, int]:
 def summary(params: Mapping[str, SparseParameter]) -> dict[str, Any]:
     """Metrics of each tensor by full name, and over all weights together.
 
-    The keys are those of :meth:`sparse_lib.SparsityAlgorithm.metrics` without FLOPs.
+    The keys are those of `sparse_lib.SparsityAlgorithm.metrics` without FLOPs.
     """
     tensors = {name: sparse.metrics() for name, sparse in params.items()}
     sizes = {name: sparse.param.numel() for name, sparse in params.items()}

@@ -187,7 +187,7 @@ class SparseParameter:
         return sparsity(self.mask)
 
     def metrics(self) -> dict[str, Any]:
-        """One entry of ``"tensors"`` in :meth:`sparse_lib.SparsityAlgorithm.metrics`."""
+        """One entry of ``"tensors"`` in `sparse_lib.SparsityAlgorithm.metrics`."""
         mask, history = self.mask, self.history
         return {
             "sparsity": sparsity(mask),
@@ -300,12 +300,12 @@ def adopt(
 ) -> dict[str, SparseParameter]:
     """Sparse parameters for those found in a model that an algorithm has not yet, by full name.
 
-    Their modules are left as they are until :func:`attach`.
+    Their modules are left as they are until `attach`.
 
     Args:
         params: The algorithm's sparse parameters.
         clock: The algorithm's clock.
-        found: What :func:`find_parameters` gives.
+        found: What `find_parameters` gives.
         layouts: Where outputs and inputs are, by the id of a parameter.
 
     Raises:

@@ -25,7 +25,7 @@ class Levels:
     raises KeyError where there is none.
 
     Args:
-        spec: What :func:`make_hyperparameter_schedule` takes, or a dict from full parameter name
+        spec: What `make_hyperparameter_schedule` takes, or a dict from full parameter name
             (a glob, or the parameter itself) to that; the first match wins.
         distribution: Name or callable that spreads the scheduled sparsity over the tensors; None
             gives each tensor the same.
@@ -139,7 +139,7 @@ class Levels:
         return [dict(schedule.state_dict()) for schedule in self.schedules]
 
     def load_state_dict(self, state: list[dict[str, Any]]) -> None:
-        """Restore what :meth:`state_dict` returned.
+        """Restore what `state_dict` returned.
 
         Raises:
             ValueError: If the number of schedules differs.

@@ -32,7 +32,7 @@ class LayerExecution:
 
 
 class Explanation(tuple[LayerExecution, ...]):
-    """Rows of :class:`LayerExecution`; `print` shows them as a table."""
+    """Rows of `LayerExecution`; `print` shows them as a table."""
 
     def __str__(self) -> str:
         rows = [("weight", "layer", "sparsity", "runs")]

@@ -1,6 +1,6 @@
 """FLOPs that really run: torch's counter, and what kernels that are no torch operators report.
 
-The closed forms of :mod:`sparse_lib.flops.model` say what a step should cost. This counts the
+The closed forms of `sparse_lib.flops.model` say what a step should cost. This counts the
 operators of a step, forward and backward, and agrees with them to the last digit, but for the input
 gradient of a first layer whose input needs none.
 """
@@ -57,7 +57,7 @@ class Ledger(FlopCounterMode):
         return self.executed_flops + self.skipped_flops
 
     def book(self, part: str, dense_flops: int, executed_flops: int) -> None:
-        """Book the work of a kernel; see :func:`record`."""
+        """Book the work of a kernel; see `record`."""
         for module in set(self.mod_tracker.parents):
             self.flop_counts[module][f"skipping {part}"] += executed_flops
         self.skipped_by_part[part] += dense_flops - executed_flops

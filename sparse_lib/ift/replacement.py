@@ -116,7 +116,7 @@ def replace_layers(
 
     Args:
         model: Any module.
-        layers: See :func:`transformable`.
+        layers: See `transformable`.
         family: Name of the family, for messages.
         make: Takes a layer of the copy, its inputs per output and its outputs.
 

@@ -84,7 +84,7 @@ def widen(key: str, width: int, factor: float, *, multiple: int = 1, why: str = 
     Args:
         key: Name of the width in the config.
         width: The dense width.
-        factor: See :func:`wide_factor`.
+        factor: See `wide_factor`.
         multiple: What every legal width is a multiple of.
         why: What the multiple stands for, for the message.
 

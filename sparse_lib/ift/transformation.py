@@ -102,7 +102,7 @@ def solve_sparsity(
     and the masks make up for the rest. Nothing is built: tensors are on the meta device.
 
     Args:
-        model: As for :func:`transform`, as are the other arguments.
+        model: As for `transform`, as are the other arguments.
         family: A key of ``FAMILIES``.
         sparsity: In [0, 1): sets the sizes; 0.5 is where the source's language models gain.
         budget: ``"dense"``, the forward FLOPs of ``model``; or a number of FLOPs of one sample.
@@ -114,8 +114,8 @@ def solve_sparsity(
         The sparsity, in [0, 1).
 
     Raises:
-        TypeError: As :func:`transform`.
-        ValueError: As :func:`transform`.
+        TypeError: As `transform`.
+        ValueError: As `transform`.
     """
     _check_model(model)
     model = _on_meta(model)

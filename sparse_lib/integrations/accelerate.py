@@ -22,7 +22,7 @@ def sparsify(
 
     Args:
         accelerator: What prepared the model and the optimizer.
-        config: What :func:`sparse_lib.configure` takes: a number, a dict, a list of dicts, or an
+        config: What `sparse_lib.configure` takes: a number, a dict, a list of dicts, or an
             algorithm.
         model: The prepared model.
         optimizer: The prepared optimizer.

@@ -22,9 +22,9 @@ def as_algorithm(config: Any) -> SparsityAlgorithm:
     """The algorithm of a config, or the given one.
 
     Args:
-        config: What :func:`sparse_lib.configure` takes. An algorithm that is not a ``Group`` and
+        config: What `sparse_lib.configure` takes. An algorithm that is not a ``Group`` and
             was not applied to a model yet gets the weights of
-            :func:`sparse_lib.layers.default_filter`.
+            `sparse_lib.layers.default_filter`.
 
     Raises:
         ValueError: If the config is None, or a key, name or value is not allowed.
@@ -51,7 +51,7 @@ def apply_to_optimizer(algorithm: SparsityAlgorithm, optimizer: Any) -> None:
 def carry_state(algorithm: SparsityAlgorithm, optimizer: Optimizer) -> None:
     """Keep an algorithm's state inside of its optimizer's ``state_dict``.
 
-    It is under :data:`STATE_KEY` in the first parameter group, since loading keeps what groups
+    It is under `STATE_KEY` in the first parameter group, since loading keeps what groups
     hold; this works through any trainer, also one that loads the optimizer before it says so.
     """
 
@@ -85,7 +85,7 @@ def warn_of_unreached(algorithm: SparsityAlgorithm, num_steps: int) -> None:
 
 @torch.no_grad()
 def summary(algorithm: SparsityAlgorithm) -> dict[str, float]:
-    """The numbers of :meth:`SparsityAlgorithm.metrics` over all weights, as ``sparsity/<name>``."""
+    """The numbers of `SparsityAlgorithm.metrics` over all weights, as ``sparsity/<name>``."""
     return {
         f"sparsity/{name}": float(value)
         for name, value in algorithm.metrics().items()

@@ -22,7 +22,7 @@ class SparsityCallback(Callback):
     ``param_filter`` in their configs.
 
     Args:
-        config: What :func:`sparse_lib.configure` takes: a number, a dict, a list of dicts, or an
+        config: What `sparse_lib.configure` takes: a number, a dict, a list of dicts, or an
             algorithm.
         log: Whether the numbers of ``algorithm.metrics()`` are logged as ``sparsity/...``, every
             ``log_every_n_steps`` steps; the sparsity also stands in the progress bar.
@@ -109,7 +109,7 @@ class SparsityCallback(Callback):
         return self.algorithm.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore :meth:`state_dict`."""
+        """Restore `state_dict`."""
         self.algorithm.load_state_dict(state_dict)
 
 

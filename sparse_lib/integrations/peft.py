@@ -28,7 +28,7 @@ def keep_zeros(model: nn.Module) -> SparsityAlgorithm:
     is formed in every forward pass, which costs as much memory as the weight.
 
     Call it after ``get_peft_model``, and once more after an adapter was added or loaded. Masks
-    that the base has already, by :func:`sparse_lib.keep_zeros` or an earlier call, stay.
+    that the base has already, by `sparse_lib.keep_zeros` or an earlier call, stay.
 
     Args:
         model: What ``get_peft_model`` returned.

@@ -19,7 +19,7 @@ class Follower:
     Args:
         algorithm: Applied to the model and to the optimizer.
         optimizer: The optimizer.
-        log: Called as ``log(numbers, step)`` with the numbers of :func:`common.summary`, as
+        log: Called as ``log(numbers, step)`` with the numbers of `common.summary`, as
             ``wandb.log``, ``trackio.log`` and ``mlflow.log_metrics`` take them.
         every: Optimizer steps between two calls.
         num_steps: Length of the training, for a progress bar (tqdm), which is drawn on a terminal

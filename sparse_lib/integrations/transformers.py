@@ -48,7 +48,7 @@ class SparsityCallback(TrainerCallback):
     with gradient accumulation; ranks hold the same masks.
 
     Args:
-        config: What :func:`sparse_lib.configure` takes: a number, a dict, a list of dicts, or an
+        config: What `sparse_lib.configure` takes: a number, a dict, a list of dicts, or an
             algorithm.
         log: Whether logs get ``sparsity/sparsity``, ``sparsity/churn`` and the other numbers of
             ``algorithm.metrics()``.
@@ -147,7 +147,7 @@ def from_pretrained(folder: str | Path, cls: Any = None, **options: Any) -> Any:
 
     ``AutoModel....from_pretrained`` alone loads the same weights, zeros included, as a dense model.
     Here the masks are buffers again: gradients of masked weights are zero, and an algorithm applied
-    later (:func:`sparse_lib.keep_zeros`, or any other) takes the masks over.
+    later (`sparse_lib.keep_zeros`, or any other) takes the masks over.
 
     Args:
         folder: Where the model was saved.

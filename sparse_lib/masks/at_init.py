@@ -1,6 +1,6 @@
 """Scores of weights before training, from the loss of a dense model: SNIP, GraSP, FORCE.
 
-:func:`rank` computes them and leaves them with the weights, where the init methods and the
+`rank` computes them and leaves them with the weights, where the init methods and the
 distributions of the same names find them::
 
     rank(model, lambda: loss(model, batch), "grasp")
@@ -43,7 +43,7 @@ def rank(
         loss: A forward pass on data of the caller's: returns a scalar. It is called several times.
         method: ``"snip"``, ``"grasp"``, ``"force"`` or ``"iterative-snip"``.
         params: Full names of the weights; None takes all of at least two dimensions.
-        **options: Of :func:`grasp`, or ``sparsity`` (required) and others of :func:`force`.
+        **options: Of `grasp`, or ``sparsity`` (required) and others of `force`.
 
     Returns:
         Full name to score; the weights with the highest are to be kept.
@@ -85,7 +85,7 @@ def rank(
 def snip(weights: Mapping[str, Tensor], loss: Loss) -> dict[str, Tensor]:
     """Connection sensitivity, ``abs(weight * gradient)`` (Lee et al. 2019, equation 5).
 
-    Arguments as of :func:`rank`, with the weights by name.
+    Arguments as of `rank`, with the weights by name.
     """
     gradients = torch.autograd.grad(loss(), list(weights.values()), materialize_grads=True)
     return {
@@ -133,7 +133,7 @@ def force(
 
     Args:
         weights: By name.
-        loss: As of :func:`rank`, called once per step.
+        loss: As of `rank`, called once per step.
         sparsity: Of the masks that will be made, over all weights together, in [0, 1).
         num_steps: ``T``, at least 1; 1 is SNIP.
         may_return: Whether removed weights may come back.
@@ -175,7 +175,7 @@ def force(
 def iterative_snip(
     weights: Mapping[str, Tensor], loss: Loss, *, sparsity: float, num_steps: int = 10
 ) -> dict[str, Tensor]:
-    """Iterative SNIP: :func:`force` whose removed weights do not come back."""
+    """Iterative SNIP: `force` whose removed weights do not come back."""
     return force(weights, loss, sparsity=sparsity, num_steps=num_steps, may_return=False)
 
 

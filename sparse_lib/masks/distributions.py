@@ -88,10 +88,10 @@ def erk(
     last: float | None = None,
     experts: Collection[str] = (),
 ) -> dict[str, float]:
-    """Erdős-Rényi-kernel: :func:`er` with every dimension, kernel sizes included.
+    """Erdős-Rényi-kernel: `er` with every dimension, kernel sizes included.
 
     Density is proportional to ``(sum of dimensions / product of dimensions)**power_scale``.
-    (Evci et al., "Rigging the lottery", 2020, section 3.) Arguments as in :func:`er`.
+    (Evci et al., "Rigging the lottery", 2020, section 3.) Arguments as in `er`.
 
     >>> erk({"conv": (4, 4, 1, 1), "fc": (4, 100)}, 0.5)["conv"]
     0.0
@@ -138,7 +138,7 @@ def snip(weights: Mapping[str, Tensor], sparsity: float) -> dict[str, float]:
         sparsity: Over all tensors together, in [0, 1].
 
     Returns:
-        Name to sparsity, as :func:`global_`.
+        Name to sparsity, as `global_`.
 
     Raises:
         ValueError: If a weight has no gradient.
@@ -149,7 +149,7 @@ def snip(weights: Mapping[str, Tensor], sparsity: float) -> dict[str, float]:
 
 def _scored(method: str) -> Callable[..., dict[str, float]]:
     def by_score(weights: Mapping[str, Tensor], sparsity: float) -> dict[str, float]:
-        """What pruning all tensors together by a score leaves in each; see :func:`snip`."""
+        """What pruning all tensors together by a score leaves in each; see `snip`."""
         scores = {name: score_of(weight, method) for name, weight in weights.items()}
         return global_(weights, sparsity, scores=scores)
 
@@ -339,7 +339,7 @@ def parse(
     """Name and arguments of a distribution, checked as far as they can be without weights.
 
     Args:
-        spec: As :func:`distribute`.
+        spec: As `distribute`.
         compat: Which distributions there are.
 
     Returns:

@@ -66,7 +66,7 @@ def from_zeros(
     """Keep what is neither zero nor NaN (a sideband checkpoint's absent weights are NaN).
 
     The sparsity is what the weights have; the configured one is ignored. Of a pool in which a
-    shaper allows fewer (``"2:4"``), the largest stay. Arguments as in :class:`BestScores`.
+    shaper allows fewer (``"2:4"``), the largest stay. Arguments as in `BestScores`.
     """
     weight = param.detach()
     mask = (weight != 0).logical_and_(~weight.isnan())
@@ -87,7 +87,7 @@ def checkerboard(
 
     Row ``r`` of dimension 0 (of each pool, with a shaper) gets its even share of the total; the
     ``c`` weights kept of its ``n`` are those where ``floor(c * (i + 1) / n)`` grows, moved on by
-    ``r`` places. At 50% this is a checkerboard. Arguments as in :class:`BestScores`.
+    ``r`` places. At 50% this is a checkerboard. Arguments as in `BestScores`.
     """
     rules = rules_of(compat)
     if shards.is_sharded(param):
@@ -116,7 +116,7 @@ def _spread(counts: Tensor, num_columns: int, device: torch.device) -> Tensor:
 
 _SCORE = "_initial_score"
 
-#: Methods whose scores :func:`sparse_lib.masks.at_init.rank` leaves with the weights.
+#: Methods whose scores `sparse_lib.masks.at_init.rank` leaves with the weights.
 SCORED = ("snip", "grasp", "force", "iterative-snip")
 
 
@@ -126,7 +126,7 @@ def keep_score(param: Tensor, method: str, score: Tensor) -> None:
 
 
 def score_of(param: Tensor, method: str) -> Tensor:
-    """The score that :func:`keep_score` left with a weight, of its shape.
+    """The score that `keep_score` left with a weight, of its shape.
 
     Raises:
         ValueError: If there is none of this method.
@@ -146,7 +146,7 @@ def connection_sensitivity(param: Tensor) -> Tensor:
     Equation 5, without its scale, of Lee et al., "SNIP: single-shot network pruning based on
     connection sensitivity", 2019; they rank over all layers:
     ``Static(s, init_method="snip", distribution="snip")``. ``param.grad`` must hold the gradient of
-    a first batch of the dense model, or :func:`sparse_lib.masks.at_init.rank` have left the scores.
+    a first batch of the dense model, or `sparse_lib.masks.at_init.rank` have left the scores.
 
     Raises:
         ValueError: If there is no gradient.

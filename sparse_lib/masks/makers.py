@@ -1,7 +1,7 @@
 """Mask makers: pure functions from scores to boolean masks.
 
 Rules turn a sparsity into a number of weights, and everything random goes through
-:func:`generator`, so masks are exact and reproducible.
+`generator`, so masks are exact and reproducible.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def make_mask_topk_sparsity(
         score: Scores of any shape and real dtype. NaN is never kept.
         sparsity: Fraction of zeros wanted, in [0, 1].
         score_shaper: Which scores compete, as
-            :func:`sparse_lib.masks.shapers.make_score_shaper` takes it; by default the whole
+            `sparse_lib.masks.shapers.make_score_shaper` takes it; by default the whole
             tensor.
         tie_breaker: ``"first"`` (default, lower index) or ``"random"``.
         generator: For ``"random"``.

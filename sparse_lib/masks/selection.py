@@ -64,7 +64,7 @@ def select(
 def select_flat(
     values: Tensor, among: Tensor | None, keep: int, breaker: ScoreTieBreaker, group: Any = None
 ) -> Tensor:
-    """:func:`select` in one pool: ``values`` float32 or float64, shape [n], ``among`` bool [n]."""
+    """`select` in one pool: ``values`` float32 or float64, shape [n], ``among`` bool [n]."""
     if group is not None:
         return shards.select([(values, among)], keep, breaker, group)[0]
     num_candidates = values.numel() if among is None else num_true(among)
@@ -172,7 +172,7 @@ def spread_points() -> np.ndarray:
 def _select_rows(
     values: Tensor, among: Tensor | None, keeps: Tensor, breaker: ScoreTieBreaker
 ) -> Tensor:
-    """:func:`select` in many pools by one sort: ``values`` [pools, n], ``keeps`` int64 [pools]."""
+    """`select` in many pools by one sort: ``values`` [pools, n], ``keeps`` int64 [pools]."""
     valid = ~values.isnan()
     if among is not None:
         valid.logical_and_(among)

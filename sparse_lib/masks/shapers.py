@@ -21,7 +21,7 @@ Undo = Callable[[Tensor], Tensor]
 class ScoreShaper(ABC):
     """Decides which scores compete: calling it gives a view whose *last* dimension is one pool.
 
-    Subclasses implement :meth:`__call__` for score tensors and for boolean masks of the same
+    Subclasses implement `__call__` for score tensors and for boolean masks of the same
     shape.
     """
 
@@ -44,7 +44,7 @@ class ScoreShaper(ABC):
         """The same for the weights of a layer: by its outputs and inputs, wherever they are.
 
         Args:
-            layout: What :func:`sparse_lib.layers.layout_of` says of the weight.
+            layout: What `sparse_lib.layers.layout_of` says of the weight.
 
         Raises:
             ValueError: If the layout is needed and unknown.
@@ -101,7 +101,7 @@ class OutputGroupScoreShaper(_LayerShaper):
 
     Args:
         num_groups: Number of slices; None makes each output a slice.
-        remainder: ``"refuse"`` or ``"dense"``, see :class:`NMScoreShaper`.
+        remainder: ``"refuse"`` or ``"dense"``, see `NMScoreShaper`.
     """
 
     key = "num_groups"
@@ -143,7 +143,7 @@ class OutputGroupScoreShaper(_LayerShaper):
 class InputGroupScoreShaper(OutputGroupScoreShaper):
     """Equal counts in ``num_groups`` equal slices of a layer's inputs, kernels included.
 
-    Arguments as of :class:`OutputGroupScoreShaper`. A convolution with groups, whose inputs are
+    Arguments as of `OutputGroupScoreShaper`. A convolution with groups, whose inputs are
     divided already, takes None alone: each input of each group.
     """
 
@@ -328,7 +328,7 @@ class RandomTieBreaker(ScoreTieBreaker):
     """Equal scores: every position is as likely, reproducibly.
 
     Args:
-        generator: Private generator, see :func:`generator`.
+        generator: Private generator, see `generator`.
     """
 
     def __init__(self, generator: torch.Generator) -> None:

@@ -21,7 +21,7 @@ class UpdateSchedule(ABC):
         """Whether masks are updated at a step; step 0 asks about initialisation."""
 
     def __call__(self, step: int) -> bool:
-        """Same as :meth:`is_update_step`."""
+        """Same as `is_update_step`."""
         return self.is_update_step(step)
 
     def described(self) -> str | None:

@@ -29,10 +29,10 @@ _LONG = 10**12  # steps, more than any run has
 
 
 class HyperParameterSchedule(ABC):
-    """A value that depends on the step. Subclasses implement :meth:`compute`.
+    """A value that depends on the step. Subclasses implement `compute`.
 
     Subclasses are found in configs by their lower-cased class name and by ``TYPE``. One with
-    state names the attributes in ``STATE`` and changes them in :meth:`update`. Where the value is
+    state names the attributes in ``STATE`` and changes them in `update`. Where the value is
     a sparsity or a drop fraction, it is clamped to [0, 1] in use. Constructors raise TypeError or
     ValueError, with the argument's name, for what is not finite or out of range.
 
@@ -104,7 +104,7 @@ class HyperParameterSchedule(ABC):
         return {name: copy.deepcopy(getattr(self, name)) for name in self._state_names()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore :meth:`state_dict`; the argument is not changed.
+        """Restore `state_dict`; the argument is not changed.
 
         Raises:
             ValueError: If a key is missing or unknown.

@@ -3,7 +3,7 @@
 A small analytic model, not a measurement, and everything it returns is labelled *simulated*:
 
 - A layer at sparsity ``s`` takes ``(1 - s) + c s`` of its dense time on a device that skips zeros
-  (``c`` fitted to the published CS-2 curve, :mod:`sparse_lib.simulation.spec`), else
+  (``c`` fitted to the published CS-2 curve, `sparse_lib.simulation.spec`), else
   all of it. Nothing was published above 90% sparsity; beyond, ``extrapolated`` is set.
 - The dense time is FLOPs over peak times an efficiency that you choose; 1 gives a lower bound.
 - A layer can't be faster than its weights arrive. A wafer streams them in twice (forward and
@@ -16,7 +16,7 @@ A small analytic model, not a measurement, and everything it returns is labelled
 - Several systems split the batch (data parallel) and each sees all weights. Wafers' gradients are
   reduced on their way out; other devices exchange theirs around a ring, ``2 (n - 1) / n`` of them
   over each link, while the layer computes.
-- Activations are those of :class:`sparse_lib.flops.LayerFlops`; element-wise functions are taken to
+- Activations are those of `sparse_lib.flops.LayerFlops`; element-wise functions are taken to
   be computed again.
 """
 
