@@ -129,8 +129,9 @@ def train_again(run: Run, mirror: Path | None, *, anew: bool = False) -> None:
         out=folder,
         state_dir=paths.state(run.id, run.spec_hash, root=paths.STATE / "verify"),
         num_threads=1,
-        first=run.first and paths.verified(run.scale, run.first) / "model",
+        first=paths.verified(run.scale, run.first) / "model" if run.first else None,
     )
+    assert run.spec.suite is not None  # each run of a study has one
     evaluate_model(
         folder / "model",
         run.spec.suite,

@@ -76,7 +76,7 @@ def _shares(axes: Axes, findings: Sequence[Finding]) -> None:
 
 def _forest(axes: Axes, pooled: Mapping[tuple[str, str], Pooled]) -> None:
     names = []
-    for place, ((a, b), found) in enumerate(reversed(pooled.items())):
+    for place, ((a, b), found) in enumerate(reversed(list(pooled.items()))):
         for effect in found.effects:
             axes.plot(effect.value, place - 0.2, "|", color="#6B6B6B", ms=7)
         if math.isfinite(found.low):

@@ -94,7 +94,7 @@ def _recipe(workload: Workload, name: str, variant: Variant, *, rate: float = 1.
         "steps": steps,
         "learning_rate": base.learning_rate * variant.learning_rate_scale * rate,
     }
-    return base.model_copy(update=values).in_order()
+    return base.model_copy(update=values).in_order()  # type: ignore[operator]
 
 
 def _seeded(sparsity: Any, recipe: tasks.Recipe, seed: int) -> Any:
@@ -124,7 +124,7 @@ def load_single(path: Path, *, run_id: str, max_steps: int | None = None) -> Run
         return RunSpec(
             id=run_id,
             task=run.task,
-            model=run.model.model_dump(),
+            model=run.model.model_dump(),  # type: ignore[arg-type]
             data=run.typed[0],
             recipe=recipe,
             sparsity=_seeded(run.sparsity, recipe, run.seed),
@@ -249,7 +249,7 @@ def make_spec(study: Study, scale: str, grid: Grid, method_name: str, seed: int)
         id="__".join([scale, grid.model.label, label, data.label, variant, f"seed{seed}"]),
         scale=scale,
         task=grid.task,
-        model=grid.model.model_dump(),
+        model=grid.model.model_dump(),  # type: ignore[arg-type]
         data=data,
         recipe=recipe,
         method=method_name,

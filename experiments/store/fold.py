@@ -8,13 +8,13 @@ from typing import Any
 
 from experiments.specs.expand import all_runs
 from experiments.specs.lookup import known_runs
-from experiments.specs.schema import SCALES
+from experiments.specs.schema import SCALES, Scale
 from experiments.store import parquet, paths, reference
 from experiments.store.io import read_json
 from experiments.store.record import read_record
 
 
-def read_own(scale: str) -> Iterator[dict[str, Any]]:
+def read_own(scale: Scale) -> Iterator[dict[str, Any]]:
     """The finished records of a scale, without those of a spec that the studies changed since."""
     for name, run in known_runs(scale).items():
         path = paths.run(scale, name) / "record.json"

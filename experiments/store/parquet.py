@@ -20,7 +20,7 @@ import io
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from experiments.errors import UserError
 from experiments.store.io import write_whole
@@ -63,7 +63,7 @@ def write(records: Iterable[Mapping[str, Any]], folder: Path) -> list[Path]:
     for name in TABLES:
         path, made = folder / f"{name}.parquet", _bytes(rows[name])
         if not path.is_file() or path.read_bytes() != made:
-            write_whole(path, lambda stream, made=made: stream.write(made))
+            write_whole(path, functools.partial(_write, made))
             changed.append(path)
     return changed
 
@@ -109,12 +109,19 @@ def _tables(records: Iterable[Mapping[str, Any]]) -> dict[str, list[Row]]:
     return rows
 
 
+def _write(made: bytes, stream: BinaryIO) -> None:
+    stream.write(made)
+
+
 def _split(record: Mapping[str, Any]) -> dict[str, list[Row]]:
     """A record as the rows of each table."""
     run, evaluation = record["run"], record.get("evaluation")
     row = {key: value for key, value in record.items() if key not in ("curve", "layers")}
     for name, place in SHOWN.items():
-        row[name] = functools.reduce(lambda part, key: (part or {}).get(key), place, record)
+        part: Any = record
+        for key in place:
+            part = (part or {}).get(key)
+        row[name] = part
     scores = []
     if evaluation is not None:
         rest = {key: value for key, value in evaluation.items() if key != "scores"}

@@ -61,8 +61,11 @@ class TopKAST(HiddenWeights):
             key="backward_sparsity",
             compat=kwargs.get("compat"),
         )
-        numbers = isinstance(sparsity, int | float), isinstance(backward_sparsity, int | float)
-        if all(numbers) and backward_sparsity > sparsity:
+        if (
+            isinstance(sparsity, int | float)
+            and isinstance(backward_sparsity, int | float)
+            and backward_sparsity > sparsity
+        ):
             raise ValueError(
                 f"backward_sparsity must be at most sparsity, which is {sparsity!r}, not "
                 f"{backward_sparsity!r}"

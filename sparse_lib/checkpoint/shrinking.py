@@ -128,7 +128,7 @@ def _shrink_first(chain: Sequence[_Named]) -> bool:
             if param is not None:
                 module._parameters[name] = _like(param, param[kept])
         if type(module) in _NORMS:
-            module.num_features = count
+            module.num_features = count  # type: ignore[assignment]
             for name in ("running_mean", "running_var"):
                 module._buffers[name] = module.get_buffer(name)[kept]
     shape = list(last.weight.shape)

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import transformers
@@ -216,7 +216,7 @@ def in_model_names(model: nn.Module, saved: Mapping[str, Tensor]) -> dict[str, T
             found[name] = saved[key]
         else:
             converter = gathered.setdefault(name, deepcopy(by_pattern[pattern]))
-            converter.add_tensor(name, key, pattern, saved[key])
+            converter.add_tensor(name, key, pattern, cast(Any, saved[key]))
     for name, converter in gathered.items():
         made = converter.convert(name, model=model, config=getattr(model, "config", None))
         found |= {n: t[0] if isinstance(t, list) else t for n, t in made.items()}

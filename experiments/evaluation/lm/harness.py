@@ -87,8 +87,8 @@ class Tasks:
                 if entry.limit is not None:
                     self.chosen[name] = [*range(min(entry.limit, len(task.eval_docs)))]
             for kind, found in loaded.items():
-                found.pop(WRAPPER, None)  # type: ignore[attr-defined]
-                self.loaded[kind] |= found  # type: ignore[operator]
+                found.pop(WRAPPER, None)
+                self.loaded[kind] |= found
             self.entries |= dict.fromkeys([*loaded["tasks"], *loaded["groups"]], entry)
 
     def _spec(self, manager: TaskManager, entry: TaskEntry) -> dict[str, Any]:
@@ -130,7 +130,7 @@ class Tasks:
                 )
         found: Any = evaluate(
             lm=lm,
-            task_dict=self.loaded,  # type: ignore[arg-type]
+            task_dict=self.loaded,
             samples=self.chosen,
             bootstrap_iters=suite.bootstrap_iters,
         )

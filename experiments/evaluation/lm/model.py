@@ -95,14 +95,14 @@ class CausalLM(HFLM):
             count = max(1, min(self.batch_size, most))
             batch, ordered = ordered[:count], ordered[count:]
             members = [(at, index) for at, row in enumerate(batch) for index in rows[row]]
-            targets = [requests[index][2][-len(batch[at]) :] for at, index in members]
+            ends = [requests[index][2][-len(batch[at]) :] for at, index in members]
             places = [
                 at * len(batch[0]) + place
-                for (at, _), tokens in zip(members, targets, strict=True)
+                for (at, _), tokens in zip(members, ends, strict=True)
                 for place in range(len(batch[at]) - len(tokens), len(batch[at]))
             ]
-            scores = self._score(batch, places, [token for part in targets for token in part])
-            parts = scores.split([len(part) for part in targets])
+            scores = self._score(batch, places, [token for end in ends for token in end])
+            parts = scores.split([len(end) for end in ends])
             for (_, index), part in zip(members, parts, strict=True):
                 nats, likeliest = part.double().sum(0).tolist()
                 results[index] = (nats, likeliest == len(part))
