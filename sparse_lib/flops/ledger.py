@@ -30,7 +30,8 @@ class Ledger(FlopCounterMode):
         display: Whether to print a table at the end of the context.
 
     Example:
-        >>> model = nn.Linear(3, 5)
+        >>> import torch
+        >>> model = torch.nn.Linear(3, 5)
         >>> with Ledger() as ledger:
         ...     model(torch.ones(2, 3)).sum().backward()
         >>> ledger.executed_flops
