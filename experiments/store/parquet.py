@@ -126,7 +126,7 @@ def _split(record: Mapping[str, Any]) -> dict[str, list[Row]]:
     if evaluation is not None:
         rest = {key: value for key, value in evaluation.items() if key != "scores"}
         row["evaluation_machine"] = rest.pop("machine", None)
-        row["evaluation"], scores = rest, evaluation["scores"]
+        row["evaluation"], scores = rest, evaluation.get("scores", [])
     parts = {"curves": record["curve"], "layers": record["layers"], "scores": scores}
     return {
         "runs": [row],

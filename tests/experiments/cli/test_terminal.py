@@ -15,7 +15,8 @@ def printed(table) -> str:
 
 def test_runs_stand_side_by_side():
     made = synthetic.make(make_record, seeds=1)
-    text = printed(terminal.compare([Record.model_validate(record) for record in made[:2]]))
+    named = [(record["run"], Record.model_validate(record)) for record in made[:2]]
+    text = printed(terminal.compare(named))
     for record in made[:2]:
         assert record["run"] in text
     assert "validation perplexity" in text and "sparsity" in text
