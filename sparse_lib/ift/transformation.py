@@ -132,13 +132,17 @@ def _count_new(model: nn.Module, size: dict[str, Any] | None) -> Any:
     """
     try:
         return _count(model, size)
-    except AttributeError as error:
-        name = getattr(error.obj, "replaces", None)
+    except (AttributeError, ValueError) as error:
+        # count_flops raises a ValueError from what a made-up input led to.
+        cause = error.__cause__ if isinstance(error, ValueError) else error
+        if not isinstance(cause, AttributeError):
+            raise
+        name = getattr(cause.obj, "replaces", None)
         which = "a replaced layer" if name is None else f"the replaced layer {name!r}"
         raise ValueError(
-            f"the model's code reads what {which} does not have ({error}), so that layer "
+            f"the model's code reads what {which} does not have ({cause}), so that layer "
             "cannot be replaced; name the others by layers="
-        ) from error
+        ) from cause
 
 
 def _check_model(model: nn.Module) -> None:

@@ -9,6 +9,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from torch import nn
 
+from sparse_lib.checks import SettingError
 from sparse_lib.configure import configure
 from sparse_lib.core.group import Group
 from sparse_lib.core.registry import algorithm_classes, constructor_keys
@@ -166,7 +167,7 @@ def words_of(config):
 
 
 def assert_one_sentence(error, config):
-    assert type(error) in (ValueError, TypeError), repr(error)
+    assert type(error) in (ValueError, TypeError, SettingError), repr(error)
     message = str(error)
     assert message.strip() and "\n" not in message.replace(repr(config), "")
     named = {*words_of(config), *KEYS}  # a key may also be missing

@@ -243,7 +243,7 @@ def test_an_algorithm_whose_masks_shrink_by_nan_is_told():
 
         def update_mask(self, p, mask, sparsity):
             score = torch.full_like(p, torch.nan).masked_fill(mask.cumsum(-1) == 1, 1.0)
-            return sl.make_mask_topk_sparsity(score, sparsity)
+            return sl.masks.make_mask_topk_sparsity(score, sparsity)
 
     algorithm = Lost(0.5, update=1, seed=0)
     model, optimizer = started(algorithm)
