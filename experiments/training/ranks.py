@@ -51,12 +51,12 @@ class Ranks:
             raise UserError("device is 'mps', which trains in one process only")
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
-        if lacking := [key for key in RENDEZVOUS if key not in os.environ]:
-            raise UserError(
-                f"WORLD_SIZE is {self.size}, but {lacking[0]} is not set; torchrun sets it"
-            )
-        backend = "nccl" if self.device.type == "cuda" else "gloo"
         if not dist.is_initialized():
+            if lacking := [key for key in RENDEZVOUS if key not in os.environ]:
+                raise UserError(
+                    f"WORLD_SIZE is {self.size}, but {lacking[0]} is not set; torchrun sets it"
+                )
+            backend = "nccl" if self.device.type == "cuda" else "gloo"
             dist.init_process_group(backend, timeout=PATIENCE)
         # Flags of processes never wait for a GPU.
         self._control = dist.new_group(backend="gloo", timeout=PATIENCE)

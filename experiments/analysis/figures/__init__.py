@@ -93,7 +93,7 @@ def draw(
         figure = load(name).draw(shown(name, records, study), curves, study, **axis)
         # Solving the layout is the slow part: once is enough for all formats.
         figure.draw_without_rendering()
-        figure.set_layout_engine(None)
+        figure.set_layout_engine("none")
     return figure
 
 

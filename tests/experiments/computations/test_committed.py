@@ -39,7 +39,7 @@ def test_timings_are_those_that_are_committed(places):
     assert (folder / "device" / "steps.csv").read_text() == "device,steps\n1,2\n"
 
 
-@pytest.mark.parametrize(("name", "asked"), [("flops", True), ("device", False), ("library", True)])
+@pytest.mark.parametrize(("name", "asked"), [("flops", True), ("device", False)])
 def test_all_else_is_computed(places, name, asked):
     folder, made = places
     train.compute(name, scale="small", committed_timings=asked)

@@ -287,24 +287,6 @@ def test_revived_weights_may_start_from_a_scaled_normal(first, corpus, tmp_path)
     assert "revived" not in second_phase(densify=True).to_json()["starts_from"]
 
 
-def test_a_lottery_ticket_has_the_first_weights_under_the_last_masks(first, corpus, tmp_path):
-    from safetensors.torch import load_file
-
-    masks = load_file(first / exports.MASKS)
-    spec = edited(
-        second_phase(densify=False, method="static"),
-        lambda spec: spec["starts_from"].update(rewind=True),
-    )
-    found = start(spec, corpus, tmp_path, first).model.state_dict()
-    begin = training.Trainer(short_spec("dense"), data_dir=corpus, state_dir=tmp_path / "begin")
-    for name, value in begin.model.state_dict().items():
-        if name in masks:
-            assert torch.equal(found[f"{name}_mask"], masks[name])
-            value = torch.where(masks[name], value, 0)
-        assert torch.equal(found[name], value), name
-    assert "rewind" not in second_phase(densify=False).to_json()["starts_from"]
-
-
 @pytest.mark.parametrize("method", ["snip", "grasp", "force", "iterative-snip"])
 def test_masks_may_be_pruned_at_initialisation_by_the_first_batches(method, corpus, tmp_path):
     spec = edited(
