@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
+from sparse_lib.checks import SettingError
 from sparse_lib.configure import DIALECTS, Dialect
 from sparse_lib.masks.shapers import InputGroupScoreShaper, OutputGroupScoreShaper
 
@@ -30,21 +31,20 @@ class NamePatterns:
         key: Name of the setting, for messages.
 
     Raises:
-        ValueError: If one is no regular expression.
-        TypeError: If one is no string, or there is none.
+        SettingError: If one is no string or no regular expression, or there is none.
     """
 
     def __init__(self, patterns: str | Sequence[str], key: str = "param_name_patterns") -> None:
         self.patterns = [patterns] if isinstance(patterns, str) else patterns
         if not isinstance(self.patterns, (list, tuple)) or not self.patterns:
-            raise TypeError(f"{key} must be a regex, a list or a dict of them, not {patterns!r}")
+            raise SettingError(f"{key} must be a regex, a list or a dict of them, not {patterns!r}")
         for pattern in self.patterns:
             if not isinstance(pattern, str):
-                raise TypeError(f"{key} must hold regular expressions, not {pattern!r}")
+                raise SettingError(f"{key} must hold regular expressions, not {pattern!r}")
             try:
                 re.compile(pattern)
             except re.error as error:
-                raise ValueError(f"{key} {pattern!r} is no regular expression: {error}") from None
+                raise SettingError(f"{key} {pattern!r} is no regular expression: {error}") from None
 
     def __call__(self, name: str, param: Tensor) -> bool:
         return any(re.search(pattern, name) for pattern in self.patterns)
@@ -60,16 +60,15 @@ def by_pattern(patterns: Any) -> list[tuple[NamePatterns, Mapping[str, Any]]]:
         patterns: A regular expression, a list of them (one filter), or a dict from one to settings.
 
     Raises:
-        ValueError: If a dict is empty, or an expression is none.
-        TypeError: If something has a wrong type.
+        SettingError: If a dict is empty, an expression is none, or something has a wrong type.
     """
     if not isinstance(patterns, Mapping):
         return [(NamePatterns(patterns), {})]
     if not patterns:
-        raise ValueError("param_name_patterns must not be empty")
+        raise SettingError("param_name_patterns must not be empty")
     for pattern, settings in patterns.items():
         if not isinstance(settings, Mapping):
-            raise TypeError(f"param_name_patterns[{pattern!r}] must be a dict, not {settings!r}")
+            raise SettingError(f"param_name_patterns[{pattern!r}] must be a dict, not {settings!r}")
     return [(NamePatterns([pattern]), settings) for pattern, settings in patterns.items()]
 
 
@@ -77,14 +76,13 @@ def translate(config: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Configs of one algorithm each: one, or as many as there are name patterns in a dict.
 
     Raises:
-        ValueError: If keys exclude each other, or a value is not allowed.
-        TypeError: If a value has a wrong type.
+        SettingError: If keys exclude each other, or a value or its type is not allowed.
     """
     patterns = config.get("param_name_patterns")
     if patterns is None:
         return [translate_one(config)]
     if "param_filter" in config:
-        raise ValueError("give param_filter or param_name_patterns, not both")
+        raise SettingError("give param_filter or param_name_patterns, not both")
     return [
         {**translate_one({**config, **settings}), "param_filter": matches}
         for matches, settings in by_pattern(patterns)
@@ -100,14 +98,16 @@ def translate_one(config: Mapping[str, Any]) -> dict[str, Any]:
     plain = {k: v for k, v in config.items() if k not in (*_KEYS, *_IGNORED_KEYS)}
     if "type" in config:
         if "algorithm" in config:
-            raise ValueError("give algorithm or type (its old name), not both")
+            raise SettingError("give algorithm or type (its old name), not both")
         plain["algorithm"] = config["type"]
         if str(config["type"]).lower() == "sideband":
             return _from_sideband(plain)
     pairs = plain.pop("sparsity_schedule", None)
     if pairs is not None:
         if {"sparsity", "update", "schedule"} & plain.keys():
-            raise ValueError("sparsity_schedule stands alone, without sparsity, update or schedule")
+            raise SettingError(
+                "sparsity_schedule stands alone, without sparsity, update or schedule"
+            )
         steps, plain["sparsity"] = _split(pairs)
         plain["update"] = {"steps": steps}
     if "type" in config and {"sparsity", "schedule"} <= plain.keys() and "update" not in plain:
@@ -119,7 +119,7 @@ def translate_one(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _from_sideband(config: dict[str, Any]) -> dict[str, Any]:
     if "schedule" in config:
-        raise ValueError("schedule is no key of type 'sideband'")
+        raise SettingError("schedule is no key of type 'sideband'")
     plain = {"init_method": "topk", **config, "algorithm": "static"}
     for key, shaper in (
         ("in_groups", InputGroupScoreShaper),
@@ -127,7 +127,7 @@ def _from_sideband(config: dict[str, Any]) -> dict[str, Any]:
     ):
         if key in plain:
             if "score_shaper" in plain:
-                raise ValueError("give in_groups or out_groups, not both")
+                raise SettingError("give in_groups or out_groups, not both")
             plain["score_shaper"] = shaper.from_setting(plain.pop(key), key)
     return plain
 
@@ -147,7 +147,7 @@ def _tie_breaker(spec: Any) -> Any:
 def _split(pairs: Any) -> tuple[list[Any], list[Any]]:
     is_list = isinstance(pairs, (list, tuple)) and pairs
     if not is_list or not all(isinstance(p, (list, tuple)) and len(p) == 2 for p in pairs):
-        raise TypeError(f"sparsity_schedule must be a list of [step, sparsity], not {pairs!r}")
+        raise SettingError(f"sparsity_schedule must be a list of [step, sparsity], not {pairs!r}")
     return [step for step, _ in pairs], [value for _, value in pairs]
 
 

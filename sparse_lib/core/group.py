@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from sparse_lib.checks import SettingError
 from sparse_lib.core import distributed
 from sparse_lib.core.algorithm import SparsityAlgorithm
 from sparse_lib.core.applied import Applied
@@ -241,7 +242,7 @@ def _check_filter(param_filter: Any) -> None:
         return
     globs = isinstance(param_filter, (list, tuple)) and param_filter
     if not globs or not all(isinstance(glob, str) for glob in param_filter):
-        raise TypeError(
+        raise SettingError(
             f"param_filter must be a glob, a list of globs or a callable, not {param_filter!r}"
         )
 

@@ -167,7 +167,7 @@ def words_of(config):
 
 
 def assert_one_sentence(error, config):
-    assert type(error) in (ValueError, TypeError, SettingError), repr(error)
+    assert type(error) is SettingError, repr(error)
     message = str(error)
     assert message.strip() and "\n" not in message.replace(repr(config), "")
     named = {*words_of(config), *KEYS}  # a key may also be missing
