@@ -13,6 +13,7 @@ import importlib.util
 import json
 import logging
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -190,6 +191,7 @@ def _keep(folder: Path, results: Mapping[str, Any], samples: Mapping[str, Sample
     for old in folder.glob("*.json*"):
         old.unlink()
     text = json.dumps(results, indent=2, default=handle_non_serializable)
+    text = re.sub(r"<function (\S+) at 0x[0-9a-f]+>", r"\1", text)  # same bits in each process
     (folder / "results.json").write_text(text + "\n", encoding="utf-8")
     for name, rows in samples.items():
         with (folder / f"samples_{name}.jsonl").open("w", encoding="utf-8") as file:
