@@ -122,9 +122,11 @@ def test_commands_of_pages_exist():
 
 
 def _anchors(page: Path) -> set[str]:
-    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    text = page.read_text(encoding="utf-8")
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
     plain = (re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings)
-    return {heading.strip().replace(" ", "-") for heading in plain}
+    named = re.findall(r'^<h\d id="([^"]+)"', text, re.MULTILINE)
+    return {heading.strip().replace(" ", "-") for heading in plain} | {*named}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_id)
