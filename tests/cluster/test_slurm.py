@@ -140,7 +140,8 @@ def test_jobs_that_end_early_go_on_and_end_with_the_same_bits(cluster, uninterru
         assert "resumes at step" in text, (method, text)
     ended = ends()
     # What a run of 30,000 weights needs, and twice that after a failure; a node has half a machine.
-    assert {memory for _, _, memory in ended.values()} <= {"1504M", "3008M"}, ended
+    asked = sorted({int(memory.removesuffix("M")) for _, _, memory in ended.values()})
+    assert 1500 <= asked[0] <= 1600 and asked[1:] in ([], [2 * asked[0]]), ended
     states = {"scancel": "CANCELLED", "out of time": "TIMEOUT", "drained node": "COMPLETED"}
     for incident, (job, node) in lost.items():
         assert ended[job][0] == states[incident], ended

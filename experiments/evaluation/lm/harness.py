@@ -191,7 +191,8 @@ def _keep(folder: Path, results: Mapping[str, Any], samples: Mapping[str, Sample
     for old in folder.glob("*.json*"):
         old.unlink()
     text = json.dumps(results, indent=2, default=handle_non_serializable)
-    text = re.sub(r"<function (\S+) at 0x[0-9a-f]+>", r"\1", text)  # same bits in each process
+    # The same bits in each process and folder.
+    text = re.sub(r"<function (\S+) at 0x[0-9a-f]+>", r"\1", text).replace(f"{Path.cwd()}/", "")
     (folder / "results.json").write_text(text + "\n", encoding="utf-8")
     for name, rows in samples.items():
         with (folder / f"samples_{name}.jsonl").open("w", encoding="utf-8") as file:
