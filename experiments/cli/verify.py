@@ -68,7 +68,7 @@ def verify(
     found: list[Verified] = []
     for chosen in named_runs(run, study, scale):
         if not trained:
-            train_again(chosen, mirror_root(mirror), anew=True)
+            train_again(chosen, mirror_root(mirror), repeat=True)
         record = paths.verified(chosen.scale, chosen.id) / "record.json"
         if not record.is_file():
             raise SpecError(f"{record} is missing: verify it without --trained")
@@ -99,16 +99,16 @@ def again(run: Annotated[str, typer.Option()], mirror: Mirror = None) -> None:
     train_again(find_run(run), mirror_root(mirror))
 
 
-def train_again(run: Run, mirror: Path | None, *, anew: bool = False) -> None:
+def train_again(run: Run, mirror: Path | None, *, repeat: bool = False) -> None:
     """Train and score a run, and before it the run that it starts from, into their own folders.
 
     Args:
         run: The run.
         mirror: Root of mirrored datasets, for data that are not prepared.
-        anew: Whether to train it though it was trained again before.
+        repeat: Whether to train it although an earlier `verify` did.
     """
     folder = paths.verified(run.scale, run.id)
-    if (folder / "record.json").is_file() and not anew:
+    if (folder / "record.json").is_file() and not repeat:
         return
     if run.first is not None:
         train_again(find_run(run.first), mirror)

@@ -39,7 +39,7 @@ COLORS = {0.5: "#117733", 0.75: FAMILIES["wide"][1], 0.9: "#AA4499"}
 
 
 def outcome(records: pd.DataFrame) -> Outcome:
-    """What the study's models are compared by."""
+    """The outcome by which the study compares its models."""
     return ACCURACY if (records["metric"] == "accuracy").any() else PERPLEXITY
 
 
