@@ -24,7 +24,7 @@ def test_a_studys_results_are_dataframes():
     [
         ("sparsity_librari", "small", "did you mean 'sparsity_library'.*de8e87e8"),
         ("sparsity_library", "tiny", "scale is 'tiny', but must be one of"),
-        ("device", "smoke", "no finished run at scale 'smoke'"),
+        ("sparsity_library", "paper", "no finished run at scale 'paper'"),
     ],
 )
 def test_what_is_not_there_is_one_sentence(study, scale, words):
