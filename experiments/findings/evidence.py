@@ -15,6 +15,7 @@ from experiments.findings.claim import Outcome, Place
 from experiments.findings.estimate import Arm
 from experiments.specs.planned import PlannedStudy
 from experiments.specs.run import Run
+from experiments.store.tidy import SCORE_COLUMNS
 
 COLUMNS = [
     "run",
@@ -137,15 +138,11 @@ def gather(studies: Sequence[PlannedStudy], records: Sequence[pd.DataFrame]) -> 
         for run in study.runs:
             if run.id not in rows:
                 rows[run.id] = {"study": study.name, "trials": bool(study.trials), **_facts(run)}
-    scores = [
-        table[["run", "metric", "split", "task", "value", "stderr", "chance"]]
-        for table in records
-        if len(table)
-    ]
+    scores = [table[list(SCORE_COLUMNS)] for table in records if len(table)]
     kept = (
         pd.concat(scores).drop_duplicates(["run", "metric", "split", "task"])
         if scores
-        else pd.DataFrame(columns=["run", "metric", "split", "task", "value", "stderr", "chance"])
+        else pd.DataFrame(columns=list(SCORE_COLUMNS))
     )
     return Evidence(studies[0].scale, pd.DataFrame(list(rows.values()), columns=COLUMNS), kept)
 
@@ -166,7 +163,7 @@ def load(scale: str) -> Evidence:
     for study in studies:
         path = paths.study(scale, study.name) / "records.csv"
         if path.is_file():
-            records.append(tidy.read_records(path))
+            records.append(tidy.read_scores(path))
         elif study.runs:
             records.append(_committed(study))
     if not records:

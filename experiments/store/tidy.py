@@ -69,6 +69,9 @@ TEXT_COLUMNS = (
     "study run model dataset method algorithm family scale recipe metric split task data_hash "
     "spec_hash code_hash cpu machine versions command"
 ).split()
+#: What a comparison between studies reads; a page reads these columns of every study.
+SCORE_COLUMNS = dict.fromkeys(("run", "metric", "split", "task"), TEXT)
+SCORE_COLUMNS |= dict.fromkeys(("value", "stderr", "chance"), "float64")
 
 
 class Workload(NamedTuple):
@@ -101,16 +104,16 @@ def typed(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def read_table(
-    path: Path, columns: Iterable[str], *, dtype: dict[str, Any] | None = None
+    path: Path, columns: Iterable[str], *, dtype: dict[str, Any] | None = None, only: bool = False
 ) -> pd.DataFrame:
-    """Read a CSV file that has certain columns.
+    """Read a CSV file that has certain columns, with all others or ``only`` those.
 
     Raises:
         ValueError: If it is no CSV file of text, or columns are absent, as in a file of an older
             version; the message names the file.
     """
     try:
-        table = pd.read_csv(path, dtype=dtype)
+        table = pd.read_csv(path, dtype=dtype, usecols=(lambda n: n in columns) if only else None)
     except ValueError as error:  # empty, cut, or no text
         raise UserError(f"{path}: not a table: {' '.join(str(error).split())}") from None
     absent = [name for name in columns if name not in table]
@@ -134,6 +137,11 @@ def read_records(path: Path) -> pd.DataFrame:
         return typed(table)
     except (TypeError, ValueError) as error:
         raise UserError(f"{path}: {error}") from None
+
+
+def read_scores(path: Path) -> pd.DataFrame:
+    """Read `SCORE_COLUMNS` of ``records.csv``; raises `ValueError` as `read_records` does."""
+    return read_table(path, SCORE_COLUMNS, dtype=SCORE_COLUMNS, only=True)
 
 
 def read_curves(path: Path) -> pd.DataFrame:
