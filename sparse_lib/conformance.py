@@ -425,4 +425,4 @@ CHECKS: tuple[Callable[[Case], None], ...] = (
     two_forwards_may_precede_a_backward,
     metrics_are_plain_numbers_and_true,
 )
-"""All checks, each of which takes a :class:`Case` and raises :class:`NotConforming`."""
+"""All checks, each of which takes a ``Case`` and raises ``NotConforming``."""

@@ -58,7 +58,7 @@ def with_apply(cls: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
     >>> with_apply(torch.optim.SGD).__mro__[1:3] == (SparseOptimizer, torch.optim.SGD)
     True
     """
-    text = f"``torch.optim.{cls.__name__}`` and :meth:`SparseOptimizer.apply`; arguments: torch's."
+    text = f"``torch.optim.{cls.__name__}`` and ``SparseOptimizer.apply``; arguments: torch's."
     return type(cls.__name__, (SparseOptimizer, cls), {"__module__": __name__, "__doc__": text})
 
 

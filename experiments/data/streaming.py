@@ -17,7 +17,7 @@ SAMPLE = 200_000
 
 
 class Documents:
-    """The documents of a split, read anew by each pass.
+    """The documents of a split; each pass reads them again.
 
     Args:
         name: Of the dataset, for messages.

@@ -304,7 +304,7 @@ def warmup_stable_decay(step: int, recipe: Recipe) -> float:
 
 
 class EpochOrder:
-    """Samples in an order that is drawn anew for each epoch, by position in the whole run.
+    """Samples in an order that is drawn for each epoch, by position in the whole run.
 
     Args:
         num_samples: samples of one epoch.

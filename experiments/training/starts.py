@@ -1,7 +1,4 @@
-"""Runs that begin with what another run has trained.
-
-Imported by name, so that runs that begin anew do not depend on this code.
-"""
+"""Runs that begin with what another run has trained."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ class RandomPruning(GMP):
 
     `GMP` with uniform random scores, drawn for each parameter and update from a generator of
     their own. Present positions go before absent ones, so that a rising sparsity only removes
-    weights; JaxPruner ranks all positions anew at each update, so that its mask is another each
+    weights; JaxPruner ranks all positions again at each update, so that its mask is another each
     time. Arguments as of `GMP`, whose ``tie_breaker`` has no effect here.
     """
 

@@ -25,7 +25,7 @@ class TopKAST(HiddenWeights):
     Of all values of a tensor, the set ``A`` of the largest ``num_nonzero(sparsity, n)`` computes
     (this is the mask), and the larger set ``B`` of the largest
     ``num_nonzero(backward_sparsity, n)`` gets gradients and is trained; values outside of ``B``
-    rest, momentum and weight decay included. Both sets are chosen anew at update steps. The
+    rest, momentum and weight decay included. Both sets are chosen again at update steps. The
     exploration loss adds ``regularization * w`` to the gradient of weights in ``A`` and
     ``regularization * w / density`` to that of weights in ``B`` alone, where ``density`` is the
     share of ``A`` (the paper's exploration regularisation, with squares). The paper's selection

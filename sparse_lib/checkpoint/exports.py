@@ -66,7 +66,7 @@ def densify(model: nn.Module) -> nn.Module:
 
     Sparse pre-training and dense fine-tuning (SPDF, Thangarasa et al. 2023, section 2). NaN, the
     sideband's mark of an absent weight, becomes 0 too. The optimizer may be kept, with its states
-    (zero where the mask was), or made anew.
+    (zero where the mask was), or replaced by a new one.
 
     Args:
         model: Model with masks, or with NaN in their place.

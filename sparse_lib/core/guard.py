@@ -309,7 +309,7 @@ class MaskGuard:
         self._left = None
 
     def is_left(self) -> None:
-        """Record the weight as masked: if its memory changes from now on, it is masked anew."""
+        """Record the weight as masked: if its memory changes from now on, it is masked again."""
         param = self.module._parameters.get(self.name)
         if param is not None and not param.is_inference():
             self._left = id(param), param._version

@@ -16,10 +16,10 @@ from sparse_lib.ift.sizes import wide_factor
 def apply(
     model: nn.Module, sparsity: float, layers: str | Sequence[str] | None = None
 ) -> tuple[nn.Module, list[str]]:
-    """Build the model anew with every width ``sqrt(1 / (1 - s))`` times as large.
+    """Build a new model with every width ``sqrt(1 / (1 - s))`` times as large.
 
     Widths are rounded to the nearest legal one (see the architecture's adapter), that is by at
-    most half of what they are a multiple of. Weights are drawn anew, as the architecture does it,
+    most half of what they are a multiple of. Weights are drawn as the architecture draws them,
     from torch's global generator. Input and output layers grow on the side that faces the model.
 
     Raises:
