@@ -1,11 +1,10 @@
 """The baseline gate: whether a comparison is a fair test, asked of every result automatically.
 
 1. At equal size, data and recipe no masked arm of the same architecture beats dense by more than
-two
-   standard errors.
+   two standard errors.
 2. The learning rate of every arm has a worse one on both sides, tried at the budget of the runs or
-at
-   half of it. Where the source gave all arms one rate, that of the dense model must.
+   at half of it. Where the source gave all arms one rate, that of the dense model must. A scale
+   that tries no rate is a test of sparse arms, not of dense ones.
 3. The larger dense model beats the smaller.
 
 Where runs start from another training, that one must pass (1) and (3) too.
@@ -149,7 +148,9 @@ def _rates(
     """The arm whose rate is not bracketed, in words, and how many rates each arm tried."""
     runs = evidence.runs
     if not (runs["trials"] & runs["run"].isin(evidence.scores["run"])).any():
-        return "", "no learning rate was tried at this scale"
+        words = "no learning rate was tried at this scale"
+        dense = rows.loc[(rows["algorithm"] == "dense") & (rows["transform"] == ""), "method"]
+        return (words, "") if {arm.method for arm in arms} & set(dense) else ("", words)
     losses, counts = evidence.values(LOSS), []
     plain = rows[(rows["algorithm"] == "dense") & (rows["transform"] == "")]
     if rates == "shared":

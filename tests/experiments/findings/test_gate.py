@@ -49,7 +49,7 @@ def evidence(means, *, tried=RATES, larger=None):
     )
 
 
-def found(given):
+def found(given, b="static"):
     claim = Claim.model_validate(
         {
             "name": "set",
@@ -67,7 +67,7 @@ def found(given):
             },
             "interest": 0.01,
             "a": ["set"],
-            "b": ["static"],
+            "b": [b],
             "places": {"small": [{"models": ["m"], "data": "d", "budget": 8}]},
         }
     )
@@ -99,9 +99,13 @@ def test_unfair_comparison_is_no_test_and_says_why(given, reason):
     assert not result.is_fair
 
 
-def test_scale_without_trials_is_judged_and_says_so():
+def test_scale_without_trials_says_so_and_is_no_test_of_dense():
     given = evidence(FAIR)
     runs = given.runs[~given.runs["trials"]]
-    result = found(Evidence("small", runs, given.scores[given.scores["run"].isin(runs["run"])]))
+    given = Evidence("small", runs, given.scores[given.scores["run"].isin(runs["run"])])
+    result = found(given)
     assert str(result.word) == "same direction"
     assert result.gate.notes == "no learning rate was tried at this scale"
+    beside_dense = found(given, b="dense").word
+    assert beside_dense.word == "no fair test"
+    assert "no learning rate was tried" in beside_dense.reason
