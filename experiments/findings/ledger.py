@@ -96,7 +96,9 @@ def _estimated(
     places = comparison.places.get(evidence.scale, [])  # type: ignore[call-overload]
     values = evidence.values(outcome)
     for place in places:
-        found = _strata(comparison, place, evidence, values)
+        # What is registered is read when all of its seeds have ended.
+        least = max(LEAST_SEEDS, claim.planned) if place.registered else LEAST_SEEDS
+        found = _strata(comparison, place, evidence, values, least)
         if found is not None:
             break
     else:
@@ -154,7 +156,7 @@ def _estimated(
 
 
 def _strata(
-    comparison: Comparison, place: Place, evidence: Evidence, values: pd.Series
+    comparison: Comparison, place: Place, evidence: Evidence, values: pd.Series, least: int
 ) -> tuple[pd.DataFrame, dict[Arm, dict[int, float]], list[tuple[Arm, Arm]]] | None:
     """The runs of a workload, their cells, and arms a and b on each model that has both."""
     rows = evidence.at(place)
@@ -168,7 +170,7 @@ def _strata(
     rows = rows[rows["data"].isin(rows.loc[rows["method"].isin(methods), "data"])]
     cells = evidence.cells(rows, values)
     for side in (0, 1):
-        if sum(len(cells[pair[side]]) for pair in strata) < LEAST_SEEDS:
+        if sum(len(cells[pair[side]]) for pair in strata) < least:
             return None
     return rows, cells, strata
 
@@ -188,7 +190,7 @@ def _trend(
     """What the comparison is at other sparsities and budgets, of those that are there."""
     found = []
     for place in comparison.trend.get(evidence.scale, []):  # type: ignore[call-overload]
-        there = _strata(comparison, place, evidence, values)
+        there = _strata(comparison, place, evidence, values, LEAST_SEEDS)
         if there is not None:
             found.append((place.label, estimate(there[1], there[2], sign=outcome.sign)))
     return tuple(found)

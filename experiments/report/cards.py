@@ -103,7 +103,8 @@ def trend(found: Finding) -> str:
             if unit == "nats"
             else number(e.effect, 1)
         )
-        parts.append(f"{label}: {value}")
+        few = f" (n = {min(e.seeds)})" if min(e.seeds) < 3 else ""
+        parts.append(f"{label}: {value}{few}")
     return "; ".join(parts)
 
 

@@ -49,7 +49,7 @@ def evidence(means, *, tried=RATES, larger=None):
     )
 
 
-def found(given, b="static"):
+def found(given, b="static", **place):
     claim = Claim.model_validate(
         {
             "name": "set",
@@ -68,7 +68,8 @@ def found(given, b="static"):
             "interest": 0.01,
             "a": ["set"],
             "b": [b],
-            "places": {"small": [{"models": ["m"], "data": "d", "budget": 8}]},
+            "planned": 4,
+            "places": {"small": [{"models": ["m"], "data": "d", "budget": 8} | place]},
         }
     )
     return ledger.of_claim(claim, given)[0]
@@ -109,3 +110,8 @@ def test_scale_without_trials_says_so_and_is_no_test_of_dense():
     beside_dense = found(given, b="dense").word
     assert beside_dense.word == "no fair test"
     assert "no learning rate was tried" in beside_dense.reason
+
+
+def test_registered_place_is_read_when_all_planned_seeds_have_ended():
+    result = found(evidence(FAIR), registered="2026-11-27")
+    assert (result.word.word, result.word.reason) == ("no fair test", "its runs are not finished")
