@@ -1,8 +1,6 @@
-"""How masks move. Churn: share of the present weights that an update replaces. In-time
-over-parameterization: share of all maskable weights that have been present at least once; it can
-only grow. One panel per sparsity (of Sparse-IFT the one that sets the size), of the study's first
-model and dataset with masks. Thin lines are seeds, thick ones their mean; where lines coincide, the
-thicker one lies beneath. Compare Figure 3 of the blog on the sparsity library."""
+"""Churn: share of the present weights that an update replaces. In-time over-parameterization:
+share of maskable weights that have ever been present. Thin lines are seeds, thick ones their
+mean. Compare Figure 3 of the blog on the sparsity library."""
 
 import pandas as pd
 from matplotlib.figure import Figure

@@ -1,10 +1,6 @@
-"""Simulated: training throughput of data-parallel clusters by their number of systems, at a batch
-of 1.6 million tokens, dense (solid) and with 75% of the block weights masked (dashed). Lines rise
-in proportion until streaming the weights takes longer than the work that is left for one system.
-Hollow: blocks compute their activations again, because that is faster or the only way to fit; it is
-charged. Devices that cannot hold the model are left out. Peak rates, so an upper bound. Compare
-Figure 5 of "Sparsity Made Easy", which says that training on several systems is as easy as naming
-their number."""
+"""Simulated training throughput by number of systems, at 1.6 million tokens per batch and peak
+rates, dense (solid) and with 75% of block weights masked (dashed). Hollow: activations are
+computed again. Devices that cannot hold the model are left out."""
 
 import pandas as pd
 from matplotlib.figure import Figure

@@ -1,10 +1,6 @@
-"""Speed-up of one layer's training step by unstructured sparsity: measured on one CPU against
-the fastest dense float32 step, torch's own or one by oneDNN's products (hollow where the device
-chooses dense by itself), published for a 12k x 12k product on a CS-2, simulated for the CS-2 by a
-model fitted to those points, and the ideal of skipping all masked work. Bars of the measured points
-are quartiles over rounds; the dotted end of the simulated line lies beyond 90% sparsity, where
-nothing was published. The published points are digitised from SPDF's supplement, figure 1
-(Thangarasa et al., 2023)."""
+"""Speed-up of one layer's training step: measured on one CPU against its fastest dense float32
+step (bars: quartiles), digitised from SPDF's supplement, Figure 1, for a CS-2, simulated by a
+model fitted to those points (dotted: extrapolated), and ideal."""
 
 import pandas as pd
 from matplotlib.figure import Figure

@@ -1,6 +1,6 @@
-"""Training FLOPs of one sequence by layer type, as a share of the dense model's, when the weights
-of the decoder blocks are made sparse. Counted from shapes, 2 per multiply-add. Attention's products
-of activations and the output head stay dense, so they bound what sparsity can save."""
+"""Training FLOPs of one sequence by layer type, as a share of the dense model's, with sparse
+decoder blocks, 2 per multiply-add. Attention's products of activations and the output head stay
+dense."""
 
 import pandas as pd
 from matplotlib.figure import Figure

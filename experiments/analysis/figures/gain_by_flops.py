@@ -1,6 +1,6 @@
-"""Gain over the dense model against training FLOPs, Sparse-Wide alone, as in Figure 4 of the
-Sparse-IFT blog: up is better. Stars are published, other marks ours with 95% intervals; D is a
-larger dense model. Below, where runs of several lengths are there: the gain by epochs."""
+"""Gain over the dense model against training FLOPs, Sparse-Wide alone: up is better. Stars are
+published, other marks ours with 95% intervals; D is a larger dense model. Below: the gain by
+epochs, where several lengths ran."""
 
 import pandas as pd
 from matplotlib.axes import Axes

@@ -1,7 +1,6 @@
-"""Measured on one CPU: the training step of a small GPT, AdamW and mask upkeep included, on one
-thread. The dense model has torch's linear layers or oneDNN's, whichever are faster. The mark is the
-step's own Amdahl bound: everything outside the blocks' linear layers kept, those layers at the
-speed of the single layer in the speed-up figure."""
+"""Measured on one CPU, one thread: the training step of a small GPT, AdamW and mask upkeep
+included. The mark is Amdahl's bound: the blocks' linear layers at the speed of the single layer,
+all else as it is."""
 
 import pandas as pd
 from matplotlib.figure import Figure

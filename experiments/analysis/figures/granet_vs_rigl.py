@@ -1,7 +1,6 @@
-"""Training loss of GraNet, which ramps its sparsity up, against RigL at constant sparsity: thin
-lines are seeds, thick lines their mean. Below: GraNet minus RigL at equal steps, seeds that both
-have; negative favours GraNet. Compare Figure 8 of the source, whose values are not published as
-numbers."""
+"""Training loss of GraNet, which ramps its sparsity up, against RigL: thin lines are seeds,
+thick lines their mean. Below: GraNet minus RigL at equal steps; negative favours GraNet. Figure
+8 of the source has no numbers."""
 
 import pandas as pd
 from matplotlib.axes import Axes

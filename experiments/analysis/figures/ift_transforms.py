@@ -1,6 +1,6 @@
-"""The four Sparse-IFT transforms of one layer at sparsity 0.75, to scale: every square is a weight
-that is kept, and all five cost the same 64 multiply-adds per input. Blue weights lie where a mask
-lets them; grey matrices are dense. Compare Figure 3 of the source, which shows the first."""
+"""The four Sparse-IFT transforms of one layer at sparsity 0.75, to scale: each square is a kept
+weight, and all cost 64 multiply-adds per input. Blue weights lie where a mask lets them; grey
+matrices are dense."""
 
 import matplotlib
 import numpy as np

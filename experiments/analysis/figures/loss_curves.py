@@ -1,8 +1,5 @@
-"""Training and validation loss, one panel per sparsity with the dense model in
-each; other models and datasets than the study's first show validation only. Thin lines are seeds,
-thick lines their mean, over the seeds that have logged the same step; the bar at the end is its 95%
-t interval. Lower is better. Where more than eight methods share a panel it becomes several of
-validation loss, in the order of where they end, with the means of all others in grey."""
+"""Training and validation loss, one panel per sparsity with the dense model in each. Thin lines
+are seeds, thick lines their mean; the bar at the end is its 95% t interval. Lower is better."""
 
 import math
 from collections.abc import Iterator

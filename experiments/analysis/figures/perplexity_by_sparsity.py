@@ -1,8 +1,6 @@
-"""Validation perplexity against sparsity, one line per method: small points are seeds, large ones
-their mean, bars the 95% t interval over seeds (no bar below two seeds). Each band is a dense model
-with the interval of its mean. The axis is logarithmic in the share of weights that is left; methods
-stand side by side so that they can be told apart. Hollow and dashed: settings that were chosen
-after the study had run, the interval of a dense model dotted. Lower is better."""
+"""Validation perplexity against sparsity: small points are seeds, large ones their mean, bars
+its 95% t interval, bands dense models. Hollow and dashed: settings chosen after the study had
+run. Lower is better."""
 
 import pandas as pd
 from matplotlib.axes import Axes

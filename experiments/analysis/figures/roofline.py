@@ -1,7 +1,6 @@
-"""Rooflines: FLOPs per second against FLOPs per byte that must move. Above, measured on this CPU in
-float32 on one thread: the layer's training step, dense and skipping, in FLOPs that really ran; its
-roof is a probe's fastest matrix product and copy. Below, simulated at peak: GPT-3 XL on one CS-2,
-where bytes are streamed weights, and on one H100, where they are reads and writes of its memory."""
+"""FLOPs per second against FLOPs per byte moved. Above, measured on this CPU in float32: one
+layer's training step, dense and skipping, under a probed roof. Below, simulated at peak: GPT-3
+XL on one CS-2 and one H100."""
 
 import pandas as pd
 from matplotlib.axes import Axes

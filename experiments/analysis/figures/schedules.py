@@ -1,7 +1,6 @@
-"""Sparsity and learning rate as the runs followed them, and the drop fraction that they were
-configured with, until the last mask update; one seed per method, at the lowest sparsity of the
-study's first model and dataset. Where lines coincide, the thicker one lies beneath. Compare Figure
-7 of the source: constant sparsity for RigL, a cubic ramp for GraNet."""
+"""Sparsity, learning rate and drop fraction by step, one seed per method, at the lowest sparsity
+of the study's first model and dataset. Where lines coincide, the thicker one lies beneath.
+Compare Figure 7 of the source."""
 
 import math
 from typing import Any

@@ -1,6 +1,6 @@
-"""BLEU against dense by the sparsity of pre-training, with dense fine-tuning, as in Table 1 of
-SPDF: up is better. Bands are published with their deviations, marks ours with 95% intervals. The
-numbers below are the FLOPs of both phases as a share of dense."""
+"""BLEU minus dense by the sparsity of pre-training, after dense fine-tuning: up is better. Bands
+are published with their deviations, marks ours with 95% intervals. Numbers below: FLOPs of both
+phases as a share of dense."""
 
 import math
 

@@ -1,9 +1,6 @@
-"""Validation loss of dense and sparse runs against time: seconds of training, a panel for each
-machine that measured them (its key is that of the table of runs; without a key no panel), and the
-time that a CS-2 would compute by simulation, at its peak rate and without streaming, so a lower
-bound. Runs of the pipeline share the machine, so the measured seconds are noisy; how masked layers
-ran is in each run's record. Thin lines are seeds, thick ones their mean. Dense and dense-control
-differ in batch size only, and the sparse runs have the control's."""
+"""Validation loss against time: seconds of training, a panel per machine, and seconds on a CS-2
+by simulation at peak rate, a lower bound. Runs share a machine, so seconds are noisy. Thin lines
+are seeds, thick ones their mean."""
 
 from collections.abc import Iterator
 

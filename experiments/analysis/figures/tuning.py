@@ -1,12 +1,6 @@
-"""Validation perplexity of the trials by learning rate (the validation loss where the data are
-images): every point is one run, at a seed that no evidence uses. A large filled marker is a setting
-that a study of evidence trains with, one of those that the trials are for. A large hollow marker is
-what the rule of docs/policy.md chooses where that is another: of all within seed noise of the best
-(the band), the one nearest to the default, which is the study's own rate and the first mask
-settings in its file. Without known noise there is no band, and
-all tie. Only trials of equal length are compared. Dashed: other settings of a method, for mask
-updates that are rarer and smaller. Of one method's sparsities the highest is the darkest. Lines
-join the means of seeds. Lower is better."""
+"""Validation perplexity of the trials (of images, loss) by learning rate; each point is one run.
+Large filled markers: settings that a study trains with; large hollow: what the rule of
+docs/policy.md chooses instead; band: ties. Lower is better."""
 
 from collections.abc import Iterable
 from typing import Any

@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from experiments.analysis import figures
 from experiments.findings.claim import nine
 from experiments.findings.estimate import Word
 from experiments.findings.ledger import Finding
@@ -40,6 +41,12 @@ def test_answer_that_no_longer_holds_is_replaced_and_refused_when_published():
 def test_answer_has_at_most_sixty_words():
     with pytest.raises(ValueError, match="61 words, but at most 60"):
         Answer(text="word " * 61)
+
+
+def test_caption_of_a_figure_has_at_most_forty_words():
+    words = {name: len(figures.load(name).__doc__.split()) for name in figures.names()}
+    assert words
+    assert {name: count for name, count in words.items() if count > 40} == {}
 
 
 def test_page_has_one_table_region_for_the_keyboard_and_links_to_pages():
