@@ -62,6 +62,11 @@ class Evidence:
         return rows.set_index("run")["value"] * outcome.times
 
     @functools.cached_property
+    def finished(self) -> set[str]:
+        """Ids of the runs that have a score."""
+        return set(self.scores["run"])
+
+    @functools.cached_property
     def sizes(self) -> pd.DataFrame:
         """Run to its parameters and the FLOPs of its dense model."""
         names = ["num_parameters", "flops_dense_equivalent"]

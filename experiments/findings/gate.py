@@ -147,7 +147,7 @@ def _rates(
 ) -> tuple[str, str]:
     """The arm whose rate is not bracketed, in words, and how many rates each arm tried."""
     runs = evidence.runs
-    if not (runs["trials"] & runs["run"].isin(evidence.scores["run"])).any():
+    if not (runs["trials"] & runs["run"].isin(evidence.finished)).any():
         words = "no learning rate was tried at this scale"
         dense = rows.loc[(rows["algorithm"] == "dense") & (rows["transform"] == ""), "method"]
         return (words, "") if {arm.method for arm in arms} & set(dense) else ("", words)
