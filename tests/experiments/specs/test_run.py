@@ -53,7 +53,7 @@ def test_levels_stand_for_methods_at_each_sparsity(write):
         for name in ("gmp", "rigl"):
             methods, one = study["methods"], study["methods"][name]
             levels = {k: methods.pop(k)["final_sparsity"] for k in list(methods)
-                      if k.startswith(name)}  # fmt: skip
+                      if k.rstrip("0123456789") == name}  # fmt: skip
             del one["final_sparsity"]
             schedule = one["sparsity"]["sparsity"]
             if isinstance(schedule, dict):
