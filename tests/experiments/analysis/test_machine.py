@@ -64,6 +64,7 @@ def test_the_facts_say_what_ran():
 
 def test_records_without_a_machine_say_what_they_lack():
     made = synthetic.make(make_record, seeds=1)[0] | {"machine": None}
+    made["evaluation"]["machine"] = None
     record = Record(**made)
     assert record.machine is None
     assert record.machine_key == machine.NOT_RECORDED
