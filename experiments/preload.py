@@ -42,14 +42,16 @@ _MODELS = (
     "transformers.models.gpt2.modeling_gpt2",
     "transformers.models.llama.modeling_llama",
 )
+_PAGES = ("jinja2", "markdown", "matplotlib.pyplot", "pandas", "pyarrow.parquet")
+_PAGES += ("scipy.optimize", "scipy.stats")
 #: What each command imports of other projects.
 LIBRARIES = {
     "train": _MODELS,
     "evaluate": _MODELS,
     "compute": (*_MODELS, "pandas"),
-    "collect": ("pandas", "scipy.stats"),
-    "report": ("jinja2", "matplotlib.pyplot", "pandas", "scipy.optimize", "scipy.stats"),
-    "index": ("jinja2", "pandas"),
+    "collect": ("pandas", "pyarrow.parquet", "scipy.stats"),
+    "report": _PAGES,
+    "index": _PAGES,
 }
 _COMMANDS = list(LIBRARIES)
 

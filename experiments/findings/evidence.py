@@ -84,9 +84,10 @@ class Evidence:
     def cells(self, rows: pd.DataFrame, values: pd.Series[float]) -> dict[Arm, dict[int, float]]:
         """Arm to seed to value, of the runs that have one."""
         found: dict[Arm, dict[int, float]] = {}
-        for row in rows[rows["run"].isin(values.index)].itertuples():
-            arm = Arm(row.model, row.method, row.recipe, row.rate)
-            found.setdefault(arm, {})[row.seed] = float(values[row.run])
+        rows = rows[rows["run"].isin(values.index)]
+        columns = (rows[name] for name in ("model", "method", "recipe", "rate", "seed"))
+        for *arm, seed, value in zip(*columns, values[rows["run"]], strict=True):
+            found.setdefault(Arm(*arm), {})[seed] = float(value)
         return found
 
 

@@ -246,15 +246,17 @@ def _ordered(claim: Claim, evidence: Evidence) -> Finding:
 
 
 @functools.lru_cache(maxsize=4)
-def nine(evidence: Evidence) -> tuple[Finding, ...]:
-    """The nine results at a scale, in the order of the sources."""
-    return tuple(of_claim(claim, evidence)[0] for claim in claims.nine())
+def nine(evidence: Evidence, study: str = "") -> tuple[Finding, ...]:
+    """The nine results at a scale, or those of a study, in the order of the sources."""
+    own = [claim for claim in claims.nine() if study in ("", claim.study)]
+    return tuple(of_claim(claim, evidence)[0] for claim in own)
 
 
 @functools.lru_cache(maxsize=4)
-def supporting(evidence: Evidence) -> list[list[Finding]]:
-    """The supporting claims at a scale."""
-    return [of_claim(claim, evidence) for claim in claims.supporting()]
+def supporting(evidence: Evidence, study: str = "") -> list[list[Finding]]:
+    """The supporting claims at a scale, or those of a study."""
+    own = [claim for claim in claims.supporting() if study in ("", claim.study)]
+    return [of_claim(claim, evidence) for claim in own]
 
 
 @functools.lru_cache(maxsize=4)

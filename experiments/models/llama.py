@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import PositiveInt, model_validator
 
@@ -13,13 +13,19 @@ if TYPE_CHECKING:
 
 
 class Config(Strict):
-    """Sizes of the decoder; ``hidden_size`` must be a multiple of ``2 * num_heads``."""
+    """Sizes of the decoder; ``hidden_size`` must be a multiple of ``2 * num_heads``.
+
+    Weights start as transformers has them, normal with a deviation of 0.02, or as PyTorch has them:
+    embeddings standard normal, linear layers uniform within ``fan_in ** -0.5``. At these widths the
+    former lets a dense model learn nothing but token frequencies for its first hundred steps.
+    """
 
     hidden_size: PositiveInt
     intermediate_size: PositiveInt
     num_layers: PositiveInt
     num_heads: PositiveInt
     tie_embeddings: bool = False
+    initialization: Literal["transformers", "torch"] = "transformers"
 
     @model_validator(mode="after")
     def heads_divide_width(self) -> Config:
@@ -47,9 +53,10 @@ def build(config: Config, *, vocab_size: int, context: int, eos_id: int) -> PreT
         context: longest sequence in tokens.
         eos_id: id of the end-of-document token.
     """
+    from torch import nn
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    return LlamaForCausalLM(
+    model = LlamaForCausalLM(
         LlamaConfig(
             vocab_size=vocab_size,
             hidden_size=config.hidden_size,
@@ -65,3 +72,8 @@ def build(config: Config, *, vocab_size: int, context: int, eos_id: int) -> PreT
             use_cache=False,
         )
     )
+    if config.initialization == "torch":
+        for module in model.modules():
+            if isinstance(module, nn.Linear | nn.Embedding):
+                module.reset_parameters()
+    return model

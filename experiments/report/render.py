@@ -134,10 +134,10 @@ def render_study(
     """
     made = [Record.model_validate(value) for value in finished]
     runs = provenance.Runs(study, records)
-    behind, nine = provenance.Register(runs), ledger.nine(evidence)
+    behind, nine = provenance.Register(runs), ledger.nine(evidence, study.name)
     pictures = _pictures(study, out_dir, empty)
     shown = [_read_table(name, out_dir / "tables", behind, runs) for name in study.tables]
-    own = [cards.card(f, evidence, pictures) for f in nine if f.claim.study == study.name]
+    own = [cards.card(found, evidence, pictures) for found in nine]
     used = {path for each in own for _, path in each["pictures"]}
     context = {
         "study": study,
@@ -150,8 +150,7 @@ def render_study(
                     ["comparison", "published", "here", "word"], cards.supporting_rows(group)
                 ),
             )
-            for group in ledger.supporting(evidence)
-            if group[0].claim.study == study.name
+            for group in ledger.supporting(evidence, study.name)
         ],
         "link": cards.link,
         "main": [table for table in shown[:1] if 0 < table["lines"] <= MOST_ROWS],
