@@ -202,7 +202,6 @@ def report(study: StudyName, scale: Scale) -> None:
     render.render_study(
         facts,
         records,
-        curves,
         parquet.read(folder),
         evidence.load(scale),
         page,

@@ -111,7 +111,6 @@ def answer(study: PlannedStudy, findings: Iterable[Finding], *, strict: bool = F
 def render_study(
     study: PlannedStudy,
     records: pd.DataFrame,
-    curves: pd.DataFrame,
     finished: Iterable[dict[str, Any]],
     evidence: Evidence,
     out_dir: Path,
@@ -123,7 +122,6 @@ def render_study(
     Args:
         study: The study as `experiments.specs.lookup.planned_study` makes it.
         records: Tidy records.
-        curves: Tidy curves.
         finished: The JSON form of the records of its finished runs.
         evidence: All runs of the scale.
         out_dir: Folder of the page, with ``figures/`` and ``tables/``.
@@ -160,7 +158,7 @@ def render_study(
                 "name": name,
                 "title": name.replace("_", " "),
                 "path": pictures[f"{study.name}.{name}"],
-                "caption": figures.caption(name, records, curves, study),
+                "caption": figures.caption(name),
             }
             for name in study.figures
             if name not in empty and pictures[f"{study.name}.{name}"] not in used

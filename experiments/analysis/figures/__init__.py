@@ -1,10 +1,10 @@
 """Figures, one file each; a study names the files it shows.
 
 A figure module has a docstring (its caption), ``draw(records, curves, study)`` and
-``data(records, curves, study)`` (the table that is drawn). Optional are ``caption`` (sentences
-generated from the data) and ``AXES`` (further x axes that ``draw`` takes as ``x=``). Records
-hold the study's headline runs only, unless the module sets ``EVERY_RECIPE = True``. Data that are
-curves are saved with a column per run if it sets ``CURVES = True``.
+``data(records, curves, study)`` (the table that is drawn). Optional is ``AXES``
+(further x axes that ``draw`` takes as ``x=``). Records hold the study's headline runs only, unless
+the module sets ``EVERY_RECIPE = True``. Data that are curves are saved with a column per run if it
+sets ``CURVES = True``.
 """
 
 from __future__ import annotations
@@ -48,16 +48,9 @@ def shown(name: str, records: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame
     return records if every else selection.headline(records, study)
 
 
-def caption(name: str, records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> str:
-    """Return a figure's docstring, followed by the sentences its data generates."""
-    text = " ".join((load(name).__doc__ or "").split())
-    return f"{text} {findings(name, records, curves, study)}".strip()
-
-
-def findings(name: str, records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> str:
-    """Return the sentences that a figure's data generates, nothing where it generates none."""
-    generate = getattr(load(name), "caption", None)
-    return generate(shown(name, records, study), curves, study) if generate else ""
+def caption(name: str) -> str:
+    """Return a figure's docstring on one line."""
+    return " ".join((load(name).__doc__ or "").split())
 
 
 def x_axes(name: str) -> tuple[str, ...]:

@@ -52,16 +52,3 @@ def draw(
         style.progress_axis(panel, name)
         panel.set_ylabel("fraction of weights")
     return figure
-
-
-def caption(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> str:
-    """State how much of the weights each method has explored at the end."""
-    moves = data(records, curves, study)
-    final = moves[moves["metric"] == "itop"].sort_values("step").groupby("run").last()
-    if final.empty:
-        return ""
-    looks = Methods(study)
-    means = final.groupby(["method", "sparsity"])["value"].mean().sort_values()
-    parts = [f"{looks.treatment(*pair)} {100 * value:.0f}%" for pair, value in means.items()]
-    model, dataset = tidy.workloads(moves)[0]
-    return f"Explored by the end by {model} on {dataset}, mean over runs: {', '.join(parts)}."

@@ -45,19 +45,3 @@ def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Fi
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=3)
     return figure
-
-
-def caption(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> str:
-    """State how far one CS-2 is from the largest cluster, dense and sparse."""
-    rows = data(records, curves, study)
-    rows = rows[(rows["device"] == "cs2") & rows["fits"]]
-    sentences = []
-    for model, own in rows.groupby("model", sort=False):
-        parts = []
-        for sparsity, line in own.groupby("sparsity"):
-            line = line.sort_values("num_systems")
-            gain = line["tokens_per_s"].iloc[-1] / line["tokens_per_s"].iloc[0]
-            parts.append(f"{gain:.0f}x {'dense' if sparsity == 0 else f'at {100 * sparsity:g}%'}")
-        most = int(own["num_systems"].max())
-        sentences.append(f"{model} on {most} CS-2 against one: {' and '.join(parts)}.")
-    return "Simulated. " + " ".join(sentences)

@@ -67,39 +67,3 @@ def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Fi
     panel.set_title("A layer's training step here, one product on a CS-2")
     panel.legend(loc="upper left")
     return figure
-
-
-def caption(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> str:
-    """State the speed-ups of layers and of a whole step, which one machine measured."""
-    rows = data(records, curves, study)
-    sentences = []
-    machine = tidy.machine_name(study.scale, "device")
-    titles = {
-        "measured": f"Speed-up of one layer's training step, measured on {machine}",
-        "published": "Of one matrix product, published for the CS-2",
-    }
-    for name, words in titles.items():
-        own = rows[rows["series"] == name]
-        own = own.set_index(own["sparsity"].round(4))["speedup"]
-        parts = [f"{own[s]:.2f}x at {100 * s:g}%" for s in (0.5, 0.8, 0.9, 0.95) if s in own.index]
-        if parts:
-            sentences.append(f"{words}: {', '.join(parts)}.")
-    layer = tidy.computed(study.scale, "device", "layer_speed")
-    if len(layer) and layer["dense"].iloc[0] != "torch":
-        own = layer.set_index(layer["sparsity"].round(4))
-        own = own["torch_s"] / own["skip_s"]
-        parts = [f"{own[s]:.2f}x at {100 * s:g}%" for s in (0.5, 0.8, 0.9, 0.95) if s in own.index]
-        times = layer["torch_s"].iloc[0] / layer["dense_s"].iloc[0]
-        sentences.insert(
-            1,
-            f"The fastest dense step is {layer['dense'].iloc[0]}'s, {times:.2f} times as fast as "
-            f"torch's own, over which skipping gains {', '.join(parts)}.",
-        )
-    steps = tidy.computed(study.scale, "device", "amdahl").iloc[1:]
-    parts = [f"{row.speedup:.2f}x at {100 * row.sparsity:g}%" for row in steps.itertuples()]
-    if parts:
-        words = "Of a whole training step of a small GPT on that processor"
-        sentences.insert(len(sentences) - 1, f"{words}: {', '.join(parts)}.")
-    if not (rows["series"] == "measured").any():
-        sentences.append("The kernels could not be built here, so nothing was measured.")
-    return " ".join(sentences)

@@ -47,12 +47,3 @@ def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Fi
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=2)
     return figure
-
-
-def caption(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> str:
-    """State the FLOP ratio at 75% for each model."""
-    rows = data(records, curves, study)
-    rows = rows[rows["sparsity"] == 0.75]
-    totals = rows.groupby("model", sort=False)["share_of_dense"].sum()
-    parts = [f"{1 / share:.2f} for {model}" for model, share in totals.items()]
-    return f"Dense over sparse FLOPs at 75%: {', '.join(parts)}."

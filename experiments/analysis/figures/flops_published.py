@@ -63,17 +63,3 @@ def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Fi
     axes.set_xlabel("ours over published, difference in percent")
     axes.grid(axis="y", visible=False)
     return figure
-
-
-def caption(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> str:
-    """How many are met, and what is not."""
-    rows = data(records, curves, study)
-    open_rows = rows[~rows["met"].astype(bool)]
-    text = f"{int(rows['met'].sum())} of {len(rows)} published numbers are met."
-    if len(open_rows):
-        names = "; ".join(
-            f"{row.method} of {NAMES.get(row.source, row.source)} ({row.quantity})"
-            for row in open_rows.itertuples()
-        )
-        text += f" Not met: {names}."
-    return text

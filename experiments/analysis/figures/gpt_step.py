@@ -47,16 +47,3 @@ def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Fi
     )
     figure.legend(loc="outside lower center", ncols=2, markerscale=0.6)
     return figure
-
-
-def caption(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> str:
-    """State the measured speed-ups and how close they come to the bound."""
-    rows = data(records, curves, study).iloc[1:]
-    parts = [
-        f"{row.speedup:.2f}x at {100 * row.sparsity:g}%, "
-        f"{row.over_bound:.2f} times the bound's time"
-        for row in rows.itertuples()
-    ]
-    if not parts:
-        return "The kernels could not be built here."
-    return f"Measured on {tidy.machine_words(study.scale, 'device')}: {'; '.join(parts)}."

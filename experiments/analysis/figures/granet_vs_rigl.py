@@ -80,17 +80,3 @@ def _draw_losses(axes: Axes, rows: pd.DataFrame, looks: Methods, coordinate: str
     axes.set_ylim(rows["value"].min() - 0.02, late.max() + 0.05)
     style.label_ends(axes, labels)
     axes.set_title("Training loss")
-
-
-def caption(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> str:
-    """State the mean difference over the last tenth of the steps."""
-    paired = difference(data(records, curves, study))
-    if paired.empty:
-        return ""
-    late = paired[paired["step"] >= 0.9 * paired["step"].max()]
-    mean, seeds = late["difference"].mean(), paired["seed"].nunique()
-    word = "below" if mean < 0 else "above"
-    return (
-        f"Over the last tenth of the steps GraNet is {abs(mean):.3f} nats {word} RigL on average "
-        f"({seeds} paired {'seed' if seeds == 1 else 'seeds'})."
-    )

@@ -95,21 +95,3 @@ def _draw_panel(
     axes.set_ylim(lower - margin, upper + margin)
     style.label_ends(axes, labels)
     style.progress_axis(axes, name)
-
-
-def caption(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> str:
-    """Name the lowest mean validation loss of each workload."""
-    final = tidy.label_curves(curves[curves["metric"] == "loss"], records)
-    looks = Methods(study)
-    final = final[final["kind"] == "validation"].sort_values("step").groupby("run").last()
-    sentences = []
-    for workload in tidy.workloads(records):
-        means = tidy.in_workload(final, workload).groupby(TREATMENT)["value"].mean()
-        if len(means):
-            method, sparsity = means.idxmin()
-            sentences.append(
-                f"On {workload.dataset} with {workload.model}, "
-                f"{looks.treatment(method, sparsity)} ends "
-                f"lowest in mean validation loss ({means.min():.3f})."
-            )
-    return " ".join(sentences)

@@ -104,24 +104,3 @@ def _places(sparse: pd.DataFrame) -> dict[tuple[str, float], float]:
         middle = (len(lines) - 1) / 2
         places |= {(name, float(sparsity)): at - middle for at, name in enumerate(lines)}
     return places
-
-
-def caption(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> str:
-    """State lowest and highest method at each sparsity, and dense."""
-    rows, looks = data(records, curves, study), Methods(study)
-    sentences = []
-    for workload in tidy.workloads(rows):
-        own = tidy.in_workload(rows, workload)
-        dense = looks.dense(own["method"])
-        parts = []
-        for sparsity, group in own[own["sparsity"] > 0].groupby("sparsity"):
-            means = group.groupby("line")["value"].mean().sort_values()
-            ends = [f"{looks[means.index[0]].name} {means.iloc[0]:.1f}"]
-            if len(means) > 1:
-                ends.append(f"{looks[means.index[-1]].name} {means.iloc[-1]:.1f}")
-            parts.append(f"at {100 * sparsity:g}% from {' to '.join(ends)}")
-        if dense:
-            mean = own[own["method"] == dense]["value"].mean()
-            parts.insert(0, f"{looks[dense].name} {mean:.1f}")
-        sentences.append(f"Mean perplexity of {workload}: {'; '.join(parts)}.")
-    return " ".join(sentences)

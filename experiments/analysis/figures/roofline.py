@@ -60,19 +60,3 @@ def _draw_device(panel: Axes, own: pd.DataFrame, color: str, low: float, high: f
             offset = (3, 5 if dense else -10)
             panel.annotate(words, (row.intensity, row.flops_per_s), offset, fontsize=7.5,
                            textcoords="offset points")  # fmt: skip
-
-
-def caption(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> str:
-    """State the useful rate at 90% against dense, and against the machine's peak."""
-    rows = data(records, curves, study)
-    host = rows[rows["device"] == HOST]
-    sparse = host[(host["series"] == "skip") & (host["sparsity"] == 0.9)]
-    if sparse.empty:
-        return ""
-    dense = host[host["series"] == "dense"]["flops_per_s"].iloc[0]
-    rate, peak = sparse["flops_per_s"].iloc[0], host["peak_flops"].iloc[0]
-    machine = tidy.machine_words(study.scale, "device")
-    return (
-        f"On {machine}, the skipping layer at 90% runs {rate / 1e9:.0f} useful GFLOP/s, the dense "
-        f"one {dense / 1e9:.0f}, of a probed peak of {peak / 1e9:.0f}."
-    )

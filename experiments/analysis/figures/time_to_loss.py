@@ -127,30 +127,3 @@ def _clocks(losses: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
 def _unit(seconds: float) -> str:
     """The largest unit in which a time is above 1, else the smallest."""
     return next((name for name, factor in UNITS.items() if seconds * factor > 1), "microseconds")
-
-
-def caption(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> str:
-    """State the simulated seconds of whole runs, and how they compare on each machine."""
-    losses, looks = data(records, curves, study), Methods(study)
-    ends = losses.sort_values("step").groupby("run").last()
-    sentences = []
-    for workload in tidy.workloads(losses):
-        rows = tidy.in_workload(ends, workload)
-        unit = _unit(rows["simulated_s"].max())
-        means = rows.groupby(["method", "sparsity"], sort=False)["simulated_s"].mean()
-        parts = [
-            f"{looks.treatment(*pair)} {UNITS[unit] * seconds:.3g} {unit}"
-            for pair, seconds in means.items()
-        ]
-        sentences.append(f"Simulated time of a run on {workload.dataset}: {', '.join(parts)}.")
-    for key, rows in tidy.on_one_machine(times(losses)):
-        parts = [
-            f"{looks.treatment(row.method, row.sparsity)} {row.gain:.2f}x on {row.dataset}"
-            for row in rows.rename(columns={"speed-up": "gain"}).itertuples()
-            if row.sparsity > 0 and row.gain == row.gain
-        ]
-        if parts:
-            sentences.append(
-                f"Whole runs on machine {key}, to a loss that all reach: {', '.join(parts)}."
-            )
-    return " ".join(sentences)

@@ -1,7 +1,7 @@
 """The learning rate of lowest validation perplexity (of images: loss) for each method and sparsity,
-by trials of equal length, with the value there and beside it. A best rate at an end of what was
-tried is only a bound. With usual initial values the best rate rises with sparsity (Dey et al.
-2024)."""
+among trials of equal length, with its value. A best rate at the end of the tried range is only a
+bound.
+"""
 
 import pandas as pd
 

@@ -1,6 +1,7 @@
-"""The sparsity configuration that each method needs, as the library takes it, with shares of the
-run resolved to steps; a transform, where there is one, adds the sparsity and the filter. Compare
-Figures 4 and 6 of the library's announcement."""
+"""The sparsity configuration of each method, as the library takes it, with shares of the run
+resolved to steps. A transform adds its sparsity and filter. Compare Figures 4 and 6 of the
+library's announcement.
+"""
 
 from typing import Any
 

@@ -1,6 +1,7 @@
-"""The timing model of one product, T(s) / T(0) = (1 - s) + c s, with c fitted to the published
-points up to a five-fold reduction; those beyond are predicted. The simulations use c fitted to all
-points. Published: 12k x 12k on a CS-2, digitised from SPDF's supplement."""
+"""The timing model of one product, T(s) / T(0) = (1 - s) + c s, with c fitted up to a five-fold
+reduction; points beyond it are predicted. Published: 12k x 12k on a CS-2, digitised from SPDF's
+supplement.
+"""
 
 import pandas as pd
 

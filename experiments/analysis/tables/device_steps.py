@@ -1,6 +1,7 @@
-"""Simulated training steps of 768 sequences of 2,048 tokens at peak rates: time, energy and what
-bounds them. Energy is the power of the systems times the time. Devices that cannot hold one
-sequence and what must stay with it are left out."""
+"""Simulated training steps of 768 sequences of 2,048 tokens at peak rates: time, energy (power of
+the systems times the time) and what bounds them. Devices that cannot hold one sequence are left
+out.
+"""
 
 import pandas as pd
 

@@ -1,6 +1,6 @@
-"""Simulated: training a Llama of 1.3B on 112 billion tokens with four CS-2, after the recipe of
-"Sparsity Made Easy", where sparse runs halve the batch and double the steps (its batch size is not
-published: 512 sequences here). At peak rate, so a lower bound; the source publishes no time."""
+"""Simulated at peak rate, so a lower bound: a Llama of 1.3B on 112 billion tokens with four CS-2,
+after "Sparsity Made Easy". The source publishes neither batch size (512 sequences here) nor time.
+"""
 
 import pandas as pd
 

@@ -1,8 +1,6 @@
-"""Training FLOPs of one run, 2 per multiply-add, counted from the layers' shapes and the masks at
-each step: what a dense model would have cost on the same data, what executing only unmasked
-work costs, and their ratio. A run of a second phase has besides what it cost together with the
-phase whose weights it starts from. Means over seeds. What the runs took stands in the table of
-wall times, since seconds of different machines say nothing beside each other."""
+"""Training FLOPs of one run, 2 per multiply-add, counted from the shapes of the layers and the
+masks at each step: of the dense model, of unmasked weights only, and their ratio. Means over seeds.
+"""
 
 from collections.abc import Sequence
 

@@ -1,6 +1,7 @@
-"""Every published FLOP count beside ours. "Ours" follows the conventions of `sparse_lib/flops.py`;
-"counted as published" repeats the count under the source's own convention, which the last column
-names. A row is met if either number is within 1% of the published one or prints the same digits."""
+"""Every published FLOP count beside ours. "Counted as published" repeats the count under the
+source's convention, which the last column names. A row is met if either number is within 1% or
+prints the same digits.
+"""
 
 import pandas as pd
 

@@ -1,7 +1,6 @@
 """What each method was trained with on the study's first model and dataset, by recipe, beside what
-the source states for its own (compare Table 2 of the blog on the sparsity library). Where methods
-of one recipe differ, their names stand behind the value. What the source does not say, or shows
-only in an image, is not known."""
+the source states for its own. Where methods of one recipe differ, their names follow the value.
+"""
 
 from typing import Any
 

@@ -1,7 +1,7 @@
-"""Texts as models wrote them, beside what they were asked to say and texts that people wrote: those
-of the test split's first inputs, in an order that does not depend on any model, none left out.
-Shown are the dense model and the sparsest, or those of dense and of the sparsest pre-training, both
-fine-tuned densely; the run of the first seed stands for each."""
+"""Texts that models wrote for the first inputs of the test split, beside the input and texts that
+people wrote. Shown are the dense model and the sparsest, or dense and sparsest pre-training, for
+the first seed.
+"""
 
 from typing import Any
 

@@ -1,7 +1,7 @@
-"""Measured on one CPU: the training step of the model that most runs of the studies train, at
-their batch and with their optimizer, on one thread; beside its own Amdahl bound, which keeps what
-is outside the blocks' linear layers and runs these at the speed of the layer in the speed-up
-figure. Runs at the scale small train so by default ("auto" in a run's record)."""
+"""Measured on one thread of a CPU: the training step of the model that most runs train, at their
+batch and with their optimizer, beside its Amdahl bound, which speeds up the linear layers of the
+blocks alone.
+"""
 
 import pandas as pd
 

@@ -1,7 +1,6 @@
-"""Every run of the study, the missing ones too: what it cost, on what it ran, and the command that
-repeats it. Wall time is that of the whole run, with the steps that it shares with another run whose
-state it continues. "beside other work" says yes where a run of one thread computed in less than 90%
-of the seconds of its steps, since other work had its core."""
+"""Every run of the study with its cost, its machine and the command that repeats it. "Beside other
+work": the run computed in less than 90% of the seconds of its steps.
+"""
 
 from typing import Any
 

@@ -1,8 +1,7 @@
-"""Time to the loss that the slowest learner of the same model and data reaches at its end: seconds
-of training as one machine measured them, and simulated seconds of computing on a CS-2 (peak rate,
-no streaming). Linear between validations; means over seeds. Speed-ups are against the first row of
-the same model, data and clock; a machine measures only its own runs, and runs whose machine was not
-recorded are simulated only. "beside other work" is as in the table of wall times."""
+"""Time to the final loss of the slowest learner of the same model and data: measured seconds of
+training per machine, and simulated seconds on a CS-2 at peak rate. Speed-ups are against the first
+row of the same clock.
+"""
 
 import pandas as pd
 

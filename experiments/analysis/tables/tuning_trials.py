@@ -1,13 +1,7 @@
-"""Every trial of every method, compared by validation perplexity, or by validation loss in nats
-where the data are images (lower is better), at a seed that no evidence uses. Only trials of equal
-steps are compared. Beside the distance to the best trial of the method at its sparsity stands the
-noise: the standard deviation between seeds of committed runs of the same model and data. Trials
-that are apart by less than the margin (1.96 times that noise, times the root of 2 over the seeds of
-a trial) tie; of those that tie with the best the rule chooses the setting nearest to the default.
-"taken by" names the studies of evidence that train with the
-setting, of those that the trials are for; what they take may be another than the rule's choice.
-BLEU is that of sentences written for the validation split. The update interval and the steps are
-optimizer steps."""
+"""Every trial, by validation perplexity (images: loss) at a seed that no evidence uses. Trials
+closer than the margin, 1.96 x sqrt(2 / seeds) times the deviation between seeds, tie; of these the
+setting nearest to the default is chosen.
+"""
 
 import pandas as pd
 

@@ -1,10 +1,6 @@
-"""Wall time of one training as it ran, means over the seeds that one machine trained, with the
-steps that a run shares with another one whose state it continues. Small layers are dense under
-their masks and runs share a machine, so it does not follow the executed FLOPs. "beside other work"
-says yes where a run of one thread computed in less than 90% of the seconds of its steps, since
-other work had its core: alone it takes less time. Each row is of one machine (processor, threads,
-library versions and kernels, by key); seconds of different machines say nothing beside each other,
-and without a key there are none."""
+"""Wall time of one training, means over the seeds of one machine. Seconds of different machines do
+not compare. "Beside other work": the run computed in less than 90% of the seconds of its steps.
+"""
 
 import pandas as pd
 

@@ -1,6 +1,7 @@
-"""Memory in FP16, in GB: weights dense and as CSR (a value, a column per non-zero, row starts), and
-the activations that the backward pass of one sequence of 2,048 tokens needs, kept or computed again
-block by block. A CS-2 keeps activations only, in 40 GB; the weights are streamed."""
+"""Memory in FP16, in GB: weights, dense and as CSR, and the activations for the backward pass of
+one sequence of 2,048 tokens, kept or recomputed. A CS-2 streams the weights and keeps activations
+alone, in 40 GB.
+"""
 
 import pandas as pd
 

@@ -1,6 +1,6 @@
-"""Whole models at a context of 2,048 on one CS-2, simulated: the speed-up if only computing took
-time, and with weights streamed for every micro-batch that fits the wafer. Beside them SPDF's ratio
-of FLOPs, which is a bound and no measurement; no whole-model time on a CS-2 was published."""
+"""Simulated: whole models at a context of 2,048 on one CS-2, if computing alone took time and with
+weights streamed for every micro-batch. SPDF's ratio of FLOPs is a bound, no measurement.
+"""
 
 import pandas as pd
 

@@ -43,8 +43,7 @@ def test_figures_draw_full_and_empty_records(name, full, tmp_path):
     figures.write(name, *full, tmp_path)
     with Image.open(tmp_path / f"{name}.png") as picture:
         assert picture.mode == "P" and picture.width > 500
-    assert figures.caption(name, *full)
-    assert figures.caption(name, *frames([]))
+    assert figures.caption(name)
 
 
 CURVES = [name for name in figures.names() if getattr(figures.load(name), "CURVES", False)]

@@ -94,8 +94,6 @@ def test_the_tuning_page_shows_the_noise_beside_the_difference():
     shown = tables.load("tuning_trials").make(*frames)
     assert {"above best", "seed noise", "margin", "choice"} <= set(shown)
     assert "best" not in shown and (shown["seed noise"] == NOISE).all()
-    text = figures.caption("tuning", *frames)
-    assert "Seeds differ by 1 " in text and "within 2.8 of each other tie" in text
 
 
 # What studies of evidence train with
@@ -172,6 +170,4 @@ def test_trials_of_other_lengths_are_not_compared_and_bleu_stands_beside():
     long = webnlg.loc[webnlg["steps"] == 4000, "BLEU"]
     assert sorted(long) == pytest.approx([24.91, 24.96], abs=0.01)
     assert (webnlg["taken by"] == "").all()
-    text = figures.caption("tuning", *frames)
-    assert "No study takes a setting shown for llama-0.2m on webnlg-2017: Dense fine-tuned" in text
     assert "BLEU" not in tables.load("tuning_trials").make(*committed("sparsity_library_tuning"))

@@ -21,6 +21,6 @@ def make_site(root):
     for name in study.figures:
         figures.write(name, records, curves, study, page / "figures")
     evidence = gather([study], [records])
-    own = render.render_study(study, records, curves, made, evidence, page)
+    own = render.render_study(study, records, made, evidence, page)
     front = render.render_index([study], evidence, root / "results", root)
     return [front, root / "claims.html", own]

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from experiments.analysis import figures
+from experiments.analysis import figures, tables
 from experiments.findings.claim import nine
 from experiments.findings.estimate import Word
 from experiments.findings.ledger import Finding
@@ -43,8 +43,9 @@ def test_answer_has_at_most_sixty_words():
         Answer(text="word " * 61)
 
 
-def test_caption_of_a_figure_has_at_most_forty_words():
-    words = {name: len(figures.load(name).__doc__.split()) for name in figures.names()}
+@pytest.mark.parametrize("kind", [figures, tables])
+def test_caption_has_at_most_forty_words(kind):
+    words = {name: len(kind.load(name).__doc__.split()) for name in kind.names()}
     assert words
     assert {name: count for name, count in words.items() if count > 40} == {}
 
