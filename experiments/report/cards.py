@@ -127,12 +127,14 @@ def agreement(found: Finding, kept: Any) -> str:
     if kept is None:
         return "–"
     mine, theirs = str(found.word), str(kept["word"])
+    if mine.startswith(NO_TEST) or theirs.startswith(NO_TEST):
+        return "–"
     if mine.split(",")[0] == theirs.split(",")[0]:
         return "yes"
     if found.is_fair and kept["low"] == kept["low"] and found.estimate is not None:
         same = found.estimate.effect * kept["effect"] > 0
         sure = found.estimate.low * found.estimate.high > 0 and kept["low"] * kept["high"] > 0
-        return "yes, by direction" if same else "no" if sure else "not resolved"
+        return ("yes, by direction" if same else "no") if sure else "not resolved"
     return "not resolved"
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from experiments.analysis import figures, tables
 from experiments.findings.claim import nine
-from experiments.findings.estimate import Word
+from experiments.findings.estimate import Estimate, Word
 from experiments.findings.ledger import Finding
 from experiments.report import cards, render
 from experiments.specs.lookup import planned_study
@@ -41,6 +41,23 @@ def test_answer_that_no_longer_holds_is_replaced_and_refused_when_published():
 def test_answer_has_at_most_sixty_words():
     with pytest.raises(ValueError, match="61 words, but at most 60"):
         Answer(text="word " * 61)
+
+
+@pytest.mark.parametrize(
+    "mine, said",
+    [
+        ((-0.02, -0.03, -0.01), "yes, by direction"),
+        ((0.02, 0.01, 0.03), "no"),
+        ((-0.02, -0.05, 0.01), "not resolved"),
+    ],
+)
+def test_a_result_agrees_with_the_reference_only_where_its_interval_excludes_zero(mine, said):
+    claim = nine()[0]
+    own = Estimate(*mine, 0.01, 0.01, 4, (3, 3), (3.0, 3.0), 0.5, 0.0, False)
+    found = Finding(claim, claim, Word("own word"), estimate=own)
+    kept = {"word": "their word", "effect": -0.01, "low": -0.02, "high": -0.005}
+    assert cards.agreement(found, kept) == said
+    assert cards.agreement(finding("no fair test"), kept) == "–"
 
 
 @pytest.mark.parametrize("kind", [figures, tables])
