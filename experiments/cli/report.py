@@ -188,10 +188,11 @@ def report(study: StudyName, scale: Scale) -> None:
     folder, page = paths.study(scale, study), paths.page(scale, study)
     records, curves, facts = read_study(study, scale)
     from experiments.analysis import figures, tables
-    from experiments.findings import evidence
+    from experiments.findings import claim, evidence
     from experiments.report import render
     from experiments.store import parquet
 
+    judged = any(study == own.study for own in (*claim.nine(), *claim.supporting()))
     for name in facts.tables:
         tables.write(name, records, curves, facts, page / "tables")
     empty = [
@@ -203,7 +204,7 @@ def report(study: StudyName, scale: Scale) -> None:
         facts,
         records,
         parquet.read(folder),
-        evidence.load(scale),
+        evidence.load(scale) if judged else evidence.gather([facts], [records]),
         page,
         empty=empty,
     )

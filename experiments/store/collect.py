@@ -224,6 +224,6 @@ def write_tables(
     """Write ``records.csv``, ``curves.csv`` and the Parquet files of a study; see `tables`."""
     records = list(records)
     table, curves = tables(records, study, committed=committed)
-    parquet.write(records, folder)
+    parquet.write(records, folder, level=3)
     table.to_csv(folder / "records.csv", index=False)
     curves.to_csv(folder / "curves.csv", index=False)

@@ -49,19 +49,20 @@ SHOWN: dict[str, tuple[str, ...]] = {
 Row = dict[str, Any]
 
 
-def write(records: Iterable[Mapping[str, Any]], folder: Path) -> list[Path]:
+def write(records: Iterable[Mapping[str, Any]], folder: Path, *, level: int = 19) -> list[Path]:
     """Write the tables of some runs, in the order of their ids; equal records give equal files.
 
     Args:
         records: The JSON form of records, each run once.
         folder: Folder of the four files; those that are there are replaced.
+        level: Of compression by zstd, 1 to 22; higher is smaller and slower.
 
     Returns:
         The files that changed.
     """
     rows, changed = _tables(sorted(records, key=lambda record: record["run"])), []
     for name in TABLES:
-        path, made = folder / f"{name}.parquet", _bytes(rows[name])
+        path, made = folder / f"{name}.parquet", _bytes(rows[name], level)
         if not path.is_file() or path.read_bytes() != made:
             write_whole(path, functools.partial(_write, made))
             changed.append(path)
@@ -145,12 +146,12 @@ def _joined(row: Row, parts: Mapping[str, list[Row]]) -> Row:
     return record | {"curve": parts.get("curves", []), "layers": parts.get("layers", [])}
 
 
-def _bytes(rows: list[Row]) -> bytes:
+def _bytes(rows: list[Row], level: int) -> bytes:
     """Rows as a Parquet file."""
     import pyarrow.parquet as pq
 
     stream = io.BytesIO()
-    pq.write_table(_arrow_table(rows), stream, compression="zstd", compression_level=19)
+    pq.write_table(_arrow_table(rows), stream, compression="zstd", compression_level=level)
     return stream.getvalue()
 
 
