@@ -8,29 +8,18 @@ all alike. The trainer's own overhead is the first row; the others are its step 
 from __future__ import annotations
 
 import argparse
-import statistics
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from benchmarks._steps import WAYS, compare, of_trainer
 from experiments import data
 from experiments.specs.expand import study_runs
 from experiments.specs.read import load_study
 from experiments.specs.run import RunSpec
-from experiments.training import loop as training
-
-LIMIT = 1.1
-STEPS, WARM = 15, 3
-WAYS = {
-    "plain": {},
-    "compile": {"compile": True},
-    "bf16": {"precision": "bf16"},
-    "both": {"compile": True, "precision": "bf16"},
-}
 
 
 def make_spec(width: int) -> RunSpec:
@@ -39,15 +28,6 @@ def make_spec(width: int) -> RunSpec:
     spec = next(run.spec for run in runs if run.spec.method == "dense")
     sizes = {"hidden_size": width, "intermediate_size": width * 43 // 16}
     return spec.model_copy(update={"model": spec.model.model_copy(update=sizes)})
-
-
-def make_trainer(spec: RunSpec, folder: Path, name: str) -> Callable[[], None]:
-    """A step as the loop of this repository takes it, without its logs and validations."""
-    recipe = spec.recipe.model_copy(update=WAYS[name])
-    spec = spec.model_copy(update={"recipe": recipe})
-    trainer = training.Trainer(spec, data_dir=folder, state_dir=folder / name)
-    trainer.model.train()
-    return lambda: trainer.step() and None
 
 
 def make_plain(spec: RunSpec, folder: Path) -> Callable[[], None]:
@@ -88,18 +68,6 @@ def make_plain(spec: RunSpec, folder: Path) -> Callable[[], None]:
     return step
 
 
-def measure(steps: dict[str, Callable[[], None]]) -> dict[str, float]:
-    """Median of the CPU seconds of each kind of step, interleaved."""
-    seconds: dict[str, list[float]] = {name: [] for name in steps}
-    for number in range(STEPS + WARM):
-        for name in sorted(steps, reverse=bool(number % 2)):
-            start = time.thread_time()
-            steps[name]()
-            if number >= WARM:
-                seconds[name].append(time.thread_time() - start)
-    return {name: statistics.median(found) for name, found in seconds.items()}
-
-
 def main() -> None:
     """Print each kind of step over the plain loop."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
@@ -113,15 +81,8 @@ def main() -> None:
         data.prepare(section.name, out=folder, vocab_size=section.vocab_size)
         for width in args.widths:
             spec = make_spec(width)
-            steps = {name: make_trainer(spec, folder, name) for name in args.ways}
-            found = measure({**steps, "loop": make_plain(spec, folder)})
-            for name in args.ways:
-                limit = f"  limit {LIMIT}" if name == "plain" else ""
-                print(
-                    f"width {width:4} {name:8} {found[name] / found['loop']:.3f} x plain loop, "
-                    f"{STEPS} steps interleaved{limit}",
-                    flush=True,
-                )
+            steps = {name: of_trainer(spec, folder, name) for name in args.ways}
+            compare(steps, make_plain(spec, folder), f"width {width:4} ")
 
 
 if __name__ == "__main__":
