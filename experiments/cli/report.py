@@ -269,13 +269,15 @@ def keep(
         ),
     ] = None,
 ) -> None:
-    """Fold finished records of a scale into results/reference, with findings and computed tables.
+    """Fold finished records of a scale into results/reference, with findings and computed tables,
+    and with what `verify` found.
 
     Records that no study plans leave. One of --from is refused where its spec, code or data are
     not those of here.
     """
     paths.scale(scale)
-    from experiments.store import fold
+    from experiments.cli.verify import trained_again
+    from experiments.store import fold, verification
 
     if source is not None:
         from experiments.pack import returned
@@ -283,6 +285,7 @@ def keep(
         _say_kept(fold.fold(read_json(path) for _, path in returned(source)))
         return
     _say_kept(fold.fold(fold.read_own(scale)))
+    verification.keep(trained_again(scale))
     _keep(paths.reports(scale) / "findings.csv", paths.REFERENCE / "findings.csv")
     for path in sorted((paths.scale(scale) / "computations").glob("*/*.csv")):
         _keep(path, paths.REFERENCE / path.parent.name / path.name)

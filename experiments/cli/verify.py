@@ -154,5 +154,12 @@ def made_here(scale: str, study: str = "all") -> list[Verified]:
     return found
 
 
+def trained_again(scale: str) -> list[Verified]:
+    """How the committed runs came out that `verify` trained again in this folder."""
+    known = reference.entries()
+    records = {name: paths.verified(scale, name) / "record.json" for name in all_runs(scale)}
+    return [_judge(find_run(n), p) for n, p in records.items() if n in known and p.is_file()]
+
+
 def _of(scale: str, study: str) -> Iterable[Run]:
     return all_runs(scale).values() if study == "all" else study_runs(load_study(study), scale)

@@ -15,7 +15,7 @@ from experiments.findings.estimate import NO_TEST, SAME, Estimate, estimate
 from experiments.findings.evidence import Evidence
 from experiments.findings.ledger import AGREES, DIFFERS, Finding
 from experiments.report.text import in_words
-from experiments.store import paths
+from experiments.store import paths, verification
 
 #: Digits after the point by unit.
 DIGITS = {"nats": 3, "points": 1, "perplexity": 2, "BLEU": 1}
@@ -305,6 +305,7 @@ def card(found: Finding, evidence: Evidence, pictures: dict[str, str]) -> dict[s
         ],
         "differs": shown.get("differs", "").format(**known),
         "doubt": shown.get("doubt", "").format(**known),
+        "verified": verification.words(found.runs),
         "command": command(claim, evidence.scale),
     }
 

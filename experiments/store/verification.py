@@ -8,11 +8,13 @@ AVX-512, a dense one 1.3%, two runs of language models 0.005% and 0.012%.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import csv
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
 from statistics import stdev
 from typing import Any, NamedTuple
 
-from experiments.store import machine
+from experiments.store import machine, paths, reference
 
 SAME, ROUNDED, DIFFERS, ABSENT = "same bits", "within rounding", "differs", "no record"
 #: Share of the validation loss by which the same run may end apart on two processors, where its
@@ -106,6 +108,40 @@ def summary(found: Iterable[Verified]) -> str:
     parts = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
     good = sum(item.is_good for item in found)
     return f"{good} of {len(found)} runs came out as recorded" + (f" ({parts})" if parts else "")
+
+
+def keep(found: Iterable[Verified]) -> None:
+    """Add verdicts to ``results/reference/verified.csv``: one per committed run and machine."""
+    rows = {(row["run"], row["machine"]): row["verdict"] for row in kept()}
+    rows |= {(item.run, item.machines[1]): item.verdict for item in found}
+    known = reference.entries()
+    lines = [(run, where, said) for (run, where), said in sorted(rows.items()) if run in known]
+    with _file().open("w", encoding="utf-8", newline="") as stream:
+        csv.writer(stream, lineterminator="\n").writerows([("run", "machine", "verdict"), *lines])
+
+
+def kept() -> list[dict[str, str]]:
+    """The committed verdicts: run, machine and verdict."""
+    if not _file().is_file():
+        return []
+    with _file().open(encoding="utf-8", newline="") as stream:
+        return list(csv.DictReader(stream))
+
+
+def _file() -> Path:
+    return paths.REFERENCE / "verified.csv"
+
+
+def words(runs: Collection[str]) -> str:
+    """How many of some committed runs were trained again, where, and how they came out."""
+    rows = [row for row in kept() if row["run"] in runs]
+    if not rows:
+        return "none of its runs yet" if runs else ""
+    again, places = {row["run"] for row in rows}, {row["machine"] for row in rows}
+    bad = {row["run"] for row in rows if row["verdict"] not in (SAME, ROUNDED)}
+    kinds = f"{len(places)} kind{'s' if len(places) > 1 else ''} of machine"
+    came = f"{len(bad)} differed" if bad else "all came out as recorded"
+    return f"{len(again)} of its {len(runs)} runs, on {kinds}; {came}"
 
 
 def _headline(record: Mapping[str, Any]) -> tuple[str, float | None]:

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 
-from experiments.store import verification
+from experiments.store import paths, reference, verification
 from experiments.store.record import make_record
 from tests.experiments.analysis import synthetic
 
@@ -68,3 +68,21 @@ def test_the_sum_counts_what_has_a_record():
         "2 of 3 runs came out as recorded (1 same bits, 1 within rounding, 1 differs)"
     )
     assert judged[3].verdict == "no record" and judged[3].line().startswith("no record ")
+
+
+def test_pages_say_how_often_and_where_runs_were_trained_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(paths, "REFERENCE", tmp_path)
+    monkeypatch.setattr(reference, "entries", lambda: {"x": None, "y": None})
+    assert verification.words(("x", "y")) == "none of its runs yet"
+    found = [("x", "a", "same bits"), ("x", "b", "within rounding"), ("gone", "a", "same bits")]
+    items = [
+        verification.Verified(run, word, "loss", 1.0, 1.0, "", ("a", where))
+        for run, where, word in found
+    ]
+    verification.keep(items[:1])
+    verification.keep(items)
+    said = "1 of its 2 runs, on 2 kinds of machine; all came out as recorded"
+    assert verification.words(("x", "y")) == said
+    verification.keep([items[1]._replace(verdict="differs")])
+    assert verification.words(("x",)).endswith("; 1 differed")
+    assert {row["run"] for row in verification.kept()} == {"x"}
