@@ -10,11 +10,10 @@ RUN := PATH="$(CURDIR)/$(BIN):$$PATH"
 # Two workers; the tests of a file share what its fixtures made, slow files come first.
 WORKERS := -n 2 --dist loadfile --no-loadscope-reorder
 
-# Inputs of `make fuzz`, kills of `make soak`.
-FUZZ ?= 10000
+# Kills of `make soak`.
 KILLS ?= 100
 
-.PHONY: help setup reproduce smoke test fuzz soak gpu check format lint types docs lock clean
+.PHONY: help setup reproduce smoke test soak gpu check format lint types docs lock clean
 
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST)
@@ -41,10 +40,6 @@ smoke: setup
 ## make test        run the tests, and print the slowest twenty
 test: setup
 	$(RUN) $(BIN)/python -m pytest $(WORKERS) --durations=20 --durations-min=1
-
-## make fuzz        feed 10,000 damaged inputs (FUZZ=): half an hour
-fuzz: setup
-	$(RUN) OMP_NUM_THREADS=1 FUZZ=$(FUZZ) $(BIN)/python -m pytest tests/fuzz
 
 ## make soak        kill 100 processes (KILLS=) and each kind of a cluster's job, train on four ranks: half an hour
 soak: setup

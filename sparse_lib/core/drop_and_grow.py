@@ -90,25 +90,16 @@ class DropAndGrow(DynamicSparsityAlgorithm):
         """What `drop_score` or `grow_score` says of a parameter.
 
         Raises:
-            TypeError: If it is no tensor.
-            ValueError: If it has another shape than the parameter, or a drop score is below 0.
+            ValueError: If it is no tensor of the parameter's shape, or a drop score is below 0.
         """
-        score = getattr(self, method)(p)
-        fits = isinstance(score, Tensor) and score.shape == p.shape
+        score, said = getattr(self, method)(p), f"{type(self).__name__}.{method} must return"
+        if not isinstance(score, Tensor) or score.shape != p.shape:
+            found = tuple(score.shape) if isinstance(score, Tensor) else type(score).__name__
+            raise ValueError(f"{said} a tensor of shape {tuple(p.shape)}, not {found}")
         signed = method == "drop_score" and type(self).drop_score is not DropAndGrow.drop_score
-        negative = fits and signed and bool((shards.local(score) < 0).any())
-        if fits and not negative:
-            return score
-        name = next((name for name, s in self.sparse_params.items() if s.param is p), "a parameter")
-        if negative:
-            raise ValueError(
-                f"{type(self).__name__}.{method} must return scores of at least 0 for {name!r}, "
-                f"not {float(shards.local(score).min()):g}; weights with the lowest are dropped"
-            )
-        must = f"{type(self).__name__}.{method} must return a tensor of shape {tuple(p.shape)} for"
-        if not isinstance(score, Tensor):
-            raise TypeError(f"{must} {name!r}, not a {type(score).__name__}")
-        raise ValueError(f"{must} {name!r}, not one of shape {tuple(score.shape)}")
+        if signed and bool((shards.local(score) < 0).any()):
+            raise ValueError(f"{said} scores of at least 0; weights with the lowest are dropped")
+        return score
 
     def update_mask(self, p: Tensor, mask: Tensor, sparsity: float) -> Tensor:
         """Drop by `drop_score`, then `grow`."""

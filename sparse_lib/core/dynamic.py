@@ -16,11 +16,11 @@ from sparse_lib.core import distributed
 from sparse_lib.core.algorithm import SparsityAlgorithm
 from sparse_lib.core.codes import Codes
 from sparse_lib.core.optimizers import states_like
-from sparse_lib.core.parameter import SparseParameter, is_mask, some, warn
+from sparse_lib.core.parameter import SparseParameter, some, warn
 from sparse_lib.masks import shards
 from sparse_lib.masks.counts import num_true
 from sparse_lib.schedules import Level, Updates
-from sparse_lib.schedules.updates import FreqSchedule, make_update_schedule
+from sparse_lib.schedules.updates import make_update_schedule
 
 GROWN_INITS = ("zeros", "normal", "uniform", "gradient", "gradient_sign")
 
@@ -72,7 +72,8 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
         self.skip_update_on_mask_steps = check_bool(
             skip_update_on_mask_steps, "skip_update_on_mask_steps"
         )
-        if skip_update_on_mask_steps and self._updates_always():
+        always = make_update_schedule(1).described() == self.update_schedule.described()
+        if skip_update_on_mask_steps and always:
             warn(
                 "with skip_update_on_mask_steps and masks that are updated at every step no weight "
                 "is trained; give an update frequency above 1, such as update=100"
@@ -107,12 +108,6 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
     def _asked(self) -> dict[str, str | None]:
         """See `SparsityAlgorithm.state_dict`."""
         return super()._asked() | {"update": self.update_schedule.described()}
-
-    def _updates_always(self) -> bool:
-        schedule = self.update_schedule
-        if not isinstance(schedule, FreqSchedule):
-            return False
-        return (schedule.freq, schedule.stop) == (1, None) and schedule.start <= 1
 
     @property
     def needs_dense_gradient(self) -> bool:
@@ -188,9 +183,9 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
         self._updating = True
         try:
             for name, mask in self.new_masks(active, targets):
-                self._check_new_mask("new_masks", self.sparse_params[name], mask)
-                self._set_mask(name, mask, targets[name], optimizer or self.driver.optimizer)
-                self.driver.mask_states(self, self.sparse_params[name])
+                sparse = self.sparse_params[name]
+                self._set_mask(sparse, mask, targets[name], optimizer or self.driver.optimizer)
+                self.driver.mask_states(self, sparse)
         finally:
             self._updating = False
         self.driver.forget_curvature()
@@ -215,16 +210,17 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
                 f"{targets[missed[0]]:g} is due; it changes at an update with a gradient only"
             )
 
-    def _tell_of_shrinking(self, sparse: SparseParameter, new: Tensor, target: float) -> None:
-        """Warn, once, where a mask gets fewer weights than it had and than its target asks for."""
-        if self._told_of_shrinking or not self.exact_counts:
+    def _tell_of_shrinking(self, sparse: SparseParameter, before: int) -> None:
+        """Warn, once, where a mask has fewer weights than before and than its target asks for."""
+        if self._told_of_shrinking or not self.exact_counts or self.score_shaper is not None:
             return
-        count, wanted = num_true(new), self.rules.count(target, new.numel())
-        if self.score_shaper is None and count < wanted and count < num_true(sparse.mask):
+        count, wanted = num_true(sparse.mask), self.rules.count(sparse.target, sparse.mask.numel())
+        if count < min(before, wanted):
             self._told_of_shrinking = True
             warn(
                 f"the new mask of {sparse.name!r} has {count} weights, fewer than before and than "
-                f"the {wanted} of its sparsity of {target:g}; scores that are NaN are never chosen"
+                f"the {wanted} of its sparsity of {sparse.target:g}; scores that are NaN are never "
+                "chosen"
             )
 
     def share_gradients(self) -> None:
@@ -245,45 +241,27 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
             version = given._version
             with self.making_mask_of(sparse):
                 mask = self.update_mask(sparse.param, sparse.mask, targets[name])
-            self._check_new_mask("update_mask", sparse, mask)
             if given._version != version:
                 raise ValueError(
                     f"{type(self).__name__}.update_mask wrote to the mask of {name!r} that it was "
                     "given; it must leave that as it is and return a new one, such as a changed "
                     "mask.clone()"
                 )
-            self._tell_of_shrinking(sparse, mask, targets[name])
+            before = num_true(sparse.mask)
             yield name, mask
+            self._tell_of_shrinking(sparse, before)
 
-    def _check_new_mask(self, method: str, sparse: SparseParameter, mask: Any) -> None:
-        """Raise TypeError or ValueError if what a method returned is no mask of a parameter."""
-        shape, returned = tuple(sparse.mask.shape), f"{type(self).__name__}.{method} returned"
-        if not isinstance(mask, Tensor):
-            raise TypeError(
-                f"{returned} a {type(mask).__name__} for {sparse.name!r}; it must return a bool "
-                f"tensor of shape {shape}"
-            )
-        if tuple(mask.shape) != shape:
-            raise ValueError(
-                f"{returned} a mask of shape {tuple(mask.shape)} for {sparse.name!r}, not {shape}"
-            )
-        if not is_mask(mask):
-            raise ValueError(
-                f"{returned} {str(mask.dtype).removeprefix('torch.')} values other than 0 and 1 "
-                f"for {sparse.name!r}, as of scores; a mask is bool, such as "
-                "make_mask_topk_sparsity makes of scores"
-            )
-
-    def _set_mask(self, name: str, new: Tensor, target: float, optimizer: Optimizer | None) -> None:
-        sparse = self.sparse_params[name]
+    def _set_mask(
+        self, sparse: SparseParameter, new: Tensor, target: float, optimizer: Optimizer | None
+    ) -> None:
         sparse.target = target
         resets = self.reset_momentum and optimizer is not None
         if self.grown_init == "zeros" and not resets:
             sparse.mask = new
             return
-        new = shards.fitted(new.to(sparse.mask.device), sparse.mask)
-        grown = new & ~sparse.mask
+        old = sparse.mask.clone()
         sparse.mask = new
+        grown = sparse.mask & ~old
         if self.grown_init != "zeros":
             self._start_grown(sparse, grown)
         if self.reset_momentum and optimizer is not None:

@@ -56,16 +56,6 @@ def test_grown_weights_start_where_asked(name, value):
     assert one_update(algorithm).weight[0, 3] == value
 
 
-def test_random_grown_weights_are_reproducible():
-    weights = [
-        one_update(SET(0.5, 1, "from_zeros", drop_fraction=0.75, grown_init="normal", seed=seed))
-        for seed in (1, 1)
-    ]
-    assert torch.equal(weights[0].weight, weights[1].weight)
-    present = weights[0].weight_mask
-    assert weights[0].weight.detach()[present].all()
-
-
 @pytest.mark.parametrize("name", ["normal", "uniform"])
 def test_weights_drawn_anew_keep_the_spread_that_the_tensor_began_with(name):
     def begin(std):
@@ -91,15 +81,6 @@ def test_weights_drawn_anew_keep_the_spread_that_the_tensor_began_with(name):
     # The smallest 30% give way to a fresh draw, so the rest drifts up, but not by 1.2 to the 20th.
     assert 0.5 < spread < 1.0
     assert algorithm.state_dict()["first_spreads"]["weight"] == pytest.approx(0.5, rel=0.03)
-
-
-def test_a_state_with_spreads_that_are_none_is_refused():
-    model = nn.Linear(8, 8)
-    algorithm = SET(0.5, 1, grown_init="normal", seed=1)
-    algorithm.apply(model)
-    for wrong in (3, {"weight": "wide"}, {"weight": float("nan")}, {"weight": -1.0}):
-        with pytest.raises(ValueError, match="first_spreads"):
-            algorithm.load_state_dict(algorithm.state_dict() | {"first_spreads": wrong})
 
 
 def test_gmp_keeps_the_largest():
@@ -233,18 +214,6 @@ def test_rigl_adds_up_micro_batches_and_forgets_them():
     assert not algorithm.dense_gradients.kept and not algorithm.dense_gradients.is_capturing
 
 
-def test_a_parameter_without_gradient_keeps_its_mask():
-    model = make_model()
-    algorithm = SET(0.5, update=1)
-    algorithm.apply(model)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    algorithm.apply(optimizer)
-    before = model[2].weight_mask.clone()
-    model[0](torch.ones(1, 12)).sum().backward()
-    optimizer.step()
-    assert torch.equal(before, model[2].weight_mask)
-
-
 def test_an_update_without_a_backward_pass_since_the_last_step_is_told():
     model = make_model()
     algorithm = RigL(0.5, update=2, seed=1)
@@ -277,13 +246,6 @@ def test_a_layer_that_a_step_does_not_use_keeps_its_mask_however_gradients_are_c
     optimizer.step()
     assert torch.equal(second, model[2].weight_mask)
     assert not torch.equal(first, model[0].weight_mask)
-
-
-def test_a_late_start_is_sparse_unless_the_rules_start_dense():
-    for compat, expected in ((None, 0.5), ("cstorch-2.10", 0.0)):
-        algorithm = SET(0.5, update={"freq": 5, "start": 10}, compat=compat)
-        algorithm.apply(make_model())
-        assert algorithm.metrics()["sparsity"] == expected
 
 
 @pytest.mark.parametrize("base", [SET, RigL, GraNet])

@@ -147,12 +147,6 @@ def test_convolutions_link_to_each_weight_of_a_kernel():
     assert torch.equal(algorithm.grow_score(conv.weight), flat)
 
 
-@pytest.mark.parametrize(("key", "value"), [("removal", "gradient"), ("growth", "soft")])
-def test_wrong_arguments_are_named(key, value):
-    with pytest.raises(ValueError, match=f"{key} must be one of .*not '{value}'"):
-        sl.CHTs(0.5, **{key: value})
-
-
 def test_the_sigmoid_schedule_is_an_s():
     density = sl.schedules.make_hyperparameter_schedule(
         {"type": "sigmoid", "init": 0.5, "final": 0.9, "start": 10, "stop": 110}

@@ -60,18 +60,6 @@ def test_topk_keeps_the_best_weights_of_each_output_and_input():
     assert layer.weight_mask.any(0).all() and layer.weight_mask.any(1).all()
 
 
-def test_topk_ranks_by_magnitude_in_bfloat16_too():
-    torch.manual_seed(0)
-    weight = (0.02 * torch.randn(64, 64)).bfloat16()
-    masks = []
-    for dtype in (torch.bfloat16, torch.float64):
-        layer = nn.Linear(64, 64, bias=False, dtype=dtype)
-        layer.weight.data = weight.to(dtype)
-        sl.TopK(0.99, min_per_output=1).apply(layer)
-        masks.append(layer.weight_mask)
-    assert torch.equal(*masks)
-
-
 def test_topk_counts_minima_of_neurons_in_transposed_layers():
     class Conv1D(nn.Module):  # as of transformers
         def __init__(self):
@@ -207,33 +195,6 @@ def test_srigl_gives_the_outputs_of_grouped_transposed_convolutions_equally_many
     sl.SRigL(0.7).apply(layer)
     by_output = layer.weight_mask.view(4, 2, 2, 9).sum((1, 3))
     assert by_output.min() == by_output.max() > 0
-
-
-@pytest.mark.parametrize("largest", range(4))
-def test_srigl_tells_small_survivors_apart(largest):
-    layer = nn.Linear(4, 1, bias=False)
-    algorithm = sl.SRigL(0.0, update=1, drop_fraction=0.0, seed=1)
-    algorithm.apply(layer)
-    algorithm.apply(torch.optim.SGD(layer.parameters(), 0.1))
-    with torch.no_grad():
-        layer.weight.fill_(1e-4)[0, largest] = 1.0001e-4
-    algorithm.autoupdate = False
-    layer(torch.zeros(1, 4)).sum().backward()
-    mask = algorithm.update_mask(layer.weight, layer.weight_mask, 0.75)
-    assert mask.nonzero().tolist() == [[0, largest]]
-
-
-def test_group_members_differ_in_what_they_mask():
-    model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
-    group = sl.Group({"0.*": sl.TopK(0.5), "1.*": sl.Static(0.5, seed=0)})
-    group.apply(model)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
-    group.apply(optimizer)
-    model(torch.randn(3, 4)).pow(2).sum().backward()
-    optimizer.step()
-    states = [optimizer.state[layer.weight]["momentum_buffer"] for layer in model]
-    assert states[0][~model[0].weight_mask].any() and not states[1][~model[1].weight_mask].any()
-    assert not any(layer.weight[~layer.weight_mask].any() for layer in model)
 
 
 def test_top_k_activations():

@@ -8,7 +8,7 @@ from sparse_lib.algorithms.randompruning import RandomPruning
 from sparse_lib.algorithms.saliencypruning import SaliencyPruning
 from sparse_lib.algorithms.snfs import SNFS, allot
 from sparse_lib.algorithms.srste import SRSTE
-from tests.sparse_lib.algorithm_cases import assert_enforced, make_model, snapshot, train
+from tests.sparse_lib.algorithm_cases import assert_enforced
 
 
 def row(*values: float) -> torch.nn.Linear:
@@ -150,45 +150,6 @@ def test_ste_is_plain_training_of_a_dense_tensor_seen_through_its_largest_magnit
         assert_enforced(algorithm, optimizer)
     assert returned
     assert torch.equal(algorithm.hidden_weight(model.weight), dense.detach())
-
-
-def test_a_resumed_training_has_the_bits_of_one_that_was_not_interrupted():
-    def begin():
-        model = make_model()
-        algorithm = SNFS(0.6, {"freq": 2}, seed=3)
-        return model, algorithm, applied(algorithm, model, lr=0.05, momentum=0.9)
-
-    model, algorithm, optimizer = begin()
-    train(model, optimizer, 3)
-    saved = {"m": model.state_dict(), "o": optimizer.state_dict(), "a": algorithm.state_dict()}
-    saved = torch.load(_bytes(saved), weights_only=True)
-    train(model, optimizer, 3, start=3)
-    again, other, optim = begin()
-    again.load_state_dict(saved["m"])
-    optim.load_state_dict(saved["o"])
-    other.load_state_dict(saved["a"])
-    train(again, optim, 3, start=3)
-    for name, value in snapshot(model).items():
-        assert torch.equal(value, snapshot(again)[name]), name
-
-
-def _bytes(value):
-    import io
-
-    buffer = io.BytesIO()
-    torch.save(value, buffer)
-    buffer.seek(0)
-    return buffer
-
-
-def test_a_state_that_does_not_fit_is_refused():
-    model = make_model()
-    algorithm = SNFS(0.6, seed=3)
-    algorithm.apply(model)
-    state = algorithm.state_dict()
-    for wrong in (3, {"none": torch.zeros(2)}, {"0.weight": [torch.zeros(2)]}):
-        with pytest.raises(ValueError, match="the state"):
-            algorithm.load_state_dict({**state, "momenta": wrong})
 
 
 def test_saliency_keeps_the_largest_products_of_weight_and_gradient():

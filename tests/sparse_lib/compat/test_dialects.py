@@ -106,15 +106,6 @@ def test_pairs_of_a_step_and_a_sparsity():
         assert algorithm.sparsity["x"].values == [0.1, 0.2]
 
 
-def test_a_sparsity_at_the_top_and_for_a_pattern_mean_the_same():
-    top = {"type": "gmp", "sparsity": 0.5, "schedule": 2}
-    each = {"type": "gmp", "schedule": 2, "param_name_patterns": {"weight": {"sparsity": 0.5}}}
-    for config in (top, each):
-        algorithm = sl.configure(config)[0]
-        assert [algorithm.sparsity["x"](step) for step in (0, 9)] == [0.5, 0.5]
-        assert algorithm.is_update_step(4) and not algorithm.is_update_step(5)
-
-
 @pytest.mark.parametrize(
     ("spec", "name"),
     [({"type": "random", "eps": 1e-6}, "random"), ("first", "first"), (None, "first")],

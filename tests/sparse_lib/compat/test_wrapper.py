@@ -4,7 +4,6 @@ import copy
 
 import pytest
 import torch
-from torch import nn
 
 from sparse_lib import optim, schedules
 from sparse_lib.algorithms.set import SET
@@ -241,22 +240,6 @@ def test_the_wrapper_is_an_optimizer_to_schedulers_and_scalers():
         copy.deepcopy(optimizer)
 
 
-def test_closures_are_passed_on():
-    model = make_model()
-    optimizer = configure_sparsity_wrapper(
-        model, torch.optim.LBFGS(model.parameters(), 0.1), "static", sparsity=0.5
-    )
-
-    def closure():
-        optimizer.zero_grad()
-        loss = model(torch.ones(1, 12)).pow(2).sum()
-        loss.backward()
-        return loss
-
-    assert optimizer.step(closure).item() > 0
-    assert_enforced(optimizer.sparsity)
-
-
 def test_sparsity_optimizers_by_name_and_pattern():
     model = make_model()
     half = configure_sparsity_optimizer("half", model, level=0.25)
@@ -305,27 +288,6 @@ def test_sparsity_optimizers_by_name_and_pattern():
 def test_misuse_of_sparsity_optimizers(arguments, words):
     with pytest.raises((ValueError, TypeError), match=words):
         configure_sparsity_optimizer(*arguments)
-
-
-def test_misuse_of_the_wrapper():
-    model = make_model()
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    with pytest.raises(TypeError, match="torch module"):
-        configure_sparsity_wrapper(optimizer, model, "static", sparsity=0.5)
-    with pytest.raises(TypeError, match="torch optimizer"):
-        configure_sparsity_wrapper(model, model, "static", sparsity=0.5)
-    with pytest.raises(ValueError, match="pairs"):
-        StaticSparsityOptimizer(model.parameters(), sparsity=0.5)
-    sparsity = StaticSparsityOptimizer(model, sparsity=0.5)
-    with pytest.raises(ValueError, match="none of"):
-        sparsity.hook_module(nn.Linear(2, 2))
-    sparsity.manage_optimizer_state_sparsity(optimizer)
-    with pytest.raises(ValueError, match="another optimizer"):
-        sparsity.manage_optimizer_state_sparsity(torch.optim.SGD(model.parameters(), 0.1))
-    with pytest.raises(ValueError, match="before the masks"):
-        sparsity.add_param_group({"params": [("x", nn.Parameter(torch.ones(2)))]})
-    with pytest.raises(TypeError, match="abstract"):
-        BaseSparsityOptimizer(model)
 
 
 def test_an_optimizer_of_another_model_is_refused_before_anything_is_masked():

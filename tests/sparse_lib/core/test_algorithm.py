@@ -4,7 +4,6 @@ import gc
 import warnings
 import weakref
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -57,49 +56,6 @@ def test_names_have_no_wrapper_prefix():
     assert torch.equal(plain[0].weight_mask, wrapped[0].weight_mask)
 
 
-def test_before_or_after_compile_is_the_same():
-    results = []
-    for late in (False, True):
-        model, algorithm = make_model(), RigL(0.5, 2, seed=1)
-        if not late:
-            algorithm.apply(model)
-        compiled = torch.compile(model, backend="eager")
-        if late:
-            compiled.apply(algorithm)
-        optimizer = torch.optim.SGD(model.parameters(), 0.1)
-        algorithm.apply(optimizer)
-        train(compiled, optimizer, 5)
-        assert list(algorithm.sparse_params) == ["0.weight", "0.bias", "2.weight"]
-        results.append(snapshot(model))
-    assert all(torch.equal(results[0][k], results[1][k]) for k in results[0])
-
-
-def test_applying_twice_changes_nothing():
-    model, algorithm = make_model(), Static(0.5)
-    algorithm.apply(model)
-    before = snapshot(model)
-    model.apply(algorithm)
-    assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
-
-
-def test_hooks_report_targets_by_common_prefix_and_can_be_removed():
-    algorithm = GMP({"type": "linear", "init": 0.0, "slope": 0.1}, update=1)
-    model, optimizer = applied(algorithm)
-    seen = []
-    handle = algorithm.register_target_sparsity_hook(lambda alg, name, t: seen.append((name, t)))
-    train(model, optimizer, 2)
-    handle.remove()
-    train(model, optimizer, 1)
-    assert seen == [("*", pytest.approx(0.1)), ("*", pytest.approx(0.2))]
-
-
-def test_loading_dense_weights_masks_them_at_once():
-    model, algorithm = make_model(), Static(0.5)
-    algorithm.apply(model)
-    model.load_state_dict(make_model(5).state_dict(), strict=False)
-    assert_enforced(algorithm)
-
-
 def test_setting_a_mask_by_hand():
     model, algorithm = make_model(), Static(0.5)
     algorithm.apply(model)
@@ -116,30 +72,6 @@ def test_setting_a_mask_by_hand():
     assert sparse is algorithm.sparse_params["0.weight"] and sparse.name == "0.weight"
     assert sparse.module is model[0] and sparse.param is model[0].weight
     assert torch.equal(sparse.data, model[0].weight.detach())
-
-
-def test_autoupdate_off_keeps_masks_and_masking():
-    algorithm = SET(0.5, update=1)
-    model, optimizer = applied(algorithm)
-    algorithm.autoupdate = False
-    before = model[0].weight_mask.clone()
-    train(model, optimizer, 3, after=lambda: assert_enforced(algorithm, optimizer))
-    assert torch.equal(before, model[0].weight_mask)
-    algorithm.update()
-    assert not torch.equal(before, model[0].weight_mask)
-
-
-def test_rigl_by_hand_has_its_dense_gradient():
-    algorithm = RigL(0.5, update=1)
-    model, optimizer = applied(algorithm)
-    algorithm.autoupdate = False
-    assert algorithm.needs_dense_gradient
-    for step in range(3):
-        train(model, optimizer, 1, start=step)
-        before = model[0].weight_mask.clone()
-        algorithm.update()
-        assert not torch.equal(before, model[0].weight_mask)
-        assert_enforced(algorithm, optimizer)
 
 
 def test_misuse_is_one_sentence():
@@ -179,14 +111,6 @@ def test_a_new_optimizer_after_the_old_one_is_gone():
     algorithm.apply(optimizer)
     train(model, optimizer, 2, after=lambda: assert_enforced(algorithm, optimizer))
     assert algorithm.step == algorithm.num_updates == 4
-
-
-def test_masks_hold_without_the_optimizer_or_the_algorithm():
-    model = make_model()
-    Static(0.5).apply(model)
-    gc.collect()
-    train(model, torch.optim.Adam(model.parameters(), 0.1), 3)
-    assert not model[0].weight.detach()[~model[0].weight_mask].any()
 
 
 def test_a_dropped_algorithm_is_freed_and_lets_its_masks_go_on():
@@ -291,21 +215,6 @@ def test_a_list_of_sparsities_stays_at_its_last_and_hooks_report_it():
     assert levels == targets == [0.25] + [0.5] * 7
 
 
-def test_masks_that_are_loaded_through_a_wrapper_stay():
-    source = make_model()
-    Static(0.5, seed=1).apply(source)
-    model, algorithm = make_model(1), Static(0.5, seed=2)
-    algorithm.apply(model)
-    state = {f"module.{name}": value for name, value in source.state_dict().items()}
-    nn.DataParallel(model).load_state_dict(state)
-    algorithm.initialize()
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    algorithm.apply(optimizer)
-    train(model, optimizer, 2)
-    assert torch.equal(model[0].weight_mask, source[0].weight_mask)
-    assert_enforced(algorithm)
-
-
 @pytest.mark.parametrize("cls", [torch.optim.Adam, torch.optim.NAdam, torch.optim.Adadelta])
 def test_scalars_of_the_optimizer_are_no_masked_states(cls):
     model = nn.ParameterDict({"scale": nn.Parameter(torch.tensor(2.0))})
@@ -365,41 +274,9 @@ def test_a_refused_apply_leaves_the_model_as_it_was(make):
     assert model[0].weight_mask.sum() == 96
 
 
-def test_numpy_integers_are_seeds():
-    assert type(Static(0.5, seed=np.int64(3)).seed) is int
-    with pytest.raises(TypeError, match="seed must be an integer or None, not 3.0"):
-        Static(0.5, seed=3.0)
-
-
 def test_applying_the_class_is_refused():
     with pytest.raises(TypeError, match="sparsity must be a number"):
         make_model().apply(Static)
-
-
-@pytest.mark.parametrize("init_method", ["random", "topk"])
-def test_several_threads_make_the_masks_of_one(init_method):
-    masks = []
-    for threads in (1, 3):
-        torch.manual_seed(0)
-        model = nn.ModuleList([nn.Linear(1200, 1200, bias=False) for _ in range(3)])
-        before = torch.get_num_threads()
-        torch.set_num_threads(threads)
-        try:
-            Static(0.7, init_method, seed=5).apply(model)
-        finally:
-            torch.set_num_threads(before)
-        masks.append([layer.weight_mask for layer in model])
-        assert not any(layer.weight[~layer.weight_mask].any() for layer in model)
-    assert all(torch.equal(*pair) for pair in zip(*masks, strict=True))
-
-
-def test_a_weight_that_was_parametrized_after_sparsity_was_applied_is_named():
-    model = nn.Sequential(nn.Linear(4, 4))
-    algorithm = Static(0.5)
-    algorithm.apply(model)
-    nn.utils.parametrize.register_parametrization(model[0], "weight", nn.Identity())
-    with pytest.raises(RuntimeError, match="^'0.weight' is no parameter of its module any more"):
-        algorithm.apply(torch.optim.SGD(model.parameters(), 0.1))
 
 
 def test_two_draws_of_an_update_differ_if_they_are_of_one_generator():

@@ -112,19 +112,6 @@ def test_an_overflow_at_masked_positions_only_skips_no_step():
     assert_enforced(algorithm, optim)
 
 
-@pytest.mark.parametrize("fused", [False, True])
-def test_a_loss_scale_changes_nothing(fused):
-    results = []
-    for scale in (1.0, 2.0**12):
-        algorithm = RigL(0.6, update=2, grown_init="gradient", grown_init_scale=0.1, seed=1)
-        model, optim = start(algorithm, "sgd", fused=fused)
-        scaler = torch.amp.GradScaler("cpu", init_scale=scale)
-        for step in range(6):
-            scaled_step(model, optim, scaler, step)
-        results.append(snapshot(model))
-    assert_equal(*results)
-
-
 class Mixed(RigL):
     """A user's: drops and grows by magnitude plus a share of the dense gradient's."""
 
@@ -172,36 +159,6 @@ def test_what_a_class_of_ones_own_reads_has_no_loss_scale(made, fused):
     assert len(seen) == len(seen_scaled) and all(map(torch.equal, seen, seen_scaled))
 
 
-@pytest.mark.parametrize("made", [Mixed, MixedTopK])
-def test_a_layer_whose_present_weights_have_no_gradient_is_scaled_as_the_others(made):
-    """Its inputs are zero where it has weights, so it does not tell the scale itself."""
-
-    def first_column(param, sparsity):
-        mask = torch.zeros_like(param, dtype=torch.bool)
-        mask[:, 0] = True
-        return mask
-
-    seen = []
-    for scale in (1.0, 2.0**16):
-        torch.manual_seed(0)
-        model = nn.ModuleList([nn.Linear(4, 3), nn.Linear(4, 3)])
-        algorithm = made(0.75, 1, first_column)
-        for layer in model:
-            layer.bias.requires_grad_(False)
-            layer.bias.requires_dense = True
-        algorithm.apply(model)
-        optim = torch.optim.SGD([layer.weight for layer in model], 0.1)
-        algorithm.apply(optim)
-        data = torch.randn(5, 4)
-        scaler = torch.amp.GradScaler("cpu", init_scale=scale)
-        blind = data * torch.tensor([0.0, 1.0, 1.0, 1.0])
-        scaler.scale((model[0](blind) + model[1](data)).square().sum()).backward()
-        scaler.step(optim)
-        seen.append(algorithm.seen)
-    assert seen[0][0][:, 1:].any() and not seen[0][0][:, 0].any()
-    assert all(map(torch.equal, *seen))
-
-
 @pytest.mark.parametrize("scale", [1.0, 2.0**16, 1000.0])
 @pytest.mark.parametrize("bound", [None, 1e-3])
 @pytest.mark.parametrize("cls", [Mixed, MixedTopK])
@@ -224,19 +181,6 @@ def test_the_dense_gradient_is_that_of_the_loss_and_clipped_as_it_was(cls, bound
     scaler.step(optim)
     torch.testing.assert_close(algorithm.seen[0], expected)
     assert algorithm.seen[0][~model.weight_mask].any()
-
-
-def test_grown_weights_follow_the_clipped_gradient():
-    algorithm = RigL(0.5, 1, "from_zeros", drop_fraction=0.5, grown_init="gradient")
-    model = nn.Linear(4, 1, bias=False)
-    model.weight.data = torch.tensor([[2.0, 1.0, 0.0, 0.0]])
-    algorithm.apply(model)
-    optim = torch.optim.SGD(model.parameters(), 0.0)
-    algorithm.apply(optim)
-    model(torch.tensor([[3.0, 4.0, 10.0, 1.0]])).sum().backward()
-    assert float(nn.utils.clip_grad_norm_(model.parameters(), 0.5)) == 5.0
-    optim.step()
-    torch.testing.assert_close(model.weight.detach(), torch.tensor([[2.0, 0.0, -1.0, 0.0]]))
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)

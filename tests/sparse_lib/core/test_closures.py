@@ -11,8 +11,6 @@ from sparse_lib.algorithms.srste import SRSTE
 from sparse_lib.algorithms.topk import TopK
 from sparse_lib.algorithms.topkast import TopKAST
 from sparse_lib.core.group import Group
-from sparse_lib.core.hidden import HiddenWeights
-from sparse_lib.masks.makers import make_mask_topk_sparsity
 from tests.sparse_lib.algorithm_cases import ALGORITHMS, make, make_model
 
 OPTIMIZERS = {
@@ -214,37 +212,6 @@ def test_an_optimizer_that_writes_before_the_first_evaluation_keeps_hidden_value
         assert not model.weight[~mask].any()
 
 
-class Counted(HiddenWeights):
-    """Counts what it is asked, and stops all training."""
-
-    def change_gradient(self, p, mask, gradient):
-        self.asked = [*getattr(self, "asked", []), p.detach().clone()]
-        gradient.zero_()
-
-    def update_mask(self, p, mask, sparsity):
-        return make_mask_topk_sparsity(p.abs(), sparsity)
-
-
-def test_a_gradient_is_changed_once_per_evaluation_beside_the_whole_weight():
-    algorithm = Counted(0.5)
-    model, (data, target) = small(algorithm)
-    whole = algorithm.hidden_weight(model.weight).clone()
-    optim = torch.optim.SGD(model.parameters(), 0.1)
-    algorithm.apply(optim)
-
-    def closure():
-        optim.zero_grad()
-        loss = (model(data) - target).square().mean()
-        loss.backward()
-        return loss
-
-    for _ in range(3):
-        optim.step(closure=closure)
-    assert len(algorithm.asked) == 3
-    assert all(torch.equal(weight, whole) for weight in algorithm.asked)
-    assert torch.equal(algorithm.hidden_weight(model.weight), whole)
-
-
 def test_a_closure_that_fails_leaves_weights_masked_and_hidden_values_as_they_were():
     algorithm = SRSTE(0.5)
     model, _ = small(algorithm)
@@ -260,13 +227,3 @@ def test_a_closure_that_fails_leaves_weights_masked_and_hidden_values_as_they_we
         optim.step(closure)
     assert same(state, model.state_dict()) and algorithm.step == 0
     assert torch.equal(algorithm.hidden_weight(model.weight), whole)
-
-
-def test_root_mean_square_of_no_gradient_at_all_changes_nothing():
-    algorithm = TopK(0.5, gradient_rms=1.0)
-    model, _ = small(algorithm)
-    optim = torch.optim.SGD(model.parameters(), 0.1)
-    algorithm.apply(optim)
-    before = model.weight.detach().clone()
-    optim.step()
-    assert torch.equal(model.weight, before)

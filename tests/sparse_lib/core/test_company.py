@@ -3,7 +3,6 @@
 import copy
 import pickle
 import warnings
-import weakref
 
 import pytest
 import torch
@@ -149,18 +148,6 @@ def test_a_replaced_module_can_be_sparsified(make):
     assert not torch.equal(model[2].weight_mask, before)
 
 
-def test_a_wrapped_module_is_still_in_the_model():
-    model, algorithm = network(), sl.SET(0.5, update=1, seed=0)
-    algorithm.apply(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    algorithm.apply(optimizer)
-    model[2] = nn.Sequential(model[2], nn.Identity())
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        train(model, optimizer)
-    assert is_masked(model)
-
-
 def test_a_second_model_does_not_let_go_of_the_first():
     first, second = nn.ModuleDict({"a": nn.Linear(8, 8)}), nn.ModuleDict({"b": nn.Linear(8, 8)})
     algorithm = sl.Static(0.5, seed=0)
@@ -173,17 +160,13 @@ def test_a_second_model_does_not_let_go_of_the_first():
 # Copies
 
 
-def copied(things):
-    return copy.deepcopy(things)
-
-
 def pickled(things):
     return pickle.loads(pickle.dumps(things))
 
 
 @pytest.mark.parametrize("make", ALGORITHMS.values(), ids=ALGORITHMS)
-@pytest.mark.parametrize("duplicate", [copied, pickled])
-@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2)])
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, pickled])
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0)])
 def test_a_copy_of_model_algorithm_and_optimizer_trains_as_the_original(make, duplicate, order):
     model, algorithm = network(), make()
     algorithm.apply(model)
@@ -215,52 +198,6 @@ def test_an_optimizer_of_replaced_modules_is_told_so():
     algorithm.apply(model)
     algorithm.apply(torch.optim.SGD(model.parameters(), lr=0.1))
     assert is_masked(model) and algorithm.sparse_params["2.weight"].module is model[2]
-
-
-def test_a_copied_algorithm_does_not_carry_the_model_along():
-    class Local(nn.Sequential):
-        """A class that pickle does not find."""
-
-    model, algorithm = Local(*network()), sl.SET(0.5, update=1, seed=0)
-    algorithm.apply(model)
-    twin = pickled(algorithm)
-    assert set(twin.sparse_params) == set(algorithm.sparse_params)
-    ref = weakref.ref(model)
-    kept = copied(algorithm)
-    algorithm.detach()
-    assert not any("roots" in key for key in vars(model))
-    del model
-    assert ref() is None and kept.sparse_params
-
-
-@pytest.mark.parametrize("make", ALGORITHMS.values(), ids=ALGORITHMS)
-def test_a_copy_without_its_optimizer_takes_another(make):
-    model, algorithm = network(), make()
-    algorithm.apply(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    algorithm.apply(optimizer)
-    train(model, optimizer)
-    twin, twin_algorithm = copy.deepcopy((model, algorithm))
-    assert not twin_algorithm.drives_optimizer and algorithm.drives_optimizer
-    other = torch.optim.SGD(twin.parameters(), lr=0.1)
-    twin_algorithm.apply(other)
-    train(twin, other)
-    assert twin_algorithm.step == 6 and algorithm.step == 3 and is_masked(twin)
-
-
-def test_a_copy_with_masks_that_never_change_needs_no_algorithm():
-    model, algorithm = network(), sl.Static(0.5, seed=0)
-    algorithm.apply(model)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
-    algorithm.apply(optimizer)
-    train(model, optimizer)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        twin, twin_optimizer = copied((model, optimizer))
-        train(twin, twin_optimizer)
-    train(model, optimizer)
-    after = state(twin)
-    assert all(torch.equal(tensor, after[name]) for name, tensor in state(model).items())
 
 
 # Other programs that run or read the model

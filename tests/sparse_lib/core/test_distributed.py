@@ -349,16 +349,6 @@ def test_ranks_equal_one_process(world_size, alone, tmp_path):
             assert all(torch.equal(found[name], mask) for name, mask in truth.items()), case
 
 
-def test_the_older_fsdp_wrapper_is_refused():
-    from torch.distributed.fsdp import FullyShardedDataParallel
-
-    wrapped = FullyShardedDataParallel.__new__(FullyShardedDataParallel)  # it needs a GPU to start
-    nn.Module.__init__(wrapped)
-    wrapped._fsdp_wrapped_module = make_model()
-    with pytest.raises(ValueError, match="FullyShardedDataParallel, whose flat parameters"):
-        Static(0.5).apply(nn.Sequential(wrapped))
-
-
 def test_checksums_tell_masks_apart():
     base = torch.zeros(1000, dtype=torch.bool)
     sums = set()

@@ -104,13 +104,3 @@ def test_new_masks_on_a_dense_training_are_no_resume():
     algorithm.apply(model)
     algorithm.apply(optimizer)
     assert messages(lambda: train(model, optimizer, 3)) == []
-
-
-def test_a_second_phase_from_masked_weights_is_no_resume():
-    first = rigl().apply(nn.Linear(8, 8))
-    algorithm = rigl()
-    model = algorithm.apply(nn.Linear(8, 8))
-    optimizer = torch.optim.Adam(model.parameters(), 0.01)
-    algorithm.apply(optimizer)
-    model.load_state_dict(first.state_dict())
-    assert messages(lambda: train(model, optimizer, 3)) == []

@@ -1,9 +1,6 @@
 """Masks stay enforced through whatever is done to a model."""
 
 import copy
-import io
-import pickle
-import warnings
 
 import pytest
 import torch
@@ -14,13 +11,9 @@ from torch.utils.checkpoint import checkpoint
 import sparse_lib as sl
 from sparse_lib.algorithms.rigl import RigL
 from sparse_lib.algorithms.set import SET
-from sparse_lib.algorithms.snfs import SNFS
 from sparse_lib.algorithms.srste import SRSTE
 from sparse_lib.algorithms.static import Static
-from sparse_lib.algorithms.topkast import TopKAST
-from sparse_lib.core import guard as guard_module
 from sparse_lib.core.group import Group
-from sparse_lib.core.guard import guards
 from tests.sparse_lib.algorithm_cases import (
     ALGORITHMS,
     assert_enforced,
@@ -38,40 +31,6 @@ def start(algorithm, model=None, **options):
     optim = torch.optim.AdamW(model.parameters(), 0.01, **options)
     algorithm.apply(optim)
     return model, optim
-
-
-def saved(model):
-    file = io.BytesIO()
-    torch.save(model, file)
-    file.seek(0)
-    return torch.load(file, weights_only=False)
-
-
-COPIES = {
-    "deepcopy": copy.deepcopy,
-    "pickle": lambda model: pickle.loads(pickle.dumps(model)),
-    "torch.save": saved,
-    "a copy's copy": lambda model: copy.deepcopy(pickle.loads(pickle.dumps(model))),
-}
-
-
-@pytest.mark.parametrize("name", ALGORITHMS)
-@pytest.mark.parametrize("clone", COPIES)
-def test_a_copy_trains_sparse_and_leaves_the_original_alone(name, clone):
-    algorithm = make(name)
-    model, optim = start(algorithm)
-    train(model, optim, 3)
-    before = snapshot(model)
-    twin = COPIES[clone](model)
-    assert_equal(before, snapshot(twin))
-    assert not any(hasattr(p, "_needs_dense_gradient") for p in twin.parameters())
-    train(twin, torch.optim.AdamW(twin.parameters(), 0.1), 3)
-    for layer in (twin[0], twin[2]):
-        assert not layer.weight.detach()[~layer.weight_mask].any()
-    assert_equal(before, snapshot(model))
-    second = make(name)
-    second.apply(twin)  # a copy belongs to no algorithm: another may go on with its masks
-    assert torch.equal(twin[0].weight_mask, before["0.weight_mask"])
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -140,19 +99,6 @@ def test_activation_checkpointing_is_the_same(name, use_reentrant):
     assert_equal(*results)
 
 
-def test_a_module_inside_an_activation_checkpoint_wrapper_keeps_its_name():
-    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
-
-    plain, wrapped = make_model(), make_model()
-    wrapped[0] = checkpoint_wrapper(wrapped[0])
-    first, second = Static(0.5, seed=1), Static(0.5, seed=1)
-    first.apply(plain)
-    second.apply(wrapped)
-    assert list(first.sparse_params) == list(second.sparse_params)
-    for name, sparse in first.sparse_params.items():
-        assert torch.equal(sparse.mask, second.sparse_params[name].mask)
-
-
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_a_moving_average_follows_the_masks(name):
     algorithm = make(name)
@@ -190,43 +136,6 @@ def test_a_moving_average_follows_the_masks(name):
         dense = sl.checkpoint.export_dense(twin)
         assert torch.equal(dense["0.weight"], first) and torch.equal(dense["2.weight"], second)
     assert algorithm.step == 4
-
-
-def averaged_set(evaluates):
-    torch.manual_seed(0)
-    model = nn.Linear(8, 8, bias=False)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
-    algorithm = sl.SET(0.5, update=1, seed=0)
-    algorithm.apply(model)
-    algorithm.apply(optimizer)
-    average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
-    for step in range(10):
-        data = torch.randn(8, 8, generator=torch.Generator().manual_seed(step))
-        optimizer.zero_grad()
-        (model(data) - data).square().mean().backward()
-        optimizer.step()
-        average.update_parameters(model)
-        if evaluates:
-            with evaluates():
-                average(data)
-    return average
-
-
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_evaluating_a_moving_average_changes_nothing_of_it(mode):
-    alone, looked_at = averaged_set(None), averaged_set(mode)
-    assert torch.equal(alone.module.weight_mask, looked_at.module.weight_mask)
-    assert torch.equal(alone.module.weight, looked_at.module.weight)
-    with torch.no_grad():
-        assert torch.equal(alone(torch.eye(8)), looked_at(torch.eye(8)))
-    assert not looked_at.module._forward_hooks
-    with pytest.raises(RuntimeError), torch.no_grad():
-        looked_at(torch.ones(1, 3))  # a pass that fails leaves the weight whole, too
-    assert torch.equal(alone.module.weight, looked_at.module.weight)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        masks = sl.finalize(looked_at)
-    assert not looked_at.module.weight[~masks["weight"]].any()
 
 
 def test_an_average_masks_the_projection_that_attention_reads_without_a_call():
@@ -277,15 +186,6 @@ def test_tied_weights_train_as_one(name):
     assert not twin.second.weight.detach()[~twin.first.weight_mask].any()
 
 
-def test_a_replaced_parameter_without_optimizer_hooks_is_masked_too():
-    model = make_model()
-    Static(0.5).apply(model)
-    model[0].weight = nn.Parameter(torch.randn(16, 12))
-    train(model, torch.optim.AdamW(model.parameters(), 0.1), 2)
-    off = ~model[0].weight_mask
-    assert not model[0].weight.detach()[off].any() and not model[0].weight.grad[off].any()
-
-
 @pytest.mark.parametrize("how", ["in place", "overwriting", "swapping", "by hand"])
 @pytest.mark.parametrize("name", ["static", "rigl"])
 def test_parameters_converted_after_apply(how, name):
@@ -327,54 +227,6 @@ def test_conversion_in_the_middle_of_training(name):
                 state[key] = value.double()
     train(model, optim, 3, start=3, after=lambda: assert_enforced(algorithm, optim))
     assert algorithm.step == 6
-
-
-@pytest.mark.parametrize(
-    "made",
-    [
-        lambda: SRSTE(0.5, {"steps": [100]}, decay=0.0),
-        lambda: TopKAST(0.8, {"steps": [100]}),
-        lambda: SNFS(0.5, {"steps": [100]}, momentum=0.7, seed=0),
-    ],
-    ids=["srste", "topkast", "snfs"],
-)
-def test_what_an_algorithm_keeps_follows_a_conversion(made):
-    """Masked values and momenta, against tensors; steps are too small for float32."""
-
-    def kept(model, algorithm):
-        if isinstance(algorithm, SNFS):
-            return algorithm.momentum_of(model.weight)
-        return algorithm.hidden_weight(model.weight)
-
-    def begun():
-        torch.manual_seed(0)
-        model, algorithm = nn.Linear(12, 4, bias=False), made()
-        algorithm.apply(model)
-        return model, algorithm
-
-    model, algorithm = begun()
-    optim = torch.optim.SGD(model.parameters(), lr=1e-9)
-    algorithm.apply(optim)
-    data = torch.randn(8, 12, generator=torch.Generator().manual_seed(0))
-    mask, expected = model.weight_mask, kept(model, algorithm).clone()
-    for dtype in (torch.float32, torch.float64, torch.float64):
-        model.to(dtype)
-        expected, data = expected.to(dtype), data.to(dtype)
-        gradient = 2 * (data @ model.weight.detach().T).T @ data
-        if isinstance(algorithm, SNFS):
-            expected = 0.7 * expected + 0.3 * gradient
-        else:
-            expected = expected - 1e-9 * gradient
-        optim.zero_grad()
-        model(data).square().sum().backward()
-        optim.step()
-        bound = 1e-6 if dtype == torch.float32 else 1e-13
-        torch.testing.assert_close(kept(model, algorithm), expected, rtol=bound, atol=bound)
-    assert kept(model, algorithm)[~mask].any()
-    twin, resumed = begun()
-    twin.double().load_state_dict(model.state_dict())
-    resumed.load_state_dict(algorithm.state_dict())
-    assert torch.equal(kept(twin, resumed), kept(model, algorithm))
 
 
 @pytest.mark.parametrize("from_the_start", [False, True])
@@ -465,15 +317,6 @@ def test_detaching_a_part():
     assert not torch.equal(model[2].weight_mask, second)
 
 
-def test_a_forward_pass_leaves_enforced_weights_alone():
-    algorithm = Static(0.5)
-    model, optim = start(algorithm)
-    versions = [param._version for param in model.parameters()]
-    for _ in range(2):
-        model(torch.ones(1, 12)).sum().backward()
-    assert versions == [param._version for param in model.parameters()]
-
-
 @torch.no_grad()
 def by_hand(model):
     model[0].weight.copy_(torch.ones(16, 12))
@@ -507,15 +350,6 @@ def test_weights_written_between_steps_are_masked_before_they_are_used(make, mod
     assert model[0].weight._version == version
 
 
-def test_a_functional_call_changes_no_parameter_that_it_is_given():
-    model, optim = start(Static(0.5))
-    train(model, optim, 1)
-    given = {name: nn.Parameter(torch.ones_like(p)) for name, p in model.named_parameters()}
-    torch.func.functional_call(model, given, (torch.ones(1, 12),))
-    assert all(torch.equal(tensor, torch.ones_like(tensor)) for tensor in given.values())
-    assert not model[0].weight.detach()[~model[0].weight_mask].any()
-
-
 @pytest.mark.parametrize("grouped", [False, True])
 def test_autoupdate_of_a_group_reaches_its_members(grouped):
     rigl = RigL(0.5, update=2, seed=1)
@@ -535,108 +369,9 @@ def test_autoupdate_of_a_group_reaches_its_members(grouped):
     assert rigl.num_updates == 2
 
 
-def test_a_closure_that_brings_the_gradients_leaves_nothing_to_warn_of():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        for closes in (True, False):
-            torch.manual_seed(0)
-            model = nn.Linear(16, 16, bias=False)
-            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-            algorithm = RigL(0.5, update=2, seed=0)
-            algorithm.apply(model)
-            algorithm.apply(optimizer)
-            data = torch.randn(8, 16, generator=torch.Generator().manual_seed(1))
-
-            def closure(model=model, optimizer=optimizer, data=data):
-                optimizer.zero_grad()
-                loss = (model(data) - 1).square().mean()
-                loss.backward()
-                return loss
-
-            for _ in range(6):
-                optimizer.step(closure) if closes else (closure(), optimizer.step())
-            if closes:
-                with_closure = model.weight.detach().clone()
-    assert torch.equal(model.weight, with_closure)
-
-
-def test_a_plain_average_of_buffers_may_copy_masks():
-    model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8))
-    Static(0.5, seed=0).apply(model[0])
-
-    def swa(average, new, count):
-        return new if new.dtype is torch.bool else average + (new - average) / (count + 1)
-
-    average = AveragedModel(model, use_buffers=True, avg_fn=swa)
-    for _ in range(3):
-        average.update_parameters(model)
-    assert torch.equal(average.module[0].weight_mask, model[0].weight_mask)
-    torch.testing.assert_close(average.module[0].weight, model[0].weight)
-
-
 @pytest.mark.filterwarnings("ignore")  # torch says that tracing is old
 def test_a_masked_model_can_be_traced():
     model = torch.nn.Sequential(torch.nn.Linear(6, 4))
     Static(0.5).apply(model)
     inputs = torch.ones(2, 6)
     assert torch.equal(torch.jit.trace(model, inputs)(inputs), model(inputs))
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-@pytest.mark.parametrize("transposed", [False, True])
-def test_large_tensors_are_masked_without_their_mask_in_words(dtype, transposed, monkeypatch):
-    monkeypatch.setattr(guard_module, "_LARGE", 100)
-    monkeypatch.setattr(guard_module, "_CHUNK", 64)
-    layer = nn.Linear(17, 13, bias=False, dtype=dtype)
-    Static(0.5, seed=0).apply(layer)
-    (guard,) = guards(layer).values()
-    guard._words.clear()
-    state = torch.randn(17, 13, dtype=dtype).T if transposed else torch.randn(13, 17, dtype=dtype)
-    state[0, :8], state[1, :8] = float("nan"), float("inf")
-    expected = torch.where(layer.weight_mask, state, 0.0)
-    guard.select(state)
-    assert torch.equal(state.nan_to_num(nan=7.0), expected.nan_to_num(nan=7.0))
-    assert not guard._words and not state[~layer.weight_mask].any()
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.complex64])
-@pytest.mark.parametrize("layout", ["plain", "transposed", "sparse"])
-def test_many_tensors_are_masked_together_as_each_alone_is(dtype, layout, monkeypatch):
-    monkeypatch.setattr(guard_module, "_is_on_cpu", lambda tensor: False)  # as on a GPU
-    monkeypatch.setattr(guard_module, "_LARGE", 200)
-    model = nn.Sequential(*(nn.Linear(size, 13, bias=False) for size in (9, 14, 17)))
-    Static(0.5, seed=0).apply(model)
-    selections, expected = [], []
-    for layer in model:
-        # torch makes NaN of a sparse complex infinity on its own
-        for value in (2.0,) if dtype.is_complex else (float("nan"), float("inf"), 2.0):
-            tensor = torch.randn(layer.weight.shape, dtype=torch.float32)
-            tensor[0, :8], tensor[1, :8] = value, -value
-            tensor = tensor.to(dtype)
-            if layout == "transposed":
-                tensor = tensor.T.contiguous().T
-            kept = torch.where(layer.weight_mask, tensor, torch.zeros((), dtype=dtype))
-            expected.append(kept)
-            tensor = tensor.to_sparse() if layout == "sparse" else tensor
-            selections.append((*guards(layer).values(), tensor))
-    versions = [tensor._version for _, tensor in selections]
-    guard_module.select_together(selections)
-    for (_, tensor), kept in zip(selections, expected, strict=True):
-        found = tensor.to_dense() if layout == "sparse" else tensor
-        assert torch.equal(torch.isnan(found), torch.isnan(kept))
-        torch.testing.assert_close(found, kept, rtol=0, atol=0, equal_nan=True)
-    if layout != "sparse":  # whoever looks at versions sees that they were written
-        assert all(t._version > v for (_, t), v in zip(selections, versions, strict=True))
-
-
-def test_words_of_a_changed_mask_are_followed_where_they_are_multiplied(monkeypatch):
-    monkeypatch.setattr(guard_module, "_is_on_cpu", lambda tensor: False)
-    layer = nn.Linear(8, 6, bias=False)
-    algorithm = Static(0.5, seed=0)
-    algorithm.apply(layer)
-    (guard,) = guards(layer).values()
-    for _ in range(2):
-        layer.weight_mask.logical_not_()
-        tensor = torch.ones(6, 8)
-        guard_module.select_together([(guard, tensor)])
-        assert torch.equal(tensor, layer.weight_mask.float())

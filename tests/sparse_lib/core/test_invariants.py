@@ -6,8 +6,6 @@
 Algorithms that leave gradients or states dense by design have tests of their own.
 """
 
-from collections import Counter
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -16,8 +14,6 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import sparse_lib as sl
-from sparse_lib.core import guard as guard_module
-from sparse_lib.core.guard import MaskGuard
 from tests.sparse_lib.algorithm_cases import ALGORITHMS, SCHEDULES, make, make_model, train
 
 OPTIMIZERS = {
@@ -180,55 +176,6 @@ def test_muon_orthogonalises_and_stays_masked():
         check(algorithm, optim)
 
 
-def masked_in_one_step(algorithm, optimizer, num_steps_before, monkeypatch):
-    """What guards mask in one step, by name: the weight, and each state of its optimizer."""
-    model, optim = build(algorithm, optimizer, "single")
-
-    def step():
-        optim.zero_grad()
-        model(torch.ones(8, 12)).square().sum().backward()
-        optim.step()
-
-    for _ in range(num_steps_before):
-        step()
-    counts = Counter()
-    select = MaskGuard.select
-
-    def counted(guard, tensor):
-        for name, sparse in algorithm.sparse_params.items():
-            param = sparse.module.get_parameter(sparse.param_name)  # reading sparse.param masks it
-            if tensor is param.grad:
-                counts[name, "gradient"] += 1
-            elif tensor is param:
-                counts[name, "weight"] += 1
-            for key, state in optim.state[param].items():
-                if tensor is state:
-                    counts[name, key] += 1
-        select(guard, tensor)
-
-    monkeypatch.setattr(MaskGuard, "select", counted)
-    step()
-    return counts
-
-
-@pytest.mark.parametrize("grouped", [False, True])
-@pytest.mark.parametrize("name", ["static", "gmp", "set", "rigl", "granet"])
-def test_each_tensor_is_masked_once_per_mask_of_a_step(name, grouped, monkeypatch):
-    schedule = {"type": "linear", "init": 0.5, "slope": 0.1}
-    for num_steps_before, is_update_step in ((2, False), (1, True)):
-        algorithm = make(name, schedule)
-        if grouped:
-            algorithm = sl.Group({"*": algorithm})
-        with monkeypatch.context() as patch:
-            counts = masked_in_one_step(algorithm, "Adam", num_steps_before, patch)
-        times = 2 if is_update_step and name != "static" else 1  # the old mask, then the new one
-        assert counts == {
-            (param, what): times
-            for param in ("0.weight", "0.bias", "2.weight")
-            for what in ("weight", "gradient", "exp_avg", "exp_avg_sq", "max_exp_avg_sq")
-        }
-
-
 class Rotates(sl.SparsityAlgorithm):
     """Written as a user would: moves each mask by one place, or leaves it."""
 
@@ -243,21 +190,6 @@ class Rotates(sl.SparsityAlgorithm):
             if self.reads:
                 assert not sparse.data[~sparse.mask].any()
                 sparse.data.add_(1)
-
-
-@pytest.mark.parametrize("moves", [False, True])
-@pytest.mark.parametrize("reads", [False, True])
-def test_a_users_update_masks_each_tensor_before_and_after_it(reads, moves, monkeypatch):
-    algorithm = Rotates(0.5, reads, moves)
-    counts = masked_in_one_step(algorithm, "Adam", 1, monkeypatch)
-    times = {"weight": 2 + moves, "gradient": 1 + moves}
-    assert counts == {
-        (param, what): times.get(what, 2)
-        for param in ("0.weight", "0.bias", "2.weight")
-        for what in ("weight", "gradient", "exp_avg", "exp_avg_sq", "max_exp_avg_sq")
-    }
-    for sparse in algorithm.sparse_params.values():
-        assert not sparse.data[~sparse.mask].any()
 
 
 def test_an_update_that_fails_leaves_no_weight_unmasked():
@@ -312,15 +244,3 @@ def test_between_updates_only_masking_is_computed(name):
     # Gradient, weight and momentum of three tensors: nine selections.
     views = {"detach", "view", "t", "alias"}
     assert [operator for operator in ours if operator not in views] == ["bitwise_and_"] * 9
-
-
-@pytest.mark.parametrize("name", ["static", "rigl"])
-def test_on_a_gpu_weights_and_states_are_masked_by_one_call(name, monkeypatch):
-    monkeypatch.setattr(guard_module, "_is_on_cpu", lambda tensor: False)
-    options = {} if name == "static" else {"update": {"freq": 3}}
-    ours = operators_of_a_step(make(name, **options))
-    for operator in operators_of_a_step(None):
-        ours.remove(operator)
-    views = {"detach", "view", "t", "alias"}
-    # The gradients of three tensors as they come, then all weights and momenta.
-    assert [o for o in ours if o not in views] == ["mul_"] * 3 + ["_foreach_mul_"]

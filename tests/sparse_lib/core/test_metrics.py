@@ -28,31 +28,6 @@ def test_ratios_by_hand():
     assert metrics.degree_of_constraint(mask("00"), mask("00")) == 0.0
 
 
-def test_a_history_by_hand():
-    history, masks = MaskHistory(), [mask(bits) for bits in ("11100", "10110", "10011", "11001")]
-    assert history.survival is None and history.degree_of_constraint() == 1.0
-    assert history.in_time_overparameterization(masks[0]) == 0.6
-    rows = []
-    for old, new in zip(masks, masks[1:]):
-        history.record(old, new)
-        rows.append(
-            (
-                history.num_updates,
-                history.churn,
-                history.in_time_overparameterization(new),
-                history.degree_of_constraint(),
-                history.survival,
-            )
-        )
-    assert rows == [
-        (1, 1 / 3, 0.8, 2 / 3, None),  # position 3 grew, position 1 was dropped
-        (2, 1 / 3, 1.0, 1 / 3, 1.0),  # position 4 grew, position 2 was dropped, 3 survived
-        (3, 1 / 3, 1.0, 1 / 3, 1.0),  # position 1 came back, 3 was dropped later, 4 survived
-    ]
-    history.record(masks[-1], mask("10001"))  # what had come back is dropped at once
-    assert history.survival == 2 / 3 and history.churn == 0.0
-
-
 @pytest.mark.parametrize("shape", [(50,), (6, 7), (3, 4, 2, 2)])
 def test_a_history_equals_sets(shape):
     source = torch.Generator().manual_seed(1)

@@ -32,84 +32,41 @@ def scores(self, p, mask, sparsity):
     return p.abs()
 
 
-def half(self, p, mask, sparsity):
-    return torch.full_like(p, 0.5)
-
-
-def spread(self, params, targets):
-    return {name: sparse.param.detach().abs() for name, sparse in params.items()}.items()
+def by_row(self, p):
+    return p.abs().sum(1) if p.dim() > 1 else p
 
 
 WRONG = [
     (
         own(sl.DynamicSparsityAlgorithm, update_mask=scores),
-        ValueError,
-        "Own.update_mask returned float32 values other than 0 and 1 for 'weight', as of scores; a "
-        "mask is bool, such as make_mask_topk_sparsity makes of scores",
-    ),
-    (
-        own(sl.DynamicSparsityAlgorithm, update_mask=half),
-        ValueError,
-        "Own.update_mask returned float32 values other than 0 and 1",
-    ),
-    (
-        own(sl.DynamicSparsityAlgorithm, update_mask=scores, new_masks=spread),
-        ValueError,
-        "Own.new_masks returned float32 values other than 0 and 1 for 'weight'",
+        "the mask of 'weight' must be bool, or hold 0 and 1 alone; it has other float32 values",
     ),
     (
         own(sl.DynamicSparsityAlgorithm, update_mask=lambda *_: None),
-        TypeError,
-        "Own.update_mask returned a NoneType for 'weight'; it must return a bool tensor of shape "
-        "(8, 12)",
+        "the mask of 'weight' must be a tensor of shape (8, 12), not NoneType",
     ),
     (
         own(sl.DynamicSparsityAlgorithm, update_mask=lambda self, p, mask, s: mask.view(-1)),
-        ValueError,
-        "Own.update_mask returned a mask of shape (96,) for 'weight', not (8, 12)",
-    ),
-    (
-        own(sl.RigL, grow_score=lambda self, p: p.abs().sum(1) if p.dim() > 1 else p),
-        ValueError,
-        "Own.grow_score must return a tensor of shape (8, 12) for 'weight', not one of shape (8,)",
-    ),
-    (
-        own(sl.SNFS, grow_score=lambda self, p: p[:, :-1]),
-        ValueError,
-        "Own.grow_score must return a tensor of shape (8, 12) for 'weight', not one of shape "
-        "(8, 11)",
-    ),
-    (
-        own(sl.SET, drop_score=lambda self, p: p.abs().sum(1) if p.dim() > 1 else p),
-        ValueError,
-        "Own.drop_score must return a tensor of shape (8, 12) for 'weight', not one of shape (8,)",
-    ),
-    (
-        own(sl.SET, drop_score=lambda self, p: p.detach() - 9),
-        ValueError,
-        "Own.drop_score must return scores of at least 0 for 'weight', not -9",
+        "the mask of 'weight' must be a tensor of shape (8, 12), not (96,)",
     ),
     (
         own(sl.DynamicSparsityAlgorithm, update_mask=lambda self, p, mask, s: mask.fill_(True)),
-        ValueError,
         "Own.update_mask wrote to the mask of 'weight' that it was given; it must leave that",
     ),
-    (
-        own(sl.RigL, grow_score=lambda self, p: p.detach().numpy()),
-        TypeError,
-        "Own.grow_score must return a tensor of shape (8, 12) for 'weight', not a ndarray",
+    *(
+        (own(base, grow_score=by_row), "Own.grow_score must return a tensor of shape (8, 12), not")
+        for base in (sl.RigL, sl.SNFS)
     ),
     (
-        own(sl.RigL, grow_score=lambda self, p: None),
-        TypeError,
-        "Own.grow_score must return a tensor of shape (8, 12) for 'weight', not a NoneType",
+        own(sl.SET, drop_score=lambda self, p: p.detach() - 9),
+        "Own.drop_score must return scores of at least 0",
     ),
 ]
 
 
-@pytest.mark.parametrize(("cls", "kind", "said"), WRONG)
-def test_what_a_method_returns_is_checked(cls, kind, said):
-    with pytest.raises(kind, match=f"^{re.escape(said)}"):
+@pytest.mark.parametrize(("cls", "said"), WRONG)
+def test_what_a_method_returns_is_checked(cls, said):
+    with pytest.raises(ValueError, match=f"^{re.escape(said)}"):
         trained(cls(0.5, update=2, seed=0))
 
 
@@ -119,15 +76,6 @@ def test_a_mask_of_zeros_and_ones_is_one():
 
     model = trained(own(sl.DynamicSparsityAlgorithm, update_mask=update_mask)(0.75, update=1))
     assert int(model.weight_mask.sum()) == 24 and model.weight_mask.dtype is torch.bool
-
-
-def test_scores_are_no_mask_wherever_one_is_set():
-    model, algorithm = nn.Linear(4, 4), sl.Static(0.5)
-    algorithm.apply(model)
-    before = model.weight_mask.clone()
-    with pytest.raises(ValueError, match="^the mask of 'weight' must be bool, or hold 0 and 1"):
-        algorithm.sparse_params["weight"].mask = torch.rand(4, 4)
-    assert torch.equal(model.weight_mask, before)
 
 
 class NoSuper(sl.SET):

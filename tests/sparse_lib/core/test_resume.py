@@ -1,8 +1,6 @@
 """2N steps equal N steps, save, load into new objects, N steps, bit for bit."""
 
 import io
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -81,37 +79,6 @@ def test_resume_is_bit_exact(name, schedule, optimizer):
     assert algorithm.metrics() == resumed.metrics()
 
 
-IN_NEW_PROCESS = [
-    (name, list(SCHEDULES)[3 * k % 11], list(OPTIMIZERS)[2 * k % 13])
-    for k, name in enumerate(ALGORITHMS)
-]
-
-
-@pytest.mark.slow
-def test_resume_in_a_new_process_is_bit_exact(tmp_path):
-    expected = {}
-    for case in IN_NEW_PROCESS:
-        parts = start(*case)
-        train(parts[0], parts[2], 5)
-        (tmp_path / f"{case[0]}.saved").write_bytes(save(parts))
-        train(parts[0], parts[2], 5, start=5)
-        expected[case[0]] = snapshot(parts[0]), parts[1].metrics()
-    code = (
-        "import sys, torch, pathlib\n"
-        "from tests.sparse_lib.core.test_resume import IN_NEW_PROCESS, resume\n"
-        "torch.manual_seed(1234)\n"  # and another hash seed, of course
-        "for case in IN_NEW_PROCESS:\n"
-        "    path = pathlib.Path(sys.argv[1]) / case[0]\n"
-        "    model, algorithm, _ = resume(*case, path.with_suffix('.saved').read_bytes(), 5)\n"
-        "    torch.save((model.state_dict(), algorithm.metrics()), path.with_suffix('.done'))\n"
-    )
-    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True)
-    for name, (weights, metrics) in expected.items():
-        done = torch.load(tmp_path / f"{name}.done", weights_only=False)
-        assert_equal(weights, done[0])
-        assert metrics == done[1]
-
-
 def test_a_group_resumes_with_each_members_state():
     def build(seed):
         model = make_model(seed)
@@ -134,31 +101,6 @@ def test_a_group_resumes_with_each_members_state():
         part.load_state_dict(state)
     train(resumed[0], resumed[2], 5, start=5)
     assert_equal(snapshot(parts[0]), snapshot(resumed[0]))
-
-
-def test_a_state_is_not_changed_by_loading():
-    _, algorithm, _ = start("rigl", "list", "sgd")
-    algorithm.sparsity.schedules[0].index = 2
-    state = algorithm.state_dict()
-    before = repr(state)
-    algorithm.load_state_dict(state)
-    assert repr(state) == before
-    assert algorithm.sparsity.schedules[0].index == 2
-
-
-def test_a_stateful_drop_fraction_is_saved():
-    algorithm = make("set", drop_fraction=[0.5, 0.4, 0.3, 0.2])
-    model = make_model()
-    algorithm.apply(model)
-    optim = torch.optim.SGD(model.parameters(), 0.1)
-    algorithm.apply(optim)
-    train(model, optim, 4)
-    assert algorithm.state_dict()["drop_fraction"] == {"index": 3}  # step 0, 2 and 4
-
-
-def test_a_strange_state_is_refused_with_a_sentence():
-    with pytest.raises(ValueError, match="no 'step'"):
-        make("rigl").load_state_dict({"masks": []})
 
 
 def test_the_peers_state_loads():

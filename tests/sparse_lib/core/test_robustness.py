@@ -5,7 +5,6 @@ import copy
 import pytest
 import torch
 from torch import nn
-from torch.nn.parallel import DataParallel
 
 import sparse_lib as sl
 
@@ -47,18 +46,6 @@ def test_a_part_called_module_keeps_its_name(layout, tmp_path):
     fresh = OwnModule()
     sl.checkpoint.load_checkpoint(fresh, sl.checkpoint.read_safetensors(path)[0])
     assert torch.equal(fresh.module.weight, model.module.weight)
-
-
-def test_wrappers_are_still_left_out_of_names():
-    model = nn.Sequential(nn.Linear(8, 8))
-    sl.Static(0.5, seed=0).apply(model)
-    wrapped = DataParallel(model)
-    assert set(sl.checkpoint.export_dense(wrapped)) == {"0.weight", "0.bias"}
-    weights, masks = sl.checkpoint.split_state(wrapped.state_dict())
-    assert set(weights) == {"0.weight", "0.bias"} and set(masks) == set(weights)
-    fresh = nn.Sequential(nn.Linear(8, 8))
-    assert set(sl.checkpoint.load_checkpoint(fresh, wrapped.state_dict())) == set(weights)
-    assert torch.equal(fresh[0].weight, model[0].weight)
 
 
 def test_an_average_of_weights_alone_is_not_cut_by_its_old_mask():
@@ -106,18 +93,6 @@ def test_functional_calls_leave_the_tensors_they_are_given():
     assert model.weight.grad is not None
 
 
-def test_the_history_of_a_mask_moves_with_the_model():
-    model, algorithm = nn.Linear(8, 8), sl.SET(0.5, update=1, seed=0)
-    optimizer = applied(model, algorithm)
-    trained(model, optimizer, 2)
-    history = algorithm.sparse_params["weight"].history
-    elsewhere = torch.ones(8, 8, dtype=torch.bool, device="meta")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sparse_lib.core.history.num_true", lambda mask: 1)
-        history.record(elsewhere, elsewhere)
-    assert history._flags.device.type == "meta"
-
-
 @pytest.mark.parametrize(
     "algorithm",
     [
@@ -139,26 +114,6 @@ def test_masks_do_not_depend_on_the_default_device(algorithm):
         with torch.device("meta"):  # stands for a default device that is not the model's
             optimizer.step()
     assert torch.equal(model.weight, other.weight)
-
-
-@pytest.mark.parametrize("make", [sl.Static, sl.RigL], ids=["static", "rigl"])
-def test_sparse_gradients_give_what_dense_ones_do(make):
-    models = []
-    for is_sparse in (True, False):
-        torch.manual_seed(0)
-        model = nn.Embedding(10, 8, sparse=is_sparse)
-        options = {} if make is sl.Static else {"update": 2}
-        algorithm = make(0.5, seed=0, **options)
-        optimizer = applied(model, algorithm)
-        places = torch.tensor([[1, 2, 2], [5, 9, 0]])
-        weight = torch.randn(2, 3, 8)
-        for _ in range(4):
-            optimizer.zero_grad()
-            (model(places) * weight).sum().backward()
-            optimizer.step()
-        models.append(model)
-    assert torch.allclose(models[0].weight, models[1].weight, atol=1e-6)
-    assert torch.equal(models[0].weight_mask, models[1].weight_mask)
 
 
 def test_manual_updates_take_the_next_value_of_a_list():
@@ -187,13 +142,6 @@ def test_members_that_share_a_list_of_values_do_not_share_their_place():
         optimizer.step()
     levels = {name: t["sparsity"] for name, t in group.metrics()["tensors"].items()}
     assert levels["a.weight"] == levels["b.weight"] == pytest.approx(0.5)
-
-
-def test_a_plan_knows_what_requires_dense():
-    model = nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 8))
-    model[0].weight.requires_dense = True
-    rows = {row["name"]: row["sparsity"] for row in sl.plan(model, 0.5).records()}
-    assert rows["0.weight"] == 0 and rows["1.weight"] == 0.5
 
 
 def test_a_tied_weight_that_requires_dense_under_one_name_stays_dense():
@@ -313,17 +261,6 @@ def test_a_state_that_does_not_fit_changes_nothing(change, sentence):
     with pytest.raises(ValueError, match=sentence):
         algorithm.load_state_dict(state)
     assert algorithm.step == 3
-
-
-def test_nan_in_a_buffer_is_loaded_as_it_is_and_masks_nothing():
-    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
-    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    state["0.weight"][0] = float("nan")
-    state["1.running_mean"][2] = float("nan")
-    masks = sl.load_checkpoint(model, state)
-    assert list(masks) == ["0.weight"]
-    assert model[1].running_mean.isnan().tolist() == [False, False, True, False]
-    assert model[0].weight[0].eq(0).all()
 
 
 @pytest.mark.parametrize("distribution", ["er", "erk"])

@@ -72,13 +72,6 @@ def test_the_state_of_a_group_is_none_of_an_algorithm():
     algorithm.load_state_dict(state["groups"][0])
 
 
-def test_a_state_from_before_schedules_were_named_still_tells_of_its_sparsity():
-    state, other = state_of(RigL(0.8)), RigL(0.5, update=7)
-    other.apply(nn.Linear(8, 8))
-    with pytest.warns(UserWarning, match="saved with sparsity 0.8 and is loaded with 0.5"):
-        other.load_state_dict({**state, "asked": "0.8"})
-
-
 @pytest.mark.parametrize("update", [3, [2, 4], lambda step: step == 2])
 @pytest.mark.parametrize("spec", [0.8, RISING, [0.5, 0.8], lambda step: 0.8])
 def test_the_same_settings_on_resume_are_silent(spec, update):

@@ -66,12 +66,6 @@ def test_merged_adapters_keep_the_zeros_and_the_function():
     assert moved == 3
 
 
-def test_without_the_call_the_zeros_are_lost():
-    model = adapted(pruned(), init_lora_weights=False)
-    merged = model.merge_and_unload()
-    assert (merged.model.layers[0].mlp.up_proj.weight == 0).float().mean() < 0.1
-
-
 def zeros_of(model):
     return {n: p == 0 for n, p in model.named_parameters() if "proj" in n}
 
@@ -111,14 +105,6 @@ def test_an_adapter_that_is_added_later_is_masked_by_another_call(forgets):
         before, merged = model(input_ids=tokens).logits, model.merge_and_unload()
         torch.testing.assert_close(before, merged(input_ids=tokens).logits)
     assert kept(merged, zeros)
-
-
-def test_a_merge_that_lost_zeros_is_told_when_the_masks_go():
-    base = pruned()
-    sl.keep_zeros(base)
-    merged = adapted(base, init_lora_weights=False).merge_and_unload()
-    with pytest.warns(UserWarning, match=r"3 parameters, such as .*peft\.keep_zeros"):
-        sl.finalize(merged)
 
 
 @pytest.mark.parametrize(
@@ -187,20 +173,6 @@ def test_adapters_of_gpt2_are_masked_too():
     torch.testing.assert_close(before, after)
     weight = merged.transformer.h[0].attn.c_attn.weight
     assert zeros.any() and torch.equal(weight == 0, zeros)
-
-
-def test_a_loaded_adapter_is_masked_by_another_call(tmp_path):
-    from peft import PeftModel
-
-    model = adapted(pruned(), init_lora_weights=False).eval()
-    keep_zeros(model)
-    tokens = torch.arange(8)[None]
-    model.save_pretrained(tmp_path)
-    loaded = PeftModel.from_pretrained(pruned(), tmp_path).eval()
-    keep_zeros(loaded)
-    with torch.no_grad():
-        before, after = (m(input_ids=tokens).logits for m in (model, loaded.merge_and_unload()))
-    torch.testing.assert_close(before, after)
 
 
 def test_adapters_of_fused_experts_keep_the_zeros_and_the_function():
