@@ -13,18 +13,16 @@ from experiments.store import tidy
 
 AXES = ("tokens", "steps", "flops")
 CURVES = True
+EVERY_RECIPE = True
 
 
 def data(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
-    """Training loss of the two methods on the first model and dataset that has both."""
+    """Training loss of the two methods in the longest trainings that have both."""
     rows = tidy.label_curves(curves[curves["metric"] == "loss"], records)
-    rows = rows[rows["kind"] == "train"]
-    rows = rows[Methods(study).source_names(rows).isin(["rigl", "granet"])]
-    for workload in tidy.workloads(rows):
-        for _, chosen in tidy.in_workload(rows, workload).groupby("sparsity"):
-            if chosen["algorithm"].nunique() == 2:
-                return chosen
-    return rows.iloc[:0]
+    rows = rows[(rows["kind"] == "train") & rows["algorithm"].isin(["rigl", "granet"])]
+    groups = [own for _, own in rows.groupby(["model", "dataset", "sparsity", "recipe"])]
+    both = [own for own in groups if own["algorithm"].nunique() == 2]
+    return max(both, key=lambda own: own["tokens"].max(), default=rows.iloc[:0])
 
 
 def difference(rows: pd.DataFrame) -> pd.DataFrame:
