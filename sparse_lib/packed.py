@@ -69,8 +69,9 @@ class PackedLayer(nn.Module):
         self._structures: Structures | None = None
         self.train(layer.training)
         # What the layer is besides its weight; not a submodule, since its tensors are here.
-        self.__dict__["_layer"] = layer
         layer._parameters[_WEIGHT] = layer._buffers[_MASK] = None
+        shared = ("_buffers", "_non_persistent_buffers_set")
+        self.__dict__.update({name: layer.__dict__[name] for name in shared}, _layer=layer)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_structures": None}  # copies build their own
@@ -147,22 +148,16 @@ class PackedLayer(nn.Module):
             self._structures = made.packed(mask)
         return self._structures
 
-    def _others(self) -> dict[str, Tensor | None]:
-        """What the state dict has besides weight and mask: bias and buffers of the layer."""
-        kept = self._layer._non_persistent_buffers_set
-        buffers = {
-            name: buffer for name, buffer in self._layer._buffers.items() if name not in kept
-        }
-        return {"bias": self.bias, **buffers}
-
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         # In the order in which the layer's own state dict has them.
-        made = {_WEIGHT: self.weight, "bias": self.bias, **self._others(), _MASK: self.mask}
-        for key, tensor in made.items():
-            if tensor is not None:
-                destination[prefix + key] = tensor if keep_vars else tensor.detach()
+        own: dict[str, Tensor] = {}
+        super()._save_to_state_dict(own, prefix, keep_vars)
+        weight = self.weight if keep_vars else self.weight.detach()
+        own |= {prefix + _WEIGHT: weight, prefix + _MASK: self.mask}
+        for key in (prefix + name for name in (_WEIGHT, "bias", *self._buffers)):
+            if key in own:
+                destination[key] = own[key]
 
-    @torch.no_grad()
     def _load_from_state_dict(
         self,
         state_dict: dict[str, Any],
@@ -173,54 +168,27 @@ class PackedLayer(nn.Module):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        for hook in self._load_state_dict_pre_hooks.values():
-            hook(
-                state_dict,
-                prefix,
-                local_metadata,
-                strict,
-                missing_keys,
-                unexpected_keys,
-                error_msgs,
-            )
-        mask, key = self.mask, prefix + _WEIGHT
-        others = {name: own for name, own in self._others().items() if own is not None}
-        if strict:
-            known = {prefix + name for name in (_WEIGHT, _MASK, *others)}
-            unexpected_keys += [
-                name for name in state_dict if name.startswith(prefix) and name not in known
-            ]
+        key, own, mask = prefix + _WEIGHT, prefix + "values", self.mask
+        given = {name: tensor for name, tensor in state_dict.items() if name != own}
+        weight, saved = given.pop(key, None), given.pop(prefix + _MASK, None)
         missing_keys += [
-            prefix + name for name in (_WEIGHT, _MASK, *others) if prefix + name not in state_dict
+            name for name, at in ((key, weight), (prefix + _MASK, saved)) if at is None
         ]
-        assigns = local_metadata.get("assign_to_params_buffers", False)
-        weight, saved = state_dict.get(key), state_dict.get(prefix + _MASK)
+        if strict and own in state_dict:
+            unexpected_keys.append(own)
+        given[own] = self.values.detach()
         if saved is not None and not torch.equal((saved != 0).to(mask.device), mask):
             error_msgs.append(f"{prefix + _MASK!r} is not the mask that {key!r} was packed with")
         elif weight is not None and weight.shape != mask.shape:
-            error_msgs.append(_wrong_shape(key, weight, mask))
+            shapes = f"{tuple(weight.shape)}, and must have {tuple(mask.shape)}"
+            error_msgs.append(f"{key!r} has the shape {shapes}")
         elif weight is not None and bool((weight.to(mask.device)[~mask] != 0).any()):
             error_msgs.append(f"{key!r} has weights where it is packed without any")
         elif weight is not None:
-            kept = weight.to(mask.device)[mask]
-            if assigns:
-                self.values = nn.Parameter(kept, requires_grad=self.values.requires_grad)
-            else:
-                self.values.copy_(kept)
-        for name, own in others.items():
-            tensor = state_dict.get(prefix + name)
-            if tensor is None:
-                continue
-            if tensor.shape != own.shape:
-                error_msgs.append(_wrong_shape(prefix + name, tensor, own))
-            elif assigns and name == "bias":
-                self.bias = nn.Parameter(tensor.detach(), requires_grad=own.requires_grad)
-            else:
-                own.copy_(tensor)
-
-
-def _wrong_shape(key: str, found: Tensor, own: Tensor) -> str:
-    return f"{key!r} has the shape {tuple(found.shape)}, and must have {tuple(own.shape)}"
+            given[own] = weight.detach().to(mask.device)[mask]
+        super()._load_from_state_dict(
+            given, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
 
 
 def pack(

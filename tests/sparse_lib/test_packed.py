@@ -473,8 +473,7 @@ def test_a_state_dict_that_does_not_fit_is_told_as_of_any_module():
     pack(model)
     good = model.state_dict()
     for change, message in (
-        ({"0.bias": torch.ones(1)}, "'0.bias' has the shape"),
-        ({"0.bias": torch.ones(5)}, "'0.bias' has the shape"),
+        ({"0.bias": torch.ones(5)}, "size mismatch for 0.bias"),
         ({"0.values": torch.ones(5)}, 'Unexpected key.*"0.values"'),
         ({"0.weight_mask": None}, 'Missing key.*"0.weight_mask"'),
     ):
