@@ -43,6 +43,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import sparse_lib as sl
+from benchmarks._models import LINEARS, Absent, Gpt
 from benchmarks._rivals import (
     HALF,
     ONEDNN,
@@ -200,53 +201,6 @@ def peers(width: int, rounds: int) -> Iterator[Row]:
         steps[sparsity] = layer_step(sl.device.compile(layer, skip), parameters, ends)
         steps |= dict(sparse_steps(layer, sparsity, ends))
     yield from compare("peers", f"{width}x{width}", steps, rounds)
-
-
-LINEARS = ("qkv", "out", "up", "down")
-
-
-class Block(nn.Module):
-    """A transformer block with 64 features per head."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.norms = nn.ModuleList([nn.LayerNorm(width), nn.LayerNorm(width)])
-        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        batch, context, width = x.shape
-        parts = self.qkv(self.norms[0](x)).view(batch, context, 3, -1, 64)
-        query, key, value = parts.permute(2, 0, 3, 1, 4)
-        heads = F.scaled_dot_product_attention(query, key, value, is_causal=True)
-        x = x + self.out(heads.transpose(1, 2).reshape(batch, context, width))
-        return x + self.down(F.gelu(self.up(self.norms[1](x))))
-
-
-class Gpt(nn.Module):
-    """Four blocks between byte embeddings and a head."""
-
-    def __init__(self, width: int, context: int = 128) -> None:
-        super().__init__()
-        self.bytes, self.places = nn.Embedding(256, width), nn.Embedding(context, width)
-        self.blocks = nn.Sequential(*(Block(width) for _ in range(4)))
-        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 256, bias=False)
-
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        x = self.bytes(ids) + self.places.weight
-        return self.head(self.norm(self.blocks(x)))
-
-
-class Absent(nn.Module):
-    """In place of a linear layer: the right shape, and next to no work."""
-
-    def __init__(self, outputs: int) -> None:
-        super().__init__()
-        self.outputs = outputs
-
-    def forward(self, source: torch.Tensor) -> torch.Tensor:
-        repeats = math.ceil(self.outputs / source.shape[-1])
-        return source.repeat(1, 1, repeats)[..., : self.outputs]
 
 
 def model_step(
