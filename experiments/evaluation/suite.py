@@ -223,7 +223,7 @@ def _read(path: Path, text: bytes, kind: type[Suite | ImageSuite] | None) -> Sui
         content = read_yaml(text.decode()) or {}
     except yaml.YAMLError as error:
         raise UserError(f"{path.name} is not valid YAML: {' '.join(str(error).split())}") from None
-    except ValueError as error:  # no UTF-8 among them
+    except (UserError, UnicodeDecodeError) as error:
         raise UserError(f"{path.name}: {error}") from None
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
         raise UserError(f"{path.name} must be a mapping of settings by name, not {content!r:.60}")

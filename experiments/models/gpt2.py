@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field, PositiveInt, model_validator
 
+from experiments.errors import UserError
 from experiments.strict import Strict
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ class Config(Strict):
     def heads_divide_width(self) -> Config:
         """Each head has the same width."""
         if self.hidden_size % self.num_heads:
-            raise ValueError(
+            raise UserError(
                 f"hidden_size is {self.hidden_size}; it must be a multiple of "
                 f"num_heads = {self.num_heads}"
             )

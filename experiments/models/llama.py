@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import PositiveInt, model_validator
 
+from experiments.errors import UserError
 from experiments.strict import Strict
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ class Config(Strict):
     def heads_divide_width(self) -> Config:
         """Rotary embeddings rotate pairs, so each head's width must be even."""
         if self.hidden_size % (2 * self.num_heads):
-            raise ValueError(
+            raise UserError(
                 f"hidden_size is {self.hidden_size}; it must be a multiple of "
                 f"2 * num_heads = {2 * self.num_heads}"
             )

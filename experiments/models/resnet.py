@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import PositiveInt, model_validator
 
+from experiments.errors import UserError
 from experiments.strict import Strict
 
 if TYPE_CHECKING:
@@ -34,13 +35,13 @@ class Config(Strict):
     def one_width_per_stage(self) -> Config:
         """Each stage has a depth and a width; a bottleneck divides its width by 4."""
         if len(self.depths) != len(self.hidden_sizes):
-            raise ValueError(
+            raise UserError(
                 f"hidden_sizes is {self.hidden_sizes}; it must have one width for each of the "
                 f"{len(self.depths)} depths"
             )
         for width in self.hidden_sizes:
             if self.layer_type == "bottleneck" and width % 4:
-                raise ValueError(f"hidden_sizes holds {width}; bottlenecks need multiples of 4")
+                raise UserError(f"hidden_sizes holds {width}; bottlenecks need multiples of 4")
         return self
 
     @property

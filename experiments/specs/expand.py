@@ -8,6 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from experiments import tasks
 from experiments.errors import UserError
 from experiments.specs.read import (
@@ -231,7 +233,7 @@ def make_spec(study: Study, scale: str, grid: Grid, method_name: str, seed: int)
             f"{study.name}.yaml: scales.{scale}: a number of the recipe is too large, once it is "
             f"scaled by recipes.{variant}"
         ) from None
-    except ValueError as error:
+    except (UserError, ValidationError) as error:
         raise SpecError(f"{study.name}.yaml: scales.{scale}: {error}") from None
     label, transform, start = method_name, method.transform, None
     if sparsity is not None:

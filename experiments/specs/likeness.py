@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from experiments.errors import UserError
 from experiments.specs.schema import check_choice
 
 
@@ -22,7 +23,7 @@ def _place(key: Any, like: Any) -> tuple[str, str]:
     """Study and method that a ``like`` names."""
     study, dot, method = like.partition(".") if isinstance(like, str) else ("", "", "")
     if not (study and dot and method):
-        raise ValueError(f"methods.{key}.like is {like!r}, but must be <study>.<method>")
+        raise UserError(f"methods.{key}.like is {like!r}, but must be <study>.<method>")
     return study, method
 
 
@@ -58,7 +59,7 @@ def _resolved(
         return section
     place = _place(key, section["like"])
     if place in seen:
-        raise ValueError(f"methods.{key}.like is {section['like']!r}, which leads back to itself")
+        raise UserError(f"methods.{key}.like is {section['like']!r}, which leads back to itself")
     study, method = place
     others = _sections(read(study))
     check_choice(

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from experiments import data as datasets
 from experiments import models, tasks
-from experiments.errors import did_you_mean, not_one_of
+from experiments.errors import UserError, did_you_mean, not_one_of
 from experiments.specs import likeness
 from experiments.specs.code import ROOT
 from experiments.specs.schema import (
@@ -145,7 +145,9 @@ def one_sentence(path: Path) -> Iterator[None]:
         raise SpecError(f"{path.name}: not valid YAML: {' '.join(str(error).split())}") from None
     except ValidationError as error:
         raise SpecError(f"{path.name}: {_sentence(error)}") from None
-    except ValueError as error:
+    except UnicodeDecodeError:
+        raise SpecError(f"{path.name}: no text in UTF-8") from None
+    except UserError as error:
         raise SpecError(f"{path.name}: {error}") from None
 
 
@@ -181,11 +183,11 @@ def _sentence(error: ValidationError, *section: str, known: Iterable[str] = ()) 
 def _check_names(study: Study, stem: str) -> None:
     """Check what one section says against what another section or a folder holds."""
     if study.name != stem:
-        raise ValueError(f"name is {study.name!r}, but must equal the file's name {stem!r}")
+        raise UserError(f"name is {study.name!r}, but must equal the file's name {stem!r}")
     for name, method in study.methods.items():
         check_choice(f"methods.{name}.recipe", method.recipe, study.recipes)
         if method.sparsity is None and method.final_sparsity:
-            raise ValueError(f"methods.{name}.final_sparsity needs methods.{name}.sparsity")
+            raise UserError(f"methods.{name}.final_sparsity needs methods.{name}.sparsity")
         _check_method(study, name, method)
     for computation in study.computations:
         check_choice("computations", computation.name, computation_names())
@@ -225,14 +227,14 @@ def check_workload(workload: Workload, *where: str) -> None:
             section.model_validate(value)
         except ValidationError as error:
             fields = set(section.model_fields) - set(tasks.Recipe.PLANNED)
-            raise ValueError(_sentence(error, *where, key, known=fields)) from None
+            raise UserError(_sentence(error, *where, key, known=fields)) from None
     data, _ = workload.typed
     size = getattr(data, "vocab_size", None)
     if size is None:
         return
     limits = datasets.vocabulary_sizes(data.name, tokenizer=getattr(data, "tokenizer", None))
     if limits is not None and not limits[0] <= size <= limits[1]:
-        raise ValueError(
+        raise UserError(
             f"{'.'.join((*where, 'data.vocab_size'))} is {size}, but must be from {limits[0]} to "
             f"{limits[1]}, since a tokenizer is trained on {data.name}"
         )
@@ -242,7 +244,7 @@ def _check_method(study: Study, name: str, method: Method) -> None:
     """Check how a method's transformation and first phase fit the rest of it."""
     key = f"methods.{name}"
     if method.transform is not None and method.final_sparsity != method.transform.sparsity:
-        raise ValueError(
+        raise UserError(
             f"{key}.final_sparsity is {method.final_sparsity}, but {key}.transform.sparsity "
             f"is {method.transform.sparsity}; they must be equal"
         )
@@ -251,14 +253,14 @@ def _check_method(study: Study, name: str, method: Method) -> None:
         return
     check_choice(f"{key}.starts_from.method", start.method, study.methods)
     if study.methods[start.method].starts_from is not None:
-        raise ValueError(
+        raise UserError(
             f"{key}.starts_from.method is {start.method!r}, but a first phase may not itself "
             "start from another run"
         )
     if method.transform is not None:
-        raise ValueError(f"{key}.transform: a second phase has the model of its first phase")
+        raise UserError(f"{key}.transform: a second phase has the model of its first phase")
     if not start.densify and method.sparsity is None:
-        raise ValueError(f"{key}.starts_from.densify is false, which needs {key}.sparsity")
+        raise UserError(f"{key}.starts_from.densify is false, which needs {key}.sparsity")
 
 
 def read_single(path: Path) -> Single:

@@ -48,10 +48,10 @@ def checked_name(text: str) -> str:
     """Return a name that may be part of an id, a path and a command, if it is one.
 
     Raises:
-        ValueError: One sentence.
+        UserError: One sentence.
     """
     if not re.fullmatch(NAME, text) or len(text) > 64 or "__" in text:
-        raise ValueError(
+        raise UserError(
             f"{text!r} is no name: up to 64 letters, digits, '.', '_' and '-', the first no dot or "
             "dash, without a double underscore"
         )
@@ -90,7 +90,7 @@ class Start(Strict):
     def only_dense(self) -> Start:
         """``revived`` needs masks that are dropped."""
         if self.revived is not None and not self.densify:
-            raise ValueError(f"revived is {self.revived!r}, which needs densify: true")
+            raise UserError(f"revived is {self.revived!r}, which needs densify: true")
         return self
 
 
@@ -114,7 +114,7 @@ class Method(Treatment, Strict):
             check_choice("sparsity.algorithm", name, algorithm_names())
             classes = _classes(ROOT / "sparse_lib" / "algorithms" / f"{name}.py")
             if name not in map(str.lower, classes):
-                raise ValueError(
+                raise UserError(
                     f"sparsity.algorithm is {name!r}, but sparse_lib/algorithms/{name}.py defines "
                     f"{', '.join(classes) or 'no class'}; a file has its class's name in lower case"
                 )
@@ -162,7 +162,7 @@ class Workload(Strict):
         """Refuse keys that the expansion of the study sets."""
         for key in tasks.Recipe.PLANNED:
             if key in value:
-                raise ValueError(f"unknown key recipe.{key}: the plan sets it")
+                raise UserError(f"unknown key recipe.{key}: the plan sets it")
         return value
 
     @field_validator("task")
@@ -225,7 +225,7 @@ class Single(Workload):
     def joinable(self) -> Single:
         """``sparsity`` must be a mapping beside ``transform``, which adds keys to it."""
         if self.transform is not None and not isinstance(self.sparsity, dict | None):
-            raise ValueError("sparsity must be a mapping beside transform")
+            raise UserError("sparsity must be a mapping beside transform")
         return self
 
 
@@ -255,7 +255,7 @@ class Answer(Strict):
     def is_short(cls, value: str) -> str:
         """At most 60 words."""
         if len(value.split()) > 60:
-            raise ValueError(f"it has {len(value.split())} words, but at most 60 are allowed")
+            raise UserError(f"it has {len(value.split())} words, but at most 60 are allowed")
         return value
 
 
@@ -264,9 +264,9 @@ def _at_each_level(key: Any, section: dict[Any, Any]) -> dict[Any, Any]:
     checked_name(str(key))
     levels = section["levels"]
     if not isinstance(levels, dict) or not levels:
-        raise ValueError(f"{key}.levels is {levels!r}, but must map names to sparsities")
+        raise UserError(f"{key}.levels is {levels!r}, but must map names to sparsities")
     if "final_sparsity" in section:
-        raise ValueError(f"{key}.final_sparsity and {key}.levels exclude each other")
+        raise UserError(f"{key}.final_sparsity and {key}.levels exclude each other")
     shared = {name: part for name, part in section.items() if name != "levels"}
     return {
         name: {**_with_level(shared, level), "final_sparsity": level}
@@ -328,7 +328,7 @@ class Study(Strict):
             if isinstance(section, dict) and "levels" in section:
                 made = _at_each_level(key, section)
             for twice in made.keys() & methods.keys():
-                raise ValueError(f"{twice!r} is defined twice, once by the levels of a method")
+                raise UserError(f"{twice!r} is defined twice, once by the levels of a method")
             methods |= made
         return methods or value
 

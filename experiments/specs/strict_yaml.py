@@ -7,6 +7,8 @@ from typing import Any
 
 import yaml
 
+from experiments.errors import UserError
+
 
 # libyaml's where the wheel has it: it reads the studies ten times faster.
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
@@ -29,7 +31,7 @@ def read_yaml(text: str) -> Any:
 
     Raises:
         yaml.YAMLError: If it is no YAML.
-        ValueError: For another key, a value that JSON does not have, or too many values; one
+        UserError: For another key, a value that JSON does not have, or too many values; one
             sentence that names the line.
     """
     loader = _Loader(text)
@@ -40,7 +42,11 @@ def read_yaml(text: str) -> Any:
         _count(node, set(), {})
         return loader.construct_document(node)
     except RecursionError:
-        raise ValueError("it is nested too deeply") from None
+        raise UserError("it is nested too deeply") from None
+    except UserError:
+        raise
+    except ValueError as error:  # what YAML takes for a number and Python does not
+        raise UserError(str(error)) from None
     finally:
         loader.dispose()
 
@@ -54,9 +60,9 @@ def _count(node: yaml.Node, above: set[int], counted: dict[int, int]) -> int:
     line = node.start_mark.line + 1
     kind = node.tag.removeprefix("tag:yaml.org,2002:")
     if kind not in _PLAIN:
-        raise ValueError(f"line {line}: a value of type {kind} is not allowed; quote it as text")
+        raise UserError(f"line {line}: a value of type {kind} is not allowed; quote it as text")
     if id(node) in above:
-        raise ValueError(f"line {line}: an anchor may not hold itself")
+        raise UserError(f"line {line}: an anchor may not hold itself")
     if isinstance(node, yaml.ScalarNode):
         return 1
     if id(node) not in counted:
@@ -68,7 +74,7 @@ def _count(node: yaml.Node, above: set[int], counted: dict[int, int]) -> int:
         counted[id(node)] = 1 + sum(_count(child, above, counted) for child in children)
         above.remove(id(node))
     if counted[id(node)] > MAX_VALUES:
-        raise ValueError(
+        raise UserError(
             f"line {line}: this holds {counted[id(node)]:g} values with its anchors written out, "
             f"but at most {MAX_VALUES:,} are allowed"
         )
@@ -85,9 +91,9 @@ def _check_keys(node: yaml.MappingNode) -> None:
         shown = " ".join(str(getattr(key, "value", "")).split())
         if key.tag != "tag:yaml.org,2002:str":
             kind = key.tag.rpartition(":")[2]
-            raise ValueError(
+            raise UserError(
                 f"{where}: the key {shown:.80} is of type {kind}, but must be text; quote it"
             )
         if key.value in seen:
-            raise ValueError(f"{where}: the key {shown:.80} occurs twice in one mapping")
+            raise UserError(f"{where}: the key {shown:.80} occurs twice in one mapping")
         seen.add(key.value)

@@ -39,6 +39,7 @@ from pydantic import (
 )
 
 from experiments import data as datasets
+from experiments.errors import UserError
 from experiments.strict import Several, Strict
 
 if TYPE_CHECKING:
@@ -131,13 +132,13 @@ class Recipe(Strict, ABC):
     def in_order(self) -> Self:
         """The minimum rate is at most the peak, and what is kept lies within the run."""
         if self.min_learning_rate > self.learning_rate:
-            raise ValueError(
+            raise UserError(
                 f"min_learning_rate is {self.min_learning_rate}, but must be at most "
                 f"learning_rate, {self.learning_rate}"
             )
         late = [step for step in self.stable.keep if step > self.steps] if self.stable else []
         if self.steps and late:
-            raise ValueError(f"stable.keep is {late[0]}, but the run has {self.steps} steps")
+            raise UserError(f"stable.keep is {late[0]}, but the run has {self.steps} steps")
         return self
 
     name: str = Field("", description="the study's variant of the recipe; set by the plan")

@@ -6,14 +6,12 @@ other data or another first phase is of no use and is removed.
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import os
 import random
 import shutil
 import struct
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from pickle import UnpicklingError
@@ -21,16 +19,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils._pytree import tree_leaves, tree_map
 
 from experiments.errors import CannotWrite
-from experiments.memory import room
 from experiments.store.io import flush_folder
 
 #: The last state, and the one before it in case that the last is damaged.
 NUM_KEPT = 2
-#: Bytes from which a state is written while the training goes on.
-LARGE = 2**28
 CAUSES = {
     "code": "the code has changed",
     "data": "the data has changed",
@@ -49,41 +43,21 @@ class Saved:
 
     def __init__(self, folder: Path, origin: dict[str, str | None], say: Callable[[str], None]):
         self.folder, self.origin, self.say = folder, origin, say
-        self._writer: ThreadPoolExecutor | None = None
-        self._written: Future[None] = Future()
 
     def files(self) -> list[Path]:
         """The saved states, the last one first."""
         return sorted(self.folder.glob("state-*.pt"), key=_step, reverse=True)
 
-    def save(self, step: int, state: dict[str, Any], *, later: bool = False) -> None:
+    def save(self, step: int, state: dict[str, Any]) -> None:
         """Add a state once it is on the disk, and drop all but the last `NUM_KEPT`.
 
         Args:
             step: Its step.
             state: What `read` returns.
-            later: Whether a large state may be copied and written while the caller goes on, where
-                memory has room for the copy. An error is raised by the next call then.
 
         Raises:
             OSError: If it cannot be written; older states stay as they are.
         """
-        self.finish()
-        if not later or not LARGE <= _num_bytes(state) <= room():
-            self._write(step, state)
-            return
-        copied = _copied(state)
-        self._writer = ThreadPoolExecutor(1, thread_name_prefix="state")
-        self._written = self._writer.submit(self._write, step, copied)
-
-    def finish(self) -> None:
-        """Wait for a state that is being written, and raise the error that it met."""
-        if self._writer is not None:
-            writer, self._writer = self._writer, None
-            writer.shutdown()
-            self._written.result()
-
-    def _write(self, step: int, state: dict[str, Any]) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         part = self.folder / "state.part"
         try:
@@ -144,8 +118,6 @@ class Saved:
 
     def remove(self) -> None:
         """Drop all states."""
-        with suppress(OSError):
-            self.finish()
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
@@ -172,20 +144,6 @@ def set_generators(states: dict[str, Any], device: torch.device) -> None:
         np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))
     if "device_rng" in states and device.type in ("cuda", "mps"):
         getattr(torch, device.type).set_rng_state(states["device_rng"])
-
-
-def _num_bytes(state: Any) -> int:
-    tensors = (leaf for leaf in tree_leaves(state) if isinstance(leaf, torch.Tensor))
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-
-
-def _copied(state: Any) -> Any:
-    """A copy in the memory of the CPU, which further steps do not change."""
-    own = {key: copy.deepcopy(value) for key, value in state.items() if key == "progress"}
-    return tree_map(
-        lambda leaf: leaf.to("cpu", copy=True) if isinstance(leaf, torch.Tensor) else leaf,
-        {**state, **own},
-    )
 
 
 def _step(path: Path) -> int:

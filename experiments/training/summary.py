@@ -12,7 +12,7 @@ from experiments.training.device import gpu_facts
 from sparse_lib.masks.counts import num_true
 
 if TYPE_CHECKING:
-    from experiments.training.loop import Trainer
+    from experiments.training.trainer import Trainer
 
 
 def flops(trainer: Trainer, measured: dict[str, Any]) -> dict[str, int]:

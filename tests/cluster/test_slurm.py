@@ -35,22 +35,6 @@ def cluster():
         yield folder
 
 
-@pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory):
-    """The same by hand, one command after another in one process."""
-    folder = tmp_path_factory.mktemp("whole")
-    commands = [["prepare", "--data", RUNS["set"].data_label]]
-    for run in (RUNS[method] for method in METHODS.values()):
-        options = ["--threads", "1", "--device", "cpu", "--execution", "auto", "--score"]
-        commands.append(["train", "--run", run.id, *options])
-    code = (
-        f"from experiments.cli.app import app\nfor c in {commands}: app(c, standalone_mode=False)"
-    )
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    subprocess.run([sys.executable, "-c", code], cwd=folder, env=environment, check=True)
-    return folder, killer.results(folder)
-
-
 def start(folder: Path) -> subprocess.Popen:
     """The workflow with the profile, polling more often than for a real cluster."""
     with (folder / "workflow.log").open("w") as stream:
@@ -115,15 +99,18 @@ def befall(incident: str, number: str, node: str) -> None:
         said("scontrol", "requeue", number)
 
 
-def test_jobs_that_end_early_go_on_and_end_with_the_same_bits(cluster, uninterrupted, tmp_path):
-    shutil.copytree(uninterrupted[0] / "resources", tmp_path / "resources")
-    process, waiting, lost = start(tmp_path), dict(METHODS), {}
-    log, deadline = tmp_path / "workflow.log", time.monotonic() + PATIENCE_S
+def test_jobs_that_end_early_go_on_and_end_with_the_same_bits(cluster, tmp_path):
+    whole, folder = tmp_path / "whole", tmp_path / "folder"
+    killer.by_hand(whole, [RUNS[method] for method in METHODS.values()])
+    folder.mkdir()
+    shutil.copytree(whole / "resources", folder / "resources")
+    process, waiting, lost = start(folder), dict(METHODS), {}
+    log, deadline = folder / "workflow.log", time.monotonic() + PATIENCE_S
     try:
         while process.poll() is None:
             assert time.monotonic() < deadline, log.read_text() + said("squeue", "-t", "all")
             for incident, method in list(waiting.items()):
-                trainer, job = trainer_of(tmp_path, RUNS[method].id), job_of(RUNS[method].id)
+                trainer, job = trainer_of(folder, RUNS[method].id), job_of(RUNS[method].id)
                 if trainer is None or job is None:
                     continue
                 trainer.suspend()  # it must not end before Slurm ends it
@@ -132,11 +119,11 @@ def test_jobs_that_end_early_go_on_and_end_with_the_same_bits(cluster, uninterru
                 del waiting[incident]
             time.sleep(0.1)
     finally:
-        killer.stop(tmp_path)
+        killer.stop(folder)
     assert process.returncode == 0, log.read_text()
     assert not waiting, log.read_text()
     for method in METHODS.values():
-        text = (tmp_path / f"logs/train/smoke/{RUNS[method].id}.log").read_text()
+        text = (folder / f"logs/train/smoke/{RUNS[method].id}.log").read_text()
         assert "resumes at step" in text, (method, text)
     ended = ends()
     # What a run of 30,000 weights needs, and twice that after a failure; a node has half a machine.
@@ -147,4 +134,4 @@ def test_jobs_that_end_early_go_on_and_end_with_the_same_bits(cluster, uninterru
         assert ended[job][0] == states[incident], ended
         if incident == "drained node":  # Slurm queues it again, under its number, elsewhere
             assert ended[job][1] not in ("", node), ended
-    assert not killer.differences(tmp_path, uninterrupted[1])
+    assert not killer.differences(folder, killer.results(whole))

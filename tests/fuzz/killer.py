@@ -31,6 +31,7 @@ from typing import Any
 
 import psutil
 
+from experiments.specs.run import Run
 from experiments.training.state import NUM_KEPT
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -100,6 +101,19 @@ def start(
             stderr=subprocess.STDOUT,
             text=True,
         )
+
+
+def by_hand(folder: Path, runs: list[Run]) -> None:
+    """Train and score runs of one dataset without Snakemake, in one process."""
+    folder.mkdir(parents=True, exist_ok=True)
+    commands = [["prepare", "--data", runs[0].data_label]]
+    options = ["--threads", "1", "--device", "cpu", "--execution", "auto", "--score"]
+    commands += [["train", "--run", run.id, *options] for run in runs]
+    code = (
+        f"from experiments.cli.app import app\nfor c in {commands}: app(c, standalone_mode=False)"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    subprocess.run([sys.executable, "-c", code], cwd=folder, env=environment, check=True)
 
 
 def processes(folder: Path) -> list[psutil.Process]:

@@ -155,38 +155,6 @@ def test_records_and_tables_are_kept_but_for_studies_without_runs(checkout, tmp_
     assert after == before
 
 
-def test_retraining_follows_the_code_that_a_run_uses(checkout):
-    """Hashes in a copy: a comment changes none, RigL's file changes RigL and GraNet."""
-    script = (
-        "from experiments.specs.code import training_code_hash\n"
-        "from experiments.specs.expand import study_runs\n"
-        "from experiments.specs.read import load_study\n"
-        "for run in study_runs(load_study('sparsity_library'), 'smoke'):\n"
-        "    print(run.spec.method, training_code_hash(run.spec))\n"
-    )
-
-    def hashes() -> dict[str, str]:
-        done = subprocess.run(
-            [sys.executable, "-c", script],
-            cwd=checkout,
-            capture_output=True,
-            text=True,
-            check=True,
-            env={**os.environ, "PYTHONPATH": str(checkout)},
-        )
-        return dict(line.split() for line in done.stdout.splitlines())
-
-    before = hashes()
-    path = checkout / "sparse_lib/algorithms/rigl.py"
-    text = path.read_text()
-    path.write_text(text + "\n# A comment changes nothing.\n")
-    assert hashes() == before
-    path.write_text(text + "\nEXTRA = 1\n")
-    after = hashes()
-    path.write_text(text)
-    assert {name for name in before if before[name] != after[name]} == {"rigl", "granet"}
-
-
 def test_a_second_phase_waits_for_its_first_and_computations_stand_alone(checkout, tmp_path):
     copy = tmp_path / "repository"
     shutil.copytree(checkout, copy)

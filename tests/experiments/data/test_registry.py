@@ -77,14 +77,6 @@ def test_mirrored_dataset_is_prepared_and_loaded(tmp_path):
     assert corpus.tokenizer_dir.is_dir()
 
 
-def test_changed_mirror_under_an_unchanged_header_is_read_anew(tmp_path):
-    for mark in ("first", "second"):
-        rows = {split: [f"{mark} text"] for split in ("train", "validation", "test")}
-        write_mirror(tmp_path, "local/enwiki-2014-slice", rows)
-        data.prepare("enwiki-slice", out=tmp_path / "out", vocab_size=260, mirror=tmp_path)
-        assert data.load(tmp_path / "out").text("test") == [f"{mark} text"]
-
-
 def test_what_is_missing_is_one_sentence_before_any_work(tmp_path):
     problem = data.available("wikitext-2")
     assert problem and "Salesforce/wikitext" in problem and "SPARSE_MIRROR" in problem
@@ -127,11 +119,6 @@ def test_hash_follows_text_and_vocabulary_and_tokenizer_is_reused(tmp_path):
     assert prepared("the cat and the dog and the cat", 260) == first
     assert prepared("the cat and the dog and the cat", 262) != first
     assert prepared("the cat and the cow and the cat", 260) != first
-
-
-def test_load_of_nothing_is_one_sentence(tmp_path):
-    with pytest.raises(data.MissingData, match="no prepared dataset"):
-        data.load(tmp_path)
 
 
 def test_asking_what_is_available_imports_nothing_heavy():

@@ -179,14 +179,6 @@ def test_a_suite_says_how_many_images_and_how_the_model_runs(
     assert row["num_items"] == row["limit"] == 5 and row["execution"] == "dense"
 
 
-def test_other_code_scores_again(classifier, glyphs, tmp_path, monkeypatch):
-    options = {"out": tmp_path / "eval.json", "cache": tmp_path / "cache"}
-    first = accuracy.evaluate(classifier, glyphs, "vision", **options)
-    monkeypatch.setattr(accuracy, "code_hash", lambda *entries: "other")
-    second = accuracy.evaluate(classifier, glyphs, "vision", **options)
-    assert first["code_hash"] != second["code_hash"]
-
-
 def test_a_classifier_that_lacks_weights_is_refused(classifier, glyphs, tmp_path):
     from safetensors.torch import load_file, save_file
 

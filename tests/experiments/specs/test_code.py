@@ -208,16 +208,6 @@ def test_each_file_reruns_what_imports_or_names_it_and_nothing_else(touched):
     assert len(FILES) > 200 and not wrong, wrong
 
 
-def test_a_change_of_code_changes_what_is_read_of_it(tmp_path):
-    """A docstring or a comment does not count; a statement does."""
-    texts = ["x = 1\n", '"""Said."""\n# noted\nx = 1\n', "x = 2\n"]
-    paths = [tmp_path / f"{number}.py" for number in range(3)]
-    for path, text in zip(paths, texts, strict=True):
-        path.write_text(text)
-    plain, said, other = (code._syntax(path).digest for path in paths)
-    assert plain == said != other
-
-
 UNUSED = [
     "experiments/data/cifar.py", "experiments/data/imagenet.py",
     "experiments/models/mobilenet_v2.py", "experiments/evaluation/suites/leaderboard.yaml",
@@ -295,32 +285,3 @@ def test_code_hash_ignores_comments_and_docstrings(tmp_path):
             path.unlink()
     forget()
     assert hashes["a"] == hashes["b"] != hashes["c"]
-
-
-def algorithm_files(name: str) -> set[str]:
-    """Algorithm files that a run of this algorithm depends on."""
-    entries = [
-        ROOT / "experiments/training/loop.py",
-        ROOT / f"sparse_lib/algorithms/{name}.py",
-    ]
-    files = code.imported_files(*entries)
-    return {p.stem for p in files if p.parent.name == "algorithms"} - {"__init__"}
-
-
-def test_a_run_depends_on_its_own_algorithm_only():
-    assert algorithm_files("static") == {"static"}
-    assert "rigl" not in algorithm_files("set")
-    assert "rigl" in algorithm_files("granet")
-    assert "granet" not in algorithm_files("rigl")
-
-
-def test_a_dataset_is_prepared_anew_for_its_own_file_and_its_tools_only():
-    def data_files(name: str) -> set[str]:
-        entries = (data.file_of(name), code.DATA / "__init__.py")
-        files = code.imported_files(*entries, data=True)
-        return {path.stem for path in files if path.parent == code.DATA}
-
-    assert {"wikitext", "hub"} <= data_files("wikitext-2")
-    assert "slimpajama" not in data_files("wikitext-2")
-    for name in ("glyphs", "wikipedia-start"):
-        assert "hub" not in data_files(name)

@@ -200,6 +200,7 @@ DAMAGES = {
     "cut": '{"run": "a", "spe',
     "no text": "\x00\x01",
     "without a spec": '{"run": "a"}',
+    "deep": "[" * 100_000,
 }
 
 

@@ -253,22 +253,6 @@ def test_label_smoothing_is_torchs_and_validation_has_none(glyphs):
     assert scores["accuracy"] == pytest.approx((logits.argmax(1).numpy() == split.labels).mean())
 
 
-def test_a_tiny_model_learns_its_batch(glyphs):
-    task = vision.Task(spec(), glyphs)
-    torch.manual_seed(0)
-    model, batch = task.build_model(), task.batch(0)
-    optimizer = task.optimizer(model)
-    assert isinstance(optimizer, torch.optim.SGD) and optimizer.defaults["nesterov"]
-    losses = []
-    for _ in range(40):
-        loss = task.loss(model, batch)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-    assert losses[-1] < 0.5 * losses[0]
-
-
 def test_adamw_follows_torch_with_warm_up_and_cosine(glyphs):
     """The same as torch's own optimizer and schedulers."""
     from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, SequentialLR
@@ -339,7 +323,7 @@ def test_exported_models_give_the_same_logits(family, glyphs, tmp_path):
     assert labels["10"] == "A"
 
 
-@pytest.mark.parametrize("method", ["wide75-rigl", "factorized75-rigl", "gmp80"])
+@pytest.mark.parametrize("method", ["wide75-rigl", "gmp80"])
 def test_an_interrupted_run_ends_with_the_same_bits(method, glyphs, tmp_path, monkeypatch):
     study = load_study("sparse_ift_vision")
     grid = study.scales["smoke"][0].model_copy(deep=True)

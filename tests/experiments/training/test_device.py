@@ -1,13 +1,10 @@
 """Devices, number formats, micro-batches, batches made ahead, and states written meanwhile."""
 
-import threading
-
 import pytest
 import torch
 
-from experiments.training import device, loop, state
+from experiments.training import device, state, trainer
 from experiments.training.batches import Batches
-from experiments.training.state import Saved
 from tests.experiments.specs.edit import edited
 from tests.experiments.training.short import run_training, short_spec, weights
 
@@ -81,7 +78,7 @@ def test_micro_batches_change_only_the_rounding(corpus, tmp_path):
 
 
 def test_bf16_and_compiled_runs_train_and_say_so(corpus, tmp_path, monkeypatch):
-    monkeypatch.setattr(loop, "COMPILE_BACKEND", "eager")
+    monkeypatch.setattr(trainer, "COMPILE_BACKEND", "eager")
     spec = short_spec("rigl", steps=8)
     truth = run_training(spec, corpus, tmp_path / "plain", execution="dense")
     compiled = run_training(spec, corpus, tmp_path / "compiled", execution="dense", compile=True)
@@ -95,36 +92,6 @@ def test_bf16_and_compiled_runs_train_and_say_so(corpus, tmp_path, monkeypatch):
     assert half["compute"] == {"precision": "bf16"}
     assert half["final"]["train_loss"] == pytest.approx(truth["final"]["train_loss"], rel=0.02)
     assert half["final"]["train_loss"] != truth["final"]["train_loss"]
-
-
-def test_a_large_state_is_written_meanwhile_as_it_was(tmp_path, monkeypatch):
-    monkeypatch.setattr(state, "LARGE", 0)
-    saved, gate, real = Saved(tmp_path, {"code": "a"}, print), threading.Event(), torch.save
-
-    def slow(*arguments):
-        assert gate.wait(10)
-        real(*arguments)
-
-    monkeypatch.setattr(torch, "save", slow)
-    weight = torch.ones(3)
-    progress = {"rows": [1]}
-    saved.save(1, {"model": {"w": weight}, "progress": progress}, later=True)
-    weight.zero_()
-    progress["rows"].append(2)
-    assert not saved.files()
-    gate.set()
-    saved.finish()
-    found = saved.read(saved.newest())
-    assert found["model"]["w"].tolist() == [1, 1, 1] and found["progress"]["rows"] == [1]
-
-    def full(*arguments):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(torch, "save", full)
-    saved.save(2, {"progress": {}}, later=True)
-    with pytest.raises(OSError, match="No space left on device"):
-        saved.save(3, {"progress": {}})
-    assert [path.stem.split("-")[1] for path in saved.files()] == ["1"]
 
 
 def test_all_generators_go_on():

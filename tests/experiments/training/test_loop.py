@@ -48,7 +48,7 @@ def test_a_run_goes_on_with_the_choice_of_the_machine_that_began_it(corpus, tmp_
     trainer = training.Trainer(spec, data_dir=corpus, state_dir=tmp_path / "state" / "run",
                                code_hash="1" * 64)  # fmt: skip
     with pytest.raises(Interrupted):
-        trainer.run([15])
+        training.run(trainer, [15])
     monkeypatch.setenv("SPARSE_LIB_SKIP_COSTS", "100,100,100")
     result = run_training(spec, corpus, tmp_path)
     assert result["skip_costs"] == expected["skip_costs"] == [0.01, 0.01, 1, 1, 1, 1]
@@ -62,7 +62,7 @@ def test_a_signal_saves_and_says_so(corpus, tmp_path, capsys):
     spec = short_spec("rigl")
     trainer = training.Trainer(spec, data_dir=corpus, state_dir=tmp_path / "state")
     with pytest.raises(Interrupted) as caught:
-        trainer.run([15])
+        training.run(trainer, [15])
     assert caught.value.code == 143
     assert len(trainer.saved.files()) == 1
     assert "state saved" in capsys.readouterr().out
@@ -73,7 +73,7 @@ def test_a_run_that_moves_to_another_machine_says_so(corpus, tmp_path, monkeypat
     trainer = training.Trainer(spec, data_dir=corpus, state_dir=tmp_path / "state" / "run",
                                code_hash="1" * 64)  # fmt: skip
     with pytest.raises(Interrupted):
-        trainer.run([15])
+        training.run(trainer, [15])
     gathered = training.machine.facts
     monkeypatch.setattr(
         training.machine, "facts", lambda *a, **k: {**gathered(*a, **k), "processor": "another"}
@@ -172,7 +172,7 @@ def test_learning_rate_at_its_edges():
     assert warmup_cosine(100, recipe) == pytest.approx(0.2)
 
 
-@pytest.mark.parametrize("family", ["wide", "parallel", "factorized", "doped"])
+@pytest.mark.parametrize("family", ["wide", "doped"])
 def test_a_transformed_run_trains_and_loads_again(family, corpus, tmp_path):
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -287,31 +287,6 @@ def test_revived_weights_may_start_from_a_scaled_normal(first, corpus, tmp_path)
     assert "revived" not in second_phase(densify=True).to_json()["starts_from"]
 
 
-@pytest.mark.parametrize("method", ["snip", "grasp", "force", "iterative-snip"])
-def test_masks_may_be_pruned_at_initialisation_by_the_first_batches(method, corpus, tmp_path):
-    spec = edited(
-        short_spec("static"),
-        lambda spec: spec["sparsity"].update(init_method=method, distribution=method),
-    )
-    trainers = [
-        training.Trainer(spec, data_dir=corpus, state_dir=tmp_path / str(number))
-        for number in range(2)
-    ]
-    states = [trainer.model.state_dict() for trainer in trainers]
-    assert all(torch.equal(states[1][name], value) for name, value in states[0].items())
-    fresh = training.Trainer(short_spec("static"), data_dir=corpus, state_dir=tmp_path / "x")
-    moved = fresh.model.state_dict()
-    masks = {name for name in moved if name.endswith("_mask")}
-    assert masks and any(not torch.equal(moved[name], states[0][name]) for name in masks)
-    for name in moved.keys() - masks:  # weights, and statistics of norms
-        kept = states[0].get(f"{name}_mask", torch.tensor(True)) & moved.get(
-            f"{name}_mask", torch.tensor(True)
-        )
-        assert torch.equal(states[0][name][kept], moved[name][kept]), name
-    kept = sum(int(states[0][name].sum()) for name in masks)
-    assert kept == pytest.approx(sum(int(moved[name].sum()) for name in masks), abs=2)
-
-
 def test_a_second_phase_resumes_only_over_the_same_first_phase(first, corpus, tmp_path, capsys):
     spec = second_phase(densify=True)
     trainer = start(spec, corpus, tmp_path, first)
@@ -342,36 +317,18 @@ def test_weights_of_another_model_are_refused_in_one_sentence(first, corpus, tmp
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("method", ["static", "rigl", "granet"])
-def test_skipping_the_masked_work_ends_at_the_same_loss(method, corpus, tmp_path):
+def test_skipping_the_masked_work_ends_at_the_same_loss(corpus, tmp_path):
     from sparse_lib.execution import kernels
 
     if kernels.unavailable():
         pytest.skip(kernels.unavailable())
-    spec = short_spec(method)
+    spec = short_spec("rigl")
     dense = run_training(spec, corpus, tmp_path / "dense", execution="dense")
     skip = run_training(spec, corpus, tmp_path / "skip", execution="skip")
     assert (dense["execution"], skip["execution"]) == ("dense", "skip")
     for split in ("train_loss", "validation_loss"):
         assert skip["final"][split] == pytest.approx(dense["final"][split], abs=2e-3)
     assert skip["flops"] == dense["flops"]
-
-
-def test_a_resumed_run_keeps_the_execution_it_began_with(corpus, tmp_path):
-    spec = short_spec("static")
-
-    def trainer(execution: str) -> training.Trainer:
-        return training.Trainer(
-            spec, data_dir=corpus, state_dir=tmp_path / "state", execution=execution
-        )
-
-    began = trainer("skip")
-    began.step()
-    began.save()
-    again = trainer("dense")
-    assert again.resume()
-    assert again.execution == "skip"
-    assert again.runner is not again.model
 
 
 def test_an_error_in_training_reaches_the_terminal_as_one_sentence(monkeypatch, capsys):

@@ -79,43 +79,6 @@ def test_a_wrong_file_is_one_sentence(params, tmp_path, change, words):
 
 
 RIGL = {"type": "rigl", "sparsity": 0.5, "init_method": "random", "drop_fraction": 0.3}
-GMP = {
-    "type": "gmp",
-    "sparsity": {"type": "cubic", "init_sparsity": 0, "end_sparsity": 0.8,
-                 "sparsity_start_step": 0, "sparsity_end_step": 10},
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("sparsity", "words"),
-    [
-        (RIGL | {"update": {"freq": 20}}, "RigL changes no mask in 10 steps"),
-        (
-            GMP | {"update": {"freq": 2, "stop": 5}},
-            "GMP is at a sparsity of 0.63 after its last mask update, at step 4 of 10, and its "
-            "schedule goes on to 0.80",
-        ),
-        ([{"type": "static", "sparsity": 0.5, "param_filter": ["*up_proj*"]},
-          RIGL | {"update": {"freq": 20}, "param_filter": ["*down_proj*"]}],
-         "RigL changes no mask in 10 steps"),
-        (RIGL | {"update": {"freq": 2}}, None),
-    ],
-)  # fmt: skip
-def test_masks_that_do_not_arrive_are_told_before_the_training(
-    params, tmp_path, capsys, monkeypatch, sparsity, words
-):
-    spoil(params, lambda file: file.update(sparsity=sparsity))
-    order = []
-    monkeypatch.setattr(single, "_train", lambda *_: order.append(capsys.readouterr().out))
-    single.run("train", params, tmp_path / "model_dir")
-    (told,) = order
-    if words is None:
-        assert not told
-    else:
-        assert told.startswith(f"Warning: params.yaml: sparsity: {words}") and told.count("\n") == 1
-    with pytest.raises(SpecError, match="holds no checkpoint"):
-        single.run("eval", params, tmp_path / "empty")
-    assert not capsys.readouterr().out
 
 
 def test_a_bound_on_the_steps_that_cuts_a_schedule_is_told(params, tmp_path, capsys):
@@ -154,10 +117,3 @@ def test_a_damaged_summary_counts_as_no_training(params, tmp_path, content):
     (folder / "checkpoint_x.safetensors").write_text("of another program")
     single.run("train_and_eval", params, folder, max_steps=1, eval_steps=1)
     assert json.loads((folder / "eval.json").read_text())["checkpoint"].endswith("_1.safetensors")
-
-
-def test_a_folder_that_is_a_loop_is_one_sentence(params, tmp_path):
-    loop = tmp_path / "loop"
-    loop.symlink_to(loop)
-    with pytest.raises(OSError, match="symbolic links|File exists"):
-        single.run("train", params, loop, max_steps=1)

@@ -6,13 +6,12 @@ import pytest
 import torch
 import yaml
 
-from experiments.specs.expand import _is_due, study_runs
+from experiments.specs.expand import study_runs
 from experiments.specs.read import load_study
 from experiments.specs.run import FirstPhase
 from experiments.specs.schema import SpecError
 from experiments.tasks import warmup_stable_decay
 from experiments.training import loop as training
-from sparse_lib.schedules.updates import FreqSchedule
 from tests.experiments.specs.edit import edited
 from tests.experiments.training.short import run_training, short_spec, weights
 
@@ -39,7 +38,7 @@ def continued(spec, trunk, step: int):
     return spec.model_copy(update={"starts_from": start})
 
 
-@pytest.mark.parametrize("method", ["dense", "static", "set", "rigl"])
+@pytest.mark.parametrize("method", ["dense", "rigl"])
 def test_a_run_that_continues_ends_as_one_by_itself(method, corpus, tmp_path):
     whole = stable_spec(method, STEPS, DECAY)
     trunk = stable_spec(method, 22, 0.0, keep=(10, 18), id="trunk")
@@ -182,21 +181,6 @@ def test_an_update_after_the_last_step_of_the_constant_rate_takes_place(tmp_path
     }
     # 40 and 80 are steps of an update, and of a state that is kept after it; `stop` is exclusive.
     assert stops == {"half": 41, "whole": 81, "trunk": 81}
-
-
-@pytest.mark.parametrize(
-    "update",
-    [
-        {"freq": 7},
-        {"freq": 4, "start": 10},
-        {"freq": 1, "stop": 6},
-        {"freq": 5, "start": 5, "stop": 20},
-    ],
-)
-def test_plans_know_the_steps_at_which_the_library_updates(update):
-    schedule = FreqSchedule(**update)
-    for step in range(1, 40):
-        assert _is_due(update, step) == schedule.is_update_step(step)
 
 
 @pytest.mark.parametrize(

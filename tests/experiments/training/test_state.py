@@ -5,7 +5,6 @@ import json
 import os
 import re
 import shutil
-import threading
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +16,6 @@ from safetensors.torch import save_file
 from experiments.data.files import seal
 from experiments.errors import CannotWrite, UserError
 from experiments.training import loop as training
-from experiments.training import state
 from experiments.training.state import NUM_KEPT, Saved
 from tests.experiments.training.short import run_training, short_spec, weights
 
@@ -100,16 +98,6 @@ def test_a_state_of_other_data_is_not_resumed(killed, corpus, tmp_path, capsys):
     assert weights(tmp_path) == weights(tmp_path / "fresh")
 
 
-def test_data_that_were_cut_are_refused(corpus, tmp_path):
-    data = tmp_path / "data"
-    (data / "tokenizer").mkdir(parents=True)
-    for path in corpus.glob("*.*"):
-        (data / path.name).write_bytes(path.read_bytes())
-    (data / "train.bin").write_bytes((corpus / "train.bin").read_bytes()[:3000])
-    with pytest.raises(ValueError, match=r"train\.bin has 3000 bytes instead of 6000"):
-        run_training(short_spec("dense"), data, tmp_path)
-
-
 @pytest.mark.parametrize("split", ["train", "validation", "test"])
 def test_tokens_above_the_vocabulary_are_refused_before_a_step(corpus, tmp_path, split):
     data = shutil.copytree(corpus, tmp_path / "data")
@@ -127,8 +115,7 @@ def test_tokens_above_the_vocabulary_are_refused_before_a_step(corpus, tmp_path,
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("vocab_size", None), ("vocab_size", True), ("vocab_size", 1), ("vocab_size", 2**17),
-     ("vocab_size", "300"), ("eos_id", -1), ("eos_id", "x"), ("eos_id", 2**16)],
+    [("vocab_size", None), ("vocab_size", 2**17), ("vocab_size", "300"), ("eos_id", 2**16)],
 )  # fmt: skip
 def test_facts_that_no_tokens_can_have_are_refused(corpus, tmp_path, key, value):
     data = shutil.copytree(corpus, tmp_path / "data")
@@ -159,12 +146,10 @@ def test_states_that_are_kept_repeat_the_end_of_a_run(corpus, tmp_path, killed, 
 
 
 DAMAGES = {
-    "empty": lambda content: b"",
     "cut": lambda content: content[: len(content) // 2],
     "one byte flipped": lambda content: (
         content[:-999] + bytes([content[-999] ^ 1]) + content[-998:]
     ),
-    "first byte flipped": lambda content: bytes([content[0] ^ 255]) + content[1:],
 }
 
 
@@ -202,22 +187,6 @@ def test_a_few_states_are_kept_and_a_torn_write_is_none(tmp_path):
     (tmp_path / "state.part").write_bytes(b"half a st")
     assert len(saved.files()) == NUM_KEPT
     assert saved.read(saved.newest())["step"] == 100 and not said
-
-
-@pytest.mark.parametrize(("free", "goes_on"), [(8 * 10**6, True), (8 * 10**6 - 1, False)])
-def test_a_copy_is_written_only_where_memory_has_room(tmp_path, monkeypatch, free, goes_on):
-    tensor, begun = torch.ones(2 * 10**6), threading.Event()
-    monkeypatch.setattr(state, "LARGE", 1)
-    monkeypatch.setattr(state, "room", lambda: free)
-    real = torch.save
-    monkeypatch.setattr(torch, "save", lambda *a: (begun.wait(0 if not goes_on else 30), real(*a)))
-    saved = Saved(tmp_path, {"code": "a"}, print)
-    saved.save(1, {"step": 1, "weight": tensor}, later=True)
-    assert bool(saved.files()) != goes_on  # whether it was written before `save` returned
-    tensor.zero_()
-    begun.set()
-    saved.finish()
-    assert saved.read(saved.newest())["weight"].min() == 1
 
 
 def full(folder: Path) -> None:
