@@ -93,14 +93,14 @@ def check_transform(run: Run, seen: set[str]) -> None:
     if text in seen:
         return
     seen.add(text)
-    from experiments.training.shape import UnknownShape, shape_of
+    from experiments.training.shape import UnknownShape, build
 
     place = (
         f"{run.studies[0]}.yaml: methods.{spec.method}.transform of the model {spec.model.label}"
     )
     try:
         with refusals(place):
-            shape_of(spec)
+            build(spec)
     except UnknownShape:
         return
     except UserError:
@@ -184,7 +184,7 @@ def where(arguments: Annotated[list[str] | None, typer.Argument()] = None) -> No
     Takes the arguments of `snakemake reproduce`: ``where -- --config scale=smoke study=flops``.
     Where that report is not written yet, names the committed one.
     """
-    from experiments.request import DEFAULTS, checked
+    from experiments.specs.config import DEFAULTS, checked
 
     chosen = checked(DEFAULTS | dict(_given(arguments or [])))
     folder = paths.reports(chosen["scale"])

@@ -5,28 +5,14 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from typer.core import TyperGroup
 
 from experiments.specs.cost import DEVICE, DEVICES, check_mirror
 from experiments.specs.schema import SpecError
 
-
-class Commands(TyperGroup):
-    """All commands; a file that ends too early is not taken for a closed terminal."""
-
-    def invoke(self, ctx: Any) -> Any:
-        """Run a command."""
-        try:
-            return super().invoke(ctx)
-        except EOFError as error:  # of which typer prints "Aborted." alone
-            raise AssertionError("the end of a file came unexpectedly") from error
-
-
 app = typer.Typer(
-    cls=Commands,
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,

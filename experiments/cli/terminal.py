@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -11,9 +11,6 @@ from rich.table import Table
 
 from experiments.report.text import is_missing, settled
 from experiments.store.record import Record
-
-if TYPE_CHECKING:
-    pass
 
 #: A run's facts that head its column, as `RECORD_COLUMNS` names them.
 FACTS = ("model", "dataset", "method", "sparsity", "seed", "recipe", "cpu")

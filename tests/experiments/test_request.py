@@ -11,6 +11,7 @@ from experiments import request
 from experiments.errors import UserError
 from experiments.specs import cost, read, trials
 from experiments.specs.code import ROOT
+from experiments.specs.config import checked
 from experiments.specs.expand import all_runs
 from experiments.specs.read import load_study, study_names
 from experiments.specs.schema import SpecError
@@ -269,7 +270,7 @@ def test_processes_that_cannot_share_a_batch_are_refused_before_any_run(options,
 
 
 def test_what_a_partial_config_leaves_out_keeps_its_default():
-    assert request.checked({"scale": "smoke"}) == {**CONFIG, "scale": "smoke"}
+    assert checked({"scale": "smoke"}) == {**CONFIG, "scale": "smoke"}
 
 
 def test_notes_of_snakemake_that_are_no_text_are_deleted_and_told(folder):
@@ -282,7 +283,7 @@ def test_notes_of_snakemake_that_are_no_text_are_deleted_and_told(folder):
 
 
 def test_words_of_the_command_line_are_read():
-    read = request.checked({**CONFIG, "offline": "false", "mirror": "null", "run": "null"})
+    read = checked({**CONFIG, "offline": "false", "mirror": "null", "run": "null"})
     assert (read["offline"], read["mirror"], read["run"]) == (False, None, None)
     assert ask(offline="false").environment == {"HF_HUB_OFFLINE": "0"}
     assert ask(mirror=".").environment == {"SPARSE_MIRROR": "."}

@@ -176,9 +176,15 @@ def test_a_second_phase_waits_for_its_first_and_computations_stand_alone(checkou
 
     phases = load_study("phases", folder=copy / "experiments/studies")
     run = next(run for run in study_runs(phases, "smoke") if run.spec.method == "finetuned")
-    done = snakemake("-n", f"results/smoke/runs/{run.id}/train.json", cwd=copy)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert re.search(r"^train +2$", done.stdout + done.stderr, re.MULTILINE)
+    slurm = ("--workflow-profile", "profiles/slurm")  # a real one is in `make soak`
+    done = snakemake("-n", *slurm, f"results/smoke/runs/{run.id}/train.json", cwd=copy)
+    text = done.stdout + done.stderr
+    assert done.returncode == 0, text
+    assert re.search(r"^train +2$", text, re.MULTILINE)
+    # What a run of 30,000 weights needs; a node may be shared.
+    assert {
+        1500 <= int(mb) <= 1600 for mb in re.findall(r"mem_mb=(\d+).*cpus_per_task=1", text)
+    } == {True}
 
     done = snakemake("-n", "reproduce", "--config", "scale=smoke", "study=alone", cwd=copy)
     text = done.stdout + done.stderr
