@@ -44,7 +44,7 @@ test: setup
 ## make soak        kill 100 processes (KILLS=) and each kind of a cluster's job, train on four ranks: half an hour
 soak: setup
 	$(RUN) $(BIN)/python -m tests.fuzz.killer --kills $(KILLS)
-	$(RUN) SOAK=1 $(BIN)/python -m pytest tests/cluster tests/sparse_lib/core/test_distributed.py
+	$(RUN) SOAK=1 $(BIN)/python -m pytest tests/cluster tests/experiments/training/test_ranks.py tests/sparse_lib/core/test_distributed.py
 
 ## make gpu         all that a GPU is measured by, in at most 25 minutes (without one, CPU twins of the same)
 gpu: setup

@@ -51,22 +51,15 @@ def read_meta(folder: Path) -> dict[str, Any]:
 def verify(folder: Path) -> None:
     """Check the files of a prepared dataset by size and digest.
 
-    A folder without a list of files is checked by the hash in `meta.json`. Of files above 64 MiB
-    only some blocks are read.
+    Of files above 64 MiB only some blocks are read.
 
     Raises:
         MissingData: If the folder holds no prepared dataset.
         ValueError: If a file is missing, cut short or changed; the message names it.
     """
     folder = Path(folder)
-    meta, listed = read_meta(folder), folder / LIST
-    if not listed.is_file():
-        files = hashed_files(folder, meta)
-        names = ", ".join(path.relative_to(folder).as_posix() for path in files)
-        if not all(path.is_file() for path in files) or files_digest(files) != meta["hash"]:
-            raise UserError(f"{folder}: {names} have not the hash in {META}; {_remedy(folder)}")
-        return
-    for name, expected in {META: {}, **_read_json(listed)}.items():
+    read_meta(folder)
+    for name, expected in {META: {}, **_read_json(folder / LIST)}.items():
         path = folder / name
         if not path.is_file():
             raise UserError(f"{path} is missing; {_remedy(folder)}")
@@ -117,7 +110,7 @@ def _digest(path: Path, size: int) -> str:
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError):
+    except (OSError, ValueError, RecursionError):
         content = None
     if not isinstance(content, dict) or not all(
         isinstance(entry, dict) for entry in content.values() if path.name == LIST

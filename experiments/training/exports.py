@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -28,16 +27,6 @@ def load(model: torch.nn.Module, folder: Path) -> None:
     """
     from safetensors.torch import load_file, load_model
 
-    try:
-        load_model(model, folder / "model.safetensors")
-    except RuntimeError:
-        # transformers saves some models (GPT-NeoX) under other names, which only it maps back.
-        read: Any = getattr(type(model), "from_pretrained", None)
-        if read is None:
-            raise
-        twin, found = read(folder, local_files_only=True, output_loading_info=True)
-        if any(found.values()):
-            raise
-        model.load_state_dict(twin.state_dict())
+    load_model(model, folder / "model.safetensors")
     if (folder / MASKS).is_file():
         load_checkpoint(model, {**model.state_dict(), **as_buffers(load_file(folder / MASKS))})

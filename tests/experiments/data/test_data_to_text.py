@@ -66,19 +66,6 @@ def test_documents_are_a_line_of_data_and_a_sentence(name, mirror, tmp_path):
     assert rows == [{"prompt": f"{line}\n", "references": SENTENCES}]
 
 
-def test_two_datasets_share_a_published_tokenizer(mirror, tmp_path):
-    size = tokenizer.load(mirror / "someone/words").get_vocab_size()
-    for name in ("e2e", "dart"):
-        options = {"vocab_size": size, "tokenizer": "someone/words", "mirror": mirror}
-        meta = data.prepare(name, out=tmp_path / name, **options)
-        assert meta["vocab_size"] == size and meta["eos_id"] == 0
-    first, second = (tmp_path / name / "tokenizer/tokenizer.json" for name in ("e2e", "dart"))
-    assert first.read_bytes() == second.read_bytes()
-    built = tokenizer.load(tmp_path / "dart/tokenizer")
-    tokens = data.load(tmp_path / "dart").tokens("test")
-    assert built.decode(tokens.tolist()).startswith(LINE + "\n" + SENTENCES[0])
-
-
 def test_a_tokenizer_that_does_not_fit_is_one_sentence(mirror, tmp_path):
     with pytest.raises(ValueError, match="vocab_size is 300, but data.tokenizer someone/words has"):
         data.prepare(

@@ -64,15 +64,6 @@ def test_each_file_is_checked_for_each_kind_of_damage(folder):
     data.verify(folder)
 
 
-def test_a_folder_without_a_list_is_checked_by_its_hash(folder):
-    (folder / files.LIST).unlink()
-    data.verify(folder)
-    path = files.hashed_files(folder, data.load(folder).meta)[0]
-    content = path.read_bytes()
-    assert path.name in damaged(folder, path, content[: len(content) // 2])
-    assert path.name in damaged(folder, path, None)
-
-
 def test_a_large_file_is_sampled_with_its_ends(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "WHOLE", 1000)
     monkeypatch.setattr(files, "BLOCK", 16)

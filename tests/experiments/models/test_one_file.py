@@ -1,38 +1,17 @@
-"""One file adds a model: its sizes, how it is built, and its task."""
+"""One file adds a classifier: its sizes and how it is built; `test_extending` adds a decoder."""
 
 import sys
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 from experiments import models
 from experiments.data.files import seal
-from experiments.evaluation.exported import read_model
-from experiments.evaluation.model import evaluate_model, task_of
-from experiments.specs.run import FirstPhase, RunSpec
-from experiments.tasks import lm, vision
-from experiments.training.loop import Trainer
+from experiments.evaluation.model import evaluate_model
+from experiments.specs.run import RunSpec
+from experiments.tasks import vision
 
-GPT_NEOX = '''
-"""GPT-NeoX of transformers (Black et al. 2022)."""
-from pydantic import BaseModel, ConfigDict
-
-class Config(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-    hidden_size: int
-    num_layers: int
-    num_heads: int
-
-def build(config, *, vocab_size, context, eos_id):
-    from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
-    return GPTNeoXForCausalLM(GPTNeoXConfig(
-        vocab_size=vocab_size, hidden_size=config.hidden_size, bos_token_id=eos_id,
-        num_hidden_layers=config.num_layers, num_attention_heads=config.num_heads,
-        intermediate_size=4 * config.hidden_size, max_position_embeddings=context,
-        eos_token_id=eos_id, use_cache=False))
-'''
 DEIT = '''
 """Vision transformer of transformers (Dosovitskiy et al. 2021)."""
 from pydantic import BaseModel, ConfigDict
@@ -59,14 +38,13 @@ SIZES = {"hidden_size": 16, "num_layers": 1, "num_heads": 2}
 
 @pytest.fixture
 def with_files(tmp_path, monkeypatch):
-    """The models of the repository and two more."""
+    """The models of the repository and one more."""
     (tmp_path / "models").mkdir()
-    for name, text in {"gpt_neox": GPT_NEOX, "deit": DEIT}.items():
+    for name, text in {"deit": DEIT}.items():
         (tmp_path / "models" / f"{name}.py").write_text(text)
     monkeypatch.setattr(models, "__path__", [*models.__path__, str(tmp_path / "models")])
     yield
-    for name in ("gpt_neox", "deit"):
-        sys.modules.pop(f"experiments.models.{name}", None)
+    sys.modules.pop("experiments.models.deit", None)
 
 
 def steps(task, folder: Path):
@@ -92,24 +70,6 @@ def steps(task, folder: Path):
     with torch.no_grad():
         assert task.validate(model, full=True)["loss"] > 0
     task.export(model, folder)
-
-
-def test_a_language_model_is_one_file(with_files, corpus, tmp_path):
-    assert "gpt_neox" in models.names() and models.task("gpt_neox") == "lm"
-    recipe = {"tokens": 9600, "batch_size": 4, "learning_rate": 0.01, "steps": 100}
-    spec = RunSpec(
-        id="x", task="lm", seed=0, recipe=recipe,
-        model={"name": "gpt_neox", "label": "neox", **SIZES},
-        data={"name": "wikipedia-start", "vocab_size": 257, "context": 24},
-    )  # fmt: skip
-    folder = tmp_path / "model"
-    steps(lm.Task(spec, corpus), folder)
-    assert task_of(folder) == "lm"
-    first = FirstPhase(run="x", spec_hash="h", densify=True)
-    second = spec.model_copy(update={"id": "y", "starts_from": first})
-    trainer = Trainer(second, data_dir=corpus, state_dir=tmp_path / "state", first=folder)
-    saved = read_model(folder, AutoModelForCausalLM).state_dict()
-    assert all(value.equal(saved[name]) for name, value in trainer.model.state_dict().items())
 
 
 def test_an_image_classifier_is_one_file(with_files, tmp_path):

@@ -32,8 +32,6 @@ from tests import ranks
 from tests.sparse_lib.algorithm_cases import ByHand
 
 NUM_STEPS, FREQ = 4, 2
-#: Steps of a sharded training by the number of ranks; four ranks share few cores.
-SHARDED_STEPS = {2: 6, 4: 4}
 RISING = {"type": "linear", "init": 0.5, "slope": 0.05}
 DYNAMIC = {"update": FREQ, "seed": 5}
 CASES = {
@@ -296,7 +294,7 @@ def worker(rank, world_size, folder):
     check_that_seeds_are_shared(rank)
     check_that_masks_are_compared(rank)
     for case in SHARDED:
-        found = train_sharded(case, world_size, rank, SHARDED_STEPS[world_size])
+        found = train_sharded(case, world_size, rank, NUM_STEPS)
         torch.save(found, f"{folder}/sharded-{case}-{rank}.pt")
     for case in WITHOUT_ROWS:
         found = train_sharded(case, world_size, rank, 2, num_outputs=1)
@@ -331,7 +329,7 @@ def test_ranks_equal_one_process(world_size, alone, tmp_path):
             else:
                 torch.testing.assert_close(states[0][name], truth, rtol=1e-9, atol=1e-12)
     for case in SHARDED:
-        truth = train_sharded(case, 1, 0, SHARDED_STEPS[world_size])
+        truth = train_sharded(case, 1, 0, NUM_STEPS)
         for rank in range(world_size):
             found = torch.load(tmp_path / f"sharded-{case}-{rank}.pt")
             assert found["masks"] == truth["masks"], (case, rank)

@@ -182,59 +182,6 @@ def test_changed_models_have_another_hash(model_dir, tmp_path, name):
     assert weights_hash(copy) != weights_hash(model_dir)
 
 
-def test_examples_reach_the_prompts_and_cut_prompts_are_counted(
-    model_dir, data_dir, suite, tmp_path, monkeypatch
-):
-    """Two of winogrande's examples before each question, whose beginning 32 tokens cannot hold."""
-    import pandas as pd
-
-    folder = tmp_path / "mirror" / "allenai" / "winogrande" / "winogrande_xl"
-    folder.mkdir(parents=True)
-    nouns = "mask weight layer model schedule".split()
-    rows = pd.DataFrame({"sentence": [f"The {n} grows because the _ is small." for n in nouns]})
-    rows["option1"], rows["option2"], rows["answer"] = nouns, nouns[::-1], "1"
-    for split in ("train", "validation"):
-        rows.to_parquet(folder / f"{split}.parquet")
-    config = "configs:\n- config_name: winogrande_xl\n  data_files:\n"
-    for split in ("train", "validation"):
-        config += f"  - {{split: {split}, path: winogrande_xl/{split}.parquet}}\n"
-    (folder.parent / "README.md").write_text(f"---\n{config}---\n")
-    prompts: dict[int, list[str]] = {}
-
-    scored = CausalLM.loglikelihood
-
-    def seen(self, requests, **options):
-        prompts[shots] = [request.args[0] for request in requests]
-        return scored(self, requests)
-
-    monkeypatch.setattr(CausalLM, "loglikelihood", seen)
-    cut = {}
-    for shots in (0, 2):
-        task = f"{{task: winogrande, folder: winogrande, num_fewshot: {shots}}}"
-        result = evaluate(
-            model_dir,
-            data_dir,
-            suite(task, perplexity="null"),
-            out=tmp_path,
-            mirror=tmp_path / "mirror",
-        )
-        (score,) = result["scores"]
-        assert score["num_fewshot"] == shots
-        cut[shots] = score["truncated_fraction"]
-    assert all(prompt.count("grows") == 1 for prompt in prompts[0])  # its own
-    assert all(prompt.count("grows") == 3 for prompt in prompts[2])
-    assert cut == {0: 0.0, 2: 1.0}
-    again = list(prompts[2])
-    evaluate(
-        model_dir,
-        data_dir,
-        suite(task, perplexity="null"),
-        out=tmp_path / "again",
-        mirror=tmp_path / "mirror",
-    )
-    assert prompts[2] == again  # the examples are drawn with a fixed seed
-
-
 def test_a_result_in_the_cache_needs_neither_torch_nor_lm_eval(
     model_dir, data_dir, suite, tmp_path
 ):
@@ -272,33 +219,6 @@ def test_tokens_that_the_model_does_not_know_are_refused(
     reseal(data_dir)
     with pytest.raises(ValueError, match=f"test.bin holds {len(tokens)} tokens, the largest"):
         evaluate(model_dir, data_dir, suite(), out=tmp_path)
-
-
-def test_hub_task_from_a_mirror_with_group_average(
-    model_dir, data_dir, suite, tmp_path, no_network
-):
-    """The official piqa task on a mirrored folder of two items."""
-    import pandas as pd
-
-    folder = tmp_path / "mirror" / "baber" / "piqa"
-    folder.mkdir(parents=True)
-    rows = pd.DataFrame({"goal": ["Drop it", "Keep it"], "sol1": ["now", "a"], "sol2": ["b", "c"]})
-    rows["label"] = [0, 1]
-    for split in ("train", "validation"):
-        rows.to_parquet(folder / f"{split}.parquet")
-    result = evaluate(
-        model_dir,
-        data_dir,
-        suite("{task: piqa, folder: piqa}", perplexity="null"),
-        out=tmp_path,
-        mirror=tmp_path / "mirror",
-    )
-    scores = by_metric(result)
-    assert {metric for _, metric, _ in scores} == {"acc", "acc_norm"}
-    assert all(s["num_items"] == 2 and s["chance"] == 0.5 for s in scores.values())
-    assert {s["data_hash"] for s in scores.values()} == {
-        hub_digest("baber/piqa", tmp_path / "mirror")
-    }
 
 
 @pytest.mark.parametrize("mirror", [None, "mirror"])
@@ -394,6 +314,32 @@ def piqa_mirror(root, splits):
         config += f"  - {{split: {split}, path: {split}.parquet}}\n"
     (folder / "README.md").write_text(f"---\n{config}---\n")
     return folder
+
+
+@pytest.mark.parametrize("shots", [0, 1])
+def test_a_hub_task_is_read_from_a_mirror_with_examples_and_counts_cut_prompts(
+    model_dir, data_dir, suite, tmp_path, no_network, monkeypatch, shots
+):
+    """The official piqa task on a mirrored folder of two items; 32 tokens hold no example."""
+    piqa_mirror(tmp_path / "mirror", ["train", "validation"])
+    prompts, scored = [], CausalLM.loglikelihood
+
+    def seen(self, requests, **options):
+        prompts.extend(request.args[0] for request in requests)
+        return scored(self, requests)
+
+    monkeypatch.setattr(CausalLM, "loglikelihood", seen)
+    task = f"{{task: piqa, folder: piqa, num_fewshot: {shots}}}"
+    options = {"out": tmp_path, "mirror": tmp_path / "mirror"}
+    result = evaluate(model_dir, data_dir, suite(task, perplexity="null"), **options)
+    scores = by_metric(result)
+    assert all(prompt.count("Question:") == 1 + shots for prompt in prompts)
+    assert {metric for _, metric, _ in scores} == {"acc", "acc_norm"}
+    digest = hub_digest("baber/piqa", tmp_path / "mirror")
+    for score in scores.values():
+        assert (score["num_items"], score["chance"]) == (2, 0.5)
+        assert (score["num_fewshot"], score["data_hash"]) == (shots, digest)
+        assert score["truncated_fraction"] == shots
 
 
 def test_a_suite_names_the_split_of_a_task(model_dir, data_dir, suite, tmp_path, calls):
