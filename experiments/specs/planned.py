@@ -26,11 +26,6 @@ class PlannedStudy(Study):
         runs = [{"spec": run.spec.to_json()} for run in self.runs]
         return value | {"runs": runs}
 
-    def inputs(self) -> dict[str, Any]:
-        """The JSON form of what tables and figures are made from, not of which there are."""
-        shown = ("tables", "figures")
-        return {key: value for key, value in self.to_json().items() if key not in shown}
-
     def token_name(self, runs: Iterable[str]) -> str:
         """Return ``byte`` where each token of these runs' texts is one, else ``token``."""
         wanted = set(runs)

@@ -39,17 +39,6 @@ def tried(scale: Scale) -> dict[tuple[Any, ...], dict[float, frozenset[float]]]:
     return found
 
 
-def tried_rates(scale: Scale) -> dict[tuple[Any, ...], frozenset[float]]:
-    """Return the learning rates that were tried at a scale, at any sparsity, by `place_of`."""
-    return {place: frozenset().union(*levels.values()) for place, levels in tried(scale).items()}
-
-
-def tried_sparsities(spec: RunSpec, scale: Scale) -> list[float]:
-    """Return the sparsities at which several rates were tried for what a run trains."""
-    levels = tried(scale).get(place_of(spec), {})
-    return sorted(level for level, rates in levels.items() if len(rates) > 1)
-
-
 def setting_of(spec: RunSpec, study: Study) -> str:
     """Return all that a run trains with but its seed and its length, as one text.
 

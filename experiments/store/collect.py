@@ -110,22 +110,17 @@ def _training_rows(record: Record) -> list[Row]:
         _row("wall_s", record.wall_s, better=False),
         _row("num_parameters", record.num_parameters),
         _row("num_nonzero", record.num_nonzero),
-        *(_row(name, value) for name, value in record.model_facts.items()),
     ]
 
 
 def _validation_rows(record: Record, last: Row) -> list[Row]:
-    """All that the task measured on its last validation pass, and the distance to a known floor."""
-    task, floor = tasks.get(record.spec.task).Task, record.data.floor_nats_per_token
+    """All that the task measured on its last validation pass."""
+    task = tasks.get(record.spec.task).Task
     better = {metric.name: metric.higher_is_better for metric in task.metrics}
-    rows = [
+    return [
         _row(name, value, "validation", better.get(name))
         for name, value in _measured(last, task.unit, first=tuple(better))
     ]
-    if floor is not None and last["loss"] is not None:
-        rows.append(_row("floor_loss", floor, "validation"))
-        rows.append(_row("excess_loss", last["loss"] - floor, "validation", False))
-    return rows
 
 
 def _measured(

@@ -39,8 +39,6 @@ class Data(Facts):
 
     name: str
     hash: str
-    #: Loss that no model can beat on average, known for generated text.
-    floor_nats_per_token: Number | None = None
 
 
 class Flops(Facts):
@@ -113,8 +111,6 @@ class Record(Facts):
     cpu: str
     #: None in records of versions that did not keep it; see `machine_key`.
     machine: Machine | None = None
-    #: Claim id to the hash of its test when the run was trained; None where that was not kept.
-    claim_tests: dict[str, str] | None = None
     num_threads: NonNegativeInt
     wall_s: Number
     #: Seconds of ``wall_s`` in which another run trained the state that this one continues.
@@ -123,7 +119,6 @@ class Record(Facts):
     num_nonzero: int
     flops: Flops
     layers: tuple[Row, ...] = ()
-    model_facts: dict[str, Number] = {}
     transform: Transformed | None = None
     evaluation: Evaluation | None = None
     final_loss: Number | None = None

@@ -23,8 +23,6 @@ COLUMNS = set(
     "task metric value stderr split data_hash num_items chance num_fewshot truncated_fraction "
     "alike_fraction answer_place_fraction higher_is_better".split()
 )
-#: Means over tasks: of the leaderboard, and of the other tasks.
-MEAN_METRICS = ("accuracy_mean", "leaderboard_mean")
 
 
 def evaluation_rows(record: Record) -> list[dict[str, Any]]:

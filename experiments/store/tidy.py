@@ -168,28 +168,6 @@ def computed(scale: str, name: str, table: str) -> pd.DataFrame:
     return pd.read_csv(path)
 
 
-def machine_words(scale: str, name: str) -> str:
-    """Return in words on which machine a computation timed what it timed.
-
-    Args:
-        scale: Name of the scale.
-        name: Name of the computation; one that times something has a table ``machine``.
-    """
-    if not (paths.computation(scale, name) / "machine.csv").is_file():
-        return "a machine that was not recorded"
-    return str(computed(scale, name, "machine")["words"].iloc[0])
-
-
-def machine_name(scale: str, name: str) -> str:
-    """Return `machine_words` in short: processor, width of its vectors and threads."""
-    if not (paths.computation(scale, name) / "machine.csv").is_file():
-        return machine_words(scale, name)
-    row = computed(scale, name, "machine").iloc[0]
-    threads = f"{row['num_threads']} {'thread' if row['num_threads'] == 1 else 'threads'}"
-    model = f"family {row['family']} model {row['model']}"
-    return f"{row['processor']} ({model}, {row['vector_bits']}-bit vectors, {threads})"
-
-
 def with_machine(table: pd.DataFrame) -> pd.DataFrame:
     """Return a computation's timings with the column ``machine``, which older ones lack."""
     return table if "machine" in table else table.assign(machine=NOT_RECORDED)
@@ -258,12 +236,6 @@ def treatments(records: pd.DataFrame) -> list[tuple[str, float]]:
     """Return the (method, sparsity) pairs of the records, in the order they occur."""
     pairs = records[["method", "sparsity"]].drop_duplicates()
     return [(row.method, float(row.sparsity)) for row in pairs.itertuples()]
-
-
-def by_seed(rows: pd.DataFrame) -> dict[int, float]:
-    """Return seed to value; several rows of one seed are averaged."""
-    means = rows.dropna(subset=["value"]).groupby("seed")["value"].mean()
-    return {int(seed): float(value) for seed, value in means.items()}
 
 
 def label_curves(curves: pd.DataFrame, records: pd.DataFrame) -> pd.DataFrame:

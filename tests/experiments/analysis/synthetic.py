@@ -73,7 +73,7 @@ def train_json(spec, rows):
     executed = rows[-2]["flops_executed"] * (1.01 if spec["method"] == "rigl" else 1.0)
     return {
         "run": spec["id"], "spec": spec, "spec_hash": "0123456789", "code_hash": "00112233",
-        "data": {"name": spec["data"]["name"], "hash": "12345678", "floor_nats_per_token": 2.0},
+        "data": {"name": spec["data"]["name"], "hash": "12345678"},
         "versions": {"torch": "2.0", "python": "3.11"}, "cpu": "Example CPU", "num_threads": 1,
         "machine": MACHINE,
         "wall_s": 12.0, "num_parameters": 200000, "num_nonzero": 120000, "final": {},
