@@ -101,8 +101,8 @@ ONLY = {
 KIND = {
     "sparse_lib/algorithms/rigl.py": {"train", "compute"},
     "experiments/training/trainer.py": {"train"},
-    "sparse_lib/execution/kernels.c": {"train", "evaluate", "compute"},
-    "experiments/published/results.csv": {"figures", "tables", "compute", "page"},
+    "sparse_lib/execution/kernels.c": {"train", "compute"},
+    "experiments/published/results.csv": {"figures", "tables", "compute"},
     "experiments/data/wikipedia.py": {"prepare"},
     "experiments/evaluation/suites/smoke.yaml": {"evaluate"},
     "experiments/evaluation/lm/tasks/prose_pairs.yaml": {"evaluate"},
