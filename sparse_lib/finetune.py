@@ -10,6 +10,7 @@ from torch import nn
 
 from sparse_lib.algorithms.static import Static
 from sparse_lib.core.group import Group
+from sparse_lib.core.parameter import is_quantized
 from sparse_lib.layers import default_filter
 
 
@@ -49,7 +50,7 @@ def keep_zeros(model: nn.Module, optimizer: Any = None) -> Group:
             "sparse_lib.integrations.peft.keep_zeros"
         )
     for name, param in model.named_parameters():
-        if not (param.is_floating_point() or param.is_complex()) and param.dim() > 1:
+        if param.dim() > 1 and is_quantized(param):
             raise ValueError(
                 f"{name!r} is quantized ({type(param).__name__} of {param.dtype}), so its zeros "
                 "cannot be masked; load the model in a float type"
@@ -74,7 +75,7 @@ def keep_zeros_of(model: nn.Module, param_filter: Any, optimizer: Any = None) ->
 @torch.no_grad()
 def has_zeros(name: str, param: torch.Tensor, model: nn.Module | None = None) -> bool:
     """Whether `keep_zeros` masks a parameter."""
-    if not default_filter(name, param, model):
+    if is_quantized(param) or not default_filter(name, param, model):
         return False
     zeros = param.numel() - int(param.count_nonzero())
     return 0 < zeros < param.numel()

@@ -59,7 +59,8 @@ def split_known_state(
             raise ValueError(f"{name!r} is {kind}; a checkpoint holds strided tensors")
         else:
             weights[name] = tensor.detach().clone()
-            may_lack = tensor.is_floating_point() and (maskable is None or name in maskable)
+            is_real = tensor.is_floating_point()
+            may_lack = (is_real or tensor.is_complex()) and (maskable is None or name in maskable)
             if may_lack and bool(tensor.isnan().any()):
                 masks.setdefault(name, ~tensor.isnan())
     for name, mask in masks.items():

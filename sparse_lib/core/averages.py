@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
-from sparse_lib.core.guard import MaskGuard, guards
+from sparse_lib.core.guard import MaskGuard, guards, mask_name
 
 
 def _guards(model: nn.Module) -> list[MaskGuard]:
@@ -16,21 +16,31 @@ def _guards(model: nn.Module) -> list[MaskGuard]:
 
 
 def keep_masks_of_averages() -> None:
-    """Have ``AveragedModel(use_buffers=True)`` copy masks.
+    """Have ``AveragedModel(use_buffers=True)`` copy masks, whatever its averaging function.
 
-    Torch averages all buffers then. A bool average is true wherever a mask was ever true, so an
-    average under moving masks would get their union. The averaged weights obey the copied masks.
+    Torch averages all buffers then. A moving average of bools is true wherever a mask was ever
+    true, and torch's plain average subtracts, which bools do not. So masks are out of the way
+    meanwhile; the averaged weights obey the copied ones.
     """
     average = AveragedModel.update_parameters
 
     @functools.wraps(average)
     def update_parameters(self: AveragedModel, model: nn.Module) -> None:
-        average(self, model)
-        if self.use_buffers:
-            for mine, theirs in zip(_guards(self.module), _guards(model)):
-                with torch.no_grad():
-                    mine.mask.copy_(theirs.mask)
-                    mine.select_weight()
+        pairs = list(zip(_guards(self.module), _guards(model))) if self.use_buffers else []
+        owners = {id(g.module): g.module for pair in pairs for g in pair}.values()
+        buffers = [(module, dict(module._buffers)) for module in owners]
+        for guard in (g for pair in pairs for g in pair):
+            del guard.module._buffers[mask_name(guard.name)]
+        try:
+            average(self, model)
+        finally:
+            for module, own in buffers:
+                module._buffers.clear()
+                module._buffers.update(own)
+        for mine, theirs in pairs:
+            with torch.no_grad():
+                mine.mask.copy_(theirs.mask)
+                mine.select_weight()
 
     AveragedModel.update_parameters = update_parameters  # type: ignore[method-assign]
 

@@ -29,8 +29,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sparse_lib.core.codes import Codes
-from sparse_lib.core.guard import select_together, watch_readers
-from sparse_lib.core.mistakes import warn_of_lost_state, warn_of_missed_update
+from sparse_lib.core.guard import mask_name, select_together, watch_readers
+from sparse_lib.core.mistakes import warn_of_lost_state, warn_of_missed_update, warn_of_zeros
 from sparse_lib.core.optimizers import (
     closure_of,
     forget_curvature,
@@ -43,6 +43,7 @@ from sparse_lib.core.optimizers import (
     with_closure,
 )
 from sparse_lib.core.parameter import (
+    WRAPPER,
     SparseParameter,
     adopt,
     attach,
@@ -112,8 +113,14 @@ class Driver:
 
     def apply_to_model(self, model: nn.Module) -> None:
         """Give a model's parameters to the algorithms, and make their first masks."""
-        for module in {id(sparse.module): sparse.module for sparse in self._replaced()}.values():
+        gone = self._replaced()
+        masks = {id(sparse.param): sparse.mask for sparse in gone}
+        for module in {id(sparse.module): sparse.module for sparse in gone}.values():
             self.detach(module)
+        for module in model.modules() if masks else ():  # weights that a new module took over
+            for name, param in module._parameters.items():
+                if id(param) in masks and mask_name(name) not in module._buffers:
+                    module.register_buffer(mask_name(name), masks[id(param)])
         owner = self.owner
         assert owner is not None  # who is applied is there
         self._sparsify(model, owner.divide_model(model))
@@ -147,6 +154,7 @@ class Driver:
             for sparse in params:
                 attach(sparse)
             self.claim(algorithm)
+            warn_of_zeros(params, masks)
             algorithm.put_first_masks(params, masks)
         for reason in told:
             warn(reason)
@@ -158,10 +166,15 @@ class Driver:
             sparse.guard.claim(type(algorithm).__name__, self, algorithm.masks_gradients)
 
     def _replaced(self) -> list[SparseParameter]:
-        """Sparse parameters whose module is in none of the models any more."""
+        """Sparse parameters whose module is in none of the models, and another one in its place."""
         models = [model for known in self._models if (model := known()) is not None]
-        inside = {id(module) for model in models for module in model.modules()}
-        return [s for s in self.params.values() if inside and id(s.module) not in inside]
+        modules = [(n, module) for model in models for n, module in model.named_modules()]
+        inside, taken = {id(m) for _, m in modules}, {WRAPPER.sub("", f"{n}.") for n, _ in modules}
+        return [
+            s
+            for s in self.params.values()
+            if id(s.module) not in inside and f"{s.name.rpartition('.')[0]}." in taken
+        ]
 
     def detach(self, module: nn.Module | Optimizer | None = None) -> None:
         """See `sparse_lib.SparsityAlgorithm.detach`."""
@@ -211,14 +224,15 @@ class Driver:
         for name, sparse in params.items():
             check_driven(name, sparse)
         held = params_of(optimizer)
-        if not any(id(sparse.param) in held for sparse in params.values()):
-            gone = [sparse.name for sparse in self._replaced()]
+        if gone := [sparse.name for sparse in self._replaced()]:
             raise ValueError(
                 f"the module of {some(gone)} was replaced in the model after sparsity was applied; "
                 "apply the algorithm to the model again, then to the optimizer"
-                if gone
-                else "the optimizer holds none of the sparse parameters; if the model was copied "
-                "since, apply the algorithm to the copy first"
+            )
+        if not any(id(sparse.param) in held for sparse in params.values()):
+            raise ValueError(
+                "the optimizer holds none of the sparse parameters; if the model was copied since, "
+                "call detach() on the algorithm and apply it to the copy first"
             )
         self.connect(optimizer, innermost(given))
         for sparse in params.values():

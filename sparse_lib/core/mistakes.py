@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from torch import Tensor
 from torch.optim import Optimizer
 
-from sparse_lib.core.parameter import warn
+from sparse_lib.core.parameter import SparseParameter, some, warn
+from sparse_lib.masks import shards
 from sparse_lib.masks.shapers import NMScoreShaper
 from sparse_lib.schedules.values import Constant
 
@@ -43,6 +46,28 @@ def warn_of_missed_update(member: SparsityAlgorithm, count: int) -> bool:
         "it was applied to no optimizer, so they never change; call sparsity.apply(optimizer)"
     )
     return True
+
+
+def warn_of_zeros(
+    params: Sequence[SparseParameter], first: Sequence[tuple[float, Tensor | None]]
+) -> None:
+    """Warn where first masks let zeros of weights that were pruned before train again.
+
+    Weights of which less than a tenth is zero were not, and those that are all zero are new.
+    """
+    freed = {}
+    for sparse, (_, mask) in zip(params, first, strict=True):
+        if mask is None or sparse.param.device.type == "meta":
+            continue
+        zero = shards.local(sparse.param.detach()) == 0
+        share = zero.float().mean().item()
+        if 0.1 <= share < 1 and (count := int((zero & shards.local(mask)).sum())):
+            freed[sparse.name] = f"{count} of {int(zero.sum())}"
+    if freed:
+        warn(
+            f"{some([*freed])} came with zeros, of which the new mask lets "
+            f"{next(iter(freed.values()))} train again; init_method='from_zeros' masks them all"
+        )
 
 
 def warn_of_low_sparsity(member: SparsityAlgorithm) -> None:

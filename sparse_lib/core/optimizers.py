@@ -48,26 +48,30 @@ def states_like(
 ) -> Iterator[Tensor | Codes]:
     """Optimizer states of a parameter's shape, without those marked ``requires_dense``.
 
+    Of a state that stacks several of that shape along a new first dimension, each.
+
     Warns:
         UserWarning: Once per optimizer, if a state of that shape is coded in a way that is not
             known; it is left out.
     """
     states = optimizer.state.get(param, {})
-    for key, state in states.items():
-        if not isinstance(state, Tensor) or not state.dim() or state.shape != param.shape:
+    for key, whole in states.items():
+        if not isinstance(whole, Tensor) or getattr(whole, "requires_dense", False) > with_dense:
             continue
-        if not with_dense and getattr(state, "requires_dense", False):
-            continue
-        if state.dtype is not torch.uint8 and not hasattr(state, "codes"):
-            yield state
-        elif (found := codes_of(key, state, states)) is not None:
-            yield found
-        elif not getattr(optimizer, _TOLD, False):
-            setattr(optimizer, _TOLD, True)
-            warn(
-                f"{type(optimizer).__name__} keeps {key!r} as {type(state).__name__} of "
-                f"{state.dtype}, which cannot be masked: grown weights begin with what it holds"
-            )
+        is_stack = whole.dim() > param.dim() > 0 and whole.shape[1:] == param.shape
+        for state in whole if is_stack else (whole,):  # AdEMAMix of bitsandbytes stacks two
+            if not state.dim() or state.shape != param.shape:
+                continue
+            if state.dtype is not torch.uint8 and not hasattr(state, "codes"):
+                yield state
+            elif (found := codes_of(key, state, states)) is not None:
+                yield found
+            elif not getattr(optimizer, _TOLD, False):
+                setattr(optimizer, _TOLD, True)
+                warn(
+                    f"{type(optimizer).__name__} keeps {key!r} as {type(state).__name__} of "
+                    f"{state.dtype}, which cannot be masked: grown weights begin with what it holds"
+                )
 
 
 _TOLD = "_sparse_lib_told_of_codes"

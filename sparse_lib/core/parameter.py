@@ -269,9 +269,14 @@ def find_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
             if inside_dense or id(param) in kept or getattr(param, "requires_dense", False):
                 continue
             check_parameter(full_name, param)
-            is_number = param.is_floating_point() or param.is_complex()
-            if is_number and param.numel():
+            if not is_quantized(param) and param.numel():
                 yield full_name, module, name
+
+
+def is_quantized(param: Tensor) -> bool:
+    """Whether a parameter's zeros are codes: of integers, or of a class that can dequantize."""
+    is_number = param.is_floating_point() or param.is_complex()
+    return not is_number or type(param).dequantize is not Tensor.dequantize
 
 
 def check_parameter(name: str, param: nn.Parameter) -> None:
@@ -318,7 +323,7 @@ def adopt(
         if known is not None and known.module is not module:
             raise ValueError(
                 f"this algorithm already sparsifies a parameter {name!r} of another model; "
-                "make a second algorithm for it"
+                "call detach() on it first, or make a second algorithm"
             )
         if known is None:
             layout = layouts.get(id(module._parameters[param_name]))

@@ -12,6 +12,7 @@ from torch.nn.utils import parametrize
 
 from sparse_lib.core.algorithm import SparsityAlgorithm
 from sparse_lib.core.guard import guards, mask_name
+from sparse_lib.core.parameter import is_quantized
 from sparse_lib.finetune import has_zeros, keep_zeros_of
 
 #: Ways to begin an adapter that leave the base's weights as they are; peft's others do not.
@@ -88,10 +89,11 @@ def _weight_name(layer: Any) -> str:
 
 def _check_not_quantized(base: nn.Module, name: str) -> None:
     weight = base._parameters.get(name)
-    if weight is None or not weight.is_floating_point():
+    if weight is None or is_quantized(weight):
         why = "it has no weight of its own"
         if weight is not None:
-            why = f"its weight is quantized, {weight.dtype}; load the base in a float type"
+            how = f"{type(weight).__name__} of {weight.dtype}"
+            why = f"its weight is quantized, {how}; load the base in a float type"
         raise ValueError(f"the adapter of a {type(base).__name__} cannot be masked: {why}")
 
 

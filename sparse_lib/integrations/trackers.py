@@ -44,7 +44,7 @@ class Follower:
         if every < 1:
             raise ValueError(f"every must be at least 1, not {every!r}")
         self.algorithm, self.log, self.every = algorithm, log, every
-        self._seen = algorithm.step
+        self._seen, self._num_steps = algorithm.step, num_steps or 0
         self._bar = progress_bar(num_steps, algorithm.step) if num_steps else None
         if num_steps:
             common.warn_of_unreached(algorithm, num_steps)
@@ -66,8 +66,15 @@ class Follower:
             self.log(numbers, step)
 
     def close(self) -> None:
-        """Stop following."""
+        """Stop following.
+
+        Warns:
+            UserWarning: If the optimizer made fewer than ``num_steps`` steps, as it does if these
+                were batches of accumulated gradients, and masks do not reach their targets.
+        """
         self._handle.remove()
+        if self.algorithm.step < self._num_steps:
+            common.warn_of_unreached(self.algorithm, self.algorithm.step)
         if self._bar is not None:
             self._bar.close()
 

@@ -296,6 +296,15 @@ def test_masks_of_unusual_numbers(dtype):
     assert torch.equal(masks["w"], mask)
 
 
+def test_complex_weights_may_be_absent_by_nan():
+    model = nn.Linear(4, 4, bias=False, dtype=torch.complex64)
+    mask = torch.eye(4, dtype=torch.bool)
+    sl.checkpoint.load_masks(model, {"weight": mask})
+    weights, masks = split_state(sl.checkpoint.export_nan(model))
+    assert torch.equal(masks["weight"], mask)
+    assert torch.equal(weights["weight"], model.weight.detach() * mask)
+
+
 def test_a_bitmask_keeps_every_bit():
     model = nn.Linear(2, 2, bias=False)
     model.weight.data = torch.tensor([[-0.0, 0.0], [0.0, math.inf]])

@@ -100,6 +100,22 @@ def test_codes_of_a_tensor_class_are_masked():
     assert len(set(codes[model.weight_mask].tolist())) > 10
 
 
+@pytest.mark.parametrize("coded", [True, False])
+def test_each_of_stacked_states_is_masked(coded):
+    def make(params):
+        optimizer = torch.optim.SGD(params, 0.1)
+        (param,) = optimizer.param_groups[0]["params"]
+        stack = torch.randint(0, 256, (2, *param.shape), dtype=torch.uint8)
+        state = {"state1": stack, "qmap1": TABLE.clone()} if coded else {"state1": stack + 0.5}
+        optimizer.state[param].update(state)
+        return optimizer
+
+    model, optimizer, _ = trained(make, steps=2)
+    stack, absent = optimizer.state[model.weight]["state1"], ~model.weight_mask
+    assert set(stack[:, absent].flatten().tolist()) == {127 if coded else 0}
+    assert all(len(set(plane[~absent].tolist())) > 10 for plane in stack)
+
+
 def test_codes_without_a_table_are_left_alone_and_told():
     with pytest.warns(UserWarning, match="Momentum8bit keeps 'state1' as Tensor of"):
         model, optimizer, _ = trained(Momentum8bit, known=False)

@@ -200,6 +200,56 @@ def test_an_optimizer_of_replaced_modules_is_told_so():
     assert is_masked(model) and algorithm.sparse_params["2.weight"].module is model[2]
 
 
+def test_modules_that_take_the_weights_over_keep_masks_and_counts():
+    model, algorithm = network(), sl.RigL(0.5, update=2, seed=0)
+    algorithm.apply(model)
+    masks = {name: sparse.mask.clone() for name, sparse in algorithm.sparse_params.items()}
+    new = nn.Linear(8, 16)
+    new.weight, new.bias = model[0].weight, model[0].bias
+    model[0] = new  # as prepare_qat(model, inplace=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(ValueError, match=r"the module of '0\.weight' and 1 more was replaced"):
+        algorithm.apply(optimizer)
+    algorithm.apply(model)
+    algorithm.apply(optimizer)
+    assert torch.equal(new.weight_mask, masks["0.weight"])
+    train(model, optimizer)
+    assert not torch.equal(new.weight_mask, masks["0.weight"]) and is_masked(model)
+
+
+def test_an_algorithm_goes_on_with_a_copy_of_its_model():
+    model, algorithm = network(), sl.Static(0.5, seed=0)
+    algorithm.apply(model)
+    twin = copy.deepcopy(model)
+    optimizer = torch.optim.SGD(twin.parameters(), lr=0.1)
+    with pytest.raises(
+        ValueError, match=r"call detach\(\) on the algorithm and apply it to the co"
+    ):
+        algorithm.apply(optimizer)
+    algorithm.detach()
+    algorithm.apply(twin)
+    algorithm.apply(optimizer)
+    assert torch.equal(twin[0].weight_mask, model[0].weight_mask)
+
+
+def test_zeros_of_pruned_weights_that_train_again_are_told():
+    model = nn.Linear(16, 8, bias=False)
+    zero = torch.rand(8, 16, generator=torch.Generator().manual_seed(0)).argsort(1) >= 5  # of 16
+    with torch.no_grad():
+        model.weight.masked_fill_(zero, 0)
+    # 5 weights of each row are left, and half of the 16 is asked for.
+    with pytest.warns(UserWarning, match="lets 24 of 88 train again; init_method='from_zeros'"):
+        sl.Static(0.5, "balanced-topk").apply(model)
+    sl.finalize(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        algorithm = sl.Static(0.5, "from_zeros", score_shaper="2:4")
+        algorithm.apply(model)
+    assert not bool((model.weight_mask & zero).any())
+    assert int(model.weight_mask.view(8, 4, 4).sum(2).max()) <= 2
+    assert torch.equal(model.weight != 0, model.weight_mask)
+
+
 # Other programs that run or read the model
 
 

@@ -369,6 +369,24 @@ def test_autoupdate_of_a_group_reaches_its_members(grouped):
     assert rigl.num_updates == 2
 
 
+def test_a_plain_average_of_buffers_copies_masks():
+    model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8))
+    algorithm = SET(0.5, update=1, drop_fraction=0.5, seed=0)
+    algorithm.apply(model[0])
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    algorithm.apply(optimizer)
+    average, expected = AveragedModel(model, use_buffers=True), torch.zeros(8, 8)
+    for count in range(4):
+        model(torch.randn(16, 8)).square().sum().backward()
+        optimizer.step()
+        average.update_parameters(model)
+        mask, weight = model[0].weight_mask, model[0].weight.detach()
+        expected = (expected + (weight - expected) / (count + 1)) * mask
+        assert torch.equal(average.module[0].weight_mask, mask) and int(mask.sum()) == 32
+        torch.testing.assert_close(average.module[0].weight.detach(), expected)
+    assert list(average.module.state_dict()) == list(model.state_dict())
+
+
 @pytest.mark.filterwarnings("ignore")  # torch says that tracing is old
 def test_a_masked_model_can_be_traced():
     model = torch.nn.Sequential(torch.nn.Linear(6, 4))

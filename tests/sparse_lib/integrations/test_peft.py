@@ -199,6 +199,16 @@ def test_adapters_of_fused_experts_keep_the_zeros_and_the_function():
     assert len(zeros) == 2 and all(not after[name][zero].any() for name, zero in zeros.items())
 
 
+class Coded(torch.nn.Parameter):
+    """A float by its dtype, which stands for codes, as a weight that torchao has quantized."""
+
+    def dequantize(self):
+        raise NotImplementedError
+
+    def count_nonzero(self, *args):
+        raise NotImplementedError
+
+
 def test_quantized_bases_are_refused():
     base = pruned()
     model = adapted(base)
@@ -209,3 +219,8 @@ def test_quantized_bases_are_refused():
     plain = torch.nn.Sequential(layer, torch.nn.Linear(4, 4))
     with pytest.raises(ValueError, match="'0.weight' is quantized .Parameter of torch.uint8."):
         sl.keep_zeros(plain)
+    layer.weight = Coded(torch.zeros(4, 4))
+    with pytest.raises(ValueError, match="'0.weight' is quantized .Coded of torch.float32."):
+        sl.keep_zeros(plain)
+    with pytest.raises(ValueError, match="its weight is quantized, Coded of torch.float32"):
+        keep_zeros(model)

@@ -63,6 +63,14 @@ def test_targets_beyond_the_end_are_told_before_training():
         followed(1, sl.GMP(cubic, update=10), num_steps=20)
 
 
+def test_targets_that_accumulation_left_behind_are_told_at_the_end():
+    cubic = {"type": "cubic", "init_sparsity": 0.0, "end_sparsity": 0.9}
+    cubic |= {"sparsity_start_step": 0, "sparsity_end_step": 16}
+    # 16 batches make 4 steps: 1 - (1 - 4 / 16)^3 of 0.9.
+    with pytest.warns(UserWarning, match="at a sparsity of 0.52 .* step 4 of 4, .*0.90"):
+        followed(4, sl.GMP(cubic, update=2), num_steps=16)
+
+
 def test_bars_are_drawn_on_terminals_only(monkeypatch):
     pytest.importorskip("tqdm")
     monkeypatch.setattr(sys, "stderr", io.StringIO())
