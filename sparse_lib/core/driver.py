@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sparse_lib.core.codes import Codes
-from sparse_lib.core.guard import mask_name, select_together, watch_readers
+from sparse_lib.core.guard import select_together, watch_readers
 from sparse_lib.core.mistakes import warn_of_lost_state, warn_of_missed_update, warn_of_zeros
 from sparse_lib.core.optimizers import (
     closure_of,
@@ -43,12 +43,13 @@ from sparse_lib.core.optimizers import (
     with_closure,
 )
 from sparse_lib.core.parameter import (
-    WRAPPER,
     SparseParameter,
     adopt,
     attach,
     check_driven,
+    replaced,
     some,
+    take_over,
     unwrap,
     warn,
 )
@@ -117,10 +118,7 @@ class Driver:
         masks = {id(sparse.param): sparse.mask for sparse in gone}
         for module in {id(sparse.module): sparse.module for sparse in gone}.values():
             self.detach(module)
-        for module in model.modules() if masks else ():  # weights that a new module took over
-            for name, param in module._parameters.items():
-                if id(param) in masks and mask_name(name) not in module._buffers:
-                    module.register_buffer(mask_name(name), masks[id(param)])
+        take_over(model, masks)
         owner = self.owner
         assert owner is not None  # who is applied is there
         self._sparsify(model, owner.divide_model(model))
@@ -168,13 +166,7 @@ class Driver:
     def _replaced(self) -> list[SparseParameter]:
         """Sparse parameters whose module is in none of the models, and another one in its place."""
         models = [model for known in self._models if (model := known()) is not None]
-        modules = [(n, module) for model in models for n, module in model.named_modules()]
-        inside, taken = {id(m) for _, m in modules}, {WRAPPER.sub("", f"{n}.") for n, _ in modules}
-        return [
-            s
-            for s in self.params.values()
-            if id(s.module) not in inside and f"{s.name.rpartition('.')[0]}." in taken
-        ]
+        return replaced(self.params.values(), models)
 
     def detach(self, module: nn.Module | Optimizer | None = None) -> None:
         """See `sparse_lib.SparsityAlgorithm.detach`."""

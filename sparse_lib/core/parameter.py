@@ -366,6 +366,25 @@ def attach(sparse: SparseParameter) -> None:
         MaskGuard(module, sparse.param_name)
 
 
+def replaced(
+    params: Iterable[SparseParameter], models: Sequence[nn.Module]
+) -> list[SparseParameter]:
+    """Those whose module is in none of the models, while another one has its place."""
+    modules = [(n, module) for model in models for n, module in model.named_modules()]
+    inside, taken = {id(m) for _, m in modules}, {WRAPPER.sub("", f"{n}.") for n, _ in modules}
+    return [
+        s for s in params if id(s.module) not in inside and f"{s.name.rpartition('.')[0]}." in taken
+    ]
+
+
+def take_over(model: nn.Module, masks: Mapping[int, Tensor]) -> None:
+    """Give masks, by the id of their parameter, to the modules that hold the parameters now."""
+    for module in model.modules() if masks else ():
+        for name, param in module._parameters.items():
+            if id(param) in masks and mask_name(name) not in module._buffers:
+                module.register_buffer(mask_name(name), masks[id(param)])
+
+
 def some(names: Sequence[str]) -> str:
     """The first name, and how many more there are."""
     return repr(names[0]) + (f" and {len(names) - 1} more" if len(names) > 1 else "")
