@@ -42,7 +42,7 @@ _MODELS = (
     "transformers.models.gpt2.modeling_gpt2",
     "transformers.models.llama.modeling_llama",
 )
-_PAGES = ("jinja2", "markdown", "matplotlib.pyplot", "pandas", "pyarrow.parquet")
+_PAGES: tuple[str, ...] = ("jinja2", "markdown", "matplotlib.pyplot", "pandas", "pyarrow.parquet")
 _PAGES += ("scipy.optimize", "scipy.stats")
 #: What each command imports of other projects.
 LIBRARIES = {
