@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from experiments.data.base import MissingData
 from experiments.data.hub import reading
 from experiments.errors import UserError, not_one_of
+from experiments.evaluation.files import hub_digest
 from experiments.evaluation.lm.tasks.documents import rows as documents
 from experiments.evaluation.outputs import exponential, ratio
 from experiments.evaluation.suite import OWN_TASKS, Suite, TaskEntry, brought_tests
@@ -45,6 +46,8 @@ MAX_TOKENS = 256
 WRAPPER = "_entry"
 
 Samples = Sequence[Mapping[str, Any]]
+#: Files of a dataset are hashed once for all of its tasks.
+_digest = lru_cache(hub_digest)
 
 
 class Tasks:
@@ -80,7 +83,7 @@ class Tasks:
         self.chosen: dict[str, list[int]] = {}
         self.entries: dict[str, TaskEntry] = {}
         for entry in entries:
-            with _reading(entry, mirror), contextlib.chdir(mirror or "."):
+            with _reading(entry, mirror), contextlib.chdir(mirror or "."), _cached_by_content():
                 loaded = manager.load([self._spec(manager, entry)])
             for name, task in loaded["tasks"].items():
                 task.set_config(key="num_fewshot", value=entry.num_fewshot)
@@ -166,6 +169,29 @@ def _task_folder(name: str) -> Path:
     if root.resolve() not in folder.parents or not folder.is_dir():
         raise UserError(f"folder is {name!r}; it must be a folder below lm_eval/tasks")
     return folder
+
+
+@contextlib.contextmanager
+def _cached_by_content() -> Iterator[None]:
+    """Let `datasets` keep what it reads of a folder below this one under a hash of its files.
+
+    By itself it knows a folder by its README.md, and would read files that have changed as before.
+    """
+    import datasets
+
+    load, root = datasets.load_dataset, Path.cwd()
+
+    def by_content(path: str, *args: Any, **options: Any) -> Any:
+        if (root / path).is_dir():
+            folder = Path(datasets.config.HF_DATASETS_CACHE) / _digest(path, root)[:16]
+            options.setdefault("cache_dir", str(folder))
+        return load(path, *args, **options)
+
+    datasets.load_dataset = by_content
+    try:
+        yield
+    finally:
+        datasets.load_dataset = load
 
 
 @contextlib.contextmanager
