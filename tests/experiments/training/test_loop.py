@@ -40,15 +40,19 @@ def test_an_interrupted_run_ends_with_the_same_bits(
         assert result[key] == expected[key]
 
 
-def test_a_run_goes_on_with_the_choice_of_the_machine_that_began_it(corpus, tmp_path, monkeypatch):
+def test_a_run_goes_on_with_the_choice_of_the_machine_that_began_it(
+    corpus, tmp_path, monkeypatch, capsys
+):
     spec = short_spec("rigl")
     monkeypatch.setenv("SPARSE_LIB_SKIP_COSTS", "0.01,0.01,1")
     expected = run_training(spec, corpus, tmp_path / "whole")
     assert expected["execution"] == "auto"
     trainer = training.Trainer(spec, data_dir=corpus, state_dir=tmp_path / "state" / "run",
                                code_hash="1" * 64)  # fmt: skip
-    with pytest.raises(Interrupted):
+    with pytest.raises(Interrupted) as caught:
         training.run(trainer, [15])
+    assert caught.value.code == 143 and len(trainer.saved.files()) == 1
+    assert "state saved" in capsys.readouterr().out
     monkeypatch.setenv("SPARSE_LIB_SKIP_COSTS", "100,100,100")
     result = run_training(spec, corpus, tmp_path)
     assert result["skip_costs"] == expected["skip_costs"] == [0.01, 0.01, 1, 1, 1, 1]
@@ -56,16 +60,6 @@ def test_a_run_goes_on_with_the_choice_of_the_machine_that_began_it(corpus, tmp_
     with pytest.raises(Exception, match="SPARSE_LIB_SKIP_COSTS must be three to six numbers"):
         monkeypatch.setenv("SPARSE_LIB_SKIP_COSTS", "fast")
         run_training(spec, corpus, tmp_path / "again")
-
-
-def test_a_signal_saves_and_says_so(corpus, tmp_path, capsys):
-    spec = short_spec("rigl")
-    trainer = training.Trainer(spec, data_dir=corpus, state_dir=tmp_path / "state")
-    with pytest.raises(Interrupted) as caught:
-        training.run(trainer, [15])
-    assert caught.value.code == 143
-    assert len(trainer.saved.files()) == 1
-    assert "state saved" in capsys.readouterr().out
 
 
 def test_a_run_that_moves_to_another_machine_says_so(corpus, tmp_path, monkeypatch):

@@ -137,13 +137,6 @@ def calls(monkeypatch):
     return counted
 
 
-def test_unchanged_inputs_are_not_scored_again(model_dir, data_dir, suite, tmp_path, calls):
-    first = evaluate(model_dir, data_dir, suite(PROSE), out=tmp_path)
-    calls.clear()
-    assert evaluate(model_dir, data_dir, suite(PROSE), out=tmp_path) == first
-    assert not calls
-
-
 def test_changed_data_are_scored_again(model_dir, data_dir, suite, tmp_path):
     first = evaluate(model_dir, data_dir, suite(), out=tmp_path)
     path = data_dir / "text" / "test.jsonl"
