@@ -436,12 +436,14 @@ def read_reruns() -> tuple[dict[str, int], list[str]]:
 def this_python_and_code_first() -> dict[str, str]:
     """The variables by which jobs that call ``python`` get this interpreter, and this code.
 
+    Also where the working folder has a package ``experiments``, which Python would prefer.
     The interpreter's path as a parameter of the rules would make another spelling of it, or a moved
     folder, train everything again.
     """
     first = {"PATH": str(Path(sys.executable).parent), "PYTHONPATH": str(ROOT)}
     rest = {"PATH": os.defpath, "PYTHONPATH": "", **os.environ}
-    return {key: os.pathsep.join(filter(None, [first[key], rest[key]])) for key in first}
+    paths = {key: os.pathsep.join(filter(None, [first[key], rest[key]])) for key in first}
+    return {**paths, "PYTHONSAFEPATH": "1"}
 
 
 def wildcards() -> dict[str, str]:

@@ -1,7 +1,9 @@
 """What one command asks for: its configuration, and the files behind its pages."""
 
 import json
+import os
 import shutil
+import subprocess
 from types import SimpleNamespace
 
 import pytest
@@ -315,3 +317,15 @@ def test_a_broken_study_blocks_itself_alone(monkeypatch, tmp_path):
     assert STUDY not in asked.studies and asked.pages("smoke")
     with pytest.raises(SpecError, match=f"^{STUDY}.yaml: unknown key methodz"):
         ask(study="device")  # it takes methods from the broken one
+
+
+def test_jobs_run_this_code_where_the_folder_has_a_package_of_its_name(monkeypatch, tmp_path):
+    monkeypatch.setattr(request, "ROOT", ROOT)
+    (tmp_path / "experiments").mkdir()
+    (tmp_path / "experiments" / "__init__.py").write_text("raise SystemExit('another package')")
+    environment = {**os.environ, **request.this_python_and_code_first()}
+    command = ["python", "-c", "import experiments; print(experiments.__file__)"]
+    found = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+    )
+    assert found.stdout.strip() == str(ROOT / "experiments" / "__init__.py")
