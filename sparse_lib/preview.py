@@ -28,13 +28,11 @@ from sparse_lib.masks.shapers import (
     OutputGroupScoreShaper,
     ScoreFlattener,
 )
-from sparse_lib.schedules.values import Constant, Cubic, Polynomial, Sigmoid
+from sparse_lib.schedules.values import LONG, Constant, Cubic, Polynomial, Sigmoid
 
 _BY_SHAPE = ScoreFlattener | OutputGroupScoreShaper | InputGroupScoreShaper | NMScoreShaper
 #: Schedules that end at a value and stay there.
 _ENDING = Constant | Cubic | Polynomial | Sigmoid
-#: Steps after which each of them has ended.
-_LONG = 10**12
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,7 +295,7 @@ def unreached(algorithm: SparsityAlgorithm | Group, num_steps: int) -> list[str]
     for schedule in algorithm.sparsity.schedules:
         if not isinstance(schedule, _ENDING):
             continue
-        reached, end = (min(max(schedule(step), 0.0), 1.0) for step in (last, _LONG))
+        reached, end = (min(max(schedule(step), 0.0), 1.0) for step in (last, LONG))
         if abs(end - reached) >= 0.01:
             notes.append(
                 f"{name} is at a sparsity of {reached:.2f} {place}, and its schedule goes on to "

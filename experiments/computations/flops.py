@@ -28,7 +28,7 @@ from sparse_lib.core.group import Group
 from sparse_lib.execution.backend import backend, compile
 from sparse_lib.flops.ledger import Ledger
 from sparse_lib.flops.model import count, gpt_training_step, rigl_mean_step
-from sparse_lib.schedules.updates import make_update_schedule
+from sparse_lib.schedules import make_update_schedule
 from sparse_lib.simulation.devices import SPECS
 from sparse_lib.simulation.timing import relative_time
 

@@ -13,8 +13,7 @@ from sparse_lib.core.parameter import SparseParameter
 from sparse_lib.masks import shards
 from sparse_lib.masks.makers import make_mask_grow_maximum, random_score, visible_magnitude
 from sparse_lib.rules import rules_of
-from sparse_lib.schedules import Level, Updates
-from sparse_lib.schedules.values import make_hyperparameter_schedule
+from sparse_lib.schedules import Level, Updates, make_hyperparameter_schedule
 
 REMOVALS = ("magnitude", "relative")
 GROWTHS = ("sample", "top")
@@ -157,12 +156,9 @@ class CHTs(DropAndGrow):
         Raises:
             ValueError: If the state does not fit this algorithm.
         """
-        delta = state_dict.get("delta", {}) if hasattr(state_dict, "get") else {}
-        if not hasattr(delta, "keys"):
-            raise ValueError(f"the state has delta={delta!r:.80}, which must be a mapping")
         super().load_state_dict(state_dict)
         if "delta" in state_dict:
-            self.delta_schedule.load_state_dict(dict(delta))
+            self.delta_schedule.load_state_dict(state_dict["delta"])
 
 
 def _log(score: Tensor) -> Tensor:

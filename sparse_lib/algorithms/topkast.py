@@ -15,8 +15,7 @@ from sparse_lib.core.parameter import SparseParameter
 from sparse_lib.masks import shards
 from sparse_lib.masks.counts import num_true
 from sparse_lib.masks.makers import make_mask_topk_sparsity, visible_magnitude
-from sparse_lib.schedules import Level, Updates
-from sparse_lib.schedules.values import make_hyperparameter_schedule
+from sparse_lib.schedules import Level, Updates, make_hyperparameter_schedule
 
 
 class TopKAST(HiddenWeights):

@@ -19,7 +19,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from sparse_lib.checks import closest
 from sparse_lib.core import averages, distributed  # noqa: F401 (averages copy masks)
 from sparse_lib.core.applied import Applied, register_hook
 from sparse_lib.core.dense_gradients import DenseGradients
@@ -27,7 +26,7 @@ from sparse_lib.core.driver import Found
 from sparse_lib.core.history import Work
 from sparse_lib.core.mistakes import warn_of_low_sparsity
 from sparse_lib.core.parameter import Clock, SparseParameter, find_parameters, warn
-from sparse_lib.core.registry import constructor_keys, constructor_signature, register
+from sparse_lib.core.registry import constructor_signature, register
 from sparse_lib.core.states import check_state, warn_of_changes, warn_of_seed
 from sparse_lib.core.targets import Levels
 from sparse_lib.masks import shards
@@ -106,17 +105,10 @@ class SparsityAlgorithm(Applied):
         score_shaper: str | Mapping | ScoreShaper | None = None,
         schedule: Level | None = None,
         compat: str | Rules | None = None,
-        **unknown: Any,
     ) -> None:
-        for key in unknown:
-            hint = closest(key, constructor_keys(type(self)))
-            raise TypeError(f"{type(self).__name__} takes no argument {key!r}; {hint}")
         if schedule is not None:
             if sparsity is not None:
-                raise ValueError(
-                    f"sparsity is {sparsity!r} and schedule is {schedule!r}; give sparsity or "
-                    "schedule, not both"
-                )
+                raise ValueError("give sparsity or schedule, not both")
             sparsity = schedule
         if sparsity is None and self.needs_sparsity and init_method != "from_zeros":
             raise ValueError(f"{type(self).__name__} needs a sparsity, a number in [0, 1]")

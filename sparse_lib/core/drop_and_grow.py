@@ -18,8 +18,8 @@ from sparse_lib.masks.makers import (
     make_mask_topk_sparsity,
     visible_magnitude,
 )
-from sparse_lib.schedules import Level, Updates
-from sparse_lib.schedules.values import Lambda, make_hyperparameter_schedule
+from sparse_lib.schedules import Level, Updates, make_hyperparameter_schedule
+from sparse_lib.schedules.values import Lambda
 
 
 class DropAndGrow(DynamicSparsityAlgorithm):
@@ -150,9 +150,6 @@ class DropAndGrow(DynamicSparsityAlgorithm):
         Raises:
             ValueError: If the state does not fit this algorithm.
         """
-        drop = state_dict.get("drop_fraction", {}) if isinstance(state_dict, Mapping) else {}
-        if not isinstance(drop, Mapping):
-            raise ValueError(f"the state has drop_fraction={drop!r:.80}, which must be a mapping")
         super().load_state_dict(state_dict)
         if "drop_fraction" in state_dict:
             self.drop_schedule.load_state_dict(dict(state_dict["drop_fraction"]))

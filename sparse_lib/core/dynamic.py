@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -19,8 +18,7 @@ from sparse_lib.core.optimizers import states_like
 from sparse_lib.core.parameter import SparseParameter, some, warn
 from sparse_lib.masks import shards
 from sparse_lib.masks.counts import num_true
-from sparse_lib.schedules import Level, Updates
-from sparse_lib.schedules.updates import make_update_schedule
+from sparse_lib.schedules import Level, Updates, make_update_schedule
 
 GROWN_INITS = ("zeros", "normal", "uniform", "gradient", "gradient_sign")
 
@@ -341,17 +339,9 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
         Raises:
             ValueError: If the state does not fit this algorithm.
         """
-        given = state_dict.get("first_spreads", {}) if isinstance(state_dict, Mapping) else {}
-        numbers = isinstance(given, Mapping) and all(
-            isinstance(spread, (int, float)) and 0 <= spread < math.inf for spread in given.values()
-        )
-        if not numbers:
-            raise ValueError(
-                f"the state has first_spreads={given!r:.80}, which must map names to numbers"
-            )
         super().load_state_dict(state_dict)
         if self._draws_grown:
-            self._first_spreads |= {name: float(spread) for name, spread in given.items()}
+            self._first_spreads |= state_dict.get("first_spreads", {})
 
 
 def _spread(weight: Tensor, present: Tensor) -> Tensor:

@@ -20,36 +20,6 @@ def sparsity(mask: Tensor) -> float:
     return 1.0 - num_true(mask) / mask.numel() if mask.numel() else 0.0
 
 
-def churn(old: Tensor, new: Tensor) -> float:
-    """Fraction of the connections in ``new`` that are not in ``old``, in [0, 1].
-
-    Args:
-        old: Bool mask, any shape.
-        new: Bool mask of the same shape.
-    """
-    return _ratio(num_true(new & ~old), num_true(new))
-
-
-def in_time_overparameterization(union: Tensor) -> float:
-    """Share of positions that were ever present, in [0, 1].
-
-    Args:
-        union: OR of all masks so far (Liu et al. 2021, "Do we actually need dense
-            over-parameterization?", the rate R_s).
-    """
-    return _ratio(num_true(union), union.numel())
-
-
-def degree_of_constraint(ever_dropped: Tensor, initial: Tensor) -> float:
-    """Share of the initial connections that were never dropped, in [0, 1].
-
-    Args:
-        ever_dropped: True where a connection was dropped at any update; bool, any shape.
-        initial: The first mask, of the same shape.
-    """
-    return _ratio(num_true(initial & ~ever_dropped), num_true(initial))
-
-
 @dataclass
 class Work:
     """What training steps computed with one weight tensor, as counts that add up over steps.
@@ -108,11 +78,13 @@ class MaskHistory:
         flags.bitwise_or_(after).bitwise_or_(grown.mul_(_NEW))
 
     def in_time_overparameterization(self, mask: Tensor) -> float:
-        """See `in_time_overparameterization`; ``mask`` is the present one."""
-        return in_time_overparameterization(mask if self._flags is None else self._with(_EVER))
+        """Share of positions ever present, in [0, 1] (Liu et al. 2021, "Do we actually need dense
+        over-parameterization?", the rate R_s); ``mask`` is the present one."""
+        ever = mask if self._flags is None else self._with(_EVER)
+        return _ratio(num_true(ever), ever.numel())
 
     def degree_of_constraint(self) -> float:
-        """See `degree_of_constraint`; 1 while the first mask stands."""
+        """Share of the first mask's weights never dropped, in [0, 1]; 1 while that mask stands."""
         if self._flags is None:
             return 1.0
         return _ratio(num_true(self._with(_ALWAYS)), self.num_initial)

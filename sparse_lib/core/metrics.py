@@ -11,32 +11,12 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from sparse_lib.core.guard import mask_name
-from sparse_lib.core.history import (
-    MaskHistory,
-    Work,
-    churn,
-    degree_of_constraint,
-    in_time_overparameterization,
-    sparsity,
-)
 from sparse_lib.layers import Layout, layouts
 from sparse_lib.masks import shards
 from sparse_lib.masks.counts import num_true
 
 if TYPE_CHECKING:
     from sparse_lib.core.parameter import SparseParameter
-
-__all__ = [
-    "MaskHistory",
-    "Work",
-    "churn",
-    "dead_outputs",
-    "dead_units",
-    "degree_of_constraint",
-    "in_time_overparameterization",
-    "sparsity",
-    "summary",
-]
 
 
 def dead_outputs(weight_mask: Tensor, layout: Layout | None) -> int | None:

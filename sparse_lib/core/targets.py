@@ -15,7 +15,8 @@ from sparse_lib.core.parameter import SparseParameter
 from sparse_lib.masks.distributions import distribute, parse
 from sparse_lib.masks.init import keep_score
 from sparse_lib.rules import EXACT, Rules
-from sparse_lib.schedules.values import HyperParameterSchedule, make_hyperparameter_schedule
+from sparse_lib.schedules import make_hyperparameter_schedule
+from sparse_lib.schedules.values import HyperParameterSchedule
 
 
 class Levels:

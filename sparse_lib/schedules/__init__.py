@@ -1,12 +1,16 @@
 """Schedules: from a step to a value, or to whether masks are updated."""
 
+from sparse_lib.schedules.specs import (
+    Level,
+    Updates,
+    make_hyperparameter_schedule,
+    make_update_schedule,
+)
 from sparse_lib.schedules.updates import (
     CallableSchedule,
     FreqSchedule,
     ListSchedule,
-    Updates,
     UpdateSchedule,
-    make_update_schedule,
 )
 from sparse_lib.schedules.values import (
     Constant,
@@ -16,12 +20,10 @@ from sparse_lib.schedules.values import (
     Exp,
     HyperParameterSchedule,
     Lambda,
-    Level,
     Linear,
     Periodic,
     Polynomial,
     Power,
-    make_hyperparameter_schedule,
 )
 
 __all__ = [

@@ -5,12 +5,10 @@ Step ``t`` is the number of finished optimizer steps; step 0 is initialisation.
 
 from __future__ import annotations
 
-import numbers
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
 
-from sparse_lib.checks import about_shares, build, check_integer, closest
+from sparse_lib.checks import check_integer
 
 
 class UpdateSchedule(ABC):
@@ -90,63 +88,3 @@ class CallableSchedule(UpdateSchedule):
 
     def is_update_step(self, step: int) -> bool:
         return bool(self.fn(int(step)))
-
-
-_UPDATE_TYPES: dict[str, type[UpdateSchedule]] = {
-    "freq": FreqSchedule,
-    "freqschedule": FreqSchedule,
-    "periodic": FreqSchedule,
-    "list": ListSchedule,
-    "listschedule": ListSchedule,
-}
-
-
-Updates = int | UpdateSchedule | Callable[[int], bool] | Sequence[int] | Mapping[str, Any]
-"""When masks are updated, in any form that `make_update_schedule` takes."""
-
-
-def make_update_schedule(
-    spec: Any, *, key: str = "update", default_freq: int = 1
-) -> UpdateSchedule:
-    """An update schedule from what a config may hold.
-
-    Args:
-        spec: None (every ``default_freq`` steps); an integer (that frequency); a dict with any
-            of ``freq``, ``start``, ``stop``, or with ``steps``; a list of steps; a function of
-            the step; an update schedule, returned as it is.
-        key: Name of the setting, for messages.
-        default_freq: Frequency where none is given.
-
-    Raises:
-        TypeError: If ``spec`` is none of these.
-        ValueError: If a key or value is not allowed.
-    """
-    if isinstance(spec, UpdateSchedule):
-        return spec
-    if spec is None:
-        return FreqSchedule(default_freq)
-    if isinstance(spec, Mapping):
-        return _update_from_dict(spec, key, default_freq)
-    if isinstance(spec, (list, tuple)):
-        return build(ListSchedule, {"steps": spec}, key)
-    if callable(spec) and not isinstance(spec, type):
-        return CallableSchedule(spec)
-    if isinstance(spec, numbers.Real) and not isinstance(spec, bool):
-        return build(FreqSchedule, {"freq": spec}, key)
-    raise TypeError(
-        f"{key} must be None, an integer, a dict with 'freq' or 'steps', a list of steps, a "
-        f"function of the step or an update schedule, not {spec!r}{about_shares(spec)}"
-    )
-
-
-def _update_from_dict(spec: Mapping[str, Any], key: str, default_freq: int) -> UpdateSchedule:
-    arguments = dict(spec)
-    name = arguments.pop("type", "list" if "steps" in arguments else "freq")
-    if not isinstance(name, str) or name.lower() not in _UPDATE_TYPES:
-        raise ValueError(
-            f"{key} has the unknown type {name!r}; {closest(str(name), _UPDATE_TYPES)}"
-        )
-    cls = _UPDATE_TYPES[name.lower()]
-    if cls is FreqSchedule:
-        arguments.setdefault("freq", default_freq)
-    return build(cls, arguments, key)

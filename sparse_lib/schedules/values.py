@@ -12,20 +12,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
-from torch import nn
-
 from sparse_lib.checks import (
-    build,
     check_bool,
     check_finite,
-    check_fraction,
     check_integer,
-    closest,
 )
-from sparse_lib.rules import EXACT, Rules, rules_of
+from sparse_lib.rules import rules_of
 
 _MOST_SAMPLES = 1001
-_LONG = 10**12  # steps, more than any run has
+LONG = 10**12  # steps, more than any run has
 
 
 class HyperParameterSchedule(ABC):
@@ -480,69 +475,3 @@ def _decay(init: float, final: float, progress: float, power: float) -> float:
     if progress == 0.0:
         value = init
     return min(max(value, min(init, final)), max(init, final))
-
-
-# In configs, their values must lie in [0, 1]; those of the others are clamped in use.
-_BOUNDED = (Constant, Cosine, Cubic, Cycling, Periodic, Polynomial, Sigmoid)
-
-
-Level = float | HyperParameterSchedule | Callable[..., float] | Sequence[float] | Mapping[str, Any]
-"""A setting that may change by the step, in any form that `make_hyperparameter_schedule` takes."""
-
-
-def make_hyperparameter_schedule(
-    spec: Any, *, key: str = "sparsity", compat: str | Rules | None = None
-) -> HyperParameterSchedule:
-    """A schedule from what a config may hold.
-
-    Args:
-        spec: A number in [0, 1]; a list of them, one per mask update (then the last stays, unless
-            the rules repeat lists); a dict with ``type`` and the arguments of that class; a
-            function of the step; a schedule, of which one with state is copied.
-        key: Name of the setting, for messages.
-        compat: Whether lists repeat and cosines return.
-
-    Raises:
-        TypeError: If ``spec`` is none of these.
-        ValueError: If a value, type or argument is not allowed.
-
-    >>> make_hyperparameter_schedule({"type": "cosine", "init": 0.3, "half_period": 10})(5)
-    0.15
-    """
-    rules = rules_of(compat)
-    if isinstance(spec, HyperParameterSchedule):
-        # One with state must not advance in two algorithms at once.
-        return copy.deepcopy(spec) if spec.STATE else spec
-    if isinstance(spec, Mapping):
-        return _schedule_from_dict(spec, key, rules)
-    if isinstance(spec, (list, tuple)):
-        values = [check_fraction(value, f"{key}[{i}]") for i, value in enumerate(spec)]
-        return build(Cycling, {"values": values, "repeat": rules.lists_repeat}, key)
-    # A module is callable too: ``model.apply(Static)``, of the class, would pass it in here.
-    if callable(spec) and not isinstance(spec, (type, nn.Module)):
-        return Lambda(spec)
-    if spec is None or isinstance(spec, (str, bool, type, nn.Module)):
-        raise TypeError(
-            f"{key} must be a number, a list, a dict with 'type', a function of the step or a "
-            f"schedule, not {spec!r}"
-        )
-    return Constant(check_fraction(spec, key))
-
-
-def _schedule_from_dict(spec: Mapping[str, Any], key: str, rules: Rules) -> HyperParameterSchedule:
-    arguments = dict(spec)
-    name = arguments.pop("type", None)
-    known = HyperParameterSchedule.registry
-    if not isinstance(name, str):
-        raise ValueError(f"{key} as a dict needs a 'type', one of: {', '.join(sorted(known))}")
-    if name.lower() not in known:
-        raise ValueError(f"{key} has the unknown type {name!r}; {closest(name, known)}")
-    cls = known[name.lower()]
-    if rules != EXACT and "compat" in inspect.signature(cls).parameters:
-        arguments.setdefault("compat", rules)
-    schedule = build(cls, arguments, key)
-    if isinstance(schedule, _BOUNDED):
-        low, high, _ = schedule.get_min_max_end(0, _LONG)
-        check_fraction(low, f"the lowest value of {key}")
-        check_fraction(high, f"the highest value of {key}")
-    return schedule

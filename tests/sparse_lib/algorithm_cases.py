@@ -86,3 +86,13 @@ def make_model(seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.nn.Mo
 
 def assert_equal(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> None:
     expect_equal(first, second, "here")
+
+
+def driven(algorithm, model, kind=torch.optim.SGD, *settings, **options):
+    """An optimizer of a model's parameters; the algorithm is applied to both."""
+    algorithm.apply(model)
+    if not settings:
+        options = {"lr": 0.1} | options
+    optimizer = kind(model.parameters(), *settings, **options)
+    algorithm.apply(optimizer)
+    return optimizer

@@ -14,7 +14,7 @@ from sparse_lib.algorithms.rigl import RigL
 from sparse_lib.algorithms.set import SET
 from sparse_lib.configure import configure
 from sparse_lib.preview import plan
-from tests.sparse_lib.algorithm_cases import assert_equal, make_model, snapshot, train
+from tests.sparse_lib.algorithm_cases import assert_equal, driven, make_model, snapshot, train
 
 WEIGHTS = torch.tensor([[0.0, 3.0, -1.0, 0.0, 2.0, -4.0, 0.0, 0.0]])
 GRADIENT = torch.tensor([[5.0, 9.0, 8.0, -7.0, 0.0, 0.0, 6.0, math.nan]])
@@ -24,9 +24,7 @@ def one_update(algorithm, lr=0.0):
     model = nn.Linear(8, 1, bias=False)
     with torch.no_grad():
         model.weight.copy_(WEIGHTS)
-    algorithm.apply(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr)
-    algorithm.apply(optimizer)
+    optimizer = driven(algorithm, model, torch.optim.SGD, lr)
     model.weight.grad = GRADIENT.clone()
     optimizer.step()
     return model
@@ -63,9 +61,7 @@ def test_weights_drawn_anew_keep_the_spread_that_the_tensor_began_with(name):
         model = nn.Linear(100, 200, bias=False)
         nn.init.normal_(model.weight, std=std)
         algorithm = SET(0.5, 1, drop_fraction=0.3, grown_init=name, seed=1)
-        algorithm.apply(model)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-        algorithm.apply(optimizer)
+        optimizer = driven(algorithm, model, torch.optim.SGD, 0.0)
         return model, algorithm, optimizer
 
     model, algorithm, optimizer = begin(0.5)
@@ -111,9 +107,7 @@ def test_a_drop_fraction_anneals(base, spec, values):
 
     algorithm = Watching(0.5, 1, drop_fraction=spec)
     model = nn.Sequential(nn.Linear(12, 6, bias=False))
-    algorithm.apply(model)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    algorithm.apply(optimizer)
+    optimizer = driven(algorithm, model)
     train(model, optimizer, 8)
     assert seen == pytest.approx(values, abs=1e-12)
 
@@ -152,9 +146,7 @@ def test_a_shape_that_has_no_groups_is_refused_with_key_and_parameter(settings, 
 @pytest.mark.parametrize("layer", [nn.Linear(8, 8, bias=False), nn.Conv2d(8, 8, 3, bias=False)])
 def test_balanced_groups_hold_at_the_start_and_at_updates(key, dim, layer):
     algorithm, model = RigL(0.5, {"freq": 1}, **{key: 2}), copy.deepcopy(layer)
-    algorithm.apply(model)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    algorithm.apply(optimizer)
+    optimizer = driven(algorithm, model)
     for step in range(3):
         before = model.weight_mask.clone()
         counts = [int(half.sum()) for half in model.weight_mask.chunk(2, dim)]
@@ -170,9 +162,7 @@ def test_granet_is_rigl_with_a_schedule():
     for cls in (RigL, GraNet):
         schedule = {"type": "linear", "init": 0.2, "slope": 0.05}
         algorithm, model = cls(schedule, update=2, seed=1), make_model()
-        algorithm.apply(model)
-        optimizer = torch.optim.SGD(model.parameters(), 0.1)
-        algorithm.apply(optimizer)
+        optimizer = driven(algorithm, model)
         train(model, optimizer, 8)
         results.append(snapshot(model))
     assert_equal(*results)
@@ -183,9 +173,7 @@ def test_global_granet_prunes_over_all_tensors_then_regrows_each():
     model = make_model()
     with torch.no_grad():
         model[0].weight.mul_(100)
-    algorithm.apply(model)
-    optimizer = torch.optim.SGD(model.parameters(), 0.0)
-    algorithm.apply(optimizer)
+    optimizer = driven(algorithm, model, torch.optim.SGD, 0.0)
     train(model, optimizer, 1)
     total = sum(int(s.mask.sum()) for s in algorithm.sparse_params.values())
     assert total == (192 + 16 + 96) // 2
@@ -195,9 +183,7 @@ def test_global_granet_prunes_over_all_tensors_then_regrows_each():
 def test_rigl_adds_up_micro_batches_and_forgets_them():
     algorithm = RigL(0.5, update=2, seed=1)
     model = make_model()
-    algorithm.apply(model)
-    optimizer = torch.optim.SGD(model.parameters(), 0.0)
-    algorithm.apply(optimizer)
+    optimizer = driven(algorithm, model, torch.optim.SGD, 0.0)
     train(model, optimizer, 1)
     assert algorithm.needs_dense_gradient
     kept = {}
@@ -217,9 +203,7 @@ def test_rigl_adds_up_micro_batches_and_forgets_them():
 def test_an_update_without_a_backward_pass_since_the_last_step_is_told():
     model = make_model()
     algorithm = RigL(0.5, update=2, seed=1)
-    algorithm.apply(model)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    algorithm.apply(optimizer)
+    optimizer = driven(algorithm, model)
     model(torch.randn(4, 12)).pow(2).sum().backward()
     optimizer.step()
     before = {name: sparse.mask.clone() for name, sparse in algorithm.sparse_params.items()}
@@ -236,9 +220,7 @@ def test_an_update_without_a_backward_pass_since_the_last_step_is_told():
 def test_a_layer_that_a_step_does_not_use_keeps_its_mask_however_gradients_are_cleared(to_none):
     model = make_model()
     algorithm = RigL(0.5, update=2, seed=1)
-    algorithm.apply(model)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    algorithm.apply(optimizer)
+    optimizer = driven(algorithm, model)
     train(model, optimizer, 1)
     first, second = model[0].weight_mask.clone(), model[2].weight_mask.clone()
     optimizer.zero_grad(set_to_none=to_none)
@@ -282,9 +264,7 @@ def test_a_weight_that_became_nan_stays_and_shows(algorithm, places):
     with torch.no_grad():
         model.weight.copy_(WEIGHTS)
     algorithm = copy.deepcopy(algorithm)
-    algorithm.apply(model)
-    optimizer = torch.optim.SGD(model.parameters(), 1.0)
-    algorithm.apply(optimizer)
+    optimizer = driven(algorithm, model, torch.optim.SGD, 1.0)
     model.weight.grad = torch.zeros(1, 8)
     model.weight.grad[0, list(places)] = math.nan
     optimizer.step()

@@ -8,7 +8,7 @@ import torch
 
 import sparse_lib as sl
 from sparse_lib.algorithms.chts import ch2_l3n, relative_importance
-from tests.sparse_lib.algorithm_cases import assert_enforced, train
+from tests.sparse_lib.algorithm_cases import assert_enforced, driven, train
 
 
 def by_paths(mask, u, v):
@@ -54,9 +54,7 @@ def updated(mask, weight=None, sparsity=None, **options):
     layer = layer_of(mask, weight)
     level = 1 - int(mask.sum()) / mask.numel() if sparsity is None else sparsity
     algorithm = sl.CHTs(level, 1, lambda param, _: mask.clone(), **options)
-    algorithm.apply(layer)
-    optimizer = torch.optim.SGD(layer.parameters(), lr=0.0)
-    algorithm.apply(optimizer)
+    optimizer = driven(algorithm, layer, torch.optim.SGD, 0.0)
     layer(torch.ones(1, mask.shape[1])).sum().backward()
     optimizer.step()
     return layer.weight_mask
@@ -126,17 +124,13 @@ def test_the_exponent_rises_and_the_state_goes_on():
     delta = {"type": "linear", "init": 0.5, "slope": 0.1}
     model = torch.nn.Sequential(torch.nn.Linear(12, 16), torch.nn.Tanh(), torch.nn.Linear(16, 6))
     algorithm = sl.CHTs(0.6, 2, delta=delta, removal="relative", seed=0)
-    algorithm.apply(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    algorithm.apply(optimizer)
+    optimizer = driven(algorithm, model, torch.optim.SGD, 0.1, momentum=0.9)
     assert algorithm.delta == 0.5
     train(model, optimizer, 3)
     assert algorithm.delta == pytest.approx(0.8)
     train(model, optimizer, 5)
     assert algorithm.delta == 1.0  # and no division by 0
     assert_enforced(algorithm, optimizer)
-    with pytest.raises(ValueError, match="delta='x', which must be a mapping"):
-        algorithm.load_state_dict(algorithm.state_dict() | {"delta": "x"})
 
 
 def test_convolutions_link_to_each_weight_of_a_kernel():

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 import sparse_lib as sl
+from tests.sparse_lib.algorithm_cases import driven
 
 
 def linear(values):
@@ -20,9 +21,7 @@ def step(layer, optimizer, gradient):
 
 def start(algorithm, values, rate=1.0, **options):
     layer = linear(values)
-    algorithm.apply(layer)
-    optimizer = torch.optim.SGD(layer.parameters(), rate, **options)
-    algorithm.apply(optimizer)
+    optimizer = driven(algorithm, layer, torch.optim.SGD, rate, **options)
     return layer, optimizer
 
 
@@ -69,9 +68,7 @@ def test_topk_counts_minima_of_neurons_in_transposed_layers():
 
     layer = Conv1D()
     algorithm = sl.TopK(0.5, min_per_output=1)
-    algorithm.apply(layer)
-    optimizer = torch.optim.SGD(layer.parameters(), 0.0)
-    algorithm.apply(optimizer)
+    optimizer = driven(algorithm, layer, torch.optim.SGD, 0.0)
     layer.weight.grad = torch.zeros(2, 3)
     layer.weight.data = torch.tensor([[9.0, 0.1, 1.0], [8.0, 0.2, 2.0]])
     optimizer.step()

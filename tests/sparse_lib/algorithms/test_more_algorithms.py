@@ -8,7 +8,7 @@ from sparse_lib.algorithms.randompruning import RandomPruning
 from sparse_lib.algorithms.saliencypruning import SaliencyPruning
 from sparse_lib.algorithms.snfs import SNFS, allot
 from sparse_lib.algorithms.srste import SRSTE
-from tests.sparse_lib.algorithm_cases import assert_enforced
+from tests.sparse_lib.algorithm_cases import assert_enforced, driven
 
 
 def row(*values: float) -> torch.nn.Linear:
@@ -28,9 +28,7 @@ def keep(*columns: int):
 
 
 def applied(algorithm, model, **options):
-    algorithm.apply(model)
-    optimizer = torch.optim.SGD(model.parameters(), **{"lr": 0.0, **options})
-    algorithm.apply(optimizer)
+    optimizer = driven(algorithm, model, torch.optim.SGD, **{"lr": 0.0, **options})
     return optimizer
 
 

@@ -12,7 +12,7 @@ import sparse_lib as sl
 from sparse_lib.compat.rules import CSTORCH
 from sparse_lib.masks.makers import make_masks_global_topk
 from sparse_lib.rules import EXACT, Rules, rules_of
-from tests.sparse_lib.algorithm_cases import make_model, train
+from tests.sparse_lib.algorithm_cases import driven, make_model, train
 
 ALL = sl.GMP, sl.SET, sl.RigL, sl.GraNet
 
@@ -35,9 +35,7 @@ def test_counts_are_those_of_the_rules_also_in_a_copy(cls, clone):
 
 def counts_of_training(cls, compat, **options):
     model, algorithm = make_model(), cls(compat=compat, seed=0, **options)
-    algorithm.apply(model)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    algorithm.apply(optimizer)
+    optimizer = driven(algorithm, model)
     counts = [int(model[0].weight_mask.sum())]
     train(model, optimizer, 4, after=lambda: counts.append(int(model[0].weight_mask.sum())))
     return counts

@@ -14,10 +14,11 @@ from sparse_lib.compat.optimizers import (
     StaticSparsityOptimizer,
 )
 from sparse_lib.compat.wrapper import configure_sparsity_optimizer, configure_sparsity_wrapper
-from sparse_lib.schedules.values import make_hyperparameter_schedule
+from sparse_lib.schedules import make_hyperparameter_schedule
 from tests.sparse_lib.algorithm_cases import (
     assert_enforced,
     assert_equal,
+    driven,
     make_model,
     snapshot,
     train,
@@ -99,9 +100,7 @@ def test_a_hyperparameter_with_state_slots_is_called_once_per_step_and_saved():
 
     algorithm = SET({"type": "ratchet_type", "start": 0.5}, update=2)
     model = make_model()
-    algorithm.apply(model)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    algorithm.apply(optimizer)
+    optimizer = driven(algorithm, model)
     counts = []
     train(model, optimizer, 4, after=lambda: counts.append(int(model[0].weight_mask.sum())))
     assert counts == [72, 48, 48, 24]

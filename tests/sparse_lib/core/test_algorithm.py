@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from sparse_lib.algorithms.gmp import GMP
-from sparse_lib.algorithms.granet import GraNet
 from sparse_lib.algorithms.rigl import RigL
 from sparse_lib.algorithms.set import SET
 from sparse_lib.algorithms.static import Static
@@ -20,6 +19,7 @@ from sparse_lib.schedules.values import Constant
 from tests.sparse_lib.algorithm_cases import (
     assert_enforced,
     assert_equal,
+    driven,
     make_model,
     snapshot,
     train,
@@ -28,9 +28,7 @@ from tests.sparse_lib.algorithm_cases import (
 
 def applied(algorithm, model=None, lr=0.1):
     model = make_model() if model is None else model
-    algorithm.apply(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr, momentum=0.9)
-    algorithm.apply(optimizer)
+    optimizer = driven(algorithm, model, torch.optim.SGD, lr, momentum=0.9)
     return model, optimizer
 
 
@@ -127,13 +125,6 @@ def test_a_dropped_algorithm_is_freed_and_lets_its_masks_go_on():
     assert not model[0].weight.detach()[~model[0].weight_mask].any()
 
 
-def test_what_only_looks_like_an_optimizer_is_refused():
-    model, algorithm = make_model(), Static(0.5)
-    algorithm.apply(model)
-    with pytest.raises(TypeError, match="torch optimizer, not Strange"):
-        algorithm.apply(type("Strange", (), {"param_groups": [{"params": []}]})())
-
-
 def test_two_algorithms_on_disjoint_parts():
     model = make_model()
     Static(0.5).apply(model[0])
@@ -228,27 +219,6 @@ def test_scalars_of_the_optimizer_are_no_masked_states(cls):
         state = optimizer.state[model["scale"]]
         assert state["step"] == count and float(model["scale"].detach()) == 0.0
         assert cls is not torch.optim.NAdam or float(state["mu_product"]) > 0
-
-
-@pytest.mark.parametrize("cls", [RigL, GraNet])
-def test_dense_gradients_are_kept_only_when_due(cls, monkeypatch):
-    algorithm = cls(0.5, update={"freq": 3})
-    kept, grow = [], cls.grow_score
-
-    def grow_score(self, p):
-        kept.append(weakref.ref(self.dense_gradient(p)))
-        return grow(self, p)
-
-    monkeypatch.setattr(cls, "grow_score", grow_score)
-    model, optimizer = applied(algorithm)
-    for step in range(1, 7):
-        due = step % 3 == 0
-        assert algorithm.needs_dense_gradient is due
-        assert bool(model[0].weight._backward_hooks) is due
-        train(model, optimizer, 1, start=step)
-        with pytest.raises(RuntimeError, match="no dense gradient.*set autoupdate to False"):
-            algorithm.dense_gradient(model[0].weight)
-    assert len(kept) == 6 and not any(reference() is not None for reference in kept)
 
 
 @pytest.mark.parametrize(

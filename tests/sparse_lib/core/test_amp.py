@@ -13,6 +13,7 @@ from tests.sparse_lib.algorithm_cases import (
     ALGORITHMS,
     assert_enforced,
     assert_equal,
+    driven,
     make,
     make_model,
     snapshot,
@@ -166,9 +167,7 @@ def test_the_dense_gradient_is_that_of_the_loss_and_clipped_as_it_was(cls, bound
     algorithm = cls(0.5, update=1)
     torch.manual_seed(0)
     model = nn.Linear(12, 8, bias=False)
-    algorithm.apply(model)
-    optim = torch.optim.SGD(model.parameters(), 0.1)
-    algorithm.apply(optim)
+    optim = driven(algorithm, model)
     data = torch.randn(5, 12)
     expected = 2 * (data @ model.weight.detach().T).T @ data
     scaler = torch.amp.GradScaler("cpu", init_scale=scale)

@@ -147,28 +147,6 @@ def test_lbfgs_trains_all_weights_by_the_sparse_loss(line_search, decay):
     assert losses == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("name", ["srste", "topkast", "topk", "rigl"])
-def test_every_evaluation_of_lbfgs_has_the_masked_weights_that_it_wrote(name):
-    algorithm = make(name, 0.5, update=2)
-    model, (data, target) = small(algorithm)
-    optim = torch.optim.LBFGS(model.parameters(), max_iter=4)
-    algorithm.apply(optim)
-    seen = []
-
-    def closure():
-        optim.zero_grad()
-        seen.append(model.weight.detach().clone())
-        assert not model.weight[~model.weight_mask].any()
-        loss = (model(data) - target).square().mean()
-        loss.backward()
-        return loss
-
-    for _ in range(4):
-        optim.step(closure)
-        assert not model.weight[~model.weight_mask].any()
-    assert len(seen) > 8 and not any(map(torch.equal, seen[1:4], seen[:3]))
-
-
 class Ascending(torch.optim.Optimizer):
     """Sharpness-aware minimization (Foret et al. 2021), by the gradient uphill of the weights."""
 

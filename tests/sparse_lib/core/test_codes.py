@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 import sparse_lib as sl
+from tests.sparse_lib.algorithm_cases import driven
 
 #: A signed table as bitsandbytes has it: code 0 is the most negative value, zero stands at 127.
 TABLE = torch.linspace(-1, 1, 256).index_fill(0, torch.tensor([127]), 0.0)
@@ -128,9 +129,7 @@ def test_an_average_has_the_masks_of_the_model(use_buffers):
     torch.manual_seed(0)
     model = nn.Linear(16, 16, bias=False)
     sparsity = sl.configure({"algorithm": "set", "sparsity": 0.75, "update": 2, "seed": 0})
-    sparsity.apply(model)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    sparsity.apply(optimizer)
+    optimizer = driven(sparsity, model)
     averaging = torch.optim.swa_utils.get_ema_multi_avg_fn(0.5)
     average = torch.optim.swa_utils.AveragedModel(
         model, multi_avg_fn=averaging, use_buffers=use_buffers

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import sparse_lib as sl
+from tests.sparse_lib.algorithm_cases import driven
 
 ALGORITHMS = {
     "gmp": lambda: sl.GMP(sl.schedules.Linear(0.2, 0.05), update=1, seed=0),
@@ -101,9 +102,7 @@ def test_a_failed_apply_leaves_nothing_half_applied(make):
 def test_accelerate_trains_as_torch_does(make, prepared_first):
     accelerate = pytest.importorskip("accelerate")
     plain, algorithm = network(), make()
-    algorithm.apply(plain)
-    optimizer = torch.optim.AdamW(plain.parameters(), lr=0.01)
-    algorithm.apply(optimizer)
+    optimizer = driven(algorithm, plain, torch.optim.AdamW, 0.01)
     train(plain, optimizer)
 
     model, algorithm = network(), make()
@@ -132,9 +131,7 @@ def test_accelerate_trains_as_torch_does(make, prepared_first):
 @pytest.mark.parametrize("make", ALGORITHMS.values(), ids=ALGORITHMS)
 def test_a_replaced_module_can_be_sparsified(make):
     model, algorithm = network(), make()
-    algorithm.apply(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    algorithm.apply(optimizer)
+    optimizer = driven(algorithm, model, torch.optim.SGD, 0.1, momentum=0.9)
     train(model, optimizer)
     model[2] = nn.Linear(16, 8)
     optimizer.add_param_group({"params": model[2].parameters()})
@@ -146,15 +143,6 @@ def test_a_replaced_module_can_be_sparsified(make):
     train(model, optimizer)
     assert is_masked(model) and not model[2].weight_mask.all()
     assert not torch.equal(model[2].weight_mask, before)
-
-
-def test_a_second_model_does_not_let_go_of_the_first():
-    first, second = nn.ModuleDict({"a": nn.Linear(8, 8)}), nn.ModuleDict({"b": nn.Linear(8, 8)})
-    algorithm = sl.Static(0.5, seed=0)
-    algorithm.apply(first)
-    algorithm.apply(second)
-    algorithm.apply(first)
-    assert set(algorithm.sparse_params) == {"a.weight", "a.bias", "b.weight", "b.bias"}
 
 
 # Copies
@@ -169,9 +157,7 @@ def pickled(things):
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0)])
 def test_a_copy_of_model_algorithm_and_optimizer_trains_as_the_original(make, duplicate, order):
     model, algorithm = network(), make()
-    algorithm.apply(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    algorithm.apply(optimizer)
+    optimizer = driven(algorithm, model, torch.optim.SGD, 0.1, momentum=0.9)
     train(model, optimizer)
     things = (model, algorithm, optimizer)
     twins = duplicate([things[place] for place in order])
@@ -262,9 +248,7 @@ def test_a_compiled_step_does_what_a_plain_one_does(name, backend):
     models = []
     for compiled in (False, True):
         model, algorithm = network(), ALGORITHMS[name]()
-        algorithm.apply(model)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-        algorithm.apply(optimizer)
+        optimizer = driven(algorithm, model, torch.optim.SGD, 0.1, momentum=0.9)
         step = torch.compile(lambda opt=optimizer: opt.step(), backend=backend)
         for inputs in batches(5):
             optimizer.zero_grad()
@@ -278,9 +262,7 @@ def test_a_compiled_step_does_what_a_plain_one_does(name, backend):
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script.*")
 def test_a_masked_model_can_be_scripted_while_it_trains():
     model, algorithm = network(), sl.SET(0.5, update=1, seed=0)
-    algorithm.apply(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    algorithm.apply(optimizer)
+    optimizer = driven(algorithm, model)
     train(model, optimizer)
     script = torch.jit.script(model)
     inputs = batches(1)[0]
@@ -312,9 +294,7 @@ def test_sparse_gradients_start_grown_weights_as_dense_ones_do(grown_init):
         torch.manual_seed(0)
         model = nn.Embedding(10, 8, sparse=is_sparse)
         algorithm = sl.RigL(0.5, update=1, seed=0, grown_init=grown_init)
-        algorithm.apply(model)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        algorithm.apply(optimizer)
+        optimizer = driven(algorithm, model)
         places, factor = torch.tensor([1, 2, 2, 5]), torch.randn(4, 8)
         for _ in range(4):
             optimizer.zero_grad()

@@ -29,7 +29,7 @@ from sparse_lib.core.group import Group
 from sparse_lib.core.optimizers import states_like
 from sparse_lib.masks import shards
 from tests import ranks
-from tests.sparse_lib.algorithm_cases import ByHand
+from tests.sparse_lib.algorithm_cases import ByHand, driven
 
 NUM_STEPS, FREQ = 4, 2
 RISING = {"type": "linear", "init": 0.5, "slope": 0.05}
@@ -100,9 +100,7 @@ def train_unused(case, rank, world_size, rank_that_skips=1):
     """Masks after two updates; one rank alone has the samples of all of ``world_size``."""
     torch.manual_seed(3)
     model, algorithm = Branches().double(), UNUSED[case]()
-    algorithm.apply(model)
-    optimizer = torch.optim.SGD(model.parameters(), 0.05)
-    algorithm.apply(optimizer)
+    optimizer = driven(algorithm, model, torch.optim.SGD, 0.05)
     call = model if rank is None else DistributedDataParallel(model, find_unused_parameters=True)
     for step in range(2 * FREQ):
         optimizer.zero_grad()
@@ -135,9 +133,7 @@ def check_that_masks_are_compared(rank):
         distributed.check_equal({"v": torch.ones(2), "w": torch.tensor([True, rank == 0])})
     # A rank that was given a seed of its own is noticed at the first update.
     model, algorithm = make_model(), SET(0.7, update=1, seed=rank)
-    algorithm.apply(model)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    algorithm.apply(optimizer)
+    optimizer = driven(algorithm, model)
     model(torch.ones(1, 10).double()).sum().backward()
     with pytest.raises(RuntimeError, match="differ between ranks"):
         optimizer.step()
@@ -199,9 +195,7 @@ def train_sharded(case, world_size, rank, num_steps, num_outputs=10):
         mesh = init_device_mesh("cpu", (world_size,))
         fully_shard(model[0], mesh=mesh)
         fully_shard(model, mesh=mesh)
-    algorithm.apply(model)
-    optimizer = torch.optim.AdamW(model.parameters(), 0.05)
-    algorithm.apply(optimizer)
+    optimizer = driven(algorithm, model, torch.optim.AdamW, 0.05)
     digests = [mask_digest(algorithm)]
     for step in range(num_steps):
         optimizer.zero_grad(set_to_none=step % 2 == 0)

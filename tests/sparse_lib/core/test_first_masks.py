@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import sparse_lib as sl
-from tests.sparse_lib.algorithm_cases import ALGORITHMS, make
+from tests.sparse_lib.algorithm_cases import ALGORITHMS, driven, make
 
 
 @pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
@@ -72,9 +72,7 @@ def test_a_pruned_model_becomes_2_4_and_keeps_its_zeros():
     model = pruned()
     before = [param.detach().clone() for param in model.parameters()]
     algorithm = sl.Static(init_method="from_zeros", score_shaper="2:4")
-    algorithm.apply(model)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    algorithm.apply(optimizer)
+    optimizer = driven(algorithm, model)
     for _ in range(3):
         optimizer.zero_grad()
         model(torch.randn(16, 32)).square().mean().backward()

@@ -17,6 +17,7 @@ from sparse_lib.core.group import Group
 from tests.sparse_lib.algorithm_cases import (
     assert_enforced,
     assert_equal,
+    driven,
     make_model,
     snapshot,
     train,
@@ -53,9 +54,7 @@ def test_groups_are_extended_and_hooks_reach_every_member():
         lambda algorithm, name, level: seen.update({("actual", name): level})
     )
     model = make_model()
-    group.apply(model)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    group.apply(optimizer)
+    optimizer = driven(group, model)
     train(model, optimizer, 1)
     assert [type(handle) for handle in handles] == [RemovableHandle] * 3
     assert seen == {
@@ -68,9 +67,7 @@ def test_groups_are_extended_and_hooks_reach_every_member():
 
 def test_training_and_state():
     model, group = make_model(), make_group()
-    group.apply(model)
-    optimizer = torch.optim.AdamW(model.parameters(), 0.1)
-    group.apply(optimizer)
+    optimizer = driven(group, model, torch.optim.AdamW, 0.1)
     train(model, optimizer, 1)
     assert group.needs_dense_gradient
     train(model, optimizer, 4, after=lambda: assert_enforced(group, optimizer))
@@ -84,9 +81,7 @@ def test_training_and_state():
 @pytest.mark.parametrize("nested", [False, True])
 def test_autoupdate_of_group_and_member(nested):
     model, group = make_model(), Group({"*": SET(0.5, update=1)})
-    group.apply(model)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    group.apply(optimizer)
+    optimizer = driven(group, model)
     (group[0] if nested else group).autoupdate = False
     before = model[0].weight_mask.clone()
     train(model, optimizer, 2)
@@ -96,9 +91,7 @@ def test_autoupdate_of_group_and_member(nested):
 def test_one_optimizer_step_is_skipped_for_all_members():
     group = Group({"0.*": RigL(0.5, 1, skip_update_on_mask_steps=True), "*": SET(0.5, 1)})
     model = make_model()
-    group.apply(model)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    group.apply(optimizer)
+    optimizer = driven(group, model)
     before = snapshot(model)
     train(model, optimizer, 1)
     both = before["2.weight_mask"] & model[2].weight_mask

@@ -18,6 +18,7 @@ from tests.sparse_lib.algorithm_cases import (
     ALGORITHMS,
     assert_enforced,
     assert_equal,
+    driven,
     make,
     make_model,
     snapshot,
@@ -27,9 +28,7 @@ from tests.sparse_lib.algorithm_cases import (
 
 def start(algorithm, model=None, **options):
     model = make_model() if model is None else model
-    algorithm.apply(model)
-    optim = torch.optim.AdamW(model.parameters(), 0.01, **options)
-    algorithm.apply(optim)
+    optim = driven(algorithm, model, torch.optim.AdamW, 0.01, **options)
     return model, optim
 
 

@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import sparse_lib as sl
-from tests.sparse_lib.algorithm_cases import ALGORITHMS, SCHEDULES, make, make_model, train
+from tests.sparse_lib.algorithm_cases import ALGORITHMS, SCHEDULES, driven, make, make_model, train
 
 OPTIMIZERS = {
     "SGD": {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1},
@@ -166,9 +166,7 @@ def test_lbfgs_forgets_its_curvature_when_masks_change_and_only_then():
 def test_muon_orthogonalises_and_stays_masked():
     model = nn.Sequential(nn.Linear(12, 16, bias=False), nn.Tanh(), nn.Linear(16, 6, bias=False))
     algorithm = make("rigl")
-    algorithm.apply(model)
-    optim = torch.optim.Muon(model.parameters(), lr=0.01)
-    algorithm.apply(optim)
+    optim = driven(algorithm, model, torch.optim.Muon, 0.01)
     for _ in range(5):
         optim.zero_grad()
         model(torch.randn(4, 12)).pow(2).sum().backward()

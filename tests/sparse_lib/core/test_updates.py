@@ -8,6 +8,7 @@ from torch import nn
 
 import sparse_lib as sl
 from sparse_lib.masks.counts import num_true
+from tests.sparse_lib.algorithm_cases import driven
 
 GROWING = {"rigl": sl.RigL, "granet": sl.GraNet, "srigl": sl.SRigL, "snfs": sl.SNFS}
 
@@ -23,9 +24,7 @@ def batch(step, count=8):
 
 def started(algorithm, model=None, lr=0.1):
     model = network() if model is None else model
-    algorithm.apply(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
-    algorithm.apply(optimizer)
+    optimizer = driven(algorithm, model, torch.optim.SGD, lr)
     return model, optimizer
 
 

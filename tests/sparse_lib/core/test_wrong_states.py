@@ -7,15 +7,14 @@ import torch
 from torch import nn
 
 import sparse_lib as sl
+from tests.sparse_lib.algorithm_cases import driven
 
 
 def trained(make):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8))
     algorithm = make()
-    algorithm.apply(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    algorithm.apply(optimizer)
+    optimizer = driven(algorithm, model)
 
     def train():
         optimizer.zero_grad()

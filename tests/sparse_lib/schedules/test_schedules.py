@@ -10,26 +10,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparse_lib.compat.rules import CSTORCH
-from sparse_lib.schedules.updates import (
+from sparse_lib.schedules import (
     CallableSchedule,
-    FreqSchedule,
-    ListSchedule,
-    UpdateSchedule,
-    make_update_schedule,
-)
-from sparse_lib.schedules.values import (
     Constant,
     Cosine,
     Cubic,
     Cycling,
     Exp,
+    FreqSchedule,
     HyperParameterSchedule,
     Lambda,
     Linear,
+    ListSchedule,
     Periodic,
     Polynomial,
     Power,
+    UpdateSchedule,
     make_hyperparameter_schedule,
+    make_update_schedule,
 )
 
 
