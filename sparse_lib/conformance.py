@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import json
 import math
 import pickle
 import sys
@@ -386,29 +385,6 @@ def a_copied_model_alone_keeps_its_zeros(case: Case) -> None:
         expect(weight[mask].any(), "a copied model has no weights")
 
 
-def two_forwards_may_precede_a_backward(case: Case) -> None:
-    """A module may be used twice in one step."""
-    model, algorithm, optim = case.start()
-    for _ in range(4):
-        optim.zero_grad()
-        (model(torch.ones(2, 12)) - model(torch.zeros(2, 12)) - 1).pow(2).sum().backward()
-        optim.step()
-        expect_enforced(algorithm, optim)
-
-
-def metrics_are_plain_numbers_and_true(case: Case) -> None:
-    """``metrics()`` can be written as JSON, and says what the masks are."""
-    model, algorithm, optim = case.start()
-    train(model, optim, 4)
-    metrics = algorithm.metrics()
-    expect(json.loads(json.dumps(metrics)) == metrics, "metrics are no plain numbers")
-    for name, values in metrics["tensors"].items():
-        sparsity = 1 - algorithm.sparse_params[name].mask.float().mean().item()
-        expect(abs(values["sparsity"] - sparsity) < 1e-6, f"sparsity of {name!r} is wrong")
-        expect(0 <= values["churn"] <= 1, f"churn of {name!r} is {values['churn']}")
-        expect(values["itop"] >= 1 - values["sparsity"] - 1e-9, f"itop of {name!r} is too small")
-
-
 CHECKS: tuple[Callable[[Case], None], ...] = (
     masked_positions_are_zero_after_every_step,
     counts_are_exact_at_every_update,
@@ -422,7 +398,5 @@ CHECKS: tuple[Callable[[Case], None], ...] = (
     copies_go_on_identically,
     a_resume_goes_on_identically,
     a_copied_model_alone_keeps_its_zeros,
-    two_forwards_may_precede_a_backward,
-    metrics_are_plain_numbers_and_true,
 )
 """All checks, each of which takes a ``Case`` and raises ``NotConforming``."""

@@ -3,8 +3,7 @@
 ``python -m tests.fuzz.killer --kills 100`` prints one line per trial. A trial is one workflow in a
 folder of its own: it is started, loses some processes, and is started again until it ends. What it
 has computed must then be what an uninterrupted workflow computes, bit for bit, apart from times.
-A quarter of the kills takes any process, a quarter a job's, a quarter a trainer that writes a
-state, and a quarter one that has just given a state its name and not yet dropped an older one.
+States are saved at every step, so many kills fall into a save.
 """
 
 from __future__ import annotations
@@ -32,7 +31,6 @@ from typing import Any
 import psutil
 
 from experiments.specs.run import Run
-from experiments.training.state import NUM_KEPT
 
 ROOT = Path(__file__).resolve().parents[2]
 #: Two runs, the second from the weights of the first, with evaluation, tables, figures, a page.
@@ -53,8 +51,6 @@ TIMES = {
 NOTES = (".lock", ".snakemake_timestamp", "made.json")
 #: Seconds that an undisturbed start may take on a busy machine.
 PATIENCE_S = 3600
-#: What a kill is aimed at.
-AIMS = ("any", "job", "write", "rename")
 
 
 @dataclass
@@ -186,19 +182,18 @@ def run_trial(
 def kill_one(
     folder: Path, root: subprocess.Popen[str], rng: random.Random, mean_delay_s: float
 ) -> str | None:
-    """Wait a random time, then kill a process; returns what it was, None if it was too late."""
-    aim = rng.choice(AIMS)
+    """Wait a random time, then kill a process, every other time that of a job.
+
+    Returns:
+        What it was; None if it was too late.
+    """
+    wants_job = rng.random() < 0.5
     due = time.monotonic() + rng.expovariate(1 / mean_delay_s)
     while root.poll() is None:
         if time.monotonic() > due:
             late = time.monotonic() > due + mean_delay_s  # there is no job
             candidates = processes(folder)
-            if aim in ("write", "rename"):
-                killed = _kill_in_a_save(folder, candidates, aim)
-                if killed is not None:
-                    return killed
-                candidates = []
-            if aim == "job" and not late:
+            if wants_job and not late:
                 candidates = [process for process in candidates if role(process) != "snakemake"]
             if candidates:
                 victim = rng.choice(candidates)
@@ -210,31 +205,6 @@ def kill_one(
     return None
 
 
-def _kill_in_a_save(folder: Path, candidates: list[psutil.Process], aim: str) -> str | None:
-    """Kill a trainer while it saves, within half a second; None if none did.
-
-    What is left in its folder tells whether the kill came in time: a file without its name, or a
-    state more than are kept.
-    """
-    trainers = {run_of(process): process for process in candidates if role(process) == "train"}
-    trainers.pop(None, None)
-    part = _next_save(folder, 0.5) if trainers else None
-    owner = None if part is None else trainers.get(part.parent.name.rsplit("-", 1)[0])
-    if part is None or owner is None:
-        return None
-    deadline = time.monotonic() + 0.5
-    while aim == "rename" and part.exists() and time.monotonic() < deadline:
-        pass
-    try:
-        owner.kill()
-        psutil.wait_procs([owner], timeout=30)
-    except psutil.Error:
-        return None
-    num_states = len(list(part.parent.glob("state-*.pt")))
-    inside = part.exists() if aim == "write" else not part.exists() and num_states > NUM_KEPT
-    return f"train {'inside' if inside else 'near'} a {aim}"
-
-
 def run_of(process: psutil.Process) -> str | None:
     """The run that a process of `train` has."""
     try:
@@ -242,16 +212,6 @@ def run_of(process: psutil.Process) -> str | None:
     except psutil.Error:
         return None
     return words[words.index("--run") + 1] if "--run" in words[:-1] else None
-
-
-def _next_save(folder: Path, seconds: float) -> Path | None:
-    """Wait for a state that is written but not yet in its place."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        with contextlib.suppress(FileNotFoundError):  # a run that ends removes its folder
-            for path in (folder / "state").glob("*/*.part"):
-                return path
-    return None
 
 
 def stop(folder: Path) -> None:

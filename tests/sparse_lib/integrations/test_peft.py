@@ -11,10 +11,7 @@ pytest.importorskip("peft", reason="peft is not installed")
 from peft import (
     AdaLoraConfig,
     LoHaConfig,
-    LoKrConfig,
     LoraConfig,
-    OFTConfig,
-    VeraConfig,
     get_peft_model,
 )
 
@@ -111,9 +108,6 @@ def test_an_adapter_that_is_added_later_is_masked_by_another_call(forgets):
     ("kind", "config"),
     [
         ("loha", LoHaConfig(r=2, target_modules=["up_proj"])),
-        ("lokr", LoKrConfig(r=2, target_modules=["up_proj"])),
-        ("oft", OFTConfig(oft_block_size=4, target_modules=["up_proj"])),
-        ("vera", VeraConfig(r=2, target_modules=["up_proj"])),
         ("adalora", AdaLoraConfig(target_modules=["up_proj"], total_step=10)),
     ],
 )
