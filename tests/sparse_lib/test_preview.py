@@ -10,7 +10,6 @@ from sparse_lib.algorithms.rigl import RigL
 from sparse_lib.algorithms.static import Static
 from sparse_lib.configure import configure
 from sparse_lib.core.group import Group
-from sparse_lib.core.guard import bytes_of_mask
 from sparse_lib.flops.model import count
 from sparse_lib.preview import plan
 
@@ -43,29 +42,6 @@ def test_counts_are_exact_and_reasons_given():
     assert table["up.bias"]["reason"] == "one dimension"
     assert result.num_parameters - result.num_nonzero == 1800
     assert result.warnings == ()
-
-
-def test_a_name_is_a_reason():
-    class Named(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.patch_embed = nn.Conv2d(3, 4, 2)
-            self.norm_proj = nn.Linear(4, 4)
-            self.fc = nn.Linear(4, 4)
-
-    reasons = {name: row["reason"] for name, row in rows(plan(Named(), 0.5)).items()}
-    assert reasons["patch_embed.weight"] == "embedding"
-    assert reasons["norm_proj.weight"] == "norm"
-    assert reasons["fc.weight"] == "head"
-
-
-@pytest.mark.parametrize(("num_steps", "told"), [(500, 1), (1500, 1), (2000, 0), (None, 0)])
-def test_a_schedule_that_the_training_does_not_reach_the_end_of_is_told(num_steps, told):
-    cubic = {"type": "cubic", "init_sparsity": 0.0, "end_sparsity": 0.8}
-    cubic |= {"sparsity_start_step": 1000, "sparsity_end_step": 2000}
-    config = {"algorithm": "gmp", "sparsity": cubic, "update": {"freq": 100}}
-    notes = plan(Tiny(), config, num_steps=num_steps).warnings
-    assert len([note for note in notes if "goes on to 0.80" in note]) == told
 
 
 @pytest.mark.parametrize("sparsity", ["cubic", "by name"])
@@ -103,19 +79,6 @@ def test_flops_of_a_model_of_features_need_a_batch_size_only():
     assert start["inference_flops"] == 2 * 3 * (100 + 50)
     assert start["training_flops_dense_weight_grad"] == 2 * 3 * (2 * 150 + 300)
     assert plan(model, 0.5).flops_records() == []
-
-
-def test_flops_of_any_inputs():
-    class Named(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.up = nn.Linear(10, 100)
-
-        def forward(self, *, features):
-            return self.up(features)
-
-    dense = plan(Named(), 0.5, inputs={"features": torch.zeros(7, 10)}).flops_records()[0]
-    assert dense["inference_flops"] == 2 * 7 * 1000
 
 
 def test_what_is_no_model_is_refused():
@@ -162,14 +125,6 @@ def test_the_final_sparsity_is_that_of_a_run():
             model(torch.arange(11).view(1, 11)).sum().backward()
             optimizer.step()
         assert group.sparse_params["up.weight"].sparsity == pytest.approx(expected, abs=5e-4)
-
-
-def test_flops_follow_the_mask_where_a_structure_raises_the_sparsity():
-    config = {"sparsity": 0.1, "score_shaper": "2:4", "param_filter": "down.weight"}
-    result = plan(Tiny(), config, sequence_length=1)
-    dense, start, end = result.flops_records()
-    assert dense["inference_flops"] - start["inference_flops"] == 2 * 500
-    assert start == {**end, "when": "start"}
 
 
 def test_warnings_name_collapse_and_embedding():
@@ -289,13 +244,6 @@ def test_snip_is_planned_with_the_gradients_that_are_there():
     assert sum(r["num_nonzero"] for r in result.records() if r["algorithm"]) == 1000
 
 
-def test_markdown_is_one_row_per_weight_and_lists_warnings():
-    lines = str(plan(Tiny(), [{"sparsity": 0.99, "param_filter": "up.weight"}])).splitlines()
-    assert lines[0].startswith("2,")
-    assert sum(line.startswith("| ") for line in lines) == 2 + 4
-    assert lines[-1].startswith("Warning: up.weight keeps 10 weights for 100 rows")
-
-
 @pytest.mark.parametrize(
     "config",
     [
@@ -347,17 +295,6 @@ def test_memory_of_masks_is_what_the_masks_take():
     assert planned.mask_bytes == 2 * large + (2 + 4) * small
     assert f"masks take {planned.mask_bytes:,} bytes" in str(planned)
     assert plan(model, 0.9).mask_bytes == large + 5 * small
-
-    algorithm = sl.SET(0.9, update=1, seed=0)
-    algorithm.apply(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    algorithm.apply(optimizer)
-    model(torch.ones(1, 1025)).sum().backward()
-    optimizer.step()
-    for sparse in algorithm.sparse_params.values():
-        kept = [sparse.mask, sparse.history._flags, *sparse.guard._words.values()]
-        taken = sum(tensor.numel() * tensor.element_size() for tensor in kept)
-        assert taken == bytes_of_mask(sparse.param, changes=True)
 
 
 @pytest.mark.parametrize(("num_steps", "final"), [(5, 0.0), (10, 0.9), (20, 0.0), (30, 0.9)])
