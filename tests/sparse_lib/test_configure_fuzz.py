@@ -19,11 +19,12 @@ KEYS = sorted(
     | {key for name in ALGORITHMS for key in constructor_keys(algorithm_classes()[name])}
 )
 WILD = (
-    None, True, -1, 3, 0.3, 1.5, 10**30, 10**400, math.nan, -math.inf, "", "Ω*", "fc*", "(", "random",
-    "cosine", "0.5", [], [0.5], [0.5, 2], ["*"], [math.nan], {}, {"a": 1}, {"": 0.5}, {"*": "x"},
-    {"lin*": 0.5}, {"type": "cosine"}, {"type": "exp", "init": 0, "gamma": 1e9}, {"freq": -1},
-    {"freq": 2, "start": 9, "stop": 3}, {"steps": [True]}, {"type": "constant", "value": "a"},
-    {"lin": {"sparsity": 7}}, {"init": {"sparsity": {"sparsity": [None]}}}, [{"sparsity": "x"}],
+    None, True, -1, 3, 0.3, 1.5, 10**30, 10**400, math.nan, -math.inf, "", "Ω*", "fc*", "(",
+    "random", "cosine", "0.5", [], [0.5], [0.5, 2], ["*"], [math.nan], {}, {"a": 1}, {"": 0.5},
+    {"*": "x"}, {"lin*": 0.5}, {"type": "cosine"}, {"type": "exp", "init": 0, "gamma": 1e9},
+    {"freq": -1}, {"freq": 2, "start": 9, "stop": 3}, {"steps": [True]},
+    {"type": "constant", "value": "a"}, {"lin": {"sparsity": 7}}, {"init": {"sparsity": [None]}},
+    [{"sparsity": "x"}],
 )  # fmt: skip
 
 

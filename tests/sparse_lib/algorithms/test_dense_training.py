@@ -203,3 +203,14 @@ def test_top_k_activations():
     assert x.grad.tolist() == [[0, 1, 1, 0]]
     with pytest.raises(ValueError, match="k or fraction"):
         sl.activations.TopKActivation()
+
+
+def test_minima_and_sparsities_that_cannot_be_are_told():
+    layer = nn.Linear(6, 4, bias=False)
+    with pytest.warns(UserWarning, match="min_per_output is 9, but 'weight' has 6 weights in each"):
+        sl.TopK(0.5, min_per_output=9).apply(layer)
+    assert int(layer.weight_mask.sum()) == 12
+    layer = nn.Linear(8, 8, bias=False)
+    with pytest.warns(UserWarning, match="sparsity is 0.3, but 2:4 masks have at least 0.5"):
+        sl.SRSTE(0.3, score_shaper="2:4").apply(layer)
+    assert torch.equal(layer.weight_mask.view(-1, 4).sum(1), torch.full((16,), 2))

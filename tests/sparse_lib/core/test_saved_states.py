@@ -1,0 +1,162 @@
+"""States of algorithms that are loaded, loaded with a warning, refused or forgotten."""
+
+import copy
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import sparse_lib as sl
+from tests.sparse_lib.algorithm_cases import driven
+
+RISING = {"type": "linear", "init": 0.5, "slope": 0.01}
+
+
+def rigl(**options):
+    return sl.RigL(0.5, **({"update": {"freq": 3}, "seed": 0} | options))
+
+
+def train(model, optimizer, num_steps):
+    for _ in range(num_steps):
+        optimizer.zero_grad()
+        model(torch.ones(2, 8)).pow(2).sum().backward()
+        optimizer.step()
+
+
+def messages(action, *arguments):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        action(*arguments)
+    return [str(warning.message) for warning in caught]
+
+
+def state_of(algorithm):
+    algorithm.apply(nn.Linear(8, 8))
+    return algorithm.state_dict()
+
+
+def same(first, second):
+    if isinstance(first, dict):
+        return first.keys() == second.keys() and all(same(first[k], second[k]) for k in first)
+    if isinstance(first, list):
+        return len(first) == len(second) and all(map(same, first, second))
+    return torch.equal(first, second) if isinstance(first, torch.Tensor) else first == second
+
+
+@pytest.mark.parametrize(
+    ("saved", "asked", "said"),
+    [
+        (sl.Static(0.8), sl.Static(0.5), "sparsity 0.8 and is loaded with 0.5; masks stay"),
+        (sl.RigL(0.8), sl.RigL(RISING), r"0.8 .* with Linear\(init=0.5, slope=0.01\); masks go"),
+        (rigl(update=100), rigl(update=5), r"freq=100, .* with FreqSchedule\(freq=5, .* latter"),
+        (rigl(seed=1), rigl(seed=2), "with seed 1 and is loaded with 2; draws go on with 1"),
+        (rigl(), sl.SET(0.5), "saved by RigL and is loaded into SET"),
+    ],
+)
+@pytest.mark.parametrize("grouped", [False, True])
+def test_other_settings_on_resume_are_told(saved, asked, said, grouped):
+    first, second = copy.deepcopy((saved, asked))
+    if grouped:
+        first, second = sl.Group({"*": first}), sl.Group({"*": second})
+    state = state_of(first)
+    second.apply(nn.Linear(8, 8))
+    with pytest.warns(UserWarning, match=said) as told:
+        second.load_state_dict(state)
+    assert len(told) == 1
+
+
+@pytest.mark.parametrize("update", [3, [2, 4], lambda step: step == 2])
+@pytest.mark.parametrize("spec", [0.8, RISING, [0.5, 0.8], lambda step: 0.8])
+def test_the_same_settings_on_resume_are_silent(spec, update):
+    saved, other = (sl.RigL(spec, update, seed=4) for _ in range(2))
+    state = state_of(saved)
+    other.apply(nn.Linear(8, 8))
+    assert messages(other.load_state_dict, state) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda state: state.pop("step"), "no 'step'"),
+        (lambda state: state.update(step=-4), "step=-4"),
+        (lambda state: state.update(num_updates=2.5), "num_updates=2.5"),
+        (lambda state: state.update(seed="x"), "seed='x'"),
+        (lambda state: state.update(groups=[]), "the state is that of a Group; load it into one"),
+        (lambda state: state.update(params=3), "params=3"),
+        (lambda state: state["params"].pop("weight"), "lacks 'weight'"),
+        (lambda state: state["params"].update(other={}), "has 'other'"),
+        (lambda state: state["params"].update(weight=3), "must hold mappings"),
+        (lambda state: state["params"]["weight"].update(target="x"), "no sparsity"),
+        (lambda state: state["params"]["weight"].update(work={"x": 1}), "no numbers.*'work'"),
+        (
+            lambda state: state["params"]["weight"]["history"].update(flags=torch.ones(3)),
+            "no bytes of its shape",
+        ),
+    ],
+)
+@pytest.mark.parametrize("grouped", [False, True])
+def test_a_state_that_does_not_fit_changes_nothing(change, sentence, grouped):
+    model = nn.Linear(8, 8)
+    members = {"bias": sl.SET(0.5, seed=0), "weight": rigl(update=1)}
+    algorithm = sl.Group(members) if grouped else rigl(update=1)
+    optimizer = driven(algorithm, model)
+    train(model, optimizer, 2)
+    state = copy.deepcopy(algorithm.state_dict())
+    train(model, optimizer, 1)
+    now = copy.deepcopy(algorithm.state_dict())
+    change(state["groups"][1] if grouped else state)
+    with pytest.raises(ValueError, match=sentence):
+        algorithm.load_state_dict(state)
+    assert same(algorithm.state_dict(), now)
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_a_forgotten_optimizer_is_missed_at_the_first_update(grouped):
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    algorithm = sl.Group({"*": rigl()}) if grouped else rigl()
+    algorithm.apply(model)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    # A step is noticed in the forward pass after it: three steps are seen in the fourth round.
+    assert messages(train, model, optimizer, 3) == []
+    (message,) = messages(train, model, optimizer, 4)
+    assert "RigL would have updated its masks after optimizer step 3" in message
+    assert "apply(optimizer)" in message
+    assert messages(train, model, optimizer, 5) == []
+
+
+def test_what_misses_nothing_is_silent():
+    still, by_hand = sl.Static(0.5), rigl()
+    by_hand.autoupdate = False
+    for algorithm in (still, by_hand):
+        model = algorithm.apply(nn.Linear(8, 8))
+        assert messages(train, model, torch.optim.SGD(model.parameters(), 0.01), 5) == []
+    model = nn.Linear(8, 8)
+    assert messages(train, model, driven(rigl(), model), 5) == []
+
+
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.SGD])
+@pytest.mark.parametrize("grouped", [False, True])
+@pytest.mark.parametrize("forget", [True, False])
+def test_a_resume_without_the_algorithms_state_warns(kind, grouped, forget):
+    def start():
+        model, algorithm = nn.Linear(8, 8), sl.Group({"*": rigl()}) if grouped else rigl()
+        return model, driven(algorithm, model, kind, 0.01), algorithm
+
+    first, second = start(), start()
+    train(*first[:2], 4)
+    for part, other in list(zip(first, second))[: 2 if forget else 3]:
+        other.load_state_dict(copy.deepcopy(part.state_dict()))
+    said = messages(train, *second[:2], 4)
+    assert len(said) == forget
+    assert not forget or "the state of RigL was not" in said[0]
+
+
+def test_new_masks_on_a_dense_training_are_no_resume():
+    model = nn.Linear(8, 8)
+    optimizer = torch.optim.Adam(model.parameters(), 0.01)
+    train(model, optimizer, 3)
+    algorithm = rigl()
+    algorithm.apply(model)
+    algorithm.apply(optimizer)
+    assert messages(train, model, optimizer, 3) == []
