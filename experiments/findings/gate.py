@@ -63,10 +63,10 @@ def ask(
             _larger(evidence, workload, measured),
         ):
             if failed:
-                return Gate(f"dense baseline: {failed}")
+                return Gate(f"weak dense baseline: {failed}")
     failed, tried = _rates(evidence, rows, arms, rates)
     if failed:
-        return Gate(f"{'dense baseline' if rates == 'shared' else 'learning rate'}: {failed}")
+        return Gate(f"untuned learning rate: {failed}")
     notes.append(tried)
     return Gate(notes="; ".join(note for note in notes if note))
 

@@ -282,9 +282,7 @@ def card(found: Finding, evidence: Evidence, pictures: dict[str, str]) -> dict[s
             )
         )
     if found.unseen is not None:
-        body.append(
-            f"Seeds that nobody had read when their number was fixed: {effect(found.unseen, unit)}."
-        )
+        body.append(f"Fresh seeds alone: {effect(found.unseen, unit)}.")
     return {
         "name": claim.name,
         "title": claim.title,
@@ -313,7 +311,11 @@ def card(found: Finding, evidence: Evidence, pictures: dict[str, str]) -> dict[s
 def _badge(found: Finding) -> str:
     if found.place is not None and found.place.registered:
         return f"registered {found.place.registered}, before the runs"
-    return "some seeds had been read before" if found.place is not None and found.place.seen else ""
+    return (
+        "some seeds were added after a first look"
+        if found.place is not None and found.place.seen
+        else ""
+    )
 
 
 def supporting_rows(group: Sequence[Finding]) -> list[list[str]]:
@@ -381,8 +383,8 @@ def summary(findings: tuple[Finding, ...]) -> str:
         "smaller than half of it, or nothing": "at most half of the effect, or none",
         "not resolved": "not resolved",
         NO_TEST: "no fair test here",
-        AGREES: "computed, and agrees",
-        DIFFERS: "computed, and differs",
+        AGREES: "arithmetic, and agrees",
+        DIFFERS: "arithmetic, and differs",
     }
     verbs = {
         "opposite": ("has", "have"),

@@ -70,8 +70,8 @@ def _shares(axes: Axes, findings: Sequence[Finding]) -> None:
         _bar(axes, place, *found.share, COLORS[found.word.word])
     _rows(axes, [found.claim.title for found in reversed(findings)])
     axes.axvline(0, color=INK, lw=0.8)
-    axes.set_xlabel("change of loss, % (left is better)")
-    axes.set_title("Published without a number")
+    axes.set_xlabel("change, % of the baseline (left is better)")
+    axes.set_title("Published without a comparable number")
 
 
 def _forest(axes: Axes, pooled: Mapping[tuple[str, str], Pooled]) -> None:

@@ -5,6 +5,7 @@ requests, with its pictures beside it.
 """
 
 import functools
+import itertools
 import os
 import re
 import shutil
@@ -266,7 +267,7 @@ def render_index(
         "cards": shown,
         "negative": [
             found
-            for found in nine
+            for found in (*nine, *itertools.chain(*ledger.supporting(evidence)))
             if found.word.word in ("opposite", "smaller than half of it, or nothing")
         ],
         "ours": cards.ours,
@@ -371,6 +372,11 @@ def update_readme(readme: Path, nine: Sequence[Finding]) -> None:
         f"[![Effects here relative to the published ones](reports/{FOREST})](reports/README.md)",
         "",
     ]
-    lines += [cards.summary(tuple(nine)), "", *(f"- {line}" for line in short(nine))]
+    lines += [f"{cards.summary(tuple(nine))} These are the committed results, scale `small`.", ""]
+    rows = [
+        [found.claim.title, cards.published(found), cards.ours(found), cards.short_word(found)]
+        for found in nine
+    ]
+    lines.append(cards.table(["result", "published", "here, 95% interval", "word"], rows))
     body = "\n".join(lines)
     readme.write_text(block.sub(lambda _: f"{BEGIN}\n{body}\n{END}", page), encoding="utf-8")
