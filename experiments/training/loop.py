@@ -19,8 +19,6 @@ from experiments.training.interruption import Interrupted, locked, stop_signals
 from experiments.training.ranks import ranks
 from experiments.training.trainer import Trainer
 
-__all__ = ["Trainer", "finished", "run", "train", "writing"]
-
 #: Seconds between two saved states; the variable is for steps of unusual length, and for tests.
 SAVE_EVERY_S = variable("SPARSE_SAVE_EVERY_S", 15.0)
 #: A state that takes long to save is saved less often: saving takes at most this share of the time.

@@ -24,6 +24,7 @@ from experiments.store import paths
 from experiments.store.io import write_json
 from experiments.training import loop as training
 from experiments.training.console import say
+from experiments.training.trainer import Trainer
 from experiments.training.watch import Watch
 from sparse_lib.checkpoint import export_safetensors
 from sparse_lib.configure import configure
@@ -149,12 +150,10 @@ def _train(
         return export_safetensors(model, path, layout="nan")
 
 
-def _trainer(
-    spec: RunSpec, model_dir: Path, data_dir: Path, weights: Path, device: str
-) -> training.Trainer:
+def _trainer(spec: RunSpec, model_dir: Path, data_dir: Path, weights: Path, device: str) -> Trainer:
     """A trainer that holds these weights and has not begun."""
     # Without an algorithm the masks are exactly those of the weights.
-    return training.Trainer(
+    return Trainer(
         _starting_from(spec.model_copy(update={"sparsity": None}), weights),
         data_dir=data_dir,
         state_dir=model_dir / "state",

@@ -63,15 +63,18 @@ def test_a_wrong_config_is_one_sentence(checkout):
 
 
 def test_another_workflow_takes_the_rules_as_a_module_with_a_partial_config(tmp_path):
+    """Where nothing is trained, timings are the committed ones."""
     (tmp_path / "Snakefile").write_text(
         f"module sparse:\n    snakefile: {str(ROOT / 'Snakefile')!r}\n"
-        "    config: {'scale': 'smoke', 'study': 'flops'}\n\n"
+        "    config: {'scale': 'smoke', 'study': 'flops', 'reuse': 'only'}\n\n"
         "use rule * from sparse as sparse_*\n"
     )
-    options = ("-n", "--cores", "1", "sparse_reproduce", "--directory", str(tmp_path))
+    options = ("-np", "--cores", "1", "sparse_reproduce", "--directory", str(tmp_path))
     done = snakemake(*options, "--snakefile", str(tmp_path / "Snakefile"))
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert re.search(r"^sparse_page_flops +1$", done.stdout + done.stderr, re.MULTILINE)
+    text = done.stdout + done.stderr
+    assert done.returncode == 0, text
+    assert re.search(r"^sparse_page_flops +1$", text, re.MULTILINE)
+    assert "experiments compute --scale smoke --committed-timings" in text
 
 
 def test_a_wrong_sparsity_argument_fails_before_any_job(checkout, tmp_path):
@@ -88,13 +91,6 @@ def test_a_wrong_sparsity_argument_fails_before_any_job(checkout, tmp_path):
         assert done.returncode != 0
         assert "drop_fractoin" in text
         assert "Traceback" not in text
-
-
-def test_timings_are_the_committed_ones_where_nothing_is_trained(checkout):
-    asking = ("--quiet", "host", "--config", "scale=small", "reuse=only", "--")
-    done = snakemake("-np", *asking, "results/small/computations/device", cwd=checkout)
-    assert "experiments compute --scale small" in done.stdout, done.stdout + done.stderr
-    assert "--committed-timings" in done.stdout
 
 
 def test_rerun_does_what_it_names_and_nothing_else(checkout):
@@ -114,12 +110,6 @@ def test_rerun_does_what_it_names_and_nothing_else(checkout):
         "train": 2, "evaluate": 2, "collect": 1
     }  # fmt: skip
     assert int(jobs["total"]) <= 12 and "index" not in jobs
-
-
-def test_rerun_without_a_run_says_what_it_needs(checkout):
-    done = snakemake("-n", "rerun", cwd=checkout)
-    text = done.stdout + done.stderr
-    assert done.returncode != 0 and "rerun needs --config run=<run id>" in text
 
 
 def test_records_and_tables_are_kept_but_for_studies_without_runs(checkout, tmp_path):

@@ -11,8 +11,6 @@ from experiments.specs.read import study_names
 from experiments.specs.schema import SCALES, SpecError
 from experiments.store import paths
 
-HOSTILE = ["", ".", "..", "../../../victim", "a/b", "/etc", "a\0b", "a\nb", "-rf", ".git", "a b",
-           "a$(touch pwned)b", "{scale}", "<x>", "a;b", "a'b", "x" * 300]  # fmt: skip
 FOLDERS = {
     "data": (paths.data, paths.DATA),
     "run": (lambda name: paths.run("smoke", name), Path("results/smoke/runs")),
@@ -23,13 +21,6 @@ FOLDERS = {
         Path("results/smoke/computations"),
     ),
 }
-
-
-@pytest.mark.parametrize("kind", FOLDERS)
-@pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_name_is_refused(kind, name):
-    with pytest.raises(SpecError, match="^(data|run|study|computation) is "):
-        FOLDERS[kind][0](name)
 
 
 @pytest.mark.parametrize("scale", ["", ".", "..", "../../etc", "reference", "smoke/x"])
