@@ -69,8 +69,9 @@ def test_another_workflow_takes_the_rules_as_a_module_with_a_partial_config(tmp_
         "    config: {'scale': 'smoke', 'study': 'flops', 'reuse': 'only'}\n\n"
         "use rule * from sparse as sparse_*\n"
     )
-    options = ("-np", "--cores", "1", "sparse_reproduce", "--directory", str(tmp_path))
-    done = snakemake(*options, "--snakefile", str(tmp_path / "Snakefile"))
+    options = ("-np", "--quiet", "host", "--cores", "1", "sparse_reproduce")
+    place = ("--directory", str(tmp_path), "--snakefile", str(tmp_path / "Snakefile"))
+    done = snakemake(*options, *place)
     text = done.stdout + done.stderr
     assert done.returncode == 0, text
     assert re.search(r"^sparse_page_flops +1$", text, re.MULTILINE)
