@@ -1,7 +1,8 @@
 """Checkpoints: make a model dense, export its sparse weights, read other libraries' masks.
 
 Masks are boolean buffers ``<name>_mask`` beside their parameter, so a model's own ``state_dict``
-needs nothing from here. A *state* below is a mapping of full parameter names to tensors.
+needs nothing from here; `export_with_masks` has them as bits. A *state* below is a mapping of full
+parameter names to tensors.
 """
 
 from sparse_lib.checkpoint.exports import (
@@ -10,6 +11,7 @@ from sparse_lib.checkpoint.exports import (
     export_bitmask,
     export_dense,
     export_nan,
+    export_with_masks,
     finalize,
 )
 from sparse_lib.checkpoint.files import export_safetensors, read_safetensors
@@ -26,6 +28,7 @@ __all__ = [
     "export_dense",
     "export_nan",
     "export_safetensors",
+    "export_with_masks",
     "finalize",
     "import_torch_prune",
     "is_sparse",

@@ -162,7 +162,7 @@ def check_agrees(
         raise ValueError(f"state and model differ in their outputs: {error}") from None
 
 
-def with_masks(model: nn.Module) -> State:
+def export_with_masks(model: nn.Module) -> State:
     """As `export_dense`, with ``<name>.bitmask``, the mask as bits, beside each weight."""
     masks = {f"{name}.bitmask": to_bits(mask) for name, mask in masks_of(model).items()}
     return {**export_dense(model), **masks}

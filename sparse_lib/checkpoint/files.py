@@ -17,7 +17,7 @@ from sparse_lib.checkpoint.exports import (
     export_bitmask,
     export_dense,
     export_nan,
-    with_masks,
+    export_with_masks,
 )
 from sparse_lib.checkpoint.names import State, masks_of
 from sparse_lib.checkpoint.states import split_known_state
@@ -50,7 +50,7 @@ def export_safetensors(model: nn.Module, path: str | Path, *, layout: str = "den
     save_file = _safetensors("torch").save_file
     makers: dict[str, Callable[[nn.Module], State]] = {
         "dense": export_dense,
-        "masks": with_masks,
+        "masks": export_with_masks,
         "nan": export_nan,
         "bitmask": export_bitmask,
     }

@@ -205,7 +205,8 @@ def example(
     if sequence_length is not None and image_size is not None:
         raise ValueError("count takes sequence_length or image_size, not both.")
     sides = (image_size, image_size) if isinstance(image_size, int) else (image_size or ())
-    for key, size in [("batch_size", batch_size), ("sequence_length", sequence_length)]:
+    sizes = [("batch_size", batch_size), ("sequence_length", sequence_length)]
+    for key, size in sizes + [("image_size", side) for side in sides]:
         if size is not None and not 1 <= check_integer(size, key, 1) < 2**31:
             raise ValueError(f"{key} is {size}; it must be below 2**31")
     place = {name: number for number, (name, _) in enumerate(model.named_modules())}

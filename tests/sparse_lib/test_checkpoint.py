@@ -121,6 +121,7 @@ EXPORTS = {
     "dense": checkpoint.export_dense,
     "nan": checkpoint.export_nan,
     "bitmask": checkpoint.export_bitmask,
+    "masks": checkpoint.export_with_masks,
 }
 
 

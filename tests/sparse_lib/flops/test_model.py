@@ -202,7 +202,12 @@ def test_wrong_sparsities_are_named(call, message):
 
 
 @pytest.mark.parametrize(
-    "sizes", [{"batch_size": 0}, {"batch_size": 1, "sequence_length": 4, "image_size": 4}]
+    "sizes",
+    [
+        {"batch_size": 0},
+        {"batch_size": 1, "image_size": (4, 0)},
+        {"batch_size": 1, "sequence_length": 4, "image_size": 4},
+    ],
 )
 def test_wrong_sizes_are_refused(sizes):
     with pytest.raises(ValueError, match="batch_size|not both"):
