@@ -210,7 +210,7 @@ def test_wrong_sparsities_are_named(call, message):
     ],
 )
 def test_wrong_sizes_are_refused(sizes):
-    with pytest.raises(ValueError, match="batch_size|not both"):
+    with pytest.raises(ValueError, match="batch_size|image_size must be|not both"):
         count(nn.Linear(3, 3), **sizes)
 
 
