@@ -96,3 +96,18 @@ def driven(algorithm, model, kind=torch.optim.SGD, *settings, **options):
     optimizer = kind(model.parameters(), *settings, **options)
     algorithm.apply(optimizer)
     return optimizer
+
+
+def loss_of(model, step):
+    """A loss of the model of `make_model` on the data of a step."""
+    data = torch.randn(8, 12, generator=torch.Generator().manual_seed(step))
+    return model(data).pow(2).sum(1).sub(1).pow(2).mean()
+
+
+def same(first, second):
+    """Whether two nests of dicts, lists, numbers and tensors are equal, bit for bit."""
+    if isinstance(first, dict):
+        return first.keys() == second.keys() and all(same(first[k], second[k]) for k in first)
+    if isinstance(first, (list, tuple)):
+        return len(first) == len(second) and all(map(same, first, second))
+    return torch.equal(first, second) if isinstance(first, torch.Tensor) else first == second

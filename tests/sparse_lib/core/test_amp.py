@@ -14,8 +14,10 @@ from tests.sparse_lib.algorithm_cases import (
     assert_enforced,
     assert_equal,
     driven,
+    loss_of,
     make,
     make_model,
+    same,
     snapshot,
 )
 
@@ -33,11 +35,6 @@ def start(algorithm, optimizer, **options):
     return model, optim
 
 
-def loss_of(model, step):
-    data = torch.randn(8, 12, generator=torch.Generator().manual_seed(step))
-    return model(data).pow(2).sum(1).sub(1).pow(2).mean()
-
-
 def scaled_step(model, optim, scaler, step, spoil=None):
     optim.zero_grad()
     scaler.scale(loss_of(model, step)).backward()
@@ -49,17 +46,6 @@ def scaled_step(model, optim, scaler, step, spoil=None):
 
 def everything(algorithm, model, optim):
     return copy.deepcopy([model.state_dict(), optim.state_dict(), algorithm.state_dict()])
-
-
-def same(first, second):
-    """Whether two nests of dicts, lists, numbers and tensors are equal, bit for bit."""
-    if isinstance(first, dict):
-        return first.keys() == second.keys() and all(same(first[k], second[k]) for k in first)
-    if isinstance(first, (list, tuple)):
-        return len(first) == len(second) and all(map(same, first, second))
-    if isinstance(first, torch.Tensor):
-        return torch.equal(first, second)
-    return first == second
 
 
 @pytest.mark.parametrize("fused", [False, True])

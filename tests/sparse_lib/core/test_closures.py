@@ -11,7 +11,7 @@ from sparse_lib.algorithms.srste import SRSTE
 from sparse_lib.algorithms.topk import TopK
 from sparse_lib.algorithms.topkast import TopKAST
 from sparse_lib.core.group import Group
-from tests.sparse_lib.algorithm_cases import ALGORITHMS, make, make_model
+from tests.sparse_lib.algorithm_cases import ALGORITHMS, loss_of, make, make_model, same
 
 OPTIMIZERS = {
     "adamw": lambda params: torch.optim.AdamW(params, 0.01),
@@ -31,11 +31,6 @@ SETTINGS = {
         }
     ),
 }
-
-
-def loss_of(model, step):
-    data = torch.randn(8, 12, generator=torch.Generator().manual_seed(step))
-    return model(data).pow(2).sum(1).sub(1).pow(2).mean()
 
 
 def trained(algorithm, optimizer, *, closes, micro_batches=1, steps=6):
@@ -65,17 +60,6 @@ def trained(algorithm, optimizer, *, closes, micro_batches=1, steps=6):
             optim.step()
     assert stray and not any(stray)
     return [model.state_dict(), optim.state_dict(), algorithm.state_dict()]
-
-
-def same(first, second):
-    """Whether two nests of dicts, lists, numbers and tensors are equal, bit for bit."""
-    if isinstance(first, dict):
-        return first.keys() == second.keys() and all(same(first[k], second[k]) for k in first)
-    if isinstance(first, (list, tuple)):
-        return len(first) == len(second) and all(map(same, first, second))
-    if isinstance(first, torch.Tensor):
-        return torch.equal(first, second)
-    return first == second
 
 
 @pytest.mark.parametrize("micro_batches", [1, 2])

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import sparse_lib as sl
-from tests.sparse_lib.algorithm_cases import driven
+from tests.sparse_lib.algorithm_cases import driven, same
 
 RISING = {"type": "linear", "init": 0.5, "slope": 0.01}
 
@@ -34,14 +34,6 @@ def messages(action, *arguments):
 def state_of(algorithm):
     algorithm.apply(nn.Linear(8, 8))
     return algorithm.state_dict()
-
-
-def same(first, second):
-    if isinstance(first, dict):
-        return first.keys() == second.keys() and all(same(first[k], second[k]) for k in first)
-    if isinstance(first, list):
-        return len(first) == len(second) and all(map(same, first, second))
-    return torch.equal(first, second) if isinstance(first, torch.Tensor) else first == second
 
 
 @pytest.mark.parametrize(

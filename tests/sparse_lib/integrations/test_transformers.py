@@ -232,6 +232,13 @@ def test_a_checkpoint_without_the_algorithm_says_so(tmp_path):
         again.train(resume_from_checkpoint=True)
 
 
+def test_another_training_of_the_same_algorithm_says_where_it_goes_on(tmp_path):
+    trainer = make_trainer(tmp_path, SparsityCallback(RIGL), max_steps=4)
+    trainer.train()
+    with pytest.warns(UserWarning, match="begins at step 0, but .* go on from step 4 of"):
+        trainer.train()
+
+
 def test_targets_beyond_the_end_are_told_before_training(tmp_path):
     cubic = {"type": "cubic", "init_sparsity": 0.0, "end_sparsity": 0.9}
     cubic |= {"sparsity_start_step": 0, "sparsity_end_step": 100}
