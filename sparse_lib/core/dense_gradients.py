@@ -78,11 +78,6 @@ class DenseGradients:
                 sparse.guard.want_dense_gradient(True)
                 self._handles.append(self._hook(sparse))
 
-    @property
-    def is_capturing(self) -> bool:
-        """True between `capture` and `stop`."""
-        return bool(self._handles)
-
     def stop(self) -> None:
         """Keep nothing more; what was kept stays."""
         if self._handles:

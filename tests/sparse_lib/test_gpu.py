@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 
-from sparse_lib.conformance import Case, make_model
+from sparse_lib.conformance import Case, expect_enforced, make_model
 from sparse_lib.core.registry import algorithm_classes
 from tests.sparse_lib.algorithm_cases import ALGORITHMS
 
@@ -17,7 +17,7 @@ def masks_over_updates(name, model, device):
     model = copy.deepcopy(model).to(device)
     algorithm = Case(algorithm_classes()[name]).make()
     algorithm.apply(model)
-    optimizer = torch.optim.SGD(model.parameters(), 0.0)
+    optimizer = torch.optim.SGD(model.parameters(), 0.0, momentum=0.9)
     algorithm.apply(optimizer)
     found = []
     for step in range(6):
@@ -27,6 +27,7 @@ def masks_over_updates(name, model, device):
             # Through the hooks of a backward pass, where dense gradients are seen and masked.
             (param * gradient.to(device)).sum().backward()
         optimizer.step()
+        expect_enforced(algorithm, optimizer)
         optimizer.zero_grad()
         found.append({n: s.mask.cpu().clone() for n, s in algorithm.sparse_params.items()})
     return found

@@ -386,6 +386,18 @@ def test_a_plain_average_of_buffers_copies_masks():
     assert list(average.module.state_dict()) == list(model.state_dict())
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_large_tensors_are_masked_as_small_ones_are(dtype):
+    layer = nn.Linear(1025, 1025, bias=False, dtype=dtype)
+    before = layer.weight.detach().clone()
+    optimizer = driven(Static(0.5, seed=0), layer, torch.optim.SGD, 0.5, momentum=0.9)
+    mask = layer.weight_mask
+    layer.weight.grad = torch.where(mask, 1.0, torch.nan).to(dtype)
+    optimizer.step()
+    assert torch.equal(layer.weight, torch.where(mask, before - 0.5, 0.0))
+    assert torch.equal(optimizer.state[layer.weight]["momentum_buffer"], mask.to(dtype))
+
+
 @pytest.mark.filterwarnings("ignore")  # torch says that tracing is old
 def test_a_masked_model_can_be_traced():
     model = torch.nn.Sequential(torch.nn.Linear(6, 4))
