@@ -155,15 +155,24 @@ def from_pretrained(folder: str | Path, cls: Any = None, **options: Any) -> Any:
         **options: Passed on to it.
 
     Raises:
-        ValueError: If the folder holds no masks, or one that does not fit the model.
+        ValueError: If the folder holds no masks, or one that does not fit the model, as where its
+            config names fewer layers than were saved.
     """
     folder = Path(folder)
     masks = _read_masks(folder)
     if cls is None:
-        config = AutoConfig.from_pretrained(folder)
-        cls = getattr(transformers, (config.architectures or ["AutoModel"])[0])
+        trust = options.setdefault("trust_remote_code", False)  # None would ask on the terminal
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=trust)
+        name = (config.architectures or ["AutoModel"])[0]
+        if (cls := getattr(transformers, name, None)) is None:
+            raise ValueError(f"{folder} is of a {name}, which transformers lacks; give its cls")
     with _expecting_masks(cls):
-        model = cls.from_pretrained(folder, **options)
+        model, info = cls.from_pretrained(folder, **options, output_loading_info=True)
+    if lost := sorted({f"{key}_mask" for key in info["unexpected_keys"]} & masks.keys()):
+        raise ValueError(
+            f"{folder} has {len(lost)} masks, such as {lost[0]!r}, of weights that a "
+            f"{type(model).__name__} of its config.json does not have"
+        )
     masks = in_model_names(model, masks)
     loaded = load_checkpoint(model, {**model.state_dict(), **masks})
     if not masks:

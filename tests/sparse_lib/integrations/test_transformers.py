@@ -224,6 +224,28 @@ def in_ranks(folder, rank):
     return [state_of(whole), state_of(again)]
 
 
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"num_hidden_layers": 1}, "has 7 masks, such as 'model.layers.1.mlp.down_proj.weight_mas"),
+        ({"architectures": ["Mine"]}, "is of a Mine, which transformers lacks"),
+        ({"model_type": "own", "auto_map": {"AutoConfig": "own.Own"}}, "trust_remote_code=True"),
+    ],
+)
+def test_masks_of_another_model_are_refused(tmp_path, monkeypatch, change, sentence):
+    from sparse_lib.integrations.transformers import from_pretrained
+
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("asked on the terminal"))
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=32, num_hidden_layers=2, **sizes))
+    sl.configure(0.5).apply(model)
+    model.save_pretrained(tmp_path)
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), **change}))
+    with pytest.raises(ValueError, match=sentence):
+        from_pretrained(tmp_path)
+
+
 def test_a_checkpoint_without_the_algorithm_says_so(tmp_path):
     trainer = make_trainer(tmp_path, SparsityCallback(RIGL), save_only_model=True, max_steps=4)
     trainer.train()
