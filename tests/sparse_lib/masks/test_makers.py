@@ -10,7 +10,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparse_lib.compat.rules import CSTORCH
 from sparse_lib.masks.counts import num_nonzero
 from sparse_lib.masks.makers import (
     generator,
@@ -25,7 +24,6 @@ from sparse_lib.masks.shapers import (
     InputGroupScoreShaper,
     NMScoreShaper,
     OutputGroupScoreShaper,
-    ScoreFlattener,
 )
 
 NAN, INF = math.nan, math.inf
@@ -91,25 +89,6 @@ def test_num_nonzero_is_half_up_of_the_decimal(sparsity, numel):
     assert num_nonzero(sparsity, numel) == (expected if sparsity == 1 else max(1, expected))
 
 
-@pytest.mark.parametrize("sparsity", [-0.1, 1.1, NAN, INF])
-def test_num_nonzero_refuses(sparsity):
-    with pytest.raises(ValueError, match="sparsity must be between 0 and 1"):
-        num_nonzero(sparsity, 10)
-
-
-@pytest.mark.parametrize("sparsity", [None, "0.5", True, [0.5, 0.5]])
-def test_num_nonzero_refuses_types(sparsity):
-    with pytest.raises(TypeError, match="sparsity must be a number"):
-        num_nonzero(sparsity, 10)
-
-
-def test_unknown_compat_and_negative_numel():
-    with pytest.raises(ValueError, match="compat must be None or 'cstorch-2.10'"):
-        num_nonzero(0.5, 10, compat="2.9")
-    with pytest.raises(ValueError, match="numel must be at least 0"):
-        num_nonzero(0.5, -1)
-
-
 # Top-k
 
 
@@ -118,10 +97,6 @@ def test_topk_by_hand():
     assert torch.equal(make_mask_topk_sparsity(score, 0.5), table(".x. x.x"))
     assert make_mask_topk_sparsity(score, 1).sum() == 0
     assert make_mask_topk_sparsity(score, 0).all()
-
-
-def test_ties_go_to_the_lower_index():
-    assert make_mask_topk_sparsity(torch.zeros(5), 0.4).tolist() == [True, True, True, False, False]
 
 
 @given(scores, fractions)
@@ -145,11 +120,6 @@ def test_topk_leaves_scores_alone_and_takes_parameters_and_views():
     assert torch.equal(score, before)
 
 
-def test_nan_is_never_kept():
-    mask = make_mask_topk_sparsity(torch.tensor([NAN, NAN, -INF, NAN]), 0.25)
-    assert mask.tolist() == [False, False, True, False]
-
-
 def test_random_ties_are_exact_reproducible_and_spread():
     def draw(seed):
         return make_mask_topk_sparsity(
@@ -167,13 +137,6 @@ def test_random_ties_are_exact_reproducible_and_spread():
 # Drop
 
 
-def test_only_present_weights_compete_for_staying():
-    # All present weights are zero, as are the absent ones: nothing absent may appear.
-    mask = torch.arange(10) >= 5
-    kept, count = make_mask_drop_minimum(torch.zeros(10), mask, 0.4)
-    assert kept.nonzero().flatten().tolist() == [5, 6, 7] and count == 3
-
-
 @given(scores, fractions, st.randoms(use_true_random=False))
 def test_drop_is_the_naive_one(score, fraction, rng):
     among = [rng.random() < 0.6 for _ in score]
@@ -184,21 +147,7 @@ def test_drop_is_the_naive_one(score, fraction, rng):
     assert count == int(kept.sum()) and not (kept & ~mask).any()
 
 
-def test_drop_of_the_reference_count():
-    kept, count = make_mask_drop_minimum(
-        torch.arange(10.0), torch.ones(10, dtype=torch.bool), 0.8, compat=CSTORCH
-    )
-    assert count == 1 and kept.nonzero().item() == 9
-
-
 # Grow
-
-
-def test_growth_skips_nan_and_keeps_the_mask():
-    mask = torch.tensor([True, False, False, False])
-    grown = make_mask_grow_maximum(torch.tensor([0.0, NAN, 1.0, 2.0]), mask, 0.25)
-    assert grown.tolist() == [True, False, True, True]
-    assert torch.equal(make_mask_grow_maximum(torch.full((4,), NAN), mask, 0.0), mask)
 
 
 @pytest.mark.parametrize("known", [None, 4])
@@ -208,11 +157,6 @@ def test_growth_in_groups_counts_each_group(known):
     score, shaper = torch.arange(16.0).view(2, 8), OutputGroupScoreShaper(2)
     grown = make_mask_grow_maximum(score, mask, 0.5, mask_nonzero=known, score_shaper=shaper)
     assert grown.sum(1).tolist() == [4, 4]
-
-
-def test_growth_never_shrinks():
-    mask = torch.ones(4, dtype=torch.bool)
-    assert torch.equal(make_mask_grow_maximum(torch.rand(4), mask, 0.75), mask)
 
 
 @given(scores, fractions, st.randoms(use_true_random=False), st.booleans())
@@ -293,14 +237,6 @@ def test_two_of_four(shape):
     assert groups.gather(1, best.unsqueeze(1)).all()
 
 
-def test_two_of_four_is_kept_at_any_sparsity():
-    counts = [
-        int(make_mask_topk_sparsity(torch.rand(4, 4), s, NMScoreShaper(2, 4)).sum())
-        for s in (0.0, 0.25, 0.5, 0.75, 1.0)
-    ]
-    assert counts == [8, 8, 8, 4, 0]
-
-
 def test_blocks_stay_or_go_together():
     score = torch.tensor([[1.0, 1, 0, 9], [1, 1, 0, 0], [5, 5, 2, 2], [5, 5, 2, 2]])
     average = make_mask_topk_sparsity(score, 0.5, BlockScoreShaper(2))
@@ -320,84 +256,42 @@ def test_ragged_blocks_and_kernels():
     assert grown.sum() == mask.sum() + 2 * 2 * 4
 
 
-@pytest.mark.parametrize(
-    ("shaper", "shape", "message"),
-    [
-        (OutputGroupScoreShaper(3), (4, 6), "num_groups=3 does not divide the 4 outputs"),
-        (InputGroupScoreShaper(4), (4, 6), "num_groups=4 does not divide the 6 inputs"),
-        (InputGroupScoreShaper(4), (4,), "at least 2 dimensions"),
-        (NMScoreShaper(2, 4), (4, 6), "2:4 sparsity needs inputs divisible by 4"),
-        (BlockScoreShaper(2), (4,), "at least 2 dimensions"),
-    ],
+@given(
+    *[st.integers(1, 9)] * 2, *[st.integers(1, 4)] * 2, fractions, st.sampled_from(["avg", "max"])
 )
-def test_shapers_refuse_other_shapes(shaper, shape, message):
-    with pytest.raises(ValueError, match=message):
-        make_mask_topk_sparsity(torch.rand(shape), 0.5, shaper)
+def test_blocks_stay_or_go_whole(rows, columns, height, width, sparsity, pooling):
+    score = torch.rand(rows, columns, generator=generator(0, "w", 0))
+    mask = make_mask_topk_sparsity(
+        score, sparsity, BlockScoreShaper((height, width), pooling=pooling)
+    )
+    blocks = [tile for strip in mask.split(height, 0) for tile in strip.split(width, 1)]
+    assert all(tile.all() or not tile.any() for tile in blocks)
+    assert sum(bool(tile.any()) for tile in blocks) == num_nonzero(sparsity, len(blocks))
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: OutputGroupScoreShaper(0),
-        lambda: NMScoreShaper(5, 4),
-        lambda: BlockScoreShaper((2, 0)),
-        lambda: BlockScoreShaper(2, pooling="sum"),
-    ],
-)
-def test_shapers_refuse_arguments(make):
-    with pytest.raises(ValueError, match="must|needs"):
-        make()
-
-
-@pytest.mark.parametrize(
-    ("call", "error", "message"),
-    [
-        (lambda: make_mask_topk_sparsity([1, 2], 0.5), TypeError, "score must be a tensor"),
-        (lambda: make_mask_topk_sparsity(torch.rand(4), 0.5, 3), TypeError, "score_shaper must be"),
-        (
-            lambda: make_mask_drop_minimum(torch.rand(4), torch.ones(3), 0.5),
-            ValueError,
-            r"shape of score, \(4,\), not \(3,\)",
-        ),
-        (
-            lambda: make_mask_grow_maximum(torch.rand(4), None, 0.5),
-            TypeError,
-            "mask must be a tensor, not None",
-        ),
-    ],
-)
-def test_mask_makers_refuse_arguments(call, error, message):
-    with pytest.raises(error, match=message):
-        call()
-
-
-def test_shapers_have_names():
-    score = torch.rand(3, 8, generator=torch.Generator().manual_seed(0))
-    expected = make_mask_topk_sparsity(score, 0.5, NMScoreShaper(2, 4))
-    assert torch.equal(make_mask_topk_sparsity(score, 0.5, "2:4"), expected)
-
-
-def test_a_users_shaper():
-    class Columns(ScoreFlattener):
-        def __call__(self, tensor):
-            return tensor.t(), lambda result: result.t()
-
-    mask = make_mask_topk_sparsity(torch.rand(4, 6), 0.5, Columns())
-    assert (mask.sum(0) == 2).all()
+@given(st.integers(1, 4), st.integers(0, 5), st.integers(1, 4), fractions)
+def test_n_of_m_is_never_exceeded(n, extra, groups, sparsity):
+    m = n + extra
+    score = torch.rand(3, m * groups, generator=generator(0, "w", 0))
+    mask = make_mask_topk_sparsity(score, sparsity, NMScoreShaper(n, m)).view(-1, m)
+    keep = min(n, num_nonzero(sparsity, m))
+    assert mask.tolist() == [naive(row, [True] * m, keep) for row in score.view(-1, m).tolist()]
 
 
 # Global
 
 
 @given(st.lists(scores, min_size=1, max_size=4), fractions)
-def test_global_counts(parts, sparsity):
-    tensors = {str(i): torch.tensor(part).nan_to_num(0.0) for i, part in enumerate(parts)}
+def test_global_masks_share_one_exact_count(parts, sparsity):
+    tensors = {str(i): torch.tensor(part) for i, part in enumerate(parts)}
     masks = make_masks_global_topk(tensors, sparsity)
-    total = sum(t.numel() for t in tensors.values())
-    kept = sum(int(mask.sum()) for mask in masks.values())
-    assert kept == (0 if sparsity == 1 else max(len(parts), num_nonzero(sparsity, total)))
-    if sparsity < 1:
-        assert all(mask.any() for mask in masks.values())
+    numbers = {name: int((~score.isnan()).sum()) for name, score in tensors.items()}
+    floor = sum(map(bool, numbers.values())) if sparsity < 1 else 0
+    wanted = max(num_nonzero(sparsity, sum(map(len, parts))), floor)
+    assert sum(int(mask.sum()) for mask in masks.values()) == min(wanted, sum(numbers.values()))
+    for name, mask in masks.items():
+        assert not mask[tensors[name].isnan()].any()
+        assert sparsity == 1 or mask.any() or not numbers[name]
 
 
 def test_global_by_hand():
@@ -430,3 +324,53 @@ def test_generator_is_the_same_in_every_process():
 def test_random_scores_of_half_precision_do_not_tie():
     score = random_score(torch.empty(4096, dtype=torch.bfloat16), generator(0, "w", 0))
     assert score.dtype == torch.float32 and score.unique().numel() > 4000
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        *[
+            (lambda s=s: num_nonzero(s, 10), ValueError, "sparsity.*between 0 and 1")
+            for s in (-0.1, 1.1, NAN, INF)
+        ],
+        *[
+            (lambda s=s: num_nonzero(s, 10), TypeError, "sparsity must be a number")
+            for s in (None, "0.5", True, [0.5, 0.5])
+        ],
+        (lambda: num_nonzero(0.5, 10, compat="2.9"), ValueError, "compat.*'cstorch-2.10'"),
+        (lambda: num_nonzero(0.5, -1), ValueError, "numel.*at least 0"),
+        (lambda: make_mask_topk_sparsity([1, 2], 0.5), TypeError, "score"),
+        (lambda: make_mask_topk_sparsity(torch.rand(4), 0.5, 3), TypeError, "score_shaper"),
+        (
+            lambda: make_mask_drop_minimum(torch.rand(4), torch.ones(3), 0.5),
+            ValueError,
+            r"\(4,\), not \(3,\)",
+        ),
+        (lambda: make_mask_grow_maximum(torch.rand(4), None, 0.5), TypeError, "mask.*None"),
+        (lambda: OutputGroupScoreShaper(0), ValueError, "num_groups"),
+        (lambda: NMScoreShaper(5, 4), ValueError, "5"),
+        (lambda: BlockScoreShaper((2, 0)), ValueError, "block"),
+        (lambda: BlockScoreShaper(2, pooling="sum"), ValueError, "pooling"),
+    ],
+)
+def test_bad_arguments_are_named(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
+
+
+@pytest.mark.parametrize(
+    ("shaper", "shape", "message"),
+    [
+        (OutputGroupScoreShaper(3), (4, 6), "num_groups=3 does not divide the 4"),
+        (InputGroupScoreShaper(4), (4, 6), "num_groups=4 does not divide the 6"),
+        (InputGroupScoreShaper(4), (4,), "2 dimensions"),
+        (NMScoreShaper(2, 4), (4, 6), "divisible by 4"),
+        (BlockScoreShaper(2), (4,), "2 dimensions"),
+    ],
+)
+def test_shapers_refuse_other_shapes(shaper, shape, message):
+    with pytest.raises(ValueError, match=message):
+        make_mask_topk_sparsity(torch.rand(shape), 0.5, shaper)

@@ -12,7 +12,7 @@ from sparse_lib.masks.makers import (
     make_mask_grow_maximum,
     make_mask_topk_sparsity,
 )
-from sparse_lib.masks.selection import kth_largest, spread_points
+from sparse_lib.masks.selection import spread_points
 
 SIZE = 200_003
 _RANDOM = np.random.default_rng(0)
@@ -71,15 +71,6 @@ def test_large_tensors_drop_and_grow_as_by_a_stable_sort(kind):
     grown = make_mask_grow_maximum(scores, mask, 0.25)
     expected = present | best_by_sorting(exact, ~present, 150_002 - 120_000)
     assert np.array_equal(grown.numpy(), expected)
-
-
-@pytest.mark.parametrize("kind", SCORES)
-def test_the_threshold_is_that_rank(kind):
-    scores = SCORES[kind]
-    numbers = np.sort(scores[~np.isnan(scores)])[::-1]
-    for keep in (1, 17, SIZE // 10, SIZE // 2, SIZE - 1):
-        expected = numbers[keep - 1] if keep <= numbers.size else -math.inf
-        assert kth_largest(scores, None, keep, SIZE) == expected
 
 
 def test_every_pair_of_absent_positions_is_added_equally_often():
