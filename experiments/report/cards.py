@@ -376,7 +376,7 @@ def summary(findings: tuple[Finding, ...]) -> str:
     }
     parts = [
         f"{len(same)} {'has' if len(same) == 1 else 'have'} the published direction"
-        + (f" ({as_large} of them the published size)" if same else "")
+        + (f" ({as_large or 'none'} of them the published size)" if same else "")
     ]
     said = {
         "opposite": "the opposite one",
