@@ -15,7 +15,8 @@ from experiments.specs.run import RunSpec
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT / "experiments" / "data"
-EVALUATION = ROOT / "experiments" / "evaluation"
+#: Files of a folder of code that are no code, and that its modules read.
+BESIDE = ("*.c", "*.csv", "templates/*.j2")
 
 
 def imported_files(*entries: Path, data: bool = False) -> list[Path]:
@@ -68,13 +69,11 @@ class Syntax(NamedTuple):
 
     Attributes:
         modules: Modules that it names in imports.
-        beside: Files that are no code and that it names by ``__file__``.
         docstring: The module's.
         digest: Hash of its tree without docstrings.
     """
 
     modules: tuple[str, ...]
-    beside: tuple[Path, ...]
     docstring: str
     digest: str
 
@@ -83,9 +82,7 @@ class Syntax(NamedTuple):
 def _syntax(path: Path) -> Syntax:
     tree = parse(path)
     docstring = ast.get_docstring(tree) or ""
-    places = "__file__" in path.read_text(encoding="utf-8")
     modules: set[str] = set()
-    beside: set[Path] = set()
     for node in _run_nodes(tree):
         if isinstance(node, ast.Import):
             modules |= {alias.name for alias in node.names}
@@ -96,10 +93,8 @@ def _syntax(path: Path) -> Syntax:
             and ast.get_docstring(node, clean=False) is not None
         ):
             node.body = node.body[1:]
-        elif places and isinstance(node, ast.expr):
-            beside |= _named_by_place(node, path)
     digest = hashlib.sha256(ast.dump(tree).encode()).hexdigest()
-    return Syntax(tuple(sorted(modules)), tuple(sorted(beside)), docstring, digest)
+    return Syntax(tuple(sorted(modules)), docstring, digest)
 
 
 def _run_nodes(node: ast.AST) -> Iterator[ast.AST]:
@@ -118,54 +113,26 @@ def _is_for_types_only(test: ast.expr) -> bool:
     return isinstance(test, ast.Name) and test.id == "TYPE_CHECKING"
 
 
-def _named_by_place(node: ast.expr, path: Path) -> set[Path]:
-    """Files that an expression such as ``Path(__file__).with_name("x.json")`` stands for.
-
-    A folder stands for the files in it, those of code left out.
-    """
-    try:
-        place = _evaluate(node, path)
-    except (TypeError, ValueError):
-        return set()
-    files = [place] if place.is_file() else place.iterdir() if place.is_dir() else []
-    return {file for file in files if file.is_file() and file.suffix not in (".py", ".pyc")}
-
-
-def _evaluate(node: ast.expr, path: Path) -> Path:
-    """A path made of ``Path(__file__)``; raises `TypeError` for any other expression."""
-    match node:
-        case ast.Call(func=ast.Name(id="Path"), args=[ast.Name(id="__file__")]):
-            return path
-        case ast.Attribute(value=inner, attr="parent"):
-            return _evaluate(inner, path).parent
-        case ast.Call(func=ast.Attribute(value=inner, attr="resolve"), args=[]):
-            return _evaluate(inner, path)
-        case ast.Call(
-            func=ast.Attribute(value=inner, attr="with_name" | "with_suffix" as change),
-            args=[ast.Constant(value=str(word))],
-        ):
-            return getattr(_evaluate(inner, path), change)(word)
-        case ast.BinOp(left=inner, op=ast.Div(), right=ast.Constant(value=str(word))):
-            return _evaluate(inner, path) / word
-    raise TypeError("not a path by __file__")
+@functools.cache
+def files_beside(folder: Path) -> list[Path]:
+    """Files of a folder of code that its modules read: C, tables and templates."""
+    return [path for pattern in BESIDE for path in folder.glob(pattern)]
 
 
 @functools.cache
-def code_hash(*entries: Path, data: bool = False, beside: bool = False) -> str:
-    """Hash of the syntax trees of the import closure: comments and docstrings do not count.
+def code_hash(*entries: Path, data: bool = False) -> str:
+    """Hash of the syntax trees of the import closure, and of the files `BESIDE` its modules.
+
+    Comments and docstrings do not count.
 
     Args:
         entries: Files to begin with.
         data: Whether ``experiments.data`` counts.
-        beside: Whether files that are no code count where the code names them by ``__file__``.
     """
     files = imported_files(*entries, data=data)
     hashes = {path.relative_to(ROOT).as_posix(): _syntax(path).digest for path in files}
-    if beside:
-        # A run's evaluation names its suite and its tasks; nothing else uses these files.
-        readers = [path for path in files if not path.is_relative_to(EVALUATION)]
-        others = {other for path in readers for other in _syntax(path).beside}
-        hashes |= {path.relative_to(ROOT).as_posix(): text_hash(path) for path in others}
+    others = {other for path in files for other in files_beside(path.parent)}
+    hashes |= {path.relative_to(ROOT).as_posix(): text_hash(path) for path in others}
     return digest(hashes)
 
 
@@ -183,38 +150,38 @@ def training_code_hash(spec: RunSpec) -> str:
     ]
     if spec.sparsity is not None:
         entries.append(ROOT / "sparse_lib" / "algorithms" / f"{spec.algorithm}.py")
-    return code_hash(*entries, beside=True)
+    return code_hash(*entries)
 
 
 def preparation_code_hash(dataset: Path, task: str) -> str:
     """Hash of the code that prepares one dataset, given the file that defines it."""
-    tools = code_hash(dataset, DATA / "__init__.py", data=True, beside=True)
+    tools = code_hash(dataset, DATA / "__init__.py", data=True)
     return digest([tools, _syntax(ROOT / "experiments" / "tasks" / f"{task}.py").digest])
 
 
 def analysis_code_hash(kind: str, name: str) -> str:
     """Hash of the code of one figure (``kind`` is "figures") or table ("tables")."""
     folder = ROOT / "experiments" / "analysis" / kind
-    return code_hash(folder / "__init__.py", folder / f"{name}.py", beside=True)
+    return code_hash(folder / "__init__.py", folder / f"{name}.py")
 
 
 def page_code_hash() -> str:
     """Hash of the code and the templates of pages, and of the findings that they state."""
     findings = sorted((ROOT / "experiments" / "findings").rglob("*.yaml"))
-    report = code_hash(ROOT / "experiments" / "report" / "render.py", beside=True)
+    report = code_hash(ROOT / "experiments" / "report" / "render.py")
     return digest([report, *(path.read_text(encoding="utf-8") for path in findings)])
 
 
 def collecting_code_hash() -> str:
     """Hash of the code that turns a run's files into records and tidy tables."""
     units = sorted((ROOT / "experiments" / "tasks").glob("*.py"))  # they say what is a metric
-    return code_hash(ROOT / "experiments" / "store" / "collect.py", *units, beside=True)
+    return code_hash(ROOT / "experiments" / "store" / "collect.py", *units)
 
 
 def computation_code_hash(name: str) -> str:
     """Hash of the code of one computation."""
     folder = ROOT / "experiments" / "computations"
-    return code_hash(folder / "__init__.py", folder / f"{name}.py", data=True, beside=True)
+    return code_hash(folder / "__init__.py", folder / f"{name}.py", data=True)
 
 
 def archive_code_hash() -> str:

@@ -92,7 +92,7 @@ UNUSED = [
 ONLY = {
     "experiments/analysis/figures/loss_curves.py": {"figures loss_curves"},
     "experiments/analysis/tables/perplexity.py": {"tables perplexity"},
-    "experiments/report/templates/index.md.j2": {"page"},
+    "experiments/report/templates/index.md.j2": {"page", "archive"},
     "experiments/findings/nine/1_set.yaml": {"page"},
     "sparse_lib/algorithms/granet.py": {
         *(f"train {name}" for name, spec in RUNS.items() if spec.method == "granet"),
@@ -101,7 +101,7 @@ ONLY = {
 KIND = {
     "sparse_lib/algorithms/rigl.py": {"train", "compute"},
     "experiments/training/trainer.py": {"train"},
-    "sparse_lib/execution/kernels.c": {"train", "compute"},
+    "sparse_lib/execution/kernels.c": {"train", "evaluate", "compute"},
     "experiments/published/results.csv": {"figures", "tables", "compute"},
     "experiments/data/wikipedia.py": {"prepare"},
     "experiments/evaluation/suites/smoke.yaml": {"evaluate"},
