@@ -77,8 +77,16 @@ def test_a_run_that_moves_to_another_machine_says_so(corpus, tmp_path, monkeypat
     assert training.machine_key(result["machine"]) == "several machines"
 
 
-def test_records_hold_what_the_report_needs(corpus, tmp_path):
-    result = run_training(short_spec("rigl"), corpus, tmp_path)
+@pytest.fixture(scope="module")
+def trained(corpus, tmp_path_factory):
+    """A folder and the summaries of three runs in it."""
+    folder = tmp_path_factory.mktemp("trained")
+    methods = ("dense", "static", "rigl")
+    return folder, {m: run_training(short_spec(m), corpus, folder / m) for m in methods}
+
+
+def test_records_hold_what_the_report_needs(trained):
+    folder, result = trained[0] / "rigl", trained[1]["rigl"]
     assert result["data"] == {"name": "wikipedia-start", "hash": "random"}
     assert result["final"]["steps"] == 24
     assert result["final"]["validation_perplexity"] == pytest.approx(
@@ -91,25 +99,23 @@ def test_records_hold_what_the_report_needs(corpus, tmp_path):
     for layer in result["layers"]:
         assert layer["sparsity"] == pytest.approx(0.8, abs=1e-3)
     text = json.dumps(result)
-    assert str(tmp_path) not in text and str(Path.home()) not in text
-    rows = [json.loads(r) for r in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
+    assert str(folder) not in text and str(Path.home()) not in text
+    rows = [json.loads(r) for r in (folder / "out" / "metrics.jsonl").read_text().splitlines()]
     assert [row["kind"] for row in rows].count("validation") == 2
     assert rows[-1]["kind"] == "validation" and rows[-1]["step"] == 24
 
 
-def test_flops_executed_lie_between_sparse_and_dense(corpus, tmp_path):
-    dense = run_training(short_spec("dense"), corpus, tmp_path / "dense")["flops"]
-    static = run_training(short_spec("static"), corpus, tmp_path / "static")["flops"]
-    rigl = run_training(short_spec("rigl"), corpus, tmp_path / "rigl")["flops"]
+def test_flops_executed_lie_between_sparse_and_dense(trained):
+    dense, static, rigl = (result["flops"] for result in trained[1].values())
     assert dense["executed"] == dense["dense_equivalent"] == static["dense_equivalent"]
     assert static["executed"] < rigl["executed"] < dense["executed"]
 
 
-def test_masked_weights_are_zero_in_the_export(corpus, tmp_path):
-    result = run_training(short_spec("set"), corpus, tmp_path)
+def test_masked_weights_are_zero_in_the_export(trained):
+    folder, result = trained[0] / "rigl", trained[1]["rigl"]
     from safetensors.torch import load_file
 
-    tensors = load_file(tmp_path / "out" / "model" / "model.safetensors")
+    tensors = load_file(folder / "out" / "model" / "model.safetensors")
     assert not any(name.endswith("_mask") for name in tensors)
     num_zeros = sum(int((t == 0).sum()) for t in tensors.values())
     assert num_zeros >= result["num_parameters"] - result["num_nonzero"] > 0
@@ -216,11 +222,12 @@ def second_phase(densify: bool, method: str = "dense") -> RunSpec:
     return short_spec(method, starts_from=start)
 
 
-@pytest.fixture
-def first(corpus, tmp_path) -> Path:
+@pytest.fixture(scope="module")
+def first(corpus, tmp_path_factory) -> Path:
     """The model folder of a finished SET run at 80%."""
-    run_training(short_spec("set"), corpus, tmp_path / "first")
-    return tmp_path / "first" / "out" / "model"
+    folder = tmp_path_factory.mktemp("first")
+    run_training(short_spec("set"), corpus, folder)
+    return folder / "out" / "model"
 
 
 def start(spec: RunSpec, corpus: Path, folder: Path, first: Path) -> training.Trainer:
@@ -296,8 +303,8 @@ def test_a_second_phase_resumes_only_over_the_same_first_phase(first, corpus, tm
 
 
 def test_weights_for_another_vocabulary_are_refused(first, corpus, tmp_path):
-    data = tmp_path / "data"
-    shutil.copytree(corpus, data)
+    data = shutil.copytree(corpus, tmp_path / "data")
+    first = shutil.copytree(first, tmp_path / "first")
     for folder, text in ((first, "{}"), (data / "tokenizer", "[]")):
         (folder / "tokenizer.json").write_text(text)
     with pytest.raises(ValueError, match="tokenizer differs from that of the run smoke__first"):
