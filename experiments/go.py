@@ -65,7 +65,7 @@ def main() -> None:
     parser.add_argument("--back", type=Path, help="folder for the records; default: TO/back")
     chosen = parser.parse_args()
     end = time.monotonic() + 60 * chosen.minutes
-    facts = json.loads((HERE / "pack.json").read_text())
+    facts = json.loads((HERE / "pack.json").read_text("utf-8"))
     folder = chosen.to.resolve()
     if not (folder / "unpacked").exists():
         gather(facts["pieces"], folder)

@@ -194,6 +194,11 @@ def _find(name: str) -> type[SparsityAlgorithm]:
         )
     if name.lower() not in known:
         kinds = [*HyperParameterSchedule.registry]
+        if name.lower() in kinds:
+            raise SettingError(
+                f"{name!r} is a schedule, which an algorithm follows: "
+                f"{{'algorithm': 'gmp', 'sparsity': {{'type': {name!r}, ...}}}}"
+            )
         if difflib.get_close_matches(name.lower(), kinds) and not difflib.get_close_matches(
             name.lower(), known
         ):

@@ -47,7 +47,7 @@ MIRROR_VARIABLE = "SPARSE_MIRROR"
 def _modules() -> list[str]:
     """Modules that define datasets; the tools beside them take a second to import."""
     files = sorted(path for folder in __path__ for path in Path(folder).glob("*.py"))
-    texts = {path.stem: path.read_text() for path in files}
+    texts = {path.stem: path.read_text("utf-8") for path in files}
     return [
         f"{__name__}.{stem}"
         for stem, text in texts.items()
@@ -307,7 +307,11 @@ def _tokenizer(
     folder, key_file = out / "tokenizer", out / "tokenizer.key"
     trains = published is None
     # A tokenizer file that was changed or cut short is trained again.
-    if trains and key_file.is_file() and key_file.read_text() == _key(texts, vocab_size, folder):
+    if (
+        trains
+        and key_file.is_file()
+        and key_file.read_text("utf-8") == _key(texts, vocab_size, folder)
+    ):
         return tools.load(folder)
     shutil.rmtree(folder, ignore_errors=True)
     key_file.unlink(missing_ok=True)
@@ -331,7 +335,7 @@ def _shared_tokenizer(name: str, source: Source, vocab_size: int, beside: Path) 
     assert isinstance(dataset, Dataset)
     texts, prepared = dataset.read(source), beside / f"{name}-v{vocab_size}"
     key_file, folder = prepared / "tokenizer.key", prepared / "tokenizer"
-    if key_file.is_file() and key_file.read_text() == _key(texts, vocab_size, folder):
+    if key_file.is_file() and key_file.read_text("utf-8") == _key(texts, vocab_size, folder):
         return tools.load(folder)
     return tools.train_bpe(texts.sample(), vocab_size=vocab_size)
 

@@ -67,7 +67,9 @@ def folder_of(hub_id: str, source: Source, *, kind: str = "datasets") -> Path | 
     for root in (*roots, hub_cache()):
         repository = root / f"{kind}--{hub_id.replace('/', '--')}"
         try:
-            snapshot = repository / "snapshots" / (repository / "refs" / "main").read_text().strip()
+            snapshot = (
+                repository / "snapshots" / (repository / "refs" / "main").read_text("utf-8").strip()
+            )
         except OSError:
             continue
         if snapshot.is_dir():
@@ -86,7 +88,7 @@ def layout(folder: Path, config: str | None) -> Layout | None:
     places = [folder / config, folder] if config else [folder]
     for place in places:
         try:
-            saved = yaml.safe_load((place / "dataset_dict.json").read_text())["splits"]
+            saved = yaml.safe_load((place / "dataset_dict.json").read_text("utf-8"))["splits"]
             return Layout(place, saved=True, splits=saved)
         except (OSError, KeyError, TypeError, YAMLError):
             continue

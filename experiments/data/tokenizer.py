@@ -111,7 +111,7 @@ def save(tokenizer: Tokenizer, folder: Path) -> None:
         "clean_up_tokenization_spaces": False,
     }
     for name, content in (("tokenizer_config", config), ("special_tokens_map", special)):
-        (folder / f"{name}.json").write_text(json.dumps(content, indent=2) + "\n")
+        (folder / f"{name}.json").write_text(json.dumps(content, indent=2) + "\n", "utf-8")
 
 
 def load(folder: Path) -> Tokenizer:

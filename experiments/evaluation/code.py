@@ -13,7 +13,7 @@ def evaluation_code_hash(spec: RunSpec) -> str:
     """Hash of the task's evaluation code, one suite file and our own task definitions."""
     assert spec.suite is not None  # every run of a study has one
     files = [suite_path(spec.suite), *suite_files(load_suite(spec.suite))]
-    texts = {path.name: path.read_text() for path in files if path.suffix != ".py"}
+    texts = {path.name: path.read_text("utf-8") for path in files if path.suffix != ".py"}
     modules = [*module_files(tasks.get(spec.task).EVALUATION)]
     modules += [path for path in files if path.suffix == ".py"]
     return digest([code_hash(*modules), texts])

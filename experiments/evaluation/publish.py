@@ -46,7 +46,7 @@ def publish(folder: Path, out: Path, card: Card) -> Path:
     out.parent.mkdir(parents=True, exist_ok=True)
     try:
         shutil.copytree(model, made, ignore=shutil.ignore_patterns("states"))
-        (made / "run.yaml").write_text(yaml.safe_dump(train["spec"], sort_keys=False))
+        (made / "run.yaml").write_text(yaml.safe_dump(train["spec"], sort_keys=False), "utf-8")
         config = read_json(made / "config.json")
         text = card(
             train,
@@ -55,7 +55,7 @@ def publish(folder: Path, out: Path, card: Card) -> Path:
             own_code="auto_map" in config,
             transformed=(made / "transform.json").is_file(),
         )
-        (made / "README.md").write_text(text)
+        (made / "README.md").write_text(text, "utf-8")
         made.rename(out)
     finally:
         shutil.rmtree(made, ignore_errors=True)

@@ -151,7 +151,7 @@ def brought_tests(data_dir: Path) -> dict[str, dict[str, Any]]:
     ``documents`` is the file with a test's rows; ``include`` is below `OWN_TASKS`.
     """
     path = data_dir / "tests.json"
-    return json.loads(path.read_text()) if path.is_file() else {}
+    return json.loads(path.read_text("utf-8")) if path.is_file() else {}
 
 
 def applicable(suite: Suite, data_dir: Path | None) -> list[TaskEntry]:

@@ -31,7 +31,7 @@ def apply(
 def write(folder: Path, config: dict[str, Any], transform: dict[str, Any]) -> None:
     """Describe a transformation beside the exported weights; ``config`` is the dense model's."""
     description = {"transform": transform, "config": config}
-    (folder / FILE).write_text(json.dumps(description, indent=1) + "\n")
+    (folder / FILE).write_text(json.dumps(description, indent=1) + "\n", "utf-8")
 
 
 def load(folder: Path, build: Callable[[dict[str, Any]], nn.Module]) -> nn.Module | None:
@@ -45,7 +45,7 @@ def load(folder: Path, build: Callable[[dict[str, Any]], nn.Module]) -> nn.Modul
         return None
     from safetensors.torch import load_model
 
-    saved = json.loads((folder / FILE).read_text())
+    saved = json.loads((folder / FILE).read_text("utf-8"))
     model, _, _ = ift.transform(build(saved["config"]), **saved["transform"])
     load_model(model, folder / "model.safetensors")
     return model

@@ -15,8 +15,8 @@ from experiments.specs.read import check_study
 from experiments.specs.schema import SpecError, check_choice
 from experiments.specs.strict_yaml import read_yaml
 
-DEFAULTS: dict[str, Any] = read_yaml((ROOT / "config" / "config.yaml").read_text())
-SCHEMA = json.loads((ROOT / "workflow" / "schemas" / "config.schema.json").read_text())[
+DEFAULTS: dict[str, Any] = read_yaml((ROOT / "config" / "config.yaml").read_text("utf-8"))
+SCHEMA = json.loads((ROOT / "workflow" / "schemas" / "config.schema.json").read_text("utf-8"))[
     "properties"
 ]
 

@@ -74,7 +74,7 @@ def load_study(name: str, *, folder: Path | None = None) -> Study:
         return _load(path)
     except SpecError:
         with one_sentence(path):
-            others = _likened(path.read_text(), folder)
+            others = _likened(path.read_text("utf-8"), folder)
         for other in others:  # what is wrong with one of them is told of its own file
             _load(folder / f"{other}.yaml")
         raise
@@ -106,7 +106,7 @@ def _likened(text: str, folder: Path) -> dict[str, str]:
                 check_choice("like", name, study_names(folder), "experiments/studies")
                 other = folder / f"{name}.yaml"
                 with one_sentence(other):
-                    found[name] = other.read_text()
+                    found[name] = other.read_text("utf-8")
                     _parsed(found[name])
                 unread.append(found[name])
     return found

@@ -41,6 +41,8 @@ class Ranks:
     def __init__(self, strategy: str = "ddp", device: str = "cpu") -> None:
         self.rank = int(variable("RANK", 0))
         self.size = int(variable("WORLD_SIZE", 1))
+        if self.rank >= self.size:
+            raise UserError(f"RANK is {self.rank} of WORLD_SIZE {self.size}; torchrun sets both")
         self.strategy = strategy
         self.device = resolve(device, local_rank=int(variable("LOCAL_RANK", 0)))
         self._control: Any = None

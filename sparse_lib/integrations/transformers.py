@@ -273,7 +273,7 @@ def _expecting_masks(cls: Any) -> Iterator[None]:
 def _read_masks(folder: Path) -> dict[str, Tensor]:
     index = folder / "model.safetensors.index.json"
     if index.is_file():
-        files = set(json.loads(index.read_text())["weight_map"].values())
+        files = set(json.loads(index.read_text("utf-8"))["weight_map"].values())
     else:
         files = {"model.safetensors"}
     masks: dict[str, Tensor] = {}

@@ -172,6 +172,7 @@ def test_a_user_algorithm_is_found_by_class_name():
         ({"sparsity": 0.5, "compat": "1"}, "compat"),
         ({"sparsity": 0.5, "seed": "x"}, "seed"),
         ({"groups": []}, "groups"),
+        ({"type": "linear", "init": 0.1, "slope": 0.1}, "'linear' is a schedule, which an algor"),
         ({1: 2}, "strings"),
         ({"algorithm": ["rigl"]}, "name"),
         ([0.5], "dicts"),

@@ -124,6 +124,9 @@ def test_a_launch_without_a_meeting_place_is_one_sentence(monkeypatch):
     monkeypatch.delenv("MASTER_ADDR", raising=False)
     with pytest.raises(UserError, match="WORLD_SIZE is 2, but MASTER_ADDR is not set"):
         Ranks()
+    monkeypatch.setenv("RANK", "2")
+    with pytest.raises(UserError, match="RANK is 2 of WORLD_SIZE 2; torchrun sets both"):
+        Ranks()
     monkeypatch.setenv("WORLD_SIZE", "two")
     with pytest.raises(UserError, match="WORLD_SIZE is 'two'; it must be a number"):
         Ranks()
