@@ -6,6 +6,7 @@ import difflib
 import inspect
 import math
 import numbers
+import operator
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -24,14 +25,7 @@ def check_fraction(value: Any, key: str) -> float:
     Raises:
         SettingError: If it is not a number (a bool is not), NaN, or outside [0, 1].
     """
-    if isinstance(value, (bool, str)) or value is None:
-        raise SettingError(f"{key} must be a number between 0 and 1, not {value!r}")
-    try:
-        number = float(value)
-    except OverflowError:
-        raise SettingError(f"{key} must be between 0 and 1, not {value!r}") from None
-    except (TypeError, ValueError) as error:
-        raise SettingError(f"{key} must be a number between 0 and 1, not {value!r}") from error
+    number = _number(value, f"{key} must be a number between 0 and 1")
     if not 0.0 <= number <= 1.0:  # also false for NaN
         raise SettingError(f"{key} must be between 0 and 1, not {value!r}")
     return number
@@ -39,17 +33,21 @@ def check_fraction(value: Any, key: str) -> float:
 
 def check_finite(value: Any, key: str) -> float:
     """Return ``value`` as a finite float, else raise SettingError."""
-    if isinstance(value, (bool, str)) or value is None:
-        raise SettingError(f"{key} must be a number, not {value!r}{about_shares(value)}")
-    try:
-        number = float(value)
-    except OverflowError:
-        raise SettingError(f"{key} must be finite, not {value!r}") from None
-    except (TypeError, ValueError) as error:
-        raise SettingError(f"{key} must be a number, not {value!r}") from error
+    number = _number(value, f"{key} must be a number")
     if not math.isfinite(number):
         raise SettingError(f"{key} must be finite, not {value!r}")
     return number
+
+
+def _number(value: Any, must: str) -> float:
+    if isinstance(value, (bool, str)) or value is None:
+        raise SettingError(f"{must}, not {value!r}{about_shares(value)}")
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
+    except (TypeError, ValueError) as error:
+        raise SettingError(f"{must}, not {value!r}") from error
 
 
 def check_bool(value: Any, key: str) -> bool:
@@ -68,6 +66,13 @@ def check_integer(value: Any, key: str, least: int) -> int:
     if value < least:
         raise SettingError(f"{key} must be at least {least}, not {value!r}")
     return int(value)
+
+
+def check_seed(value: Any) -> int | None:
+    """Return ``value`` as an integer, or None, else raise SettingError."""
+    if value is not None and (isinstance(value, bool) or not hasattr(value, "__index__")):
+        raise SettingError(f"seed must be an integer or None, not {value!r}")
+    return None if value is None else operator.index(value)
 
 
 def about_shares(value: Any) -> str:

@@ -6,7 +6,6 @@ What happens in a step of the optimizer, and when, is in `sparse_lib.core.driver
 from __future__ import annotations
 
 import inspect
-import operator
 import os
 from abc import abstractmethod
 from collections import OrderedDict
@@ -19,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from sparse_lib.checks import check_seed
 from sparse_lib.core import averages, distributed  # noqa: F401 (averages copy masks)
 from sparse_lib.core.applied import Applied, register_hook
 from sparse_lib.core.dense_gradients import DenseGradients
@@ -112,12 +112,10 @@ class SparsityAlgorithm(Applied):
             sparsity = schedule
         if sparsity is None and self.needs_sparsity and init_method != "from_zeros":
             raise ValueError(f"{type(self).__name__} needs a sparsity, a number in [0, 1]")
-        if seed is not None and (isinstance(seed, bool) or not hasattr(seed, "__index__")):
-            raise TypeError(f"seed must be an integer or None, not {seed!r}")
         super().__init__()
         self.rules = rules_of(compat)
         self.init_method = init_method
-        self.seed = self.given_seed = None if seed is None else operator.index(seed)
+        self.seed = self.given_seed = check_seed(seed)
         self._score_shaper = make_score_shaper(score_shaper)
         self._init = make_init_method(init_method, compat=self.rules)
         self._levels = Levels(0.0 if sparsity is None else sparsity, distribution, rules=self.rules)

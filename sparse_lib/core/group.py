@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
@@ -12,7 +11,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from sparse_lib.checks import SettingError
+from sparse_lib.checks import SettingError, check_seed
 from sparse_lib.core import distributed
 from sparse_lib.core.algorithm import SparsityAlgorithm
 from sparse_lib.core.applied import Applied
@@ -48,10 +47,8 @@ class Group(Applied):
         *,
         seed: int | None = None,
     ) -> None:
-        if seed is not None and (isinstance(seed, bool) or not hasattr(seed, "__index__")):
-            raise TypeError(f"seed must be an integer or None, not {seed!r}")
         super().__init__()
-        self.seed = self.given_seed = None if seed is None else operator.index(seed)
+        self.seed = self.given_seed = check_seed(seed)
         self._members: list[tuple[Filter, SparsityAlgorithm]] = []
         self._autoupdate = True
         self._tied = ""  # which names that filters ask for belong to tied weights
