@@ -16,7 +16,7 @@ from experiments.models import _transform
 from experiments.specs.run import RunSpec
 from experiments.store.io import write_whole
 from experiments.store.machine import key as machine_key
-from experiments.training import exports, starts
+from experiments.training import exports, ranking, starts
 from experiments.training.batches import Batches
 from experiments.training.console import say
 from experiments.training.device import allow, autocast
@@ -26,6 +26,7 @@ from experiments.training.state import Saved, generators, set_generators
 from sparse_lib.checkpoint import load_checkpoint, masks_of
 from sparse_lib.configure import configure
 from sparse_lib.core.group import Group
+from sparse_lib.masks.init import SCORED
 
 #: What `torch.compile` generates code with.
 COMPILE_BACKEND = "inductor"
@@ -116,7 +117,10 @@ class Trainer:
         self.sparsity: Group | None = None
         if spec.sparsity is not None:
             with refusals(f"the sparsity of {spec.id}"):
-                self.sparsity = configure(spec.mask_config(masks))
+                config = spec.mask_config(masks)
+                if isinstance(config, dict) and config.get("init_method") in SCORED:
+                    ranking.rank_weights(self.model, config, self.task, self.device)
+                self.sparsity = configure(config)
                 assert self.sparsity is not None
                 self.sparsity.apply(self.model)
         self.optimizer = self.task.optimizer(self.model)

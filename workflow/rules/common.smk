@@ -20,7 +20,7 @@ gc.set_threshold(100_000, 50, 100)
 try:
     REQUEST = request.Request(config)
     REQUEST.check_library()
-    for sentence in REQUEST.warnings():
+    for sentence in [*request.drop_damaged_metadata(), *REQUEST.warnings()]:
         logger.warning(sentence)
 except (UserError, OSError) as error:
     raise WorkflowError(str(error)) from None
