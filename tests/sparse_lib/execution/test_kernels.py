@@ -1,9 +1,6 @@
 """The kernels against dense torch, at every vector width that this machine has."""
 
-import hashlib
 import os
-import re
-import shutil
 import subprocess
 import sys
 
@@ -178,26 +175,6 @@ def test_fingerprint_sees_every_single_change():
     assert len(prints) == mask.numel() + 1
 
 
-@pytest.mark.parametrize("mask", (torch.ones(3, 3), torch.ones(3, dtype=torch.bool)))
-def test_structure_rejects_other_tensors(mask):
-    with pytest.raises(ValueError, match="mask must be a contiguous bool matrix"):
-        Structure(mask)
-
-
-@pytest.mark.parametrize(
-    ("num_inputs", "num_outputs", "num_tokens"), ((6, 3, 2), (5, 4, 2), (5, 3, 1))
-)
-def test_products_reject_views_of_other_sizes(num_inputs, num_outputs, num_tokens):
-    mask, weight = torch.ones(3, 5, dtype=torch.bool), torch.ones(3, 5)
-    forward, backward = Structure(mask), Structure(mask, transposed=True)
-    source = kernels.rows_view(torch.ones(2, num_inputs))
-    target = kernels.rows_view(torch.ones(num_tokens, num_outputs))
-    with pytest.raises(ValueError, match="tokens must be 5, 3, 15, 2, got"):
-        forward.multiply(weight, source, target)
-    with pytest.raises(ValueError, match="tokens must be 5, 3, 15, 2, got"):
-        kernels.gradients(forward, backward, weight, source, target, None)
-
-
 @pytest.mark.skipif(not kernels.takes_half(48), reason="no fast bfloat16 products")
 @pytest.mark.parametrize("half_lanes", (48, 64), ids="lanes{}".format)
 @pytest.mark.parametrize("inputs_first", (False, True))
@@ -257,202 +234,62 @@ def test_bfloat16_batches_of_any_size_leave_each_token_alone(tokens, half_lanes)
     assert torch.equal(part, target[:tokens])
 
 
-def test_views_of_two_types_are_rejected():
-    structure = Structure(torch.ones(3, 5, dtype=torch.bool))
-    views = rows_view(torch.ones(2, 5)), rows_view(torch.ones(2, 3).bfloat16())
-    with pytest.raises(ValueError, match="must be float32, or both bfloat16"):
-        structure.multiply(torch.ones(3, 5), *views)
+@pytest.mark.parametrize(
+    ("rows", "columns", "tokens", "dtype", "message"),
+    (
+        (6, 3, 2, torch.float32, "5, 3, 15, 2"),
+        (5, 4, 2, torch.float32, "5, 3, 15, 2"),
+        (5, 3, 1, torch.float32, "5, 3, 15, 2"),
+        (5, 3, 2, torch.bfloat16, "bfloat16"),
+    ),
+)
+def test_tensors_that_do_not_fit_are_refused(rows, columns, tokens, dtype, message):
+    for mask in (torch.ones(3, 3), torch.ones(3, dtype=torch.bool)):
+        with pytest.raises(ValueError, match="mask.*contiguous bool matrix"):
+            Structure(mask)
+    mask, weight = torch.ones(3, 5, dtype=torch.bool), torch.ones(3, 5)
+    forward, backward = Structure(mask), Structure(mask, transposed=True)
+    source = rows_view(torch.ones(2, rows))
+    target = rows_view(torch.ones(tokens, columns, dtype=dtype))
+    with pytest.raises(ValueError, match=message):
+        forward.multiply(weight, source, target)
+    with pytest.raises(ValueError, match=message):
+        gradients(forward, backward, weight, source, target, None)
 
 
-def test_library_is_built_once_into_the_users_cache(monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    built = kernels._build()
-    assert built.parent == tmp_path / "sparse_lib" and kernels._build() == built
-    assert list(tmp_path.rglob("*.so")) == [built]
+def start(folder, **environment):
+    """A process that builds the kernels, in a cache of its own, and says what keeps it from it."""
+    code = "from sparse_lib.execution import kernels; print(kernels.unavailable())"
+    return subprocess.Popen(
+        [sys.executable, "-c", code],
+        text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        env={**os.environ, "XDG_CACHE_HOME": str(folder), **environment},
+    )  # fmt: skip
 
 
-def test_a_library_that_was_cut_short_is_built_again(monkeypatch, tmp_path):
-    source = tmp_path / "kernels.c"
-    source.write_text("int choose_lanes(int lanes) { return lanes; }")
-    monkeypatch.setattr(kernels, "_SOURCE", source)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+def said(process):
+    output, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    return output.strip()
+
+
+@pytest.mark.slow
+def test_processes_build_at_once_and_again_what_was_cut_short(tmp_path):
     folder = tmp_path / "sparse_lib"
-    built = kernels._build()
+    assert [said(p) for p in [start(tmp_path), start(tmp_path)]] == ["None", "None"]
+    (built,) = folder.iterdir()
     size = built.stat().st_size
     built.unlink()
     built.write_bytes(b"\x7fELF")
-    assert kernels._build() == built and built.stat().st_size == size
-    idle = tmp_path / "idle"
-    idle.write_text("#!/bin/sh\n")
-    idle.chmod(0o755)
-    built.unlink()
-    monkeypatch.setenv("CC", str(idle))  # succeeds, and makes nothing
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(kernels.KernelError, match="the C compiler failed on kernels.c"):
-        kernels._build()
-    assert not list(folder.iterdir())
+    assert said(start(tmp_path)) == "None" and built.stat().st_size == size
 
 
-ON_ARM = r"""
-#include "%s"
-#include <math.h>
-#include <stdio.h>
-
-static uint32_t state = 1;
-static float number(void)
-{
-    state = state * 1664525u + 1013904223u;
-    return (float)(state >> 8) / (1 << 23) - 1;
-}
-
-int main(void)
-{
-    enum { T = 77, I = 90, O = 50 };
-    static float x[T * I], dy[T * O], y[T * O], dx[T * I], w[O * I], dw[O * I], b[O], db[O];
-    static uint8_t mask[O * I];
-    float *all[] = {x, dy, w, b};
-    int sizes[] = {T * I, T * O, O * I, O}, starts[100 * I] = {0}, positions[O * I];
-    uint16_t offsets[O * I + 7];
-    double worst = 0, sum;
-    for (int a = 0; a < 4; a++)
-        for (int i = 0; i < sizes[a]; i++)
-            all[a][i] = number();
-    for (int i = 0; i < O * I; i++)
-        mask[i] = number() > 0.4;
-    static int back_starts[100 * I], back_positions[O * I];
-    static uint16_t back_offsets[O * I + 7];
-    Structure forward = {O, I, 30, 16, 0, starts, offsets, positions};
-    Structure backward = {I, O, 30, 16, 1, back_starts, back_offsets, back_positions};
-    build(&forward, mask), build(&backward, mask);
-    View in = {x, 0, 0, T, I, I}, out = {y, 0, 0, T, O, O};
-    View out_gradient = {dy, 0, 0, T, O, O}, in_gradient = {dx, 0, 0, T, I, I};
-    Dense weight = {w, 0}, weight_gradient = {dw, 0};
-    if (multiply(&forward, &weight, &in, &out, b, 1) ||
-        gradients(&forward, &backward, &weight, &in, &out_gradient, &in_gradient,
-                  &weight_gradient, db, 1))
-        return 1;
-#define COMPARE(result, first, term, size)                       \
-    sum = first;                                                 \
-    for (int k = 0; k < size; k++)                               \
-        sum += term;                                             \
-    worst = fmax(worst, fabs(sum - (result)));
-    for (int t = 0; t < T; t++)
-        for (int o = 0; o < O; o++) {
-            COMPARE(y[t * O + o], b[o], (double)mask[o * I + k] * w[o * I + k] * x[t * I + k], I)
-        }
-    for (int t = 0; t < T; t++)
-        for (int i = 0; i < I; i++) {
-            COMPARE(dx[t * I + i], 0, (double)mask[k * I + i] * w[k * I + i] * dy[t * O + k], O)
-        }
-    for (int o = 0; o < O; o++) {
-        for (int i = 0; i < I; i++) {
-            COMPARE(dw[o * I + i], 0, (double)mask[o * I + i] * dy[k * O + o] * x[k * I + i], T)
-        }
-        COMPARE(db[o], 0, (double)dy[k * O + o], T)
-    }
-    printf("%%d %%g\n", choose_lanes(16), worst);
-    return 0;
-}
-"""
-
-
-def test_the_portable_source_is_right_on_arm(tmp_path):
-    compiler, emulator = (
-        shutil.which(name) for name in ("aarch64-linux-gnu-gcc", "qemu-aarch64-static")
-    )
-    if not compiler or not emulator:
-        pytest.skip("no aarch64-linux-gnu-gcc, or no qemu-aarch64-static")
-    source, program = tmp_path / "main.c", tmp_path / "main"
-    source.write_text(ON_ARM % kernels._SOURCE)
-    command = [compiler, "-O3", "-std=gnu11", "-static", "-o", program, source, "-lm"]
-    subprocess.run(command, check=True)
-    output = subprocess.run([emulator, program], check=True, capture_output=True, text=True).stdout
-    lanes, worst = output.split()
-    assert lanes == "4" and float(worst) < 1e-4
-
-
-@pytest.mark.slow
-def test_processes_may_build_at_once(tmp_path):
-    code = (
-        "from sparse_lib.execution import kernels; import ctypes\n"
-        "assert not list(kernels._cache_dir().iterdir())\n"
-        "print('ready', flush=True); input()\n"
-        "print(ctypes.CDLL(str(kernels._build())).choose_lanes(4))"
-    )
-    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", code], text=True, env=environment,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )
-        for _ in range(2)
-    ]  # fmt: skip
-    for process in processes:  # neither starts before the other one is ready
-        assert process.stdout.readline() == "ready\n"
-    for process in processes:
-        process.stdin.write("\n")
-        process.stdin.flush()
-    for process in processes:
-        output, errors = process.communicate(timeout=120)
-        assert (process.returncode, output) == (0, "4\n"), errors
-    assert len(list(tmp_path.rglob("*.so"))) == 1
-
-
-def test_a_missing_compiler_is_reported(monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setenv("PATH", "/nowhere")
-    monkeypatch.setenv("CC", "missing-compiler")
-    with pytest.raises(kernels.KernelError, match="no C compiler was found"):
-        kernels._build()
-
-
-def test_a_failing_compiler_is_reported_and_leaves_nothing(monkeypatch, tmp_path):
-    source = tmp_path / "kernels.c"
-    source.write_text("this is no C")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(kernels, "_SOURCE", source)
-    with pytest.raises(kernels.KernelError, match="the C compiler failed on kernels.c"):
-        kernels._build()
-    assert not list(tmp_path.rglob("*.so"))
-
-
-def test_an_installed_library_counts_if_it_was_built_of_this_source(monkeypatch, tmp_path):
-    source = tmp_path / "kernels.c"
-    monkeypatch.setattr(kernels, "_SOURCE", source)
-    monkeypatch.setattr(kernels, "_why_not_loaded", lambda path: "")
-    source.write_text("int one;")
-    assert kernels._installed() is None
-    installed = tmp_path / f"_kernels-{hashlib.sha256(b'int one;').hexdigest()[:16]}.so"
-    installed.touch()
-    os.utime(installed, (0, 0))  # an installer may write the source after the library
-    assert kernels._installed() == installed
-    source.write_text("int two;")
-    assert kernels._installed() is None
-
-
-@pytest.mark.slow
-def test_the_widest_source_is_right_where_the_compiler_lowers_it(monkeypatch, tmp_path):
-    if kernels.num_lanes() < 8:
-        pytest.skip("AVX2 is missing")
-    text = kernels._SOURCE.read_text()
-    for pattern, replacement in (
-        (r"avx512f,avx512vl,avx512dq,", ""),
-        (r"#define NAMES_AVX512 1", "#define NAMES_AVX512 0"),
-        (r'__builtin_cpu_supports\("avx512\w+"\)', "1"),
-        (r'__asm__\("" : "\+v"\(v\)\)', "(void)(v)"),
-    ):
-        text, count = re.subn(pattern, replacement, text)
-        assert count
-    (tmp_path / "kernels.c").write_text(text)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(kernels, "_SOURCE", tmp_path / "kernels.c")
-    loaded = kernels._load.__wrapped__()
-    monkeypatch.setattr(kernels, "_load", lambda: loaded)
-    assert kernels.num_lanes() == 16
-    for shape in SHAPES:
-        for lanes in (48, 64):
-            test_products_equal_masked_dense(shape, 0.6, False, lanes)
-            test_products_equal_masked_dense(shape, 0.6, True, lanes)
-    test_masked_weights_are_never_read(64)
-    for options in CONVOLUTIONS:
-        test_windows_equal_conv2d(options, (9, 11), 64)
+def test_a_compiler_that_is_missing_or_makes_nothing_is_reported(tmp_path):
+    path = tmp_path / "bin"
+    path.mkdir()
+    where = {"PATH": str(path), "CC": "cc-of-mine"}
+    assert "no C compiler was found" in said(start(tmp_path, **where))
+    (path / "cc-of-mine").write_text("#!/bin/sh\n")
+    (path / "cc-of-mine").chmod(0o755)
+    assert "the C compiler failed on kernels.c" in said(start(tmp_path, **where))
+    assert not list((tmp_path / "sparse_lib").iterdir())
