@@ -110,8 +110,6 @@ class Driver:
         """True if an optimizer's steps enforce the mask of this parameter."""
         return self.optimizer is not None and id(param) not in self._not_held
 
-    # ------------------------------------------------------------------------------- a model
-
     def apply_to_model(self, model: nn.Module) -> None:
         """Give a model's parameters to the algorithms, and make their first masks."""
         gone = self._replaced()
@@ -188,8 +186,6 @@ class Driver:
             self._models.clear()
             self._let_go_of_optimizer()
 
-    # --------------------------------------------------------------------------- an optimizer
-
     def apply_to_optimizer(self, given: Any) -> None:
         """Enforce and update masks in the steps of an optimizer, or of the one it wraps."""
         optimizer = stepping(given)
@@ -253,10 +249,9 @@ class Driver:
             if (driver := mine()) is not None:
                 driver._looks_for_state = driver._optimizer_was_loaded = True
 
-        hooks = (
+        before, after, enforce = (
             torch.compiler.disable(partial(f, owner)) for f in (_open_step, _after_step, _enforce)
         )
-        before, after, enforce = hooks
         try:
             self._handles.append(optimizer.register_step_pre_hook(before))
             self._handles.append(optimizer.register_step_post_hook(after))
@@ -303,8 +298,6 @@ class Driver:
                     f"{name!r} was tied to {first!r} after sparsity was applied, and one weight "
                     "cannot obey two masks; tie weights first, then apply"
                 )
-
-    # --------------------------------------------------------------------------------- a step
 
     def check_step(self, optimizer: Optimizer) -> None:
         """See that the model is as it was, and hook parameters that are new."""
