@@ -37,8 +37,8 @@ def test_a_function_keeps_its_own_default():
 
     model = sl.Static(0.5, init_method=first, score_shaper="2:4").apply(nn.Linear(4, 4, bias=False))
     assert seen == [3] and int(model.weight_mask.sum()) == 3
-    lazy = lambda p, s, k=1: p.abs() >= p.abs().flatten().topk(k).values[-1]  # noqa: E731
-    model = sl.Static(0.5, init_method=lazy).apply(nn.Linear(4, 4, bias=False))
+    algorithm = sl.Static(0.5, lambda p, s, k=1: p.abs() >= p.abs().flatten().topk(k).values[-1])
+    model = algorithm.apply(nn.Linear(4, 4, bias=False))
     assert int(model.weight_mask.sum()) == 1
 
 
