@@ -4,44 +4,10 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.utils import parametrizations, spectral_norm, weight_norm
-from transformers import (
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-    ResNetConfig,
-    ResNetForImageClassification,
-)
 
 import sparse_lib as sl
 from sparse_lib.layers import Layout, default_filter, describe, fans
-
-
-def gpt2():
-    with torch.device("meta"):
-        return GPT2LMHeadModel(
-            GPT2Config(n_layer=1, n_embd=8, n_head=2, vocab_size=11, n_positions=16)
-        )
-
-
-def llama():
-    config = LlamaConfig(
-        num_hidden_layers=1,
-        hidden_size=8,
-        intermediate_size=12,
-        num_attention_heads=2,
-        vocab_size=11,
-    )
-    with torch.device("meta"):
-        return LlamaForCausalLM(config)
-
-
-def resnet():
-    config = ResNetConfig(
-        embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="basic", num_labels=3
-    )
-    with torch.device("meta"):
-        return ResNetForImageClassification(config)
+from tests.sparse_lib.tiny_models import gpt2, llama, resnet
 
 
 @pytest.mark.parametrize(
@@ -87,35 +53,18 @@ def test_default_filter_takes_blocks_only_with_or_without_the_model(build, num_s
     assert len(by_name) == num_sparse
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "model.embed_tokens.weight",
-        "transformer.wte.weight",
-        "transformer.wpe.weight",
-        "lm_head.weight",
-        "head.weight",
-        "ln_f.weight",
-        "block.norm1.weight",
-        "pos_embed",
-        "token_embedding.weight",
-        "pe_helper.weight",
-        "fc.weight",
-        "classifier.weight",
-        "score.weight",
-        "decoder.embedding_layer.word_embeddings.weight",
-    ],
+DENSE = (
+    "model.embed_tokens transformer.wte transformer.wpe lm_head head ln_f block.norm1 pos_embed "
+    "token_embedding pe_helper fc classifier score decoder.embedding_layer.word_embeddings"
 )
-def test_default_filter_leaves_out_by_name(name):
-    assert not default_filter(name, torch.empty(4, 4))
+SPARSE = "layers.0.fc attn.q_proj h.0.attn.c_attn overhead"
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["layers.0.fc.weight", "attn.q_proj.weight", "h.0.attn.c_attn.weight", "overhead.weight"],
-)
-def test_default_filter_keeps(name):
-    assert default_filter(name, torch.empty(4, 4))
+@pytest.mark.parametrize("names", [DENSE, SPARSE])
+def test_default_filter_goes_by_name_without_the_model(names):
+    for name in names.split():
+        assert default_filter(f"{name}.weight", torch.empty(4, 4)) == (names == SPARSE), name
+        assert not default_filter(f"{name}.bias", torch.empty(4))
 
 
 class Net(nn.Module):
@@ -138,10 +87,6 @@ def test_a_layer_called_fc_is_a_head_only_where_it_is_the_last(names, sparse):
     }
     by_role = {layer.name for layer in describe(model) if layer.role == "block"}
     assert by_filter == by_role == sparse
-
-
-def test_default_filter_leaves_out_vectors():
-    assert not default_filter("layers.0.q_proj.bias", torch.empty(4))
 
 
 def test_default_filter_sees_tied_weights_whatever_their_name():
