@@ -25,14 +25,13 @@ _UNARY = frozenset(
         "hardtanh",
         "silu",
         "tanh",
-        "pow",
         "_softmax",
         "_safe_softmax",
         "tril",
         "neg",
     )
 )
-_BINARY = frozenset({"aten::add", "aten::mul", "aten::sub"})
+_BINARY = frozenset({"aten::add", "aten::mul", "aten::sub", "aten::pow"})
 
 
 Shares = tuple[tuple[str, float], ...]
@@ -242,7 +241,7 @@ def shape_only(name: str, args: tuple[Any, ...]) -> Any:
         return to_meta(args[0]), args[0], args[0]
     if name in _UNARY and args[0].is_floating_point():
         return to_meta(args[0])
-    if name in _BINARY and args[0].is_floating_point():
+    if name in _BINARY and isinstance(args[0], torch.Tensor) and args[0].is_floating_point():
         other = args[1]
         if not isinstance(other, torch.Tensor) or (
             other.shape == args[0].shape and other.dtype == args[0].dtype

@@ -214,6 +214,19 @@ def test_wrong_sizes_are_refused(sizes):
         count(nn.Linear(3, 3), **sizes)
 
 
+class Slopes(nn.Linear):
+    """As ALiBi of Bloom, whose slopes are powers of a number by a vector of exponents."""
+
+    def forward(self, x):
+        exponents = torch.arange(1, 5, device=x.device)
+        slopes = torch.pow(torch.tensor(0.5, device=x.device), exponents)
+        return F.linear(x, self.weight) * (slopes.reshape(1, 4) + 2.0**exponents)
+
+
+def test_powers_have_the_shape_of_number_and_exponents_together():
+    assert count(Slopes(8, 4), batch_size=3).forward() == 2 * 3 * 8 * 4
+
+
 class Standardised(nn.Linear):
     def forward(self, x):
         return F.linear(x, (self.weight - self.weight.mean(1, keepdim=True)) / self.weight.std())
