@@ -31,6 +31,7 @@ class HyperParameterSchedule(ABC):
     a sparsity or a drop fraction, it is clamped to [0, 1] in use. Constructors raise TypeError or
     ValueError, with the argument's name, for what is not finite or out of range.
 
+    >>> from sparse_lib.schedules import make_hyperparameter_schedule
     >>> class Halving(HyperParameterSchedule):
     ...     def compute(self, step):
     ...         return 0.5**step

@@ -16,7 +16,7 @@ EVIL_NAMES = (
     "{scale}", "}}", "<script>alert(1)</script>", "*", "--help", "-rf", "%s", "ünïcødé", "\u202e",
     "\ud83d\ude00", "a" * 300, "NaN", "null", "true", "1e9", "__", "seed0", "all", "\x1b[m",
 )  # fmt: skip
-ODD_VALUES = (
+ODD_VALUES: tuple[Any, ...] = (
     None, True, [], {}, [[]], {"a": 1}, {1: 2, "a": 3}, {None: 1}, b"bytes",
     datetime.date(2026, 1, 1), ["a", 1, None], [math.nan], "75%", "101%", "nan%", "1_0%", 0, -1,
     0.8, 1e308, math.inf, math.nan, 2**63, 10**400,

@@ -48,9 +48,13 @@ def test_rigl_skips_the_weight_update_like_the_paper():
     assert model.weight.grad is not None
 
 
-@pytest.mark.parametrize(("name", "value"), [("gradient", 7.0), ("gradient_sign", 1.0)])
-def test_grown_weights_start_where_asked(name, value):
-    algorithm = RigL(0.5, 1, "from_zeros", drop_fraction=0.5, grown_init=name)
+@pytest.mark.parametrize(
+    ("name", "scale", "value"),
+    [("gradient", 1.0, 7.0), ("gradient", 0.5, 3.5), ("gradient_sign", 1.0, 1.0)],
+)
+def test_grown_weights_start_where_asked(name, scale, value):
+    options = {"grown_init": name, "grown_init_scale": scale}
+    algorithm = RigL(0.5, 1, "from_zeros", drop_fraction=0.5, **options)
     assert one_update(algorithm).weight[0, 3] == value
 
 
