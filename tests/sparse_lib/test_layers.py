@@ -103,12 +103,6 @@ def test_default_filter_sees_tied_weights_whatever_their_name():
     assert not default_filter("project.weight", weight, model)
 
 
-def test_weights_of_unknown_modules_are_described():
-    model = nn.MultiheadAttention(4, 2)
-    kinds = {layer.weight_name: layer.kind for layer in describe(model)}
-    assert kinds == {"in_proj_weight": "parameter", "out_proj.weight": "linear"}
-
-
 NORMED = {
     "weight_norm": weight_norm,
     "parametrized weight_norm": parametrizations.weight_norm,

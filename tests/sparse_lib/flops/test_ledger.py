@@ -1,52 +1,25 @@
 """The ledger against closed forms, to the last digit."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
-from transformers import (
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MixtralConfig,
-    MixtralForCausalLM,
-    ResNetConfig,
-    ResNetForImageClassification,
-)
+from transformers import MixtralConfig, MixtralForCausalLM
 
 from sparse_lib.algorithms.rigl import RigL
 from sparse_lib.execution import kernels
 from sparse_lib.execution.backend import backend, compile
-from sparse_lib.flops.ledger import Ledger, is_recording, record
+from sparse_lib.flops.ledger import Ledger
 from sparse_lib.flops.model import count, rigl_mean_step
+from tests.sparse_lib import tiny_models
 
 B, T = 3, 16
-
-
-def language_model(family, attention):
-    if family == "gpt2":
-        config = GPT2Config(
-            n_layer=2,
-            n_embd=8,
-            n_head=2,
-            vocab_size=11,
-            n_positions=T,
-            attn_pdrop=0.0,
-            attn_implementation=attention,
-        )
-        return GPT2LMHeadModel(config)
-    return LlamaForCausalLM(
-        LlamaConfig(
-            num_hidden_layers=2,
-            hidden_size=8,
-            intermediate_size=12,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            vocab_size=11,
-            attn_implementation=attention,
-        )
-    )
+MODELS = {
+    "gpt2": partial(tiny_models.gpt2, n_layer=2),
+    "llama": partial(tiny_models.llama, num_hidden_layers=2),
+}
 
 
 def language_step(run):
@@ -56,23 +29,10 @@ def language_step(run):
     return ledger
 
 
-def add_masks(model, sparsity=0.75):
-    """Masks that keep a known number of weights, as the algorithms register them."""
-    levels = {}
-    for name, module in list(model.named_modules()):
-        weight = getattr(module, "weight", None)
-        if ".mlp." in name and weight is not None:
-            keep = round((1 - sparsity) * weight.numel())
-            mask = torch.arange(weight.numel()).view_as(weight) < keep
-            module.register_buffer("weight_mask", mask)
-            levels[f"{name}.weight"] = sparsity
-    return levels
-
-
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
 def test_language_models_equal_the_closed_form_exactly(family, attention):
-    model = language_model(family, attention)
+    model = MODELS[family](attn_implementation=attention)
     flops = count(model, batch_size=B, sequence_length=T)
     ledger = language_step(model)
     assert ledger.executed_flops == ledger.dense_flops == flops.training_step()
@@ -89,10 +49,7 @@ def test_language_models_equal_the_closed_form_exactly(family, attention):
 
 @pytest.mark.parametrize("layer_type", ["basic", "bottleneck"])
 def test_resnet_equals_the_closed_form_but_for_the_gradient_of_the_images(layer_type):
-    config = ResNetConfig(
-        embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type=layer_type, num_labels=3
-    )
-    model = ResNetForImageClassification(config)
+    model = tiny_models.resnet(layer_type=layer_type)
     flops = count(model, batch_size=2, image_size=32)
     images = torch.randn(2, 3, 32, 32, requires_grad=True)
     with Ledger() as ledger:
@@ -101,22 +58,6 @@ def test_resnet_equals_the_closed_form_but_for_the_gradient_of_the_images(layer_
     with Ledger() as ledger:
         model(images.detach()).logits.sum().backward()
     assert ledger.executed_flops == flops.training_step() - flops.layers[0].dense_flops
-
-
-@pytest.mark.skipif(kernels.unavailable() is not None, reason="no kernels here")
-@pytest.mark.parametrize("dense_weight_grad", [False, True])
-@pytest.mark.parametrize("family", ["gpt2", "llama"])
-def test_skipping_kernels_execute_the_closed_form(family, dense_weight_grad):
-    model = language_model(family, "sdpa")
-    flops = count(model, batch_size=B, sequence_length=T)
-    levels = add_masks(model)
-    for name, parameter in model.named_parameters():
-        parameter._needs_dense_gradient = dense_weight_grad and name in levels
-    ledger = language_step(compile(model, backend("skip", crossover=0)))
-    expected = flops.training_step(levels, dense_weight_grad=dense_weight_grad)
-    assert ledger.executed_flops == expected
-    assert ledger.dense_flops == flops.training_step()
-    assert ledger.skipped_flops == flops.training_step() - expected > 0
 
 
 @pytest.mark.parametrize(
@@ -209,30 +150,9 @@ def test_rigl_mean_step_emerges_from_a_schedule():
     assert sum(steps) / len(steps) == pytest.approx(mean, rel=1e-12)
 
 
-def test_kernels_report_their_own_work():
-    record("forward", dense_flops=8, executed_flops=2)
-    assert not is_recording()
-    with Ledger() as ledger:
-        assert is_recording()
-        record("forward", dense_flops=8, executed_flops=2)
-        with pytest.raises(ValueError, match="backward"):
-            record("backward", dense_flops=8, executed_flops=2)
-    assert (ledger.executed_flops, ledger.skipped_flops) == (2, 6)
-    assert not is_recording()
-
-
-def test_operators_in_place_count():
-    a, b, out = torch.ones(2, 3, 4), torch.ones(2, 4, 5), torch.ones(2, 3, 5)
-    with Ledger() as ledger:
-        out.baddbmm_(a, b)  # 2 x 2 x 3 x 4 x 5
-        out[0].addmm_(a[0], b[0])
-        torch.addbmm(out[0], a, b)
-    assert ledger.executed_flops == 240 + 120 + 240
-
-
 def test_kept_activations_by_hand():
     """Per block: inputs of attention and its output (1 + 1 widths), queries, keys and values (3),
     inputs of the feed-forward layers (1 + 4); then the head's input."""
-    model = language_model("gpt2", "sdpa")
+    model = MODELS["gpt2"]()
     flops = count(model, batch_size=B, sequence_length=T)
     assert sum(layer.num_kept for layer in flops.layers) == B * T * 8 * (2 * 10 + 1)
