@@ -14,7 +14,7 @@ PLAN_COLUMNS = ["run", "model", "dataset", "method", "sparsity", "recipe", "seed
 
 
 def headline(rows: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
-    """Return the rows of runs by their method's own recipe.
+    """Return the rows of runs by their method's own recipe, and by those that the study shows.
 
     Args:
         rows: Any table with the columns ``method`` and ``recipe``.
@@ -25,7 +25,8 @@ def headline(rows: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
     if not own:
         return rows
     wanted = rows["method"].map(own)
-    return rows[wanted.isna() | (rows["recipe"] == wanted)]
+    is_shown = rows["recipe"].isin(study.shown)
+    return rows[wanted.isna() | (rows["recipe"] == wanted) | is_shown]
 
 
 def planned(study: PlannedStudy) -> pd.DataFrame:

@@ -219,7 +219,8 @@ def judge(found: Estimate, target: float, *, is_published: bool) -> Word:
         return Word(OPPOSITE, reason="the interval lies on the other side of zero")
     if high < size / 2:
         return Word(SMALLER, reason=f"the interval contains zero and excludes half of the {asked}")
-    wanted = math.ceil(2 * (4 * found.sd / size) ** 2)
+    per_seed = found.se**2 * min(found.seeds) if found.paired else 2 * found.sd**2
+    wanted = math.ceil(per_seed * (4 / size) ** 2)
     return Word(
         OPEN,
         reason=f"the interval contains zero and half of the {asked}; {wanted:,} seeds of each arm "

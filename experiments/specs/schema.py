@@ -305,6 +305,11 @@ class Study(Strict):
     answer: dict[Scale, Answer] = Field({}, description="in words, by scale")
     computations: list[Computation] = []
     recipes: dict[Name, Variant] = {}
+    shown: list[Name] = Field(
+        [],
+        description="recipes that tables and figures show beside each method's own",
+        exclude_if=lambda value: not value,
+    )
     methods: dict[Name, Method] = {}
     scales: dict[Scale, list[Grid]] = {}
 

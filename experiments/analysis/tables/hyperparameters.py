@@ -1,5 +1,5 @@
-"""What each method was trained with on the study's first model and dataset, by recipe, beside what
-the source states for its own. Where methods of one recipe differ, their names follow the value.
+"""What each method was trained with on the study's first model, by recipe, beside what the source
+states for its own. Where methods of one recipe differ, their names follow the value.
 """
 
 from typing import Any
@@ -9,7 +9,6 @@ import pandas as pd
 from experiments import published
 from experiments.analysis.methods import Methods
 from experiments.specs.planned import PlannedStudy
-from experiments.specs.run import RunSpec
 
 PUBLISHED = {
     "tokens": "training tokens",
@@ -27,9 +26,9 @@ PUBLISHED = {
 
 
 def make(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
-    """One row per hyperparameter; one column per recipe of the study's first workload."""
+    """One row per hyperparameter; one column per recipe of the study's first model."""
     specs = [run.spec for run in study.runs]
-    specs = [spec for spec in specs if _workload(spec) == _workload(specs[0])]
+    specs = [spec for spec in specs if spec.model.label == specs[0].model.label]
     looks = Methods(study)
     recipes: dict[str, dict[str, dict[str, list[str]]]] = {}
     for spec in specs:
@@ -50,10 +49,6 @@ def make(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd
         row["source (published)"] = published.value(source, metric=metric) if metric else ""
         rows.append(row)
     return pd.DataFrame(rows, columns=["setting", *recipes, "source (published)"])
-
-
-def _workload(spec: RunSpec) -> tuple[str, str]:
-    return spec.model.label, spec.data.name
 
 
 def _shown(values: dict[str, list[str]]) -> str:

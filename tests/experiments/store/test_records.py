@@ -83,12 +83,11 @@ def test_hashes_stay_text(made, tmp_path):
     assert set(table["spec_hash"]) == {"0123456789"}
 
 
-def test_the_evaluation_goes_before_training(made):
+def test_the_pass_over_more_of_the_split_goes_first(made):
     table = records_table(made[:1], synthetic.study(made))
-    chosen = tidy.validation_perplexity(table)
-    assert list(chosen["task"]) == ["perplexity"]
-    without = table[table["task"] == "training"]
-    assert list(tidy.validation_perplexity(without)["task"]) == ["training"]
+    assert list(tidy.validation_perplexity(table)["task"]) == ["training"]
+    without = table[table["task"] == "perplexity"]
+    assert list(tidy.validation_perplexity(without)["task"]) == ["perplexity"]
 
 
 def test_mean_accuracy_adds_variances():
