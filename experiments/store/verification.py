@@ -133,10 +133,10 @@ def _file() -> Path:
 
 
 def words(runs: Collection[str]) -> str:
-    """How many of some committed runs were trained again, where, and how they came out."""
+    """How many of some committed runs were trained again, where, and how; empty for none."""
     rows = [row for row in kept() if row["run"] in runs]
     if not rows:
-        return "none of its runs yet" if runs else ""
+        return ""
     again, places = {row["run"] for row in rows}, {row["machine"] for row in rows}
     bad = {row["run"] for row in rows if row["verdict"] not in (SAME, ROUNDED)}
     kinds = f"{len(places)} kind{'s' if len(places) > 1 else ''} of machine"

@@ -73,7 +73,7 @@ def test_the_sum_counts_what_has_a_record():
 def test_pages_say_how_often_and_where_runs_were_trained_again(tmp_path, monkeypatch):
     monkeypatch.setattr(paths, "REFERENCE", tmp_path)
     monkeypatch.setattr(reference, "entries", lambda: {"x": None, "y": None})
-    assert verification.words(("x", "y")) == "none of its runs yet"
+    assert verification.words(("x", "y")) == ""
     found = [("x", "a", "same bits"), ("x", "b", "within rounding"), ("gone", "a", "same bits")]
     items = [
         verification.Verified(run, word, "loss", 1.0, 1.0, "", ("a", where))
