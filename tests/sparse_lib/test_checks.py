@@ -4,8 +4,6 @@ import pytest
 import torch
 
 import sparse_lib as sl
-from sparse_lib.checks import SettingError
-from sparse_lib.configure import configure
 
 
 @pytest.mark.parametrize(
@@ -29,20 +27,3 @@ def test_nonsense_names_the_argument(call, message):
     with pytest.raises((ValueError, TypeError), match=message) as caught:
         call()
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    "config",
-    [
-        {"algorithm": "rigl", "sparsity": "half"},
-        {"algorithm": "rigl", "sparsity": 1.5},
-        {"algorithm": "rigl", "sparsty": 0.5},
-        {"algorithm": "rigle", "sparsity": 0.5},
-        {"algorithm": "topkast", "sparsity": 0.5, "regularization": -1},
-        {"algorithm": 3},
-        7,
-    ],
-)
-def test_what_configure_refuses_is_a_setting_error(config):
-    with pytest.raises(SettingError):
-        configure(config)
