@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.flop_counter import FlopCounterMode
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from sparse_lib.flops.model import count, gpt_training_step
@@ -30,6 +31,22 @@ def test_llama_with_grouped_queries_by_hand(attention):
     flops = count(llama(attn_implementation=attention), batch_size=B, sequence_length=T)
     block = 2 * T * (2 * D * D + 2 * D * D // 2 + 3 * D * 12)
     assert flops.forward() == B * (L * (block + 4 * T * T * D) + 2 * T * D * V)
+
+
+@pytest.mark.parametrize(
+    "model, source",
+    [
+        (gpt2(attn_implementation="eager"), torch.zeros(B, T, dtype=torch.long)),
+        (llama(attn_implementation="eager"), torch.zeros(B, T, dtype=torch.long)),
+        (nn.Conv2d(4, 6, 3, stride=2, padding=1), torch.zeros(2, 4, 9, 9)),
+        (nn.Conv2d(4, 6, 3, groups=2, dilation=2), torch.zeros(2, 4, 9, 9)),
+        (nn.ConvTranspose2d(4, 6, 3, stride=2), torch.zeros(2, 4, 9, 9)),
+    ],
+)
+def test_agrees_with_torch(model, source):
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model.eval()(source)
+    assert count(model, source).forward() == counter.get_total_flops()
 
 
 @pytest.mark.parametrize(
