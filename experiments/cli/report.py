@@ -257,6 +257,7 @@ def publish(scale: Scale) -> None:
     render.publish(paths.reports(scale), paths.REPORTS)
     render.update_readme(Path("README.md"), found)
     keep(scale)
+    _keep(paths.reports(scale) / "findings.csv", paths.REFERENCE / "findings.csv")
 
 
 @app.command()
@@ -269,8 +270,8 @@ def keep(
         ),
     ] = None,
 ) -> None:
-    """Fold finished records of a scale into results/reference, with findings and computed tables,
-    and with what `verify` found.
+    """Fold finished records of a scale into results/reference, with computed tables and with what
+    `verify` found.
 
     Records that no study plans leave. One of --from is refused where its spec, code or data are
     not those of here.
@@ -286,7 +287,6 @@ def keep(
         return
     _say_kept(fold.fold(fold.read_own(scale)))
     verification.keep(trained_again(scale))
-    _keep(paths.reports(scale) / "findings.csv", paths.REFERENCE / "findings.csv")
     for path in sorted((paths.scale(scale) / "computations").glob("*/*.csv")):
         _keep(path, paths.REFERENCE / path.parent.name / path.name)
 
