@@ -28,7 +28,7 @@ from experiments.specs.lookup import RUNS_OF, find_runs, planned_study
 from experiments.specs.read import load_study, study_names
 from experiments.specs.run import Run
 from experiments.specs.schema import NAME, SCALES, SpecError, Study, check_choice, module_names
-from experiments.store import paths, reference
+from experiments.store import paths, reference, verification
 from experiments.store.io import write_json
 from experiments.store.parquet import TABLES
 
@@ -321,7 +321,11 @@ class Request:
         shown = self.studies[study]
         kinds = {"tables": shown.tables, "figures": shown.figures}
         hashes = [code.analysis_code_hash(kind, name) for kind in kinds for name in kinds[kind]]
-        return code.digest([self.study_hash(study, scale), code.page_code_hash(), hashes])
+        return code.digest([self.study_hash(study, scale), self.index_hash(), hashes])
+
+    def index_hash(self) -> str:
+        """Changes with the code of pages and with what `verify` found of committed runs."""
+        return code.digest([code.page_code_hash(), verification.kept()])
 
     def computations(self, study: str, scale: str) -> list[str]:
         """Folders of tables that the study's results need beside its runs."""

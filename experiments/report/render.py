@@ -298,8 +298,8 @@ def render_index(
 
 def _nine(nine: Sequence[Finding], kept: pd.DataFrame | None) -> str:
     """The table of nine rows; beside a committed reference, with yours and whether they agree."""
-    head = ["result", "published", "here, 95% interval", "word", "published / here, relative"]
-    head += ["baseline", "other sparsities and budgets"]
+    head = ["result", "published", "here, 95% interval", "word", "published / here, % of baseline"]
+    head += ["learning rates", "other sparsities and budgets"]
     rows = [cards.row(found) for found in nine]
     if kept is not None:
         head[2:3] = ["reference", "yours, 95% interval", "agrees?"]

@@ -109,7 +109,7 @@ rule index:
         "logs/report/{scale}/index.log",
     localrule: True
     params:
-        code=code.page_code_hash(),
+        code=REQUEST.index_hash(),
     shell:
         "python -m experiments index --scale {wildcards.scale:q} > {log:q} 2>&1"
 

@@ -211,7 +211,7 @@ def _by_flops(axes: Axes, table: pd.DataFrame, lengths: pd.DataFrame, found: Out
     axes.set_xticks(ticks, [f"{tick:g}x" for tick in ticks])
     axes.minorticks_off()
     axes.set_xlabel("training FLOPs, relative to dense")
-    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), fontsize=7.5)
+    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=7, handlelength=1.2)
     axes.set_title("Gain by FLOPs")
 
 
@@ -232,5 +232,5 @@ def _by_length(axes: Axes, lengths: pd.DataFrame) -> None:
     axes.set_xticks(budgets, [f"{budget:g}" for budget in budgets])
     axes.minorticks_off()
     axes.set_xlabel("epochs of training")
-    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), fontsize=7.5)
+    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=7, handlelength=1.2)
     axes.set_title("Gain by epochs, one constant rate")

@@ -119,15 +119,12 @@ def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Fi
     for level in sorted(METHODS.values()):
         own = table[table["sparsity"] == level]
         shares = {whose: own.loc[own["whose"] == whose, "flops"] for whose in colors}
-        ours = (
-            f"\nhere {shares['here'].min():.2f} to {shares['here'].max():.2f}"
-            if len(shares["here"])
-            else ""
-        )
+        ends = [f"{share:.2f}" for share in shares["here"].agg(["min", "max"]).dropna()]
+        ours = f"\nhere {' to '.join(dict.fromkeys(ends))}" if ends else ""
         ticks.append(f"{100 * level:g}%\nFLOPs {shares['published'].mean():.2f}{ours}")
     axes.set_xticks([100 * level for level in METHODS.values()], ticks)
     axes.set_xlim(35, 90)
     axes.set_xlabel("sparsity of pre-training")
     axes.set_ylabel("BLEU minus dense (up is better)")
-    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), fontsize=7.5)
+    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=7, handlelength=1.2)
     return figure
