@@ -47,7 +47,9 @@ def gather(pieces: dict[str, str], folder: Path) -> None:
         for name in pieces:
             stream.write((kept / name).read_bytes())
     with tarfile.open(whole) as archive:
-        archive.extractall(folder, filter="data")
+        # Python 3.11.3 and older have no filters.
+        archive.extraction_filter = getattr(tarfile, "data_filter", lambda member, _: member)
+        archive.extractall(folder)
     whole.unlink()
     for wheel in sorted((folder / "wheels").glob("*.whl")):
         zipfile.ZipFile(wheel).extractall(folder / "site")

@@ -151,7 +151,8 @@ def returned(folder: Path) -> list[tuple[Run, Path]]:
     """
     for archive in sorted(folder.rglob("records.tar.gz")):
         with tarfile.open(archive) as file:
-            file.extractall(folder, filter="data")
+            file.extraction_filter = getattr(tarfile, "data_filter", lambda member, _: member)
+            file.extractall(folder)
     found = []
     for path in sorted(folder.rglob("record.json")):
         record = read_record(path)

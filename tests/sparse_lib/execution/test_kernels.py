@@ -1,12 +1,15 @@
 """The kernels against dense torch, at every vector width that this machine has."""
 
 import os
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 
+import sparse_lib
 from sparse_lib.execution import kernels
 from sparse_lib.execution.kernels import Structure, gradients, image_view, rows_view
 
@@ -258,12 +261,21 @@ def test_tensors_that_do_not_fit_are_refused(rows, columns, tokens, dtype, messa
 
 
 def start(folder, **environment):
-    """A process that builds the kernels, in a cache of its own, and says what keeps it from it."""
+    """A process that builds the kernels, in a cache of its own, and says what keeps it from it.
+
+    It imports a copy of the package, without the library that an installation has built.
+    """
+    source = folder / "source"
+    if not source.exists():
+        package = Path(sparse_lib.__file__).parent
+        built = shutil.ignore_patterns("*.so", "__pycache__")
+        shutil.copytree(package, source / package.name, ignore=built)
     code = "from sparse_lib.execution import kernels; print(kernels.unavailable())"
+    own = {"XDG_CACHE_HOME": str(folder), "PYTHONPATH": str(source)}
     return subprocess.Popen(
         [sys.executable, "-c", code],
-        text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        env={**os.environ, "XDG_CACHE_HOME": str(folder), **environment},
+        text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=source,
+        env={**os.environ, **own, **environment},
     )  # fmt: skip
 
 
