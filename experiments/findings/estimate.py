@@ -213,8 +213,8 @@ def judge(found: Estimate, target: float, *, is_published: bool) -> Word:
         if not is_published:
             return Word(SAME, reason="the interval lies on the published side of zero")
         where = "as large" if low <= size <= high else "smaller" if high < size else "larger"
-        holds = "contains" if where == "as large" else "excludes"
-        return Word(SAME, where, f"the interval excludes zero and {holds} the {asked}")
+        holds = "contains " if where == "as large" else ""
+        return Word(SAME, where, f"the interval excludes zero and {holds}the {asked}")
     if high < 0:
         return Word(OPPOSITE, reason="the interval lies on the other side of zero")
     if high < size / 2:

@@ -140,8 +140,8 @@ def words(runs: Collection[str]) -> str:
     again, places = {row["run"] for row in rows}, {row["machine"] for row in rows}
     bad = {row["run"] for row in rows if row["verdict"] not in (SAME, ROUNDED)}
     kinds = f"{len(places)} kind{'s' if len(places) > 1 else ''} of machine"
-    came = f"{len(bad)} differed" if bad else "all came out as recorded"
-    return f"{len(again)} of its {len(runs)} runs, on {kinds}; {came}"
+    came = f"{len(bad)} differed" if bad else "as recorded"
+    return f"{len(again)} of {len(runs)} runs, on {kinds}: {came}"
 
 
 def _headline(record: Mapping[str, Any]) -> tuple[str, float | None]:

@@ -81,8 +81,8 @@ def test_pages_say_how_often_and_where_runs_were_trained_again(tmp_path, monkeyp
     ]
     verification.keep(items[:1])
     verification.keep(items)
-    said = "1 of its 2 runs, on 2 kinds of machine; all came out as recorded"
+    said = "1 of 2 runs, on 2 kinds of machine: as recorded"
     assert verification.words(("x", "y")) == said
     verification.keep([items[1]._replace(verdict="differs")])
-    assert verification.words(("x",)).endswith("; 1 differed")
+    assert verification.words(("x",)).endswith(": 1 differed")
     assert {row["run"] for row in verification.kept()} == {"x"}
