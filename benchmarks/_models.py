@@ -1,8 +1,6 @@
-"""A small GPT, whose linear layers can be taken out."""
+"""A small GPT."""
 
 from __future__ import annotations
-
-import math
 
 import torch
 from torch import nn
@@ -41,15 +39,3 @@ class Gpt(nn.Module):
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         x = self.bytes(ids) + self.places.weight
         return self.head(self.norm(self.blocks(x)))
-
-
-class Absent(nn.Module):
-    """In place of a linear layer: the right shape, and next to no work."""
-
-    def __init__(self, outputs: int) -> None:
-        super().__init__()
-        self.outputs = outputs
-
-    def forward(self, source: torch.Tensor) -> torch.Tensor:
-        repeats = math.ceil(self.outputs / source.shape[-1])
-        return source.repeat(1, 1, repeats)[..., : self.outputs]

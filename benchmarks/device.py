@@ -43,7 +43,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import sparse_lib as sl
-from benchmarks._models import LINEARS, Absent, Gpt
+from benchmarks._models import LINEARS, Gpt
 from benchmarks._rivals import (
     HALF,
     ONEDNN,
@@ -56,6 +56,7 @@ from benchmarks._rivals import (
     sparse_steps,
 )
 from experiments.computations._dense import by_onednn
+from experiments.computations._measured import Narrow
 from experiments.memory import keep_memory
 from sparse_lib.configure import configure
 from sparse_lib.execution import kernels
@@ -279,7 +280,7 @@ def gpt(width: int, rounds: int) -> Iterator[Row]:
     empty = Gpt(width)
     for block in empty.blocks:
         for name in LINEARS:
-            setattr(block, name, Absent(getattr(block, name).out_features))
+            setattr(block, name, Narrow(getattr(block, name).out_features))
     steps: dict[Any, Step] = {TORCH: make(0.0)}
     if onednn.available():
         steps[ONEDNN] = make(0.0, change=by_onednn)

@@ -26,7 +26,7 @@ SAFE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
 
 
 def raw(name: str) -> Any:
-    """What the file of a committed study holds."""
+    """The content of a committed study's file."""
     return yaml.safe_load((STUDIES / f"{name}.yaml").read_text())
 
 

@@ -1,5 +1,5 @@
-"""What each method was trained with on the study's first model, by recipe, beside what the source
-states for its own. Where methods of one recipe differ, their names follow the value.
+"""Each method's settings of training on the study's first model, by recipe, beside those that the
+source states. Where methods of one recipe differ, their names follow the value.
 """
 
 from typing import Any
