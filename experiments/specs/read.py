@@ -189,6 +189,8 @@ def _check_names(study: Study, stem: str) -> None:
         if method.sparsity is None and method.final_sparsity:
             raise UserError(f"methods.{name}.final_sparsity needs methods.{name}.sparsity")
         _check_method(study, name, method)
+    for name in study.shown:
+        check_choice("shown", name, study.recipes)
     for computation in study.computations:
         check_choice("computations", computation.name, computation_names())
     for kind in ("figures", "tables"):
