@@ -1,6 +1,6 @@
 """Measured on one CPU, one thread: the training step of a small GPT, AdamW and mask upkeep
-included. The mark is Amdahl's bound: the blocks' linear layers at the speed of the single layer,
-all else as it is."""
+included. The mark is Amdahl's estimate: the blocks' linear layers at the speed of a single
+layer, all else as it is."""
 
 import pandas as pd
 from matplotlib.figure import Figure
@@ -11,7 +11,7 @@ from experiments.store import tidy
 
 
 def data(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
-    """Measured and bounding seconds per sparsity."""
+    """Measured and estimated seconds per sparsity."""
     return tidy.computed(study.scale, "device", "amdahl")
 
 
@@ -25,12 +25,12 @@ def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Fi
     panel.barh(places, milliseconds["outside_s"], 0.6, color="#7F7F7F",
                label="outside the blocks' linear layers")  # fmt: skip
     panel.plot(milliseconds["bound_s"][1:], list(places)[1:], "|", color="#D55E00", ms=22, mew=2.5,
-               label="Amdahl bound")  # fmt: skip
+               label="Amdahl's estimate")  # fmt: skip
     for place, row in zip(places, rows.itertuples(), strict=True):
         words = (
             "dense"
             if place == 0
-            else f"{row.speedup:.2f}x, takes {row.over_bound:.2f}x the bound's time"
+            else f"{row.speedup:.2f}x, {row.over_bound:.2f} of the estimate's time"
         )
         panel.text(1e3 * max(row.step_s, row.bound_s), place, f"  {words}", va="center",
                    fontsize=8.5)  # fmt: skip

@@ -1,6 +1,6 @@
 """Measured on one thread of a CPU: the training step of the model that most runs train, at their
-batch and with their optimizer, beside its Amdahl bound, which speeds up the linear layers of the
-blocks alone.
+batch and with their optimizer, beside Amdahl's estimate, which speeds up the blocks' linear
+layers alone by what a single layer gains.
 """
 
 import pandas as pd
@@ -15,8 +15,8 @@ COLUMNS = {
     "sparsity": "sparsity",
     "step_s": "ms per step",
     "outside_s": "ms outside the layers",
-    "bound_s": "ms at the bound",
-    "over_bound": "step / bound",
+    "bound_s": "ms by Amdahl",
+    "over_bound": "step / Amdahl",
     "speedup": "speed-up",
     "machine": "machine",
 }

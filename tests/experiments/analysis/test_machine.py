@@ -2,11 +2,10 @@
 
 import json
 
-import pandas as pd
 import pytest
 
 from experiments import machine as gathered
-from experiments.analysis import figures, tables
+from experiments.analysis import tables
 from experiments.report import cost
 from experiments.store import machine
 from experiments.store.collect import curves_table, records_table
@@ -98,15 +97,8 @@ def test_no_row_of_a_table_mixes_machines(two_machines, computed):
     times = tables.load("wall_times").make(records, curves, study)
     timed = times.dropna(subset=["wall time (s)"])
     assert set(timed["machine"]) == keys and set(times["machine"]) == keys | {"not recorded"}
-    losses = tables.load("time_to_loss").make(records, curves, study)
-    measured = losses[losses["clock"] == "measured"]
-    assert set(measured["machine"]) == keys
-    for row in pd.concat([timed, measured]).itertuples():
+    for row in timed.itertuples():
         assert set(of_run[row.runs.split()]) == {row.machine}
-    # Each machine's first row is its own standard, and the slow one is three times as slow.
-    first = measured.groupby("machine", sort=False).first()
-    assert first["speed-up"].tolist() == [1, 1]
-    assert first["seconds"].iloc[1] == pytest.approx(3 * first["seconds"].iloc[0], rel=0.2)
     assert "wall time (s)" not in tables.load("flops").make(records, curves, study)
 
 
@@ -124,25 +116,14 @@ def test_times_that_runs_took_beside_other_work_are_marked(two_machines, compute
             record["num_threads"] = 2  # of which the loop keeps one idle
     records, curves = records_table(made, study), curves_table(made)
     key, other = machine.key(synthetic.MACHINE), machine.key({**synthetic.MACHINE, "model": 99})
-    for name in ("wall_times", "time_to_loss"):
-        table = tables.load(name).make(records, curves, study)
-        if "clock" in table:
-            assert table[table["clock"] == "simulated"]["beside other work"].isna().all()
-        marks = table.set_index(["method", "machine"])["beside other work"]
-        assert marks["set", other] == "yes" and marks["set", key] == "no"
-        assert marks["static", other] == "no"
-        assert marks["gmp", key] == marks["rigl", key] == "not recorded"
+    table = tables.load("wall_times").make(records, curves, study)
+    marks = table.set_index(["method", "machine"])["beside other work"]
+    assert marks["set", other] == "yes" and marks["set", key] == "no"
+    assert marks["static", other] == "no"
+    assert marks["gmp", key] == marks["rigl", key] == "not recorded"
     runs = tables.load("runs").make(records, curves, study).set_index("run")
     marked = runs[runs["beside other work"] == "yes"]
     assert len(marked) == 1 and "__set-" in marked.index[0] and marked["seed"].iloc[0] == 1
-
-
-def test_no_line_of_a_figure_mixes_machines(two_machines, computed):
-    records, curves, study, _ = two_machines
-    figure = figures.load("time_to_loss").draw(records, curves, study)
-    titles = [axes.get_title() or axes.get_title(loc="left") for axes in figure.axes]
-    measured = [title for title in titles if title.startswith("Measured")]
-    assert len(measured) == 2 and len(set(measured)) == 2
 
 
 def test_hours_are_counted_by_machine(two_machines):
