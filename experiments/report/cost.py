@@ -1,4 +1,4 @@
-"""What finished runs cost: core-hours by machine, FLOPs and sizes."""
+"""What finished runs cost: core-hours, FLOPs and sizes."""
 
 from __future__ import annotations
 
@@ -17,39 +17,31 @@ def cost(records: Iterable[Record]) -> dict[str, Any]:
 
     Returns:
         ``runs``, and how many of them are ``continued``: from the state of another one, whose steps
-        they do not count again; ``machines``: by key (by processor where none was recorded), the
-        core-hours of ``training`` and ``evaluation`` (wall time times threads) there, the runs
-        ``trained`` there and what is known of it in ``words``; ``executed`` and ``dense`` training
-        FLOPs, 2 per multiply-add; ``datasets``; least and largest number of ``parameters``;
-        largest number of ``tokens`` and of ``images``.
+        they do not count again; core-hours of ``training`` and ``evaluation`` (wall time times
+        threads); the number of ``machines`` that were recorded; ``executed`` training FLOPs, 2 per
+        multiply-add; least and largest number of ``parameters``.
     """
     runs = list({record.run: record for record in records}.values())
-    flops = {"executed": 0.0, "dense": 0.0}
-    machines: dict[str, dict[str, Any]] = {}
     continued = _continued(runs)
+    training = evaluation = executed = 0.0
     for record in runs:
-        share, evaluation = (record.num_threads or 1) / 3600, record.evaluation
-        own = _hours(machines, record.machine_facts, record.cpu)
-        own["trained"] += 1
+        share = (record.num_threads or 1) / 3600
         borrowed = record.borrowed_s if record.run in continued else 0.0
-        own["training"] += share * (record.wall_s - borrowed)
-        own = _hours(machines, None if evaluation is None else evaluation.machine, record.cpu)
-        own["evaluation"] += share * (0.0 if evaluation is None else evaluation.wall_s or 0.0)
-        flops["executed"] += record.flops.executed
-        flops["dense"] += record.flops.dense_equivalent
+        training += share * (record.wall_s - borrowed)
+        if record.evaluation is not None:
+            evaluation += share * (record.evaluation.wall_s or 0.0)
+        executed += record.flops.executed
         if record.run in continued:
-            shared = record.shared_flops()
-            flops["executed"] -= shared.executed
-            flops["dense"] -= shared.dense_equivalent
+            executed -= record.shared_flops().executed
     sizes = [record.num_parameters for record in runs]
     return {
         "runs": len(runs),
         "continued": len(continued),
-        **flops,
-        "machines": machines,
-        "datasets": sorted({record.spec.data.name for record in runs}),
+        "training": training,
+        "evaluation": evaluation,
+        "machines": len(set(filter(machine.is_known, (record.machine_key for record in runs)))),
+        "executed": executed,
         "parameters": (min(sizes), max(sizes)) if sizes else None,
-        **{unit: _largest(runs, unit) for unit in ("tokens", "images")},
     }
 
 
@@ -71,29 +63,3 @@ def _continued(records: Sequence[Record]) -> set[str]:
             continued.add(run)
         counted.add(first)
     return continued
-
-
-def _hours(
-    machines: dict[str, dict[str, Any]], facts: dict[str, Any] | None, name: str | None
-) -> dict[str, Any]:
-    """The entry of a machine among those seen so far; ``name`` is what old records know of it."""
-    key = machine.key(facts)
-    title = machine.title(key)
-    if key == machine.NOT_RECORDED and name:
-        key = name
-    new: dict[str, Any] = {
-        "title": title,
-        "training": 0.0,
-        "evaluation": 0.0,
-        "trained": 0,
-        "words": machine.NOT_RECORDED,
-    }
-    own = machines.setdefault(key, new)
-    if facts or name:
-        own["words"] = machine.words(facts, name or "")
-    return own
-
-
-def _largest(records: Iterable[Record], unit: str) -> int | None:
-    seen = [row[unit] for record in records for row in record.curve[-4:] if row.get(unit)]
-    return max(seen, default=None)

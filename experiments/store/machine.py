@@ -31,12 +31,6 @@ def key(facts: Mapping[str, Any] | None) -> str:
     return SEVERAL if facts.get("earlier") else digest(dict(facts))[:12]
 
 
-def title(machine: str) -> str:
-    """Return what a page calls a machine, or those that it cannot tell apart."""
-    other = {NOT_RECORDED: "Machines that were not recorded", SEVERAL: "Runs that changed machine"}
-    return other.get(machine, f"Machine {machine}")
-
-
 def is_known(machine: Any) -> bool:
     """Return whether timings with this key may be compared with others of the same key."""
     return isinstance(machine, str) and machine not in ("", NOT_RECORDED, SEVERAL)

@@ -1,6 +1,6 @@
 """Measured on one thread of a CPU: the training step of the model that most runs train, at their
-batch and with their optimizer, beside Amdahl's estimate, which speeds up the blocks' linear
-layers alone by what a single layer gains.
+batch and with their optimizer, beside Amdahl's estimate, which speeds the blocks' linear
+layers by what one layer gains.
 """
 
 import pandas as pd

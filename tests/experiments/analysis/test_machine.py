@@ -70,8 +70,7 @@ def test_records_without_a_machine_say_what_they_lack():
     rows = records_table([record], synthetic.study([]))
     assert set(rows["machine"]) == {machine.NOT_RECORDED}
     assert rows["cpu"].iloc[0] == f"{record.cpu} (the rest not recorded)"
-    (hours,) = cost.cost([record])["machines"].values()
-    assert hours["title"] == "Machines that were not recorded"
+    assert cost.cost([record])["machines"] == 0
 
 
 @pytest.fixture
@@ -126,9 +125,11 @@ def test_times_that_runs_took_beside_other_work_are_marked(two_machines, compute
     assert len(marked) == 1 and "__set-" in marked.index[0] and marked["seed"].iloc[0] == 1
 
 
-def test_hours_are_counted_by_machine(two_machines):
-    hours = cost.cost(list(map(Record.model_validate, two_machines[3])))["machines"]
-    assert len(hours) == 3 and {own["trained"] for own in hours.values()} == {6}
+def test_hours_are_counted_once_and_machines_that_are_known(two_machines):
+    made = list(map(Record.model_validate, two_machines[3]))
+    hours = cost.cost([*made, *made])
+    assert (hours["runs"], hours["machines"]) == (18, 2)
+    assert hours["training"] == pytest.approx(sum(record.wall_s for record in made) / 3600)
 
 
 def test_a_run_that_changed_machine_has_no_comparable_time():
