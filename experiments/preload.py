@@ -134,7 +134,7 @@ class Job(socketserver.BaseRequestHandler):
             job = json.loads(self.request.makefile().readline())
         except (OSError, ValueError):
             return
-        if job["origin"] != _origin():
+        if job["origin"] != self.server.origin:
             return
         self.request.settimeout(None)
         self.request.sendall(b"%d\n" % os.getpid())
@@ -178,6 +178,7 @@ class Server(socketserver.ForkingMixIn, socketserver.UnixStreamServer):
     max_children = 1024
     timeout = 0.5
     seen: set[str] = set()
+    origin: list[Any]
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
         """Import the libraries of a command that comes for the second time."""
@@ -200,6 +201,7 @@ class Server(socketserver.ForkingMixIn, socketserver.UnixStreamServer):
 def main() -> None:
     """Serve jobs at the address in the environment."""
     with Server("\0" + os.environ[ADDRESS], Job) as server:
+        server.origin = _origin()  # as of now: what is imported may set variables
         print("listening", flush=True)
         while not select.select([0], [], [], 0)[0]:
             server.handle_request()

@@ -26,11 +26,13 @@ def server():
     """A server that takes jobs from the repository's root; yields it."""
     before = Path.cwd()
     os.chdir(ROOT)
+    offline = os.environ.pop("HF_HUB_OFFLINE", None)  # as a person's shell: the server sets it
     preload.start()
     [process] = [
         child for child in psutil.Process().children() if "experiments.preload" in child.cmdline()
     ]
     yield process
+    os.environ.update({} if offline is None else {"HF_HUB_OFFLINE": offline})
     os.chdir(before)
     process.kill()
 
