@@ -110,13 +110,13 @@ def test_a_rerun_trains_its_run_and_no_other(folder, reuse):
 
 
 def test_a_rerun_redoes_the_pages_that_show_its_run(folder):
-    shared = next(run for run in all_runs("smoke").values() if len(run.studies) > 1)
+    shared = next(run for run in all_runs("small").values() if len(run.studies) > 1)
     asked = ask(run=shared.id)
     assert asked.rerun_pages() == [
-        f"reports/smoke/{name}/index.html" for name in sorted(shared.studies)
+        f"reports/small/{name}/index.html" for name in sorted(shared.studies)
     ]
-    assert asked.evidence("smoke") == [
-        f"results/smoke/{name}/records.csv" for name in sorted(shared.studies)
+    assert asked.evidence("small") == [
+        f"results/small/{name}/records.csv" for name in sorted(shared.studies)
     ]
     with pytest.raises(SpecError, match="^run is None: rerun needs --config run=<run id>$"):
         ask().rerun_pages()
