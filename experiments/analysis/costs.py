@@ -12,7 +12,6 @@ from experiments.store import tidy
 
 EXECUTED = "flops_executed"
 #: What runs read, in the unit of their task.
-READ = ("tokens", "images")
 #: Seconds of a training: of the clock, and of the processor.
 CLOCK, CPU_CLOCK = "trained_s", "trained_cpu_s"
 #: Least share of its seconds that a process computes which has a core to itself.

@@ -180,10 +180,6 @@ class Methods:
         own = self[key]
         return own.algorithm if own.is_plain and own.family is None else key
 
-    def source_names(self, rows: pd.DataFrame) -> pd.Series:
-        """Return `source_name` of each row's method."""
-        return rows["method"].map(self.source_name)
-
     def dense(self, keys: Iterable[str]) -> str | None:
         """Return the dense method that sparse ones are held against; None without one.
 

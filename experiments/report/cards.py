@@ -331,11 +331,6 @@ def supporting_rows(group: Sequence[Finding]) -> list[list[str]]:
     return lines
 
 
-def is_check(found: Finding) -> bool:
-    """Whether a finding follows by computing."""
-    return found.word.word == AGREES or found.claim.check is not None
-
-
 def findings_table(findings: list[Finding]) -> pd.DataFrame:
     """Findings as rows; the columns are `COLUMNS`."""
     rows = []

@@ -69,11 +69,6 @@ def markdown_code(value: Any) -> Markup:
     return Markup(f"{fence}{space}{text}{space}{fence}")
 
 
-def p_value(value: float) -> str:
-    """Return a p value with its sign, as in ``p = 0.012``."""
-    return "< 0.001" if value < 0.001 else f"= {value:.3f}"
-
-
 def sentence(text: str) -> str:
     """Return a text with a full stop."""
     text = text.strip()

@@ -18,7 +18,7 @@ from experiments import tasks
 from experiments.errors import UserError
 from experiments.specs.planned import PlannedStudy
 from experiments.store import paths
-from experiments.store.machine import NOT_RECORDED, is_known
+from experiments.store.machine import NOT_RECORDED
 
 RECORD_COLUMNS = {
     "study": "study that shows the run",
@@ -171,15 +171,6 @@ def computed(scale: str, name: str, table: str) -> pd.DataFrame:
 def with_machine(table: pd.DataFrame) -> pd.DataFrame:
     """Return a computation's timings with the column ``machine``, which older ones lack."""
     return table if "machine" in table else table.assign(machine=NOT_RECORDED)
-
-
-def on_one_machine(table: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
-    """Return (machine key, its rows) of each known machine, in the order they occur.
-
-    Rows of machines that are not recorded are left out: their times compare with nothing.
-    """
-    groups = table.groupby("machine", sort=False)
-    return [(str(key), rows) for key, rows in groups if is_known(key)]
 
 
 def missing_runs(records: pd.DataFrame, study: PlannedStudy) -> list[str]:
