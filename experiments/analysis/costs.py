@@ -11,7 +11,6 @@ from experiments.specs.planned import PlannedStudy
 from experiments.store import tidy
 
 EXECUTED = "flops_executed"
-#: What runs read, in the unit of their task.
 #: Seconds of a training: of the clock, and of the processor.
 CLOCK, CPU_CLOCK = "trained_s", "trained_cpu_s"
 #: Least share of its seconds that a process computes which has a core to itself.
