@@ -102,7 +102,11 @@ def _bar(
     most: float = math.inf,
 ) -> None:
     axes.plot([max(low, -most), min(high, most)], [place, place], color=color, lw=1.6)
-    axes.plot(min(value, most), place, "D" if value <= most else ">", color=color, ms=5)
+    if value <= most:
+        axes.plot(value, place, "D", color=color, ms=5)
+    else:
+        axes.plot(most, place, ">", color=color, ms=6, clip_on=False)
+        axes.text(most, place + 0.2, f"{value:.1f}", ha="right", fontsize=8, color=INK)
 
 
 def _rows(axes: Axes, names: Sequence[str]) -> None:
