@@ -48,7 +48,7 @@ _PAGES += ("scipy.optimize", "scipy.stats")
 LIBRARIES = {
     "train": _MODELS,
     "evaluate": _MODELS,
-    "compute": (*_MODELS, "pandas"),
+    "compute": ("torch", "pandas"),
     "collect": ("pandas", "pyarrow.parquet", "scipy.stats"),
     "report": _PAGES,
     "index": _PAGES,

@@ -1,6 +1,5 @@
 """What all figures share: panels, axes, lines of methods, and labels at their ends."""
 
-import io
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -11,6 +10,7 @@ import matplotlib.style
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, LogLocator
@@ -77,13 +77,22 @@ def sheet(own: Path | None = None, *, width: float | None = None) -> Iterator[No
         yield
 
 
+def settle(figure: Figure) -> None:
+    """Solve a figure's layout, which is slow: once is enough for all of its formats."""
+    if (layout := figure.get_layout_engine()) is not None:
+        layout.execute(figure)
+        figure.set_layout_engine("none")
+
+
 def save_png(figure: Figure, path: Path) -> None:
-    """Write a figure as PNG with a palette, a quarter of the full size."""
+    """Write a settled figure as PNG with a palette, a quarter of the full size."""
     from PIL import Image
 
-    full = io.BytesIO()
-    figure.savefig(full, format="png", metadata={"Software": None})
-    image = Image.open(full).convert("RGB")
+    usual, figure.dpi = figure.dpi, matplotlib.rcParams["savefig.dpi"]
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    image = Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")
+    figure.dpi = usual
     palette = image.quantize(NUM_COLORS, method=Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
     palette.save(path)
 

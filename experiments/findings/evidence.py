@@ -84,10 +84,10 @@ class Evidence:
     def cells(self, rows: pd.DataFrame, values: pd.Series[float]) -> dict[Arm, dict[int, float]]:
         """Arm to seed to value, of the runs that have one."""
         found: dict[Arm, dict[int, float]] = {}
-        rows = rows[rows["run"].isin(values.index)]
-        columns = (rows[name] for name in ("model", "method", "recipe", "rate", "seed"))
-        for *arm, seed, value in zip(*columns, values[rows["run"]], strict=True):
-            found.setdefault(Arm(*arm), {})[seed] = float(value)
+        columns = (rows[name] for name in ("run", "model", "method", "recipe", "rate", "seed"))
+        for run, *arm, seed in zip(*columns, strict=True):
+            if run in values.index:
+                found.setdefault(Arm(*arm), {})[seed] = float(values.at[run])
         return found
 
 

@@ -39,8 +39,6 @@ def draw(findings: Sequence[Finding], pooled: Mapping[tuple[str, str], Pooled]) 
             _shares(next(axes), plain)
         if pooled:
             _forest(next(axes), pooled)
-        figure.draw_without_rendering()
-        figure.set_layout_engine(None)
     return figure
 
 

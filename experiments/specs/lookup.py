@@ -19,18 +19,12 @@ RUNS_OF = "`python -m experiments plan --scale {}`"
 
 def known_runs(*scales: Scale) -> dict[str, Run]:
     """Runs of all sound studies by id, at these scales or all; read again when a file changes."""
-    found: dict[str, Run] = {}
-    for scale in scales or SCALES:
-        found |= _known_runs(_stamp(), scale)[0]
-    return found
+    return _known_runs(_stamp(), scales or SCALES)[0]
 
 
 def broken_studies(*scales: Scale) -> dict[str, SpecError]:
     """What is wrong with studies at these scales or all, by their names."""
-    found: dict[str, SpecError] = {}
-    for scale in scales or SCALES:
-        found |= _known_runs(_stamp(), scale)[1]
-    return found
+    return _known_runs(_stamp(), scales or SCALES)[1]
 
 
 def _stamp() -> tuple[Any, ...]:
@@ -38,9 +32,13 @@ def _stamp() -> tuple[Any, ...]:
 
 
 @functools.lru_cache(maxsize=len(SCALES))
-def _known_runs(_stamp: Any, scale: Scale) -> tuple[dict[str, Run], dict[str, SpecError]]:
-    broken: dict[str, SpecError] = {}
-    return all_runs(scale, broken=broken), broken
+def _known_runs(
+    _stamp: Any, scales: tuple[Scale, ...]
+) -> tuple[dict[str, Run], dict[str, SpecError]]:
+    runs, broken = dict[str, Run](), dict[str, SpecError]()
+    for scale in scales:
+        runs |= all_runs(scale, broken=broken)
+    return runs, broken
 
 
 def find_run(run_id: str) -> Run:

@@ -197,8 +197,8 @@ class Record(Facts):
 def _check_numbers(row: Row, number: int, *, texts: tuple[str, ...]) -> None:
     """Raise `ValueError` where a value that is no text is no finite number either."""
     for key, value in row.items():
-        is_number = isinstance(value, int | float) and math.isfinite(value)
-        if not (value is None or is_number or key in texts):
+        is_number = isinstance(value, (int, float)) and math.isfinite(value)
+        if not (is_number or value is None or key in texts):
             raise UserError(f"row {number} has {key} = {str(value)[:40]!r}, which is no number")
 
 

@@ -84,9 +84,7 @@ def draw(
     axis = {} if x is None else {"x": x}
     with style.sheet(sheet, width=width):
         figure = load(name).draw(shown(name, records, study), curves, study, **axis)
-        # Solving the layout is the slow part: once is enough for all formats.
-        figure.draw_without_rendering()
-        figure.set_layout_engine("none")
+        style.settle(figure)
     return figure
 
 
@@ -124,5 +122,6 @@ def write(
     name: str, records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy, folder: Path
 ) -> bool:
     """Draw one figure into ``<folder>/<name>.png``; return whether it has data."""
-    save(draw(name, records, curves, study), folder / f"{name}.png", "png")
-    return len(load(name).data(shown(name, records, study), curves, study)) > 0
+    figure = draw(name, records, curves, study)
+    save(figure, folder / f"{name}.png", "png")
+    return any(panel.axison for panel in figure.axes)
