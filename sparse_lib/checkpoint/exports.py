@@ -77,7 +77,7 @@ def densify(model: nn.Module) -> nn.Module:
     finalize(model)
     for param in model.parameters():
         if param.is_floating_point():
-            param.masked_fill_(param.isnan(), 0)
+            clear(param, param.isnan())
     return model
 
 
@@ -108,7 +108,7 @@ def export_nan(model: nn.Module) -> State:
     for name, mask in masks_of(model).items():
         if bool((state[name].isnan() & mask).any()):
             raise ValueError(f"{name!r} has a present weight that is NaN")
-        state[name].masked_fill_(~mask, math.nan)
+        _fill_with_nan(state[name], ~mask)
     return _agreed(model, state)
 
 
@@ -127,6 +127,11 @@ def export_bitmask(model: nn.Module) -> State:
         state[f"{name}.bitmask"] = to_bits(mask)
         state[f"{name}.shape"] = torch.tensor(mask.shape)
     return _agreed(model, state)
+
+
+def _fill_with_nan(tensor: Tensor, absent: Tensor) -> None:
+    nan = torch.tensor(math.nan).to(tensor.dtype)
+    as_bytes(tensor).masked_fill_(absent.to(tensor.device), as_bytes(nan))
 
 
 def check_agrees(

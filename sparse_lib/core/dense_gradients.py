@@ -14,7 +14,7 @@ from torch.utils.hooks import RemovableHandle
 
 from sparse_lib.core import distributed
 from sparse_lib.core.optimizers import gradient_scale
-from sparse_lib.core.parameter import SparseParameter
+from sparse_lib.core.parameter import SparseParameter, warn
 from sparse_lib.masks import shards
 
 
@@ -37,6 +37,7 @@ class DenseGradients:
         self._is_past = False  # what is kept is of a step that is over
         self._arriving: dict[str, tuple[Tensor, bool]] = {}
         self._given: dict[str, Tensor] = {}
+        self._told_of_combined = False
         self._handles: list[Any] = []
         self._factors: dict[str, float | None] = {}  # of gradients that the algorithm has changed
         self._seen: dict[str, tuple[weakref.ref[Tensor], int]] = {}
@@ -155,13 +156,32 @@ class DenseGradients:
         taken = self.kept if distributed.world_size() == 1 else self._given
         for name, sparse in self._params.items():
             gradient = sparse.param.grad
-            if name in self.kept or gradient is None or sparse.guard.gradient_is_clean:
+            if gradient is None or sparse.guard.gradient_is_clean:
+                continue
+            if name in self.kept:
+                self._tell_of_combined(sparse, gradient)
                 continue
             if self._is_stale(name, gradient):
                 continue
             gradient = gradient.detach()
             if _is_set(gradient, sparse):
                 taken[name] = gradient.to_dense() if gradient.is_sparse else gradient.clone()
+
+    def _tell_of_combined(self, sparse: SparseParameter, gradient: Tensor) -> None:
+        """Warn, once, where ``.grad`` is no multiple of what the backward pass left, by far."""
+        if self._told_of_combined or distributed.world_size() > 1 or shards.is_sharded(gradient):
+            return
+        given = (gradient.to_dense() if gradient.is_sparse else gradient)[sparse.mask].double()
+        left = self.kept[sparse.name][sparse.mask].double()
+        alike = abs(torch.nn.functional.cosine_similarity(given, left, dim=0))
+        if bool(alike < 0.9):
+            self._told_of_combined = True
+            warn(
+                f"something replaced the gradient of {sparse.name!r} after the backward pass; "
+                "masks grow by what that pass left, not by the replacement, which lacks masked "
+                "weights; to grow by a combination, make it of torch.autograd.grad's gradients, "
+                "which are dense, and set .grad"
+            )
 
     def agree(self) -> None:
         """Have the same gradients on every rank; a collective.

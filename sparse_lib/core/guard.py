@@ -94,7 +94,9 @@ class MaskGuard:
         self._forget()
         module.__dict__.setdefault(_GUARDS, {})[name] = self
         if _settle_loaded not in module._load_state_dict_post_hooks.values():
+            module.register_load_state_dict_pre_hook(_refuse_averages)
             module.register_load_state_dict_post_hook(_settle_loaded)
+            module.register_state_dict_pre_hook(_settle_averages)
             module.register_forward_pre_hook(_settle_alone)
             module.__dict__[_PREPARE] = functools.partial(_prepare_scriptable, module)
         self._install(self.param)
@@ -114,6 +116,8 @@ class MaskGuard:
         self._hooked_contents = 0
         self._settled: tuple[int, int] | None = None
         self._known_mask = -1
+        # Of a copy: whose it is, and how many weights its mask had.
+        self._origin: tuple[weakref.ref[MaskGuard] | None, int] | None = None
         self.was_loaded = False
         # Parameter and version that an optimizer's step left masked; None while one is under way.
         self._left: tuple[int, int] | None = None
@@ -167,8 +171,13 @@ class MaskGuard:
         if not guards(self.module):
             self.module.__dict__.pop(_GUARDS, None)
             self.module.__dict__.pop(_PREPARE, None)
-            _remove_hook(self.module._load_state_dict_post_hooks, _settle_loaded)
-            _remove_hook(self.module._forward_pre_hooks, _settle_alone)
+            for hooks, ours in (
+                (self.module._load_state_dict_pre_hooks, _refuse_averages),
+                (self.module._load_state_dict_post_hooks, _settle_loaded),
+                (self.module._state_dict_pre_hooks, _settle_averages),
+                (self.module._forward_pre_hooks, _settle_alone),
+            ):
+                _remove_hook(hooks, ours)
 
     def want_dense_gradient(self, wanted: bool) -> None:
         """Tell layers that skip masked work whether the next backward pass must be dense."""
@@ -336,6 +345,23 @@ class MaskGuard:
             return False
         return shards.local(mask)._version != self._known_mask
 
+    def settle_average(self) -> None:
+        """Take the mask of the original where that of a copy has become a union of masks.
+
+        A moving average of bools, as of all that ``state_dict`` names, is true wherever one was.
+        """
+        reference, count = self._origin or (None, 0)
+        origin = None if reference is None else reference()
+        if origin is None or origin.mask is None or not self.follows:
+            return
+        mine = shards.local(self.mask)
+        theirs = shards.local(origin.mask).to(mine.device)
+        if mine.shape != theirs.shape or bool((theirs & ~mine).any()):
+            return
+        if int(mine.sum()) >= count:
+            mine.copy_(theirs)
+            self._origin = reference, int(mine.sum())
+
     def settle_alone(self, reader: nn.Module, *, learns: bool) -> None:
         """Mask the weight if it may have changed since it was masked.
 
@@ -365,6 +391,7 @@ class MaskGuard:
         self.ensure()
         if param.is_inference() or mask.is_inference():
             return
+        self.settle_average()
         if self.owner is None and not self.follows:
             return
         if self.owner is None and not learns:
@@ -407,7 +434,10 @@ class MaskGuard:
         twin.name = self.name
         twin._forget()
         twin._install(copy.deepcopy(self.param, memo))
-        twin._know(copy.deepcopy(self.mask, memo))
+        mask = copy.deepcopy(self.mask, memo)
+        twin._know(mask)
+        if mask is not None and not mask.is_meta:
+            twin._origin = weakref.ref(self), int(shards.local(mask).sum())
         return twin
 
     def __getstate__(self) -> dict[str, Any]:
@@ -440,11 +470,33 @@ def select_together(selections: Iterable[tuple[MaskGuard, Tensor | Codes]]) -> N
         torch._foreach_mul_(all_bits, all_words)
 
 
+def _refuse_averages(
+    module: nn.Module, state: dict[str, Any], prefix: str, _m: Any, _s: bool, _k: Any, _u: Any,
+    errors: list[str],
+) -> None:  # fmt: skip
+    """Refuse averages of masks, of which bools would be a union; before ``load_state_dict``."""
+    for name in map(mask_name, guards(module)):
+        mask = state.get(prefix + name)
+        if mask is not None and bool(((mask != 0) & (mask != 1)).any()):
+            errors.append(
+                f"{prefix + name!r} has other values than 0 and 1, as an average of masks has; "
+                "average weights, and copy the newest mask"
+            )
+
+
+@torch.no_grad()
+def _settle_averages(module: nn.Module, *_: Any) -> None:
+    """Call `MaskGuard.settle_average`; a hook before ``state_dict``."""
+    for guard in guards(module).values():
+        guard.settle_average()
+
+
 def _settle_loaded(module: nn.Module, incompatible: Any) -> None:
     """Apply loaded masks to loaded weights; a hook after ``load_state_dict``."""
     for guard in guards(module).values():
         missing = f".{mask_name(guard.name)}"
         guard.was_loaded = not any(f".{key}".endswith(missing) for key in incompatible[0])
+        guard._origin = None if guard.was_loaded else guard._origin
         guard.ensure()
         if guard.driver is not None:
             guard.driver.loaded(guard.param)

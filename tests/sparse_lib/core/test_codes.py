@@ -1,5 +1,7 @@
 """Optimizers whose states are codes: masked by the code of zero, or left alone and told."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -145,6 +147,37 @@ def test_an_average_has_the_masks_of_the_model(use_buffers):
             expected *= model.weight_mask
             torch.testing.assert_close(average.module.weight.detach(), expected)
     assert int(average.module.weight_mask.sum()) == 64
+
+
+@torch.no_grad()
+def average_states(average, model):
+    for mine, theirs in zip(average.state_dict().values(), model.state_dict().values()):
+        mine.copy_(0.5 * mine + 0.5 * theirs)
+
+
+@pytest.mark.parametrize("algorithm", ["set", "gmp"])
+def test_an_average_of_all_that_a_state_holds_has_the_masks_of_the_model(algorithm):
+    torch.manual_seed(0)
+    model, other = nn.Linear(16, 16, bias=False), nn.Linear(16, 16, bias=False)
+    rising = {"type": "linear", "init": 0.5, "slope": 0.25 / 8}
+    sparsity = sl.configure({"algorithm": algorithm, "sparsity": rising, "update": 2, "seed": 0})
+    optimizer, average = driven(sparsity, model), copy.deepcopy(model)
+    expected, floats = model.weight.detach().clone(), {}
+    for _ in range(8):
+        model(torch.randn(8, 16)).square().mean().backward()
+        optimizer.step()
+        average_states(average, model)
+        expected = expected.lerp(model.weight.detach(), 0.5)
+        floats = {n: 0.5 * floats.get(n, v) + 0.5 * v for n, v in model.state_dict().items()}
+    assert torch.equal(average.state_dict()["weight_mask"], model.weight_mask)
+    assert int(average.weight_mask.sum()) == 64
+    inputs = torch.randn(4, 16)
+    with torch.no_grad():
+        torch.testing.assert_close(average(inputs), inputs @ (expected * model.weight_mask).T)
+    with pytest.raises(RuntimeError, match="'weight_mask' has other values than 0 and 1"):
+        model.load_state_dict(floats)
+    average.load_state_dict(other.state_dict() | {"weight_mask": torch.ones(16, 16).bool()})
+    assert torch.equal(average(inputs), other(inputs))
 
 
 def test_complex_weights_are_masked_by_magnitude():

@@ -120,6 +120,38 @@ def test_autoupdate_off_and_on_between_backward_and_step():
     assert differ(*ends) == 0 and algorithm.num_updates == 1
 
 
+@pytest.mark.parametrize("dense", [True, False])
+def test_masks_grow_by_a_combination_of_dense_gradients_and_others_are_told(dense):
+    class Seen(sl.RigL):
+        in_registry = False
+
+        def update_mask(self, p, mask, sparsity):
+            self.seen = self.dense_gradient(p)
+            return super().update_mask(p, mask, sparsity)
+
+    algorithm = Seen(0.8, update=1, seed=0)
+    model, optimizer = started(algorithm, nn.Linear(16, 4, bias=False))
+    losses = [model(batch(0))[:, :2].square().sum(), model(batch(1))[:, 2:].sum()]
+    gradients = []
+    for loss in losses:
+        if dense:
+            gradients += torch.autograd.grad(loss, model.weight)
+        else:
+            loss.backward()
+            gradients.append(model.weight.grad)
+            optimizer.zero_grad()
+    combined = gradients[0] + 3 * gradients[1]
+    model.weight.grad = combined.clone()
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        optimizer.step()
+    if dense:
+        torch.testing.assert_close(algorithm.seen, combined)
+    assert ["replaced the gradient of 'weight'" in str(w.message) for w in told] == [True] * (
+        not dense
+    )
+
+
 @pytest.mark.parametrize("how", ["unused", "frozen"])
 def test_a_target_that_a_mask_without_gradient_misses_is_told_once(how):
     model = nn.ModuleDict({"a": nn.Linear(8, 8, bias=False), "b": nn.Linear(8, 8, bias=False)})
