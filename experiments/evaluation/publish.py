@@ -10,7 +10,9 @@ from typing import Any
 
 import yaml
 
+from experiments import data
 from experiments.errors import UserError
+from experiments.evaluation import crate
 from experiments.evaluation.files import weights_hash
 from experiments.store.io import read_json
 
@@ -20,7 +22,7 @@ Card = Callable[..., str]
 
 
 def publish(folder: Path, out: Path, card: Card) -> Path:
-    """Copy what a run trained, with a README.md.
+    """Copy what a run trained, with a README.md and the metadata of an RO-Crate.
 
     Args:
         folder: A run's folder, with ``train.json`` and ``model/``; every ``eval*.json`` there that
@@ -42,6 +44,7 @@ def publish(folder: Path, out: Path, card: Card) -> Path:
     if out.exists():
         raise UserError(f"out is {str(out)!r}, which exists; name a new folder")
     train = read_json(folder / "train.json")
+    corpus = data.get(train["data"]["name"])
     made = out.with_name(f".{out.name}.{os.getpid()}")
     out.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -52,10 +55,13 @@ def publish(folder: Path, out: Path, card: Card) -> Path:
             train,
             _evaluations(folder, weights_hash(model)),
             tensors(made),
+            source=corpus.source,
+            licence=corpus.license,
             own_code="auto_map" in config,
             transformed=(made / "transform.json").is_file(),
         )
         (made / "README.md").write_text(text, "utf-8")
+        crate.write(made, train, corpus)
         made.rename(out)
     finally:
         shutil.rmtree(made, ignore_errors=True)

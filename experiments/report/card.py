@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import yaml
+from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from experiments.report.text import markdown_cell as cell
 from experiments.report.text import markdown_code as code
@@ -22,6 +23,8 @@ def card(
     evaluations: Sequence[Mapping[str, Any]],
     tensors: Iterable[Mapping[str, Any]],
     *,
+    source: str,
+    licence: str,
     own_code: bool = False,
     transformed: bool = False,
 ) -> str:
@@ -32,6 +35,8 @@ def card(
         evaluations: What suites said of these weights; ``eval.json`` and its like.
         tensors: One dict per tensor of the weights: ``name``, ``shape``, ``weights``, ``nonzero``,
             and ``masked`` (whether it has a mask).
+        source: Where the data come from.
+        licence: Their licence.
         own_code: Whether the folder brings the Python file of its model.
         transformed: Whether Sparse-IFT replaced layers, which transformers does not know.
     """
@@ -40,7 +45,7 @@ def card(
     nonzero = sum(row["nonzero"] for row in rows)
     masked = [row for row in rows if row["masked"]]
     parts = [
-        _front_matter(train, evaluations),
+        f"---\n{_metadata(train, evaluations).to_yaml()}\n---",
         f"# {cell(spec['id'])}",
         f"{code(spec['model'].get('label') or spec['model']['name'])} on "
         f"{code(train['data']['name'])}: {nonzero:,} of {total:,} weights are not zero. "
@@ -57,7 +62,7 @@ def card(
         ),
         "## Recipe",
         "```yaml\n" + yaml.safe_dump(dict(spec), sort_keys=False, width=100).strip() + "\n```",
-        _facts(train),
+        _facts(train, source, licence),
         "## Evaluation",
         *(_evaluation(found) for found in evaluations),
         *([] if evaluations else [_last_validation(train)]),
@@ -66,29 +71,36 @@ def card(
         "`run.yaml` beside this file is the whole recipe. "
         f"Spec hash {code(train['spec_hash'])}, code hash {code(train['code_hash'])}.",
     ]
-    return "\n\n".join(parts) + "\n"
+    return str(ModelCard("\n\n".join(parts) + "\n"))
 
 
-def _front_matter(train: Mapping[str, Any], evaluations: Sequence[Mapping[str, Any]]) -> str:
+def _metadata(train: Mapping[str, Any], evaluations: Sequence[Mapping[str, Any]]) -> ModelCardData:
+    """What the hub reads of a card. The weights have the licence of this repository."""
     spec = train["spec"]
     kind, _ = KINDS.get(spec["task"], (None, None))
     results = [
-        {
-            "task": {"type": kind or spec["task"]},
-            "dataset": {"name": score["task"], "type": score["task"]},
-            "metrics": [{"type": score["metric"], "value": score["value"]}],
-        }
+        EvalResult(
+            task_type=kind or spec["task"],
+            dataset_type=score["task"],
+            dataset_name=score["task"],
+            dataset_split=score.get("split"),
+            metric_type=score["metric"],
+            metric_value=score["value"],
+        )
         for found in evaluations
         for score in found["scores"]
         if score.get("value") is not None
     ]
-    facts = {
-        "library_name": "transformers",
-        **({"pipeline_tag": kind} if kind else {}),
-        "tags": ["sparse", *([] if spec.get("sparsity") is None else [_algorithm(spec)])],
-        "model-index": [{"name": spec["id"], "results": results}],
-    }
-    return f"---\n{yaml.safe_dump(facts, sort_keys=False).strip()}\n---"
+    return ModelCardData(
+        library_name="transformers",
+        license="apache-2.0",
+        datasets=[train["data"]["name"]],
+        base_model=(spec.get("starts_from") or {}).get("run"),
+        pipeline_tag=kind,
+        tags=["sparse", *([] if spec.get("sparsity") is None else [_algorithm(spec)])],
+        model_name=spec["id"],
+        eval_results=results or None,
+    )
 
 
 def _algorithm(spec: Mapping[str, Any]) -> str:
@@ -136,10 +148,12 @@ def _counts(weights: int, nonzero: int) -> list[str]:
     return [f"{weights:,}", f"{nonzero:,}", share]
 
 
-def _facts(train: Mapping[str, Any]) -> str:
+def _facts(train: Mapping[str, Any], source: str, licence: str) -> str:
     data, spent = train["data"], train["flops"]
     rows = [
         ("data", f"{code(data['name'])}, hash {code(data['hash'])}"),
+        ("source of the data", cell(source)),
+        ("licence of the data", cell(licence)),
         ("FLOPs of training", f"{spent['executed']:,} (dense: {spent['dense_equivalent']:,})"),
         ("time", f"{train['wall_s']} s on {cell(train['cpu'])}"),
         ("versions", cell(", ".join(f"{k} {v}" for k, v in train["versions"].items()))),

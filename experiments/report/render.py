@@ -26,7 +26,7 @@ from experiments.findings.ledger import Finding
 from experiments.report import cards, cost, forest, provenance, text
 from experiments.specs.planned import PlannedStudy
 from experiments.specs.schema import SpecError
-from experiments.store import parquet, tidy
+from experiments.store import parquet, tidy, verification
 from experiments.store.record import Record
 
 TEMPLATES = Path(__file__).with_name("templates")
@@ -192,8 +192,12 @@ def _read_table(
     path, made = folder / f"{name}.csv", ""
     if provenance.has_rows(path):
         table = pd.read_csv(path)
-        for cell in table["runs"] if "runs" in table else ():
-            behind.add(cell)
+        if "runs" in table:
+            for cell in table["runs"]:
+                behind.add(cell)
+            table["trained again"] = [
+                verification.words(runs.of(cell)) or None for cell in table["runs"]
+            ]
         hidden = {"runs", *(RUN_FACTS if "run" in table else ())}
         known = [key for key in table if key not in hidden and _is_known(table[key])]
         rows = [

@@ -14,9 +14,13 @@ from pathlib import Path
 from statistics import stdev
 from typing import Any, NamedTuple
 
+from experiments.errors import UserError
 from experiments.store import machine, paths, reference
 
 SAME, ROUNDED, DIFFERS, ABSENT = "same bits", "within rounding", "differs", "no record"
+VERDICTS = (SAME, ROUNDED, DIFFERS)
+#: Of the file of committed verdicts.
+COLUMNS = ["run", "machine", "verdict"]
 #: Share of the validation loss by which the same run may end apart on two processors, where its
 #: seeds do not tell: several times the largest that was measured, by task.
 TOLERANCE = {"lm": 0.001, "vision": 0.1}
@@ -117,15 +121,27 @@ def keep(found: Iterable[Verified]) -> None:
     known = reference.entries()
     lines = [(run, where, said) for (run, where), said in sorted(rows.items()) if run in known]
     with _file().open("w", encoding="utf-8", newline="") as stream:
-        csv.writer(stream, lineterminator="\n").writerows([("run", "machine", "verdict"), *lines])
+        csv.writer(stream, lineterminator="\n").writerows([COLUMNS, *lines])
 
 
 def kept() -> list[dict[str, str]]:
-    """The committed verdicts: run, machine and verdict."""
+    """The committed verdicts: run, machine and verdict.
+
+    Raises:
+        UserError: If the file is damaged.
+    """
     if not _file().is_file():
         return []
-    with _file().open(encoding="utf-8", newline="") as stream:
-        return list(csv.DictReader(stream))
+    try:
+        head, *lines = csv.reader(_file().read_text(encoding="utf-8").splitlines(), strict=True)
+    except (ValueError, csv.Error):
+        head, lines = [], []
+    if head != COLUMNS or not all(len(line) == 3 and line[2] in VERDICTS for line in lines):
+        raise UserError(
+            f"{_file()} is damaged: each line must be {','.join(COLUMNS)}, the last one of "
+            f"{', '.join(VERDICTS)}; restore it by git checkout"
+        )
+    return [dict(zip(COLUMNS, line)) for line in lines]
 
 
 def _file() -> Path:
@@ -138,10 +154,10 @@ def words(runs: Collection[str]) -> str:
     if not rows:
         return ""
     again, places = {row["run"] for row in rows}, {row["machine"] for row in rows}
-    bad = {row["run"] for row in rows if row["verdict"] not in (SAME, ROUNDED)}
+    bad = {row["run"] for row in rows if row["verdict"] == DIFFERS}
     kinds = f"{len(places)} kind{'s' if len(places) > 1 else ''} of machine"
     came = f"{len(bad)} differed" if bad else "as recorded"
-    return f"{len(again)} of {len(runs)} runs, on {kinds}: {came}"
+    return f"{len(again)} of {len(runs)} run{'s' if len(runs) > 1 else ''}, on {kinds}: {came}"
 
 
 def _headline(record: Mapping[str, Any]) -> tuple[str, float | None]:

@@ -12,6 +12,9 @@ from experiments.report import cards, render
 from experiments.specs.lookup import planned_study
 from experiments.specs.read import load_study
 from experiments.specs.schema import Answer, SpecError
+from experiments.store import paths
+from experiments.store.record import make_record
+from tests.experiments.analysis import synthetic
 from tests.experiments.report.example import make_site
 
 
@@ -80,6 +83,15 @@ def test_columns_in_which_nothing_is_known_are_not_printed():
     made = cards.table(["a", "b", "c"], [["1", "–", "3"], ["4", "–", "–"]])
     assert "b" not in made.splitlines()[0]
     assert made.splitlines()[2] == "| 1 | 3 |"
+
+
+def test_rows_whose_runs_were_trained_again_say_so(tmp_path, monkeypatch):
+    run = synthetic.make(make_record, seeds=1)[0]["run"]
+    monkeypatch.setattr(paths, "REFERENCE", tmp_path)
+    (tmp_path / "verified.csv").write_text(f"run,machine,verdict\n{run},a,same bits\n")
+    page = make_site(tmp_path / "site")[-1].with_name("README.md").read_text()
+    assert "| trained again |" in page
+    assert "runs, on 1 kind of machine: as recorded |" in page
 
 
 def test_numbers_have_signs_and_no_value_is_a_dash():

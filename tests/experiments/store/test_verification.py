@@ -4,6 +4,7 @@ import copy
 
 import pytest
 
+from experiments.errors import UserError
 from experiments.store import paths, reference, verification
 from experiments.store.record import make_record
 from tests.experiments.analysis import synthetic
@@ -86,3 +87,14 @@ def test_pages_say_how_often_and_where_runs_were_trained_again(tmp_path, monkeyp
     verification.keep([items[1]._replace(verdict="differs")])
     assert verification.words(("x",)).endswith(": 1 differed")
     assert {row["run"] for row in verification.kept()} == {"x"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "run,machine\nx,a\n", "run,machine,verdict\nx,a,same\n", "run,machine,verdict\nx\n"],
+)
+def test_a_damaged_file_of_verdicts_is_one_sentence(text, tmp_path, monkeypatch):
+    monkeypatch.setattr(paths, "REFERENCE", tmp_path)
+    (tmp_path / "verified.csv").write_text(text)
+    with pytest.raises(UserError, match=r"verified\.csv is damaged: .* restore it by git checkout"):
+        verification.words(("x",))
