@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sparse_lib.masks import shards
-from sparse_lib.masks.counts import num_true
+from sparse_lib.masks.counts import num_true, num_true_later, settled
 
 _EVER, _ALWAYS, _NEW = 1, 2, 4
 
@@ -66,12 +66,16 @@ class MaskHistory:
         if self._flags.device != old.device:
             self._flags = self._flags.to(old.device)  # the model has moved
         newest = self._with(_NEW)
-        self.num_grown += num_true(newest)
+        counts = [num_true_later(newest)]
         shards.local(newest).logical_and_(mine[1])
-        self.num_survived += num_true(newest)
         grown = before.bitwise_xor(1).bitwise_and_(after)
-        added = num_true(shards.as_shard(grown.view(torch.bool), old))
-        self.churn = _ratio(added, num_true(new))
+        added = shards.as_shard(grown.view(torch.bool), old)
+        newly, survived, added_now, present = settled(
+            [*counts, num_true_later(newest), num_true_later(added), num_true_later(new)]
+        )
+        self.num_grown += newly
+        self.num_survived += survived
+        self.churn = _ratio(added_now, present)
         self.num_updates += 1
         flags = shards.local(self._flags)
         flags.bitwise_and_(after.mul(_ALWAYS).bitwise_or_(_EVER))

@@ -93,6 +93,35 @@ def select_flat(
     return chosen
 
 
+def select_together(values: Tensor, among: Tensor, keep: Tensor) -> Tensor:
+    """`select` in many large pools at once, the lower index first among equals, as a GPU likes it.
+
+    Nothing is sorted, and the host waits for nothing: the threshold of each pool is found bit by
+    bit, from counts of the scores that are above it.
+
+    Args:
+        values: float32, shape [pools, n]. NaN is never chosen.
+        among: Which of them compete, bool [pools, n].
+        keep: How many of each pool to choose, int64 [pools], at least 0.
+    """
+    usable = values.isnan().logical_not_().logical_and_(among)
+    bits = (values + 0.0).view(torch.int32)  # minus zero becomes zero
+    keys = bits.bitwise_xor_((bits >> 31).bitwise_and_(2**31 - 1))  # in the order of the scores
+    keys.masked_fill_(~usable, -(2**31))
+    keep = keep.unsqueeze(1)
+    threshold = torch.full_like(keep, -(2**31))
+    for bit in reversed(range(32)):
+        higher = threshold + 2**bit
+        enough = (keys >= higher.to(torch.int32)).sum(1, keepdim=True) >= keep
+        threshold = torch.where(enough, higher, threshold)
+    threshold = threshold.to(torch.int32)
+    chosen = (keys >= threshold).logical_and_(usable)
+    ties = (keys == threshold).logical_and_(chosen)
+    last = ties.sum(1, keepdim=True) - (chosen.sum(1, keepdim=True) - keep)
+    surplus = (ties.cumsum(1, dtype=torch.int32) > last).logical_and_(ties)
+    return chosen.logical_and_(surplus.logical_not_())
+
+
 def kth_largest(
     values: np.ndarray, among: np.ndarray | None, keep: int, num_candidates: int
 ) -> np.floating:

@@ -1,11 +1,16 @@
-"""Masks on each device here are those of the CPU, from the same weights and gradients."""
+"""Masks on each device are those of the CPU, and the host waits for a GPU at few places.
+
+Without a GPU its ways are taken on the CPU.
+"""
 
 import copy
 
 import pytest
 import torch
 
+import sparse_lib as sl
 from sparse_lib.conformance import Case, expect_enforced, make_model
+from sparse_lib.core.drop_and_grow import DropAndGrow
 from sparse_lib.core.registry import algorithm_classes
 from tests.sparse_lib.algorithm_cases import ALGORITHMS
 
@@ -42,3 +47,73 @@ def test_masks_of_a_device_are_those_of_the_cpu(name, device):
     for ours, theirs in zip(found, expected, strict=True):
         assert ours.keys() == theirs.keys()
         assert all(torch.equal(ours[key], theirs[key]) for key in ours)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_masks_made_together_are_those_made_one_by_one(name, monkeypatch):
+    model = torch.nn.Sequential(make_model(0), make_model(1), make_model(2))
+    expected = masks_over_updates(name, model, "cpu")
+    monkeypatch.setattr(DropAndGrow, "updates_together", lambda *_: True)
+    found = masks_over_updates(name, model, "cpu")
+    for ours, theirs in zip(found, expected, strict=True):
+        assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
+
+
+@pytest.fixture
+def waits(monkeypatch):
+    """Calls by which the host would wait for a GPU; not numpy, which the CPU's counts go by."""
+    calls = []
+
+    def watch(name):
+        method = getattr(torch.Tensor, name)
+
+        def watched(self, *args, **kwargs):
+            calls.append(name)
+            return method(self, *args, **kwargs)
+
+        monkeypatch.setattr(torch.Tensor, name, watched)
+
+    for name in ("item", "tolist", "cpu", "nonzero", "__int__", "__float__", "__bool__"):
+        watch(name)
+    return calls
+
+
+def make_step(algorithm, num_layers):
+    """A training step of layers of one size, compiled as one graph."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(*(torch.nn.Linear(16, 16) for _ in range(num_layers)))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    algorithm.apply(model)
+    algorithm.apply(optimizer)
+    run, data = torch.compile(model, backend="eager", fullgraph=True), torch.randn(4, 16)
+
+    def step():
+        run(data).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+@pytest.mark.parametrize("make", [sl.Static, sl.SET, sl.RigL, sl.GMP])
+def test_the_host_waits_for_nothing_between_updates(make, waits):
+    settings = {} if make is sl.Static else {"update": {"freq": 100}}
+    step = make_step(make(0.5, **settings), 3)
+    for _ in range(3):
+        step()
+    waits.clear()
+    step()
+    assert not waits
+
+
+def test_the_host_waits_as_often_for_many_masks_as_for_few(waits, monkeypatch):
+    monkeypatch.setattr(DropAndGrow, "updates_together", lambda *_: True)
+    found = []
+    for num_layers in (2, 6):
+        step = make_step(sl.RigL(0.5, update={"freq": 2}, seed=0), num_layers)
+        for _ in range(3):
+            step()
+        waits.clear()
+        step()
+        found.append(list(waits))
+    assert 0 < len(found[0]) < 5 and found[0] == found[1]
