@@ -89,9 +89,18 @@ def _check(chain: Sequence[_Named]) -> None:
         raise ValueError(f"layer {last_name!r} reads a convolution without a Flatten between")
     if type(last) is not nn.Linear and (type(first) is nn.Linear or flattens):
         raise ValueError(f"layer {last_name!r} is a convolution after a linear layer or a Flatten")
+    units = len(first.weight)  # type: ignore[arg-type]
+    if type(first) is nn.Linear and last.in_features != units:
+        raise ValueError(
+            f"layer {last_name!r} reads {last.in_features} features, not the {units} outputs of "
+            f"{first_name!r}"
+        )
     for name, module in between:
-        known = type(module) in (*_POINTWISE, *_POOLS)
+        known = type(module) in _POINTWISE
         known |= type(module) in _NORMS and module.running_mean is not None
+        known &= getattr(module, "num_features", units) == units
+        known |= type(module) in _POOLS and type(first) is not nn.Linear
+        known &= getattr(module, "divisor_override", None) is None
         known |= type(module) is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1)
         if not known:
             raise ValueError(

@@ -58,6 +58,8 @@ def states_like(
     for key, whole in states.items():
         if not isinstance(whole, Tensor) or getattr(whole, "requires_dense", False) > with_dense:
             continue
+        if _is_of_a_dimension(optimizer, key, whole):
+            continue
         is_stack = whole.dim() > param.dim() > 0 and whole.shape[1:] == param.shape
         for state in whole if is_stack else (whole,):  # AdEMAMix of bitsandbytes stacks two
             if not state.dim() or state.shape != param.shape:
@@ -74,6 +76,24 @@ def states_like(
                 )
 
 
+def _is_of_a_dimension(optimizer: Optimizer, key: str, state: Tensor) -> bool:
+    """Whether a state is a symmetric matrix, as Shampoo keeps one for each dimension of a weight.
+
+    It has the shape of a square weight, but its elements belong to pairs of rows or columns.
+    """
+    is_square = state.dim() == 2 and state.shape[0] == state.shape[1] > 1
+    if not is_square or type(state) is not Tensor or not state.is_floating_point():
+        return False
+    known: dict[str, bool] = optimizer.__dict__.setdefault(_SYMMETRIC, {})
+    if key not in known:
+        differences = (state - state[0, -1]).fill_diagonal_(0)
+        if not bool(differences.any()):  # not written yet: a diagonal, or one value everywhere
+            return False
+        known[key] = torch.allclose(differences, differences.T)
+    return known[key]
+
+
+_SYMMETRIC = "_sparse_lib_symmetric_states"
 _TOLD = "_sparse_lib_told_of_codes"
 
 

@@ -149,6 +149,35 @@ def test_an_average_has_the_masks_of_the_model(use_buffers):
     assert int(average.module.weight_mask.sum()) == 64
 
 
+class Shampoo(torch.optim.Optimizer):
+    def step(self, closure=None):
+        for param in self.param_groups[0]["params"]:
+            state, gradient = self.state[param], param.grad.clone()
+            for number, factor in enumerate((gradient @ gradient.T, gradient.T @ gradient)):
+                before = state.setdefault(f"precond_{number}", 0.1 * torch.eye(len(factor)))
+                before += factor
+            state["momentum"] = state.get("momentum", 0) + gradient
+            param.data.sub_(0.1 * torch.linalg.pinv(state["precond_0"]) @ gradient)
+
+
+def test_preconditioners_of_square_weights_are_left_whole():
+    torch.manual_seed(0)
+    model, expected = nn.Linear(8, 8, bias=False), 0.1 * torch.eye(8)
+    optimizer = Shampoo(model.parameters(), {})
+    sparsity = sl.RigL(0.5, update=2, seed=0)
+    sparsity.apply(model)
+    sparsity.apply(optimizer)
+    for _ in range(5):
+        optimizer.zero_grad()
+        model(torch.randn(8, 8)).square().mean().backward()
+        gradient = model.weight.grad.masked_fill(~model.weight_mask, 0)
+        expected += gradient @ gradient.T
+        optimizer.step()
+    state = optimizer.state[model.weight]
+    torch.testing.assert_close(state["precond_0"], expected)
+    assert not state["momentum"][~model.weight_mask].any()
+
+
 @torch.no_grad()
 def average_states(average, model):
     for mine, theirs in zip(average.state_dict().values(), model.state_dict().values()):
