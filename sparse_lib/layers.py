@@ -91,7 +91,9 @@ def layout_of(module: nn.Module, name: str, parameter: torch.Tensor) -> Layout |
     if kind is not None and kind != "norm":
         wanted = 3 if kind == "bilinear" else 2 + len(getattr(module, "kernel_size", ()))
         groups = int(getattr(module, "groups", 1)) if kind.startswith("conv") else 1
-        is_weight = name.startswith("weight") and dims == wanted and parameter.shape[0] % groups == 0
+        is_weight = (
+            name.startswith("weight") and dims == wanted and parameter.shape[0] % groups == 0
+        )
         return Layout(kind in _INPUTS_FIRST, groups) if is_weight else None
     if isinstance(module, nn.RNNBase | nn.RNNCellBase):
         return Layout()

@@ -141,6 +141,14 @@ def test_reparametrized_weights_train_sparsely_and_gains_stay_dense(norm):
         assert sparse.sparsity == pytest.approx(0.5, abs=0.01)
 
 
+def test_a_gain_of_kernel_positions_in_a_grouped_convolution_is_dense():
+    """As in wav2vec 2.0: its shape (1, 1, 4) has no outputs to divide into groups."""
+    model = parametrizations.weight_norm(nn.Conv1d(8, 8, 4, groups=2), dim=2)
+    found = {d.weight_name: (d.fan_in, d.dense_reason) for d in describe(model)}
+    path = "parametrizations.weight.original"
+    assert found[f"{path}1"] == (4 * 4, None) and found[f"{path}0"][1] == "one dimension"
+
+
 @pytest.mark.parametrize("norm", [parametrizations.weight_norm, parametrizations.spectral_norm])
 def test_default_filter_knows_whose_weight_is_reparametrized(norm):
     model = nn.ModuleDict({"symbols": norm(nn.Embedding(9, 4)), "fc": norm(nn.Linear(4, 3))})
