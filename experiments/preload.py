@@ -5,8 +5,9 @@ experiments ...`` sends its arguments, folder, environment and standard streams 
 waits, passes signals on, and ends as its fork does. It does its work itself where nobody listens,
 or where the server has another interpreter, folder, or setting that a library reads at import.
 
-The code of this repository is not imported in advance, so a job runs what the files hold when it
-begins. Libraries are imported when a command of their kind comes for the second time.
+Libraries and the code of this repository are imported when a command of their kind comes for the
+second time. Where a file of that code has changed since, a job imports the code itself: it runs
+what the files hold when it begins.
 """
 
 from __future__ import annotations
@@ -54,13 +55,19 @@ LIBRARIES = {
     "index": _PAGES,
 }
 _COMMANDS = list(LIBRARIES)
+#: What all commands import of this repository.
+OWN = ("experiments.cli.app", "experiments.store.collect", "experiments.report.render")
 
 
-def start() -> None:
-    """Start the server; it ends when this process has ended and its last job has."""
+def start(scale: str) -> None:
+    """Start the server; it ends when this process has ended and its last job has.
+
+    Args:
+        scale: The one whose runs the server expands in advance.
+    """
     os.environ[ADDRESS] = f"sparse-{os.getpid()}-{secrets.token_hex(8)}"
     process = subprocess.Popen(
-        [sys.executable, "-m", "experiments.preload"],
+        [sys.executable, "-m", "experiments.preload", scale],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env=os.environ | dict.fromkeys(THREADS, "1"),
@@ -114,6 +121,16 @@ def _origin() -> list[Any]:
     return [sys.executable, sys.version, os.getcwd(), str(Path(__file__)), settings]
 
 
+def _code() -> dict[str, int]:
+    """The modules of this repository that are imported, and when their files were written."""
+    own = [name for name in sys.modules if name.split(".")[0] in ("experiments", "sparse_lib")]
+    files = {name: getattr(sys.modules[name], "__file__", None) for name in own}
+    return {
+        name: os.stat(file).st_mtime_ns if file and os.path.exists(file) else 0
+        for name, file in files.items()
+    }
+
+
 def _kill(pid: int, number: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
@@ -147,8 +164,9 @@ class Job(socketserver.BaseRequestHandler):
         os.environ.clear()
         os.environ.update(job["environment"])
         del os.environ[ADDRESS]
-        for name in [name for name in sys.modules if name.split(".")[0] == "experiments"]:
-            del sys.modules[name]
+        if self.server.code != (now := _code()):
+            for name in now:
+                del sys.modules[name]
         sys.argv[1:] = job["arguments"]
         code = 0
         try:
@@ -179,6 +197,7 @@ class Server(socketserver.ForkingMixIn, socketserver.UnixStreamServer):
     timeout = 0.5
     seen: set[str] = set()
     origin: list[Any]
+    code: dict[str, int] = {}
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
         """Import the libraries of a command that comes for the second time."""
@@ -190,9 +209,12 @@ class Server(socketserver.ForkingMixIn, socketserver.UnixStreamServer):
             from experiments.evaluation.environment import quiet_and_offline
 
             quiet_and_offline()
-            for name in LIBRARIES[command]:
-                with contextlib.suppress(ImportError):  # left to the commands that need it
+            for name in (*LIBRARIES[command], *OWN):
+                with contextlib.suppress(Exception):  # left to the commands that need it
                     importlib.import_module(name)
+            with contextlib.suppress(Exception):
+                importlib.import_module("experiments.specs.lookup").known_runs(sys.argv[1])
+            self.code = _code()
         self.seen.add(command)
         gc.freeze()  # a fork's collections leave alone, and so do not copy, what is here
         return True

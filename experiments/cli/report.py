@@ -189,7 +189,7 @@ def report(study: StudyName, scale: Scale) -> None:
     records, curves, facts = read_study(study, scale)
     from experiments.analysis import figures, tables
     from experiments.findings import claim, evidence
-    from experiments.report import render
+    from experiments.report import cost, render
     from experiments.store import parquet
 
     judged = any(study == own.study for own in (*claim.nine(), *claim.supporting()))
@@ -203,7 +203,7 @@ def report(study: StudyName, scale: Scale) -> None:
     render.render_study(
         facts,
         records,
-        parquet.read(folder),
+        parquet.read(folder, tables=cost.TABLES),
         evidence.load(scale) if judged else evidence.gather([facts], [records]),
         page,
         empty=empty,

@@ -8,6 +8,9 @@ from typing import Any
 from experiments.store import machine
 from experiments.store.record import Record
 
+#: What `cost` reads of finished runs.
+TABLES = ("runs", "curves")
+
 
 def cost(records: Iterable[Record]) -> dict[str, Any]:
     """Return what finished runs cost and how large they are, each run and each shared step once.

@@ -123,7 +123,7 @@ def render_study(
     Args:
         study: The study as `experiments.specs.lookup.planned_study` makes it.
         records: Tidy records.
-        finished: The JSON form of the records of its finished runs.
+        finished: The JSON form of the records of its finished runs, `cost.TABLES` of it.
         evidence: All runs of the scale.
         out_dir: Folder of the page, with ``figures/`` and ``tables/``.
         empty: Figures without data yet.
@@ -242,10 +242,11 @@ def render_index(
     with style.sheet():
         figures.save(forest.draw(nine, pooled), out_dir / FOREST, "png")
     names = {study.name for study in studies}
-    finished: list[Record] = []
+    finished: dict[str, dict[str, Any]] = {}
     for study in studies:
         if (results_dir / study.name / "runs.parquet").exists():
-            finished += map(Record.model_validate, parquet.read(results_dir / study.name))
+            records = parquet.read(results_dir / study.name, tables=cost.TABLES)
+            finished |= {record["run"]: record for record in records}
     is_reference = evidence.scale == REFERENCE_SCALE
     kept = None if is_reference else cards.reference()
     pictures = {
@@ -277,7 +278,7 @@ def render_index(
         "ours": cards.ours,
         "studies": [study for study in studies if not study.trials],
         "trials": [study for study in studies if study.trials],
-        "cost": cost.cost(finished),
+        "cost": cost.cost(map(Record.model_validate, finished.values())),
         "sources": list(claims.sources().values()),
     }
     commands = [provenance.commands(study, out_dir / study.name / "tables") for study in studies]

@@ -90,7 +90,8 @@ def find_runs(text: str) -> list[Run]:
 def rerun_command(ids: Iterable[str]) -> str:
     """The one command that repeats these runs and what depends on them."""
     ids = list(ids)
-    known = known_runs() if len(ids) > 1 else {}
+    scales = [scale for scale in SCALES if any(i.startswith(f"{scale}__") for i in ids)]
+    known = known_runs(*scales) if len(ids) > 1 else {}
     groups: dict[Any, list[str]] = {}
     for run_id in ids:
         key = _but_for_seed(known[run_id]) if run_id in known else run_id

@@ -69,19 +69,22 @@ def write(records: Iterable[Mapping[str, Any]], folder: Path, *, level: int = 19
     return changed
 
 
-def read(folder: Path, runs: Collection[str] | None = None) -> list[Row]:
+def read(
+    folder: Path, runs: Collection[str] | None = None, *, tables: Collection[str] = TABLES
+) -> list[Row]:
     """The records of a folder in the order of their ids, in their JSON form.
 
     Args:
         folder: Folder of the four files.
         runs: Ids of those to read; None reads all.
+        tables: Files to read, ``runs`` among them; what the others hold is left empty.
 
     Raises:
         UserError: If a file is missing, damaged, or no table of this kind; it names the file.
     """
-    parts = {name: _rows(folder / f"{name}.parquet", runs) for name in TABLES}
+    parts = {name: _rows(folder / f"{name}.parquet", runs) for name in tables}
     by_run: dict[str, dict[str, list[Row]]] = {}
-    for name in TABLES[1:]:
+    for name in parts.keys() - {"runs"}:
         for row in parts[name]:
             by_run.setdefault(row.pop("run"), {}).setdefault(name, []).append(row)
     return [_joined(row, by_run.get(row["run"], {})) for row in parts["runs"]]

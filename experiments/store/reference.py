@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -60,20 +60,22 @@ def find(run_id: str) -> dict[str, Any]:
     return parquet.read(known[run_id].folder, [run_id])[0]
 
 
-def find_all(runs: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """The committed records of those of some runs that have one, by run id."""
+def find_all(
+    runs: Iterable[str], *, tables: Collection[str] = parquet.TABLES
+) -> dict[str, dict[str, Any]]:
+    """The committed records of those of some runs that have one, by run id; see `parquet.read`."""
     known, wanted = entries(), dict[Path, set[str]]()
     for run in runs:
         if run in known:
             wanted.setdefault(known[run].folder, set()).add(run)
-    parts = (parquet.read(folder, ids) for folder, ids in wanted.items())
+    parts = (parquet.read(folder, ids, tables=tables) for folder, ids in wanted.items())
     return {record["run"]: record for records in parts for record in records}
 
 
 def of_workload(model: str, dataset: str) -> list[dict[str, Any]]:
-    """The committed records of one model, by its label, on one dataset."""
+    """The committed records of one model, by its label, on one dataset, without layers, scores."""
     same = [run for run, e in entries().items() if (e.model, e.dataset) == (model, dataset)]
-    return list(find_all(same).values())
+    return list(find_all(same, tables=("runs", "curves")).values())
 
 
 def seeds_of(run: Run) -> list[float]:

@@ -27,7 +27,7 @@ def server():
     before = Path.cwd()
     os.chdir(ROOT)
     offline = os.environ.pop("HF_HUB_OFFLINE", None)  # as a person's shell: the server sets it
-    preload.start()
+    preload.start("smoke")
     [process] = [
         child for child in psutil.Process().children() if "experiments.preload" in child.cmdline()
     ]

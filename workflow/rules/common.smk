@@ -63,7 +63,7 @@ onstart:
         and workflow.local_exec
         and not workflow.deployment_settings.deployment_method
     ):
-        preload.start()
+        preload.start(SCALE)
 
 
 onsuccess:
