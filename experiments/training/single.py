@@ -21,7 +21,7 @@ from experiments.specs.expand import load_single
 from experiments.specs.run import FirstPhase, RunSpec
 from experiments.specs.schema import SpecError, check_choice
 from experiments.store import paths
-from experiments.store.io import write_json
+from experiments.store.io import read_cache, write_json
 from experiments.training import loop as training
 from experiments.training.console import say
 from experiments.training.trainer import Trainer
@@ -132,6 +132,7 @@ def _train(
         )
     if checkpoint is not None:
         spec = _starting_from(spec, checkpoint)
+    _refuse_other_settings(spec, model_dir)
     if not training.finished(model_dir, spec):
         training.train(
             spec,
@@ -148,6 +149,19 @@ def _train(
     path = model_dir / f"checkpoint_{spec.recipe.steps}.safetensors"
     with training.writing(model_dir):
         return export_safetensors(model, path, layout="nan")
+
+
+def _refuse_other_settings(spec: RunSpec, model_dir: Path) -> None:
+    """Raise `SpecError` where a folder holds a training, finished or not, of another spec."""
+    note, now = model_dir / "spec.json", spec.to_json()
+    before = read_cache(note) or read_cache(model_dir / "train.json").get("spec") or now
+    if apart := [k for k in now | before if k != "id" and before.get(k) != now.get(k)]:
+        raise SpecError(
+            f"model_dir is {str(model_dir)!r}, which holds a training with another "
+            f"{' and '.join(apart)}; name another folder, or delete this one"
+        )
+    model_dir.mkdir(parents=True, exist_ok=True)
+    write_json(note, now)
 
 
 def _trainer(spec: RunSpec, model_dir: Path, data_dir: Path, weights: Path, device: str) -> Trainer:

@@ -50,8 +50,11 @@ def test_a_finished_training_is_not_repeated(params, tmp_path):
     before = (folder / "train.json").stat().st_mtime_ns
     single.run("train", params, folder, max_steps=2)
     assert (folder / "train.json").stat().st_mtime_ns == before
-    single.run("train", params, folder, max_steps=3)
-    assert (folder / "train.json").stat().st_mtime_ns > before
+    with pytest.raises(SpecError, match="holds a training with another recipe; name another"):
+        single.run("train", params, folder, max_steps=3)
+    (folder / "train.json").unlink()  # as of one that was stopped
+    with pytest.raises(SpecError, match="holds a training with another recipe; name another"):
+        single.run("train", params, folder, max_steps=3)
 
 
 def spoil(params, change) -> None:
