@@ -55,5 +55,6 @@ def settled(counts: Iterable[int | Tensor]) -> list[int]:
     """Counts by `num_true_later` as integers; the host waits once for all of them."""
     found = list(counts)
     if any(isinstance(count, Tensor) for count in found):
-        return torch.stack([torch.as_tensor(count) for count in found]).tolist()
+        numbers: list[int] = torch.stack([torch.as_tensor(count) for count in found]).tolist()
+        return numbers
     return [int(count) for count in found]
