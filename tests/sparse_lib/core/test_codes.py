@@ -156,7 +156,7 @@ class Shampoo(torch.optim.Optimizer):
             for number, factor in enumerate((gradient @ gradient.T, gradient.T @ gradient)):
                 before = state.setdefault(f"precond_{number}", 0.1 * torch.eye(len(factor)))
                 before += factor
-            state["momentum"] = state.get("momentum", 0) + gradient
+            state["momentum"] = state.get("momentum", 0) + 1e-9 * gradient
             param.data.sub_(0.1 * torch.linalg.pinv(state["precond_0"]) @ gradient)
 
 
