@@ -172,17 +172,11 @@ def render_study(
     return write_page("study", context, out_dir)
 
 
-def _pictures(study: PlannedStudy, out_dir: Path, empty: Collection[str] = ()) -> dict[str, str]:
-    """Figure, and study.figure, to its path from a page's folder; of other studies too."""
-    found = {}
-    for path in sorted(out_dir.parent.glob("*/figures/*.png")):
-        if path.stem in empty and path.parent.parent.name == study.name:
-            continue
-        place = Path(os.path.relpath(path, out_dir)).as_posix()
-        found[f"{path.parent.parent.name}.{path.stem}"] = place
-        if path.parent.parent.name == study.name:
-            found[path.stem] = place
-    return found
+def _pictures(study: PlannedStudy, out_dir: Path, empty: Collection[str]) -> dict[str, str]:
+    """Figure, and study.figure, of the study to its path from the page's folder."""
+    paths = sorted((out_dir / "figures").glob("*.png"))
+    shown = {path.stem: f"figures/{path.name}" for path in paths if path.stem not in empty}
+    return shown | {f"{study.name}.{name}": path for name, path in shown.items()}
 
 
 def _read_table(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -135,7 +135,7 @@ class DropAndGrow(DynamicSparsityAlgorithm):
 
     def new_masks(
         self, params: Mapping[str, SparseParameter], targets: Mapping[str, float]
-    ) -> Iterator[tuple[str, Tensor]]:
+    ) -> Iterable[tuple[str, Tensor]]:
         """As `DynamicSparsityAlgorithm.new_masks`; see `updates_together`."""
         rules = ("update_mask", "grow", "drop_score")
         is_plain = all(getattr(type(self), rule) is getattr(DropAndGrow, rule) for rule in rules)
