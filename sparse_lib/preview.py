@@ -17,8 +17,8 @@ from sparse_lib.configure import configure
 from sparse_lib.core.algorithm import SparsityAlgorithm
 from sparse_lib.core.dynamic import DynamicSparsityAlgorithm
 from sparse_lib.core.group import Group
-from sparse_lib.core.guard import bytes_of_mask
 from sparse_lib.core.parameter import IS_PLANNED, SparseParameter
+from sparse_lib.core.words import bytes_of_mask
 from sparse_lib.flops.model import ModelFlops, count
 from sparse_lib.layers import DENSE_ROLES, LayerDescription, Layout, describe, why_dense
 from sparse_lib.masks.counts import num_nonzero

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sparse_lib.core.codes import Codes
-from sparse_lib.core.guard import select_together, watch_readers
+from sparse_lib.core.guard import watch_readers
 from sparse_lib.core.mistakes import warn_of_lost_state, warn_of_missed_update, warn_of_zeros
 from sparse_lib.core.optimizers import (
     closure_of,
@@ -53,6 +53,7 @@ from sparse_lib.core.parameter import (
     unwrap,
     warn,
 )
+from sparse_lib.core.words import select_together
 from sparse_lib.layers import layouts
 
 if TYPE_CHECKING:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import copy
 import functools
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from sparse_lib.core.codes import Codes
+from sparse_lib.core.words import LARGE, fill, is_on_cpu, select_large
 from sparse_lib.masks import shards
 
 if TYPE_CHECKING:
@@ -35,48 +36,6 @@ def mask_name(name: str) -> str:
 def guards(module: nn.Module) -> dict[str, MaskGuard]:
     """The guards of the parameters that ``module`` itself owns, by parameter name."""
     return module.__dict__.get(_GUARDS, {})
-
-
-# Words of a mask are kept for tensors up to this size: a step is faster by them, and small tensors
-# are what a cache holds. Of larger ones they would be the largest part of what a mask costs.
-_LARGE = 2**20
-_CHUNK = 2**16
-
-
-def bytes_of_mask(weight: Tensor, *, changes: bool) -> int:
-    """Memory that the mask of a weight takes between steps.
-
-    A byte per element, another one for the history once the mask has changed, and the words of
-    masks that are not large.
-
-    Args:
-        weight: On any device, meta too.
-        changes: Whether the mask will change.
-    """
-    words = weight.element_size() if weight.numel() <= _LARGE else 0
-    return weight.numel() * (1 + changes + words)
-
-
-def _select_large(bits: Tensor, mask: Tensor) -> None:
-    """Set integers to zero, in place, where a mask on their device is zero, without its words."""
-    if not _is_on_cpu(bits) or not (bits.is_contiguous() and mask.is_contiguous()):
-        bits.mul_(mask)
-        return
-    bits, mask = bits.view(-1), mask.view(-1)
-    words = torch.empty(_CHUNK, dtype=bits.dtype, device=bits.device)
-    for start in range(0, bits.numel(), _CHUNK):
-        part = mask[start : start + _CHUNK]
-        bits[start : start + _CHUNK].bitwise_and_(words[: part.numel()].copy_(part).neg_())
-
-
-def _is_on_cpu(tensor: Tensor) -> bool:
-    return tensor.device.type == "cpu"
-
-
-def _fill(words: Tensor, mask: Tensor) -> Tensor:
-    """Make words of a mask: all bits or none on a CPU, one or zero elsewhere."""
-    words.copy_(mask)
-    return words.neg_() if _is_on_cpu(words) else words
 
 
 class MaskGuard:
@@ -244,11 +203,11 @@ class MaskGuard:
         if integer is None or tensor.is_complex():
             tensor.masked_fill_(mask.to(tensor.device).logical_not(), 0)
             return
-        if tensor.numel() > _LARGE:
-            _select_large(tensor.view(integer), mask.to(tensor.device))
+        if tensor.numel() > LARGE:
+            select_large(tensor.view(integer), mask.to(tensor.device))
             return
         bits, words = tensor.view(integer), self._words_for(integer, tensor)
-        if _is_on_cpu(tensor):
+        if is_on_cpu(tensor):
             bits.bitwise_and_(words)
         else:
             bits.mul_(words)
@@ -263,9 +222,9 @@ class MaskGuard:
             return None
         tensor = shards.local(tensor.detach())
         integer = _SAME_SIZE_INTEGER.get(tensor.element_size())
-        if _is_on_cpu(tensor) or self.mask is None or tensor.layout != torch.strided:
+        if is_on_cpu(tensor) or self.mask is None or tensor.layout != torch.strided:
             return None
-        if integer is None or tensor.is_complex() or tensor.numel() > _LARGE:
+        if integer is None or tensor.is_complex() or tensor.numel() > LARGE:
             return None
         return tensor.view(integer), self._words_for(integer, tensor)
 
@@ -276,13 +235,13 @@ class MaskGuard:
             self._words.clear()
         elif version != mask._version:
             for stale in self._words.values():
-                _fill(stale, mask)
+                fill(stale, mask)
         self._words_of = (mask, mask._version)
         key = (tensor.element_size(), tensor.device)
         words = self._words.get(key)
         if words is None:
             words = torch.empty_like(mask, device=tensor.device, dtype=integer)
-            self._words[key] = _fill(words, mask)
+            self._words[key] = fill(words, mask)
         return words
 
     def select_gradient(self) -> None:
@@ -449,25 +408,6 @@ class MaskGuard:
         state["param"].__dict__.pop(_WANTS_DENSE, None)
         self._install(state["param"])
         self._know(state.get("mask"))
-
-
-def select_together(selections: Iterable[tuple[MaskGuard, Tensor | Codes]]) -> None:
-    """Set each tensor to zero, in place, where the mask of its guard is zero.
-
-    On a GPU the small ones of one type take one call together: launching a kernel for each takes
-    longer there than the kernels. On a CPU each is masked in turn.
-    """
-    together: dict[tuple[torch.dtype, torch.device], tuple[list[Tensor], list[Tensor]]] = {}
-    for guard, tensor in selections:
-        pair = guard.bits_and_words(tensor)
-        if pair is None:
-            guard.select(tensor)
-            continue
-        all_bits, all_words = together.setdefault((pair[0].dtype, pair[0].device), ([], []))
-        all_bits.append(pair[0])
-        all_words.append(pair[1])
-    for all_bits, all_words in together.values():
-        torch._foreach_mul_(all_bits, all_words)
 
 
 def _refuse_averages(
