@@ -76,8 +76,9 @@ def test_a_study_is_valid_or_refused_in_one_sentence(tmp_path, content):
 
 
 def edited(change: Callable[[dict[str, Any]], Any]) -> bytes:
-    """An excerpt with RigL, changed in place."""
-    study = next(s for s in excerpts() if any("rigl" in m for m in s["methods"]))
+    """An excerpt with RigL on text, changed in place."""
+    with_rigl = (s for s in excerpts() if any("rigl" in m for m in s.get("methods", ())))
+    study = next(s for s in with_rigl if "tokens" in grid(s)["recipe"])
     study = copy.deepcopy(study)
     change(study)
     return yaml.safe_dump(study, sort_keys=False).encode()

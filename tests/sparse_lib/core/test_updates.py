@@ -140,7 +140,7 @@ def test_masks_grow_by_a_combination_of_dense_gradients_and_others_are_told(dens
             loss.backward()
             gradients.append(model.weight.grad)
             optimizer.zero_grad()
-    combined = gradients[0] + 3 * gradients[1]
+    combined = 3 * gradients[0] + gradients[1]
     model.weight.grad = combined.clone()
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
