@@ -14,7 +14,7 @@ from experiments.specs.planned import PlannedStudy
 from experiments.store import tidy
 
 #: Distance of methods beside each other, as a share of the distance of the outer ticks.
-ASIDE = 0.014
+ASIDE = 0.012
 COLUMNS = [
     "run",
     "model",
