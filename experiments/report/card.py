@@ -75,7 +75,7 @@ def card(
 
 
 def _metadata(train: Mapping[str, Any], evaluations: Sequence[Mapping[str, Any]]) -> ModelCardData:
-    """What the hub reads of a card. The weights have the licence of this repository."""
+    """Return the metadata that the hub reads; the weights have this repository's licence."""
     spec = train["spec"]
     kind, _ = KINDS.get(spec["task"], (None, None))
     results = [

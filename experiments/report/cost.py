@@ -1,4 +1,4 @@
-"""What finished runs cost: core-hours, FLOPs and sizes."""
+"""Count the core-hours, FLOPs and sizes of finished runs."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ from sparse_lib.core.parameter import (
     unwrap,
     warn,
 )
-from sparse_lib.core.words import select_together
+from sparse_lib.core.words import mask_together
 from sparse_lib.layers import layouts
 
 if TYPE_CHECKING:
@@ -342,7 +342,7 @@ class Driver:
             member.dense_gradients.forget_measured()
             if member.uses_dense_gradient and not member.masks_gradients:
                 member.dense_gradients.measure(optimizer)
-            select_together(
+            mask_together(
                 (sparse.guard, gradient)
                 for sparse in member.sparse_params.values()
                 for gradient in sparse.guard.touched_gradient()
@@ -430,7 +430,7 @@ class Driver:
             forget_curvature(optimizer)
 
     def _mask(self, member: SparsityAlgorithm) -> None:
-        select_together(
+        mask_together(
             (sparse.guard, tensor)  # all of a mask while it is in the CPU's cache
             for sparse in member.sparse_params.values()
             for tensor in (sparse.param, *self._states(member, sparse))

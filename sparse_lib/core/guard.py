@@ -44,7 +44,7 @@ class MaskGuard:
     Zeros are *selected*, in the bits of a value taken as an integer: a NaN or an infinity where
     the mask is zero becomes zero. On a CPU by a bitwise AND with words of all ones or all zeros,
     elsewhere by a product with words that are one or zero, of which many take one call
-    (`select_together`).
+    (`mask_together`).
     """
 
     def __init__(self, module: nn.Module, name: str) -> None:

@@ -55,7 +55,7 @@ def fill(words: Tensor, mask: Tensor) -> Tensor:
     return words.neg_() if is_on_cpu(words) else words
 
 
-def select_together(selections: Iterable[tuple[MaskGuard, Tensor | Codes]]) -> None:
+def mask_together(selections: Iterable[tuple[MaskGuard, Tensor | Codes]]) -> None:
     """Set each tensor to zero, in place, where the mask of its guard is zero.
 
     On a GPU the small ones of one type take one call together: launching a kernel for each takes
