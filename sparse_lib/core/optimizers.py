@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sparse_lib.core.codes import Codes, codes_of
@@ -52,49 +52,71 @@ def states_like(
 
     Warns:
         UserWarning: Once per optimizer, if a state of that shape is coded in a way that is not
-            known; it is left out.
+            known, or in a basis that the optimizer turns; it is left out.
     """
     states = optimizer.state.get(param, {})
+    is_rotated = any(_has_basis(param, held) for held in states.values())
     for key, whole in states.items():
         if not isinstance(whole, Tensor) or getattr(whole, "requires_dense", False) > with_dense:
             continue
-        if _is_of_a_dimension(optimizer, key, whole):
+        if _is_square(whole) and _is_of_a_dimension(optimizer, key):
             continue
         is_stack = whole.dim() > param.dim() > 0 and whole.shape[1:] == param.shape
         for state in whole if is_stack else (whole,):  # AdEMAMix of bitsandbytes stacks two
             if not state.dim() or state.shape != param.shape:
                 continue
-            if state.dtype is not torch.uint8 and not hasattr(state, "codes"):
-                yield state
-            elif (found := codes_of(key, state, states)) is not None:
+            is_coded = state.dtype is torch.uint8 or hasattr(state, "codes")
+            found = codes_of(key, state, states) if is_coded else state
+            if found is not None and not is_rotated:
                 yield found
             elif not getattr(optimizer, _TOLD, False):
                 setattr(optimizer, _TOLD, True)
+                kind = f"{type(state).__name__} of {state.dtype}"
                 warn(
-                    f"{type(optimizer).__name__} keeps {key!r} as {type(state).__name__} of "
-                    f"{state.dtype}, which cannot be masked: grown weights begin with what it holds"
+                    f"{type(optimizer).__name__} keeps {key!r} "
+                    f"{'in a basis of its own' if is_rotated else f'as {kind}'}, "
+                    "which cannot be masked: grown weights begin with what it holds"
                 )
 
 
-def _is_of_a_dimension(optimizer: Optimizer, key: str, state: Tensor) -> bool:
-    """Whether a state is a symmetric matrix, as Shampoo keeps one for each dimension of a weight.
+def _has_basis(param: Tensor, held: Any) -> bool:
+    """Whether a state lists matrices that turn a weight's dimensions, as SOAP's eigenvectors."""
+    return isinstance(held, list) and any(
+        isinstance(turn, Tensor) and _is_square(turn) and turn.shape[0] in param.shape
+        for turn in held
+    )
 
-    It has the shape of a square weight, but its elements belong to pairs of rows or columns.
+
+def _is_square(state: Tensor) -> bool:
+    """Whether a tensor is a square matrix of plain floats."""
+    is_plain = type(state) in (Tensor, nn.Parameter) and state.is_floating_point()
+    return is_plain and state.dim() == 2 and state.shape[0] == state.shape[1] > 1
+
+
+def _is_of_a_dimension(optimizer: Optimizer, key: str) -> bool:
+    """Whether states belong to pairs of rows or columns, as Shampoo's for each dimension do.
+
+    Such a state has the shape of a square weight. Weights that are not square tell; where there
+    are none, the states of all weights are symmetric.
     """
-    is_square = state.dim() == 2 and state.shape[0] == state.shape[1] > 1
-    if not is_square or type(state) is not Tensor or not state.is_floating_point():
-        return False
-    known: dict[str, bool] = optimizer.__dict__.setdefault(_SYMMETRIC, {})
+    known: dict[str, bool] = optimizer.__dict__.setdefault(_OF_DIMENSIONS, {})
     if key not in known:
-        differences = (state - state[0, -1]).fill_diagonal_(0)
-        if not bool(differences.any()):  # not written yet: a diagonal, or one value everywhere
-            return False
-        least = 1e-4 * float(differences.abs().max())
-        known[key] = torch.allclose(differences, differences.T, rtol=0, atol=least)
+        states = [(p, s[key]) for p, s in optimizer.state.items() if key in s]
+        if others := [(p, s) for p, s in states if not _is_square(p) and isinstance(s, Tensor)]:
+            known[key] = any(_is_square(s) and s.shape != p.shape for p, s in others)
+        elif all(_is_symmetric(s) for _, s in states):
+            return True
+        else:
+            known[key] = False
     return known[key]
 
 
-_SYMMETRIC = "_sparse_lib_symmetric_states"
+def _is_symmetric(state: Tensor) -> bool:
+    differences = (state - state.T).abs().max()
+    return bool(differences <= 1e-4 * (state - state.diagonal().diag()).abs().max())
+
+
+_OF_DIMENSIONS = "_sparse_lib_states_of_dimensions"
 _TOLD = "_sparse_lib_told_of_codes"
 
 

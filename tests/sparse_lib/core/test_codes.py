@@ -160,22 +160,73 @@ class Shampoo(torch.optim.Optimizer):
             param.data.sub_(0.1 * torch.linalg.pinv(state["precond_0"]) @ gradient)
 
 
-def test_preconditioners_of_square_weights_are_left_whole():
+def checkerboard(p, sparsity, **_):
+    rows, columns = map(torch.arange, p.shape)
+    return (rows[:, None] + columns) % 2 == 0
+
+
+@pytest.mark.parametrize("sizes", [[(8, 8)], [(8, 8), (8, 4)], [(4, 8), (8, 8)]])
+def test_preconditioners_of_square_weights_are_left_whole(sizes):
     torch.manual_seed(0)
-    model, expected = nn.Linear(8, 8, bias=False), 0.1 * torch.eye(8)
+    model, expected = nn.Sequential(*(nn.Linear(*s, bias=False) for s in sizes)), 0.1 * torch.eye(8)
     optimizer = Shampoo(model.parameters(), {})
     sparsity = sl.RigL(0.5, update=2, seed=0)
     sparsity.apply(model)
     sparsity.apply(optimizer)
+    square = model[sizes.index((8, 8))]
     for _ in range(5):
         optimizer.zero_grad()
-        model(torch.randn(8, 8)).square().mean().backward()
-        gradient = model.weight.grad.masked_fill(~model.weight_mask, 0)
+        model(torch.randn(8, sizes[0][0])).square().mean().backward()
+        gradient = square.weight.grad.masked_fill(~square.weight_mask, 0)
         expected += gradient @ gradient.T
         optimizer.step()
-    state = optimizer.state[model.weight]
+    state = optimizer.state[square.weight]
     torch.testing.assert_close(state["precond_0"], expected)
-    assert not state["momentum"][~model.weight_mask].any()
+    assert not state["momentum"][~square.weight_mask].any()
+
+
+@pytest.mark.parametrize("order", [["even", "odd", "tall"], ["tall", "odd", "even"]])
+def test_a_state_that_happens_to_be_symmetric_is_masked(order):
+    torch.manual_seed(0)
+    model = nn.ModuleDict({n: nn.Linear(8, 4 if n == "tall" else 8, bias=False) for n in order})
+    factors = {n: torch.rand_like(layer.weight) for n, layer in model.items()}
+    factors["even"] = torch.ones(8, 8)
+    sparsity = sl.SET(0.5, update=2, init_method=checkerboard, seed=0)
+    optimizer = driven(sparsity, model, torch.optim.Adam)
+    for _ in range(4):
+        optimizer.zero_grad()
+        sum((model[name].weight * factors[name]).sum() for name in order).backward()
+        optimizer.step()
+    for layer in model.values():
+        states = optimizer.state[layer.weight]
+        assert not torch.equal(layer.weight_mask, checkerboard(layer.weight, 0.5))
+        assert not (states["exp_avg"] * ~layer.weight_mask).any()
+        assert not (states["exp_avg_sq"] * ~layer.weight_mask).any()
+
+
+def test_states_in_a_basis_of_the_optimizer_are_left_alone_and_told():
+    class Soap(torch.optim.SGD):
+        """Second moments of gradients that orthogonal matrices have turned."""
+
+        def step(self, closure=None):
+            for param in self.param_groups[0]["params"]:
+                state = self.state[param]
+                if not state:
+                    state["Q"] = [torch.linalg.qr(torch.randn(n, n))[0] for n in param.shape]
+                turned = state["Q"][0].T @ param.grad @ state["Q"][1]
+                state["exp_avg_sq"] = state.get("exp_avg_sq", 0) + turned.square()
+            super().step(closure)
+
+    with pytest.warns(UserWarning, match="Soap keeps 'exp_avg_sq' in a basis of its own"):
+        torch.manual_seed(0)
+        model = nn.Linear(8, 4, bias=False)
+        optimizer = driven(sl.SET(0.5, update=2, seed=0), model, Soap)
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.randn(8, 8)).square().mean().backward()
+            optimizer.step()
+    assert optimizer.state[model.weight]["exp_avg_sq"].all()
+    assert not model.weight[~model.weight_mask].any()
 
 
 @torch.no_grad()
