@@ -126,7 +126,6 @@ class Request:
         device = self.config["device"]
         if not self.again and self.config["reuse"] == "only":
             return  # nothing is trained
-        self._check_shares()
         specs = []
         study = self.config["study"]
         one = [] if study == "all" or self.again else ["--study", study]
@@ -338,51 +337,20 @@ class Request:
         return self.runs(scale)[name].core_seconds if name else 0.0
 
     def gpus(self, wildcards: Any) -> int:
-        """GPUs of a run's training: one per process. ``auto`` takes what this machine has."""
+        """GPUs of a run's training or evaluation. ``auto`` takes what this machine has."""
         device = self.config["device"]
-        on_gpu = device.startswith("cuda") or (device == "auto" and shutil.which("nvidia-smi"))
-        return self.processes(wildcards) if on_gpu else 0
-
-    def gpu(self, wildcards: Any) -> int:
-        """GPUs of a run's evaluation."""
-        return min(1, self.gpus(wildcards))
-
-    def processes(self, wildcards: Any) -> int:
-        """Processes that train a run."""
-        return cost.processes(self.run(wildcards).spec, self.config["processes"])
-
-    def _check_shares(self) -> None:
-        """Refuse processes and micro-batches that cannot share a batch of a run asked for."""
-        asked, parts = self.config["processes"], self.config["micro_batches"]
-        shown = {*self.shown(self.scale)}
-        for run in self.again or self.runs(self.scale).values() if asked or parts else ():
-            if self.again or {*run.studies} & shown:
-                own = parts or run.spec.recipe.micro_batches
-                cost.check_shares(run, cost.processes(run.spec, asked), own)
+        return int(
+            device.startswith("cuda") or bool(device == "auto" and shutil.which("nvidia-smi"))
+        )
 
     def memory_mb(self, wildcards: Any, attempt: int = 1) -> int:
-        """Memory of a run's job, of all of its processes; more where that was too little."""
-        return attempt * self._process_mb(wildcards) * self.processes(wildcards)
-
-    def _process_mb(self, wildcards: Any) -> int:
-        """Memory of one process."""
-        spec, parts = self.run(wildcards).spec, self.config["micro_batches"]
-        return cost.memory_mb(spec, self.processes(wildcards), parts)
-
-    def launcher(self, wildcards: Any) -> list[str]:
-        """The words that the command of a run's training begins with."""
-        processes = self.processes(wildcards)
-        launched: list[str] = []
-        if processes > 1:
-            launched = ["-m", "torch.distributed.run", "--standalone"]
-            launched += ["--nproc-per-node", str(processes)]
-        return ["python", *launched, "-m", "experiments"]
+        """Memory of a run's job; more where that was too little."""
+        return attempt * cost.memory_mb(self.run(wildcards).spec)
 
     def computing(self) -> list[str]:
         """Options of ``train`` for what the command says in place of the recipe."""
-        asked = {key: self.config[key] for key in ("precision", "strategy", "micro_batches")}
-        given = {key: value for key, value in asked.items() if value is not None}
-        words = [f"--{key.replace('_', '-')}={value}" for key, value in given.items()]
+        precision = self.config["precision"]
+        words = [] if precision is None else [f"--precision={precision}"]
         if self.config["compile"] is not None:
             words.append("--compile" if self.config["compile"] else "--no-compile")
         return words

@@ -47,6 +47,6 @@ def check_device(device: str) -> None:
         from experiments.training.device import resolve
 
         try:
-            resolve(device, local_rank=int(os.environ.get("LOCAL_RANK", 0)))
+            resolve(device)
         except ValueError as error:
             raise SpecError(str(error)) from None

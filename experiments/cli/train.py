@@ -18,7 +18,7 @@ from experiments.cli.options import Mirror, RunId, Scale, Track, app, check_devi
 from experiments.errors import UserError, explained, sentence
 from experiments.evaluation.environment import quiet_and_offline
 from experiments.specs.code import training_code_hash
-from experiments.specs.cost import EXECUTIONS, PRECISIONS, STRATEGIES
+from experiments.specs.cost import EXECUTIONS, PRECISIONS
 from experiments.specs.lookup import find_data, find_run, rerun_command
 from experiments.specs.read import computation_names
 from experiments.specs.run import Run
@@ -65,12 +65,6 @@ def train(
     compile: Annotated[
         bool | None, typer.Option("--compile/--no-compile", help="default: as the recipe says")
     ] = None,
-    strategy: Annotated[
-        str | None, typer.Option(help="of torchrun's processes: ddp or fsdp2")
-    ] = None,
-    micro_batches: Annotated[
-        int | None, typer.Option(min=1, help="parts of a batch; default: as the recipe says")
-    ] = None,
     execution: Annotated[str, typer.Option(help="auto, dense or skip")] = "auto",
     threads: Annotated[int, typer.Option(min=1, max=1024)] = 1,
     log: Annotated[Path | None, typer.Option(help="also write the status lines here")] = None,
@@ -83,14 +77,9 @@ def train(
     """Train one run, or go on where an interrupted one stopped."""
     check_choice("execution", execution, EXECUTIONS)
     chosen = find_run(run)
-    for key, value, allowed in (
-        ("precision", precision, PRECISIONS),
-        ("strategy", strategy, STRATEGIES),
-    ):
-        if value is not None:
-            check_choice(key, value, allowed)
+    if precision is not None:
+        check_choice("precision", precision, PRECISIONS)
     check_device(device)
-    score = score and os.environ.get("RANK", "0") == "0"
     if score:
         quiet_and_offline()
     from experiments.training import console
@@ -110,8 +99,6 @@ def train(
             device=device,
             precision=precision,
             compile=compile,
-            micro_batches=micro_batches,
-            strategy=strategy,
             execution=execution,
             first=chosen.first and paths.run(chosen.scale, chosen.first) / "model",
             log=log,

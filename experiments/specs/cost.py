@@ -5,15 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from experiments.errors import UserError
-from experiments.specs.run import Run, RunSpec
+from experiments.specs.run import RunSpec
 from experiments.specs.schema import SpecError
 
 DEVICE = r"auto|cpu|mps|cuda(:\d+)?"
 DEVICES = "auto, cpu, mps, cuda or cuda:<number>"
 EXECUTIONS = ("auto", "dense", "skip")
 PRECISIONS = ("fp32", "bf16", "tf32")
-STRATEGIES = ("ddp", "fsdp2")
 #: Bytes of a weight in training: itself, its gradient, two states, a state being saved, its mask.
 TRAINING_BYTES = 4 * 6 + 1
 #: What Python, torch and the data take.
@@ -31,31 +29,15 @@ def num_weights(spec: RunSpec) -> int:
     return 2 * vocabulary * width + sizes["num_layers"] * (4 * width**2 + 3 * width * inner)
 
 
-def memory_mb(spec: RunSpec, processes: int = 1, micro_batches: int | None = None) -> int:
-    """Memory of a process of a run: weights with all that goes with them, and activations."""
-    recipe, context = spec.recipe, getattr(spec.data, "context", 1)
-    samples = -(-recipe.batch_size // ((micro_batches or recipe.micro_batches) * processes))
+def memory_mb(spec: RunSpec) -> int:
+    """Memory of a run: weights with all that goes with them, and activations."""
+    samples, context = spec.recipe.batch_size, getattr(spec.data, "context", 1)
     logits = 4 * 4 * samples * context * getattr(spec.data, "vocab_size", 1000)
     sizes = spec.model.model_extra or {}
     width, layers = sizes.get("hidden_size", 512), sizes.get("num_layers", 20)
     activations = 4 * 24 * samples * context * width * layers
     needed = TRAINING_BYTES * num_weights(spec) + logits + activations
     return BASE_MB + round(1.25 * needed / 2**20)
-
-
-def processes(spec: RunSpec, asked: int | None) -> int:
-    """Processes that train a run: what the command asks for, else what its recipe says."""
-    return asked or (spec.recipe.launch.processes if spec.recipe.launch else 1)
-
-
-def check_shares(run: Run, processes: int, micro_batches: int) -> None:
-    """Raise `UserError` where processes and micro-batches cannot share a batch evenly."""
-    size = run.spec.recipe.batch_size
-    if size % (processes * micro_batches):
-        raise UserError(
-            f"recipe.batch_size of {run.id} is {size}, which {processes} processes with "
-            f"{micro_batches} micro-batches each cannot share evenly"
-        )
 
 
 def check_mirror(mirror: str | Path) -> Path:

@@ -87,15 +87,6 @@ class Stable(Strict):
     )
 
 
-class Launch(Strict):
-    """How many processes train a run together, and what each of them holds."""
-
-    processes: PositiveInt = 1
-    strategy: Literal["ddp", "fsdp2"] = Field(
-        "ddp", description="each process holds the model (ddp) or a part of it (fsdp2)"
-    )
-
-
 class Recipe(Strict, ABC):
     """Optimisation of one run, as far as tasks share it: linear warm-up, then a cosine."""
 
@@ -110,9 +101,6 @@ class Recipe(Strict, ABC):
         description="warm-up, constant rate and decay in place of warm-up and cosine",
         exclude_if=lambda value: value is None,
     )
-    micro_batches: PositiveInt = Field(
-        1, description="parts of a batch, one forward each", exclude_if=lambda value: value == 1
-    )
     precision: Literal["fp32", "bf16", "tf32"] = Field(
         "fp32", description="of matrix products", exclude_if=lambda value: value == "fp32"
     )
@@ -123,9 +111,6 @@ class Recipe(Strict, ABC):
         False,
         description="whether AdamW's step is one kernel on a CPU too, as it is on a GPU",
         exclude_if=lambda value: not value,
-    )
-    launch: Launch | None = Field(
-        None, description="processes of a run", exclude_if=lambda value: value is None
     )
 
     @model_validator(mode="after")

@@ -13,12 +13,11 @@ from experiments.errors import UserError
 from experiments.specs.cost import DEVICE, DEVICES
 
 
-def resolve(name: str, *, local_rank: int = 0) -> torch.device:
+def resolve(name: str) -> torch.device:
     """The device of a name.
 
     Args:
         name: ``auto`` (a GPU if there is one), ``cpu``, ``mps``, ``cuda`` or ``cuda:<number>``.
-        local_rank: Number of this process on its machine; several on ``cuda`` take one GPU each.
 
     Raises:
         UserError: If the name has another form, or this machine or torch has no such device.
@@ -32,10 +31,10 @@ def resolve(name: str, *, local_rank: int = 0) -> torch.device:
     if name == "mps" and not has_mps:
         raise UserError(f"device is 'mps', but torch {torch.__version__} sees no Metal GPU here")
     if name.startswith("cuda"):
-        number = int(name.partition(":")[2] or local_rank)
+        number = int(name.partition(":")[2] or 0)
         if number >= num_gpus:
             raise UserError(
-                f"device is {name!r} and process {local_rank} would take GPU {number}, but torch "
+                f"device is {name!r} and would take GPU {number}, but torch "
                 f"{torch.__version__} sees {num_gpus} CUDA devices here"
             )
         return torch.device("cuda", number)

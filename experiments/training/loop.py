@@ -16,7 +16,6 @@ from experiments.store.io import read_cache
 from experiments.store.machine import key as machine_key
 from experiments.training import summary
 from experiments.training.interruption import Interrupted, locked, stop_signals
-from experiments.training.ranks import ranks
 from experiments.training.trainer import Trainer
 
 #: Seconds between two saved states; the variable is for steps of unusual length, and for tests.
@@ -55,14 +54,14 @@ def run(trainer: Trainer, received: list[int]) -> None:
         loss = trainer.step()
         progress.elapsed_s = before + time.monotonic() - start
         progress.cpu_s = cpu_before + time.process_time() - cpu_start
-        if isinstance(loss, float) and trainer.ranks.size == 1:
+        if isinstance(loss, float):
             trainer.check_loss(loss)
         progress.loss_sum += loss
         progress.loss_count += 1
         if trainer.watch is not None:
             trainer.watch.step(progress.step, loss)
         if progress.step % log_every == 0 or progress.step == steps:
-            mean = trainer.ranks.mean(float(progress.loss_sum) / progress.loss_count)
+            mean = float(progress.loss_sum) / progress.loss_count
             trainer.check_loss(mean)
             record(trainer, summary.train_row(trainer, mean))
             progress.loss_sum, progress.loss_count = 0.0, 0
@@ -77,17 +76,12 @@ def run(trainer: Trainer, received: list[int]) -> None:
         if recipe.stable is not None and progress.step in recipe.stable.keep:
             trainer.keep()
         now = time.monotonic()
-        # Rank 0's clock decides for all; a signal to any rank stops all.
-        number, save, tell = trainer.ranks.any(
-            received[0] if received else 0,
-            trainer.ranks.first and now - saved >= pause,
-            trainer.ranks.first and now - told >= STATUS_EVERY_S,
-        )
-        if number:
+        if received:
             trainer.save()
-            trainer.say(f"stopped by signal {number} at step {progress.step}; state saved")
-            raise Interrupted(128 + number)
-        if save:
+            trainer.say(f"stopped by signal {received[0]} at step {progress.step}; state saved")
+            raise Interrupted(128 + received[0])
+        tell = now - told >= STATUS_EVERY_S
+        if now - saved >= pause:
             trainer.try_to_save()
             saved = time.monotonic()
             pause = max(SAVE_EVERY_S, (saved - now) / SAVE_SHARE)
@@ -128,8 +122,6 @@ def train(
     device: str = "cpu",
     precision: str | None = None,
     compile: bool | None = None,
-    micro_batches: int | None = None,
-    strategy: str | None = None,
     execution: str = "auto",
     first: Path | None = None,
     log: Path | None = None,
@@ -138,38 +130,32 @@ def train(
 ) -> None:
     """Train one run into ``out``: ``metrics.jsonl``, ``model/`` and, last, ``train.json``.
 
-    A second trainer of the same run waits for the first one's lock, and then finds its result. The
-    processes that torchrun starts train it together. ``keep_states`` leaves the states to the
-    caller, who still works on the result: killed meanwhile, the run goes on from its last one.
+    A second trainer of the same run waits for the first one's lock, and then finds its result.
+    ``keep_states`` leaves the states to the caller, who still works on the result: killed
+    meanwhile, the run goes on from its last one.
     ``watch`` is an `experiments.training.watch.Watch` that is shown rows and steps, or None.
 
     Raises:
-        Interrupted: after SIGINT or SIGTERM to any of the processes, with the state saved.
+        Interrupted: after SIGINT or SIGTERM with the state saved.
         Diverged: when the loss is not finite.
         UserError: when the prepared data are not as they were prepared, or there is no such
             device.
         OSError: when a file cannot be written.
     """
-    if strategy is None:
-        strategy = spec.recipe.launch.strategy if spec.recipe.launch else "ddp"
     keep_memory()
-    with stop_signals() as received, ranks(strategy, device) as group, ExitStack() as held:
-        if group.first:
-            done = not locked(spec.id, state_dir, received, log, held) and finished(out, spec)
-            if not done:
-                data.verify(data_dir)
-        if group.from_first(done if group.first else None):
+    with stop_signals() as received, ExitStack() as held:
+        if not locked(spec.id, state_dir, received, log, held) and finished(out, spec):
             return
+        data.verify(data_dir)
         trainer = Trainer(
             spec,
             data_dir=data_dir,
             state_dir=state_dir,
             code_hash=code_hash,
             num_threads=num_threads,
+            device=device,
             precision=precision,
             compile=compile,
-            micro_batches=micro_batches,
-            group=group,
             execution=execution,
             first=first,
             log=log,
@@ -177,15 +163,13 @@ def train(
         held.callback(trainer.batches.close)
         if trainer.resume():
             trainer.say(f"resumes at step {trainer.progress.step}")
-        if watch is not None and group.first:
+        if watch is not None:
             trainer.watch = watch
             held.callback(watch.close)
             watch.begin(spec.id, spec.to_json(), trainer.progress.step, spec.recipe.steps)
         run(trainer, received)
         with writing(out):
             summary.write(trainer, out, code_hash=code_hash, command=command)
-        if not group.first:
-            return
         if not keep_states:
             trainer.saved.remove()
         final = trainer.progress.rows[-1]

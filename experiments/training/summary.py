@@ -111,14 +111,10 @@ def facts(trainer: Trainer) -> dict[str, Any]:
 
 
 def compute(trainer: Trainer) -> dict[str, Any]:
-    """How the run was computed, where that is not one process in float32 on a CPU."""
-    ranks = trainer.ranks
+    """How the run was computed, where that is not in float32 on a CPU."""
     chosen = {
         "precision": (trainer.precision, "fp32"),
         "compile": (trainer.compile, False),
-        "micro_batches": (trainer.batches.num_parts, 1),
-        "processes": (ranks.size, 1),
-        "strategy": (ranks.strategy if ranks.size > 1 else None, None),
         "gpu": (gpu_facts(trainer.device), {}),
     }
     found = {key: value for key, (value, usual) in chosen.items() if value != usual}
@@ -126,19 +122,11 @@ def compute(trainer: Trainer) -> dict[str, Any]:
 
 
 def write(trainer: Trainer, out: Path, *, code_hash: str, command: str) -> None:
-    """The files of a finished run; ``train.json`` last, since it says that the rest is there.
-
-    All ranks call it, and rank 0 writes.
-    """
-    first = trainer.ranks.first
-    measured = facts(trainer) if first or trainer.ranks.sharded else {}
-    if first:
-        text = "".join(json.dumps(row) + "\n" for row in trainer.progress.rows)
-        write_whole(out / "metrics.jsonl", lambda stream: stream.write(text.encode()))
+    """The files of a finished run; ``train.json`` last, since it says that the rest is there."""
+    text = "".join(json.dumps(row) + "\n" for row in trainer.progress.rows)
+    write_whole(out / "metrics.jsonl", lambda stream: stream.write(text.encode()))
     trainer.export(out / "model")
-    if not first:
-        return
     spec = trainer.spec
     identity = {"run": spec.id, "spec": spec.to_json(), "spec_hash": spec.hash}
-    record = {**identity, "code_hash": code_hash, **measured, "command": command}
+    record = {**identity, "code_hash": code_hash, **facts(trainer), "command": command}
     write_json(out / "train.json", record)

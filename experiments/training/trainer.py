@@ -19,11 +19,10 @@ from experiments.store.machine import key as machine_key
 from experiments.training import exports, ranking, starts
 from experiments.training.batches import Batches
 from experiments.training.console import say
-from experiments.training.device import allow, autocast
+from experiments.training.device import allow, autocast, resolve
 from experiments.training.execution import choose, skipping_runner
-from experiments.training.ranks import Ranks
 from experiments.training.state import Saved, generators, set_generators
-from sparse_lib.checkpoint import load_checkpoint, masks_of
+from sparse_lib.checkpoint import masks_of
 from sparse_lib.configure import configure
 from sparse_lib.core.group import Group
 from sparse_lib.masks.init import SCORED
@@ -62,9 +61,6 @@ class Trainer:
         device: what `experiments.training.device.resolve` takes.
         precision: of matrix products: ``fp32``, ``bf16`` or ``tf32``; None as the recipe says.
         compile: whether `torch.compile` runs the model; None as the recipe says.
-        micro_batches: parts of a step's share of samples, one forward each; None as the recipe
-            says.
-        group: the processes that train the run together; None is this one alone.
         execution: how masked layers run: ``dense``, ``skip``, or ``auto`` for what is faster.
         first: the ``model`` folder of the run that the spec ``starts_from``, or a file of weights.
         log: a file that gets the status lines too.
@@ -81,8 +77,6 @@ class Trainer:
         device: str = "cpu",
         precision: str | None = None,
         compile: bool | None = None,
-        micro_batches: int | None = None,
-        group: Ranks | None = None,
         execution: str = "auto",
         first: Path | None = None,
         log: Path | None = None,
@@ -91,20 +85,12 @@ class Trainer:
         self.watch: Any = None
         torch.set_num_threads(num_threads)
         torch.manual_seed(spec.seed)
-        self.ranks = group or Ranks(device=device)
-        self.spec, self.device, self.num_threads = spec, self.ranks.device, num_threads
+        self.spec, self.device, self.num_threads = spec, resolve(device), num_threads
         self.precision = precision or spec.recipe.precision
         self.compile = spec.recipe.compile if compile is None else compile
         allow(self.precision)
         self.task = tasks.get(spec.task).Task(spec, data_dir)
-        self.batches = Batches(
-            self.task.batch,
-            size=spec.recipe.batch_size,
-            device=self.device,
-            rank=self.ranks.rank,
-            num_ranks=self.ranks.size,
-            num_parts=micro_batches or spec.recipe.micro_batches,
-        )
+        self.batches = Batches(self.task.batch, device=self.device)
         self.transform: dict[str, Any] | None = None
         self.model, masks = self.build_model()
         self.flops = self.task.flops(self.model)
@@ -113,7 +99,6 @@ class Trainer:
         self.first_weights: str | None = None
         if first is not None and not continues:
             self.first_weights = starts.take_over(self.model, first, spec, self.task)
-        self.model = self.ranks.shard(self.model)
         self.sparsity: Group | None = None
         if spec.sparsity is not None:
             with refusals(f"the sparsity of {spec.id}"):
@@ -154,13 +139,12 @@ class Trainer:
         return model, masks
 
     def can_skip(self) -> bool:
-        """Whether masked layers can skip their masked work: one process, on a CPU."""
-        on_cpu = self.device.type == "cpu"
-        return self.sparsity is not None and self.ranks.size == 1 and on_cpu
+        """Whether masked layers can skip their masked work: on a CPU."""
+        return self.sparsity is not None and self.device.type == "cpu"
 
     def execute(self, how: str, costs: tuple[float, ...] | None = None) -> None:
         """Run masked layers this way from now on; see `execution.skipping_runner`."""
-        self.execution, self.runner = how, self.ranks.parallel(self.model)
+        self.execution, self.runner = how, self.model
         self.skip_costs: tuple[float, ...] | None = None
         if how != "dense":
             self.runner, self.skip_costs = skipping_runner(self.model, how, costs)
@@ -171,28 +155,16 @@ class Trainer:
 
     def save(self) -> None:
         """Save what `resume` goes on from; raises `OSError` where that is impossible."""
-        state = self.state()
-        if self.ranks.first:
-            self.saved.save(self.progress.step, state)
+        self.saved.save(self.progress.step, self.state())
 
     def state(self) -> dict[str, Any]:
-        """All that the rest of the run depends on, and what it says of the part behind it.
-
-        Of several ranks all call it, and the first one's is complete.
-        """
-        whole = self.ranks.whole(
-            {
-                "model": self.model.state_dict(),
-                "optimizer": self.optimizer.state_dict(),
-                "sparsity": None if self.sparsity is None else self.sparsity.state_dict(),
-            }
-        )
+        """All that the rest of the run depends on, and what it says of the part behind it."""
         self.progress.loss_sum = float(self.progress.loss_sum)
-        own, *others = self.ranks.gather(generators(self.device))
         return {
-            **whole,
-            **own,
-            **({"other_ranks": others} if others else {}),
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "sparsity": None if self.sparsity is None else self.sparsity.state_dict(),
+            **generators(self.device),
             "execution": self.execution,
             "skip_costs": self.skip_costs,
             "progress": vars(self.progress),
@@ -201,8 +173,6 @@ class Trainer:
     def keep(self) -> None:
         """Write the state of this step for other runs to continue; `export` hands it out."""
         state = {"origin": self.saved.origin, **self.state()}
-        if not self.ranks.first:
-            return
         self.kept.mkdir(parents=True, exist_ok=True)
         write_whole(
             self.kept / f"{self.progress.step}.pt", lambda stream: torch.save(state, stream)
@@ -217,10 +187,8 @@ class Trainer:
 
     def resume(self) -> bool:
         """Load the last state that is whole and began with the same code, data and weights."""
-        path = self.ranks.from_first(self.saved.newest() if self.ranks.first else None)
-        if path is None:
-            return False
-        state = self.saved.read(path)
+        path = self.saved.newest()
+        state = None if path is None else self.saved.read(path)
         if state is None:
             return False
         self.restore(state)
@@ -230,14 +198,11 @@ class Trainer:
         """Be where `state` was returned."""
         kept = state["execution"]
         self.execute(kept if self.can_skip() else "dense", state.get("skip_costs"))
-        self.ranks.load(self.model, state["model"])
-        self.ranks.load_optimizer(self.optimizer, state["optimizer"])
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
         if self.sparsity is not None:
             self.sparsity.load_state_dict(state["sparsity"])
-        drawn = [state, *state.get("other_ranks", [])]
-        # With another number of ranks, those that had no part keep the run's seed.
-        if self.ranks.rank < len(drawn):
-            set_generators(drawn[self.ranks.rank], self.device)
+        set_generators(state, self.device)
         self.progress = Progress(**state["progress"])
 
     def machine(self) -> dict[str, Any]:
@@ -249,46 +214,33 @@ class Trainer:
     # Steps
 
     def step(self) -> float | torch.Tensor:
-        """One optimizer step; returns the loss of this process's samples in nats.
+        """One optimizer step; returns its loss in nats.
 
         A GPU's loss stays there, so that nothing waits for it.
         """
         rate = self.task.learning_rate(self.progress.step)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        parts = self.batches.parts(self.progress.step)
-        losses = []
-        for number, part in enumerate(parts, 1):
-            with self.ranks.micro_batch(last=number == len(parts)):
-                with autocast(self.device, self.precision):
-                    loss = self.task.loss(self.runner, part)
-                loss = loss / len(parts) if len(parts) > 1 else loss
-                loss.backward()
-            losses.append(loss.detach())
+        with autocast(self.device, self.precision):
+            loss = self.task.loss(self.runner, self.batches.of(self.progress.step))
+        loss.backward()
         clip_norm = getattr(self.spec.recipe, "clip_norm", None)
         if clip_norm:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), clip_norm)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.progress.step += 1
-        if self.device.type == "cpu":
-            return sum(part.item() for part in losses)
-        return torch.stack(losses).sum()
+        return loss.item() if self.device.type == "cpu" else loss.detach()
 
     def measure(self) -> dict[str, Any]:
         """What the library says of the masks and of the FLOPs so far; empty for a dense run."""
         return {} if self.sparsity is None else self.sparsity.metrics(self.flops)
 
     def validate(self, *, full: bool) -> dict[str, float]:
-        """The task's scores in evaluation mode; rank 0's, unless all ranks are needed for them."""
-        if not (self.ranks.first or self.ranks.sharded):
-            return {}
+        """The task's scores in evaluation mode."""
         self.model.eval()
         with torch.no_grad(), autocast(self.device, self.precision):
-            # A rank alone cannot call the wrapper that averages gradients.
-            runner = self.runner if self.ranks.size == 1 else self.model
-            scores = self.task.validate(runner, full=full)
-        self.ranks.settle(self.model)
+            scores = self.task.validate(self.runner, full=full)
         self.model.train()
         return scores
 
@@ -302,24 +254,15 @@ class Trainer:
 
     def say(self, text: str) -> None:
         """Print a line that begins with the run's id, and flush it; a closed pipe is no error."""
-        if self.ranks.first:
-            say(f"{self.spec.id}  {text}", self.log)
+        say(f"{self.spec.id}  {text}", self.log)
 
     def export(self, folder: Path) -> None:
         """Write the model: dense weights, what they were transformed by, and their masks."""
-        model = self.model
-        if self.ranks.sharded:
-            state = self.ranks.whole(model.state_dict())
-            if self.ranks.first:
-                model, _ = self.build_model()
-                load_checkpoint(model, state)
-        if not self.ranks.first:
-            return
         shutil.rmtree(folder, ignore_errors=True)
-        self.task.export(model, folder)
+        self.task.export(self.model, folder)
         if self.spec.transform is not None:
             _transform.write(folder, self.dense_config, self.spec.transform.to_json())
-        masks = {name: mask.cpu() for name, mask in masks_of(model).items()}
+        masks = {name: mask.cpu() for name, mask in masks_of(self.model).items()}
         if masks:
             from safetensors.torch import save_file
 

@@ -71,10 +71,9 @@ def test_a_command_ends_as_by_itself(server):
     "arguments, environment",
     [
         (WRONG, {"OMP_NUM_THREADS": "2"}),
-        (WRONG, {"RANK": "1"}),
         (WRONG, {preload.ADDRESS: "nowhere"}),
     ],
-    ids=["threads", "rank", "no server"],
+    ids=["threads", "no server"],
 )
 def test_another_setting_is_not_handed_over(server, arguments, environment):
     code, _, err, itself = ended(call(*arguments, **environment))

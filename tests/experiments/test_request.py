@@ -142,8 +142,8 @@ def test_a_rerun_is_of_its_runs_scale_and_counted_once_written(folder):
 
 def test_what_a_command_says_otherwise_is_told_to_those_that_it_starts(folder):
     assert ask().differing() == []
-    asked = ask(scale="smoke", reuse="only", offline=False, processes=2, run=None)
-    assert asked.differing() == ["reuse=only", "offline=false", "processes=2"]
+    asked = ask(scale="smoke", reuse="only", offline=False, precision="bf16", run=None)
+    assert asked.differing() == ["reuse=only", "offline=false", "precision=bf16"]
 
 
 def test_studies_are_shown_where_they_have_something():
@@ -219,11 +219,6 @@ WRONG = {
         {"device": "gpu"},
         "device is 'gpu', but must be auto, cpu, mps, cuda or cuda:<number>",
     ),
-    "processes": ({"processes": 0}, "processes is 0, but must be a number from 1 to 1024, or null"),
-    "strategy": (
-        {"strategy": "fsdp"},
-        "strategy is 'fsdp', but must be one of ddp, fsdp2; did you mean 'fsdp2'.",
-    ),
     "a mirror": (
         {"mirror": "nowhere"},
         "mirror is 'nowhere', but must be a folder with <hub id> datasets",
@@ -247,28 +242,12 @@ def test_a_wrong_config_key_is_one_sentence(case):
 def test_a_command_says_how_runs_are_computed():
     wildcards = SimpleNamespace(scale="smoke", run=ABSENT)
     plain = ask()
-    assert (plain.processes(wildcards), plain.gpus(wildcards), plain.computing()) == (1, 0, [])
-    assert plain.launcher(wildcards) == ["python", "-m", "experiments"]
-    asked = ask(processes=4, strategy="fsdp2", precision="bf16", compile="true", device="cuda:0")
-    assert (asked.gpus(wildcards), asked.gpu(wildcards)) == (4, 1)
-    assert asked.computing() == ["--precision=bf16", "--strategy=fsdp2", "--compile"]
-    words = "torch.distributed.run --standalone --nproc-per-node 4 -m"
-    assert words in " ".join(asked.launcher(wildcards))
-    assert 4 * cost.BASE_MB < asked.memory_mb(wildcards) <= 4 * plain.memory_mb(wildcards)
-    assert ask(micro_batches=8).computing() == ["--micro-batches=8"]
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"processes": 3}, "is 16, which 3 processes with 1 micro-batches each cannot share"),
-        ({"micro_batches": 7}, "is 16, which 1 processes with 7 micro-batches each cannot share"),
-    ],
-)
-def test_processes_that_cannot_share_a_batch_are_refused_before_any_run(options, words):
-    with pytest.raises(UserError, match=f"^recipe.batch_size of smoke__.* {words}"):
-        ask(study=STUDY, **options).check_library()
-    ask(study=STUDY, reuse="only", **options).check_library()  # nothing is trained
+    assert (plain.gpus(wildcards), plain.computing()) == (0, [])
+    asked = ask(precision="bf16", compile="true", device="cuda:0")
+    assert asked.gpus(wildcards) == 1
+    assert asked.computing() == ["--precision=bf16", "--compile"]
+    assert plain.memory_mb(wildcards, attempt=2) == 2 * plain.memory_mb(wildcards)
+    assert plain.memory_mb(wildcards) > cost.BASE_MB
 
 
 def test_what_a_partial_config_leaves_out_keeps_its_default():

@@ -11,7 +11,7 @@ rule evaluate:
     log:
         "logs/evaluate/{scale}/{run}.log",
     resources:
-        gpu=REQUEST.gpu,
+        gpu=REQUEST.gpus,
         mem_mb=REQUEST.memory_mb,
         runtime=REQUEST.minutes,
     params:

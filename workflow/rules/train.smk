@@ -8,13 +8,12 @@ rule train:
         model=directory("results/{scale}/runs/{run}/model"),
     log:
         "logs/train/{scale}/{run}.log",
-    threads: REQUEST.processes
+    threads: 1
     resources:
         gpu=REQUEST.gpus,
         mem_mb=REQUEST.memory_mb,
         runtime=REQUEST.minutes,
     params:
-        launch=REQUEST.launcher,
         spec=lambda wildcards: REQUEST.run(wildcards).spec_hash,
         code=REQUEST.training_hash,
         reruns=lambda wildcards: REQUEST.reruns.get(wildcards.run, 0),
@@ -22,6 +21,6 @@ rule train:
         execution=REQUEST.config["execution"],
         computing=REQUEST.computing(),
     shell:
-        "{params.launch:q} train --run {wildcards.run:q} --log {log:q}"
+        "python -m experiments train --run {wildcards.run:q} --log {log:q}"
         " --threads 1 --device {params.device:q} {params.computing:q}"
         " --execution {params.execution:q} --score 2>> {log:q}"

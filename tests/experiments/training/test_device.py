@@ -1,11 +1,10 @@
-"""Devices, number formats, micro-batches, batches made ahead, and states written meanwhile."""
+"""Devices, number formats, batches made ahead, and states written meanwhile."""
 
 import pytest
 import torch
 
 from experiments.training import device, state, trainer
 from experiments.training.batches import Batches
-from tests.experiments.specs.edit import edited
 from tests.experiments.training.short import run_training, short_spec, weights
 
 
@@ -19,8 +18,8 @@ def test_auto_takes_a_gpu_if_there_is_one(monkeypatch):
     with_gpus(monkeypatch, 0)
     assert device.resolve("auto") == torch.device("cpu")
     with_gpus(monkeypatch, 2)
-    assert device.resolve("auto", local_rank=1) == torch.device("cuda", 1)
-    assert device.resolve("cuda:0", local_rank=1) == torch.device("cuda", 0)
+    assert device.resolve("auto") == torch.device("cuda", 0)
+    assert device.resolve("cuda:1") == torch.device("cuda", 1)
 
 
 @pytest.mark.parametrize(
@@ -38,43 +37,15 @@ def test_a_device_that_is_not_there_is_one_sentence(name, number, words, monkeyp
         device.resolve(name)
 
 
-def test_samples_are_shared_in_order_and_once():
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_step_gets_its_batch_in_any_order(ahead):
     def make(step):
         return torch.arange(12) + 100 * step, torch.arange(12) * 2
 
-    for ahead in (False, True):
-        for step in (0, 1, 5):
-            seen = []
-            for rank in range(2):
-                batches = Batches(
-                    make,
-                    size=12,
-                    device=torch.device("cpu"),
-                    rank=rank,
-                    num_ranks=2,
-                    num_parts=3,
-                    ahead=ahead,
-                )
-                for other in (step, step + 1):  # what was made ahead, and what was not
-                    parts = batches.parts(other)
-                assert [len(part[0]) for part in parts] == [2, 2, 2]
-                seen += [first.tolist() for first, second in parts]
-                batches.close()
-            assert sum(seen, []) == make(step + 1)[0].tolist()
-    with pytest.raises(ValueError, match="recipe.batch_size is 12, which 5 processes with 1"):
-        Batches(make, size=12, device=torch.device("cpu"), num_ranks=5)
-
-
-def test_micro_batches_change_only_the_rounding(corpus, tmp_path):
-    plain = short_spec("rigl", steps=8)
-    parts = edited(plain, lambda spec: spec["recipe"].update(micro_batches=4))
-    assert "micro_batches" not in plain.to_json()["recipe"] and parts.hash != plain.hash
-    truth, found = (
-        run_training(spec, corpus, tmp_path / str(i)) for i, spec in enumerate((plain, parts))
-    )
-    assert found["final"]["train_loss"] == pytest.approx(truth["final"]["train_loss"], rel=1e-5)
-    assert found["layers"] == truth["layers"]
-    assert found["compute"] == {"micro_batches": 4}
+    batches = Batches(make, device=torch.device("cpu"), ahead=ahead)
+    for step in (0, 1, 5, 4):  # what was made ahead, and what was not
+        assert [part.tolist() for part in batches.of(step)] == [x.tolist() for x in make(step)]
+    batches.close()
 
 
 def test_bf16_and_compiled_runs_train_and_say_so(corpus, tmp_path, monkeypatch):
