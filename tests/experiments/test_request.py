@@ -10,7 +10,6 @@ import pytest
 import yaml
 
 from experiments import request
-from experiments.errors import UserError
 from experiments.specs import cost, read, trials
 from experiments.specs.code import ROOT
 from experiments.specs.config import checked
