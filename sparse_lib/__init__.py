@@ -26,7 +26,6 @@ from sparse_lib import (  # noqa: F401 (reached as sl.masks, ...)
     schedules,
 )
 from sparse_lib.algorithms.acdc import ACDC
-from sparse_lib.algorithms.chts import CHTs
 from sparse_lib.algorithms.gmp import GMP
 from sparse_lib.algorithms.granet import GraNet
 from sparse_lib.algorithms.randompruning import RandomPruning
@@ -55,7 +54,6 @@ __version__ = "0.1.0"
 # What a script types; everything else is reached by its module, such as sl.masks.num_nonzero.
 __all__ = [
     "ACDC",
-    "CHTs",
     "DropAndGrow",
     "DynamicSparsityAlgorithm",
     "GMP",

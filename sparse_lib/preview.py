@@ -28,11 +28,11 @@ from sparse_lib.masks.shapers import (
     OutputGroupScoreShaper,
     ScoreFlattener,
 )
-from sparse_lib.schedules.values import LONG, Constant, Cubic, Polynomial, Sigmoid
+from sparse_lib.schedules.values import LONG, Constant, Cubic, Polynomial
 
 _BY_SHAPE = ScoreFlattener | OutputGroupScoreShaper | InputGroupScoreShaper | NMScoreShaper
 #: Schedules that end at a value and stay there.
-_ENDING = Constant | Cubic | Polynomial | Sigmoid
+_ENDING = Constant | Cubic | Polynomial
 
 
 @dataclass(frozen=True, slots=True)

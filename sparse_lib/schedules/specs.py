@@ -28,11 +28,10 @@ from sparse_lib.schedules.values import (
     Lambda,
     Periodic,
     Polynomial,
-    Sigmoid,
 )
 
 # In configs, their values must lie in [0, 1]; those of the others are clamped in use.
-_BOUNDED = (Constant, Cosine, Cubic, Cycling, Periodic, Polynomial, Sigmoid)
+_BOUNDED = (Constant, Cosine, Cubic, Cycling, Periodic, Polynomial)
 
 
 Level = float | HyperParameterSchedule | Callable[..., float] | Sequence[float] | Mapping[str, Any]

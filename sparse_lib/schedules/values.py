@@ -241,42 +241,6 @@ class Polynomial(_Monotone):
         return _decay(self.init, self.final, progress, self.power)
 
 
-class Sigmoid(_Monotone):
-    """``y(t) = init + (final - init) * (g(x) - g(0)) / (g(1) - g(0))``, an S from start to stop.
-
-    ``g(x) = 1 / (1 + exp(-steepness * (2 x - 1)))`` and ``x = (t - start) / (stop - start)``, kept
-    within [0, 1]. (The sigmoid density decay of CHTss, Zhang et al. 2025, arXiv:2501.19107.)
-
-    Args:
-        init: Value until ``start``.
-        final: Value from ``stop`` on.
-        start: Step, at least 0.
-        stop: Step, at least ``start``.
-        steepness: Above 0 and at most 100; the authors' script has 6.
-    """
-
-    TYPE = "sigmoid"
-
-    def __init__(
-        self, init: float, final: float, start: int, stop: int, steepness: float = 6.0
-    ) -> None:
-        self.init, self.final = check_finite(init, "init"), check_finite(final, "final")
-        self.start = check_integer(start, "start", 0)
-        self.stop = check_integer(stop, "stop", self.start)
-        self.steepness = check_finite(steepness, "steepness")
-        if not 0 < self.steepness <= 100:
-            raise ValueError(f"steepness must be above 0 and at most 100, not {steepness!r}")
-
-    def compute(self, step: int) -> float:
-        progress = _progress(step, self.start, self.stop)
-        if progress in (0.0, 1.0):
-            return (self.init, self.final)[int(progress)]
-        # g(x) - 1/2 is tanh(steepness * (2 x - 1) / 2) / 2.
-        half = self.steepness / 2
-        share = 0.5 + 0.5 * math.tanh(half * (2 * progress - 1)) / math.tanh(half)
-        return self.init + (self.final - self.init) * share
-
-
 class Cubic(_Monotone):
     """GraNet's gradual schedule (Liu et al. 2021, equation 1), smooth or as a staircase.
 

@@ -70,7 +70,6 @@ SCHEDULES: dict[str, Any] = {
     "list": [0.3, 0.5, 0.7],
     "cycling": {"type": "cycling", "values": [0.3, 0.6]},
     "function": by_thirds,
-    "sigmoid": {"type": "sigmoid", "init": 0.2, "final": 0.8, "start": 1, "stop": 9},
 }
 
 

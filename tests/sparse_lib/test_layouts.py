@@ -184,7 +184,6 @@ class Own(nn.Module):
         {"score_shaper": "block"},
         {"init_method": "balanced-topk"},
         {"algorithm": "srigl"},
-        {"algorithm": "chts"},
         {"algorithm": "topk", "min_per_output": 1},
     ],
 )

@@ -13,7 +13,6 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from sparse_lib.algorithms.chts import CHTs
 from sparse_lib.algorithms.gmp import GMP
 from sparse_lib.algorithms.granet import GraNet
 from sparse_lib.algorithms.rigl import RigL
@@ -159,7 +158,6 @@ SHARDED = {
     "heads": lambda: Group(
         {"0.weight": RigL(0.5, balance_out_groups=3, **DYNAMIC), "*": Static(0.5, seed=5)}
     ),
-    "chts": lambda: CHTs(RISING, delta=0.8, removal="relative", **DYNAMIC),
     "topk": lambda: TopK(RISING, gradient_rms=0.01, seed=5),
     "srste": lambda: SRSTE(0.5, decay=0.1, seed=5),
     "topkast": lambda: TopKAST(0.8, backward_sparsity=0.5, regularization=0.1, **DYNAMIC),
@@ -173,7 +171,7 @@ SHARDED = {
 
 
 #: Trained with a layer of one output, of which all ranks but one have no row.
-WITHOUT_ROWS = ("chts", "snfs", "granet", "set", "topk", "srste", "topkast", "gradient", "global")
+WITHOUT_ROWS = ("snfs", "granet", "set", "topk", "srste", "topkast", "gradient", "global")
 
 
 def mask_digest(algorithm):
