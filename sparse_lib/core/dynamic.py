@@ -261,7 +261,7 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
         sparse.mask = new
         grown = sparse.mask & ~old
         if self.grown_init != "zeros":
-            self._start_grown(sparse, grown)
+            self._start_grown(sparse, grown, optimizer)
         if self.reset_momentum and optimizer is not None:
             for state in states_like(optimizer, sparse.param, with_dense=True):
                 if isinstance(state, Codes):
@@ -269,7 +269,9 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
                 else:
                     shards.local(state).masked_fill_(shards.local(grown), 0)
 
-    def _start_grown(self, sparse: SparseParameter, grown: Tensor) -> None:
+    def _start_grown(
+        self, sparse: SparseParameter, grown: Tensor, optimizer: Optimizer | None
+    ) -> None:
         weight = sparse.param
         if self.grown_init.startswith("gradient"):
             gradient = self.dense_gradient(weight)
@@ -285,9 +287,16 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
                 draw = torch.rand(weight.shape, generator=source, device="cpu")
                 draw = (draw * 2 - 1) * 3**0.5
             start = shards.rows_of(draw, weight).to(weight.device) * spread
-        start = (shards.local(start) * self.grown_init_scale).to(weight.dtype)
+        start, grown = shards.local(start) * self.grown_init_scale, shards.local(grown)
         mine = shards.local(weight.detach())
-        mine.copy_(torch.where(shards.local(grown), start, mine))
+        kept = shards.local(sparse.mask) & ~grown
+        for state in states_like(optimizer, weight) if optimizer is not None else ():
+            # An optimizer's own copy of the weight, as of higher precision, would undo the start.
+            if isinstance(state, Tensor) and bool(mine[kept].any()):
+                theirs = shards.local(state)
+                if torch.equal(theirs[kept].to(mine), mine[kept]):
+                    theirs.copy_(torch.where(grown, start.to(theirs), theirs))
+        mine.copy_(torch.where(grown, start.to(mine), mine))
 
     def run_update(self, optimizer: Optimizer) -> None:
         """As `SparsityAlgorithm.run_update`; `update` counts itself, and enforces."""

@@ -23,6 +23,8 @@ class HiddenWeights(DynamicSparsityAlgorithm):
     sparse forward pass (the straight-through estimator, Bengio et al. 2013, arXiv:1308.3432).
     Masks are updated from all values. That costs one copy of the weights. A closure that the
     optimizer evaluates sees sparse weights, also of what was written between two evaluations.
+    Values that ``load_state_dict`` writes replace the hidden ones; those written in other ways, as
+    by ``reset_parameters``, replace the present weights alone.
 
     A subclass defines ``update_mask(p, mask, sparsity)`` with ``p`` the whole weight, and may
     define `change_gradient`. Arguments: see `DynamicSparsityAlgorithm`.

@@ -42,8 +42,9 @@ class WeightIndex:
     """Finds the weights behind an operand: views, casts, masks, and whatever is computed from them.
 
     What an operator makes of a weight and no activation belongs to that weight, as under weight
-    norm, spectral norm and weight standardisation, or of its chosen experts; what joins several
-    (``cat``) belongs to each by its size. Products of two weights are activations.
+    norm, spectral norm and weight standardisation, or of its chosen experts; so does what an
+    activation scales along some of its dimensions, as a style's. What joins several (``cat``)
+    belongs to each by its size. Products of two weights are activations.
 
     Args:
         weights: Tensors on the meta device by name.
@@ -74,6 +75,8 @@ class WeightIndex:
         floats = [
             t for t, k in zip(inputs, keys) if k in self._activations and t.is_floating_point()
         ]
+        if name == "aten::mul":
+            floats = [t for t in floats if not any(_scales(t, w) for w in inputs if self.shares(w))]
         for tensor in made:
             key = storage_key(tensor)
             if key in self._shares or key in self._activations:
@@ -96,6 +99,12 @@ class WeightIndex:
             for name, share in found:
                 parts[name] = parts.get(name, 0.0) + share * t.numel() / max(total, 1)
         return tuple(parts.items())
+
+
+def _scales(factor: torch.Tensor, weight: torch.Tensor) -> bool:
+    """Whether one factor is for several elements of a weight, zeros of which stay."""
+    lined_up = zip(reversed(factor.shape), reversed(weight.shape))
+    return any(mine == 1 < theirs for mine, theirs in lined_up)
 
 
 def _tensors(values: Any) -> list[torch.Tensor]:

@@ -58,6 +58,37 @@ def test_grown_weights_start_where_asked(name, scale, value):
     assert one_update(algorithm).weight[0, 3] == value
 
 
+class Master(torch.optim.Optimizer):
+    """SGD on float32 copies of weights of half precision."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for param in self.param_groups[0]["params"]:
+            state = self.state[param]
+            master = state.setdefault("master", param.detach().float().clone())
+            state.setdefault("momentum", torch.zeros_like(master)).add_(param.grad)
+            master.sub_(0.1 * state["momentum"])
+            param.copy_(master)
+
+
+@pytest.mark.parametrize("name", ["normal", "gradient"])
+def test_weights_grow_from_where_asked_in_the_copies_of_an_optimizer(name):
+    torch.manual_seed(0)
+    model = nn.Linear(16, 16, bias=False, dtype=torch.bfloat16)
+    optimizer = driven(RigL(0.5, {"steps": [2]}, grown_init=name, seed=0), model, Master, {})
+    first = model.weight_mask.clone()
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(torch.randn(8, 16, dtype=torch.bfloat16)).square().mean().backward()
+        optimizer.step()
+    grown, start = model.weight_mask & ~first, model.weight.detach().clone()
+    assert bool(start[grown].all()) and int(grown.sum()) > 10
+    model.weight.grad = torch.zeros_like(model.weight)
+    optimizer.step()
+    assert torch.equal(model.weight[grown], start[grown])
+    assert not optimizer.state[model.weight]["momentum"][grown].any()
+
+
 @pytest.mark.parametrize("name", ["normal", "uniform"])
 def test_weights_drawn_anew_keep_the_spread_that_the_tensor_began_with(name):
     def begin(std):

@@ -120,6 +120,17 @@ def test_autoupdate_off_and_on_between_backward_and_step():
     assert differ(*ends) == 0 and algorithm.num_updates == 1
 
 
+def test_clipping_keeps_the_order_of_gradients():
+    algorithm = sl.RigL(0.8, update=1, seed=0)
+    model, optimizer = started(algorithm, nn.Linear(16, 4, bias=False))
+    model(batch(0)).square().sum().backward()
+    torch.nn.utils.clip_grad_value_(model.parameters(), float(model.weight.grad.abs().max()) / 9)
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        optimizer.step()
+
+
 @pytest.mark.parametrize("dense", [True, False])
 def test_masks_grow_by_a_combination_of_dense_gradients_and_others_are_told(dense):
     class Seen(sl.RigL):
@@ -147,7 +158,7 @@ def test_masks_grow_by_a_combination_of_dense_gradients_and_others_are_told(dens
         optimizer.step()
     if dense:
         torch.testing.assert_close(algorithm.seen, combined)
-    assert ["replaced the gradient of 'weight'" in str(w.message) for w in told] == [True] * (
+    assert ["changed the gradient of 'weight'" in str(w.message) for w in told] == [True] * (
         not dense
     )
 

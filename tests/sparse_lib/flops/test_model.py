@@ -132,6 +132,13 @@ class Standardised(nn.Linear):
         return F.linear(x, (self.weight - self.weight.mean(1, keepdim=True)) / self.weight.std())
 
 
+class Modulated(nn.Linear):
+    """Each sample scales the inputs of the weight, as a style does in StyleGAN 2."""
+
+    def forward(self, x):
+        return (self.weight * x[:, None]) @ x[:, :, None]
+
+
 class Joined(nn.Module):
     """Queries and keys by one product; keys are twice as wide."""
 
@@ -150,6 +157,7 @@ class Joined(nn.Module):
         # The largest singular value is a product of the weight with a vector.
         (lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(8, 30)), 2 * 8 * 30),
         (lambda: Standardised(8, 30), 0),
+        (lambda: Modulated(8, 30), 0),
         (Joined, 0),
     ],
 )
