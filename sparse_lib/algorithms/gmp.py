@@ -25,8 +25,6 @@ class GMP(DynamicSparsityAlgorithm):
     Args:
         sparsity: See `SparsityAlgorithm`; meant to be a schedule, such as the paper's
             ``cubic``.
-        update: See `DynamicSparsityAlgorithm`.
-        init_method: See `SparsityAlgorithm`.
         tie_breaker: Which of equal magnitudes stays: ``"first"`` (the lower index) or
             ``"random"`` (from the parameter's own generator).
         **kwargs: See `DynamicSparsityAlgorithm`.

@@ -42,8 +42,6 @@ class GraNet(RigL):
 
     Args:
         sparsity: Schedule of the sparsity, such as ``cubic`` from 0 or 0.5 to 0.8.
-        update: See `DynamicSparsityAlgorithm`.
-        init_method: See `SparsityAlgorithm`.
         pruning: ``"tensor"`` or ``"global"``.
         **kwargs: See `RigL`.
     """

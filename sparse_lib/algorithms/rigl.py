@@ -25,9 +25,6 @@ class RigL(DropAndGrow):
     Args:
         sparsity: See `SparsityAlgorithm`; with a schedule this is the GraNet of the
             Cerebras blog.
-        update: See `DynamicSparsityAlgorithm`.
-        init_method: See `SparsityAlgorithm`.
-        drop_fraction: See `DropAndGrow`.
         balance_in_groups: Number of groups of inputs that each keep the same sparsity.
         balance_out_groups: Number of groups of outputs (such as attention heads) likewise; not
             together with ``balance_in_groups``.

@@ -17,8 +17,7 @@ class SET(DropAndGrow):
     of their own (see ``seed`` of `SparsityAlgorithm`). By default grown weights start at
     zero as in the Cerebras library; ``grown_init="normal"`` re-draws them as the paper does. The
     paper drops as many of the smallest positive as of the largest negative
-    weights; here both compete by magnitude, as in the Cerebras library. Arguments: see
-    `sparse_lib.core.drop_and_grow.DropAndGrow`.
+    weights; here both compete by magnitude, as in the Cerebras library.
     """
 
     needs_sparsity: ClassVar[bool] = True

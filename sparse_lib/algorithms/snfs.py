@@ -44,9 +44,7 @@ class SNFS(DropAndGrow):
     some tolerance, which is exact here.
 
     Args:
-        sparsity: See `SparsityAlgorithm`.
         update: See `DynamicSparsityAlgorithm`; the paper's interval is an epoch.
-        init_method: See `SparsityAlgorithm`.
         momentum: Share of the past in the momentum, in [0, 1].
         redistribution: ``"none"`` or ``"momentum"``.
         **kwargs: See `DropAndGrow`.

@@ -37,8 +37,6 @@ class SRigL(RigL):
     layers of unknown kind, and tensors sharded by ``fully_shard``, are refused.
 
     Args:
-        sparsity: See `SparsityAlgorithm`.
-        update: See `DynamicSparsityAlgorithm`.
         init_method: See `SparsityAlgorithm`; applied to each output alone.
         ablation: Share of its weights that must be salient in a neuron, in [0, 1]; 0 ablates none.
             The paper has 0.3 for convolutions and 0.95 for a vision transformer.

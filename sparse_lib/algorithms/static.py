@@ -16,8 +16,7 @@ class Static(SparsityAlgorithm):
     masked weights stay at 0: see `sparse_lib.core.driver` for what is enforced in a step.
 
     With ``init_method="snip"`` and ``distribution="snip"`` this is SNIP (Lee et al. 2019); with
-    ``init_method="topk"`` it is one-shot magnitude pruning. Arguments: see
-    `SparsityAlgorithm`.
+    ``init_method="topk"`` it is one-shot magnitude pruning.
     """
 
     needs_sparsity: ClassVar[bool] = True

@@ -33,8 +33,6 @@ class TopK(DynamicSparsityAlgorithm):
     root mean square of the gradient to 1. The authors' script divides by it always.
 
     Args:
-        sparsity: See `SparsityAlgorithm`.
-        update: See `DynamicSparsityAlgorithm`.
         init_method: See `SparsityAlgorithm`; the largest weights by default.
         min_per_output: At least so many weights of each output stay, its largest. Where there is
             no room for all of them, the largest of these stay.

@@ -35,7 +35,6 @@ class TopKAST(HiddenWeights):
 
     Args:
         sparsity: Sparsity of the forward pass, see `SparsityAlgorithm`.
-        update: See `DynamicSparsityAlgorithm`.
         init_method: See `SparsityAlgorithm`; the largest weights by default.
         backward_sparsity: Sparsity of ``B``, at most that of ``A``: a number or a schedule; None
             trains all weights (``B`` is everything).

@@ -26,7 +26,12 @@ from sparse_lib.core.driver import Found
 from sparse_lib.core.history import Work
 from sparse_lib.core.mistakes import warn_of_low_sparsity
 from sparse_lib.core.parameter import Clock, SparseParameter, find_parameters, warn
-from sparse_lib.core.registry import constructor_signature, register
+from sparse_lib.core.registry import (
+    check_unknown,
+    completed_docstring,
+    constructor_signature,
+    register,
+)
 from sparse_lib.core.states import check_state, warn_of_changes, warn_of_seed
 from sparse_lib.core.targets import Levels
 from sparse_lib.masks import shards
@@ -60,7 +65,8 @@ class SparsityAlgorithm(Applied):
 
     Raises:
         ValueError: If an argument is out of range, or a name given for one is unknown.
-        TypeError: If an argument has a wrong type, or there is none of its name.
+        TypeError: If an argument has a wrong type.
+        SettingError: If there is no argument of a name.
     """
 
     needs_sparsity: ClassVar[bool] = False
@@ -94,6 +100,7 @@ class SparsityAlgorithm(Applied):
         super().__init_subclass__(**kwargs)
         register(cls)
         cls.__signature__ = constructor_signature(cls)  # type: ignore[attr-defined]
+        cls.__doc__ = completed_docstring(cls)
 
     def __init__(
         self,
@@ -105,7 +112,9 @@ class SparsityAlgorithm(Applied):
         score_shaper: str | Mapping | ScoreShaper | None = None,
         schedule: Level | None = None,
         compat: str | Rules | None = None,
+        **unknown: Any,
     ) -> None:
+        check_unknown(type(self), unknown)
         if schedule is not None:
             if sparsity is not None:
                 raise ValueError("give sparsity or schedule, not both")

@@ -46,9 +46,6 @@ class DropAndGrow(DynamicSparsityAlgorithm):
     pool.
 
     Args:
-        sparsity: See `SparsityAlgorithm`.
-        update: See `DynamicSparsityAlgorithm`.
-        init_method: See `SparsityAlgorithm`.
         drop_fraction: Fraction of the present weights dropped in an update, in [0, 1]; a number
             or a schedule, evaluated at every update step.
         **kwargs: See `DynamicSparsityAlgorithm`.

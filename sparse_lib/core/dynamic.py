@@ -30,11 +30,9 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
     A parameter that no gradient reached before an update step keeps its mask.
 
     Args:
-        sparsity: See `SparsityAlgorithm`.
         update: Which steps are update steps: None (every one), an int frequency,
             ``{"freq", "start", "stop"}`` (stop is exclusive), ``{"steps": [...]}``, a callable or
             an ``UpdateSchedule``.
-        init_method: See `SparsityAlgorithm`.
         grown_init: Where grown weights start: ``"zeros"`` (RigL, Evci et al. 2020), ``"normal"``
             or ``"uniform"`` (drawn with the root mean square that the tensor's weights had when its
             first mask was made; SET, Mocanu et al. 2018, re-draws), ``"gradient"`` or

@@ -27,7 +27,7 @@ class HiddenWeights(DynamicSparsityAlgorithm):
     by ``reset_parameters``, replace the present weights alone.
 
     A subclass defines ``update_mask(p, mask, sparsity)`` with ``p`` the whole weight, and may
-    define `change_gradient`. Arguments: see `DynamicSparsityAlgorithm`.
+    define `change_gradient`.
     """
 
     masks_gradients: ClassVar[bool] = False

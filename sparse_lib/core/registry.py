@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import re
 import weakref
+from collections.abc import Iterable
 from typing import Any
+
+from sparse_lib.checks import SettingError, closest
 
 _REGISTRY: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 
@@ -61,3 +65,45 @@ def constructor_signature(cls: type) -> inspect.Signature:
 def constructor_keys(cls: type) -> set[str]:
     """Names of the arguments that a class takes, following ``**kwargs`` to its bases."""
     return set(constructor_signature(cls).parameters)
+
+
+def check_unknown(cls: type, keys: Iterable[str]) -> None:
+    """Raise SettingError for an argument that a class does not take."""
+    for key in keys:
+        if key == "param_filter":
+            raise SettingError(
+                f"{cls.__name__} takes no 'param_filter'; give it to sparse_lib.configure, or call "
+                "Group.add(filter, algorithm)"
+            )
+        raise SettingError(
+            f"{cls.__name__} takes no {key!r}; {closest(key, constructor_keys(cls))}"
+        )
+
+
+_ARGUMENTS = re.compile(r"^Args:\n(?:    .*\n?)+", re.MULTILINE)
+_ARGUMENT = re.compile(r"^    (\w+)(?: \(.*?\))?: ((?:.*\n?)(?:     .*\n?)*)", re.MULTILINE)
+_REFERENCE = re.compile(r"See `\w+`[.;]\s*")
+
+
+def completed_docstring(cls: type) -> str | None:
+    """A class's docstring, with all arguments and their types, in the words of the bases."""
+    if not cls.__dict__.get("__doc__"):
+        return None
+    told, more, doc = dict[str, str](), dict[str, str](), inspect.cleandoc(cls.__doc__ or "")
+    for base in cls.__mro__:
+        found = _ARGUMENTS.search(inspect.cleandoc(base.__doc__ or ""))
+        for name, text in _ARGUMENT.findall(found[0]) if found else ():
+            if not (reference := _REFERENCE.match(text)):
+                told.setdefault(name, text.rstrip())
+            elif text[reference.end() :]:
+                more.setdefault(name, text[reference.end() :].rstrip())
+    lines = ["Args:"]
+    for name, parameter in constructor_signature(cls).parameters.items():
+        text = told.get(name, "")
+        if name in more:
+            text = f"{text.removesuffix('.')};\n        {more[name]}"
+        lines.append(f"    {name} ({parameter.annotation}): {text}")
+    section = "\n".join(lines) + "\n"
+    if _ARGUMENTS.search(doc):
+        return _ARGUMENTS.sub(lambda _: section, doc, count=1)
+    return f"{doc}\n\n{section}"

@@ -1,6 +1,7 @@
 """Configs, and one sentence for every mistake."""
 
 import inspect
+import re
 import warnings
 
 import pytest
@@ -131,11 +132,20 @@ def test_mask_steps_that_are_all_steps_are_warned_of(update, warns):
     assert any("no weight is trained" in str(w.message) for w in caught) is warns
 
 
+def test_an_argument_that_a_class_lacks_is_named():
+    with pytest.raises(SettingError, match="RigL takes no 'drop_fractoin'; did you mean 'drop_fr"):
+        sl.RigL(0.9, drop_fractoin=0.1)
+    with pytest.raises(SettingError, match="no 'param_filter'; give it to sparse_lib.configure"):
+        sl.RigL(0.9, param_filter="*.weight")
+
+
 def test_signature_and_repr_show_the_settings_of_a_class():
     shown = inspect.signature(sl.RigL).parameters
     assert {"sparsity", "update", "drop_fraction", "grown_init", "seed", "compat"} <= set(shown)
     assert "kwargs" not in shown and "Level" in str(shown["sparsity"].annotation)
     assert all(" at 0x" not in str(inspect.signature(getattr(sl, name))) for name in sl.__all__)
+    told = dict(re.findall(r"^    (\w+) (\(.+?\): \S.*)", sl.RigL.__doc__, re.MULTILINE))
+    assert [*told] == [*shown] and told["seed"].startswith("(int | None): Seed of every random")
     text = repr(configure({"algorithm": "rigl", "sparsity": 0.9, "update": 100}))
     assert "RigL(sparsity=0.9, update=FreqSchedule(freq=100" in text
 
