@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
-#: Allowed values that a sentence shows.
+#: Of more allowed values a sentence shows the nearest three.
 NUM_SHOWN = 10
 
 
@@ -63,12 +63,15 @@ def not_one_of(key: str, value: object, allowed: Iterable[str], found_in: str = 
     Args:
         key: what the value was given for.
         value: what was given.
-        allowed: values that it could have had; of more than `NUM_SHOWN` the nearest are shown.
+        allowed: values that it could have had; of more than `NUM_SHOWN`, three are shown.
         found_in: the command or the place that lists all of them.
     """
     shown, allowed = f"{value!r:.200}", sorted(allowed)
     text = str(value)[:200]
     near = heapq.nlargest(NUM_SHOWN, allowed, key=_likeness_to(text))
+    near = (
+        difflib.get_close_matches(text, near, n=3, cutoff=0) if len(near) < len(allowed) else near
+    )
     hint = did_you_mean(text, near)
     if len(allowed) <= NUM_SHOWN:
         return f"{key} is {shown}, but must be one of {', '.join(allowed)}{hint}"

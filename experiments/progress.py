@@ -8,7 +8,10 @@ from collections.abc import Iterable
 from typing import Any
 
 #: Sentences of Snakemake's scheduler that say nothing about the work.
-NOISE = ("Select jobs to execute...", "Execute ")
+NOISE = (
+    "Select jobs to execute...", "Execute ", "Assuming unrestricted shared", "Building DAG",
+    "Using shell", "Singularity containers: ignored",
+)  # fmt: skip
 
 
 class Progress(logging.Filter):

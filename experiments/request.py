@@ -117,6 +117,14 @@ class Request:
         tokenizer = getattr(run.spec.data, "tokenizer", None)
         return data.available(run.spec.data.name, mirror and Path(mirror), tokenizer=tokenizer)
 
+    def check_place(self) -> None:
+        """Raise `SpecError` where this folder cannot be written, or no committed record be read."""
+        for folder in (Path(), paths.RESULTS):
+            if folder.exists() and not os.access(folder, os.W_OK):
+                raise SpecError(f"{folder.resolve()} cannot be written; work in a copy")
+        if self.again or self.config["reuse"] != "none":
+            reference.entries()
+
     def check_library(self) -> None:
         """Let the library check sparsity configurations and the device, once per change of either.
 
@@ -240,7 +248,7 @@ class Request:
 
     def targets(self, scale: str) -> list[str]:
         """Everything that a report shows, and the records under it: what is deleted comes back."""
-        found = [f"reports/{scale}/index.html", *self.pages(scale)]
+        found = [f"reports/{scale}/index.html", *self.pages(scale)] if self.shown(scale) else []
         for name, study in self.shown(scale).items():
             found += [f"reports/{scale}/{name}/figures/{figure}.png" for figure in study.figures]
             found += [f"reports/{scale}/{name}/tables/{table}.csv" for table in study.tables]

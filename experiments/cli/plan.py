@@ -23,7 +23,7 @@ def print_plan(
     study: str = "all",
     missing: Annotated[
         bool,
-        typer.Option("--missing", help="only runs neither finished here nor committed"),
+        typer.Option("--missing", help="only what is neither finished here nor committed"),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="for programs")] = False,
 ) -> None:
@@ -41,7 +41,11 @@ def print_plan(
         check_runs(chosen)
     chosen_studies = [name for name in study_names() if study in ("all", name)]
     names = {c.name for name in chosen_studies for c in load_study(name).computations}
-    costs = {name: cost for name, cost in computation_costs(scale).items() if name in names}
+    costs = {
+        name: cost
+        for name, cost in computation_costs(scale).items()
+        if name in names and not (missing and _is_made(name, scale))
+    }
     if as_json:
         runs = [
             {"run": run.id, "studies": run.studies, "core_seconds": run.core_seconds}
@@ -61,6 +65,12 @@ def print_plan(
         planned += sum(computation_costs(scale).values())
         over = f", over it by {planned - budget:,.0f}" if planned > budget else ""
         print(f"{planned:8.0f}  of all studies, whose budget is {budget:,}{over}")
+
+
+def _is_made(name: str, scale: str) -> bool:
+    """Whether a computation's tables are here, or committed."""
+    folders = paths.computation(scale, name), paths.REFERENCE / name
+    return any(True for folder in folders for _ in folder.glob("*.csv"))
 
 
 def _has_record(run: Run) -> bool:

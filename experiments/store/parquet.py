@@ -210,8 +210,11 @@ def _arrow(
     except FileNotFoundError:
         raise UserError(f"{path} is missing: `git checkout -- {path.parent}` restores it") from None
     except (pa.ArrowException, OSError, ValueError) as error:
-        first = " ".join(str(error).split())[:200]
-        raise UserError(f"{path} is no readable Parquet file: {first}") from None
+        said = " ".join(str(error).rpartition("': ")[2].split())[:200]
+        raise UserError(
+            f"{path} is no readable Parquet file ({said}); `git checkout -- {path.parent}` "
+            "restores a committed one"
+        ) from None
     needed = columns or ("run", "nulls")
     if absent := [name for name in needed if name not in found.column_names]:
         raise UserError(

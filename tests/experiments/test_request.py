@@ -225,7 +225,7 @@ WRONG = {
     "a run": (
         {"run": "small"},
         r"run is 'small', but must be one of [\d,]+ values, listed by "
-        r"`python -m experiments plan --scale small`, such as (small__[^,]+, ){9}small__[^,]+",
+        r"`python -m experiments plan --scale small`, such as (small__[^,]+, ){2}small__[^,]+",
     ),
 }
 

@@ -19,7 +19,10 @@ gc.set_threshold(100_000, 50, 100)
 
 try:
     REQUEST = request.Request(config)
+    REQUEST.check_place()
     REQUEST.check_library()
+    if "rerun" in sys.argv:
+        REQUEST.rerun_pages()
     for sentence in [*request.drop_damaged_metadata(), *REQUEST.warnings()]:
         logger.warning(sentence)
 except (UserError, OSError) as error:

@@ -373,13 +373,14 @@ def test_the_plan_of_one_study_says_what_all_leave_of_the_budget(call, monkeypat
 
 
 def test_the_plan_of_what_is_missing_leaves_out_committed_runs(place, call):
-    def planned(*options):
-        code, text = call(
-            "plan", "--scale", SCALE, "--study", "sparse_ift_vision", "--json", *options
-        )
+    def planned(*options, study="sparse_ift_vision", kind="runs"):
+        code, text = call("plan", "--scale", SCALE, "--study", study, "--json", *options)
         assert code in (0, None)
-        return {run["run"] for run in json.loads(text)["runs"]}
+        found = json.loads(text)[kind]
+        return {run["run"] for run in found} if kind == "runs" else found
 
     missing = planned("--missing")
     assert missing.isdisjoint(reference.entries()) and planned() - missing <= {*reference.entries()}
     assert planned() - missing
+    assert planned(study="flops", kind="computations")
+    assert not planned("--missing", study="flops", kind="computations")
