@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -54,12 +54,13 @@ def states_like(
         UserWarning: Once per optimizer, if a state of that shape is coded in a way that is not
             known, or in a basis that the optimizer turns; it is left out.
     """
-    states = optimizer.state.get(param, {})
-    is_rotated = any(_has_basis(param, held) for held in states.values())
+    states = dict(_flat(optimizer.state.get(param, {})))
+    of_dimensions = {key for key in states if _is_of_a_dimension(optimizer, key, states[key])}
+    is_rotated = any("." in key for key in of_dimensions)
     for key, whole in states.items():
         if not isinstance(whole, Tensor) or getattr(whole, "requires_dense", False) > with_dense:
             continue
-        if _is_square(whole) and _is_of_a_dimension(optimizer, key):
+        if key in of_dimensions:
             continue
         is_stack = whole.dim() > param.dim() > 0 and whole.shape[1:] == param.shape
         for state in whole if is_stack else (whole,):  # AdEMAMix of bitsandbytes stacks two
@@ -79,30 +80,35 @@ def states_like(
                 )
 
 
-def _has_basis(param: Tensor, held: Any) -> bool:
-    """Whether a state lists matrices that turn a weight's dimensions, as SOAP's eigenvectors."""
-    return isinstance(held, list) and any(
-        isinstance(turn, Tensor) and _is_square(turn) and turn.shape[0] in param.shape
-        for turn in held
-    )
+def _flat(states: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """States by name, and the entries of those that are dicts or lists: AggMo's, SOAP's."""
+    for key, held in states.items():
+        if isinstance(held, dict | list):
+            entries = held.items() if isinstance(held, dict) else enumerate(held)
+            yield from ((f"{key}.{name}", entry) for name, entry in entries)
+        else:
+            yield key, held
 
 
-def _is_square(state: Tensor) -> bool:
-    """Whether a tensor is a square matrix of plain floats."""
+def _is_square(state: Any) -> bool:
+    """Whether something is a square matrix of plain floats."""
     is_plain = type(state) in (Tensor, nn.Parameter) and state.is_floating_point()
     return is_plain and state.dim() == 2 and state.shape[0] == state.shape[1] > 1
 
 
-def _is_of_a_dimension(optimizer: Optimizer, key: str) -> bool:
+def _is_of_a_dimension(optimizer: Optimizer, key: str, state: Any) -> bool:
     """Whether states belong to pairs of rows or columns, as Shampoo's for each dimension do.
 
     Such a state has the shape of a square weight. Weights that are not square tell; where there
-    are none, the states of all weights are symmetric.
+    are none, the states of all weights are symmetric. SOAP's matrices, in lists, turn its states.
     """
+    if not _is_square(state):
+        return False
     known: dict[str, bool] = optimizer.__dict__.setdefault(_OF_DIMENSIONS, {})
     if key not in known:
-        states = [(p, s[key]) for p, s in optimizer.state.items() if key in s]
-        if others := [(p, s) for p, s in states if not _is_square(p) and isinstance(s, Tensor)]:
+        flat = [(param, dict(_flat(states))) for param, states in optimizer.state.items()]
+        states = [(p, s[key]) for p, s in flat if isinstance(s.get(key), Tensor)]
+        if others := [(p, s) for p, s in states if not _is_square(p)]:
             known[key] = any(_is_square(s) and s.shape != p.shape for p, s in others)
         elif all(_is_symmetric(s) for _, s in states):
             return True

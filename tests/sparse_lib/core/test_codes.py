@@ -165,6 +165,23 @@ def checkerboard(p, sparsity, **_):
     return (rows[:, None] + columns) % 2 == 0
 
 
+def test_states_in_dicts_are_masked():
+    class AggMo(torch.optim.Optimizer):
+        """A momentum for each of several factors (Lucas et al. 2019)."""
+
+        @torch.no_grad()
+        def step(self, closure=None):
+            for param in self.param_groups[0]["params"]:
+                new = {factor: torch.zeros_like(param) for factor in (0.0, 0.9)}
+                for factor, momentum in self.state[param].setdefault("momentum", new).items():
+                    param.sub_(0.1 * momentum.mul_(factor).add_(param.grad))
+
+    model, optimizer, grown = trained(AggMo, defaults={})
+    momentum = optimizer.state[model.weight]["momentum"][0.9]
+    assert int(grown.sum()) > 0 and not momentum[grown | ~model.weight_mask].any()
+    assert momentum[model.weight_mask & ~grown].any()
+
+
 @pytest.mark.parametrize("sizes", [[(8, 8)], [(8, 8), (8, 4)], [(4, 8), (8, 8)]])
 def test_preconditioners_of_square_weights_are_left_whole(sizes):
     torch.manual_seed(0)
@@ -206,13 +223,13 @@ def test_a_state_that_happens_to_be_symmetric_is_masked(order):
 
 def test_states_in_a_basis_of_the_optimizer_are_left_alone_and_told():
     class Soap(torch.optim.SGD):
-        """Second moments of gradients that orthogonal matrices have turned."""
+        """Second moments of gradients that the eigenvectors of their covariances have turned."""
 
         def step(self, closure=None):
             for param in self.param_groups[0]["params"]:
                 state = self.state[param]
-                if not state:
-                    state["Q"] = [torch.linalg.qr(torch.randn(n, n))[0] for n in param.shape]
+                covariances = [param.grad @ param.grad.T, param.grad.T @ param.grad]
+                state["Q"] = [torch.linalg.eigh(matrix)[1] for matrix in covariances]
                 turned = state["Q"][0].T @ param.grad @ state["Q"][1]
                 state["exp_avg_sq"] = state.get("exp_avg_sq", 0) + turned.square()
             super().step(closure)
