@@ -30,7 +30,12 @@ from torch.optim import Optimizer
 
 from sparse_lib.core.codes import Codes
 from sparse_lib.core.guard import watch_readers
-from sparse_lib.core.mistakes import warn_of_lost_state, warn_of_missed_update, warn_of_zeros
+from sparse_lib.core.mistakes import (
+    warn_of_filled_zeros,
+    warn_of_lost_state,
+    warn_of_missed_update,
+    warn_of_zeros,
+)
 from sparse_lib.core.optimizers import (
     closure_of,
     forget_curvature,
@@ -153,6 +158,7 @@ class Driver:
             self.claim(algorithm)
             warn_of_zeros(params, masks)
             algorithm.put_first_masks(params, masks)
+            warn_of_filled_zeros(params)
         for reason in told:
             warn(reason)
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
+from torch.nn.utils.parametrize import ParametrizationList
 from torch.optim import Optimizer
 
 from sparse_lib.core.parameter import SparseParameter, some, warn
@@ -68,6 +70,23 @@ def warn_of_zeros(
             f"{some([*freed])} came with zeros, of which the new mask lets "
             f"{next(iter(freed.values()))} train again; init_method='from_zeros' masks them all"
         )
+
+
+@torch.no_grad()
+def warn_of_filled_zeros(params: Sequence[SparseParameter]) -> None:
+    """Warn where a parametrization, as ``orthogonal``, makes a dense weight of a masked one."""
+    for sparse in params:
+        module, was_training = sparse.module, sparse.module.training
+        is_here = not sparse.param.is_meta and not shards.is_sharded(sparse.param)
+        if not (is_here and isinstance(module, ParametrizationList)):
+            continue
+        weight = module.eval()()  # spectral_norm changes its vectors in training
+        module.train(was_training)
+        if weight.shape == sparse.mask.shape and bool(weight[~sparse.mask].any()):
+            warn(
+                f"{type(module[0]).__name__} fills masked zeros of {sparse.name!r}, so the weight "
+                "of its layer is not as sparse as the mask; leave it out by param_filter"
+            )
 
 
 def warn_of_low_sparsity(member: SparsityAlgorithm) -> None:

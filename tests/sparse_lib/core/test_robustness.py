@@ -232,3 +232,23 @@ def test_a_scalar_counts_as_one_weight(distribution):
     assert found["scale"] == 0.0  # its share, (1 / 1), is beyond dense
     assert round((1 - found["fc"]) * 100) == 50  # of 101 weights 51 are kept
     assert getattr(sl.masks.distributions, distribution)({"scale": ()}, 0.0) == {"scale": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("parametrize", "fills"),
+    [
+        (nn.utils.parametrizations.orthogonal, True),
+        (nn.utils.parametrizations.spectral_norm, False),
+        (nn.utils.parametrizations.weight_norm, False),
+    ],
+)
+def test_parametrizations_that_fill_zeros_are_told(parametrize, fills, recwarn):
+    torch.manual_seed(0)
+    model = parametrize(nn.Linear(8, 8))
+    state = copy.deepcopy(model.state_dict())
+    sl.configure({"algorithm": "rigl", "sparsity": 0.5, "seed": 0}).apply(model)
+    told = [w for w in recwarn if "_Orthogonal fills masked zeros of 'para" in str(w.message)]
+    assert bool(told) == fills
+    for name, tensor in model.state_dict().items():  # vectors of spectral_norm stay
+        assert name.endswith(("original", "original1", "mask")) or torch.equal(tensor, state[name])
+    assert int((model.weight == 0).sum()) == (0 if fills else 32)
