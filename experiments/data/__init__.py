@@ -19,7 +19,6 @@ from experiments.data import files
 from experiments.data.base import (
     END_OF_TEXT,
     MAX_VOCABULARY,
-    MIN_VOCABULARY,
     SPLITS,
     Dataset,
     ImageDataset,
@@ -38,7 +37,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Corpus", "MissingData", "available", "get", "load", "names", "prepare", "verify",
-    "vocabulary_sizes",
 ]  # fmt: skip
 
 MIRROR_VARIABLE = "SPARSE_MIRROR"
@@ -97,41 +95,21 @@ def get(name: str, kind: str | None = None) -> Dataset | ImageDataset:
     return entry
 
 
-def vocabulary_sizes(name: str, *, tokenizer: str | None = None) -> tuple[int, int] | None:
-    """Return the least and the largest vocabulary that may be asked for.
-
-    Args:
-        name: Name of a text dataset.
-        tokenizer: Hub id of a published tokenizer that is to be used, or a text dataset's name.
-
-    Returns:
-        Two sizes where a tokenizer is trained; None where a published one is used.
-    """
-    if tokenizer is not None and "/" in tokenizer:
-        return None
-    get(tokenizer or name, "text")
-    return MIN_VOCABULARY, MAX_VOCABULARY
-
-
 def available(name: str, mirror: Path | None = None, *, tokenizer: str | None = None) -> str | None:
     """Say what a dataset lacks to be prepared offline.
 
     Args:
         name: Dataset name.
         mirror: Folder of `<hub id>` folders; default: environment variable SPARSE_MIRROR.
-        tokenizer: Hub id of a published tokenizer that is to be used, or a dataset's name.
+        tokenizer: Name of the text dataset whose tokenizer is to be used.
 
     Returns:
         One sentence, or None if nothing is missing.
     """
     source = Source(_mirror(mirror))
     problem = get(name).missing(source)
-    if problem is None and tokenizer is not None and "/" not in tokenizer:
+    if problem is None and tokenizer is not None:
         problem = get(tokenizer, "text").missing(source)
-    elif problem is None and tokenizer is not None:
-        from experiments.data.mirror import missing_tokenizer
-
-        problem = missing_tokenizer(tokenizer, source)
     return problem
 
 
@@ -153,9 +131,8 @@ def prepare(
             `tokenizer/`, `text/validation.jsonl`, `text/test.jsonl`; images: see
             `experiments.data.images.prepare`. Last, `meta.json`.
         vocab_size: For text: size of the BPE vocabulary, 257 to 65536.
-        tokenizer: For text: hub id of a published tokenizer to use instead, such as
-            "openai-community/gpt2", whose vocabulary must have `vocab_size` tokens; or the name
-            of a text dataset, for the tokenizer that preparing it with `vocab_size` makes.
+        tokenizer: For text: name of another text dataset, for the tokenizer that preparing it
+            with `vocab_size` makes.
         num_images: For images: how many to train on; None takes all that there are.
         mirror: Folder of `<hub id>` folders; default: environment variable SPARSE_MIRROR.
         offline: Whether the hub must not be asked.
@@ -176,10 +153,10 @@ def prepare(
     if vocab_size is None:
         raise UserError(f"data.vocab_size is missing, but {name} is text and needs it.")
     source = Source(_mirror(mirror), offline)
-    published = tokenizer and _shared_tokenizer(tokenizer, source, vocab_size, out.parent)
+    shared = tokenizer and _shared_tokenizer(tokenizer, source, vocab_size, out.parent)
     texts = dataset.read(source)
     out.mkdir(parents=True, exist_ok=True)
-    built = _tokenizer(texts, out, vocab_size, published)
+    built = _tokenizer(texts, out, vocab_size, shared)
     num_tokens = {
         split: packing.write_tokens(texts.splits.get(split, []), built, out / f"{split}.bin")
         for split in SPLITS
@@ -298,14 +275,12 @@ def _mirror(mirror: Path | None) -> Path | None:
     return Path(named).expanduser() if named else None
 
 
-def _tokenizer(
-    texts: Texts, out: Path, vocab_size: int, published: "Tokenizer | None"
-) -> "Tokenizer":
+def _tokenizer(texts: Texts, out: Path, vocab_size: int, shared: "Tokenizer | None") -> "Tokenizer":
     """Write or train the tokenizer into `out/tokenizer`; reuse one of the same text."""
     from experiments.data import tokenizer as tools
 
     folder, key_file = out / "tokenizer", out / "tokenizer.key"
-    trains = published is None
+    trains = shared is None
     # A tokenizer file that was changed or cut short is trained again.
     if (
         trains
@@ -315,7 +290,7 @@ def _tokenizer(
         return tools.load(folder)
     shutil.rmtree(folder, ignore_errors=True)
     key_file.unlink(missing_ok=True)
-    tokenizer = published or tools.train_bpe(texts.sample(), vocab_size=vocab_size)
+    tokenizer = shared or tools.train_bpe(texts.sample(), vocab_size=vocab_size)
     tools.save(tokenizer, folder)
     if trains:
         key_file.write_text(_key(texts, vocab_size, folder))
@@ -323,14 +298,12 @@ def _tokenizer(
 
 
 def _shared_tokenizer(name: str, source: Source, vocab_size: int, beside: Path) -> "Tokenizer":
-    """The published tokenizer of a hub id, or the one that a dataset of that name has.
+    """The tokenizer that a dataset of that name has.
 
     What would be trained is taken from ``beside`` where that holds the dataset as prepared.
     """
     from experiments.data import tokenizer as tools
 
-    if "/" in name:
-        return tools.fetch(name, source, vocab_size=vocab_size)
     dataset = get(name, "text")
     assert isinstance(dataset, Dataset)
     texts, prepared = dataset.read(source), beside / f"{name}-v{vocab_size}"

@@ -1,29 +1,16 @@
-"""Data-to-text datasets: a document is the data in one line and a text that says them.
-
-Here are those of the SPDF paper as the GEM benchmark has them, E2E, WebNLG and DART; `documents`
-is for any dataset of this kind. The paper's fourth dataset, the Curation Corpus, is published as
-addresses of articles without their text, so no hub id has it.
-"""
+"""Data-to-text datasets: a document is the data in one line and a text that says them."""
 
 import random
-from collections.abc import Callable, Iterable, Mapping
-from functools import partial
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from experiments.data.base import SPLITS, Dataset, Source, Texts
-from experiments.data.hub import fetch, load_rows
-from experiments.data.mirror import missing_rows
+from experiments.data.base import SPLITS, Texts
 
-HUB_ID = "GEM/gem"
 #: Rows for generation: the prompt, and all texts that say the same. One file for each split that
 #: is written about; the test split's is read by the final evaluation alone.
 REFERENCES_FILES = {"test": "references.jsonl", "validation": "validation-references.jsonl"}
 #: Seed of the order of documents.
 ORDER_SEED = 3
-
-
-def _facts(triples: list[str]) -> str:
-    return " && ".join(triples)
 
 
 def one_line(text: str) -> str:
@@ -58,73 +45,3 @@ def documents(
                 for prompt, known in texts.items()
             ]
     return Texts(splits, meta or {}, rows)
-
-
-def data_to_text(
-    name: str, config: str, *, license: str, column: str, to_line: Callable[[Any], str]
-) -> Dataset:
-    """Describe one dataset of the benchmark.
-
-    Args:
-        name: Name used in studies.
-        config: Its config in the benchmark.
-        license: Licence as published.
-        column: Column that holds the data.
-        to_line: Writes that column's value in one line.
-    """
-
-    def missing(source: Source) -> str | None:
-        return missing_rows(name, HUB_ID, config, source)
-
-    def read(source: Source) -> Texts:
-        columns = (column, "target", "references")
-        rows = load_rows(name, HUB_ID, config, columns, source)
-        splits: dict[str, list[str]] = {}
-        sentences: dict[str, list[str]] = {}
-        for split in SPLITS:
-            splits[split] = []
-            values = [rows[split][name] for name in columns]
-            for data, target, references in zip(*values, strict=True):
-                prompt = one_line(to_line(data)) + "\n"
-                splits[split].append(prompt + target)
-                if split == "test":
-                    known = sentences.setdefault(prompt, [])
-                    known += [text for text in references or [target] if text not in known]
-        generation = [{"prompt": key, "references": texts} for key, texts in sentences.items()]
-        extras = {REFERENCES_FILES["test"]: generation}
-        return Texts(splits, {"hub_id": HUB_ID, "config": config}, extras)
-
-    return Dataset(
-        name=name,
-        license=license,
-        source=f"{HUB_ID} ({config})",
-        splits="as published",
-        read=read,
-        missing=missing,
-        fetch=partial(fetch, HUB_ID, config),
-    )
-
-
-DATASETS = (
-    data_to_text(
-        "e2e",
-        "e2e_nlg",
-        license="CC BY-SA 4.0",
-        column="meaning_representation",
-        to_line=str,
-    ),
-    data_to_text(
-        "webnlg",
-        "web_nlg_en",
-        license="CC BY-NC 4.0",
-        column="input",
-        to_line=_facts,
-    ),
-    data_to_text(
-        "dart",
-        "dart",
-        license="MIT",
-        column="tripleset",
-        to_line=lambda triples: _facts([" | ".join(triple) for triple in triples]),
-    ),
-)

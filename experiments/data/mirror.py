@@ -50,22 +50,19 @@ class Layout:
         from datasets import load_dataset, load_from_disk
 
         if self.saved:
-            loaded = load_from_disk(str(self.folder))
-            split = options.get("split")
-            loaded = loaded if split is None else loaded[split]
-            return loaded.to_iterable_dataset() if options.get("streaming") else loaded
+            return load_from_disk(str(self.folder))
         if self.files is not None:
             return load_dataset(self.kind, data_files=dict(self.files), **options)
         return load_dataset(str(self.folder), config, **options)
 
 
-def folder_of(hub_id: str, source: Source, *, kind: str = "datasets") -> Path | None:
-    """Folder of a dataset or, with ``kind="models"``, of a tokenizer on this machine."""
+def folder_of(hub_id: str, source: Source) -> Path | None:
+    """Folder of a dataset on this machine."""
     roots = [] if source.mirror is None else [source.mirror, source.mirror / "hub"]
     if source.mirror is not None and (source.mirror / hub_id).is_dir():
         return source.mirror / hub_id
     for root in (*roots, hub_cache()):
-        repository = root / f"{kind}--{hub_id.replace('/', '--')}"
+        repository = root / f"datasets--{hub_id.replace('/', '--')}"
         try:
             snapshot = (
                 repository / "snapshots" / (repository / "refs" / "main").read_text("utf-8").strip()
@@ -133,27 +130,16 @@ def missing_rows(
             f"{name} needs {what}, of which {folder} holds no parquet or JSON Lines files and "
             f"nothing that save_to_disk wrote: complete that folder, or {_command(name)}"
         )
-    return _not_here(name, what, hub_id, "files", source)
-
-
-def missing_tokenizer(hub_id: str, source: Source) -> str | None:
-    """Say in one sentence that a published tokenizer is not on this machine; None if it is."""
-    if folder_of(hub_id, source, kind="models") is not None:
-        return None
-    return _not_here("data.tokenizer", hub_id, hub_id, "tokenizer files", source)
+    place = source.mirror / hub_id if source.mirror else f"<mirror>/{hub_id}"
+    return (
+        f"{name} needs {what}, which is not mirrored and not in the hub's cache: {_command(name)}; "
+        f"or put its files into {place} and name the mirror's root by config key 'mirror' or "
+        "variable SPARSE_MIRROR"
+    )
 
 
 def _command(name: str) -> str:
     return f"`python -m experiments prepare --data {name}` fetches it where there is a network"
-
-
-def _not_here(name: str, what: str, hub_id: str, files: str, source: Source) -> str:
-    cure = "allow the hub with --config offline=false" if files != "files" else _command(name)
-    return (
-        f"{name} needs {what}, which is not mirrored and not in the hub's cache: {cure}; or put "
-        f"its {files} into {source.mirror / hub_id if source.mirror else f'<mirror>/{hub_id}'} and "
-        f"name the mirror's root by config key 'mirror' or variable SPARSE_MIRROR"
-    )
 
 
 def declared_splits(readme: Path, config: str | None) -> list[str] | None:

@@ -23,13 +23,12 @@ def _neighbours(position: int, num_rows: int) -> list[int]:
     return [i for i in (position - 1, position + 1) if 0 <= i < num_rows]
 
 
-DATASETS = tuple(
+DATASETS = (
     hub_dataset(
-        name,
+        "wikitext-2",
         "Salesforce/wikitext",
-        config=f"{name}-v1",
+        config="wikitext-2-v1",
         license="CC BY-SA 3.0 and GFDL",
         to_documents=_wikitext_articles,
-    )
-    for name in ("wikitext-2", "wikitext-103")
+    ),
 )

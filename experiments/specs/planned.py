@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Self
 
-from experiments import data as datasets
+from experiments.data.base import MIN_VOCABULARY
 from experiments.specs.run import Run
 from experiments.specs.schema import Scale, Study
 
@@ -35,9 +35,7 @@ class PlannedStudy(Study):
 
 def _is_bytes(data: Any) -> bool:
     """Whether a tokenizer is trained whose vocabulary has room for bytes and the end of text."""
-    size, tokenizer = getattr(data, "vocab_size", None), getattr(data, "tokenizer", None)
-    limits = None if size is None else datasets.vocabulary_sizes(data.name, tokenizer=tokenizer)
-    return limits is not None and size == limits[0]
+    return getattr(data, "vocab_size", None) == MIN_VOCABULARY
 
 
 #: What records by themselves belong to: a study without methods and runs.

@@ -14,8 +14,8 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from experiments import data as datasets
 from experiments import models, tasks
+from experiments.data.base import MAX_VOCABULARY, MIN_VOCABULARY
 from experiments.errors import UserError, did_you_mean, not_one_of
 from experiments.specs import likeness
 from experiments.specs.code import ROOT
@@ -232,13 +232,10 @@ def check_workload(workload: Workload, *where: str) -> None:
             raise UserError(_sentence(error, *where, key, known=fields)) from None
     data, _ = workload.typed
     size = getattr(data, "vocab_size", None)
-    if size is None:
-        return
-    limits = datasets.vocabulary_sizes(data.name, tokenizer=getattr(data, "tokenizer", None))
-    if limits is not None and not limits[0] <= size <= limits[1]:
+    if size is not None and not MIN_VOCABULARY <= size <= MAX_VOCABULARY:
         raise UserError(
-            f"{'.'.join((*where, 'data.vocab_size'))} is {size}, but must be from {limits[0]} to "
-            f"{limits[1]}, since a tokenizer is trained on {data.name}"
+            f"{'.'.join((*where, 'data.vocab_size'))} is {size}, but must be from "
+            f"{MIN_VOCABULARY} to {MAX_VOCABULARY}, since a tokenizer is trained on {data.name}"
         )
 
 

@@ -25,11 +25,6 @@ if TYPE_CHECKING:
     from experiments.data import Corpus
     from experiments.specs.run import RunSpec
 
-#: Owner or name in a hub id; none has two dashes in a row.
-PART = r"[A-Za-z0-9_]+([.-][A-Za-z0-9_]+)*"
-#: Owners of tokenizers whose name alone names a folder of prepared data.
-SHORT_OWNERS = frozenset({"openai-community"})
-
 EVALUATION = "experiments.evaluation.lm.evaluate"
 
 #: Of one forward pass of a validation: windows, and logits (half a gigabyte in float32).
@@ -43,9 +38,7 @@ class Data(tasks.Data):
     context: int = Field(ge=2, description="tokens per training sequence")
     tokenizer: str | None = Field(
         None,
-        description="hub id of a published tokenizer, or name of a text dataset whose own it "
-        "shares; else one is trained on the data",
-        pattern=f"^{PART}(/{PART})?$",
+        description="name of a text dataset whose own it shares; else one is trained on the data",
         exclude_if=lambda value: value is None,
     )
 
@@ -53,27 +46,22 @@ class Data(tasks.Data):
 
     @field_validator("tokenizer")
     @classmethod
-    def is_of_the_hub_or_of_a_dataset(cls, tokenizer: str | None) -> str | None:
-        """A name without an owner is that of a text dataset."""
-        if tokenizer and "/" not in tokenizer:
+    def is_of_a_dataset(cls, tokenizer: str | None) -> str | None:
+        """The name is that of a text dataset."""
+        if tokenizer is not None:
             try:
                 datasets.get(tokenizer, cls.KIND)
             except ValueError as error:
                 raise UserError(
-                    f"data.tokenizer is {tokenizer!r}, but must be a hub id such as "
-                    f"openai-community/gpt2, or a text dataset: {error}"
+                    f"data.tokenizer is {tokenizer!r}, but must be a text dataset: {error}"
                 ) from None
         return tokenizer
 
     @property
     def label(self) -> str:
-        """Folder name under ``resources/data``; tokenizers of one name have different owners."""
-        if self.tokenizer and "/" not in self.tokenizer:
-            return f"{self.name}-v{self.vocab_size}-{self.tokenizer}"
-        if self.tokenizer:
-            owner, name = self.tokenizer.split("/")
-            return f"{self.name}-{name if owner in SHORT_OWNERS else f'{owner}--{name}'}"
-        return f"{self.name}-v{self.vocab_size}"
+        """Folder name under ``resources/data``."""
+        own = f"{self.name}-v{self.vocab_size}"
+        return f"{own}-{self.tokenizer}" if self.tokenizer else own
 
 
 class Recipe(tasks.Recipe):

@@ -1,4 +1,4 @@
-"""Data-to-text datasets of a mirror, with a published tokenizer, and their BLEU."""
+"""Data-to-text datasets, shared tokenizers, and BLEU."""
 
 import json
 
@@ -6,84 +6,16 @@ import pytest
 import sacrebleu
 
 from experiments import data
-from experiments.data import base, tokenizer, webnlg_2017
+from experiments.data import base, webnlg_2017
 from experiments.data.data_to_text import documents
 from experiments.evaluation.lm.harness import Tasks
 from experiments.evaluation.suite import load_suite
-from experiments.specs.expand import study_runs
-from experiments.specs.read import load_study
 from experiments.store.io import read_jsonl
 from experiments.tasks import lm as tasks_lm
+from tests.experiments.data.mirrors import write_mirror
 
-TRIPLES = [["Aarhus", "leader", "Jacob"], ["Aarhus", "country", "Denmark"]]
-LINE = "Aarhus | leader | Jacob && Aarhus | country | Denmark"
 SENTENCES = ["Jacob leads Aarhus in Denmark .", "Aarhus in Denmark is led by Jacob ."]
 SPLITS = ("train", "validation", "test")
-#: Column that holds the data, its value, and the line that stands for it.
-KINDS = {
-    "e2e": ("e2e_nlg", "meaning_representation", "name[Aarhus],  leader[Jacob]"),
-    "webnlg": ("web_nlg_en", "input", [" | ".join(triple) for triple in TRIPLES]),
-    "dart": ("dart", "tripleset", TRIPLES),
-}
-
-
-@pytest.fixture
-def mirror(tmp_path):
-    """The benchmark, and a tokenizer trained on two sentences."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    folder, lines = tmp_path / "mirror" / "GEM/gem", ["---", "configs:"]
-    for config, column, value in KINDS.values():
-        lines += [f"- config_name: {config}", "  data_files:"]
-        (folder / config).mkdir(parents=True)
-        for split in SPLITS:
-            columns = {
-                column: [value, value],
-                "target": SENTENCES,
-                "references": pa.array(
-                    [[], []] if split == "train" else [SENTENCES[:1], SENTENCES],
-                    pa.list_(pa.string()),
-                ),
-            }
-            pq.write_table(pa.table(columns), folder / config / f"{split}.parquet")
-            lines += [f"  - split: {split}", f"    path: {config}/{split}.parquet"]
-    (folder / "README.md").write_text("\n".join([*lines, "---", ""]))
-    built = tokenizer.train_bpe(SENTENCES, vocab_size=270)
-    tokenizer.save(built, tmp_path / "mirror" / "someone/words")
-    return tmp_path / "mirror"
-
-
-@pytest.mark.parametrize("name", KINDS)
-def test_documents_are_a_line_of_data_and_a_sentence(name, mirror, tmp_path):
-    out = tmp_path / "out"
-    size = tokenizer.load(mirror / "someone/words").get_vocab_size()
-    data.prepare(name, out=out, vocab_size=size, tokenizer="someone/words", mirror=mirror)
-    line = "name[Aarhus], leader[Jacob]" if name == "e2e" else LINE
-    corpus = data.load(out)
-    assert corpus.text("validation") == [f"{line}\n{sentence}" for sentence in SENTENCES]
-    rows = [json.loads(row) for row in (out / "references.jsonl").read_text().splitlines()]
-    assert rows == [{"prompt": f"{line}\n", "references": SENTENCES}]
-
-
-def test_a_tokenizer_that_does_not_fit_is_one_sentence(mirror, tmp_path):
-    with pytest.raises(ValueError, match="vocab_size is 300, but data.tokenizer someone/words has"):
-        data.prepare(
-            "e2e", out=tmp_path / "o", vocab_size=300, tokenizer="someone/words", mirror=mirror
-        )
-    with pytest.raises(base.MissingData, match="data.tokenizer needs no/where, which is not mirr"):
-        data.prepare("e2e", out=tmp_path / "o", vocab_size=300, tokenizer="no/where", mirror=mirror)
-    assert not (tmp_path / "o").exists()
-    assert "no/where" in data.available("e2e", mirror, tokenizer="no/where")
-    assert data.available("e2e", mirror, tokenizer="someone/words") is None
-    assert "GEM/gem" in data.available("dart")
-
-
-def test_both_phases_of_the_papers_study_share_their_tokens():
-    runs = study_runs(load_study("spdf"), "paper")
-    folders = {run.data_label for run in runs}
-    assert {"slimpajama-gpt2", "e2e-gpt2", "webnlg-gpt2", "dart-gpt2"} == folders
-    assert len({run.spec.data.tokenizer for run in runs}) == 1
 
 
 #: Pairs of two texts of equal data, and of data with one text.
@@ -119,15 +51,20 @@ def test_embedded_pairs_are_as_many_as_were_published(name, sizes):
     assert tuple(len(found[split]) for split in SPLITS) == sizes
 
 
-def test_a_dataset_shares_the_tokenizer_of_another(mirror, tmp_path):
-    first, second, alone = (tmp_path / name for name in ("e2e-v270", "dart-v270", "a/dart-v270"))
-    data.prepare("e2e", out=first, vocab_size=270, mirror=mirror)
+def test_a_dataset_shares_the_tokenizer_of_another(tmp_path):
+    mirror, rows = tmp_path / "mirror", dict.fromkeys(SPLITS, SENTENCES)
+    write_mirror(mirror, "Salesforce/wikitext", rows, ["wikitext-2-v1"])
+    write_mirror(mirror, "local/enwiki-2014-slice", rows)
+    names = ("wikitext-2-v270", "enwiki-slice-v270", "a/enwiki-slice-v270")
+    first, second, alone = (tmp_path / name for name in names)
+    data.prepare("wikitext-2", out=first, vocab_size=270, mirror=mirror)
+    options = {"vocab_size": 270, "tokenizer": "wikitext-2", "mirror": mirror}
     for out in (second, alone):  # beside the first one as prepared, and by itself
-        data.prepare("dart", out=out, vocab_size=270, tokenizer="e2e", mirror=mirror)
+        data.prepare("enwiki-slice", out=out, **options)
     files = [folder / "tokenizer/tokenizer.json" for folder in (first, second, alone)]
     assert len({file.read_bytes() for file in files}) == 1
-    assert data.available("dart", mirror, tokenizer="e2e") is None
-    assert "GEM/gem" in data.available("wikipedia-start", tokenizer="e2e")
+    assert data.available("enwiki-slice", mirror, tokenizer="wikitext-2") is None
+    assert "Salesforce/wikitext" in data.available("wikipedia-start", tokenizer="wikitext-2")
     section = tasks_lm.Data(name="webnlg-2017", vocab_size=270, context=8, tokenizer="e2e-nlg")
     assert section.label == "webnlg-2017-v270-e2e-nlg"
 

@@ -1,14 +1,13 @@
 """Prepared data are verified: any file that is missing, cut or changed is named."""
 
 import json
-import shutil
 
 import numpy as np
 import pytest
 
 from experiments import data
-from experiments.data import files, packing, tokenizer
-from experiments.data.base import SPLITS, MissingData, Source
+from experiments.data import files, packing
+from experiments.data.base import SPLITS
 from experiments.data.images import ImageFolder
 from experiments.errors import UserError
 from tests.experiments.data.mirrors import write_mirror
@@ -107,40 +106,3 @@ def test_arrays_of_a_wrong_shape_are_named(tmp_path, pixels, labels, said):
     folder = ImageFolder(tmp_path, {"num_images": {"train": 3}})
     with pytest.raises(UserError, match=said):
         folder.split("train")
-
-
-@pytest.fixture(scope="module")
-def bpe(tmp_path_factory):
-    """A mirror with a published byte-level BPE, as GPT-2's two files."""
-    folder = tmp_path_factory.mktemp("mirror") / "owner" / "bpe"
-    built = tokenizer.train_bpe(["some words, and more words"] * 9, vocab_size=290)
-    tokenizer.save(built, folder)
-    return folder, built.get_vocab_size()
-
-
-def test_a_whole_tokenizer_is_read(bpe):
-    folder, size = bpe
-    source = Source(folder.parent.parent)
-    assert tokenizer.fetch("owner/bpe", source, vocab_size=size).get_vocab_size() == size
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda content: content[: len(content) // 2],
-        lambda content: json.dumps(without_merges(json.loads(content))),
-    ],
-)
-def test_a_damaged_tokenizer_is_one_sentence(bpe, tmp_path, damage):
-    folder, size = bpe
-    shutil.copytree(folder, tmp_path / "owner" / "bpe")
-    path = tmp_path / "owner" / "bpe" / "tokenizer.json"
-    path.write_text(damage(path.read_text()))
-    with pytest.raises(MissingData, match="tokenizer owner/bpe cannot be read: ") as caught:
-        tokenizer.fetch("owner/bpe", Source(tmp_path), vocab_size=size)
-    assert len(str(caught.value).splitlines()) == 1
-
-
-def without_merges(content):
-    content["model"]["merges"] = content["model"]["merges"][:3]
-    return content

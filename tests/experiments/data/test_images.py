@@ -166,24 +166,3 @@ def test_hold_out_takes_a_tenth_of_each_class():
     train, held = hold_out(split)
     assert held.labels.tolist() == [0, 1, 1] and held.pixels[:, 0].tolist() == [0, 10, 11]
     assert sorted([*train.pixels[:, 0], *held.pixels[:, 0]]) == list(range(44))
-
-
-def test_imagenet_is_cut_to_squares_and_says_what_is_missing(tmp_path):
-    from PIL import Image
-
-    from experiments.data import imagenet
-
-    wide = np.zeros((4, 8, 3), np.uint8)
-    wide[:, 2:6] = 200
-    squared = imagenet.square(Image.fromarray(wide), 4)
-    assert squared.shape == (3, 4, 4) and (squared == 200).all()
-
-    class Rows:
-        def take(self, count):
-            image = Image.fromarray(wide)
-            return [{"image": image, "label": i} for i in range(min(count, 3))]
-
-    split = imagenet.take(Rows(), 5, size=4)
-    assert split.pixels.shape == (3, 3, 4, 4) and split.labels.tolist() == [0, 1, 2]
-    with pytest.raises(base.MissingData, match="imagenet needs ILSVRC/imagenet-1k"):
-        data.prepare("imagenet", out=tmp_path)

@@ -17,7 +17,7 @@ DOCUMENTS = ["The cat sat on the mat.", "A dog is not a cat, is it?\n\nNo.", "na
 
 
 def test_names_and_unknown_name():
-    assert {"wikipedia", "wikipedia-start", "wikitext-2", "wikitext-103"} <= set(data.names())
+    assert {"wikipedia", "wikipedia-start", "wikitext-2"} <= set(data.names())
     with pytest.raises(ValueError, match="'wikitext2', .*; did you mean 'wikitext-2'"):
         data.get("wikitext2")
 
@@ -83,13 +83,14 @@ def test_what_is_missing_is_one_sentence_before_any_work(tmp_path):
     with pytest.raises(data.MissingData, match="Salesforce/wikitext"):
         data.prepare("wikitext-2", out=tmp_path / "out", vocab_size=300)
     assert not (tmp_path / "out").exists()
-    write_mirror(tmp_path, "Salesforce/wikitext", {"test": ROWS}, ["wikitext-103-v1"])
-    problem = data.available("wikitext-103", tmp_path)
+    write_mirror(tmp_path / "other", "Salesforce/wikitext", {"test": ROWS}, ["wikitext-103-v1"])
+    problem = data.available("wikitext-2", tmp_path / "other")
+    assert problem and "wikitext-2-v1" in problem
+    write_mirror(tmp_path, "Salesforce/wikitext", {"test": ROWS}, ["wikitext-2-v1"])
+    problem = data.available("wikitext-2", tmp_path)
     assert problem and "train and validation" in problem
     with pytest.raises(data.MissingData, match="train and validation"):
-        data.prepare("wikitext-103", out=tmp_path / "out", vocab_size=300, mirror=tmp_path)
-    problem = data.available("wikitext-2", tmp_path)
-    assert problem and "wikitext-2-v1" in problem
+        data.prepare("wikitext-2", out=tmp_path / "out", vocab_size=300, mirror=tmp_path)
 
 
 def test_mirror_from_the_environment(tmp_path, monkeypatch):

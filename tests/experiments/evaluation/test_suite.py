@@ -22,7 +22,7 @@ def test_a_suite_depends_on_the_task_files_that_it_names():
         "prose_pairs.yaml",
     ]
     assert names("data_to_text") == ["data_to_text.py", "data_to_text.yaml", "documents.py"]
-    assert names("leaderboard") == names("perplexity") == names("vision") == []
+    assert names("perplexity") == names("vision") == []
     metrics = [path.stem for path in suites.suite_files(suites.load_suite("perplexity"))]
     assert sorted(metrics) == sorted(suites.Perplexity().metrics)
 
