@@ -22,10 +22,6 @@ app = typer.Typer(
 RunId = Annotated[str, typer.Option("--run", help="a run id, as `plan` prints it")]
 Scale = Annotated[str, typer.Option(help="smoke, quick, small, gpu or paper")]
 StudyName = Annotated[str, typer.Option("--study", help="a file of experiments/studies")]
-Track = Annotated[
-    str | None,
-    typer.Option(envvar="SPARSE_TRACK", help="also log to tensorboard, trackio or wandb"),
-]
 Mirror = Annotated[Path | None, typer.Option(help="folder with <root>/<hub id> datasets")]
 
 

@@ -14,7 +14,7 @@ import typer
 
 from experiments import data as datasets
 from experiments import tasks
-from experiments.cli.options import Mirror, RunId, Scale, Track, app, check_device, mirror_root
+from experiments.cli.options import Mirror, RunId, Scale, app, check_device, mirror_root
 from experiments.errors import UserError, explained, sentence
 from experiments.evaluation.environment import quiet_and_offline
 from experiments.specs.code import training_code_hash
@@ -71,7 +71,6 @@ def train(
     score: Annotated[
         bool, typer.Option("--score", help="also score it, so that `evaluate` finds the result")
     ] = False,
-    track: Track = None,
     mirror: Mirror = None,
 ) -> None:
     """Train one run, or go on where an interrupted one stopped."""
@@ -84,7 +83,6 @@ def train(
         quiet_and_offline()
     from experiments.training import console
     from experiments.training import loop as training
-    from experiments.training.watch import Watch
 
     folder, state_dir = paths.run(chosen.scale, chosen.id), paths.state(chosen.id, chosen.spec_hash)
     try:
@@ -103,7 +101,6 @@ def train(
             first=chosen.first and paths.run(chosen.scale, chosen.first) / "model",
             log=log,
             keep_states=score,
-            watch=Watch(track, Path("logs/tracks") / chosen.id),
         )
     except (UserError, OSError) as error:
         # The rule sends stderr to a file; standard output reaches who waits.
@@ -163,7 +160,6 @@ def run_single(
     device: Annotated[
         str, typer.Option(help="auto, cpu, mps, cuda or cuda:<number>", metavar="NAME")
     ] = "cpu",
-    track: Track = None,
     mirror: Mirror = None,
 ) -> None:
     """Train or evaluate one run from one YAML file, outside of the studies."""
@@ -177,7 +173,6 @@ def run_single(
         max_steps=max_steps,
         eval_steps=eval_steps,
         device=device,
-        track=track,
         mirror=mirror_root(mirror),
     )
     if scores:

@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
 from experiments import data, machine
 from experiments.errors import CannotWrite, reason, variable
@@ -58,19 +57,17 @@ def run(trainer: Trainer, received: list[int]) -> None:
             trainer.check_loss(loss)
         progress.loss_sum += loss
         progress.loss_count += 1
-        if trainer.watch is not None:
-            trainer.watch.step(progress.step, loss)
         if progress.step % log_every == 0 or progress.step == steps:
             mean = float(progress.loss_sum) / progress.loss_count
             trainer.check_loss(mean)
-            record(trainer, summary.train_row(trainer, mean))
+            progress.rows.append(summary.train_row(trainer, mean))
             progress.loss_sum, progress.loss_count = 0.0, 0
         # Full validation is done once, after the last step.
         left = steps - progress.step
         if left == 0 or (progress.step % validate_every == 0 and left >= validate_every):
             began, cpu_began = time.monotonic(), time.process_time()
             scores = trainer.validate(full=left == 0)
-            record(trainer, summary.validation_row(trainer, scores))
+            progress.rows.append(summary.validation_row(trainer, scores))
             progress.validating_s += time.monotonic() - began
             progress.validating_cpu_s += time.process_time() - cpu_began
         if recipe.stable is not None and progress.step in recipe.stable.keep:
@@ -80,22 +77,14 @@ def run(trainer: Trainer, received: list[int]) -> None:
             trainer.save()
             trainer.say(f"stopped by signal {received[0]} at step {progress.step}; state saved")
             raise Interrupted(128 + received[0])
-        tell = now - told >= STATUS_EVERY_S
         if now - saved >= pause:
             trainer.try_to_save()
             saved = time.monotonic()
             pause = max(SAVE_EVERY_S, (saved - now) / SAVE_SHARE)
-        if tell and not (trainer.watch is not None and trainer.watch.has_bar):
+        if now - told >= STATUS_EVERY_S:
             status(trainer, float(loss), first, now - start)
             told = now
     trainer.try_to_save()
-
-
-def record(trainer: Trainer, row: dict[str, Any]) -> None:
-    """Add a row to the curve."""
-    trainer.progress.rows.append(row)
-    if trainer.watch is not None and (problem := trainer.watch.row(row)):
-        trainer.say(problem)
 
 
 def status(trainer: Trainer, loss: float, first: int, seconds: float) -> None:
@@ -126,14 +115,12 @@ def train(
     first: Path | None = None,
     log: Path | None = None,
     keep_states: bool = False,
-    watch: Any = None,
 ) -> None:
     """Train one run into ``out``: ``metrics.jsonl``, ``model/`` and, last, ``train.json``.
 
     A second trainer of the same run waits for the first one's lock, and then finds its result.
     ``keep_states`` leaves the states to the caller, who still works on the result: killed
     meanwhile, the run goes on from its last one.
-    ``watch`` is an `experiments.training.watch.Watch` that is shown rows and steps, or None.
 
     Raises:
         Interrupted: after SIGINT or SIGTERM with the state saved.
@@ -163,10 +150,6 @@ def train(
         held.callback(trainer.batches.close)
         if trainer.resume():
             trainer.say(f"resumes at step {trainer.progress.step}")
-        if watch is not None:
-            trainer.watch = watch
-            held.callback(watch.close)
-            watch.begin(spec.id, spec.to_json(), trainer.progress.step, spec.recipe.steps)
         run(trainer, received)
         with writing(out):
             summary.write(trainer, out, code_hash=code_hash, command=command)

@@ -25,7 +25,6 @@ from experiments.store.io import read_cache, write_json
 from experiments.training import loop as training
 from experiments.training.console import say
 from experiments.training.trainer import Trainer
-from experiments.training.watch import Watch
 from sparse_lib.checkpoint import export_safetensors
 from sparse_lib.configure import configure
 from sparse_lib.preview import unreached
@@ -42,7 +41,6 @@ def run(
     max_steps: int | None = None,
     eval_steps: int | None = None,
     device: str = "cpu",
-    track: str | None = None,
     mirror: Path | None = None,
 ) -> dict[str, Any]:
     """Do what the mode says, in ``model_dir``.
@@ -58,7 +56,6 @@ def run(
         max_steps: bound on the optimizer steps.
         eval_steps: bound on the batches of an evaluation; None takes the whole validation split.
         device: what `experiments.training.device.resolve` takes.
-        track: tracker that gets the curve, in ``tracks/`` of the folder; None for none.
         mirror: root of mirrored datasets.
 
     Returns:
@@ -67,7 +64,6 @@ def run(
     Raises:
         SpecError: if an argument or the file is wrong.
     """
-    watch = Watch(track, model_dir / "tracks", bar=True)
     check_choice("mode", mode, MODES)
     spec = load_single(params, run_id=Path(os.path.abspath(model_dir)).name, max_steps=max_steps)
     for note in _check_sparsity(spec, params):
@@ -77,7 +73,7 @@ def run(
     if mode != "eval":
         files = f"--params {shlex.quote(params.name)} --model_dir {shlex.quote(spec.id)}"
         command = f"python -m experiments run --mode train {files}"
-        checkpoint = _train(spec, model_dir, data_dir, checkpoint, command, watch, device)
+        checkpoint = _train(spec, model_dir, data_dir, checkpoint, command, device)
     if mode == "train":
         return {}
     checkpoint = checkpoint or _last_checkpoint(model_dir)
@@ -120,7 +116,6 @@ def _train(
     data_dir: Path,
     checkpoint: Path | None,
     command: str,
-    watch: Watch,
     device: str,
 ) -> Path:
     """Train unless that is done; returns the checkpoint."""
@@ -143,7 +138,6 @@ def _train(
             state_dir=model_dir / "state",
             device=device,
             first=checkpoint,
-            watch=watch,
         )
     model = _trainer(spec, model_dir, data_dir, model_dir / "model", "cpu").model
     path = model_dir / f"checkpoint_{spec.recipe.steps}.safetensors"

@@ -82,7 +82,6 @@ class Trainer:
         log: Path | None = None,
     ) -> None:
         self.log = log
-        self.watch: Any = None
         torch.set_num_threads(num_threads)
         torch.manual_seed(spec.seed)
         self.spec, self.device, self.num_threads = spec, resolve(device), num_threads

@@ -15,17 +15,6 @@ class Terminal(io.StringIO):
         return True
 
 
-def points_of(folder):
-    """Tag to its list of (step, value), as TensorBoard shows them."""
-    reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    events = reader.EventAccumulator(str(folder))
-    events.Reload()
-    return {
-        tag: [(point.step, point.value) for point in events.Scalars(tag)]
-        for tag in events.Tags()["scalars"]
-    }
-
-
 def followed(steps, algorithm=None, **options):
     model = torch.nn.Linear(8, 8)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
