@@ -51,9 +51,9 @@ class Data(tasks.Data):
         if tokenizer is not None:
             try:
                 datasets.get(tokenizer, cls.KIND)
-            except ValueError as error:
+            except ValueError:
                 raise UserError(
-                    f"data.tokenizer is {tokenizer!r}, but must be a text dataset: {error}"
+                    f"data.tokenizer is {tokenizer!r}, but must be the name of a text dataset"
                 ) from None
         return tokenizer
 

@@ -9,7 +9,7 @@ SIZES = {"vocab_size": 257, "context": 8}
 
 @pytest.mark.parametrize("name", ["gpt2", "openai-community/gpt2", "glyphs", ""])
 def test_a_tokenizer_is_that_of_a_text_dataset(name):
-    with pytest.raises(ValueError, match="data.tokenizer is .*, but must be a text dataset"):
+    with pytest.raises(ValueError, match="data.tokenizer is .*, but must be the name of a text"):
         Data(name="wikipedia-start", tokenizer=name, **SIZES)
 
 
