@@ -13,9 +13,6 @@ configfile: f"{workflow.basedir}/config/config.yaml"
 container: "sparse-lib.sif"
 
 
-report: "workflow/report/workflow.rst"
-
-
 include: "workflow/rules/common.smk"
 include: "workflow/rules/prepare.smk"
 include: "workflow/rules/train.smk"
@@ -29,14 +26,6 @@ rule reproduce:
     default_target: True
     input:
         lambda wildcards: REQUEST.targets(SCALE),
-    localrule: True
-
-
-rule report:
-    """The report pages of the configured scale, and Snakemake's own report beside them."""
-    input:
-        lambda wildcards: REQUEST.targets(SCALE),
-        f"reports/{SCALE}/archive.html",
     localrule: True
 
 

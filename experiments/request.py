@@ -22,7 +22,7 @@ from experiments import data
 from experiments.evaluation.code import evaluation_code_hash
 from experiments.specs import code, cost, trials
 from experiments.specs.code import ROOT
-from experiments.specs.config import DEFAULTS, checked
+from experiments.specs.config import checked
 from experiments.specs.expand import all_runs, computation_costs
 from experiments.specs.lookup import RUNS_OF, find_runs, planned_study
 from experiments.specs.read import load_study, study_names
@@ -385,14 +385,6 @@ class Request:
     def _note_reruns(self, unfinished: list[str]) -> None:
         RERUNS.parent.mkdir(exist_ok=True)
         write_json(RERUNS, {"times": self.reruns, "unfinished": unfinished})
-
-    def differing(self) -> list[str]:
-        """``key=value`` of what the command says otherwise than ``config/config.yaml``."""
-        return [
-            f"{key}={value if isinstance(value, str) else json.dumps(value)}"
-            for key, value in self.config.items()
-            if value != DEFAULTS[key] and key not in ("scale", "study", "run")
-        ]
 
 
 def read_reruns() -> tuple[dict[str, int], list[str]]:

@@ -81,8 +81,7 @@ def test_snippets_of_other_libraries_run_where_these_are(page, module, code, tmp
 
 @pytest.mark.parametrize("name", MODULES)
 def test_examples_of_docstrings_run(name):
-    ours = name.endswith((".common", ".trackers"))
-    if name.startswith("sparse_lib.integrations.") and not ours:
+    if name.startswith("sparse_lib.integrations.") and not name.endswith(".common"):
         pytest.importorskip(name.rsplit(".", 1)[1])
     result = doctest.testmod(importlib.import_module(name), optionflags=DOCTEST_OPTIONS)
     assert result.failed == 0

@@ -13,7 +13,7 @@ from experiments.cli.options import Scale, StudyName, app
 from experiments.specs.code import ROOT, training_code_hash
 from experiments.specs.lookup import planned_study, rerun_command
 from experiments.specs.planned import PlannedStudy
-from experiments.specs.read import check_study, load_study, study_names
+from experiments.specs.read import load_study, study_names
 from experiments.specs.schema import SpecError, check_choice, module_names
 from experiments.store import paths
 from experiments.store.io import read_json
@@ -83,6 +83,8 @@ def read_study(study: str, scale: str) -> tuple:
     Raises:
         SpecError: If there is no such study or scale, or it has no results.
     """
+    if not load_study(study).shows(scale):
+        raise SpecError(f"study {study!r} has nothing at scale {scale!r}")
     folder, facts = paths.study(scale, study), planned(study, scale)
     from experiments.store import collect, reference, tidy
 
@@ -224,25 +226,6 @@ def index(scale: Scale) -> None:
 
     studies = [planned(name, scale) for name in names]
     render.render_index(studies, evidence.load(scale), results, reports)
-
-
-@app.command()
-def archive(
-    scale: Scale,
-    study: str = "all",
-    config: Annotated[
-        list[str] | None, typer.Argument(help="what else the workflow's --config says: key=value")
-    ] = None,
-) -> None:
-    """Write Snakemake's own report of a scale: reports/<scale>/archive.html."""
-    for item in config or []:
-        if "=" not in item:
-            raise SpecError(f"config is {item!r}, but must be key=value")
-    out = paths.reports(scale) / "archive.html"
-    check_study(study, "all")
-    from experiments.report import archive as snakemake_report
-
-    snakemake_report.write(scale, [f"study={study}", *(config or [])], out)
 
 
 @app.command()

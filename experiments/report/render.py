@@ -337,7 +337,7 @@ def publish(scale_dir: Path, reports_dir: Path) -> Path:
     """
     scale_dir, reports_dir = Path(scale_dir), Path(reports_dir)
     if not (scale_dir / "README.md").exists():
-        raise UserError(f"{scale_dir.name} has no report: run `snakemake report` first")
+        raise UserError(f"{scale_dir.name} has no report: run `snakemake reproduce` first")
     for page in sorted(scale_dir.glob("*/README.md")):
         target = reports_dir / page.parent.name
         shutil.rmtree(target, ignore_errors=True)

@@ -69,19 +69,16 @@ class Syntax(NamedTuple):
 
     Attributes:
         modules: Modules that it names in imports.
-        docstring: The module's.
         digest: Hash of its tree without docstrings.
     """
 
     modules: tuple[str, ...]
-    docstring: str
     digest: str
 
 
 @functools.cache
 def _syntax(path: Path) -> Syntax:
     tree = parse(path)
-    docstring = ast.get_docstring(tree) or ""
     modules: set[str] = set()
     for node in _run_nodes(tree):
         if isinstance(node, ast.Import):
@@ -94,7 +91,7 @@ def _syntax(path: Path) -> Syntax:
         ):
             node.body = node.body[1:]
     digest = hashlib.sha256(ast.dump(tree).encode()).hexdigest()
-    return Syntax(tuple(sorted(modules)), docstring, digest)
+    return Syntax(tuple(sorted(modules)), digest)
 
 
 def _run_nodes(node: ast.AST) -> Iterator[ast.AST]:
@@ -182,14 +179,3 @@ def computation_code_hash(name: str) -> str:
     """Hash of the code of one computation."""
     folder = ROOT / "experiments" / "computations"
     return code_hash(folder / "__init__.py", folder / f"{name}.py", data=True)
-
-
-def archive_code_hash() -> str:
-    """Hash of the code that writes Snakemake's own report."""
-    return code_hash(ROOT / "experiments" / "report" / "archive.py")
-
-
-def docstring(name: str) -> str:
-    """The module docstring of a file of ``experiments/analysis``, such as ``figures/tuning``."""
-    text = _syntax(ROOT / "experiments" / "analysis" / f"{name}.py").docstring
-    return " ".join(text.split())

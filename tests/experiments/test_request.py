@@ -139,12 +139,6 @@ def test_a_rerun_is_of_its_runs_scale_and_counted_once_written(folder):
             ask()
 
 
-def test_what_a_command_says_otherwise_is_told_to_those_that_it_starts(folder):
-    assert ask().differing() == []
-    asked = ask(scale="smoke", reuse="only", offline=False, precision="bf16", run=None)
-    assert asked.differing() == ["reuse=only", "offline=false", "precision=bf16"]
-
-
 def test_studies_are_shown_where_they_have_something():
     """A study of computations is shown at every scale, one of runs where it has a grid."""
     studies = {name: load_study(name) for name in study_names()}

@@ -51,16 +51,7 @@ for name, study in REQUEST.studies.items():
             f"reports/{{scale}}/{name}/README.md",
             *(f"reports/{{scale}}/{name}/tables/{table}.csv" for table in study.tables),
             *(
-                report(
-                    f"reports/{{scale}}/{name}/figures/{figure}.png",
-                    caption="../report/figure.rst",
-                    category=name,
-                    labels={
-                        "scale": "{scale}",
-                        "figure": figure,
-                        "shows": code.docstring(f"figures/{figure}"),
-                    },
-                )
+                f"reports/{{scale}}/{name}/figures/{figure}.png"
                 for figure in study.figures
             ),
         log:
@@ -112,24 +103,6 @@ rule index:
         code=REQUEST.index_hash(),
     shell:
         "python -m experiments index --scale {wildcards.scale:q} > {log:q} 2>&1"
-
-
-rule archive:
-    """Snakemake's own report: figures with captions by study, rules and run times."""
-    input:
-        "reports/{scale}/index.html",
-    output:
-        "reports/{scale}/archive.html",
-    log:
-        "logs/report/{scale}/archive.log",
-    localrule: True
-    params:
-        code=code.archive_code_hash(),
-        study=REQUEST.config["study"],
-        config=REQUEST.differing(),
-    shell:
-        "python -m experiments archive --scale {wildcards.scale:q}"
-        " --study {params.study:q} -- {params.config:q} > {log:q} 2>&1"
 
 
 rule publish:

@@ -89,8 +89,6 @@ COMMANDS = {
     "findings-scale": lambda name: ["findings", f"--scale={name}"],
     "compute": lambda name: ["compute", "--scale", SCALE, "--", name],
     "compute-scale": lambda name: ["compute", "flops", f"--scale={name}"],
-    "archive": lambda name: ["archive", f"--scale={name}"],
-    "archive-study": lambda name: ["archive", "--scale", SCALE, f"--study={name}"],
     "publish": lambda name: ["publish", f"--scale={name}"],
     "keep": lambda name: ["keep", f"--scale={name}"],
     "prepare": lambda name: ["prepare", f"--data={name}"],
@@ -158,7 +156,7 @@ def test_collect_says_which_records_are_committed(place, call):
         (["compute", "flop"], ["computation is 'flop'", "did you mean 'flops'"]),
         (["index", "--scale", "paper"], ["no pages yet"]),
         (["publish", "--scale", "paper"], ["has no report"]),
-        (["report", "--study", STUDY, "--scale", "paper"], ["no results at scale 'paper'"]),
+        (["report", "--study", STUDY, "--scale", "paper"], ["has nothing at scale 'paper'"]),
         (["prepare", "--data", "wikipedia-start"], ["data is 'wikipedia-start'"]),
         (
             ["prepare", "--data", "wikipedia-start-v512", "--mirror", "nowhere"],

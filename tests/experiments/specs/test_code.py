@@ -44,7 +44,6 @@ def params() -> dict[str, str]:
         **{f"compute {name}": code.computation_code_hash(name) for name in COMPUTATIONS},
         "page": code.page_code_hash(),
         "collect": code.collecting_code_hash(),
-        "archive": code.archive_code_hash(),
     }
 
 
@@ -91,7 +90,7 @@ UNUSED = [
 ONLY = {
     "experiments/analysis/figures/loss_curves.py": {"figures loss_curves"},
     "experiments/analysis/tables/perplexity.py": {"tables perplexity"},
-    "experiments/report/templates/index.md.j2": {"page", "archive"},
+    "experiments/report/templates/index.md.j2": {"page"},
     "experiments/findings/nine/1_set.yaml": {"page"},
     "sparse_lib/algorithms/granet.py": {
         *(f"train {name}" for name, spec in RUNS.items() if spec.method == "granet"),
