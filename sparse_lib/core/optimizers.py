@@ -48,12 +48,17 @@ def states_like(
 ) -> Iterator[Tensor | Codes]:
     """Optimizer states of a parameter's shape, without those marked ``requires_dense``.
 
-    Of a state that stacks several of that shape along a new first dimension, each.
+    Of a state that stacks several of that shape along a new first dimension, each. Those of
+    optimizers that this one holds count, too, as of ZeroRedundancyOptimizer's part.
 
     Warns:
         UserWarning: Once per optimizer, if a state of that shape is coded in a way that is not
             known, or in a basis that the optimizer turns; it is left out.
     """
+    for held in vars(optimizer).values():
+        for inner in held if isinstance(held, list | tuple) else (held,):
+            if isinstance(inner, Optimizer):
+                yield from states_like(inner, param, with_dense=with_dense)
     states = dict(_flat(optimizer.state.get(param, {})))
     of_dimensions = {key for key in states if _is_of_a_dimension(optimizer, key, states[key])}
     is_rotated = any("." in key for key in of_dimensions)

@@ -182,6 +182,37 @@ def test_states_in_dicts_are_masked():
     assert momentum[model.weight_mask & ~grown].any()
 
 
+@pytest.mark.parametrize("listed", [True, False])
+def test_states_of_optimizers_inside_another_are_masked(listed):
+    class Parts(torch.optim.Optimizer):
+        """Each optimizer steps a part of the parameters, as on a rank of ZeRO."""
+
+        def __init__(self, params):
+            super().__init__(params, {})
+            weight, bias = self.param_groups[0]["params"]
+            parts = [torch.optim.SGD([p], 0.1, momentum=0.9) for p in (weight, bias)]
+            self.__dict__ |= {"parts": parts} if listed else {"first": parts[0], "last": parts[1]}
+            self.steps = [part.step for part in parts]
+
+        def step(self, closure=None):
+            for step in self.steps:
+                step()
+
+    torch.manual_seed(0)
+    model = nn.Linear(16, 16)
+    optimizer = Parts(model.parameters())
+    sparsity = sl.Group({"weight": sl.SET(0.75, update=2, seed=0)})
+    sparsity.apply(model)
+    sparsity.apply(optimizer)
+    for _ in range(4):
+        optimizer.zero_grad()
+        model(torch.randn(8, 16)).square().mean().backward()
+        optimizer.step()
+    inner = optimizer.parts[0] if listed else optimizer.first
+    momentum = inner.state[model.weight]["momentum_buffer"]
+    assert momentum.any() and not momentum[~model.weight_mask].any()
+
+
 @pytest.mark.parametrize("sizes", [[(8, 8)], [(8, 8), (8, 4)], [(4, 8), (8, 8)]])
 def test_preconditioners_of_square_weights_are_left_whole(sizes):
     torch.manual_seed(0)
