@@ -49,12 +49,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Lead links to where the site has a page: reports as HTML, the notebook as Markdown.
-
-    What the tests read behind the language of a code block goes: MkDocs would show the block as
-    text.
-    """
-    markdown = re.sub(r"^```(\w+) requires=\S+$", r"```\1", markdown, flags=re.MULTILINE)
+    """Lead links to where the site has a page: reports as HTML, the notebook as Markdown."""
     markdown = re.sub(r"(\]\((?:\.\./)?reports/(?:\w+/)?)README\.md", r"\1index.html", markdown)
     return markdown.replace("tutorial.ipynb)", "tutorial.md)")
 

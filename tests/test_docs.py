@@ -63,22 +63,6 @@ def test_examples_of_pages_run_in_order(page, tmp_path, monkeypatch):
     gc.collect()  # algorithms that a page defines leave the registry
 
 
-FOREIGN = [  # snippets of other libraries, and the module that each needs
-    (page, match[1], match[2])
-    for page in PAGES
-    for match in re.finditer(r"^```py requires=([\w.]+)\n(.*?)^```", page.read_text(), re.S | re.M)
-]
-
-
-@pytest.mark.parametrize(("page", "module", "code"), FOREIGN, ids=[f[1] for f in FOREIGN])
-def test_snippets_of_other_libraries_run_where_these_are(page, module, code, tmp_path, monkeypatch):
-    pytest.importorskip(module)
-    monkeypatch.chdir(tmp_path)
-    model = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    exec(code, {"model": model, "optimizer": optimizer, "loader": torch.randn(3, 8, 16)})
-
-
 @pytest.mark.parametrize("name", MODULES)
 def test_examples_of_docstrings_run(name):
     if name.startswith("sparse_lib.integrations.") and not name.endswith(".common"):
