@@ -1,4 +1,4 @@
-"""YAML with the types of JSON, no key twice, and no anchors that fill the memory."""
+"""YAML with the types of JSON and no key twice."""
 
 from __future__ import annotations
 
@@ -22,8 +22,6 @@ _Loader.add_implicit_resolver(
 )
 #: Types that JSON has too; dates and bytes have no place in a spec.
 _PLAIN = ("null", "bool", "int", "float", "str", "seq", "map")
-#: Values of a file with every anchor written out; the largest study has some 2,000.
-MAX_VALUES = 100_000
 
 
 def read_yaml(text: str) -> Any:
@@ -31,15 +29,15 @@ def read_yaml(text: str) -> Any:
 
     Raises:
         yaml.YAMLError: If it is no YAML.
-        UserError: For another key, a value that JSON does not have, or too many values; one
-            sentence that names the line.
+        UserError: For another key, or a value that JSON does not have; one sentence that names
+            the line.
     """
     loader = _Loader(text)
     try:
         node = loader.get_single_node()
         if node is None:
             return None
-        _count(node, set(), {})
+        _check(node, set())
         return loader.construct_document(node)
     except RecursionError:
         raise UserError("it is nested too deeply") from None
@@ -51,34 +49,20 @@ def read_yaml(text: str) -> Any:
         loader.dispose()
 
 
-def _count(node: yaml.Node, above: set[int], counted: dict[int, int]) -> int:
-    """Check keys and types of all nodes of a tree, in which anchors make nodes occur again.
-
-    Returns:
-        The number of values, those of an anchor wherever it occurs.
-    """
-    line = node.start_mark.line + 1
+def _check(node: yaml.Node, seen: set[int]) -> None:
+    """Check keys and types of all nodes of a tree, each once."""
     kind = node.tag.removeprefix("tag:yaml.org,2002:")
     if kind not in _PLAIN:
+        line = node.start_mark.line + 1
         raise UserError(f"line {line}: a value of type {kind} is not allowed; quote it as text")
-    if id(node) in above:
-        raise UserError(f"line {line}: an anchor may not hold itself")
-    if isinstance(node, yaml.ScalarNode):
-        return 1
-    if id(node) not in counted:
-        above.add(id(node))
-        if isinstance(node, yaml.MappingNode):
-            _check_keys(node)
-        is_mapping = isinstance(node, yaml.MappingNode)
-        children = [value for _, value in node.value] if is_mapping else node.value
-        counted[id(node)] = 1 + sum(_count(child, above, counted) for child in children)
-        above.remove(id(node))
-    if counted[id(node)] > MAX_VALUES:
-        raise UserError(
-            f"line {line}: this holds {counted[id(node)]:g} values with its anchors written out, "
-            f"but at most {MAX_VALUES:,} are allowed"
-        )
-    return counted[id(node)]
+    if isinstance(node, yaml.ScalarNode) or id(node) in seen:
+        return
+    seen.add(id(node))
+    is_mapping = isinstance(node, yaml.MappingNode)
+    if is_mapping:
+        _check_keys(node)
+    for child in [value for _, value in node.value] if is_mapping else node.value:
+        _check(child, seen)
 
 
 def _check_keys(node: yaml.MappingNode) -> None:

@@ -21,7 +21,6 @@ from experiments.specs.run import RunSpec
 from experiments.training import exports
 from experiments.training import loop as training
 from tests.experiments.specs.edit import edited
-from tests.fuzz import inputs
 
 STEPS = 6
 
@@ -104,6 +103,26 @@ def interrupted() -> tuple[dict[str, bytes], str]:
 
 
 @st.composite
+def damaged(draw: st.DrawFn, content: bytes) -> bytes:
+    """Bytes that are flipped, cut, doubled or overwritten; never the same as before."""
+    place = draw(st.integers(0, max(0, len(content) - 1)))
+    fault = draw(st.integers(0, 4))
+    if fault == 0:
+        return content[:place]
+    if fault == 1:
+        odd = draw(st.sampled_from([b"\xff\xfe", b"\x00", b"\xc3", b"\x85", b"\xed\xa0\x80"]))
+        return content[:place] + odd + content[place:]
+    if fault == 2:
+        length = draw(st.integers(1, 64))
+        return content[:place] + bytes(length) + content[place + length :]
+    if fault == 3:
+        return content + content[place:] + b"\x00"
+    changed = bytearray(content or b"\x00")
+    changed[place % len(changed)] ^= draw(st.integers(1, 255))
+    return bytes(changed)
+
+
+@st.composite
 def damaged_states(draw: st.DrawFn) -> dict[str, bytes]:
     """The files of the state folder, of which some are damaged, doubled or gone."""
     whole = interrupted()[0]
@@ -115,9 +134,9 @@ def damaged_states(draw: st.DrawFn) -> dict[str, bytes]:
         elif fault == 1:
             files[name] = whole[draw(st.sampled_from(sorted(whole)))]
         elif fault == 2:
-            files[f"{name}.part"] = draw(inputs.damaged(files[name]))
+            files[f"{name}.part"] = draw(damaged(files[name]))
         else:
-            files[name] = draw(inputs.damaged(files[name]))
+            files[name] = draw(damaged(files[name]))
     return files
 
 

@@ -1,9 +1,7 @@
 """Damaged and hand-made checkpoints end in one sentence, or are read as they were written."""
 
-import json
 import math
 import random
-import struct
 
 import pytest
 import torch
@@ -34,27 +32,6 @@ def masked() -> nn.Sequential:
     return model
 
 
-def written(folder, layout, *, keep_metadata=True):
-    """Path and bytes of an export; as of another program without our metadata."""
-    path = export_safetensors(masked(), folder / "model.safetensors", layout=layout)
-    if not keep_metadata:
-        header, data = parts(path.read_bytes())
-        ours = header["__metadata__"]
-        header["__metadata__"] = {k: v for k, v in ours.items() if k == "format"}
-        path.write_bytes(joined(header, data))
-    return path, path.read_bytes()
-
-
-def parts(content):
-    (size,) = struct.unpack("<Q", content[:8])
-    return json.loads(content[8 : 8 + size]), content[8 + size :]
-
-
-def joined(header, data):
-    text = json.dumps(header).encode()
-    return struct.pack("<Q", len(text)) + text + data
-
-
 def sentence(error, path):
     message = str(error.value)
     assert str(path) in message and "\n" not in message
@@ -63,7 +40,8 @@ def sentence(error, path):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_cut_or_flipped_export_is_refused_or_unharmed(layout, tmp_path):
-    path, content = written(tmp_path, layout)
+    path = export_safetensors(masked(), tmp_path / "model.safetensors", layout=layout)
+    content = path.read_bytes()
     weights, masks = read_safetensors(path)
     draw = random.Random(0)
     refused = 0
@@ -84,41 +62,6 @@ def test_a_cut_or_flipped_export_is_refused_or_unharmed(layout, tmp_path):
             assert all(torch.equal(again[name], weights[name]) for name in weights)
             assert all(torch.equal(masks_again[name], masks[name]) for name in masks)
     assert refused > 100
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_headers_of_other_programs_never_end_in_a_bare_error(layout, tmp_path):
-    path, content = written(tmp_path, layout, keep_metadata=False)
-    draw = random.Random(1)
-    header, data = parts(content)
-    for _ in range(150):
-        changed = json.loads(json.dumps(header))
-        names = [name for name in changed if name != "__metadata__"]
-        name, other = draw.choice(names), draw.choice(names)
-        kind = draw.randrange(6)
-        if kind == 0:
-            del changed[name]
-        elif kind == 1:
-            changed[name]["dtype"] = draw.choice(["I32", "I64", "F32", "F16", "U8", "BOOL"])
-        elif kind == 2:
-            changed[name]["shape"] = [math.prod(changed[name]["shape"])]
-        elif kind == 3:
-            changed[name], changed[other] = changed[other], changed[name]
-        elif kind == 4:
-            changed["__metadata__"]["sparse_nan_is_absent"] = draw.choice(
-                ["", "3", "{}", "null", '["0.weight"]', "[" * 9999]
-            )
-        else:
-            changed[f"module.{name}"] = changed.pop(name)
-        body = bytearray(data)
-        body[draw.randrange(len(body))] ^= 1 << draw.randrange(8)
-        path.write_bytes(joined(changed, body))
-        try:
-            state, masks = read_safetensors(path)
-            buffers = {f"{name}_mask": mask for name, mask in masks.items()}
-            sl.load_checkpoint(masked(), {**state, **buffers})
-        except ValueError as error:
-            assert "\n" not in str(error)
 
 
 def bit_file(folder, **changes):
@@ -198,28 +141,16 @@ WEIGHT = torch.ones(2, 3)
     ("state", "words"),
     [
         ({3: WEIGHT}, "its key 3 is no name"),
-        ({None: WEIGHT, "weight": WEIGHT}, "its key None is no name"),
         ({"weight": [1, 2]}, r"no tensor at its top, only \['weight'\]"),
-        ({"state_dict": {"weight": WEIGHT}}, r"no tensor at its top, only \['state_dict'\]"),
         ({"weight": WEIGHT.to_sparse_coo()}, "'weight' is torch.sparse_coo"),
-        ({"weight": WEIGHT.to_sparse_csc()}, "'weight' is torch.sparse_csc"),
-        ({"weight": WEIGHT.to_sparse_csr()}, "'weight' is torch.sparse_csr"),
         ({"weight": WEIGHT, "_orig_mod.weight": WEIGHT}, "has 'weight' more than once"),
         ({"weight": WEIGHT, "weight_orig": WEIGHT, "weight_mask": WEIGHT}, "both 'weight' and"),
         ({"weight_orig": WEIGHT, "weight_mask": WEIGHT * 0.5}, "values besides 0 and 1"),
-        ({"weight_orig": WEIGHT, "weight_mask": WEIGHT * math.nan}, "values besides 0 and 1"),
         ({"weight": WEIGHT, "weight_mask": torch.ones(3, dtype=torch.bool)}, "of its shape"),
         ({"weight": WEIGHT.int()}, "'weight' is torch.int32, the model's torch.float32"),
-        ({"weight": WEIGHT.bool()}, "'weight' is torch.bool, the model's torch.float32"),
-        ({"weight": WEIGHT.to(torch.complex64)}, "'weight' is torch.complex64"),
         ({"weight": torch.ones(3, 2)}, r"'weight' has shape \(3, 2\)"),
         ({"weight": WEIGHT, "other": WEIGHT}, r"has \['other'\] besides"),
         ({"other": WEIGHT}, r"lacks \['weight'\]"),
-        ({"model": {"weight": WEIGHT}, "optimizer": {"sparsity": {"state": [1]}}}, "a mapping"),
-        (
-            {"weight": WEIGHT, "optimizer": {"sparsity": {"state": {"weight": {"mask": 3}}}}},
-            "no mask tensor for 'weight'",
-        ),
         (
             {"weight": WEIGHT, "optimizer": {"sparsity": {"state": {"x": {"mask": WEIGHT}}}}},
             "the mask of 'x' has no weight",
@@ -246,11 +177,8 @@ def test_a_pruning_mask_that_scales_is_refused():
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"bitmask": torch.tensor([21])}, "1 bytes .* not 1 of torch.int64"),
         ({"bitmask": torch.tensor([53], dtype=torch.uint8)}, "3 values, and its mask 4"),
         ({"compressed": None}, "w.compressed and w.shape"),
-        ({"shape": torch.tensor([2, 2**62])}, "'w'.*shape"),
-        ({"shape": torch.tensor([2.0, 3.0])}, "'w.shape'.*integers"),
         ({"shape": torch.tensor([9, 9])}, "11 bytes"),
     ],
 )
