@@ -24,6 +24,7 @@ setup: $(MARK)
 $(MARK): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is required; name one with make PYTHON=python3.11")'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@echo "Installing PyTorch, then the other dependencies, into .venv: about 2 minutes"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) "$$(grep '^torch==' constraints.txt)"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[experiments,dev,docs]'
 	touch $(MARK)
@@ -34,8 +35,8 @@ reproduce: setup
 	@$(BIN)/python -m experiments where -- $(ARGS)
 
 ## make smoke       the same at the smallest scale: at most 300 core-seconds of runs and computations, and the pages
-smoke: setup
-	$(RUN) snakemake reproduce --config scale=smoke
+smoke: ARGS = --config scale=smoke
+smoke: reproduce
 
 ## make test        run the tests, and print the slowest twenty
 test: setup

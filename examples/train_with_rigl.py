@@ -26,7 +26,7 @@ def make(seed: int = 0) -> tuple[nn.Module, torch.optim.Optimizer, sl.Group]:
         "param_filter": ["0.weight", "2.weight"],
         "update": {"freq": 20, "stop": int(0.75 * STEPS)},
         "drop_fraction": {"type": "cosine", "init": 0.3, "half_period": STEPS},
-        "seed": seed,
+        "seed": 0,
     }
     print(sl.plan(model, config, num_steps=STEPS))  # what will be sparse, before any training
     sparsity = sl.configure(config)

@@ -10,12 +10,14 @@ from typing import Any
 import pandas as pd
 
 from experiments.analysis.methods import algorithm_name
-from experiments.findings.claim import Claim, sources
+from experiments.findings.claim import sources
 from experiments.findings.estimate import NO_TEST, SAME, Estimate, estimate
 from experiments.findings.evidence import Evidence
 from experiments.findings.ledger import AGREES, DIFFERS, Finding
 from experiments.report.text import in_words
+from experiments.specs.lookup import rerun_command
 from experiments.store import paths, verification
+from experiments.store.reference import entries
 
 #: Digits after the point by unit.
 DIGITS = {"nats": 3, "points": 1, "perplexity": 2, "BLEU": 1}
@@ -165,9 +167,13 @@ def facts(found: Finding, evidence: Evidence) -> dict[str, str]:
     }
 
 
-def command(claim: Claim, scale: str) -> str:
-    """The command that makes a result."""
-    return f"snakemake reproduce --config scale={scale} study={claim.study}"
+def command(found: Finding, scale: str) -> str:
+    """The command that repeats a result's runs, and compares them where all are committed."""
+    if not found.runs:
+        return f"snakemake reproduce --config scale={scale} study={found.claim.study}"
+    again = rerun_command(found.runs)
+    is_committed = {*found.runs} <= {*entries()}
+    return again.replace("rerun", "verify", 1) if is_committed else again
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -304,7 +310,7 @@ def card(found: Finding, evidence: Evidence, pictures: dict[str, str]) -> dict[s
         "differs": shown.get("differs", "").format(**known),
         "doubt": shown.get("doubt", "").format(**known),
         "verified": verification.words(found.runs),
-        "command": command(claim, evidence.scale),
+        "command": command(found, evidence.scale),
     }
 
 

@@ -71,6 +71,7 @@ onstart:
 
 onsuccess:
     REQUEST.finish_reruns()
+    logger.info(f"Pages and figures are in reports/{SCALE}/.")
 
 
 onerror:
