@@ -78,8 +78,8 @@ class MaskGuard:
         # Of a copy: whose it is, and how many weights its mask had.
         self._origin: tuple[weakref.ref[MaskGuard] | None, int] | None = None
         self.was_loaded = False
-        # Parameter and version that an optimizer's step left masked; None while one is under way.
-        self._left: tuple[int, int] | None = None
+        # Parameter and version that an optimizer's step left masked; no version while it goes on.
+        self._left = (-1, -1)
         self._trained = False  # a gradient came since the weight was last looked at
         self._missed_steps = 0
 
@@ -273,8 +273,8 @@ class MaskGuard:
         self._clean_gradient = (None, -1, -1)
 
     def is_being_written(self) -> None:
-        """Take no value that comes from now on for one that was written by hand."""
-        self._left = None
+        """Mask the weight before the next forward pass, should the step fail on its way."""
+        self._left = (id(self.param), -1)
 
     def is_left(self) -> None:
         """Record the weight as masked: if its memory changes from now on, it is masked again."""
@@ -287,7 +287,7 @@ class MaskGuard:
 
         A value that is written through ``.data`` leaves no trace: it stays until the next step.
         """
-        known, version = self._left or (None, -1)
+        known, version = self._left
         # functional_call puts parameters of the caller's in place, which are not ours to change.
         if known != id(param) or version == param._version:
             return

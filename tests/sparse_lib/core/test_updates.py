@@ -326,3 +326,21 @@ def test_dense_weights_that_are_loaded_are_the_hidden_ones():
     model.load_state_dict({"weight": weight}, strict=False)
     assert torch.equal(algorithm.hidden_weight(model.weight), weight)
     assert torch.equal(model.weight, weight * model.weight_mask)
+
+
+@pytest.mark.parametrize("algorithm", [sl.SRSTE, sl.TopKAST])
+def test_a_step_that_fails_leaves_no_hidden_values_in_the_forward_pass(algorithm):
+    class Failing(torch.optim.SGD):
+        def step(self, closure=None):
+            raise MemoryError
+
+    model = nn.Linear(16, 4, bias=False)
+    sparsity = algorithm(0.5, seed=0)
+    sparsity.apply(model)
+    optimizer = Failing(model.parameters(), 0.1)
+    sparsity.apply(optimizer)
+    expected = model(batch(0)).detach()
+    model(batch(0)).sum().backward()
+    with pytest.raises(MemoryError):
+        optimizer.step()
+    assert torch.equal(model(batch(0)), expected)
