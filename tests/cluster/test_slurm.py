@@ -14,7 +14,7 @@ from experiments.specs.code import ROOT
 from experiments.specs.expand import study_runs
 from experiments.specs.read import load_study
 from tests.cluster import slurm
-from tests.fuzz import killer
+from tests.workflow import running
 
 pytestmark = [
     pytest.mark.slow,
@@ -54,7 +54,7 @@ def start(folder: Path) -> subprocess.Popen:
                 "PYTHONPATH": str(ROOT),
                 "OMP_NUM_THREADS": "1",
                 "SPARSE_SAVE_EVERY_S": "0",
-                killer.MARK: str(folder),
+                running.MARK: str(folder),
             },
             start_new_session=True,
             stdout=stream,
@@ -84,8 +84,8 @@ def ends() -> dict[str, list[str]]:
 def trainer_of(folder: Path, run: str) -> psutil.Process | None:
     """The process that trains a run, once it has saved a state."""
     if list((folder / "state").glob(f"{run}-*/state-*.pt")):
-        for process in killer.processes(folder):
-            if killer.role(process) == "train" and killer.run_of(process) == run:
+        for process in running.processes(folder):
+            if running.role(process) == "train" and running.run_of(process) == run:
                 return process
     return None
 
@@ -103,7 +103,7 @@ def befall(incident: str, number: str, node: str) -> None:
 
 def test_jobs_that_end_early_go_on_and_end_with_the_same_bits(cluster, tmp_path):
     whole, folder = tmp_path / "whole", tmp_path / "folder"
-    killer.by_hand(whole, [RUNS[method] for method in METHODS.values()])
+    running.by_hand(whole, [RUNS[method] for method in METHODS.values()])
     folder.mkdir()
     shutil.copytree(whole / "resources", folder / "resources")
     process, waiting, lost = start(folder), dict(METHODS), {}
@@ -121,7 +121,7 @@ def test_jobs_that_end_early_go_on_and_end_with_the_same_bits(cluster, tmp_path)
                 del waiting[incident]
             time.sleep(0.1)
     finally:
-        killer.stop(folder)
+        running.stop(folder)
     assert process.returncode == 0, log.read_text()
     assert not waiting, log.read_text()
     for method in METHODS.values():
@@ -136,4 +136,4 @@ def test_jobs_that_end_early_go_on_and_end_with_the_same_bits(cluster, tmp_path)
         assert ended[job][0] == states[incident], ended
         if incident == "drained node":  # Slurm queues it again, under its number, elsewhere
             assert ended[job][1] not in ("", node), ended
-    assert not killer.differences(folder, killer.results(whole))
+    assert not running.differences(folder, running.results(whole))

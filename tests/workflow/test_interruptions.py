@@ -1,4 +1,4 @@
-"""After a kill, the same command finishes with the same bits; `make soak` kills at random."""
+"""After a kill, the same command finishes with the same bits."""
 
 import os
 import shutil
@@ -12,7 +12,7 @@ import pytest
 
 from experiments.specs.expand import study_runs
 from experiments.specs.read import load_study
-from tests.fuzz import killer
+from tests.workflow import running
 
 pytestmark = pytest.mark.slow
 PAIR = [
@@ -24,7 +24,7 @@ TARGETS = [f"results/smoke/runs/{run.id}/train.json" for run in PAIR]
 
 
 def start(folder: Path, log: str = "workflow.log") -> subprocess.Popen:
-    return killer.start(folder, *TARGETS, save_every_s=0.1, log=log, cores=2, preload=True)
+    return running.start(folder, *TARGETS, save_every_s=0.1, log=log, cores=2, preload=True)
 
 
 def states(folder: Path) -> list[Path]:
@@ -35,7 +35,7 @@ def training(folder: Path) -> list[psutil.Process]:
     """Trainers in the middle of their run."""
     if not states(folder):
         return []
-    return [process for process in killer.processes(folder) if killer.role(process) == "train"]
+    return [process for process in running.processes(folder) if running.role(process) == "train"]
 
 
 def wait_for(what, folder: Path, process: subprocess.Popen) -> None:
@@ -48,7 +48,7 @@ def wait_for(what, folder: Path, process: subprocess.Popen) -> None:
 
 def test_a_workflow_that_is_interrupted_and_killed_ends_with_the_same_bits(tmp_path):
     whole, folder = tmp_path / "whole", tmp_path / "folder"
-    killer.by_hand(whole, PAIR)
+    running.by_hand(whole, PAIR)
     folder.mkdir()
     shutil.copytree(whole / "resources", folder / "resources")
     try:
@@ -73,8 +73,8 @@ def test_a_workflow_that_is_interrupted_and_killed_ends_with_the_same_bits(tmp_p
         process = start(folder)
         assert process.wait(timeout=600) == 0, (folder / "workflow.log").read_text()
     finally:
-        killer.stop(folder)
+        running.stop(folder)
     logs = [path.read_text() for path in (folder / "logs" / "train").rglob("*.log")]
     assert any("resumes at step" in text for text in logs)
     assert not states(folder)
-    assert not killer.differences(folder, killer.results(whole))
+    assert not running.differences(folder, running.results(whole))
