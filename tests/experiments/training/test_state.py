@@ -113,18 +113,6 @@ def test_tokens_above_the_vocabulary_are_refused_before_a_step(corpus, tmp_path,
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [("vocab_size", None), ("vocab_size", 2**17), ("vocab_size", "300"), ("eos_id", 2**16)],
-)  # fmt: skip
-def test_facts_that_no_tokens_can_have_are_refused(corpus, tmp_path, key, value):
-    data = shutil.copytree(corpus, tmp_path / "data")
-    meta = {**json.loads((data / "meta.json").read_text()), key: value}
-    seal(data, meta, data.glob("*.bin"))
-    with pytest.raises(UserError, match=rf"meta\.json: {key} is "):
-        run_training(short_spec("dense"), data, tmp_path)
-
-
 def test_a_validation_split_without_a_window_is_refused_before_a_step(corpus, tmp_path):
     data = shutil.copytree(corpus, tmp_path / "data")
     (data / "validation.bin").write_bytes((data / "validation.bin").read_bytes()[:64])
@@ -240,16 +228,6 @@ def test_garbage_under_its_own_digest_is_left_out(tmp_path, content):
     state = saved.read(saved.newest())
     assert state is not None and state["x"] == 1
     assert len(said) == 1 and digest in said[0] and "is damaged" in said[0]
-
-
-def test_what_is_no_file_is_left_out(tmp_path):
-    saved = Saved(tmp_path, {"code": "a"}, print)
-    saved.save(3, {"x": 1})
-    (tmp_path / "state-8-folder.pt").mkdir()
-    loop = tmp_path / "state-9-loop.pt"
-    loop.symlink_to(loop)
-    state = saved.read(saved.newest())
-    assert state is not None and state["x"] == 1
 
 
 def test_no_room_for_the_weights_is_one_sentence(tmp_path, monkeypatch):
