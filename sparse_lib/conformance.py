@@ -62,9 +62,9 @@ class Case:
 
     Attributes:
         cls: The class.
-        arguments: Of its constructor, besides ``sparsity`` and ``seed``. Where they do not say
-            otherwise, a dynamic algorithm updates its masks at every second step, and one that
-            drops and grows drops half at first.
+        arguments: Of its constructor, besides ``sparsity`` and ``seed``. By default a dynamic
+            algorithm updates its masks at every second step, and one that drops and grows drops
+            half at first.
         follows_sparsity: False if masks need not have the sparsity that was asked for.
     """
 
@@ -259,30 +259,6 @@ def the_optimizer_sees_the_gradients_that_the_algorithm_says(case: Case) -> None
     expect(seen and any(seen) is not algorithm.masks_gradients, f"gradients are not {said}")
 
 
-def requires_dense_parameters_are_untouched(case: Case) -> None:
-    """A parameter or module with ``requires_dense`` gets no mask."""
-    model: Any = make_model()
-    model[0].weight.requires_dense = True
-    model[2].requires_dense = True
-    before = snapshot(model)
-    algorithm = case.make()
-    algorithm.apply(model)
-    expect(list(algorithm.sparse_params) == ["0.bias"], "a dense parameter became sparse")
-    expect(torch.equal(model[0].weight, before["0.weight"]), "a dense weight changed")
-    expect(not hasattr(model[0], "weight_mask"), "a dense weight got a mask")
-
-
-def model_apply_equals_algorithm_apply(case: Case) -> None:
-    """``model.apply(algorithm)`` gives the same masks as ``algorithm.apply(model)``."""
-    first, second = make_model(), make_model()
-    one, two = case.make(), case.make()
-    first.apply(one)
-    two.apply(second)
-    expect_equal(snapshot(first), snapshot(second), "after model.apply")
-    names = ["0.weight", "0.bias", "2.weight"]
-    expect(list(one.sparse_params) == names == list(two.sparse_params), "other parameters")
-
-
 def no_global_random_numbers_are_used(case: Case) -> None:
     """All randomness comes from ``self.generator``."""
     model = make_model()
@@ -390,8 +366,6 @@ CHECKS: tuple[Callable[[Case], None], ...] = (
     counts_are_exact_at_every_update,
     nan_at_masked_positions_never_reaches_the_optimizer,
     the_optimizer_sees_the_gradients_that_the_algorithm_says,
-    requires_dense_parameters_are_untouched,
-    model_apply_equals_algorithm_apply,
     no_global_random_numbers_are_used,
     masks_do_not_depend_on_other_layers,
     a_skipped_step_changes_nothing,
