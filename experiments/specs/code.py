@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import hashlib
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -90,8 +91,14 @@ def _syntax(path: Path) -> Syntax:
             and ast.get_docstring(node, clean=False) is not None
         ):
             node.body = node.body[1:]
-    digest = hashlib.sha256(ast.dump(tree).encode()).hexdigest()
+    digest = hashlib.sha256(_dumped(tree).encode()).hexdigest()
     return Syntax(tuple(sorted(modules)), digest)
+
+
+def _dumped(tree: ast.Module) -> str:
+    """A tree as Python 3.11 dumps it, so that all versions of Python give code one hash."""
+    shown = {"show_empty": True} if sys.version_info >= (3, 13) else {}
+    return ast.dump(tree, **shown).replace(", type_params=[]", "")
 
 
 def _run_nodes(node: ast.AST) -> Iterator[ast.AST]:
