@@ -11,8 +11,10 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
     AfterValidator,
+    Discriminator,
     Field,
     PositiveFloat,
+    Tag,
     ValidationInfo,
     field_validator,
     model_validator,
@@ -186,6 +188,10 @@ class Workload(Strict):
 
 
 NumSeeds = Annotated[int, Field(gt=0, le=1000)]
+Seeds = Annotated[
+    Annotated[NumSeeds, Tag("number")] | Annotated[list[Seed], Tag("seed")],
+    Discriminator(lambda seeds: "seed" if isinstance(seeds, list) else "number"),
+]
 
 
 class Grid(Workload):
@@ -203,7 +209,7 @@ class Grid(Workload):
     learning_rate_scale: dict[str, Factor] = Field(
         {}, description="method -> factor of the recipe's learning rate, where it is tuned"
     )
-    methods: dict[str, NumSeeds | list[Seed]] = Field(
+    methods: dict[str, Seeds] = Field(
         description="method -> number of seeds, counted from 0, or the seeds themselves"
     )
     core_seconds: PositiveFloat = Field(description="expected cost of one run, start-up included")

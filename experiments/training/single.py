@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments import tasks
-from experiments.errors import refusals
+from experiments.errors import UserError, refusals
 from experiments.specs.code import training_code_hash
 from experiments.specs.expand import load_single
 from experiments.specs.run import FirstPhase, RunSpec
@@ -129,16 +129,21 @@ def _train(
         spec = _starting_from(spec, checkpoint)
     _refuse_other_settings(spec, model_dir)
     if not training.finished(model_dir, spec):
-        training.train(
-            spec,
-            code_hash=training_code_hash(spec.model_copy(update={"sparsity": None})),
-            command=command,
-            data_dir=data_dir,
-            out=model_dir,
-            state_dir=model_dir / "state",
-            device=device,
-            first=checkpoint,
-        )
+        try:
+            training.train(
+                spec,
+                code_hash=training_code_hash(spec.model_copy(update={"sparsity": None})),
+                command=command,
+                data_dir=data_dir,
+                out=model_dir,
+                state_dir=model_dir / "state",
+                device=device,
+                first=checkpoint,
+            )
+        except UserError:
+            if not (model_dir / "state").exists():  # nothing was trained
+                (model_dir / "spec.json").unlink(missing_ok=True)
+            raise
     model = _trainer(spec, model_dir, data_dir, model_dir / "model", "cpu").model
     path = model_dir / f"checkpoint_{spec.recipe.steps}.safetensors"
     with training.writing(model_dir):

@@ -251,13 +251,15 @@ def count(
             height, width).
 
     Raises:
-        TypeError: If the model is no module.
+        TypeError: If the model is no module, or a shape is given for the inputs.
         ValueError: If sizes are not positive, both a sequence length and an image size are given,
             there is nothing to tell the inputs from, or the model does not run on what was made up
             or without values.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, not {model!r}")
+    if isinstance(inputs, tuple) and inputs and all(isinstance(size, int) for size in inputs):
+        raise TypeError(f"inputs are tensors, not the shape {inputs}; give torch.empty{inputs}")
     made_up = inputs is None or (isinstance(inputs, Mapping) and not inputs)
     args: tuple[Any, ...] = inputs if isinstance(inputs, tuple) else (inputs,)
     kwargs: dict[str, Any] = {}

@@ -111,6 +111,10 @@ def edit(key: str, value, phases=two_phases):
         (edit("methods.finetuned.starts_from.method", "sett"), ["'sett'", "did you mean 'set'"]),
         (edit("scales.smoke.1.pretrained", "pile"), ["pretrained", "'pile'", "pretraining"]),
         (edit("scales.smoke.1.pretrained", None), ["finetuned", "no key pretrained"]),
+        (
+            edit("scales.smoke.1.methods.finetuned", [0, -1]),
+            ["finetuned.seed.1 is -1: ", "or equal"],
+        ),
         (edit("scales.smoke.1.methods.finetuned", 2), ["needs seed 1 of set", "has the seeds [0]"]),
         (edit("scales.smoke.1.model.num_heads", 4), ["model differs", "'pretraining'"]),
         (edit("methods.set.starts_from", {"method": "rigl"}), ["may not itself start"]),

@@ -57,6 +57,15 @@ def test_a_finished_training_is_not_repeated(params, tmp_path):
         single.run("train", params, folder, max_steps=3)
 
 
+def test_a_mistake_that_is_mended_may_use_the_same_folder(params, tmp_path):
+    right = params.read_text()
+    spoil(params, lambda f: f.update(sparsity={"sparsity": 0.5, "param_filter": "*.wieght"}))
+    with pytest.raises(UserError, match="no parameter matches"):
+        single.run("train", params, tmp_path / "model_dir", max_steps=2)
+    params.write_text(right)
+    single.run("train", params, tmp_path / "model_dir", max_steps=2)
+
+
 def spoil(params, change) -> None:
     file = yaml.safe_load(params.read_text())
     change(file)
