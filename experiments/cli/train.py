@@ -256,7 +256,7 @@ def export(
         Path | None, typer.Option(help="folder of `run --model_dir`, in place of a run")
     ] = None,
 ) -> None:
-    """Write a trained model in safetensors that transformers loads, with a card."""
+    """Write a trained model in safetensors that transformers loads: an RO-Crate with a card."""
     from experiments.evaluation.publish import publish
     from experiments.report.card import card
 

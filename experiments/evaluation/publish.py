@@ -12,6 +12,7 @@ import yaml
 
 from experiments import data
 from experiments.errors import UserError
+from experiments.evaluation import crate
 from experiments.evaluation.files import weights_hash
 from experiments.store.io import read_json
 
@@ -21,7 +22,7 @@ Card = Callable[..., str]
 
 
 def publish(folder: Path, out: Path, card: Card) -> Path:
-    """Copy what a run trained, with a README.md, its card.
+    """Copy what a run trained, with a README.md and the metadata of an RO-Crate.
 
     Args:
         folder: A run's folder, with ``train.json`` and ``model/``; every ``eval*.json`` there that
@@ -60,6 +61,7 @@ def publish(folder: Path, out: Path, card: Card) -> Path:
             transformed=(made / "transform.json").is_file(),
         )
         (made / "README.md").write_text(text, "utf-8")
+        crate.write(made, train, corpus)
         made.rename(out)
     finally:
         shutil.rmtree(made, ignore_errors=True)

@@ -17,6 +17,7 @@ from sparse_lib.checkpoint.exports import (
 from sparse_lib.checkpoint.files import export_safetensors, read_safetensors
 from sparse_lib.checkpoint.loading import import_torch_prune, load_checkpoint, load_masks
 from sparse_lib.checkpoint.names import State, is_sparse, masks_of
+from sparse_lib.checkpoint.shrinking import shrink
 from sparse_lib.checkpoint.states import split_state
 
 __all__ = [
@@ -35,5 +36,6 @@ __all__ = [
     "load_masks",
     "masks_of",
     "read_safetensors",
+    "shrink",
     "split_state",
 ]

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from rocrate.rocrate import ROCrate
 from safetensors.torch import load_file
 
 from experiments.cli import app as commands
@@ -105,6 +106,17 @@ def test_the_card_says_what_the_weights_are(trained, tmp_path):
     assert train["data"]["hash"] in body and train["spec_hash"] in body
     assert "--params 'my run.yaml' --model_dir out" in body
     assert yaml.safe_load((tmp_path / "card/run.yaml").read_text()) == train["spec"]
+
+
+def test_the_export_is_a_crate_that_names_data_command_and_each_file(trained, tmp_path):
+    call("--model", trained / "out", "--out", tmp_path / "crate")
+    crate = ROCrate(tmp_path / "crate")
+    names = {path.name for path in (tmp_path / "crate").iterdir()} - {"ro-crate-metadata.json"}
+    assert {file.id for file in crate.get_by_type("File")} == names
+    (training,) = crate.get_by_type("CreateAction")
+    assert [part.id for part in training["object"]] == ["#wikipedia-start", "run.yaml"]
+    assert {part.id for part in training["result"]} == names - {"run.yaml"}
+    assert "--params 'my run.yaml'" in training["name"]
 
 
 def test_what_cannot_be_exported_is_one_sentence(trained, tmp_path):
