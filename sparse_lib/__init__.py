@@ -15,7 +15,6 @@
 """
 
 from sparse_lib import (  # noqa: F401 (reached as sl.masks, ...)
-    activations,
     algorithms,
     checkpoint,
     compat,

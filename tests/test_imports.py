@@ -72,7 +72,6 @@ ROOMS = {
     "configure": "masks schedules layers core",
     "preview": "masks schedules layers flops core algorithms configure",
     "conformance": "masks core",
-    "activations": "",
     "finetune": "layers core algorithms",
     "integrations": "core configure checkpoint finetune preview",
     "packed": "core execution",

@@ -194,17 +194,6 @@ def test_srigl_gives_the_outputs_of_grouped_transposed_convolutions_equally_many
     assert by_output.min() == by_output.max() > 0
 
 
-def test_top_k_activations():
-    module = sl.activations.TopKActivation(fraction=0.5)
-    x = torch.tensor([[1.0, -3.0, 2.0, 0.5]], requires_grad=True)
-    out = module(x)
-    assert out.tolist() == [[0, -3, 2, 0]]
-    out.sum().backward()
-    assert x.grad.tolist() == [[0, 1, 1, 0]]
-    with pytest.raises(ValueError, match="k or fraction"):
-        sl.activations.TopKActivation()
-
-
 def test_minima_and_sparsities_that_cannot_be_are_told():
     layer = nn.Linear(6, 4, bias=False)
     with pytest.warns(UserWarning, match="min_per_output is 9, but 'weight' has 6 weights in each"):
