@@ -154,8 +154,8 @@ def gather(studies: Sequence[PlannedStudy], records: Sequence[pd.DataFrame]) -> 
 
 
 @functools.lru_cache(maxsize=4)
-def load(scale: str) -> Evidence:
-    """The evidence of a scale, from the tables of its studies.
+def load(scale: str, study: str = "") -> Evidence:
+    """The evidence of a scale, from the tables of its studies or of one of them.
 
     Raises:
         UserError: If no study of the scale has results.
@@ -164,7 +164,8 @@ def load(scale: str) -> Evidence:
     from experiments.specs.read import load_study, study_names
     from experiments.store import paths, tidy
 
-    studies = [planned_study(load_study(name), scale) for name in study_names()]
+    names = [study] if study else study_names()
+    studies = [planned_study(load_study(name), scale) for name in names]
     records = []
     for study in studies:
         path = paths.study(scale, study.name) / "records.csv"

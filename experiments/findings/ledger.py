@@ -13,7 +13,7 @@ from experiments.findings import claim as claims
 from experiments.findings import pool
 from experiments.findings.claim import Check, Claim, Comparison, Outcome, Place
 from experiments.findings.estimate import NO_TEST, Arm, Estimate, Word, estimate, judge
-from experiments.findings.evidence import Evidence
+from experiments.findings.evidence import Evidence, load
 from experiments.findings.gate import Gate, ask
 from experiments.store import paths, tidy
 
@@ -149,7 +149,7 @@ def _estimated(
         unseen,
         target,
         gate,
-        trend=_trend(comparison, evidence, values, outcome),
+        trend=_trend(claim, comparison, evidence, outcome),
         runs=tuple(own.loc[done, "run"]),
         missing=int((~done).sum()),
     )
@@ -185,12 +185,13 @@ def _arm(cells: dict[Arm, dict[int, float]], model: str, methods: list[str]) -> 
 
 
 def _trend(
-    comparison: Comparison, evidence: Evidence, values: pd.Series, outcome: Outcome
+    claim: Claim, comparison: Comparison, evidence: Evidence, outcome: Outcome
 ) -> tuple[tuple[str, Estimate], ...]:
     """What the comparison is at other sparsities and budgets, of those that are there."""
     found = []
     for place in comparison.trend.get(evidence.scale, []):  # type: ignore[call-overload]
-        there = _strata(comparison, place, evidence, values, LEAST_SEEDS)
+        own = load(place.scale, claim.study) if place.scale else evidence
+        there = _strata(comparison, place, own, own.values(outcome), LEAST_SEEDS)
         if there is not None:
             found.append((place.label, estimate(there[1], there[2], sign=outcome.sign)))
     return tuple(found)
