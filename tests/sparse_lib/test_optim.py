@@ -5,6 +5,7 @@ from torch import nn
 
 from sparse_lib import optim
 from sparse_lib.algorithms.static import Static
+from tests.sparse_lib.algorithm_cases import make_model
 
 
 def test_every_torch_optimizer_has_apply():
@@ -16,3 +17,23 @@ def test_every_torch_optimizer_has_apply():
     with pytest.raises(TypeError, match="apply takes a sparsity algorithm, not 3"):
         optimizer.apply(3)
     assert {"SGD", "Adam", "AdamW", "Adagrad", "RMSprop"} <= set(optim.__all__)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "states"),
+    [
+        ("SGD", {"lr": 0.1}, []),
+        ("SGD", {"lr": 0.1, "momentum": 0.9}, ["momentum_buffer"]),
+        ("AdamW", {}, ["exp_avg", "exp_avg_sq"]),
+        ("Adam", {"amsgrad": True}, ["exp_avg", "exp_avg_sq", "max_exp_avg_sq"]),
+        ("Adagrad", {}, ["sum"]),
+        ("SparseAdam", {}, ["exp_avg", "exp_avg_sq"]),
+        ("LBFGS", {}, []),
+    ],
+)
+def test_optimizers_name_the_states_that_become_sparse(name, options, states):
+    model = make_model()
+    model.apply(Static(0.5))
+    optimizer = getattr(optim, name)(model.parameters(), **options)
+    assert optimizer.state_names_to_sparsify() == states
+    assert all(not state for state in optimizer.state.values()) or name == "Adagrad"
