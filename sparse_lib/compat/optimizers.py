@@ -16,6 +16,8 @@ from sparse_lib.configure import make_algorithm
 from sparse_lib.core.algorithm import SparsityAlgorithm
 from sparse_lib.core.dynamic import DynamicSparsityAlgorithm
 from sparse_lib.core.group import Group
+from sparse_lib.core.guard import mask_name
+from sparse_lib.core.optimizers import states_like
 from sparse_lib.core.registry import algorithm_classes
 from sparse_lib.schedules.values import HyperParameterSchedule
 
@@ -150,7 +152,9 @@ class BaseSparsityOptimizer(Optimizer, ABC):
         return self.sparsity.step
 
     def hook_module(self, module: nn.Module) -> None:
-        """Make the masks, buffers of the module that uses the parameters, enforced from now on.
+        """Make the masks buffers of the module that uses the parameters, enforced from now on.
+
+        Masks that `initialize_sparsity` made before are taken along.
 
         Raises:
             ValueError: If the module has none of the parameters.
@@ -158,6 +162,16 @@ class BaseSparsityOptimizer(Optimizer, ABC):
         mine = {id(p) for group in self.param_groups for p in group["params"]}
         if mine.isdisjoint(id(p) for p in module.parameters()):
             raise ValueError("the module has none of the sparsity optimizer's parameters")
+        made = self.sparsity.sparse_params
+        if made and module is not self._module:
+            masks = {id(sparse.param): sparse.mask for sparse in made.values()}
+            for owner in module.modules():
+                for name, param in owner._parameters.items():
+                    if id(param) in masks:
+                        owner.register_buffer(mask_name(name), masks[id(param)])
+            algorithms = [self._algorithm_of_group(group) for group in self.param_groups]
+            groups = zip(self.param_groups, algorithms, strict=True)
+            self.sparsity = Group([(_among(g["params"]), algorithm) for g, algorithm in groups])
         self._module = module
         self.sparsity.apply(module)
         for sparse in self.sparsity.sparse_params.values():
@@ -165,15 +179,9 @@ class BaseSparsityOptimizer(Optimizer, ABC):
             self.state[sparse.param]["mask"] = sparse.mask
 
     def initialize_sparsity(self) -> None:
-        """Make the first masks, where `hook_module` did not.
-
-        Raises:
-            RuntimeError: If no module is known.
-        """
+        """Make the first masks; without a module yet, they live here only."""
         if not self.sparsity.sparse_params:
-            if self._module is None:
-                raise RuntimeError("call hook_module with the model first")
-            self.hook_module(self._module)
+            self.hook_module(self._module or _shell(self.param_groups))
 
     def apply_sparsity(self) -> None:
         """Set masked weights to zero and keep them so; needed before `step`."""
@@ -184,8 +192,15 @@ class BaseSparsityOptimizer(Optimizer, ABC):
         if self._optimizer is None:
             self.sparsity.apply(self)
 
-    def manage_optimizer_state_sparsity(self, optimizer: Optimizer) -> None:
+    def manage_optimizer_state_sparsity(
+        self, optimizer: Optimizer, state_names: Iterable[str] | None = None
+    ) -> None:
         """Keep an optimizer's states sparse too; its ``step`` then counts the steps.
+
+        Args:
+            optimizer: What trains the weights.
+            state_names: States to mask, such as ``["exp_avg"]``; by default all of the shape of
+                their parameter.
 
         Raises:
             ValueError: If another optimizer is managed already.
@@ -195,8 +210,21 @@ class BaseSparsityOptimizer(Optimizer, ABC):
         self.initialize_sparsity()
         if self._optimizer is None:
             self.sparsity.detach(self)
+        if state_names is not None:
+            mark = _StatesLeftDense(set(state_names))
+            mark(optimizer)
+            optimizer.register_step_post_hook(mark)
         self.sparsity.apply(optimizer)
         self._optimizer = optimizer
+
+    def visit_state(self, fn: Callable[[Tensor], Tensor | None]) -> None:
+        """Call ``fn`` on every state tensor; what it returns, unless None, takes its place."""
+        for state in self.state.values():
+            for name, value in list(state.items()):
+                new = fn(value) if isinstance(value, Tensor) else None
+                if new is not None:
+                    state[name] = new
+        _adopt_masks(self)
 
     def state_dict(self) -> dict[str, Any]:
         """State by parameter *names*.
@@ -321,6 +349,20 @@ class _Held(Static):
     in_registry: ClassVar[bool] = False
 
 
+class _StatesLeftDense:
+    """Marks the optimizer states without a given name as dense; a hook after steps."""
+
+    def __init__(self, sparse_names: set[str]) -> None:
+        self.sparse_names = sparse_names
+
+    def __call__(self, optimizer: Optimizer, *_: Any) -> None:
+        for param, state in optimizer.state.items():
+            like = {id(getattr(s, "codes", s)) for s in states_like(optimizer, param)}
+            for name, value in state.items():
+                if id(value) in like and name not in self.sparse_names:
+                    value.requires_dense = True
+
+
 def _refuse_unapplied(sparsity: Any, *_: Any) -> None:
     if not sparsity._applied:
         raise RuntimeError("call apply_sparsity before step")
@@ -344,3 +386,18 @@ def _among(params: Iterable[Tensor]) -> Callable[[str, Tensor], bool]:
         return id(param) in wanted
 
     return is_among
+
+
+def _shell(param_groups: Iterable[Mapping[str, Any]]) -> nn.Module:
+    """A module without a forward that owns parameters under their full names."""
+    root = nn.Module()
+    for group in param_groups:
+        for name, param in zip(group["param_names"], group["params"], strict=True):
+            *path, leaf = name.split(".")
+            owner = root
+            for part in path:
+                if part not in owner._modules:
+                    owner.add_module(part, nn.Module())
+                owner = owner.get_submodule(part)
+            owner.register_parameter(leaf, param)
+    return root

@@ -149,6 +149,43 @@ def test_an_old_style_sparsity_optimizer():
     assert model[0].bias.all()
 
 
+def test_a_sparsity_optimizer_without_a_module_drives_itself():
+    model = make_model()
+    pairs = [{"params": weights_of(model)[:1], "sparsity": 0.75}, {"params": weights_of(model)[1:]}]
+    sparsity = RigLSparsityOptimizer(pairs, sparsity=0.5, schedule=2, drop_fraction=0.5)
+    sparsity.initialize_sparsity()
+    masks = {name: s.mask.clone() for name, s in sparsity.sparsity.sparse_params.items()}
+    assert {name: int(mask.sum()) for name, mask in masks.items()} == {
+        "0.weight": 48,
+        "2.weight": 48,
+    }
+    assert not hasattr(model[0], "weight_mask")
+    sparsity.hook_module(model)
+    sparsity.apply_sparsity()
+    assert torch.equal(model[0].weight_mask, masks["0.weight"])
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    train(model, optimizer, 4, after=sparsity.step)
+    assert sparsity.num_steps == 4 and sparsity.sparsity[0].num_updates == 2
+    assert not torch.equal(model[0].weight_mask, masks["0.weight"])
+    assert_enforced(sparsity.sparsity)
+    assert sparsity._get_target_sparsity_level_of_group(sparsity.param_groups[0]) == 0.75
+
+
+def test_only_the_named_states_are_sparse():
+    model = make_model()
+    sparsity = StaticSparsityOptimizer(model, sparsity=0.5)
+    optimizer = torch.optim.Adam(model.parameters(), 0.1)
+    sparsity.manage_optimizer_state_sparsity(optimizer, ["exp_avg"])
+    sparsity.apply_sparsity()
+    dense = torch.full_like(model[0].weight, 3.0)
+    train(model, optimizer, 1)
+    state, off = optimizer.state[model[0].weight], ~model[0].weight_mask
+    state["exp_avg"].copy_(dense)
+    state["exp_avg_sq"].copy_(dense)
+    train(model, optimizer, 1, start=1)
+    assert not state["exp_avg"][off].any() and state["exp_avg_sq"][off].all()
+
+
 def test_state_by_names_resumes_masks_and_steps():
     def build():
         model = make_model()
@@ -215,9 +252,6 @@ def test_sparsity_optimizers_by_name_and_pattern():
         ["0.weight", "0.bias"],
         ["2.weight"],
     ]
-    with pytest.raises(RuntimeError, match="call hook_module"):
-        sparsity.apply_sparsity()
-    sparsity.hook_module(model)
     sparsity.apply_sparsity()
     assert [round(s.sparsity, 3) for s in sparsity.sparsity.sparse_params.values()] == [
         0.75,
@@ -229,6 +263,11 @@ def test_sparsity_optimizers_by_name_and_pattern():
     assert configure_sparsity_optimizer("sideband", model, sparsity=0.5).sparsity[
         0
     ].init_method == ("topk")
+    seen = []
+    sparsity.visit_state(lambda tensor: seen.append(tensor.shape))
+    assert len(seen) == 3
+    sparsity.visit_state(torch.zeros_like)
+    assert not model[0].weight.any()
 
 
 @pytest.mark.parametrize(
