@@ -42,7 +42,7 @@ rule rerun:
     The front page, where there is one, is written anew from what is there.
     """
     input:
-        lambda wildcards: asked(REQUEST.rerun_pages),
+        lambda wildcards: REQUEST.rerun_pages(),
     log:
         f"logs/report/{SCALE}/index.log",
     localrule: True

@@ -10,8 +10,8 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
-#: Of more allowed values a sentence shows the nearest three.
-NUM_SHOWN = 10
+#: Letters of all allowed values together; of more a sentence shows the nearest three.
+MOST_SHOWN = 200
 
 
 class UserError(ValueError):
@@ -63,22 +63,19 @@ def not_one_of(key: str, value: object, allowed: Iterable[str], found_in: str = 
     Args:
         key: what the value was given for.
         value: what was given.
-        allowed: values that it could have had; of more than `NUM_SHOWN`, three are shown.
+        allowed: values that it could have had; of many the nearest three are shown.
         found_in: the command or the place that lists all of them.
     """
     shown, allowed = f"{value!r:.200}", sorted(allowed)
     text = str(value)[:200]
-    near = heapq.nlargest(NUM_SHOWN, allowed, key=_likeness_to(text))
-    near = (
-        difflib.get_close_matches(text, near, n=3, cutoff=0) if len(near) < len(allowed) else near
-    )
-    hint = did_you_mean(text, near)
-    if len(allowed) <= NUM_SHOWN:
-        return f"{key} is {shown}, but must be one of {', '.join(allowed)}{hint}"
+    near = heapq.nlargest(10, allowed, key=_likeness_to(text))
+    hint, whole = did_you_mean(text, near), ", ".join(allowed)
+    if len(whole) <= MOST_SHOWN:
+        return f"{key} is {shown}, but must be one of {whole}{hint}"
     listed = f", listed by {found_in}" if found_in else ""
     return (
         f"{key} is {shown}, but must be one of {len(allowed):,} values{listed}, such as "
-        f"{', '.join(near)}{hint}"
+        f"{', '.join(difflib.get_close_matches(text, near, n=3, cutoff=0))}{hint}"
     )
 
 

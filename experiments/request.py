@@ -405,23 +405,6 @@ def read_reruns() -> tuple[dict[str, int], list[str]]:
         ) from None
 
 
-def drop_damaged_metadata(folder: Path = Path(".snakemake/metadata")) -> list[str]:
-    """Delete Snakemake's notes on outputs that are no text; it leaves out those that are no JSON.
-
-    Returns:
-        A sentence for each.
-    """
-    said = []
-    for path in folder.rglob("*"):
-        if path.is_file():
-            try:
-                path.read_bytes().decode()
-            except UnicodeDecodeError:
-                path.unlink()
-                said.append(f"{path} was damaged and is deleted: Snakemake's note on one output")
-    return said
-
-
 def this_python_and_code_first() -> dict[str, str]:
     """The variables by which jobs that call ``python`` get this interpreter, and this code.
 

@@ -163,28 +163,6 @@ def figure(
 
 
 @app.command()
-def table(names: Names, study: StudyName, scale: Scale = "quick") -> None:
-    """Make tables of a study from its records."""
-    _check_names("table", names)
-    folder = paths.page(scale, study) / "tables"
-    from experiments.analysis import tables
-
-    facts = read_study(study, scale)
-    for name in names:
-        tables.write(name, *facts, folder)
-
-
-@app.command()
-def findings(scale: Scale = "quick") -> None:
-    """Print the nine results of a scale in short, each with its word."""
-    from experiments.findings import evidence, ledger
-    from experiments.report import render
-
-    for line in render.short(ledger.nine(evidence.load(scale))):
-        print(line)
-
-
-@app.command()
 def report(study: StudyName, scale: Scale) -> None:
     """Write the page of a study with its tables and its figures."""
     folder, page = paths.study(scale, study), paths.page(scale, study)

@@ -58,10 +58,11 @@ def _check(node: yaml.Node, seen: set[int]) -> None:
     if isinstance(node, yaml.ScalarNode) or id(node) in seen:
         return
     seen.add(id(node))
-    is_mapping = isinstance(node, yaml.MappingNode)
-    if is_mapping:
+    children = node.value
+    if isinstance(node, yaml.MappingNode):
         _check_keys(node)
-    for child in [value for _, value in node.value] if is_mapping else node.value:
+        children = [value for _, value in node.value]
+    for child in children:
         _check(child, seen)
 
 

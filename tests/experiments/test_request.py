@@ -247,15 +247,6 @@ def test_what_a_partial_config_leaves_out_keeps_its_default():
     assert checked({"scale": "smoke"}) == {**CONFIG, "scale": "smoke"}
 
 
-def test_notes_of_snakemake_that_are_no_text_are_deleted_and_told(folder):
-    notes = folder / ".snakemake" / "metadata"
-    notes.mkdir(parents=True)
-    (notes / "whole").write_text("{}")
-    (notes / "torn").write_bytes(b"{\xff")
-    (said,) = request.drop_damaged_metadata()
-    assert "metadata/torn was damaged" in said and [p.name for p in notes.iterdir()] == ["whole"]
-
-
 def test_words_of_the_command_line_are_read():
     read = checked({**CONFIG, "offline": "false", "mirror": "null", "run": "null"})
     assert (read["offline"], read["mirror"], read["run"]) == (False, None, None)

@@ -21,9 +21,10 @@ try:
     REQUEST = request.Request(config)
     REQUEST.check_place()
     REQUEST.check_library()
-    if "rerun" in sys.argv:
-        REQUEST.rerun_pages()
-    for sentence in [*request.drop_damaged_metadata(), *REQUEST.warnings()]:
+    for target, needs in (("rerun", REQUEST.rerun_pages), ("verify", REQUEST.verified)):
+        if target in sys.argv:
+            needs()
+    for sentence in REQUEST.warnings():
         logger.warning(sentence)
 except (UserError, OSError) as error:
     raise WorkflowError(str(error)) from None
@@ -34,14 +35,6 @@ SCALE = REQUEST.scale
 RESULTS_LOCK = FileLock("results/.lock")
 PROGRESS = progress.Progress()
 logger.addFilter(PROGRESS)
-
-
-def asked(function, *arguments):
-    """What the request answers; a mistake in it is one sentence."""
-    try:
-        return function(*arguments)
-    except UserError as error:
-        raise WorkflowError(str(error)) from None
 
 
 wildcard_constraints:

@@ -1,7 +1,7 @@
 rule train:
     """Train one run; an interrupted one goes on from state/."""
     input:
-        lambda wildcards: asked(REQUEST.train_inputs, wildcards),
+        REQUEST.train_inputs,
     output:
         summary="results/{scale}/runs/{run}/train.json",
         metrics="results/{scale}/runs/{run}/metrics.jsonl",

@@ -1,7 +1,7 @@
 rule verify_run:
     """Train one committed run again, into a folder of its own."""
     input:
-        lambda wildcards: asked(REQUEST.verify_inputs, wildcards),
+        REQUEST.verify_inputs,
     output:
         "results/{scale}/verify/{run}/record.json",
     log:
@@ -17,7 +17,7 @@ rule verify:
     """Train the committed runs that are asked for again, and say whether they come out as recorded:
     --config scale=quick, study=NAME or run=ID[,ID...]."""
     input:
-        lambda wildcards: asked(REQUEST.verified),
+        lambda wildcards: REQUEST.verified(),
     log:
         f"logs/verify/{SCALE}.log",
     localrule: True

@@ -85,8 +85,6 @@ COMMANDS = {
     "report-scale": lambda name: ["report", "--study", STUDY, f"--scale={name}"],
     "figure": lambda name: ["figure", "--study", STUDY, "--scale", SCALE, "--", name],
     "figure-study": lambda name: ["figure", "loss_curves", f"--study={name}"],
-    "table": lambda name: ["table", "--study", STUDY, "--scale", SCALE, "--", name],
-    "findings-scale": lambda name: ["findings", f"--scale={name}"],
     "compute": lambda name: ["compute", "--scale", SCALE, "--", name],
     "compute-scale": lambda name: ["compute", "flops", f"--scale={name}"],
     "publish": lambda name: ["publish", f"--scale={name}"],
@@ -152,7 +150,6 @@ def test_collect_says_which_records_are_committed(place, call):
         (["train", "--run", "RUN", "--threads", "0"], ["threads"]),
         (["train", "--run", "smoke__nothing"], ["run is 'smoke__nothing'"]),
         (["figure", "los_curves", "--study", STUDY], ["figure is", "did you mean 'loss_curves'"]),
-        (["table", "perplexit", "--study", STUDY], ["table is", "did you mean 'perplexity'"]),
         (["compute", "flop"], ["computation is 'flop'", "did you mean 'flops'"]),
         (["index", "--scale", "paper"], ["no pages yet"]),
         (["publish", "--scale", "paper"], ["has no report"]),
@@ -211,7 +208,7 @@ def test_garbage_tables_are_named(place, call, name, text):
     assert call("collect", "--study", STUDY, "--scale", SCALE, *files)[0] == 0
     path = place / "results" / SCALE / STUDY / name
     path.write_text(text, encoding="latin-1")
-    code, said = call("table", "perplexity", "--study", STUDY, "--scale", SCALE)
+    code, said = call("report", "--study", STUDY, "--scale", SCALE)
     assert code not in (0, None) and name in said and "Traceback" not in said
 
 
@@ -346,18 +343,6 @@ def test_where_names_the_committed_report_until_one_is_written(place, call):
     code, text = call("where", "--", *arguments, "--set-threads", "train=2")
     assert code == 0 and re.match(r"0 of \d+ runs of scale smoke are finished\.", text)
     assert "The page is reports/smoke/index.html" in text
-
-
-@pytest.mark.parametrize(
-    ("setting", "words"),
-    [
-        ("scal=small", "unknown config key 'scal' with the value 'small'"),
-    ],
-)
-def test_where_refuses_what_the_workflow_refuses(place, call, setting, words):
-    for arguments in ((setting,), ("--config", setting)):
-        code, text = call("where", "--", *arguments)
-        assert code not in (0, None) and words in text
 
 
 def test_the_plan_of_one_study_says_what_all_leave_of_the_budget(call, monkeypatch):
