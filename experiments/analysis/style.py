@@ -1,6 +1,6 @@
 """What all figures share: panels, axes, lines of methods, and labels at their ends."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -120,9 +120,7 @@ def say_empty(axes: Axes, sentence: str) -> None:
         figure.set_figheight(0.5 * len(figure.axes))
 
 
-def label_ends(
-    axes: Axes, labels: Sequence[tuple[float, str, str]], *, dashed: Collection[str] = ()
-) -> None:
+def label_ends(axes: Axes, labels: Sequence[tuple[float, str, str]]) -> None:
     """Name lines at their right ends, moved apart where they would overlap.
 
     A figure whose panels are too low for that many names becomes higher.
@@ -130,7 +128,6 @@ def label_ends(
     Args:
         axes: Panel with its final y limits.
         labels: (y of the line's end, text, colour of the line) per line.
-        dashed: Texts of the lines that are dashed.
     """
     low, high = axes.yaxis.get_transform().transform(np.array(axes.get_ylim(), float))
     figure = axes.get_figure()
@@ -144,12 +141,9 @@ def label_ends(
     places = axes.yaxis.get_transform().transform(np.array([y for y, _, _ in ordered], float))
     spots = spread([(y - low) / (high - low) if high > low else 0.5 for y in places], gap)
     for (_, text, color), y in zip(ordered, spots, strict=True):
-        parts = ([1.012, 1.019], [1.028, 1.035]) if text in dashed else ([1.012, 1.035],)
-        for ends in parts:
-            axes.plot(
-                ends, [y, y], transform=axes.transAxes, color=color, lw=3, clip_on=False,
-                solid_capstyle="butt" if text in dashed else None,
-            )  # fmt: skip
+        axes.plot(
+            [1.012, 1.035], [y, y], transform=axes.transAxes, color=color, lw=3, clip_on=False
+        )
         axes.text(1.05, y, text, transform=axes.transAxes, va="center", fontsize=9)
 
 

@@ -83,9 +83,9 @@ def read_study(study: str, scale: str) -> tuple:
     Raises:
         SpecError: If there is no such study or scale, or it has no results.
     """
+    folder, facts = paths.study(scale, study), planned(study, scale)
     if not load_study(study).shows(scale):
         raise SpecError(f"study {study!r} has nothing at scale {scale!r}")
-    folder, facts = paths.study(scale, study), planned(study, scale)
     from experiments.store import collect, reference, tidy
 
     if (folder / "records.csv").is_file():

@@ -1,6 +1,5 @@
 """Validation perplexity against sparsity: small points are seeds, large ones their mean, bars
-its 95% t interval, bands dense models. Hollow and dashed: settings chosen after the study had
-run. Lower is better."""
+its 95% t interval, bands dense models. The longest trainings come first. Lower is better."""
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -8,7 +7,7 @@ from matplotlib.figure import Figure
 
 from experiments.analysis import select as selection
 from experiments.analysis import style
-from experiments.analysis.methods import Method, Methods
+from experiments.analysis.methods import Methods
 from experiments.findings.estimate import mean_interval
 from experiments.specs.planned import PlannedStudy
 from experiments.store import tidy
@@ -30,25 +29,32 @@ COLUMNS = [
 
 
 def data(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
-    """Perplexity of every run on workloads that have two sparsities or more."""
-    rows = tidy.validation_perplexity(records)
+    """Perplexity of every run on workloads that have two sparsities or more; arms whose settings
+    were chosen after the study had run are left out."""
+    rows, looks = tidy.validation_perplexity(records), Methods(study)
     rows = rows[rows["family"].isna()][COLUMNS]
-    rows = rows.assign(line=Methods(study).lines(rows))
+    rows = rows[~rows["method"].map(lambda method: looks[method].retuned).astype(bool)]
+    rows = rows.assign(line=looks.lines(rows))
     levels = rows[rows["sparsity"] > 0].groupby(["model", "dataset"])["sparsity"].nunique()
     several = levels[levels > 1].reset_index()[["model", "dataset"]]
     return rows.merge(several, on=["model", "dataset"])
 
 
 def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Figure:
-    """One panel per model and dataset."""
+    """One panel per model and dataset, the one of most tokens first."""
     rows, looks = data(records, curves, study), Methods(study)
-    workloads = tidy.workloads(rows)
+    millions = {run.id: getattr(run.spec.recipe, "tokens", 0) / 1e6 for run in study.runs}
+    budgets = {
+        workload: sorted({millions[run] for run in tidy.in_workload(rows, workload)["run"]})
+        for workload in tidy.workloads(rows)
+    }
+    workloads = sorted(budgets, key=lambda workload: -budgets[workload][-1])
     figure, axes = style.panels(len(workloads), height=3.8)
     if not workloads:
         style.say_empty(axes[0], "No model has finished runs at two sparsities.")
     for panel, workload in zip(axes, workloads, strict=False):
         _draw_panel(panel, tidy.in_workload(rows, workload), looks)
-        panel.set_title(f"{workload}")
+        panel.set_title(f"{workload}, {' or '.join(f'{m:.3g}' for m in budgets[workload])}M tokens")
     return figure
 
 
@@ -57,11 +63,8 @@ def _draw_panel(axes: Axes, rows: pd.DataFrame, looks: Methods) -> None:
     for method, _, own in selection.by_treatment(rows[rows["sparsity"] == 0]):
         look = looks[method]
         mean, low, high = mean_interval(own["value"])
-        axes.axhline(mean, color=look.color, lw=1, ls=_dashes(look))
-        if low == low and look.retuned:
-            for end in (low, high):
-                axes.axhline(end, color=look.color, lw=0.7, ls=":")
-        elif low == low:
+        axes.axhline(mean, color=look.color, lw=1)
+        if low == low:
             axes.axhspan(low, high, color=look.color, alpha=0.12, lw=0)
         labels.append((mean, look.name, look.color))
     sparse = rows[rows["sparsity"] > 0]
@@ -70,7 +73,6 @@ def _draw_panel(axes: Axes, rows: pd.DataFrame, looks: Methods) -> None:
     places = _places(sparse)
     for method, group in sparse.groupby("line", sort=False):
         look = looks[method]
-        fill = "white" if look.retuned else look.color
         points = []
         for sparsity, own in group.groupby("sparsity"):
             x = step ** places[method, sparsity] / (1 - sparsity)
@@ -79,8 +81,7 @@ def _draw_panel(axes: Axes, rows: pd.DataFrame, looks: Methods) -> None:
             if low == low:
                 axes.plot([x, x], [low, high], color=look.color, lw=1.6)
             points.append((x, mean))
-        axes.plot(*zip(*points, strict=True), color=look.color, marker=look.marker, mfc=fill,
-                  ms=8 if look.retuned else 6, lw=1.2, ls=_dashes(look))  # fmt: skip
+        axes.plot(*zip(*points, strict=True), color=look.color, marker=look.marker, ms=6, lw=1.2)
         labels.append((points[-1][1], look.name, look.color))
     levels = sorted(sparse["sparsity"].unique())
     axes.set_xscale("log")
@@ -88,12 +89,7 @@ def _draw_panel(axes: Axes, rows: pd.DataFrame, looks: Methods) -> None:
     axes.minorticks_off()
     axes.set_xlabel("sparsity of the block weights")
     axes.set_ylabel("validation perplexity per token")
-    dashed = {looks[method].name for method in rows["line"].unique() if looks[method].retuned}
-    style.label_ends(axes, labels, dashed=dashed)
-
-
-def _dashes(look: Method) -> str:
-    return "--" if look.retuned else "-"
+    style.label_ends(axes, labels)
 
 
 def _places(sparse: pd.DataFrame) -> dict[tuple[str, float], float]:
