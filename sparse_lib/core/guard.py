@@ -7,7 +7,6 @@ or pickling the module copies the enforcement too.
 from __future__ import annotations
 
 import copy
-import functools
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
 
 _SAME_SIZE_INTEGER = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _GUARDS = "_mask_guards"
-_PREPARE = "__prepare_scriptable__"
 _WANTS_DENSE = "_needs_dense_gradient"
 
 
@@ -57,7 +55,6 @@ class MaskGuard:
             module.register_load_state_dict_post_hook(_settle_loaded)
             module.register_state_dict_pre_hook(_settle_averages)
             module.register_forward_pre_hook(_settle_alone)
-            module.__dict__[_PREPARE] = functools.partial(_prepare_scriptable, module)
         self._install(self.param)
 
     def _forget(self) -> None:
@@ -129,7 +126,6 @@ class MaskGuard:
         guards(self.module).pop(self.name, None)
         if not guards(self.module):
             self.module.__dict__.pop(_GUARDS, None)
-            self.module.__dict__.pop(_PREPARE, None)
             for hooks, ours in (
                 (self.module._load_state_dict_pre_hooks, _refuse_averages),
                 (self.module._load_state_dict_post_hooks, _settle_loaded),
@@ -148,8 +144,6 @@ class MaskGuard:
     def ensure(self) -> None:
         """Hook the module's current parameter, if it was replaced or has become trainable."""
         param = self.param
-        if _settle_alone not in self.module._forward_pre_hooks.values():
-            self.module.register_forward_pre_hook(_settle_alone)
         # A conversion may swap a tensor's contents: the object stays and loses its hooks.
         known = self._hooked is param and self._hooked_contents == param._cdata
         if param.requires_grad and not known:
@@ -441,15 +435,6 @@ def _settle_loaded(module: nn.Module, incompatible: Any) -> None:
         if guard.driver is not None:
             guard.driver.loaded(guard.param)
         guard.select_weight()
-
-
-def _prepare_scriptable(module: nn.Module) -> nn.Module:
-    """What ``torch.jit.script`` takes for a module: itself, without the hook that is no script.
-
-    `MaskGuard.ensure` puts the hook back before the next optimizer step.
-    """
-    _remove_hook(module._forward_pre_hooks, _settle_alone)
-    return module
 
 
 def _settle_alone(module: nn.Module, _: Any) -> None:

@@ -255,7 +255,7 @@ def find_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
         if isinstance(module, torch.jit.ScriptModule):
             raise ValueError(
                 f"{path or 'the model'} is scripted or traced already; apply the algorithm to the "
-                "model first, then torch.jit.script or trace it"
+                "model first, train it, and script what sparse_lib.finalize leaves"
             )
         inside_dense = any(path == top or path.startswith(f"{top}.") or not top for top in dense)
         if getattr(module, "requires_dense", False) and not inside_dense:

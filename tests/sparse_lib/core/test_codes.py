@@ -126,29 +126,6 @@ def test_codes_without_a_table_are_left_alone_and_told():
         sl.device.pack(nn.Sequential(model), optimizer, least_sparsity=0.0)
 
 
-@pytest.mark.parametrize("use_buffers", [True, False])
-def test_an_average_has_the_masks_of_the_model(use_buffers):
-    torch.manual_seed(0)
-    model = nn.Linear(16, 16, bias=False)
-    sparsity = sl.configure({"algorithm": "set", "sparsity": 0.75, "update": 2, "seed": 0})
-    optimizer = driven(sparsity, model)
-    averaging = torch.optim.swa_utils.get_ema_multi_avg_fn(0.5)
-    average = torch.optim.swa_utils.AveragedModel(
-        model, multi_avg_fn=averaging, use_buffers=use_buffers
-    )
-    expected = model.weight.detach().clone()
-    for step in range(8):
-        model(torch.randn(8, 16)).square().mean().backward()
-        optimizer.step()
-        average.update_parameters(model)
-        expected = expected.lerp(model.weight.detach(), 0.5 if step else 1.0)
-        assert torch.equal(average.module.weight_mask, model.weight_mask)
-        if use_buffers:
-            expected *= model.weight_mask
-            torch.testing.assert_close(average.module.weight.detach(), expected)
-    assert int(average.module.weight_mask.sum()) == 64
-
-
 class Shampoo(torch.optim.Optimizer):
     def step(self, closure=None):
         for param in self.param_groups[0]["params"]:

@@ -259,24 +259,6 @@ def test_a_compiled_step_does_what_a_plain_one_does(name, backend):
     assert all(torch.equal(tensor, models[1][key]) for key, tensor in models[0].items())
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*")
-def test_a_masked_model_can_be_scripted_while_it_trains():
-    model, algorithm = network(), sl.SET(0.5, update=1, seed=0)
-    optimizer = driven(algorithm, model)
-    train(model, optimizer)
-    script = torch.jit.script(model)
-    inputs = batches(1)[0]
-    assert torch.equal(script(inputs), model(inputs))
-    train(model, optimizer)
-    assert is_masked(model) and algorithm.step == 6
-    twin = copy.deepcopy(model)  # computes with a mask that it is given, as before the script
-    with torch.no_grad():
-        twin[0].weight_mask[0] = False
-    twin(inputs)
-    assert not twin[0].weight[0].any() and model[0].weight[0].any()
-    assert torch.equal(pickled(model)(inputs), model(inputs))
-
-
 def test_a_scripted_model_is_refused_and_left_as_it_was():
     """Its parameters lie in C++, where no mask can be put beside them."""
     part = nn.Sequential(nn.Linear(6, 4), torch.jit.script(nn.Linear(4, 2)))

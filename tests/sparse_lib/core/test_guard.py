@@ -368,19 +368,23 @@ def test_autoupdate_of_a_group_reaches_its_members(grouped):
     assert rigl.num_updates == 2
 
 
-def test_a_plain_average_of_buffers_copies_masks():
+@pytest.mark.parametrize("decay", [None, 0.5])
+def test_averages_of_buffers_copy_masks(decay):
     model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8))
     algorithm = SET(0.5, update=1, drop_fraction=0.5, seed=0)
     algorithm.apply(model[0])
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     algorithm.apply(optimizer)
-    average, expected = AveragedModel(model, use_buffers=True), torch.zeros(8, 8)
+    averaging = None if decay is None else get_ema_multi_avg_fn(decay)
+    average = AveragedModel(model, multi_avg_fn=averaging, use_buffers=True)
+    expected = torch.zeros(8, 8)
     for count in range(4):
         model(torch.randn(16, 8)).square().sum().backward()
         optimizer.step()
         average.update_parameters(model)
         mask, weight = model[0].weight_mask, model[0].weight.detach()
-        expected = (expected + (weight - expected) / (count + 1)) * mask
+        share = 1 / (count + 1) if decay is None or not count else 1 - decay
+        expected = (expected + (weight - expected) * share) * mask
         assert torch.equal(average.module[0].weight_mask, mask) and int(mask.sum()) == 32
         torch.testing.assert_close(average.module[0].weight.detach(), expected)
     assert list(average.module.state_dict()) == list(model.state_dict())
