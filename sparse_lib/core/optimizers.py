@@ -56,9 +56,9 @@ def states_like(
             known, or in a basis that the optimizer turns; it is left out.
     """
     for held in vars(optimizer).values():
-        for inner in held if isinstance(held, list | tuple) else (held,):
-            if isinstance(inner, Optimizer):
-                yield from states_like(inner, param, with_dense=with_dense)
+        inside = held if isinstance(held, list | tuple) else (held,)
+        for inner in inside if inside and isinstance(inside[0], Optimizer) else ():
+            yield from states_like(inner, param, with_dense=with_dense)
     states = dict(_flat(optimizer.state.get(param, {})))
     of_dimensions = {key for key in states if _is_of_a_dimension(optimizer, key, states[key])}
     is_rotated = any("." in key for key in of_dimensions)
