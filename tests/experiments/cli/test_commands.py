@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from experiments.cli.app import main
-from experiments.errors import UserError, explained
+from experiments.errors import UserError
 from experiments.evaluation import model
 from experiments.specs import read
 from experiments.specs.code import ROOT
@@ -74,38 +74,6 @@ def written(folder: Path, *records: dict) -> list[Path]:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps(record))
     return files
-
-
-HOSTILE = ["../../../victim", "", "a$(touch pwned)b"]  # `store.paths` is asked for more of them
-COMMANDS = {
-    "collect": lambda name: ["collect", f"--study={name}", "--scale", SCALE, "--none"],
-    "collect-scale": lambda name: ["collect", "--study", STUDY, f"--scale={name}", "--none"],
-    "index": lambda name: ["index", f"--scale={name}"],
-    "report": lambda name: ["report", f"--study={name}", "--scale", SCALE],
-    "report-scale": lambda name: ["report", "--study", STUDY, f"--scale={name}"],
-    "figure": lambda name: ["figure", "--study", STUDY, "--scale", SCALE, "--", name],
-    "figure-study": lambda name: ["figure", "loss_curves", f"--study={name}"],
-    "compute": lambda name: ["compute", "--scale", SCALE, "--", name],
-    "compute-scale": lambda name: ["compute", "flops", f"--scale={name}"],
-    "publish": lambda name: ["publish", f"--scale={name}"],
-    "keep": lambda name: ["keep", f"--scale={name}"],
-    "prepare": lambda name: ["prepare", f"--data={name}"],
-    "train": lambda name: ["train", f"--run={name}"],
-    "evaluate": lambda name: ["evaluate", f"--run={name}"],
-    "plan": lambda name: ["plan", f"--scale={name}"],
-    "where": lambda name: ["where", "--", "--config", f"scale={name}"],
-    "where-study": lambda name: ["where", "--", "--config", f"study={name}"],
-}
-
-
-@pytest.mark.parametrize("name", HOSTILE)
-@pytest.mark.parametrize("command", COMMANDS)
-def test_a_hostile_name_writes_and_deletes_nothing(place, call, command, name):
-    before = contents(place.parent)
-    code, text = call(*COMMANDS[command](name))
-    assert code not in (0, None)
-    assert re.search(r"is '|is \"", text) and "Traceback" not in text
-    assert contents(place.parent) == before
 
 
 def test_collect_deletes_nothing_before_it_has_read_everything(place, call):
@@ -201,17 +169,6 @@ def test_masks_that_do_not_change_or_arrive_within_a_run_are_refused(
     assert code not in (0, None) and place in text and "Traceback" not in text
 
 
-@pytest.mark.parametrize("name", ["records.csv", "curves.csv"])
-@pytest.mark.parametrize("text", ["", "a,b\n1,2\n"])
-def test_garbage_tables_are_named(place, call, name, text):
-    files = written(place.parent / "made", *RECORDS[:2])
-    assert call("collect", "--study", STUDY, "--scale", SCALE, *files)[0] == 0
-    path = place / "results" / SCALE / STUDY / name
-    path.write_text(text, encoding="latin-1")
-    code, said = call("report", "--study", STUDY, "--scale", SCALE)
-    assert code not in (0, None) and name in said and "Traceback" not in said
-
-
 def bug():
     return int("x")
 
@@ -238,24 +195,6 @@ def test_a_bug_still_shows_its_traceback(place, monkeypatch, where, command, wro
     with pytest.raises(ValueError) as caught:
         main()
     assert not isinstance(caught.value, UserError)
-
-
-def test_a_bug_in_reading_a_study_is_not_taken_for_a_mistake_in_its_file(tmp_path, monkeypatch):
-    (tmp_path / "sparsity_library.yaml").write_text(yaml.safe_dump(BASE) + "# not read before\n")
-    monkeypatch.setattr(read, "suite_names", programming_error)
-    with pytest.raises(ValueError, match="direction is 3") as caught:
-        load_study("sparsity_library", folder=tmp_path)
-    assert not isinstance(caught.value, UserError)
-
-
-def test_a_refused_file_is_one_sentence():
-    def caught(function) -> BaseException:
-        with pytest.raises(OSError) as info:
-            function()
-        return info.value
-
-    assert explained(caught(lambda: Path("/nowhere/x").read_text(encoding="utf-8")))
-    assert not explained(OSError("something"))
 
 
 def test_a_page_is_drawn_again_as_it_was(place, call):

@@ -194,16 +194,6 @@ def test_a_result_in_the_cache_needs_neither_torch_nor_lm_eval(
     assert json.loads((tmp_path / "again.json").read_text()) == first
 
 
-def test_damaged_results_are_made_anew(model_dir, data_dir, suite, tmp_path):
-    (tmp_path / "eval.json").write_text('{"units": {"perp')
-    first = evaluate(model_dir, data_dir, suite(), out=tmp_path)
-    assert first["scores"]
-    (tmp_path / "eval.json").write_text('{"datasets": null}')
-    (store,) = tmp_path.glob("scores-*.json")
-    store.write_text(json.dumps(dict.fromkeys(json.loads(store.read_text()), {"wall_s": 1})))
-    assert evaluate(model_dir, data_dir, suite(), out=tmp_path)["scores"] == first["scores"]
-
-
 @pytest.mark.parametrize("tokens", [[], [5, 320]])
 def test_tokens_that_the_model_does_not_know_are_refused(
     model_dir, data_dir, suite, tmp_path, tokens
@@ -245,9 +235,7 @@ def test_all_suites_on_disk_load():
     "content,message",
     [
         ("batchsize: 3\n", "batchsize is 3: Extra inputs are not permitted"),
-        ("batch_size: 0\n", "batch_size is 0"),
         ("tasks: [{task: x, limit: -1}]\n", "tasks.0.limit is -1"),
-        ("tasks: [{task: x, folder: y, split: a b}]\n", "tasks.0.split is 'a b'"),
         ("tasks: [{task: x, split: test}]\n", "split is 'test', but own tasks have one split"),
         (
             "perplexity: {metrics: [los]}\n",
@@ -258,13 +246,8 @@ def test_all_suites_on_disk_load():
             "splits.0 is 'train'.*'validation' or 'test'",
         ),
         ("kind: image\n", "kind is 'image'; it must be text or images"),
-        ("kind: [images]\n", "own.yaml: kind is"),
         ("kind: images\nsplits: [tset]\n", "splits.0 is 'tset'.*'validation' or 'test'"),
-        ("execution: skip\n", "execution is 'skip'"),
-        ("perplexity: {splits: []}\n", "perplexity.splits is"),
         ("- task: x\n", "own.yaml must be a mapping of settings by name"),
-        ("7\n", "own.yaml must be a mapping"),
-        ("1: 2\n", "own.yaml: line 1: the key 1 is of type int"),
         ("tasks: [\n", "own.yaml is not valid YAML"),
     ],
 )
@@ -284,9 +267,6 @@ def test_unknown_names_are_refused(model_dir, data_dir, suite, tmp_path):
         evaluate(model_dir, data_dir, suite("{task: nope}"), out=tmp_path)
     with pytest.raises(ValueError, match="folder is 'nope'"):
         evaluate(model_dir, data_dir, suite("{task: a, folder: nope}"), out=tmp_path)
-    for outside in ("/tmp", "..", "."):
-        with pytest.raises(ValueError, match="it must be a folder below lm_eval/tasks"):
-            evaluate(model_dir, data_dir, suite(f"{{task: a, folder: {outside}}}"), out=tmp_path)
     with pytest.raises(ValueError, match="holds no config.json with weights"):
         evaluate(tmp_path, data_dir, "smoke", out=tmp_path)
 
