@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 from experiments.data import files
 from experiments.data.base import (
     END_OF_TEXT,
-    MAX_VOCABULARY,
     SPLITS,
     Dataset,
     ImageDataset,
@@ -207,15 +206,13 @@ def load(out: Path) -> "Corpus | ImageFolder":
 
 
 def verify(out: Path) -> None:
-    """Check that a prepared dataset is as it was prepared, and that a model can read its values.
+    """Check that a prepared dataset is as it was prepared.
 
     Raises:
         MissingData: If the folder holds no prepared dataset.
-        ValueError: If a file is missing, cut short or changed, or holds a token or a label that
-            the dataset does not have; the message names it.
+        ValueError: If a file is missing, cut short or changed; the message names it.
     """
     files.verify(out)
-    load(out).check()
 
 
 @dataclass(frozen=True)
@@ -240,28 +237,6 @@ class Corpus:
         from experiments.data import packing
 
         return packing.read_tokens(self.folder / f"{split}.bin")
-
-    def check(self) -> None:
-        """Compare all tokens with the size of the vocabulary.
-
-        Raises:
-            ValueError: If a token is above it; the message names file, token and size.
-        """
-        from experiments.data import packing
-
-        size = self.meta.get("vocab_size")
-        if type(size) is not int or not 2 <= size <= MAX_VOCABULARY:
-            raise UserError(
-                f"{self.folder / files.META}: vocab_size is {size!r:.200}, but must be a number "
-                f"from 2 to {MAX_VOCABULARY}"
-            )
-        if self.meta.get("eos_id", 0) not in range(size):
-            raise UserError(
-                f"{self.folder / files.META}: eos_id is {self.meta['eos_id']!r:.200}, but must be "
-                f"a token of the vocabulary, 0 to {size - 1}"
-            )
-        for split in SPLITS:
-            packing.check_tokens(self.folder / f"{split}.bin", size)
 
     def text(self, split: str) -> list[str]:
         """Return the documents of the validation or test split."""

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from experiments.data.base import SPLITS, ImageDataset, Source, Split
-from experiments.data.files import META, files_digest, seal
-from experiments.errors import UserError, reason
+from experiments.data.files import files_digest, seal
+from experiments.errors import UserError
 
 
 def prepare(
@@ -100,36 +100,6 @@ class ImageFolder:
     folder: Path
     meta: dict[str, Any]
 
-    def check(self) -> None:
-        """Compare all labels with the classes, and the images' shape with the facts about it.
-
-        Raises:
-            ValueError: If a label is of no class, or a fact is missing or another; the message
-                names the file.
-        """
-        for key, kind in (("num_images", dict), ("classes", list), ("mean", list), ("std", list)):
-            if not isinstance(self.meta.get(key), kind) or not self.meta[key]:
-                raise UserError(f"{self.folder / META}: {key} is no {kind.__name__} with entries")
-        size = self.meta.get("image_size")
-        if self.meta.get("num_channels") != len(self.meta["mean"]):
-            raise UserError(f"{self.folder / META}: num_channels is not the number of means")
-        shape, num_classes = (len(self.meta["mean"]), size, size), len(self.meta["classes"])
-        for name in self.meta["num_images"]:
-            split = self.split(name)
-            if split.pixels.shape[1:] != shape or len(self.meta["std"]) != shape[0]:
-                raise UserError(
-                    f"{self.folder / name}.pixels.npy holds images of shape "
-                    f"{split.pixels.shape[1:]}, but {META} tells of {shape}"
-                )
-            labels = split.labels
-            wrong = np.flatnonzero((labels < 0) | (labels >= num_classes))
-            if len(wrong):
-                raise UserError(
-                    f"{self.folder / name}.labels.npy: the label of image {wrong[0]} is "
-                    f"{labels[wrong[0]]}, but there are {num_classes} classes, 0 to "
-                    f"{num_classes - 1}"
-                )
-
     def split(self, name: str) -> Split:
         """Return one split, its pixels mapped read-only.
 
@@ -139,25 +109,5 @@ class ImageFolder:
         if name not in self.meta["num_images"]:
             known = " and ".join(self.meta["num_images"])
             raise UserError(f"{self.folder} has no {name} split, but {known}")
-        pixels = _array(self.folder / f"{name}.pixels.npy", np.uint8, 4)
-        labels = _array(self.folder / f"{name}.labels.npy", np.int64, 1)
-        if len(pixels) != len(labels):
-            raise UserError(
-                f"{self.folder} has {len(pixels)} images and {len(labels)} labels of the {name} "
-                "split"
-            )
-        return Split(pixels, np.asarray(labels))
-
-
-def _array(path: Path, dtype: type, dimensions: int) -> np.ndarray:
-    """An array of a file, mapped read-only; raises `UserError` for one of another kind."""
-    try:
-        found = np.load(path, mmap_mode="r")
-    except (ValueError, EOFError) as error:
-        raise UserError(f"{path} holds no array: {reason(error)}") from error
-    if found.dtype != dtype or found.ndim != dimensions:
-        raise UserError(
-            f"{path} holds {found.dtype} of shape {found.shape}, but must hold "
-            f"{np.dtype(dtype)} with {dimensions} dimensions"
-        )
-    return found
+        pixels = np.load(self.folder / f"{name}.pixels.npy", mmap_mode="r")
+        return Split(pixels, np.load(self.folder / f"{name}.labels.npy"))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from experiments.data.base import END_OF_TEXT, MAX_VOCABULARY
+from experiments.data.base import END_OF_TEXT
 from experiments.errors import UserError
 
 if TYPE_CHECKING:
@@ -55,25 +55,6 @@ def read_tokens(path: Path) -> np.memmap:
     if not size or size % 2:
         raise UserError(f"{path} has {size} bytes, which are no tokens of two bytes each")
     return np.memmap(path, dtype="<u2", mode="r")
-
-
-def check_tokens(path: Path, vocab_size: int) -> None:
-    """Read all tokens of a file once.
-
-    Raises:
-        UserError: If one is not below ``vocab_size``.
-    """
-    if vocab_size == MAX_VOCABULARY or not path.stat().st_size:
-        return
-    tokens = read_tokens(path)
-    for start in range(0, len(tokens), PIECE):
-        piece = tokens[start : start + PIECE]
-        place = int(piece.argmax())
-        if piece[place] >= vocab_size:
-            raise UserError(
-                f"{path}: the token at position {start + place} is {piece[place]}, but the "
-                f"vocabulary has {vocab_size} tokens, 0 to {vocab_size - 1}"
-            )
 
 
 def write_texts(documents: Iterable[str], path: Path) -> None:

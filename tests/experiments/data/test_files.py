@@ -6,10 +6,8 @@ import numpy as np
 import pytest
 
 from experiments import data
-from experiments.data import files, packing
+from experiments.data import files
 from experiments.data.base import SPLITS
-from experiments.data.images import ImageFolder
-from experiments.errors import UserError
 from tests.experiments.data.mirrors import write_mirror
 
 
@@ -79,30 +77,3 @@ def test_a_large_file_is_sampled_with_its_ends(tmp_path, monkeypatch):
 def test_nothing_prepared_is_missing_data(tmp_path):
     with pytest.raises(data.MissingData, match="no prepared dataset"):
         data.verify(tmp_path)
-
-
-@pytest.mark.parametrize("size", [0, 7])
-def test_half_tokens_are_named(tmp_path, size):
-    path = tmp_path / "train.bin"
-    path.write_bytes(bytes(size))
-    with pytest.raises(UserError, match=f"train.bin has {size} bytes"):
-        packing.read_tokens(path)
-
-
-@pytest.mark.parametrize(
-    ("pixels", "labels", "said"),
-    [
-        (np.zeros((3, 2, 2), np.uint8), np.zeros(3, np.int64), "pixels.npy holds uint8 of shape"),
-        (np.zeros((3, 1, 2, 2)), np.zeros(3, np.int64), "must hold uint8 with 4 dimensions"),
-        (np.zeros((3, 1, 2, 2), np.uint8), np.zeros((3, 1)), "labels.npy holds float64"),
-        (np.zeros((3, 1, 2, 2), np.uint8), np.zeros(4, np.int64), "3 images and 4 labels"),
-        (None, np.zeros(3, np.int64), "pixels.npy holds no array"),
-    ],
-)
-def test_arrays_of_a_wrong_shape_are_named(tmp_path, pixels, labels, said):
-    for part, array in (("pixels", pixels), ("labels", labels)):
-        path = tmp_path / f"train.{part}.npy"
-        path.touch() if array is None else np.save(path, array)
-    folder = ImageFolder(tmp_path, {"num_images": {"train": 3}})
-    with pytest.raises(UserError, match=said):
-        folder.split("train")

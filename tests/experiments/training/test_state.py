@@ -98,21 +98,6 @@ def test_a_state_of_other_data_is_not_resumed(killed, corpus, tmp_path, capsys):
     assert weights(tmp_path) == weights(tmp_path / "fresh")
 
 
-@pytest.mark.parametrize("split", ["train", "validation", "test"])
-def test_tokens_above_the_vocabulary_are_refused_before_a_step(corpus, tmp_path, split):
-    data = shutil.copytree(corpus, tmp_path / "data")
-    tokens = np.fromfile(data / f"{split}.bin", dtype="<u2")
-    meta = json.loads((data / "meta.json").read_text())
-    tokens[-3] = meta["vocab_size"]
-    tokens.tofile(data / f"{split}.bin")
-    seal(data, meta, data.glob("*.bin"))
-    place, size = len(tokens) - 3, meta["vocab_size"]
-    message = rf"{split}\.bin: the token at position {place} is {size}, .* has {size} tokens, 0 to"
-    with pytest.raises(UserError, match=message):
-        run_training(short_spec("dense"), data, tmp_path)
-    assert not (tmp_path / "out").exists()
-
-
 def test_a_validation_split_without_a_window_is_refused_before_a_step(corpus, tmp_path):
     data = shutil.copytree(corpus, tmp_path / "data")
     (data / "validation.bin").write_bytes((data / "validation.bin").read_bytes()[:64])
