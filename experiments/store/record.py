@@ -140,28 +140,6 @@ class Record(Facts):
                 raise UserError(f"sparsity is {spec.sparsity!r:.200}, which names no algorithm")
         return spec
 
-    @check("layers")
-    @classmethod
-    def has_names(cls, layers: tuple[Row, ...]) -> tuple[Row, ...]:
-        """Each layer has a name and numbers."""
-        for number, layer in enumerate(layers):
-            if not isinstance(layer.get("name"), str):
-                raise UserError(f"row {number} has no name")
-            _check_numbers(layer, number, texts=("name",))
-        return layers
-
-    @check("curve")
-    @classmethod
-    def has_steps(cls, curve: tuple[Row, ...]) -> tuple[Row, ...]:
-        """Each row has a kind, a step and numbers."""
-        for number, row in enumerate(curve):
-            if row.get("kind") not in ("train", "validation"):
-                raise UserError(f"row {number} has the kind {row.get('kind')!r}")
-            if type(row.get("step")) is not int or row["step"] < 0:
-                raise UserError(f"row {number} has the step {row.get('step')!r}")
-            _check_numbers(row, number, texts=("kind",))
-        return curve
-
     @property
     def machine_key(self) -> str:
         """Key of the machine of its timings; `experiments.store.machine` says what that means."""
@@ -192,14 +170,6 @@ class Record(Facts):
     def rows(self, kind: str) -> list[Row]:
         """Rows of the curve: ``train`` or ``validation``."""
         return [row for row in self.curve if row["kind"] == kind]
-
-
-def _check_numbers(row: Row, number: int, *, texts: tuple[str, ...]) -> None:
-    """Raise `ValueError` where a value that is no text is no finite number either."""
-    for key, value in row.items():
-        is_number = isinstance(value, (int, float)) and math.isfinite(value)
-        if not (is_number or value is None or key in texts):
-            raise UserError(f"row {number} has {key} = {str(value)[:40]!r}, which is no number")
 
 
 def read_record(path: Path) -> Record:
