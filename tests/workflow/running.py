@@ -1,15 +1,30 @@
-"""A workflow in a folder of its own, its processes, and what it computed apart from times."""
+"""Kill -9 of random processes of a running workflow at random times, until it ends.
+
+``python -m tests.workflow.running --kills 100`` prints one line per trial. A trial is one workflow
+in a folder of its own: it is started, loses some processes, and is started again until it ends.
+What it has computed must then be what an uninterrupted workflow computes, bit for bit, apart from
+times. States are saved at every step, so many kills fall into a save.
+"""
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import csv
 import hashlib
 import io
 import json
 import os
+import random
+import shutil
 import subprocess
 import sys
+import tempfile
+import time
+import uuid
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +33,8 @@ import psutil
 from experiments.specs.run import Run
 
 ROOT = Path(__file__).resolve().parents[2]
+#: Two runs, the second from the weights of the first, with evaluation, tables, figures, a page.
+WORKFLOW = ("reproduce", "--config", "scale=smoke", "study=spdf")
 #: Environment variable that marks every process of one workflow, orphans included.
 MARK = "SPARSE_TEST_WORKFLOW"
 #: Keys, columns and metrics that hold times, or digests of them, which no two runs share.
@@ -32,6 +49,17 @@ TIMES = {
 }
 #: Files without results: locks, Snakemake's own, and digests of files that hold times.
 NOTES = (".lock", ".snakemake_timestamp", "made.json")
+#: Seconds that an undisturbed start may take on a busy machine.
+PATIENCE_S = 3600
+
+
+@dataclass
+class Trial:
+    """What happened to one workflow."""
+
+    starts: int = 0
+    kills: Counter[str] = field(default_factory=Counter)
+    problem: str = ""
 
 
 def start(
@@ -46,7 +74,8 @@ def start(
 
     With ``preload``, jobs are forks of one process, and those that wait for them have their names.
     """
-    words = [*targets, "--config", f"preload={preload}"]
+    words = list(targets or WORKFLOW)
+    words += [*([] if "--config" in words else ["--config"]), f"preload={preload}"]
     with (folder / log).open("w") as stream:
         return subprocess.Popen(
             [
@@ -106,6 +135,76 @@ def role(process: psutil.Process) -> str:
     return "snakemake" if "snakemake" in words else Path(words[0]).name if words else "?"
 
 
+def run_trial(
+    folder: Path,
+    *targets: str,
+    seed: int,
+    max_kills: int,
+    mean_delay_s: float,
+    cores: int = 1,
+    preload: bool = False,
+) -> Trial:
+    """Start, kill and start again until the workflow ends; one start without kills must end well.
+
+    Args:
+        folder: where the workflow works.
+        targets: what Snakemake is asked for; `WORKFLOW` by default.
+        seed: of the victims and the times.
+        max_kills: after so many the workflow is left alone.
+        mean_delay_s: seconds between two kills.
+        cores: jobs at a time.
+        preload: see `start`.
+    """
+    rng, trial = random.Random(seed), Trial()
+    while not trial.problem:
+        process, undisturbed = start(folder, *targets, cores=cores, preload=preload), True
+        trial.starts += 1
+        while process.poll() is None:
+            if sum(trial.kills.values()) >= max_kills:
+                try:
+                    process.wait(PATIENCE_S)
+                except subprocess.TimeoutExpired:
+                    trial.problem = f"still busy after {PATIENCE_S} s"
+                    stop(folder)
+                break
+            killed = kill_one(folder, process, rng, mean_delay_s)
+            if killed is not None:
+                trial.kills[killed] += 1
+                undisturbed = False
+        if process.returncode == 0:
+            break
+        if undisturbed and not trial.problem:
+            trial.problem = f"exit {process.returncode}: " + (folder / "workflow.log").read_text()
+    stop(folder)
+    return trial
+
+
+def kill_one(
+    folder: Path, root: subprocess.Popen[str], rng: random.Random, mean_delay_s: float
+) -> str | None:
+    """Wait a random time, then kill a process, every other time that of a job.
+
+    Returns:
+        What it was; None if it was too late.
+    """
+    wants_job = rng.random() < 0.5
+    due = time.monotonic() + rng.expovariate(1 / mean_delay_s)
+    while root.poll() is None:
+        if time.monotonic() > due:
+            late = time.monotonic() > due + mean_delay_s  # there is no job
+            candidates = processes(folder)
+            if wants_job and not late:
+                candidates = [process for process in candidates if role(process) != "snakemake"]
+            if candidates:
+                victim = rng.choice(candidates)
+                name = "parent" if victim.pid == root.pid else role(victim)
+                with contextlib.suppress(psutil.Error):
+                    victim.kill()
+                    return name
+        time.sleep(0.02)
+    return None
+
+
 def run_of(process: psutil.Process) -> str | None:
     """The run that a process of `train` has."""
     try:
@@ -159,3 +258,85 @@ def differences(folder: Path, reference: dict[str, str]) -> list[str]:
     """Files that are missing, besides, or of another content than in an uninterrupted workflow."""
     own = results(folder)
     return sorted(name for name in own.keys() | reference if own.get(name) != reference.get(name))
+
+
+def trials(
+    kills: int,
+    *targets: str,
+    seed: int,
+    work: Path,
+    max_kills: int,
+    mean_delay_s: float,
+    cores: int = 1,
+) -> Iterator[Trial]:
+    """Trials with fresh folders until so many processes were killed; a failed folder is kept."""
+    whole = work / f"whole-{uuid.uuid4().hex[:8]}"
+    whole.mkdir(parents=True)
+    undisturbed = run_trial(whole, *targets, seed=seed, max_kills=0, mean_delay_s=1, cores=cores)
+    if undisturbed.problem:
+        raise RuntimeError(undisturbed.problem)
+    reference, done, number = results(whole), 0, 0
+    while done < kills:
+        folder = work / f"trial-{seed}-{number}-{uuid.uuid4().hex[:8]}"
+        folder.mkdir()
+        # Every other trial prepares its data under fire too, and every other pair forks its jobs.
+        if number % 2:
+            shutil.copytree(whole / "resources", folder / "resources")
+        trial = run_trial(
+            folder,
+            *targets,
+            seed=seed * 1000 + number,
+            max_kills=min(max_kills, kills - done),
+            mean_delay_s=mean_delay_s,
+            cores=cores,
+            preload=number % 4 >= 2,
+        )
+        if not trial.problem and (differing := differences(folder, reference)):
+            trial.problem = f"other results in {folder}: {', '.join(differing)}"
+        done, number = done + sum(trial.kills.values()), number + 1
+        yield trial
+        if not trial.problem:
+            shutil.rmtree(folder)
+
+
+def main() -> None:
+    """Print one line per trial and the sum of the kills; exit 1 after a problem."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--max-kills", type=int, default=12, help="per trial")
+    parser.add_argument("--mean-delay", type=float, default=10.0, help="seconds between kills")
+    parser.add_argument("--work", type=Path, default=None, help="folder of the trials")
+    parser.add_argument("--cores", type=int, default=1, help="jobs at a time")
+    parser.add_argument("targets", nargs="*", help="for Snakemake, in place of the study spdf")
+    options = parser.parse_args()
+    work = options.work or Path(tempfile.mkdtemp(prefix="killer-"))
+    total: Counter[str] = Counter()
+    failed = 0
+    for number, trial in enumerate(
+        trials(
+            options.kills,
+            *options.targets,
+            seed=options.seed,
+            work=work,
+            max_kills=options.max_kills,
+            mean_delay_s=options.mean_delay,
+            cores=options.cores,
+        )
+    ):
+        total += trial.kills
+        failed += bool(trial.problem)
+        killed = ", ".join(f"{name} {count}" for name, count in sorted(trial.kills.items()))
+        print(
+            f"trial {number}: {sum(trial.kills.values())} kills in {trial.starts} starts "
+            f"({killed}): {trial.problem or 'identical'}",
+            flush=True,
+        )
+    print(f"{sum(total.values())} kills, {failed} trials with another outcome")
+    for name, count in total.most_common():
+        print(f"  {count:4d}  {name}")
+    sys.exit(bool(failed))
+
+
+if __name__ == "__main__":
+    main()
