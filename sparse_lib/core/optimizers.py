@@ -60,7 +60,7 @@ def states_like(
         for inner in inside if inside and isinstance(inside[0], Optimizer) else ():
             yield from states_like(inner, param, with_dense=with_dense)
     states = dict(_flat(optimizer.state.get(param, {})))
-    of_dimensions = {key for key in states if _is_of_a_dimension(optimizer, key, states[key])}
+    of_dimensions = {key for key, s in states.items() if _is_of_a_dimension(optimizer, key, s)}
     is_rotated = any("." in key for key in of_dimensions)
     for key, whole in states.items():
         if not isinstance(whole, Tensor) or getattr(whole, "requires_dense", False) > with_dense:
