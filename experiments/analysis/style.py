@@ -26,18 +26,11 @@ PANEL_HEIGHT = 2.5
 SHEET = Path(__file__).with_name("style.mplstyle")
 
 
-AXES = {
-    "tokens": ("tokens", "training tokens"),
-    "steps": ("step", "optimizer steps"),
-    "flops": ("flops_executed", "executed training FLOPs"),
-}
-
-
-def progress(rows: pd.DataFrame, x: str) -> tuple[str, str]:
-    """Return the column that holds an axis of `AXES`, and its name; images stand for tokens."""
-    if x == "tokens" and rows["tokens"].isna().all() and rows["images"].notna().any():
+def progress(rows: pd.DataFrame) -> tuple[str, str]:
+    """Return the column of tokens, or of images where there are none, and its name."""
+    if rows["tokens"].isna().all() and rows["images"].notna().any():
         return "images", "training images"
-    return AXES[x]
+    return "tokens", "training tokens"
 
 
 def loss_unit(rows: pd.DataFrame, study: PlannedStudy) -> str:
@@ -45,7 +38,7 @@ def loss_unit(rows: pd.DataFrame, study: PlannedStudy) -> str:
 
     Language models have tokens, which may be bytes; image models have none.
     """
-    name = progress(rows, "tokens")[0].removesuffix("s")
+    name = progress(rows)[0].removesuffix("s")
     return f"nats per {study.token_name(rows['run']) if name == 'token' else name}"
 
 

@@ -18,7 +18,7 @@ from experiments.specs.schema import SpecError, check_choice, module_names
 from experiments.store import paths
 from experiments.store.io import read_json
 
-ANALYSIS = ROOT / "experiments" / "analysis"
+FIGURES = ROOT / "experiments" / "analysis" / "figures"
 Names = Annotated[list[str], typer.Argument(help="one or several names")]
 
 
@@ -100,22 +100,11 @@ def read_study(study: str, scale: str) -> tuple:
     return *collect.tables(found.values(), facts, committed=found), facts
 
 
-def _check_names(kind: str, names: list[str]) -> None:
-    """Raise `SpecError` for a name of no figure or table."""
-    folder = ANALYSIS / f"{kind}s"
-    for name in names:
-        check_choice(kind, name, module_names(folder), f"experiments/analysis/{kind}s")
-
-
 @app.command()
 def figure(
     names: Names,
     study: StudyName,
     scale: Scale = "quick",
-    x: Annotated[
-        str | None,
-        typer.Option(help="draw over this axis: tokens, steps, flops", metavar="AXIS"),
-    ] = None,
     formats: Annotated[
         list[str] | None,
         typer.Option("--format", help="pdf, svg, png or csv (its data); repeatable; default: png"),
@@ -132,13 +121,10 @@ def figure(
 
     Prints the files that it wrote: without --out those of the study's page.
     """
-    _check_names("figure", names)
+    for name in names:
+        check_choice("figure", name, module_names(FIGURES), "experiments/analysis/figures")
     from experiments.analysis import figures
 
-    for name in names if x is not None else ():
-        if not figures.x_axes(name):
-            raise SpecError(f"x is {x!r}, but figure {name!r} has no other axis than its own")
-        check_choice("x", x, figures.x_axes(name))
     if out is not None and (len(names) > 1 or len(formats or []) > 1):
         raise SpecError(f"out is {str(out)!r}, but there are several figures or formats to write")
     if out is not None and not formats:
@@ -149,15 +135,14 @@ def figure(
         raise SpecError(f"style is {str(style)!r}, but there is no such file")
     facts = read_study(study, scale)
     for name in names:
-        axis = "" if x in (None, *figures.x_axes(name)[:1]) else f"-by-{x}"
         drawn = None
         for kind in formats:
-            path = out or paths.page(scale, study) / "figures" / f"{name}{axis}.{kind}"
+            path = out or paths.page(scale, study) / "figures" / f"{name}.{kind}"
             if kind == "csv":
                 path.parent.mkdir(parents=True, exist_ok=True)
                 figures.data(name, *facts).to_csv(path, index=False)
             else:
-                drawn = drawn or figures.draw(name, *facts, x=x, sheet=style, width=width)
+                drawn = drawn or figures.draw(name, *facts, sheet=style, width=width)
                 figures.save(drawn, path, kind)
             print(path)
 

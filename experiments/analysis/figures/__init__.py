@@ -1,10 +1,9 @@
 """Figures, one file each; a study names the files it shows.
 
 A figure module has a docstring (its caption), ``draw(records, curves, study)`` and
-``data(records, curves, study)`` (the table that is drawn). Optional is ``AXES``
-(further x axes that ``draw`` takes as ``x=``). Records hold the study's headline runs only, unless
-the module sets ``EVERY_RECIPE = True``. Data that are curves are saved with a column per run if it
-sets ``CURVES = True``.
+``data(records, curves, study)`` (the table that is drawn). Records hold the study's headline runs
+only, unless the module sets ``EVERY_RECIPE = True``. Data that are curves are saved with a column
+per run if it sets ``CURVES = True``.
 """
 
 from __future__ import annotations
@@ -53,18 +52,12 @@ def caption(name: str) -> str:
     return " ".join((load(name).__doc__ or "").split())
 
 
-def x_axes(name: str) -> tuple[str, ...]:
-    """Return the x axes that a figure can be drawn over, its own first; most have that one only."""
-    return tuple(getattr(load(name), "AXES", ()))
-
-
 def draw(
     name: str,
     records: pd.DataFrame,
     curves: pd.DataFrame,
     study: PlannedStudy,
     *,
-    x: str | None = None,
     sheet: Path | None = None,
     width: float | None = None,
 ) -> Figure:
@@ -75,15 +68,13 @@ def draw(
         records: Tidy records of the study.
         curves: Its tidy curves.
         study: The study.
-        x: One of `x_axes`; None takes the figure's own.
         sheet: A style sheet of matplotlib whose settings replace those of the house.
         width: In inches; None takes the style sheet's.
     """
     from experiments.analysis import style
 
-    axis = {} if x is None else {"x": x}
     with style.sheet(sheet, width=width):
-        figure = load(name).draw(shown(name, records, study), curves, study, **axis)
+        figure = load(name).draw(shown(name, records, study), curves, study)
         style.settle(figure)
     return figure
 

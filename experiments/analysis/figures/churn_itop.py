@@ -10,7 +10,6 @@ from experiments.analysis.methods import Methods
 from experiments.specs.planned import PlannedStudy
 from experiments.store import tidy
 
-AXES = ("tokens", "steps", "flops")
 CURVES = True
 TITLES = {"churn": "Churn", "itop": "In-time over-parameterization"}
 
@@ -21,12 +20,10 @@ def data(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd
     return tidy.in_workload(rows, tidy.workloads(rows)[0]) if len(rows) else rows
 
 
-def draw(
-    records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy, *, x: str = "tokens"
-) -> Figure:
+def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Figure:
     """Two panels per sparsity."""
     moves, looks = data(records, curves, study), Methods(study)
-    coordinate, name = style.progress(moves, x)
+    coordinate, name = style.progress(moves)
     shown = [(metric, level) for metric in TITLES for level in sorted(set(moves["sparsity"]))]
     figure, axes = style.panels(len(shown))
     if not shown:

@@ -11,7 +11,6 @@ from experiments.analysis.methods import INK, Methods
 from experiments.specs.planned import PlannedStudy
 from experiments.store import tidy
 
-AXES = ("tokens", "steps", "flops")
 CURVES = True
 EVERY_RECIPE = True
 
@@ -35,12 +34,10 @@ def difference(rows: pd.DataFrame) -> pd.DataFrame:
     return both.assign(difference=both["value_granet"] - both["value_rigl"])
 
 
-def draw(
-    records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy, *, x: str = "tokens"
-) -> Figure:
+def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Figure:
     """Losses above, their difference below."""
     rows, looks = data(records, curves, study), Methods(study)
-    coordinate, name = style.progress(rows, x)
+    coordinate, name = style.progress(rows)
     figure, (upper, lower) = style.panels(2)
     if rows.empty:
         style.say_empty(upper, "No model has finished runs of both RigL and GraNet.")

@@ -14,7 +14,6 @@ from experiments.analysis.methods import Methods
 from experiments.specs.planned import PlannedStudy
 from experiments.store import tidy
 
-AXES = ("tokens", "steps", "flops")
 CURVES = True
 TITLES = {"train": "Training", "validation": "Validation"}
 #: Methods that one panel can show, and that each of several shows at the most.
@@ -27,9 +26,7 @@ def data(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd
     return tidy.label_curves(curves[curves["metric"] == "loss"], records)
 
 
-def draw(
-    records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy, *, x: str = "tokens"
-) -> Figure:
+def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Figure:
     """One panel per model, dataset and split."""
     losses, looks = data(records, curves, study), Methods(study)
     shown = []
@@ -51,7 +48,7 @@ def draw(
     if not shown:
         style.say_empty(axes[0], "No run has finished yet.")
     for panel, (title, rows, everything) in zip(axes, shown, strict=False):
-        _draw_panel(panel, rows, everything, looks, x)
+        _draw_panel(panel, rows, everything, looks)
         panel.set_title(title)
         panel.set_ylabel(style.loss_unit(everything, study))
     return figure
@@ -67,10 +64,8 @@ def _parts(rows: pd.DataFrame) -> Iterator[pd.DataFrame]:
         yield rows[treatments.isin(order[first : first + size])]
 
 
-def _draw_panel(
-    axes: Axes, rows: pd.DataFrame, everything: pd.DataFrame, looks: Methods, x: str
-) -> None:
-    coordinate, name = style.progress(rows, x)
+def _draw_panel(axes: Axes, rows: pd.DataFrame, everything: pd.DataFrame, looks: Methods) -> None:
+    coordinate, name = style.progress(rows)
     others = everything[~everything["run"].isin(set(rows["run"]))]
     for _, group in others.groupby(TREATMENT):
         mean = style.mean_by(group, coordinate)

@@ -14,7 +14,6 @@ from experiments.analysis.methods import Methods
 from experiments.specs.planned import PlannedStudy
 from experiments.store import tidy
 
-AXES = ("tokens", "steps", "flops")
 CURVES = True
 TITLES = {
     "sparsity": "Sparsity of the masked weights",
@@ -64,12 +63,10 @@ def drop_fraction(setting: Any, step: int) -> float:
     return least + (setting["init"] - least) * wave
 
 
-def draw(
-    records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy, *, x: str = "tokens"
-) -> Figure:
+def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Figure:
     """One panel per schedule."""
     rows, looks = data(records, curves, study), Methods(study)
-    coordinate, name = style.progress(rows, x)
+    coordinate, name = style.progress(rows)
     figure, axes = style.panels(len(TITLES), height=2.2)
     for panel, (metric, title) in zip(axes, TITLES.items(), strict=True):
         labels = []

@@ -227,7 +227,6 @@ def test_a_figure_is_drawn_for_a_paper_from_committed_records(place, call):
         (("--format", "eps"), "format is 'eps', but must be one of csv, pdf, png, svg"),
         (("--out", "fig.gif"), "format is 'gif', but must be one of"),
         (("--style", "no.mplstyle"), "style is 'no.mplstyle', but there is no such file"),
-        (("--style", "/dev/null", "--x", "time"), "x is 'time', but must be one of"),
         (("schedules", "--out", "fig.pdf"), "there are several figures or formats to write"),
     ],
 )
