@@ -176,6 +176,13 @@ def command(found: Finding, scale: str) -> str:
     return again.replace("rerun", "verify", 1) if is_committed else again
 
 
+def _minutes(found: Finding, evidence: Evidence) -> str:
+    """What the runs took, in words."""
+    rows = evidence.scores[evidence.scores["run"].isin(found.runs)]
+    minutes = rows.loc[rows["metric"] == "wall_s", "value"].sum() / 60
+    return f" ({minutes:.0f} minutes of one core)" if minutes else ""
+
+
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A Markdown table without the columns in which nothing is known."""
     known = [
@@ -311,6 +318,7 @@ def card(found: Finding, evidence: Evidence, pictures: dict[str, str]) -> dict[s
         "doubt": shown.get("doubt", "").format(**known),
         "verified": verification.words(found.runs),
         "command": command(found, evidence.scale),
+        "minutes": _minutes(found, evidence),
     }
 
 

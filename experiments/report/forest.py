@@ -86,7 +86,7 @@ def _forest(axes: Axes, pooled: Mapping[tuple[str, str], Pooled]) -> None:
     _rows(axes, names)
     axes.axvline(0, color=INK, lw=0.8)
     axes.set_xlabel("change of loss, % (left is better)")
-    axes.set_title("Pooled over workloads (ticks)")
+    axes.set_title("Pooled over workloads (ticks), all settings")
 
 
 def _bar(
