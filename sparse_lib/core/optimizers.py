@@ -55,21 +55,21 @@ def states_like(
         UserWarning: Once per optimizer, if a state of that shape is coded in a way that is not
             known, or in a basis that the optimizer turns; it is left out.
     """
-    for held in vars(optimizer).values():
-        inside = held if isinstance(held, list | tuple) else (held,)
-        for inner in inside if inside and isinstance(inside[0], Optimizer) else ():
-            yield from states_like(inner, param, with_dense=with_dense)
-    states = dict(_flat(optimizer.state.get(param, {})))
-    of_dimensions = {key for key, s in states.items() if _is_of_a_dimension(optimizer, key, s)}
-    is_rotated = any("." in key for key in of_dimensions)
+    for inner in _held_by(optimizer):
+        yield from states_like(inner, param, with_dense=with_dense)
+    raw, is_square = optimizer.state.get(param, {}), _is_square(param)
+    states = _flat(raw)
+    is_rotated = states is not raw and any(
+        _is_of_a_dimension(optimizer, key, states[key]) for key in states if "." in key
+    )
     for key, whole in states.items():
         if not isinstance(whole, Tensor) or getattr(whole, "requires_dense", False) > with_dense:
-            continue
-        if key in of_dimensions:
             continue
         is_stack = whole.dim() > param.dim() > 0 and whole.shape[1:] == param.shape
         for state in whole if is_stack else (whole,):  # AdEMAMix of bitsandbytes stacks two
             if not state.dim() or state.shape != param.shape:
+                continue
+            if is_square and _is_of_a_dimension(optimizer, key, whole):
                 continue
             is_coded = state.dtype is torch.uint8 or hasattr(state, "codes")
             found = codes_of(key, state, states) if is_coded else state
@@ -85,20 +85,32 @@ def states_like(
                 )
 
 
-def _flat(states: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _held_by(optimizer: Optimizer) -> list[Optimizer]:
+    """Optimizers among the attributes of one, looked up again where it has others."""
+    own = vars(optimizer)
+    if own.get(_HELD, (0,))[0] != len(own):
+        lists = [held if isinstance(held, list | tuple) else [held] for held in own.values()]
+        found = [inner for held in lists for inner in held if isinstance(inner, Optimizer)]
+        own[_HELD] = (len(own) + (_HELD not in own), found)
+    return own[_HELD][1]
+
+
+def _flat(states: Mapping[str, Any]) -> Mapping[str, Any]:
     """States by name, and the entries of those that are dicts or lists: AggMo's, SOAP's."""
+    if not any(isinstance(held, dict | list) for held in states.values()):
+        return states
+    found: dict[str, Any] = {}
     for key, held in states.items():
-        if isinstance(held, dict | list):
-            entries = held.items() if isinstance(held, dict) else enumerate(held)
-            yield from ((f"{key}.{name}", entry) for name, entry in entries)
-        else:
-            yield key, held
+        entries = enumerate(held) if isinstance(held, list) else ()
+        entries = held.items() if isinstance(held, dict) else entries
+        found |= {f"{key}.{name}": entry for name, entry in entries} or {key: held}
+    return found
 
 
 def _is_square(state: Any) -> bool:
     """Whether something is a square matrix of plain floats."""
-    is_plain = type(state) in (Tensor, nn.Parameter) and state.is_floating_point()
-    return is_plain and state.dim() == 2 and state.shape[0] == state.shape[1] > 1
+    is_plain = type(state) in (Tensor, nn.Parameter) and state.dim() == 2
+    return is_plain and state.shape[0] == state.shape[1] > 1 and state.is_floating_point()
 
 
 def _is_of_a_dimension(optimizer: Optimizer, key: str, state: Any) -> bool:
@@ -111,7 +123,7 @@ def _is_of_a_dimension(optimizer: Optimizer, key: str, state: Any) -> bool:
         return False
     known: dict[str, bool] = optimizer.__dict__.setdefault(_OF_DIMENSIONS, {})
     if key not in known:
-        flat = [(param, dict(_flat(states))) for param, states in optimizer.state.items()]
+        flat = [(param, _flat(states)) for param, states in optimizer.state.items()]
         states = [(p, s[key]) for p, s in flat if isinstance(s.get(key), Tensor)]
         if others := [(p, s) for p, s in states if not _is_square(p)]:
             known[key] = any(_is_square(s) and s.shape != p.shape for p, s in others)
@@ -128,6 +140,7 @@ def _is_symmetric(state: Tensor) -> bool:
 
 
 _OF_DIMENSIONS = "_sparse_lib_states_of_dimensions"
+_HELD = "_sparse_lib_optimizers_held"
 _TOLD = "_sparse_lib_told_of_codes"
 
 
