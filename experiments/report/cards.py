@@ -9,6 +9,7 @@ from typing import Any
 
 import pandas as pd
 
+from experiments.analysis.figures import caption
 from experiments.analysis.methods import algorithm_name
 from experiments.findings.claim import sources
 from experiments.findings.estimate import NO_TEST, SAME, Estimate, estimate
@@ -310,7 +311,7 @@ def card(found: Finding, evidence: Evidence, pictures: dict[str, str]) -> dict[s
         "badge": _badge(found),
         "body": [part for part in body if part],
         "pictures": [
-            (name.split(".")[-1].replace("_", " "), pictures[name])
+            (caption(name.rpartition(".")[2]), pictures[name])
             for name in wanted
             if name in pictures
         ],

@@ -51,7 +51,12 @@ def environment() -> jinja2.Environment:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    env.filters |= {"raw": Markup, "code": text.markdown_code, "words": text.in_words}
+    env.filters |= {
+        "raw": Markup,
+        "code": text.markdown_code,
+        "words": text.in_words,
+        "alt": text.alt,
+    }
     return env
 
 
@@ -155,12 +160,7 @@ def render_study(
         "main": [table for table in shown[:1] if 0 < table["lines"] <= MOST_ROWS],
         "tables": [table for table in shown if table["text"]],
         "figures": [
-            {
-                "name": name,
-                "title": name.replace("_", " "),
-                "path": pictures[f"{study.name}.{name}"],
-                "caption": figures.caption(name),
-            }
+            {"path": pictures[f"{study.name}.{name}"], "caption": figures.caption(name)}
             for name in study.figures
             if name not in empty and pictures[f"{study.name}.{name}"] not in used
         ],

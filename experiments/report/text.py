@@ -75,6 +75,11 @@ def sentence(text: str) -> str:
     return text + ("" if text.endswith((".", "?", "!")) else ".")
 
 
+def alt(caption: str) -> str:
+    """Return what a picture shows: the beginning of its caption."""
+    return re.split(r"[.;] ", caption, maxsplit=1)[0]
+
+
 def anchor(run: str) -> str:
     """Return the HTML id of a run."""
     return "run-" + re.sub(r"[^A-Za-z0-9_-]", "-", run)

@@ -149,8 +149,8 @@ def stars(found: Outcome) -> list[tuple[str, float, float]]:
     value = {(row.model, row.method): float(row.value) for row in rows.itertuples()}
     dense = value["ResNet-18", "Dense"]
     return [
-        ("ResNet-18, 90%", 1.0, value["ResNet-18", "Sparse Wide + RigL"] - dense),
-        ("D, ResNet-34", 2.0, value["ResNet-34", "Dense"] - dense),
+        ("ImageNet, 90%", 1.0, value["ResNet-18", "Sparse Wide + RigL"] - dense),
+        ("ImageNet, D", 2.0, value["ResNet-34", "Dense"] - dense),
     ]
 
 
@@ -181,7 +181,7 @@ def _by_flops(axes: Axes, table: pd.DataFrame, lengths: pd.DataFrame, found: Out
         if not is_dense and "rigl" not in row.method and "iso" not in row.method and len(table) > 6:
             continue
         color = "#7F7F7F" if is_dense else FAMILIES["wide"][1]
-        label = row.method if is_dense else f"Sparse-Wide, masks {100 * row.masks:.0f}%"
+        label = row.method if is_dense else _level(row.sparsity, row.masks)
         axes.errorbar(
             row.flops,
             row.gain,
@@ -206,13 +206,17 @@ def _by_flops(axes: Axes, table: pd.DataFrame, lengths: pd.DataFrame, found: Out
     for name, flops, gain in stars(found):
         axes.plot(flops, gain, "*", color="#D55E00", ms=11, label=f"published: {name}")
     axes.set_xscale("log")
-    ticks = [1, 1.5, 2, 3]
+    ticks = [1, 2, 3]
     axes.set_xlim(0.8, 3)
     axes.set_xticks(ticks, [f"{tick:g}x" for tick in ticks])
     axes.minorticks_off()
     axes.set_xlabel("training FLOPs, relative to dense")
     axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=7, handlelength=1.2)
     axes.set_title("Gain by FLOPs")
+
+
+def _level(sparsity: float, masks: float) -> str:
+    return f"{100 * sparsity:.0f}%, masks {100 * masks:.0f}%"
 
 
 def _by_length(axes: Axes, lengths: pd.DataFrame) -> None:
@@ -225,7 +229,7 @@ def _by_length(axes: Axes, lengths: pd.DataFrame) -> None:
             marker=MARKS.get(level, "s"),
             color=COLORS.get(level, INK),
             capsize=2,
-            label=f"masks {100 * own['masks'].mean():.0f}%",
+            label=_level(level, own["masks"].mean()),
         )
     axes.set_xscale("log", base=2)
     budgets = sorted(lengths["budget"].unique())
@@ -233,4 +237,4 @@ def _by_length(axes: Axes, lengths: pd.DataFrame) -> None:
     axes.minorticks_off()
     axes.set_xlabel("epochs of training")
     axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=7, handlelength=1.2)
-    axes.set_title("Gain by epochs, one constant rate")
+    axes.set_title("Gain by epochs")
