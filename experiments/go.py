@@ -1,6 +1,6 @@
 """Unpack the pieces beside this file and train their runs; needs Python and no network.
 
-    python go.py --to FOLDER [--minutes 9] [--device cuda] [--back FOLDER]
+    python go.py --to FOLDER [--minutes 9] [--device cuda] [--at-once 3] [--back FOLDER]
 
 The same command goes on where the last one stopped, or was stopped. Pieces may come one command at
 a time. Finished runs' records are in BACK/records.tar.gz, which `python -m experiments keep --from
@@ -17,6 +17,7 @@ import sys
 import tarfile
 import time
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -64,6 +65,9 @@ def main() -> None:
     parser.add_argument("--to", type=Path, required=True, help="folder that outlives a command")
     parser.add_argument("--minutes", type=float, default=9.0, help="time of this command")
     parser.add_argument("--device", default="auto", help="auto, cuda, cuda:1 or cpu")
+    parser.add_argument(
+        "--at-once", type=int, default=1, help="runs that share the device; none may need another"
+    )
     parser.add_argument("--back", type=Path, help="folder for the records; default: TO/back")
     chosen = parser.parse_args()
     end = time.monotonic() + 60 * chosen.minutes
@@ -74,19 +78,20 @@ def main() -> None:
     places = [str(folder), str(folder / "site"), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, places)),
                    "HF_HUB_OFFLINE": "1"}  # fmt: skip
-    done, runs = 0, facts["runs"]
-    for run in runs:
+
+    def finish(run: dict) -> bool:
+        """Train and score a run in the time that is left; returns whether its record is there."""
         record = folder / "results" / run["scale"] / "runs" / run["run"] / "record.json"
         train = ["train", "--run", run["run"], "--device", chosen.device, "--score"]
         for command in (train, ["evaluate", "--run", run["run"]]):
-            if record.is_file():
-                break
             left = end - GRACE_S - time.monotonic()
-            if left <= 0 or not call(command, folder, environment, left):
+            if record.is_file() or left <= 0 or not call(command, folder, environment, left):
                 break
-        if not record.is_file():
-            break
-        done += 1
+        return record.is_file()
+
+    runs = facts["runs"]
+    with ThreadPoolExecutor(chosen.at_once) as pool:
+        done = sum(pool.map(finish, runs))
     back = (chosen.back or folder / "back").resolve()
     back.mkdir(parents=True, exist_ok=True)
     with tarfile.open(back / "records.tar.gz", "w:gz") as archive:

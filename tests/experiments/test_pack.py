@@ -68,7 +68,7 @@ def test_pieces_train_without_network_and_records_come_back(packed, tmp_path):
     first = go(visit, "--to", "there", cwd=tmp_path)
     assert "still to come: piece.001" in first.communicate()[0] and first.returncode
     shutil.copy(pieces[1], visit)
-    last = go(visit, "--to", "there", "--back", "back", cwd=tmp_path)
+    last = go(visit, "--to", "there", "--back", "back", "--at-once", "2", cwd=tmp_path)
     said = last.communicate()[0]
     assert not last.returncode and "1 of 1 runs are done" in said, said
     ((run, path),) = pack.returned(tmp_path / "back")
