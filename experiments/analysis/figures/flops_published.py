@@ -49,9 +49,9 @@ def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Fi
         own = rows[rows["source"] == source]
         spread = [place - 0.33 + 0.66 * (i + 0.5) / len(own) for i in range(len(own))]
         axes.plot(own["difference %"].clip(-LIMIT, LIMIT), spread, "o", mfc="none", mec="#888888",
-                  ms=4, zorder=2)  # fmt: skip
+                  ms=4, zorder=2, label="" if place else "by our conventions")  # fmt: skip
         axes.plot(own["remaining difference %"].clip(-LIMIT, LIMIT), spread, "o",
-                  color=OURS, ms=4, zorder=3)  # fmt: skip
+                  color=OURS, ms=4, zorder=3, label="" if place else "the nearer of that and the source's")  # fmt: skip
         for y, value in zip(spread, own["remaining difference %"], strict=True):
             if abs(value) > LIMIT:
                 axes.annotate(f"{value:+.0f}%", (min(max(value, -LIMIT), LIMIT), y), (-6, 0),
@@ -62,4 +62,6 @@ def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Fi
     axes.set_xlim(-LIMIT - 0.4, LIMIT + 0.4)
     axes.set_xlabel("ours over published, difference in percent")
     axes.grid(axis="y", visible=False)
+    if sources:
+        axes.legend(loc="lower left", fontsize=8)
     return figure
