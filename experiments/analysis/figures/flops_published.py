@@ -11,6 +11,7 @@ from experiments.specs.planned import PlannedStudy
 from experiments.store import tidy
 
 LIMIT = 6.0
+LABELS = ("by our conventions", "the nearer of that and the source's")
 OURS = ALGORITHMS["rigl"][1]
 NAMES = {
     "SPDF_UAI23": "SPDF",
@@ -49,9 +50,9 @@ def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Fi
         own = rows[rows["source"] == source]
         spread = [place - 0.33 + 0.66 * (i + 0.5) / len(own) for i in range(len(own))]
         axes.plot(own["difference %"].clip(-LIMIT, LIMIT), spread, "o", mfc="none", mec="#888888",
-                  ms=4, zorder=2, label="" if place else "by our conventions")  # fmt: skip
+                  ms=4, zorder=2, label=None if place else LABELS[0])  # fmt: skip
         axes.plot(own["remaining difference %"].clip(-LIMIT, LIMIT), spread, "o",
-                  color=OURS, ms=4, zorder=3, label="" if place else "the nearer of that and the source's")  # fmt: skip
+                  color=OURS, ms=4, zorder=3, label=None if place else LABELS[1])  # fmt: skip
         for y, value in zip(spread, own["remaining difference %"], strict=True):
             if abs(value) > LIMIT:
                 axes.annotate(f"{value:+.0f}%", (min(max(value, -LIMIT), LIMIT), y), (-6, 0),
