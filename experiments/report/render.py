@@ -370,6 +370,9 @@ def update_readme(readme: Path, nine: Sequence[Finding]) -> None:
     lines = [
         f"[![Effects here relative to the published ones](reports/{FOREST})](reports/README.md)",
         "",
+        "*Effects here as multiples of the published ones (grey), with 95% intervals; below, the "
+        "methods compared over all workloads and settings.*",
+        "",
     ]
     lines += [f"{cards.summary(tuple(nine))} These are the committed results, scale `small`.", ""]
     rows = [
