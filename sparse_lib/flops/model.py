@@ -265,7 +265,7 @@ def count(
     kwargs: dict[str, Any] = {}
     if made_up:
         if batch_size is None and sequence_length is None and image_size is None:
-            raise ValueError("count_flops needs inputs, or batch_size and what a sample is")
+            raise ValueError("count_flops needs inputs, batch_size, sequence_length or image_size")
         size = 1 if batch_size is None else batch_size
         args = (example(model, size, sequence_length, image_size),)
     elif isinstance(inputs, Mapping):
