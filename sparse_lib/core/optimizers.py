@@ -101,9 +101,9 @@ def _flat(states: Mapping[str, Any]) -> Mapping[str, Any]:
         return states
     found: dict[str, Any] = {}
     for key, held in states.items():
-        entries = enumerate(held) if isinstance(held, list) else ()
-        entries = held.items() if isinstance(held, dict) else entries
-        found |= {f"{key}.{name}": entry for name, entry in entries} or {key: held}
+        named = dict(enumerate(held)) if isinstance(held, list) else held
+        inside = named if isinstance(named, dict) else {}
+        found |= {f"{key}.{name}": entry for name, entry in inside.items()} or {key: held}
     return found
 
 
