@@ -66,7 +66,12 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=9.0, help="time of this command")
     parser.add_argument("--device", default="auto", help="auto, cuda, cuda:1 or cpu")
     parser.add_argument(
-        "--at-once", type=int, default=1, help="runs that share the device; none may need another"
+        "--at-once",
+        type=int,
+        choices=range(1, 9),
+        metavar="N",
+        default=1,
+        help="runs that share the device, 1 to 8; none may need another",
     )
     parser.add_argument("--back", type=Path, help="folder for the records; default: TO/back")
     chosen = parser.parse_args()

@@ -178,7 +178,7 @@ def command(found: Finding, scale: str) -> str:
 
 
 def _minutes(found: Finding, evidence: Evidence) -> str:
-    """What the runs took, in words."""
+    """Minutes of training of the runs, in words."""
     rows = evidence.scores[evidence.scores["run"].isin(found.runs)]
     minutes = rows.loc[rows["metric"] == "wall_s", "value"].sum() / 60
     return f" ({minutes:.0f} minutes of one core)" if minutes else ""

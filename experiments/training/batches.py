@@ -15,7 +15,7 @@ def over(batch: Any, function: Callable[[torch.Tensor], Any]) -> Any:
 
 
 class Batches:
-    """What a run trains on at a step.
+    """The samples that a run trains on, step by step.
 
     Args:
         make: ``make(step)`` is the batch, samples first.

@@ -19,19 +19,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sparse_lib.checks import check_seed
-from sparse_lib.core import averages, distributed  # noqa: F401 (averages copy masks)
+from sparse_lib.core import averages, distributed, registry  # noqa: F401 (averages copy masks)
 from sparse_lib.core.applied import Applied, register_hook
 from sparse_lib.core.dense_gradients import DenseGradients
 from sparse_lib.core.driver import Found
 from sparse_lib.core.history import Work
 from sparse_lib.core.mistakes import warn_of_low_sparsity
 from sparse_lib.core.parameter import Clock, SparseParameter, find_parameters, warn
-from sparse_lib.core.registry import (
-    check_unknown,
-    completed_docstring,
-    constructor_signature,
-    register,
-)
 from sparse_lib.core.states import check_state, warn_of_changes, warn_of_seed
 from sparse_lib.core.targets import Levels
 from sparse_lib.masks import shards
@@ -98,9 +92,9 @@ class SparsityAlgorithm(Applied):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        register(cls)
-        cls.__signature__ = constructor_signature(cls)  # type: ignore[attr-defined]
-        cls.__doc__ = completed_docstring(cls)
+        registry.register(cls)
+        cls.__signature__ = registry.constructor_signature(cls)  # type: ignore[attr-defined]
+        cls.__doc__ = registry.completed_docstring(cls)
 
     def __init__(
         self,
@@ -114,7 +108,7 @@ class SparsityAlgorithm(Applied):
         compat: str | Rules | None = None,
         **unknown: Any,
     ) -> None:
-        check_unknown(type(self), unknown)
+        registry.check_unknown(type(self), unknown)
         if schedule is not None:
             if sparsity is not None:
                 raise ValueError("give sparsity or schedule, not both")

@@ -28,14 +28,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from sparse_lib.core import mistakes
 from sparse_lib.core.codes import Codes
 from sparse_lib.core.guard import watch_readers
-from sparse_lib.core.mistakes import (
-    warn_of_filled_zeros,
-    warn_of_lost_state,
-    warn_of_missed_update,
-    warn_of_zeros,
-)
 from sparse_lib.core.optimizers import (
     closure_of,
     forget_curvature,
@@ -156,9 +151,9 @@ class Driver:
             for sparse in params:
                 attach(sparse)
             self.claim(algorithm)
-            warn_of_zeros(params, masks)
+            mistakes.warn_of_zeros(params, masks)
             algorithm.put_first_masks(params, masks)
-            warn_of_filled_zeros(params)
+            mistakes.warn_of_filled_zeros(params)
         for reason in told:
             warn(reason)
 
@@ -313,7 +308,7 @@ class Driver:
         if self._looks_for_state:
             self._looks_for_state = False
             for member in self.members:
-                warn_of_lost_state(member, optimizer, self._optimizer_was_loaded)
+                mistakes.warn_of_lost_state(member, optimizer, self._optimizer_was_loaded)
         params = self.params
         for name, sparse in params.items():
             if sparse.module._parameters.get(sparse.param_name) is None:
@@ -328,7 +323,7 @@ class Driver:
     def missed_step(self, count: int) -> None:
         """Hear of the ``count``-th step that the model has seen of an optimizer."""
         if self.optimizer is None and not self._told_of_missed:
-            told = (warn_of_missed_update(member, count) for member in self.members)
+            told = (mistakes.warn_of_missed_update(member, count) for member in self.members)
             self._told_of_missed = any(told)
 
     def loaded(self, param: Tensor) -> None:
