@@ -64,9 +64,38 @@ def sparsifiable(records: pd.DataFrame) -> dict[str, float]:
     return masked.groupby(rows["model"]).mean().dropna().to_dict()
 
 
-def by_level(rows: pd.DataFrame) -> list[tuple[float, pd.DataFrame]]:
-    """Return (sparsity, its rows and the dense ones) by sparsity; one entry if all are dense."""
-    levels = sorted(set(rows["sparsity"]) - {0.0})
+#: Methods that make a training the main one of a study.
+MANY = 4
+
+
+def main(curves: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
+    """Return the labelled curves of one model, dataset and length, without retuned methods.
+
+    It is the longest training of at least `MANY` methods at one sparsity each or, where none has so
+    many, that of the most.
+    """
+    retuned = {name for name, method in study.methods.items() if method.retuned}
+    curves = curves[~curves["method"].isin(retuned)]
+    if curves.empty:
+        return curves
+    coordinate = "images" if curves["tokens"].isna().all() else "tokens"
+    length = curves.groupby("run")[coordinate].transform("max")
+    keys = [curves["model"], curves["dataset"], length.round(-3)]
+    methods = curves.groupby(keys)["method"].nunique()
+    enough = methods[methods >= min(MANY, methods.max())]
+    model, dataset, budget = max(enough.index, key=lambda key: (key[2], enough[key]))
+    return curves[(keys[0] == model) & (keys[1] == dataset) & (keys[2] == budget)]
+
+
+def by_level(rows: pd.DataFrame, *, most: int | None = None) -> list[tuple[float, pd.DataFrame]]:
+    """Return (sparsity, its rows and the dense ones) by sparsity; one entry if all are dense.
+
+    Args:
+        rows: Any table with the columns ``run`` and ``sparsity``.
+        most: How many sparsities at most, those with the most runs; None for all.
+    """
+    runs = rows[rows["sparsity"] > 0].groupby("sparsity")["run"].nunique()
+    levels = sorted(runs.sort_values(ascending=False, kind="stable").index[:most])
     return [(level, rows[rows["sparsity"].isin([0.0, level])]) for level in levels or [0.0]]
 
 

@@ -5,6 +5,7 @@ mean. Compare Figure 3 of the blog on the sparsity library."""
 import pandas as pd
 from matplotlib.figure import Figure
 
+from experiments.analysis import select as selection
 from experiments.analysis import style
 from experiments.analysis.methods import Methods
 from experiments.specs.planned import PlannedStudy
@@ -15,16 +16,17 @@ TITLES = {"churn": "Churn", "itop": "In-time over-parameterization"}
 
 
 def data(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
-    """Churn and exploration of every sparse run of the first model and dataset that has any."""
+    """Churn and exploration of the main workload's sparse runs."""
     rows = tidy.label_curves(curves[curves["metric"].isin(list(TITLES))], records)
-    return tidy.in_workload(rows, tidy.workloads(rows)[0]) if len(rows) else rows
+    return selection.main(rows, study)
 
 
 def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Figure:
-    """Two panels per sparsity."""
+    """Two panels for each of two sparsities."""
     moves, looks = data(records, curves, study), Methods(study)
     coordinate, name = style.progress(moves)
-    shown = [(metric, level) for metric in TITLES for level in sorted(set(moves["sparsity"]))]
+    levels = [level for level, _ in selection.by_level(moves, most=2)] if len(moves) else []
+    shown = [(metric, level) for metric in TITLES for level in levels]
     figure, axes = style.panels(len(shown))
     if not shown:
         style.say_empty(axes[0], "No sparse run has logged its masks.")

@@ -1,5 +1,5 @@
 """Sparsity, learning rate and drop fraction by step, one seed per method, at the lowest sparsity
-of the study's first model and dataset. Where lines coincide, the thicker one lies beneath.
+of the study's main workload. Where lines coincide, the thicker one lies beneath.
 Compare Figure 7 of the source."""
 
 import math
@@ -28,7 +28,7 @@ def data(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd
     rows = rows[rows["kind"] == "train"]
     if rows.empty:
         return rows
-    _, rows = selection.by_level(tidy.in_workload(rows, tidy.workloads(records)[0]))[0]
+    _, rows = selection.by_level(selection.main(rows, study))[0]
     rows = _with_drop_fractions(rows, study)
     return rows[rows["seed"] == rows.groupby("method")["seed"].transform("min")]
 

@@ -78,12 +78,13 @@ def _settings(spec: RunSpec) -> tuple[Any, ...]:
 
 
 def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Figure:
-    """One panel per model and dataset."""
+    """One panel per model and dataset that tried several rates."""
     tried, looks = data(records, curves, study), Methods(study)
     panels = [(workload, tidy.in_workload(tried, workload)) for workload in tidy.workloads(tried)]
-    figure, axes = style.panels(len(panels), height=3.8)
+    panels = [(workload, own) for workload, own in panels if own["learning rate"].nunique() > 1]
+    figure, axes = style.panels(len(panels))
     if not panels:
-        style.say_empty(axes[0], "No trial has finished.")
+        style.say_empty(axes[0], "No second rate was tried.")
     for panel, (workload, own) in zip(axes, panels, strict=False):
         _draw_panel(panel, own, looks)
         panel.set_title(f"{workload}")
