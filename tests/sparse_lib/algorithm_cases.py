@@ -87,6 +87,13 @@ def assert_equal(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]
     expect_equal(first, second, "here")
 
 
+def row(*values: float) -> torch.nn.Linear:
+    """A layer of one output with these weights."""
+    layer = torch.nn.Linear(len(values), 1, bias=False)
+    layer.weight.data = torch.tensor([values], dtype=torch.float32)
+    return layer
+
+
 def driven(algorithm, model, kind=torch.optim.SGD, *settings, **options):
     """An optimizer of a model's parameters; the algorithm is applied to both."""
     algorithm.apply(model)

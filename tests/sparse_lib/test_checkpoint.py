@@ -14,6 +14,7 @@ from sparse_lib.algorithms.rigl import RigL
 from sparse_lib.algorithms.static import Static
 from sparse_lib.core.group import Group
 from sparse_lib.masks.makers import make_mask_topk_sparsity
+from tests.sparse_lib.algorithm_cases import driven
 
 INPUTS = (torch.linspace(-1, 1, 2 * 3 * 8 * 8).reshape(2, 3, 8, 8),)
 
@@ -56,9 +57,7 @@ def test_a_densified_run_is_a_dense_run_from_the_same_point(grouped):
     model = network().train()
     algorithm = RigL(sparsity=0.5, update=1)
     algorithm = Group({"*weight": algorithm}) if grouped else algorithm
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    algorithm.apply(model)
-    algorithm.apply(optimizer)
+    optimizer = driven(algorithm, model, torch.optim.AdamW, 0.01)
     go(model, optimizer)
     dense = network().train()
     dense.load_state_dict(checkpoint.export_dense(model))
@@ -76,9 +75,7 @@ def test_a_densified_run_is_a_dense_run_from_the_same_point(grouped):
 def test_finalizing_a_part_leaves_the_rest_sparse():
     model = network()
     algorithm = Static(sparsity=0.5)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    algorithm.apply(model)
-    algorithm.apply(optimizer)
+    optimizer = driven(algorithm, model)
     checkpoint.finalize(model[4])
     assert set(checkpoint.masks_of(model)) == {"0.weight", "0.bias", "1.weight", "1.bias"}
     assert set(algorithm.sparse_params) == set(checkpoint.masks_of(model))
@@ -196,11 +193,8 @@ def test_peer_checkpoints_load(form, wrapped):
     assert torch.equal(target(*INPUTS), source(*INPUTS))
     # An algorithm applied afterwards keeps these masks instead of drawing its own.
     Static(sparsity=0.1).apply(target)
-    assert all(
-        torch.equal(mask, checkpoint.masks_of(source)[name])
-        for name, mask in checkpoint.masks_of(target).items()
-        if name in checkpoint.masks_of(source)
-    )
+    masks = checkpoint.masks_of(target)
+    assert all(torch.equal(masks[name], m) for name, m in checkpoint.masks_of(source).items())
 
 
 def test_dense_checkpoint_into_a_sparse_model():
@@ -276,25 +270,23 @@ def test_finalize_selects_where_a_product_would_spread_nan():
 
 
 @pytest.mark.parametrize(
-    ("call", "error", "message"),
+    ("call", "message"),
     [
         *[
-            (lambda call=call: call(3), TypeError, "torch module, not int")
+            (lambda call=call: call(3), "torch module, not int")
             for call in (sl.finalize, sl.densify, sl.is_sparse, checkpoint.export_bitmask)
         ],
-        (lambda: sl.load_checkpoint(3, {}), TypeError, "torch module, not int"),
+        (lambda: sl.load_checkpoint(3, {}), "torch module, not int"),
         *[
-            (lambda call=call, state=state: call(state), TypeError, "must be a mapping")
+            (lambda state=state: sl.load_checkpoint(network(), state), "must be a mapping")
             for state in (None, 3, [1, 2], "text", torch.ones(2), {"model": 3})
-            for call in (checkpoint.split_state, lambda state: sl.load_checkpoint(network(), state))
         ],
         (
             lambda: checkpoint.export_safetensors(masked_network(), "x", layout="csc"),
-            ValueError,
             "'csc'.*bitmask, dense, masks, nan",
         ),
     ],
 )
-def test_what_is_no_model_or_checkpoint_is_refused(call, error, message):
-    with pytest.raises(error, match=message):
+def test_what_is_no_model_or_checkpoint_is_refused(call, message):
+    with pytest.raises((TypeError, ValueError), match=message):
         call()

@@ -150,6 +150,12 @@ def test_signature_and_repr_show_the_settings_of_a_class():
     assert "RigL(sparsity=0.9, update=FreqSchedule(freq=100" in text
 
 
+@pytest.mark.parametrize("setting", [{"costs": -1}, {"strict": "no"}])
+def test_a_wrong_setting_of_the_device_is_named(setting):
+    with pytest.raises((ValueError, TypeError), match=f"^{next(iter(setting))} must be "):
+        sl.device.backend("skip", **setting)
+
+
 def of(algorithm="set", sparsity=0.5, **settings):
     return {"algorithm": algorithm, "sparsity": sparsity, **settings}
 
@@ -166,7 +172,7 @@ ERK = {"type": "erk"}
         ({"trainer": {"init": {"sparsty": {"sparsity": 0.5}}}}, "'sparsty'"),
         (of("rigl", {"type": "cosin"}), "'cosine'"),
         (of("topkast", 0.8, backward_sparsity=0.9), "sparsity.*0.8.*0.9"),
-        (of("topkast", regularization=-1), "regularization.*-1"),
+        (of("topkast", regularization=-1), "regularization must be at least 0.*-1"),
         (of("granet", pruning="all"), "pruning"),
         (of("rigl", balance_in_groups=0), "balance_in_groups.*at least 1.*0"),
         ({"type": "sideband", "sparsity": 0.5, "out_groups": 0}, "out_groups.*at least 1.*0"),

@@ -9,14 +9,8 @@ import sparse_lib as sl
 
 def pruned():
     torch.manual_seed(0)
-    model = nn.ModuleDict(
-        {
-            "embedding": nn.Embedding(6, 8),
-            "first": nn.Linear(8, 8),
-            "blank": nn.Linear(8, 8),
-            "second": nn.Linear(8, 8),
-        }
-    )
+    model = nn.ModuleDict({name: nn.Linear(8, 8) for name in ("first", "blank", "second")})
+    model["embedding"] = nn.Embedding(6, 8)
     with torch.no_grad():
         model["first"].weight[model["first"].weight.abs() < 0.2] = 0
         model["embedding"].weight[0] = 0

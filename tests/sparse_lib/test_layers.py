@@ -7,6 +7,7 @@ from torch.nn.utils import parametrizations, spectral_norm, weight_norm
 
 import sparse_lib as sl
 from sparse_lib.layers import Layout, default_filter, describe, fans
+from tests.sparse_lib.algorithm_cases import driven
 from tests.sparse_lib.tiny_models import gpt2, llama, resnet
 
 
@@ -80,13 +81,9 @@ class Net(nn.Module):
 )
 def test_a_layer_called_fc_is_a_head_only_where_it_is_the_last(names, sparse):
     model = Net(*names)
-    by_filter = {
-        name.split(".")[0]
-        for name, param in model.named_parameters()
-        if default_filter(name, param, model)
-    }
+    chosen = {n for n, param in model.named_parameters() if default_filter(n, param, model)}
     by_role = {layer.name for layer in describe(model) if layer.role == "block"}
-    assert by_filter == by_role == sparse
+    assert {name.split(".")[0] for name in chosen} == by_role == sparse
 
 
 def test_default_filter_sees_tied_weights_whatever_their_name():
@@ -122,9 +119,7 @@ def test_reparametrized_weights_train_sparsely_and_gains_stay_dense(norm):
     )  # fmt: skip
     config = {"algorithm": "set", "sparsity": 0.5, "update": 1, "drop_fraction": 0.05, "seed": 0}
     algorithm = sl.configure(config)
-    algorithm.apply(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    algorithm.apply(optimizer)
+    optimizer = driven(algorithm, model, momentum=0.9)
     assert len(algorithm.sparse_params) == 3
     for sparse in algorithm.sparse_params.values():
         assert sparse.param.numel() in (16 * 32, 8 * 6 * 3, 12 * 24)
@@ -144,9 +139,10 @@ def test_reparametrized_weights_train_sparsely_and_gains_stay_dense(norm):
 def test_a_gain_of_kernel_positions_in_a_grouped_convolution_is_dense():
     """As in wav2vec 2.0: its shape (1, 1, 4) has no outputs to divide into groups."""
     model = parametrizations.weight_norm(nn.Conv1d(8, 8, 4, groups=2), dim=2)
-    found = {d.weight_name: (d.fan_in, d.dense_reason) for d in describe(model)}
-    path = "parametrizations.weight.original"
-    assert found[f"{path}1"] == (4 * 4, None) and found[f"{path}0"][1] == "one dimension"
+    found = {d.weight_name.split(".")[-1]: d for d in describe(model)}
+    gain, direction = found["original0"], found["original1"]
+    assert (gain.kind, gain.role, gain.dense_reason) == ("norm", "norm", "one dimension")
+    assert (direction.fan_in, direction.role, direction.dense_reason) == (4 * 4, "block", None)
 
 
 @pytest.mark.parametrize("norm", [parametrizations.weight_norm, parametrizations.spectral_norm])
@@ -154,13 +150,6 @@ def test_default_filter_knows_whose_weight_is_reparametrized(norm):
     model = nn.ModuleDict({"symbols": norm(nn.Embedding(9, 4)), "fc": norm(nn.Linear(4, 3))})
     chosen = [n for n, p in model.named_parameters() if default_filter(n, p, model)]
     assert chosen == []
-
-
-def test_gains_are_described_as_norms():
-    model = parametrizations.weight_norm(nn.Linear(4, 3))
-    kinds = {layer.weight_name: (layer.kind, layer.role) for layer in describe(model)}
-    assert kinds["parametrizations.weight.original0"] == ("norm", "norm")
-    assert kinds["parametrizations.weight.original1"] == ("parameter", "block")
 
 
 def test_only_weights_of_linear_kind_are_sparse_by_default():
@@ -176,13 +165,6 @@ def test_only_weights_of_linear_kind_are_sparse_by_default():
             self.attention = nn.MultiheadAttention(4, 2)
 
     model = Mixer()
-    chosen = {
-        name for name, param in model.named_parameters() if default_filter(name, param, model)
-    }
-    assert chosen == {
-        "gate_up_proj",
-        "w1",
-        "in_proj.weight",
-        "attention.in_proj_weight",
-        "attention.out_proj.weight",
-    }
+    chosen = {n for n, param in model.named_parameters() if default_filter(n, param, model)}
+    attention = {"attention.in_proj_weight", "attention.out_proj.weight"}
+    assert chosen == {"gate_up_proj", "w1", "in_proj.weight", *attention}

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from torch import nn
-from transformers import MixtralConfig, MixtralForCausalLM
+from transformers import MixtralConfig
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssConfig, GptOssExperts
 from transformers.models.mixtral.modeling_mixtral import MixtralExperts
 from transformers.pytorch_utils import Conv1D
@@ -12,6 +12,7 @@ import sparse_lib as sl
 from sparse_lib.core.metrics import dead_units
 from sparse_lib.layers import default_filter, layout_of
 from sparse_lib.masks.distributions import distribute
+from tests.sparse_lib.tiny_models import mixtral
 
 
 class FromState(nn.RNNCell):
@@ -58,15 +59,8 @@ def touched(layer, name, shape):
     out = layer(x).transpose(0, 1).flatten(1).sum(1)
     outputs = torch.stack([torch.autograd.grad(o, weight, retain_graph=True)[0] for o in out])
     slope = torch.autograd.grad(out.sum(), weight, create_graph=True)[0].flatten()
-    inputs = torch.stack(
-        [
-            torch.autograd.grad(s, x, retain_graph=True)[0][0].flatten(1).abs().sum(1)
-            if x.dim() > 2
-            else torch.autograd.grad(s, x, retain_graph=True)[0][0].abs()
-            for s in slope
-        ],
-        -1,
-    ).view(-1, *weight.shape)
+    read = [torch.autograd.grad(s, x, retain_graph=True)[0][0].abs() for s in slope]
+    inputs = torch.stack([r.view(len(r), -1).sum(1) for r in read], -1).view(-1, *weight.shape)
     if isinstance(layer, FromState):  # each state is read by all, but most by its own weight
         return (outputs != 0).long().argmax(0), None
     assert ((outputs != 0).sum(0) == 1).all() and ((inputs != 0).sum(0) == 1).all()
@@ -152,13 +146,8 @@ def test_erdos_renyi_counts_experts_as_layers():
     """Two experts of 8 x 4 beside a layer of 8 x 4 have its density, by symmetry."""
     model = nn.ModuleDict({"experts": mixtral_experts(), "linear": nn.Linear(4, 8, bias=False)})
     for spread in ("er", "erk"):
-        algorithm = sl.configure(
-            {
-                "sparsity": 0.5,
-                "distribution": spread,
-                "param_filter": ["*down_proj", "linear.weight"],
-            }
-        )
+        config = {"sparsity": 0.5, "distribution": spread}
+        algorithm = sl.configure(config | {"param_filter": ["*down_proj", "linear.weight"]})
         algorithm.apply(model)
         assert {p.sparsity for p in algorithm.sparse_params.values()} == {0.5}
         sl.densify(model)
@@ -238,20 +227,9 @@ class Gated(nn.Module):
 
 
 def test_routers_depthwise_convolutions_and_bilinear_layers_are_dense_by_default():
-    config = MixtralConfig(
-        vocab_size=32,
-        hidden_size=16,
-        intermediate_size=8,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        num_local_experts=4,
-    )
-    with torch.device("meta"):
-        mixtral = MixtralForCausalLM(config)
     model = nn.ModuleDict(
         {
-            "mixtral": mixtral,
+            "mixtral": mixtral(),
             "mixture": Mixture(),
             "gated": Gated(),
             "wide": nn.Conv2d(8, 16, 3, groups=8),
@@ -262,18 +240,11 @@ def test_routers_depthwise_convolutions_and_bilinear_layers_are_dense_by_default
         }
     )
     taken = {n for n, p in model.named_parameters() if default_filter(n, p, model)}
-    attention = [f"mixtral.model.layers.0.self_attn.{x}_proj.weight" for x in "qkvo"]
-    assert taken == {
-        *attention,
-        "mixtral.model.layers.0.mlp.experts.gate_up_proj",
-        "mixtral.model.layers.0.mlp.experts.down_proj",
-        "mixture.experts.0.weight",
-        "mixture.experts.1.weight",
-        "gated.gate.weight",
-        "gated.up.weight",
-        "grouped.weight",
-        "one.weight",
-    }
+    block = "mixtral.model.layers.0"
+    attention = [f"{block}.self_attn.{x}_proj.weight" for x in "qkvo"]
+    experts = [f"{block}.mlp.experts.{x}_proj" for x in ("gate_up", "down")]
+    own = "mixture.experts.0 mixture.experts.1 gated.gate gated.up grouped one".split()
+    assert taken == {*attention, *experts, *(f"{name}.weight" for name in own)}
     reasons = {row["name"]: row["reason"] for row in sl.plan(model, {"sparsity": 0.5}).records()}
     assert reasons["mixtral.model.layers.0.mlp.gate.weight"] == "router"
     assert reasons["mixture.shared_expert_gate.weight"] == "router"

@@ -9,6 +9,7 @@ from sparse_lib.configure import configure
 from sparse_lib.flops.model import count
 from sparse_lib.preview import plan
 from tests.sparse_lib import tiny_models
+from tests.sparse_lib.algorithm_cases import driven
 
 
 class Tiny(nn.Module):
@@ -66,9 +67,7 @@ def test_the_final_sparsity_is_that_of_a_run():
         model = Tiny()
         expected = rows(plan(model, config, num_steps=7))["up.weight"]["final_sparsity"]
         group = configure(config)
-        group.apply(model)
-        optimizer = torch.optim.SGD(model.parameters(), 0.01)
-        group.apply(optimizer)
+        optimizer = driven(group, model, lr=0.01)
         for _ in range(7):
             model(torch.arange(11).view(1, 11)).sum().backward()
             optimizer.step()
@@ -79,12 +78,8 @@ def test_gpt2_by_hand():
     result = plan(tiny_models.gpt2(), 0.75, sequence_length=4)
     block = "transformer.h.0."
     sparse = {name: row["num_nonzero"] for name, row in rows(result).items() if row["algorithm"]}
-    assert sparse == {
-        block + "attn.c_attn.weight": 48,
-        block + "attn.c_proj.weight": 16,
-        block + "mlp.c_fc.weight": 64,
-        block + "mlp.c_proj.weight": 64,
-    }
+    counts = {"attn.c_attn": 48, "attn.c_proj": 16, "mlp.c_fc": 64, "mlp.c_proj": 64}
+    assert sparse == {f"{block}{name}.weight": count for name, count in counts.items()}
     assert rows(result)["transformer.wte.weight"]["reason"] == "embedding (also lm_head.weight)"
     assert result.num_parameters == 1104 and result.num_nonzero == 1104 - 576
     dense, start, _ = result.flops_records()
@@ -94,11 +89,8 @@ def test_gpt2_by_hand():
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_llama_with_and_without_a_tied_head(tied):
-    result = plan(
-        tiny_models.llama(tie_word_embeddings=tied),
-        {"algorithm": "rigl", "sparsity": 0.8, "distribution": "erk"},
-    )
-    table = rows(result)
+    config = {"algorithm": "rigl", "sparsity": 0.8, "distribution": "erk"}
+    table = rows(plan(tiny_models.llama(tie_word_embeddings=tied), config))
     assert table["model.embed_tokens.weight"]["algorithm"] is None
     assert table["model.norm.weight"]["reason"] == "one dimension"
     assert ("lm_head.weight" in table) == (not tied)
@@ -194,6 +186,9 @@ def test_what_a_run_may_not_mean_is_warned_of(config, words):
     assert bool(words) or not notes
 
 
+GLOBAL = {"sparsity": 0.5, "distribution": "global"}
+
+
 @pytest.mark.parametrize(
     ("make", "config", "options", "error", "message"),
     [
@@ -201,20 +196,8 @@ def test_what_a_run_may_not_mean_is_warned_of(config, words):
         (Tiny, 0.5, {"num_steps": 0}, ValueError, "num_steps"),
         (Tiny, {"algorithm": "static", "sparsity": {"down.*": 0.9}}, {}, ValueError, "'up.weight'"),
         (Tiny, {"sparsity": 0.5, "param_filter": "head*"}, {}, ValueError, r"'head\*'"),
-        (
-            Tiny,
-            {"sparsity": 0.5, "init_method": "snip", "distribution": "global"},
-            {},
-            ValueError,
-            "needs gradients",
-        ),
-        (
-            lambda: nn.Linear(4, 4, device="meta"),
-            {"sparsity": 0.5, "distribution": "global"},
-            {},
-            ValueError,
-            "meta device",
-        ),
+        (Tiny, GLOBAL | {"init_method": "snip"}, {}, ValueError, "needs gradients"),
+        (lambda: nn.Linear(4, 4, device="meta"), GLOBAL, {}, ValueError, "meta device"),
     ],
 )
 def test_what_cannot_be_planned_is_named(make, config, options, error, message):

@@ -8,14 +8,7 @@ from sparse_lib.algorithms.randompruning import RandomPruning
 from sparse_lib.algorithms.saliencypruning import SaliencyPruning
 from sparse_lib.algorithms.snfs import SNFS, allot
 from sparse_lib.algorithms.srste import SRSTE
-from tests.sparse_lib.algorithm_cases import assert_enforced, driven
-
-
-def row(*values: float) -> torch.nn.Linear:
-    layer = torch.nn.Linear(len(values), 1, bias=False)
-    with torch.no_grad():
-        layer.weight.copy_(torch.tensor([values]))
-    return layer
+from tests.sparse_lib.algorithm_cases import assert_enforced, driven, row
 
 
 def keep(*columns: int):
@@ -25,11 +18,6 @@ def keep(*columns: int):
         return mask
 
     return init
-
-
-def applied(algorithm, model, **options):
-    optimizer = driven(algorithm, model, torch.optim.SGD, **{"lr": 0.0, **options})
-    return optimizer
 
 
 def step(model, optimizer, gradient):
@@ -46,7 +34,7 @@ def present(layer) -> list[int]:
 def test_snfs_grows_where_the_momentum_of_all_steps_is_largest():
     model = row(1.0, 2.0, 3.0, 4.0, 5.0, 6.0)
     algorithm = SNFS(0.5, {"freq": 2}, keep(3, 4, 5), drop_fraction=1 / 3, momentum=0.5)
-    optimizer = applied(algorithm, model)
+    optimizer = driven(algorithm, model, lr=0.0)
     step(model, optimizer, [0.0, 8.0, 0.0, 0.0, 0.0, 0.0])
     # 0.5 * 8 = 4 after one step and 2 after two, against 0.5 * 3 = 1.5; RigL would take column 0.
     step(model, optimizer, [3.0, 0.0, 1.0, 0.0, 0.0, 0.0])
@@ -59,7 +47,7 @@ def test_snfs_momentum_is_of_the_dense_gradient_as_it_was_clipped(dtype):
     torch.manual_seed(0)
     model = torch.nn.Linear(8, 6, bias=False, dtype=dtype)
     algorithm = SNFS(0.5, {"freq": 9}, momentum=0.75, seed=0)
-    optimizer = applied(algorithm, model)
+    optimizer = driven(algorithm, model, lr=0.0)
     data = torch.randn(5, 8, dtype=dtype)
     seen = model.weight.detach().clone().requires_grad_()
     gradient = torch.autograd.grad((data @ seen.T).pow(2).sum(), seen)[0]
@@ -73,7 +61,7 @@ def test_snfs_momentum_is_of_the_dense_gradient_as_it_was_clipped(dtype):
 def test_snfs_costs_a_dense_weight_gradient_at_every_step():
     model = torch.nn.Linear(10, 10, bias=False)
     algorithm = SNFS(0.8, {"freq": 3}, seed=0)
-    optimizer = applied(algorithm, model)
+    optimizer = driven(algorithm, model, lr=0.0)
     flops = sl.count_flops(model, batch_size=4)
     for _ in range(5):
         step(model, optimizer, [1.0] * 10)
@@ -83,20 +71,14 @@ def test_snfs_costs_a_dense_weight_gradient_at_every_step():
 
 
 def test_snfs_redistributes_to_the_tensor_of_the_larger_mean_momentum():
-    model = torch.nn.Sequential(row(1.0, 2.0, 3.0, 4.0), row(1.0))
-    model[1] = torch.nn.Linear(1, 4, bias=False)
-    with torch.no_grad():
-        model[1].weight.copy_(torch.tensor([[1.0], [2.0], [3.0], [4.0]]))
-    masks = {(1, 4): torch.tensor([[False, False, True, True]]),
-             (4, 1): torch.tensor([[False], [False], [True], [True]])}  # fmt: skip
-    algorithm = SNFS(
-        0.5, {"freq": 1}, lambda p, s: masks[tuple(p.shape)], drop_fraction=0.5, momentum=0.0,
-        redistribution="momentum",
-    )  # fmt: skip
-    optimizer = applied(algorithm, model)
+    model = torch.nn.Sequential(row(1.0, 2.0, 3.0, 4.0), torch.nn.Linear(1, 4, bias=False))
+    model[1].weight.data = model[0].weight.detach().T.clone()
+    options = {"drop_fraction": 0.5, "momentum": 0.0, "redistribution": "momentum"}
+    algorithm = SNFS(0.5, {"freq": 1}, lambda p, s: p > 2, **options)
+    optimizer = driven(algorithm, model, lr=0.0)
     first, second = model[0].weight, model[1].weight
     first.grad = torch.tensor([[1.0, 2.0, 9.0, 9.0]])  # mean of the present ones: 9
-    second.grad = torch.tensor([[1.0], [1.0], [1.0], [1.0]])  # 1
+    second.grad = torch.ones(4, 1)  # 1
     optimizer.step()
     # Each drops one of two; the two grow 9 to 1, both in the first: its columns 1 and 2 win.
     assert model[0].weight_mask.tolist() == [[False, True, True, True]]
@@ -125,7 +107,7 @@ def test_ste_is_plain_training_of_a_dense_tensor_seen_through_its_largest_magnit
     model = torch.nn.Linear(12, 9, bias=False)
     dense = model.weight.detach().clone().requires_grad_()
     algorithm = SRSTE(0.75, decay=0.0)
-    optimizer = applied(algorithm, model, lr=0.2, momentum=0.9, weight_decay=0.1)
+    optimizer = driven(algorithm, model, lr=0.2, momentum=0.9, weight_decay=0.1)
     plain = torch.optim.SGD([dense], lr=0.2, momentum=0.9, weight_decay=0.1)
     returned = False
     for number in range(12):
@@ -153,7 +135,7 @@ def test_ste_is_plain_training_of_a_dense_tensor_seen_through_its_largest_magnit
 def test_saliency_keeps_the_largest_products_of_weight_and_gradient():
     model = row(1.0, 2.0, 3.0, 4.0, 5.0, 6.0)
     algorithm = SaliencyPruning([0.0, 0.5, 0.5], {"freq": 1}, "topk")
-    optimizer = applied(algorithm, model)
+    optimizer = driven(algorithm, model, lr=0.0)
     step(model, optimizer, [9.0, 3.0, 0.0, 1.0, -2.0, 0.5])  # 9, 6, 0, 4, 10, 3
     assert present(model) == [0, 1, 4]
     step(model, optimizer, [1.0, 1.0, 99.0, 99.0, 1.0, 99.0])
@@ -173,7 +155,7 @@ def test_random_pruning_removes_alone_and_every_weight_as_likely():
     for seed in range(400):
         model = row(*range(1, 9))
         algorithm = RandomPruning([0.0, 0.25, 0.5], {"freq": 1}, "topk", seed=seed)
-        optimizer = applied(algorithm, model)
+        optimizer = driven(algorithm, model, lr=0.0)
         step(model, optimizer, [1.0] * 8)
         first = set(present(model))
         step(model, optimizer, [1.0] * 8)

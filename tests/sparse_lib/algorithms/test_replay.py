@@ -13,6 +13,7 @@ from torch import nn
 
 from sparse_lib.algorithms.rigl import RigL
 from sparse_lib.algorithms.set import SET
+from tests.sparse_lib.algorithm_cases import driven
 
 LR, MOMENTUM, DECAY = 0.1, 0.9, 0.01
 FREQ, STOP, NUM_STEPS = 3, 17, 21
@@ -130,11 +131,8 @@ def test_library_equals_plain_tensors(cls, sparsity, foreach):
         drop_fraction={"type": "cosine", "init": 0.4, "half_period": STOP},
         seed=SEED,
     )
-    algorithm.apply(model)
-    optimizer = torch.optim.SGD(
-        model.parameters(), LR, momentum=MOMENTUM, weight_decay=DECAY, foreach=foreach
-    )
-    algorithm.apply(optimizer)
+    options = {"momentum": MOMENTUM, "weight_decay": DECAY, "foreach": foreach}
+    optimizer = driven(algorithm, model, lr=LR, **options)
     trail = replay(cls is RigL, SPARSITIES[sparsity])
     moved = 0
     for step in range(1, NUM_STEPS + 1):

@@ -99,30 +99,17 @@ class KeepStrongRows(cstorch.sparse.DynamicSparsityAlgorithm):
         return cstorch.sparse.make_mask_topk_sparsity(score, sparsity)
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: ShiftMasks(shift=2, sparsity=0.5),
-        lambda: cstorch.sparse.configure(
-            {"algorithm": "ShiftMasks", "shift": 2, "sparsity": 0.5, "param_filter": "*"}
-        ),
-    ],
-)
-def test_a_custom_algorithm_directly_and_by_name(make):
-    model, before = trained(make(), 2)
-    assert torch.equal(model.fc1.weight_mask, before.roll(4, 0))
+def test_a_custom_algorithm_directly_and_by_name():
+    config = {"algorithm": "ShiftMasks", "shift": 2, "sparsity": 0.5, "param_filter": "*"}
+    for made in (ShiftMasks(shift=2, sparsity=0.5), cstorch.sparse.configure(config)):
+        model, before = trained(made, 2)
+        assert torch.equal(model.fc1.weight_mask, before.roll(4, 0))
 
 
 def test_a_custom_dynamic_algorithm_with_a_schedule():
-    sparsity = configure(
-        {
-            "algorithm": "keepstrongrows",
-            "decay": 0.25,
-            "schedule": {"type": "linear", "init": 0.2, "slope": 0.2},
-            "update": {"freq": 2},
-            "param_filter": ["fc*.weight"],
-        }
-    )
+    config = {"algorithm": "keepstrongrows", "decay": 0.25, "update": {"freq": 2}}
+    config["schedule"] = {"type": "linear", "init": 0.2, "slope": 0.2}
+    sparsity = configure(config | {"param_filter": ["fc*.weight"]})
     trained(sparsity, 3)
     assert sparsities(sparsity) == {"fc1.weight": 0.6, "fc2.weight": 0.6}
 
@@ -132,18 +119,11 @@ class UserCubic(cstorch.sparse.BaseHyperParameter):
 
     TYPE = "user_cubic"
 
-    def __init__(
-        self,
-        init_sparsity,
-        end_sparsity,
-        sparsity_start_step,
-        sparsity_end_step,
-        prune_every_k_steps,
-    ):
+    def __init__(self, init_sparsity, end_sparsity, **steps):
         self.s_init, self.s_end = init_sparsity, end_sparsity
-        self.update_iter = prune_every_k_steps
-        self.init_iter = int(sparsity_start_step / prune_every_k_steps)
-        self.total_iters = int(sparsity_end_step / prune_every_k_steps) - self.init_iter
+        self.update_iter = steps["prune_every_k_steps"]
+        self.init_iter = int(steps["sparsity_start_step"] / self.update_iter)
+        self.total_iters = int(steps["sparsity_end_step"] / self.update_iter) - self.init_iter
 
     def __call__(self, step: torch.Tensor, is_update_step: torch.Tensor):
         curr_iter = (step / self.update_iter).int()
@@ -155,13 +135,8 @@ class UserCubic(cstorch.sparse.BaseHyperParameter):
         return self.s_init, self.s_end, self.s_end
 
 
-CUBIC = {
-    "init_sparsity": 0.5,
-    "end_sparsity": 0.8,
-    "sparsity_start_step": 0,
-    "sparsity_end_step": 60,
-    "prune_every_k_steps": 20,
-}
+CUBIC = {"init_sparsity": 0.5, "end_sparsity": 0.8, "sparsity_start_step": 0}
+CUBIC |= {"sparsity_end_step": 60, "prune_every_k_steps": 20}
 RIGL = {
     "type": "rigl",
     "sparsity": 0.8,

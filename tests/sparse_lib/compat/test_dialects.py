@@ -34,17 +34,12 @@ EACH = {
     "fc_layers.*weight": {"sparsity": 0.3},
     "final_layer.*weight": {"sparsity": 0.4, "init_method": "random", "seed": 7},
 }
+SEVERAL = {**SEEDED, "init_method": "topk"}
+SEVERAL["param_name_patterns"] = ["fc_layers.*weight", "^final.*t$"]
 SIDEBAND = {
     "by the default filter": (SEEDED, FC | {"final_layer.weight": 0.3}),
     "one pattern": ({**SEEDED, "param_name_patterns": "fc_layers.*weight"}, FC),
-    "several patterns": (
-        {
-            **SEEDED,
-            "init_method": "topk",
-            "param_name_patterns": ["fc_layers.*weight", "^final.*t$"],
-        },
-        FC | {"final_layer.weight": 0.3},
-    ),
+    "several patterns": (SEVERAL, FC | {"final_layer.weight": 0.3}),
     "settings for each pattern": (
         {"type": "sideband", "param_name_patterns": EACH},
         FC | {"final_layer.weight": 0.4},

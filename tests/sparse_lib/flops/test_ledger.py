@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
-from transformers import MixtralConfig, MixtralForCausalLM
 
 from sparse_lib.algorithms.rigl import RigL
 from sparse_lib.execution import kernels
@@ -91,18 +90,7 @@ def test_bilinear_layers_by_hand():
 @pytest.mark.parametrize("implementation", ["eager", "batched_mm", "grouped_mm"])
 def test_fused_experts_by_hand(implementation):
     """Each token passes two of four experts: 8 -> 2 x 4 and 4 -> 8."""
-    config = MixtralConfig(
-        vocab_size=11,
-        hidden_size=8,
-        intermediate_size=4,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        num_local_experts=4,
-        num_experts_per_tok=2,
-        experts_implementation=implementation,
-    )
-    model = MixtralForCausalLM(config)
+    model = tiny_models.mixtral(num_experts_per_tok=2, experts_implementation=implementation)
     flops = count(model, batch_size=B, sequence_length=T)
     by_name = {layer.weight_name: layer for layer in flops.layers if "experts" in layer.name}
     up, down = (by_name[f"model.layers.0.mlp.experts.{n}_proj"] for n in ("gate_up", "down"))

@@ -7,13 +7,7 @@ import torch
 
 import sparse_lib as sl
 from sparse_lib.masks import at_init
-
-
-def row(*values: float) -> torch.nn.Linear:
-    layer = torch.nn.Linear(len(values), 1, bias=False)
-    with torch.no_grad():
-        layer.weight.copy_(torch.tensor([values]))
-    return layer
+from tests.sparse_lib.algorithm_cases import row
 
 
 def quadratic(layer, hessian, linear):
@@ -38,13 +32,8 @@ def test_snip_and_grasp_by_hand():
 def test_weights_that_the_loss_does_not_see_are_named(method):
     """A residual branch behind a gain of zero, as in residual networks that start as identities."""
     torch.manual_seed(0)
-    model = torch.nn.ModuleDict(
-        {
-            "inside": torch.nn.Linear(4, 4),
-            "gain": torch.nn.Linear(1, 1),
-            "out": torch.nn.Linear(4, 2),
-        }
-    )
+    sizes = {"inside": (4, 4), "gain": (1, 1), "out": (4, 2)}
+    model = torch.nn.ModuleDict({name: torch.nn.Linear(*size) for name, size in sizes.items()})
     data = torch.randn(8, 4)
 
     def loss():

@@ -41,16 +41,6 @@ def test_shapers_and_compat(name):
     assert peer(weight(10, 1), 0.95, None, generator(0, "w", 0)).sum() == 0
 
 
-def test_random_depends_on_the_generator_only():
-    random = make_init_method("random")
-    torch.manual_seed(1)
-    state = torch.get_rng_state()
-    first = random(weight(50, 40), 0.9, None, generator(0, "a", 0))
-    assert torch.equal(torch.get_rng_state(), state)
-    assert torch.equal(first, random(weight(50, 40), 0.9, None, generator(0, "a", 0)))
-    assert not torch.equal(first, random(weight(50, 40), 0.9, None, generator(0, "b", 0)))
-
-
 def test_topk_and_balanced_topk_by_hand():
     param = torch.tensor([[-9.0, 8, 7], [1, -2, 3]])
     assert make_init_method("topk")(param, 0.5).tolist() == [[True] * 3, [False] * 3]
