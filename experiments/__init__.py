@@ -11,10 +11,6 @@ if TYPE_CHECKING:
 def load(study: str, scale: str = "small") -> Results:
     """The results of a study as DataFrames ``records``, ``curves`` and ``scores``.
 
-    Args:
-        study: Name of a study.
-        scale: Name of a scale.
-
     Raises:
         ValueError: If there is no such study or scale, or it has no finished run.
     """

@@ -61,8 +61,6 @@ def not_one_of(key: str, value: object, allowed: Iterable[str], found_in: str = 
     """The sentence about a value that is none of those allowed.
 
     Args:
-        key: what the value was given for.
-        value: what was given.
         allowed: values that it could have had; of many the nearest three are shown.
         found_in: the command or the place that lists all of them.
     """
@@ -115,9 +113,6 @@ def refusals(where: str) -> Iterator[None]:
 
     The library refuses a setting by `ValueError`, as its `SettingError` is. It cannot know whether
     an argument comes from a person's file; its caller can. Any other error is a bug.
-
-    Args:
-        where: the file, the key or the run that the arguments come from.
     """
     try:
         yield

@@ -78,14 +78,6 @@ def pack(
     Args:
         runs: In the order in which they are trained; first phases before what starts from them.
         out: The folder to write; it must be new or empty.
-        limit_mb: Largest size of all pieces together.
-        piece_mb: Largest size of one piece.
-        has: Distributions that the machine has already.
-        python: Its version of Python, such as ``3.12``; None is the one here.
-        mirror: Root of mirrored datasets, for data that are not prepared here.
-
-    Returns:
-        The content of ``pack.json``.
 
     Raises:
         UserError: If ``out`` is in use, a wheel cannot be found, or the pack exceeds the limit.
@@ -205,7 +197,6 @@ def required(names: Iterable[str], has: Collection[str]) -> dict[str, str]:
     """Name to version here of some distributions and all that they require.
 
     Args:
-        names: Where to begin.
         has: Distributions to leave out, with what only they require.
     """
     found: dict[str, str] = {}

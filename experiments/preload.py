@@ -60,11 +60,7 @@ OWN = ("experiments.cli.app", "experiments.store.collect", "experiments.report.r
 
 
 def start(scale: str) -> None:
-    """Start the server; it ends when this process has ended and its last job has.
-
-    Args:
-        scale: The one whose runs the server expands in advance.
-    """
+    """Start the server; it ends when this process has ended and its last job has."""
     os.environ[ADDRESS] = f"sparse-{os.getpid()}-{secrets.token_hex(8)}"
     process = subprocess.Popen(
         [sys.executable, "-m", "experiments.preload", scale],
@@ -79,11 +75,7 @@ def start(scale: str) -> None:
 
 
 def hand_over(arguments: list[str]) -> None:
-    """Let the server do a command, and end as it ends there; return if it does not take it.
-
-    Args:
-        arguments: what follows ``python -m experiments``.
-    """
+    """Let the server do a command, and end as it ends there; return if it does not take it."""
     address = os.environ.get(ADDRESS)
     if not address or not arguments or arguments[0] not in LIBRARIES:
         return

@@ -65,7 +65,6 @@ def of(job: Any, core_seconds: float) -> tuple[str, float]:
     """Name and expected core-seconds of a job of the workflow.
 
     Args:
-        job: Snakemake's.
         core_seconds: What the run of its wildcards is expected to cost; 0 without one.
     """
     words = [job.rule.name, *(str(value) for key, value in job.wildcards.items() if key != "scale")]

@@ -39,9 +39,6 @@ RERUNS = Path("state/reruns.json")
 class Request:
     """A checked configuration.
 
-    Args:
-        config: The keys of ``config/config.yaml``.
-
     Raises:
         SpecError: If a key or value is wrong, or a study that it needs; one sentence.
     """
@@ -126,11 +123,7 @@ class Request:
             reference.entries()
 
     def check_library(self) -> None:
-        """Let the library check sparsity configurations and the device, once per change of either.
-
-        Raises:
-            SpecError: With its sentence.
-        """
+        """Let the library check sparsity configurations and the device, once per change."""
         device = self.config["device"]
         if not self.again and self.config["reuse"] == "only":
             return  # nothing is trained

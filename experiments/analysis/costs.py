@@ -29,11 +29,6 @@ def spent(records: pd.DataFrame, study: PlannedStudy, metrics: tuple[str, ...]) 
 
     A run that starts from the weights of another one includes what that one took; NaN where that
     one has no record. A run that goes on from another one's state has counted it.
-
-    Args:
-        records: Tidy records, those of first phases among them.
-        study: The study, whose runs say what they start from.
-        metrics: Names of what is asked for, of which each run has one.
     """
     own = records[records["metric"].isin(metrics)].groupby("run")["value"].first()
     first = {
@@ -54,9 +49,6 @@ def core_share(records: pd.DataFrame) -> pd.Series:
 
     Seconds in which the process waited for a core are not among those that it computed. Runs of
     several threads, and those whose records have no such seconds, are left out.
-
-    Args:
-        records: Tidy records.
     """
     trained = records[(records["task"] == "training") & (records["num_threads"] == 1)]
     wall, computed = (
@@ -68,10 +60,6 @@ def core_share(records: pd.DataFrame) -> pd.Series:
 
 def beside_others(shares: pd.Series, runs: Collection[str]) -> str:
     """Return whether other work had the core of one of these runs for a while, in words.
-
-    Args:
-        shares: What `core_share` returns.
-        runs: Run ids.
 
     Returns:
         ``yes``, ``no``, or ``not recorded`` where that is unknown of a run and true of no other.

@@ -60,18 +60,12 @@ class Method:
     """One method of a study.
 
     Attributes:
-        key: Its name in the study's file.
         name: What people read: its label, else family and algorithm. Methods of one name differ in
             sparsity only.
-        algorithm: Sparsity algorithm, or ``dense``.
         family: Sparse-IFT family, None without one.
-        sparsity: Final sparsity, in [0, 1].
-        recipe: Name of its recipe variant.
         first: Method whose weights it starts from, None if it starts from scratch.
         revived: What the weights start from that the first method's masks hid, None for zero.
-        retuned: Whether its settings were chosen after the study had run.
         is_plain: Whether the name says all about it but its sparsity.
-        color: Colour in figures and tables.
         marker: Matplotlib marker; it carries the same information without colour.
     """
 

@@ -17,7 +17,6 @@ def headline(rows: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
     """Return the rows of runs by their method's own recipe, and by those that the study shows.
 
     Args:
-        rows: Any table with the columns ``method`` and ``recipe``.
         study: The study as `experiments.specs.lookup.planned_study` makes it; a method
             that it does not know keeps all its rows.
     """

@@ -95,7 +95,6 @@ def panels(rows: int, *, height: float = PANEL_HEIGHT, heights: Sequence[float] 
 
     Args:
         rows: Number of panels; 0 gives one, to say that it is empty.
-        height: Height of each panel, in inches.
         heights: Heights of the panels one by one, in place of ``height``.
     """
     heights = list(heights) or [height] * max(1, rows)
@@ -156,8 +155,6 @@ def count_axis(axes: Axes, name: str, values: Sequence[float] | None = None) -> 
     """Make the x axis logarithmic, with a tick at each value, or at 1, 2 and 5 of each decade.
 
     Args:
-        axes: Panel whose data is drawn.
-        name: Label of the axis.
         values: The few places that occur; None where they are too many or too close.
     """
     axes.set_xscale("log")

@@ -39,8 +39,6 @@ def seed_noise(model: str, dataset: str, metric: str) -> float:
     """Return the spread between seeds that the committed runs of a workload show.
 
     Args:
-        model: Model label.
-        dataset: Name of the data.
         metric: What the last validation measured, such as ``perplexity`` or ``loss``.
 
     Returns:
@@ -62,7 +60,6 @@ def tie_margin(noise: float, num_seeds: int = 1) -> float:
     """Return how far two means may be apart without being different at the 95% level.
 
     Args:
-        noise: Standard deviation between seeds.
         num_seeds: Seeds of each mean, at least 1.
     """
     return NormalDist().inv_cdf((1 + LEVEL) / 2) * noise * math.sqrt(2 / num_seeds)

@@ -39,11 +39,7 @@ def check(
 
 
 def check_runs(runs: Iterable[Run]) -> None:
-    """Let the library check the suites, transformations and sparsity configurations of runs.
-
-    Raises:
-        SpecError: With its sentence.
-    """
+    """Let the library check the suites, transformations and sparsity configurations of runs."""
     seen: set[str] = set()
     for run in runs:
         _check_suite(run)

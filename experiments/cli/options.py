@@ -26,11 +26,7 @@ Mirror = Annotated[Path | None, typer.Option(help="folder with <root>/<hub id> d
 
 
 def mirror_root(mirror: Path | None) -> Path | None:
-    """The option, or the environment variable SPARSE_MIRROR.
-
-    Raises:
-        SpecError: If it is no folder.
-    """
+    """The option, or the environment variable SPARSE_MIRROR."""
     value = mirror or os.environ.get("SPARSE_MIRROR")
     return check_mirror(value) if value else None
 

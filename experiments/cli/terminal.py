@@ -49,11 +49,7 @@ def scores(evaluation: dict[str, Any], title: str) -> Table:
 
 
 def compare(named: Sequence[tuple[str, Record]]) -> Table:
-    """Facts and metrics of some records, one column each; a metric that one lacks stays empty.
-
-    Args:
-        named: What each column is called, and its record.
-    """
+    """Facts and metrics of some records, one column each; a metric that one lacks stays empty."""
     import pandas as pd
 
     from experiments.store.collect import record_rows

@@ -103,8 +103,6 @@ def train_again(run: Run, mirror: Path | None, *, repeat: bool = False) -> None:
     """Train and score a run, and before it the run that it starts from, into their own folders.
 
     Args:
-        run: The run.
-        mirror: Root of mirrored datasets, for data that are not prepared.
         repeat: Whether to train it although an earlier `verify` did.
     """
     folder = paths.verified(run.scale, run.id)

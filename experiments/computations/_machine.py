@@ -9,11 +9,7 @@ from experiments.store.machine import key, words
 
 
 def machine_row(num_threads: int = 1) -> dict[str, Any]:
-    """Return the machine's key (as the tables with timings carry it) and facts.
-
-    Args:
-        num_threads: Threads that are timed.
-    """
+    """Return the machine's key (as the tables with timings carry it) and facts."""
     facts = machine.facts(num_threads)
     return {
         "machine": key(facts),

@@ -81,7 +81,6 @@ def get(name: str, kind: str | None = None) -> Dataset | ImageDataset:
     """Return a registered dataset.
 
     Args:
-        name: Its name.
         kind: What it must hold, "text" or "images"; None allows both.
 
     Raises:
@@ -96,11 +95,6 @@ def get(name: str, kind: str | None = None) -> Dataset | ImageDataset:
 
 def available(name: str, mirror: Path | None = None, *, tokenizer: str | None = None) -> str | None:
     """Say what a dataset lacks to be prepared offline.
-
-    Args:
-        name: Dataset name.
-        mirror: Folder of `<hub id>` folders; default: environment variable SPARSE_MIRROR.
-        tokenizer: Name of the text dataset whose tokenizer is to be used.
 
     Returns:
         One sentence, or None if nothing is missing.
@@ -125,7 +119,6 @@ def prepare(
     """Write a dataset's files and facts.
 
     Args:
-        name: Dataset name.
         out: Folder to write. Text: `train.bin`, `validation.bin`, `test.bin` (uint16),
             `tokenizer/`, `text/validation.jsonl`, `text/test.jsonl`; images: see
             `experiments.data.images.prepare`. Last, `meta.json`.
@@ -133,11 +126,6 @@ def prepare(
         tokenizer: For text: name of another text dataset, for the tokenizer that preparing it
             with `vocab_size` makes.
         num_images: For images: how many to train on; None takes all that there are.
-        mirror: Folder of `<hub id>` folders; default: environment variable SPARSE_MIRROR.
-        offline: Whether the hub must not be asked.
-
-    Returns:
-        The content of `meta.json`.
 
     Raises:
         MissingData: If the data cannot be had.
@@ -217,12 +205,7 @@ def verify(out: Path) -> None:
 
 @dataclass(frozen=True)
 class Corpus:
-    """A prepared dataset.
-
-    Attributes:
-        folder: Its folder.
-        meta: Content of its `meta.json`.
-    """
+    """A prepared dataset."""
 
     folder: Path
     meta: dict[str, Any]

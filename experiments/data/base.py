@@ -90,10 +90,6 @@ class Dataset:
     """One entry of the registry.
 
     Attributes:
-        name: Name used in studies.
-        license: Licence of the text.
-        source: Where the text comes from, for reports.
-        splits: How the splits were made, in words.
         read: Returns the documents; may take a minute, may raise `MissingData`.
         missing: Says cheaply, in one sentence, what `read` would lack; None if nothing.
         fetch: Downloads what `read` needs to where it looks; None where nothing is to fetch.
@@ -142,13 +138,7 @@ class Images:
 
 
 class ImageSize(NamedTuple):
-    """Sizes of a prepared image dataset.
-
-    Attributes:
-        num_classes: Number of labels.
-        num_channels: 3 for colour, 1 for grey.
-        image_size: Pixels per side.
-    """
+    """Sizes of a prepared image dataset."""
 
     num_classes: int
     num_channels: int
@@ -160,16 +150,10 @@ class ImageDataset:
     """One entry of the registry that holds images.
 
     Attributes:
-        name: Name used in studies.
-        license: Licence of the images.
-        source: Where they come from, for reports.
-        splits: How the splits were made, in words.
         read: Takes where to look and the number of training images (None: all there are); returns
             the images, or raises `MissingData`.
-        missing: Says cheaply, in one sentence, what `read` would lack; None if nothing.
         flip: Whether a mirrored image shows the same class, so that training may mirror.
         size: Of all images, where it is known before they are prepared; `plan` needs it.
-        fetch: As of `Dataset`.
     """
 
     name: str

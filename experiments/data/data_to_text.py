@@ -29,7 +29,6 @@ def documents(
 
     Args:
         pairs: Data and text, by split. Data may occur several times, with a text each.
-        meta: Facts for meta.json.
     """
     splits: dict[str, list[str]] = {}
     rows: dict[str, list[dict[str, Any]]] = {}

@@ -17,13 +17,7 @@ BLOCK, NUM_BLOCKS = 2**20, 64
 
 
 def seal(folder: Path, meta: Mapping[str, Any], files: Iterable[Path]) -> None:
-    """Write `meta.json`, and the list of all files by which `verify` checks them.
-
-    Args:
-        folder: Of a prepared dataset.
-        meta: Facts of the dataset.
-        files: All files that belong to it, `meta.json` apart.
-    """
+    """Write `meta.json`, and the list of all files by which `verify` checks them."""
     partial = folder / f"{META}.partial"
     partial.write_text(json.dumps(meta, indent=2) + "\n")
     listed = {path.relative_to(folder).as_posix(): _describe(path) for path in sorted(files)}

@@ -67,7 +67,6 @@ def fetch(hub_id: str, config: str | None = None) -> str:
     """Download a dataset's files into the hub's cache; returns their folder.
 
     Args:
-        hub_id: "<owner>/<name>" on the hub.
         config: Config (subset), whose folder alone is fetched where there is one.
 
     Raises:

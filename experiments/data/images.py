@@ -22,9 +22,6 @@ def prepare(
     """Write `<split>.{pixels,labels}.npy` of each split and, last, `meta.json`.
 
     Args:
-        dataset: What to prepare.
-        source: Where to look.
-        out: Folder to write.
         num_images: Images of the training split; None takes all that the dataset has.
 
     Returns:
@@ -90,22 +87,13 @@ def _moments(pixels: np.ndarray) -> tuple[list[float], list[float]]:
 
 @dataclass(frozen=True)
 class ImageFolder:
-    """A prepared dataset of images.
-
-    Attributes:
-        folder: Its folder.
-        meta: Content of its `meta.json`.
-    """
+    """A prepared dataset of images."""
 
     folder: Path
     meta: dict[str, Any]
 
     def split(self, name: str) -> Split:
-        """Return one split, its pixels mapped read-only.
-
-        Raises:
-            ValueError: If the dataset has no split of that name.
-        """
+        """Return one split, its pixels mapped read-only."""
         if name not in self.meta["num_images"]:
             known = " and ".join(self.meta["num_images"])
             raise UserError(f"{self.folder} has no {name} split, but {known}")

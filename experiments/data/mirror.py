@@ -32,7 +32,6 @@ class Layout:
     """How the splits of a dataset lie in a folder.
 
     Attributes:
-        folder: Where they are.
         saved: Whether `datasets.load_from_disk` reads it.
         kind: Of the files where no README.md declares them: ``parquet`` or ``json``.
         files: Split to its files, where no README.md declares them.

@@ -24,7 +24,6 @@ def write_tokens(documents: Iterable[str], tokenizer: "Tokenizer", path: Path) -
     """Write the tokens of all documents, replacing `path` only when complete.
 
     Args:
-        documents: Texts, in order.
         tokenizer: At most 65536 tokens.
         path: File of little-endian uint16 tokens.
 

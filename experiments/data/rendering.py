@@ -84,12 +84,6 @@ def draw_font(font: Path, characters: Sequence[str]) -> np.ndarray:
 def draw(fonts: Sequence[Path], characters: Sequence[str], count: int, *, seed: str) -> Split:
     """Draw distorted glyphs, classes as even as the count allows, fonts at random.
 
-    Args:
-        fonts: Font files.
-        characters: One for each class.
-        count: Number of images.
-        seed: Decides everything else.
-
     Returns:
         Pixels (count, 1, SIZE, SIZE) and labels, in random order.
     """

@@ -14,7 +14,6 @@ def train_bpe(documents: Iterable[str], *, vocab_size: int) -> Tokenizer:
     """Train a byte-level BPE whose token 0 is the end of text.
 
     Args:
-        documents: Training texts.
         vocab_size: Largest vocabulary; little text may give a smaller one.
 
     Raises:
@@ -38,12 +37,7 @@ def train_bpe(documents: Iterable[str], *, vocab_size: int) -> Tokenizer:
 
 
 def save(tokenizer: Tokenizer, folder: Path) -> None:
-    """Write a tokenizer as a Hugging Face folder.
-
-    Args:
-        tokenizer: Tokenizer that knows the end-of-text token.
-        folder: Created if absent.
-    """
+    """Write a tokenizer as a Hugging Face folder."""
     folder.mkdir(parents=True, exist_ok=True)
     # `Tokenizer.save` raises a bare `Exception` where there is no room; this names the file.
     (folder / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), encoding="utf-8")

@@ -19,13 +19,7 @@ LICENSE = "https://spdx.org/licenses/Apache-2.0"
 
 
 def write(folder: Path, train: Mapping[str, Any], corpus: Dataset | ImageDataset) -> None:
-    """Write ``ro-crate-metadata.json`` beside the files of an exported model.
-
-    Args:
-        folder: The exported model; each of its files is described.
-        train: The run's ``train.json``.
-        corpus: The data that it read.
-    """
+    """Write ``ro-crate-metadata.json`` beside the files of an exported model."""
     spec, versions = train["spec"], train["versions"]
     crate = ROCrate()
     crate.name, crate.license = spec["id"], LICENSE

@@ -17,7 +17,6 @@ def read_model(model_dir: Path, auto_model: Any) -> Any:
     """The model of an exported folder in evaluation mode, transformed by Sparse-IFT or not.
 
     Args:
-        model_dir: exported model.
         auto_model: the class of transformers that knows its kind, ``AutoModelForCausalLM`` say.
 
     Raises:

@@ -75,10 +75,7 @@ def scored_once(
     """Write the scores of a model, made where the cache does not hold them.
 
     Args:
-        model_dir: exported model.
-        suite: name of the suite.
         hashes: of all that the scores depend on but the weights, by name.
-        score: makes the scores.
         out: file to write, or the folder to write ``eval.json`` into.
         cache: folder of earlier results, one file per weights; None is ``out``'s folder.
 

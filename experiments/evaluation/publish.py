@@ -28,10 +28,6 @@ def publish(folder: Path, out: Path, card: Card) -> Path:
         folder: A run's folder, with ``train.json`` and ``model/``; every ``eval*.json`` there that
             scored these weights is in the card.
         out: Folder to make; it appears whole or not at all.
-        card: Writes the README.md.
-
-    Returns:
-        ``out``.
 
     Raises:
         UserError: If the run is not finished, was scored with other weights, or ``out`` exists.

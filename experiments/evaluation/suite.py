@@ -206,7 +206,6 @@ def load_suite(name: str, kind: type[Kind] | None = None) -> Kind:
     """Read a suite by name, or by the path of a YAML file.
 
     Args:
-        name: name or path.
         kind: what it must be a suite of; None takes what the file says.
 
     Raises:

@@ -33,22 +33,8 @@ def evaluate(
     cache: Path | None = None,
     mirror: Path | None = None,
 ) -> dict[str, Any]:
-    """Score a classifier and write the result; an unchanged call returns what is there.
-
-    Args:
-        model_dir: exported model.
-        data_dir: prepared images, those that the model was trained on.
-        suite: name of a suite of this kind, or path of a YAML file.
-        out: file to write (``eval.json``), or the folder to write it into.
-        cache: folder of earlier results, one file per weights; None is ``out``'s folder.
-        mirror: not used: all images are in ``data_dir``.
-
-    Returns:
-        What was written: run, hashes, ``scores``, wall_s.
-
-    Raises:
-        ValueError: if the suite is unknown or wrong, the model does not fit the images, or the
-            prepared images are damaged.
+    """Score a classifier as `experiments.evaluation.model.evaluate_model` says; all images are in
+    ``data_dir``, so ``mirror`` is not used.
     """
     settings = load_suite(suite, ImageSuite)
     if data_dir is None:

@@ -49,7 +49,6 @@ class Estimate:
     Attributes:
         effect: Difference of means, averaged over strata, in the unit of the values.
         low: Lower end of the 95% interval; NaN where the workload has too few seeds.
-        high: Upper end.
         se: Standard error of the effect.
         sd: Standard deviation of one run about the mean of its arm.
         freedom: Degrees of freedom of ``sd``.
@@ -199,7 +198,6 @@ def judge(found: Estimate, target: float, *, is_published: bool) -> Word:
     """The word of an interval, given the effect that is asked for.
 
     Args:
-        found: The estimate.
         target: The published effect in the same unit, or the smallest of interest with its sign.
         is_published: Whether the target is a published effect, so that its size says something.
     """

@@ -41,7 +41,6 @@ class Evidence:
     """Finished and planned runs of a scale.
 
     Attributes:
-        scale: Its name.
         runs: One row per planned run; the columns are `COLUMNS`.
         scores: Tidy records of the finished ones.
     """

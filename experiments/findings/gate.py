@@ -50,10 +50,7 @@ def ask(
     """Ask the gate about the arms of a comparison.
 
     Args:
-        evidence: All runs of the scale.
         rows: The runs of the comparison's workload.
-        arms: What is compared.
-        outcome: What is compared on them.
         rates: ``own``, or ``shared`` where one rate for all is part of the claim.
     """
     notes = []

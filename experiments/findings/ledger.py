@@ -27,14 +27,12 @@ class Finding:
     """A comparison with what was found.
 
     Attributes:
-        claim: The result that it belongs to.
-        comparison: Its arms.
         word: What the estimate says, or why it says nothing.
         place: The workload; None without one.
         estimate: None without runs of both arms.
         unseen: The estimate from seeds that nobody had read when n was fixed, where some had.
-        target: Published effect in the unit of ours; the smallest of interest with its sign without
-        one. gate: What the baseline gate found.
+        target: Published effect in the unit of ours; without one the smallest of interest.
+        gate: What the baseline gate found.
         trend: Other sparsities or budgets: label and estimate.
         runs: Ids of the runs of both arms.
         missing: Planned runs of both arms without a record.

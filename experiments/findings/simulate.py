@@ -26,8 +26,6 @@ def shares(
         effect: True effect, as a multiple of the published one.
         error: True standard error of the difference, in the same unit.
         seeds: Of each arm.
-        draws: Simulated comparisons.
-        seed: Of the random numbers.
 
     Returns:
         Word to share; ``as large`` is the share of ``same direction`` that contains the published

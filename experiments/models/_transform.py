@@ -21,7 +21,6 @@ def apply(
     """The transformed model, the filter and levels of its masks, and the transformation's totals.
 
     Args:
-        model: a dense model.
         transform: arguments of `sparse_lib.ift.transform`.
     """
     transformed, config, report = ift.transform(model, **transform)
@@ -38,7 +37,6 @@ def load(folder: Path, build: Callable[[dict[str, Any]], nn.Module]) -> nn.Modul
     """An exported model, or None if it was not transformed and loads like any other.
 
     Args:
-        folder: exported model.
         build: the dense model of a config, which comes as a dict.
     """
     if not (folder / FILE).is_file():

@@ -39,10 +39,7 @@ def build(config: Config, *, vocab_size: int, context: int, eos_id: int) -> PreT
     """A randomly initialised ``GPT2LMHeadModel``; draws from torch's global generator.
 
     Args:
-        config: sizes.
-        vocab_size: rows of the embedding.
         context: longest sequence in tokens, the number of learned positions.
-        eos_id: id of the end-of-document token.
     """
     from transformers import GPT2Config, GPT2LMHeadModel
 

@@ -49,10 +49,7 @@ def build(config: Config, *, vocab_size: int, context: int, eos_id: int) -> PreT
     """A randomly initialised ``LlamaForCausalLM``; draws from torch's global generator.
 
     Args:
-        config: sizes.
         vocab_size: rows of the embedding and of the head.
-        context: longest sequence in tokens.
-        eos_id: id of the end-of-document token.
     """
     from torch import nn
     from transformers import LlamaConfig, LlamaForCausalLM

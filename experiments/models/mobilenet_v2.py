@@ -34,9 +34,6 @@ def build(
     """A randomly initialised classifier; draws from torch's global generator.
 
     Args:
-        config: sizes.
-        classes: names of the classes.
-        num_channels: of the images.
         image_size: pixels per side; the network takes any, FLOPs are counted at this one.
     """
     from transformers.models.mobilenet_v2.configuration_mobilenet_v2 import MobileNetV2Config

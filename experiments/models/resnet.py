@@ -68,9 +68,6 @@ def build(
     """A randomly initialised classifier; draws from torch's global generator.
 
     Args:
-        config: sizes.
-        classes: names of the classes.
-        num_channels: of the images.
         image_size: pixels per side; the network takes any, FLOPs are counted at this one.
     """
     from experiments.models import _networks as networks

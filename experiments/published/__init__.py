@@ -54,11 +54,8 @@ def value(
     How it was got stands behind it, unless it was read where it was published.
 
     Args:
-        source: Source id.
-        metric: Metric as ``results.csv`` names it.
         method: Method as the source names it, in any case and order of words, with or without
             parentheses; empty matches any.
-        sparsity: Sparsity in [0, 1]; None matches any.
         with_place: Whether its model and data stand behind it.
     """
     rows = results()

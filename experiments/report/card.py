@@ -31,12 +31,9 @@ def card(
     """The text of the README.md.
 
     Args:
-        train: A run's ``train.json``.
         evaluations: What suites said of these weights; ``eval.json`` and its like.
         tensors: One dict per tensor of the weights: ``name``, ``shape``, ``weights``, ``nonzero``,
             and ``masked`` (whether it has a mask).
-        source: Where the data come from.
-        licence: Their licence.
         own_code: Whether the folder brings the Python file of its model.
         transformed: Whether Sparse-IFT replaced layers, which transformers does not know.
     """

@@ -272,8 +272,6 @@ def card(found: Finding, evidence: Evidence, pictures: dict[str, str]) -> dict[s
     """A result's card.
 
     Args:
-        found: The finding.
-        evidence: All runs of the scale.
         pictures: Name of a figure to its path from the page, of those with data.
     """
     claim, shown = found.claim, found.claim.card

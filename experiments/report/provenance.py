@@ -112,10 +112,6 @@ def row_name(row: dict[str, Any], methods: Methods) -> str:
 def commands(study: PlannedStudy, tables_dir: Path) -> pd.DataFrame:
     """Return the command behind each row of a study's tables.
 
-    Args:
-        study: The study as `experiments.specs.lookup.planned_study` makes it.
-        tables_dir: Folder with the tables' CSV files.
-
     Returns:
         One row per table row; the columns are ``COLUMNS``. All cells of a row have the same runs.
         Where no run stands behind a row its name is empty, and the command makes the tables again.

@@ -90,8 +90,6 @@ def answer(study: PlannedStudy, findings: Iterable[Finding], *, strict: bool = F
     """The answer of a study at its scale: its text where its words hold, else one from the words.
 
     Args:
-        study: The study; its ``answer`` has a text and the words under which it is true.
-        findings: The findings of its claims.
         strict: Whether to refuse a text that no longer holds.
 
     Raises:
@@ -126,15 +124,8 @@ def render_study(
     """Write ``index.html`` and ``README.md`` of a study.
 
     Args:
-        study: The study as `experiments.specs.lookup.planned_study` makes it.
-        records: Tidy records.
         finished: The JSON form of the records of its finished runs, `cost.TABLES` of it.
-        evidence: All runs of the scale.
-        out_dir: Folder of the page, with ``figures/`` and ``tables/``.
         empty: Figures without data yet.
-
-    Returns:
-        The path of ``index.html``.
     """
     made = [Record.model_validate(value) for value in finished]
     runs = provenance.Runs(study, records)
@@ -222,8 +213,6 @@ def render_index(
     """Write the front page of a scale with its forest, and the page of supporting claims.
 
     Args:
-        studies: All studies of the scale.
-        evidence: Their runs.
         results_dir: ``results/<scale>``, with the records of each study as Parquet.
         out_dir: ``reports/<scale>``, with the pages of the studies.
 
@@ -328,9 +317,6 @@ def publish(scale_dir: Path, reports_dir: Path) -> Path:
     Args:
         scale_dir: ``reports/<scale>`` with its front page and study folders.
         reports_dir: ``reports``; its own files and study folders are replaced.
-
-    Returns:
-        The path of the committed ``README.md``.
 
     Raises:
         ValueError: If the scale has no report yet.

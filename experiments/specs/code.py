@@ -27,7 +27,6 @@ def imported_files(*entries: Path, data: bool = False) -> list[Path]:
     (algorithms, models) do not tie each run to every file in them.
 
     Args:
-        entries: Files to begin with.
         data: Whether to follow imports of ``experiments.data``. Prepared data is covered by its
             own hash, so only its preparation does.
     """
@@ -128,10 +127,6 @@ def code_hash(*entries: Path, data: bool = False) -> str:
     """Hash of the syntax trees of the import closure, and of the files `BESIDE` its modules.
 
     Comments and docstrings do not count.
-
-    Args:
-        entries: Files to begin with.
-        data: Whether ``experiments.data`` counts.
     """
     files = imported_files(*entries, data=data)
     hashes = {path.relative_to(ROOT).as_posix(): _syntax(path).digest for path in files}

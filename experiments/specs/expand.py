@@ -111,8 +111,6 @@ def load_single(path: Path, *, run_id: str, max_steps: int | None = None) -> Run
     """The spec of a run that one YAML file describes by itself.
 
     Args:
-        path: file with the keys of `Single`.
-        run_id: what the run is called in its messages.
         max_steps: bound on the optimizer steps of the recipe.
 
     Raises:
@@ -288,8 +286,6 @@ def all_runs(
     """Runs of all studies by id; a run that two studies share trains once.
 
     Args:
-        scale: Name of the scale.
-        folder: Of the studies; None takes the repository's.
         broken: Receives what is wrong with a study, which is left out, by its name; None raises it.
 
     Raises:

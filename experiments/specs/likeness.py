@@ -41,10 +41,6 @@ def named_studies(study: Any) -> Iterator[str]:
 def with_likeness(study: Any, read: Callable[[str], Any]) -> Any:
     """The study, as its YAML reads, with every ``like`` replaced by the section that it names.
 
-    Args:
-        study: What the file of the study holds; not changed.
-        read: Name of a study to what its file holds.
-
     Raises:
         ValueError: For a ``like`` that names no method, or that leads back to itself.
     """

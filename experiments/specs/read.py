@@ -52,12 +52,7 @@ def study_names(folder: Path | None = None) -> list[str]:
 
 
 def check_study(name: Any, *others: str) -> None:
-    """Raise `SpecError` for a name of no study, with the nearest one.
-
-    Args:
-        name: The name.
-        others: What else is allowed.
-    """
+    """Raise `SpecError` for a name of no study, with the nearest one."""
     allowed = [*others, *study_names()]
     if name not in allowed:
         said = not_one_of("study", name, allowed, "experiments/studies")
@@ -155,8 +150,6 @@ def _sentence(error: ValidationError, *section: str, known: Iterable[str] = ()) 
     """The first problem of a pydantic error as one sentence, an unknown key before others.
 
     Args:
-        error: What pydantic raised.
-        section: Where the values were read.
         known: The keys of that section, where it is flat; else all keys of a study file serve for
             the hint.
     """

@@ -47,11 +47,7 @@ NAME = r"[A-Za-z0-9_][A-Za-z0-9._-]*"
 
 
 def checked_name(text: str) -> str:
-    """Return a name that may be part of an id, a path and a command, if it is one.
-
-    Raises:
-        UserError: One sentence.
-    """
+    """Return a name that may be part of an id, a path and a command, if it is one."""
     if not re.fullmatch(NAME, text) or len(text) > 64 or "__" in text:
         raise UserError(
             f"{text!r} is no name: up to 64 letters, digits, '.', '_' and '-', the first no dot or "

@@ -61,9 +61,6 @@ def taken_by(study: PlannedStudy) -> dict[str, str]:
     recipe. A setting that was tried at several lengths is taken at that of the evidence, if that
     is among them. The method stands in brackets where it is one whose settings were chosen after
     its study had run.
-
-    Args:
-        study: A study of trials.
     """
     lengths: dict[str, set[int]] = {}
     keys = {run.id: setting_of(run.spec, study) for run in study.runs}

@@ -198,8 +198,6 @@ def tables(
     Args:
         records: Of its runs, in their JSON form; runs without one are left out, and the report
             names them.
-        study: The study as `experiments.specs.lookup.planned_study` makes it.
-        committed: Ids of the runs whose records are committed ones.
     """
     order = {run.id: number for number, run in enumerate(study.runs)}
     own = [checked(record, f"record {record['run']}") for record in records]

@@ -37,12 +37,7 @@ def is_known(machine: Any) -> bool:
 
 
 def processor(facts: Mapping[str, Any] | None, name: str = "") -> str:
-    """Return a machine's processor in words, without commas: name, stepping, vectors, cores.
-
-    Args:
-        facts: As in `key`.
-        name: What is known where the facts are not recorded.
-    """
+    """Return a machine's processor in words, without commas: name, stepping, vectors, cores."""
     if not facts:
         return f"{name} (the rest not recorded)".strip() if name else NOT_RECORDED
     numbers = [f"{part} {facts[part]}" for part in ("family", "model", "stepping")

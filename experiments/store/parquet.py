@@ -53,8 +53,6 @@ def write(records: Iterable[Mapping[str, Any]], folder: Path, *, level: int = 19
     """Write the tables of some runs, in the order of their ids; equal records give equal files.
 
     Args:
-        records: The JSON form of records, each run once.
-        folder: Folder of the four files; those that are there are replaced.
         level: Of compression by zstd, 1 to 22; higher is smaller and slower.
 
     Returns:
@@ -75,7 +73,6 @@ def read(
     """The records of a folder in the order of their ids, in their JSON form.
 
     Args:
-        folder: Folder of the four files.
         runs: Ids of those to read; None reads all.
         tables: Files to read, ``runs`` among them; what the others hold is left empty.
 

@@ -29,10 +29,6 @@ MAX_LENGTH = 200
 def name(key: str, value: str) -> str:
     """Return a name that may be part of a path.
 
-    Args:
-        key: What the name stands for, for the message.
-        value: The name.
-
     Raises:
         SpecError: If the name is empty, too long, or holds other characters than `NAME` allows.
     """

@@ -203,11 +203,6 @@ def make_record(
 ) -> dict[str, Any]:
     """Merge what a run wrote into the JSON form of its record.
 
-    Args:
-        train: ``train.json``, as a path or its content.
-        evaluation: ``eval.json``, as a path or its content; None if the run was not evaluated.
-        metrics: ``metrics.jsonl``, as a path or its rows.
-
     Returns:
         The content of ``train.json`` plus ``evaluation`` (the content of ``eval.json``),
         ``final_loss`` (mean training loss over the last tenth of the logged steps, in nats) and
@@ -260,7 +255,6 @@ def thin_curve(rows: Sequence[Row], *, max_rows: int = MAX_CURVE_ROWS) -> list[R
     First and last rows of each kind stay.
 
     Args:
-        rows: Rows of ``metrics.jsonl`` in the order they were written.
         max_rows: Upper bound on the number of rows returned, at least 8.
 
     Returns:

@@ -185,8 +185,6 @@ def select(
     """Return one row per run of a metric: the evaluation's where it exists, else training's.
 
     Args:
-        records: Tidy records.
-        metric: Name of the metric.
         split: Part of the data; None takes any.
         task: Task; None takes any, evaluation tasks first.
     """
@@ -242,9 +240,6 @@ def label_curves(curves: pd.DataFrame, records: pd.DataFrame) -> pd.DataFrame:
 
 def by_run(curves: pd.DataFrame) -> pd.DataFrame:
     """Return curves with a column of values per run: each value and each run id is said once.
-
-    Args:
-        curves: Rows of ``curves.csv``, labelled or not.
 
     Returns:
         A row per metric, kind, step and count of samples seen; executed FLOPs are a metric too.

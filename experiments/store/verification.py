@@ -34,11 +34,9 @@ class Verified(NamedTuple):
     """How a run came out.
 
     Attributes:
-        run: Its id.
         verdict: `SAME`, `ROUNDED`, `DIFFERS`, or `ABSENT` where no record is committed.
         metric: What is shown of it.
         recorded: Its recorded value; None without one.
-        new: Its new value.
         why: What the verdict rests on.
         machines: Keys of the machines of the record and of the new run.
     """
@@ -68,8 +66,6 @@ def judge(
     """Compare two records of a run in their JSON form.
 
     Args:
-        recorded: The committed one; None without one.
-        new: The one that was made now.
         seeds: Recorded validation losses of the run and of its further seeds.
     """
     metric, value = _headline(new)

@@ -175,10 +175,6 @@ class Task(ABC):
     Batches must not depend on what ran before, so that a resumed run sees what an uninterrupted
     one sees.
 
-    Args:
-        spec: the run's spec.
-        data_dir: folder of prepared data.
-
     Attributes:
         unit: what training counts: ``tokens``, ``images``.
         metrics: what `validate` returns, in the order of tables. Other numbers that it returns
@@ -290,12 +286,7 @@ def warmup_stable_decay(step: int, recipe: Recipe) -> float:
 
 
 class EpochOrder:
-    """Samples in an order that is drawn for each epoch, by position in the whole run.
-
-    Args:
-        num_samples: samples of one epoch.
-        seed: the run's seed.
-    """
+    """Samples in an order that is drawn for each epoch, by position in the whole run."""
 
     def __init__(self, num_samples: int, *, seed: int) -> None:
         self.num_samples, self.seed = num_samples, seed

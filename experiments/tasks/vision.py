@@ -235,12 +235,6 @@ def augment(
 
     Args:
         pixels: (B, C, S, S), any type.
-        generator: where the randomness comes from.
-        crop_padding: black pixels on each side.
-        flip: whether to mirror.
-
-    Returns:
-        A tensor of the same shape and type.
     """
     import torch
 
@@ -272,8 +266,6 @@ def resized_crop(
 
     Args:
         pixels: (B, C, S, S), any type.
-        generator: where the randomness comes from.
-        size: pixels per side of the result.
         area: range of the part's share of the image, uniform.
         ratio: range of its width over its height, uniform on a log scale.
 

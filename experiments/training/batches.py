@@ -19,7 +19,6 @@ class Batches:
 
     Args:
         make: ``make(step)`` is the batch, samples first.
-        device: Where they go.
         ahead: Whether a thread prepares the next step's batch; None does so for a GPU.
     """
 

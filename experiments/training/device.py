@@ -16,9 +16,6 @@ from experiments.specs.cost import DEVICE, DEVICES
 def resolve(name: str) -> torch.device:
     """The device of a name.
 
-    Args:
-        name: ``auto`` (a GPU if there is one), ``cpu``, ``mps``, ``cuda`` or ``cuda:<number>``.
-
     Raises:
         UserError: If the name has another form, or this machine or torch has no such device.
     """

@@ -15,8 +15,6 @@ def choose(execution: str, sparsity: Group | None, level: float) -> str:
     """What a run does that was asked for an execution.
 
     Args:
-        execution: ``dense``, ``skip``, or ``auto`` for what is faster.
-        sparsity: its masks; None where it has none.
         level: sparsity at its end, in [0, 1).
 
     Returns:
@@ -40,11 +38,7 @@ def skipping_runner(
 
     Args:
         model: shares its weights with the result.
-        execution: ``skip`` or ``auto``.
         costs: by which a layer gains, of the machine that chose; those of this one if None.
-
-    Returns:
-        The model, and the costs.
     """
     with refusals(f"execution is {execution!r}"):
         own = skipping.Costs(*costs) if costs else skipping.default_costs()

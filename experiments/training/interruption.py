@@ -38,10 +38,7 @@ def locked(
     """Take the lock of a run until ``held`` closes; whether it was free at once.
 
     Args:
-        name: the run's id, for the message to who waits.
-        state_dir: the lock is a file beside it.
         received: signals, of which any ends the wait.
-        log: a file that gets the message too.
         held: what the lock is released with.
 
     Raises:

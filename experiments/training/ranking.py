@@ -36,8 +36,6 @@ def rank_weights(
     Args:
         model: fresh, on its device, whole in this process; stays as it is.
         config: of the sparsity, with an ``init_method`` that ranks weights.
-        task: says what a batch and its loss are.
-        device: that the model is on.
     """
     twin = copy.deepcopy(model).train()  # forward passes change running statistics
     for module in twin.modules():

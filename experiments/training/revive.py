@@ -21,9 +21,7 @@ def scaled_normal(model: torch.nn.Module, masks: dict[str, torch.Tensor], *, see
     seed and its name alone.
 
     Args:
-        model: transformers model whose masks are gone.
         masks: full parameter name to the mask that it had.
-        seed: of the run.
     """
     config = model.config
     std = config.initializer_range / math.sqrt(2 * config.num_hidden_layers)  # type: ignore

@@ -46,17 +46,12 @@ def run(
     """Do what the mode says, in ``model_dir``.
 
     Args:
-        mode: one of `MODES`.
-        params: the YAML file.
         model_dir: gets ``checkpoint_<step>.safetensors`` and ``eval.json``, and what a run of a
             study has: ``train.json``, ``metrics.jsonl``, ``model/``. An interrupted training goes
             on from its ``state/``.
         checkpoint: safetensors file of any layout of `sparse_lib.checkpoint` with the weights to
             begin with; an evaluation without one takes the last of ``model_dir``.
-        max_steps: bound on the optimizer steps.
         eval_steps: bound on the batches of an evaluation; None takes the whole validation split.
-        device: what `experiments.training.device.resolve` takes.
-        mirror: root of mirrored datasets.
 
     Returns:
         Scores on the validation split; empty after ``train``.
@@ -87,14 +82,7 @@ def run(
 
 
 def _check_sparsity(spec: RunSpec, params: Path) -> list[str]:
-    """Let the library read the sparsity section before anything is prepared.
-
-    Returns:
-        Sentences on masks that never change, or never reach the end of their schedule.
-
-    Raises:
-        UserError: If the section is wrong.
-    """
+    """Let the library read the sparsity section before anything is prepared."""
     place = f"{params.name}: sparsity"
     with refusals(place):
         algorithm = configure(spec.mask_config())

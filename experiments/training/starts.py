@@ -18,7 +18,6 @@ def take_over(model: torch.nn.Module, path: Path, spec: RunSpec, task: Any) -> s
     """Give a model the weights and masks of a file; returns the hash of the file.
 
     Args:
-        model: fresh, of the run's seed.
         path: the ``model`` folder of a finished run, or a safetensors file of any layout of
             `sparse_lib.checkpoint`.
         spec: of the run that begins; its ``starts_from`` says what becomes of the masks.
@@ -53,11 +52,6 @@ def take_over(model: torch.nn.Module, path: Path, spec: RunSpec, task: Any) -> s
 
 def kept_state(path: Path, spec: RunSpec, data_hash: str) -> tuple[dict[str, Any], str]:
     """The state that another run kept at a step, and the hash of its file.
-
-    Args:
-        path: the ``model`` folder of that run.
-        spec: of the run that goes on from there; its ``starts_from`` names the step.
-        data_hash: of the prepared data that it trains on.
 
     Raises:
         UserError: if that run kept no such state, or was trained on other data.

@@ -36,9 +36,7 @@ class Saved:
     """The saved states of one run.
 
     Args:
-        folder: Where they lie.
         origin: What a state must have begun with to be resumed: the hashes named in `CAUSES`.
-        say: Prints a sentence.
     """
 
     def __init__(self, folder: Path, origin: dict[str, str | None], say: Callable[[str], None]):
@@ -50,10 +48,6 @@ class Saved:
 
     def save(self, step: int, state: dict[str, Any]) -> None:
         """Add a state once it is on the disk, and drop all but the last `NUM_KEPT`.
-
-        Args:
-            step: Its step.
-            state: What `read` returns.
 
         Raises:
             OSError: If it cannot be written; older states stay as they are.

@@ -19,7 +19,6 @@ def flops(trainer: Trainer, measured: dict[str, Any]) -> dict[str, int]:
     """FLOPs so far, and of a dense step, as the library counts them.
 
     Args:
-        trainer: The run.
         measured: `Trainer.measure`; empty for a dense run.
     """
     step, dense_step = trainer.progress.step, trainer.flops.training_step()

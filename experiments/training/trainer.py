@@ -53,17 +53,13 @@ class Trainer:
     """One run from its spec to its files.
 
     Args:
-        spec: the run's spec.
-        data_dir: prepared data.
         state_dir: what the run goes on from after an interruption.
         code_hash: of the code that trains; a state of other code is not resumed.
         num_threads: threads of this process; part of what makes a run bit-reproducible.
-        device: what `experiments.training.device.resolve` takes.
         precision: of matrix products: ``fp32``, ``bf16`` or ``tf32``; None as the recipe says.
         compile: whether `torch.compile` runs the model; None as the recipe says.
         execution: how masked layers run: ``dense``, ``skip``, or ``auto`` for what is faster.
         first: the ``model`` folder of the run that the spec ``starts_from``, or a file of weights.
-        log: a file that gets the status lines too.
     """
 
     def __init__(

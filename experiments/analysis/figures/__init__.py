@@ -31,11 +31,7 @@ def names() -> list[str]:
 
 
 def load(name: str) -> ModuleType:
-    """Return the module of one figure.
-
-    Raises:
-        ValueError: If there is no such figure.
-    """
+    """Return the module of one figure."""
     if name not in names():
         raise UserError(not_one_of("figure", name, names(), "experiments/analysis/figures"))
     return importlib.import_module(f"{__name__}.{name}")
@@ -64,10 +60,6 @@ def draw(
     """Draw one figure.
 
     Args:
-        name: Of the figure.
-        records: Tidy records of the study.
-        curves: Its tidy curves.
-        study: The study.
         sheet: A style sheet of matplotlib whose settings replace those of the house.
         width: In inches; None takes the style sheet's.
     """
@@ -92,8 +84,6 @@ def save(figure: Figure, path: Path, kind: str) -> None:
     """Write a drawn figure; equal figures give equal files.
 
     Args:
-        figure: As `draw` returns it.
-        path: File to write.
         kind: ``png`` (with a palette), ``svg`` or ``pdf``.
     """
     import matplotlib

@@ -24,11 +24,7 @@ def names() -> list[str]:
 
 
 def load(name: str) -> ModuleType:
-    """Return the module of one table.
-
-    Raises:
-        ValueError: If there is no such table.
-    """
+    """Return the module of one table."""
     if name not in names():
         raise UserError(not_one_of("table", name, names(), "experiments/analysis/tables"))
     return importlib.import_module(f"{__name__}.{name}")

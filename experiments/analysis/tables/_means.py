@@ -20,9 +20,6 @@ def rows(
     """One row per model, dataset, recipe and method: ``mean``, its interval, and ``minus dense``.
 
     Args:
-        records: Tidy records.
-        study: The study.
-        outcome: What is averaged.
         dense: Method that others are compared with; empty takes the untouched model.
     """
     evidence = gather([study], [records])

@@ -39,19 +39,8 @@ def evaluate(
         model_dir: folder that ``AutoModelForCausalLM.from_pretrained`` loads, tokenizer included.
         data_dir: prepared dataset: ``{validation,test}.bin`` (uint16 tokens),
             ``text/{validation,test}.jsonl``, ``meta.json``. None for suites of published tasks.
-        suite: name of a suite, or path of a YAML file.
-        out: file to write (``eval.json``), or the folder to write it into.
         cache: folder of earlier results, one file per weights; None is ``out``'s folder.
             Keep it where a workflow does not delete it before a new evaluation.
-        mirror: root under which ``<hub id>`` folders hold datasets; None asks the hub, which
-            needs ``HF_HUB_OFFLINE=0``.
-
-    Returns:
-        What was written: run, hashes, ``scores``, wall_s.
-
-    Raises:
-        MissingData: if a dataset of the suite is not available; nothing was run then.
-        ValueError: if the suite is unknown or wrong, or the model or the data are damaged.
     """
     quiet_and_offline()
     settings = load_suite(suite, Suite)

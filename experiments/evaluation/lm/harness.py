@@ -55,8 +55,6 @@ class Tasks:
 
     Args:
         entries: of the suite, those that fit the dataset.
-        data_dir: prepared dataset; None where the tasks are published ones.
-        mirror: root under which ``<hub id>`` folders hold datasets; None asks the hub.
 
     Raises:
         MissingData: if a dataset is not available.
@@ -120,8 +118,6 @@ class Tasks:
         """Scores of all tasks and groups, in the form of eval.json.
 
         Args:
-            lm: the model.
-            suite: for resamples and how the model is run.
             keep: folder to write lm-eval's own results and samples into.
         """
         from lm_eval.evaluator import evaluate

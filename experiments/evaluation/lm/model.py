@@ -29,11 +29,6 @@ MAX_LOGITS = 2**26
 class CausalLM(HFLM):
     """A causal language model and its tokenizer.
 
-    Args:
-        model: in evaluation mode, on its device.
-        tokenizer: the model's own.
-        batch_size: rows per forward pass.
-
     Attributes:
         truncated: contexts of requests whose first tokens did not fit the model.
 
@@ -52,9 +47,6 @@ class CausalLM(HFLM):
         """Read an exported model onto the GPU if there is one.
 
         Args:
-            folder: written by ``save_pretrained``, tokenizer included.
-            batch_size: rows per forward pass.
-            dtype: name of the number format, as in ``torch.<dtype>``.
             execution: ``auto`` skips the work of zeros where that is faster, ``dense`` never does.
 
         Raises:
@@ -79,8 +71,6 @@ class CausalLM(HFLM):
 
         Args:
             requests: texts, tokens of the context, tokens to predict.
-            disable_tqdm: not used.
-            override_bs: not used.
         """
         results = [(0.0, True)] * len(requests)
         rows: dict[tuple[int, ...], list[int]] = {}
@@ -117,7 +107,6 @@ class CausalLM(HFLM):
         Args:
             batch: rows of tokens, the longest first; padded on the right, where no token looks.
             places: of the targets' predictions in the padded rows, one row after another.
-            targets: tokens.
         """
         padded = [[*row, *[0] * (len(batch[0]) - len(row))] for row in batch]
         inputs = torch.tensor(padded, device=self.device)

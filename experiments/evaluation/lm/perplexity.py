@@ -40,7 +40,6 @@ def windows(lm: CausalLM, tokens: Sequence[int], stride: int) -> list[Window]:
 
     Args:
         lm: the model; its prefix token goes before the text.
-        tokens: the text.
         stride: targets of each window but the first; 1 to the model's context.
 
     Raises:
@@ -71,8 +70,6 @@ def corpus_losses(
     """Losses of a token stream; see the module's text.
 
     Args:
-        lm: the model.
-        tokens: the stream.
         stride: targets of each window; None is half the model's context.
         max_tokens: score about so many tokens, in windows spread evenly over the stream (each
             keeps its full left context); None scores all.
@@ -89,9 +86,7 @@ def document_losses(lm: CausalLM, texts: Sequence[str], encoded: Sequence[list[i
     """Losses of documents, each on its own; see the module's text.
 
     Args:
-        lm: the model.
         texts: documents; words are what whitespace separates, bytes are UTF-8.
-        encoded: tokens of each document.
     """
     cut = [windows(lm, tokens, lm.max_length) for tokens in encoded]
     owner = [index for index, found in enumerate(cut) for _ in found]

@@ -40,11 +40,7 @@ def path(name: str) -> Path:
 
 
 def get(name: str) -> ModuleType:
-    """The module of a metric.
-
-    Raises:
-        ValueError: if there is none of that name.
-    """
+    """The module of a metric."""
     return importlib.import_module(f"{__name__}.{path(name).stem}")
 
 
@@ -58,8 +54,6 @@ def rows(outputs: Any, chosen: Iterable[str], *, task: str) -> Iterator[dict[str
     """Scores of those of the chosen metrics that are computed from such outputs.
 
     Args:
-        outputs: an instance of a class of `experiments.evaluation.outputs`.
-        chosen: names of metrics.
         task: what the scores are of, where a metric does not say.
 
     Returns:

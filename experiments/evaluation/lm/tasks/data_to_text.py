@@ -11,7 +11,6 @@ def score(doc: dict[str, Any], results: list[str]) -> dict[str, Any]:
 
     Args:
         doc: Row with ``references``, one sentence or more, of which the first 64 count.
-        results: The text.
     """
     references = doc["references"][:NUM_REFERENCES]
     missing = [None] * (NUM_REFERENCES - len(references))

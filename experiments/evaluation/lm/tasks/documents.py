@@ -23,9 +23,6 @@ def rows(
     """Rows of one file, mixed by hash: the first ones are a fair sample of all kinds.
 
     Args:
-        data_dir: prepared dataset.
-        file: JSON Lines file in it.
-        split: name that the task has for them.
         make: makes the rows of a task from the texts of the file.
 
     Raises:
