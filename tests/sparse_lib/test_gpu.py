@@ -14,7 +14,8 @@ from sparse_lib.core.drop_and_grow import DropAndGrow
 from sparse_lib.core.registry import algorithm_classes
 from tests.sparse_lib.algorithm_cases import ALGORITHMS
 
-DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+#: On a GPU, and with all masks made together, as one makes them.
+WAYS = ["together", *(["cuda"] if torch.cuda.is_available() else [])]
 
 
 def masks_over_updates(name, model, device):
@@ -38,24 +39,17 @@ def masks_over_updates(name, model, device):
     return found
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_masks_of_a_device_are_those_of_the_cpu(name, device):
-    expected = masks_over_updates(name, make_model(), "cpu")
-    found = masks_over_updates(name, make_model(), device)
-    assert name == "acdc" or any(not mask.all() for mask in expected[-1].values())
-    for ours, theirs in zip(found, expected, strict=True):
-        assert ours.keys() == theirs.keys()
-        assert all(torch.equal(ours[key], theirs[key]) for key in ours)
-
-
-@pytest.mark.parametrize("name", ALGORITHMS)
-def test_masks_made_together_are_those_made_one_by_one(name, monkeypatch):
+def test_masks_of_each_way_are_those_made_one_by_one_on_a_cpu(name, way, monkeypatch):
     model = torch.nn.Sequential(make_model(0), make_model(1), make_model(2))
     expected = masks_over_updates(name, model, "cpu")
-    monkeypatch.setattr(DropAndGrow, "updates_together", lambda *_: True)
-    found = masks_over_updates(name, model, "cpu")
+    assert name == "acdc" or any(not mask.all() for mask in expected[-1].values())
+    if way == "together":
+        monkeypatch.setattr(DropAndGrow, "updates_together", lambda *_: True)
+    found = masks_over_updates(name, model, "cuda" if way == "cuda" else "cpu")
     for ours, theirs in zip(found, expected, strict=True):
+        assert ours.keys() == theirs.keys()
         assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
 
 

@@ -72,11 +72,8 @@ SPECS = {"constant": 0.75, "rising": {"type": "linear", "init": 0.3, "slope": 0.
 def replay(by_gradient, sparsity):
     torch.manual_seed(0)
     first, second = nn.Linear(12, 16), nn.Linear(16, 6, bias=False)
-    weights = {
-        "0.weight": first.weight.detach(),
-        "0.bias": first.bias.detach(),
-        "2.weight": second.weight.detach(),
-    }
+    named = {"0.weight": first.weight, "0.bias": first.bias, "2.weight": second.weight}
+    weights = {name: param.detach() for name, param in named.items()}
     masks, momenta, trail = {}, {}, []
     for name, weight in weights.items():
         score = torch.rand(weight.numel(), generator=stream(name, 0)).tolist()
@@ -125,12 +122,9 @@ def replay(by_gradient, sparsity):
 def test_library_equals_plain_tensors(cls, sparsity, foreach):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(12, 16), nn.Tanh(), nn.Linear(16, 6, bias=False))
-    algorithm = cls(
-        SPECS[sparsity],
-        update={"freq": FREQ, "stop": STOP},
-        drop_fraction={"type": "cosine", "init": 0.4, "half_period": STOP},
-        seed=SEED,
-    )
+    cosine = {"type": "cosine", "init": 0.4, "half_period": STOP}
+    options = {"update": {"freq": FREQ, "stop": STOP}, "drop_fraction": cosine, "seed": SEED}
+    algorithm = cls(SPECS[sparsity], **options)
     options = {"momentum": MOMENTUM, "weight_decay": DECAY, "foreach": foreach}
     optimizer = driven(algorithm, model, lr=LR, **options)
     trail = replay(cls is RigL, SPARSITIES[sparsity])

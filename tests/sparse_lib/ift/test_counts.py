@@ -2,29 +2,20 @@
 
 import pytest
 import torch
-from torch import nn
-from transformers import GPT2Config, GPT2LMHeadModel, ResNetConfig, ResNetForImageClassification
+from transformers import GPT2Config, GPT2LMHeadModel
 
 import sparse_lib as sl
 from sparse_lib import ift
+from tests.sparse_lib import tiny_models
 
 RESNET18, RESNET34 = (2, 2, 2, 2), (3, 4, 6, 3)
 
 
 def resnet(depths, *, cifar=False):
     """ResNet for ImageNet, or for 32 x 32 images of 100 classes, without memory."""
-    config = ResNetConfig(
-        hidden_sizes=[64, 128, 256, 512],
-        depths=list(depths),
-        layer_type="basic",
-        num_labels=100 if cifar else 1000,
-    )
+    sizes = {"embedding_size": 64, "hidden_sizes": [64, 128, 256, 512], "depths": list(depths)}
     with torch.device("meta"):
-        model = ResNetForImageClassification(config)
-        if cifar:
-            model.resnet.embedder.embedder.convolution = nn.Conv2d(3, 64, 3, padding=1, bias=False)
-            model.resnet.embedder.pooler = nn.Identity()
-    return model
+        return tiny_models.resnet(cifar=cifar, num_labels=100 if cifar else 1000, **sizes)
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,5 @@
 """Sparse-IFT against its identities, its rounding bounds and the published sizes."""
 
-import copy
 from functools import partial
 
 import pytest
@@ -23,12 +22,6 @@ gpt2 = partial(tiny_models.gpt2, n_embd=24, n_head=3, vocab_size=32, n_positions
 LLAMA = {"hidden_size": 32, "intermediate_size": 88, "vocab_size": 32}
 llama = partial(tiny_models.llama, **LLAMA, max_position_embeddings=8)
 resnet = partial(tiny_models.resnet, depths=[1, 2])
-
-
-def mobilenet():
-    return MobileNetV2ForImageClassification(
-        MobileNetV2Config(depth_multiplier=0.35, image_size=32, num_labels=5)
-    )
 
 
 def mlp():
@@ -113,19 +106,13 @@ def test_linear_layers_are_iso_flop_up_to_rounding(family, m, n, s):
 
 @settings(max_examples=15, deadline=None)
 @given(
-    st.sampled_from(LOCAL),
-    st.integers(4, 80),
-    st.integers(4, 80),
-    st.sampled_from([1, 3]),
-    st.sampled_from([1, 2]),
-    st.floats(0.34, 0.97),
-)
+    st.sampled_from(LOCAL), st.integers(4, 80), st.integers(4, 80), st.sampled_from([1, 3]),
+    st.sampled_from([1, 2]), st.floats(0.34, 0.97),
+)  # fmt: skip
 def test_convolutions_are_iso_flop_up_to_rounding(family, channels, n, kernel, stride, s):
     with torch.device("meta"):
-        model = nn.Sequential(
-            nn.Conv2d(3, channels, 1),
-            nn.Conv2d(channels, n, kernel, stride, kernel // 2, bias=False),
-        )
+        conv = nn.Conv2d(channels, n, kernel, stride, kernel // 2, bias=False)
+        model = nn.Sequential(nn.Conv2d(3, channels, 1), conv)
     _, _, report = ift.transform(model, family, s, image_size=9)
     stem, row = report.layers
     assert stem.ratio == 1 and stem.sparsity == 0
@@ -153,9 +140,8 @@ def test_widened_layers_are_iso_flop_up_to_rounding(name, sparsity):
 
 def test_known_sizes_of_one_layer():
     # m = 64 * 9 and n = 128 at 75%: the numbers are worked out by hand.
-    convs = nn.Sequential(nn.Conv2d(3, 64, 1), nn.Conv2d(64, 128, 3, padding=1))
     with torch.device("meta"):
-        convs = copy.deepcopy(convs).to("meta")
+        convs = nn.Sequential(nn.Conv2d(3, 64, 1), nn.Conv2d(64, 128, 3, padding=1))
     parallel = ift.transform(convs, "parallel", 0.75, image_size=8)[0][1]
     assert len(parallel.branches) == 4
     factorized = ift.transform(convs, "factorized", 0.75, image_size=8)[0][1]
@@ -201,7 +187,9 @@ def test_models_run_and_keep_inputs_outputs_and_the_given_model(family, name):
 
 @pytest.mark.parametrize("family", ["wide", "factorized"])
 def test_mobilenet_keeps_depthwise_convolutions_dense(family):
-    new, config, report = ift.transform(mobilenet(), family, 0.75)
+    sizes = MobileNetV2Config(depth_multiplier=0.35, image_size=32, num_labels=5)
+    model = MobileNetV2ForImageClassification(sizes)
+    new, config, report = ift.transform(model, family, 0.75)
     depthwise = {layer.weight_name for layer in describe(new) if layer.groups > 1}
     assert depthwise and not depthwise & set(config["param_filter"])
     for row in report.layers:
@@ -270,9 +258,8 @@ def test_what_asks_to_stay_dense_stays_so():
     model.transformer.h[0].mlp.requires_dense = True
     model.transformer.h[0].attn.c_proj.weight.requires_dense = True
     _, config, _ = ift.transform(model, "parallel", 0.5)
-    assert {name.split(".branches")[0] for name in config["param_filter"]} == {
-        "transformer.h.0.attn.c_attn"
-    }
+    names = {name.split(".branches")[0] for name in config["param_filter"]}
+    assert names == {"transformer.h.0.attn.c_attn"}
 
 
 # What stands inside

@@ -14,6 +14,7 @@ import sparse_lib as sl
 from sparse_lib.integrations.lightning import SparsityCallback
 
 RIGL = {"algorithm": "rigl", "sparsity": 0.75, "update": 2, "drop_fraction": 0.5, "seed": 1}
+QUIET = {"enable_progress_bar": False, "enable_model_summary": False, "logger": False}
 
 
 class Killed(Exception):
@@ -49,11 +50,10 @@ def fit(folder, *callbacks, seed=0, resume=None, module=None, **options):
         module = Module()
     data = torch.randn(32, 12, generator=torch.Generator().manual_seed(4))
     keep = ModelCheckpoint(folder, every_n_train_steps=2, save_top_k=-1, filename="{step}")
-    quiet = {"enable_progress_bar": False, "enable_model_summary": False, "logger": False}
     trainer = pl.Trainer(
         default_root_dir=folder, accelerator="cpu", accumulate_grad_batches=2,
         gradient_clip_val=1.0, callbacks=[*callbacks, keep], log_every_n_steps=1,
-        **({"devices": 1, "max_steps": 8} | quiet | options),
+        **({"devices": 1, "max_steps": 8} | QUIET | options),
     )  # fmt: skip
     trainer.fit(module, DataLoader(TensorDataset(data), 4), ckpt_path=resume)
     return trainer, module
@@ -97,8 +97,7 @@ def test_lightning_trains_as_a_loop_of_ones_own(tmp_path, config):
             return super().training_step(batch, index)
 
     def loop():
-        module = Watching()
-        algorithm = sl.configure(config)
+        module, algorithm = Watching(), sl.configure(config)
         algorithm.apply(module)
         optimizer = module.configure_optimizers()
         algorithm.apply(optimizer)
@@ -171,14 +170,12 @@ def test_two_callbacks_for_two_networks_train_and_resume(tmp_path):
         ]
 
     def run(made, steps, resume=None):
-        quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-        data = torch.utils.data.TensorDataset(torch.randn(16, 12))
         trainer = pl.Trainer(
             max_epochs=steps, limit_train_batches=1, accelerator="cpu", callbacks=made,
-            default_root_dir=tmp_path, enable_checkpointing=False, **quiet,
+            default_root_dir=tmp_path, enable_checkpointing=False, **QUIET,
         )  # fmt: skip
         module = TwoNetworks()
-        trainer.fit(module, torch.utils.data.DataLoader(data, 4), ckpt_path=resume)
+        trainer.fit(module, DataLoader(TensorDataset(torch.randn(16, 12)), 4), ckpt_path=resume)
         trainer.save_checkpoint(tmp_path / "last.ckpt")
         return module
 

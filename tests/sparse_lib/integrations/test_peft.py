@@ -8,20 +8,16 @@ import torch
 pytest.importorskip("transformers")
 pytest.importorskip("peft", reason="peft is not installed")
 
-from peft import (
-    AdaLoraConfig,
-    LoHaConfig,
-    LoraConfig,
-    get_peft_model,
-)
+from peft import AdaLoraConfig, LoHaConfig, LoraConfig, get_peft_model
 
 import sparse_lib as sl
 from sparse_lib.integrations.peft import keep_zeros
+from tests.sparse_lib import tiny_models
 from tests.sparse_lib.integrations.test_transformers import make_mixtral, make_model
 
 
-def pruned():
-    model = make_model()
+def pruned(model=None):
+    model = make_model() if model is None else model
     sl.configure({"sparsity": 0.7, "init_method": "topk"}).apply(model)
     sl.finalize(model)
     return model
@@ -33,36 +29,6 @@ def adapted(model, **options):
     return get_peft_model(model, config)
 
 
-def test_merged_adapters_keep_the_zeros_and_the_function():
-    base = pruned()
-    zeros = {n: p == 0 for n, p in base.named_parameters() if "proj" in n}
-    model = adapted(base)
-    group = keep_zeros(model)
-    assert len(group.sparse_params) == 7 and not any("lora_" in n for n in group.sparse_params)
-    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], 0.05)
-    tokens = torch.randint(0, 24, (4, 8), generator=torch.Generator().manual_seed(2))
-    losses = []
-    for _ in range(8):
-        optimizer.zero_grad()
-        loss = model(input_ids=tokens, labels=tokens).loss
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    assert losses[-1] < losses[0] - 0.1
-    model.eval()
-    with torch.no_grad():
-        before = model(input_ids=tokens).logits
-        merged = model.merge_and_unload()
-        after = merged(input_ids=tokens).logits
-    torch.testing.assert_close(before, after)
-    moved = 0
-    for name, param in merged.named_parameters():
-        if name in zeros:
-            assert not param[zeros[name]].any(), name
-            moved += not torch.equal(param, dict(pruned().named_parameters())[name])
-    assert moved == 3
-
-
 def zeros_of(model):
     return {n: p == 0 for n, p in model.named_parameters() if "proj" in n}
 
@@ -71,6 +37,45 @@ def kept(merged, zeros):
     """Whether a merged model has the zeros of its base."""
     found = dict(merged.named_parameters())
     return all(not found[name][where].any() for name, where in zeros.items())
+
+
+TOKENS = torch.randint(0, 24, (4, 8), generator=torch.Generator().manual_seed(2))
+
+
+def merged_alike(model):
+    """The merged model, which computes what the model does."""
+    model.eval()
+    with torch.no_grad():
+        before, merged = model(input_ids=TOKENS).logits, model.merge_and_unload()
+        torch.testing.assert_close(before, merged(input_ids=TOKENS).logits)
+    return merged
+
+
+def trained(model, steps):
+    """The losses of some steps of the adapters."""
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], 0.05)
+    losses = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = model(input_ids=TOKENS, labels=TOKENS).loss
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def test_merged_adapters_keep_the_zeros_and_the_function():
+    base = pruned()
+    zeros = zeros_of(base)
+    model = adapted(base)
+    group = keep_zeros(model)
+    assert len(group.sparse_params) == 7 and not any("lora_" in n for n in group.sparse_params)
+    losses = trained(model, 8)
+    assert losses[-1] < losses[0] - 0.1
+    merged = merged_alike(model)
+    assert kept(merged, zeros)
+    before, after = (dict(m.named_parameters()) for m in (pruned(), merged))
+    assert sum(not torch.equal(after[name], before[name]) for name in zeros) == 3
 
 
 def test_masks_that_the_base_has_already_are_kept():
@@ -96,12 +101,7 @@ def test_an_adapter_that_is_added_later_is_masked_by_another_call(forgets):
         gc.collect()
     keep_zeros(model)
     model.set_adapter("later")
-    tokens = torch.arange(8)[None]
-    model.eval()
-    with torch.no_grad():
-        before, merged = model(input_ids=tokens).logits, model.merge_and_unload()
-        torch.testing.assert_close(before, merged(input_ids=tokens).logits)
-    assert kept(merged, zeros)
+    assert kept(merged_alike(model), zeros)
 
 
 @pytest.mark.parametrize(
@@ -145,52 +145,28 @@ def test_what_cannot_be_masked_is_refused():
 
 
 def test_adapters_of_gpt2_are_masked_too():
-    from transformers import GPT2Config, GPT2LMHeadModel
-
     torch.manual_seed(0)
-    base = GPT2LMHeadModel(GPT2Config(vocab_size=24, n_positions=8, n_embd=16, n_layer=1, n_head=2))
-    sl.configure({"sparsity": 0.7, "init_method": "topk"}).apply(base)
-    sl.finalize(base)
+    base = pruned(tiny_models.gpt2(vocab_size=24, n_embd=16))
     zeros = base.transformer.h[0].attn.c_attn.weight == 0
-    config = LoraConfig(
-        r=2, target_modules=["c_attn"], fan_in_fan_out=True, init_lora_weights=False
-    )
-    model = get_peft_model(base, config).eval()
-    tokens = torch.arange(8)[None]
+    options = {"fan_in_fan_out": True, "init_lora_weights": False}
+    model = get_peft_model(base, LoraConfig(r=2, target_modules=["c_attn"], **options)).eval()
     with torch.no_grad():
-        unmasked = model(input_ids=tokens).logits
+        unmasked = model(input_ids=TOKENS).logits
         keep_zeros(model)
-        before = model(input_ids=tokens).logits
-        merged = model.merge_and_unload()
-        after = merged(input_ids=tokens).logits
-    assert not torch.allclose(unmasked, before)
-    torch.testing.assert_close(before, after)
-    weight = merged.transformer.h[0].attn.c_attn.weight
+        assert not torch.allclose(unmasked, model(input_ids=TOKENS).logits)
+    weight = merged_alike(model).transformer.h[0].attn.c_attn.weight
     assert zeros.any() and torch.equal(weight == 0, zeros)
 
 
 def test_adapters_of_fused_experts_keep_the_zeros_and_the_function():
-    base = make_mixtral()
-    sl.configure(sl.Static(0.7, "topk")).apply(base)
-    sl.finalize(base)
-    zeros = {n: p == 0 for n, p in base.named_parameters() if "experts" in n}
+    base = pruned(make_mixtral())
+    zeros = {name: zero for name, zero in zeros_of(base).items() if "experts" in name}
     names = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
-    model = get_peft_model(
-        base, LoraConfig(r=2, target_modules=["q_proj"], target_parameters=names)
-    )
+    config = LoraConfig(r=2, target_modules=["q_proj"], target_parameters=names)
+    model = get_peft_model(base, config)
     keep_zeros(model)
-    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], 0.05)
-    tokens = torch.randint(0, 24, (4, 8), generator=torch.Generator().manual_seed(2))
-    for _ in range(3):
-        optimizer.zero_grad()
-        model(input_ids=tokens, labels=tokens).loss.backward()
-        optimizer.step()
-    with torch.no_grad():
-        before = model(input_ids=tokens).logits
-        merged = model.merge_and_unload()
-        torch.testing.assert_close(before, merged(input_ids=tokens).logits)
-    after = dict(merged.named_parameters())
-    assert len(zeros) == 2 and all(not after[name][zero].any() for name, zero in zeros.items())
+    trained(model, 3)
+    assert len(zeros) == 2 and kept(merged_alike(model), zeros)
 
 
 class Coded(torch.nn.Parameter):

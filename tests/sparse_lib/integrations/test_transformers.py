@@ -11,17 +11,11 @@ pytest.importorskip("accelerate")
 
 import transformers
 from safetensors.torch import load_file
-from transformers import (
-    AutoModelForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    Trainer,
-    TrainerCallback,
-    TrainingArguments,
-)
+from transformers import AutoModelForCausalLM, LlamaForCausalLM, Trainer, TrainerCallback
 
 import sparse_lib as sl
-from sparse_lib.integrations.transformers import SparsityCallback
+from sparse_lib.integrations.transformers import SparsityCallback, from_pretrained
+from tests.sparse_lib import tiny_models
 
 RIGL = {"algorithm": "rigl", "sparsity": 0.75, "update": 2, "drop_fraction": 0.5, "seed": 1}
 
@@ -41,18 +35,12 @@ class KillAt(TrainerCallback):
 
 def make_model(seed=0):
     torch.manual_seed(seed)
-    return LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=24,
-            hidden_size=16,
-            intermediate_size=24,
-            num_hidden_layers=1,
-            num_attention_heads=2,
-            num_key_value_heads=1,
-            max_position_embeddings=16,
-            tie_word_embeddings=False,
-        )
-    )
+    return tiny_models.llama(vocab_size=24, hidden_size=16, intermediate_size=24)
+
+
+def make_mixtral(seed=0):
+    torch.manual_seed(seed)
+    return tiny_models.mixtral(vocab_size=24, hidden_size=16, intermediate_size=32)
 
 
 def dataset(seed, size=48):
@@ -61,20 +49,12 @@ def dataset(seed, size=48):
 
 
 def make_trainer(folder, *callbacks, model=None, **options):
-    arguments = {
-        "per_device_train_batch_size": 4,
-        "max_steps": 8,
-        "save_steps": 2,
-        "logging_steps": 2,
-        "learning_rate": 0.05,
-        "report_to": [],
-        "use_cpu": True,
-        "disable_tqdm": True,
-        "seed": 3,
-    }
+    arguments = {"per_device_train_batch_size": 4, "max_steps": 8, "save_steps": 2, "seed": 3}
+    arguments |= {"logging_steps": 2, "learning_rate": 0.05}
+    arguments |= {"report_to": [], "use_cpu": True, "disable_tqdm": True}
     return Trainer(
         model=make_model() if model is None else model,
-        args=TrainingArguments(str(folder), **(arguments | options)),
+        args=transformers.TrainingArguments(str(folder), **(arguments | options)),
         train_dataset=dataset(1),
         eval_dataset=dataset(2, 8),
         callbacks=list(callbacks),
@@ -92,28 +72,32 @@ def assert_same(first, second):
 
 
 @pytest.mark.parametrize(
-    "options",
-    [{}, {"gradient_accumulation_steps": 3, "bf16": True, "max_grad_norm": 0.5}],
-    ids=["plain", "accumulating-bf16"],
+    ("make", "options"),
+    [
+        (make_model, {}),
+        (make_model, {"gradient_accumulation_steps": 3, "bf16": True, "max_grad_norm": 0.5}),
+        (make_mixtral, {}),
+    ],
+    ids=["plain", "accumulating-bf16", "mixture of experts"],
 )
-def test_a_killed_training_ends_with_the_bits_of_one(tmp_path, options):
+def test_a_killed_training_ends_with_the_bits_of_one(tmp_path, make, options):
     whole = SparsityCallback(RIGL)
-    straight = make_trainer(tmp_path / "whole", whole, **options)
+    straight = make_trainer(tmp_path / "whole", whole, model=make(0), **options)
     straight.train()
     assert whole.algorithm.step == 8 and whole.algorithm[0].num_updates == 4
 
-    stopped = make_trainer(tmp_path / "cut", SparsityCallback(RIGL), KillAt(5), **options)
+    cut = SparsityCallback(RIGL), KillAt(5)
+    stopped = make_trainer(tmp_path / "cut", *cut, model=make(0), **options)
     with pytest.raises(Killed):
         stopped.train()
     resumed = SparsityCallback(RIGL)
-    again = make_trainer(tmp_path / "cut", resumed, model=make_model(9), **options)
+    again = make_trainer(tmp_path / "cut", resumed, model=make(9), **options)
     again.train(resume_from_checkpoint=True)
     assert resumed.algorithm.step == 8
     assert_same(state_of(straight), state_of(again))
     assert whole.algorithm.metrics() == resumed.algorithm.metrics()
-    dense = {name for name in state_of(again) if not name.endswith("_mask")}
-    masked = {name.removesuffix("_mask") for name in state_of(again)} & dense - {""}
-    assert "model.layers.0.mlp.up_proj.weight" in masked
+    part = "experts.down_proj" if make is make_mixtral else "up_proj.weight"
+    assert f"model.layers.0.mlp.{part}_mask" in state_of(again)
     assert whole.algorithm.metrics()["sparsity"] == pytest.approx(0.75, abs=0.01)
 
 
@@ -131,12 +115,8 @@ def test_masks_exist_before_the_optimizer_and_metrics_are_logged(tmp_path):
 
     callback = SparsityCallback(RIGL)
     plain = make_trainer(tmp_path, max_steps=4, save_strategy="no")
-    trainer = Watched(
-        model=plain.model,
-        args=plain.args,
-        train_dataset=plain.train_dataset,
-        callbacks=[Tracker(), callback],
-    )
+    options = {"args": plain.args, "train_dataset": plain.train_dataset}
+    trainer = Watched(model=plain.model, callbacks=[Tracker(), callback], **options)
     callback.first(trainer)
     trainer.train()
     assert seen["sparse"]
@@ -174,8 +154,6 @@ def test_model_init_is_masked_and_its_resume_refused(tmp_path):
 
 
 def test_saved_models_load_densely_and_say_how_to_load_the_masks(tmp_path, monkeypatch):
-    from sparse_lib.integrations.transformers import from_pretrained
-
     trainer = make_trainer(tmp_path, SparsityCallback(RIGL), max_steps=2)
     trainer.train()
     trainer.model.save_pretrained(tmp_path / "saved")
@@ -233,11 +211,8 @@ def in_ranks(folder, rank):
     ],
 )
 def test_masks_of_another_model_are_refused(tmp_path, monkeypatch, change, sentence):
-    from sparse_lib.integrations.transformers import from_pretrained
-
     monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("asked on the terminal"))
-    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2}
-    model = LlamaForCausalLM(LlamaConfig(vocab_size=32, num_hidden_layers=2, **sizes))
+    model = tiny_models.llama(num_hidden_layers=2)
     sl.configure(0.5).apply(model)
     model.save_pretrained(tmp_path)
     config = tmp_path / "config.json"
@@ -273,27 +248,16 @@ def test_targets_beyond_the_end_are_told_before_training(tmp_path):
         make_trainer(tmp_path, callback, max_steps=4).train()
 
 
-SIZES = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1}
-SIZES |= {"num_attention_heads": 2}
-
-
-def make_mixtral(seed=0):
-    torch.manual_seed(seed)
-    sizes = SIZES | {"vocab_size": 24, "num_key_value_heads": 2, "num_local_experts": 4}
-    return transformers.MixtralForCausalLM(transformers.MixtralConfig(**sizes))
-
-
 def make_vit():
     torch.manual_seed(0)
-    config = transformers.ViTConfig(**SIZES, image_size=16, patch_size=8)
-    return transformers.ViTForImageClassification(config)
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1}
+    sizes |= {"num_attention_heads": 2, "image_size": 16, "patch_size": 8}
+    return transformers.ViTForImageClassification(transformers.ViTConfig(**sizes))
 
 
 @pytest.mark.parametrize("make", [make_mixtral, make_vit])
 def test_masks_follow_the_renaming_of_keys(make, tmp_path):
     # Mixtral's file has a tensor per expert where the model has fused ones, ViT's has other names.
-    from sparse_lib.integrations.transformers import from_pretrained
-
     model = make()
     sl.configure({"sparsity": 0.5, "seed": 0}).apply(model)
     model.save_pretrained(tmp_path)
@@ -305,16 +269,3 @@ def test_masks_follow_the_renaming_of_keys(make, tmp_path):
             param.zero_()
     from_file.load_state_dict(load_file(tmp_path / "model.safetensors"))
     assert_same(model.state_dict(), from_file.state_dict())
-
-
-def test_a_resumed_mixture_of_experts_ends_with_the_bits_of_one(tmp_path):
-    whole = make_trainer(tmp_path / "whole", SparsityCallback(RIGL), model=make_mixtral())
-    whole.train()
-    cut = make_trainer(tmp_path / "cut", SparsityCallback(RIGL), model=make_mixtral())
-    cut.add_callback(KillAt(5))
-    with pytest.raises(Killed):
-        cut.train()
-    again = make_trainer(tmp_path / "cut", SparsityCallback(RIGL), model=make_mixtral(7))
-    again.train(resume_from_checkpoint=True)
-    assert_same(whole.model.state_dict(), again.model.state_dict())
-    assert any("experts" in name for name, _ in whole.model.named_buffers())

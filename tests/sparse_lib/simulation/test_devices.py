@@ -34,10 +34,8 @@ def test_a_made_up_curve_is_recovered():
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS.keys())
 def test_every_fact_has_a_source(spec):
     facts = {"peak_flops", "memory_bytes", "memory_bandwidth", "power_w", "max_systems"}
-    if spec.streams_weights:
-        facts |= {"stream_bandwidth", "sparse_overhead"}
-    else:
-        facts |= {"link_bandwidth"}
+    streaming = {"stream_bandwidth", "sparse_overhead"}
+    facts |= streaming if spec.streams_weights else {"link_bandwidth"}
     assert facts <= spec.sources.keys()
     assert spec.unverified <= spec.sources.keys()
     rows = {row["fact"]: row for row in spec.records()}

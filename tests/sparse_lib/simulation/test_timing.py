@@ -3,22 +3,14 @@
 from dataclasses import replace
 
 import pytest
-import torch
 from torch import nn
-from transformers import GPT2Config, GPT2LMHeadModel
 
 from sparse_lib.flops.model import count
 from sparse_lib.simulation.devices import SPECS
 from sparse_lib.simulation.timing import relative_time, simulate, weight_csr_bytes
+from tests.sparse_lib.tiny_models import gpt_on_meta as gpt
 
 UNBOUND = replace(SPECS["cs2"], stream_bandwidth=1e30)
-
-
-def gpt(num_layers=2, hidden_size=64, num_heads=2):
-    with torch.device("meta"):
-        return GPT2LMHeadModel(
-            GPT2Config(n_layer=num_layers, n_embd=hidden_size, n_head=num_heads, n_positions=2048)
-        )
 
 
 @pytest.mark.parametrize("sparsity", [0.0, 0.5, 0.9])
@@ -26,18 +18,14 @@ def test_one_layer_follows_the_curve(sparsity):
     model = nn.Sequential(nn.Linear(100, 100, bias=False))
     result = simulate(model, UNBOUND, batch_size=10, sparsity={"0.weight": sparsity})
     dense_s = 3 * 2 * 10 * 100 * 100 / UNBOUND.peak_flops
-    assert result.step_s == pytest.approx(
-        dense_s * relative_time(sparsity, UNBOUND.sparse_overhead), rel=1e-12
-    )
+    share = relative_time(sparsity, UNBOUND.sparse_overhead)
+    assert result.step_s == pytest.approx(dense_s * share, rel=1e-12)
 
 
 def test_a_gpu_gains_nothing_from_masks():
-    model = gpt()
-    steps = {
-        s: simulate(model, "h100", batch_size=8, sequence_length=128, sparsity=s).step_s
-        for s in (0.0, 0.75)
-    }
-    assert steps[0.0] == steps[0.75]
+    sizes = {"batch_size": 8, "sequence_length": 128}
+    dense, sparse = (simulate(gpt(), "h100", sparsity=s, **sizes).step_s for s in (0.0, 0.75))
+    assert dense == sparse
 
 
 def test_dense_compute_bound_steps_use_all_of_the_chosen_efficiency():
@@ -55,9 +43,8 @@ def test_gpt3_xl_stays_below_the_flop_bound_of_spdf():
     flops = count(model, **sizes)
 
     def speedup(device):
-        dense, sparse = (
-            simulate(model, device, sparsity=s, flops=flops, **sizes) for s in (0.0, 0.75)
-        )
+        options = {"flops": flops, **sizes}
+        dense, sparse = (simulate(model, device, sparsity=s, **options) for s in (0.0, 0.75))
         return dense.step_s / sparse.step_s
 
     bound = flops.training_step() / flops.training_step(flops.uniform(0.75))
@@ -76,24 +63,19 @@ def test_csr_bytes_by_hand():
 
 
 def test_what_was_never_measured_is_labelled():
-    results = {
-        s: simulate(gpt(), "cs2", batch_size=1, sequence_length=8, sparsity=s).record()
-        for s in (0.9, 0.95)
-    }
-    assert results[0.9]["label"] == "simulated"
-    assert results[0.95]["label"] == "simulated (extrapolated beyond 90%)"
-    layers = simulate(gpt(), "cs2", batch_size=1, sequence_length=8, sparsity=0.95).records()
-    assert {row["label"] for row in layers} == {"simulated (extrapolated beyond 90%)"}
+    sizes = {"batch_size": 1, "sequence_length": 8}
+    for s, label in ((0.9, "simulated"), (0.95, "simulated (extrapolated beyond 90%)")):
+        step = simulate(gpt(), "cs2", sparsity=s, **sizes)
+        assert {row["label"] for row in [step.record(), *step.records()]} == {label}
 
 
 def test_activation_memory_of_a_gpt_by_hand():
     """Per block: 10 times the width; the embedding's output is the first block's input."""
     batch, length, layers, width = 4, 128, 2, 64
-    result = simulate(gpt(layers, width), "cs2", batch_size=batch, sequence_length=length)
+    options = {"batch_size": batch, "sequence_length": length}
+    result = simulate(gpt(layers, width), "cs2", **options)
     assert result.activation_bytes == 2 * batch * length * width * (10 * layers + 1)
-    share = simulate(
-        gpt(layers, width), "cs2", batch_size=batch, sequence_length=length, num_systems=3
-    )
+    share = simulate(gpt(layers, width), "cs2", num_systems=3, **options)
     assert share.activation_bytes == result.activation_bytes / 2  # one system has two of four
 
 
