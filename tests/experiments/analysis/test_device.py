@@ -2,15 +2,10 @@
 kernels."""
 
 import numpy as np
-import pandas as pd
 import pytest
 
 from experiments.analysis import figures, style, tables
-from experiments.specs.expand import computation_costs
-from experiments.specs.read import load_study
 from experiments.store import tidy
-from experiments.store.collect import curves_table, records_table
-from experiments.store.record import make_record
 from tests.experiments.analysis import synthetic
 
 pytestmark = pytest.mark.usefixtures("computed")
@@ -18,9 +13,7 @@ pytestmark = pytest.mark.usefixtures("computed")
 
 @pytest.fixture(scope="module")
 def frames():
-    made = synthetic.make(make_record, seeds=2)
-    study = synthetic.study(made, name="device")
-    return records_table(made, study), curves_table(made), study
+    return synthetic.frames(synthetic.make(seeds=2), name="device")
 
 
 def draw(name, frames):
@@ -67,12 +60,6 @@ def test_the_table_has_what_the_figure_shows(frames):
     assert table.loc[0.9, "this CPU, measured"] > 0
 
 
-def test_the_errors_of_the_timing_model_are_printed(frames):
-    table = tables.load("cs2_overhead").make(*frames)
-    assert list(table["use"]) == ["fitted"] * 5 + ["predicted"] * 5
-    assert table["error of the simulation"].iloc[-1] == "+2.0%"
-
-
 def test_flop_ratios_stand_beside_the_published_ones(frames):
     table = tables.load("whole_model_speedup").make(*frames)
     row = table[(table["model"] == "GPT-3 XL") & (table["sparsity"] == 0.75)].iloc[0]
@@ -96,18 +83,3 @@ def test_without_kernels_the_rest_is_still_drawn(monkeypatch, frames):
     monkeypatch.setattr(tidy, "computed", computed)
     for name in ("device_speedup", "roofline", "gpt_step"):
         draw(name, frames)
-
-
-def test_every_fact_shows_its_source(frames):
-    table = tables.load("device_facts").make(*frames)
-    assert table["source"].str.len().min() > 5
-    unverified = table[~table["verified"]]
-    assert {"peak flops", "power w"} <= set(unverified["fact"])
-
-
-def test_names_in_the_study_exist():
-    study = load_study("device")
-    assert set(study.figures) <= set(figures.names())
-    assert set(study.tables) <= set(tables.names())
-    assert isinstance(computation_costs("quick")["device"], float)
-    assert pd.Series(study.tables).is_unique

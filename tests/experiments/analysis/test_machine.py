@@ -9,7 +9,7 @@ from experiments.analysis import tables
 from experiments.report import cost
 from experiments.store import machine
 from experiments.store.collect import curves_table, records_table
-from experiments.store.record import Record, make_record
+from experiments.store.record import Record
 from tests.experiments.analysis import synthetic
 
 #: What /proc/cpuinfo says under a hypervisor that hides the names of processors.
@@ -62,7 +62,7 @@ def test_the_facts_say_what_ran():
 
 
 def test_records_without_a_machine_say_what_they_lack():
-    made = synthetic.make(make_record, seeds=1)[0] | {"machine": None}
+    made = synthetic.make(seeds=1)[0] | {"machine": None}
     made["evaluation"]["machine"] = None
     record = Record(**made)
     assert record.machine is None
@@ -76,7 +76,7 @@ def test_records_without_a_machine_say_what_they_lack():
 @pytest.fixture
 def two_machines():
     """Records of two machines that both call themselves Example CPU, and one of none."""
-    made = synthetic.make(make_record, seeds=3)
+    made = synthetic.make(seeds=3)
     other = {**synthetic.MACHINE, "model": 99}
     for record in made:
         seed = record["spec"]["seed"]
@@ -85,8 +85,7 @@ def two_machines():
         for row in record["curve"]:  # the second machine is three times as slow
             if seed and "elapsed_s" in row:
                 row["elapsed_s"] *= 3
-    study = synthetic.study(made, name="device")
-    return records_table(made, study), curves_table(made), study, made
+    return *synthetic.frames(made, name="device"), made
 
 
 def test_no_row_of_a_table_mixes_machines(two_machines, computed):
@@ -130,13 +129,3 @@ def test_hours_are_counted_once_and_machines_that_are_known(two_machines):
     hours = cost.cost([*made, *made])
     assert (hours["runs"], hours["machines"]) == (18, 2)
     assert hours["training"] == pytest.approx(sum(record.wall_s for record in made) / 3600)
-
-
-def test_a_run_that_changed_machine_has_no_comparable_time():
-    facts = {**synthetic.MACHINE, "earlier": ["abc"]}
-    assert machine.key(facts) == machine.SEVERAL and not machine.is_known(machine.SEVERAL)
-
-
-def test_a_record_keeps_the_facts(two_machines):
-    made = two_machines[3]
-    assert Record.model_validate(made[0]).machine_facts == synthetic.MACHINE

@@ -14,8 +14,6 @@ from experiments.specs.planned import NO_STUDY
 from experiments.specs.read import load_study
 from experiments.specs.run import Transform
 from experiments.specs.schema import Method, Start
-from experiments.store.collect import curves_table, records_table
-from experiments.store.record import make_record
 from tests.experiments.analysis import synthetic
 
 # Machado, Oliveira and Fernandes (2009), full severity: what people without one cone type see.
@@ -112,20 +110,15 @@ def test_phases_are_those_of_the_study():
 
 
 def test_every_mean_line_has_markers():
-    made = synthetic.make(make_record, seeds=2)
-    facts = synthetic.study(made)
-    frames = records_table(made, facts), curves_table(made), facts
+    frames = synthetic.frames(synthetic.make(seeds=2))
+    looks = Methods(frames[2])
+    colors = {looks[method].color for method in synthetic.METHODS}
     for name in ("loss_curves", "churn_itop", "schedules", "granet_vs_rigl"):
         with style.sheet(), matplotlib.rc_context({"figure.constrained_layout.use": False}):
             figure = figures.load(name).draw(*frames)
-        looks = Methods(facts)
-        colors = {looks[method].color for method in synthetic.METHODS}
         for line in (line for axes in figure.axes for line in axes.lines):
-            if (
-                line.get_color() in colors
-                and line.get_alpha() is None
-                and len(line.get_xdata()) > 2
-            ):
+            is_mean = line.get_color() in colors and line.get_alpha() is None
+            if is_mean and len(line.get_xdata()) > 2:
                 assert line.get_marker() not in ("None", None), name
 
 
@@ -140,18 +133,10 @@ def test_committed_studies_keep_their_looks():
 
 def test_both_phases_of_sparse_pre_training_are_named_in_the_field_s_terms():
     looks = Methods(planned_study(load_study("spdf"), "small"))
-    named = {
-        key: looks.treatment(key, sparsity)
-        for key, sparsity in (
-            ("dense-dense", 0), ("spdf-50", 0), ("spdf-75", 0), ("spdf-75-normal", 0),
-            ("sparse-50", 0.5), ("sparse-75", 0.75),
-        )
-    }  # fmt: skip
-    assert named == {
-        "dense-dense": "Dense fine-tuned",
-        "spdf-50": "SPDF 50%",
-        "spdf-75": "SPDF 75%",
-        "spdf-75-normal": "SPDF 75% scaled-normal",
-        "sparse-50": "Sparse fine-tuned 50%",
-        "sparse-75": "Sparse fine-tuned 75%",
-    }
+    for key, sparsity, name in (
+        ("dense-dense", 0, "Dense fine-tuned"),
+        ("spdf-75", 0, "SPDF 75%"),
+        ("spdf-75-normal", 0, "SPDF 75% scaled-normal"),
+        ("sparse-50", 0.5, "Sparse fine-tuned 50%"),
+    ):
+        assert looks.treatment(key, sparsity) == name

@@ -3,7 +3,7 @@ import io
 from rich.console import Console
 
 from experiments.cli import terminal
-from experiments.store.record import Record, make_record
+from experiments.store.record import Record
 from tests.experiments.analysis import synthetic
 
 
@@ -14,7 +14,7 @@ def printed(table) -> str:
 
 
 def test_runs_stand_side_by_side():
-    made = synthetic.make(make_record, seeds=1)
+    made = synthetic.make(seeds=1)
     named = [(record["run"], Record.model_validate(record)) for record in made[:2]]
     text = printed(terminal.compare(named))
     for record in made[:2]:

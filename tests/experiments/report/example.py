@@ -4,13 +4,12 @@ from experiments.analysis import figures, tables
 from experiments.findings.evidence import gather
 from experiments.report import render
 from experiments.store.collect import curves_table, records_table
-from experiments.store.record import make_record
 from tests.experiments.analysis import synthetic
 
 
 def make_site(root):
     """Render the site under ``root``; returns its pages, the front page first."""
-    made = synthetic.make(make_record)
+    made = synthetic.make()
     study = synthetic.study(
         made, figures=["loss_curves", "granet_vs_rigl"], tables=["perplexity", "flops", "runs"]
     )

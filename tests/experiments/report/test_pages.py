@@ -13,7 +13,6 @@ from experiments.specs.lookup import planned_study
 from experiments.specs.read import load_study
 from experiments.specs.schema import Answer, SpecError
 from experiments.store import paths
-from experiments.store.record import make_record
 from tests.experiments.analysis import synthetic
 from tests.experiments.report.example import make_site
 
@@ -79,24 +78,20 @@ def test_page_has_one_table_region_for_the_keyboard_and_links_to_pages():
     assert 'alt="alt"' in html
 
 
-def test_columns_in_which_nothing_is_known_are_not_printed():
+def test_columns_in_which_nothing_is_known_are_not_printed_and_numbers_have_signs():
+    assert (cards.number(-0.0117, 3), cards.number(float("nan"), 2)) == ("−0.012", "–")
     made = cards.table(["a", "b", "c"], [["1", "–", "3"], ["4", "–", "–"]])
     assert "b" not in made.splitlines()[0]
     assert made.splitlines()[2] == "| 1 | 3 |"
 
 
 def test_rows_whose_runs_were_trained_again_say_so(tmp_path, monkeypatch):
-    run = synthetic.make(make_record, seeds=1)[0]["run"]
+    run = synthetic.make(seeds=1)[0]["run"]
     monkeypatch.setattr(paths, "REFERENCE", tmp_path)
     (tmp_path / "verified.csv").write_text(f"run,machine,verdict\n{run},a,same bits\n")
     page = make_site(tmp_path / "site")[-1].with_name("README.md").read_text()
     assert "| trained again |" in page
     assert "runs, on 1 kind of machine: as recorded |" in page
-
-
-def test_numbers_have_signs_and_no_value_is_a_dash():
-    assert cards.number(-0.0117, 3) == "−0.012"
-    assert cards.number(float("nan"), 2) == "–"
 
 
 def test_published_report_has_the_front_page_and_no_dead_link(tmp_path):

@@ -1,12 +1,9 @@
 """Studies become runs."""
 
 import pytest
-import yaml
 
 from experiments import tasks
-from experiments.specs.code import ROOT
 from experiments.specs.expand import BUDGET_CORE_S, all_runs, computation_costs, study_runs
-from experiments.specs.lookup import planned_study
 from experiments.specs.read import load_study, study_names
 from experiments.specs.schema import SCALES
 from tests.experiments.specs.edit import BASE, edited, error_of, two_phases, with_transform
@@ -15,10 +12,7 @@ from tests.experiments.specs.edit import BASE, edited, error_of, two_phases, wit
 def test_one_id_with_two_specs_is_refused(write):
     write(lambda s: None)
     folder = write(
-        lambda s: (
-            s.update(name="twin"),
-            s["scales"]["smoke"][0]["recipe"].update(tokens=81920),
-        ),
+        lambda s: (s.update(name="twin"), s["scales"]["smoke"][0]["recipe"].update(tokens=81920)),
         name="twin",
     )
     message = error_of(folder)
@@ -41,11 +35,8 @@ def test_sparse_runs_halve_the_batch_and_double_the_steps():
 
 def test_a_grid_may_name_its_seeds_and_its_recipe_variant(write):
     def change(study):
-        study["recipes"]["long"] = {
-            "batch_scale": 0.5,
-            "learning_rate_scale": 4.0,
-            "budget_scale": 3.0,
-        }
+        scales = {"batch_scale": 0.5, "learning_rate_scale": 4.0, "budget_scale": 3.0}
+        study["recipes"]["long"] = scales
         study["scales"]["smoke"][0] |= {
             "methods": {"static": [7, 9]},
             "variant": "long",
@@ -64,22 +55,13 @@ def test_a_grid_may_name_its_seeds_and_its_recipe_variant(write):
 
 
 def test_seeds_that_chose_settings_are_no_evidence():
+    studies = [load_study(name) for name in study_names()]
     for scale in SCALES:
-        studies = [load_study(name) for name in study_names()]
-        seeds = {
-            trials: {
-                run.spec.seed
-                for study in studies
-                if bool(study.trials) is trials
-                for run in study_runs(study, scale)
-            }
-            for trials in (True, False)
-        }
+        seeds = {True: set(), False: set()}
+        for study in studies:
+            seeds[bool(study.trials)] |= {run.spec.seed for run in study_runs(study, scale)}
         assert not seeds[True] & seeds[False]
-
-
-def test_trials_name_the_studies_that_they_are_for():
-    for study in map(load_study, study_names()):
+    for study in studies:  # trials name the studies that they are for
         assert bool(study.trials_for) == bool(study.trials), study.name
         assert not any(load_study(name).trials for name in study.trials_for), study.name
 
@@ -112,11 +94,6 @@ def test_the_planned_cost_stays_in_the_budget(scale):
     assert runs + computations <= BUDGET_CORE_S[scale]
 
 
-def test_quick_stays_in_this_studys_share():
-    runs = study_runs(load_study("sparsity_library"), "quick")
-    assert sum(run.core_seconds for run in runs) <= 600
-
-
 def test_spec_hash_ignores_the_suite():
     spec = next(iter(all_runs("smoke").values())).spec
     other = edited(spec, lambda spec: spec.update(suite="quick"))
@@ -146,44 +123,3 @@ def test_a_transformation_is_part_of_the_spec(write):
     assert run.spec.to_json()["transform"] == {"family": "wide", "sparsity": 0.5}
     assert "wide-s0.50" in run.id
     assert all(r.spec.transform is None for r in runs.values() if r is not run)
-
-
-@pytest.fixture
-def computation():
-    """A computation on disk for the length of a test."""
-    path = ROOT / "experiments/computations/probe_of_a_test.py"
-    path.write_text(
-        '"""Probe."""\nimport pandas as pd\n\n\n'
-        'def compute(scale):\n    return {"words": pd.DataFrame({"word": [scale]})}\n'
-    )
-    yield path.stem
-    path.unlink()
-
-
-def test_a_study_may_have_computations_only(tmp_path, monkeypatch, computation):
-    study = {
-        "name": "alone",
-        "title": "t",
-        "source": "s",
-        "description": "d",
-        "tables": [],
-        "figures": [],
-        "computations": [{"name": computation, "core_seconds": {"smoke": 3}}],
-    }
-    (tmp_path / "alone.yaml").write_text(yaml.safe_dump(study))
-    loaded = load_study("alone", folder=tmp_path)
-    assert loaded.shows("smoke") and all_runs("smoke", folder=tmp_path) == {}
-    assert computation_costs("smoke", folder=tmp_path) == {computation: 3}
-
-    from experiments import computations
-    from experiments.store import tidy
-    from experiments.store.collect import write_tables
-
-    monkeypatch.chdir(tmp_path)
-    folder = tmp_path / "results" / "smoke" / "computations" / computation
-    computations.write(computation, "smoke", folder)
-    assert list(tidy.computed("smoke", computation, "words")["word"]) == ["smoke"]
-    with pytest.raises(ValueError, match="experiments compute"):
-        tidy.computed("smoke", computation, "word")
-    write_tables([], planned_study(loaded, "smoke"), tmp_path)
-    assert tidy.read_records(tmp_path / "records.csv").empty

@@ -1,7 +1,6 @@
 """Methods that a study takes from another one."""
 
 import pytest
-import yaml
 
 from experiments.specs.read import load_study
 from tests.experiments.specs.edit import error_of
@@ -26,11 +25,6 @@ def like(write):
 
 def methods(folder, name="other"):
     return load_study(name, folder=folder).methods
-
-
-def test_a_method_of_another_study_is_that_method(like):
-    folder = like({"set": {"like": "sparsity_library.set"}})
-    assert methods(folder)["set"] == methods(folder, "sparsity_library")["set"]
 
 
 def test_keys_beside_it_replace_those_of_the_other_study(like):
@@ -60,16 +54,6 @@ def test_levels_replace_those_of_the_other_study_and_a_single_sparsity(like):
     found = {name: method.sparsity["sparsity"] for name, method in methods(folder).items()}
     assert found == {"some": 0.5, "more": 0.9, "most": 0.95, "third": 0.7, "least": 0.3}
     assert {name: method.final_sparsity for name, method in methods(folder).items()} == found
-
-
-def test_a_change_of_the_other_study_is_seen(like):
-    folder = like({"set": {"like": "sparsity_library.set"}})
-    assert methods(folder)["set"].sparsity["update"]["freq"] == "2%"
-    path = folder / "sparsity_library.yaml"
-    study = yaml.safe_load(path.read_text())
-    study["methods"]["set"]["sparsity"]["update"]["freq"] = "4%"
-    path.write_text(yaml.safe_dump(study))
-    assert methods(folder)["set"].sparsity["update"]["freq"] == "4%"
 
 
 @pytest.mark.parametrize(

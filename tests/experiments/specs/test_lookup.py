@@ -23,7 +23,9 @@ def test_one_command_repeats_several_runs():
     assert rerun_command(by_seed) == f"snakemake rerun --config run={by_seed[0]},1,2"
 
 
-def test_runs_of_one_command_are_of_one_scale():
+def test_runs_of_one_command_are_of_one_scale_and_its_seeds_have_twins():
     ids = [next(iter(all_runs(scale))) for scale in ("smoke", "quick")]
     with pytest.raises(SpecError, match="one scale"):
         find_runs(",".join(ids))
+    with pytest.raises(SpecError, match="has no twin of seed 77"):
+        find_runs(f"{ids[1]},77")

@@ -7,51 +7,75 @@ from experiments.specs import read, schema
 from tests.experiments.specs.edit import error_of, two_phases, with_transform
 
 
+def grid(study):
+    return study["scales"]["smoke"][0]
+
+
+def recipe(study):
+    return grid(study)["recipe"]
+
+
+def rigl(study):
+    return study["methods"]["rigl"]["sparsity"]
+
+
+def edit(key: str, value, phases=two_phases):
+    """A change that adds a method and then spoils one of its keys."""
+
+    def change(study):
+        phases(study)
+        *path, last = key.split(".")
+        place = study
+        for part in path:
+            place = place[int(part) if part.isdigit() else part]
+        place[last] = value
+
+    return change
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
         (lambda s: s.update(sede=1), ["unknown key sede"]),
-        (
-            lambda s: s["scales"]["smoke"][0]["recipe"].update(learning_rat=1),
-            ["unknown key", "learning_rat"],
-        ),
-        (
-            lambda s: s["methods"]["rigl"]["sparsity"].update(algorithm="rigll"),
-            ["'rigll'", "did you mean 'rigl'"],
-        ),
+        (lambda s: recipe(s).update(learning_rat=1), ["unknown key", "learning_rat"]),
+        (lambda s: rigl(s).update(algorithm="rigll"), ["'rigll'", "did you mean 'rigl'"]),
         (lambda s: s["methods"]["rigl"].update(final_sparsity=1.2), ["final_sparsity", "1.2"]),
         (lambda s: s["methods"]["rigl"].update(recipe="half"), ["'half'", "half-batch"]),
-        (
-            lambda s: s["scales"]["smoke"][0]["recipe"].update(learning_rate=-1),
-            ["learning_rate", "-1", "greater than 0"],
-        ),
-        (lambda s: s["scales"]["smoke"][0]["model"].update(name="lama"), ["'lama'", "'llama'"]),
-        (lambda s: s["scales"]["smoke"][0]["model"].update(num_heads=5), ["multiple"]),
-        (lambda s: s["scales"]["smoke"][0].update(task="visoin"), ["task", "'visoin'", "'vision'"]),
-        (lambda s: s["scales"]["smoke"][0].update(suite="smok"), ["'smok'", "'smoke'"]),
-        (lambda s: s["scales"]["smoke"][0]["recipe"].update(tokens=10), ["tokens"]),
-        (lambda s: s["scales"]["smoke"].append(s["scales"]["smoke"][0]), ["occurs twice"]),
-        (lambda s: s["scales"]["smoke"][0].update(variant="half"), ["variant", "'half'"]),
-        (
-            lambda s: s["scales"]["smoke"][0].update(learning_rate_scale={"stat": 2}),
-            ["learning_rate_scale", "'stat'", "did you mean 'static'"],
-        ),
-        (lambda s: s["scales"]["smoke"][0]["methods"].update(static=[-1]), ["static", "-1"]),
-        (
-            lambda s: s["methods"]["rigl"]["sparsity"]["update"].update(stop="most%"),
-            ["stop", "'most%'", "75%"],
-        ),
+        (lambda s: recipe(s).update(learning_rate=-1), ["learning_rate", "-1", "greater than 0"]),
+        (lambda s: grid(s)["model"].update(name="lama"), ["'lama'", "'llama'"]),
+        (lambda s: grid(s)["model"].update(num_heads=5), ["multiple"]),
+        (lambda s: grid(s).update(task="visoin"), ["task", "'visoin'", "'vision'"]),
+        (lambda s: grid(s).update(suite="smok"), ["'smok'", "'smoke'"]),
+        (lambda s: recipe(s).update(tokens=10), ["tokens"]),
+        (lambda s: s["scales"]["smoke"].append(grid(s)), ["occurs twice"]),
+        (lambda s: grid(s).update(variant="half"), ["variant", "'half'"]),
+        (lambda s: grid(s).update(learning_rate_scale={"stat": 2}), ["'stat'", "mean 'static'"]),
+        (lambda s: grid(s)["methods"].update(static=[-1]), ["static", "-1"]),
+        (lambda s: rigl(s)["update"].update(stop="most%"), ["stop", "'most%'", "75%"]),
+        *[
+            (lambda s, share=share: rigl(s)["update"].update(stop=share), [f"stop is '{share}'"])
+            for share in ("inf%", "nan%", "-5%", "1e999%")
+        ],
+        (lambda s: recipe(s).update(learning_rate=float("inf")), ["finite"]),
+        (lambda s: recipe(s).update(learning_rate=float("nan")), ["finite"]),
+        (lambda s: recipe(s).update(steps=5), ["the plan sets it"]),
         (lambda s: s.update(name="other"), ["'other'", "sparsity_library"]),
-        (
-            lambda s: s.update(figurs=s.pop("figures")),
-            ["unknown key figurs", "did you mean 'figures'"],
-        ),
-        (
-            lambda s: s["scales"]["smoke"][0]["model"].update(num_head=2),
-            ["num_head", "known are", "did you mean 'num_heads'"],
-        ),
+        (lambda s: s.update(figurs=s.pop("figures")), ["unknown key figurs", "mean 'figures'"]),
+        (lambda s: grid(s)["model"].update(num_head=2), ["num_head", "known are", "'num_heads'"]),
         (lambda s: s["figures"].append("churn_itopp"), ["figures", "did you mean 'churn_itop'"]),
         (lambda s: s["tables"].append("run"), ["tables", "did you mean 'runs'"]),
+        (edit("methods.finetuned.starts_from.method", "sett"), ["'sett'", "did you mean 'set'"]),
+        (edit("scales.smoke.1.pretrained", "pile"), ["pretrained", "'pile'", "pretraining"]),
+        (edit("scales.smoke.1.pretrained", None), ["finetuned", "no key pretrained"]),
+        (edit("scales.smoke.1.methods.finetuned", [0, -1]), ["finetuned.seed.1 is -1: "]),
+        (edit("scales.smoke.1.methods.finetuned", 2), ["needs seed 1 of set", "has the seeds [0]"]),
+        (edit("scales.smoke.1.model.num_heads", 4), ["model differs", "'pretraining'"]),
+        (edit("methods.set.starts_from", {"method": "rigl"}), ["may not itself start"]),
+        (edit("methods.finetuned.starts_from.densify", False), ["densify is false", "sparsity"]),
+        (edit("methods.wide.transform.family", "wider", with_transform), ["family", "'wider'"]),
+        (edit("methods.wide.transform.sparsity", 0.9, with_transform), ["final_sparsity is 0.5"]),
+        (edit("methods.wide.sparsity", None, with_transform), ["needs methods.wide.sparsity"]),
+        (edit("computations", ["flopps"]), ["computations is 'flopps'"]),
     ],
 )
 def test_a_mistake_is_one_sentence(write, change, words):
@@ -89,49 +113,3 @@ def test_a_vocabulary_that_no_tokenizer_can_be_trained_to_is_one_sentence(write)
     for size in (257, 65536):
         folder = ask(size)
         assert read.load_study("sparsity_library", folder=folder).scales["smoke"][0].data
-
-
-def edit(key: str, value, phases=two_phases):
-    """A change that adds a method and then spoils one of its keys."""
-
-    def change(study):
-        phases(study)
-        *path, last = key.split(".")
-        place = study
-        for part in path:
-            place = place[int(part) if part.isdigit() else part]
-        place[last] = value
-
-    return change
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (edit("methods.finetuned.starts_from.method", "sett"), ["'sett'", "did you mean 'set'"]),
-        (edit("scales.smoke.1.pretrained", "pile"), ["pretrained", "'pile'", "pretraining"]),
-        (edit("scales.smoke.1.pretrained", None), ["finetuned", "no key pretrained"]),
-        (
-            edit("scales.smoke.1.methods.finetuned", [0, -1]),
-            ["finetuned.seed.1 is -1: ", "or equal"],
-        ),
-        (edit("scales.smoke.1.methods.finetuned", 2), ["needs seed 1 of set", "has the seeds [0]"]),
-        (edit("scales.smoke.1.model.num_heads", 4), ["model differs", "'pretraining'"]),
-        (edit("methods.set.starts_from", {"method": "rigl"}), ["may not itself start"]),
-        (edit("methods.finetuned.starts_from.densify", False), ["densify is false", "sparsity"]),
-        (
-            edit("methods.wide.transform.family", "wider", with_transform),
-            ["methods.wide.transform.family", "'wider'", "'factorized'"],
-        ),
-        (
-            edit("methods.wide.transform.sparsity", 0.9, with_transform),
-            ["methods.wide.final_sparsity is 0.5", "0.9"],
-        ),
-        (edit("methods.wide.sparsity", None, with_transform), ["needs methods.wide.sparsity"]),
-        (edit("computations", ["flopps"]), ["computations is 'flopps'"]),
-    ],
-)
-def test_a_mistake_in_phases_or_transformations_is_one_sentence(write, change, words):
-    message = error_of(write(change))
-    for word in words:
-        assert word in message

@@ -8,34 +8,20 @@ from experiments.specs.run import Run
 from tests.experiments.specs.edit import edited
 
 
-def test_a_budget_that_a_model_cannot_meet_is_one_sentence():
-    run = next(
-        run
-        for run in all_runs("small").values()
-        if run.spec.model.label == "llama-0.2m"
-        and run.spec.transform is not None
-        and run.spec.transform.budget == "dense"
-    )
-    inspect.check_transform(run, set())
-    # At ten times the width the head alone costs what the dense model does.
-    spec = edited(run.spec, lambda value: value["transform"].update(sparsity=0.99))
-    with pytest.raises(ValueError, match="methods.wide50-iso.transform") as e:
-        inspect.check_transform(Run(spec, studies=run.studies), set())
-    assert "cannot be met" in str(e.value) and "llama-0.2m" in str(e.value)
+@pytest.mark.parametrize(
+    ("label", "method", "sparsity"),
+    [("llama-0.2m", "wide50-iso", 0.99), ("resnet-2mf", "wide90-rigl", 0.9999)],
+)
+def test_a_budget_that_a_model_cannot_meet_is_one_sentence(label, method, sparsity):
+    """At ten or a hundred times the width, stem and head alone cost what the dense model does.
 
-
-def test_the_budget_of_an_image_classifier_is_checked_before_its_data_are_prepared():
-    run = next(
-        run
-        for run in all_runs("small").values()
-        if run.spec.model.label == "resnet-2mf" and run.spec.method == "wide90-rigl"
-    )
+    That of an image classifier is known before its data are prepared.
+    """
+    small = [run for run in all_runs("small").values() if run.spec.model.label == label]
+    run = next(run for run in small if run.spec.method == method)
     inspect.check_transform(run, set())
-    # At a hundred times the width stem and head alone cost more than the dense network.
-    spec = edited(run.spec, lambda value: value["transform"].update(sparsity=0.9999))
-    with pytest.raises(
-        ValueError, match="wide90-rigl.transform of the model resnet-2mf: .* cannot be met"
-    ):
+    spec = edited(run.spec, lambda value: value["transform"].update(sparsity=sparsity))
+    with pytest.raises(ValueError, match=rf"{method}.transform of the model {label}: .* be met"):
         inspect.check_transform(Run(spec, studies=run.studies), set())
 
 

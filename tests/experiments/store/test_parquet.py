@@ -5,13 +5,12 @@ import pytest
 
 from experiments.errors import UserError
 from experiments.store import parquet
-from experiments.store.record import make_record
 from tests.experiments.analysis import synthetic
 
 
 @pytest.fixture(scope="module")
 def made():
-    return synthetic.make(make_record, seeds=2)
+    return synthetic.make(seeds=2)
 
 
 def test_records_come_back_as_they_were(made, tmp_path):

@@ -22,14 +22,7 @@ from tests.experiments.analysis import synthetic
 
 @pytest.fixture(scope="module")
 def made():
-    return synthetic.make(make_record)
-
-
-def test_a_record_is_small_and_keeps_the_ends_of_its_curve(made):
-    for record in made:
-        assert len(record["curve"]) <= 200
-        assert record["curve"][-1]["step"] == 120
-        json.dumps(record, allow_nan=False)
+    return synthetic.make()
 
 
 def test_thinning_keeps_first_and_last_rows_of_each_kind_and_the_bound():
@@ -75,12 +68,6 @@ def test_collect_reads_back_as_it_was(made, tmp_path):
     assert list(table.columns) == list(tidy.RECORD_COLUMNS)
     assert list(tidy.read_curves(path.with_name("curves.csv"))) == list(curve_columns())
     assert tidy.missing_runs(table, study) == [made[0]["run"]]
-
-
-def test_hashes_stay_text(made, tmp_path):
-    write_tables(made[:1], synthetic.study(made), tmp_path)
-    table = tidy.read_records(tmp_path / "records.csv")
-    assert set(table["spec_hash"]) == {"0123456789"}
 
 
 def test_the_pass_over_more_of_the_split_goes_first(made):
@@ -193,17 +180,10 @@ def test_a_task_of_ones_own_has_its_unit_and_its_metrics(made, monkeypatch):
     assert curves["sentences"].max() == 6144 and "tokens" not in curves
 
 
-DAMAGES = {
-    "empty": "",
-    "cut": '{"run": "a", "spe',
-    "without a spec": '{"run": "a"}',
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_garbage_is_one_sentence_that_names_the_file(damage, tmp_path):
+@pytest.mark.parametrize("content", ["", '{"run": "a", "spe', '{"run": "a"}'])
+def test_garbage_is_one_sentence_that_names_the_file(content, tmp_path):
     path = tmp_path / "r.json"
-    path.write_text(DAMAGES[damage])
+    path.write_text(content)
     with pytest.raises(ValueError, match="r.json") as caught:
         read_record(path)
     assert "\n" not in str(caught.value)

@@ -5,11 +5,11 @@ import re
 
 import pytest
 
+import experiments
 from experiments.cli.app import main
 from experiments.specs.code import training_code_hash
 from experiments.specs.lookup import known_runs
 from experiments.store import fold, parquet, paths, reference
-from experiments.store.record import checked
 
 SMOKE = known_runs("smoke")
 FIRST, SECOND, *_ = sorted(SMOKE)
@@ -92,6 +92,30 @@ def test_committed_records_answer_for_todays_runs(tmp_path):
         assert reference.reusable(planned[name], data_folder=tmp_path)
 
 
-def test_committed_records_are_records():
-    for name, record in reference.find_all(sorted(reference.entries())[::9]).items():
-        assert checked(record, name).spec.hash == record["spec_hash"]
+# `experiments.load`
+
+
+def test_a_studys_results_are_dataframes():
+    records, curves, scores = experiments.load("sparsity_library", scale="small")
+    committed = reference.find_all(records["run"])
+    assert len(records) == len(committed) > 100
+    row = records.iloc[5]
+    record = committed[row["run"]]
+    assert row["method"] == record["spec"]["method"] and row["committed"]
+    own = curves[curves["run"] == row["run"]]
+    assert list(own["loss"]) == [point["loss"] for point in record["curve"]]
+    values = [score["value"] for score in record["evaluation"]["scores"]]
+    assert list(scores.loc[scores["run"] == row["run"], "value"]) == values
+
+
+@pytest.mark.parametrize(
+    ("study", "scale", "words"),
+    [
+        ("sparsity_librari", "small", "did you mean 'sparsity_library'.*de8e87e8"),
+        ("sparsity_library", "tiny", "scale is 'tiny', but must be one of"),
+        ("sparsity_library", "paper", "no finished run at scale 'paper'"),
+    ],
+)
+def test_what_is_not_there_is_one_sentence(study, scale, words):
+    with pytest.raises(ValueError, match=words):
+        experiments.load(study, scale)

@@ -6,10 +6,9 @@ import pytest
 
 from experiments.errors import UserError
 from experiments.store import paths, reference, verification
-from experiments.store.record import make_record
 from tests.experiments.analysis import synthetic
 
-RECORD = synthetic.make(make_record, seeds=1)[0]
+RECORD = synthetic.make(seeds=1)[0]
 LOSS = 4.0
 
 
