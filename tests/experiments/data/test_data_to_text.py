@@ -18,21 +18,15 @@ SENTENCES = ["Jacob leads Aarhus in Denmark .", "Aarhus in Denmark is led by Jac
 SPLITS = ("train", "validation", "test")
 
 
-#: Pairs of two texts of equal data, and of data with one text.
-PAIRS = [("name[Aarhus],  area[riverside]", "Aarhus is by\nthe river ."),
-         ("name[Blue Spice]", "Blue Spice is a pub ."),
-         ("name[Aarhus],  area[riverside]", "By the river is Aarhus .")]  # fmt: skip
-REFERENCES = {
-    "name[Aarhus], area[riverside]\n": ["Aarhus is by the river .", "By the river is Aarhus ."],
-    "name[Blue Spice]\n": ["Blue Spice is a pub ."],
-}
-
-
 def test_all_texts_of_equal_data_are_references_of_one_prompt():
-    texts = documents(dict.fromkeys(SPLITS, PAIRS))
+    pairs = [("a[Aarhus],  b[river]", "It is by\nthe river ."), ("a[Pub]", "It is a pub ."),
+             ("a[Aarhus],  b[river]", "By the river .")]  # fmt: skip
+    references = {"a[Aarhus], b[river]\n": ["It is by the river .", "By the river ."],
+                  "a[Pub]\n": ["It is a pub ."]}  # fmt: skip
+    texts = documents(dict.fromkeys(SPLITS, pairs))
     for name in ("references.jsonl", "validation-references.jsonl"):
-        assert {row["prompt"]: row["references"] for row in texts.extras[name]} == REFERENCES
-    expected = sorted(prompt + text for prompt, known in REFERENCES.items() for text in known)
+        assert {row["prompt"]: row["references"] for row in texts.extras[name]} == references
+    expected = sorted(prompt + text for prompt, known in references.items() for text in known)
     assert all(sorted(found) == expected for found in texts.splits.values())
 
 
@@ -43,8 +37,7 @@ def test_facts_of_webnlg_are_one_line():
 
 
 @pytest.mark.parametrize(
-    ("name", "sizes"),
-    [("e2e-nlg", (42061, 4672, 4693)), ("webnlg-2017", (18049, 2262, 2491))],
+    ("name", "sizes"), [("e2e-nlg", (42061, 4672, 4693)), ("webnlg-2017", (18049, 2262, 2491))]
 )
 def test_embedded_pairs_are_as_many_as_were_published(name, sizes):
     found = data.get(name).read(base.Source()).splits
@@ -92,17 +85,10 @@ def scored(task, rows, texts, file, folder):
     return score
 
 
-@pytest.mark.parametrize(
-    ("task", "file", "split"),
-    [
-        ("data_to_text", "references.jsonl", "test"),
-        ("data_to_text_validation", "validation-references.jsonl", "validation"),
-    ],
-)
-def test_a_score_names_the_split_that_it_is_of(tmp_path, task, file, split):
-    row = {"prompt": "a\n", "references": SENTENCES[:1]}
-    score = scored(task, [row], {"a\n": SENTENCES[0]}, file, tmp_path)
-    assert score["split"] == split and score["value"] == pytest.approx(100)
+def test_a_score_names_the_split_that_it_is_of(tmp_path):
+    row, file = {"prompt": "a\n", "references": SENTENCES[:1]}, "validation-references.jsonl"
+    score = scored("data_to_text_validation", [row], {"a\n": SENTENCES[0]}, file, tmp_path)
+    assert score["split"] == "validation" and score["value"] == pytest.approx(100)
 
 
 def test_bleu_takes_the_best_of_all_references(tmp_path):
@@ -114,7 +100,7 @@ def test_bleu_takes_the_best_of_all_references(tmp_path):
     streams = [[value[i] if i < len(value) else None for value in references.values()]
                for i in range(2)]  # fmt: skip
     expected = sacrebleu.corpus_bleu(list(texts.values()), streams).score
-    assert score["metric"] == "bleu" and score["num_items"] == 3
+    assert (score["metric"], score["split"], score["num_items"]) == ("bleu", "test", 3)
     kept = {output["input"] + "\n": output for output in score["outputs"]}
     assert {key: output["output"] for key, output in kept.items()} == texts
     assert {key: output["references"] for key, output in kept.items()} == references

@@ -19,15 +19,10 @@ def prepared(tmp_path_factory):
     return folder, meta
 
 
-def test_glyphs_are_the_same_every_time(prepared, tmp_path):
-    _, meta = prepared
-    again = data.prepare("glyphs", out=tmp_path, num_images=470)
-    assert again == meta
-    assert data.prepare("glyphs", out=tmp_path, num_images=471)["hash"] != meta["hash"]
-
-
-def test_glyphs_have_their_sizes_types_and_even_classes(prepared):
+def test_glyphs_have_their_sizes_types_and_even_classes(prepared, tmp_path):
     folder, meta = prepared
+    assert data.prepare("glyphs", out=tmp_path, num_images=470) == meta  # the same every time
+    assert data.prepare("glyphs", out=tmp_path, num_images=471)["hash"] != meta["hash"]
     opened = data.load(folder)
     assert meta["num_images"] == {"train": 470, "validation": 156, "test": 156}
     for name, count in meta["num_images"].items():
@@ -87,9 +82,8 @@ def test_cifar_does_not_depend_on_the_order_of_the_mirror(tmp_path):
 
 
 def test_an_image_dataset_is_one_declaration(tmp_path):
-    pixels = write_images(
-        tmp_path, "uoft-cs/cifar10", "plain_text", image="img", num_classes=10, order=range(100)
-    )
+    options = {"image": "img", "num_classes": 10, "order": range(100)}
+    pixels = write_images(tmp_path, "uoft-cs/cifar10", "plain_text", **options)
     meta = data.prepare("cifar10", out=tmp_path / "out", num_images=50, mirror=tmp_path)
     assert meta["num_images"] == {"train": 50, "validation": 10, "test": 100}
     assert len(meta["classes"]) == 10 and meta["num_channels"] == 3
@@ -150,11 +144,9 @@ def test_a_damaged_mirror_is_one_sentence(tmp_path, damage, monkeypatch):
     if damage == "image":
         monkeypatch.setattr(mirrors, "encoded", lambda pixels: {"bytes": b"\x89PNG", "path": None})
     write_images(tmp_path, "uoft-cs/cifar10", "plain_text", image="img")
-    path = tmp_path / "uoft-cs" / "cifar10" / "train-0.parquet"
-    content = bytearray(path.read_bytes())
-    content[len(content) - 40 :] = bytes(40) if damage == "flip" else content[-40:]
-    size = {"cut": len(content) // 2, "empty": 0}.get(damage, len(content))
-    path.write_bytes(content[:size])
+    if damage == "cut":
+        path = tmp_path / "uoft-cs" / "cifar10" / "train-0.parquet"
+        path.write_bytes(path.read_bytes()[:200])
     with pytest.raises(base.MissingData, match="cifar10: .*cannot be read: .") as caught:
         data.prepare("cifar10", out=tmp_path / "out", mirror=tmp_path)
     assert "\n" not in str(caught.value)

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from transformers import AutoTokenizer
 
 from experiments import data
-from experiments.data import base, embedded_files, mirror, packing, tokenizer
+from experiments.data import base, embedded_files, packing, tokenizer
 from tests.experiments.data.mirrors import write_mirror
 
 DOCUMENTS = ["The cat sat on the mat.", "A dog is not a cat, is it?\n\nNo.", "naïve ☃ text"] * 5
@@ -18,32 +19,28 @@ DOCUMENTS = ["The cat sat on the mat.", "A dog is not a cat, is it?\n\nNo.", "na
 
 def test_names_and_unknown_name():
     assert {"wikipedia", "wikipedia-start", "wikitext-2"} <= set(data.names())
+    for name in ("wikipedia", "wikipedia-start", "e2e-nlg", "webnlg-2017"):
+        assert data.available(name) is None  # embedded
     with pytest.raises(ValueError, match="'wikitext2', .*; did you mean 'wikitext-2'"):
         data.get("wikitext2")
 
 
-def test_bpe_round_trips_any_text_and_is_deterministic(tmp_path):
+def test_bpe_round_trips_any_text_is_deterministic_and_loads_with_transformers(tmp_path):
     first, second = (tokenizer.train_bpe(DOCUMENTS, vocab_size=300) for _ in range(2))
     assert first.to_str() == second.to_str()
     assert first.token_to_id(base.END_OF_TEXT) == 0
     for text in [*DOCUMENTS, "ünseen \t bytes 𝄞"]:
         assert first.decode(first.encode(text).ids) == text
+    tokenizer.save(first, tmp_path / "bpe")
+    bpe = AutoTokenizer.from_pretrained(tmp_path / "bpe")
+    assert bpe(DOCUMENTS[0]).input_ids == first.encode(DOCUMENTS[0]).ids
+    assert (bpe.eos_token, bpe.eos_token_id) == (base.END_OF_TEXT, 0)
 
 
 @pytest.mark.parametrize("size", [256, 65537])
 def test_vocabulary_must_fit_bytes_and_uint16(size):
     with pytest.raises(ValueError, match=f"vocab_size is {size}"):
         tokenizer.train_bpe(DOCUMENTS, vocab_size=size)
-
-
-def test_tokenizer_folder_loads_with_transformers(tmp_path):
-    from transformers import AutoTokenizer
-
-    built = tokenizer.train_bpe(DOCUMENTS, vocab_size=300)
-    tokenizer.save(built, tmp_path / "bpe")
-    bpe = AutoTokenizer.from_pretrained(tmp_path / "bpe")
-    assert bpe(DOCUMENTS[0]).input_ids == built.encode(DOCUMENTS[0]).ids
-    assert (bpe.eos_token, bpe.eos_token_id) == (base.END_OF_TEXT, 0)
 
 
 def test_tokens_are_documents_with_an_end_each(tmp_path):
@@ -60,10 +57,12 @@ ROWS = ["", " = One = \n", "", " Text of <unk> one . \n", " = = Part = = \n", ""
         " = Two = \n", "", " x \n", " = y = \n", " z \n"]  # fmt: skip
 
 
-def test_mirrored_dataset_is_prepared_and_loaded(tmp_path):
+def test_mirrored_dataset_is_prepared_and_loaded(tmp_path, monkeypatch):
     rows = dict.fromkeys(("train", "validation", "test"), ROWS)
     write_mirror(tmp_path, "Salesforce/wikitext", rows, ["wikitext-2-v1"])
     assert data.available("wikitext-2", tmp_path) is None
+    monkeypatch.setenv("SPARSE_MIRROR", str(tmp_path))
+    assert data.available("wikitext-2") is None
     out = tmp_path / "out"
     meta = data.prepare("wikitext-2", out=out, vocab_size=300, mirror=tmp_path)
     assert json.loads((out / "meta.json").read_text()) == meta
@@ -93,17 +92,6 @@ def test_what_is_missing_is_one_sentence_before_any_work(tmp_path):
         data.prepare("wikitext-2", out=tmp_path / "out", vocab_size=300, mirror=tmp_path)
 
 
-def test_mirror_from_the_environment(tmp_path, monkeypatch):
-    rows = {split: ["some text"] for split in ("train", "validation", "test")}
-    write_mirror(tmp_path, "local/enwiki-2014-slice", rows)
-    monkeypatch.setenv("SPARSE_MIRROR", str(tmp_path))
-    assert data.available("enwiki-slice") is None
-
-
-def test_readme_without_configs_leaves_the_splits_to_the_loader(tmp_path):
-    assert mirror.declared_splits(tmp_path / "README.md", None) is None
-
-
 def test_hash_follows_text_and_vocabulary_and_tokenizer_is_reused(tmp_path):
     mirror, out = tmp_path / "mirror", tmp_path / "out"
 
@@ -131,11 +119,6 @@ def test_asking_what_is_available_imports_nothing_heavy():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     heavy = {"torch", "transformers", "datasets", "numpy", "tokenizers", "pandas", "pyarrow"}
     assert not set(done.stdout.split()) & heavy
-
-
-def test_embedded_data_need_no_mirror():
-    for name in ("wikipedia", "wikipedia-start", "e2e-nlg", "webnlg-2017"):
-        assert data.available(name) is None
 
 
 @pytest.mark.parametrize("spoil", [Path.unlink, lambda path: path.write_bytes(b"no xz")])
