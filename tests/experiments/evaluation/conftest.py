@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from experiments import data
 from experiments.data.files import LIST, META, seal
 
 CONTEXT = 32
@@ -56,18 +57,11 @@ def model(tokenizer):
 
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        config = LlamaConfig(
-            vocab_size=len(tokenizer),
-            hidden_size=32,
-            intermediate_size=48,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            num_key_value_heads=2,
-            max_position_embeddings=CONTEXT,
-            bos_token_id=0,
-            eos_token_id=0,
-            initializer_range=0.3,  # far from uniform, so that errors show
-        )
+        sizes = {"vocab_size": len(tokenizer), "hidden_size": 32, "intermediate_size": 48}
+        sizes |= {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2}
+        sizes |= {"max_position_embeddings": CONTEXT, "bos_token_id": 0, "eos_token_id": 0}
+        # Far from uniform, so that errors show.
+        config = LlamaConfig(**sizes, initializer_range=0.3)
         return LlamaForCausalLM(config).eval()
 
 
@@ -92,15 +86,28 @@ def reseal(folder: Path) -> None:
     seal(folder, {"name": "tiny", "hash": "0123", "vocab_size": 2**16}, files)
 
 
+def write_corpus(folder: Path, documents: dict[str, list[str]], tokenizer) -> None:
+    """Write the tokens and texts of splits as prepared data have them."""
+    (folder / "text").mkdir(parents=True)
+    for split, texts in documents.items():
+        encoded = tokenizer(texts, add_special_tokens=False)["input_ids"]
+        stream = [token for tokens in encoded for token in [*tokens, tokenizer.eos_token_id]]
+        np.array(stream, dtype=np.uint16).tofile(folder / f"{split}.bin")
+        rows = [json.dumps({"text": text}) + "\n" for text in texts]
+        (folder / "text" / f"{split}.jsonl").write_text("".join(rows))
+
+
 @pytest.fixture
 def data_dir(documents, tokenizer, tmp_path) -> Path:
     folder = tmp_path / "data"
-    (folder / "text").mkdir(parents=True)
-    for split in ("validation", "test"):
-        encoded = tokenizer(documents[split], add_special_tokens=False)["input_ids"]
-        stream = [token for tokens in encoded for token in [*tokens, tokenizer.eos_token_id]]
-        np.array(stream, dtype=np.uint16).tofile(folder / f"{split}.bin")
-        rows = [json.dumps({"text": text}) + "\n" for text in documents[split]]
-        (folder / "text" / f"{split}.jsonl").write_text("".join(rows))
+    write_corpus(folder, {split: documents[split] for split in ("validation", "test")}, tokenizer)
     reseal(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def glyphs(tmp_path_factory) -> Path:
+    """A dataset of 47 classes of images."""
+    folder = tmp_path_factory.mktemp("glyphs")
+    data.prepare("glyphs", out=folder, num_images=141)
     return folder

@@ -6,19 +6,11 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from typer.testing import CliRunner
 
 from experiments import data, models
 from experiments.errors import UserError, sentence
 from experiments.evaluation.lm.evaluate import evaluate as evaluate_text
 from experiments.evaluation.model import evaluate_model, task_of
-
-
-@pytest.fixture(scope="module")
-def glyphs(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("glyphs")
-    data.prepare("glyphs", out=folder, num_images=47)
-    return folder
 
 
 def plain_vit(num_classes: int, channels: int = 1):
@@ -52,6 +44,8 @@ def test_a_plain_classifier_of_transformers(glyphs, tmp_path):
         logits = vit(pixel_values=inputs).logits
     loss = torch.nn.functional.cross_entropy(logits, torch.from_numpy(split.labels)).item()
     assert rows["loss", "test"] == pytest.approx(loss, rel=1e-5)
+    right = (logits.argmax(1).numpy() == split.labels).mean()
+    assert rows["accuracy", "test"] == pytest.approx(right)
 
 
 @pytest.mark.parametrize("stem", ["cifar", "imagenet"])
@@ -139,21 +133,3 @@ def test_a_damaged_or_foreign_folder_is_one_sentence(
         evaluate_model(folder, "smoke", data_dir=data_dir, out=tmp_path, task="lm")
     assert "\n" not in sentence(caught.value) and str(folder) in sentence(caught.value)
     assert not (tmp_path / "eval.json").exists()
-
-
-def test_the_command(model_dir, data_dir, tmp_path):
-    from experiments.cli.app import app
-    from experiments.specs.schema import SpecError
-
-    def run(*arguments):
-        return CliRunner().invoke(app, ["evaluate", *map(str, arguments)])
-
-    out = tmp_path / "scores.json"
-    done = run("--model", model_dir, "--suite", "smoke", "--data", data_dir, "--out", out)
-    assert done.exit_code == 0, done.output
-    assert "perplexity" in done.output
-    assert json.loads(out.read_text())["suite"] == "smoke"
-    for arguments in ([], ["--model", model_dir], ["--run", "x", "--model", model_dir]):
-        assert isinstance(run(*arguments).exception, SpecError)
-    bad = run("--model", model_dir, "--suite", "quik", "--data", data_dir)
-    assert "suite is 'quik'" in str(bad.exception)

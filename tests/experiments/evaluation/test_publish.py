@@ -3,12 +3,12 @@
 import json
 import shutil
 
-import numpy as np
 import pytest
 import torch
 import yaml
 from rocrate.rocrate import ROCrate
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from experiments.cli import app as commands
 from experiments.data.files import seal
@@ -16,6 +16,7 @@ from experiments.errors import UserError
 from experiments.evaluation.model import evaluate_model
 from experiments.specs.schema import SpecError
 from experiments.training import single
+from tests.experiments.evaluation.conftest import write_corpus
 
 
 @pytest.fixture(scope="module")
@@ -23,13 +24,7 @@ def trained(documents, tokenizer, tmp_path_factory):
     """The folder of a short sparse training on the tests' sentences, with its evaluation."""
     folder = tmp_path_factory.mktemp("trained")
     data = folder / "resources/data/wikipedia-start-v320"
-    (data / "text").mkdir(parents=True)
-    for split, texts in documents.items():
-        encoded = tokenizer(texts, add_special_tokens=False)["input_ids"]
-        stream = [token for tokens in encoded for token in [*tokens, tokenizer.eos_token_id]]
-        np.array(stream, dtype=np.uint16).tofile(data / f"{split}.bin")
-        rows = [json.dumps({"text": text}) + "\n" for text in texts]
-        (data / "text" / f"{split}.jsonl").write_text("".join(rows))
+    write_corpus(data, documents, tokenizer)
     tokenizer.save_pretrained(data / "tokenizer")
     meta = {"name": "wikipedia-start", "hash": "0123", "vocab_size": len(tokenizer), "eos_id": 0}
     seal(data, meta, [path for path in data.rglob("*.*") if path.is_file()])
@@ -52,19 +47,20 @@ def call(*arguments) -> None:
     commands.app(["export", *map(str, arguments)], standalone_mode=False)
 
 
+@pytest.fixture(scope="module")
+def out(trained):
+    """What is exported of it."""
+    call("--model", trained / "out", "--out", trained / "cards" / "mine")
+    return trained / "cards" / "mine"
+
+
 def rows_of(text: str) -> list[list[str]]:
     lines = [line for line in text.splitlines() if line.startswith("| ")]
     return [[cell.strip(" `") for cell in line.strip("|").split("|")] for line in lines]
 
 
-def test_the_export_loads_in_transformers_and_scores_the_same(trained, tmp_path, monkeypatch):
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    out = tmp_path / "cards" / "mine"
-    call("--model", trained / "out", "--out", out)
+def test_the_export_loads_in_transformers_and_scores_the_same(trained, out, tmp_path):
     assert [path.name for path in out.parent.iterdir()] == ["mine"]  # nothing half made is left
-
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
     model = AutoModelForCausalLM.from_pretrained(out)
     for name, mask in load_file(out / "masks.safetensors").items():
         assert not model.get_parameter(name)[~mask].any()
@@ -82,9 +78,8 @@ def test_the_export_loads_in_transformers_and_scores_the_same(trained, tmp_path,
         assert float(shown[key]) == score["value"]
 
 
-def test_the_card_says_what_the_weights_are(trained, tmp_path):
-    call("--model", trained / "out", "--out", tmp_path / "card")
-    text = (tmp_path / "card/README.md").read_text()
+def test_the_card_says_what_the_weights_are(trained, out):
+    text = (out / "README.md").read_text()
     _, head, body = text.split("---\n", 2)
     facts = yaml.safe_load(head)
     assert facts["library_name"] == "transformers" and facts["pipeline_tag"] == "text-generation"
@@ -94,7 +89,7 @@ def test_the_card_says_what_the_weights_are(trained, tmp_path):
     values = [result["metrics"][0]["value"] for result in facts["model-index"][0]["results"]]
     assert values and all(isinstance(value, float) for value in values)
 
-    weights = load_file(tmp_path / "card/model.safetensors")
+    weights = load_file(out / "model.safetensors")
     table = {row[0]: row[1:] for row in rows_of(body) if len(row) == 5}
     name = "model.layers.0.mlp.up_proj.weight"
     nonzero = int(weights[name].count_nonzero())
@@ -105,13 +100,12 @@ def test_the_card_says_what_the_weights_are(trained, tmp_path):
     train = json.loads((trained / "out/train.json").read_text())
     assert train["data"]["hash"] in body and train["spec_hash"] in body
     assert "--params 'my run.yaml' --model_dir out" in body
-    assert yaml.safe_load((tmp_path / "card/run.yaml").read_text()) == train["spec"]
+    assert yaml.safe_load((out / "run.yaml").read_text()) == train["spec"]
 
 
-def test_the_export_is_a_crate_that_names_data_command_and_each_file(trained, tmp_path):
-    call("--model", trained / "out", "--out", tmp_path / "crate")
-    crate = ROCrate(tmp_path / "crate")
-    names = {path.name for path in (tmp_path / "crate").iterdir()} - {"ro-crate-metadata.json"}
+def test_the_export_is_a_crate_that_names_data_command_and_each_file(out):
+    crate = ROCrate(out)
+    names = {path.name for path in out.iterdir()} - {"ro-crate-metadata.json"}
     assert {file.id for file in crate.get_by_type("File")} == names
     (training,) = crate.get_by_type("CreateAction")
     assert [part.id for part in training["object"]] == ["#wikipedia-start", "run.yaml"]
@@ -129,8 +123,6 @@ def test_what_cannot_be_exported_is_one_sentence(trained, tmp_path):
     copy = shutil.copytree(trained / "out", tmp_path / "copy")
     weights = load_file(copy / "model/model.safetensors")
     weights["model.norm.weight"] += 1
-    from safetensors.torch import save_file
-
     save_file(weights, copy / "model/model.safetensors", metadata={"format": "pt"})
     with pytest.raises(UserError, match="scored other weights"):
         call("--model", copy, "--out", tmp_path / "a")

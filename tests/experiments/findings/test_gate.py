@@ -7,6 +7,8 @@ from experiments.findings import ledger
 from experiments.findings.claim import Claim
 from experiments.findings.evidence import COLUMNS, Evidence
 
+OUTCOME = {"metric": "loss", "split": "validation", "unit": "nats"}
+OUTCOME |= {"better": "lower", "noun": "loss"}
 RATES = {0.05: 3.2, 0.1: 3.0, 0.2: 3.1}
 
 
@@ -15,10 +17,8 @@ def run(name, method, *, seed, rate=0.1, trials=False, model="m", budget=8.0, **
     row |= {"run": name, "study": "s", "trials": trials, "model": model, "architecture": "net"}
     row |= {"dataset": "d", "data": "d", "budget": budget, "stable": False, "batch": 1}
     row |= {"method": method, "recipe": "r", "rate": rate, "masks": method, "seed": seed}
-    row |= {
-        "algorithm": "dense" if "dense" in method else method,
-        "sparsity": 0.0 if "dense" in method else 0.8,
-    }
+    is_dense = "dense" in method
+    row |= {"algorithm": "dense" if is_dense else method, "sparsity": 0.0 if is_dense else 0.8}
     return row | other
 
 
@@ -58,17 +58,11 @@ def found(given, b="static", **place):
             "source": "rigl",
             "where": "w",
             "study": "s",
-            "outcome": {
-                "metric": "loss",
-                "split": "validation",
-                "unit": "nats",
-                "better": "lower",
-                "noun": "loss",
-            },
+            "outcome": OUTCOME,
             "interest": 0.01,
+            "planned": 4,
             "a": ["set"],
             "b": [b],
-            "planned": 4,
             "places": {"small": [{"models": ["m"], "data": "d", "budget": 8} | place]},
         }
     )

@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from pydantic import ValidationError
 
-from experiments import models
-from experiments.data.files import seal
+from experiments import data, models
 from experiments.evaluation.model import evaluate_model
+from experiments.models import gpt2
 from experiments.specs.run import RunSpec
 from experiments.tasks import vision
 
@@ -40,8 +41,7 @@ SIZES = {"hidden_size": 16, "num_layers": 1, "num_heads": 2}
 def with_files(tmp_path, monkeypatch):
     """The models of the repository and one more."""
     (tmp_path / "models").mkdir()
-    for name, text in {"deit": DEIT}.items():
-        (tmp_path / "models" / f"{name}.py").write_text(text)
+    (tmp_path / "models" / "deit.py").write_text(DEIT)
     monkeypatch.setattr(models, "__path__", [*models.__path__, str(tmp_path / "models")])
     yield
     sys.modules.pop("experiments.models.deit", None)
@@ -73,26 +73,32 @@ def steps(task, folder: Path):
 
 
 def test_an_image_classifier_is_one_file(with_files, tmp_path):
-    import numpy as np
-
     assert "deit" in models.names() and models.task("deit") == "vision"
-    rng, folder = np.random.default_rng(0), tmp_path / "images"
-    folder.mkdir()
-    for split in ("train", "validation", "test"):
-        np.save(folder / f"{split}.pixels.npy", rng.integers(0, 256, (8, 1, 16, 16), np.uint8))
-        np.save(folder / f"{split}.labels.npy", np.arange(8) % 2)
-    meta = {
-        "name": "glyphs", "kind": "images", "hash": "random", "classes": ["a", "b"],
-        "num_images": {"train": 8, "validation": 8, "test": 8}, "num_channels": 1,
-        "image_size": 16, "mean": [0.5], "std": [0.3], "flip": False,
-    }  # fmt: skip
-    seal(folder, meta, folder.glob("*.npy"))
+    folder = tmp_path / "images"
+    meta = data.prepare("glyphs", out=folder, num_images=47)
     recipe = {"epochs": 1, "batch_size": 8, "learning_rate": 0.01, "optimizer": "adamw", "steps": 9}
     spec = RunSpec(
         id="x", task="vision", seed=0, recipe=recipe,
         model={"name": "deit", "label": "deit", "patch_size": 4, **SIZES},
-        data={"name": "glyphs", "num_images": 8},
+        data={"name": "glyphs", "num_images": 47},
     )  # fmt: skip
     steps(vision.Task(spec, folder), tmp_path / "model")
     result = evaluate_model(tmp_path / "model", "vision", data_dir=folder, out=tmp_path)
-    assert {row["num_items"] for row in result["scores"] if row["task"] == "images"} == {8}
+    shown = {row["num_items"] for row in result["scores"] if row["task"] == "images"}
+    assert shown == {meta["num_images"][split] for split in ("validation", "test")}
+
+
+@pytest.mark.parametrize(
+    ("width", "layers", "heads", "parameters"),
+    [(768, 12, 12, 124_439_808), (1024, 24, 16, 354_823_168)],
+)
+def test_sizes_of_gpt2_are_those_of_the_published_models(width, layers, heads, parameters):
+    config = gpt2.Config(hidden_size=width, num_layers=layers, num_heads=heads)
+    with torch.device("meta"):
+        model = gpt2.build(config, vocab_size=50257, context=1024, eos_id=0)
+    assert sum(p.numel() for p in model.parameters()) == parameters
+
+
+def test_heads_must_divide_the_width():
+    with pytest.raises(ValidationError, match="hidden_size is 10; it must be a multiple of"):
+        gpt2.Config(hidden_size=10, num_layers=1, num_heads=4)

@@ -29,22 +29,14 @@ PREPARED = {
 
 def params() -> dict[str, str]:
     """The hashes of code that rules have as parameters."""
-    return {
-        **{f"train {name}": training_code_hash(spec) for name, spec in RUNS.items()},
-        **{f"evaluate {name}": evaluation_code_hash(spec) for name, spec in RUNS.items()},
-        **{
-            f"{kind} {name}": code.analysis_code_hash(kind, name)
-            for kind, names in KINDS.items()
-            for name in names
-        },
-        **{
-            f"prepare {label}": code.preparation_code_hash(*made)
-            for label, made in PREPARED.items()
-        },
-        **{f"compute {name}": code.computation_code_hash(name) for name in COMPUTATIONS},
-        "page": code.page_code_hash(),
-        "collect": code.collecting_code_hash(),
-    }
+    found = {"page": code.page_code_hash(), "collect": code.collecting_code_hash()}
+    for name, spec in RUNS.items():
+        found[f"train {name}"] = training_code_hash(spec)
+        found[f"evaluate {name}"] = evaluation_code_hash(spec)
+    for kind, names in KINDS.items():
+        found |= {f"{kind} {name}": code.analysis_code_hash(kind, name) for name in names}
+    found |= {f"prepare {k}": code.preparation_code_hash(*made) for k, made in PREPARED.items()}
+    return found | {f"compute {k}": code.computation_code_hash(k) for k in COMPUTATIONS}
 
 
 @pytest.fixture
@@ -93,7 +85,7 @@ ONLY = {
     "experiments/report/templates/index.md.j2": {"page"},
     "experiments/findings/nine/1_set.yaml": {"page"},
     "sparse_lib/algorithms/granet.py": {
-        *(f"train {name}" for name, spec in RUNS.items() if spec.method == "granet"),
+        *(f"train {name}" for name, spec in RUNS.items() if spec.method == "granet")
     },
 }
 KIND = {
@@ -145,22 +137,18 @@ def forget() -> None:
 
 
 def test_code_hash_ignores_comments_and_docstrings(tmp_path):
-    texts = {
-        "a": '"""Doc."""\nX = 1\n',
-        "b": '"""Other."""\n\n# why\nX = 1\n',
-        "c": "X = 2\n",
-        "d": "class A:\n    def f(self, *x): return []\n",
-    }
-    hashes = {}
-    for name, text in texts.items():
+    texts = ('"""Doc."""\nX = 1\n', '"""Other."""\n\n# why\nX = 1\n', "X = 2\n",
+             "class A:\n    def f(self, *x): return []\n")  # fmt: skip
+    hashes = []
+    for text in texts:
         path = ROOT / "tests" / "experiments" / "_code_hash_probe.py"
         path.write_text(text)
         try:
             forget()
-            hashes[name] = code.code_hash(path)
+            hashes.append(code.code_hash(path))
         finally:
             path.unlink()
     forget()
-    assert hashes["a"] == hashes["b"] != hashes["c"]
+    assert hashes[0] == hashes[1] != hashes[2]
     # The same under Python 3.11, 3.12 and 3.13, so that records come back from other machines.
-    assert hashes["d"].startswith("f5a45856686b")
+    assert hashes[3].startswith("f5a45856686b")

@@ -11,16 +11,14 @@ from experiments.specs.read import study_names
 from experiments.specs.schema import SCALES, SpecError
 from experiments.store import paths
 
+FOLDER = Path("results/smoke")
 FOLDERS = {
     "data": (paths.data, paths.DATA),
-    "run": (lambda name: paths.run("smoke", name), Path("results/smoke/runs")),
-    "study": (lambda name: paths.study("smoke", name), Path("results/smoke")),
+    "run": (lambda name: paths.run("smoke", name), FOLDER / "runs"),
+    "study": (lambda name: paths.study("smoke", name), FOLDER),
     "page": (lambda name: paths.page("smoke", name), Path("reports/smoke")),
-    "computation": (
-        lambda name: paths.computation("smoke", name),
-        Path("results/smoke/computations"),
-    ),
 }
+FOLDERS["computation"] = lambda name: paths.computation("smoke", name), FOLDER / "computations"
 
 
 @pytest.mark.parametrize("scale", ["", ".", "..", "../../etc", "reference", "smoke/x"])
