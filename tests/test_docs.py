@@ -6,16 +6,22 @@ import importlib
 import inspect
 import pkgutil
 import re
+import runpy
+import shutil
 import tomllib
 from pathlib import Path
+from statistics import mean
 
+import nbformat
 import pytest
 import torch
 import yaml
+from nbclient import NotebookClient
 from typer.main import get_command
 
 import sparse_lib as sl
 from experiments.cli.app import app
+from experiments.specs.expand import all_runs
 from sparse_lib.core.algorithm import SparsityAlgorithm
 from sparse_lib.core.drop_and_grow import DropAndGrow
 from sparse_lib.core.dynamic import DynamicSparsityAlgorithm
@@ -125,12 +131,8 @@ def test_links_between_pages_lead_somewhere(page):
             assert anchor in _anchors(linked), target
 
 
-OWNERS: dict[str, type] = {
-    "all": SparsityAlgorithm,
-    "dynamic": DynamicSparsityAlgorithm,
-    "drop and grow": DropAndGrow,
-    **BUILT_IN,
-}
+OWNERS: dict[str, type] = {"all": SparsityAlgorithm, "dynamic": DynamicSparsityAlgorithm}
+OWNERS |= {"drop and grow": DropAndGrow, **BUILT_IN}
 
 
 def _keys_of_the_table() -> dict[str, type]:
@@ -158,3 +160,105 @@ def test_the_citation_names_the_version_and_licence_of_the_package():
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert citation["version"] == project["version"] == sl.__version__
     assert citation["license"] == project["license"]
+
+
+# Every script of `examples/` runs, stays short, and does what its first line says
+
+EXAMPLES = ROOT / "examples"
+SCRIPTS = sorted(path.name for path in EXAMPLES.glob("*.py"))
+
+
+@pytest.fixture
+def run_example(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    yield lambda name: runpy.run_path(str(EXAMPLES / name))["main"]()
+    gc.collect()  # algorithms that a script defines leave the registry
+
+
+def test_every_script_is_short_and_listed():
+    listed = (EXAMPLES / "README.md").read_text()
+    for name in SCRIPTS:
+        assert len((EXAMPLES / name).read_text().splitlines()) < 80, name
+        assert f"]({name})" in listed, name
+
+
+def test_rigl_learns_at_ninety_percent(run_example):
+    result = run_example("train_with_rigl.py")
+    assert result["accuracy"] > 0.8  # half of the points are right by chance
+    assert result["sparsity"] == pytest.approx(0.9, abs=1e-3)
+
+
+def test_zeros_of_a_pruned_model_stay_while_it_learns(run_example):
+    result = run_example("fine_tune_pruned.py")
+    assert result["revived"] == 0
+    assert result["after"] < 0.5 * result["before"]
+
+
+def test_the_new_algorithm_beats_static_and_is_its_own(run_example):
+    losses = run_example("new_algorithm.py")
+    assert mean(losses["inputset"]) < mean(losses["static"])
+    assert losses["inputset"] != losses["set"]
+
+
+# The tutorial runs from its first cell to its last and prints what it shows
+
+NOTEBOOK = ROOT / "docs" / "tutorial.ipynb"
+
+
+def printed(notebook):
+    """Text that each code cell prints; pictures and warnings are left out."""
+    return [
+        "".join(out.text for out in cell.outputs if out.get("name") == "stdout")
+        for cell in notebook.cells
+        if cell.cell_type == "code"
+    ]
+
+
+@pytest.mark.slow
+def test_the_tutorial_prints_what_it_shows(tmp_path):
+    shown = nbformat.read(NOTEBOOK, as_version=4)
+    run = nbformat.read(NOTEBOOK, as_version=4)
+    client = NotebookClient(run, timeout=300, resources={"metadata": {"path": str(tmp_path)}})
+    client.execute()  # raises at the first cell that fails
+    assert printed(run) == printed(shown)
+    assert "same bits as in one go: True\n" in printed(run)
+
+
+# Each diff of `docs/change-one-thing.md` changes the runs that its heading says
+
+CHANGE_ONE_THING = (ROOT / "docs" / "change-one-thing.md").read_text()
+DIFFS = re.findall(
+    r"^\*\*([^*]+)\*\*:.*?^```diff\n(.*?)^```", CHANGE_ONE_THING, re.DOTALL | re.MULTILINE
+)
+#: Runs of sparsity_library that each change adds under new ids, and that it alters under old ones.
+CHANGES = {
+    "Another sparsity": (3, 0),
+    "More seeds": (4, 0),
+    "More tokens": (0, 15),
+    "Another learning rate for one method": (0, 3),
+    "Another model": (15, 0),
+}
+
+
+def hashes(folder):
+    runs = all_runs("quick", folder=folder)
+    return {name: run.spec_hash for name, run in runs.items() if "sparsity_library" in run.studies}
+
+
+def test_the_page_has_each_change_once():
+    assert [heading for heading, _ in DIFFS] == list(CHANGES)
+
+
+@pytest.mark.parametrize(("heading", "diff"), DIFFS, ids=[heading for heading, _ in DIFFS])
+def test_a_diff_changes_what_it_says(heading, diff, tmp_path):
+    shutil.copytree(ROOT / "experiments" / "studies", tmp_path, dirs_exist_ok=True)
+    study = tmp_path / "sparsity_library.yaml"
+    before, text = hashes(tmp_path), study.read_text()
+    old, new = (
+        "".join(f"{line[1:]}\n" for line in diff.splitlines() if line[0] == s) for s in "-+"
+    )
+    assert text.count(old) == 1
+    study.write_text(text.replace(old, new))
+    after = hashes(tmp_path)
+    altered = {name for name in before.keys() & after.keys() if before[name] != after[name]}
+    assert (len(after.keys() - before.keys()), len(altered)) == CHANGES[heading]
