@@ -1,7 +1,6 @@
 """No command writes outside of its folder, and what a user can cause ends in one sentence."""
 
 import copy
-import hashlib
 import json
 import os
 import re
@@ -24,12 +23,8 @@ from experiments.training import loop as training
 from tests.experiments.specs.edit import BASE
 
 STUDY, SCALE = "spdf", "small"
-RECORDS = list(
-    reference.find_all(
-        sorted(run.id for run in all_runs(SCALE).values() if STUDY in run.studies)
-    ).values()
-)
-
+IDS = sorted(run.id for run in all_runs(SCALE).values() if STUDY in run.studies)
+RECORDS = list(reference.find_all(IDS).values())
 RUN = next(iter(all_runs(SCALE)))
 
 
@@ -59,12 +54,9 @@ def place(tmp_path, monkeypatch) -> Path:
     return work
 
 
-def contents(folder: Path) -> dict[str, str]:
-    return {
-        path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
+def contents(folder: Path) -> dict[str, bytes]:
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
 
 
 def written(folder: Path, *records: dict) -> list[Path]:
@@ -112,22 +104,18 @@ def test_collect_says_which_records_are_committed(place, call):
     ("arguments", "words"),
     [
         (["train", "--run", "RUN", "--execution", "x"], ["execution is 'x'", "skip"]),
-        (["train", "--run", "RUN", "--device", "gpu"], ["device is 'gpu'"]),
         (["train", "--run", "RUN", "--device", "cuda:77"], ["device is 'cuda:77'", "sees"]),
         (["check", "--device", "cuda:77"], ["device is 'cuda:77'", "sees"]),
         (["train", "--run", "RUN", "--threads", "0"], ["threads"]),
         (["train", "--run", "smoke__nothing"], ["run is 'smoke__nothing'"]),
-        (["figure", "los_curves", "--study", STUDY], ["figure is", "did you mean 'loss_curves'"]),
         (["compute", "flop"], ["computation is 'flop'", "did you mean 'flops'"]),
         (["index", "--scale", "paper"], ["no pages yet"]),
         (["publish", "--scale", "paper"], ["has no report"]),
         (["report", "--study", STUDY, "--scale", "paper"], ["has nothing at scale 'paper'"]),
         (["prepare", "--data", "wikipedia-start"], ["data is 'wikipedia-start'"]),
-        (
-            ["prepare", "--data", "wikipedia-start-v512", "--mirror", "nowhere"],
-            ["mirror is 'nowhere'"],
-        ),
+        (["prepare", "--data", "wikipedia-start-v512", "--mirror", "no"], ["mirror is 'no'"]),
         (["evaluate"], ["--run", "--model"]),
+        (["evaluate", "--run", "x", "--model", "."], ["--run", "--model"]),
         (["evaluate", "--model", "."], ["suite is missing"]),
         (["evaluate", "--model", ".", "--suite", "smoke"], ["holds no config.json"]),
         (["evaluate", "--run", "RUN"], ["no folder with an exported model"]),
@@ -145,12 +133,7 @@ def test_a_mistake_is_one_sentence(place, call, arguments, words):
     ("method", "change", "words"),
     [
         ("rigl", {"update": {"freq": "200%", "stop": "75%"}}, "RigL changes no mask in 160 steps"),
-        (
-            "gmp",
-            {"update": {"freq": "10%", "stop": "30%"}},
-            "GMP is at a sparsity of 0.63 after its last mask update, at step 32 of 160, and its "
-            "schedule goes on to 0.80",
-        ),
+        ("gmp", {"update": {"freq": "10%", "stop": "30%"}}, "GMP is at a sparsity of 0.63 after"),
         ("rigl", {}, None),
     ],
 )
@@ -169,11 +152,7 @@ def test_masks_that_do_not_change_or_arrive_within_a_run_are_refused(
     assert code not in (0, None) and place in text and "Traceback" not in text
 
 
-def bug():
-    return int("x")
-
-
-def programming_error(*_args):
+def programming_error(*_args, **_options):
     raise ValueError("direction is 3: it must be less, greater")
 
 
@@ -181,16 +160,14 @@ EVALUATE = ("evaluate", "--model", ".", "--suite", "x")
 
 
 @pytest.mark.parametrize(
-    ("where", "command", "wrong"),
+    ("where", "command"),
     [
-        ("experiments.cli.train.check_device", ("train", "--run", RUN), bug),
-        ("experiments.cli.train.check_device", ("train", "--run", RUN), programming_error),
-        ("experiments.evaluation.model.evaluate_model", EVALUATE, bug),
-        ("experiments.evaluation.model.evaluate_model", EVALUATE, programming_error),
+        ("experiments.cli.train.check_device", ("train", "--run", RUN)),
+        ("experiments.evaluation.model.evaluate_model", EVALUATE),
     ],
 )
-def test_a_bug_still_shows_its_traceback(place, monkeypatch, where, command, wrong):
-    monkeypatch.setattr(where, lambda *a, **k: wrong())
+def test_a_bug_still_shows_its_traceback(place, monkeypatch, where, command):
+    monkeypatch.setattr(where, programming_error)
     monkeypatch.setattr(sys, "argv", ["experiments", *command])
     with pytest.raises(ValueError) as caught:
         main()

@@ -19,11 +19,7 @@ from experiments.specs.run import FirstPhase, RunSpec
 from experiments.tasks import vision
 from sparse_lib.flops.model import count
 from tests.experiments.specs.edit import edited
-from tests.experiments.training.short import (
-    run_training,
-    weights,
-    with_and_without_interruptions,
-)
+from tests.experiments.training.short import run_training, weights, with_and_without_interruptions
 
 WIDTHS = {"basic": [64, 128, 256, 512], "bottleneck": [256, 512, 1024, 2048]}
 TINY = {"depths": [1, 1], "hidden_sizes": [4, 8], "embedding_size": 4}
@@ -76,13 +72,6 @@ def test_mobilenet_v2_has_its_published_size():
     assert momenta == {0.1}
 
 
-def test_the_cifar_stem_keeps_the_resolution():
-    config = resnet.Config(**TINY)
-    model = resnet.build(config, classes=names(3), num_channels=1, image_size=32)
-    assert model.resnet.embedder(torch.zeros(2, 1, 32, 32)).shape == (2, 4, 32, 32)
-    assert model(torch.zeros(2, 1, 32, 32)).logits.shape == (2, 3)
-
-
 @pytest.mark.parametrize("family", [None, "wide", "parallel", "factorized", "doped"])
 @pytest.mark.parametrize("stem", ["cifar", "imagenet"])
 def test_residual_branches_start_at_zero(family, stem):
@@ -95,11 +84,8 @@ def test_residual_branches_start_at_zero(family, stem):
     assert torch.equal(block(x), block.activation(block.shortcut(x)))
     plain = resnet.Config(**TINY, stem=stem, zero_init_residual=False)
     model = resnet.build(plain, classes=names(3), num_channels=1, image_size=32)
-    assert all(
-        (module.weight == 1).all()
-        for module in model.modules()
-        if isinstance(module, torch.nn.BatchNorm2d)
-    )
+    norms = [part for part in model.modules() if isinstance(part, torch.nn.BatchNorm2d)]
+    assert norms and all((norm.weight == 1).all() for norm in norms)
 
 
 @pytest.mark.parametrize(
@@ -147,9 +133,8 @@ def test_colours_are_stored_last_and_normalised():
     pixels = torch.randint(0, 256, (4, 3, 5, 5), dtype=torch.uint8)
     mean, std = [0.1, 0.2, 0.3], [0.4, 0.5, 0.6]
     ours = vision.normalise(pixels, {"mean": mean, "std": std})
-    expected = (pixels.double() / 255 - torch.tensor(mean).view(3, 1, 1)) / torch.tensor(std).view(
-        3, 1, 1
-    )
+    mean, std = (torch.tensor(value).view(3, 1, 1) for value in (mean, std))
+    expected = (pixels.double() / 255 - mean) / std
     torch.testing.assert_close(ours.double(), expected, atol=1e-6, rtol=0)
     assert ours.stride() == (75, 1, 15, 3) and ours.dtype == torch.float32
 
@@ -227,10 +212,9 @@ def test_learning_rates_of_both_schedules(glyphs):
 def test_steps_are_epochs_over_batches():
     recipe = vision.Recipe(epochs=200, batch_size=128, learning_rate=0.1)
     assert recipe.num_steps(vision.Data(name="cifar100", num_images=50_000), 128) == 78_125
+    few = vision.Data(name="glyphs", num_images=300)
     with pytest.raises(ValueError, match="batch_size is 1000, but 2 epochs have only 600 images"):
-        vision.Recipe(epochs=2, batch_size=1000, learning_rate=0.1).num_steps(
-            vision.Data(name="glyphs", num_images=300), 1000
-        )
+        vision.Recipe(epochs=2, batch_size=1000, learning_rate=0.1).num_steps(few, 1000)
 
 
 def test_label_smoothing_is_torchs_and_validation_has_none(glyphs):
@@ -264,9 +248,8 @@ def test_adamw_follows_torch_with_warm_up_and_cosine(glyphs):
     optimizer = task.optimizer(model)
     assert isinstance(optimizer, torch.optim.AdamW)
     assert optimizer.defaults["betas"] == (0.9, 0.999) and optimizer.defaults["eps"] == 1e-8
-    assert {g["params"][0].dim() > 1: g["weight_decay"] for g in optimizer.param_groups} == {
-        True: 0.05, False: 0.0,
-    }  # fmt: skip
+    decays = {g["params"][0].dim() > 1: g["weight_decay"] for g in optimizer.param_groups}
+    assert decays == {True: 0.05, False: 0.0}
     theirs = torch.optim.AdamW([torch.zeros(1)], lr=0.01)
     parts = [LinearLR(theirs, 1 / 4, 1.0, total_iters=3), CosineAnnealingLR(theirs, 12)]
     schedule = SequentialLR(theirs, parts, milestones=[4])
@@ -274,14 +257,6 @@ def test_adamw_follows_torch_with_warm_up_and_cosine(glyphs):
         assert task.learning_rate(step) == pytest.approx(schedule.get_last_lr()[0])
         theirs.step()
         schedule.step()
-    batch, losses = task.batch(0), []
-    for _ in range(40):
-        loss = task.loss(model, batch)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-    assert losses[-1] < 0.5 * losses[0]
 
 
 def test_each_optimizer_has_its_own_keys_and_sgd_is_dumped_as_ever():

@@ -1,6 +1,7 @@
 """Short trainings of a study's runs, whole and interrupted."""
 
 import json
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,20 +30,31 @@ def short_spec(method: str, steps: int = 24, **changes) -> RunSpec:
 
 
 def run_training(spec, corpus, folder, *, code_hash="1" * 64, **options) -> dict:
-    training.train(
-        spec,
-        code_hash=code_hash,
-        command="test",
-        data_dir=corpus,
-        out=folder / "out",
-        state_dir=folder / "state" / "run",
-        **options,
-    )
+    places = {"data_dir": corpus, "out": folder / "out", "state_dir": folder / "state" / "run"}
+    training.train(spec, code_hash=code_hash, command="test", **places, **options)
     return json.loads((folder / "out" / "train.json").read_text())
 
 
 def weights(folder: Path) -> bytes:
     return (folder / "out" / "model" / "model.safetensors").read_bytes()
+
+
+@contextmanager
+def dying(monkeypatch: pytest.MonkeyPatch, *ends: int, saves: tuple[int, ...] = ()):
+    """Trainings save after some steps, and are interrupted after a save at those of ``ends``."""
+    step = training.Trainer.step
+
+    def step_then_die(trainer):
+        loss = step(trainer)
+        if trainer.progress.step in (*saves, *ends):
+            trainer.save()
+        if trainer.progress.step in ends:
+            raise KeyboardInterrupt
+        return loss
+
+    with monkeypatch.context() as patch:
+        patch.setattr(training.Trainer, "step", step_then_die)
+        yield
 
 
 def with_and_without_interruptions(
@@ -61,17 +73,7 @@ def with_and_without_interruptions(
     """
     whole, parts = folder / "whole", folder / "parts"
     expected = run_training(spec, data, whole, execution=execution)
-    step = training.Trainer.step
-
-    def step_then_die(trainer):
-        loss = step(trainer)
-        if trainer.progress.step in steps:
-            trainer.save()
-            raise KeyboardInterrupt
-        return loss
-
-    with monkeypatch.context() as patch:
-        patch.setattr(training.Trainer, "step", step_then_die)
+    with dying(monkeypatch, *steps):
         for _ in steps:
             with pytest.raises(KeyboardInterrupt):
                 run_training(spec, data, parts, execution=execution)

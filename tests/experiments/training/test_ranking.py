@@ -34,12 +34,8 @@ TASK = SimpleNamespace(
 def test_weights_inside_of_a_closed_branch_are_ranked(method):
     torch.manual_seed(1)
     model = Block()
-    config = {
-        "algorithm": "static",
-        "sparsity": 0.5,
-        "init_method": method,
-        "distribution": method,
-    }
+    config = {"algorithm": "static", "sparsity": 0.5}
+    config |= {"init_method": method, "distribution": method}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         rank_weights(model, config, TASK, torch.device("cpu"))

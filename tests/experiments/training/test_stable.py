@@ -11,9 +11,8 @@ from experiments.specs.read import load_study
 from experiments.specs.run import FirstPhase
 from experiments.specs.schema import SpecError
 from experiments.tasks import warmup_stable_decay
-from experiments.training import loop as training
 from tests.experiments.specs.edit import edited
-from tests.experiments.training.short import run_training, short_spec, weights
+from tests.experiments.training.short import dying, run_training, short_spec, weights
 
 STEPS, DECAY = 24, 0.25  # the rate decays from step 18 on
 
@@ -44,12 +43,9 @@ def test_a_run_that_continues_ends_as_one_by_itself(method, corpus, tmp_path):
     trunk = stable_spec(method, 22, 0.0, keep=(10, 18), id="trunk")
     alone = run_training(whole, corpus, tmp_path / "alone")
     run_training(trunk, corpus, tmp_path / "trunk")
-    result = run_training(
-        continued(whole, trunk, 18),
-        corpus,
-        tmp_path / "branch",
-        first=tmp_path / "trunk" / "out" / "model",
-    )
+    first = tmp_path / "trunk" / "out" / "model"
+    branch = continued(whole, trunk, 18)
+    result = run_training(branch, corpus, tmp_path / "branch", first=first)
     assert weights(tmp_path / "branch") == weights(tmp_path / "alone")
     for key in ("layers", "num_nonzero", "flops"):
         assert result[key] == alone[key]
@@ -61,19 +57,8 @@ def test_a_run_that_continues_ends_as_one_by_itself(method, corpus, tmp_path):
 def test_kept_states_survive_an_interruption(corpus, tmp_path, monkeypatch):
     trunk = stable_spec("rigl", 22, 0.0, keep=(10, 18), id="trunk")
     run_training(trunk, corpus, tmp_path / "whole")
-    step = training.Trainer.step
-
-    def step_then_die(trainer):
-        loss = step(trainer)
-        if trainer.progress.step == 12:
-            trainer.save()
-            raise KeyboardInterrupt
-        return loss
-
-    with monkeypatch.context() as patch:
-        patch.setattr(training.Trainer, "step", step_then_die)
-        with pytest.raises(KeyboardInterrupt):
-            run_training(trunk, corpus, tmp_path / "parts")
+    with dying(monkeypatch, 12), pytest.raises(KeyboardInterrupt):
+        run_training(trunk, corpus, tmp_path / "parts")
     run_training(trunk, corpus, tmp_path / "parts")
     for kept in (10, 18):
         name = f"out/model/states/{kept}.pt"
@@ -106,15 +91,9 @@ def test_the_rate_warms_up_stays_and_decays():
 # What a study says of such runs
 
 
+SIZES = {"hidden_size": 16, "intermediate_size": 32, "num_layers": 1, "num_heads": 1}
 GRID = {
-    "model": {
-        "name": "llama",
-        "label": "tiny",
-        "hidden_size": 16,
-        "intermediate_size": 32,
-        "num_layers": 1,
-        "num_heads": 1,
-    },
+    "model": {"name": "llama", "label": "tiny", **SIZES},
     "data": {"name": "wikipedia-start", "vocab_size": 257, "context": 16},
     "recipe": {"tokens": 6400, "batch_size": 4, "learning_rate": 0.01},
     "suite": "smoke",
@@ -129,6 +108,8 @@ def study(tmp_path, *, keep=(40, 80), masks=None, **changes):
     trunk["recipe"] = {**GRID["recipe"], "stable": {**stable, "decay": 0, "keep": list(keep)}}
     branch = {**GRID, "continues": "trunk", "recipe": {**GRID["recipe"], "stable": stable}}
     branch |= {"variant": "half", **changes}
+    sparsity = {"algorithm": "set", "sparsity": 0.5, "update": {"freq": 7, "stop": "decay"}}
+    own = {"recipe": "whole", "final_sparsity": 0.5, "sparsity": {**sparsity, **(masks or {})}}
     value = {
         "name": "laws",
         "title": "t",
@@ -137,19 +118,7 @@ def study(tmp_path, *, keep=(40, 80), masks=None, **changes):
         "tables": [],
         "figures": [],
         "recipes": {"whole": {}, "half": {"budget_scale": 0.5}, "trunk": {"budget_scale": 0.8}},
-        "methods": {
-            "dense": {"recipe": "whole"},
-            "set": {
-                "recipe": "whole",
-                "final_sparsity": 0.5,
-                "sparsity": {
-                    "algorithm": "set",
-                    "sparsity": 0.5,
-                    "update": {"freq": 7, "stop": "decay"},
-                    **(masks or {}),
-                },
-            },
-        },
+        "methods": {"dense": {"recipe": "whole"}, "set": own},
         "scales": {"smoke": [trunk, branch, {**branch, "variant": "whole"}]},
     }
     (tmp_path / "laws.yaml").write_text(yaml.safe_dump(value))
@@ -157,10 +126,8 @@ def study(tmp_path, *, keep=(40, 80), masks=None, **changes):
 
 
 def test_a_grid_continues_another_at_the_step_where_its_rate_decays(tmp_path):
-    runs = {
-        (run.spec.method, run.spec.recipe.name): run.spec
-        for run in study_runs(study(tmp_path), "smoke")
-    }
+    specs = [run.spec for run in study_runs(study(tmp_path), "smoke")]
+    runs = {(spec.method, spec.recipe.name): spec for spec in specs}
     assert runs["set", "trunk"].starts_from is None
     for name, step in (("half", 40), ("whole", 80)):
         start = runs["set", name].starts_from
@@ -173,12 +140,8 @@ def test_a_grid_continues_another_at_the_step_where_its_rate_decays(tmp_path):
 
 def test_an_update_after_the_last_step_of_the_constant_rate_takes_place(tmp_path):
     masks = {"update": {"freq": 8, "start": 16, "stop": "decay"}}
-    runs = study_runs(study(tmp_path, masks=masks), "smoke")
-    stops = {
-        run.spec.recipe.name: run.spec.sparsity["update"]["stop"]
-        for run in runs
-        if run.spec.sparsity
-    }
+    specs = [run.spec for run in study_runs(study(tmp_path, masks=masks), "smoke")]
+    stops = {spec.recipe.name: spec.sparsity["update"]["stop"] for spec in specs if spec.sparsity}
     # 40 and 80 are steps of an update, and of a state that is kept after it; `stop` is exclusive.
     assert stops == {"half": 41, "whole": 81, "trunk": 81}
 

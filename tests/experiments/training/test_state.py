@@ -17,34 +17,16 @@ from experiments.data.files import seal
 from experiments.errors import CannotWrite, UserError
 from experiments.training import loop as training
 from experiments.training.state import NUM_KEPT, Saved
-from tests.experiments.training.short import run_training, short_spec, weights
-
-STEPS = (7, 16)
-
-
-class Killed(BaseException):
-    """What ends a training between two steps."""
+from tests.experiments.training.short import dying, run_training, short_spec, weights
 
 
 @pytest.fixture
 def killed(monkeypatch):
-    """Train until it is killed after a save, once at each of `STEPS`; gives the folder."""
+    """Train until it is killed after a save, with another before it; gives the folder."""
 
-    def run(folder, corpus, *, at=STEPS, **options):
-        step = training.Trainer.step
-
-        def step_then_die(trainer):
-            loss = step(trainer)
-            if trainer.progress.step in at:
-                trainer.save()
-            if trainer.progress.step == at[-1]:
-                raise Killed
-            return loss
-
-        with monkeypatch.context() as patch:
-            patch.setattr(training.Trainer, "step", step_then_die)
-            with pytest.raises(Killed):
-                run_training(short_spec("rigl"), corpus, folder, **options)
+    def run(folder, corpus):
+        with dying(monkeypatch, 16, saves=(7,)), pytest.raises(KeyboardInterrupt):
+            run_training(short_spec("rigl"), corpus, folder)
         return folder
 
     return run
@@ -118,38 +100,27 @@ def test_states_that_are_kept_repeat_the_end_of_a_run(corpus, tmp_path, killed, 
     assert weights(tmp_path) == weights(tmp_path / "whole")
 
 
-DAMAGES = {
-    "cut": lambda content: content[: len(content) // 2],
-    "one byte flipped": lambda content: (
-        content[:-999] + bytes([content[-999] ^ 1]) + content[-998:]
-    ),
-}
+def flipped(content: bytes) -> bytes:
+    return content[:-999] + bytes([content[-999] ^ 1]) + content[-998:]
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_state_is_named_and_the_one_before_it_is_taken(
-    damage, killed, corpus, tmp_path, capsys, whole
+@pytest.mark.parametrize(
+    ("num_damaged", "damage", "start"),
+    [(1, lambda content: content[: len(content) // 2], 7), (1, flipped, 7), (2, lambda _: b"", 0)],
+    ids=["cut", "one byte flipped", "both empty"],
+)
+def test_damaged_states_are_named_and_the_one_before_them_is_taken(
+    num_damaged, damage, start, killed, corpus, tmp_path, capsys, whole
 ):
     killed(tmp_path, corpus)
-    first, last = states(tmp_path)
-    last.write_bytes(DAMAGES[damage](last.read_bytes()))
+    damaged = states(tmp_path)[-num_damaged:]
+    for path in damaged:
+        path.write_bytes(damage(path.read_bytes()))
     capsys.readouterr()
     run_training(short_spec("rigl"), corpus, tmp_path)
     said = capsys.readouterr().out
-    assert f"{last} is damaged and is left out" in said and start_of(said) == 7
-    assert weights(tmp_path) == whole
-    assert not states(tmp_path)
-
-
-def test_without_a_whole_state_the_run_begins_anew(killed, corpus, tmp_path, capsys, whole):
-    killed(tmp_path, corpus)
-    for path in states(tmp_path):
-        path.write_bytes(b"")
-    capsys.readouterr()
-    run_training(short_spec("rigl"), corpus, tmp_path)
-    said = capsys.readouterr().out
-    assert said.count("is damaged and is left out") == 2 and start_of(said) == 0
-    assert weights(tmp_path) == whole
+    assert all(f"{path} is damaged and is left out" in said for path in damaged)
+    assert start_of(said) == start and weights(tmp_path) == whole and not states(tmp_path)
 
 
 def test_a_few_states_are_kept_and_a_torn_write_is_none(tmp_path):
