@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from sparse_lib.core.codes import Codes, codes_of
+from sparse_lib.core.codes import Codes, codes_of, start_of
 from sparse_lib.core.parameter import warn
+from sparse_lib.masks import shards
 
 
 def innermost(optimizer: Any) -> Any:
@@ -63,7 +64,9 @@ def states_like(
         _is_of_a_dimension(optimizer, key, states[key]) for key in states if "." in key
     )
     for key, whole in states.items():
-        if not isinstance(whole, Tensor) or getattr(whole, "requires_dense", False) > with_dense:
+        if not isinstance(whole, Tensor) or whole.dtype is torch.bool:  # a mask, as SPAM's
+            continue
+        if getattr(whole, "requires_dense", False) > with_dense:
             continue
         is_stack = whole.dim() > param.dim() > 0 and whole.shape[1:] == param.shape
         for state in whole if is_stack else (whole,):  # AdEMAMix of bitsandbytes stacks two
@@ -73,6 +76,8 @@ def states_like(
                 continue
             is_coded = state.dtype is torch.uint8 or hasattr(state, "codes")
             found = codes_of(key, state, states) if is_coded else state
+            if not is_coded and (start := start_of(optimizer, key, param)):
+                found = Codes(shards.local(state), start)
             if found is not None and not is_rotated:
                 yield found
             elif not getattr(optimizer, _TOLD, False):
@@ -96,21 +101,23 @@ def _held_by(optimizer: Optimizer) -> list[Optimizer]:
 
 
 def _flat(states: Mapping[str, Any]) -> Mapping[str, Any]:
-    """States by name, and the entries of those that are dicts or lists: AggMo's, SOAP's."""
+    """States by name, and what is inside of dicts and lists: AggMo's, SOAP's, heavyball's."""
     if not any(isinstance(held, dict | list) for held in states.values()):
         return states
     found: dict[str, Any] = {}
     for key, held in states.items():
         named = dict(enumerate(held)) if isinstance(held, list) else held
-        inside = named if isinstance(named, dict) else {}
+        inside = _flat(named) if isinstance(named, dict) else {}
         found |= {f"{key}.{name}": entry for name, entry in inside.items()} or {key: held}
     return found
 
 
 def _is_square(state: Any) -> bool:
-    """Whether something is a square matrix of plain floats."""
-    is_plain = type(state) in (Tensor, nn.Parameter) and state.dim() == 2
-    return is_plain and state.shape[0] == state.shape[1] > 1 and state.is_floating_point()
+    """Whether something is a square matrix of plain floats, or a batch of one."""
+    is_plain = type(state) in (Tensor, nn.Parameter) and state.dim() >= 2
+    if not is_plain or state.shape[:-2].numel() != 1 or not state.is_floating_point():
+        return False
+    return state.shape[-2] == state.shape[-1] > 1
 
 
 def _is_of_a_dimension(optimizer: Optimizer, key: str, state: Any) -> bool:
@@ -135,6 +142,7 @@ def _is_of_a_dimension(optimizer: Optimizer, key: str, state: Any) -> bool:
 
 
 def _is_symmetric(state: Tensor) -> bool:
+    state = state.squeeze()
     differences = (state - state.T).abs().max()
     return bool(differences <= 1e-4 * (state - state.diagonal().diag()).abs().max())
 

@@ -126,6 +126,55 @@ def test_codes_without_a_table_are_left_alone_and_told():
         sl.device.pack(nn.Sequential(model), optimizer, least_sparsity=0.0)
 
 
+def test_choices_of_an_optimizer_and_codes_of_unknown_meaning_are_left_alone():
+    def make(params):
+        optimizer = torch.optim.SGD(params, 0.1)
+        (param,) = optimizer.param_groups[0]["params"]
+        codes = torch.full(param.shape, 3, dtype=torch.uint8)
+        optimizer.state[param] |= {"mask": codes.bool(), "exp_avg::quantized": codes}
+        return optimizer
+
+    with pytest.warns(UserWarning, match="SGD keeps 'exp_avg::quantized' as Tensor of torch.uint8"):
+        model, optimizer, _ = trained(make, steps=2)
+    state = optimizer.state[model.weight]
+    assert state["mask"].all() and bool((state["exp_avg::quantized"] == 3).all())
+
+
+class RMSpropTF(torch.optim.Optimizer):
+    """As timm's: mean squares begin at 1."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        (param,) = self.param_groups[0]["params"]
+        squares = self.state[param].setdefault("square_avg", torch.ones_like(param))
+        squares.lerp_(param.grad.square(), 0.1)
+        param.sub_(0.1 * param.grad / squares.sqrt())
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "first"),
+    [
+        (torch.optim.Rprop, {"lr": 0.1}, lambda g: 0.1 * g.sign()),
+        (
+            torch.optim.Adagrad,
+            {"lr": 0.1, "initial_accumulator_value": 0.5, "eps": 0.0},
+            lambda g: 0.1 * g / (0.5 + g.square()).sqrt(),
+        ),
+        (RMSpropTF, {"defaults": {}}, lambda g: 0.1 * g / (0.9 + 0.1 * g.square()).sqrt()),
+    ],
+)
+def test_grown_weights_take_the_first_step_of_new_ones(make, options, first):
+    model, optimizer, grown = trained(make, **options)
+    absent = ~model.weight_mask
+    optimizer.zero_grad()
+    model(torch.randn(8, 16)).square().mean().backward()
+    expected = -first(model.weight.grad[grown])
+    optimizer.step()
+    assert int(expected.count_nonzero()) > 5
+    torch.testing.assert_close(model.weight[grown].detach(), expected)
+    assert not model.weight[absent].any()
+
+
 class Shampoo(torch.optim.Optimizer):
     def step(self, closure=None):
         for param in self.param_groups[0]["params"]:
@@ -229,20 +278,23 @@ def test_a_state_that_happens_to_be_symmetric_is_masked(order):
         assert not (states["exp_avg_sq"] * ~layer.weight_mask).any()
 
 
-def test_states_in_a_basis_of_the_optimizer_are_left_alone_and_told():
+@pytest.mark.parametrize("nested", [False, True])
+def test_states_in_a_basis_of_the_optimizer_are_left_alone_and_told(nested):
     class Soap(torch.optim.SGD):
         """Second moments of gradients that the eigenvectors of their covariances have turned."""
 
         def step(self, closure=None):
             for param in self.param_groups[0]["params"]:
                 state = self.state[param]
+                state = state.setdefault(0, {}) if nested else state  # as heavyball's
                 covariances = [param.grad @ param.grad.T, param.grad.T @ param.grad]
-                state["Q"] = [torch.linalg.eigh(matrix)[1] for matrix in covariances]
-                turned = state["Q"][0].T @ param.grad @ state["Q"][1]
+                left, right = (torch.linalg.eigh(matrix)[1] for matrix in covariances)
+                state["Q"] = [left[None], right[None]] if nested else [left, right]
+                turned = left.T @ param.grad @ right
                 state["exp_avg_sq"] = state.get("exp_avg_sq", 0) + turned.square()
             super().step(closure)
 
-    with pytest.warns(UserWarning, match="Soap keeps 'exp_avg_sq' in a basis of its own"):
+    with pytest.warns(UserWarning, match="Soap keeps '(0.)?exp_avg_sq' in a basis of its own"):
         torch.manual_seed(0)
         model = nn.Linear(8, 4, bias=False)
         optimizer = driven(sl.SET(0.5, update=2, seed=0), model, Soap)
@@ -250,7 +302,8 @@ def test_states_in_a_basis_of_the_optimizer_are_left_alone_and_told():
             optimizer.zero_grad()
             model(torch.randn(8, 8)).square().mean().backward()
             optimizer.step()
-    assert optimizer.state[model.weight]["exp_avg_sq"].all()
+    state = optimizer.state[model.weight]
+    assert (state[0] if nested else state)["exp_avg_sq"].all()
     assert not model.weight[~model.weight_mask].any()
 
 
