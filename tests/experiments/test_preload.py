@@ -38,14 +38,10 @@ def server():
 
 
 def call(*arguments: str, **environment: str) -> subprocess.Popen:
-    return subprocess.Popen(
-        [sys.executable, "-X", "importtime", "-m", "experiments", *arguments],
-        cwd=ROOT,
-        env={**os.environ, **dict.fromkeys(preload.THREADS, "1"), **environment},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    command = [sys.executable, "-X", "importtime", "-m", "experiments", *arguments]
+    env = {**os.environ, **dict.fromkeys(preload.THREADS, "1"), **environment}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(command, cwd=ROOT, env=env, **pipes)
 
 
 def ended(process: subprocess.Popen) -> tuple[int, str, str, bool]:
@@ -69,10 +65,7 @@ def test_a_command_ends_as_by_itself(server):
 
 @pytest.mark.parametrize(
     "arguments, environment",
-    [
-        (WRONG, {"OMP_NUM_THREADS": "2"}),
-        (WRONG, {preload.ADDRESS: "nowhere"}),
-    ],
+    [(WRONG, {"OMP_NUM_THREADS": "2"}), (WRONG, {preload.ADDRESS: "nowhere"})],
     ids=["threads", "no server"],
 )
 def test_another_setting_is_not_handed_over(server, arguments, environment):

@@ -106,14 +106,6 @@ def test_each_papers_variant_trains_at_its_sparsity(variant):
         assert int(model[0].weight_mask.view(-1, 4).sum(1).max()) == 2
 
 
-def test_a_user_algorithm_is_found_by_class_name():
-    class KeepDiagonal(DynamicSparsityAlgorithm):
-        def update_mask(self, p, mask, sparsity):
-            return torch.eye(*p.shape, dtype=torch.bool)
-
-    assert isinstance(configure({"algorithm": "keepdiagonal", "sparsity": 0.5})[0], KeepDiagonal)
-
-
 def test_a_class_that_is_not_finished_is_named_with_what_it_lacks():
     class Unfinished(DynamicSparsityAlgorithm):
         pass

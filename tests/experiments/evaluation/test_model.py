@@ -58,30 +58,25 @@ def test_our_classifiers_are_known_by_their_config(tmp_path, stem):
 
 
 def test_what_cannot_be_scored_is_one_sentence(model_dir, data_dir, glyphs, tmp_path):
-    out = {"out": tmp_path / "out.json"}
-    with pytest.raises(ValueError, match="holds no config.json"):
-        evaluate_model(tmp_path, "smoke", data_dir=data_dir, **out)
-    (tmp_path / "config.json").write_text('{"model_type": "bert", "architectures": ["BertModel"]}')
-    with pytest.raises(ValueError, match="holds BertModel; only causal language models "):
-        evaluate_model(tmp_path, "smoke", data_dir=data_dir, **out)
-    with pytest.raises(ValueError, match="vision.yaml: kind is 'images', but the model"):
-        evaluate_model(model_dir, "vision", data_dir=data_dir, **out)
-    with pytest.raises(
-        ValueError, match="suite smoke scores text of prepared data; name their folder"
+    out, bert, vit = (tmp_path / name for name in ("out.json", "bert", "vit"))
+    bert.mkdir()
+    (bert / "config.json").write_text('{"model_type": "bert", "architectures": ["BertModel"]}')
+    plain_vit(47, channels=3).save_pretrained(vit)
+    for model, suite, prepared, words in (
+        (tmp_path, "smoke", data_dir, "holds no config.json"),
+        (bert, "smoke", data_dir, "holds BertModel; only causal language models "),
+        (model_dir, "vision", data_dir, "vision.yaml: kind is 'images', but the model"),
+        (model_dir, "smoke", None, "suite smoke scores text of prepared data; name their folder"),
+        (model_dir, "smoke", glyphs, "holds images, so .* cannot read it"),
+        (vit, "vision", glyphs, "takes images of 32 pixels and 3 channels, but those of"),
+        (vit, "vision", data_dir, "holds no images, so .* cannot classify"),
     ):
-        evaluate_model(model_dir, "smoke", data_dir=None, **out)
-    with pytest.raises(ValueError, match="holds images, so .* cannot read it"):
-        evaluate_model(model_dir, "smoke", data_dir=glyphs, **out)
-    plain_vit(47, channels=3).save_pretrained(tmp_path / "vit")
-    with pytest.raises(ValueError, match="takes images of 32 pixels and 3 channels, but those of"):
-        evaluate_model(tmp_path / "vit", "vision", data_dir=glyphs, **out)
-    with pytest.raises(ValueError, match="holds no images, so .* cannot classify"):
-        evaluate_model(tmp_path / "vit", "vision", data_dir=data_dir, **out)
-    weights = tmp_path / "vit" / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:100])
+        with pytest.raises(ValueError, match=words):
+            evaluate_model(model, suite, data_dir=prepared, out=out)
+    (vit / "model.safetensors").write_bytes(b"cut")
     with pytest.raises(ValueError, match="the model of .*vit cannot be read: ."):
-        evaluate_model(tmp_path / "vit", "vision", data_dir=glyphs, **out)
-    assert not out["out"].exists()
+        evaluate_model(vit, "vision", data_dir=glyphs, out=out)
+    assert not out.exists()
 
 
 def change_json(name, **values):

@@ -13,24 +13,18 @@ model: {name: llama, label: x, hidden_size: 32, intermediate_size: 88, num_layer
 data: {name: wikipedia-start, vocab_size: 512, context: 32}
 recipe: {tokens: 40960, batch_size: 16, learning_rate: 0.01}
 """
-NONSENSE = [
-    ("recipe.learning_rate", True),
-    ("recipe.learning_rate", "0.1"),
-    ("recipe.batch_size", True),
-    ("recipe.batch_size", "16"),
-    ("recipe.betas", [1.5, 0.9]),
-    ("recipe.betas", [0.9, -1]),
-    ("recipe.betas", ["0.9", 0.95]),
-    ("recipe.min_learning_rate", 0.5),
-    ("recipe.stable", {"warmup_steps": 2, "decay": 0.2, "keep": [81]}),
-    ("recipe.compile", "false"),
-    ("recipe.compile", 1),
-    ("model.hidden_size", "32"),
-    ("data.context", "32"),
-    ("transform", {"family": "wide", "sparsity": "0.5"}),
-    ("seed", 10**23),
-    ("seed", True),
-]
+NONSENSE = {
+    "recipe.learning_rate": [True, "0.1"],
+    "recipe.batch_size": [True, "16"],
+    "recipe.betas": [[1.5, 0.9], [0.9, -1], ["0.9", 0.95]],
+    "recipe.min_learning_rate": [0.5],
+    "recipe.stable": [{"warmup_steps": 2, "decay": 0.2, "keep": [81]}],
+    "recipe.compile": ["false", 1],
+    "model.hidden_size": ["32"],
+    "data.context": ["32"],
+    "transform": [{"family": "wide", "sparsity": "0.5"}],
+    "seed": [10**23, True],
+}
 
 
 def single(tmp_path, path: str, value: object):
@@ -45,7 +39,7 @@ def single(tmp_path, path: str, value: object):
     return load_single(file, run_id="run")
 
 
-@pytest.mark.parametrize("path,value", NONSENSE)
+@pytest.mark.parametrize("path,value", [(k, v) for k, vs in NONSENSE.items() for v in vs])
 def test_nonsense_is_one_sentence_with_the_key(tmp_path, path, value):
     with pytest.raises(SpecError, match=path.split(".")[-1]) as caught:
         single(tmp_path, path, value)
