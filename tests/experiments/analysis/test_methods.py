@@ -38,12 +38,13 @@ def lab(color, deficiency):
     return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
 
 
-def study(**own):
+def looks_of(**own):
+    """How the methods of a study with these sections look."""
     methods = {
         key: Method.model_construct(**{"recipe": "all", "final_sparsity": 0.8, **settings})
         for key, settings in own.items()
     }
-    return NO_STUDY.changed(methods=methods)
+    return Methods(NO_STUDY.changed(methods=methods))
 
 
 def masks(algorithm, **settings):
@@ -60,23 +61,18 @@ def test_twelve_new_colors_differ_from_each_other_and_from_the_known_ones(defici
 
 
 def test_twelve_unknown_methods_look_different():
-    looks = Methods(study(**{f"new-{i}": masks("new", final_sparsity=0.8) for i in range(12)}))
+    looks = looks_of(**{f"new-{i}": masks("new", final_sparsity=0.8) for i in range(12)})
     assert len({looks[f"new-{i}"].color for i in range(12)}) == 12
     assert looks["new-0"].name == "new"  # the first of an algorithm has its name
     assert looks["new-1"].name == "new-1"
 
 
 def test_a_label_names_a_method_and_sparsity_alone_makes_no_new_look():
-    looks = Methods(
-        study(
-            kast=masks("topkast", label="Top-KAST"),
-            kast90=masks("topkast", label="Top-KAST", final_sparsity=0.9),
-            fast=masks("rigl"),
-            fast90=masks("rigl", final_sparsity=0.9),
-            again=masks("rigl"),
-            wide=masks("rigl", transform=Transform(family="wide", sparsity=0.8)),
-        )
-    )
+    kast, rigl = masks("topkast", label="Top-KAST"), masks("rigl")
+    wide = {**rigl, "transform": Transform(family="wide", sparsity=0.8)}
+    high = {"final_sparsity": 0.9}
+    sections = {"kast": kast, "kast90": kast | high, "fast": rigl, "fast90": rigl | high}
+    looks = looks_of(**sections, again=rigl, wide=wide)
     assert looks["kast"].name == looks["kast90"].name == "Top-KAST"
     assert looks["kast"].color == looks["kast90"].color
     assert looks.treatment("kast90", 0.9) == "Top-KAST 90%"
@@ -87,25 +83,17 @@ def test_a_label_names_a_method_and_sparsity_alone_makes_no_new_look():
 
 
 def test_sparse_methods_are_held_against_the_dense_one_of_their_recipe():
-    looks = Methods(
-        study(
-            plain={"recipe": "full", "final_sparsity": 0.0},
-            fair={"recipe": "half", "final_sparsity": 0.0},
-            sparse=masks("set", recipe="half"),
-        )
-    )
+    dense = {"final_sparsity": 0.0}
+    plain, fair = dense | {"recipe": "full"}, dense | {"recipe": "half"}
+    looks = looks_of(plain=plain, fair=fair, sparse=masks("set", recipe="half"))
     assert looks.dense(["plain", "fair", "sparse"]) == "fair"
     assert looks.dense(["plain", "sparse"]) == "plain"
     assert looks.dense(["sparse"]) is None
 
 
 def test_phases_are_those_of_the_study():
-    looks = Methods(
-        study(
-            first=masks("static", final_sparsity=0.75),
-            second={"final_sparsity": 0.0, "starts_from": Start(method="first")},
-        )
-    )
+    second = {"final_sparsity": 0.0, "starts_from": Start(method="first")}
+    looks = looks_of(first=masks("static", final_sparsity=0.75), second=second)
     assert looks.phases("second") == (0.75, "dense") and looks.phases("first") is None
 
 

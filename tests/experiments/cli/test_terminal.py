@@ -1,8 +1,10 @@
 import io
+import logging
 
 from rich.console import Console
 
 from experiments.cli import terminal
+from experiments.progress import Progress, duration
 from experiments.store.record import Record
 from tests.experiments.analysis import synthetic
 
@@ -36,3 +38,29 @@ def test_scores_of_classes_are_one_row_per_split():
         ["3 classes", "class_accuracy", "test", "0.1 to 0.5", "", "0.01", "300"],
     ]
     assert any("images" in line and "0.31" in line for line in lines)
+
+
+# Lines on finished jobs: counts, the share done by cost, and no noise of the scheduler
+
+
+def record(message="", **facts):
+    made = logging.LogRecord("snakemake", logging.INFO, "", 0, message, (), None)
+    vars(made).update(facts)
+    return made
+
+
+def test_one_line_per_job_and_no_noise():
+    progress = Progress()
+    progress.plan([(7, "train a", 90.0), (8, "train b", 10.0)])
+    assert not progress.filter(record("Select jobs to execute..."))
+    assert not progress.filter(record("Execute 2 jobs..."))
+    assert not progress.filter(record(event="progress", done=1, total=2))
+    assert progress.filter(record("Nothing to be done"))
+    done = record("Finished jobid: 7", event="job_finished", job_id=7)
+    assert progress.filter(done) and not hasattr(done, "event")
+    assert done.msg.split() == ["1", "of", "2", "90%", "0", "s", "left", "train", "a"]
+    assert not progress.filter(record(event="job_finished", job_id=0))  # the target rule
+
+
+def test_durations_are_short():
+    assert [duration(s) for s in (4, 80, 210, 7200)] == ["4 s", "80 s", "3.5 min", "2.0 h"]

@@ -35,10 +35,8 @@ def error_of(folder) -> str:
 
 def two_phases(study: dict) -> None:
     """Add sparse pre-training and dense fine-tuning to the smoke scale."""
-    study["methods"]["finetuned"] = {
-        "recipe": "full-batch",
-        "starts_from": {"method": "set", "densify": True},
-    }
+    start = {"method": "set", "densify": True}
+    study["methods"]["finetuned"] = {"recipe": "full-batch", "starts_from": start}
     pretraining = study["scales"]["smoke"][0]
     pretraining["label"] = "pretraining"
     second = copy.deepcopy(pretraining)
@@ -47,12 +45,8 @@ def two_phases(study: dict) -> None:
     study["scales"]["smoke"].append(second)
 
 
-def with_transform(study: dict, **changes) -> None:
-    study["methods"]["wide"] = {
-        "recipe": "full-batch",
-        "final_sparsity": 0.5,
-        "transform": {"family": "wide", "sparsity": 0.5},
-        "sparsity": {"algorithm": "rigl", "update": {"freq": "2%"}},
-        **changes,
-    }
+def with_transform(study: dict) -> None:
+    wide = {"recipe": "full-batch", "final_sparsity": 0.5}
+    wide["sparsity"] = {"algorithm": "rigl", "update": {"freq": "2%"}}
+    study["methods"]["wide"] = {**wide, "transform": {"family": "wide", "sparsity": 0.5}}
     study["scales"]["smoke"][0]["methods"]["wide"] = 1

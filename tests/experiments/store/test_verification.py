@@ -58,12 +58,9 @@ def test_other_masks_scores_and_data_differ():
 
 
 def test_the_sum_counts_what_has_a_record():
-    judged = [
-        verification.judge(record(), record()),
-        verification.judge(record(), record(4.001, "b")),
-        verification.judge(record(), record(9.0, "b")),
-        verification.judge(None, record()),
-    ]
+    new = record(), record(4.001, "b"), record(9.0, "b")
+    judged = [verification.judge(record(), one) for one in new]
+    judged.append(verification.judge(None, record()))
     assert verification.summary(judged) == (
         "2 of 3 runs came out as recorded (1 same bits, 1 within rounding, 1 differs)"
     )

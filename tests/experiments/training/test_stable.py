@@ -111,10 +111,8 @@ def study(tmp_path, *, keep=(40, 80), masks=None, **changes):
     sparsity = {"algorithm": "set", "sparsity": 0.5, "update": {"freq": 7, "stop": "decay"}}
     own = {"recipe": "whole", "final_sparsity": 0.5, "sparsity": {**sparsity, **(masks or {})}}
     value = {
+        **dict.fromkeys(("title", "source", "description"), "t"),
         "name": "laws",
-        "title": "t",
-        "source": "s",
-        "description": "d",
         "tables": [],
         "figures": [],
         "recipes": {"whole": {}, "half": {"budget_scale": 0.5}, "trunk": {"budget_scale": 0.8}},

@@ -6,7 +6,7 @@ from torch import nn
 
 from sparse_lib.compat import cstorch
 from sparse_lib.configure import configure
-from tests.sparse_lib.algorithm_cases import assert_enforced
+from tests.sparse_lib.algorithm_cases import assert_enforced, make_model
 
 
 class TwoLayers(nn.Module):
@@ -87,31 +87,11 @@ class ShiftMasks(cstorch.sparse.SparsityAlgorithm):
             sparse_param.mask = sparse_param.mask.roll(self.shift, 0)
 
 
-class KeepStrongRows(cstorch.sparse.DynamicSparsityAlgorithm):
-    """A dynamic algorithm, from the building blocks."""
-
-    def __init__(self, decay=0.5, **kwargs):
-        self.decay = decay
-        super().__init__(**kwargs)
-
-    def update_mask(self, p, mask, sparsity) -> torch.Tensor:
-        score = p.abs() * (1 - self.decay * (~mask))
-        return cstorch.sparse.make_mask_topk_sparsity(score, sparsity)
-
-
 def test_a_custom_algorithm_directly_and_by_name():
     config = {"algorithm": "ShiftMasks", "shift": 2, "sparsity": 0.5, "param_filter": "*"}
     for made in (ShiftMasks(shift=2, sparsity=0.5), cstorch.sparse.configure(config)):
         model, before = trained(made, 2)
         assert torch.equal(model.fc1.weight_mask, before.roll(4, 0))
-
-
-def test_a_custom_dynamic_algorithm_with_a_schedule():
-    config = {"algorithm": "keepstrongrows", "decay": 0.25, "update": {"freq": 2}}
-    config["schedule"] = {"type": "linear", "init": 0.2, "slope": 0.2}
-    sparsity = configure(config | {"param_filter": ["fc*.weight"]})
-    trained(sparsity, 3)
-    assert sparsities(sparsity) == {"fc1.weight": 0.6, "fc2.weight": 0.6}
 
 
 class UserCubic(cstorch.sparse.BaseHyperParameter):
@@ -137,13 +117,9 @@ class UserCubic(cstorch.sparse.BaseHyperParameter):
 
 CUBIC = {"init_sparsity": 0.5, "end_sparsity": 0.8, "sparsity_start_step": 0}
 CUBIC |= {"sparsity_end_step": 60, "prune_every_k_steps": 20}
-RIGL = {
-    "type": "rigl",
-    "sparsity": 0.8,
-    "init_method": "random",
-    "schedule": {"start": 0, "freq": 2, "stop": 75},
-    "drop_fraction": {"type": "cosine", "init": 0.5, "half_period": 75},
-}
+RIGL = {"type": "rigl", "sparsity": 0.8, "init_method": "random"}
+RIGL["schedule"] = {"start": 0, "freq": 2, "stop": 75}
+RIGL["drop_fraction"] = {"type": "cosine", "init": 0.5, "half_period": 75}
 
 
 @pytest.mark.parametrize("name", ["cubic", "user_cubic"])
@@ -175,3 +151,26 @@ def test_backends_by_name(monkeypatch):
         cstorch.compile(lambda x: x, cstorch.backend())
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert cstorch.backend("GPU").torch_device.type == "cuda"
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "states"),
+    [
+        ("SGD", {"lr": 0.1}, []),
+        ("SGD", {"lr": 0.1, "momentum": 0.9}, ["momentum_buffer"]),
+        ("AdamW", {}, ["exp_avg", "exp_avg_sq"]),
+        ("Adam", {"amsgrad": True}, ["exp_avg", "exp_avg_sq", "max_exp_avg_sq"]),
+        ("Adagrad", {}, ["sum"]),
+        ("SparseAdam", {}, ["exp_avg", "exp_avg_sq"]),
+        ("LBFGS", {}, []),
+    ],
+)
+def test_optimizers_name_the_states_that_become_sparse(name, options, states):
+    model, sparsity = make_model(), cstorch.sparse.Static(sparsity=0.5)
+    model.apply(sparsity)
+    optimizer = getattr(cstorch.optim, name)(model.parameters(), **options)
+    assert optimizer.state_names_to_sparsify() == states
+    assert all(not state for state in optimizer.state.values()) or name == "Adagrad"
+    assert optimizer.apply(sparsity) is optimizer and sparsity.drives_optimizer
+    with pytest.raises(TypeError, match="apply takes a sparsity algorithm, not 3"):
+        optimizer.apply(3)
