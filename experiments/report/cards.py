@@ -265,7 +265,8 @@ def chance(evidence: Evidence) -> str:
     level = 100 * rows["chance"].mean()
     means = 100 * rows.groupby("algorithm")["value"].mean()
     parts = ", ".join(f"{algorithm_name(name)} {value:.1f}%" for name, value in means.items())
-    return f"All are within noise of chance ({level:.1f}%): {parts}."
+    noise = 100 * rows["stderr"].mean()
+    return f"Chance is {level:.1f}%, the standard error of a run {noise:.1f} points: {parts}."
 
 
 def card(found: Finding, evidence: Evidence, pictures: dict[str, str]) -> dict[str, Any]:

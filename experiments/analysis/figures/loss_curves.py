@@ -1,5 +1,5 @@
-"""Validation loss on the study's main workload, one panel per sparsity with the dense model in each.
-Thin lines are seeds, thick lines their mean; the bar at the end is its 95% t interval. Lower is
+"""Validation loss on the main workload of the study, one panel per sparsity with the dense model.
+Thin lines are seeds, thick ones their mean; the bar at the end is its 95% t interval. Lower is
 better."""
 
 import pandas as pd
