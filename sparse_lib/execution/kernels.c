@@ -17,15 +17,14 @@
 #include <string.h>
 #ifdef _OPENMP
 #include <omp.h>
+#else
+static int omp_get_thread_num(void) { return 0; }
+static int omp_get_num_threads(void) { return 1; }
 #endif
 #if defined(__x86_64__)
 #include <cpuid.h>
 #include <immintrin.h>
 #endif
-
-/* Whether the code for 16 lanes names AVX-512 instructions; 0 leaves it to the compiler, which then
- * lowers it to what there is. */
-#define NAMES_AVX512 1
 
 /* One orientation of a mask: `rows` outputs of the product, `columns` inputs, tiled by column.
  * Entries of (tile, row) are start[tile * rows + row] .. start[tile * rows + row + 1]. `by_column`
@@ -110,6 +109,17 @@ static inline __attribute__((always_inline)) void look_ahead(Ahead *a)
     }
 }
 
+/* Calls a kernel with the part of each panel row, a constant, that the first `count` tokens take. */
+#define FOR_PART(count, panel, least, parts, kernel, ...)                                          \
+    {                                                                                              \
+        if ((count) > (panel) / 2)                                                                 \
+            kernel(__VA_ARGS__, parts);                                                            \
+        else if ((count) > (panel) / 4)                                                            \
+            kernel(__VA_ARGS__, (parts) / 2);                                                      \
+        else                                                                                       \
+            kernel(__VA_ARGS__, (parts) / 4 < (least) ? (least) : (parts) / 4);                    \
+    }
+
 #define GLUE2(a, b) a##b
 #define GLUE(a, b) GLUE2(a, b)
 #define NAME(stem) GLUE(stem, SUFFIX)
@@ -168,7 +178,7 @@ static inline __attribute__((always_inline)) void look_ahead(Ahead *a)
 
 /* ---- bfloat16: panels and values in bfloat16, sums in float32 ---- */
 
-#if defined(__x86_64__) && NAMES_AVX512 && (defined(__clang__) ? __clang_major__ >= 9 : __GNUC__ >= 10)
+#if defined(__x86_64__) && (defined(__clang__) ? __clang_major__ >= 9 : __GNUC__ >= 10)
 #define HAS_HALF
 #define HALF_TARGET \
     __attribute__((target("avx512f,avx512vl,avx512dq,avx512bw,avx512bf16,avx2,fma")))
@@ -274,8 +284,8 @@ HALF_TARGET static void half_transpose_out(void *numbers, int64_t stride, int64_
 
 HALF_TARGET static inline __attribute__((always_inline)) void
 half_multiply_some(const Structure *s, const uint16_t *value, int64_t t, int64_t begin, int64_t end,
-                   const char *base, float *result, const float *bias, Ahead *ahead, const int lines,
-                   const int chains)
+                   const char *base, float *result, const float *bias, Ahead *ahead, const int chains,
+                   const int lines)
 {
     const int32_t *start = s->start + t * s->rows;
     const uint16_t *offset = s->offset;
@@ -334,14 +344,8 @@ half_multiply_some(const Structure *s, const uint16_t *value, int64_t t, int64_t
     HALF_TARGET static void name(const Structure *s, const void *value, int64_t t, int64_t begin,  \
                                  int64_t end, const void *tile, float *result, const float *bias,  \
                                  int64_t count, Ahead *ahead)                                      \
-    {                                                                                              \
-        if (count > 64)                                                                            \
-            half_multiply_some(s, value, t, begin, end, tile, result, bias, ahead, 4, chains);     \
-        else if (count > 32)                                                                       \
-            half_multiply_some(s, value, t, begin, end, tile, result, bias, ahead, 2, chains);     \
-        else                                                                                       \
-            half_multiply_some(s, value, t, begin, end, tile, result, bias, ahead, 1, chains);     \
-    }
+    FOR_PART(count, HALF_PANEL, 1, HALF_LINES, half_multiply_some, s, value, t, begin, end, tile,  \
+             result, bias, ahead, chains)
 HALF_MULTIPLY(half_multiply, 1)
 HALF_MULTIPLY(half_multiply_two, 2)
 
@@ -385,14 +389,7 @@ half_dot_some(const Structure *s, int64_t t, int64_t begin, int64_t end, const c
 
 HALF_TARGET static void half_dot(const Structure *s, int64_t t, int64_t begin, int64_t end,
                                  const void *rows, const void *tile, float *sum, int64_t count)
-{
-    if (count > 64)
-        half_dot_some(s, t, begin, end, rows, tile, sum, 4);
-    else if (count > 32)
-        half_dot_some(s, t, begin, end, rows, tile, sum, 2);
-    else
-        half_dot_some(s, t, begin, end, rows, tile, sum, 1);
-}
+FOR_PART(count, HALF_PANEL, 1, HALF_LINES, half_dot_some, s, t, begin, end, rows, tile, sum)
 
 HALF_TARGET static void half_add_sums(const void *panel, int64_t rows, float *sum)
 {
@@ -406,12 +403,11 @@ HALF_TARGET static void half_add_sums(const void *panel, int64_t rows, float *su
     }
 }
 
-static const Kernels kernels_half = {16, HALF_PANEL, HALF_LINES * LINE, 1, half_transpose_in,
-                                     half_transpose_out, half_multiply, half_dot, half_add_sums,
-                                     hash_avx512_narrow};
-static const Kernels kernels_half_two = {16, HALF_PANEL, HALF_LINES * LINE, 1, half_transpose_in,
-                                         half_transpose_out, half_multiply_two, half_dot,
-                                         half_add_sums, hash_avx512_narrow};
+#define HALF_KERNELS(multiply)                                                                     \
+    {16, HALF_PANEL, HALF_LINES * LINE, 1, half_transpose_in, half_transpose_out, multiply,        \
+     half_dot, half_add_sums, hash_avx512_narrow}
+static const Kernels kernels_half = HALF_KERNELS(half_multiply);
+static const Kernels kernels_half_two = HALF_KERNELS(half_multiply_two);
 #endif
 
 /* Asked for in place of 16, for tests: the panels of one kind of processor, whatever this one is. */
@@ -523,14 +519,6 @@ uint64_t fingerprint(const uint8_t *mask, int64_t size)
         h[i % HASHES] = (h[i % HASHES] ^ mask[i]) * HASH_PRIME;
     for (int k = 0; k < HASHES; k++)
         total = (total ^ h[k]) * HASH_PRIME, total ^= total >> 29;
-    return total;
-}
-
-int64_t count_nonzero(const uint8_t *mask, int64_t size)
-{
-    int64_t total = 0;
-    for (int64_t i = 0; i < size; i++)
-        total += mask[i];
     return total;
 }
 
@@ -754,30 +742,12 @@ static float *scratch(int use, int64_t floats)
     return memory[use];
 }
 
-static int thread_index(void)
-{
-#ifdef _OPENMP
-    return omp_get_thread_num();
-#else
-    return 0;
-#endif
-}
-
-static int thread_count(void)
-{
-#ifdef _OPENMP
-    return omp_get_num_threads();
-#else
-    return 1;
-#endif
-}
-
 /* Tokens of one thread: whole panels, or whole images, whose overlapping windows add up in place. */
 static void share(const View *v, int64_t panel, int64_t *begin, int64_t *end)
 {
     int64_t grain = v->kind == 0 ? panel : v->out_height * v->out_width;
     int64_t units = (v->tokens + grain - 1) / grain;
-    int64_t threads = thread_count(), index = thread_index();
+    int64_t threads = omp_get_num_threads(), index = omp_get_thread_num();
     *begin = smaller(units * index / threads * grain, v->tokens);
     *end = smaller(units * (index + 1) / threads * grain, v->tokens);
 }
@@ -852,7 +822,7 @@ static uint16_t narrow(float number)
 /* One thread's share of the values, in the precision of the panels. */
 static void gather(const Kernels *k, const Structure *s, Dense weight, void *value)
 {
-    int64_t threads = thread_count(), index = thread_index();
+    int64_t threads = omp_get_num_threads(), index = omp_get_thread_num();
     int64_t begin = num_nonzero(s) * index / threads, end = num_nonzero(s) * (index + 1) / threads;
     const int32_t *position = s->position;
     const float *whole = weight.data;
@@ -875,7 +845,7 @@ static void gather(const Kernels *k, const Structure *s, Dense weight, void *val
  * partial sums of each thread follow those of the one before after `stride` floats. */
 static void scatter(const Structure *s, const float *partial, int64_t stride, Dense gradient)
 {
-    int64_t threads = thread_count(), index = thread_index();
+    int64_t threads = omp_get_num_threads(), index = omp_get_thread_num();
     int64_t end = s->rows * (index + 1) / threads;
     int64_t row_bytes = s->columns * (gradient.half ? sizeof(uint16_t) : sizeof(float));
     for (int64_t row = s->rows * index / threads; row < end;) {
@@ -956,7 +926,7 @@ int gradients(const Structure *forward, const Structure *backward, const Dense *
     int failed = !value;
 #pragma omp parallel num_threads(num_threads) if (num_threads > 1)
     {
-        int64_t begin, end, threads = thread_count(), index = thread_index();
+        int64_t begin, end, threads = omp_get_num_threads(), index = omp_get_thread_num();
         /* The packed input takes the place of its gradient, which has left by then. */
         char *input = value ? (char *)scratch(PANELS, inputs * k->panel + outputs * k->row_bytes / 4) : NULL;
         char *output = input + inputs * k->panel * sizeof(float);
@@ -1012,18 +982,14 @@ typedef float NAME(vec) __attribute__((vector_size(4 * LANES), aligned(4), may_a
 /* Element i of both: pairs of lanes within each group of four, as the hardware shuffles. */
 #if LANES == 4
 #define GROUPS(a, b, c, d) a, b, (c) + 4, (d) + 4
+#define SPREAD(x, j) __builtin_shufflevector(x, x, j, j, j, j)
 #elif LANES == 8
 #define GROUPS(a, b, c, d) a, b, (c) + 8, (d) + 8, (a) + 4, (b) + 4, (c) + 12, (d) + 12
+#define SPREAD(x, j) __builtin_shufflevector(x, x, j, j, j, j, (j) + 4, (j) + 4, (j) + 4, (j) + 4)
 #else
 #define GROUPS(a, b, c, d)                                                                   \
     a, b, (c) + 16, (d) + 16, (a) + 4, (b) + 4, (c) + 20, (d) + 20, (a) + 8, (b) + 8, (c) + 24, \
         (d) + 24, (a) + 12, (b) + 12, (c) + 28, (d) + 28
-#endif
-#if LANES == 4
-#define SPREAD(x, j) __builtin_shufflevector(x, x, j, j, j, j)
-#elif LANES == 8
-#define SPREAD(x, j) __builtin_shufflevector(x, x, j, j, j, j, (j) + 4, (j) + 4, (j) + 4, (j) + 4)
-#else
 #define SPREAD(x, j)                                                                           \
     __builtin_shufflevector(x, x, j, j, j, j, (j) + 4, (j) + 4, (j) + 4, (j) + 4, (j) + 8, (j) + 8, \
                             (j) + 8, (j) + 8, (j) + 12, (j) + 12, (j) + 12, (j) + 12)
@@ -1053,7 +1019,7 @@ TARGET static inline __attribute__((always_inline)) FOUR NAME(sum_of_pairs)(VEC 
 }
 
 #define SMALL_BLOCK (LANES < 8 ? 4 : 8)
-#define BLOCK (LANES == 16 && NAMES_AVX512 ? 16 : SMALL_BLOCK)
+#define BLOCK (LANES == 16 ? 16 : SMALL_BLOCK)
 
 /* SMALL_BLOCK rows and columns, transposed in registers. */
 TARGET static inline __attribute__((always_inline)) void
@@ -1094,7 +1060,7 @@ NAME(transpose_small)(const float *from, int64_t from_stride, float *to, int64_t
 #endif
 }
 
-#if LANES == 16 && NAMES_AVX512
+#if LANES == 16
 /* 16 vectors, transposed in registers. */
 TARGET static inline __attribute__((always_inline)) void NAME(transpose_registers)(__m512 *a)
 {
@@ -1210,11 +1176,8 @@ TARGET static inline __attribute__((always_inline)) VEC NAME(repeat)(const float
     return LOAD(p);
 #elif LANES == 8
     return (VEC)_mm256_broadcast_ps((const __m128 *)p);
-#elif NAMES_AVX512
+#else
     return (VEC)_mm512_broadcast_f32x4(_mm_loadu_ps(p));
-#else /* with AVX-512, GCC 12 sends this through memory, and every one waits for the store */
-    FOUR f = *(const FOUR *)p;
-    return __builtin_shufflevector(f, f, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3);
 #endif
 }
 
@@ -1295,23 +1258,15 @@ NAME(multiply_some)(const Structure *s, const float *value, int64_t t, int64_t b
 TARGET static void NAME(multiply)(const Structure *s, const void *value, int64_t t, int64_t begin,
                                   int64_t end, const void *tile, float *result,
                                   const float *bias, int64_t count, Ahead *ahead)
-{
-    if (count > PANEL / 2)
-        NAME(multiply_some)(s, value, t, begin, end, tile, result, bias, ahead, VECTORS);
-    else if (count > PANEL / 4)
-        NAME(multiply_some)(s, value, t, begin, end, tile, result, bias, ahead, VECTORS / 2);
-    else
-        NAME(multiply_some)(s, value, t, begin, end, tile, result, bias, ahead, VECTORS / 4);
-}
+FOR_PART(count, PANEL, 1, VECTORS, NAME(multiply_some), s, value, t, begin, end, tile, result, bias,
+         ahead)
 
 TARGET static inline __attribute__((always_inline)) VEC NAME(pair)(VEC a, VEC b)
 {
     return SHUFFLE(a, b, 0, 1, 0, 1) + SHUFFLE(a, b, 2, 3, 2, 3);
 }
 
-#if LANES == 16 && NAMES_AVX512
-#define EIGHT_AT_ONCE
-
+#if LANES == 16
 /* Sums of eight vectors. */
 TARGET static inline __attribute__((always_inline)) __m256 NAME(sums_of_eight)(const VEC *a)
 {
@@ -1345,7 +1300,7 @@ NAME(dot_some)(const Structure *s, int64_t t, int64_t begin, int64_t end, const 
             row[k] = LOAD(rows + r * PANEL + k * LANES);
             KEEP_IN_REGISTER(row[k]);
         }
-#ifdef EIGHT_AT_ONCE
+#if LANES == 16
         for (; i + 4 < stop; i += 8) {
             uint64_t offsets = load_offsets(offset + i), others = load_offsets(offset + i + 4);
             const float *p[8];
@@ -1392,14 +1347,7 @@ NAME(dot_some)(const Structure *s, int64_t t, int64_t begin, int64_t end, const 
  * the first `count` tokens of the panel. */
 TARGET static void NAME(dot)(const Structure *s, int64_t t, int64_t begin, int64_t end,
                              const void *rows, const void *tile, float *sum, int64_t count)
-{
-    if (count > PANEL / 2)
-        NAME(dot_some)(s, t, begin, end, rows, tile, sum, VECTORS);
-    else if (count > PANEL / 4)
-        NAME(dot_some)(s, t, begin, end, rows, tile, sum, VECTORS / 2);
-    else
-        NAME(dot_some)(s, t, begin, end, rows, tile, sum, VECTORS > 4 ? VECTORS / 4 : 2);
-}
+FOR_PART(count, PANEL, 2, VECTORS, NAME(dot_some), s, t, begin, end, rows, tile, sum)
 
 /* sum[row] += the sum of its tokens. */
 TARGET static void NAME(add_sums)(const void *packed, int64_t rows, float *sum)
@@ -1445,7 +1393,6 @@ static const Kernels NAME(kernels) = {
 #undef SPREAD
 #undef ADD_ENTRY
 #undef PANEL_ROW
-#undef EIGHT_AT_ONCE
 #undef BLOCK
 #undef SMALL_BLOCK
 #undef TRANSPOSE_BLOCK
