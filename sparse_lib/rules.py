@@ -19,10 +19,7 @@ def exact_count(sparsity: float, numel: int) -> int:
     """``floor((1 - sparsity) * numel + 1/2)`` in exact arithmetic, at least 1 unless sparsity is 1.
 
     The sparsity is read as the decimal it prints as, so that 90% of 1000 leaves 100 and not the 99
-    of binary floating point.
-
-    Raises:
-        ValueError: If an argument is out of range.
+    of binary floating point. ValueError if an argument is out of range.
     """
     value = check_fraction(sparsity, "sparsity")
     check_numel(numel)
@@ -84,11 +81,7 @@ def register(rules: Rules) -> Rules:
 
 
 def rules_of(compat: str | Rules | None) -> Rules:
-    """The rules that a ``compat`` argument names, or is.
-
-    Raises:
-        ValueError: If there are none of this name.
-    """
+    """The rules that a ``compat`` argument names, or is; ValueError if there are none."""
     if isinstance(compat, Rules):
         return compat
     if not (compat is None or isinstance(compat, str)) or compat not in _REGISTRY:

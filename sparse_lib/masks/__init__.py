@@ -1,8 +1,6 @@
 """Masks: from scores and a sparsity to boolean tensors."""
 
-from sparse_lib.masks.counts import (
-    num_nonzero,
-)
+from sparse_lib.masks.counts import num_nonzero
 from sparse_lib.masks.makers import (
     add_best,
     add_random,
@@ -15,27 +13,20 @@ from sparse_lib.masks.makers import (
 )
 from sparse_lib.masks.shapers import (
     BlockScoreShaper,
-    FirstTieBreaker,
     InputGroupScoreShaper,
     NMScoreShaper,
     OutputGroupScoreShaper,
-    RandomTieBreaker,
     ScoreFlattener,
     ScoreShaper,
-    ScoreTieBreaker,
-    make_tie_breaker,
 )
 
 __all__ = [
     "BlockScoreShaper",
-    "FirstTieBreaker",
     "InputGroupScoreShaper",
     "NMScoreShaper",
     "OutputGroupScoreShaper",
-    "RandomTieBreaker",
     "ScoreFlattener",
     "ScoreShaper",
-    "ScoreTieBreaker",
     "add_best",
     "add_random",
     "generator",
@@ -43,7 +34,6 @@ __all__ = [
     "make_mask_grow_maximum",
     "make_mask_topk_sparsity",
     "make_masks_global_topk",
-    "make_tie_breaker",
     "num_nonzero",
     "random_score",
 ]

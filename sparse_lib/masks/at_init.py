@@ -152,14 +152,9 @@ def force(
             with torch.no_grad():
                 for name, weight in weights.items():
                     weight.copy_(torch.where(masks[name], whole[name], 0))
-            gradients = dict(
-                zip(
-                    weights,
-                    torch.autograd.grad(loss(), tensors, materialize_grads=True),
-                    strict=True,
-                )
-            )
-            scores = {name: (whole[name] * gradients[name]).abs() for name in weights}
+            gradients = torch.autograd.grad(loss(), tensors, materialize_grads=True)
+            pairs = zip(whole.items(), gradients, strict=True)
+            scores = {name: (weight * gradient).abs() for (name, weight), gradient in pairs}
             if not may_return:
                 scores = {n: torch.where(masks[n], score, -1.0) for n, score in scores.items()}
             if step < num_steps:

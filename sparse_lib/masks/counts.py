@@ -22,12 +22,6 @@ def num_nonzero(sparsity: float, numel: int, *, compat: str | Rules | None = Non
             arithmetic, at least 1 unless the sparsity is 1 or there are no weights;
             ``"cstorch-2.10"`` is that library's float32 count, cut to an integer.
 
-    Returns:
-        A count between 0 and ``numel``.
-
-    Raises:
-        ValueError: If an argument is out of range.
-
     >>> num_nonzero(0.9, 1000), num_nonzero(0.95, 10), num_nonzero(0.99, 10), num_nonzero(1, 10)
     (100, 1, 1, 0)
     >>> num_nonzero(0.8, 10, compat="cstorch-2.10")

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from sparse_lib.checks import check_finite, check_fraction, closest
 from sparse_lib.masks.counts import num_nonzero, num_true
-from sparse_lib.masks.init import SCORED, connection_sensitivity, score_of
+from sparse_lib.masks.init import SCORED, score_of
 from sparse_lib.masks.makers import make_masks_global_topk
 from sparse_lib.rules import Rules, rules_of
 
@@ -24,11 +24,7 @@ Shapes = Mapping[str, Sequence[int]]
 
 
 def uniform(
-    shapes: Shapes,
-    sparsity: float,
-    *,
-    first: float | None = None,
-    last: float | None = None,
+    shapes: Shapes, sparsity: float, *, first: float | None = None, last: float | None = None
 ) -> dict[str, float]:
     """The same sparsity everywhere.
 
@@ -90,8 +86,8 @@ def erk(
 ) -> dict[str, float]:
     """Erdős-Rényi-kernel: `er` with every dimension, kernel sizes included.
 
-    Density is proportional to ``(sum of dimensions / product of dimensions)**power_scale``.
-    (Evci et al., "Rigging the lottery", 2020, section 3.) Arguments as in `er`.
+    Density is proportional to ``(sum of dimensions / product of dimensions)**power_scale`` (Evci et
+    al., "Rigging the lottery", 2020, section 3). Arguments as in `er`.
 
     >>> erk({"conv": (4, 4, 1, 1), "fc": (4, 100)}, 0.5)["conv"]
     0.0
@@ -101,22 +97,12 @@ def erk(
 
 
 def global_(
-    weights: Mapping[str, Tensor],
-    sparsity: float,
-    *,
-    scores: Mapping[str, Tensor] | None = None,
+    weights: Mapping[str, Tensor], sparsity: float, *, scores: Mapping[str, Tensor] | None = None
 ) -> dict[str, float]:
-    """What pruning all tensors together by magnitude leaves in each.
+    """What pruning all tensors together by magnitude, or by other scores, leaves in each.
 
-    An algorithm's ``distribution="global"`` ranks so whatever its own criterion is.
-
-    Args:
-        weights: Name to weights.
-        sparsity: Over all tensors together, in [0, 1].
-        scores: Scores to rank by, same names and shapes; by default ``abs(weight)``.
-
-    Returns:
-        Name to sparsity; each tensor keeps at least one weight unless ``sparsity`` is 1.
+    An algorithm's ``distribution="global"`` ranks so whatever its own criterion is. Each tensor
+    keeps at least one weight unless ``sparsity`` is 1.
     """
     check_fraction(sparsity, "sparsity")
     ranked = scores or {name: weight.detach().abs() for name, weight in weights.items()}
@@ -127,29 +113,9 @@ def global_(
     }
 
 
-def snip(weights: Mapping[str, Tensor], sparsity: float) -> dict[str, float]:
-    """What pruning all tensors together by connection sensitivity leaves in each.
-
-    With ``init_method="snip"`` this is SNIP (Lee et al. 2019). Meant for static masks: at a mask
-    update, the gradients of that step count.
-
-    Args:
-        weights: Name to weights, each with the gradient of a first batch in ``.grad``.
-        sparsity: Over all tensors together, in [0, 1].
-
-    Returns:
-        Name to sparsity, as `global_`.
-
-    Raises:
-        ValueError: If a weight has no gradient.
-    """
-    scores = {name: connection_sensitivity(weight) for name, weight in weights.items()}
-    return global_(weights, sparsity, scores=scores)
-
-
 def _scored(method: str) -> Callable[..., dict[str, float]]:
     def by_score(weights: Mapping[str, Tensor], sparsity: float) -> dict[str, float]:
-        """What pruning all tensors together by a score leaves in each; see `snip`."""
+        """What pruning all tensors together by a score leaves in each; see `score_of`."""
         scores = {name: score_of(weight, method) for name, weight in weights.items()}
         return global_(weights, sparsity, scores=scores)
 
@@ -166,13 +132,9 @@ def from_map(
         sparsity: For names without a match; None makes those an error.
         sparsity_map: Glob to sparsity in [0, 1].
 
-    Returns:
-        Name to sparsity.
-
     Raises:
-        TypeError: If a glob is no string, or a sparsity no number.
-        ValueError: If a name has no sparsity, a sparsity lies outside [0, 1], or a glob matches no
-            name.
+        ValueError: If a name has no sparsity, or a glob matches no name; or, as TypeError, if the
+            map holds something else.
     """
     names = list(shapes)
     _check_map(sparsity_map)
@@ -288,8 +250,7 @@ DISTRIBUTIONS: dict[str, Callable[..., dict[str, float]]] = {
     "er": er,
     "erk": erk,
     "global": global_,
-    "snip": snip,
-    **{name: _scored(name) for name in SCORED if name != "snip"},
+    **{name: _scored(name) for name in SCORED},
     "map": from_map,
 }
 
@@ -338,16 +299,7 @@ def parse(
 ) -> tuple[str, dict[str, Any]]:
     """Name and arguments of a distribution, checked as far as they can be without weights.
 
-    Args:
-        spec: As `distribute`.
-        compat: Which distributions there are.
-
-    Returns:
-        A key of ``DISTRIBUTIONS``, and keyword arguments of that function.
-
-    Raises:
-        TypeError: If ``spec`` is neither a name nor a dict, or a map has a value that is no number.
-        ValueError: If the name, an argument or a sparsity of a map is not allowed.
+    Arguments and errors are those of `distribute`.
     """
     rules = rules_of(compat)
     if not isinstance(spec, (str, Mapping)):

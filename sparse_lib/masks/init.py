@@ -42,16 +42,9 @@ class BestScores:
         score_shaper: ScoreShaper | None = None,
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        """Make a mask.
+        """Make a mask, in pools of the shaper, at a fraction of zeros in [0, 1].
 
-        Args:
-            param: Weights, any shape.
-            sparsity: Fraction of zeros, in [0, 1].
-            score_shaper: Which weights compete.
-            generator: Private generator; random scores are float32 whatever the dtype of ``param``.
-
-        Returns:
-            Boolean mask, shape of ``param``.
+        Random scores come from the generator and are float32 whatever the dtype of ``param``.
         """
         score, shaper = self.score(param, generator), score_shaper or self.default_shaper
         return make_mask_topk_sparsity(score, sparsity, shaper, compat=self.compat)
@@ -128,31 +121,21 @@ def keep_score(param: Tensor, method: str, score: Tensor) -> None:
 def score_of(param: Tensor, method: str) -> Tensor:
     """The score that `keep_score` left with a weight, of its shape.
 
+    For ``"snip"`` a gradient will do, of a first batch of the dense model: ``abs(weight *
+    gradient)``, how much the loss changes when a weight is removed (equation 5, without its scale,
+    of Lee et al., "SNIP: single-shot network pruning based on connection sensitivity", 2019).
+
     Raises:
         ValueError: If there is none of this method.
     """
     known, score = getattr(param, _SCORE, (None, None))
-    if known != method or score is None or score.shape != param.shape:
+    if known == method and score is not None and score.shape == param.shape:
+        return score.to(param.device)
+    if method != "snip":
         raise ValueError(
             f"init_method or distribution {method!r} needs scores: call "
             f"sparse_lib.masks.at_init.rank(model, loss, {method!r}) before the masks are made"
         )
-    return score.to(param.device)
-
-
-def connection_sensitivity(param: Tensor) -> Tensor:
-    """How much the loss changes when a weight is removed: ``abs(weight * gradient)``.
-
-    Equation 5, without its scale, of Lee et al., "SNIP: single-shot network pruning based on
-    connection sensitivity", 2019; they rank over all layers:
-    ``Static(s, init_method="snip", distribution="snip")``. ``param.grad`` must hold the gradient of
-    a first batch of the dense model, or `sparse_lib.masks.at_init.rank` have left the scores.
-
-    Raises:
-        ValueError: If there is no gradient.
-    """
-    if getattr(param, _SCORE, (None,))[0] == "snip":
-        return score_of(param, "snip")
     if param.grad is None:
         raise ValueError(
             "init_method or distribution 'snip' needs gradients: call loss.backward() on a dense "
@@ -165,10 +148,6 @@ def _magnitude(param: Tensor, generator: torch.Generator | None) -> Tensor:
     return param.detach().abs()
 
 
-def _sensitivity(param: Tensor, generator: torch.Generator | None) -> Tensor:
-    return connection_sensitivity(param)
-
-
 def _kept_score(param: Tensor, generator: torch.Generator | None, method: str) -> Tensor:
     return score_of(param, method)
 
@@ -179,12 +158,7 @@ INIT_METHODS: dict[str, InitMethod] = {
     "balanced-topk": BestScores(_magnitude, default_shaper=OutputGroupScoreShaper()),
     "from_zeros": from_zeros,
     "checkerboard": checkerboard,
-    "snip": BestScores(_sensitivity),
-    **{
-        name: BestScores(functools.partial(_kept_score, method=name))
-        for name in SCORED
-        if name != "snip"
-    },
+    **{name: BestScores(functools.partial(_kept_score, method=name)) for name in SCORED},
 }
 """By name. ``"balanced-topk"`` keeps equally many of the largest weights in each output."""
 

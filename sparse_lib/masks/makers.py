@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -17,15 +17,7 @@ from torch import Tensor
 from sparse_lib.masks import shards
 from sparse_lib.masks.counts import num_true
 from sparse_lib.masks.selection import comparable, select, select_flat
-from sparse_lib.masks.shapers import (
-    FirstTieBreaker,
-    NMScoreShaper,
-    ScoreFlattener,
-    ScoreShaper,
-    ScoreTieBreaker,
-    make_score_shaper,
-    make_tie_breaker,
-)
+from sparse_lib.masks.shapers import NMScoreShaper, ScoreFlattener, ScoreShaper, make_score_shaper
 from sparse_lib.rules import Rules, rules_of
 
 # ------------------------------------------------------------------------------------------------
@@ -35,16 +27,10 @@ from sparse_lib.rules import Rules, rules_of
 def generator(
     seed: int, name: str, index: int, device: torch.device | str = "cpu"
 ) -> torch.Generator:
-    """A private random generator for one parameter at one mask update.
+    """A private random generator for one parameter at one mask update (0 is initialisation).
 
     The seed is the SHA-256 of the three values, so it depends neither on the order of parameters,
     nor on the process, nor on what was drawn before; adding a layer changes no other mask.
-
-    Args:
-        seed: The algorithm's seed, any integer.
-        name: Full parameter name.
-        index: Index of the mask update; 0 is initialisation.
-        device: Where random numbers will be drawn.
     """
     digest = hashlib.sha256(f"{int(seed)}\0{name}\0{int(index)}".encode()).digest()
     private = torch.Generator(device=device)
@@ -76,7 +62,7 @@ def make_mask_topk_sparsity(
     sparsity: float,
     score_shaper: str | Mapping | ScoreShaper | None = None,
     *,
-    tie_breaker: str | ScoreTieBreaker | None = None,
+    tie_breaker: str | None = None,
     generator: torch.Generator | None = None,
     compat: str | Rules | None = None,
 ) -> Tensor:
@@ -89,7 +75,7 @@ def make_mask_topk_sparsity(
             `sparse_lib.masks.shapers.make_score_shaper` takes it; by default the whole
             tensor.
         tie_breaker: ``"first"`` (default, lower index) or ``"random"``.
-        generator: For ``"random"``.
+        generator: What ``"random"`` draws from.
         compat: How many weights stay at a sparsity.
 
     Returns:
@@ -102,16 +88,13 @@ def make_mask_topk_sparsity(
     """
     rules = rules_of(compat)
     shaper = _shaper_for(score, score_shaper)
-    if _spans_ranks(score, shaper):
-        options: dict[str, Any] = {"tie_breaker": tie_breaker, "generator": generator}
-        mask = make_mask_topk_sparsity(
-            shards.whole(score), sparsity, shaper, compat=rules, **options
-        )
-        return shards.fitted(mask, score)
-    pools, undo, group = _pools(score, shaper)
-    keep = shaper.count(sparsity, _pool_size(pools, score), compat=rules)
-    breaker = make_tie_breaker(tie_breaker, generator)
-    return undo(select(pools, None, keep, breaker, group))
+    if tie_breaker not in (None, "first", "random"):
+        raise ValueError(f"tie_breaker must be None, 'first' or 'random', not {tie_breaker!r}")
+    if tie_breaker == "random" and generator is None:
+        raise ValueError("tie_breaker 'random' needs a generator, so that it is reproducible")
+    pools, undo, group, size = _pools(score, shaper)
+    keep = shaper.count(sparsity, size, compat=rules)
+    return undo(select(pools, None, keep, group, generator if tie_breaker == "random" else None))
 
 
 @torch.no_grad()
@@ -132,8 +115,6 @@ def make_mask_drop_minimum(
     drop_fraction: float,
     score_shaper: str | Mapping | ScoreShaper | None = None,
     *,
-    tie_breaker: str | ScoreTieBreaker | None = None,
-    generator: torch.Generator | None = None,
     compat: str | Rules | None = None,
 ) -> tuple[Tensor, int]:
     """Drop the lowest scores of a mask; only present weights compete.
@@ -142,45 +123,27 @@ def make_mask_drop_minimum(
         score: Scores of any shape. NaN is always dropped.
         mask: Boolean mask, shape of ``score``.
         drop_fraction: Fraction of the present weights to drop, in [0, 1].
-        score_shaper: Which scores compete; by default the whole tensor.
-        tie_breaker: Which of equal scores *stays*.
-        generator: For ``"random"``.
+        score_shaper: Which scores compete; by default the whole tensor. Of equal ones the lower
+            index stays.
         compat: How many weights stay at a sparsity.
 
     Returns:
-        The smaller mask, which in each pool keeps ``num_nonzero(drop_fraction, present)``, and
-        how many weights it has in total.
-
-    Raises:
-        TypeError: If an argument has a wrong type.
-        ValueError: If an argument is out of range, or shapes do not agree.
+        The smaller mask, which in each pool keeps ``num_nonzero(drop_fraction, present)``, and how
+        many weights it has in total. Errors as of `make_mask_topk_sparsity`.
     """
     rules = rules_of(compat)
     shaper = _shaper_for(score, score_shaper)
-    if _spans_ranks(score, shaper):
-        options: dict[str, Any] = {"tie_breaker": tie_breaker, "generator": generator}
-        both = shards.whole(score), shards.whole(_checked_mask(mask, score))
-        smaller, count = make_mask_drop_minimum(
-            *both, drop_fraction, shaper, compat=rules, **options
-        )
-        return shards.fitted(smaller, score), count
-    pools, undo, group = _pools(score, shaper)
-    present, _, _ = _pools(_checked_mask(mask, score), shaper)
-    breaker = make_tie_breaker(tie_breaker, generator)
-
-    def keep(count: int) -> int:
-        return rules.count(drop_fraction, count)
-
+    pools, undo, group, _ = _pools(score, shaper)
+    present = _pools(_checked_mask(mask, score), shaper)[0]
     keeps: int | Tensor
     if pools.dim() == 1:
-        keeps = keep(shards.total(num_true(present), group))
+        keeps = rules.count(drop_fraction, shards.total(num_true(present), group))
     else:
         counts = present.sum(-1)
-        table = {count: keep(count) for count in counts.unique().tolist()}
         keeps = counts.clone()
-        for before, after in table.items():
-            keeps[counts == before] = after
-    kept = undo(select(pools, present, keeps, breaker, group))
+        for count in counts.unique().tolist():
+            keeps[counts == count] = rules.count(drop_fraction, count)
+    kept = undo(select(pools, present, keeps, group))
     return kept, num_true(kept)
 
 
@@ -192,8 +155,6 @@ def make_mask_grow_maximum(
     mask_nonzero: int | None = None,
     score_shaper: str | Mapping | ScoreShaper | None = None,
     *,
-    tie_breaker: str | ScoreTieBreaker | None = None,
-    generator: torch.Generator | None = None,
     compat: str | Rules | None = None,
 ) -> Tensor:
     """Add the highest scores among absent weights until a mask has the wanted sparsity.
@@ -204,70 +165,47 @@ def make_mask_grow_maximum(
         sparsity: Fraction of zeros wanted, in [0, 1]. A mask that already has more weights than
             that is returned as it is.
         mask_nonzero: Number of weights in ``mask``, if known (saves a count).
-        score_shaper: Which scores compete; by default the whole tensor.
-        tie_breaker: ``"first"`` (default, lower index) or ``"random"``.
-        generator: For ``"random"``.
+        score_shaper: Which scores compete; by default the whole tensor. Of equal ones the lower
+            index grows.
         compat: How many weights stay at a sparsity.
 
     Returns:
-        Boolean mask, a superset of ``mask``.
-
-    Raises:
-        TypeError: If an argument has a wrong type.
-        ValueError: If an argument is out of range, or shapes do not agree.
+        Boolean mask, a superset of ``mask``. Errors as of `make_mask_topk_sparsity`.
     """
     rules = rules_of(compat)
     shaper = _shaper_for(score, score_shaper)
-    if _spans_ranks(score, shaper):
-        options: dict[str, Any] = {"tie_breaker": tie_breaker, "generator": generator}
-        both = shards.whole(score), shards.whole(_checked_mask(mask, score))
-        larger = make_mask_grow_maximum(*both, sparsity, None, shaper, compat=rules, **options)
-        return shards.fitted(larger, score)
-    pools, undo, group = _pools(score, shaper)
-    present, _, _ = _pools(_checked_mask(mask, score), shaper)
-    target = shaper.count(sparsity, _pool_size(pools, score), compat=rules)
-    breaker = make_tie_breaker(tie_breaker, generator)
+    pools, undo, group, size = _pools(score, shaper)
+    present = _pools(_checked_mask(mask, score), shaper)[0]
+    target = shaper.count(sparsity, size, compat=rules)
     grow: int | Tensor
     if pools.dim() == 1:
         # A given count is of weights, so it says nothing about blocks.
-        known = mask_nonzero is not None and _pool_size(pools, score) == mask.numel()
+        known = mask_nonzero is not None and size == mask.numel()
         there = int(mask_nonzero or 0) if known else shards.total(num_true(present), group)
         grow = max(0, target - there)
     else:
         grow = (target - present.sum(-1)).clamp(min=0)
-    grown = select(pools, ~present, grow, breaker, group)
+    grown = select(pools, ~present, grow, group)
     return undo(grown.logical_or_(present))
 
 
 @torch.no_grad()
 def add_best(score: Tensor, mask: Tensor, count: int) -> Tensor:
-    """Add the ``count`` highest scores among the absent weights of a mask.
+    """Add the ``count`` highest scores among the absent weights of a mask; a superset of it.
 
-    Args:
-        score: Scores of any shape. NaN never grows.
-        mask: Boolean mask, shape of ``score``; all of it stays.
-        count: How many to add, at least 0. Of equal scores the lower index comes first.
-
-    Returns:
-        Boolean mask, a superset of ``mask``.
+    NaN never grows; of equal scores the lower index comes first.
     """
     present = shards.local(mask)
     absent, values = present.logical_not().reshape(-1), comparable(score).reshape(-1)
-    grown = select_flat(values, absent, count, FirstTieBreaker(), shards.group_of(mask))
+    grown = select_flat(values, absent, count, shards.group_of(mask))
     return shards.as_shard(grown.view_as(present).logical_or_(present), mask)
 
 
 @torch.no_grad()
 def add_random(mask: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """Add ``count`` absent weights to a mask; every set of that size is as likely.
+    """Add ``count`` absent weights (all, if there are fewer) to a mask; a superset of it.
 
-    Args:
-        mask: Boolean mask of any shape; all of it stays.
-        count: How many to add; if there are fewer absent ones, all are.
-        generator: A private CPU generator.
-
-    Returns:
-        Boolean mask, a superset of ``mask``.
+    Every set of that size is as likely. ``generator`` is a private CPU generator.
     """
     grown = shards.local(mask).clone(memory_format=torch.contiguous_format)
     group = shards.group_of(mask)
@@ -323,15 +261,15 @@ def make_masks_global_topk(
     keep = rules.count(sparsity, sum(score.numel() for score in scores.values()))
     best = [torch.zeros_like(values, dtype=torch.bool) for values in flat]
     if keep and not rules.may_empty:
-        best = [select_flat(values, None, 1, FirstTieBreaker(), group) for values in flat]
+        best = [select_flat(values, None, 1, group) for values in flat]
         keep = max(0, keep - shards.total(sum(map(num_true, best)), group))
     rest = [(values, ~mask) for values, mask in zip(flat, best, strict=True)]
     if group is not None:
-        chosen = shards.select(rest, keep, FirstTieBreaker(), group)
+        chosen = shards.select(rest, keep, group)
     elif rest:
         pool, among = (torch.cat(parts) for parts in zip(*rest, strict=True))
         sizes = [values.numel() for values in flat]
-        chosen = list(select_flat(pool, among, keep, FirstTieBreaker()).split(sizes))
+        chosen = list(select_flat(pool, among, keep).split(sizes))
     else:
         chosen = []
     return {
@@ -351,17 +289,19 @@ def _spans_ranks(score: Tensor, shaper: ScoreShaper) -> bool:
     return not (isinstance(shaper, NMScoreShaper) and not shaper.layout.inputs_first)
 
 
-def _pools(tensor: Tensor, shaper: ScoreShaper) -> tuple[Tensor, Any, Any]:
-    """A tensor's pools, the way back, and the group of ranks that share the pool.
+def _pools(tensor: Tensor, shaper: ScoreShaper) -> tuple[Tensor, Callable, Any, int]:
+    """A tensor's pools, the way back, the group of ranks that share one, and its size.
 
-    Of a sharded tensor these are the pools of this rank's rows; only a pool of all weights is
-    shared.
+    Of a sharded tensor these are the pools of this rank's rows, of which a pool of all weights is
+    shared; or all pools, where they hold rows of several ranks.
     """
+    if _spans_ranks(tensor, shaper):
+        pools, undo = shaper(shards.whole(tensor))
+        return pools, lambda result: shards.fitted(undo(result), tensor), None, pools.shape[-1]
     pools, undo = shaper(shards.local(tensor))
-    if not shards.is_sharded(tensor):
-        return pools, undo, None
     group = shards.group_of(tensor) if pools.dim() == 1 else None
-    return pools, lambda result: shards.as_shard(undo(result), tensor), group
+    size = pools.shape[-1] if group is None and pools.dim() else tensor.numel()
+    return pools, lambda result: shards.as_shard(undo(result), tensor), group, size
 
 
 def _shaper_for(score: Tensor, spec: Any) -> ScoreShaper:
@@ -382,9 +322,3 @@ def _checked_mask(mask: Tensor, score: Tensor) -> Tensor:
 def _kind(value: Any) -> str:
     """What a value is, without the numbers of an array."""
     return repr(value) if value is None else f"a {type(value).__name__}"
-
-
-def _pool_size(pools: Tensor, score: Tensor) -> int:
-    if pools.dim() == 1 and shards.is_sharded(score):
-        return score.numel()
-    return pools.shape[-1] if pools.dim() else 1

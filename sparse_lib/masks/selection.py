@@ -15,7 +15,6 @@ from torch import Tensor
 
 from sparse_lib.masks import shards
 from sparse_lib.masks.counts import num_true
-from sparse_lib.masks.shapers import ScoreTieBreaker
 
 _MANY_POOLS = 64  # above this, one sort of all pools beats a selection in each
 _SMALL = 2**16  # up to this many scores, sorting them is the fastest selection
@@ -39,34 +38,39 @@ def select(
     pools: Tensor,
     among: Tensor | None,
     keep: int | Tensor,
-    breaker: ScoreTieBreaker,
     group: Any = None,
+    generator: torch.Generator | None = None,
 ) -> Tensor:
     """Mask of the ``keep`` best scores in each pool, restricted to ``among``, never NaN.
 
-    With a group, its ranks hold parts of one pool.
+    With a group, its ranks hold parts of one pool. Of equal scores the lower index wins, or with a
+    generator any.
     """
     pools = comparable(pools)
     if pools.dim() == 1:
-        return select_flat(pools, among, int(keep), breaker, group)
+        return select_flat(pools, among, int(keep), group, generator)
     rows = pools.reshape(-1, pools.shape[-1])
     inside = None if among is None else among.reshape(rows.shape)
     keeps = torch.as_tensor(keep, device=rows.device).reshape(-1).expand(rows.shape[0])
     if rows.shape[0] > _MANY_POOLS:
-        return _select_rows(rows, inside, keeps, breaker).reshape(pools.shape)
+        return _select_rows(rows, inside, keeps, generator).reshape(pools.shape)
     chosen = torch.zeros_like(rows, dtype=torch.bool)
     for row, count in enumerate(keeps.tolist()):
         candidates = None if inside is None else inside[row]
-        chosen[row] = select_flat(rows[row], candidates, count, breaker)
+        chosen[row] = select_flat(rows[row], candidates, count, generator=generator)
     return chosen.reshape(pools.shape)
 
 
 def select_flat(
-    values: Tensor, among: Tensor | None, keep: int, breaker: ScoreTieBreaker, group: Any = None
+    values: Tensor,
+    among: Tensor | None,
+    keep: int,
+    group: Any = None,
+    generator: torch.Generator | None = None,
 ) -> Tensor:
     """`select` in one pool: ``values`` float32 or float64, shape [n], ``among`` bool [n]."""
     if group is not None:
-        return shards.select([(values, among)], keep, breaker, group)[0]
+        return shards.select([(values, among)], keep, group, generator)[0]
     num_candidates = values.numel() if among is None else num_true(among)
     if keep <= 0 or num_candidates == 0:
         return torch.zeros_like(values, dtype=torch.bool)
@@ -88,7 +92,7 @@ def select_flat(
     surplus = num_true(chosen) - keep
     if surplus > 0:
         ties = (values == threshold).logical_and_(chosen).nonzero().squeeze(1)
-        order = breaker.order((ties.numel(),), ties.device)
+        order = shards.order_of_ties((ties.numel(),), ties.device, generator)
         chosen[(ties if order is None else ties[order])[-surplus:]] = False
     return chosen
 
@@ -97,12 +101,8 @@ def select_together(values: Tensor, among: Tensor, keep: Tensor) -> Tensor:
     """`select` in many large pools at once, the lower index first among equals, as a GPU likes it.
 
     Nothing is sorted, and the host waits for nothing: the threshold of each pool is found bit by
-    bit, from counts of the scores that are above it.
-
-    Args:
-        values: float32, shape [pools, n]. NaN is never chosen.
-        among: Which of them compete, bool [pools, n].
-        keep: How many of each pool to choose, int64 [pools], at least 0.
+    bit, from counts of the scores that are above it. ``values`` are float32 and ``among`` bool,
+    both [pools, n]; ``keep`` is int64 [pools].
     """
     usable = values.isnan().logical_not_().logical_and_(among)
     bits = (values + 0.0).view(torch.int32)  # minus zero becomes zero
@@ -130,12 +130,7 @@ def kth_largest(
     A sample brackets it, and only what lies between is sorted. The bracket's ends, being values
     that occur, are examined first: that makes masses of equal scores (zeros) the easy case, which
     for quick select is the hard one. Where the sample misleads, the search goes on outside.
-
-    Args:
-        values: float32 or float64, shape [n].
-        among: Which of them count, bool [n]; None means all.
-        keep: From 1 to ``num_candidates``.
-        num_candidates: How many count, NaN included.
+    ``num_candidates`` of the values [n] count (NaN included): those of ``among``, or all.
     """
     if values.size <= _SMALL or num_candidates <= _SMALL // 8:
         candidates = values if among is None else values[among]
@@ -199,7 +194,7 @@ def spread_points() -> np.ndarray:
 
 
 def _select_rows(
-    values: Tensor, among: Tensor | None, keeps: Tensor, breaker: ScoreTieBreaker
+    values: Tensor, among: Tensor | None, keeps: Tensor, generator: torch.Generator | None
 ) -> Tensor:
     """`select` in many pools by one sort: ``values`` [pools, n], ``keeps`` int64 [pools]."""
     valid = ~values.isnan()
@@ -207,7 +202,7 @@ def _select_rows(
         valid.logical_and_(among)
     # -inf is a legal score, so validity is the primary key and the score the secondary one.
     filled = values.masked_fill(~valid, -math.inf)
-    order = breaker.order(tuple(values.shape), values.device)
+    order = shards.order_of_ties(tuple(values.shape), values.device, generator)
     if order is not None:
         filled, valid = filled.gather(-1, order), valid.gather(-1, order)
     ranking = filled.sort(dim=-1, descending=True, stable=True).indices

@@ -1,4 +1,4 @@
-"""Which scores compete (score shapers) and which of equal scores wins (tie breakers)."""
+"""Score shapers: which scores compete."""
 
 from __future__ import annotations
 
@@ -30,24 +30,18 @@ class ScoreShaper(ABC):
 
     @abstractmethod
     def __call__(self, tensor: Tensor) -> tuple[Tensor, Undo]:
-        """Reshape a tensor to pools.
-
-        Args:
-            tensor: Scores or a boolean mask, of the shape of the weights.
+        """Reshape scores, or a boolean mask, of the shape of the weights to pools.
 
         Returns:
-            The reshaped tensor, shape [pool] or [..., pool], and a function which takes a tensor
-            of that shape back to the shape of the weights.
+            The reshaped tensor, shape [pool] or [..., pool], and a function which takes a tensor of
+            that shape back to the shape of the weights.
         """
 
     def for_layer(self, layout: Layout | None) -> ScoreShaper:
         """The same for the weights of a layer: by its outputs and inputs, wherever they are.
 
-        Args:
-            layout: What `sparse_lib.layers.layout_of` says of the weight.
-
-        Raises:
-            ValueError: If the layout is needed and unknown.
+        ``layout`` is what `sparse_lib.layers.layout_of` says; ValueError if it is needed and
+        unknown.
         """
         return self
 
@@ -304,57 +298,3 @@ def make_score_shaper(spec: Any, *, key: str = "score_shaper") -> ScoreShaper | 
     if name not in SHAPERS:
         raise ValueError(f"{key} {name!r} is unknown; {closest(name, SHAPERS)}")
     return build(SHAPERS[name], arguments, key)
-
-
-class ScoreTieBreaker(ABC):
-    """Decides which of several equal scores is taken, so that counts stay exact."""
-
-    @abstractmethod
-    def order(self, shape: tuple[int, ...], device: torch.device) -> Tensor | None:
-        """Permutation of the last dimension, shape ``shape``, int64: earlier is preferred.
-
-        None keeps the order of positions.
-        """
-
-
-class FirstTieBreaker(ScoreTieBreaker):
-    """Equal scores: the lower position wins (the default)."""
-
-    def order(self, shape: tuple[int, ...], device: torch.device) -> Tensor | None:
-        return None
-
-
-class RandomTieBreaker(ScoreTieBreaker):
-    """Equal scores: every position is as likely, reproducibly.
-
-    Args:
-        generator: Private generator, see `generator`.
-    """
-
-    def __init__(self, generator: torch.Generator) -> None:
-        self.generator = generator
-
-    def order(self, shape: tuple[int, ...], device: torch.device) -> Tensor | None:
-        draw = torch.rand(
-            shape, generator=self.generator, device=self.generator.device, dtype=torch.float64
-        )
-        return draw.argsort(-1).to(device)
-
-
-def make_tie_breaker(
-    spec: str | ScoreTieBreaker | None, generator: torch.Generator | None = None
-) -> ScoreTieBreaker:
-    """A tie breaker from None or ``"first"``, ``"random"`` (needs a generator), or itself.
-
-    Raises:
-        ValueError: If the name is unknown or ``"random"`` comes without a generator.
-    """
-    if isinstance(spec, ScoreTieBreaker):
-        return spec
-    if spec is None or spec == "first":
-        return FirstTieBreaker()
-    if spec == "random":
-        if generator is None:
-            raise ValueError("tie_breaker 'random' needs a generator, so that it is reproducible")
-        return RandomTieBreaker(generator)
-    raise ValueError(f"tie_breaker must be None, 'first' or 'random', not {spec!r}")

@@ -10,14 +10,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-
-if TYPE_CHECKING:
-    from sparse_lib.masks.shapers import ScoreTieBreaker
 
 _DIGIT = 16  # bits decided per round of a selection
 _CHUNK = 2**18  # scores whose keys are made at a time, so that a selection takes little memory
@@ -173,20 +170,24 @@ def _skip(count: int, generator: torch.Generator) -> None:
 
 
 def select(
-    pieces: Sequence[tuple[Tensor, Tensor | None]], keep: int, breaker: ScoreTieBreaker, group: Any
+    pieces: Sequence[tuple[Tensor, Tensor | None]],
+    keep: int,
+    group: Any,
+    generator: torch.Generator | None = None,
 ) -> list[Tensor]:
     """The ``keep`` highest scores over all ranks of a group and over several tensors.
 
     Exact: the threshold is found from counts of the scores' leading bits, 16 at a time (radix
     selection), and ties at it go to the earlier tensor, then to the lower index of the whole
-    tensor. What is sent are histograms of 2**16 counts, and a count of ties per rank and tensor.
+    tensor, or as a generator draws. What is sent are histograms of 2**16 counts, and a count of
+    ties per rank and tensor.
 
     Args:
         pieces: For each tensor this rank's scores, flat, float32 or float64, and which of them
-            compete (None: all). NaN is never chosen.
+            compete (None: all). NaN is never chosen. Ranks hold consecutive parts of each tensor.
         keep: How many to choose.
-        breaker: Which of equal scores wins.
-        group: Process group, whose ranks hold consecutive parts of each tensor.
+        group: Process group.
+        generator: What decides between equal scores; None takes the lower index.
 
     Returns:
         Bool masks of the pieces' shapes.
@@ -212,12 +213,26 @@ def select(
             (values == threshold).logical_and_(mask).nonzero().squeeze(1)
             for (values, _), mask in zip(pieces, chosen, strict=True)
         ]
-        _drop_last(chosen, ties, surplus, breaker, group)
+        _drop_last(chosen, ties, surplus, group, generator)
     return chosen
 
 
+def order_of_ties(
+    shape: tuple[int, ...], device: torch.device, generator: torch.Generator | None
+) -> Tensor | None:
+    """A random permutation of the last dimension, earlier preferred; None for that of positions."""
+    if generator is None:
+        return None
+    draw = torch.rand(shape, generator=generator, device=generator.device, dtype=torch.float64)
+    return draw.argsort(-1).to(device)
+
+
 def _drop_last(
-    chosen: list[Tensor], ties: list[Tensor], surplus: int, breaker: ScoreTieBreaker, group: Any
+    chosen: list[Tensor],
+    ties: list[Tensor],
+    surplus: int,
+    group: Any,
+    generator: torch.Generator | None,
 ) -> None:
     """Take the last ``surplus`` ties out of masks, in place."""
     device = ties[0].device
@@ -227,20 +242,12 @@ def _drop_last(
     table = torch.stack(everyone, 1).cpu()  # (tensors, ranks)
     starts = (table.flatten().cumsum(0) - table.flatten()).view_as(table)
     number = int(table.sum())
-    order = breaker.order((number,), device)
-    rank = dist.get_rank(group)
-    dropped = None
-    if order is not None:
-        dropped = torch.zeros(number, dtype=torch.bool, device=device)
-        dropped[order[-surplus:]] = True
+    order = order_of_ties((number,), device, generator)
+    dropped = torch.zeros(number, dtype=torch.bool, device=device)
+    dropped[torch.arange(number - surplus, number) if order is None else order[-surplus:]] = True
     for index, part in enumerate(ties):
-        start = int(starts[index, rank])
-        if dropped is not None:
-            lost = dropped[start : start + part.numel()]
-            chosen[index][part[lost]] = False
-        else:
-            stay = max(0, number - surplus - start)
-            chosen[index][part[stay:]] = False
+        start = int(starts[index, dist.get_rank(group)])
+        chosen[index][part[dropped[start : start + part.numel()]]] = False
 
 
 def _kth_largest(pieces: Sequence[tuple[Tensor, Tensor]], keep: int, group: Any) -> Tensor:
