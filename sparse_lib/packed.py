@@ -6,6 +6,7 @@ no memory, and an optimizer needs no time for them. State dicts keep their dense
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,16 +18,9 @@ from torch.optim import Optimizer
 from sparse_lib.checks import check_finite
 from sparse_lib.core.guard import MaskGuard, guards, mask_name
 from sparse_lib.core.optimizers import innermost
-from sparse_lib.execution import kernels
+from sparse_lib.execution import kernels, products
 from sparse_lib.execution.layers import is_watched, skipping_mixin
-from sparse_lib.execution.products import (
-    MOST_WEIGHTS,
-    Rows,
-    SkipProduct,
-    Structures,
-    Windows,
-    reason_for_dense,
-)
+from sparse_lib.execution.products import Rows, SkipProduct, Structures, Windows
 
 _WEIGHT, _MASK = "weight", mask_name("weight")
 #: Attributes of a module that hold its hooks.
@@ -41,11 +35,8 @@ class PackedLayer(nn.Module):
     """A Linear, Conv2d or transformers' Conv1D that holds its unmasked weights alone; see `pack`.
 
     Its state dict has ``weight`` and ``weight_mask`` in the form that the masked layer's had. Hooks
-    are those of the layer, and hooks that are added are the layer's after `unpack`.
-
-    Attributes:
-        values: The unmasked weights by rows of the dense weight, `[num_nonzero]`.
-        bias: The layer's own, or None.
+    are those of the layer, and hooks that are added are the layer's after `unpack`. ``values`` are
+    the unmasked weights by rows of the dense weight, `[num_nonzero]`.
     """
 
     is_packed = True
@@ -60,7 +51,6 @@ class PackedLayer(nn.Module):
         mask = mask != 0
         self.__dict__.update({name: layer.__dict__[name] for name in _HOOKS})
         self.geometry, self.weight_shape = geometry, weight.shape
-        self.inputs_first = skipping_mixin(type(layer))[0].inputs_first
         # No buffer: an average of buffers, or a cast of them, is no mask.
         self._bits = np.packbits(mask.flatten().cpu().numpy())
         values = weight.detach()[mask]
@@ -82,21 +72,6 @@ class PackedLayer(nn.Module):
         if layer is not None and name in layer.__dict__:
             return layer.__dict__[name]
         return super().__getattr__(name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        """Set an attribute of this module; the layer's own settings and its weight stand.
-
-        Raises:
-            AttributeError: For these.
-        """
-        layer = self.__dict__.get("_layer")
-        if layer is not None and name in (_WEIGHT, "mask"):
-            raise AttributeError(
-                f"{name!r} of a packed layer is made at each call; write to values, or unpack it"
-            )
-        if layer is not None and name in layer.__dict__ and name not in self.__dict__:
-            raise AttributeError(f"{name!r} is a setting of the layer that is packed; unpack it")
-        super().__setattr__(name, value)
 
     def extra_repr(self) -> str:
         """The layer's own description, and how many of its weights are left."""
@@ -123,28 +98,24 @@ class PackedLayer(nn.Module):
     def _multiply(self, source: Tensor) -> Tensor:
         values, bias, geometry = self.values, self.bias, self.geometry
         if not self._can_skip(source):
-            return geometry.dense(source, self.weight, bias, self.inputs_first)
-        dtype = torch.bfloat16 if torch.is_autocast_enabled("cpu") else values.dtype
-        arguments = bias, geometry, self.structures(), self.inputs_first, dtype
-        return SkipProduct.apply(source, values, *arguments)
+            return geometry.dense(source, self.weight, bias)
+        dtype = products.product_dtype(values)
+        return SkipProduct.apply(source, values, bias, geometry, self.structures(), dtype)
 
     def _can_skip(self, source: Tensor) -> bool:
         return (
             self.values.numel() > 0
             and kernels.unavailable() is None
             and not is_watched()
-            and reason_for_dense(source, self.values, self.bias) is None
-            and self.geometry.fits(source, self._shape_alone(), self.inputs_first)
+            and products.reason_for_dense(source, self.values, self.bias) is None
+            and self.geometry.fits(source, torch.empty(self.weight_shape, device="meta"))
         )
-
-    def _shape_alone(self) -> Tensor:
-        return torch.empty(self.weight_shape, device="meta")
 
     def structures(self) -> Structures:
         """The mask as the kernels read it; built at the first call."""
         if self._structures is None:
             mask = self.mask.cpu().flatten(1).contiguous()
-            made = Structures.build(mask, inputs_first=self.inputs_first, fingerprint=0)
+            made = Structures.build(mask, inputs_first=self.geometry.inputs_first, fingerprint=0)
             self._structures = made.packed(mask)
         return self._structures
 
@@ -247,19 +218,8 @@ def unpack(model: nn.Module, optimizer: Optimizer | None = None) -> list[str]:
     """Give packed layers their dense weights and masks back, in place.
 
     The masks are enforced in forward and backward passes, as in a copy of a masked model, and
-    change no more: an algorithm that is applied to the model adopts them.
-
-    Args:
-        model: With packed layers or without.
-        optimizer: Its param groups get the dense weights, and their states become dense.
-
-    Returns:
-        Full names of the weights, in model order.
-
-    Raises:
-        TypeError: ``model`` is no module, or ``optimizer`` no optimizer.
-        ValueError: ``model`` is itself a packed layer or a compiled twin, or is wrapped for several
-            processes.
+    change no more: an algorithm that is applied to the model adopts them. Arguments, errors and
+    what is returned are as of `pack`; without packed layers nothing happens.
     """
     _check_model(model, "unpack")
     inner = None if optimizer is None else _check_optimizer(optimizer)
@@ -311,31 +271,23 @@ def _packable(
     model: nn.Module, least_sparsity: float
 ) -> Iterator[tuple[str, nn.Module, str, nn.Module, Rows | Windows]]:
     """Weight name, parent, child's name, layer and geometry of the layers that can be packed."""
-    uses: dict[int, int] = {}
-    for module in model.modules():
-        for parameter in module._parameters.values():
-            uses[id(parameter)] = uses.get(id(parameter), 0) + 1
-    places: dict[int, int] = {}
-    for module in model.modules():
-        for inner in module._modules.values():
-            places[id(inner)] = places.get(id(inner), 0) + 1
+    every = list(model.modules())
+    uses = Counter(id(parameter) for module in every for parameter in module._parameters.values())
+    places = Counter(id(inner) for module in every for inner in module._modules.values())
     for path, parent in model.named_modules():
         for child, layer in parent._modules.items():
             mixin = () if layer is None else skipping_mixin(type(layer))
-            if not mixin or places[id(layer)] > 1:
+            if not mixin or layer is None or places[id(layer)] > 1:
                 continue
-            assert layer is not None
-            if set(layer._parameters) != {_WEIGHT, "bias"} or layer._modules:
-                continue  # of which a packed layer would know nothing
-            if "forward" in layer.__dict__:
+            is_plain = set(layer._parameters) == {_WEIGHT, "bias"} and not layer._modules
+            if not is_plain or "forward" in layer.__dict__:  # a packed layer would not know
                 continue
             weight, mask = layer._parameters[_WEIGHT], layer._buffers.get(_MASK)
             if type(weight) is not nn.Parameter or mask is None or uses[id(weight)] > 1:
                 continue
             geometry = mixin[0].geometry(layer)
-            if isinstance(geometry, str) or mask.shape != weight.shape:
-                continue
-            if mask.numel() > MOST_WEIGHTS:
+            fits = mask.shape == weight.shape and mask.numel() <= products.MOST_WEIGHTS
+            if isinstance(geometry, str) or not fits:
                 continue
             if weight.is_meta:
                 raise ValueError(f"{path}.{child}.{_WEIGHT} has no data, it is on the meta device")
@@ -344,12 +296,7 @@ def _packable(
 
 
 def _check_optimizer(optimizer: Any) -> Optimizer:
-    """The optimizer inside its wrappers.
-
-    Raises:
-        TypeError: If it is none.
-        ValueError: If it reads the shapes of weights, or has a state of all weights together.
-    """
+    """The optimizer inside its wrappers; raises if it is none, or reads the shapes of weights."""
     inner = innermost(optimizer) if hasattr(optimizer, "__dict__") else optimizer
     if not isinstance(inner, Optimizer):
         kind = type(optimizer).__name__
@@ -357,8 +304,6 @@ def _check_optimizer(optimizer: Any) -> Optimizer:
     if type(inner).__name__ in _OF_MATRICES:
         name = type(inner).__name__
         raise ValueError(f"{name} reads the shapes of weights, and packed ones have only a length")
-    if isinstance(inner, torch.optim.LBFGS) and inner.state:
-        raise ValueError("the state of LBFGS is one of all weights, which cannot be packed")
     return inner
 
 

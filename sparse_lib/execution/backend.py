@@ -3,7 +3,6 @@
 import copyreg
 import functools
 import warnings
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,17 +21,10 @@ EXECUTIONS = ("dense", "skip")
 
 @dataclass
 class Backend:
-    """How the masked layers of a model are executed.
+    """How the masked layers of a model are executed; made by `backend`, whose arguments it holds.
 
-    Attributes:
-        name: What `backend` was asked for.
-        execution: `"dense"` (masked dense, any torch device) or `"skip"` (the masked work is
-            not done; CPU, float32 or bfloat16).
-        spec: The device whose time `simulate` predicts, or None.
-        strict: Raise where a layer would fall back to masked dense, instead of one notice.
-        crossover: Sparsity in [0, 1] below which a layer runs dense; None runs it dense where
-            `worth_skipping` expects that to be faster.
-        costs: What `worth_skipping` goes by; those of this machine if None.
+    ``execution`` is `"dense"` (masked dense, any torch device) or `"skip"` (the masked work is not
+    done; CPU, float32 or bfloat16), ``spec`` the device whose time `simulate` predicts, or None.
     """
 
     name: str
@@ -55,15 +47,14 @@ class Backend:
     def simulate(self, model: nn.Module, **sizes: Any) -> Simulation:
         """Predicts a training step of the model on this backend's device; *simulated*.
 
-        Args:
-            model: Any module, also a compiled one; without `sparsity`, its masks tell it.
-            **sizes: As in `sparse_lib.device.simulate`.
+        ``sizes`` are as in `sparse_lib.device.simulate`; without `sparsity`, the masks of the
+        model, which may be a compiled one, tell it.
 
         Raises:
             ValueError: The backend has no device, or as in `sparse_lib.device.simulate`.
         """
         if self.spec is None:
-            raise ValueError(f"backend {self.name!r} has no timing model; take {_names(SPECS)}")
+            raise ValueError(f"backend {self.name!r} has no timing model; take {', '.join(SPECS)}")
         model = model.__dict__.get("_original", model)
         if sizes.get("sparsity") is None:
             sizes["sparsity"] = {
@@ -73,10 +64,6 @@ class Backend:
                 if (mask := module._buffers.get(f"{name}_mask")) is not None
             }
         return simulate(model, self.spec, **sizes)
-
-
-def _names(names: Iterable[str]) -> str:
-    return ", ".join(names)
 
 
 def backend(
@@ -102,11 +89,10 @@ def backend(
         TypeError: The crossover is no number, ``costs`` no `Costs`, or ``strict`` no bool.
         ValueError: A name is unknown, or the crossover is not in [0, 1].
     """
-    if name not in (*EXECUTIONS, *SPECS, "host"):
-        allowed = _names((*EXECUTIONS, *SPECS, "host"))
-        raise ValueError(f"backend must be one of {allowed}, got {name!r}")
+    if name not in (known := (*EXECUTIONS, *SPECS, "host")):
+        raise ValueError(f"backend must be one of {', '.join(known)}, got {name!r}")
     if execution not in (None, *EXECUTIONS):
-        raise ValueError(f"execution must be one of {_names(EXECUTIONS)}, got {execution!r}")
+        raise ValueError(f"execution must be one of {', '.join(EXECUTIONS)}, got {execution!r}")
     if crossover is not None and not 0 <= check_finite(crossover, "crossover") <= 1:
         raise ValueError(f"crossover must be in [0, 1], got {crossover!r}")
     if costs is not None and not isinstance(costs, Costs):
@@ -145,8 +131,7 @@ def compile(model: nn.Module, backend: Backend | str = "skip") -> nn.Module:
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
-    if isinstance(backend, str):
-        backend = globals()["backend"](backend)
+    backend = globals()["backend"](backend) if isinstance(backend, str) else backend
     if not isinstance(backend, Backend):
         raise TypeError(f"backend must be a Backend or a name, got {type(backend).__name__}")
     skip = backend.execution == "skip"
@@ -155,10 +140,8 @@ def compile(model: nn.Module, backend: Backend | str = "skip") -> nn.Module:
             raise ValueError(f"backend {backend.name!r} cannot skip here: {why}")
         warnings.warn(f"every sparse layer runs masked dense: {why}", RuntimeWarning, stacklevel=2)
         skip = False
-    owners: dict[int, nn.Module] = {}
-    for module in model.modules():
-        for parameter in module._parameters.values():
-            owners.setdefault(id(parameter), module)
+    pairs = [(id(p), m) for m in model.modules() for p in m._parameters.values()]
+    owners = dict(reversed(pairs))  # the first that has it
     return _twin(model, "", backend, skip, owners, {})
 
 
@@ -228,11 +211,8 @@ def _twin_class(kind: type[nn.Module], is_watched: bool) -> type[nn.Module]:
             return (_new_twin, (kind, is_watched), *reduced[2:])
         return reduced
 
-    members = {
-        "training": property(mode, set_mode),
-        "__module__": kind.__module__,
-        "__reduce_ex__": reduce,
-    }
+    members = {"training": property(mode, set_mode), "__module__": kind.__module__}
+    members |= {"__reduce_ex__": reduce}
     mixins = (_Watched,) if is_watched else skipping_mixin(kind)
     return type(kind.__name__, (*mixins, kind), members)
 

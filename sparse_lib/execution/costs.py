@@ -30,11 +30,7 @@ class Costs:
 
     @classmethod
     def parse(cls, text: str) -> "Costs":
-        """From three to six numbers with commas.
-
-        Raises:
-            ValueError: They are not three to six numbers above 0.
-        """
+        """From three to six numbers with commas, which must be above 0; ValueError otherwise."""
         try:
             costs = cls(*map(float, text.split(",")))
         except (TypeError, ValueError):
@@ -85,12 +81,8 @@ def default_costs() -> Costs:
     else:
         costs = _COSTS if lanes == 8 or zen == 4 else _COSTS_OF_WIDE_UNITS
     units = kernels.library().half_units()
-    half = 1.0
-    if units & 2:
-        half = _HALF_ON_AMX
-    elif units and vendor == "AuthenticAMD":
-        half = _HALF_ON_ZEN_5 if zen == 5 else _HALF_ON_ZEN_4
-    return replace(costs, half=half)
+    on_amd = (_HALF_ON_ZEN_5 if zen == 5 else _HALF_ON_ZEN_4) if vendor == "AuthenticAMD" else 1.0
+    return replace(costs, half=_HALF_ON_AMX if units & 2 else on_amd if units else 1.0)
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from sparse_lib import tables
 from sparse_lib.execution import kernels
 from sparse_lib.execution.backend import Backend, backend
 from sparse_lib.execution.costs import worth_skipping
@@ -40,20 +41,15 @@ class Explanation(tuple[LayerExecution, ...]):
             (row.name, row.kind, f"{row.sparsity:.2f}", "skipping" if row.skips else row.reason)
             for row in self
         ]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = (zip(row, widths, strict=True) for row in rows)
-        return "\n".join("  ".join(c.ljust(w) for c, w in line).rstrip() for line in lines)
+        return tables.plain(rows, 4)
 
 
 def explain(model: nn.Module, backend_or_name: Backend | str = "skip") -> Explanation:
     """Says of each weight whether a twin of `compile` skips its masked work, and why not.
 
     What follows from an input alone (its dtype, the size of images, which changes what a
-    convolution costs) is not known here.
-
-    Args:
-        model: Any module, also a twin or one with packed layers.
-        backend_or_name: What `compile` is given.
+    convolution costs) is not known here. The model may be a twin or have packed layers; the backend
+    is what `compile` is given.
 
     Returns:
         A row for each weight that may have a mask, in module order.
@@ -71,19 +67,17 @@ def explain(model: nn.Module, backend_or_name: Backend | str = "skip") -> Explan
         if getattr(module, "is_packed", False):
             name, kind = f"{path}.weight".lstrip("."), type(module._layer).__name__
             sparsity = 1 - module.values.numel() / max(module.weight_shape.numel(), 1)
-            reason = kernels.unavailable() or ""
-            rows.append(LayerExecution(name, kind, sparsity, not reason, reason))
+            reason = kernels.unavailable()
+            rows.append(LayerExecution(name, kind, sparsity, not reason, reason or ""))
             continue
         for name, param in module._parameters.items():
             if param is None or param.dim() < 2:
                 continue
             mask = masks.get(id(param))
             sparsity = 0.0 if mask is None else 1 - int(mask.count_nonzero()) / max(mask.numel(), 1)
-            reason = _reason(module, name, param, mask, sparsity, chosen) or ""
-            full_name = f"{path}.{name}".lstrip(".")
-            rows.append(
-                LayerExecution(full_name, type(module).__name__, sparsity, not reason, reason)
-            )
+            reason = _reason(module, name, param, mask, sparsity, chosen)
+            name, kind = f"{path}.{name}".lstrip("."), type(module).__name__
+            rows.append(LayerExecution(name, kind, sparsity, not reason, reason or ""))
     return Explanation(rows)
 
 
@@ -91,7 +85,7 @@ def _reason(
     module: nn.Module,
     name: str,
     weight: nn.Parameter,
-    mask: torch.Tensor | None,
+    mask: Tensor | None,
     sparsity: float,
     chosen: Backend,
 ) -> str | None:
@@ -113,16 +107,11 @@ def _reason(
         below = sparsity < chosen.crossover
         return f"its sparsity is below the crossover {chosen.crossover:g}" if below else None
     rows, columns = weight.shape[0], weight[0].numel()
-    if mixin[0].inputs_first:
+    if geometry.inputs_first:
         rows, columns = columns, rows
     half = weight.dtype is torch.bfloat16
-    if worth_skipping(
-        rows,
-        columns,
-        sparsity,
-        half=half,
-        multiplies_half=half and geometry.takes_half and kernels.takes_half(),
-        costs=chosen.costs,
-    ):
+    takes = half and geometry.takes_half and kernels.takes_half()
+    options = {"half": half, "multiplies_half": takes, "costs": chosen.costs}
+    if worth_skipping(rows, columns, sparsity, **options):  # type: ignore[arg-type]
         return None
     return f"dense is faster for {rows} x {columns} weights at this sparsity"

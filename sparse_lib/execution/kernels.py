@@ -15,6 +15,9 @@ from ctypes import c_char_p, c_int, c_int64, c_void_p
 from pathlib import Path
 
 import torch
+from torch import Tensor
+
+from sparse_lib.masks.counts import num_true
 
 _SOURCE = Path(__file__).with_name("kernels.c")
 _FLAGS = ("-O3", "-std=gnu11", "-fPIC", "-shared")
@@ -127,11 +130,7 @@ def openmp_of_torch() -> Path | None:
 
 
 def _open(path: Path) -> ctypes.CDLL:
-    """Load a library of kernels, which finds OpenMP in torch's own runtime.
-
-    Raises:
-        OSError: If it cannot be loaded.
-    """
+    """Load a library of kernels, which finds OpenMP in torch's own runtime."""
     if (runtime := openmp_of_torch()) is not None:
         ctypes.CDLL(str(runtime), mode=ctypes.RTLD_GLOBAL)
     return ctypes.CDLL(str(path))
@@ -163,13 +162,9 @@ def _load() -> ctypes.CDLL | KernelError:
         return KernelError(f"the kernels cannot be built or loaded: {error}")
     library.fingerprint.argtypes = [c_void_p, c_int64]
     library.fingerprint.restype = ctypes.c_uint64
-    library.count_nonzero.argtypes = [c_void_p, c_int64]
-    library.count_nonzero.restype = c_int64
     library.processor.argtypes = [c_char_p]
-    structure, view = ctypes.POINTER(_CStructure), ctypes.POINTER(View)
-    dense = ctypes.POINTER(_CDense)
-    library.build.argtypes = [structure, c_void_p]
-    library.build.restype = None
+    structure, dense, view = map(ctypes.POINTER, (_CStructure, _CDense, View))
+    library.build.argtypes, library.build.restype = [structure, c_void_p], None
     library.multiply.argtypes = [structure, dense, view, view, c_void_p, c_int]
     library.gradients.argtypes = [structure, structure, dense, view, view, view]
     library.gradients.argtypes += [dense, c_void_p, c_int]
@@ -177,11 +172,7 @@ def _load() -> ctypes.CDLL | KernelError:
 
 
 def library() -> ctypes.CDLL:
-    """The loaded kernels.
-
-    Raises:
-        KernelError: They can be neither found nor built.
-    """
+    """The loaded kernels; KernelError if they can be neither found nor built."""
     loaded = _load()
     if isinstance(loaded, KernelError):
         raise loaded
@@ -212,7 +203,7 @@ def takes_half(limit: int = _MAX_LANES) -> bool:
     return unavailable() is None and bool(library().takes_half(limit))
 
 
-def fingerprint(mask: torch.Tensor) -> int:
+def fingerprint(mask: Tensor) -> int:
     """A 64-bit hash of a contiguous bool mask, cheap enough to take at every step."""
     return library().fingerprint(mask.data_ptr(), mask.numel())
 
@@ -233,20 +224,18 @@ class Structure:
     """The non-zeros of a mask as the kernels read them; immutable, hence safe to share.
 
     Args:
-        mask: Bool tensor, contiguous, `[rows, columns]`, or `[columns, rows]` if `transposed`.
+        mask: Contiguous bool `[rows, columns]`, or `[columns, rows]` if `transposed`, on the CPU,
+            with fewer than 2^31 elements; ValueError otherwise.
         transposed: Whether `mask` is stored with its columns first.
         tile: Columns per tile, at most 4 MB of panel rows, whose offsets have 16 bits; by default
             what suits the L1 cache and the sparsity.
         lanes: Upper limit of the vector width in floats, for tests; 32, 48 and 64 ask for 16 with
             the panels of Intel, of Zen 4 and of Zen 5.
-
-    Raises:
-        ValueError: The mask is not a contiguous bool matrix on the CPU with under 2^31 elements.
     """
 
     def __init__(
         self,
-        mask: torch.Tensor,
+        mask: Tensor,
         *,
         transposed: bool = False,
         tile: int | None = None,
@@ -258,7 +247,7 @@ class Structure:
             raise ValueError("mask must lie on the CPU and have fewer than 2^31 elements")
         self.rows, self.columns = mask.shape[::-1] if transposed else mask.shape
         self.lanes, self.transposed = lanes, transposed
-        self.num_nonzero = library().count_nonzero(mask.data_ptr(), mask.numel())
+        self.num_nonzero = num_true(mask)
         self.sparsity = 1 - self.num_nonzero / max(mask.numel(), 1)
         widest = 2**16 * _LINE // (4 * library().choose_panel(lanes))
         self.tile = min(tile or default_tile(self.columns, self.sparsity, lanes=lanes), widest)
@@ -277,12 +266,11 @@ class Structure:
         """Memory that the structure takes."""
         return sum(part.nbytes for part in (self._start, self._offset, self._position))
 
-    def packed(self, ranks: torch.Tensor) -> "Structure":
+    def packed(self, ranks: Tensor) -> "Structure":
         """The structure for weights of which only the unmasked ones are kept.
 
-        Args:
-            ranks: int32, one per weight as the mask is stored: the place of an unmasked weight
-                among those that are kept.
+        ``ranks``, int32, one per weight as the mask is stored, is the place of an unmasked weight
+        there.
         """
         twin = copy.copy(self)
         twin._position = ranks.index_select(0, self._position)
@@ -292,7 +280,7 @@ class Structure:
         return twin
 
     def multiply(
-        self, weight: torch.Tensor, source: View, target: View, bias: torch.Tensor | None = None
+        self, weight: Tensor, source: View, target: View, bias: Tensor | None = None
     ) -> None:
         """Writes `target = source @ W.T + bias`, W being the masked `weight` of this structure.
 
@@ -316,11 +304,11 @@ class Structure:
             raise MemoryError("no memory for the panels of a sparse layer")
 
 
-def _as_c(weight: torch.Tensor, structure: Structure) -> _CDense:
+def _as_c(weight: Tensor, structure: Structure) -> _CDense:
     return _CDense(weight.data_ptr(), weight.dtype is torch.bfloat16, structure.is_packed)
 
 
-def _check_views(structure: Structure, weight: torch.Tensor, source: View, target: View) -> None:
+def _check_views(structure: Structure, weight: Tensor, source: View, target: View) -> None:
     """Raise ValueError where sizes do not match; the kernels get addresses and check none."""
     rows, columns = structure.rows, structure.columns
     num_weights = structure.num_nonzero if structure.is_packed else rows * columns
@@ -338,28 +326,19 @@ def _check_views(structure: Structure, weight: torch.Tensor, source: View, targe
 def gradients(
     forward: Structure,
     backward: Structure,
-    weight: torch.Tensor,
+    weight: Tensor,
     source: View,
     target_gradient: View,
     source_gradient: View | None,
-    bias_gradient: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """The gradients of a product in one pass.
+    bias_gradient: Tensor | None = None,
+) -> Tensor:
+    """The gradients of a product in one pass; arguments and errors as of `Structure.multiply`.
 
-    Args:
-        forward: The structure that made the product.
-        backward: The same mask, transposed.
-        weight: As in `Structure.multiply`; both structures are packed, or none is.
-        source: Input of the product.
-        target_gradient: Gradient of its output.
-        source_gradient: Written, if given; windows that overlap add up, so zero it then.
-        bias_gradient: Written, if given: `[forward.rows]`, float32.
+    ``source_gradient`` and ``bias_gradient`` (float32) are written, if given; windows that overlap
+    add up, so zero the former then.
 
     Returns:
         The weight's gradient, of the weight's shape and type; of a dense one zero where masked.
-
-    Raises:
-        ValueError: As in `Structure.multiply`.
     """
     _check_views(forward, weight, source, target_gradient)
     if source_gradient is not None:
@@ -376,7 +355,7 @@ def gradients(
     return gradient
 
 
-def rows_view(matrix: torch.Tensor) -> View:
+def rows_view(matrix: Tensor) -> View:
     """Tokens are rows `[..., features]` of float32 or bfloat16, contiguous or a strided matrix."""
     shape = matrix.shape
     features = shape[-1]
@@ -386,8 +365,7 @@ def rows_view(matrix: torch.Tensor) -> View:
 
 
 def image_view(
-    images: torch.Tensor,
-    *,
+    images: Tensor,
     out_size: tuple[int, int],
     kernel: tuple[int, int] = (1, 1),
     stride: tuple[int, int] = (1, 1),

@@ -6,28 +6,20 @@ steps for which a training algorithm has set `weight._needs_dense_gradient`: the
 that of the dense weight, as the growth of RigL needs it.
 """
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import nn
-from torch.nn import functional as F
+from torch import Tensor, nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from sparse_lib.execution import kernels, operators
-from sparse_lib.execution.costs import Costs, Images, worth_skipping
-from sparse_lib.execution.products import (
-    ROWS,
-    Rows,
-    SkipProduct,
-    Structures,
-    Windows,
-    reason_for_dense,
-    wants_dense_gradient,
-)
+from sparse_lib.execution import kernels, operators, products
+from sparse_lib.execution.costs import Costs, worth_skipping
+from sparse_lib.execution.products import Rows, SkipProduct, Structures, Windows
 from sparse_lib.flops.ledger import is_ledger
+
+_ROWS, _INPUTS_FIRST = Rows(), Rows(inputs_first=True)
 
 #: torch 2.6 does not tell whether it exports.
 _is_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", lambda: False)
@@ -59,18 +51,18 @@ class MaskedWeight(torch.autograd.Function):
     """Selects the unmasked weights, and their gradients, so that no NaN leaks through a mask."""
 
     @staticmethod
-    def forward(ctx: Any, weight: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, weight: Tensor, mask: Tensor) -> Tensor:
         ctx.mask, ctx.parameter = mask, weight
         return weight.where(mask, weight.new_zeros(()))
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        if wants_dense_gradient(ctx.parameter):
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        if products.wants_dense_gradient(ctx.parameter):
             return gradient, None
         return gradient.where(ctx.mask, gradient.new_zeros(())), None
 
 
-def _masked(weight: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+def _masked(weight: Tensor, mask: Tensor) -> Tensor:
     compiles = torch.compiler.is_compiling()
     if torch._C._are_functorch_transforms_active() if compiles else _is_transformed():
         return weight.where(mask, weight.new_zeros(()))
@@ -114,37 +106,30 @@ class Execution:
         self.__dict__.update(state)
         self.__post_init__()
 
-    def tied_mask(self, weight: torch.Tensor) -> torch.Tensor | None:
-        owner = self.owner
-        return (
-            owner._buffers.get("weight_mask") if owner._parameters.get("weight") is weight else None
-        )
+    def tied_mask(self, weight: Tensor) -> Tensor | None:
+        is_tied = self.owner._parameters.get("weight") is weight
+        return self.owner._buffers.get("weight_mask") if is_tied else None
 
     def worth_skipping(
         self,
         structure: kernels.Structure,
         dtype: torch.dtype,
-        takes_half: bool = False,
-        images: Images | None = None,
+        geometry: Rows | Windows,
+        source: Tensor,
     ) -> bool:
         if self.crossover is not None:
             return structure.sparsity >= self.crossover
+        images = geometry.images(source)
         last, asked = self._decision, (structure, dtype, images)
         if last is None or last[0] != asked:
-            rows, columns, half = structure.rows, structure.columns, dtype is torch.bfloat16
-            worth = worth_skipping(
-                rows,
-                columns,
-                structure.sparsity,
-                images=images,
-                half=half,
-                multiplies_half=half and takes_half,
-                costs=self.costs,
-            )
+            half, sizes = dtype is torch.bfloat16, (structure.rows, structure.columns)
+            takes, costs = half and geometry.takes_half, self.costs
+            options: dict[str, Any] = {"half": half, "multiplies_half": takes, "costs": costs}
+            worth = worth_skipping(*sizes, structure.sparsity, images=images, **options)
             last = self._decision = asked, worth
         return last[1]
 
-    def find_structures(self, mask: torch.Tensor, *, inputs_first: bool) -> Structures:
+    def find_structures(self, mask: Tensor, inputs_first: bool) -> Structures:
         if mask.dim() != 2 or not mask.is_contiguous():
             mask = mask.flatten(1).contiguous()
         fingerprint = kernels.fingerprint(mask)
@@ -159,21 +144,20 @@ class SparseLayer(nn.Module):
     """Mixin that gives a layer class a forward over its unmasked weights."""
 
     _execution: Execution
-    inputs_first = False
 
     def geometry(self) -> Rows | Windows | str:
         """How tokens lie in the input, or why the kernels cannot run this layer."""
-        return ROWS
+        return _ROWS
 
-    def dense_forward(self, source: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        raise NotImplementedError
+    def dense_forward(self, source: Tensor, weight: Tensor) -> Tensor:
+        return self.geometry().dense(source, weight, self.bias)  # type: ignore[union-attr, arg-type]
 
-    def _parameter(self, name: str) -> torch.Tensor | None:
+    def _parameter(self, name: str) -> Tensor | None:
         """A parameter, from the module's dictionary where it is there: attributes are slow."""
         parameters = self._parameters
         return parameters[name] if name in parameters else getattr(self, name)
 
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         source, weight, execution = input, self._parameter("weight"), self._execution
         if weight is None:
             raise RuntimeError(
@@ -185,84 +169,51 @@ class SparseLayer(nn.Module):
         if mask is None:
             return self.dense_forward(source, weight)
         mask = mask if mask.dtype is torch.bool else mask != 0
-        if execution.skip and _takes_operators():
-            found = self._as_operator(source, weight, mask, execution)
-            if found is not None:
-                return found
-        elif execution.skip and not is_watched():
+        compiles = execution.skip and _takes_operators()
+        if compiles or (execution.skip and not is_watched()):
             geometry, bias = self.geometry(), self._parameter("bias")
-            reason = reason_for_dense(source, weight, bias, mask)
+            reason = products.reason_for_dense(source, weight, bias, mask)
             if reason is None and isinstance(geometry, str):
                 reason = geometry
-            if reason:
-                execution.notice(execution.name, reason)
-            elif self._fits(source, weight, mask, bias, geometry):  # type: ignore[arg-type]
-                structures = execution.find_structures(mask, inputs_first=self.inputs_first)
-                dtype = torch.bfloat16 if torch.is_autocast_enabled("cpu") else weight.dtype
-                half, images = geometry.takes_half, geometry.images(source)  # type: ignore[union-attr]
-                if execution.worth_skipping(structures.forward, dtype, half, images):
-                    return self._skip(source, weight, bias, geometry, structures, dtype)  # type: ignore[arg-type]
+            if reason is not None or isinstance(geometry, str):
+                if not compiles:
+                    execution.notice(execution.name, reason or "")
+            elif _fits(source, weight, mask, bias, geometry):
+                dtype = products.product_dtype(weight)
+                if compiles:
+                    if execution.takes_half and isinstance(geometry, Rows):
+                        source = source.to(dtype)
+                    rest = weight, mask, bias, execution.number, geometry.sizes, dtype
+                    return geometry.batched(source, lambda x: operators.masked_product(x, *rest))
+                structures = execution.find_structures(mask, geometry.inputs_first)
+                if execution.worth_skipping(structures.forward, dtype, geometry, source):
+                    arguments = weight, bias, geometry, structures, dtype
+                    return geometry.batched(source, lambda x: SkipProduct.apply(x, *arguments))
         return self.dense_forward(source, _masked(weight, mask))
 
-    def _as_operator(
-        self, source: torch.Tensor, weight: torch.Tensor, mask: torch.Tensor, execution: Execution
-    ) -> torch.Tensor | None:
-        """The product as one operator; None where the kernels cannot run this layer."""
-        geometry, bias = self.geometry(), self._parameter("bias")
-        if isinstance(geometry, str) or reason_for_dense(source, weight, bias, mask):
-            return None
-        if not self._fits(source, weight, mask, bias, geometry):
-            return None
-        dtype = torch.bfloat16 if torch.is_autocast_enabled("cpu") else weight.dtype
-        if execution.takes_half and geometry is ROWS:
-            source = source.to(dtype)
-        product = functools.partial(
-            operators.masked_product,
-            weight=weight,
-            mask=mask,
-            bias=bias,
-            number=execution.number,
-            sizes=geometry.sizes,
-            inputs_first=self.inputs_first,
-            dtype=dtype,
-        )
-        return geometry.batched(source, product)
 
-    def _fits(
-        self,
-        source: torch.Tensor,
-        weight: torch.Tensor,
-        mask: torch.Tensor,
-        bias: torch.Tensor | None,
-        geometry: Rows | Windows,
-    ) -> bool:
-        """Whether the shapes are those that the kernels read; they look at addresses only."""
-        outputs = slice(1, 2) if self.inputs_first else slice(0, 1)
-        return (
-            weight.numel() > 0
-            and mask.shape == weight.shape
-            and (bias is None or bias.shape == weight.shape[outputs])
-            and geometry.fits(source, weight, self.inputs_first)
-        )
-
-    def _skip(
-        self,
-        source: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        geometry: Rows | Windows,
-        structures: Structures,
-        dtype: torch.dtype,
-    ) -> torch.Tensor:
-        arguments = weight, bias, geometry, structures, self.inputs_first, dtype
-        return geometry.batched(source, lambda batch: SkipProduct.apply(batch, *arguments))
+def _fits(
+    source: Tensor, weight: Tensor, mask: Tensor, bias: Tensor | None, geometry: Rows | Windows
+) -> bool:
+    """Whether the shapes are those that the kernels read; they look at addresses only."""
+    outputs = slice(1, 2) if geometry.inputs_first else slice(0, 1)
+    return (
+        weight.numel() > 0
+        and mask.shape == weight.shape
+        and (bias is None or bias.shape == weight.shape[outputs])
+        and geometry.fits(source, weight)
+    )
 
 
 class SkipLinear(SparseLayer):
     """`torch.nn.Linear` over its unmasked weights."""
 
-    def dense_forward(self, source: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return F.linear(source, weight, self.bias)  # type: ignore[arg-type]
+
+class SkipConv1D(SparseLayer):
+    """`transformers.pytorch_utils.Conv1D`: a linear layer whose weight is `[inputs, outputs]`."""
+
+    def geometry(self) -> Rows:
+        return _INPUTS_FIRST
 
 
 class SkipConv2d(SparseLayer):
@@ -278,17 +229,8 @@ class SkipConv2d(SparseLayer):
         padding = (0, 0) if isinstance(self.padding, str) else self.padding
         return Windows(self.kernel_size, self.stride, padding, self.dilation)
 
-    def dense_forward(self: Any, source: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    def dense_forward(self: Any, source: Tensor, weight: Tensor) -> Tensor:
         return self._conv_forward(source, weight, self.bias)
-
-
-class SkipConv1D(SparseLayer):
-    """`transformers.pytorch_utils.Conv1D`: a linear layer whose weight is `[inputs, outputs]`."""
-
-    inputs_first = True
-
-    def dense_forward(self, source: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return F.linear(source, weight.T, self.bias)  # type: ignore[arg-type]
 
 
 def skipping_mixin(kind: type[nn.Module]) -> tuple[type[SparseLayer], ...]:

@@ -10,17 +10,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
-from sparse_lib.execution.products import (
-    ROWS,
-    Rows,
-    Structures,
-    Windows,
-    gradients,
-    is_half,
-    multiply,
-    wants_dense_gradient,
-)
+from sparse_lib.execution import products
+from sparse_lib.execution.products import Rows, Structures, Windows
 
 if TYPE_CHECKING:
     from sparse_lib.execution.layers import Execution
@@ -37,40 +30,28 @@ def number_of(execution: "Execution") -> int:
     return number
 
 
-def _geometry(sizes: Sequence[int]) -> Rows | Windows:
-    """What `Rows.sizes` or `Windows.sizes` tell of a geometry."""
-    if not sizes:
-        return ROWS
-    first, second, third, fourth = (tuple(sizes[i : i + 2]) for i in (0, 2, 4, 6))
-    return Windows(first, second, third, fourth)  # type: ignore[arg-type]
-
-
 def _structures(
     execution: "Execution",
-    source: torch.Tensor,
-    mask: torch.Tensor,
+    source: Tensor,
+    mask: Tensor,
     geometry: Rows | Windows,
-    inputs_first: bool,
     dtype: torch.dtype,
 ) -> Structures | None:
     """The mask as the kernels read it; None where masked dense execution is faster."""
-    found = execution.find_structures(mask, inputs_first=inputs_first)
-    images = geometry.images(source)
-    worth = execution.worth_skipping(found.forward, dtype, geometry.takes_half, images)
-    return found if worth else None
+    found = execution.find_structures(mask, geometry.inputs_first)
+    return found if execution.worth_skipping(found.forward, dtype, geometry, source) else None
 
 
 @torch.library.custom_op("sparse_lib::masked_product", mutates_args=())
 def masked_product(
-    source: torch.Tensor,
-    weight: torch.Tensor,
-    mask: torch.Tensor,
-    bias: torch.Tensor | None,
+    source: Tensor,
+    weight: Tensor,
+    mask: Tensor,
+    bias: Tensor | None,
     number: int,
     sizes: Sequence[int],
-    inputs_first: bool,
     dtype: torch.dtype,
-) -> torch.Tensor:
+) -> Tensor:
     """The output of a masked layer.
 
     Args:
@@ -80,64 +61,52 @@ def masked_product(
         bias: `[outputs]`, or None.
         number: From `number_of`.
         sizes: The geometry's `sizes`.
-        inputs_first: Whether the weight is `[inputs, outputs]`.
         dtype: Of the output; an input of another type is float32 and stays so in the kernels.
     """
-    geometry, execution = _geometry(sizes), _executions[number]
-    structures = _structures(execution, source, mask, geometry, inputs_first, dtype)
+    geometry, execution = products.geometry_of(sizes), _executions[number]
+    structures = _structures(execution, source, mask, geometry, dtype)
     if structures is not None:
         prepared = geometry.prepare(source)
-        return multiply(prepared, weight, bias, geometry, structures, dtype)
+        return products.multiply(prepared, weight, bias, geometry, structures, dtype)
     with torch.autocast("cpu", enabled=False):
         masked = weight.where(mask, 0).to(dtype)
         bias = None if bias is None else bias.to(dtype)
-        return geometry.dense(source.to(dtype), masked, bias, inputs_first).contiguous()
+        return geometry.dense(source.to(dtype), masked, bias).contiguous()
 
 
 @masked_product.register_fake
-def _(
-    source: torch.Tensor,
-    weight: torch.Tensor,
-    mask: torch.Tensor,
-    bias: torch.Tensor | None,
-    number: int,
-    sizes: Sequence[int],
-    inputs_first: bool,
-    dtype: torch.dtype,
-) -> torch.Tensor:
-    return _geometry(sizes).new_target(source, weight.shape[inputs_first]).to(dtype)
+def _(source, weight, mask, bias, number, sizes, dtype):
+    geometry = products.geometry_of(sizes)
+    return geometry.new_target(source, weight.shape[geometry.inputs_first]).to(dtype)
 
 
 @torch.library.custom_op("sparse_lib::masked_product_gradients", mutates_args=())
 def masked_product_gradients(
-    gradient: torch.Tensor,
-    source: torch.Tensor,
-    weight: torch.Tensor,
-    mask: torch.Tensor,
-    bias: torch.Tensor | None,
+    gradient: Tensor,
+    source: Tensor,
+    weight: Tensor,
+    mask: Tensor,
+    bias: Tensor | None,
     number: int,
     sizes: Sequence[int],
-    inputs_first: bool,
     dtype: torch.dtype,
     needs: Sequence[bool],
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of `masked_product`'s source, weight and bias; those not needed are empty."""
-    geometry, execution = _geometry(sizes), _executions[number]
-    structures = _structures(execution, source, mask, geometry, inputs_first, dtype)
+    geometry, execution = products.geometry_of(sizes), _executions[number]
+    structures = _structures(execution, source, mask, geometry, dtype)
     owned = execution.owner._parameters.get("weight")
-    parameter = weight if owned is None else owned
-    wants_dense = wants_dense_gradient(parameter)
-    found: tuple[torch.Tensor | None, ...]
+    wants_dense = products.wants_dense_gradient(weight if owned is None else owned)
+    found: tuple[Tensor | None, ...]
     if structures is not None:
-        found = gradients(
+        found = products.gradients(
             gradient,
             geometry.prepare(source),
             weight,
             geometry,
             structures,
-            half=is_half(geometry, dtype),
-            inputs_first=inputs_first,
-            needs=tuple(needs),  # type: ignore[arg-type]
+            half=products.is_half(geometry, dtype),
+            needs=needs,
             dense=wants_dense,
         )
     else:
@@ -146,9 +115,9 @@ def masked_product_gradients(
         with torch.autocast("cpu", enabled=False):
             if needs[0]:
                 masked = weight.where(mask, 0).to(dtype)
-                of_source = geometry.source_gradient(source, gradient, masked, inputs_first)
+                of_source = geometry.source_gradient(source, gradient, masked)
             if needs[1]:
-                of_weight = geometry.weight_gradient(source, gradient, weight.shape, inputs_first)
+                of_weight = geometry.weight_gradient(source, gradient, weight.shape)
                 of_weight = of_weight if wants_dense else of_weight.where(mask, 0)
             if needs[2]:
                 of_bias = geometry.bias_gradient(gradient)
@@ -162,36 +131,22 @@ def masked_product_gradients(
 
 
 @masked_product_gradients.register_fake
-def _(
-    gradient: torch.Tensor,
-    source: torch.Tensor,
-    weight: torch.Tensor,
-    mask: torch.Tensor,
-    bias: torch.Tensor | None,
-    number: int,
-    sizes: Sequence[int],
-    inputs_first: bool,
-    dtype: torch.dtype,
-    needs: Sequence[bool],
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _(gradient, source, weight, mask, bias, number, sizes, dtype, needs):
     wanted = (source, weight, weight if bias is None else bias)
-    one, two, three = (
-        like.new_empty(like.shape if needed else 0) for like, needed in zip(wanted, needs)
-    )
-    return one, two, three
+    return tuple(like.new_empty(like.shape if needed else 0) for like, needed in zip(wanted, needs))
 
 
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     source, weight, mask, bias, *ctx.rest = inputs
     ctx.save_for_backward(source, weight, mask, bias)
 
 
-def _backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
     of_source, of_weight, _, of_bias = ctx.needs_input_grad[:4]
     needs = [of_source, of_weight, of_bias]
     found = masked_product_gradients(gradient, *ctx.saved_tensors, *ctx.rest, needs)
     one, two, three = (tensor if needed else None for tensor, needed in zip(found, needs))
-    return one, two, None, three, None, None, None, None
+    return one, two, None, three, None, None, None
 
 
 masked_product.register_autograd(_backward, setup_context=_setup_context)

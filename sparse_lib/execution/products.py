@@ -3,12 +3,12 @@
 Structures hold a mask as the kernels read it, geometries say how tokens lie in an input.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.grad import conv2d_input, conv2d_weight
 from torch.utils._python_dispatch import _disable_current_modes
@@ -21,16 +21,13 @@ from sparse_lib.flops.ledger import is_recording, record
 MOST_WEIGHTS = 2**31 - 1
 
 
-def wants_dense_gradient(weight: torch.Tensor) -> bool:
+def wants_dense_gradient(weight: Tensor) -> bool:
     """Whether an algorithm has asked for the gradient of masked weights, too, at this step."""
     return getattr(weight, "_needs_dense_gradient", False)
 
 
 def reason_for_dense(
-    source: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    mask: torch.Tensor | None = None,
+    source: Tensor, weight: Tensor, bias: Tensor | None, mask: Tensor | None = None
 ) -> str | None:
     """Why the kernels cannot multiply these tensors; None where they can.
 
@@ -45,8 +42,8 @@ def reason_for_dense(
     for label, tensor in tensors.items():
         if tensor is None:
             continue
-        if type(tensor) not in (torch.Tensor, nn.Parameter):
-            return f"its {label} is a {type(tensor).__name__}, the kernels need a torch.Tensor"
+        if type(tensor) not in (Tensor, nn.Parameter):
+            return f"its {label} is a {type(tensor).__name__}, the kernels need a Tensor"
         if not tensor.is_cpu:
             return f"its {label} is on {tensor.device}, the kernels need the CPU"
         if tensor is mask:
@@ -79,94 +76,79 @@ class Structures:
     fingerprint: int
 
     @classmethod
-    def build(cls, mask: torch.Tensor, *, inputs_first: bool, fingerprint: int) -> "Structures":
-        return cls(
-            kernels.Structure(mask, transposed=inputs_first),
-            kernels.Structure(mask, transposed=not inputs_first),
-            fingerprint,
-        )
+    def build(cls, mask: Tensor, *, inputs_first: bool, fingerprint: int) -> "Structures":
+        forward = kernels.Structure(mask, transposed=inputs_first)
+        return cls(forward, kernels.Structure(mask, transposed=not inputs_first), fingerprint)
 
-    def packed(self, mask: torch.Tensor) -> "Structures":
+    def packed(self, mask: Tensor) -> "Structures":
         """Those for a weight that holds the unmasked numbers alone, in the order of its storage."""
         ranks = mask.flatten().cumsum(0, dtype=torch.int32).sub_(1)
         forward, backward = self.forward.packed(ranks), self.backward.packed(ranks)
         return Structures(forward, backward, self.fingerprint)
 
 
+@dataclass(frozen=True)
 class Rows:
-    """Geometry of a matrix product: the tokens are all leading dimensions of the input."""
+    """Geometry of a matrix product: the tokens are all leading dimensions of the input.
 
-    #: What a graph of `torch.compile` holds of the geometry.
-    sizes: tuple[int, ...] = ()
+    Attributes:
+        inputs_first: Whether the weight is `[inputs, outputs]`.
+    """
+
+    inputs_first: bool = False
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """What a graph of `torch.compile` holds of the geometry; see `geometry_of`."""
+        return (1,) if self.inputs_first else ()
 
     @property
     def takes_half(self) -> bool:
         """Whether the kernels read bfloat16."""
         return kernels.takes_half()
 
-    def fits(self, source: torch.Tensor, weight: torch.Tensor, inputs_first: bool) -> bool:
+    def fits(self, source: Tensor, weight: Tensor) -> bool:
         """Whether the kernels can multiply these shapes; torch has an error for most others."""
-        inputs = 0 if inputs_first else 1
+        inputs = 0 if self.inputs_first else 1
         return weight.dim() == 2 and source.shape[-1:] == weight.shape[inputs : inputs + 1]
 
-    def images(self, source: torch.Tensor) -> None:
+    def images(self, source: Tensor) -> None:
         """Rows are no windows of images."""
 
-    def batched(
-        self, source: torch.Tensor, product: Callable[[torch.Tensor], torch.Tensor]
-    ) -> torch.Tensor:
+    def batched(self, source: Tensor, product: Callable[[Tensor], Tensor]) -> Tensor:
         """What ``product`` makes of the input, which may have any leading dimensions."""
         return product(source)
 
-    def prepare(self, source: torch.Tensor) -> torch.Tensor:
+    def prepare(self, source: Tensor) -> Tensor:
         if source.is_contiguous() or (source.dim() == 2 and source.stride(1) == 1):
             return source
         return source.contiguous()
 
-    def source_view(self, source: torch.Tensor) -> kernels.View:
+    def source_view(self, source: Tensor) -> kernels.View:
         return kernels.rows_view(source)
 
     target_view = source_view
 
-    def new_target(self, source: torch.Tensor, features: int) -> torch.Tensor:
+    def new_target(self, source: Tensor, features: int) -> Tensor:
         return source.new_empty((*source.shape[:-1], features))
 
-    def new_source_gradient(self, source: torch.Tensor) -> torch.Tensor:
+    def new_source_gradient(self, source: Tensor) -> Tensor:
         return torch.empty_like(source, memory_format=torch.contiguous_format)
 
-    def bias_gradient(self, gradient: torch.Tensor) -> torch.Tensor:
-        return gradient.reshape(-1, gradient.shape[-1]).sum(0)
+    def dense(self, source: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """The layer's output by torch; its gradients are the next three."""
+        return F.linear(source, weight.T if self.inputs_first else weight, bias)
 
-    def weight_gradient(
-        self, source: torch.Tensor, gradient: torch.Tensor, shape: torch.Size, inputs_first: bool
-    ) -> torch.Tensor:
+    def source_gradient(self, source: Tensor, gradient: Tensor, weight: Tensor) -> Tensor:
+        return gradient @ (weight.T if self.inputs_first else weight)
+
+    def weight_gradient(self, source: Tensor, gradient: Tensor, shape: torch.Size) -> Tensor:
         source = source.reshape(-1, source.shape[-1])
         gradient = gradient.reshape(-1, gradient.shape[-1])
-        product = source.T @ gradient if inputs_first else gradient.T @ source
-        return product.view(shape)
+        return (source.T @ gradient if self.inputs_first else gradient.T @ source).view(shape)
 
-    def dense(
-        self,
-        source: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        inputs_first: bool,
-    ) -> torch.Tensor:
-        """The layer's output by torch."""
-        return F.linear(source, weight.T if inputs_first else weight, bias)
-
-    def source_gradient(
-        self,
-        source: torch.Tensor,
-        gradient: torch.Tensor,
-        weight: torch.Tensor,
-        inputs_first: bool,
-    ) -> torch.Tensor:
-        """The input's gradient by torch."""
-        return gradient @ (weight.T if inputs_first else weight)
-
-
-ROWS = Rows()
+    def bias_gradient(self, gradient: Tensor) -> Tensor:
+        return gradient.reshape(-1, gradient.shape[-1]).sum(0)
 
 
 @dataclass(frozen=True)
@@ -177,15 +159,15 @@ class Windows:
     stride: tuple[int, int]
     padding: tuple[int, int]
     dilation: tuple[int, int]
-    takes_half = False
+    takes_half = inputs_first = False
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """What a graph of `torch.compile` holds of the geometry."""
+        """As of `Rows`."""
         return (*self.kernel, *self.stride, *self.padding, *self.dilation)
 
-    def fits(self, source: torch.Tensor, weight: torch.Tensor, inputs_first: bool) -> bool:
-        """Whether the kernels can multiply these shapes; torch has an error for most others."""
+    def fits(self, source: Tensor, weight: Tensor) -> bool:
+        """As of `Rows`."""
         return (
             source.dim() in (3, 4)
             and weight.shape[1:] == (source.shape[-3], *self.kernel)
@@ -194,74 +176,63 @@ class Windows:
             and min(self._out_size(source)) > 0
         )
 
-    def _out_size(self, source: torch.Tensor) -> tuple[int, int]:
+    def _out_size(self, source: Tensor) -> tuple[int, int]:
         sizes = zip(source.shape[-2:], self.kernel, self.stride, self.padding, self.dilation)
         height, width = ((n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in sizes)
         return height, width
 
-    def images(self, source: torch.Tensor) -> Images:
+    def images(self, source: Tensor) -> Images:
         """What the windows lie in, by which a convolution is worth skipping or not."""
         width = self._out_size(source)[1]
         return Images(source.shape[-3], width, self.stride[0] * self.stride[1])
 
-    def batched(
-        self, source: torch.Tensor, product: Callable[[torch.Tensor], torch.Tensor]
-    ) -> torch.Tensor:
+    def batched(self, source: Tensor, product: Callable[[Tensor], Tensor]) -> Tensor:
         """What ``product`` makes of a batch; of a single image as a batch of one."""
         if source.dim() == 3:
             return product(source.unsqueeze(0)).squeeze(0)
         return product(source)
 
-    def prepare(self, source: torch.Tensor) -> torch.Tensor:
+    def prepare(self, source: Tensor) -> Tensor:
         return source.contiguous()
 
-    def source_view(self, source: torch.Tensor) -> kernels.View:
-        return kernels.image_view(
-            source,
-            out_size=self._out_size(source),
-            kernel=self.kernel,
-            stride=self.stride,
-            padding=self.padding,
-            dilation=self.dilation,
-        )
+    def source_view(self, source: Tensor) -> kernels.View:
+        sizes = self._out_size(source), self.kernel, self.stride, self.padding, self.dilation
+        return kernels.image_view(source, *sizes)
 
-    def target_view(self, target: torch.Tensor) -> kernels.View:
-        return kernels.image_view(target, out_size=(target.shape[2], target.shape[3]))
+    def target_view(self, target: Tensor) -> kernels.View:
+        return kernels.image_view(target, (target.shape[2], target.shape[3]))
 
-    def new_target(self, source: torch.Tensor, features: int) -> torch.Tensor:
+    def new_target(self, source: Tensor, features: int) -> Tensor:
         return source.new_empty(source.shape[0], features, *self._out_size(source))
 
-    def new_source_gradient(self, source: torch.Tensor) -> torch.Tensor:
+    def new_source_gradient(self, source: Tensor) -> Tensor:
         return torch.zeros_like(source, memory_format=torch.contiguous_format)
 
-    def bias_gradient(self, gradient: torch.Tensor) -> torch.Tensor:
-        return gradient.sum((0, 2, 3))
-
-    def weight_gradient(
-        self, source: torch.Tensor, gradient: torch.Tensor, shape: torch.Size, inputs_first: bool
-    ) -> torch.Tensor:
-        return conv2d_weight(source, shape, gradient, self.stride, self.padding, self.dilation)
-
-    def dense(
-        self,
-        source: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        inputs_first: bool,
-    ) -> torch.Tensor:
-        """The layer's output by torch."""
+    def dense(self, source: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return F.conv2d(source, weight, bias, self.stride, self.padding, self.dilation)
 
-    def source_gradient(
-        self,
-        source: torch.Tensor,
-        gradient: torch.Tensor,
-        weight: torch.Tensor,
-        inputs_first: bool,
-    ) -> torch.Tensor:
-        """The input's gradient by torch."""
+    def source_gradient(self, source: Tensor, gradient: Tensor, weight: Tensor) -> Tensor:
         sizes = self.stride, self.padding, self.dilation
         return conv2d_input(source.shape, weight, gradient, *sizes)
+
+    def weight_gradient(self, source: Tensor, gradient: Tensor, shape: torch.Size) -> Tensor:
+        return conv2d_weight(source, shape, gradient, self.stride, self.padding, self.dilation)
+
+    def bias_gradient(self, gradient: Tensor) -> Tensor:
+        return gradient.sum((0, 2, 3))
+
+
+def geometry_of(sizes: Sequence[int]) -> Rows | Windows:
+    """The geometry that has these ``sizes``."""
+    if len(sizes) < 2:
+        return Rows(bool(sizes))
+    first, second, third, fourth = (tuple(sizes[i : i + 2]) for i in (0, 2, 4, 6))
+    return Windows(first, second, third, fourth)  # type: ignore[arg-type]
+
+
+def product_dtype(weight: Tensor) -> torch.dtype:
+    """The type of a layer's output, which autocast decides where it is on."""
+    return torch.bfloat16 if torch.is_autocast_enabled("cpu") else weight.dtype
 
 
 def _report(part: str, structure: kernels.Structure, tokens: int, *, dense: bool = False) -> None:
@@ -271,69 +242,59 @@ def _report(part: str, structure: kernels.Structure, tokens: int, *, dense: bool
     record(part, dense_flops=all_flops, executed_flops=executed)
 
 
-def _float(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor if tensor.dtype is torch.float32 else tensor.float()
-
-
 def is_half(geometry: Rows | Windows, dtype: torch.dtype) -> bool:
     """Whether the kernels multiply in bfloat16, which is asked for and which the layer takes."""
     return dtype is torch.bfloat16 and geometry.takes_half
 
 
 def multiply(
-    source: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
+    source: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
     geometry: Rows | Windows,
     structures: Structures,
     dtype: torch.dtype,
-) -> torch.Tensor:
+) -> Tensor:
     """The output of a layer, by the kernels.
 
     Args:
         source: The layer's input, prepared by its geometry.
-        weight: Dense, of which the unmasked part counts.
+        weight: Dense, of which the unmasked part counts, or its unmasked numbers alone.
         bias: Of the output's features, or None.
         geometry: How tokens lie in the input.
         structures: Of the layer's mask.
         dtype: Of the result. Sums are float32, and each result is rounded once.
     """
-    numbers = source if is_half(geometry, dtype) else _float(source)
+    numbers = source if is_half(geometry, dtype) else source.float()
     target = geometry.new_target(numbers, structures.forward.rows)
     view = geometry.source_view(numbers)
-    structures.forward.multiply(
-        weight.contiguous(),
-        view,
-        geometry.target_view(target),
-        _float(bias).contiguous() if bias is not None else None,
-    )
+    bias = None if bias is None else bias.float().contiguous()
+    structures.forward.multiply(weight.contiguous(), view, geometry.target_view(target), bias)
     if is_recording():
         _report("forward", structures.forward, view.tokens)
-    return target if target.dtype is dtype else target.to(dtype)
+    return target.to(dtype)
 
 
 def gradients(
-    gradient: torch.Tensor,
-    source: torch.Tensor,
-    weight: torch.Tensor,
+    gradient: Tensor,
+    source: Tensor,
+    weight: Tensor,
     geometry: Rows | Windows,
     structures: Structures,
     *,
     half: bool,
-    inputs_first: bool,
-    needs: tuple[bool, bool, bool],
+    needs: Sequence[bool],
     dense: bool,
-) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """The gradients of `multiply`'s input, weight and bias, as far as they are needed.
 
     Args:
         gradient: Of the output.
-        source: The input that `multiply` was given.
-        weight: As `multiply` was given it.
-        geometry: How tokens lie in the input.
-        structures: Of the layer's mask.
+        source: The input that `multiply` was given, as are the next three arguments.
+        weight: See `multiply`.
+        geometry: See `multiply`.
+        structures: See `multiply`.
         half: What `is_half` says.
-        inputs_first: Whether the weight is `[inputs, outputs]`.
         needs: Which of the three are needed.
         dense: Whether the gradient of masked weights is needed, too.
     """
@@ -341,42 +302,32 @@ def gradients(
     dense = needs_weight and dense
     gradient = geometry.prepare(gradient)
     if not half:
-        source, gradient = _float(source), _float(gradient)
+        source, gradient = source.float(), gradient.float()
     source_gradient = geometry.new_source_gradient(source) if needs_source else None
-    view = geometry.source_view(source_gradient) if source_gradient is not None else None
+    view = None if source_gradient is None else geometry.source_view(source_gradient)
     source_view, target_view = geometry.source_view(source), geometry.target_view(gradient)
     weight_gradient = bias_gradient = None
+    forward, backward = structures.forward, structures.backward
     if needs_weight and not dense:
         if needs_bias:
-            rows = structures.forward.rows
-            bias_gradient = gradient.new_empty(rows, dtype=torch.float32)
+            bias_gradient = gradient.new_empty(forward.rows, dtype=torch.float32)
+        views = source_view, target_view, view
         weight_gradient = kernels.gradients(
-            structures.forward,
-            structures.backward,
-            weight.contiguous(),
-            source_view,
-            target_view,
-            view,
-            bias_gradient,
+            forward, backward, weight.contiguous(), *views, bias_gradient
         )
     elif view is not None:
-        structures.backward.multiply(weight.contiguous(), target_view, view)
+        backward.multiply(weight.contiguous(), target_view, view)
     if is_recording():
-        structure, tokens = structures.forward, source_view.tokens
         if needs_source:
-            _report("input_gradient", structure, tokens)
+            _report("input_gradient", forward, source_view.tokens)
         if needs_weight:
-            _report("weight_gradient", structure, tokens, dense=dense)
+            _report("weight_gradient", forward, source_view.tokens, dense=dense)
     if dense:
         with _disable_current_modes():  # a ledger cannot assign these operators to a layer
-            weight_gradient = geometry.weight_gradient(source, gradient, weight.shape, inputs_first)
+            weight_gradient = geometry.weight_gradient(source, gradient, weight.shape)
     if needs_bias and bias_gradient is None:
         bias_gradient = geometry.bias_gradient(gradient)
     return source_gradient, weight_gradient, bias_gradient
-
-
-def _cast(tensor: torch.Tensor | None, dtype: torch.dtype | None) -> torch.Tensor | None:
-    return tensor if tensor is None or tensor.dtype is dtype else tensor.to(dtype)
 
 
 class SkipProduct(torch.autograd.Function):
@@ -389,24 +340,23 @@ class SkipProduct(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        source: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
+        source: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
         geometry: Rows | Windows,
         structures: Structures,
-        inputs_first: bool,
         dtype: torch.dtype,
-    ) -> torch.Tensor:
-        ctx.source_dtype, ctx.half = source.dtype, is_half(geometry, dtype)
+    ) -> Tensor:
+        ctx.dtypes = source.dtype, weight.dtype, None if bias is None else bias.dtype
+        ctx.half = is_half(geometry, dtype)
         source = geometry.prepare(source.to(dtype) if ctx.half else source)
         ctx.save_for_backward(source, weight)
         ctx.parameter, ctx.geometry, ctx.structures = weight, geometry, structures
-        ctx.inputs_first, ctx.bias_dtype = inputs_first, None if bias is None else bias.dtype
         return multiply(source, weight, bias, geometry, structures, dtype)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         batched = torch._C._functorch
         if batched.is_legacy_batchedtensor(gradient) or batched.is_batchedtensor(gradient):
             raise RuntimeError(
@@ -414,20 +364,15 @@ class SkipProduct(torch.autograd.Function):
                 "vectorize=True); run the model itself, not its twin, or unpack it"
             )
         source, weight = ctx.saved_tensors
-        of_source, of_weight, of_bias = gradients(
+        found = gradients(
             gradient,
             source,
             weight,
             ctx.geometry,
             ctx.structures,
             half=ctx.half,
-            inputs_first=ctx.inputs_first,
             needs=ctx.needs_input_grad[:3],
             dense=wants_dense_gradient(ctx.parameter),
         )
-        found = (
-            _cast(of_source, ctx.source_dtype),
-            _cast(of_weight, weight.dtype),
-            _cast(of_bias, ctx.bias_dtype),
-        )
-        return (*found, None, None, None, None)
+        pairs = zip(found, ctx.dtypes)
+        return (*(None if t is None else t.to(dtype) for t, dtype in pairs), None, None, None)
