@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from sparse_lib.core.dynamic import DynamicSparsityAlgorithm
 from sparse_lib.core.parameter import SparseParameter
-from sparse_lib.masks.makers import make_mask_topk_sparsity, visible_magnitude
-from sparse_lib.schedules import Level, Updates
+from sparse_lib.masks.makers import visible_magnitude
 
 
 class ACDC(DynamicSparsityAlgorithm):
@@ -34,15 +32,6 @@ class ACDC(DynamicSparsityAlgorithm):
 
     needs_sparsity: ClassVar[bool] = True
 
-    def __init__(
-        self,
-        sparsity: Level | None = None,
-        update: Updates | None = None,
-        init_method: str | Callable = "topk",
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(sparsity, update, init_method, **kwargs)
-
     @property
     def compressed(self) -> bool:
         """True in a compressed phase, of which the first begins with the first update."""
@@ -56,15 +45,13 @@ class ACDC(DynamicSparsityAlgorithm):
         """The largest magnitudes, or all."""
         if not self.compressed:
             return torch.ones_like(mask)
-        return make_mask_topk_sparsity(
-            visible_magnitude(p), sparsity, self.score_shaper, compat=self.rules
-        )
+        return self.keep_best(visible_magnitude(p), sparsity)
 
     def targets_at(self, step: int) -> dict[str, float]:
         """Those of the schedule in compressed phases, else 0."""
-        return (
-            super().targets_at(step) if self.compressed else dict.fromkeys(self.sparse_params, 0.0)
-        )
+        if self.compressed:
+            return super().targets_at(step)
+        return dict.fromkeys(self.sparse_params, 0.0)
 
     def initial_mask(self, sparse: SparseParameter, sparsity: float) -> Tensor:
         """All weights, or those that are there already."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sparse_lib.core.dynamic import DynamicSparsityAlgorithm
-from sparse_lib.masks.makers import make_mask_topk_sparsity, visible_magnitude
+from sparse_lib.masks.makers import visible_magnitude
 from sparse_lib.schedules import Level, Updates
 
 
@@ -49,11 +49,6 @@ class GMP(DynamicSparsityAlgorithm):
     def update_mask(self, p: Tensor, mask: Tensor, sparsity: float) -> Tensor:
         """The largest magnitudes; among zeros, present weights first."""
         score = torch.where(mask, visible_magnitude(p), -1)
-        return make_mask_topk_sparsity(
-            score,
-            sparsity,
-            score_shaper=self.score_shaper,
-            tie_breaker=self.tie_breaker,
-            generator=self.generator(p) if self.tie_breaker == "random" else None,
-            compat=self.rules,
-        )
+        generator = self.generator(p) if self.tie_breaker == "random" else None
+        ties = {"tie_breaker": self.tie_breaker, "generator": generator}
+        return self.keep_best(score, sparsity, **ties)

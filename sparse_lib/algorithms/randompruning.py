@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from sparse_lib.algorithms.gmp import GMP
-from sparse_lib.masks.makers import make_mask_topk_sparsity, random_score
+from sparse_lib.masks.makers import random_score
 
 
 class RandomPruning(GMP):
@@ -21,9 +21,4 @@ class RandomPruning(GMP):
     def update_mask(self, p: Tensor, mask: Tensor, sparsity: float) -> Tensor:
         """Present positions at random, absent ones after them."""
         score = random_score(p, self.generator(p))
-        return make_mask_topk_sparsity(
-            torch.where(mask, score, score - 1),
-            sparsity,
-            score_shaper=self.score_shaper,
-            compat=self.rules,
-        )
+        return self.keep_best(torch.where(mask, score, score - 1), sparsity)

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from sparse_lib.algorithms.gmp import GMP
-from sparse_lib.masks.makers import make_mask_topk_sparsity
 
 
 class SaliencyPruning(GMP):
@@ -31,9 +30,4 @@ class SaliencyPruning(GMP):
             )
         gradient = p.grad.to_dense() if p.grad.is_sparse else p.grad
         score = (p.detach() * gradient.detach()).abs().nan_to_num_(nan=math.inf, posinf=math.inf)
-        return make_mask_topk_sparsity(
-            torch.where(mask, score, -1),
-            sparsity,
-            score_shaper=self.score_shaper,
-            compat=self.rules,
-        )
+        return self.keep_best(torch.where(mask, score, -1), sparsity)

@@ -107,10 +107,10 @@ class SNFS(DropAndGrow):
             self._momenta[name] = self.momentum_of(weight).lerp_(gradient, 1 - self.momentum)
 
     def _scales(self) -> dict[str, float]:
-        """What clipping and loss scaling made of the mean of the ranks' dense gradients.
+        """What clipping and loss scaling made of the mean of the ranks' dense gradients, by name.
 
-        By name of a weight that has a gradient on any rank; the same on every rank. Empty where
-        the gradients that are kept are means already: in one process, and of sharded weights.
+        Of weights with a gradient on any rank; the same on each. Empty where means are kept
+        already: in one process, and of sharded weights.
         """
         params = self.sparse_params
         if distributed.world_size() == 1 or any(
@@ -167,11 +167,8 @@ class SNFS(DropAndGrow):
         strength = {name: self._strength(sparse) for name, sparse in params.items()}
         shares = allot(goal - sum(map(num_true, kept.values())), strength, room)
         return [
-            (
-                name,
-                add_best(self.checked_score("grow_score", sparse.param), kept[name], shares[name]),
-            )
-            for name, sparse in params.items()
+            (name, add_best(self.checked_score("grow_score", s.param), kept[name], shares[name]))
+            for name, s in params.items()
         ]
 
     def _strength(self, sparse: SparseParameter) -> float:
@@ -183,16 +180,10 @@ class SNFS(DropAndGrow):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """See `DropAndGrow.state_dict`; also the momenta, by full name."""
         momenta = {name: momentum.clone() for name, momentum in self._momenta.items()}
         return super().state_dict() | {"momenta": momenta}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restore `state_dict`.
-
-        Raises:
-            ValueError: If the state does not fit this algorithm.
-        """
         momenta = state_dict.get("momenta", {}) if isinstance(state_dict, Mapping) else {}
         if not isinstance(momenta, Mapping):
             raise ValueError(f"the state has momenta={momenta!r:.80}, which must be a mapping")
@@ -214,12 +205,7 @@ def allot(total: int, strength: Mapping[str, float], room: Mapping[str, int]) ->
 
     What finds no room goes to the others in the same proportion; fractions are rounded by largest
     remainder, of equal ones the first. Where the strengths of all with room are zero, they count as
-    equal.
-
-    Args:
-        total: At least 0, at most the sum of ``room``.
-        strength: Name to a number of at least 0.
-        room: Name to the most that it can take.
+    equal. ``total`` is at most the sum of ``room``.
 
     >>> allot(10, {"a": 3.0, "b": 1.0, "c": 1.0}, {"a": 4, "b": 9, "c": 9})
     {'a': 4, 'b': 3, 'c': 3}

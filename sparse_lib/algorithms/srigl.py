@@ -99,7 +99,6 @@ class SRigL(RigL):
         return active & enough
 
     def check_shape(self, sparse: SparseParameter) -> None:
-        """See `SparsityAlgorithm.check_shape`."""
         super().check_shape(sparse)
         assert sparse.required_layout
         if sparse.param.dim() > 1 and shards.is_sharded(sparse.param):

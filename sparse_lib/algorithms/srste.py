@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sparse_lib.checks import check_finite
 from sparse_lib.core.hidden import HiddenWeights
-from sparse_lib.masks.makers import make_mask_topk_sparsity, visible_magnitude
+from sparse_lib.masks.makers import visible_magnitude
 from sparse_lib.schedules import Level, Updates
 
 
@@ -55,6 +55,4 @@ class SRSTE(HiddenWeights):
 
     def update_mask(self, p: Tensor, mask: Tensor, sparsity: float) -> Tensor:
         """The largest values of all."""
-        return make_mask_topk_sparsity(
-            visible_magnitude(p), sparsity, self.score_shaper, compat=self.rules
-        )
+        return self.keep_best(visible_magnitude(p), sparsity)

@@ -67,7 +67,6 @@ class TopK(DynamicSparsityAlgorithm):
         super().__init__(sparsity, update, init_method, **kwargs)
 
     def check_shape(self, sparse: SparseParameter) -> None:
-        """See `SparsityAlgorithm.check_shape`."""
         super().check_shape(sparse)
         if sparse.param.dim() < 2 or not (self.min_per_output or self.min_per_input):
             return
@@ -115,9 +114,7 @@ class TopK(DynamicSparsityAlgorithm):
             due = self._due(p, score)
             score = score.double()  # in which magnitudes that differ do so after a sum, too
             score = torch.where(due, score + score.max() + 1, score)
-        return make_mask_topk_sparsity(
-            score, sparsity, score_shaper=self.score_shaper, compat=self.rules
-        )
+        return self.keep_best(score, sparsity)
 
     def initial_mask(self, sparse: SparseParameter, sparsity: float) -> Tensor:
         if self.init_method != "topk":

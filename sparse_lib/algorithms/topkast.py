@@ -14,7 +14,7 @@ from sparse_lib.core.hidden import HiddenWeights
 from sparse_lib.core.parameter import SparseParameter
 from sparse_lib.masks import shards
 from sparse_lib.masks.counts import num_true
-from sparse_lib.masks.makers import make_mask_topk_sparsity, visible_magnitude
+from sparse_lib.masks.makers import visible_magnitude
 from sparse_lib.schedules import Level, Updates, make_hyperparameter_schedule
 
 
@@ -75,11 +75,7 @@ class TopKAST(HiddenWeights):
         super().__init__(sparsity, update, init_method, **kwargs)
 
     def trained(self, p: Tensor) -> Tensor:
-        """The set ``B`` of a sparse parameter as a bool tensor of its shape.
-
-        Raises:
-            ValueError: If ``p`` is no sparse parameter of the algorithm.
-        """
+        """The set ``B`` of a sparse parameter as a bool tensor of its shape."""
         sparse = self.sparse_param(p)
         if sparse.name not in self._trained:
             with self.making_mask_of(sparse):
@@ -89,13 +85,11 @@ class TopKAST(HiddenWeights):
     def _choose(self, whole: Tensor, mask: Tensor) -> Tensor:
         value = min(max(float(self.backward_schedule(self.step, self._updating)), 0.0), 1.0)
         score = torch.where(mask, torch.inf, visible_magnitude(whole))
-        chosen = make_mask_topk_sparsity(score, value, self.score_shaper, compat=self.rules)
-        return chosen | mask
+        return self.keep_best(score, value) | mask
 
     def update_mask(self, p: Tensor, mask: Tensor, sparsity: float) -> Tensor:
         """The largest values of all; and ``B`` with them."""
-        options: dict[str, Any] = {"score_shaper": self.score_shaper, "compat": self.rules}
-        new = make_mask_topk_sparsity(visible_magnitude(p), sparsity, **options)
+        new = self.keep_best(visible_magnitude(p), sparsity)
         self._trained[self.sparse_param(p).name] = self._choose(p, new)
         return new
 
@@ -123,12 +117,10 @@ class TopKAST(HiddenWeights):
         return replaced
 
     def advance_schedules(self, due: bool) -> None:
-        """See `SparsityAlgorithm.advance_schedules`."""
         super().advance_schedules(due)
         self.backward_schedule.update(due)
 
     def state_dict(self) -> dict[str, Any]:
-        """See `HiddenWeights`; also the sets ``B``."""
         trained = {name: self.trained(s.param).clone() for name, s in self.sparse_params.items()}
         return super().state_dict() | {
             "trained": trained,
@@ -136,11 +128,6 @@ class TopKAST(HiddenWeights):
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restore `state_dict`.
-
-        Raises:
-            ValueError: If the state does not fit this algorithm.
-        """
         known = state_dict if isinstance(state_dict, Mapping) else {}
         saved, schedule = known.get("trained"), known.get("backward_sparsity")
         if not isinstance(saved, Mapping) or not all(

@@ -30,7 +30,7 @@ from sparse_lib.core.states import check_state, warn_of_changes, warn_of_seed
 from sparse_lib.core.targets import Levels
 from sparse_lib.masks import shards
 from sparse_lib.masks.init import make_init_method
-from sparse_lib.masks.makers import generator
+from sparse_lib.masks.makers import generator, make_mask_topk_sparsity
 from sparse_lib.masks.shapers import ScoreShaper, make_score_shaper
 from sparse_lib.rules import Rules, rules_of
 from sparse_lib.schedules import Level
@@ -170,8 +170,7 @@ class SparsityAlgorithm(Applied):
     def update(self, optimizer: Optimizer | None = None) -> None:
         """Change masks, by setting ``.mask`` of entries of `sparse_params`.
 
-        Args:
-            optimizer: What has just taken a step; a subclass may leave this argument out.
+        A subclass may leave out the optimizer, which has just taken a step.
         """
 
     def prepare(self, optimizer: Optimizer) -> None:
@@ -204,10 +203,7 @@ class SparsityAlgorithm(Applied):
 
     def initial_mask(self, sparse: SparseParameter, sparsity: float) -> Tensor:
         """The first mask of a parameter: bool, of its shape."""
-        shaper = self._shaper_of(sparse)
-        default = getattr(self._init, "default_shaper", None)
-        if shaper is None and default is not None:
-            shaper = default.for_layer(sparse.layout)
+        shaper = self._first_shaper(sparse)
         return self._init(sparse.param, sparsity, shaper, self.generator(sparse.name))
 
     def advance_schedules(self, due: bool) -> None:
@@ -252,6 +248,10 @@ class SparsityAlgorithm(Applied):
     def _shaper_of(self, sparse: SparseParameter) -> ScoreShaper | None:
         return self._score_shaper and self._score_shaper.for_layer(sparse.layout)
 
+    def _first_shaper(self, sparse: SparseParameter) -> ScoreShaper | None:
+        shaper = self._score_shaper or getattr(self._init, "default_shaper", None)
+        return shaper and shaper.for_layer(sparse.layout)
+
     @contextmanager
     def making_mask_of(self, sparse: SparseParameter) -> Iterator[None]:
         """Have `score_shaper` be of this parameter's layer."""
@@ -264,19 +264,13 @@ class SparsityAlgorithm(Applied):
     def check_shape(self, sparse: SparseParameter) -> None:
         """Raise ValueError where there are no such pools, or outputs, in a parameter."""
         try:
-            shaper = self._shaper_of(sparse)
-            shaper = shaper or getattr(self._init, "default_shaper", None)
-            if shaper is not None:
-                shaper.for_layer(sparse.layout).check_shape(tuple(sparse.param.shape))
+            if (shaper := self._first_shaper(sparse)) is not None:
+                shaper.check_shape(tuple(sparse.param.shape))
         except ValueError as error:
             raise ValueError(f"parameter {sparse.name!r}: {error}") from error
 
     def why_dense(self, sparse: SparseParameter) -> str | None:
-        """Why a parameter stays dense since no pools fit it; None where they do.
-
-        Raises:
-            ValueError: If they do not, and the score shaper does not leave such ones dense.
-        """
+        """Why a parameter stays dense where no pools fit it; raises if the shaper refuses that."""
         try:
             if not sparse.initialized:
                 self.check_shape(sparse)
@@ -369,26 +363,25 @@ class SparsityAlgorithm(Applied):
         """A new CPU generator, seeded by the seed, the parameter's name and `num_updates`.
 
         So every call within an update gives the same numbers from the start. For two draws that
-        differ, draw both from one generator, or give the second one a name of its own.
-
-        Args:
-            param: A sparse parameter; or a text in place of its name, such as
-                ``f"{sparse.name}/noise"``.
-
-        Raises:
-            ValueError: If a tensor is no sparse parameter of the algorithm.
+        differ, draw both from one generator, or give the second one a name of its own: a text in
+        place of the sparse parameter, such as ``f"{sparse.name}/noise"``.
         """
         name = param if isinstance(param, str) else self.sparse_param(param).name
         if self.seed is None:
             self.seed = torch.initial_seed()
         return generator(self.seed, name, self.num_updates)
 
-    def sparse_param(self, param: Tensor) -> SparseParameter:
-        """The sparse parameter of a tensor.
+    def keep_best(self, score: Tensor, sparsity: float, **ties: Any) -> Tensor:
+        """The mask of the highest scores, in the algorithm's pools and by its rules.
 
-        Raises:
-            ValueError: If the algorithm has none.
+        See `sparse_lib.masks.make_mask_topk_sparsity`, which also takes ``ties``.
         """
+        return make_mask_topk_sparsity(
+            score, sparsity, self.score_shaper, compat=self.rules, **ties
+        )
+
+    def sparse_param(self, param: Tensor) -> SparseParameter:
+        """The sparse parameter of a tensor; ValueError if the algorithm has none."""
         found = self.get_sparse_params(param)
         if not isinstance(found, SparseParameter):
             raise ValueError("this tensor is not a sparse parameter of the algorithm")
@@ -397,18 +390,15 @@ class SparsityAlgorithm(Applied):
     def register_target_sparsity_hook(self, hook: Callable) -> Any:
         """Call ``hook(algorithm, name, target)`` once per distinct schedule after each step.
 
-        ``name`` is the common prefix of the parameters' names and ``*``.
-
-        Returns:
-            A handle with ``remove()``.
+        ``name`` is the common prefix of the parameters' names and ``*``. Returns a handle with
+        ``remove()``.
         """
         return register_hook(self._target_hooks, hook)
 
     def register_computed_sparsity_hook(self, hook: Callable) -> Any:
         """Call ``hook(algorithm, name, sparsity of the mask)`` per parameter after each step.
 
-        Returns:
-            A handle with ``remove()``.
+        Returns a handle with ``remove()``.
         """
         return register_hook(self._computed_hooks, hook)
 

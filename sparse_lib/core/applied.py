@@ -52,10 +52,6 @@ class Applied(ABC):
         """True if an optimizer's steps enforce and update the masks."""
         return self.driver.optimizer is not None
 
-    def drives(self, param: Tensor) -> bool:
-        """True if an optimizer's steps enforce the mask of this parameter."""
-        return self.driver.drives(param)
-
     @property
     def num_sparse_params(self) -> int:
         """Number of sparse parameter tensors."""
@@ -212,11 +208,7 @@ class Applied(ABC):
 
 
 def register_hook(hooks: OrderedDict[int, Callable], hook: Callable) -> RemovableHandle:
-    """Add a hook to others.
-
-    Raises:
-        TypeError: If it is no function.
-    """
+    """Add a hook to others; TypeError if it is no function."""
     if not callable(hook):
         raise TypeError(f"a hook must be callable, not {hook!r}")
     handle = RemovableHandle(hooks)

@@ -47,15 +47,10 @@ class Codes:
 
 
 def codes_of(key: str, state: Tensor, states: Mapping[str, Any]) -> Codes | None:
-    """The codes of a state; None if it is not known what they stand for.
+    """The codes of a state, by its name and all states of the weight; None if they are unknown.
 
     bitsandbytes has ``state1`` (uint8) with the 256 values in ``qmap1``; torchao a tensor class
     with ``codes`` and, for 8-bit integers, ``qmap``.
-
-    Args:
-        key: Name of the state.
-        state: Of the weight's shape.
-        states: All of the weight, by name.
     """
     table = states.get(key.replace("state", "qmap")) if "state" in key else None
     values = getattr(state, "qmap", table)

@@ -21,9 +21,6 @@ from sparse_lib.masks import shards
 class DenseGradients:
     """What autograd gave for all weights of sparse parameters, masked ones too, at one step.
 
-    Args:
-        params: The algorithm's sparse parameters by full name; the mapping may change later.
-
     Attributes:
         kept: By full name, the gradient in the size that the backward pass gave it: summed over
             micro-batches.
@@ -39,7 +36,8 @@ class DenseGradients:
         self._given: dict[str, Tensor] = {}
         self._told_of_combined = False
         self._handles: list[Any] = []
-        self._factors: dict[str, float | None] = {}  # of gradients that the algorithm has changed
+        self.factors: dict[str, float | None] = {}
+        """What `measure` found of gradients that the algorithm has changed in this step."""
         self._seen: dict[str, tuple[weakref.ref[Tensor], int]] = {}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -51,17 +49,14 @@ class DenseGradients:
     # ------------------------------------------------------------------------------ keeping them
 
     def keep_next(self, wanted: bool, *, past: bool) -> None:
-        """Keep what the next backward passes give, or nothing.
-
-        Args:
-            wanted: Whether the next step reads dense gradients.
-            past: Whether those of a step that is over stay, for an update by hand.
-        """
+        """Keep what the next backward passes give, if wanted, and what is past, if it stays."""
         self.stop()
         if self._is_past and not past:
             self.kept.clear()
-        if wanted:
-            self.capture()
+        for sparse in self._params.values() if wanted else ():
+            if sparse.param.requires_grad:
+                sparse.guard.want_dense_gradient(True)
+                self._handles.append(self._hook(sparse))
 
     def end_step(self, autoupdate: bool, *, remember: bool) -> None:
         """Forget what a step has read, and note its gradients to know them again."""
@@ -70,14 +65,11 @@ class DenseGradients:
         if autoupdate:  # else the user may call update before the next backward pass
             self.kept.clear()
         if remember:
-            self.remember()
-
-    def capture(self) -> None:
-        """Keep what the next backward passes give, until `stop`."""
-        for sparse in self._params.values():
-            if sparse.param.requires_grad:
-                sparse.guard.want_dense_gradient(True)
-                self._handles.append(self._hook(sparse))
+            self._seen = {
+                name: (weakref.ref(gradient), gradient._version)
+                for name, sparse in self._params.items()
+                if (gradient := sparse.param.grad) is not None
+            }
 
     def stop(self) -> None:
         """Keep nothing more; what was kept stays."""
@@ -151,12 +143,14 @@ class DenseGradients:
 
     def take_given(self) -> None:
         """Take the gradients that no backward pass brought: those a user set by hand."""
-        self.no_pass = self._no_pass_came()
+        grads = {name: sparse.param.grad for name, sparse in self._params.items()}
+        left = {name: gradient for name, gradient in grads.items() if gradient is not None}
+        self.no_pass = bool(left) and all(self._is_stale(*item) for item in left.items())
         self._given.clear()
         taken = self.kept if distributed.world_size() == 1 else self._given
-        for name, sparse in self._params.items():
-            gradient = sparse.param.grad
-            if gradient is None or sparse.guard.gradient_is_clean:
+        for name, gradient in left.items():
+            sparse = self._params[name]
+            if sparse.guard.gradient_is_clean:
                 continue
             if name in self.kept:
                 self._tell_of_combined(sparse, gradient)
@@ -214,8 +208,8 @@ class DenseGradients:
 
     def as_optimized(self, sparse: SparseParameter, gradient: Tensor) -> Tensor:
         """A dense gradient, unscaled and clipped as ``.grad`` was before the optimizer saw it."""
-        if sparse.name in self._factors:
-            factor = self._factors[sparse.name]
+        if sparse.name in self.factors:
+            factor = self.factors[sparse.name]
         else:
             factor = _factor(sparse.param, gradient)
         if factor is None and sparse.param.grad is not None:
@@ -231,37 +225,17 @@ class DenseGradients:
                 factor = _factor(sparse.param, kept)
                 if factor is not None and scale is not None:
                     factor /= float(scale)
-                self._factors[name] = factor
-
-    def forget_measured(self) -> None:
-        """What `measure` found is of an earlier step."""
-        self._factors.clear()
+                self.factors[name] = factor
 
     def _factor_of_others(self) -> float | None:
         """That of the first parameter which tells; loss scales and clipped norms are of all."""
-        if self._factors:
-            return next((known for known in self._factors.values() if known is not None), None)
+        if self.factors:
+            return next((known for known in self.factors.values() if known is not None), None)
         for name, sparse in self._params.items():
             if (kept := self.kept.get(name)) is not None:
                 if (factor := _factor(sparse.param, kept)) is not None:
                     return factor
         return None
-
-    # ------------------------------------------------------------------------- from step to step
-
-    def remember(self) -> None:
-        """Note the gradients that a step has seen, to know them again at the next one."""
-        self._seen = {
-            name: (weakref.ref(gradient), gradient._version)
-            for name, sparse in self._params.items()
-            if (gradient := sparse.param.grad) is not None
-        }
-
-    def _no_pass_came(self) -> bool:
-        """Whether there are gradients, but all of them those of the step before."""
-        given = {name: sparse.param.grad for name, sparse in self._params.items()}
-        left = {name: gradient for name, gradient in given.items() if gradient is not None}
-        return bool(left) and all(self._is_stale(*item) for item in left.items())
 
     def _is_stale(self, name: str, gradient: Tensor) -> bool:
         """Whether a gradient is the one that the step before saw, unchanged."""

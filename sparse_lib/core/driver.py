@@ -28,31 +28,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from sparse_lib.core import mistakes
+from sparse_lib.core import mistakes, optimizers, parameter
 from sparse_lib.core.codes import Codes
 from sparse_lib.core.guard import watch_readers
-from sparse_lib.core.optimizers import (
-    closure_of,
-    forget_curvature,
-    gradient_scale,
-    innermost,
-    overflowed,
-    params_of,
-    states_like,
-    stepping,
-    with_closure,
-)
-from sparse_lib.core.parameter import (
-    SparseParameter,
-    adopt,
-    attach,
-    check_driven,
-    replaced,
-    some,
-    take_over,
-    unwrap,
-    warn,
-)
+from sparse_lib.core.parameter import SparseParameter, some, warn
 from sparse_lib.core.words import mask_together
 from sparse_lib.layers import layouts
 
@@ -67,10 +46,8 @@ Found = list[tuple[str, nn.Module, str]]
 class Driver:
     """Applies algorithms to models, and acts for them in the steps of one optimizer.
 
-    The optimizer keeps the algorithms alive by its hooks; this keeps neither.
-
-    Args:
-        owner: What a user applies: an algorithm, or a group of several.
+    The optimizer keeps the algorithms alive by its hooks; this keeps neither. ``owner`` is what a
+    user applies: an algorithm, or a group of several.
     """
 
     def __init__(self, owner: Applied) -> None:
@@ -117,12 +94,12 @@ class Driver:
         masks = {id(sparse.param): sparse.mask for sparse in gone}
         for module in {id(sparse.module): sparse.module for sparse in gone}.values():
             self.detach(module)
-        take_over(model, masks)
+        parameter.take_over(model, masks)
         owner = self.owner
         assert owner is not None  # who is applied is there
         self._sparsify(model, owner.divide_model(model))
         watch_readers(model)
-        root = unwrap(model)
+        root = parameter.unwrap(model)
         if not any(known() is root for known in self._models):
             self._models.append(weakref.ref(root))
         self.find_not_held()
@@ -133,7 +110,7 @@ class Driver:
         known, told = layouts(model), []
         try:
             for algorithm, found in parts:
-                new = adopt(algorithm.sparse_params, algorithm.clock, found, known)
+                new = parameter.adopt(algorithm.sparse_params, algorithm.clock, found, known)
                 for name, sparse in list(new.items()):
                     if (reason := algorithm.why_dense(sparse)) is not None:
                         told.append(reason)
@@ -149,7 +126,7 @@ class Driver:
             raise
         for (algorithm, params), masks in zip(adopted, first, strict=True):
             for sparse in params:
-                attach(sparse)
+                parameter.attach(sparse)
             self.claim(algorithm)
             mistakes.warn_of_zeros(params, masks)
             algorithm.put_first_masks(params, masks)
@@ -166,12 +143,12 @@ class Driver:
     def _replaced(self) -> list[SparseParameter]:
         """Sparse parameters whose module is in none of the models, and another one in its place."""
         models = [model for known in self._models if (model := known()) is not None]
-        return replaced(self.params.values(), models)
+        return parameter.replaced(self.params.values(), models)
 
     def detach(self, module: nn.Module | Optimizer | None = None) -> None:
         """See `sparse_lib.SparsityAlgorithm.detach`."""
         if isinstance(module, Optimizer):
-            if self.optimizer not in (None, stepping(module)):
+            if self.optimizer not in (None, optimizers.stepping(module)):
                 raise ValueError("the algorithm was applied to another optimizer than this")
             self._let_go_of_optimizer()
             return
@@ -190,7 +167,7 @@ class Driver:
 
     def apply_to_optimizer(self, given: Any) -> None:
         """Enforce and update masks in the steps of an optimizer, or of the one it wraps."""
-        optimizer = stepping(given)
+        optimizer = optimizers.stepping(given)
         if (known := self.optimizer) is not None:
             if known is optimizer:
                 self.find_not_held()
@@ -212,8 +189,8 @@ class Driver:
             )
         self._check_ties(params)
         for name, sparse in params.items():
-            check_driven(name, sparse)
-        held = params_of(optimizer)
+            parameter.check_driven(name, sparse)
+        held = optimizers.params_of(optimizer)
         if gone := [sparse.name for sparse in self._replaced()]:
             raise ValueError(
                 f"the module of {some(gone)} was replaced in the model after sparsity was applied; "
@@ -224,7 +201,7 @@ class Driver:
                 "the optimizer holds none of the sparse parameters; if the model was copied since, "
                 "call detach() on the algorithm and apply it to the copy first"
             )
-        self.connect(optimizer, innermost(given))
+        self.connect(optimizer, optimizers.innermost(given))
         for sparse in params.values():
             sparse.guard.ensure()
             sparse.prune()
@@ -240,10 +217,7 @@ class Driver:
             )
 
     def connect(self, optimizer: Optimizer, outer: Any = None) -> None:
-        """Take part in an optimizer's steps, outside of what ``torch.compile`` traces.
-
-        ``outer`` may call that step and write to the weights after it.
-        """
+        """Take part in an optimizer's steps, which ``outer`` may call and write weights after."""
         owner, mine = self.owner, weakref.ref(self)
         assert owner is not None
 
@@ -280,7 +254,7 @@ class Driver:
         optimizer = self.optimizer
         if optimizer is None:
             return []
-        held = params_of(optimizer)
+        held = optimizers.params_of(optimizer)
         lacking = {
             name: id(sparse.param)
             for name, sparse in self.params.items()
@@ -340,7 +314,7 @@ class Driver:
         for member in self.members:
             if member.keeps_dense_gradient:
                 member.dense_gradients.take_given()
-            member.dense_gradients.forget_measured()
+            member.dense_gradients.factors.clear()
             if member.uses_dense_gradient and not member.masks_gradients:
                 member.dense_gradients.measure(optimizer)
             mask_together(
@@ -356,7 +330,7 @@ class Driver:
     def _hide_gradients(self, optimizer: Optimizer) -> None:
         # Torch optimizers pass over parameters without a gradient, states and decay included.
         # One that takes part in loss scaling would have unscaled what it does not see now.
-        scale = gradient_scale(optimizer)
+        scale = optimizers.gradient_scale(optimizer)
         for group in optimizer.param_groups:
             for param in group["params"]:
                 if param.grad is not None:
@@ -374,13 +348,13 @@ class Driver:
             member.project(optimizer)
             if member.masks_gradients:
                 self._mask(member)
-        if not overflowed(optimizer):
+        if not optimizers.overflowed(optimizer):
             for member in self.members:
                 self._advance(member, optimizer)
         for member in self.members:
             if not member.masks_gradients:
                 self._mask(member)
-        if not overflowed(optimizer):
+        if not optimizers.overflowed(optimizer):
             for member in self.members:
                 member.call_hooks()
                 remember = member.keeps_dense_gradient
@@ -428,7 +402,7 @@ class Driver:
     def forget_curvature(self) -> None:
         """See `sparse_lib.core.optimizers.forget_curvature`; masks have changed."""
         if (optimizer := self.optimizer) is not None:
-            forget_curvature(optimizer)
+            optimizers.forget_curvature(optimizer)
 
     def _mask(self, member: SparsityAlgorithm) -> None:
         mask_together(
@@ -443,7 +417,7 @@ class Driver:
         optimizer = self.optimizer
         if optimizer is None or not member.masks_states:
             return ()
-        return states_like(optimizer, sparse.param)
+        return optimizers.states_like(optimizer, sparse.param)
 
     def prepare_next_step(self) -> None:
         """Keep the dense gradients of the next backward pass where algorithms need them."""
@@ -461,7 +435,7 @@ def _open_step(owner: Applied, optimizer: Optimizer, args: Any, kwargs: Any) -> 
     with torch.no_grad():
         for member in driver.members:
             member.place_hidden()
-    closure = closure_of(args, kwargs)
+    closure = optimizers.closure_of(args, kwargs)
     if closure is None:
         driver.before_update(optimizer)
         return None
@@ -484,7 +458,7 @@ def _open_step(owner: Applied, optimizer: Optimizer, args: Any, kwargs: Any) -> 
         take(written)
         return loss
 
-    return with_closure(args, kwargs, evaluate)
+    return optimizers.with_closure(args, kwargs, evaluate)
 
 
 @torch.no_grad()

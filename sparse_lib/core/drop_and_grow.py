@@ -88,11 +88,7 @@ class DropAndGrow(DynamicSparsityAlgorithm):
         return min(max(value, 0.0), 1.0)
 
     def checked_score(self, method: str, p: Tensor) -> Tensor:
-        """What `drop_score` or `grow_score` says of a parameter.
-
-        Raises:
-            ValueError: If it is no tensor of the parameter's shape, or a drop score is below 0.
-        """
+        """What `drop_score` or `grow_score` says; ValueError if it cannot rank the weights."""
         score, said = getattr(self, method)(p), f"{type(self).__name__}.{method} must return"
         if not isinstance(score, Tensor) or score.shape != p.shape:
             found = tuple(score.shape) if isinstance(score, Tensor) else type(score).__name__
@@ -123,10 +119,7 @@ class DropAndGrow(DynamicSparsityAlgorithm):
         return new
 
     def updates_together(self, sparse: SparseParameter) -> bool:
-        """Whether a mask is made with those of all tensors of its size, by the same rules.
-
-        So it is on a GPU, where a selection in each tensor takes more launches and waits.
-        """
+        """Whether masks of one size are made together, which takes fewer waits on a GPU."""
         p = sparse.param
         return p.is_cuda and p.dtype is not torch.float64 and not shards.is_sharded(p)
 
@@ -180,34 +173,20 @@ class DropAndGrow(DynamicSparsityAlgorithm):
                 yield name, mask.view_as(sparse.param)
 
     def grow(self, p: Tensor, kept: Tensor, count: int, sparsity: float) -> Tensor:
-        """Add weights to a mask until it has the sparsity: those of the best `grow_score`.
-
-        Args:
-            p: The parameter.
-            kept: Bool mask, to be left as it is; ``count`` weights.
-            count: See ``kept``.
-            sparsity: Target fraction of zeros, in [0, 1].
-        """
+        """Add those of the best `grow_score` to ``count`` weights of ``kept`` up to a sparsity."""
         options: dict[str, Any] = {"score_shaper": self.score_shaper, "compat": self.rules}
         return make_mask_grow_maximum(
             self.checked_score("grow_score", p), kept, sparsity, count, **options
         )
 
     def advance_schedules(self, due: bool) -> None:
-        """See `SparsityAlgorithm.advance_schedules`."""
         super().advance_schedules(due)
         self.drop_schedule.update(due)
 
     def state_dict(self) -> dict[str, Any]:
-        """See `DynamicSparsityAlgorithm.state_dict`; also the state of the drop schedule."""
         return super().state_dict() | {"drop_fraction": dict(self.drop_schedule.state_dict())}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restore `state_dict`.
-
-        Raises:
-            ValueError: If the state does not fit this algorithm.
-        """
         super().load_state_dict(state_dict)
         if "drop_fraction" in state_dict:
             self.drop_schedule.load_state_dict(dict(state_dict["drop_fraction"]))

@@ -98,16 +98,13 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
         return self.grown_init in ("normal", "uniform")
 
     def is_update_step(self, step: int) -> bool:
-        """Whether masks are updated after optimizer step ``step`` (1 is the first)."""
         return bool(self.update_schedule.is_update_step(step))
 
     def _asked(self) -> dict[str, str | None]:
-        """See `SparsityAlgorithm.state_dict`."""
         return super()._asked() | {"update": self.update_schedule.described()}
 
     @property
     def needs_dense_gradient(self) -> bool:
-        """True if the step about to be taken needs dense weight gradients."""
         return super().needs_dense_gradient or self.keeps_dense_gradient
 
     @property
@@ -132,20 +129,13 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
         """Gradient of a parameter before masking: summed over micro-batches, averaged over ranks.
 
         It has the size of ``p.grad`` in the optimizer's step: a loss scale is taken out, and it is
-        clipped as far as that is. Where ``p.grad`` is None by now, as after ``zero_grad``, it has
-        the size that the backward pass gave it.
-
-        Args:
-            p: A sparse parameter.
-            scaled: False to have it in the size that the backward pass gave it, which is faster
-                and enough where the order alone decides.
-
-        Returns:
-            A tensor of its shape. It is known only while masks are updated, and only if
-            `needs_dense_gradient` was true at the backward pass.
+        clipped as far as that is. Where ``p.grad`` is None by now, as after ``zero_grad``, or if
+        not ``scaled``, it has the size that the backward pass gave it; that is faster and enough
+        where the order alone decides.
 
         Raises:
-            RuntimeError: If it is not known.
+            RuntimeError: If it is not known: it is while masks are updated, and only if
+                `needs_dense_gradient` was true at the backward pass.
             ValueError: If ``p`` is no sparse parameter of the algorithm.
         """
         sparse = self.sparse_param(p)
@@ -316,7 +306,6 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
             self.call_update(optimizer)
 
     def initial_targets(self) -> dict[str, float]:
-        """See `SparsityAlgorithm.initial_targets`."""
         if self.rules.starts_dense and not self.is_update_step(0):
             return dict.fromkeys(self.sparse_params, 0.0)
         return super().initial_targets()
@@ -324,7 +313,6 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
     def put_first_masks(
         self, params: Sequence[SparseParameter], first: list[tuple[float, Tensor | None]]
     ) -> None:
-        """See `SparsityAlgorithm.put_first_masks`."""
         fresh = any(not sparse.initialized for sparse in params)
         super().put_first_masks(params, first)
         if self._draws_grown:
@@ -341,11 +329,6 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
         return state | {"first_spreads": dict(self._first_spreads)} if self._draws_grown else state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restore `state_dict`.
-
-        Raises:
-            ValueError: If the state does not fit this algorithm.
-        """
         super().load_state_dict(state_dict)
         if self._draws_grown:
             self._first_spreads |= state_dict.get("first_spreads", {})

@@ -52,8 +52,7 @@ class Group(Applied):
         self._members: list[tuple[Filter, SparsityAlgorithm]] = []
         self._autoupdate = True
         self._tied = ""  # which names that filters ask for belong to tied weights
-        pairs = list(groups.items() if isinstance(groups, Mapping) else groups)
-        for pair in pairs:
+        for pair in list(groups.items() if isinstance(groups, Mapping) else groups):
             if not isinstance(pair, (list, tuple)) or len(pair) != 2:
                 raise TypeError(f"a Group takes a dict or (filter, algorithm) pairs, not {pair!r}")
             self.add(*pair)
@@ -67,8 +66,11 @@ class Group(Applied):
         algorithm.check_made()
         if any(known is algorithm for known in self.algorithms):
             raise ValueError("this algorithm is in the Group already; give it a list of globs")
-        _check_filter(param_filter)
-        if isinstance(param_filter, tuple):
+        if not (isinstance(param_filter, str) or callable(param_filter)):
+            is_list = isinstance(param_filter, (list, tuple)) and param_filter
+            if not is_list or not all(isinstance(glob, str) for glob in param_filter):
+                kinds = "a glob, a list of globs or a callable"
+                raise SettingError(f"param_filter must be {kinds}, not {param_filter!r}")
             param_filter = list(param_filter)
         algorithm.autoupdate = algorithm.autoupdate and self._autoupdate
         self._members.append((param_filter, algorithm))
@@ -165,9 +167,11 @@ class Group(Applied):
                 warn(f"no parameter matches {_describe(param_filter)}, given to {name}{tied}")
                 self._tied += tied
             elif isinstance(param_filter, list):
-                for glob in _idle(param_filter, [*names, *_other_names(part, root)]):
-                    tied = _tied_to(glob, root)
-                    warn(f"no parameter matches {glob!r}, one of the globs given to {name}{tied}")
+                known = [*names, *_other_names(part, root)]
+                for glob in dict.fromkeys(param_filter):
+                    if not any(fnmatchcase(other, glob) for other in known):
+                        where = f"one of the globs given to {name}{_tied_to(glob, root)}"
+                        warn(f"no parameter matches {glob!r}, {where}")
         return list(zip(self.algorithms, parts, strict=True))
 
     def nothing_to_mask(self) -> str:
@@ -195,9 +199,8 @@ class Group(Applied):
         """Restore `state_dict`; the Cerebras library's list of states loads too.
 
         Raises:
-            TypeError: If it is neither a dict nor a list.
-            ValueError: If the number of members differs, or a state does not fit; the group and
-                its members are as they were then.
+            ValueError: If the number of members differs, or a state does not fit (TypeError if it
+                is none); the group and its members are as they were then.
         """
         is_list = isinstance(state_dict, (list, tuple))
         if not is_list and not isinstance(state_dict, Mapping):
@@ -234,16 +237,6 @@ class Group(Applied):
 SparsityAlgorithm.register(Group)
 
 
-def _check_filter(param_filter: Any) -> None:
-    if isinstance(param_filter, str) or callable(param_filter):
-        return
-    globs = isinstance(param_filter, (list, tuple)) and param_filter
-    if not globs or not all(isinstance(glob, str) for glob in param_filter):
-        raise SettingError(
-            f"param_filter must be a glob, a list of globs or a callable, not {param_filter!r}"
-        )
-
-
 def _matches(param_filter: Filter, found: tuple[str, nn.Module, str], model: nn.Module) -> bool:
     name, module, param_name = found
     if isinstance(param_filter, str):
@@ -252,13 +245,6 @@ def _matches(param_filter: Filter, found: tuple[str, nn.Module, str], model: nn.
         return any(fnmatchcase(name, glob) for glob in param_filter)
     arguments = (name, module._parameters[param_name], model)
     return bool(param_filter(*arguments[: _num_arguments(param_filter)]))
-
-
-def _idle(globs: Iterable[str], names: Sequence[str]) -> list[str]:
-    """The globs, each once, that match none of the names."""
-    return [
-        glob for glob in dict.fromkeys(globs) if not any(fnmatchcase(name, glob) for name in names)
-    ]
 
 
 def _other_names(part: Iterable[tuple[str, nn.Module, str]], model: nn.Module) -> list[str]:

@@ -96,13 +96,7 @@ class MaskGuard:
         return None if self._driver is None else self._driver()
 
     def claim(self, owner: str, driver: Driver, masks_gradient: bool = True) -> None:
-        """Record who decides about the mask.
-
-        Args:
-            owner: Class name of the algorithm, for messages.
-            driver: What enforces and updates it; only a weak reference is kept.
-            masks_gradient: False to leave the gradient dense.
-        """
+        """Record whose algorithm decides about the mask, for messages, and what enforces it."""
         self.owner, self._driver = owner, weakref.ref(driver)
         self.masks_gradient = masks_gradient
         self.want_dense_gradient(False)
@@ -178,11 +172,7 @@ class MaskGuard:
         self._hooked, self._hooked_contents = param, param._cdata
 
     def select(self, tensor: Tensor | Codes) -> None:
-        """Set a tensor to zero, in place, where the mask is zero.
-
-        Args:
-            tensor: Of the mask's shape, any dtype and device, dense, COO or in codes.
-        """
+        """Set a tensor of the mask's shape, dense, COO or in codes, to zero where the mask is."""
         if self.mask is None:  # the model was made dense
             return
         if isinstance(tensor, Codes):
@@ -277,10 +267,7 @@ class MaskGuard:
             self._left = id(param), param._version
 
     def _settle_written(self, param: nn.Parameter) -> None:
-        """Mask a weight that was written between steps, as ``reset_parameters`` does.
-
-        A value that is written through ``.data`` leaves no trace: it stays until the next step.
-        """
+        """Mask a weight written between steps; one written through ``.data`` waits for the next."""
         known, version = self._left
         # functional_call puts parameters of the caller's in place, which are not ours to change.
         if known != id(param) or version == param._version:
@@ -316,19 +303,14 @@ class MaskGuard:
             self._origin = reference, int(mine.sum())
 
     def settle_alone(self, reader: nn.Module, *, learns: bool) -> None:
-        """Mask the weight if it may have changed since it was masked.
+        """Mask the weight if it may have changed since it was masked; called before forward passes.
 
         Where an optimizer's steps mask it, that is if it was written between two of them; else if
-        weight or mask may have changed.
-
-        Called before forward passes: a copy, such as a moving average that gets weights and masks
-        by assignment, computes with masked weights. Without gradients it is masked for the pass
-        alone, so that evaluating an average changes nothing of what it averages. A copy whose mask
-        was never changed is left as it is, since it may average weights of other masks.
-
-        Args:
-            reader: Module whose forward pass reads the weight.
-            learns: Whether gradients are recorded.
+        weight or mask may have changed. So a copy, such as a moving average that gets weights and
+        masks by assignment, computes with masked weights. Where no gradients are recorded
+        (``learns``), it is masked for the pass of ``reader`` alone, so that evaluating an average
+        changes nothing of it. A copy whose mask was never changed is left as it is, since it may
+        average weights of other masks.
         """
         driver, param = self.driver, self.module._parameters.get(self.name)
         if driver is not None and param is not None and driver.drives(param):
@@ -455,12 +437,7 @@ def _read_by(module: nn.Module) -> tuple[nn.Module, ...]:
 
 
 def watch_readers(model: nn.Module, *, watch: bool = True) -> None:
-    """Have modules that read the masked weights of others settle these before their own passes.
-
-    Args:
-        model: Whose modules.
-        watch: False to remove the hooks.
-    """
+    """Have modules that read others' masked weights settle these before their passes, or not."""
     for module in model.modules():
         if watch and any(guards(read) for read in _read_by(module)):
             if _settle_alone not in module._forward_pre_hooks.values():

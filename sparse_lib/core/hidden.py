@@ -45,20 +45,13 @@ class HiddenWeights(DynamicSparsityAlgorithm):
         super().__init__(sparsity, update, init_method, **kwargs)
 
     def change_gradient(self, p: Tensor, mask: Tensor, gradient: Tensor) -> None:
-        """Change a gradient in place before the optimizer sees it.
+        """Change the dense gradient of the sparse forward pass in place, before the optimizer.
 
-        Args:
-            p: The whole weight, hidden values in place.
-            mask: Its bool mask.
-            gradient: Dense gradient of the sparse forward pass, of the same shape.
+        ``p`` is the whole weight, hidden values in place, and ``mask`` its bool mask.
         """
 
     def hidden_weight(self, p: Tensor) -> Tensor:
-        """A copy of a sparse parameter with the hidden values in place.
-
-        Raises:
-            ValueError: If ``p`` is no sparse parameter of the algorithm.
-        """
+        """A copy of a sparse parameter with hidden values in place; ValueError if it is none."""
         return self._whole_of(self.sparse_param(p))
 
     def prepare(self, optimizer: Optimizer) -> None:
@@ -79,12 +72,10 @@ class HiddenWeights(DynamicSparsityAlgorithm):
             self._whole[name].copy_(sparse.param)
 
     def place_hidden(self) -> None:
-        """See `SparsityAlgorithm.place_hidden`."""
         for sparse in self.sparse_params.values():
             sparse.param.copy_(self._whole_of(sparse))
 
     def show_sparse(self) -> dict[str, Tensor]:
-        """See `SparsityAlgorithm.show_sparse`."""
         written = {}
         for name, sparse in self.sparse_params.items():
             weight = shards.local(sparse.param.detach())
@@ -94,7 +85,6 @@ class HiddenWeights(DynamicSparsityAlgorithm):
         return written
 
     def put_back(self, written: Mapping[str, Tensor]) -> None:
-        """See `SparsityAlgorithm.put_back`."""
         for name, sparse in self.sparse_params.items():
             if name not in written:  # what was there before the step
                 sparse.param.copy_(self._whole_of(sparse))
@@ -112,7 +102,6 @@ class HiddenWeights(DynamicSparsityAlgorithm):
     def put_first_masks(
         self, params: Sequence[SparseParameter], first: list[tuple[float, Tensor | None]]
     ) -> None:
-        """See `SparsityAlgorithm.put_first_masks`; keeps the weights as they are before."""
         for sparse in params:
             self._whole[sparse.name] = sparse.param.detach().clone()
         super().put_first_masks(params, first)
@@ -130,16 +119,10 @@ class HiddenWeights(DynamicSparsityAlgorithm):
         return replaced
 
     def state_dict(self) -> dict[str, Any]:
-        """See `SparsityAlgorithm.state_dict`; also the whole weights."""
         whole = {name: self._whole_of(sparse) for name, sparse in self.sparse_params.items()}
         return super().state_dict() | {"whole": whole}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restore `state_dict`.
-
-        Raises:
-            ValueError: If the state does not fit this algorithm.
-        """
         saved = state_dict.get("whole") if isinstance(state_dict, Mapping) else None
         if not isinstance(saved, Mapping) or saved.keys() != self._whole.keys():
             raise ValueError("the state has no whole weights, or those of other parameters")

@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from sparse_lib.core.guard import mask_name
-from sparse_lib.layers import Layout, layouts
+from sparse_lib.layers import Layout
 from sparse_lib.masks import shards
 from sparse_lib.masks.counts import num_true
 
@@ -22,12 +21,7 @@ if TYPE_CHECKING:
 def dead_outputs(weight_mask: Tensor, layout: Layout | None) -> int | None:
     """Number of outputs of one weight without any incoming connection.
 
-    Args:
-        weight_mask: Mask of any shape.
-        layout: Where the weight's outputs are.
-
-    Returns:
-        A count; None for vectors, and where the outputs are not known.
+    None for vectors, and where the layout does not tell the outputs.
     """
     if layout is None or weight_mask.dim() < 2:
         return None
@@ -37,27 +31,8 @@ def dead_outputs(weight_mask: Tensor, layout: Layout | None) -> int | None:
     return shards.total(num_true(~alive), shards.group_of(weight_mask))
 
 
-def dead_units(model: nn.Module) -> dict[str, int]:
-    """Number of outputs without any incoming weight, by full name of the masked parameter.
-
-    Only parameters that `dead_outputs` can count are listed.
-    """
-    counts, known = {}, layouts(model)
-    for prefix, module in model.named_modules():
-        for name, param in module._parameters.items():
-            mask = module._buffers.get(mask_name(name))
-            if param is not None and mask is not None:
-                count = dead_outputs(mask, known[id(param)])
-                if count is not None:
-                    counts[f"{prefix}.{name}" if prefix else name] = count
-    return counts
-
-
 def summary(params: Mapping[str, SparseParameter]) -> dict[str, Any]:
-    """Metrics of each tensor by full name, and over all weights together.
-
-    The keys are those of `sparse_lib.SparsityAlgorithm.metrics` without FLOPs.
-    """
+    """`sparse_lib.SparsityAlgorithm.metrics` without FLOPs: by tensor, and over all weights."""
     tensors = {name: sparse.metrics() for name, sparse in params.items()}
     sizes = {name: sparse.param.numel() for name, sparse in params.items()}
     present = {name: num_true(sparse.mask) for name, sparse in params.items()}

@@ -20,13 +20,7 @@ if TYPE_CHECKING:
 
 
 def warn_of_lost_state(member: SparsityAlgorithm, optimizer: Optimizer, was_loaded: bool) -> None:
-    """Warn if masks and optimizer are those of a checkpoint, and the algorithm is new.
-
-    Args:
-        member: An algorithm before a step.
-        optimizer: What drives it.
-        was_loaded: Whether the optimizer loaded a state since it drives.
-    """
+    """Warn if masks and optimizer are those of a checkpoint, and the algorithm is new."""
     if member.state_was_loaded or member.step or not member.updates_masks:
         return
     loaded = [sparse for sparse in member.sparse_params.values() if sparse.guard.was_loaded]

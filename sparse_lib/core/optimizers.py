@@ -159,18 +159,12 @@ def forget_curvature(optimizer: Optimizer) -> None:
 
 
 def gradient_scale(optimizer: Optimizer) -> Tensor | None:
-    """By what gradients are multiplied in a step of an optimizer that takes part in loss scaling.
-
-    None where they have their own size, as before the step of any other optimizer.
-    """
+    """By what gradients are multiplied where an optimizer takes part in loss scaling, else None."""
     return getattr(optimizer, "grad_scale", None)
 
 
 def closure_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], Any] | None:
-    """The closure among the arguments of ``optimizer.step``, of which the optimizer is the first.
-
-    None where the gradients are there already.
-    """
+    """The closure among the arguments of ``optimizer.step``, of which it is the first, or None."""
     if callable(closure := kwargs.get("closure")):
         return closure
     return next((arg for arg in args[1:] if callable(arg)), None)

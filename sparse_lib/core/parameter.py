@@ -39,11 +39,7 @@ IS_PLANNED = "_is_planned"
 
 @dataclass
 class Clock:
-    """What an algorithm and its parameters both know.
-
-    Attributes:
-        step: Optimizer steps taken.
-    """
+    """Optimizer steps taken, which an algorithm and its parameters both know."""
 
     step: int = 0
 
@@ -83,11 +79,7 @@ class SparseParameter:
 
     @property
     def required_layout(self) -> Layout:
-        """Where the outputs and inputs are.
-
-        Raises:
-            ValueError: If that is not known.
-        """
+        """Where the outputs and inputs are; ValueError if that is not known."""
         if self.layout is None:
             raise ValueError(
                 f"parameter {self.name!r} is of no layer of a known kind, so its outputs and "
@@ -305,17 +297,11 @@ def adopt(
 ) -> dict[str, SparseParameter]:
     """Sparse parameters for those found in a model that an algorithm has not yet, by full name.
 
-    Their modules are left as they are until `attach`.
-
-    Args:
-        params: The algorithm's sparse parameters.
-        clock: The algorithm's clock.
-        found: What `find_parameters` gives.
-        layouts: Where outputs and inputs are, by the id of a parameter.
+    Their modules are left as they are until `attach`. ``layouts`` are by the id of a parameter.
 
     Raises:
-        ValueError: If a name is known from another model, a parameter belongs to another
-            algorithm, or a buffer has the mask's name without being one.
+        ValueError: If a name is known from another model, a parameter belongs to another algorithm,
+            or a buffer has the mask's name without being one.
     """
     new = {}
     for name, module, param_name in found:

@@ -14,11 +14,7 @@ _REGISTRY: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 
 
 def register(cls: type) -> None:
-    """Make a subclass of the base class known by its lower-cased name.
-
-    Raises:
-        ValueError: If a class in a file of the library's has that name.
-    """
+    """Make a subclass known by its lower-cased name; ValueError if the library has that name."""
     key = cls.__name__.lower()
     known = _REGISTRY.get(key)
     if known is not None and known.__module__.startswith("sparse_lib."):

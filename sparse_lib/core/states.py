@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -15,14 +15,9 @@ from sparse_lib.core.parameter import SparseParameter, warn
 def check_state(
     state_dict: Mapping[str, Any], sparse_params: Mapping[str, SparseParameter]
 ) -> None:
-    """Check that a state has the form of an algorithm's, for these parameters.
+    """Raise ValueError, naming the key, unless a state is of an algorithm with these parameters.
 
-    Args:
-        state_dict: What `SparsityAlgorithm.state_dict` returned, or what cerebras-pytorch saved.
-        sparse_params: The algorithm's parameters by full name.
-
-    Raises:
-        ValueError: If it does not; one sentence that names the key.
+    It may also be one that cerebras-pytorch saved.
     """
     check_counters(state_dict)
     if "groups" in state_dict:
@@ -32,7 +27,7 @@ def check_state(
     if "params" not in state_dict:
         return
     params = state_dict["params"]
-    if not isinstance(params, Mapping) or not _all_mappings(params.values()):
+    if not isinstance(params, Mapping) or not all(isinstance(p, Mapping) for p in params.values()):
         raise ValueError(f"the state has params={params!r:.80}, which must hold mappings")
     for name in params.keys() - sparse_params.keys():
         raise ValueError(f"the state has {name!r}, which the algorithm does not sparsify")
@@ -64,10 +59,6 @@ def _is_integer(value: Any) -> bool:
     return True
 
 
-def _all_mappings(values: Any) -> bool:
-    return isinstance(values, Iterable) and all(isinstance(value, Mapping) for value in values)
-
-
 def _check_entry(name: str, entry: Mapping[str, Any], sparse: SparseParameter) -> None:
     """Raise ValueError if a parameter's part of a state is not one of its shape."""
     known = {"history": sparse.history.state_dict(), "work": asdict(sparse.work)}
@@ -88,10 +79,7 @@ def _check_entry(name: str, entry: Mapping[str, Any], sparse: SparseParameter) -
 def warn_of_changes(before: Any, now: Mapping[str, str | None], updates_masks: bool) -> None:
     """Warn where a state was saved under other schedules than those of the algorithm.
 
-    Args:
-        before: The schedules by name, as text; old states have the sparsity's alone.
-        now: Those of the algorithm that loads it; None for functions of users.
-        updates_masks: Whether the algorithm changes masks.
+    They are texts by name, None for functions of users; old states have the sparsity's alone.
     """
     saved = before if isinstance(before, Mapping) else {"sparsity": before}
     stay = "masks go there at their next update" if updates_masks else "masks stay"

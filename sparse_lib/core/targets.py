@@ -23,18 +23,8 @@ class Levels:
     """Sparsity schedules, one for all parameters or several by name, and a distribution.
 
     ``levels[p]`` is the schedule of a parameter, given by full name or as the tensor itself; it
-    raises KeyError where there is none.
-
-    Args:
-        spec: What `make_hyperparameter_schedule` takes, or a dict from full parameter name
-            (a glob, or the parameter itself) to that; the first match wins.
-        distribution: Name or callable that spreads the scheduled sparsity over the tensors; None
-            gives each tensor the same.
-        rules: How lists, cosines and distributions behave.
-
-    Raises:
-        ValueError: If a value is not allowed.
-        TypeError: If something has a wrong type.
+    raises KeyError where there is none. The arguments are those of `SparsityAlgorithm`; of a dict
+    from full parameter name (a glob, or the parameter itself) to a schedule the first match wins.
     """
 
     def __init__(
@@ -45,15 +35,10 @@ class Levels:
         rules: Rules = EXACT,
     ) -> None:
         self.rules = rules
-        self.entries: list[tuple[Any, HyperParameterSchedule]]
-        if _is_map(spec):
-            self.entries = [
-                (key, make_hyperparameter_schedule(value, key="sparsity", compat=rules))
-                for key, value in spec.items()
-            ]
-        else:
-            schedule = make_hyperparameter_schedule(spec, key="sparsity", compat=rules)
-            self.entries = [("*", schedule)]
+        self.entries: list[tuple[Any, HyperParameterSchedule]] = [
+            (key, make_hyperparameter_schedule(value, key="sparsity", compat=rules))
+            for key, value in (spec.items() if _is_map(spec) else [("*", spec)])
+        ]
         self.distribution = distribution
         _check_distribution(distribution, rules)
         self._params: dict[str, SparseParameter] = {}
@@ -83,8 +68,7 @@ class Levels:
             if sparse.param is param or full_name == name:
                 param, name = sparse.param, full_name
         for own, schedule in self.entries:
-            matches = fnmatchcase(name, own) if isinstance(own, str) else own is param
-            if matches:
+            if fnmatchcase(name, own) if isinstance(own, str) else own is param:
                 return schedule
         raise KeyError(f"no sparsity is given for parameter {name!r}")
 
@@ -140,11 +124,7 @@ class Levels:
         return [dict(schedule.state_dict()) for schedule in self.schedules]
 
     def load_state_dict(self, state: list[dict[str, Any]]) -> None:
-        """Restore what `state_dict` returned.
-
-        Raises:
-            ValueError: If the number of schedules differs.
-        """
+        """Restore what `state_dict` returned; ValueError if the number of schedules differs."""
         schedules = self.schedules
         if len(state) != len(schedules):
             raise ValueError(

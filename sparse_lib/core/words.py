@@ -20,14 +20,10 @@ _CHUNK = 2**16
 
 
 def bytes_of_mask(weight: Tensor, *, changes: bool) -> int:
-    """Memory that the mask of a weight takes between steps.
+    """Bytes that a weight's mask takes between steps, whether it ``changes`` or stays.
 
     A byte per element, another one for the history once the mask has changed, and the words of
     masks that are not large.
-
-    Args:
-        weight: On any device, meta too.
-        changes: Whether the mask will change.
     """
     words = weight.element_size() if weight.numel() <= LARGE else 0
     return weight.numel() * (1 + changes + words)

@@ -9,7 +9,7 @@ from transformers.models.mixtral.modeling_mixtral import MixtralExperts
 from transformers.pytorch_utils import Conv1D
 
 import sparse_lib as sl
-from sparse_lib.core.metrics import dead_units
+from sparse_lib.core.metrics import dead_outputs
 from sparse_lib.layers import default_filter, layout_of
 from sparse_lib.masks.distributions import distribute
 from tests.sparse_lib.tiny_models import mixtral
@@ -117,7 +117,7 @@ def test_settings_by_outputs_and_inputs_hold_in_each_kind(kind):
     for units in (outputs, inputs):
         assert all(mask[units == unit].any() for unit in units.unique())
     mask[(outputs == 1) | (outputs == 3)] = False
-    assert dead_units(model) == {"0.weight": 2}
+    assert dead_outputs(mask, layout_of(model[0], "weight", model[0].weight)) == 2
 
 
 @pytest.mark.parametrize("make", [mixtral_experts, gpt_oss_experts])
@@ -179,8 +179,9 @@ class Own(nn.Module):
 def test_unknown_layers_are_refused_for_structured_settings(config):
     with pytest.raises(ValueError, match=r"'0.weight'.* known kind"):
         sl.configure({"sparsity": 0.5, **config}).apply(nn.Sequential(Own()))
-    sl.configure({"sparsity": 0.5}).apply(model := nn.Sequential(Own()))
-    assert dead_units(model) == {}
+    group = sl.configure({"sparsity": 0.5})
+    group.apply(nn.Sequential(Own()))
+    assert group.metrics()["tensors"]["0.weight"]["dead_units"] is None
     said = nn.Sequential(Own())
     said[0].is_transposed = False
     sl.configure({"sparsity": 0.5, **config}).apply(said)
