@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 _HEAD_NAMES = frozenset(
@@ -52,7 +52,7 @@ class Layout:
     groups: int = 1
     has_experts: bool = False
 
-    def matrices(self, tensor: torch.Tensor) -> torch.Tensor:
+    def matrices(self, tensor: Tensor) -> Tensor:
         """A tensor of the weight's shape as [experts, groups, outputs, inputs, kernel positions].
 
         Outputs and inputs are those of one group of one expert. The elements of a vector are
@@ -63,7 +63,7 @@ class Layout:
         parts = parts.unflatten(1, (self.groups, parts.shape[1] // self.groups))
         return parts.transpose(2, 3) if self.inputs_first else parts
 
-    def restore(self, matrices: torch.Tensor, shape: torch.Size | tuple[int, ...]) -> torch.Tensor:
+    def restore(self, matrices: Tensor, shape: torch.Size | tuple[int, ...]) -> Tensor:
         """The inverse of `matrices`, for a weight of this shape."""
         return (matrices.transpose(2, 3) if self.inputs_first else matrices).reshape(shape)
 
@@ -72,7 +72,7 @@ class Layout:
         return tuple(self.matrices(torch.empty(shape, device="meta")).shape)
 
 
-def layout_of(module: nn.Module, name: str, parameter: torch.Tensor) -> Layout | None:
+def layout_of(module: nn.Module, name: str, parameter: Tensor) -> Layout | None:
     """Where the outputs and inputs of a module's parameter are, or None if that is not known.
 
     Known are torch's linear, convolution (grouped and transposed ones too), bilinear, embedding,
@@ -133,10 +133,8 @@ class LayerDescription:
             ``"experts"`` (stored together), ``"embedding"``, ``"norm"`` or ``"parameter"`` (a
             weight whose use is not known).
         weight_shape: Shape of the weight as stored.
-        fan_in: Inputs that one output sums over (channels per group times kernel positions).
-        fan_out: Outputs that one input reaches, counted per group, kernel positions included.
-        role: ``"block"``, ``"stem"`` (first convolution), ``"embedding"``, ``"norm"``,
-            ``"router"`` or ``"head"``.
+        role: ``"block"``, ``"stem"`` (first convolution), ``"embedding"``, ``"norm"``, ``"router"``
+            or ``"head"``.
         layout: Where its outputs and inputs are; None if that is not known.
         dense_reason: Why `default_filter` leaves it dense; None where it does not.
         tied_to: Full name under which the same parameter appears first, else None.
@@ -146,12 +144,20 @@ class LayerDescription:
     weight_name: str
     kind: str
     weight_shape: tuple[int, ...]
-    fan_in: int
-    fan_out: int
     role: str
     layout: Layout | None = None
     dense_reason: str | None = None
     tied_to: str | None = None
+
+    @property
+    def fan_in(self) -> int:
+        """Inputs that one output sums over (channels per group times kernel positions)."""
+        return fans(self.weight_shape, self.layout or Layout())[0]
+
+    @property
+    def fan_out(self) -> int:
+        """Outputs that one input reaches, counted per group, kernel positions included."""
+        return fans(self.weight_shape, self.layout or Layout())[1]
 
     @property
     def transposed(self) -> bool:
@@ -177,8 +183,7 @@ class LayerDescription:
 def layer_kind(module: nn.Module) -> str | None:
     """Names the kind of a module that owns a ``weight``, or None if it is not known.
 
-    transformers' ``Conv1D`` is recognised by its class name and its ``nf`` attribute, so that
-    transformers need not be installed.
+    transformers' ``Conv1D`` is recognised without an import of transformers.
     """
     if isinstance(module, nn.Linear):
         return "linear"
@@ -203,10 +208,7 @@ def layer_kind(module: nn.Module) -> str | None:
 
 
 def fans(weight_shape: tuple[int, ...], layout: Layout) -> tuple[int, int]:
-    """Inputs per output, and outputs per input, of a weight of this shape.
-
-    Kernel positions are included in both; a vector has 1 and 1.
-    """
+    """Inputs per output and outputs per input of a weight, kernel positions included."""
     if len(weight_shape) < 2:
         return 1, 1
     _, _, outputs, inputs, positions = layout.sizes(weight_shape)
@@ -242,20 +244,17 @@ def describe(model: nn.Module) -> list[LayerDescription]:
             shape, tie = tuple(parameter.shape), None if tied_to == weight_name else tied_to
             dense = _dense_reason(weight_name, shape, kind, (role, by_name), layout)
             descriptions.append(
-                _described(module_name, weight_name, kind, shape, role, layout, dense, tie)
+                LayerDescription(module_name, weight_name, kind, shape, role, layout, dense, tie)
             )
     return _with_stem(descriptions)
 
 
 def describe_packed(model: nn.Module) -> list[tuple[LayerDescription, nn.Parameter]]:
-    """Describe layers that hold their unmasked weights alone, as what they were.
-
-    Args:
-        model: Any module.
+    """Describe layers that `sparse_lib.device.pack` packed, as what they were.
 
     Returns:
         Description by the dense weight's name and shape, and the parameter that has the unmasked
-        weights, for each layer that `sparse_lib.device.pack` packed, in module order.
+        weights, for each of them, in module order.
     """
     found = []
     for path, module in model.named_modules():
@@ -265,38 +264,12 @@ def describe_packed(model: nn.Module) -> list[tuple[LayerDescription, nn.Paramet
         shape, role = tuple(module.weight_shape), _role(name, kind)
         layout = layout_of(module._layer, "weight", torch.empty(shape, device="meta"))
         dense = _dense_reason(name, shape, kind, (role,), layout)
-        found.append((_described(path, name, kind, shape, role, layout, dense), module.values))
+        layer = LayerDescription(path, name, kind, shape, role, layout, dense)
+        found.append((layer, module.values))
     return found
 
 
-def _described(
-    name: str,
-    weight_name: str,
-    kind: str,
-    shape: tuple[int, ...],
-    role: str,
-    layout: Layout | None,
-    dense_reason: str | None,
-    tied_to: str | None = None,
-) -> LayerDescription:
-    fan_in, fan_out = fans(shape, layout or Layout())
-    return LayerDescription(
-        name=name,
-        weight_name=weight_name,
-        kind=kind,
-        weight_shape=shape,
-        fan_in=fan_in,
-        fan_out=fan_out,
-        role=role,
-        layout=layout,
-        dense_reason=dense_reason,
-        tied_to=tied_to,
-    )
-
-
-def default_filter(
-    name: str, param: nn.Parameter | torch.Tensor, model: nn.Module | None = None
-) -> bool:
+def default_filter(name: str, param: nn.Parameter | Tensor, model: nn.Module | None = None) -> bool:
     """Says whether a parameter is sparsified when the user names no filter.
 
     True for weights of linear and convolution layers that belong to no embedding, norm, router of
@@ -324,12 +297,9 @@ def default_filter(
 
 
 def why_dense(
-    name: str, param: nn.Parameter | torch.Tensor, model: nn.Module | None = None
+    name: str, param: nn.Parameter | Tensor, model: nn.Module | None = None
 ) -> str | None:
-    """Why `default_filter` leaves a parameter dense, in a few words; None where it does not.
-
-    Arguments as there.
-    """
+    """Why `default_filter` leaves a parameter dense, in a few words; None where it does not."""
     shape, role = tuple(param.shape), _role_in(model, name, "parameter")
     reason = _dense_reason(name, shape, "parameter", (role,), None)
     if reason is not None or model is None:
@@ -359,14 +329,10 @@ def _dense_reason(
         return "bilinear layer"
     if layout is not None and layout.groups > 1 and layout.sizes(shape)[3] == 1:
         return "depthwise convolution"
-    if not _is_called_weight(name):
+    leaf = _PARAMETRIZED.sub(r"\1", name).rpartition(".")[2].lower()
+    if _WEIGHT_NAME.search(leaf) is None or "bias" in leaf:
         return "no weight of a linear or convolution layer"
     return None
-
-
-def _is_called_weight(name: str) -> bool:
-    leaf = _PARAMETRIZED.sub(r"\1", name).rpartition(".")[2].lower()
-    return _WEIGHT_NAME.search(leaf) is not None and "bias" not in leaf
 
 
 def _role_in(model: nn.Module | None, weight_name: str, kind: str) -> str:
@@ -399,15 +365,6 @@ def _is_inner_fc(weight_name: str, model: nn.Module) -> bool:
         return False
     names = [name for name, module in model.named_modules() if layer_kind(module) in _MATMULS]
     return bool(names) and names[-1].lower() != "fc"
-
-
-def role_of_name(name: str) -> str:
-    """The role that a full parameter name alone tells, see `LayerDescription`.
-
-    >>> role_of_name("model.embed_tokens.weight"), role_of_name("encoder.fc.weight")
-    ('embedding', 'block')
-    """
-    return _role(name, "parameter")
 
 
 def _own_parameters(module: nn.Module) -> Iterator[nn.Parameter | None]:

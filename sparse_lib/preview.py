@@ -5,12 +5,13 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from sparse_lib import tables
 from sparse_lib.algorithms.static import Static
 from sparse_lib.checks import check_integer
 from sparse_lib.configure import configure
@@ -121,35 +122,26 @@ class Plan:
     def to_markdown(self) -> str:
         """Summary, tables and warnings as Markdown."""
         share = 1 - self.num_nonzero / max(self.num_parameters, 1)
-        lines = [
+        summary = (
             f"{self.num_parameters:,} parameters, {self.num_nonzero:,} non-zero "
-            f"({share:.2%} of the whole model is sparse); masks take {self.mask_bytes:,} bytes.",
-            "",
-            *_table(
-                ("parameter", "kind", "shape", "sparsity", "final", "non-zero", "why"),
-                [
-                    (
-                        row.name,
-                        row.kind,
-                        " x ".join(map(str, row.shape)),
-                        f"{row.sparsity:.4g}",
-                        "?" if row.final_sparsity is None else f"{row.final_sparsity:.4g}",
-                        f"{row.num_nonzero:,} / {row.num_weights:,}",
-                        row.reason,
-                    )
-                    for row in self.parameters
-                    if len(row.shape) > 1 or row.algorithm
-                ],
-            ),
+            f"({share:.2%} of the whole model is sparse); masks take {self.mask_bytes:,} bytes."
+        )
+        rows = [
+            (
+                *(row.name, row.kind, " x ".join(map(str, row.shape)), f"{row.sparsity:.4g}"),
+                "?" if row.final_sparsity is None else f"{row.final_sparsity:.4g}",
+                *(f"{row.num_nonzero:,} / {row.num_weights:,}", row.reason),
+            )
+            for row in self.parameters
+            if len(row.shape) > 1 or row.algorithm
         ]
+        heading = ("parameter", "kind", "shape", "sparsity", "final", "non-zero", "why")
+        lines = [summary, "", *tables.markdown(heading, rows)]
         if self.flops is not None:
             keys = ("inference_flops", "training_flops", "training_flops_dense_weight_grad")
-            rows = [
-                (record["when"], *(f"{record[key]:.4g}" for key in keys))
-                for record in self.flops_records()
-            ]
-            headings = ("FLOPs per batch", "inference", "training", "with dense weight gradients")
-            lines += ["", *_table(headings, rows)]
+            flops = [(r["when"], *(f"{r[key]:.4g}" for key in keys)) for r in self.flops_records()]
+            heading = ("FLOPs per batch", "inference", "training", "with dense weight gradients")
+            lines += ["", *tables.markdown(heading, flops)]
         lines += ["", *(f"Warning: {warning}" for warning in self.warnings)]
         return "\n".join(lines).rstrip() + "\n"
 
@@ -222,25 +214,23 @@ def plan(
     for layer in described:
         if layer.tied_to is not None:
             ties.setdefault(layer.tied_to, []).append(layer.weight_name)
-    rows = tuple(
-        _planned(name, parameter, layers.get(name), owners[name], end, ties.get(name), by_shape)
-        if name in owners
-        else _dense(name, parameter, layers.get(name), model, ties.get(name))
-        for name, parameter in model.named_parameters()
-    )
+    rows = []
+    for name, parameter in model.named_parameters():
+        owner = owners.get(name)
+        reason = why_dense(name, parameter, model) if owner is None else None
+        row = _row(name, parameter, layers.get(name), owner, end, reason, by_shape)
+        also = f" (also {', '.join(ties[name])})" if name in ties else ""
+        rows.append(replace(row, reason=row.reason + also))
     flops = None
-    size: dict[str, Any] = {
-        "sequence_length": sequence_length,
-        "image_size": image_size,
-        "inputs": inputs,
-    }
+    size: dict[str, Any] = {"sequence_length": sequence_length, "image_size": image_size}
+    size["inputs"] = inputs
     if batch_size is not None or any(value is not None for value in size.values()):
         flops = count(model, batch_size=1 if batch_size is None else batch_size, **size)
     notes = [str(warning.message) for warning in caught]
     if num_steps is not None and algorithm is not None:
         notes += unreached(algorithm, num_steps)
     notes += [n for row in rows for n in _warnings(row, layers.get(row.name), ties.get(row.name))]
-    return Plan(parameters=rows, warnings=tuple(notes), flops=flops)
+    return Plan(parameters=tuple(rows), warnings=tuple(notes), flops=flops)
 
 
 def _final_targets(algorithm: SparsityAlgorithm, num_steps: int | None) -> dict[str, float | None]:
@@ -267,14 +257,9 @@ def _final_targets(algorithm: SparsityAlgorithm, num_steps: int | None) -> dict[
 
 
 def unreached(algorithm: SparsityAlgorithm | Group, num_steps: int) -> list[str]:
-    """What the masks of an algorithm do not come to in a run: a change, or its schedules' ends.
+    """Sentences on what the masks of an algorithm do not reach in a run of so many optimizer steps.
 
-    Args:
-        algorithm: What ``configure`` returns; it need not have been applied.
-        num_steps: Optimizer steps of the run.
-
-    Returns:
-        Sentences without a full stop; none if masks change and reach what they are meant to.
+    That is a change, or the ends of its schedules. The algorithm need not have been applied.
     """
     if isinstance(algorithm, Group):
         return [note for member in algorithm.algorithms for note in unreached(member, num_steps)]
@@ -329,9 +314,9 @@ def counts_follow_from_shapes(algorithm: SparsityAlgorithm | Group, model: nn.Mo
 
 
 def without_memory(model: nn.Module, algorithm: SparsityAlgorithm | Group) -> nn.Module:
-    """A copy of a model with parameters on the meta device, which the algorithm may be applied to.
+    """A copy of a model on the meta device, with its buffers, to apply the algorithm to.
 
-    It shares the buffers. The algorithm, a copy of its own for this, draws no masks any more.
+    The algorithm, a copy of its own for this, draws no masks any more.
     """
     for member in algorithm.algorithms:
         member.initial_mask = _full_mask  # type: ignore[method-assign]
@@ -359,58 +344,39 @@ def num_kept(
     return pools.shape[0] * shaper.count(sparsity, pools.shape[1], compat=algorithm.rules)
 
 
-def _planned(
+def _row(
     name: str,
     parameter: nn.Parameter,
     layer: LayerDescription | None,
-    algorithm: SparsityAlgorithm,
+    algorithm: SparsityAlgorithm | None,
     end: Mapping[str, float | None],
-    tied: list[str] | None,
+    dense_reason: str | None,
     by_shape: bool,
 ) -> PlannedParameter:
-    sparse, shape = algorithm.sparse_params[name], tuple(parameter.shape)
-    if by_shape:
-        num_nonzero = num_kept(algorithm, shape, sparse.layout, float(sparse.target))
-    else:
-        num_nonzero = int(sparse.mask.count_nonzero())
+    """The row of a parameter, which stays dense without an algorithm."""
+    shape, target, mask_bytes = tuple(parameter.shape), 0.0, 0
+    reason, kept = dense_reason or "no filter matched", parameter.numel()
+    if algorithm is not None:
+        sparse, kind = algorithm.sparse_params[name], type(algorithm).__name__
+        target = float(sparse.target)
+        reason = f"sparsified by {kind}{'' if parameter.requires_grad else ', frozen'}"
+        mask_bytes = bytes_of_mask(parameter, changes=algorithm.updates_masks)
+        if by_shape:
+            kept = num_kept(algorithm, shape, sparse.layout, target)
+        else:
+            kept = int(sparse.mask.count_nonzero())
     return PlannedParameter(
         name=name,
         kind=layer.kind if layer else "bias",
         shape=shape,
-        algorithm=type(algorithm).__name__,
-        reason=f"sparsified by {type(algorithm).__name__}"
-        f"{'' if parameter.requires_grad else ', frozen'}{_also(tied)}",
-        sparsity=float(sparse.target),
-        final_sparsity=end[name],
-        num_weights=sparse.mask.numel(),
-        num_nonzero=num_nonzero,
-        mask_bytes=bytes_of_mask(parameter, changes=algorithm.updates_masks),
-    )
-
-
-def _dense(
-    name: str,
-    parameter: nn.Parameter,
-    layer: LayerDescription | None,
-    model: nn.Module,
-    tied: list[str] | None,
-) -> PlannedParameter:
-    reason = why_dense(name, parameter, model) or "no filter matched"
-    return PlannedParameter(
-        name=name,
-        kind=layer.kind if layer else "bias",
-        shape=tuple(parameter.shape),
-        algorithm=None,
-        reason=reason + _also(tied),
-        sparsity=0.0,
-        final_sparsity=0.0,
+        algorithm=None if algorithm is None else type(algorithm).__name__,
+        reason=reason,
+        sparsity=target,
+        final_sparsity=0.0 if algorithm is None else end[name],
         num_weights=parameter.numel(),
-        num_nonzero=parameter.numel(),
+        num_nonzero=kept,
+        mask_bytes=mask_bytes,
     )
-
-
-def _also(tied: list[str] | None) -> str:
-    return f" (also {', '.join(tied)})" if tied else ""
 
 
 def _warnings(
@@ -444,8 +410,3 @@ def _flops_record(flops: ModelFlops, when: str, sparsity: Mapping[str, float]) -
         "training_flops": flops.training_step(named),
         "training_flops_dense_weight_grad": flops.training_step(named, dense_weight_grad=True),
     }
-
-
-def _table(headings: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
-    lines = [headings, tuple("---" for _ in headings), *rows]
-    return ["| " + " | ".join(cells) + " |" for cells in lines]

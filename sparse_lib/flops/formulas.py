@@ -45,10 +45,6 @@ def _grouped(x: Shape, weight: Shape, *_: Any, **__: Any) -> int:
     return 2 * math.prod(x) * weight[-1]
 
 
-def _grouped_backward(x: Shape, weight: Shape, *_: Any, **__: Any) -> int:
-    return 2 * _grouped(x, weight)
-
-
 def _linear(x: Shape, weight: Shape, *_: Any, **__: Any) -> int:
     return 2 * math.prod(x) * weight[0]
 
@@ -69,10 +65,6 @@ def _trilinear(
 def _attention(query: Shape, key: Shape, value: Shape, *_: Any, **__: Any) -> int:
     """Both products of attention, full square: all of (batch, heads, tokens, head size)."""
     return 2 * math.prod(query[:-1]) * key[-2] * (query[-1] + value[-1])
-
-
-def _attention_backward(_: Shape, query: Shape, key: Shape, value: Shape, *__: Any, **___: Any):
-    return 2 * _attention(query, key, value)
 
 
 def _convolution_backward(
@@ -96,7 +88,7 @@ _OWN: dict[str, Callable[..., int]] = {
     "_grouped_mm": _grouped,
     "convolution_backward": _convolution_backward,
     **dict.fromkeys(_ATTENTION, _attention),
-    **{f"{name}_backward": _attention_backward for name in _ATTENTION},
+    **{f"{n}_backward": lambda _, *a, **k: 2 * _attention(*a, **k) for n in _ATTENTION},
 }
 
 FORMULAS: dict[Any, Callable[..., int]] = {
@@ -117,19 +109,12 @@ def experts_formulas() -> dict[Any, Callable[..., int]]:
     own = torch.ops.transformers
     return {
         own.grouped_mm_fallback: _grouped,
-        own.grouped_mm_fallback_backward: _grouped_backward,
+        own.grouped_mm_fallback_backward: lambda *a, **k: 2 * _grouped(*a, **k),
     }
 
 
 def flops_of(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int | None:
-    """FLOPs of one operator that ran, or None if it is not counted.
-
-    Args:
-        operator: An ``OpOverloadPacket``.
-        args: Its positional arguments.
-        kwargs: Its keyword arguments.
-        out: Its result.
-    """
+    """FLOPs of one ``OpOverloadPacket`` that ran, or None if it is not counted."""
     if operator in FORMULAS:
         return FORMULAS[operator](*tree_map(_shape, args))
     if operator in flop_registry:

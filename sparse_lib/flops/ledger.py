@@ -77,13 +77,7 @@ class Ledger(FlopCounterMode):
 def record(part: str, *, dense_flops: int, executed_flops: int) -> None:
     """Report the work of a kernel that is no torch operator to the ledgers that listen.
 
-    Args:
-        part: ``"forward"``, ``"input_gradient"`` or ``"weight_gradient"``.
-        dense_flops: What dense execution would have cost.
-        executed_flops: What the kernel multiplied and added.
-
-    Raises:
-        ValueError: If the part has another name.
+    ``part`` is one of ``PARTS``; ``dense_flops`` is what dense execution would have cost.
     """
     if part not in PARTS:
         raise ValueError(f"part is {part!r}; it must be one of {', '.join(PARTS)}.")

@@ -18,26 +18,19 @@ supplement) unless said otherwise:
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+from sparse_lib import tables
+from sparse_lib.flops import trace
 from sparse_lib.flops.formulas import ATTENTION, flops_of, is_outer_product
-from sparse_lib.flops.trace import (
-    WeightIndex,
-    all_parameters,
-    example,
-    module_stack,
-    on_meta,
-    shape_only,
-    storage_key,
-    to_meta,
-)
 from sparse_lib.layers import LayerDescription, describe, describe_packed
 from sparse_lib.masks.counts import num_nonzero
 
@@ -111,10 +104,7 @@ class ModelFlops:
     weight_names: frozenset[str]
 
     def forward(self, sparsity: Mapping[str, float] | None = None) -> int:
-        """Forward FLOPs of the batch.
-
-        Args:
-            sparsity: Sparsity by full parameter name; weights not named are dense.
+        """Forward FLOPs of the batch, with sparsity by full parameter name; others are dense.
 
         Raises:
             ValueError: If a name is no weight of the model, or a sparsity is not in [0, 1].
@@ -127,9 +117,8 @@ class ModelFlops:
     ) -> dict[str, int]:
         """FLOPs of a training step as ``forward``, ``input_gradient`` and ``weight_gradient``.
 
-        Args:
-            sparsity: Sparsity by full parameter name; weights not named are dense.
-            dense_weight_grad: True on steps that compute the gradient of masked weights as well.
+        ``sparsity`` is as of `forward`; ``dense_weight_grad`` is True on steps that compute the
+        gradient of masked weights as well.
         """
         forward = self.forward(sparsity)
         attention = sum(layer.dense_flops for layer in self.layers if not layer.num_weights)
@@ -149,11 +138,8 @@ class ModelFlops:
     def run(self, num_steps: int, work: Mapping[str, Any]) -> int:
         """FLOPs of training steps whose masks may have changed on the way, exactly.
 
-        Args:
-            num_steps: How many steps.
-            work: Full parameter name to what the steps did with it: ``present`` weights summed
-                over steps, ``dense_steps`` with a dense weight gradient, and ``dense_present``
-                weights summed over these. Other weights are dense.
+        ``work`` by full parameter name is what the steps did with it, as
+        `sparse_lib.core.history.Work`; other weights are dense.
         """
         total = 0
         for layer in self.layers:
@@ -174,49 +160,17 @@ class ModelFlops:
             if layer.sparsified and layer.weight_name is not None
         }
 
-    def records(self, sparsity: Mapping[str, float] | None = None) -> list[dict[str, Any]]:
-        """One row per layer: names, dense and sparse forward FLOPs."""
-        self._check(sparsity)
-        return [
-            {
-                "name": layer.name,
-                "operation": layer.operation,
-                "role": layer.role,
-                "weight_name": layer.weight_name,
-                "num_weights": layer.num_weights,
-                "num_positions": layer.num_positions,
-                "num_kept": layer.num_kept,
-                "sparsity": layer.sparsity(sparsity),
-                "dense_flops": layer.dense_flops,
-                "flops": layer.forward_flops(sparsity),
-            }
-            for layer in self.layers
-        ]
-
     def __str__(self) -> str:
         """A table of layers: what they are, weights, FLOPs of a forward pass, and their share."""
-        total = max(self.forward(), 1)
         rows = [("layer", "operation", "weights", "FLOPs", "share")]
-        rows += [
-            (
-                layer.name or "(model)",
-                layer.operation,
-                f"{layer.num_weights:,}",
-                f"{layer.dense_flops:,}",
-                f"{layer.dense_flops / total:.1%}",
-            )
-            for layer in self.layers
-        ]
-        weights = sum(layer.num_weights for layer in self.layers)
-        rows.append(("total", "", f"{weights:,}", f"{self.forward():,}", "100.0%"))
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        return "\n".join(
-            "  ".join(
-                cell.ljust(width) if place < 2 else cell.rjust(width)
-                for place, (cell, width) in enumerate(zip(row, widths, strict=True))
-            ).rstrip()
-            for row in rows
-        )
+        total = max(self.forward(), 1)
+        for layer in self.layers:
+            flops, share = f"{layer.dense_flops:,}", f"{layer.dense_flops / total:.1%}"
+            name, weights = layer.name or "(model)", f"{layer.num_weights:,}"
+            rows.append((name, layer.operation, weights, flops, share))
+        all_weights = sum(layer.num_weights for layer in self.layers)
+        rows.append(("total", "", f"{all_weights:,}", f"{self.forward():,}", "100.0%"))
+        return tables.plain(rows, 2)
 
     def _check(self, sparsity: Mapping[str, float] | None) -> None:
         for name, value in (sparsity or {}).items():
@@ -267,58 +221,46 @@ def count(
         if batch_size is None and sequence_length is None and image_size is None:
             raise ValueError("count_flops needs inputs, batch_size, sequence_length or image_size")
         size = 1 if batch_size is None else batch_size
-        args = (example(model, size, sequence_length, image_size),)
+        args = (trace.example(model, size, sequence_length, image_size),)
     elif isinstance(inputs, Mapping):
         args, kwargs = (), dict(inputs)
-    args, kwargs = tree_map(to_meta, (args, kwargs))
+    args, kwargs = tree_map(trace.to_meta, (args, kwargs))
     descriptions = [*describe(model), *(layer for layer, _ in describe_packed(model))]
-    with torch.no_grad(), on_meta(model, describe(model)) as (call, weights):
-        tracer = _Tracer(WeightIndex(weights, (args, kwargs)))
-        with module_stack(model) as stack:
-            tracer.stack = stack
-            try:
-                with tracer:
-                    call(args, kwargs)
-            except NotImplementedError as error:
+    with (
+        torch.no_grad(),
+        trace.on_meta(model, describe(model)) as (call, weights),
+        trace.module_stack(model) as stack,
+    ):
+        tracer = _Tracer(trace.WeightIndex(weights, (args, kwargs)), stack)
+        try:
+            with tracer:
+                call(args, kwargs)
+        except Exception as error:
+            why = str(error).partition("\n")[0]
+            if isinstance(error, NotImplementedError):
                 raise ValueError(
                     "the work of this model depends on the values of its input, which count_flops "
-                    "does not compute; count a real call within sl.device.Ledger() "
-                    f"({_first_line(error)})"
+                    f"does not compute; count a real call within sl.device.Ledger() ({why})"
                 ) from error
-            except Exception as error:
-                if not made_up:
-                    raise
-                raise ValueError(
-                    f"count_flops cannot tell what this model takes; give it inputs: it does not "
-                    f"run on a made-up one of shape {tuple(args[0].shape)} ({_first_line(error)})"
-                ) from error
+            if not made_up:
+                raise
+            raise ValueError(
+                f"count_flops cannot tell what this model takes; give it inputs: it does not "
+                f"run on a made-up one of shape {tuple(args[0].shape)} ({why})"
+            ) from error
     if batch_size is None:
-        batch_size = next((t.shape[0] for t in tree_leaves((args, kwargs)) if _has_rows(t)), 1)
-    return ModelFlops(
-        layers=tuple(_layers(tracer, descriptions)),
-        batch_size=batch_size,
-        weight_names=frozenset(name for name, _ in all_parameters(model))
-        | {d.weight_name for d in descriptions},
-    )
-
-
-def _has_rows(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.dim() > 0
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0]
+        tensors = (t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor) and t.dim())
+        batch_size = next((t.shape[0] for t in tensors), 1)
+    names = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    names |= {d.weight_name for d in descriptions}
+    return ModelFlops(tuple(_layers(tracer, descriptions)), batch_size, frozenset(names))
 
 
 def rigl_mean_step(f_sparse: float, f_dense: float, delta_t: float) -> float:
     """Mean FLOPs of a RigL training step (Evci et al., 2020, section 3 and appendix H).
 
-    One step in ``delta_t + 1`` computes the dense weight gradient (and updates the masks).
-
-    Args:
-        f_sparse: Forward FLOPs of the sparse model.
-        f_dense: Forward FLOPs of the dense model.
-        delta_t: Steps between mask updates, at least 0.
+    One step in ``delta_t + 1`` computes the dense weight gradient (and updates the masks); the
+    others are forward FLOPs of the sparse and the dense model.
     """
     return (3 * f_sparse * delta_t + 2 * f_sparse + f_dense) / (delta_t + 1)
 
@@ -338,15 +280,14 @@ def gpt_training_step(
 class _Tracer(TorchDispatchMode):
     """Sums forward FLOPs and kept inputs by (weight name, "") or (None, module path)."""
 
-    def __init__(self, index: WeightIndex) -> None:
+    def __init__(self, index: trace.WeightIndex, stack: list[str]) -> None:
         super().__init__()
-        self.index = index
-        self.stack: list[str] = [""]
-        self.flops: dict[tuple[str | None, str], int] = {}
-        self.kept: dict[tuple[str | None, str], int] = {}
+        self.index, self.stack = index, stack
+        self.flops = Counter[tuple[str | None, str]]()
+        self.kept = Counter[tuple[str | None, str]]()
         # Held, since a new tensor must not take the address of a dead one; they hold no memory.
-        self._inputs: dict[int, torch.Tensor] = {}
-        self._num_products: dict[str, int] = {}
+        self._inputs: dict[int, Tensor] = {}
+        self._num_products = Counter[str]()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -356,7 +297,7 @@ class _Tracer(TorchDispatchMode):
             # transformers checks whether the batch is one unpacked sequence; meta tensors have no
             # values.
             return True
-        out = shape_only(name, args)
+        out = trace.shape_only(name, args)
         if out is None:
             out = func(*args, **(kwargs or {}))
         flops = flops_of(operator, args, kwargs or {}, out)
@@ -372,22 +313,23 @@ class _Tracer(TorchDispatchMode):
         kept = self._num_new(bool(found), operator, args)
         for weight, share in found or ((None, 1.0),):
             key = (weight, "" if weight else self.stack[-1])
-            self.flops[key] = self.flops.get(key, 0) + round(share * flops)
-            self.kept[key] = self.kept.get(key, 0) + kept
+            self.flops[key] += round(share * flops)
+            self.kept[key] += kept
             kept = 0
 
     def _num_new(self, has_weight: bool, operator: Any, args: tuple[Any, ...]) -> int:
         """Elements of the inputs that no earlier layer keeps."""
-        inputs = [a for a in args if isinstance(a, torch.Tensor) and a.dim() > 1]
+        inputs = [a for a in args if isinstance(a, Tensor) and a.dim() > 1]
         if not has_weight and operator in ATTENTION:
             return sum(a.numel() for a in inputs[:3])
         if not has_weight:
             # Products of activations come in pairs; the second takes the first's scores.
-            number = self._num_products.get(self.stack[-1], 0)
-            self._num_products[self.stack[-1]] = number + 1
+            number = self._num_products[self.stack[-1]]
+            self._num_products[self.stack[-1]] += 1
             return sum(a.numel() for a in inputs[-1 if number % 2 else -2 :])
-        new = [a for a in inputs if not self.index.shares(a) and storage_key(a) not in self._inputs]
-        self._inputs.update((storage_key(a), a) for a in new)
+        new = [a for a in inputs if not self.index.shares(a)]
+        new = [a for a in new if trace.storage_key(a) not in self._inputs]
+        self._inputs.update((trace.storage_key(a), a) for a in new)
         return sum(a.numel() for a in new)
 
 

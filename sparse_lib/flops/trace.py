@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from sparse_lib.checks import check_integer
@@ -19,17 +19,7 @@ from sparse_lib.layers import LayerDescription, describe, describe_packed
 _LOOKUPS = frozenset({"aten::embedding", "aten::_embedding_bag"})
 _UNARY = frozenset(
     f"aten::{name}"
-    for name in (
-        "gelu",
-        "relu",
-        "hardtanh",
-        "silu",
-        "tanh",
-        "_softmax",
-        "_safe_softmax",
-        "tril",
-        "neg",
-    )
+    for name in "gelu relu hardtanh silu tanh _softmax _safe_softmax tril neg".split()
 )
 _BINARY = frozenset({"aten::add", "aten::mul", "aten::sub", "aten::pow"})
 
@@ -44,20 +34,17 @@ class WeightIndex:
     What an operator makes of a weight and no activation belongs to that weight, as under weight
     norm, spectral norm and weight standardisation, or of its chosen experts; so does what an
     activation scales along some of its dimensions, as a style's. What joins several (``cat``)
-    belongs to each by its size. Products of two weights are activations.
-
-    Args:
-        weights: Tensors on the meta device by name.
-        inputs: What the model is given.
+    belongs to each by its size. Products of two weights are activations. Weights are on the meta
+    device, by name.
     """
 
-    def __init__(self, weights: Mapping[str, torch.Tensor], inputs: Any) -> None:
+    def __init__(self, weights: Mapping[str, Tensor], inputs: Any) -> None:
         self._shares: dict[int, Shares] = {
             storage_key(weights[name]): ((name, 1.0),) for name in reversed(list(weights))
         }
         self._activations = {storage_key(tensor) for tensor in _tensors(inputs)}
         # Held, since a new tensor must not take the address of a dead one; they hold no memory.
-        self._held: list[torch.Tensor] = []
+        self._held: list[Tensor] = []
 
     def shares(self, tensor: Any) -> Shares:
         """The weights behind a tensor; none behind activations and constants."""
@@ -88,7 +75,7 @@ class WeightIndex:
             elif active or found or name in _LOOKUPS:
                 self._activations.add(key)
 
-    def _made_of(self, inputs: list[torch.Tensor], tensor: torch.Tensor) -> Shares:
+    def _made_of(self, inputs: list[Tensor], tensor: Tensor) -> Shares:
         owned = [(t, found) for t in inputs if (found := self.shares(t))]
         whole = next((found for t, found in owned if t.shape == tensor.shape), ())
         if whole or not owned:
@@ -101,17 +88,17 @@ class WeightIndex:
         return tuple(parts.items())
 
 
-def _scales(factor: torch.Tensor, weight: torch.Tensor) -> bool:
+def _scales(factor: Tensor, weight: Tensor) -> bool:
     """Whether one factor is for several elements of a weight, zeros of which stay."""
     lined_up = zip(reversed(factor.shape), reversed(weight.shape))
     return any(mine == 1 < theirs for mine, theirs in lined_up)
 
 
-def _tensors(values: Any) -> list[torch.Tensor]:
-    return [value for value in tree_leaves(values) if isinstance(value, torch.Tensor)]
+def _tensors(values: Any) -> list[Tensor]:
+    return [value for value in tree_leaves(values) if isinstance(value, Tensor)]
 
 
-def storage_key(tensor: torch.Tensor) -> int:
+def storage_key(tensor: Tensor) -> int:
     """Identity of a tensor's storage while it lives, on any device (meta too)."""
     return tensor.untyped_storage()._cdata
 
@@ -147,11 +134,11 @@ def module_stack(model: nn.Module) -> Iterator[list[str]]:
 @contextmanager
 def on_meta(
     model: nn.Module, descriptions: list[LayerDescription]
-) -> Iterator[tuple[Callable[[tuple[Any, ...], dict[str, Any]], Any], dict[str, torch.Tensor]]]:
+) -> Iterator[tuple[Callable[[tuple[Any, ...], dict[str, Any]], Any], dict[str, Tensor]]]:
     """Gives a function that runs the model on meta copies, in evaluation mode, and the weights."""
-    replaced: dict[int, torch.Tensor] = {}
+    replaced: dict[int, Tensor] = {}
 
-    def swap(tensor: torch.Tensor) -> torch.Tensor:
+    def swap(tensor: Tensor) -> Tensor:
         return replaced.setdefault(id(tensor), to_meta(tensor))
 
     # By one name each: functional_call would give a module used twice its meta tensors for good.
@@ -163,7 +150,8 @@ def on_meta(
     }
     weights = {d.weight_name: state[d.weight_name] for d in descriptions if d.is_matmul}
     weights |= {layer.weight_name: swap(values) for layer, values in describe_packed(model)}
-    extra = {"use_cache": False} if "use_cache" in _arguments(model) else {}
+    takes = inspect.signature(model.forward).parameters
+    extra = {"use_cache": False} if "use_cache" in takes else {}
 
     def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return torch.func.functional_call(model, state, args, extra | kwargs, tie_weights=False)
@@ -187,16 +175,8 @@ def on_meta(
         yield call, weights
 
 
-def all_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    return model.named_parameters(remove_duplicate=False)
-
-
-def _arguments(model: nn.Module) -> Mapping[str, inspect.Parameter]:
-    return inspect.signature(model.forward).parameters
-
-
 def to_meta(tensor: Any) -> Any:
-    if not isinstance(tensor, torch.Tensor):
+    if not isinstance(tensor, Tensor):
         return tensor
     return torch.empty_strided(
         tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta", requires_grad=False
@@ -208,7 +188,7 @@ def example(
     batch_size: int,
     sequence_length: int | None,
     image_size: int | tuple[int, int] | None,
-) -> torch.Tensor:
+) -> Tensor:
     """A meta tensor of the shape and type that the first layer of the model takes."""
     if sequence_length is not None and image_size is not None:
         raise ValueError("count takes sequence_length or image_size, not both.")
@@ -250,9 +230,9 @@ def shape_only(name: str, args: tuple[Any, ...]) -> Any:
         return to_meta(args[0]), args[0], args[0]
     if name in _UNARY and args[0].is_floating_point():
         return to_meta(args[0])
-    if name in _BINARY and isinstance(args[0], torch.Tensor) and args[0].is_floating_point():
+    if name in _BINARY and isinstance(args[0], Tensor) and args[0].is_floating_point():
         other = args[1]
-        if not isinstance(other, torch.Tensor) or (
+        if not isinstance(other, Tensor) or (
             other.shape == args[0].shape and other.dtype == args[0].dtype
         ):
             return to_meta(args[0])

@@ -6,27 +6,14 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from sparse_lib.ift.replacement import (
-    Replacement,
-    draw,
-    layer_from,
-    layer_to,
-    output_scale,
-    replace_layers,
-)
+from sparse_lib.ift import replacement
 from sparse_lib.ift.sizes import doped_rank, round_size
 
 
-class DopedLayer(Replacement):
+class DopedLayer(replacement.Replacement):
     """``W x + V (U x)``: W is the dense layer as it was, U has its geometry, V is pointwise.
 
     The low-rank part starts with the share of the output variance that the mask takes from W.
-
-    Args:
-        dense: The layer, kept as the sparse part.
-        num_inputs: Its inputs per output.
-        rank: Features (channels) between U and V.
-        sparsity: Of W, in [0, 1).
     """
 
     sparse_weights = ("sparse.weight",)
@@ -34,10 +21,11 @@ class DopedLayer(Replacement):
     def __init__(self, dense: nn.Module, num_inputs: int, rank: int, sparsity: float) -> None:
         super().__init__(dense)
         self.sparse = dense
-        self.low_rank_in = layer_from(dense, rank)
-        self.low_rank_out = layer_to(dense, rank, bias=False)
-        draw(self.low_rank_in, 1.0)
-        draw(self.low_rank_out, output_scale(dense, num_inputs) * sparsity**0.5)
+        self.low_rank_in = replacement.layer_from(dense, rank)
+        self.low_rank_out = replacement.layer_to(dense, rank, bias=False)
+        replacement.draw(self.low_rank_in, 1.0)
+        scale = replacement.output_scale(dense, num_inputs)
+        replacement.draw(self.low_rank_out, scale * sparsity**0.5)
 
     def forward(self, x: Tensor) -> Tensor:
         """The sparse part plus the low-rank part."""
@@ -56,7 +44,7 @@ def apply(
         ValueError: If a rank rounds to nothing.
     """
 
-    def make(dense: nn.Module, num_inputs: int, num_outputs: int) -> Replacement:
+    def make(dense: nn.Module, num_inputs: int, num_outputs: int) -> replacement.Replacement:
         rank = doped_rank(num_inputs, num_outputs, sparsity)
         if rank < 0.5:
             raise ValueError(
@@ -65,4 +53,4 @@ def apply(
             )
         return DopedLayer(dense, num_inputs, round_size(rank), sparsity)
 
-    return replace_layers(model, layers, "doped", make)
+    return replacement.replace_layers(model, layers, "doped", make)

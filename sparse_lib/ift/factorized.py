@@ -7,38 +7,25 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sparse_lib.ift.replacement import (
-    Replacement,
-    draw,
-    layer_from,
-    layer_to,
-    norm,
-    output_scale,
-    replace_layers,
-)
+from sparse_lib.ift import replacement
 from sparse_lib.ift.sizes import factorized_size, round_size
 
 
-class FactorizedLayer(Replacement):
+class FactorizedLayer(replacement.Replacement):
     """``V relu(norm(U x))``, where U has the geometry of the dense layer and V is pointwise.
 
     V starts at the scale of the dense layer's outputs, given that a ReLU halves the mean square.
-
-    Args:
-        dense: The layer to replace.
-        num_inputs: Its inputs per output.
-        size: Features (channels) between the factors.
     """
 
     sparse_weights = ("sparse_in.weight", "sparse_out.weight")
 
     def __init__(self, dense: nn.Module, num_inputs: int, size: int) -> None:
         super().__init__(dense)
-        self.sparse_in = layer_from(dense, size)
-        self.norm = norm(dense, size)
-        self.sparse_out = layer_to(dense, size, bias=True)
-        draw(self.sparse_in, 1.0)
-        draw(self.sparse_out, output_scale(dense, num_inputs) * 2**0.5)
+        self.sparse_in = replacement.layer_from(dense, size)
+        self.norm = replacement.norm(dense, size)
+        self.sparse_out = replacement.layer_to(dense, size, bias=True)
+        replacement.draw(self.sparse_in, 1.0)
+        replacement.draw(self.sparse_out, replacement.output_scale(dense, num_inputs) * 2**0.5)
 
     def forward(self, x: Tensor) -> Tensor:
         """Both factors, one after the other."""
@@ -54,8 +41,8 @@ def apply(
     ``(1 - s)(m + n) / (2 m n)`` of the dense ones (twice that where a size below 1 becomes 1).
     """
 
-    def make(dense: nn.Module, num_inputs: int, num_outputs: int) -> Replacement:
+    def make(dense: nn.Module, num_inputs: int, num_outputs: int) -> replacement.Replacement:
         size = round_size(factorized_size(num_inputs, num_outputs, sparsity))
         return FactorizedLayer(dense, num_inputs, size)
 
-    return replace_layers(model, layers, "factorized", make)
+    return replacement.replace_layers(model, layers, "factorized", make)

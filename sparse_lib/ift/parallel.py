@@ -8,39 +8,27 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from sparse_lib.ift.replacement import (
-    Replacement,
-    draw,
-    layer_from,
-    norm,
-    output_scale,
-    replace_layers,
-    sizes,
-)
+from sparse_lib.ift import replacement
 from sparse_lib.ift.sizes import parallel_branches, round_size
 
 
-class ParallelLayer(Replacement):
+class ParallelLayer(replacement.Replacement):
     """``sum_j norm_j(W_j x)`` over branches of the shape of the dense layer.
 
     The activation that follows the dense layer follows the sum. The norm (batch norm after
     convolutions, layer norm after linear layers) keeps the branches from being one linear map; its
     bias takes the place of the layer's. Norm weights start so that the sum has the scale of the
     dense layer's outputs.
-
-    Args:
-        dense: The layer to replace.
-        num_inputs: Its inputs per output.
-        num_branches: Number of branches.
     """
 
     def __init__(self, dense: nn.Module, num_inputs: int, num_branches: int) -> None:
         super().__init__(dense)
         self.sparse_weights = tuple(f"branches.{i}.sparse.weight" for i in range(num_branches))
-        branches, scale = [], output_scale(dense, num_inputs) / num_branches**0.5
+        branches, scale = [], replacement.output_scale(dense, num_inputs) / num_branches**0.5
+        size = replacement.sizes(dense)[1]
         for i in range(num_branches):
-            sparse, own_norm = layer_from(dense, sizes(dense)[1]), norm(dense, sizes(dense)[1])
-            draw(sparse, 1.0)
+            sparse, own_norm = replacement.layer_from(dense, size), replacement.norm(dense, size)
+            replacement.draw(sparse, 1.0)
             with torch.no_grad():
                 own_norm.weight.mul_(scale)
                 if i == 0 and isinstance(dense.bias, Tensor):
@@ -74,7 +62,7 @@ def apply(
             f"family 'parallel' cannot apply at sparsity {sparsity:g}: 1 / (1 - sparsity) = "
             f"{branches:.3g} rounds to one branch, so the sparsity must be at least 1/3"
         )
-    return replace_layers(
+    return replacement.replace_layers(
         model,
         layers,
         "parallel",

@@ -13,19 +13,9 @@ from sparse_lib.layers import LayerDescription, describe
 
 # What owners of a layer read from it; MobileNetV2, for one, pads by these.
 _GEOMETRY = (
-    "in_features",
-    "out_features",
-    "nf",
-    "nx",
-    "in_channels",
-    "out_channels",
-    "kernel_size",
-    "stride",
-    "padding",
-    "dilation",
-    "groups",
-    "padding_mode",
-)
+    "in_features out_features nf nx in_channels out_channels kernel_size stride padding dilation "
+    "groups padding_mode"
+).split()
 
 
 class Replacement(nn.Module):
@@ -114,11 +104,8 @@ def replace_layers(
 ) -> tuple[nn.Module, list[str]]:
     """A copy of a model with every chosen layer replaced, and the names of its sparse weights.
 
-    Args:
-        model: Any module.
-        layers: See `transformable`.
-        family: Name of the family, for messages.
-        make: Takes a layer of the copy, its inputs per output and its outputs.
+    ``layers`` is as of `transformable`; ``make`` takes a layer of the copy, its inputs per output
+    and its outputs.
 
     Raises:
         ValueError: If a layer is not a Linear, a transformers ``Conv1D`` or a ``Conv2d``, or shares

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 from torch import nn
 
+from sparse_lib import tables
 from sparse_lib.flops.model import ModelFlops
 from sparse_lib.layers import LayerDescription, describe
 from sparse_lib.masks.counts import num_nonzero
@@ -80,10 +81,6 @@ class Report:
             return None
         return self.flops_after / self.flops_before
 
-    def records(self) -> list[dict[str, Any]]:
-        """One row per layer."""
-        return [asdict(row) | {"ratio": row.ratio} for row in self.layers]
-
     def summary(self) -> dict[str, Any]:
         """Totals, for a record of a run."""
         keys = [field.name for field in fields(self) if field.name not in ("layers", "input_size")]
@@ -91,10 +88,12 @@ class Report:
 
     def to_markdown(self) -> str:
         """Totals and the table of layers as Markdown."""
+        family = self.family
+        title = "SLTrain" if family == "sltrain" else f"Sparse-{family.capitalize()}"
         size = ", ".join(f"{k} {v}" for k, v in self.input_size.items() if v is not None)
         masks = f"masks at sparsity {self.mask_sparsity:.4g}"
         lines = [
-            f"{_title(self.family)} at sparsity {self.sparsity:g}, {masks}: "
+            f"{title} at sparsity {self.sparsity:g}, {masks}: "
             f"{self.parameters_before:,} parameters became {self.parameters_after:,}, "
             f"of which {self.nonzero_after:,} are non-zero."
         ]
@@ -103,18 +102,15 @@ class Report:
                 f"Forward FLOPs of one sample{f' ({size})' if size else ''}: "
                 f"{self.flops_before:,} became {self.flops_after:,} ({self.flops_ratio:.4f}x)."
             )
-        lines += ["", "| layer | kind | sparsity | weights | non-zero | FLOPs | ratio |"]
-        lines.append("|---|---|---|---|---|---|---|")
+        heading = ("layer", "kind", "sparsity", "weights", "non-zero", "FLOPs", "ratio")
+        rows = []
         for row in self.layers:
-            flops = (
-                "" if row.flops_before is None else f"{row.flops_before:,} → {row.flops_after:,}"
-            )
-            lines.append(
-                f"| {row.name} | {row.operation} | {row.sparsity:.4g} "
-                f"| {row.weights_before:,} → {row.weights_after:,} | {row.nonzero_after:,} "
-                f"| {flops} | {row.ratio:.4f} |"
-            )
-        return "\n".join(lines) + "\n"
+            weights = f"{row.weights_before:,} → {row.weights_after:,}"
+            known = row.flops_before is not None
+            flops = f"{row.flops_before:,} → {row.flops_after:,}" if known else ""
+            cells = (f"{row.sparsity:.4g}", weights, f"{row.nonzero_after:,}", flops)
+            rows.append((row.name, row.operation, *cells, f"{row.ratio:.4f}"))
+        return "\n".join([*lines, "", *tables.markdown(heading, rows)]) + "\n"
 
     def __str__(self) -> str:
         return self.to_markdown()
@@ -130,17 +126,9 @@ def make_report(
     targets: Mapping[str, float],
     input_size: Mapping[str, Any],
 ) -> Report:
-    """Compare a model with its transformed one.
+    """Compare a dense model with its transformed one, whose masked weights get target sparsities.
 
-    Args:
-        model: The dense model.
-        new: The transformed model.
-        before: FLOPs of the dense model, None if unknown.
-        after: FLOPs of the transformed model, None if unknown.
-        family: Name of the family.
-        sparsity: What set the sizes.
-        targets: Sparsity by name of masked weight of the new model.
-        input_size: What FLOPs are counted for.
+    FLOPs are None where they are unknown; ``sparsity`` is what set the sizes.
     """
     parts = _parts(describe(model), describe(new))
     old_flops, new_flops = _by_layer(before), _by_layer(after, targets)
@@ -219,7 +207,3 @@ def _total(flops: Mapping[tuple[str, str | None], int] | None, weights: list[str
 
 def _nonzero(layers: list[LayerDescription], targets: Mapping[str, float]) -> int:
     return sum(num_nonzero(targets.get(layer.weight_name, 0.0), layer.numel) for layer in layers)
-
-
-def _title(family: str) -> str:
-    return "SLTrain" if family == "sltrain" else f"Sparse-{family.capitalize()}"

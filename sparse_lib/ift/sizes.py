@@ -31,66 +31,34 @@ def _check_size(key: str, value: int) -> int:
 
 
 def wide_factor(sparsity: float) -> float:
-    """Sparse-Wide: inputs and outputs grow by ``sqrt(1 / (1 - s))``.
-
-    Raises:
-        ValueError: for a sparsity outside [0, 1).
-    """
+    """Sparse-Wide: inputs and outputs grow by ``sqrt(1 / (1 - s))``."""
     return math.sqrt(1 / (1 - check_sparsity(sparsity)))
 
 
 def parallel_branches(sparsity: float) -> float:
-    """Sparse-Parallel: ``1 / (1 - s)`` sparse branches, summed.
-
-    Raises:
-        ValueError: for a sparsity outside [0, 1).
-    """
+    """Sparse-Parallel: ``1 / (1 - s)`` sparse branches, summed."""
     return 1 / (1 - check_sparsity(sparsity))
 
 
 def factorized_size(num_inputs: int, num_outputs: int, sparsity: float) -> float:
-    """Sparse-Factorized: inner size of two sparse factors in place of one layer.
-
-    Raises:
-        ValueError: for a sparsity outside [0, 1) or a size below 1.
-    """
+    """Sparse-Factorized: inner size of two sparse factors in place of one layer."""
     area = _check_size("num_inputs", num_inputs) * _check_size("num_outputs", num_outputs)
     return area / ((num_inputs + num_outputs) * (1 - check_sparsity(sparsity)))
 
 
 def doped_rank(num_inputs: int, num_outputs: int, sparsity: float) -> float:
-    """Sparse-Doped: rank of the dense low-rank part beside the sparse layer.
-
-    Raises:
-        ValueError: for a sparsity outside [0, 1) or a size below 1.
-    """
+    """Sparse-Doped: rank of the dense low-rank part beside the sparse layer."""
     area = _check_size("num_inputs", num_inputs) * _check_size("num_outputs", num_outputs)
     return check_sparsity(sparsity) * area / (num_inputs + num_outputs)
 
 
 def round_size(size: float, multiple: int = 1) -> int:
-    """The one rounding rule of all families: the nearest multiple, halves up, at least one.
-
-    Args:
-        size: Real-valued size, above 0.
-        multiple: What a legal size is a multiple of, such as the number of attention heads.
-    """
+    """The one rounding rule of all families: the nearest multiple, halves up, at least one."""
     return max(1, math.floor(size / multiple + 0.5)) * multiple
 
 
 def widen(key: str, width: int, factor: float, *, multiple: int = 1, why: str = "") -> int:
-    """A width of a config, ``factor`` times as large and legal.
-
-    Args:
-        key: Name of the width in the config.
-        width: The dense width.
-        factor: See `wide_factor`.
-        multiple: What every legal width is a multiple of.
-        why: What the multiple stands for, for the message.
-
-    Raises:
-        ValueError: If the dense width itself is no multiple.
-    """
+    """A width of a config, ``factor`` times as large and as legal: a multiple of ``why``."""
     if width % multiple:
         raise ValueError(f"{key} is {width}, but must be a multiple of {why} = {multiple}")
     return round_size(factor * width, multiple)

@@ -25,11 +25,6 @@ class LowRankPlusSparseLayer(Replacement):
 
     A and S start uniform in ``+-1 / sqrt(num_inputs)`` and B at zero, as in the authors' code. The
     bias of the dense layer stays, its weight is given up.
-
-    Args:
-        dense: The layer to replace.
-        num_inputs: Its inputs per output.
-        rank: Features (channels) between A and B.
     """
 
     sparse_weights = ("sparse.weight",)

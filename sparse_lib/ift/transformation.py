@@ -98,24 +98,13 @@ def solve_sparsity(
     """The sparsity of the masks at which the whole transformed model meets a budget, within 0.1%.
 
     Growing a model by the layers' own identity makes the rest of it more expensive: stem, heads and
-    attention grow with the width. As in the authors' code, the sizes stay those of ``sparsity``
-    and the masks make up for the rest. Nothing is built: tensors are on the meta device.
-
-    Args:
-        model: As for `transform`, as are the other arguments.
-        family: A key of ``FAMILIES``.
-        sparsity: In [0, 1): sets the sizes; 0.5 is where the source's language models gain.
-        budget: ``"dense"``, the forward FLOPs of ``model``; or a number of FLOPs of one sample.
-        layers: A glob on module names, or several.
-        sequence_length: Tokens per sample.
-        image_size: Pixels per side.
+    attention grow with the width. As in the authors' code, the sizes stay those of ``sparsity`` and
+    the masks make up for the rest. Nothing is built: tensors are on the meta device. Arguments and
+    errors are those of `transform`; a ``sparsity`` of 0.5 is where the source's language models
+    gain.
 
     Returns:
         The sparsity, in [0, 1).
-
-    Raises:
-        TypeError: As `transform`.
-        ValueError: As `transform`.
     """
     _check_model(model)
     model = _on_meta(model)
@@ -125,11 +114,7 @@ def solve_sparsity(
 
 
 def _count_new(model: nn.Module, size: dict[str, Any] | None) -> Any:
-    """FLOPs of a transformed model.
-
-    Raises:
-        ValueError: If the model's own code needs a layer as it was before.
-    """
+    """FLOPs of a transformed model; ValueError if its own code needs a layer as it was before."""
     try:
         return _count(model, size)
     except (AttributeError, ValueError) as error:
@@ -169,10 +154,7 @@ def _input_size(
     if sequence_length is not None or image_size is not None:
         return {"sequence_length": sequence_length, "image_size": image_size}
     config = getattr(model, "config", None)
-    for key, name in (
-        ("sequence_length", "max_position_embeddings"),
-        ("image_size", "image_size"),
-    ):
+    for key, name in (("sequence_length", "max_position_embeddings"), ("image_size", "image_size")):
         if (value := getattr(config, name, None)) is not None:
             return {key: tuple(value) if isinstance(value, list) else value}
     kinds = {layer.kind for layer in describe(model)}

@@ -42,10 +42,7 @@ def apply(
 
 
 def _keep_exchanged_modules(model: nn.Module, wide: nn.Module) -> None:
-    """Carries over what was exchanged after building the model, such as a stem for small images.
-
-    That is modules without parameters and the geometry of convolutions; a config knows neither.
-    """
+    """Carries over modules without parameters and convolutions' geometry, which no config knows."""
     for name, module in model.named_modules():
         try:
             built = wide.get_submodule(name)

@@ -39,7 +39,7 @@ def probe_host(*, duration_s: float = 5.0, power_w: float = 0.0) -> DeviceSpec:
         peak_flops=2 * 1024**3 / product_s,
         precision="float32",
         weight_bytes=4,
-        memory_bytes=float(_physical_memory()),
+        memory_bytes=float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")),
         memory_bandwidth=2 * source.numel() * source.element_size() / copy_s,
         power_w=power_w,
         sources={
@@ -54,19 +54,10 @@ def probe_host(*, duration_s: float = 5.0, power_w: float = 0.0) -> DeviceSpec:
 
 
 def _fastest(work: Callable[[], object], duration_s: float) -> float:
-    """Shortest time of one call, over as many calls as fit: interruptions only add time.
-
-    CPU time shared by the threads, so that other processes don't count.
-    """
+    """Shortest CPU time of one call, over as many as fit: other processes only add time."""
     end, best = time.perf_counter() + duration_s, float("inf")
     while best == float("inf") or time.perf_counter() < end:
         start = time.process_time()
         work()
         best = min(best, (time.process_time() - start) / torch.get_num_threads())
     return best
-
-
-def _physical_memory() -> int:
-    if not hasattr(os, "sysconf"):
-        return 0
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

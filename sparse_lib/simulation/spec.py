@@ -69,12 +69,8 @@ class DeviceSpec:
 def sparse_overhead(speedups: dict[int, float], *, max_inverse_density: float = 5) -> float:
     """Fits ``c`` of ``T(s) / T(0) = (1 - s) + c s`` by least squares on the relative error.
 
-    Args:
-        speedups: Measured speed-up of a matrix product by ``1 / (1 - s)``.
-        max_inverse_density: Points beyond it are left out, to be predicted instead.
-
-    Raises:
-        ValueError: If no point with sparsity above 0 is left.
+    Speed-ups of a matrix product are by ``1 / (1 - s)``; points beyond ``max_inverse_density`` are
+    left out, to be predicted instead.
     """
     points = {
         1 - 1 / inverse: speedup

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import math
 import numbers
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -64,12 +65,8 @@ class LayerTime:
     @property
     def bound_by(self) -> str:
         """What takes longest: ``"compute"``, ``"transfer"`` or ``"exchange"``."""
-        times = {
-            "compute": self.compute_s,
-            "transfer": self.transfer_s,
-            "exchange": self.exchange_s,
-        }
-        return max(times, key=lambda name: times[name])
+        kinds = ("compute", "transfer", "exchange")
+        return max(kinds, key=lambda kind: getattr(self, f"{kind}_s"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,48 +128,20 @@ class Simulation:
     @property
     def bound_by(self) -> str:
         """What bounds most of the step: ``"compute"``, ``"transfer"`` or ``"exchange"``."""
-        times: dict[str, float] = {}
+        times = Counter[str]()
         for layer in self.layers:
-            times[layer.bound_by] = times.get(layer.bound_by, 0.0) + layer.time_s
+            times[layer.bound_by] += layer.time_s  # type: ignore[assignment]
         return max(times, key=lambda name: times[name])
 
     def record(self) -> dict[str, Any]:
         """One row for a table."""
-        return {
-            "label": self.label,
-            "device": self.device.name,
-            "num_systems": self.num_systems,
-            "step_s": self.step_s,
-            "flops": self.flops,
-            "utilisation": self.utilisation,
-            "bound_by": self.bound_by,
-            "energy_j": self.energy_j,
-            "weight_dense_bytes": self.weight_dense_bytes,
-            "weight_csr_bytes": self.weight_csr_bytes,
-            "activation_bytes": self.activation_bytes,
-            "num_micro_batches": self.num_micro_batches,
-            "recompute": self.recompute,
-            "fits": self.fits,
-        }
-
-    def records(self) -> list[dict[str, Any]]:
-        """One row per layer."""
-        return [
-            {
-                "label": self.label,
-                "device": self.device.name,
-                "name": layer.name,
-                "operation": layer.operation,
-                "sparsity": layer.sparsity,
-                "compute_s": layer.compute_s,
-                "transfer_s": layer.transfer_s,
-                "exchange_s": layer.exchange_s,
-                "time_s": layer.time_s,
-                "bound_by": layer.bound_by,
-                "flops": layer.flops,
-            }
-            for layer in self.layers
-        ]
+        keys = (
+            *("num_systems", "step_s", "flops", "utilisation", "bound_by", "energy_j"),
+            *("weight_dense_bytes", "weight_csr_bytes", "activation_bytes", "num_micro_batches"),
+            *("recompute", "fits"),
+        )
+        own = {key: getattr(self, key) for key in keys}
+        return {"label": self.label, "device": self.device.name, **own}
 
 
 def simulate(
@@ -228,20 +197,10 @@ def simulate(
     levels = sparsity if isinstance(sparsity, Mapping | None) else counted.uniform(sparsity)
     counted.forward(levels)  # rejects names and values that are wrong
     if recompute is None:
-        options = [
-            simulate(
-                model,
-                spec,
-                batch_size=batch_size,
-                sparsity=levels,
-                dense_weight_grad=dense_weight_grad,
-                num_systems=num_systems,
-                efficiency=efficiency,
-                recompute=choice,
-                flops=counted,
-            )
-            for choice in (False, True)
-        ]
+        same: dict[str, Any] = {"batch_size": batch_size, "sparsity": levels, "flops": counted}
+        same |= {"num_systems": num_systems, "efficiency": efficiency}
+        same["dense_weight_grad"] = dense_weight_grad
+        options = [simulate(model, spec, recompute=choice, **same) for choice in (False, True)]
         return min(options, key=lambda option: (not option.fits, option.step_s))
     num_weights = sum(parameter.numel() for parameter in model.parameters())
     resident = 0 if spec.streams_weights else num_weights * _STATE_BYTES_PER_WEIGHT
@@ -298,9 +257,7 @@ def weight_csr_bytes(
 
 
 def _weight_bytes(shape: tuple[int, ...], sparsity: float, weight_bytes: int) -> int:
-    numel = 1
-    for size in shape:
-        numel *= size
+    numel = math.prod(shape)
     if sparsity == 0 or len(shape) < 2:
         return numel * weight_bytes
     rows, columns = shape[0], numel // shape[0]

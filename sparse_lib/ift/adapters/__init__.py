@@ -20,11 +20,7 @@ def names() -> list[str]:
 
 
 def find(model: nn.Module) -> ModuleType:
-    """The adapter of a model, by the names of its classes, so that transformers stays optional.
-
-    Raises:
-        ValueError: If the architecture is unknown.
-    """
+    """The adapter of a model by the names of its classes; ValueError if there is none."""
     classes = {cls.__name__ for cls in type(model).__mro__}
     for name in names():
         adapter = importlib.import_module(f"{__name__}.{name}")
