@@ -12,19 +12,15 @@ from typing import Any
 
 
 class SettingError(ValueError, TypeError):
-    """A setting is wrong: its type, its value, or its name. The message is one sentence.
+    """A setting is wrong: its type, its value, or its name; the message is one sentence.
 
-    What reads settings of a person, `sparse_lib.configure` above all, raises it, so that a caller
-    can tell it from an error of the code.
+    What reads settings of a person raises it, so that a caller can tell it from an error of the
+    code.
     """
 
 
 def check_fraction(value: Any, key: str) -> float:
-    """Return ``value`` as a float in [0, 1].
-
-    Raises:
-        SettingError: If it is not a number (a bool is not), NaN, or outside [0, 1].
-    """
+    """Return ``value`` as a float in [0, 1]; SettingError for a bool, NaN or anything else."""
     number = _number(value, f"{key} must be a number between 0 and 1")
     if not 0.0 <= number <= 1.0:  # also false for NaN
         raise SettingError(f"{key} must be between 0 and 1, not {value!r}")
@@ -91,11 +87,7 @@ def closest(name: str, known: Iterable[str]) -> str:
 
 
 def build(cls: type, arguments: Mapping[str, Any], key: str) -> Any:
-    """``cls(**arguments)``, where every wrong argument is an error that starts with ``key``.
-
-    Raises:
-        SettingError: If an argument is missing or unknown, or has a wrong type or value.
-    """
+    """``cls(**arguments)``; a wrong argument is a SettingError that starts with ``key``."""
     whole = inspect.signature(cls).parameters
     various = [p.name for p in whole.values() if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     parameters = {name: p for name, p in whole.items() if name not in various}

@@ -23,11 +23,9 @@ _OWN_KEYS = ("algorithm", "schedule", "param_filter")
 
 
 class Dialect(NamedTuple):
-    """Configs of another library.
+    """Configs of another library: keys besides arguments of algorithms, and a translator.
 
-    Attributes:
-        keys: What its dicts may hold besides arguments of algorithms, for messages.
-        translate: From a dict to the dicts, of one algorithm each, that it stands for.
+    It makes of a dict the dicts, of one algorithm each, that it stands for.
     """
 
     keys: tuple[str, ...]
@@ -67,7 +65,7 @@ def configure(config: Any) -> Group | None:
     group = Group()
     if isinstance(config, SparsityAlgorithm):
         group.add(default_filter, config)
-    elif _is_number(config):
+    elif isinstance(config, numbers.Real) and not isinstance(config, bool):
         _add(group, {"sparsity": config})
     elif isinstance(config, Mapping):
         _add(group, config)
@@ -82,10 +80,6 @@ def configure(config: Any) -> Group | None:
         )
     group.must_match = True
     return group
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
 def _extend(group: Group, config: Mapping[str, Any]) -> None:
@@ -158,12 +152,6 @@ def _add(group: Group, config: Mapping[str, Any]) -> None:
 def make_algorithm(config: Mapping[str, Any]) -> SparsityAlgorithm:
     """The algorithm of one dict without dialect; a filter in it is passed over.
 
-    Args:
-        config: ``algorithm`` and the arguments of that class.
-
-    Raises:
-        SettingError: If a key, a name, or the type or value of one is not allowed; it names it.
-
     >>> make_algorithm({"algorithm": "set", "schedule": 0.5, "update": 10}).update_schedule
     FreqSchedule(freq=10, start=0, stop=None)
     """
@@ -179,7 +167,12 @@ def make_algorithm(config: Mapping[str, Any]) -> SparsityAlgorithm:
     if not isinstance(name, str):
         raise SettingError(f"algorithm must be a name, not {name!r}")
     cls = _find(name)
-    _check_keys(cls, arguments)
+    allowed = constructor_keys(cls)
+    for key in arguments:
+        if key not in allowed:
+            others = {other for dialect in DIALECTS for other in dialect.keys}
+            hint = closest(key, {*allowed, *_OWN_KEYS, *others})
+            raise SettingError(f"{key!r} is no key for algorithm {cls.__name__!r}; {hint}")
     try:
         return cls(**arguments)
     except (TypeError, ValueError) as error:
@@ -205,12 +198,3 @@ def _find(name: str) -> type[SparsityAlgorithm]:
             raise SettingError(f"{name!r} is no type of schedule; {closest(name, kinds)}")
         raise SettingError(f"algorithm {name!r} is unknown; {closest(name, known)}")
     return known[name.lower()]
-
-
-def _check_keys(cls: type[SparsityAlgorithm], arguments: Mapping[str, Any]) -> None:
-    allowed = constructor_keys(cls)
-    for key in arguments:
-        if key not in allowed:
-            others = {other for dialect in DIALECTS for other in dialect.keys}
-            hint = closest(key, {*allowed, *_OWN_KEYS, *others})
-            raise SettingError(f"{key!r} is no key for algorithm {cls.__name__!r}; {hint}")

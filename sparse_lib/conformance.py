@@ -60,12 +60,10 @@ class NotConforming(AssertionError):
 class Case:
     """A class of algorithms, and arguments that make its masks move within a few steps.
 
-    Attributes:
-        cls: The class.
-        arguments: Of its constructor, besides ``sparsity`` and ``seed``. By default a dynamic
-            algorithm updates its masks at every second step, and one that drops and grows drops
-            half at first.
-        follows_sparsity: False if masks need not have the sparsity that was asked for.
+    ``arguments`` are those of its constructor besides ``sparsity`` and ``seed``. By default a
+    dynamic algorithm updates its masks at every second step, and one that drops and grows drops
+    half at first. ``follows_sparsity`` is False if masks need not have the sparsity that was asked
+    for.
     """
 
     cls: type[SparsityAlgorithm]
@@ -105,14 +103,9 @@ class Case:
 def check_algorithm(
     cls: type[SparsityAlgorithm], *, follows_sparsity: bool = True, **arguments: Any
 ) -> None:
-    """Put a class of algorithms through all checks.
+    """Put a class of algorithms, with these arguments, through all checks; see `Case`.
 
     Takes seconds on one core. Models are small and on the CPU.
-
-    Args:
-        cls: The class.
-        follows_sparsity: False if masks need not have the sparsity that was asked for.
-        **arguments: Of its constructor, see `Case`.
 
     Raises:
         NotConforming: Naming each check that fails, and how.
@@ -202,10 +195,7 @@ def masked_positions_are_zero_after_every_step(case: Case) -> None:
 
 
 def counts_are_exact_at_every_update(case: Case) -> None:
-    """A mask has `num_nonzero(target, n)` weights, or fewer where ``exact_counts`` is False.
-
-    All masks together have as many where ``counts_per`` is ``"model"``.
-    """
+    """Each mask, or all together, has `num_nonzero(target, n)` weights, as the class says."""
     for schedule in SCHEDULES.values() if case.follows_sparsity else ():
         model, algorithm, optim = case.start(schedule)
 
@@ -304,10 +294,7 @@ def a_skipped_step_changes_nothing(case: Case) -> None:
 
 
 def copies_go_on_identically(case: Case) -> None:
-    """``copy.deepcopy`` and ``pickle`` of model and algorithm together.
-
-    A class that no module holds by its name, as one within a function, cannot be pickled at all.
-    """
+    """``copy.deepcopy`` and ``pickle`` of model and algorithm together, where pickle can."""
     clones: list[Callable] = [copy.deepcopy]
     if getattr(sys.modules.get(case.cls.__module__), case.cls.__qualname__, None) is case.cls:
         clones.append(lambda both: pickle.loads(pickle.dumps(both)))

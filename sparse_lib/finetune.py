@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from sparse_lib.algorithms.static import Static
 from sparse_lib.core.group import Group
@@ -73,7 +73,7 @@ def keep_zeros_of(model: nn.Module, param_filter: Any, optimizer: Any = None) ->
 
 
 @torch.no_grad()
-def has_zeros(name: str, param: torch.Tensor, model: nn.Module | None = None) -> bool:
+def has_zeros(name: str, param: Tensor, model: nn.Module | None = None) -> bool:
     """Whether `keep_zeros` masks a parameter."""
     if is_quantized(param) or not default_filter(name, param, model):
         return False

@@ -18,16 +18,10 @@ class SparseOptimizer:
     """Adds ``apply`` to a torch optimizer."""
 
     def apply(self, sparsity: Any) -> Any:
-        """Have a sparsity algorithm mask this optimizer's states and update masks in ``step``.
-
-        Args:
-            sparsity: The algorithm, already applied to the model.
+        """Have a sparsity algorithm of the model mask states, and update masks in ``step``.
 
         Returns:
             The optimizer.
-
-        Raises:
-            TypeError: If this is no sparsity algorithm.
         """
         if not isinstance(sparsity, SparsityAlgorithm):
             raise TypeError(f"apply takes a sparsity algorithm, not {sparsity!r}")
@@ -53,26 +47,16 @@ class SparseOptimizer:
 
 
 def with_apply(cls: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
-    """A subclass of a torch optimizer class that has ``apply``.
-
-    >>> with_apply(torch.optim.SGD).__mro__[1:3] == (SparseOptimizer, torch.optim.SGD)
-    True
-    """
+    """A subclass of a torch optimizer class that has ``apply``."""
     text = f"``torch.optim.{cls.__name__}`` and ``SparseOptimizer.apply``; arguments: torch's."
     return type(cls.__name__, (SparseOptimizer, cls), {"__module__": __name__, "__doc__": text})
 
 
-def _all_optimizers() -> dict[str, type[torch.optim.Optimizer]]:
-    return {
-        name: with_apply(cls)
-        for name, cls in vars(torch.optim).items()
-        if isinstance(cls, type)
-        and issubclass(cls, torch.optim.Optimizer)
-        and cls is not torch.optim.Optimizer
-        and not name.startswith("_")
-    }
-
-
-_OPTIMIZERS = _all_optimizers()
+_OPTIMIZERS = {
+    name: with_apply(cls)
+    for name, cls in vars(torch.optim).items()
+    if isinstance(cls, type) and issubclass(cls, torch.optim.Optimizer)
+    if cls is not torch.optim.Optimizer and not name.startswith("_")
+}
 globals().update(_OPTIMIZERS)
 __all__ = ["SparseOptimizer", "with_apply", *_OPTIMIZERS]

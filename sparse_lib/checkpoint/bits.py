@@ -15,16 +15,9 @@ def to_bits(mask: Tensor) -> Tensor:
 
 
 def from_bits(name: str, bits: Tensor, shape: list[int]) -> Tensor:
-    """The mask of bits, of a shape.
+    """The mask of bits as `to_bits` has them, or compressed-tensors: (rows, bytes of a row).
 
-    Args:
-        name: Full name of the weight, for messages.
-        bits: As `to_bits` has them, or as compressed-tensors does: of each row alone,
-            (rows, ceil(columns / 8)).
-        shape: Of the weight.
-
-    Raises:
-        ValueError: If these are no bits for that shape.
+    ``name`` is the weight's, for messages; ValueError if these are no bits for that shape.
     """
     if not all(size >= 0 for size in shape) or math.prod(shape) >= 2**63:
         raise ValueError(f"{name!r} must have a shape of sizes, not {shape!r:.80}")
@@ -44,11 +37,7 @@ def from_bits(name: str, bits: Tensor, shape: list[int]) -> Tensor:
 
 
 def from_values(name: str, values: Tensor, mask: Tensor) -> Tensor:
-    """The dense weight of the values at a mask, zero elsewhere.
-
-    Raises:
-        ValueError: If there are more or fewer values than the mask has ones.
-    """
+    """The dense weight of the values at a mask, zero elsewhere; ValueError if counts differ."""
     count = int(mask.count_nonzero())
     if values.numel() != count or values.layout != torch.strided:
         raise ValueError(f"{name!r} has {values.numel()} values, and its mask {count}")

@@ -108,7 +108,8 @@ def export_nan(model: nn.Module) -> State:
     for name, mask in masks_of(model).items():
         if bool((state[name].isnan() & mask).any()):
             raise ValueError(f"{name!r} has a present weight that is NaN")
-        _fill_with_nan(state[name], ~mask)
+        absent, nan = (~mask).to(state[name].device), torch.tensor(math.nan).to(state[name].dtype)
+        as_bytes(state[name]).masked_fill_(absent, as_bytes(nan))
     return _agreed(model, state)
 
 
@@ -127,11 +128,6 @@ def export_bitmask(model: nn.Module) -> State:
         state[f"{name}.bitmask"] = to_bits(mask)
         state[f"{name}.shape"] = torch.tensor(mask.shape)
     return _agreed(model, state)
-
-
-def _fill_with_nan(tensor: Tensor, absent: Tensor) -> None:
-    nan = torch.tensor(math.nan).to(tensor.dtype)
-    as_bytes(tensor).masked_fill_(absent.to(tensor.device), as_bytes(nan))
 
 
 def check_agrees(

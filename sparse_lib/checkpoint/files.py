@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib
 import json
@@ -12,13 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sparse_lib.checkpoint.exports import (
-    compare,
-    export_bitmask,
-    export_dense,
-    export_nan,
-    export_with_masks,
-)
+from sparse_lib.checkpoint import exports
 from sparse_lib.checkpoint.names import State, masks_of
 from sparse_lib.checkpoint.states import split_known_state
 from sparse_lib.checks import closest
@@ -49,14 +44,14 @@ def export_safetensors(model: nn.Module, path: str | Path, *, layout: str = "den
     """
     save_file = _safetensors("torch").save_file
     makers: dict[str, Callable[[nn.Module], State]] = {
-        "dense": export_dense,
-        "masks": export_with_masks,
-        "nan": export_nan,
-        "bitmask": export_bitmask,
+        "dense": exports.export_dense,
+        "masks": exports.export_with_masks,
+        "nan": exports.export_nan,
+        "bitmask": exports.export_bitmask,
     }
     if layout not in makers:
         raise ValueError(f"layout {layout!r} is unknown; {closest(str(layout), makers)}")
-    reference = export_dense(model)
+    reference = exports.export_dense(model)
     state = makers[layout](model)
     contiguous = {name: tensor.contiguous().clone() for name, tensor in state.items()}
     metadata = {
@@ -66,7 +61,7 @@ def export_safetensors(model: nn.Module, path: str | Path, *, layout: str = "den
     metadata[_DIGEST] = _digest(contiguous, metadata)
     save_file(contiguous, str(path), metadata=metadata)
     weights, _ = _read_safetensors(path, reference)
-    compare(weights, reference)
+    exports.compare(weights, reference)
     return Path(path)
 
 
@@ -116,19 +111,14 @@ def _split_file(
     """Weights and masks of a file's tensors and metadata; ValueError if they do not fit."""
     if _DIGEST in metadata and metadata[_DIGEST] != _digest(state, metadata):
         raise ValueError(f"the tensors do not have the digest {_DIGEST!r}; the file is damaged")
-    return split_known_state(state, known, _parsed(metadata, _NAN_IS_ABSENT, list, None))
-
-
-def _parsed(metadata: Mapping[str, str], key: str, kind: type, default: Any) -> Any:
-    if key not in metadata:
-        return default
-    try:
-        value = json.loads(metadata[key])
-    except (ValueError, RecursionError):
-        raise ValueError(f"the metadata {key!r} is no JSON: {metadata[key]!r:.80}") from None
-    if not isinstance(value, kind):
-        raise ValueError(f"the metadata {key!r} must be a JSON {kind.__name__}, not {value!r:.80}")
-    return value
+    if _NAN_IS_ABSENT not in metadata:
+        return split_known_state(state, known)
+    text, names = metadata[_NAN_IS_ABSENT], None
+    with contextlib.suppress(ValueError, RecursionError):
+        names = json.loads(text)
+    if not isinstance(names, list):
+        raise ValueError(f"the metadata {_NAN_IS_ABSENT!r} must be a JSON list, not {text!r:.80}")
+    return split_known_state(state, known, names)
 
 
 def _digest(state: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:

@@ -119,12 +119,10 @@ def import_torch_prune(model: nn.Module) -> dict[str, Tensor]:
 
     ``<name>_orig`` becomes the parameter ``<name>`` again (the same object, so an optimizer keeps
     it), and ``<name>_mask`` becomes a boolean buffer that an algorithm applied later keeps.
+    ValueError if it has values besides 0 and 1; the model is as it was then.
 
     Returns:
         Full parameter name to mask; empty if nothing was pruned.
-
-    Raises:
-        ValueError: If a mask has values besides 0 and 1; the model is as it was then.
     """
     from torch.nn.utils.prune import BasePruningMethod
 
@@ -164,7 +162,7 @@ def _check_fit(model: nn.Module, state: State, *, strict: bool) -> None:
                 f"{wanted.dtype}"
             )
     missing = sorted(own.keys() - state.keys())
-    unknown = sorted(n for n in state.keys() - own.keys() if not _is_mask_of(n, own))
+    unknown = sorted(state.keys() - own.keys() - {f"{name}_mask" for name in own})
     if strict and (missing or unknown):
         raise ValueError(
             f"the checkpoint does not fit the model: it lacks {missing or 'nothing'} and has "
@@ -177,10 +175,6 @@ def _number(tensor: Tensor) -> str:
     if tensor.is_floating_point():
         return "real"
     return "complex" if tensor.is_complex() else "bool" if tensor.dtype == torch.bool else "integer"
-
-
-def _is_mask_of(name: str, names: Mapping[str, Any]) -> bool:
-    return name.endswith("_mask") and name.removesuffix("_mask") in names
 
 
 def _register_mask(module: nn.Module, name: str, mask: Tensor) -> None:

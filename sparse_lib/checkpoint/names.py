@@ -75,11 +75,7 @@ def namer_of_state(names: Collection[str], known: Collection[str]) -> Callable[[
 
 
 def masked(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, Tensor]]:
-    """Yields (module path, module, parameter's name there, mask) for every masked parameter.
-
-    Raises:
-        ValueError: If a layer is packed, and so has neither a dense weight nor a mask.
-    """
+    """Yields (module path, module, parameter's name there, mask); ValueError for packed layers."""
     for path, module in checked(model).named_modules():
         if is_packed(module):
             raise ValueError(

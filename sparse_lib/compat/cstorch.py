@@ -46,12 +46,7 @@ importlib.import_module("sparse_lib.algorithms")
 
 
 class Backend:
-    """Where a model lives: a torch device, as a context manager too.
-
-    Attributes:
-        backend_type: ``"CPU"``, ``"GPU"`` or the name that was asked for.
-        torch_device: The torch device.
-    """
+    """Where a model lives: a torch device, as a context manager too."""
 
     def __init__(self, backend_type: str = "CPU", **_: Any) -> None:
         self.backend_type = str(backend_type).upper()
@@ -69,14 +64,9 @@ class Backend:
 
 
 def backend(backend_type: str = "CPU", **kwargs: Any) -> Backend:
-    """A backend by name.
+    """A backend by name: ``"CPU"``, ``"GPU"``, or ``"CSX"`` (which runs on the CPU here); any case.
 
-    Args:
-        backend_type: ``"CPU"``, ``"GPU"``, or ``"CSX"`` (which runs on the CPU here); any case.
-        **kwargs: Taken, so that scripts run, and not used.
-
-    Raises:
-        ValueError: If the name is another, or there is no GPU.
+    Other arguments are taken, so that scripts run, and not used.
     """
     if str(backend_type).upper() not in ("CPU", "GPU", "CSX"):
         raise ValueError(f"backend_type must be 'CPU', 'GPU' or 'CSX', not {backend_type!r}")
@@ -84,48 +74,22 @@ def backend(backend_type: str = "CPU", **kwargs: Any) -> Backend:
 
 
 def compile(model: nn.Module, backend: Backend | None = None) -> nn.Module:
-    """Move a model to the backend's device; it needs no other preparation here.
-
-    Args:
-        model: Any module, before or after sparsity is applied to it.
-        backend: What `backend` returned; None leaves the model where it is.
-
-    Returns:
-        The model itself.
-
-    Raises:
-        TypeError: If ``model`` is no module.
-    """
+    """Move a model to the backend's device, if one is given; it needs no other preparation here."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"compile takes a torch module, not {model!r}")
     return model if backend is None else model.to(backend.torch_device)
 
 
+_NAMED: tuple[Any, ...] = (
+    *algorithm_classes().values(),
+    *(BaseHyperParameter, BaseSparsityOptimizer, SparsityWrapperOptimizer),
+    *(GMPSparsityOptimizer, RigLSparsityOptimizer, SETSparsityOptimizer, StaticSparsityOptimizer),
+    *(DynamicSparsityAlgorithm, Group, SparseParameter, SparsityAlgorithm),
+    *(configure, configure_sparsity_optimizer, configure_sparsity_wrapper),
+    *(make_mask_drop_minimum, make_mask_grow_maximum, make_mask_topk_sparsity),
+    *(shapers.ScoreShaper, *shapers.SHAPERS.values()),
+)
 sparse = SimpleNamespace(
-    **{cls.__name__: cls for cls in algorithm_classes().values()},
-    BaseHyperParameter=BaseHyperParameter,
-    BaseSparsityOptimizer=BaseSparsityOptimizer,
-    GMPSparsityOptimizer=GMPSparsityOptimizer,
-    RigLSparsityOptimizer=RigLSparsityOptimizer,
-    SETSparsityOptimizer=SETSparsityOptimizer,
-    SparsityWrapperOptimizer=SparsityWrapperOptimizer,
-    StaticSparsityOptimizer=StaticSparsityOptimizer,
-    DynamicSparsityAlgorithm=DynamicSparsityAlgorithm,
-    Group=Group,
-    SparseParameter=SparseParameter,
-    SparsityAlgorithm=SparsityAlgorithm,
-    configure=configure,
-    configure_sparsity_optimizer=configure_sparsity_optimizer,
-    configure_sparsity_wrapper=configure_sparsity_wrapper,
-    make_mask_drop_minimum=make_mask_drop_minimum,
-    make_mask_grow_maximum=make_mask_grow_maximum,
-    make_mask_topk_sparsity=make_mask_topk_sparsity,
+    **{named.__name__: named for named in _NAMED},
     **{name: getattr(schedules, name) for name in schedules.__all__},
-    **{
-        name: value
-        for name, value in vars(shapers).items()
-        if isinstance(value, type)
-        and name[0] != "_"
-        and name.endswith(("Shaper", "Flattener", "TieBreaker"))
-    },
 )

@@ -26,12 +26,8 @@ _IGNORED_KEYS = ("add_summaries", "dump_masks")
 class NamePatterns:
     """A filter by regular expressions, searched anywhere in the full parameter name.
 
-    Args:
-        patterns: One expression or a list of them, of which one must be found.
-        key: Name of the setting, for messages.
-
-    Raises:
-        SettingError: If one is no string or no regular expression, or there is none.
+    One of the patterns must be found. SettingError, with the key of the setting, if one is no
+    regular expression, or there is none.
     """
 
     def __init__(self, patterns: str | Sequence[str], key: str = "param_name_patterns") -> None:
@@ -56,11 +52,7 @@ class NamePatterns:
 def by_pattern(patterns: Any) -> list[tuple[NamePatterns, Mapping[str, Any]]]:
     """The filters of ``param_name_patterns``, each with the settings of its own.
 
-    Args:
-        patterns: A regular expression, a list of them (one filter), or a dict from one to settings.
-
-    Raises:
-        SettingError: If a dict is empty, an expression is none, or something has a wrong type.
+    They are a regular expression, a list of them (one filter), or a dict from one to settings.
     """
     if not isinstance(patterns, Mapping):
         return [(NamePatterns(patterns), {})]
@@ -73,11 +65,7 @@ def by_pattern(patterns: Any) -> list[tuple[NamePatterns, Mapping[str, Any]]]:
 
 
 def translate(config: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Configs of one algorithm each: one, or as many as there are name patterns in a dict.
-
-    Raises:
-        SettingError: If keys exclude each other, or a value or its type is not allowed.
-    """
+    """Configs of one algorithm each: one, or as many as there are name patterns in a dict."""
     patterns = config.get("param_name_patterns")
     if patterns is None:
         return [translate_one(config)]
@@ -111,9 +99,13 @@ def translate_one(config: Mapping[str, Any]) -> dict[str, Any]:
         steps, plain["sparsity"] = _split(pairs)
         plain["update"] = {"steps": steps}
     if "type" in config and {"sparsity", "schedule"} <= plain.keys() and "update" not in plain:
-        plain["update"] = _update(plain.pop("schedule"))
-    if "tiebreak" in plain:
-        plain["tie_breaker"] = _tie_breaker(plain.pop("tiebreak"))
+        schedule = plain["update"] = plain.pop("schedule")
+        if isinstance(schedule, Mapping) and not {"steps", "freq"} & schedule.keys():
+            plain["update"] = {"freq": DEFAULT_FREQ, **schedule}
+    if "tiebreak" in plain:  # {"type": "random", "eps": 1e-6}; exact ties need no eps
+        spec = plain.pop("tiebreak")
+        name = spec.get("type") if isinstance(spec, Mapping) else spec
+        plain["tie_breaker"] = "first" if name in (None, "none") else name
     return plain
 
 
@@ -130,18 +122,6 @@ def _from_sideband(config: dict[str, Any]) -> dict[str, Any]:
                 raise SettingError("give in_groups or out_groups, not both")
             plain["score_shaper"] = shaper.from_setting(plain.pop(key), key)
     return plain
-
-
-def _update(schedule: Any) -> Any:
-    if isinstance(schedule, Mapping) and "steps" not in schedule and "freq" not in schedule:
-        return {"freq": DEFAULT_FREQ, **schedule}
-    return schedule
-
-
-def _tie_breaker(spec: Any) -> Any:
-    """``{"type": "random", "eps": 1e-6}`` as a name; exact ties need no ``eps``."""
-    name = spec.get("type") if isinstance(spec, Mapping) else spec
-    return "first" if name in (None, "none") else name
 
 
 def _split(pairs: Any) -> tuple[list[Any], list[Any]]:

@@ -16,8 +16,8 @@ from sparse_lib.configure import make_algorithm
 from sparse_lib.core.algorithm import SparsityAlgorithm
 from sparse_lib.core.dynamic import DynamicSparsityAlgorithm
 from sparse_lib.core.group import Group
-from sparse_lib.core.guard import mask_name
 from sparse_lib.core.optimizers import states_like
+from sparse_lib.core.parameter import take_over
 from sparse_lib.core.registry import algorithm_classes
 from sparse_lib.schedules.values import HyperParameterSchedule
 
@@ -117,11 +117,7 @@ class BaseSparsityOptimizer(Optimizer, ABC):
         self.register_step_post_hook(_adopt_masks)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a dict with ``params``, ``(name, parameter)`` pairs, and settings.
-
-        Raises:
-            ValueError: If names are missing, a setting is wrong, or masks exist already.
-        """
+        """Add a dict with ``params``, ``(name, parameter)`` pairs, and settings, before masks."""
         if self.sparsity.sparse_params:
             raise ValueError("add parameter groups before the masks are made")
         super().add_param_group(param_group)
@@ -136,11 +132,7 @@ class BaseSparsityOptimizer(Optimizer, ABC):
 
     @abstractmethod
     def step(self, closure: Callable | None = None) -> Any:
-        """Change masks, by setting ``self.state[p]["mask"]``; enforcement follows by itself.
-
-        Raises:
-            RuntimeError: If `apply_sparsity` was never called.
-        """
+        """Change masks, by setting ``self.state[p]["mask"]``; enforcement follows by itself."""
 
     def _algorithm_of_group(self, group: dict[str, Any]) -> SparsityAlgorithm:
         target = self._get_target_sparsity_level_of_group
@@ -155,20 +147,13 @@ class BaseSparsityOptimizer(Optimizer, ABC):
         """Make the masks buffers of the module that uses the parameters, enforced from now on.
 
         Masks that `initialize_sparsity` made before are taken along.
-
-        Raises:
-            ValueError: If the module has none of the parameters.
         """
         mine = {id(p) for group in self.param_groups for p in group["params"]}
         if mine.isdisjoint(id(p) for p in module.parameters()):
             raise ValueError("the module has none of the sparsity optimizer's parameters")
         made = self.sparsity.sparse_params
         if made and module is not self._module:
-            masks = {id(sparse.param): sparse.mask for sparse in made.values()}
-            for owner in module.modules():
-                for name, param in owner._parameters.items():
-                    if id(param) in masks:
-                        owner.register_buffer(mask_name(name), masks[id(param)])
+            take_over(module, {id(sparse.param): sparse.mask for sparse in made.values()})
             algorithms = [self._algorithm_of_group(group) for group in self.param_groups]
             groups = zip(self.param_groups, algorithms, strict=True)
             self.sparsity = Group([(_among(g["params"]), algorithm) for g, algorithm in groups])
@@ -197,13 +182,8 @@ class BaseSparsityOptimizer(Optimizer, ABC):
     ) -> None:
         """Keep an optimizer's states sparse too; its ``step`` then counts the steps.
 
-        Args:
-            optimizer: What trains the weights.
-            state_names: States to mask, such as ``["exp_avg"]``; by default all of the shape of
-                their parameter.
-
-        Raises:
-            ValueError: If another optimizer is managed already.
+        ``state_names`` are those to mask, such as ``["exp_avg"]``; by default all of their
+        parameter's shape.
         """
         if self._optimizer is not None and self._optimizer is not optimizer:
             raise ValueError("this sparsity optimizer already manages another optimizer")
@@ -227,32 +207,20 @@ class BaseSparsityOptimizer(Optimizer, ABC):
         _adopt_masks(self)
 
     def state_dict(self) -> dict[str, Any]:
-        """State by parameter *names*.
-
-        Returns:
-            ``{"state": {name: {"mask": bool tensor}}, "param_groups": [{"params": names}],
-            "step", "sparsity"}``; the last is the state of the algorithms.
-        """
+        """State by parameter *names*: masks, groups, the step, the state of the algorithms."""
         named = self.sparsity.sparse_params
+        states = {name: dict(self.state[sparse.param]) for name, sparse in named.items()}
+        for state in states.values():
+            state |= {key: v.clone() for key, v in state.items() if isinstance(v, Tensor)}
         return {
-            "state": {
-                name: {
-                    key: value.clone() if isinstance(value, Tensor) else value
-                    for key, value in self.state[sparse.param].items()
-                }
-                for name, sparse in named.items()
-            },
+            "state": states,
             "param_groups": [{"params": names} for names in self._names()],
             "step": self.num_steps,
             "sparsity": self.sparsity.state_dict(),
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restore `state_dict`, or one of cstorch 2.1, which has no ``"sparsity"``.
-
-        Raises:
-            ValueError: If a group has other parameter names.
-        """
+        """Restore `state_dict`, or one of cstorch 2.1, which has no ``"sparsity"``."""
         saved = [list(group["params"]) for group in state_dict.get("param_groups", ())]
         if saved != self._names():
             raise ValueError(f"the state is of parameter groups {saved}, not of {self._names()}")
@@ -276,14 +244,9 @@ class BaseSparsityOptimizer(Optimizer, ABC):
 
 
 class AlgorithmSparsityOptimizer(BaseSparsityOptimizer):
-    """Any algorithm as a sparsity optimizer.
+    """Any algorithm, by name, as a sparsity optimizer; ``settings`` are its arguments.
 
-    Args:
-        params: See `BaseSparsityOptimizer`.
-        init_method: See `BaseSparsityOptimizer`.
-        algorithm: Name of the algorithm; subclasses have one.
-        **settings: Arguments of the algorithm: ``sparsity``, ``schedule`` (when masks are
-            updated, default every 1000 steps), ``drop_fraction``, ....
+    ``schedule`` says when masks are updated, by default every 1000 steps.
     """
 
     algorithm: str = "static"
@@ -320,26 +283,18 @@ class AlgorithmSparsityOptimizer(BaseSparsityOptimizer):
 
 
 class StaticSparsityOptimizer(AlgorithmSparsityOptimizer):
-    """`sparse_lib.Static` as a sparsity optimizer."""
-
     algorithm = "static"
 
 
 class GMPSparsityOptimizer(AlgorithmSparsityOptimizer):
-    """`sparse_lib.GMP` as a sparsity optimizer."""
-
     algorithm = "gmp"
 
 
 class SETSparsityOptimizer(AlgorithmSparsityOptimizer):
-    """`sparse_lib.SET` as a sparsity optimizer."""
-
     algorithm = "set"
 
 
 class RigLSparsityOptimizer(AlgorithmSparsityOptimizer):
-    """`sparse_lib.RigL` as a sparsity optimizer."""
-
     algorithm = "rigl"
 
 

@@ -28,14 +28,8 @@ class SparsityWrapperOptimizer(Optimizer):
     """A drop-in for the optimizer it wraps; masks are updated in its ``step``.
 
     It is a ``torch.optim.Optimizer`` whose parameter groups, defaults and hooks are those of the
-    wrapped one, so learning-rate schedulers and ``GradScaler`` take it.
-
-    Args:
-        optimizer: Any torch optimizer.
-        sparsity_optimizer: What makes its weights sparse.
-
-    Raises:
-        ValueError: If the optimizer has none of the sparse parameters.
+    wrapped one, so learning-rate schedulers and ``GradScaler`` take it. ValueError if that has none
+    of the sparse parameters.
     """
 
     # Loss scalers then look for overflow themselves, instead of handing the scale to ``step``.
@@ -80,11 +74,7 @@ class SparsityWrapperOptimizer(Optimizer):
         return {**self.optimizer.state_dict(), "sparsity": self.sparsity_optimizer.state_dict()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restore `state_dict`.
-
-        Raises:
-            ValueError: If the state is of a dense optimizer, or does not fit.
-        """
+        """Restore `state_dict`; ValueError if it is of a dense optimizer, or does not fit."""
         if "sparsity" not in state_dict:
             raise ValueError("the state has no 'sparsity'; it belongs to a dense optimizer")
         self.sparsity_optimizer.load_state_dict(state_dict["sparsity"])
@@ -126,22 +116,18 @@ def configure_sparsity_optimizer(
         raise ValueError("give sparse_param_filter or param_name_patterns, not both")
     if not isinstance(sparsity_type, str):
         raise TypeError(f"sparsity_type must be a name, not {sparsity_type!r}")
-    model = named_parameters if isinstance(named_parameters, nn.Module) else None
-    pairs: list[tuple[str, Tensor]] = (
-        list(named_parameters.named_parameters())
-        if isinstance(named_parameters, nn.Module)
-        else list(named_parameters)
-    )
+    model, pairs = None, named_parameters
+    if isinstance(named_parameters, nn.Module):
+        model, pairs = named_parameters, named_parameters.named_parameters()
+    pairs = list(pairs)
     if not all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
         raise TypeError("named_parameters must be a model or (name, parameter) pairs")
     settings = dict(kwargs) if init_method is None else {"init_method": init_method, **kwargs}
     if param_name_patterns is not None:
         groups = _groups_by_pattern(param_name_patterns, pairs)
     else:
-        if sparse_param_filter is not None:
-            chosen = [pair for pair in pairs if sparse_param_filter(*pair)]
-        else:
-            chosen = [(n, p) for n, p in pairs if default_filter(n, p, model)]
+        wanted = sparse_param_filter or (lambda name, param: default_filter(name, param, model))
+        chosen = [pair for pair in pairs if wanted(*pair)]
         if not chosen:
             raise ValueError("no parameter is left to sparsify")
         groups = [{"params": chosen}]
@@ -168,22 +154,13 @@ def configure_sparsity_wrapper(
 ) -> SparsityWrapperOptimizer:
     """Sparsify a model and its optimizer in one call.
 
-    Args:
-        model: Any module; its masked weights become zero now.
-        optimizer: Any torch optimizer over its parameters.
-        sparsity_type: Name of an algorithm, such as ``"static"``, ``"gmp"``, ``"set"``,
-            ``"rigl"``.
-        param_name_patterns: Regular expression, list of them, or dict from one to settings.
-        sparse_param_filter: ``f(name, param)`` instead of patterns.
-        **kwargs: The algorithm's settings: ``sparsity``, ``init_method``, ``schedule`` (when
-            masks are updated; default every 1000 steps), ``drop_fraction``, ....
+    The model's masked weights become zero now. The other arguments, and errors, are those of
+    `configure_sparsity_optimizer`: ``sparsity_type`` is the name of an algorithm, such as
+    ``"static"``, ``"gmp"``, ``"set"`` or ``"rigl"``; settings are ``sparsity``, ``init_method``,
+    ``schedule`` (when masks are updated; default every 1000 steps), ``drop_fraction``, ....
 
     Returns:
         What to use in place of ``optimizer``.
-
-    Raises:
-        ValueError: If a setting is unknown or out of range.
-        TypeError: If a setting has a wrong type.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch module, not {type(model).__name__}")

@@ -17,22 +17,17 @@ def sparsify(
     """Train a prepared model sparsely.
 
     Call it after ``accelerator.prepare``. ``accelerator.save_state`` and ``load_state`` then hold
-    the masks and the algorithm's state. Steps are optimizer steps, also with gradient
-    accumulation; a step that loss scaling skips does not count; ranks hold the same masks.
+    the masks and the algorithm's state. Steps are optimizer steps, also with gradient accumulation;
+    a step that loss scaling skips does not count; ranks hold the same masks.
 
     Args:
         accelerator: What prepared the model and the optimizer.
-        config: What `sparse_lib.configure` takes: a number, a dict, a list of dicts, or an
-            algorithm.
+        config: What `sparse_lib.configure` takes, an algorithm too; errors are those of it.
         model: The prepared model.
         optimizer: The prepared optimizer.
 
     Returns:
         The algorithm; ``accelerator.log(common.summary(algorithm), step)`` logs its metrics.
-
-    Raises:
-        ValueError: If the config is not allowed, or model or optimizer cannot be sparsified.
-        TypeError: If something has a wrong type.
     """
     algorithm = common.as_algorithm(config)
     if not common.is_masked_by(algorithm, model):

@@ -19,16 +19,10 @@ STATE_KEY = "sparsity_state"
 
 
 def as_algorithm(config: Any) -> SparsityAlgorithm:
-    """The algorithm of a config, or the given one.
+    """The algorithm of a config as `sparse_lib.configure` takes it, or the given one.
 
-    Args:
-        config: What `sparse_lib.configure` takes. An algorithm that is not a ``Group`` and
-            was not applied to a model yet gets the weights of
-            `sparse_lib.layers.default_filter`.
-
-    Raises:
-        ValueError: If the config is None, or a key, name or value is not allowed.
-        TypeError: If it has a wrong type.
+    One that is no ``Group`` and was not applied to a model yet gets the weights of
+    `sparse_lib.layers.default_filter`. ValueError if the config is None.
     """
     if isinstance(config, SparsityAlgorithm) and config.sparse_params:
         return config

@@ -22,17 +22,12 @@ class SparsityCallback(Callback):
     ``param_filter`` in their configs.
 
     Args:
-        config: What `sparse_lib.configure` takes: a number, a dict, a list of dicts, or an
-            algorithm.
+        config: What `sparse_lib.configure` takes, an algorithm too; errors are those of it.
         log: Whether the numbers of ``algorithm.metrics()`` are logged as ``sparsity/...``, every
             ``log_every_n_steps`` steps; the sparsity also stands in the progress bar.
 
     Attributes:
         algorithm: The algorithm, a ``Group`` unless it was applied before.
-
-    Raises:
-        ValueError: If the config is not allowed.
-        TypeError: If it has a wrong type.
     """
 
     def __init__(self, config: Any, *, log: bool = True) -> None:
@@ -51,11 +46,7 @@ class SparsityCallback(Callback):
         return super().state_key  # under which checkpoints of earlier versions have the state
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Make the masks, so that a checkpoint may be loaded next.
-
-        Raises:
-            ValueError: If a callback that comes before has copied the model to average it.
-        """
+        """Make the masks, so that a checkpoint may be loaded next."""
         for callback in trainer.callbacks if stage == "fit" else ():
             if callback is self:
                 break
@@ -68,14 +59,7 @@ class SparsityCallback(Callback):
             self.algorithm.apply(pl_module)
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-        """Enforce the masks in the optimizer's steps.
-
-        Raises:
-            ValueError: If no optimizer holds a sparse weight.
-
-        Warns:
-            UserWarning: If masks do not reach their targets within the training's steps.
-        """
+        """Enforce the masks in the optimizer's steps; warn if they do not reach their targets."""
         steps = trainer.estimated_stepping_batches
         if 0 < steps < float("inf"):
             common.warn_of_unreached(self.algorithm, int(steps))

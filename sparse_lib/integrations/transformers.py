@@ -41,24 +41,19 @@ class SparsityCallback(TrainerCallback):
     """Trains the model of a ``Trainer`` sparsely.
 
     Give it to ``Trainer(..., callbacks=[SparsityCallback(config)])``. The masks are made once the
-    Trainer has placed the model and before it builds the optimizer. Each checkpoint holds the
-    masks (in the model's file) and the algorithm's state (in the optimizer's), so
+    Trainer has placed the model and before it builds the optimizer. Each checkpoint holds the masks
+    (in the model's file) and the algorithm's state (in the optimizer's), so
     ``trainer.train(resume_from_checkpoint=...)`` goes on with the same bits, and
     ``load_best_model_at_end`` brings the masks of the best model. Steps are optimizer steps, also
     with gradient accumulation; ranks hold the same masks.
 
     Args:
-        config: What `sparse_lib.configure` takes: a number, a dict, a list of dicts, or an
-            algorithm.
+        config: What `sparse_lib.configure` takes, an algorithm too; errors are those of it.
         log: Whether logs get ``sparsity/sparsity``, ``sparsity/churn`` and the other numbers of
             ``algorithm.metrics()``.
 
     Attributes:
         algorithm: The algorithm, a ``Group`` unless it was applied before.
-
-    Raises:
-        ValueError: If the config is not allowed.
-        TypeError: If it has a wrong type.
     """
 
     def __init__(self, config: Any, *, log: bool = True) -> None:
@@ -66,11 +61,7 @@ class SparsityCallback(TrainerCallback):
         self.log = log
 
     def first(self, trainer: Any) -> SparsityCallback:
-        """Come before the trackers of ``report_to``, which then log the sparsity as well.
-
-        Args:
-            trainer: The Trainer that has this callback.
-        """
+        """Come before the Trainer's trackers (``report_to``), which then log the sparsity, too."""
         callbacks = trainer.callback_handler.callbacks
         callbacks.remove(self)
         callbacks.insert(0, self)
@@ -193,13 +184,7 @@ def in_model_names(model: nn.Module, saved: Mapping[str, Tensor]) -> dict[str, T
 
     ``save_pretrained`` writes the keys, and splits the fused weights, of the format in which the
     first checkpoints of a family were published; transformers' conversion mapping is the table.
-
-    Args:
-        model: A model of transformers, or any other, whose names are then kept.
-        saved: Name in the file to tensor.
-
-    Returns:
-        Those of the model's own names.
+    Names of other models are kept.
     """
     own: dict[str, Any] = dict(model.state_dict(keep_vars=True))
     own |= {f"{n}_mask": p for n, p in model.named_parameters(remove_duplicate=False)}

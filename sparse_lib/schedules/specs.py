@@ -51,8 +51,8 @@ def make_hyperparameter_schedule(
         compat: Whether lists repeat and cosines return.
 
     Raises:
-        TypeError: If ``spec`` is none of these.
-        ValueError: If a value, type or argument is not allowed.
+        ValueError: If a value, type or argument is not allowed; TypeError if ``spec`` is none of
+            these.
 
     >>> make_hyperparameter_schedule({"type": "cosine", "init": 0.3, "half_period": 10})(5)
     0.15
@@ -115,15 +115,14 @@ def make_update_schedule(
     """An update schedule from what a config may hold.
 
     Args:
-        spec: None (every ``default_freq`` steps); an integer (that frequency); a dict with any
-            of ``freq``, ``start``, ``stop``, or with ``steps``; a list of steps; a function of
-            the step; an update schedule, returned as it is.
+        spec: None (every ``default_freq`` steps); an integer (that frequency); a dict with any of
+            ``freq``, ``start``, ``stop``, or with ``steps``; a list of steps; a function of the
+            step; an update schedule, returned as it is.
         key: Name of the setting, for messages.
         default_freq: Frequency where none is given.
 
     Raises:
-        TypeError: If ``spec`` is none of these.
-        ValueError: If a key or value is not allowed.
+        ValueError: If a key or value is not allowed; TypeError if ``spec`` is none of these.
     """
     if isinstance(spec, UpdateSchedule):
         return spec

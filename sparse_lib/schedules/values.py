@@ -12,11 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
-from sparse_lib.checks import (
-    check_bool,
-    check_finite,
-    check_integer,
-)
+from sparse_lib.checks import check_bool, check_finite, check_integer
 from sparse_lib.rules import rules_of
 
 _MOST_SAMPLES = 1001
@@ -56,12 +52,7 @@ class HyperParameterSchedule(ABC):
         """Value in effect at a step, a non-negative integer."""
 
     def __call__(self, step: int, is_update_step: bool = False) -> float:
-        """Value at a step; ``is_update_step`` says that masks are updated at this step.
-
-        Raises:
-            ValueError: If the value is NaN.
-            TypeError: If it is no number.
-        """
+        """Value at a step; ``is_update_step`` says that masks are updated at this step."""
         return self._number(self.compute(int(step)), step)
 
     def _number(self, value: Any, step: Any) -> float:
@@ -77,11 +68,7 @@ class HyperParameterSchedule(ABC):
         """Advance the state; called once at the end of each step."""
 
     def get_min_max_end(self, begin: int, end: int) -> tuple[float, float, float]:
-        """Smallest and largest value from ``begin`` to ``end`` (inclusive), and the one at ``end``.
-
-        Raises:
-            ValueError: If ``end < begin``.
-        """
+        """Smallest and largest value from ``begin`` to ``end``, inclusive, and the last one."""
         if end < begin:
             raise ValueError(f"end must be at least begin={begin}, not {end}")
         values = [self(step) for step in self._samples(begin, end)]
@@ -100,11 +87,7 @@ class HyperParameterSchedule(ABC):
         return {name: copy.deepcopy(getattr(self, name)) for name in self._state_names()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore `state_dict`; the argument is not changed.
-
-        Raises:
-            ValueError: If a key is missing or unknown.
-        """
+        """Restore `state_dict`; ValueError if a key is missing or unknown."""
         expected = set(self._state_names())
         if set(state) != expected:
             raise ValueError(
@@ -137,11 +120,7 @@ class _Monotone(HyperParameterSchedule):
 
 
 class Constant(_Monotone):
-    """``y(t) = value``.
-
-    Args:
-        value: Any finite number.
-    """
+    """``y(t) = value``, any finite number."""
 
     TYPE = "constant"
 
@@ -153,12 +132,7 @@ class Constant(_Monotone):
 
 
 class Linear(_Monotone):
-    """``y(t) = init + slope * t``.
-
-    Args:
-        init: Value at step 0.
-        slope: Change per step.
-    """
+    """``y(t) = init + slope * t``."""
 
     TYPE = "linear"
 
@@ -170,13 +144,7 @@ class Linear(_Monotone):
 
 
 class Exp(_Monotone):
-    """``y(t) = final + (init - final) * exp(gamma * t)``.
-
-    Args:
-        init: Value at step 0.
-        gamma: Rate per step; below 0 the value approaches ``final``.
-        final: Limit.
-    """
+    """``y(t) = final + (init - final) * exp(gamma * t)``: to ``final``, if gamma is below 0."""
 
     TYPE = "exp"
 
@@ -189,15 +157,7 @@ class Exp(_Monotone):
 
 
 class Power(_Monotone):
-    """``y(t) = init * beta**t``.
-
-    Args:
-        init: Value at step 0.
-        beta: Factor per step, at least 0.
-
-    Raises:
-        ValueError: If ``beta`` is below 0.
-    """
+    """``y(t) = init * beta**t``, with ``beta`` of at least 0."""
 
     TYPE = "power"
 
@@ -273,19 +233,15 @@ class Cubic(_Monotone):
         self.sparsity_end_step = check_integer(
             sparsity_end_step, "sparsity_end_step", self.sparsity_start_step
         )
-        self.prune_every_k_steps = (
-            None
-            if prune_every_k_steps is None
-            else check_integer(prune_every_k_steps, "prune_every_k_steps", 1)
-        )
+        every = prune_every_k_steps
+        if every is not None:
+            every = check_integer(every, "prune_every_k_steps", 1)
+        self.prune_every_k_steps = every
 
     def compute(self, step: int) -> float:
         interval = self.prune_every_k_steps or 1
-        progress = _progress(
-            int(step) // interval,
-            self.sparsity_start_step // interval,
-            self.sparsity_end_step // interval,
-        )
+        ends = self.sparsity_start_step // interval, self.sparsity_end_step // interval
+        progress = _progress(int(step) // interval, *ends)
         return _decay(self.init_sparsity, self.end_sparsity, progress, 3)
 
 
