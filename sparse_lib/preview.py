@@ -187,27 +187,26 @@ def plan(
         num_steps = check_integer(num_steps, "num_steps", 1)
     is_algorithm = isinstance(config, SparsityAlgorithm)
     algorithm = copy.deepcopy(config) if is_algorithm else configure(config)
-    by_shape = algorithm is not None and counts_follow_from_shapes(algorithm, model)
-    if by_shape and algorithm is not None:
-        twin = without_memory(model, algorithm)
-    elif algorithm is None:
-        twin = model
-    else:
-        twin = copy.deepcopy(model)
-        for parameter, original in zip(twin.parameters(), model.parameters(), strict=True):
-            parameter.grad = original.grad  # which SNIP reads and deepcopy leaves behind
-            parameter.requires_dense = getattr(original, "requires_dense", False)  # type: ignore[attr-defined]
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        if algorithm is not None:
-            algorithm.apply(twin)
-    members = () if algorithm is None else algorithm.algorithms
-    owners: dict[str, SparsityAlgorithm] = {
-        name: member for member in members for name in member.sparse_params
-    }
+    owners: dict[str, SparsityAlgorithm] = {}
     end: dict[str, float | None] = {}
-    for member in set(owners.values()):
-        end |= _final_targets(member, num_steps)
+    notes: list[str] = []
+    by_shape = algorithm is not None and counts_follow_from_shapes(algorithm, model)
+    if algorithm is not None:
+        if by_shape:
+            twin = without_memory(model, algorithm)
+        else:
+            twin = copy.deepcopy(model)
+            for parameter, original in zip(twin.parameters(), model.parameters(), strict=True):
+                parameter.grad = original.grad  # which SNIP reads and deepcopy leaves behind
+                parameter.requires_dense = getattr(original, "requires_dense", False)  # type: ignore[attr-defined]
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            algorithm.apply(twin)
+        notes = [str(warning.message) for warning in caught]
+        owners = {name: member for member in algorithm.algorithms for name in member.sparse_params}
+        for member in set(owners.values()):
+            end |= _final_targets(member, num_steps)
+        notes += [] if num_steps is None else unreached(algorithm, num_steps)
     described = describe(model)
     layers = {layer.weight_name: layer for layer in described}
     ties: dict[str, list[str]] = {}
@@ -223,12 +222,9 @@ def plan(
         rows.append(replace(row, reason=row.reason + also))
     flops = None
     size: dict[str, Any] = {"sequence_length": sequence_length, "image_size": image_size}
-    size["inputs"] = inputs
+    size |= {"inputs": inputs}
     if batch_size is not None or any(value is not None for value in size.values()):
         flops = count(model, batch_size=1 if batch_size is None else batch_size, **size)
-    notes = [str(warning.message) for warning in caught]
-    if num_steps is not None and algorithm is not None:
-        notes += unreached(algorithm, num_steps)
     notes += [n for row in rows for n in _warnings(row, layers.get(row.name), ties.get(row.name))]
     return Plan(parameters=tuple(rows), warnings=tuple(notes), flops=flops)
 

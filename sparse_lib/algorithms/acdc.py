@@ -27,7 +27,6 @@ class ACDC(DynamicSparsityAlgorithm):
         sparsity: See `SparsityAlgorithm`; of the compressed phases.
         update: See `DynamicSparsityAlgorithm`; the changes of phase.
         init_method: Of no effect but for masks that are there already (``"from_zeros"``).
-        **kwargs: See `DynamicSparsityAlgorithm`.
     """
 
     needs_sparsity: ClassVar[bool] = True

@@ -27,7 +27,6 @@ class GMP(DynamicSparsityAlgorithm):
             ``cubic``.
         tie_breaker: Which of equal magnitudes stays: ``"first"`` (the lower index) or
             ``"random"`` (from the parameter's own generator).
-        **kwargs: See `DynamicSparsityAlgorithm`.
     """
 
     needs_sparsity: ClassVar[bool] = True

@@ -43,7 +43,6 @@ class GraNet(RigL):
     Args:
         sparsity: Schedule of the sparsity, such as ``cubic`` from 0 or 0.5 to 0.8.
         pruning: ``"tensor"`` or ``"global"``.
-        **kwargs: See `RigL`.
     """
 
     def __init__(

@@ -28,7 +28,6 @@ class RigL(DropAndGrow):
         balance_in_groups: Number of groups of inputs that each keep the same sparsity.
         balance_out_groups: Number of groups of outputs (such as attention heads) likewise; not
             together with ``balance_in_groups``.
-        **kwargs: See `DynamicSparsityAlgorithm`.
     """
 
     needs_sparsity: ClassVar[bool] = True

@@ -47,7 +47,6 @@ class SNFS(DropAndGrow):
         update: See `DynamicSparsityAlgorithm`; the paper's interval is an epoch.
         momentum: Share of the past in the momentum, in [0, 1].
         redistribution: ``"none"`` or ``"momentum"``.
-        **kwargs: See `DropAndGrow`.
     """
 
     needs_sparsity: ClassVar[bool] = True

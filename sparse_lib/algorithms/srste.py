@@ -32,7 +32,6 @@ class SRSTE(HiddenWeights):
             default, as in the paper.
         init_method: See `SparsityAlgorithm`; the largest weights by default.
         decay: Factor of the hidden weights, at least 0, 2e-4 in the paper.
-        **kwargs: See `DynamicSparsityAlgorithm`.
     """
 
     def __init__(

@@ -39,7 +39,6 @@ class TopK(DynamicSparsityAlgorithm):
         min_per_input: The same for each input.
         gradient_rms: Scale all gradients of the optimizer so that their root mean square, over all
             of their elements, is at most this; None leaves them alone.
-        **kwargs: See `DynamicSparsityAlgorithm`.
     """
 
     masks_gradients: ClassVar[bool] = False

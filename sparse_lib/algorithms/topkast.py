@@ -39,7 +39,6 @@ class TopKAST(HiddenWeights):
         backward_sparsity: Sparsity of ``B``, at most that of ``A``: a number or a schedule; None
             trains all weights (``B`` is everything).
         regularization: Factor of the exploration loss.
-        **kwargs: See `DynamicSparsityAlgorithm`.
     """
 
     needs_sparsity: ClassVar[bool] = True

@@ -48,7 +48,6 @@ class DropAndGrow(DynamicSparsityAlgorithm):
     Args:
         drop_fraction: Fraction of the present weights dropped in an update, in [0, 1]; a number
             or a schedule, evaluated at every update step.
-        **kwargs: See `DynamicSparsityAlgorithm`.
 
     Raises:
         ValueError: In a step, if a function given as ``drop_fraction`` gives more than 1.

@@ -43,7 +43,6 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
             (algorithm 1) and JaxPruner do.
         reset_momentum: Also zero the ``requires_dense`` optimizer states of grown weights (all
             other states start at zero anyway), as JaxPruner does.
-        **kwargs: See `SparsityAlgorithm`.
     """
 
     def __init__(

@@ -29,18 +29,13 @@ from sparse_lib.layers import describe
 
 
 def authors_flops(
-    model: nn.Module,
-    *,
-    image_size: int | tuple[int, int],
-    batch_size: int = 1,
-    pooling: bool = True,
+    model: nn.Module, *, image_size: int | tuple[int, int], pooling: bool = True
 ) -> int:
-    """Dense forward FLOPs by the authors' convention.
+    """Dense forward FLOPs of one image by the authors' convention.
 
     Args:
         model: A vision model of Conv2d, Linear, BatchNorm2d, MaxPool2d and AdaptiveAvgPool2d.
         image_size: Pixels per side, or (height, width).
-        batch_size: Images; the authors count one.
         pooling: Whether pooling modules count.
     """
     total = 0
@@ -53,7 +48,7 @@ def authors_flops(
     handles = [m.register_forward_hook(add) for m in model.modules() if isinstance(m, counted)]
     try:
         with torch.no_grad(), on_meta(model, describe(model)) as (call, _):
-            call((example(model, batch_size, None, image_size),), {})
+            call((example(model, 1, None, image_size),), {})
     finally:
         for handle in handles:
             handle.remove()

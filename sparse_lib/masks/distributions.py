@@ -7,6 +7,7 @@ Each function takes weights by name and returns a sparsity by name. Except for `
 from __future__ import annotations
 
 import fnmatch
+import functools
 import inspect
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -50,12 +51,14 @@ def er(
     first: float | None = None,
     last: float | None = None,
     experts: Collection[str] = (),
+    kernels: bool = False,
 ) -> dict[str, float]:
     """Erdős-Rényi: density proportional to ``((n_in + n_out) / (n_in * n_out))**power_scale``.
 
-    ``n_in`` and ``n_out`` are the first two dimensions; kernel sizes do not count. (Mocanu et al.
-    2018; Evci et al. 2020, section 3.) A tensor whose density would pass 1 is dense, and the rest
-    are solved again, so that the total stays exact.
+    ``n_in`` and ``n_out`` are the first two dimensions (Mocanu et al. 2018). With ``kernels`` it is
+    Erdős-Rényi-kernel, `erk`, where all dimensions are summed and multiplied, kernel sizes included
+    (Evci et al., "Rigging the lottery", 2020, section 3). A tensor whose density would pass 1 is
+    dense, and the rest are solved again, so that the total stays exact.
 
     Args:
         shapes: Name to weight shape, from input to output.
@@ -64,36 +67,23 @@ def er(
         first: Fixed sparsity of the first tensor, or None; the rest make up for it.
         last: Fixed sparsity of the last tensor, or None; the rest make up for it.
         experts: Names of tensors whose first dimension counts experts, each a layer of its own.
+        kernels: See above.
 
     Returns:
         Name to sparsity.
 
     Raises:
         ValueError: If ``first`` and ``last`` leave no solution.
-    """
-    sizes = {name: size[:2] for name, size in _layer_sizes(shapes, experts).items()}
-    return _proportional(shapes, sizes, sparsity, power_scale, _fixed(shapes, first, last))
-
-
-def erk(
-    shapes: Shapes,
-    sparsity: float,
-    *,
-    power_scale: float = 1.0,
-    first: float | None = None,
-    last: float | None = None,
-    experts: Collection[str] = (),
-) -> dict[str, float]:
-    """Erdős-Rényi-kernel: `er` with every dimension, kernel sizes included.
-
-    Density is proportional to ``(sum of dimensions / product of dimensions)**power_scale`` (Evci et
-    al., "Rigging the lottery", 2020, section 3). Arguments as in `er`.
 
     >>> erk({"conv": (4, 4, 1, 1), "fc": (4, 100)}, 0.5)["conv"]
     0.0
     """
-    sizes = _layer_sizes(shapes, experts)
+    sizes = {name: tuple(shape)[name in experts :] for name, shape in shapes.items()}
+    sizes = sizes if kernels else {name: size[:2] for name, size in sizes.items()}
     return _proportional(shapes, sizes, sparsity, power_scale, _fixed(shapes, first, last))
+
+
+erk = functools.partial(er, kernels=True)
 
 
 def global_(
@@ -161,10 +151,6 @@ def _check_map(sparsity_map: Any) -> None:
         if not isinstance(glob, str):
             raise TypeError(f"distribution must have globs of names as keys, not {glob!r}")
         check_fraction(value, f"distribution: sparsity of {glob!r}")
-
-
-def _layer_sizes(shapes: Shapes, experts: Collection[str]) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(shape)[name in experts :] for name, shape in shapes.items()}
 
 
 def _fixed(shapes: Shapes, first: float | None, last: float | None) -> dict[str, float]:
@@ -313,7 +299,7 @@ def parse(
     if rules.distributions is not None and name not in rules.distributions:
         raise ValueError(f"distribution {name!r} is not known to compat={rules.name!r}")
     _, _, *allowed = inspect.signature(DISTRIBUTIONS[name]).parameters
-    allowed = [key for key in allowed if key != "experts"]
+    allowed = [key for key in allowed if key not in ("experts", "kernels")]
     for key in arguments:
         if key not in allowed:
             known = closest(str(key), allowed) if allowed else "it has no keys but 'type'"

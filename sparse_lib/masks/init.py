@@ -163,9 +163,7 @@ INIT_METHODS: dict[str, InitMethod] = {
 """By name. ``"balanced-topk"`` keeps equally many of the largest weights in each output."""
 
 
-def make_init_method(
-    spec: str | InitMethod, *, key: str = "init_method", compat: str | Rules | None = None
-) -> InitMethod:
+def make_init_method(spec: str | InitMethod, *, compat: str | Rules | None = None) -> InitMethod:
     """An init method from its name or from a user's function.
 
     A function may take two to four arguments, with or without annotations: the weights, the
@@ -177,7 +175,6 @@ def make_init_method(
         spec: ``"random"``, ``"topk"``, ``"balanced-topk"``, ``"from_zeros"``, ``"checkerboard"``,
             ``"snip"``, ``"grasp"``, ``"force"``, ``"iterative-snip"``, or a
             function which returns a mask of the shape of the weights.
-        key: Name of the setting, for messages.
         compat: How many weights stay at a sparsity.
 
     Returns:
@@ -192,25 +189,25 @@ def make_init_method(
         name = spec.lower().replace("_", "-")
         known = {known_name.replace("_", "-"): known_name for known_name in INIT_METHODS}
         if name not in known:
-            raise ValueError(f"{key} {spec!r} is unknown; {closest(spec, INIT_METHODS)}")
+            raise ValueError(f"init_method {spec!r} is unknown; {closest(spec, INIT_METHODS)}")
         method = INIT_METHODS[known[name]]
         if isinstance(method, BestScores):
             return replace(method, compat=rules)
         return method if method is from_zeros else functools.partial(method, compat=rules)
     if not callable(spec):
-        raise TypeError(f"{key} must be a name or a function, not {spec!r}")
+        raise TypeError(f"init_method must be a name or a function, not {spec!r}")
     is_ours = getattr(spec, "func", spec) in (from_zeros, checkerboard)
     if is_ours or isinstance(spec, _Custom | BestScores):
         return spec
-    return _Custom(spec, key)
+    return _Custom(spec)
 
 
 class _Custom:
     """A user's function under the full signature, with its result checked."""
 
-    def __init__(self, method: InitMethod, key: str) -> None:
-        self.method, self.key = method, key
-        self.num_arguments, self.wants_device, self.keywords = _signature(method, key)
+    def __init__(self, method: InitMethod) -> None:
+        self.method = method
+        self.num_arguments, self.wants_device, self.keywords = _signature(method)
 
     def __call__(
         self,
@@ -235,17 +232,17 @@ class _Custom:
         if not isinstance(mask, Tensor) or mask.shape != param.shape:
             got = tuple(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
             raise ValueError(
-                f"{self.key} {name} must return a mask of shape {tuple(param.shape)}, not {got}"
+                f"init_method {name} must return a mask of shape {tuple(param.shape)}, not {got}"
             )
         as_bool = mask.detach().to(param.device, torch.bool)
         if mask.dtype != torch.bool and not torch.equal(
             as_bool.to(mask.dtype), mask.detach().to(param.device)
         ):
-            raise ValueError(f"{self.key} {name} must return a mask of zeros and ones only")
+            raise ValueError(f"init_method {name} must return a mask of zeros and ones only")
         return as_bool
 
 
-def _signature(method: InitMethod, key: str) -> tuple[int, bool, dict[str, str]]:
+def _signature(method: InitMethod) -> tuple[int, bool, dict[str, str]]:
     """How many arguments to give by position, whether the fourth is a device, others by name."""
     try:
         parameters = list(inspect.signature(method).parameters.values())
@@ -257,8 +254,8 @@ def _signature(method: InitMethod, key: str) -> tuple[int, bool, dict[str, str]]
     required = [p for p in parameters if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
     if len(positional) < 2 or len(required) > 4 or any(p not in positional for p in required):
         raise ValueError(
-            f"{key} {method!r} must take 2 to 4 arguments: param, sparsity, score_shaper, and "
-            f"device or generator"
+            f"init_method {method!r} must take 2 to 4 arguments: param, sparsity, score_shaper, "
+            "and device or generator"
         )
     count = max(2, len(required))
     wants_device = count > 3 and _kind(positional[3]) == "device"

@@ -24,16 +24,14 @@ from sparse_lib.rules import Rules, rules_of
 # Randomness
 
 
-def generator(
-    seed: int, name: str, index: int, device: torch.device | str = "cpu"
-) -> torch.Generator:
+def generator(seed: int, name: str, index: int) -> torch.Generator:
     """A private random generator for one parameter at one mask update (0 is initialisation).
 
     The seed is the SHA-256 of the three values, so it depends neither on the order of parameters,
     nor on the process, nor on what was drawn before; adding a layer changes no other mask.
     """
     digest = hashlib.sha256(f"{int(seed)}\0{name}\0{int(index)}".encode()).digest()
-    private = torch.Generator(device=device)
+    private = torch.Generator(device="cpu")
     private.manual_seed(int.from_bytes(digest[:8], "little") >> 1)
     return private
 

@@ -269,13 +269,12 @@ SHAPERS: dict[str, type[ScoreShaper]] = {
 }
 
 
-def make_score_shaper(spec: Any, *, key: str = "score_shaper") -> ScoreShaper | None:
+def make_score_shaper(spec: Any) -> ScoreShaper | None:
     """A score shaper from what a config may hold.
 
     Args:
         spec: None; a name of ``SHAPERS`` or ``"N:M"`` with two numbers; a dict with ``type``, one
             of these names, and the arguments of that class; a shaper, returned as it is.
-        key: Name of the setting, for messages.
 
     Raises:
         TypeError: If ``spec`` is none of these.
@@ -287,14 +286,16 @@ def make_score_shaper(spec: Any, *, key: str = "score_shaper") -> ScoreShaper | 
     if spec is None or isinstance(spec, ScoreShaper):
         return spec
     if not isinstance(spec, (str, Mapping)):
-        raise TypeError(f"{key} must be a name, a dict with 'type' or a ScoreShaper, not {spec!r}")
+        raise TypeError(
+            f"score_shaper must be a name, a dict with 'type' or a ScoreShaper, not {spec!r}"
+        )
     arguments: dict[str, Any] = {"type": spec} if isinstance(spec, str) else dict(spec)
     name = str(arguments.pop("type", None)).lower()
     n_m = re.fullmatch(r"(\d+):(\d+)", name)
     if n_m:
         name, arguments = "n:m", {"n": int(n_m[1]), "m": int(n_m[2]), **arguments}
     if name not in SHAPERS and ":" in name:
-        raise ValueError(f"{key} {name!r} must be n:m with two integers, such as '2:4'")
+        raise ValueError(f"score_shaper {name!r} must be n:m with two integers, such as '2:4'")
     if name not in SHAPERS:
-        raise ValueError(f"{key} {name!r} is unknown; {closest(name, SHAPERS)}")
-    return build(SHAPERS[name], arguments, key)
+        raise ValueError(f"score_shaper {name!r} is unknown; {closest(name, SHAPERS)}")
+    return build(SHAPERS[name], arguments, "score_shaper")

@@ -109,17 +109,13 @@ Updates = int | UpdateSchedule | Callable[[int], bool] | Sequence[int] | Mapping
 """When masks are updated, in any form that `make_update_schedule` takes."""
 
 
-def make_update_schedule(
-    spec: Any, *, key: str = "update", default_freq: int = 1
-) -> UpdateSchedule:
+def make_update_schedule(spec: Any) -> UpdateSchedule:
     """An update schedule from what a config may hold.
 
     Args:
-        spec: None (every ``default_freq`` steps); an integer (that frequency); a dict with any of
-            ``freq``, ``start``, ``stop``, or with ``steps``; a list of steps; a function of the
-            step; an update schedule, returned as it is.
-        key: Name of the setting, for messages.
-        default_freq: Frequency where none is given.
+        spec: None (every step); an integer (that frequency); a dict with any of ``freq``,
+            ``start``, ``stop``, or with ``steps``; a list of steps; a function of the step; an
+            update schedule, returned as it is.
 
     Raises:
         ValueError: If a key or value is not allowed; TypeError if ``spec`` is none of these.
@@ -127,29 +123,25 @@ def make_update_schedule(
     if isinstance(spec, UpdateSchedule):
         return spec
     if spec is None:
-        return FreqSchedule(default_freq)
+        return FreqSchedule()
     if isinstance(spec, Mapping):
-        return _update_from_dict(spec, key, default_freq)
+        return _update_from_dict(spec)
     if isinstance(spec, (list, tuple)):
-        return build(ListSchedule, {"steps": spec}, key)
+        return build(ListSchedule, {"steps": spec}, "update")
     if callable(spec) and not isinstance(spec, type):
         return CallableSchedule(spec)
     if isinstance(spec, numbers.Real) and not isinstance(spec, bool):
-        return build(FreqSchedule, {"freq": spec}, key)
+        return build(FreqSchedule, {"freq": spec}, "update")
     raise TypeError(
-        f"{key} must be None, an integer, a dict with 'freq' or 'steps', a list of steps, a "
+        "update must be None, an integer, a dict with 'freq' or 'steps', a list of steps, a "
         f"function of the step or an update schedule, not {spec!r}{about_shares(spec)}"
     )
 
 
-def _update_from_dict(spec: Mapping[str, Any], key: str, default_freq: int) -> UpdateSchedule:
+def _update_from_dict(spec: Mapping[str, Any]) -> UpdateSchedule:
     arguments = dict(spec)
     name = arguments.pop("type", "list" if "steps" in arguments else "freq")
     if not isinstance(name, str) or name.lower() not in _UPDATE_TYPES:
-        raise ValueError(
-            f"{key} has the unknown type {name!r}; {closest(str(name), _UPDATE_TYPES)}"
-        )
-    cls = _UPDATE_TYPES[name.lower()]
-    if cls is FreqSchedule:
-        arguments.setdefault("freq", default_freq)
-    return build(cls, arguments, key)
+        known = closest(str(name), _UPDATE_TYPES)
+        raise ValueError(f"update has the unknown type {name!r}; {known}")
+    return build(_UPDATE_TYPES[name.lower()], arguments, "update")

@@ -66,7 +66,10 @@ class DeviceSpec:
         ]
 
 
-def sparse_overhead(speedups: dict[int, float], *, max_inverse_density: float = 5) -> float:
+_FITTED = 5  # the largest 1 / (1 - s) that is fitted by default
+
+
+def sparse_overhead(speedups: dict[int, float], *, max_inverse_density: float = _FITTED) -> float:
     """Fits ``c`` of ``T(s) / T(0) = (1 - s) + c s`` by least squares on the relative error.
 
     Speed-ups of a matrix product are by ``1 / (1 - s)``; points beyond ``max_inverse_density`` are
@@ -85,12 +88,9 @@ def sparse_overhead(speedups: dict[int, float], *, max_inverse_density: float = 
     return sum(a * b for a, b in zip(slopes, residues)) / sum(a * a for a in slopes)
 
 
-def validate_overhead(
-    speedups: dict[int, float], *, max_inverse_density: float = 5
-) -> list[dict[str, float | bool]]:
+def validate_overhead(speedups: dict[int, float]) -> list[dict[str, float | bool]]:
     """Published and modelled speed-up at each point; ``fitted`` tells the fit from prediction."""
-    c = sparse_overhead(speedups, max_inverse_density=max_inverse_density)
-    rows: list[dict[str, float | bool]] = []
+    c, rows = sparse_overhead(speedups), list[dict[str, float | bool]]()
     for inverse, measured in speedups.items():
         modelled = 1 / (1 / inverse + c * (1 - 1 / inverse))
         rows.append(
@@ -99,7 +99,7 @@ def validate_overhead(
                 "published": measured,
                 "simulated": modelled,
                 "relative_error": modelled / measured - 1,
-                "fitted": inverse <= max_inverse_density,
+                "fitted": inverse <= _FITTED,
             }
         )
     return rows
