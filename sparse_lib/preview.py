@@ -140,8 +140,8 @@ class Plan:
         if self.flops is not None:
             keys = ("inference_flops", "training_flops", "training_flops_dense_weight_grad")
             flops = [(r["when"], *(f"{r[key]:.4g}" for key in keys)) for r in self.flops_records()]
-            heading = ("FLOPs per batch", "inference", "training", "with dense weight gradients")
-            lines += ["", *tables.markdown(heading, flops)]
+            kinds = ("FLOPs per batch", "inference", "training", "with dense weight gradients")
+            lines += ["", *tables.markdown(kinds, flops)]
         lines += ["", *(f"Warning: {warning}" for warning in self.warnings)]
         return "\n".join(lines).rstrip() + "\n"
 

@@ -50,10 +50,7 @@ def load_checkpoint(
     full = {**weights, **{f"{name}_mask": mask for name, mask in masks.items()}}
     for name in set(owned) - set(masks):
         full[f"{name}_mask"] = torch.ones_like(owned[name])
-    places = []
-    for name, mask in masks.items():
-        path, _, leaf = name.rpartition(".")
-        places.append((_submodule(target, path, name), leaf, mask))
+    places = [(*_place(target, name), mask) for name, mask in masks.items()]
     _check_fit(target, full, strict=strict)
     for module, leaf, mask in places:
         _register_mask(module, leaf, mask)
@@ -104,8 +101,7 @@ def load_masks(model: nn.Module, masks: Mapping[str, Tensor]) -> dict[str, Tenso
             raise ValueError(
                 f"the mask of {name!r} must be a tensor of shape {tuple(params[name].shape)}"
             )
-        path, _, leaf = name.rpartition(".")
-        found[name] = (_submodule(target, path, name), leaf, as_mask(name, mask))
+        found[name] = (*_place(target, name), as_mask(name, mask))
     for module, leaf, mask in found.values():
         _register_mask(module, leaf, mask)
         module.get_buffer(f"{leaf}_mask").copy_(mask)
@@ -149,25 +145,20 @@ def _check_fit(model: nn.Module, state: State, *, strict: bool) -> None:
     """Refuse tensors of other shapes and, if strict, other names, before anything is loaded."""
     plain = namer(model)
     own = {plain(n): t for n, t in model.state_dict().items() if torch.is_tensor(t)}
+    no_fit = "the checkpoint does not fit the model:"
     for name, tensor in state.items():
         wanted = own.get(name, tensor)
         if wanted.shape != tensor.shape:
-            raise ValueError(
-                f"the checkpoint does not fit the model: {name!r} has shape "
-                f"{tuple(tensor.shape)}, the model's {tuple(wanted.shape)}"
-            )
+            sizes = f"{tuple(tensor.shape)}, the model's {tuple(wanted.shape)}"
+            raise ValueError(f"{no_fit} {name!r} has shape {sizes}")
         if _number(wanted) != _number(tensor):
-            raise ValueError(
-                f"the checkpoint does not fit the model: {name!r} is {tensor.dtype}, the model's "
-                f"{wanted.dtype}"
-            )
+            types = f"{tensor.dtype}, the model's {wanted.dtype}"
+            raise ValueError(f"{no_fit} {name!r} is {types}")
     missing = sorted(own.keys() - state.keys())
     unknown = sorted(state.keys() - own.keys() - {f"{name}_mask" for name in own})
     if strict and (missing or unknown):
-        raise ValueError(
-            f"the checkpoint does not fit the model: it lacks {missing or 'nothing'} and has "
-            f"{unknown or 'nothing'} besides"
-        )
+        both = f"lacks {missing or 'nothing'} and has {unknown or 'nothing'} besides"
+        raise ValueError(f"{no_fit} it {both}")
 
 
 def _number(tensor: Tensor) -> str:
@@ -185,10 +176,11 @@ def _register_mask(module: nn.Module, name: str, mask: Tensor) -> None:
         module.register_buffer(f"{name}_mask", mask.to(param.device))
 
 
-def _submodule(model: nn.Module, path: str, name: str) -> nn.Module:
-    plain = namer(model)
+def _place(model: nn.Module, name: str) -> tuple[nn.Module, str]:
+    """The module that owns a parameter, and the parameter's name there."""
+    plain, (path, _, leaf) = namer(model), name.rpartition(".")
     by_path = {plain(f"{full}."): module for full, module in model.named_modules()}
     found = by_path.get(f"{path}." if path else ".") or (model if not path else None)
     if found is None:
         raise ValueError(f"the checkpoint masks {name!r}, which the model does not have")
-    return found
+    return found, leaf

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
@@ -116,8 +117,8 @@ def _tensors_of(state: Any) -> State:
 
 def _renamed(tensors: State, plain: Callable[[str], str]) -> State:
     names = {name: plain(name) for name in tensors}
-    if len(set(names.values())) < len(names):
-        twice = next(n for n in names.values() if list(names.values()).count(n) > 1)
+    twice, times = Counter(names.values()).most_common(1)[0] if names else ("", 1)
+    if times > 1:
         raise ValueError(f"the checkpoint has {twice!r} more than once, with and without a prefix")
     return {names[name]: tensor for name, tensor in tensors.items()}
 

@@ -305,15 +305,14 @@ def adopt(
     """
     new = {}
     for name, module, param_name in found:
-        known = params.get(name)
-        if known is not None and known.module is not module:
+        if (known := params.get(name)) is None:
+            layout = layouts.get(id(module._parameters[param_name]))
+            new[name] = _candidate(SparseParameter(clock, module, param_name, name, layout))
+        elif known.module is not module:
             raise ValueError(
                 f"this algorithm already sparsifies a parameter {name!r} of another model; "
                 "call detach() on it first, or make a second algorithm"
             )
-        if known is None:
-            layout = layouts.get(id(module._parameters[param_name]))
-            new[name] = _candidate(SparseParameter(clock, module, param_name, name, layout))
     return new
 
 

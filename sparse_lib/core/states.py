@@ -70,9 +70,8 @@ def _check_entry(name: str, entry: Mapping[str, Any], sparse: SparseParameter) -
         if not isinstance(saved, Mapping) or own.keys() != saved.keys():
             raise ValueError(f"the state of {name!r} has no numbers {list(own)} in {key!r}")
     flags = entry["history"]["flags"]
-    if flags is not None and (
-        not isinstance(flags, Tensor) or tuple(flags.shape) != tuple(sparse.mask.shape)
-    ):
+    fits = isinstance(flags, Tensor) and tuple(flags.shape) == tuple(sparse.mask.shape)
+    if flags is not None and not fits:
         raise ValueError(f"the history of {name!r} has no bytes of its shape")
 
 

@@ -89,10 +89,8 @@ def default_costs() -> Costs:
 class Images:
     """What the tokens of a convolution are windows of; it changes what both executions cost.
 
-    Attributes:
-        channels: Of the input.
-        width: Of the output, in windows.
-        stride: Product of both strides.
+    Channels are of the input, the width is that of the output in windows, and the stride the
+    product of both strides.
     """
 
     channels: int

@@ -46,11 +46,9 @@ class View(ctypes.Structure):
     _fields_ = [("data", c_void_p)] + [
         (name, c_int64)
         for name in (
-            *("half", "kind", "tokens", "features", "stride"),
-            *("channels", "height", "width", "out_height", "out_width"),
-            *("kernel_h", "kernel_w", "stride_h", "stride_w"),
-            *("pad_h", "pad_w", "dilation_h", "dilation_w"),
-        )
+            "half kind tokens features stride channels height width out_height out_width kernel_h "
+            "kernel_w stride_h stride_w pad_h pad_w dilation_h dilation_w"
+        ).split()
     ]
 
 

@@ -63,13 +63,7 @@ def reason_for_dense(
 
 @dataclass(frozen=True)
 class Structures:
-    """A mask in both orientations, built once per mask.
-
-    Attributes:
-        forward: Rows are output features.
-        backward: Rows are input features.
-        fingerprint: Hash of that mask.
-    """
+    """A mask, by its hash, in both orientations: rows of outputs, and of inputs; built once."""
 
     forward: kernels.Structure
     backward: kernels.Structure

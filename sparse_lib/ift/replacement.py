@@ -56,19 +56,14 @@ def transformable(
     is_list = isinstance(globs, Collection) and all(isinstance(glob, str) for glob in globs)
     if globs is not None and not is_list:
         raise TypeError(f"layers must be a glob or a list of globs, not {layers!r}")
-    all_names = module_names(model)
-    found = [
-        layer
-        for layer in describe(model)
-        for names in [all_names[model.get_submodule(layer.name)]]
-        if layer.is_matmul
-        and layer.role == "block"
-        and layer.groups == 1
-        and layer.numel
-        and layer.tied_to is None
-        and not _requires_dense(model, layer, names)
-        and (globs is None or any(fnmatchcase(name, glob) for name in names for glob in globs))
-    ]
+    all_names, found = module_names(model), []
+    for layer in describe(model):
+        names = all_names[model.get_submodule(layer.name)]
+        is_block = layer.is_matmul and layer.role == "block" and layer.groups == 1
+        is_own = bool(layer.numel) and layer.tied_to is None
+        if is_block and is_own and not _requires_dense(model, layer, names):
+            if globs is None or any(fnmatchcase(n, glob) for n in names for glob in globs):
+                found.append(layer)
     if not found:
         where = f" matches layers={list(globs)!r}" if globs is not None else ""
         raise ValueError(

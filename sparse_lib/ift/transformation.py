@@ -196,11 +196,9 @@ def _solve(
 
 def _on_meta(model: nn.Module) -> nn.Module:
     """A copy of a model without memory."""
-    memo: dict[int, Any] = {}
-    for parameter in model.parameters():
-        memo[id(parameter)] = nn.Parameter(
-            to_meta(parameter), requires_grad=parameter.requires_grad
-        )
+    memo: dict[int, Any] = {
+        id(p): nn.Parameter(to_meta(p), requires_grad=p.requires_grad) for p in model.parameters()
+    }
     memo |= {id(buffer): to_meta(buffer) for buffer in model.buffers()}
     with torch.no_grad():
         return copy.deepcopy(model, memo)

@@ -99,11 +99,8 @@ class SparsityCallback(Callback):
 
 def _filters(config: Any) -> Iterator[str]:
     """The filters that a config names."""
-    if isinstance(config, Mapping):
-        if "param_filter" in config:
-            yield str(config["param_filter"])
-        for value in config.values():
-            yield from _filters(value)
-    elif isinstance(config, (list, tuple)):
-        for entry in config:
-            yield from _filters(entry)
+    if isinstance(config, Mapping) and "param_filter" in config:
+        yield str(config["param_filter"])
+    inside = config.values() if isinstance(config, Mapping) else config
+    for entry in inside if isinstance(config, (Mapping, list, tuple)) else ():
+        yield from _filters(entry)

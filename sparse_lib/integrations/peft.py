@@ -58,7 +58,12 @@ def keep_zeros(model: nn.Module) -> SparsityAlgorithm:
     }
     for layer in adapters:
         base, name = layer.get_base_layer(), _weight_name(layer)
-        _check_not_quantized(base, name)
+        if (weight := base._parameters.get(name)) is None or is_quantized(weight):
+            why = "it has no weight of its own"
+            if weight is not None:
+                how = f"{type(weight).__name__} of {weight.dtype}"
+                why = f"its weight is quantized, {how}; load the base in a float type"
+            raise ValueError(f"the adapter of a {type(base).__name__} cannot be masked: {why}")
         if name in guards(base) or id(base._parameters.get(name)) in free:
             _check(layer)
     if free or held is None:
@@ -85,16 +90,6 @@ def _is_of_parameter(layer: Any) -> bool:
 
 def _weight_name(layer: Any) -> str:
     return layer.parameter_name if _is_of_parameter(layer) else "weight"
-
-
-def _check_not_quantized(base: nn.Module, name: str) -> None:
-    weight = base._parameters.get(name)
-    if weight is None or is_quantized(weight):
-        why = "it has no weight of its own"
-        if weight is not None:
-            how = f"{type(weight).__name__} of {weight.dtype}"
-            why = f"its weight is quantized, {how}; load the base in a float type"
-        raise ValueError(f"the adapter of a {type(base).__name__} cannot be masked: {why}")
 
 
 def _holder(model: nn.Module) -> SparsityAlgorithm | None:

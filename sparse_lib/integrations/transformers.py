@@ -101,8 +101,8 @@ class SparsityCallback(TrainerCallback):
                 stacklevel=2,
             )
         common.warn_of_unreached(self.algorithm, state.max_steps)
-        members = getattr(self.algorithm, "algorithms", [self.algorithm])
-        if self.algorithm.step > state.global_step and any(m.updates_masks for m in members):
+        moves = any(member.updates_masks for member in self.algorithm.algorithms)
+        if self.algorithm.step > state.global_step and moves:
             warnings.warn(
                 f"training begins at step {state.global_step}, but the algorithm's schedules go on "
                 f"from step {self.algorithm.step} of an earlier training; a new callback begins at "
@@ -256,11 +256,9 @@ def _expecting_masks(cls: Any) -> Iterator[None]:
 
 
 def _read_masks(folder: Path) -> dict[str, Tensor]:
-    index = folder / "model.safetensors.index.json"
+    index, files = folder / "model.safetensors.index.json", {"model.safetensors"}
     if index.is_file():
         files = set(json.loads(index.read_text("utf-8"))["weight_map"].values())
-    else:
-        files = {"model.safetensors"}
     masks: dict[str, Tensor] = {}
     for name in sorted(files):
         if not (folder / name).is_file():

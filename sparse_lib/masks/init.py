@@ -235,9 +235,8 @@ class _Custom:
                 f"init_method {name} must return a mask of shape {tuple(param.shape)}, not {got}"
             )
         as_bool = mask.detach().to(param.device, torch.bool)
-        if mask.dtype != torch.bool and not torch.equal(
-            as_bool.to(mask.dtype), mask.detach().to(param.device)
-        ):
+        given = mask.detach().to(param.device)
+        if mask.dtype != torch.bool and not torch.equal(as_bool.to(mask.dtype), given):
             raise ValueError(f"init_method {name} must return a mask of zeros and ones only")
         return as_bool
 

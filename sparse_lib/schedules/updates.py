@@ -56,11 +56,7 @@ class FreqSchedule(UpdateSchedule):
 
 
 class ListSchedule(UpdateSchedule):
-    """The steps listed.
-
-    Args:
-        steps: One or more integers of at least 0, in any order.
-    """
+    """The steps listed, integers of at least 0 in any order."""
 
     def __init__(self, steps: Iterable[int]) -> None:
         if isinstance(steps, (str, Mapping)) or not isinstance(steps, Iterable):
@@ -75,11 +71,7 @@ class ListSchedule(UpdateSchedule):
 
 
 class CallableSchedule(UpdateSchedule):
-    """Wherever ``fn(step)`` is true.
-
-    Args:
-        fn: Function of the step, an integer, and of nothing else.
-    """
+    """Wherever ``fn(step)`` is true, a function of nothing but the step."""
 
     def __init__(self, fn: Callable[[int], bool]) -> None:
         if not callable(fn):

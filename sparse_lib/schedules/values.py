@@ -173,15 +173,9 @@ class Power(_Monotone):
 class Polynomial(_Monotone):
     """``y(t) = final + (init - final) * (1 - x)**power``, ``x = (t - start) / (stop - start)``.
 
-    ``x`` is kept within [0, 1]: ``init`` before ``start``, ``final`` from ``stop`` on.
-    (Zhu & Gupta, "To prune, or not to prune", 2017, equation 1, where the power is 3.)
-
-    Args:
-        init: Value until ``start``.
-        final: Value from ``stop`` on.
-        start: Step, at least 0.
-        stop: Step, at least ``start``.
-        power: Exponent, above 0.
+    ``x`` is kept within [0, 1]: ``init`` before ``start``, ``final`` from ``stop`` on. ``start`` is
+    at least 0, ``stop`` at least that, ``power`` above 0. (Zhu & Gupta, "To prune, or not to
+    prune", 2017, equation 1, where the power is 3.)
     """
 
     TYPE = "polynomial"
@@ -204,17 +198,12 @@ class Polynomial(_Monotone):
 class Cubic(_Monotone):
     """GraNet's gradual schedule (Liu et al. 2021, equation 1), smooth or as a staircase.
 
-    ``y = s_f + (s_i - s_f) * (1 - x)**3`` with ``x`` kept within [0, 1]. With an interval ``k``
-    it is a staircase in whole intervals, as in the sparsity library's announcement (its
-    Figure 7): ``x = (t // k - t0 // k) / (t1 // k - t0 // k)``. Without, it is smooth:
-    ``x = (t - t0) / (t1 - t0)``. If both ends share an interval, it jumps there.
-
-    Args:
-        init_sparsity: ``s_i``.
-        end_sparsity: ``s_f``, above or below ``s_i``.
-        sparsity_start_step: ``t0``, at least 0.
-        sparsity_end_step: ``t1``, at least ``t0``.
-        prune_every_k_steps: ``k``, at least 1, or None for the smooth form.
+    ``y = s_f + (s_i - s_f) * (1 - x)**3`` with ``x`` kept within [0, 1], from ``init_sparsity`` to
+    ``end_sparsity``, which may be lower, between the start step ``t0`` and the end step ``t1``.
+    With an interval ``k`` (``prune_every_k_steps``) it is a staircase in whole intervals, as in the
+    sparsity library's announcement (its Figure 7): ``x = (t // k - t0 // k) / (t1 // k - t0 //
+    k)``. Without, it is smooth: ``x = (t - t0) / (t1 - t0)``. If both ends share an interval, it
+    jumps there.
     """
 
     TYPE = "cubic"
@@ -248,13 +237,8 @@ class Cubic(_Monotone):
 class Cosine(HyperParameterSchedule):
     """``y(t) = minimum + (init - minimum) * (1 + cos(pi * t / half_period)) / 2``.
 
-    After ``half_period`` it stays at ``minimum``, so that a drop fraction really anneals to it.
-
-    Args:
-        init: Value at step 0.
-        half_period: Steps from ``init`` to ``minimum``, above 0.
-        minimum: Value at ``half_period``.
-        compat: Whose rules say whether it stays; with ``"cstorch-2.10"`` it comes back up.
+    After ``half_period`` steps it stays at ``minimum``, so that a drop fraction really anneals to
+    it; with ``compat="cstorch-2.10"`` it comes back up.
     """
 
     TYPE = "cosine"
@@ -281,12 +265,9 @@ class Cosine(HyperParameterSchedule):
 class Cycling(HyperParameterSchedule):
     """The next value of a list at each mask update (initialisation counts if it is one).
 
-    Between updates the value is that of the last update. It depends on how many updates there
-    were, so it has a state, ``index``: how many values were used.
-
-    Args:
-        values: One or more numbers.
-        repeat: Start again after the last value; otherwise stay at it.
+    Between updates the value is that of the last update. It depends on how many updates there were,
+    so it has a state, ``index``: how many values were used. After the last one it starts again, or,
+    without ``repeat``, stays.
     """
 
     TYPE = "cycling"
@@ -320,12 +301,7 @@ class Cycling(HyperParameterSchedule):
 
 
 class Periodic(HyperParameterSchedule):
-    """``y(t) = values[(t // period) % len(values)]``: a list over fixed spans of steps.
-
-    Args:
-        values: One or more numbers.
-        period: Steps for which each value holds, at least 1.
-    """
+    """``y(t) = values[(t // period) % len(values)]``: a list over fixed spans of steps."""
 
     TYPE = "periodic"
 
@@ -343,11 +319,7 @@ class Periodic(HyperParameterSchedule):
 
 
 class Lambda(HyperParameterSchedule):
-    """``y(t) = fn(t)``, or ``fn(t, is_update_step)`` if ``fn`` needs two arguments.
-
-    Args:
-        fn: Function from the step, an integer, to a number; it must not change between calls.
-    """
+    """``y(t) = fn(t)``, or ``fn(t, is_update_step)`` if ``fn`` needs two arguments."""
 
     TYPE = "lambda"
 

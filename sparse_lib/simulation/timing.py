@@ -73,20 +73,12 @@ class LayerTime:
 class Simulation:
     """A simulated training step; the module says what it assumes.
 
-    Attributes:
-        device: The device.
-        num_systems: Systems that split the batch.
-        layers: Seconds by layer.
-        weight_csr_bytes: All weights once: sparse ones as CSR, dense ones plain.
-        weight_dense_bytes: All weights once, without sparsity.
-        activation_bytes: Inputs of the layers that one system keeps for the backward pass of a
-            micro-batch.
-        num_micro_batches: Parts in which one system takes its share of the batch.
-        recompute: Whether activations are computed again in the backward pass.
-        fits: Whether one system holds what must stay on it for a single sample: the activations
-            where weights are streamed, else weights and optimizer state (dense, mixed-precision
-            Adam) too.
-        extrapolated: True if a weight is sparser than anything published.
+    ``weight_csr_bytes`` are all weights once, sparse ones as CSR, and ``weight_dense_bytes``
+    without sparsity; ``activation_bytes`` are the inputs of layers that one system keeps for the
+    backward pass of a micro-batch, of which it takes ``num_micro_batches``. ``fits`` says whether
+    one system holds what must stay on it for a single sample: the activations where weights are
+    streamed, else weights and optimizer state (dense, mixed-precision Adam) too. ``extrapolated``
+    is True if a weight is sparser than anything published.
     """
 
     device: DeviceSpec
