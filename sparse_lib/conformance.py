@@ -16,7 +16,7 @@ import functools
 import math
 import pickle
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -120,10 +120,8 @@ def check_algorithm(
         try:
             check(case)
         except Exception as error:
-            cause = (
-                error if isinstance(error, NotConforming) else f"{type(error).__name__}: {error}"
-            )
-            failed.append(f"\n{check.__name__}: {cause}")
+            kind = "" if isinstance(error, NotConforming) else f"{type(error).__name__}: "
+            failed.append(f"\n{check.__name__}: {kind}{error}")
     if failed:
         raise NotConforming(f"{cls.__name__} fails {len(failed)} checks:{''.join(failed)}")
 
@@ -328,13 +326,12 @@ def a_resume_goes_on_identically(case: Case) -> None:
         train(twin, twin_optim, 6, start=stop)
         when = f"six steps after a resume at step {stop}, with updates at every fourth"
         expect_equal(snapshot(model), snapshot(twin), when)
-        expect_equal(dict(_states(optim)), dict(_states(twin_optim)), when)
+        expect_equal(_states(optim), _states(twin_optim), when)
 
 
-def _states(optimizer: Optimizer) -> Iterator[tuple[str, Tensor]]:
-    for index, state in optimizer.state_dict()["state"].items():
-        for key, value in state.items():
-            yield f"{key} of parameter {index}", torch.as_tensor(value)
+def _states(optimizer: Optimizer) -> dict[str, Tensor]:
+    found = [(i, *item) for i, s in optimizer.state_dict()["state"].items() for item in s.items()]
+    return {f"{key} of parameter {index}": torch.as_tensor(value) for index, key, value in found}
 
 
 def a_copied_model_alone_keeps_its_zeros(case: Case) -> None:

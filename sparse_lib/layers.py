@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -33,9 +34,15 @@ DENSE_ROLES = ("embedding", "norm", "router", "head")
 _INPUTS_FIRST = ("conv1d", "conv_transpose", "embedding")
 # Modules of transformers that store experts together and do not say in which order.
 _EXPERTS_ARE_TRANSPOSED = {"Llama4TextExperts": True, "JetMoeParallelExperts": False}
-_CONV_TYPES = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-_CONV_TRANSPOSE_TYPES = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-_BATCH_NORM = nn.modules.batchnorm._NormBase
+_KINDS: tuple[tuple[Any, str], ...] = (
+    (nn.Linear, "linear"),
+    (nn.Conv2d, "conv2d"),
+    ((nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d), "conv_transpose"),
+    ((nn.Conv1d, nn.Conv3d), "convnd"),
+    (nn.Bilinear, "bilinear"),
+    ((nn.Embedding, nn.EmbeddingBag), "embedding"),
+    ((nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm), "norm"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +85,8 @@ def layout_of(module: nn.Module, name: str, parameter: Tensor) -> Layout | None:
     Known are torch's linear, convolution (grouped and transposed ones too), bilinear, embedding,
     recurrent and attention layers, transformers' ``Conv1D``, vectors, and experts that are stored
     together: of any module with a bool attribute ``is_transposed``, which says whether its
-    parameters of three dimensions are (experts, inputs, outputs).
-
-    Args:
-        module: The module that owns the parameter, or whose parametrized weight it makes.
-        name: Name of the parameter, or of that weight, in the module.
-        parameter: Only its shape is read.
+    parameters of three dimensions are (experts, inputs, outputs). ``name`` is that of the parameter
+    in the module, or of the parametrized weight that it makes.
     """
     kind, dims = layer_kind(module), parameter.dim()
     if dims < 2:
@@ -185,20 +188,9 @@ def layer_kind(module: nn.Module) -> str | None:
 
     transformers' ``Conv1D`` is recognised without an import of transformers.
     """
-    if isinstance(module, nn.Linear):
-        return "linear"
-    if isinstance(module, nn.Conv2d):
-        return "conv2d"
-    if isinstance(module, _CONV_TRANSPOSE_TYPES):
-        return "conv_transpose"
-    if isinstance(module, _CONV_TYPES):
-        return "convnd"
-    if isinstance(module, nn.Bilinear):
-        return "bilinear"
-    if isinstance(module, nn.Embedding | nn.EmbeddingBag):
-        return "embedding"
-    if isinstance(module, _BATCH_NORM | nn.LayerNorm | nn.GroupNorm | nn.RMSNorm):
-        return "norm"
+    for types, kind in _KINDS:
+        if isinstance(module, types):
+            return kind
     name = type(module).__name__
     if name == "Conv1D" and hasattr(module, "nf"):
         return "conv1d"
@@ -216,17 +208,11 @@ def fans(weight_shape: tuple[int, ...], layout: Layout) -> tuple[int, int]:
 
 
 def describe(model: nn.Module) -> list[LayerDescription]:
-    """Describes every weight of a model, in module order.
+    """Describes every weight of a model on any device (meta too), in module order.
 
-    Biases are left out. A tied weight appears once for each module that uses it; all but the
-    first carry ``tied_to``. Parameters with two or more dimensions in modules of unknown kind
-    appear as ``"parameter"``.
-
-    Args:
-        model: Any module, on any device (meta too).
-
-    Returns:
-        One description per use of a weight.
+    Biases are left out. A tied weight appears once for each module that uses it; all but the first
+    carry ``tied_to``. Parameters with two or more dimensions in modules of unknown kind appear as
+    ``"parameter"``.
     """
     head = _output_embeddings(model)
     known = layouts(model)

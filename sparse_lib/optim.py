@@ -18,11 +18,7 @@ class SparseOptimizer:
     """Adds ``apply`` to a torch optimizer."""
 
     def apply(self, sparsity: Any) -> Any:
-        """Have a sparsity algorithm of the model mask states, and update masks in ``step``.
-
-        Returns:
-            The optimizer.
-        """
+        """Have an algorithm of the model mask states and update masks in ``step``; returns this."""
         if not isinstance(sparsity, SparsityAlgorithm):
             raise TypeError(f"apply takes a sparsity algorithm, not {sparsity!r}")
         sparsity.apply(self)

@@ -6,6 +6,7 @@ import copy
 import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -38,22 +39,17 @@ _ENDING = Constant | Cubic | Polynomial
 
 @dataclass(frozen=True, slots=True)
 class PlannedParameter:
-    """One parameter of a plan.
+    """One parameter of a plan: sparse by an algorithm, or dense, and the reason.
 
     Attributes:
-        name: Full parameter name.
         kind: Kind of its layer, or ``"bias"``.
-        shape: Its shape.
-        algorithm: Class name of the algorithm that masks it, None if it stays dense.
-        reason: Why it is sparse or dense.
         sparsity: Target at the first step, in [0, 1].
         final_sparsity: Target at the last mask update; None if that depends on a number of steps
             which was not given.
-        num_weights: Number of elements.
         num_nonzero: Exact number of elements that the first mask keeps.
         mask_bytes: Memory that its mask takes for good: a byte per element, another one once it has
-            changed (its history), and for tensors up to 2**20 elements the mask in words as wide
-            as the weight's, which speed masking up.
+            changed (its history), and for tensors up to 2**20 elements the mask in words as wide as
+            the weight's, which speed masking up.
     """
 
     name: str
@@ -107,17 +103,18 @@ class Plan:
             return []
         rows = self.parameters
         start = {row.name: 1 - row.num_nonzero / max(row.num_weights, 1) for row in rows}
-        end = dict(start)
-        for row in rows:
-            if row.final_sparsity is not None and row.final_sparsity != row.sparsity:
-                end[row.name] = row.final_sparsity
-        records = [
-            _flops_record(self.flops, "dense", {}),
-            _flops_record(self.flops, "start", start),
-        ]
+        cases: dict[str, dict[str, float]] = {"dense": {}, "start": start}
         if all(row.final_sparsity is not None for row in rows):
-            records.append(_flops_record(self.flops, "end", end))
-        return records
+            moved = {r.name: r.final_sparsity for r in rows if r.final_sparsity != r.sparsity}
+            cases["end"] = start | moved  # type: ignore[operator]
+        found = []
+        for when, levels in cases.items():
+            named = {name: value for name, value in levels.items() if value}
+            step = partial(self.flops.training_step, named)
+            kinds = {"inference_flops": self.flops.forward(named), "training_flops": step()}
+            kinds["training_flops_dense_weight_grad"] = step(dense_weight_grad=True)
+            found.append({"when": when, **kinds})
+        return found
 
     def to_markdown(self) -> str:
         """Summary, tables and warnings as Markdown."""
@@ -396,13 +393,3 @@ def _warnings(
             "the layer may collapse."
         )
     return notes
-
-
-def _flops_record(flops: ModelFlops, when: str, sparsity: Mapping[str, float]) -> dict[str, Any]:
-    named = {name: value for name, value in sparsity.items() if value}
-    return {
-        "when": when,
-        "inference_flops": flops.forward(named),
-        "training_flops": flops.training_step(named),
-        "training_flops_dense_weight_grad": flops.training_step(named, dense_weight_grad=True),
-    }

@@ -14,31 +14,14 @@ import torch
 from torch import nn
 
 from sparse_lib import optim, schedules
-from sparse_lib.compat.optimizers import (
-    BaseHyperParameter,
-    BaseSparsityOptimizer,
-    GMPSparsityOptimizer,
-    RigLSparsityOptimizer,
-    SETSparsityOptimizer,
-    StaticSparsityOptimizer,
-)
-from sparse_lib.compat.wrapper import (
-    SparsityWrapperOptimizer,
-    configure_sparsity_optimizer,
-    configure_sparsity_wrapper,
-)
+from sparse_lib.compat import optimizers, wrapper
 from sparse_lib.configure import configure
 from sparse_lib.core.algorithm import SparsityAlgorithm
 from sparse_lib.core.dynamic import DynamicSparsityAlgorithm
 from sparse_lib.core.group import Group
 from sparse_lib.core.parameter import SparseParameter
 from sparse_lib.core.registry import algorithm_classes
-from sparse_lib.masks import shapers
-from sparse_lib.masks.makers import (
-    make_mask_drop_minimum,
-    make_mask_grow_maximum,
-    make_mask_topk_sparsity,
-)
+from sparse_lib.masks import makers, shapers
 
 __all__ = ["Backend", "backend", "compile", "optim", "sparse"]
 
@@ -82,12 +65,13 @@ def compile(model: nn.Module, backend: Backend | None = None) -> nn.Module:
 
 _NAMED: tuple[Any, ...] = (
     *algorithm_classes().values(),
-    *(BaseHyperParameter, BaseSparsityOptimizer, SparsityWrapperOptimizer),
-    *(GMPSparsityOptimizer, RigLSparsityOptimizer, SETSparsityOptimizer, StaticSparsityOptimizer),
-    *(DynamicSparsityAlgorithm, Group, SparseParameter, SparsityAlgorithm),
-    *(configure, configure_sparsity_optimizer, configure_sparsity_wrapper),
-    *(make_mask_drop_minimum, make_mask_grow_maximum, make_mask_topk_sparsity),
+    *(DynamicSparsityAlgorithm, Group, SparseParameter, SparsityAlgorithm, configure),
     *(shapers.ScoreShaper, *shapers.SHAPERS.values()),
+    *(optimizers.BaseHyperParameter, optimizers.BaseSparsityOptimizer),
+    *optimizers.AlgorithmSparsityOptimizer.__subclasses__(),
+    *(wrapper.SparsityWrapperOptimizer, wrapper.configure_sparsity_wrapper),
+    wrapper.configure_sparsity_optimizer,
+    *(makers.make_mask_drop_minimum, makers.make_mask_grow_maximum, makers.make_mask_topk_sparsity),
 )
 sparse = SimpleNamespace(
     **{named.__name__: named for named in _NAMED},

@@ -131,7 +131,6 @@ class SparsityAlgorithm(Applied):
         self.without_gradient: set[str] = set()
         """Names of parameters that no gradient reached in the last step; they keep their masks."""
         self.state_was_loaded = False
-        self._autoupdate = True
         self._target_hooks: OrderedDict[int, Callable] = OrderedDict()
         self._computed_hooks: OrderedDict[int, Callable] = OrderedDict()
 
@@ -152,16 +151,6 @@ class SparsityAlgorithm(Applied):
     @step.setter
     def step(self, value: int) -> None:
         self.clock.step = value
-        self.driver.prepare_next_step()
-
-    @property
-    def autoupdate(self) -> bool:
-        """Whether masks are updated automatically after optimizer steps; masking always is."""
-        return self._autoupdate
-
-    @autoupdate.setter
-    def autoupdate(self, value: bool) -> None:
-        self._autoupdate = bool(value)
         self.driver.prepare_next_step()
 
     # ------------------------------------------------------------------ what a subclass defines

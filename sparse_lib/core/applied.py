@@ -26,13 +26,28 @@ class Applied(ABC):
 
     sparse_params: dict[str, SparseParameter]
     """Sparse parameters by full name, in model order."""
-    autoupdate: bool
-    """Whether masks are updated automatically after optimizer steps; masking always is."""
     step: int
     """Optimizer steps taken; a step that a GradScaler skips does not count."""
 
     def __init__(self) -> None:
         self.driver = Driver(self)
+        self._autoupdate = True
+
+    @property
+    def autoupdate(self) -> bool:
+        """Whether masks are updated automatically after optimizer steps; masking always is.
+
+        Setting it sets that of a group's members.
+        """
+        return self._autoupdate
+
+    @autoupdate.setter
+    def autoupdate(self, value: bool) -> None:
+        self._autoupdate = bool(value)
+        for algorithm in self.algorithms:
+            if algorithm is not self:
+                algorithm.autoupdate = value
+        self.driver.prepare_next_step()
 
     @property
     @abstractmethod

@@ -50,7 +50,6 @@ class Group(Applied):
         super().__init__()
         self.seed = self.given_seed = check_seed(seed)
         self._members: list[tuple[Filter, SparsityAlgorithm]] = []
-        self._autoupdate = True
         self._tied = ""  # which names that filters ask for belong to tied weights
         for pair in list(groups.items() if isinstance(groups, Mapping) else groups):
             if not isinstance(pair, (list, tuple)) or len(pair) != 2:
@@ -113,17 +112,6 @@ class Group(Applied):
     def num_updates(self) -> int:
         """Mask updates that the member with most of them made."""
         return max((algorithm.num_updates for algorithm in self.algorithms), default=0)
-
-    @property
-    def autoupdate(self) -> bool:
-        """Whether members are updated automatically; setting it sets every member's."""
-        return self._autoupdate
-
-    @autoupdate.setter
-    def autoupdate(self, value: bool) -> None:
-        self._autoupdate = bool(value)
-        for algorithm in self.algorithms:
-            algorithm.autoupdate = value
 
     @property
     def needs_dense_gradient(self) -> bool:

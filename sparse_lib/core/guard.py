@@ -120,13 +120,10 @@ class MaskGuard:
         guards(self.module).pop(self.name, None)
         if not guards(self.module):
             self.module.__dict__.pop(_GUARDS, None)
-            for hooks, ours in (
-                (self.module._load_state_dict_pre_hooks, _refuse_averages),
-                (self.module._load_state_dict_post_hooks, _settle_loaded),
-                (self.module._state_dict_pre_hooks, _settle_averages),
-                (self.module._forward_pre_hooks, _settle_alone),
-            ):
-                _remove_hook(hooks, ours)
+            _remove_hook(self.module._load_state_dict_pre_hooks, _refuse_averages)
+            _remove_hook(self.module._load_state_dict_post_hooks, _settle_loaded)
+            _remove_hook(self.module._state_dict_pre_hooks, _settle_averages)
+            _remove_hook(self.module._forward_pre_hooks, _settle_alone)
 
     def want_dense_gradient(self, wanted: bool) -> None:
         """Tell layers that skip masked work whether the next backward pass must be dense."""

@@ -24,11 +24,8 @@ def sparsity(mask: Tensor) -> float:
 class Work:
     """What training steps computed with one weight tensor, as counts that add up over steps.
 
-    Attributes:
-        present: Present weights, summed over steps.
-        dense_steps: Steps whose weight gradient was that of the dense tensor.
-        dense_present: Present weights, summed over these steps.
-        until: The step up to which they are counted.
+    Present weights are summed over all steps up to ``until``, and over those ``dense_steps`` whose
+    weight gradient was that of the dense tensor.
     """
 
     present: int = 0
@@ -44,8 +41,8 @@ class MaskHistory:
         num_updates: How many times the mask was replaced.
         churn: Share of the present weights that came with the last replacement, in [0, 1].
         num_initial: Weights of the first mask, once it was replaced.
-        num_grown: Weights grown by all replacements but the last.
-        num_survived: How many of these outlived the replacement after the one that grew them.
+        num_grown: Weights grown by all replacements but the last, of which ``num_survived``
+            outlived the next one.
     """
 
     def __init__(self) -> None:
@@ -82,8 +79,10 @@ class MaskHistory:
         flags.bitwise_or_(after).bitwise_or_(grown.mul_(_NEW))
 
     def in_time_overparameterization(self, mask: Tensor) -> float:
-        """Share of positions ever present, in [0, 1] (Liu et al. 2021, "Do we actually need dense
-        over-parameterization?", the rate R_s); ``mask`` is the present one."""
+        """Share of positions ever present, in [0, 1]; ``mask`` is the present one.
+
+        Liu et al. 2021, "Do we actually need dense over-parameterization?", the rate R_s.
+        """
         ever = mask if self._flags is None else self._with(_EVER)
         return _ratio(num_true(ever), ever.numel())
 

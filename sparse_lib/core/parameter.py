@@ -339,10 +339,7 @@ def _candidate(sparse: SparseParameter) -> SparseParameter:
 
 
 def attach(sparse: SparseParameter) -> None:
-    """Give a candidate a mask buffer, of ones, and a guard, where it has none.
-
-    A mask buffer that is there already, from a checkpoint or a copied model, is kept as it is.
-    """
+    """Give a candidate a mask buffer, of ones, and a guard, where it has none yet."""
     module, param = sparse.module, sparse.param
     if module._buffers.get(mask_name(sparse.param_name)) is None:
         full = torch.ones(shards.local(param).shape, dtype=torch.bool, device=param.device)

@@ -15,14 +15,10 @@ from sparse_lib.execution.products import reason_for_dense
 
 @dataclass(frozen=True)
 class LayerExecution:
-    """How one weight of two or more dimensions runs.
+    """How one weight of two or more dimensions runs, by full name and the class of its module.
 
-    Attributes:
-        name: Full parameter name.
-        kind: Class of its module.
-        sparsity: Fraction of zeros in its mask, in [0, 1].
-        skips: True if its masked work is skipped.
-        reason: Why it is not; empty where it is.
+    ``sparsity`` is the fraction of zeros in its mask; ``reason`` says why its masked work is not
+    skipped, and is empty where it is.
     """
 
     name: str

@@ -601,13 +601,9 @@ static inline void copy(float *to, const float *from, int64_t size)
             to[i] = from[i];
 }
 
-static inline void add(float *to, const float *from, int64_t size)
+static inline void add(float *restrict to, const float *restrict from, int64_t size)
 {
-    typedef float four __attribute__((vector_size(16), aligned(4), may_alias));
-    int64_t i = 0;
-    for (; i + 4 <= size; i += 4)
-        *(four *)(to + i) += *(const four *)(from + i);
-    for (; i < size; i++)
+    for (int64_t i = 0; i < size; i++)
         to[i] += from[i];
 }
 

@@ -18,15 +18,10 @@ from sparse_lib.masks.counts import num_nonzero
 class LayerReport:
     """One layer of the dense model and what took its place.
 
-    Attributes:
-        name: Module path in the dense model.
-        operation: Kind of the layer, or ``"attention"`` for products of activations.
-        sparsity: Of its masked weights; 0 where the layer was not transformed.
-        weights_before: Weights of the dense layer.
-        weights_after: Weights that took their place.
-        nonzero_after: Those of them that masks keep.
-        flops_before: Forward FLOPs of one sample; None if the size of an input is unknown.
-        flops_after: The same after the transform.
+    ``operation`` is its kind, or ``"attention"`` for products of activations. ``sparsity`` is that
+    of its masked weights, 0 where it was not transformed, and ``nonzero_after`` are those of
+    ``weights_after`` that masks keep. FLOPs are forward, of one sample; None if the size of an
+    input is unknown.
     """
 
     name: str
@@ -50,17 +45,10 @@ class LayerReport:
 class Report:
     """Layers and totals of a transformed model. FLOPs: forward, one sample, 2 per multiply-add.
 
-    Attributes:
-        family: The family of the transform.
-        sparsity: What set the sizes.
-        mask_sparsity: What the masks get; the same unless a budget for the whole model was given.
-        layers: One row per layer that multiplies, transformed or not.
-        parameters_before: All parameters of the dense model.
-        parameters_after: All parameters of the new model.
-        nonzero_after: Those of them that masks keep.
-        flops_before: Of the dense model; None if the size of an input is unknown.
-        flops_after: Of the new model with its masks.
-        input_size: ``sequence_length`` or ``image_size`` that FLOPs are counted for.
+    ``sparsity`` set the sizes; ``mask_sparsity`` is the same unless a budget for the whole model
+    was given. ``layers`` has one row per layer that multiplies, transformed or not; parameters are
+    all of a model, of which masks keep ``nonzero_after``. FLOPs are None if the size of an input is
+    unknown; ``input_size`` is the ``sequence_length`` or ``image_size`` that they are counted for.
     """
 
     family: str

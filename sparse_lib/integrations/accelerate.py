@@ -14,17 +14,12 @@ from sparse_lib.integrations import common
 def sparsify(
     accelerator: Accelerator, config: Any, model: nn.Module, optimizer: Any
 ) -> SparsityAlgorithm:
-    """Train a prepared model sparsely.
+    """Train a model and an optimizer that an accelerator has prepared sparsely.
 
-    Call it after ``accelerator.prepare``. ``accelerator.save_state`` and ``load_state`` then hold
-    the masks and the algorithm's state. Steps are optimizer steps, also with gradient accumulation;
-    a step that loss scaling skips does not count; ranks hold the same masks.
-
-    Args:
-        accelerator: What prepared the model and the optimizer.
-        config: What `sparse_lib.configure` takes, an algorithm too; errors are those of it.
-        model: The prepared model.
-        optimizer: The prepared optimizer.
+    ``accelerator.save_state`` and ``load_state`` then hold the masks and the algorithm's state.
+    Steps are optimizer steps, also with gradient accumulation; a step that loss scaling skips does
+    not count; ranks hold the same masks. The config, and errors, are those of
+    `sparse_lib.configure`; an algorithm will do as well.
 
     Returns:
         The algorithm; ``accelerator.log(common.summary(algorithm), step)`` logs its metrics.

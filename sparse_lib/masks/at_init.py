@@ -125,18 +125,12 @@ def force(
     """Foresight connection sensitivity by progressive skeletonization (FORCE).
 
     De Jorge et al. 2021 (arXiv:2006.09081), algorithm 1 with the exponential decay of section 3.2:
-    in step ``t`` of ``T``, ``k_t = n**(1 - t/T) * k**(t/T)`` of all ``n`` weights stay, ``k`` at
-    the end: those of the largest ``abs(weight * gradient)``, with the gradient of the network that
-    step ``t - 1`` left. Its removed weights are zero in the forward pass and have gradients too, so
-    they may come back. With ``may_return=False`` they may not: iterative SNIP of the same paper.
-    The authors' code draws a batch per step; here that is the caller's ``loss``.
-
-    Args:
-        weights: By name.
-        loss: As of `rank`, called once per step.
-        sparsity: Of the masks that will be made, over all weights together, in [0, 1).
-        num_steps: ``T``, at least 1; 1 is SNIP.
-        may_return: Whether removed weights may come back.
+    in step ``t`` of ``T = num_steps``, ``k_t = n**(1 - t/T) * k**(t/T)`` of all ``n`` weights stay,
+    ``k`` at the end, by the ``sparsity`` of the masks over all weights together, in [0, 1): those
+    of the largest ``abs(weight * gradient)``, with the gradient of the network that step ``t - 1``
+    left. Its removed weights are zero in the forward pass and have gradients too, so they may come
+    back. With ``may_return=False`` they may not: iterative SNIP of the same paper. One step is
+    SNIP. The authors' code draws a batch per step; here that is the caller's ``loss``.
     """
     check_fraction(sparsity, "sparsity")
     check_integer(num_steps, "num_steps", 1)

@@ -67,7 +67,6 @@ def er(
         first: Fixed sparsity of the first tensor, or None; the rest make up for it.
         last: Fixed sparsity of the last tensor, or None; the rest make up for it.
         experts: Names of tensors whose first dimension counts experts, each a layer of its own.
-        kernels: See above.
 
     Returns:
         Name to sparsity.
@@ -89,10 +88,9 @@ erk = functools.partial(er, kernels=True)
 def global_(
     weights: Mapping[str, Tensor], sparsity: float, *, scores: Mapping[str, Tensor] | None = None
 ) -> dict[str, float]:
-    """What pruning all tensors together by magnitude, or by other scores, leaves in each.
+    """What pruning all tensors together, by magnitude or other scores, leaves in each: at least one.
 
-    An algorithm's ``distribution="global"`` ranks so whatever its own criterion is. Each tensor
-    keeps at least one weight unless ``sparsity`` is 1.
+    An algorithm's ``distribution="global"`` ranks so whatever its own criterion is.
     """
     check_fraction(sparsity, "sparsity")
     ranked = scores or {name: weight.detach().abs() for name, weight in weights.items()}
@@ -249,23 +247,19 @@ def distribute(
     compat: str | Rules | None = None,
     experts: Collection[str] = (),
 ) -> dict[str, float]:
-    """Sparsity per tensor by the name of a distribution.
+    """Sparsity per tensor, in [0, 1], by the name of a distribution.
 
     Args:
-        spec: ``"uniform"``, ``"er"``, ``"erk"``, ``"global"``, ``"snip"``, ``"grasp"``,
-            ``"force"`` or ``"iterative-snip"``; a dict with ``type``
-            and that function's arguments; or a map of globs to sparsities.
+        spec: A key of ``DISTRIBUTIONS``; a dict with ``type`` and that function's arguments; or a
+            map of globs to sparsities.
         weights: Name to weights, from input to output.
         sparsity: Wanted sparsity, in [0, 1].
         compat: Which distributions there are.
         experts: Names of weights whose first dimension counts experts.
 
-    Returns:
-        Name to sparsity, in [0, 1].
-
     Raises:
-        TypeError: If ``spec`` is neither a name nor a dict, or a map has a value that is no number.
-        ValueError: If the name or an argument is unknown, or a value is not allowed.
+        ValueError: If the name or an argument is unknown, or a value is not allowed; TypeError if
+            ``spec`` is neither a name nor a dict, or a map has a value that is no number.
     """
     rules = rules_of(compat)
     name, arguments = parse(spec, compat=rules)

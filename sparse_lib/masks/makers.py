@@ -39,8 +39,7 @@ def generator(seed: int, name: str, index: int) -> torch.Generator:
 def random_score(like: Tensor, generator: torch.Generator | None = None) -> Tensor:
     """Uniform float32 scores of the shape of ``like``, drawn where the generator lives.
 
-    They are float32 whatever the dtype of ``like``: bfloat16 has so few values in [0, 1) that
-    most weights of a layer would tie.
+    bfloat16 has so few values in [0, 1) that most weights of a layer would tie.
     """
     if shards.is_sharded(like) and generator is not None:
         drawn = shards.random_rows(like, generator)
@@ -99,8 +98,7 @@ def make_mask_topk_sparsity(
 def visible_magnitude(weight: Tensor) -> Tensor:
     """Magnitudes as scores by which to keep weights: infinite where a weight is NaN.
 
-    The functions below drop NaN, and dropping a weight that is NaN would hide that training
-    diverged.
+    Functions that select drop NaN, which would hide that training diverged.
     """
     return shards.by_shard(
         lambda rows: rows.abs().nan_to_num_(nan=math.inf, posinf=math.inf), weight.detach()

@@ -229,8 +229,7 @@ class BlockScoreShaper(_LayerShaper):
 
     def _pools(self, matrices: Tensor) -> tuple[Tensor, Undo]:
         height, width = self.block
-        is_mask = matrices.dtype == torch.bool
-        pooled = matrices.any(-1) if is_mask else self._pool(matrices, -1)
+        pooled = self._pool(matrices, -1)
         pooled = self._pool_blocks(self._pool_blocks(pooled, 2, height), 3, width)
 
         def undo(result: Tensor) -> Tensor:
@@ -242,13 +241,11 @@ class BlockScoreShaper(_LayerShaper):
         return pooled.reshape(-1), undo
 
     def _pool(self, values: Tensor, dim: int) -> Tensor:
-        return values.mean(dim) if self.pooling == "avg" else values.amax(dim)
+        is_mean = self.pooling == "avg" and values.dtype != torch.bool
+        return values.mean(dim) if is_mean else values.amax(dim)
 
     def _pool_blocks(self, values: Tensor, dim: int, size: int) -> Tensor:
-        parts = values.split(size, dim)
-        if values.dtype == torch.bool:
-            return torch.stack([part.any(dim) for part in parts], dim)
-        return torch.stack([self._pool(part, dim) for part in parts], dim)
+        return torch.stack([self._pool(part, dim) for part in values.split(size, dim)], dim)
 
     def __repr__(self) -> str:
         return f"BlockScoreShaper(block={self.block}, pooling={self.pooling!r})"

@@ -13,13 +13,10 @@ from sparse_lib.simulation.spec import DeviceSpec
 
 
 def probe_host(*, duration_s: float = 5.0, power_w: float = 0.0) -> DeviceSpec:
-    """Measures the CPU at hand: float32 matrix products, and copies larger than its caches.
+    """Measures the CPU at hand for some seconds: float32 products, and copies beyond its caches.
 
-    The products are torch's or, where these are faster, oneDNN's.
-
-    Args:
-        duration_s: Seconds for the whole probe.
-        power_w: Power to charge; CPUs don't tell, so energy is NaN unless you know it.
+    The products are torch's or, where these are faster, oneDNN's. CPUs don't tell their power, so
+    energy is NaN unless you know it.
     """
     a = torch.ones(1024, 1024)
     out = torch.empty_like(a)

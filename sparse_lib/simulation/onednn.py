@@ -15,12 +15,10 @@ def available() -> bool:
 
 
 def product(source: torch.Tensor, weight: torch.Tensor, bias: Any = None) -> torch.Tensor:
-    """``source @ weight.T + bias``, without a gradient of its own.
+    """``source @ weight.T + bias``, float32 on the CPU, without a gradient of its own.
 
-    Args:
-        source: `[tokens, inputs]`, float32, on the CPU; may be a transposed view, as `weight` may.
-        weight: `[outputs, inputs]`.
-        bias: `[outputs]`, or None.
+    ``source`` is `[tokens, inputs]` and ``weight`` `[outputs, inputs]`; both may be transposed
+    views.
     """
     result: torch.Tensor = torch.ops.mkldnn._linear_pointwise(source, weight, bias, "none", [], "")
     return result
