@@ -144,7 +144,7 @@ class BaseSparsityOptimizer(Optimizer, ABC):
         return self.sparsity.step
 
     def hook_module(self, module: nn.Module) -> None:
-        """Make the masks, also those made before, buffers of the module that uses the parameters."""
+        """Make the masks, those made before too, buffers of the module that has the parameters."""
         mine = {id(p) for group in self.param_groups for p in group["params"]}
         if mine.isdisjoint(id(p) for p in module.parameters()):
             raise ValueError("the module has none of the sparsity optimizer's parameters")

@@ -88,7 +88,7 @@ erk = functools.partial(er, kernels=True)
 def global_(
     weights: Mapping[str, Tensor], sparsity: float, *, scores: Mapping[str, Tensor] | None = None
 ) -> dict[str, float]:
-    """What pruning all tensors together, by magnitude or other scores, leaves in each: at least one.
+    """What pruning all tensors together, by magnitude or scores, leaves in each: at least one.
 
     An algorithm's ``distribution="global"`` ranks so whatever its own criterion is.
     """
