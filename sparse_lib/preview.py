@@ -105,8 +105,8 @@ class Plan:
         start = {row.name: 1 - row.num_nonzero / max(row.num_weights, 1) for row in rows}
         cases: dict[str, dict[str, float]] = {"dense": {}, "start": start}
         if all(row.final_sparsity is not None for row in rows):
-            moved = {r.name: r.final_sparsity for r in rows if r.final_sparsity != r.sparsity}
-            cases["end"] = start | moved  # type: ignore[operator]
+            moved = [r for r in rows if r.final_sparsity != r.sparsity]
+            cases["end"] = start | {row.name: row.final_sparsity or 0.0 for row in moved}
         found = []
         for when, levels in cases.items():
             named = {name: value for name, value in levels.items() if value}
