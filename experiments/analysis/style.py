@@ -53,7 +53,8 @@ def sheet(own: Path | None = None, *, width: float | None = None) -> Iterator[No
     """Draw by the house's style sheet.
 
     Args:
-        own: A style sheet whose settings go before the house's.
+        own: A style sheet whose settings go before the house's. Its ``font.size`` scales the
+            sizes of titles, labels and ticks that it does not set.
         width: Of the figure, in inches; None takes the sheets' ``figure.figsize``.
 
     Raises:
@@ -64,14 +65,26 @@ def sheet(own: Path | None = None, *, width: float | None = None) -> Iterator[No
             stack.enter_context(matplotlib.style.context([SHEET, *([own] if own else [])]))
         except (OSError, ValueError) as error:
             raise UserError(f"{own} is no style sheet of matplotlib: {reason(error)}") from None
+        _scale_sizes(own)
         if width is not None:
             height = matplotlib.rcParams["figure.figsize"][1]
             matplotlib.rcParams["figure.figsize"] = (width, height)
         yield
 
 
+def _scale_sizes(own: Path | None) -> None:
+    house = matplotlib.rc_params_from_file(SHEET, use_default_template=False)
+    mine = matplotlib.rc_params_from_file(own, use_default_template=False) if own else {}
+    factor = mine.get("font.size", house["font.size"]) / house["font.size"]
+    for key in {"axes.titlesize", "axes.labelsize", "xtick.labelsize", "ytick.labelsize"} - {*mine}:
+        matplotlib.rcParams[key] = house[key] * factor
+
+
 def settle(figure: Figure) -> None:
-    """Solve a figure's layout, which is slow: once is enough for all of its formats."""
+    """Wrap titles and solve a figure's layout, which is slow: once is enough for all formats."""
+    for panel in figure.axes:
+        if title := panel.get_title(loc="left"):
+            panel.set_title(title, loc="left", wrap=True)
     if (layout := figure.get_layout_engine()) is not None:
         layout.execute(figure)
         figure.set_layout_engine("none")
@@ -136,7 +149,8 @@ def label_ends(axes: Axes, labels: Sequence[tuple[float, str, str]]) -> None:
         axes.plot(
             [1.012, 1.035], [y, y], transform=axes.transAxes, color=color, lw=3, clip_on=False
         )
-        axes.text(1.05, y, text, transform=axes.transAxes, va="center", fontsize=9)
+        axes.text(1.05, y, text, transform=axes.transAxes, va="center",
+                  fontsize=matplotlib.rcParams["xtick.labelsize"])  # fmt: skip
 
 
 def spread(places: Sequence[float], gap: float, *, top: float = 0.96) -> list[float]:

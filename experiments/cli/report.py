@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
@@ -145,6 +146,9 @@ def figure(
                 drawn = drawn or figures.draw(name, *facts, sheet=style, width=width)
                 figures.save(drawn, path, kind)
             print(path)
+        if drawn is not None and not figures.has_data(drawn):
+            why = " ".join(text.get_text() for panel in drawn.axes for text in panel.texts)
+            print(f"{name} has no data: study {study!r}, scale {scale!r}: {why}", file=sys.stderr)
 
 
 @app.command()

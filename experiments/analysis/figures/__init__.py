@@ -105,4 +105,9 @@ def write(
     """Draw one figure into ``<folder>/<name>.png``; return whether it has data."""
     figure = draw(name, records, curves, study)
     save(figure, folder / f"{name}.png", "png")
+    return has_data(figure)
+
+
+def has_data(figure: Figure) -> bool:
+    """Return whether a figure shows more than sentences that say why it shows nothing."""
     return any(panel.axison for panel in figure.axes)

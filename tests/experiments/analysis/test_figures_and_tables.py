@@ -146,6 +146,18 @@ def test_a_figure_without_data_is_as_tall_as_its_sentences():
     assert figure.get_figheight() < full / 2
 
 
+def test_the_font_size_of_a_sheet_scales_the_sizes_it_leaves_and_titles_stay_inside(tmp_path):
+    (own := tmp_path / "my.mplstyle").write_text("font.size: 19\naxes.labelsize: 6\n")
+    with style.sheet(own, width=3.3):
+        figure, (panel,) = style.panels(1)
+        panel.set_title("a title that is much wider than a column of a paper")
+        style.settle(figure)
+        title = next(text for text in panel.get_children() if getattr(text, "get_wrap", bool)())
+        sizes = [title, panel.yaxis.label, panel.get_xticklabels()[0]]
+        assert [text.get_size() for text in sizes] == pytest.approx([20, 6, 18])
+        assert title.get_window_extent().x1 <= figure.bbox.x1
+
+
 @pytest.mark.parametrize(
     ("name", "study", "scale", "sentence"),
     [
