@@ -129,6 +129,7 @@ class Driver:
                 parameter.attach(sparse)
             self.claim(algorithm)
             mistakes.warn_of_zeros(params, masks)
+            mistakes.warn_of_frozen(model, params, masks)
             algorithm.put_first_masks(params, masks)
             mistakes.warn_of_filled_zeros(params)
         for reason in told:

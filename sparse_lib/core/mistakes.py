@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.utils.parametrize import ParametrizationList
 from torch.optim import Optimizer
 
@@ -63,6 +63,26 @@ def warn_of_zeros(
         warn(
             f"{some([*freed])} came with zeros, of which the new mask lets "
             f"{next(iter(freed.values()))} train again; init_method='from_zeros' masks them all"
+        )
+
+
+def warn_of_frozen(
+    model: nn.Module,
+    params: Sequence[SparseParameter],
+    first: Sequence[tuple[float, Tensor | None]],
+) -> None:
+    """Warn where first masks cut frozen weights of a model that trains others, as LoRA does."""
+    cut = [
+        sparse.name
+        for sparse, (_, mask) in zip(params, first, strict=True)
+        if mask is not None and not sparse.param.requires_grad and not sparse.param.is_meta
+        if bool(shards.local(sparse.param.detach())[shards.local(mask) == 0].any())
+    ]
+    if cut and any(param.requires_grad for param in model.parameters()):
+        warn(
+            f"{some(cut)} is frozen: what the mask drops there is lost, and no training makes up "
+            "for it; leave it out by param_filter, or, for adapters of a pruned base, call "
+            "sparse_lib.integrations.peft.keep_zeros"
         )
 
 

@@ -236,6 +236,20 @@ def test_zeros_of_pruned_weights_that_train_again_are_told():
     assert torch.equal(model.weight != 0, model.weight_mask)
 
 
+@pytest.mark.parametrize("init_method", ["random", "from_zeros"])
+def test_frozen_weights_that_lose_values_are_told_while_others_train(init_method):
+    model = network()
+    model[0].requires_grad_(False)
+    told = pytest.warns(UserWarning, match=r"'0\.weight' and 1 more is frozen: what the mask drops")
+    with warnings.catch_warnings() if init_method == "from_zeros" else told:
+        warnings.simplefilter("error" if init_method == "from_zeros" else "always")
+        sl.Static(0.5, init_method).apply(model)
+    whole = network().requires_grad_(False)  # pruned to be used
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        sl.Static(0.5).apply(whole)
+
+
 # Other programs that run or read the model
 
 
