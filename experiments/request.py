@@ -13,7 +13,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -90,16 +90,13 @@ class Request:
     def warnings(self) -> list[str]:
         """Sentences on missing data, broken studies, and one that has nothing at the scale."""
         found = [f"{name} is left out: {error}" for name, error in self.broken.items()]
+        study, shown = self.config["study"], self.shown(self.scale)
         if self.again or self.config["reuse"] != "only":
-            runs = self.again or [
-                run
-                for run in self.runs(self.scale).values()
-                if {*run.studies} & {*self.shown(self.scale)}
-            ]
-            problems = map(self._missing, {run.data_label: run for run in runs}.values())
+            names, runs = {*shown}, self.runs(self.scale).values()
+            wanted = self.again or [run for run in runs if names & {*run.studies}]
+            problems = map(self._missing, {run.data_label: run for run in wanted}.values())
             found += [f"Missing data: {problem}" for problem in problems if problem]
-        if not self.shown(self.scale):
-            study = self.config["study"]
+        if not shown:
             found.append(
                 f"Nothing to do: study {study!r} has nothing at scale {self.scale!r}; its scales "
                 f"are {', '.join(self.studies[study].scales)}."
@@ -251,19 +248,16 @@ class Request:
 
     def train_inputs(self, wildcards: Any) -> list[str]:
         """Prepared data, and for a second phase what the first one wrote."""
-        run = self.run(wildcards)
-        files = [paths.data(run.data_label) / "meta.json"]
-        if run.first is not None:
-            folder = paths.run(run.scale, run.first)
-            files += [folder / "train.json", folder / "model"]
-        return [file.as_posix() for file in files]
+        return self._inputs(self.run(wildcards), paths.run, "train.json", "model")
 
     def verify_inputs(self, wildcards: Any) -> list[str]:
         """Prepared data, and for a second phase the first one, trained again too."""
-        run = self.run(wildcards)
+        return self._inputs(self.run(wildcards), paths.verified, "record.json")
+
+    def _inputs(self, run: Run, folder: Callable[[str, str], Path], *names: str) -> list[str]:
         files = [paths.data(run.data_label) / "meta.json"]
         if run.first is not None:
-            files.append(paths.verified(run.scale, run.first) / "record.json")
+            files += [folder(run.scale, run.first) / name for name in names]
         return [file.as_posix() for file in files]
 
     def verified(self) -> list[str]:
@@ -298,10 +292,6 @@ class Request:
                     return code.preparation_code_hash(file, run.spec.task)
         raise SpecError(f"data is {wildcards.data!r}, which no study uses")
 
-    def training_hash(self, wildcards: Any) -> str:
-        """Hash of the code that trains a run."""
-        return code.training_code_hash(self.run(wildcards).spec)
-
     def evaluation_hash(self, wildcards: Any) -> str:
         """Hash of the code and the suite that score a run."""
         spec = self.run(wildcards).spec
@@ -313,8 +303,9 @@ class Request:
     def study_hash(self, study: str, scale: str) -> str:
         """Changes with the study's file, its runs, and what else its results depend on."""
         facts = planned_study(self.studies[study], scale)
-        noise = reference.stamp() if facts.trials else None  # between seeds of committed runs
-        return code.digest([facts.to_json(), trials.behind(facts), noise])
+        # Pages of trials name what evidence trains with, and the noise between committed seeds.
+        more = [trials.taken_by(facts), reference.stamp()] if facts.trials else None
+        return code.digest([facts.to_json(), more])
 
     def page_hash(self, study: str, scale: str) -> str:
         """Changes with the study and with the code of what its page shows."""
@@ -340,9 +331,7 @@ class Request:
     def gpus(self, wildcards: Any) -> int:
         """GPUs of a run's training or evaluation. ``auto`` takes what this machine has."""
         device = self.config["device"]
-        return int(
-            device.startswith("cuda") or bool(device == "auto" and shutil.which("nvidia-smi"))
-        )
+        return int(shutil.which("nvidia-smi") is not None if device == "auto" else "cuda" in device)
 
     def memory_mb(self, wildcards: Any, attempt: int = 1) -> int:
         """Memory of a run's job; more where that was too little."""
@@ -365,19 +354,12 @@ class Request:
         cost = computation_costs(wildcards.scale)[wildcards.computation]
         return max(15, round(10 * cost / 60))
 
-    def write_reruns(self) -> None:
-        """Note how often runs were asked for again, where this request does."""
+    def note_reruns(self, *, done: bool = False) -> None:
+        """Note how often runs were asked for again, and whether all of them are done."""
         if self.again:
-            self._note_reruns(sorted(run.id for run in self.again))
-
-    def finish_reruns(self) -> None:
-        """Note that all runs that were asked for again are done."""
-        if self.again:
-            self._note_reruns([])
-
-    def _note_reruns(self, unfinished: list[str]) -> None:
-        RERUNS.parent.mkdir(exist_ok=True)
-        write_json(RERUNS, {"times": self.reruns, "unfinished": unfinished})
+            unfinished = [] if done else sorted(run.id for run in self.again)
+            RERUNS.parent.mkdir(exist_ok=True)
+            write_json(RERUNS, {"times": self.reruns, "unfinished": unfinished})
 
 
 def read_reruns() -> tuple[dict[str, int], list[str]]:

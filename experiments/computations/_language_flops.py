@@ -1,26 +1,24 @@
 """FLOPs that SPDF and the reference library publish of language models, beside ours."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from torch import nn
 
 from experiments.computations._published_flops import Row, published_rows, row
-from experiments.computations._vision_flops import IFT_LENGTH
 from sparse_lib.flops.model import count
 from sparse_lib.ift import transform
 
-#: Layers, width, heads and vocabulary; sequence length of SPDF's pre-training.
+#: Layers, width, heads and vocabulary.
 GPTS = {
     "GPT-2 Small (125M)": (12, 768, 12, 50257),
     "GPT-3 XL (1.3B)": (24, 2048, 16, 50257),
     "GPT-3 Small": (12, 768, 12, 50257),
     "GPT-3 Medium": (24, 1024, 16, 50257),
 }
-SPDF_LENGTH = 2048
-
-
+#: Tokens of a sequence, of SPDF's pre-training and of Sparse-IFT's.
+SPDF_LENGTH, IFT_LENGTH = 2048, 1024
 #: Columns of SPDF's Table 2 whose sparse rows fit only the other's dense row.
 SWAPPED = {"WebNLG": "DART", "DART": "WebNLG"}
 
@@ -66,32 +64,23 @@ def spdf_rows() -> list[Row]:
     for printed in published_rows("SPDF_UAI23", "FLOPs relative to dense", "Supp"):
         step, sparsity = steps[printed["model"]], float(printed["sparsity"])
         rounded = [float(f"{step(s):.3g}") for s in (sparsity, 0)]
-        rows.append(
-            row(
-                printed,
-                step(sparsity) / step(0),
-                as_published=rounded[0] / rounded[1] if sparsity else None,
-                explanation="the second number divides the counts as the table prints them"
-                if sparsity
-                else "",
-            )
-        )
+        divided = "the second number divides the counts as the table prints them"
+        theirs = rounded[0] / rounded[1] if sparsity else None
+        ours = step(sparsity) / step(0)
+        rows.append(row(printed, ours, as_published=theirs, explanation=divided * bool(sparsity)))
     for printed in published_rows("SPDF_UAI23", "total pre-train exaFLOPs"):
         total = steps[printed["model"]](float(printed["sparsity"])) * sequences[printed["model"]]
-        rows.append(
-            row(
-                printed,
-                total / 1e18,
-                explanation="ours times the number of sequences, which is printed to 3 digits",
-            )
-        )
+        note = "ours times the number of sequences, which is printed to 3 digits"
+        rows.append(row(printed, total / 1e18, explanation=note))
     pretraining = {(r["model"], r["sparsity"]): r for r in rows if "exaFLOPs" in r["quantity"]}
     fine_tuning = _fine_tuning(pretraining)
     for printed in published_rows("SPDF_UAI23", "total pre-train+finetune FLOPs"):
         model, sparsity, dataset = printed["model"], float(printed["sparsity"]), printed["dataset"]
         # Fine-tuning is dense in all rows, so a dataset's cost must not depend on the sparsity.
         column = SWAPPED.get(dataset, dataset) if sparsity else dataset
-        before = pretraining[model, sparsity]
+        before, swapped = pretraining[model, sparsity], ""
+        if column != dataset:
+            swapped = f" and the cost of {column}: the two columns look swapped"
         rows.append(
             row(
                 printed,
@@ -99,10 +88,7 @@ def spdf_rows() -> list[Row]:
                 quantity=f"total with fine-tuning on {dataset}, exaFLOPs",
                 as_published=before["published"] + fine_tuning[model, column],
                 explanation="our pre-training; dense fine-tuning costs the dense row's total less "
-                "its pre-training. The second number takes the printed pre-training"
-                + (
-                    f" and the cost of {column}: the two columns look swapped" * (column != dataset)
-                ),
+                f"its pre-training. The second number takes the printed pre-training{swapped}",
             )
         )
     return rows
@@ -118,52 +104,36 @@ def _fine_tuning(pretraining: Mapping[tuple[str, float], Row]) -> dict[tuple[str
     }
 
 
-def gpt3_rows() -> list[Row]:
+def gpt3_rows() -> Iterator[Row]:
     """Whole-model cost of Sparse-Wide GPT-3 Small, and of GPT-3 Medium, against the dense model."""
     dense = gpt_step("GPT-3 Small", IFT_LENGTH)(0)
-    rows = []
-    for sparsity, printed in ((0.5, "1.18"), (0.75, "1.40")):
-        model, config, _ = transform(
+    for sparsity, value in ((0.5, "1.18"), (0.75, "1.40")):
+        model, _, _ = transform(
             gpt(*GPTS["GPT-3 Small"], IFT_LENGTH), family="wide", sparsity=sparsity
         )
         flops = count(model, batch_size=1, sequence_length=IFT_LENGTH)
-        wide = flops.training_step(flops.uniform(sparsity))
-        rows.append(
-            row(
-                _claimed(
-                    "C027", "GPT-3 Small, context 1024", f"Sparse-Wide {sparsity:.0%}", sparsity
-                ),
-                wide / dense,
-                value=printed,
-                quantity="whole-model FLOPs relative to dense",
-                explanation="embeddings, head and attention grow with the width; width rounded "
-                "so that the heads divide it",
-            )
+        name = f"Sparse-Wide {sparsity:.0%}"
+        yield row(
+            _claimed("C027", "GPT-3 Small, context 1024", name, sparsity),
+            flops.training_step(flops.uniform(sparsity)) / dense,
+            value=value,
+            quantity="whole-model FLOPs relative to dense",
+            explanation="embeddings, head and attention grow with the width; width rounded so that "
+            "the heads divide it",
         )
-    medium = gpt_step("GPT-3 Medium", IFT_LENGTH)(0) / dense
-    blocks = GPTS["GPT-3 Medium"], GPTS["GPT-3 Small"]
-    by_blocks = (blocks[0][0] * blocks[0][1] ** 2) / (blocks[1][0] * blocks[1][1] ** 2)
-    rows.append(
-        row(
-            _claimed("CB_IFT_BLOG", "GPT-3 Medium over GPT-3 Small", "dense", 0.0),
-            medium,
-            value="2.4",
-            quantity="training FLOPs, ratio",
-            as_published=by_blocks,
-            explanation="ours counts head and attention at context 1024; the second number counts "
-            "block weights alone; neither gives the blog's 2.4, whose convention is not stated",
-        )
+    medium, small = GPTS["GPT-3 Medium"], GPTS["GPT-3 Small"]
+    yield row(
+        _claimed("CB_IFT_BLOG", "GPT-3 Medium over GPT-3 Small", "dense", 0.0),
+        gpt_step("GPT-3 Medium", IFT_LENGTH)(0) / dense,
+        value="2.4",
+        quantity="training FLOPs, ratio",
+        as_published=(medium[0] * medium[1] ** 2) / (small[0] * small[1] ** 2),
+        explanation="ours counts head and attention at context 1024; the second number counts "
+        "block weights alone; neither gives the blog's 2.4, whose convention is not stated",
     )
-    return rows
 
 
 def _claimed(source: str, model: str, method: str, sparsity: float) -> dict[str, str]:
-    return {
-        "source_id": source,
-        "table_or_figure": "text",
-        "model": model,
-        "method": method,
-        "sparsity": str(sparsity),
-        "metric": "",
-        "value": "",
-    }
+    """What a text says, in the form of a row of ``results.csv``."""
+    where = {"source_id": source, "table_or_figure": "text", "metric": "", "value": ""}
+    return where | {"model": model, "method": method, "sparsity": str(sparsity)}

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -15,7 +15,6 @@ from sparse_lib.ift import authors_flops
 from sparse_lib.layers import describe
 from sparse_lib.masks.distributions import erk, uniform
 
-IFT_LENGTH = 1024
 RIGL_INTERVAL = 100
 
 
@@ -60,6 +59,12 @@ class ResNet50:
         share = uniform if distribution == "uniform" else erk
         return share(self.shapes, sparsity, first=first)
 
+    def usual_sparsities(self, sparsity: float, method: str) -> dict:
+        """ERK where the name of a method says so, else uniform behind a dense first layer."""
+        if "ERK" in method:
+            return self.sparsities(sparsity, "erk", first=None)
+        return self.sparsities(sparsity, "uniform", first=0.0)
+
     def erk_beside_dense_first(self, sparsity: float) -> dict[str, float]:
         """ERK over all weights but the first, which is dense and not made up for."""
         first, *others = self.shapes
@@ -79,6 +84,10 @@ class ResNet50:
         return total
 
 
+#: Counts of a forward pass: ours, and by the authors' convention.
+COUNTS = (ResNet50.forward, ResNet50.forward_as_published)
+
+
 def build_resnet(config: dict[str, Any], *, classes: int, image_size: int) -> nn.Module:
     """A ResNet of ``experiments/models/resnet.py`` without memory."""
     module = model_file("resnet")
@@ -91,11 +100,10 @@ def build_resnet(config: dict[str, Any], *, classes: int, image_size: int) -> nn
         )
 
 
-def rigl_rows() -> list[Row]:
+def rigl_rows() -> Iterator[Row]:
     """RigL, Figure 2 left: training and inference FLOPs of ResNet-50 relative to dense."""
     network = ResNet50()
     small = {sparsity: ResNet50(width) for sparsity, width in SMALL_DENSE.items()}
-    rows = []
     for training in (True, False):
         metric = f"{'training' if training else 'inference'} FLOPs relative"
         for printed in published_rows("RIGL_ICML20", metric):
@@ -103,21 +111,17 @@ def rigl_rows() -> list[Row]:
             if found is not None:
                 ours, theirs, note = found
                 value = re.split(r"[x ]", printed["value"])[0]
-                rows.append(row(printed, ours, value=value, as_published=theirs, explanation=note))
+                yield row(printed, ours, value=value, as_published=theirs, explanation=note)
     for printed in published_rows("RIGL_ICML20", "inference FLOPs relative"):
-        found_count = re.search(r"\(([\d.e]+)\)", printed["value"])
-        if found_count:
-            rows.append(
-                row(
-                    printed,
-                    network.forward(),
-                    value=found_count.group(1),
-                    quantity="inference FLOPs",
-                    as_published=network.forward_as_published(),
-                    explanation=RIGL_CONVENTION,
-                )
+        if found_count := re.search(r"\(([\d.e]+)\)", printed["value"]):
+            yield row(
+                printed,
+                network.forward(),
+                value=found_count.group(1),
+                quantity="inference FLOPs",
+                as_published=network.forward_as_published(),
+                explanation=RIGL_CONVENTION,
             )
-    return rows
 
 
 def _rigl_counts(
@@ -134,38 +138,32 @@ def _rigl_counts(
     name = method.split()[0].rstrip("*")
     if name == "Dense":
         return 1.0, 1.0, ""
-    counts = (ResNet50.forward, ResNet50.forward_as_published)
     if name == "Small-Dense":
-        ours, theirs = (factor * c(small[sparsity]) / c(network) for c in counts)
+        ours, theirs = (factor * c(small[sparsity]) / c(network) for c in COUNTS)
         note = f"width multiplier {SMALL_DENSE[sparsity]} of the authors' notebook"
         if sparsity == 0.8:
             width = math.sqrt(1 - sparsity)
-            theirs = factor * counts[1](ResNet50(width)) / counts[1](network)
+            theirs = factor * COUNTS[1](ResNet50(width)) / COUNTS[1](network)
             note += f"; what is printed fits width sqrt(0.2) = {width:.3f}, the second number"
         return ours, theirs, f"{note}; {RIGL_CONVENTION}"
     if name == "Pruning":
-        shares = [_pruning(c, network, sparsity, training=training) for c in counts]
+        shares = [_pruning(c, network, sparsity, training=training) for c in COUNTS]
         note = "cubic pruning from step 10,000 to 25,000 of 32,000, every 1,000"
         if sparsity == 0.9 and not training:
-            note = "printed as if the first layer were sparse; with a dense one it is " + (
-                f"{shares[1]:.2f}"
-            )
+            note = "printed as if the first layer were sparse; with a dense one it is "
+            note += f"{shares[1]:.2f}"
             sparse_first = network.sparsities(sparsity, "uniform", first=None)
-            shares[1] = counts[1](network, sparse_first) / counts[1](network)
+            shares[1] = COUNTS[1](network, sparse_first) / COUNTS[1](network)
         return factor * shares[0], factor * shares[1], f"{note}; {RIGL_CONVENTION}"
     if name not in ("Static", "SNIP", "SET", "RigL", "SNFS"):
         return None  # DSR's and DNW's layer sparsities are read off other papers' figures
-    distribution = "erk" if "ERK" in method else "uniform"
-    first = None if distribution == "erk" else 0.0
-    sparsities = network.sparsities(sparsity, distribution, first=first)
-    ours, theirs = (
-        factor * _relative(c, network, sparsities, name, training=training) for c in counts
-    )
+    levels = network.usual_sparsities(sparsity, method)
+    ours, theirs = (factor * _relative(c, network, levels, name, training=training) for c in COUNTS)
     note = RIGL_CONVENTION
-    if distribution == "uniform" and sparsity == 0.9:
+    if "ERK" not in method and sparsity == 0.9:
         everything = network.sparsities(sparsity, "uniform", first=None)
         dense_first = theirs
-        theirs = factor * _relative(counts[1], network, everything, name, training=training)
+        theirs = factor * _relative(COUNTS[1], network, everything, name, training=training)
         note = (
             "printed as if the first layer were sparse too, which the second number is; with the "
             f"dense first layer that the paper states it is {dense_first:.3f}, as in the authors' "
@@ -208,41 +206,27 @@ def _pruning(
     return sum(map(cost, taken)) / len(taken) / forward(network)
 
 
-def readme_rows() -> list[Row]:
+def readme_rows() -> Iterator[Row]:
     """The training FLOPs that the authors' README lists beside its checkpoints."""
     network = ResNet50()
-    rows = []
     for printed in published_rows("RIGL_GH", "top-1 accuracy"):
         found = re.search(r"train FLOPs ([\d.]+)x", printed["notes"])
         longer = re.search(r"([\d.]+)x", printed["method"])
         if not found or not longer:
             continue
-        distribution = "erk" if "ERK" in printed["method"] else "uniform"
-        first = None if distribution == "erk" else 0.0
-        sparsity = float(printed["sparsity"])
-        sparsities = network.sparsities(sparsity, distribution, first=first)
-        ours, theirs = (
-            float(longer.group(1)) * _relative(c, network, sparsities, "RigL", training=True)
-            for c in (ResNet50.forward, ResNet50.forward_as_published)
-        )
+        factor, sparsity = float(longer.group(1)), float(printed["sparsity"])
         note = f"updates every {RIGL_INTERVAL} steps; {RIGL_CONVENTION}"
+        levels = network.usual_sparsities(sparsity, printed["method"])
+        counted = levels
         if sparsity == 0.99:
-            sparsities = network.erk_beside_dense_first(sparsity)
-            theirs = float(longer.group(1)) * _relative(
-                ResNet50.forward_as_published, network, sparsities, "RigL", training=True
-            )
+            counted = network.erk_beside_dense_first(sparsity)
             note = f"the second number keeps the first layer dense, outside of the budget; {note}"
-        rows.append(
-            row(
-                printed,
-                ours,
-                value=found.group(1),
-                quantity="training FLOPs relative",
-                as_published=theirs,
-                explanation=note,
-            )
+        ours, theirs = (
+            factor * _relative(forward, network, own, "RigL", training=True)
+            for forward, own in zip(COUNTS, (levels, counted), strict=True)
         )
-    return rows
+        settings = {"value": found.group(1), "quantity": "training FLOPs relative"}
+        yield row(printed, ours, as_published=theirs, explanation=note, **settings)
 
 
 RESNETS = {
@@ -252,27 +236,18 @@ RESNETS = {
 }
 
 
-def ift_rows() -> list[Row]:
+def ift_rows() -> Iterator[Row]:
     """The FLOP budgets in the configurations of Sparse-IFT."""
-    rows = []
     for printed in published_rows("SPARSE_IFT_ICML24", "FLOP budget used for iso-FLOP matching"):
         depths, stem, classes, size = RESNETS[printed["model"]]
-        config = {
-            "depths": depths,
-            "hidden_sizes": [64, 128, 256, 512],
-            "embedding_size": 64,
-            "stem": stem,
-        }
+        widths = {"hidden_sizes": [64, 128, 256, 512], "embedding_size": 64}
+        config = {"depths": depths, **widths, "stem": stem}
         model = build_resnet(config, classes=classes, image_size=size)
-        rows.append(
-            row(
-                printed,
-                float(count(model, batch_size=1, image_size=size).forward()),
-                as_published=float(
-                    authors_flops(model, image_size=size, pooling=stem == "imagenet")
-                ),
-                explanation="the authors' profiler also counts batch norm at 7 per element, "
-                "pooling and biases, and one addition less per output",
-            )
+        theirs = authors_flops(model, image_size=size, pooling=stem == "imagenet")
+        yield row(
+            printed,
+            float(count(model, batch_size=1, image_size=size).forward()),
+            as_published=float(theirs),
+            explanation="the authors' profiler also counts batch norm at 7 per element, pooling "
+            "and biases, and one addition less per output",
         )
-    return rows

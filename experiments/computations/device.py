@@ -7,6 +7,7 @@ follows from shapes and from the facts in ``sparse_lib.simulation.devices``, and
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -25,14 +26,10 @@ from sparse_lib.simulation.devices import SPECS
 from sparse_lib.simulation.devices.cs2 import MATMUL_SPEEDUP
 from sparse_lib.simulation.host import probe_host
 from sparse_lib.simulation.spec import DeviceSpec, validate_overhead
-from sparse_lib.simulation.timing import (
-    MAX_PUBLISHED_SPARSITY,
-    Simulation,
-    relative_time,
-    simulate,
-)
+from sparse_lib.simulation.timing import MAX_PUBLISHED_SPARSITY, relative_time, simulate
 
 CONTEXT, BATCH_SIZE = 2048, 768
+STEP: dict[str, Any] = {"batch_size": BATCH_SIZE, "sequence_length": CONTEXT}
 SPARSITIES = (0.0, 0.5, 0.75, 0.8, 0.9)
 FLOAT_BYTES, INDEX_BYTES = 4, 4
 
@@ -85,10 +82,7 @@ def compute(scale: str) -> dict[str, pd.DataFrame]:
         layer = measured.layer_speed(sizes.width, sizes.sparsities, sizes.rounds)
         amdahl, run_step = gpt_steps(layer, sizes), run_steps(layer, sizes)
     models = {name: build(name) for name in sizes.models}
-    flops = {
-        name: count(model, batch_size=BATCH_SIZE, sequence_length=CONTEXT)
-        for name, model in models.items()
-    }
+    flops = {name: count(model, **STEP) for name, model in models.items()}
     steps = [row for name in models for row in simulated_steps(name, models, flops, sizes)]
     tables = {
         "facts": [row for spec in (*SPECS.values(), host) for row in spec.records()],
@@ -117,13 +111,12 @@ def compute(scale: str) -> dict[str, pd.DataFrame]:
 def gpt_steps(layer: list[dict[str, Any]], sizes: Sizes) -> list[dict[str, Any]]:
     """Training step of a small GPT with a fused AdamW, and its bound."""
     shape = [sizes.gpt[name] for name in ("num_layers", "width", "num_heads", "context")]
-    batch = (sizes.gpt["batch_size"], sizes.gpt["context"])
     rows = measured.bounded_steps(
         lambda: gpt2(*shape, 256),
         layer,
-        (0.8, 0.9, 0.95),
-        batch,
-        sizes.gpt_rounds,
+        levels=(0.8, 0.9, 0.95),
+        batch=(sizes.gpt["batch_size"], sizes.gpt["context"]),
+        rounds=sizes.gpt_rounds,
         fused=True,
         fastest=True,
     )
@@ -255,15 +248,16 @@ def breakdown(name: str) -> list[dict[str, Any]]:
 
 def roofs(host: DeviceSpec) -> list[dict[str, Any]]:
     """Compute and memory limits of the devices that the roofline shows."""
-    rows = []
-    for spec in (host, SPECS["cs2"], SPECS["h100"]):
-        bandwidth = spec.stream_bandwidth if spec.streams_weights else spec.memory_bandwidth
-        rows.append(
-            {"device": spec.name, "title": spec.title, "peak_flops": spec.peak_flops,
-             "bandwidth": bandwidth, "kind": "streamed weights" if spec.streams_weights
-             else "memory", "device_label": spec.label, "device_color": spec.color}
-        )  # fmt: skip
-    return rows
+    return [
+        {"device": spec.name, "title": spec.title, "peak_flops": spec.peak_flops,
+         "bandwidth": _bandwidth(spec), "kind": "streamed weights" if spec.streams_weights
+         else "memory", "device_label": spec.label, "device_color": spec.color}
+        for spec in (host, SPECS["cs2"], SPECS["h100"])
+    ]  # fmt: skip
+
+
+def _bandwidth(spec: DeviceSpec) -> float:
+    return spec.stream_bandwidth if spec.streams_weights else spec.memory_bandwidth
 
 
 def host_points(layer: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -294,22 +288,12 @@ def host_points(layer: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def simulated_points(model: nn.Module, flops: ModelFlops) -> list[dict[str, Any]]:
     """GPT-3 XL's step on one CS-2 and one H100: FLOPs over weight bytes moved."""
     rows = []
-    for device in ("cs2", "h100"):
-        spec = SPECS[device]
-        bandwidth = spec.stream_bandwidth if spec.streams_weights else spec.memory_bandwidth
+    for spec in (SPECS["cs2"], SPECS["h100"]):
         for sparsity in SPARSITIES if spec.skips_zeros else (0.0,):
-            step = simulate(
-                model,
-                spec,
-                batch_size=BATCH_SIZE,
-                sequence_length=CONTEXT,
-                sparsity=sparsity,
-                recompute=False,
-                flops=flops,
-            )
-            moved = sum(layer.transfer_s for layer in step.layers) * bandwidth
+            step = simulate(model, spec, sparsity=sparsity, recompute=False, flops=flops, **STEP)
+            moved = sum(layer.transfer_s for layer in step.layers) * _bandwidth(spec)
             rows.append(
-                {"device": device, "series": "GPT-3 XL", "label": "simulated",
+                {"device": spec.name, "series": "GPT-3 XL", "label": "simulated",
                  "sparsity": sparsity, "intensity": step.flops / moved,
                  "flops_per_s": step.flops / step.step_s}
             )  # fmt: skip
@@ -323,28 +307,21 @@ def simulated_steps(
     name: str, models: dict[str, nn.Module], flops: dict[str, ModelFlops], sizes: Sizes
 ) -> Iterator[dict[str, Any]]:
     """Time and energy of a training step by device, sparsity and number of systems."""
-    for device in ("cs2", "cs3", "h100"):
-        for sparsity in (0.0, 0.75):
-            for num_systems in sizes.systems:
-                step = simulate(
-                    models[name],
-                    device,
-                    batch_size=BATCH_SIZE,
-                    sequence_length=CONTEXT,
-                    sparsity=sparsity,
-                    num_systems=num_systems,
-                    flops=flops[name],
-                )
-                yield {
-                    "model": name,
-                    "sparsity": sparsity,
-                    "batch_size": BATCH_SIZE,
-                    "context": CONTEXT,
-                    "tokens_per_s": BATCH_SIZE * CONTEXT / step.step_s,
-                    **step.record(),
-                    "device_label": step.device.label,
-                    "device_color": step.device.color,
-                }
+    for device, sparsity, num_systems in itertools.product(
+        ("cs2", "cs3", "h100"), (0.0, 0.75), sizes.systems
+    ):
+        settings: dict[str, Any] = {"sparsity": sparsity, "num_systems": num_systems, **STEP}
+        step = simulate(models[name], device, flops=flops[name], **settings)
+        yield {
+            "model": name,
+            "sparsity": sparsity,
+            "batch_size": BATCH_SIZE,
+            "context": CONTEXT,
+            "tokens_per_s": BATCH_SIZE * CONTEXT / step.step_s,
+            **step.record(),
+            "device_label": step.device.label,
+            "device_color": step.device.color,
+        }
 
 
 def memory(name: str, model: nn.Module) -> Iterator[dict[str, Any]]:
@@ -371,46 +348,24 @@ def memory(name: str, model: nn.Module) -> Iterator[dict[str, Any]]:
 
 def whole_model() -> list[dict[str, Any]]:
     """Simulated whole-model speed-ups beside the FLOP ratios of SPDF's formula."""
-    rows = []
+    rows, unlimited = [], replace(SPECS["cs2"], stream_bandwidth=math.inf)
     for name in ("GPT-2 Small", "GPT-3 XL"):
         model, (num_layers, width, _) = build(name), GPTS[name]
-        flops = count(model, batch_size=BATCH_SIZE, sequence_length=CONTEXT)
-        unlimited = replace(SPECS["cs2"], stream_bandwidth=math.inf)
-
-        def seconds(
-            device: DeviceSpec,
-            sparsity: float,
-            model: nn.Module = model,
-            flops: ModelFlops = flops,
-        ) -> Simulation:
-            return simulate(
-                model,
-                device,
-                batch_size=BATCH_SIZE,
-                sequence_length=CONTEXT,
-                sparsity=sparsity,
-                flops=flops,
-            )
-
+        flops = count(model, **STEP)
+        shape = {"num_layers": num_layers, "hidden_size": width, "vocab_size": 50257}
         for sparsity in (0.5, 0.75):
-            formula = [
-                gpt_training_step(
-                    num_layers=num_layers,
-                    hidden_size=width,
-                    vocab_size=50257,
-                    sequence_length=CONTEXT,
-                    sparsity=level,
-                )
+            dense, sparse = (
+                gpt_training_step(**shape, sequence_length=CONTEXT, sparsity=level)
                 for level in (0.0, sparsity)
-            ]
-            row = {
-                "model": name,
-                "sparsity": sparsity,
-                "flops_ratio": formula[0] / formula[1],
-                "label": "simulated",
-            }
+            )
+            row: dict[str, Any] = {"model": name, "sparsity": sparsity}
+            row |= {"flops_ratio": dense / sparse, "label": "simulated"}
             for key, device in (("compute_bound", unlimited), ("streaming", SPECS["cs2"])):
-                row[key] = seconds(device, 0.0).step_s / seconds(device, sparsity).step_s
+                seconds = [
+                    simulate(model, device, sparsity=level, flops=flops, **STEP).step_s
+                    for level in (0.0, sparsity)
+                ]
+                row[key] = seconds[0] / seconds[1]
             rows.append(row)
     return rows
 
@@ -423,14 +378,8 @@ def training() -> list[dict[str, Any]]:
     model, num_tokens = build("Llama 1.3B"), 112e9
     rows = []
     for method, sparsity, batch_size in (("dense", 0.0, 512), ("static", 0.8, 256)):
-        step = simulate(
-            model,
-            "cs2",
-            batch_size=batch_size,
-            sequence_length=CONTEXT,
-            sparsity=sparsity,
-            num_systems=4,
-        )
+        settings: dict[str, Any] = {"batch_size": batch_size, "sequence_length": CONTEXT}
+        step = simulate(model, "cs2", sparsity=sparsity, num_systems=4, **settings)
         num_steps = num_tokens / (batch_size * CONTEXT)
         rows.append(
             {"model": "Llama 1.3B", "method": method, "sparsity": sparsity,

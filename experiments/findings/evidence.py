@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,23 +17,17 @@ from experiments.specs.planned import PlannedStudy
 from experiments.specs.run import Run
 from experiments.store.tidy import SCORE_COLUMNS
 
-COLUMNS = [
-    "run",
-    "study",
-    "trials",
-    "model",
-    "architecture",
-    "dataset",
-    "data",
-    "budget",
-    "stable",
-    "batch",
-    "method",
-    "recipe",
-    "rate",
-    "masks",
-]
-COLUMNS += ["algorithm", "transform", "sparsity", "seed", "first"]
+COLUMNS = (
+    "run study trials model architecture dataset data budget stable batch method recipe rate masks "
+    "algorithm transform sparsity seed first"
+).split()
+
+
+def alike(rows: pd.DataFrame, **values: Any) -> pd.DataFrame:
+    """The rows that have these values in their columns."""
+    for column, value in values.items():
+        rows = rows[rows[column] == value]
+    return rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,6 +53,11 @@ class Evidence:
         rows = rows.assign(other=rows["task"] != "training").sort_values("other", kind="stable")
         rows = rows.dropna(subset=["value"]).drop_duplicates("run")
         return rows.set_index("run")["value"] * outcome.times
+
+    def of_runs(self, metric: str, runs: Iterable[str]) -> pd.Series[float]:
+        """Run to the value of a metric of training, as recorded; NaN where there is none."""
+        rows = self.scores[self.scores["metric"] == metric].drop_duplicates("run")
+        return rows.set_index("run")["value"].reindex(list(runs))
 
     @functools.cached_property
     def finished(self) -> set[str]:

@@ -20,13 +20,12 @@ import pandas as pd
 
 from experiments.findings.claim import Outcome
 from experiments.findings.estimate import Arm, pooled
-from experiments.findings.evidence import Evidence
+from experiments.findings.evidence import Evidence, alike
 
 LOSS = Outcome(
     metric="loss", split="validation", unit="nats", better="lower", noun="validation loss"
 )
 WORKLOAD = ["model", "data", "budget", "stable"]
-ARM = ("model", "method", "recipe", "rate")
 #: Standard errors by which a masked arm may beat dense.
 ALLOWED = 2.0
 
@@ -53,46 +52,31 @@ def ask(
         rows: The runs of the comparison's workload.
         rates: ``own``, or ``shared`` where one rate for all is part of the claim.
     """
-    notes = []
     for workload, measured in _workloads(evidence, rows, outcome):
-        for failed in (
-            _beaten(evidence, workload, measured),
-            _larger(evidence, workload, measured),
-        ):
-            if failed:
+        for weakness in (_beaten, _larger):
+            if failed := weakness(evidence, workload, measured):
                 return Gate(f"weak dense baseline: {failed}")
     failed, tried = _rates(evidence, rows, arms, rates)
-    if failed:
-        return Gate(f"untuned learning rate: {failed}")
-    notes.append(tried)
-    return Gate(notes="; ".join(note for note in notes if note))
+    return Gate(f"untuned learning rate: {failed}") if failed else Gate(notes=tried)
 
 
 def _workloads(
     evidence: Evidence, rows: pd.DataFrame, outcome: Outcome
 ) -> Iterator[tuple[pd.DataFrame, Outcome]]:
     """The workloads of the rows and of those that they start from, with what is measured."""
-    values = evidence.values(outcome)
+    values, runs = evidence.values(outcome), evidence.runs
     for _, own in rows.groupby(WORKLOAD):
         yield own, outcome if own["run"].isin(values.index).any() else LOSS
-    first = evidence.runs[evidence.runs["run"].isin(set(rows["first"]) - {""})]
-    for key in first[WORKLOAD].drop_duplicates().itertuples(index=False):
-        yield _on(evidence.runs, key), LOSS
-
-
-def _on(runs: pd.DataFrame, key: Sequence) -> pd.DataFrame:
-    mask = ~runs["trials"]
-    for column, value in zip(WORKLOAD, key, strict=True):
-        mask &= runs[column] == value
-    return runs[mask]
+    first = runs[runs["run"].isin(set(rows["first"]) - {""})]
+    for key in first[WORKLOAD].drop_duplicates().to_dict("records"):
+        yield alike(runs, trials=False, **key), LOSS
 
 
 def _beaten(evidence: Evidence, rows: pd.DataFrame, outcome: Outcome) -> str:
     """The masked arm that beats the best dense one of the same model, in words."""
-    plain = rows[(rows["transform"] == "") & (rows["first"] == "")]
-    values = evidence.values(outcome)
-    cells = evidence.cells(plain, values)
-    dense_methods = set(plain.loc[plain["algorithm"] == "dense", "method"])
+    plain = alike(rows, transform="", first="")
+    cells = evidence.cells(plain, evidence.values(outcome))
+    dense_methods = set(alike(plain, algorithm="dense")["method"])
     dense = {arm: seeds for arm, seeds in cells.items() if arm.method in dense_methods}
     if not dense or len(dense) == len(cells):
         return ""
@@ -110,20 +94,12 @@ def _beaten(evidence: Evidence, rows: pd.DataFrame, outcome: Outcome) -> str:
 
 def _larger(evidence: Evidence, rows: pd.DataFrame, outcome: Outcome) -> str:
     """The dense model that a smaller one beats, in words."""
-    like = rows.iloc[0]
-    same = evidence.runs[~evidence.runs["trials"] & (evidence.runs["algorithm"] == "dense")]
-    same = same[(same["transform"] == "") & (same["first"] == "")]
-    for column in ("architecture", "data", "budget", "stable", "batch"):
-        same = (
-            same[same[column].isin(set(rows[column]))]
-            if column == "batch"
-            else same[same[column] == like[column]]
-        )
-    values = evidence.values(outcome)
-    sizes = evidence.sizes
-    same = same.assign(value=same["run"].map(values).astype(float) * outcome.sign).dropna(
-        subset=["value"]
-    )
+    like, sizes = rows.iloc[0], evidence.sizes
+    shared = {column: like[column] for column in ("architecture", "data", "budget", "stable")}
+    same = alike(evidence.runs, trials=False, algorithm="dense", transform="", first="", **shared)
+    same = same[same["batch"].isin(set(rows["batch"]))]
+    values = same["run"].map(evidence.values(outcome)).astype(float) * outcome.sign
+    same = same.assign(value=values).dropna(subset=["value"])
     means = same.join(sizes, on="run").groupby("model")[["value", *sizes.columns]].mean()
     if like["model"] not in means.index:
         return ""
@@ -144,56 +120,44 @@ def _rates(
 ) -> tuple[str, str]:
     """The arm whose rate is not bracketed, in words, and how many rates each arm tried."""
     runs = evidence.runs
+    plain = alike(rows, algorithm="dense", transform="")
     if not (runs["trials"] & runs["run"].isin(evidence.finished)).any():
         words = "no learning rate was tried at this scale"
-        dense = rows.loc[(rows["algorithm"] == "dense") & (rows["transform"] == ""), "method"]
-        return (words, "") if {arm.method for arm in arms} & set(dense) else ("", words)
+        return (words, "") if {arm.method for arm in arms} & {*plain["method"]} else ("", words)
     losses, counts = evidence.values(LOSS), []
-    plain = rows[(rows["algorithm"] == "dense") & (rows["transform"] == "")]
     if rates == "shared":
-        dense = {Arm(*key) for key in plain[list(ARM)].drop_duplicates().itertuples(index=False)}
+        dense = _arms(plain)
         arms = [arm for arm in reversed(arms) if arm in dense][:1] or sorted(dense)[:1]
         if not arms:
             return "no dense model shares it", ""
-        before = runs[
-            runs["run"].isin(set(plain.loc[plain["method"] == arms[0].method, "first"]) - {""})
-        ]
+        first = alike(plain, method=arms[0].method)["first"]
+        before = runs[runs["run"].isin(set(first) - {""})]
         rows = pd.concat([rows, before])
-        arms += [Arm(*key) for key in before[list(ARM)].drop_duplicates().itertuples(index=False)]
+        arms += _arms(before)
     for arm in arms:
-        own = rows[
-            (rows["model"] == arm.model)
-            & (rows["method"] == arm.method)
-            & (rows["rate"] == arm.rate)
-        ].iloc[0]
-        alike = runs[
-            (runs["model"] == own["model"])
-            & (runs["data"] == own["data"])
-            & (runs["batch"] == own["batch"])
-        ]
-        alike = alike[(alike["masks"] == own["masks"]) & (alike["transform"] == own["transform"])]
-        alike = alike[
-            (alike["stable"] == own["stable"])
-            & alike["budget"].between(own["budget"] / 2, own["budget"])
-        ]
-        alike = alike.assign(loss=alike["run"].map(losses).astype(float)).dropna(subset=["loss"])
-        tried = max(
-            (_bracketed(group, arm.rate) for _, group in alike.groupby("budget")), default=0
-        )
+        own = alike(rows, model=arm.model, method=arm.method, rate=arm.rate).iloc[0]
+        same = ("model", "data", "batch", "masks", "transform", "stable")
+        tries = alike(runs, **{column: own[column] for column in same})
+        tries = tries[tries["budget"].between(own["budget"] / 2, own["budget"])]
+        tries = tries.assign(loss=tries["run"].map(losses).astype(float)).dropna(subset=["loss"])
+        budgets = (group for _, group in tries.groupby("budget"))
+        tried = max((_bracketed(group, arm.rate) for group in budgets), default=0)
         if not tried:
-            seen = ", ".join(f"{rate:g}" for rate in sorted(alike["rate"].unique()))
+            seen = sorted(tries["rate"].unique())
             where = f"the rate {arm.rate:g} of {arm.method} ({arm.model})"
-            if alike["rate"].nunique() < 2:
+            if len(seen) < 2:
                 return f"{where} was tried against no other at its budget or half of it", ""
-            return f"{where} has no worse one on both sides (tried: {seen})", ""
+            listed = ", ".join(f"{rate:g}" for rate in seen)
+            return f"{where} has no worse one on both sides (tried: {listed})", ""
         counts.append(tried)
     words = f"{min(counts)} to {max(counts)}" if min(counts) < max(counts) else str(counts[0])
-    return (
-        "",
-        f"one shared rate, the dense model's best of {words}"
-        if rates == "shared"
-        else f"{words} rates tried per arm",
-    )
+    if rates == "shared":
+        return "", f"one shared rate, the dense model's best of {words}"
+    return "", f"{words} rates tried per arm"
+
+
+def _arms(rows: pd.DataFrame) -> list[Arm]:
+    return [Arm(*key) for key in rows[list(Arm._fields)].drop_duplicates().itertuples(index=False)]
 
 
 def _bracketed(trials: pd.DataFrame, rate: float) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import pandas as pd
 
@@ -50,7 +50,6 @@ class Finding:
     runs: tuple[str, ...] = ()
     missing: int = 0
     tau: tuple[float, float, int] | None = None
-    checked: pd.DataFrame | None = field(default=None, compare=False)
 
     @property
     def is_fair(self) -> bool:
@@ -81,11 +80,8 @@ def find(claim: Claim, comparison: Comparison, evidence: Evidence) -> Finding:
     """Judge one comparison on the primary workload of a scale."""
     outcome = claim.outcome
     assert outcome is not None
-    if claim.never:
-        return replace(
-            _estimated(claim, comparison, evidence, outcome), word=Word(NO_TEST, reason=claim.never)
-        )
-    return _estimated(claim, comparison, evidence, outcome)
+    found = _estimated(claim, comparison, evidence, outcome)
+    return replace(found, word=Word(NO_TEST, reason=claim.never)) if claim.never else found
 
 
 def _estimated(
@@ -101,42 +97,34 @@ def _estimated(
             break
     else:
         reason = "no run of this scale compares these arms"
-        if places:
-            planned = evidence.at(places[-1])
-            reason = "its runs are not finished" if len(planned) else reason
+        if places and len(evidence.at(places[-1])):
+            reason = "its runs are not finished"
         return Finding(claim, comparison, Word(NO_TEST, reason=reason))
     rows, cells, strata = found
+    arms = [arm for pair in strata for arm in pair]
     e = estimate(cells, strata, sign=outcome.sign)
+    direction = comparison.direction or outcome.better
+    target = claim.interest if direction == "higher" else -claim.interest
     published = comparison.published
     has_size = published is not None and published.value is not None
-    side = (
-        outcome.sign
-        if comparison.direction is None
-        else (1 if comparison.direction == "higher" else -1)
-    )
-    target = side * claim.interest
     if has_size:
         target = published.value * (e.means[1] / published.of if published.of else 1.0)
-    gate = ask(evidence, rows, [arm for pair in strata for arm in pair], outcome, rates=claim.rates)
-    word = (
-        Word(NO_TEST, reason=gate.failed)
-        if gate.failed
-        else judge(e, target, is_published=has_size)
-    )
+    gate = ask(evidence, rows, arms, outcome, rates=claim.rates)
+    word = Word(NO_TEST, reason=gate.failed)
+    if not gate.failed:
+        word = judge(e, target, is_published=has_size)
     unseen = None
     if place.seen:
-        kept = {
-            arm: {s: v for s, v in by_seed.items() if s not in place.seen}
+        fresh = {
+            arm: {seed: value for seed, value in by_seed.items() if seed not in place.seen}
             for arm, by_seed in cells.items()
         }
-        if all(len(kept[arm]) >= LEAST_SEEDS for pair in strata for arm in pair):
-            unseen = estimate(
-                {arm: seeds for arm, seeds in kept.items() if seeds}, strata, sign=outcome.sign
-            )
-    arms = {(arm.model, arm.method, arm.recipe) for pair in strata for arm in pair}
-    own = rows[
-        [key in arms for key in zip(rows["model"], rows["method"], rows["recipe"], strict=True)]
-    ]
+        if all(len(fresh[arm]) >= LEAST_SEEDS for arm in arms):
+            fresh = {arm: seeds for arm, seeds in fresh.items() if seeds}
+            unseen = estimate(fresh, strata, sign=outcome.sign)
+    compared = {(arm.model, arm.method, arm.recipe) for arm in arms}
+    keys = zip(rows["model"], rows["method"], rows["recipe"], strict=True)
+    own = rows[[key in compared for key in keys]]
     done = own["run"].isin(values.index)
     return Finding(
         claim,
@@ -209,7 +197,7 @@ def _checked(claim: Claim, check: Check, scale: str) -> Finding:
     word = AGREES if len(rows) and apart.max() <= check.allowed else DIFFERS
     size = f"{100 * apart.max():.2g}% apart (allowed {100 * check.allowed:g}%)"
     reason = f"{len(rows)} {check.says}, at most {size}"
-    return Finding(claim, claim, Word(word, reason=reason), checked=rows)
+    return Finding(claim, claim, Word(word, reason=reason))
 
 
 def of_claim(claim: Claim, evidence: Evidence) -> list[Finding]:
@@ -227,21 +215,18 @@ def _ordered(claim: Claim, evidence: Evidence) -> Finding:
     for place in places:
         models = [*place.models, *([place.b_model] if place.b_model else [])]
         cells = evidence.cells(evidence.at(place, models=models), evidence.values(claim.outcome))
-        means = {
-            m: sum(c.values()) / len(c)
-            for arm, c in cells.items()
-            if (m := arm.method) in claim.order and arm.model == place.models[0]
-        }
-        means |= {f"{arm.method}@{arm.model}": sum(c.values()) / len(c) for arm, c in cells.items()}
+        averages = {arm: sum(seeds.values()) / len(seeds) for arm, seeds in cells.items()}
+        own = {arm.method: v for arm, v in averages.items() if arm.model == place.models[0]}
+        means = {method: v for method, v in own.items() if method in claim.order}
+        means |= {f"{arm.method}@{arm.model}": v for arm, v in averages.items()}
         tau, p = pool.kendall(claim.order, means, claim.outcome.sign)
         if math.isfinite(tau):
             count = sum(name in means for name in claim.order)
             size = f"{tau:+.2f} over {count} methods (p {p:.2g})"
             reason = f"Kendall's tau {size}; 1 is the published order, 0 none"
             return Finding(claim, claim, Word("order", reason=reason), place, tau=(tau, p, count))
-    return Finding(
-        claim, claim, Word(NO_TEST, reason="fewer than three of its methods are trained")
-    )
+    reason = "fewer than three of its methods are trained"
+    return Finding(claim, claim, Word(NO_TEST, reason=reason))
 
 
 @functools.lru_cache(maxsize=4)

@@ -11,8 +11,18 @@ import pandas as pd
 
 from experiments.analysis.figures import caption
 from experiments.analysis.methods import algorithm_name
-from experiments.findings.claim import sources
-from experiments.findings.estimate import NO_TEST, SAME, Estimate, estimate
+from experiments.findings import ledger
+from experiments.findings.claim import Claim, sources
+from experiments.findings.estimate import (
+    NO_TEST,
+    OPEN,
+    OPPOSITE,
+    SAME,
+    SMALLER,
+    Arm,
+    Estimate,
+    estimate,
+)  # fmt: skip
 from experiments.findings.evidence import Evidence
 from experiments.findings.ledger import AGREES, DIFFERS, Finding
 from experiments.report.text import in_words
@@ -156,16 +166,11 @@ def facts(found: Finding, evidence: Evidence) -> dict[str, str]:
     """Numbers that the lines of a card may name."""
     if found.place is None:
         return dict.fromkeys(("weights", "tokens", "epochs", "per_weight"), "–")
-    sizes = evidence.scores[evidence.scores["metric"] == "num_parameters"].set_index("run")["value"]
-    runs = evidence.runs.set_index("run").loc[list(found.runs)]
+    runs, budget = evidence.runs.set_index("run").loc[list(found.runs)], found.place.budget
     base = runs[runs["transform"] == ""].index
-    size = float(sizes.reindex(base if len(base) else runs.index).max())
-    return {
-        "weights": in_words(size),
-        "tokens": in_words(found.place.budget),
-        "epochs": f"{found.place.budget:g}",
-        "per_weight": f"{found.place.budget / size:.0f}",
-    }
+    size = float(evidence.of_runs("num_parameters", base if len(base) else runs.index).max())
+    numbers = {"weights": in_words(size), "tokens": in_words(budget), "epochs": f"{budget:g}"}
+    return numbers | {"per_weight": f"{budget / size:.0f}"}
 
 
 def command(found: Finding, scale: str) -> str:
@@ -179,8 +184,7 @@ def command(found: Finding, scale: str) -> str:
 
 def _minutes(found: Finding, evidence: Evidence) -> str:
     """Minutes of training of the runs, in words."""
-    rows = evidence.scores[evidence.scores["run"].isin(found.runs)]
-    minutes = rows.loc[rows["metric"] == "wall_s", "value"].sum() / 60
+    minutes = evidence.of_runs("wall_s", found.runs).sum() / 60
     return f" ({minutes:.0f} minutes of one core)" if minutes else ""
 
 
@@ -199,67 +203,40 @@ def table3(found: Finding, evidence: Evidence) -> str:
     if found.place is None or found.estimate is None or found.claim.outcome is None:
         return ""
     rows, values = evidence.at(found.place), evidence.values(found.claim.outcome)
-    rows = rows[
-        rows["data"].isin(rows.loc[rows["run"].isin(found.runs), "data"])
-        & (rows["transform"] == "")
-    ]
-    rows = rows[rows["first"] == ""]
+    own = rows["run"].isin(found.runs)
+    level = rows.loc[own, "sparsity"].max()
+    rows = rows[rows["data"].isin(rows.loc[own, "data"])]
+    rows = rows[(rows["transform"] == "") & (rows["first"] == "")]
     cells = evidence.cells(rows, values)
-    level = rows.loc[rows["run"].isin(found.runs), "sparsity"].max()
-    static = _one(rows, cells, "static", level)
-    flops = (
-        evidence.scores[evidence.scores["metric"] == "flops_ratio"]
-        .drop_duplicates("run")
-        .set_index("run")["value"]
-    )
-    lines = []
+
+    def most_seeds(algorithm: str) -> Arm | None:
+        """The arm of an algorithm at its sparsity with most seeds."""
+        wanted = rows["sparsity"] == (0.0 if algorithm == "dense" else level)
+        methods = set(rows.loc[wanted & (rows["algorithm"] == algorithm), "method"])
+        arms = [arm for arm in cells if arm.method in methods]
+        return max(arms, key=lambda arm: len(cells[arm]), default=None)
+
+    lines, static = [], most_seeds("static")
     for name in TABLE3:
-        arm = _one(rows, cells, name, 0.0 if name == "dense" else level)
-        if arm is None:
+        if (arm := most_seeds(name)) is None:
             continue
-        mean = sum(cells[arm].values()) / len(cells[arm])
-        against, better = "", ""
+        mean, against, better = sum(cells[arm].values()) / len(cells[arm]), "", ""
         if static is not None and arm != static:
             e = estimate(cells, [(arm, static)], sign=-1)
             against, better = effect(e, "nats"), f"{e.better:.2f}"
-        ratio = flops.reindex(rows.loc[rows["method"] == arm.method, "run"]).mean()
+        runs = rows.loc[rows["method"] == arm.method, "run"]
+        ratio = evidence.of_runs("flops_ratio", runs).mean()
         sparsity = "–" if name == "dense" else f"{100 * level:g}%"
-        lines.append(
-            [
-                algorithm_name(name),
-                sparsity,
-                "picture",
-                f"{math.exp(mean):.1f}",
-                against,
-                better,
-                f"{ratio:.2f}",
-                str(len(cells[arm])),
-            ]
-        )
-    head = [
-        "method",
-        "sparsity",
-        "published",
-        "perplexity here",
-        "loss minus Static",
-        "P(better than Static)",
-    ]
-    return table([*head, "FLOPs of dense", "seeds"], lines)
-
-
-def _one(rows: Any, cells: Any, algorithm: str, level: float) -> Any:
-    """The arm of an algorithm at a sparsity with most seeds; the dense one of the sparse runs'
-    batch."""
-    own = rows[(rows["algorithm"] == algorithm) & (rows["sparsity"] == level)]
-    arms = [arm for arm in cells if arm.method in set(own["method"])]
-    return max(arms, key=lambda arm: len(cells[arm]), default=None)
+        line = [algorithm_name(name), sparsity, "picture", f"{math.exp(mean):.1f}", against, better]
+        lines.append([*line, f"{ratio:.2f}", str(len(cells[arm]))])
+    head = ["method", "sparsity", "published", "perplexity here", "loss minus Static"]
+    return table([*head, "P(better than Static)", "FLOPs of dense", "seeds"], lines)
 
 
 def chance(evidence: Evidence) -> str:
     """One sentence on the few-shot scores."""
-    rows = evidence.scores[evidence.scores["metric"] == "leaderboard_mean"].merge(
-        evidence.runs, on="run"
-    )
+    scores = evidence.scores[evidence.scores["metric"] == "leaderboard_mean"]
+    rows = scores.merge(evidence.runs, on="run")
     if rows.empty:
         return "No few-shot score was measured at this scale."
     level = 100 * rows["chance"].mean()
@@ -278,22 +255,17 @@ def card(found: Finding, evidence: Evidence, pictures: dict[str, str]) -> dict[s
     claim, shown = found.claim, found.claim.card
     known = facts(found, evidence)
     wanted = [shown["figure"]] if "figure" in shown else shown.get("figures", [])
-    body = []
-    if shown.get("kind") == "table3":
-        body.append(table3(found, evidence))
+    body = [table3(found, evidence)] if shown.get("kind") == "table3" else []
     if claim.name == "few-shot":
         body.append(chance(evidence))
     unit = claim.outcome.unit if claim.outcome else ""
     if found.trend and claim.outcome is not None:
+        head = ["where", f"effect ({claim.outcome.better} is better)", "P(better)", "seeds"]
         lines = [
             [label, effect(e, unit), f"{e.better:.2f}", "{} and {}".format(*e.seeds)]
             for label, e in found.trend
         ]
-        body.append(
-            table(
-                ["where", f"effect ({claim.outcome.better} is better)", "P(better)", "seeds"], lines
-            )
-        )
+        body.append(table(head, lines))
     if found.unseen is not None:
         body.append(f"Fresh seeds alone: {effect(found.unseen, unit)}.")
     return {
@@ -325,46 +297,36 @@ def card(found: Finding, evidence: Evidence, pictures: dict[str, str]) -> dict[s
 def _badge(found: Finding) -> str:
     if found.place is not None and found.place.registered:
         return f"registered {found.place.registered}, before the runs"
-    return (
-        "some seeds were added after a first look"
-        if found.place is not None and found.place.seen
-        else ""
-    )
+    seen = found.place is not None and found.place.seen
+    return "some seeds were added after a first look" if seen else ""
 
 
-def supporting_rows(group: Sequence[Finding]) -> list[list[str]]:
-    """A supporting claim's rows: comparison, published, ours, word."""
-    lines = []
-    for found in group:
-        label = found.comparison.label or found.claim.title
-        if found.tau is not None:
-            lines.append(["the whole order", "–", found.word.reason, "**order**"])
-            continue
-        said = found.comparison.published
-        lines.append([label, said.says if said else "–", ours(found), word(found)])
-    return lines
+def supporting(evidence: Evidence, study: str = "") -> list[tuple[Claim, str]]:
+    """The supporting claims, of a study or all, each with its table."""
+    found = []
+    for group in ledger.supporting(evidence, study):
+        lines = []
+        for each in group:
+            label, said = each.comparison.label or each.claim.title, each.comparison.published
+            lines.append([label, said.says if said else "–", ours(each), word(each)])
+            if each.tau is not None:
+                lines[-1] = ["the whole order", "–", each.word.reason, "**order**"]
+        found.append((group[0].claim, table(["comparison", "published", "here", "word"], lines)))
+    return found
 
 
 def findings_table(findings: list[Finding]) -> pd.DataFrame:
     """Findings as rows; the columns are `COLUMNS`."""
     rows = []
     for found in findings:
-        e, place = found.estimate, found.place
-        row = {
-            "claim": found.claim.name,
-            "label": found.comparison.label,
-            "word": str(found.word),
-            "target": found.target,
-        }
+        claim, e, place = found.claim, found.estimate, found.place
+        row: dict[str, Any] = {"claim": claim.name, "label": found.comparison.label}
+        row |= {"word": str(found.word), "target": found.target}
         if e is not None and place is not None:
-            row |= {
-                "effect": e.effect,
-                "low": e.low,
-                "high": e.high,
-                "seeds": "{} and {}".format(*e.seeds),
-            }
+            row |= {"effect": e.effect, "low": e.low, "high": e.high}
+            row |= {"seeds": "{} and {}".format(*e.seeds)}
             row |= {"workload": f"{', '.join(place.models)} on {place.data}, {place.budget:g}"}
-            row |= {"unit": found.claim.outcome.unit if found.claim.outcome else ""}
+            row |= {"unit": claim.outcome.unit if claim.outcome else ""}
         rows.append(row)
     return pd.DataFrame(rows, columns=COLUMNS)
 
@@ -375,37 +337,24 @@ def reference() -> pd.DataFrame | None:
     return pd.read_csv(path).set_index("claim") if Path(path).is_file() else None
 
 
-def summary(findings: tuple[Finding, ...]) -> str:
+def summary(findings: Sequence[Finding]) -> str:
     """The one sentence over all results, from their words."""
     words = [found.word for found in findings]
     same = [word for word in words if word.word == SAME]
     as_large = sum(word.size == "as large" for word in same)
-    count = {
-        name: sum(word.word == name for word in words) for name in {word.word for word in words}
-    }
-    parts = [
-        f"{len(same)} {'has' if len(same) == 1 else 'have'} the published direction"
-        + (f" ({as_large or 'none'} of them the published size)" if same else "")
-    ]
-    said = {
-        "opposite": "the opposite one",
-        "smaller than half of it, or nothing": "at most half of the effect, or none",
-        "not resolved": "not resolved",
-        NO_TEST: "no fair test here",
-        AGREES: "arithmetic, and agrees",
-        DIFFERS: "arithmetic, and differs",
-    }
-    verbs = {
-        "opposite": ("has", "have"),
-        NO_TEST: ("has", "have"),
-        "smaller than half of it, or nothing": ("has", "have"),
-    }
-    for name, text in said.items():
-        if number := count.get(name, 0):
-            one, more = verbs.get(name, ("is", "are"))
-            parts.append(f"{number} {one if number == 1 else more} {text}")
-    return (
-        f"Of {len(findings)} results of the sources, "
-        + ", ".join(parts[:-1])
-        + f" and {parts[-1]}."
-    )
+    parts = [f"{len(same)} {'has' if len(same) == 1 else 'have'} the published direction"]
+    if same:
+        parts[0] += f" ({as_large or 'none'} of them the published size)"
+    has, be = ("has", "have"), ("is", "are")
+    for name, verbs, text in (
+        (OPPOSITE, has, "the opposite one"),
+        (SMALLER, has, "at most half of the effect, or none"),
+        (OPEN, be, "not resolved"),
+        (NO_TEST, has, "no fair test here"),
+        (AGREES, be, "arithmetic, and agrees"),
+        (DIFFERS, be, "arithmetic, and differs"),
+    ):
+        if number := sum(word.word == name for word in words):
+            parts.append(f"{number} {verbs[number > 1]} {text}")
+    listed = f"{', '.join(parts[:-1])} and {parts[-1]}"
+    return f"Of {len(findings)} results of the sources, {listed}."

@@ -1,8 +1,6 @@
 """Which runs stand behind a row of a page, and the one command that repeats them."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -45,54 +43,12 @@ class Runs:
             return ()
         return tuple(sorted(set(cell.split()), key=lambda run: (self.name(run), self.seed(run))))
 
-
-@dataclass(frozen=True)
-class Behind:
-    """The runs behind one or more rows of a page."""
-
-    anchor: str
-    ids: tuple[str, ...]
-    runs: Runs
-
-    @property
-    def command(self) -> str:
-        """The one command that repeats the runs and what depends on them."""
-        return rerun_command(self.ids)
-
-    @property
-    def words(self) -> str:
-        """How many runs there are, and how many records of them are committed ones."""
-        count = f"{len(self.ids)} {'run' if len(self.ids) == 1 else 'runs'}"
-        kept = len(self.runs.committed.intersection(self.ids))
-        share = f"{kept} " if kept < len(self.ids) else ""
-        return f"{count}, {share}committed" if kept else count
-
-    @cached_property
-    def members(self) -> dict[str, list[tuple[str, int | str]]]:
-        """Name to the (run id, seed) pairs of that name."""
-        found: dict[str, list[tuple[str, int | str]]] = {}
-        for run in self.ids:
-            found.setdefault(self.runs.name(run), []).append((run, self.runs.seed(run)))
+    def members(self, ids: Iterable[str]) -> dict[str, list[int | str]]:
+        """Return the names of some runs, each with the seeds of that name."""
+        found: dict[str, list[int | str]] = {}
+        for run in ids:
+            found.setdefault(self.name(run), []).append(self.seed(run))
         return found
-
-
-class Register:
-    """The groups of runs that a page refers to, each once, in order of first use."""
-
-    def __init__(self, runs: Runs) -> None:
-        self.runs = runs
-        self._groups: dict[tuple[str, ...], Behind] = {}
-
-    def __iter__(self) -> Iterator[Behind]:
-        return iter(self._groups.values())
-
-    def add(self, cell: Any) -> Behind | None:
-        """Return the group of the run ids in a cell; None without any."""
-        ids = self.runs.of(cell)
-        if not ids:
-            return None
-        anchor = f"behind-{len(self._groups) + 1}"
-        return self._groups.setdefault(ids, Behind(anchor, ids, self.runs))
 
 
 def row_name(row: dict[str, Any], methods: Methods) -> str:

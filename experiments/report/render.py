@@ -6,7 +6,6 @@ requests, with its pictures beside it.
 
 import functools
 import itertools
-import os
 import re
 import shutil
 from collections.abc import Collection, Iterable, Sequence
@@ -17,22 +16,23 @@ import jinja2
 import pandas as pd
 from markupsafe import Markup
 
+from experiments import published
 from experiments.analysis import figures, style, tables
 from experiments.errors import UserError
 from experiments.findings import claim as claims
 from experiments.findings import ledger
+from experiments.findings.estimate import OPPOSITE, SMALLER
 from experiments.findings.evidence import Evidence
 from experiments.findings.ledger import Finding
 from experiments.report import cards, cost, forest, provenance, text
+from experiments.specs.lookup import rerun_command
 from experiments.specs.planned import PlannedStudy
 from experiments.specs.schema import SpecError
-from experiments.store import parquet, tidy, verification
+from experiments.store import parquet, paths, tidy, verification
 from experiments.store.record import Record
 
 TEMPLATES = Path(__file__).with_name("templates")
 #: The scale whose results are committed.
-REFERENCE_SCALE = "small"
-#: Columns of a table of runs that stand beside each run instead.
 RUN_FACTS = ("model", "method", "algorithm", "family", "sparsity", "recipe", "data hash")
 RUN_FACTS += ("machine", "processor", "threads", "versions", "command")
 FOREST = "replication.png"
@@ -129,7 +129,8 @@ def render_study(
     """
     made = [Record.model_validate(value) for value in finished]
     runs = provenance.Runs(study, records)
-    behind, nine = provenance.Register(runs), ledger.nine(evidence, study.name)
+    behind: dict[tuple[str, ...], None] = {}
+    nine = ledger.nine(evidence, study.name)
     pictures = _pictures(study, out_dir, empty)
     shown = [_read_table(name, out_dir / "tables", behind, runs) for name in study.tables]
     own = [cards.card(found, evidence, pictures) for found in nine]
@@ -138,15 +139,7 @@ def render_study(
         "study": study,
         "answer": answer(study, nine),
         "cards": own,
-        "supporting": [
-            (
-                group[0].claim,
-                cards.table(
-                    ["comparison", "published", "here", "word"], cards.supporting_rows(group)
-                ),
-            )
-            for group in ledger.supporting(evidence, study.name)
-        ],
+        "supporting": cards.supporting(evidence, study.name),
         "link": cards.link,
         "main": [table for table in shown[:1] if 0 < table["lines"] <= MOST_ROWS],
         "tables": [table for table in shown if table["text"]],
@@ -158,7 +151,7 @@ def render_study(
         "missing": tidy.missing_runs(records, study),
         "committed": [run.id for run in study.runs if run.id in runs.committed],
         "cost": cost.cost(made),
-        "behind": list(behind),
+        "behind": [(runs.members(ids), rerun_command(ids)) for ids in behind],
     }
     return write_page("study", context, out_dir)
 
@@ -171,18 +164,16 @@ def _pictures(study: PlannedStudy, out_dir: Path, empty: Collection[str]) -> dic
 
 
 def _read_table(
-    name: str, folder: Path, behind: provenance.Register, runs: provenance.Runs
+    name: str, folder: Path, behind: dict[tuple[str, ...], None], runs: provenance.Runs
 ) -> dict[str, Any]:
-    """A table as Markdown, without columns in which nothing is known."""
+    """A table as Markdown, without columns in which nothing is known; adds its runs to others."""
     path, made = folder / f"{name}.csv", ""
     if provenance.has_rows(path):
         table = pd.read_csv(path)
         if "runs" in table:
-            for cell in table["runs"]:
-                behind.add(cell)
-            table["trained again"] = [
-                verification.words(runs.of(cell)) or None for cell in table["runs"]
-            ]
+            groups = [runs.of(cell) for cell in table["runs"]]
+            behind |= dict.fromkeys(filter(None, groups))
+            table["trained again"] = [verification.words(ids) or None for ids in groups]
         hidden = {"runs", *(RUN_FACTS if "run" in table else ())}
         known = [key for key in table if key not in hidden and _is_known(table[key])]
         rows = [
@@ -190,17 +181,12 @@ def _read_table(
             for row in table.to_dict("records")
         ]
         made = cards.table(known, rows) if rows and known else ""
-    return {
-        "name": name,
-        "title": name.replace("_", " "),
-        "caption": tables.caption(name),
-        "text": made,
-        "lines": made.count("\n") - 1,
-    }
+    title, caption = name.replace("_", " "), tables.caption(name)
+    return {"title": title, "caption": caption, "text": made, "lines": made.count("\n") - 1}
 
 
 def _is_known(column: pd.Series) -> bool:
-    return bool((column.notna() & (column.astype(str) != "no value that we hold")).any())
+    return bool((column.notna() & (column.astype(str) != published.UNKNOWN)).any())
 
 
 def _cell(value: Any, column: str, runs: provenance.Runs) -> str:
@@ -230,33 +216,28 @@ def render_index(
         if (results_dir / study.name / "runs.parquet").exists():
             records = parquet.read(results_dir / study.name, tables=cost.TABLES)
             finished |= {record["run"]: record for record in records}
-    is_reference = evidence.scale == REFERENCE_SCALE
-    kept = None if is_reference else cards.reference()
+    kept = None if evidence.scale == paths.REFERENCE_SCALE else cards.reference()
     pictures = {
-        f"{path.parent.parent.name}.{path.stem}": Path(os.path.relpath(path, out_dir)).as_posix()
+        f"{path.parent.parent.name}.{path.stem}": path.relative_to(out_dir).as_posix()
         for path in sorted(out_dir.glob("*/figures/*.png"))
     }
     shown = []
     for found in nine:
-        own = {
-            name.split(".")[-1]: path
-            for name, path in pictures.items()
-            if name.startswith(f"{found.claim.study}.")
-        }
+        study = f"{found.claim.study}."
+        own = {n.removeprefix(study): path for n, path in pictures.items() if n.startswith(study)}
         shown.append(cards.card(found, evidence, own | pictures))
     context = {
         "scale": evidence.scale,
         "names": names,
         "sentence": cards.summary(nine),
         "nine": _nine(nine, kept),
-        "has_reference": kept is not None,
         "forest": FOREST,
         "miss": round(100 * (1 - 0.95 ** sum(found.is_fair for found in nine))),
         "cards": shown,
         "negative": [
             found
             for found in (*nine, *itertools.chain(*ledger.supporting(evidence)))
-            if found.word.word in ("opposite", "smaller than half of it, or nothing")
+            if found.word.word in (OPPOSITE, SMALLER)
         ],
         "ours": cards.ours,
         "studies": [study for study in studies if not study.trials],
@@ -267,20 +248,9 @@ def render_index(
     commands = [provenance.commands(study, out_dir / study.name / "tables") for study in studies]
     pd.concat(commands).to_csv(out_dir / "commands.csv", index=False)
     cards.findings_table(list(nine)).to_csv(out_dir / "findings.csv", index=False)
-    groups = ledger.supporting(evidence)
-    rows = [
-        (
-            group[0].claim,
-            cards.table(["comparison", "published", "here", "word"], cards.supporting_rows(group)),
-        )
-        for group in groups
-    ]
-    write_page(
-        "claims",
-        {"scale": evidence.scale, "groups": rows, "link": cards.link, "names": names},
-        out_dir,
-        "claims",
-    )
+    groups = cards.supporting(evidence)
+    claimed = {"scale": evidence.scale, "groups": groups, "link": cards.link, "names": names}
+    write_page("claims", claimed, out_dir, "claims")
     return write_page("index", context, out_dir)
 
 
@@ -299,13 +269,10 @@ def _nine(nine: Sequence[Finding], kept: pd.DataFrame | None) -> str:
 
 def short(nine: Sequence[Finding]) -> list[str]:
     """The nine rows in short, a line each, for the terminal and the README."""
-    lines = []
-    for found in nine:
-        mine = cards.ours(found) if found.is_fair or found.claim.check else ""
-        lines.append(
-            f"{found.claim.title}: {found.word}" + (f" ({mine})" if mine and found.is_fair else "")
-        )
-    return lines
+    return [
+        f"{found.claim.title}: {found.word}" + (f" ({cards.ours(found)})" if found.is_fair else "")
+        for found in nine
+    ]
 
 
 def publish(scale_dir: Path, reports_dir: Path) -> Path:

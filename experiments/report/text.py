@@ -69,20 +69,9 @@ def markdown_code(value: Any) -> Markup:
     return Markup(f"{fence}{space}{text}{space}{fence}")
 
 
-def sentence(text: str) -> str:
-    """Return a text with a full stop."""
-    text = text.strip()
-    return text + ("" if text.endswith((".", "?", "!")) else ".")
-
-
 def alt(caption: str) -> str:
     """Return what a picture shows: the beginning of its caption."""
     return re.split(r"[.;] ", caption, maxsplit=1)[0]
-
-
-def anchor(run: str) -> str:
-    """Return the HTML id of a run."""
-    return "run-" + re.sub(r"[^A-Za-z0-9_-]", "-", run)
 
 
 def in_words(number: float | None) -> str:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 import json
 from typing import Any
 
 from experiments.specs.expand import study_runs, unscheduled
 from experiments.specs.planned import PlannedStudy
-from experiments.specs.read import load_study, sound_studies
-from experiments.specs.run import RunSpec
-from experiments.specs.schema import Scale, Study
+from experiments.specs.read import load_study
+from experiments.specs.run import Run, RunSpec
+from experiments.specs.schema import Study
 
 
 def without_seeds(value: Any) -> Any:
@@ -19,24 +18,6 @@ def without_seeds(value: Any) -> Any:
         kept = {name: part for name, part in value.items() if name not in ("seed", "run")}
         return {name: without_seeds(part) for name, part in kept.items() if name != "spec_hash"}
     return value
-
-
-def place_of(spec: RunSpec) -> tuple[Any, ...]:
-    """Return what a run's learning rate was tuned for: task, model, data, algorithm and family."""
-    return spec.task, spec.model.label, spec.data.name, spec.algorithm, spec.family
-
-
-@functools.cache
-def tried(scale: Scale) -> dict[tuple[Any, ...], dict[float, frozenset[float]]]:
-    """The learning rates that the studies of trials try, by `place_of`, then by sparsity."""
-    found: dict[tuple[Any, ...], dict[float, frozenset[float]]] = {}
-    for study in sound_studies():
-        if not study.trials or not study.scales.get(scale):
-            continue
-        for spec in (run.spec for run in study_runs(study, scale)):
-            levels, level = found.setdefault(place_of(spec), {}), spec.final_sparsity or 0.0
-            levels[level] = levels.get(level, frozenset()) | {spec.recipe.learning_rate}
-    return found
 
 
 def setting_of(spec: RunSpec, study: Study) -> str:
@@ -76,32 +57,9 @@ def taken_by(study: PlannedStudy) -> dict[str, str]:
             name = f"{other.name} ({spec.method})" if method.retuned else other.name
             place = (key, steps if steps in lengths[key] else None)
             names.setdefault(place, {})[name] = None
-    return {
-        run.id: ", ".join(
-            {
-                **names.get((keys[run.id], run.spec.recipe.steps), {}),
-                **names.get((keys[run.id], None), {}),
-            }
-        )
-        for run in study.runs
-    }
 
+    def takers(run: Run) -> dict[str, None]:
+        key = keys[run.id]
+        return names.get((key, run.spec.recipe.steps), {}) | names.get((key, None), {})
 
-def behind(study: PlannedStudy) -> dict[str, Any]:
-    """What the pages of a study take from the plans of other studies, as JSON.
-
-    The ledger names the rates that were tried for what the runs train; the page of a study of
-    trials names what studies of evidence take.
-    """
-    rates = tried(study.scale)
-    places = dict.fromkeys(place_of(run.spec) for run in study.runs)
-    found: dict[str, Any] = {
-        "tried": [
-            [place, [[level, sorted(values)] for level, values in sorted(rates[place].items())]]
-            for place in places
-            if place in rates
-        ]
-    }
-    if study.trials:
-        found["taken"] = taken_by(study)
-    return found
+    return {run.id: ", ".join(takers(run)) for run in study.runs}

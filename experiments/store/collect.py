@@ -19,16 +19,8 @@ from experiments.store.tidy import RECORD_COLUMNS, typed
 #: Where a row of a curve stands; what else it holds was measured.
 COORDINATES = ("kind", "step", "flops_executed", "elapsed_s")
 #: Measurements that come first, in this order; a task's own follow.
-FIRST_METRICS = (
-    "loss",
-    "perplexity",
-    "accuracy",
-    "learning_rate",
-    "sparsity",
-    "drop_fraction",
-    "churn",
-    "itop",
-    "flops_dense",
+FIRST_METRICS = tuple(
+    "loss perplexity accuracy learning_rate sparsity drop_fraction churn itop flops_dense".split()
 )
 
 
@@ -85,41 +77,26 @@ def _row(metric: str, value: Any, split: str = "train", better: bool | None = No
 
 def _training_rows(record: Record) -> list[Row]:
     """Metrics that training itself measured."""
-    validation, train = record.rows("validation"), record.rows("train")
+    train, task = record.rows("train"), tasks.get(record.spec.task).Task
+    last = train[-1] if train else {}
     executed, dense = record.flops.executed, record.flops.dense_equivalent
     rows = [_row("loss", record.final_loss, better=False)]
-    if validation:
-        rows += _validation_rows(record, validation[-1])
-    if train:
-        unit = tasks.get(record.spec.task).Task.unit
-        rows += [_row("steps", train[-1]["step"]), _row(unit, train[-1].get(unit))]
-        rows += [_row("itop", train[-1].get("itop"))]
+    better = {metric.name: metric.higher_is_better for metric in task.metrics}
+    for validation in record.rows("validation")[-1:]:
+        for name, value in _measured(validation, task.unit, first=tuple(better)):
+            rows.append(_row(name, value, "validation", better.get(name)))
+    rows += [_row(to, last.get(key)) for to, key in (("steps", "step"), (task.unit, task.unit))]
     rows += [
+        _row("itop", last.get("itop")),
         _row("flops_executed", executed, better=False),
         _row("flops_dense_equivalent", dense),
         _row("flops_ratio", executed / dense if dense else None, better=False),
     ]
-    if record.transform is not None and record.transform.dense_step and train:
-        before = record.transform.dense_step * train[-1]["step"]
-        rows += [
-            _row("flops_untransformed", before),
-            _row("flops_untransformed_ratio", executed / before, better=False),
-        ]
     return [
         *rows,
         _row("wall_s", record.wall_s, better=False),
         _row("num_parameters", record.num_parameters),
         _row("num_nonzero", record.num_nonzero),
-    ]
-
-
-def _validation_rows(record: Record, last: Row) -> list[Row]:
-    """All that the task measured on its last validation pass."""
-    task = tasks.get(record.spec.task).Task
-    better = {metric.name: metric.higher_is_better for metric in task.metrics}
-    return [
-        _row(name, value, "validation", better.get(name))
-        for name, value in _measured(last, task.unit, first=tuple(better))
     ]
 
 

@@ -48,12 +48,6 @@ class Flops(Facts):
     dense_equivalent: Number
 
 
-class Transformed(Facts):
-    """Totals of a Sparse-IFT transformation; ``dense_step`` are FLOPs of the model before it."""
-
-    dense_step: Number | None = None
-
-
 class Score(Facts):
     """One score of an evaluation."""
 
@@ -73,20 +67,10 @@ class Score(Facts):
 
 
 class Machine(Facts):
-    """What the time of a training depends on beside the work; `experiments.machine` gathers it."""
+    """What `experiments.machine.facts` gathered of the machine of a training."""
 
     processor: str
-    vendor: str | None = None
-    family: int | None = None
-    model: int | None = None
-    stepping: int | None = None
-    isa: tuple[str, ...] = ()
-    vector_bits: int | None = None
-    cores: int | None = None
     num_threads: NonNegativeInt
-    versions: dict[str, str] = {}
-    torch_isa: str | None = None
-    kernels: dict[str, Any] = {}
 
 
 class Evaluation(Facts):
@@ -119,7 +103,6 @@ class Record(Facts):
     num_nonzero: int
     flops: Flops
     layers: tuple[Row, ...] = ()
-    transform: Transformed | None = None
     evaluation: Evaluation | None = None
     final_loss: Number | None = None
     curve: tuple[Row, ...] = ()

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.store.record import Record
+from experiments.store.record import Record, Score
 
 ACCURACY_METRICS = ("acc", "acc_norm", "accuracy", "pair_accuracy", "exact_match")
 #: Tasks of the Open LLM Leaderboard v1 without GSM8K, each with the metric that its average takes.
@@ -18,11 +18,6 @@ LEADERBOARD = {
     "truthfulqa_mc2": "acc",
     "winogrande": "acc",
 }
-#: Facts of a score that are columns of the tidy table.
-COLUMNS = set(
-    "task metric value stderr split data_hash num_items chance num_fewshot truncated_fraction "
-    "alike_fraction answer_place_fraction higher_is_better".split()
-)
 
 
 def evaluation_rows(record: Record) -> list[dict[str, Any]]:
@@ -32,7 +27,7 @@ def evaluation_rows(record: Record) -> list[dict[str, Any]]:
     """
     if record.evaluation is None:
         return []
-    rows = [score.model_dump(include=COLUMNS) for score in record.evaluation.scores]
+    rows = [score.model_dump(include={*Score.model_fields}) for score in record.evaluation.scores]
     accuracies = [row for row in rows if is_accuracy(row["metric"]) and row["value"] is not None]
     whole = whole_tasks(row["task"] for row in accuracies)
     by_task: dict[str, dict[str, Any]] = {}

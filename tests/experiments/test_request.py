@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from experiments import request
-from experiments.specs import cost, read, trials
+from experiments.specs import cost, read
 from experiments.specs.code import ROOT
 from experiments.specs.config import checked
 from experiments.specs.expand import all_runs
@@ -116,13 +116,13 @@ def test_a_rerun_is_of_its_runs_scale_and_counted_once_written(folder):
     asked = ask(scale="quick", run=FITS)
     assert (asked.scale, asked.reruns) == ("smoke", {FITS: 1})
     assert ask(run=FITS).reruns == {FITS: 1}  # nothing is written before a command starts
-    ask(run=FITS).write_reruns()
+    ask(run=FITS).note_reruns()
     assert ask(run=FITS).reruns == {FITS: 1}  # it has not ended: the same command goes on
     other = f"{FITS},{ABSENT}"
     assert ask(run=other).reruns == {FITS: 2, ABSENT: 1}
-    ask(run=FITS).finish_reruns()
+    ask(run=FITS).note_reruns(done=True)
     assert ask(run=FITS).reruns == {FITS: 2}
-    ask().write_reruns()
+    ask().note_reruns()
     assert ask().reruns == {FITS: 1}
     for damaged in ("{", "[]", '{"times": {}}'):
         (folder / request.RERUNS).write_text(damaged)
@@ -220,17 +220,6 @@ def test_a_page_of_trials_follows_the_committed_records():
     before = [asked.page_hash(name, "small") for name in names]
     commit((FITS, "another"))
     after = [asked.page_hash(name, "small") for name in names]
-    assert before[0] != after[0] and before[1] == after[1]
-
-
-def test_a_ledger_follows_the_rates_that_trials_try(monkeypatch):
-    asked = ask()
-    before = [asked.study_hash(name, "small") for name in (STUDY, "erk")]
-    trials.tried.cache_clear()
-    others = [s for s in read.sound_studies() if s.name != "sparsity_library_tuning"]
-    monkeypatch.setattr(trials, "sound_studies", lambda: others)
-    after = [asked.study_hash(name, "small") for name in (STUDY, "erk")]
-    trials.tried.cache_clear()
     assert before[0] != after[0] and before[1] == after[1]
 
 

@@ -48,7 +48,7 @@ onstart:
         raise WorkflowError(
             "another snakemake is working on results/; wait for it or stop it"
         )
-    REQUEST.write_reruns()
+    REQUEST.note_reruns()
     PROGRESS.plan(
         (workflow.dag.jobid(job), *progress.of(job, REQUEST.cost(job.wildcards)))
         for job in workflow.dag.needrun_jobs()
@@ -63,7 +63,7 @@ onstart:
 
 
 onsuccess:
-    REQUEST.finish_reruns()
+    REQUEST.note_reruns(done=True)
     logger.info(f"Pages and figures are in reports/{SCALE}/.")
 
 

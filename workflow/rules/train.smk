@@ -15,7 +15,7 @@ rule train:
         runtime=REQUEST.minutes,
     params:
         spec=lambda wildcards: REQUEST.run(wildcards).spec_hash,
-        code=REQUEST.training_hash,
+        code=lambda wildcards: code.training_code_hash(REQUEST.run(wildcards).spec),
         reruns=lambda wildcards: REQUEST.reruns.get(wildcards.run, 0),
         device=REQUEST.config["device"],
         execution=REQUEST.config["execution"],

@@ -2,6 +2,9 @@
 published, other marks ours with 95% intervals; D is a larger dense model. Below: the gain by
 epochs, where several lengths ran."""
 
+from collections.abc import Iterable
+from typing import Any
+
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -10,8 +13,8 @@ from experiments import published
 from experiments.analysis import style
 from experiments.analysis.methods import FAMILIES, INK
 from experiments.findings.claim import Outcome
-from experiments.findings.estimate import Arm, Estimate, estimate
-from experiments.findings.evidence import Evidence, gather
+from experiments.findings.estimate import Arm, Cells, estimate
+from experiments.findings.evidence import gather
 from experiments.specs.planned import PlannedStudy
 from experiments.store import tidy
 
@@ -22,18 +25,7 @@ ACCURACY = Outcome(
 PERPLEXITY = Outcome(
     metric="perplexity", split="validation", unit="perplexity", better="lower", noun="perplexity"
 )
-COLUMNS = [
-    "panel",
-    "budget",
-    "method",
-    "sparsity",
-    "masks",
-    "flops",
-    "gain",
-    "low",
-    "high",
-    "seeds",
-]
+COLUMNS = "panel budget method sparsity masks flops gain low high seeds".split()
 MARKS = {0.5: "^", 0.75: "D", 0.9: "v"}
 COLORS = {0.5: "#117733", 0.75: FAMILIES["wide"][1], 0.9: "#AA4499"}
 
@@ -57,86 +49,45 @@ def data(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd
             own = own[own[column] == own[column].mode()[0]]
         dense = own[(own["algorithm"] == "dense") & (own["transform"] == "")]
         wide = own[own["transform"].str.contains('"wide"') & ~own["method"].str.contains("retuned")]
+        cells = evidence.cells(own, values)
+        plain = [arm for arm in cells if arm.method in set(dense["method"])]
+        shared = {"panel": "length" if stable else "flops", "budget": budget}
+
+        def cost(models: Iterable[str], dense: pd.DataFrame = dense) -> float:
+            """FLOPs of the dense runs of some models, their mean."""
+            return flops.reindex(dense.loc[dense["model"].isin(list(models)), "run"]).mean()
+
         for method, members in wide.groupby("method", sort=False):
-            strata = _strata(evidence.cells(own, values), members, dense)
-            if strata:
-                row = _row(evidence, own, values, strata, found)
-                ids = members["run"]
-                base = dense.loc[dense["model"].isin(members["model"]), "run"]
-                rows.append(
-                    {
-                        **row,
-                        "panel": "length" if stable else "flops",
-                        "budget": budget,
-                        "method": method,
-                        "sparsity": members["sparsity"].iloc[0],
-                        "masks": masks.reindex(ids).mean(),
-                        "flops": flops.reindex(ids).mean() / flops.reindex(base).mean(),
-                    }
-                )
-        if not stable and len(wide):
-            rows += _larger(evidence, own, values, dense, set(wide["model"]), flops, found, budget)
-    return pd.DataFrame(rows, columns=COLUMNS)
+            if strata := _strata(cells, str(method), plain):
+                row = shared | _gain(cells, strata, found.sign) | {"method": method}
+                row |= {"sparsity": members["sparsity"].iloc[0]}
+                row |= {"masks": masks.reindex(members["run"]).mean()}
+                share = flops.reindex(members["run"]).mean() / cost(members["model"])
+                rows.append(row | {"flops": share})
+        base = [arm for arm in plain if arm.model in set(wide["model"])][: not stable]
+        for arm in plain if base else ():  # larger dense models against the one that was widened
+            if arm.model not in set(wide["model"]) and arm.rate == base[0].rate:
+                row = shared | _gain(cells, [(arm, base[0])], found.sign)
+                row |= {"method": f"D, {arm.model}", "sparsity": 0.0, "masks": 0.0}
+                rows.append(row | {"flops": cost([arm.model]) / cost([base[0].model])})
+    table = pd.DataFrame(rows, columns=COLUMNS)
+    return table[(table["sparsity"] > 0) | (table["flops"] > 1.3)]
 
 
-def _strata(cells: dict, members: pd.DataFrame, dense: pd.DataFrame) -> list[tuple[Arm, Arm]]:
+def _strata(cells: Cells, method: str, dense: list[Arm]) -> list[tuple[Arm, Arm]]:
     """Arm and dense arm of each model that has both, of the same rate."""
     found = []
-    for arm in cells:
-        if arm.method == members["method"].iloc[0]:
-            own = [
-                other
-                for other in cells
-                if other.model == arm.model and other.method in set(dense["method"])
-            ]
-            own = [other for other in own if other.rate == arm.rate] or own
-            if own:
-                found.append((arm, max(own, key=lambda other: len(cells[other]))))
+    for arm in (arm for arm in cells if arm.method == method):
+        own = [other for other in dense if other.model == arm.model]
+        if own := [other for other in own if other.rate == arm.rate] or own:
+            found.append((arm, max(own, key=lambda other: len(cells[other]))))
     return found
 
 
-def _row(
-    evidence: Evidence, own: pd.DataFrame, values: pd.Series, strata: list, found: Outcome
-) -> dict:
-    e: Estimate = estimate(evidence.cells(own, values), strata, sign=found.sign)
-    low, high = sorted((found.sign * e.low, found.sign * e.high))
-    return {"gain": found.sign * e.effect, "low": low, "high": high, "seeds": e.seeds[0]}
-
-
-def _larger(
-    evidence: Evidence,
-    own: pd.DataFrame,
-    values: pd.Series,
-    dense: pd.DataFrame,
-    models: set,
-    flops: pd.Series,
-    found: Outcome,
-    budget: float,
-) -> list[dict]:
-    """The dense models of more FLOPs, against the dense model that was widened."""
-    cells, rows = evidence.cells(own, values), []
-    arms = [arm for arm in cells if arm.method in set(dense["method"])]
-    base = [arm for arm in arms if arm.model in models]
-    for arm in arms:
-        if base and arm.model not in models and arm.rate == base[0].rate:
-            of = {
-                a: flops.reindex(dense.loc[dense["model"] == a.model, "run"]).mean()
-                for a in (arm, base[0])
-            }
-            ratio = of[arm] / of[base[0]]
-            if ratio > 1.3:
-                rows.append(
-                    {
-                        **_row(evidence, own, values, [(arm, base[0])], found),
-                        "panel": "flops",
-                        "budget": budget,
-                        "method": f"D, {arm.model}",
-                        "sparsity": 0.0,
-                        "masks": 0.0,
-                        "flops": ratio,
-                    }
-                )
-    return rows
+def _gain(cells: Cells, strata: list[tuple[Arm, Arm]], sign: int) -> dict[str, Any]:
+    e = estimate(cells, strata, sign=sign)
+    low, high = sorted((sign * e.low, sign * e.high))
+    return {"gain": sign * e.effect, "low": low, "high": high, "seeds": e.seeds[0]}
 
 
 def stars(found: Outcome) -> list[tuple[str, float, float]]:

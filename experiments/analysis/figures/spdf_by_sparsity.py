@@ -3,6 +3,7 @@ blue ours with 95% intervals, whose test the card calls fair or not. Numbers bel
 phases as a share of dense."""
 
 import math
+from typing import Any
 
 import pandas as pd
 from matplotlib.figure import Figure
@@ -19,6 +20,8 @@ from experiments.store import tidy
 BLEU = Outcome(metric="bleu", split="test", unit="BLEU", better="higher", noun="BLEU")
 COLUMNS = ["whose", "model", "data", "sparsity", "gain", "low", "high", "flops"]
 METHODS = {"spdf-50": 0.5, "spdf-75": 0.75}
+#: Of both phases, as a share of dense, by sparsity.
+PUBLISHED_FLOPS = {0.5: 0.601, 0.75: 0.401}
 DENSE = "dense-dense"
 
 
@@ -27,65 +30,42 @@ def data(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd
     return pd.DataFrame([*_published(), *_ours(records, study)], columns=COLUMNS)
 
 
-def _published() -> list[dict]:
+def _published() -> list[dict[str, Any]]:
     rows = published.results()
     rows = rows[(rows["source_id"] == "SPDF_UAI23") & (rows["table_or_figure"] == "Table 1")]
     rows = rows[rows["model"].str.startswith("GPT-3 XL") & (rows["metric"] == "BLEU")]
+    rows = rows.assign(
+        s=pd.to_numeric(rows["sparsity"]),
+        bleu=rows["value"].astype(float),
+        sd=rows["seeds_or_std"].str.extract(r"([\d.]+)")[0].astype(float),
+    )
     found = []
     for task, own in rows.groupby("dataset", sort=False):
-        own = own.assign(
-            s=pd.to_numeric(own["sparsity"]),
-            sd=own["seeds_or_std"].str.extract(r"([\d.]+)")[0].astype(float),
-        )
         dense = own[own["s"] == 0].iloc[0]
         for row in own[own["s"] > 0].itertuples():
-            gain = float(row.value) - float(dense["value"])
-            half = math.hypot(row.sd, dense["sd"])
-            found.append(
-                {
-                    "whose": "published",
-                    "model": "GPT-3 XL",
-                    "data": task,
-                    "sparsity": row.s,
-                    "gain": gain,
-                    "low": gain - half,
-                    "high": gain + half,
-                    "flops": {0.5: 0.601, 0.75: 0.401}[row.s],
-                }
-            )
+            gain, half = row.bleu - dense["bleu"], math.hypot(row.sd, dense["sd"])
+            ends = (gain, gain - half, gain + half)
+            values = ("published", "GPT-3 XL", task, row.s, *ends, PUBLISHED_FLOPS[row.s])
+            found.append(dict(zip(COLUMNS, values, strict=True)))
     return found
 
 
-def _ours(records: pd.DataFrame, study: PlannedStudy) -> list[dict]:
+def _ours(records: pd.DataFrame, study: PlannedStudy) -> list[dict[str, Any]]:
     evidence = gather([study], [records])
     values, found = evidence.values(BLEU), []
     flops = tidy.select(records, "flops_executed").set_index("run")["value"]
     runs = evidence.runs[evidence.runs["run"].isin(values.index)]
-    total = runs.assign(
-        total=runs["run"].map(flops).astype(float) + runs["first"].map(flops).astype(float)
-    )
-    for (model, task, _), own in total.groupby(["model", "dataset", "budget"], sort=False):
-        cells = evidence.cells(own, values)
+    both = (runs[phase].map(flops).astype(float) for phase in ("run", "first"))
+    runs = runs.assign(total=sum(both))
+    for (model, task, _), own in runs.groupby(["model", "dataset", "budget"], sort=False):
+        cells, totals = evidence.cells(own, values), own.groupby("method")["total"].mean()
         arms: dict[str, Arm] = {arm.method: arm for arm in cells}
         for method, sparsity in METHODS.items():
             if method in arms and DENSE in arms:
                 e = estimate(cells, [(arms[method], arms[DENSE])])
-                share = (
-                    own.loc[own["method"] == method, "total"].mean()
-                    / own.loc[own["method"] == DENSE, "total"].mean()
-                )
-                found.append(
-                    {
-                        "whose": "here",
-                        "model": model,
-                        "data": task,
-                        "sparsity": sparsity,
-                        "gain": e.effect,
-                        "low": e.low,
-                        "high": e.high,
-                        "flops": share,
-                    }
-                )
+                row = ("here", model, task, sparsity, e.effect, e.low, e.high)
+                share = totals[method] / totals[DENSE]
+                found.append(dict(zip(COLUMNS, (*row, share), strict=True)))
     return found
 
 
@@ -94,26 +74,19 @@ def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Fi
     table = data(records, curves, study)
     figure, (axes,) = style.panels(1, height=3.8)
     colors = {"published": "#D55E00", "here": "#0072B2"}
-    marks = dict(
-        zip(
-            table[["whose", "model", "data"]].drop_duplicates().itertuples(index=False, name=None),
-            "sD^ovP*X",
-            strict=False,
-        )
-    )
-    for place, (key, own) in enumerate(table.groupby(["whose", "model", "data"], sort=False)):
-        whose, model, task = key
-        x = 100 * own["sparsity"] + 1.6 * (place - len(marks) / 2)
+    groups = list(table.groupby(["whose", "model", "data"], sort=False))
+    for place, ((whose, model, task), own) in enumerate(groups):
         axes.errorbar(
-            x,
+            100 * own["sparsity"] + 1.6 * (place - len(groups) / 2),
             own["gain"],
             yerr=[own["gain"] - own["low"], own["high"] - own["gain"]],
             ls="",
-            marker=marks[key],
+            marker="sD^ovP*X"[place],
             color=colors[whose],
             capsize=2,
             label=f"{whose}: {model}, {task}",
         )
+
     axes.axhline(0, color=INK, lw=0.8)
     ticks = []
     for level in sorted(METHODS.values()):
