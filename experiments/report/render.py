@@ -16,7 +16,6 @@ import jinja2
 import pandas as pd
 from markupsafe import Markup
 
-from experiments import published
 from experiments.analysis import figures, style, tables
 from experiments.errors import UserError
 from experiments.findings import claim as claims
@@ -186,7 +185,7 @@ def _read_table(
 
 
 def _is_known(column: pd.Series) -> bool:
-    return bool((column.notna() & (column.astype(str) != published.UNKNOWN)).any())
+    return bool((column.notna() & (column.astype(str) != "no value that we hold")).any())
 
 
 def _cell(value: Any, column: str, runs: provenance.Runs) -> str:
