@@ -46,16 +46,11 @@ def folder(tmp_path, monkeypatch):
 
 def commit(*runs: tuple[str, str]) -> None:
     """Write committed records of some runs with these hashes of their specs."""
-    parquet.write(
-        [
-            {
-                "run": run_id, "spec_hash": spec_hash, "spec": PLANNED[run_id].spec.to_json(),
-                "data": {"hash": "of the data"}, "curve": [], "layers": [], "evaluation": None,
-            }
-            for run_id, spec_hash in runs
-        ],
-        paths.REFERENCE / STUDY,
-    )  # fmt: skip
+    blank = {"data": {"hash": "of the data"}, "curve": [], "layers": [], "evaluation": None}
+    made = [{"run": run_id, "spec_hash": spec_hash, **blank} for run_id, spec_hash in runs]
+    for record in made:
+        record["spec"] = PLANNED[record["run"]].spec.to_json()
+    parquet.write(made, paths.REFERENCE / STUDY)
 
 
 def records(asked: request.Request) -> set[str]:

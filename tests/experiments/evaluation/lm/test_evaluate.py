@@ -286,19 +286,17 @@ def test_a_damaged_mirror_is_one_sentence(model_dir, data_dir, suite, tmp_path):
 
 
 RIDDLES = """
-from experiments.data.base import PAIRS, Dataset, OwnTest, Texts
-
-def read(source):
-    rows = [{"good": f"The mask drops {n} weights.", "bad": f"The mask drop {n} weights."}
-            for n in range(20)]
-    written = {**CONFIG, "doc_to_text": "{{question}}", "doc_to_target": "{{answer}}"}
-    questions = [{"question": 0, "answer": "the mask"}, {"question": 1, "answer": "a weight"}]
-    tests = {"riddle_pairs": OwnTest(rows, PAIRS), "riddle_answers": OwnTest(questions, written)}
-    return Texts({s: ["The mask drops weights."] * 9 for s in ("train", "validation", "test")},
-                 tests=tests)
+from experiments.data.base import Dataset, OwnTest, Texts
 
 CONFIG = {"output_type": "generate_until", "generation_kwargs": {"max_gen_toks": 4},
+          "doc_to_text": "{{question}}", "doc_to_target": "{{answer}}",
           "metric_list": [{"metric": "exact_match"}]}
+
+def read(source):
+    test = OwnTest([{"question": n, "answer": "the mask"} for n in range(2)], CONFIG)
+    texts = dict.fromkeys(("train", "validation", "test"), ["The mask drops weights."] * 9)
+    return Texts(texts, tests={"riddles": test})
+
 DATASETS = (Dataset("riddles", "none", "here", "alike", read),)
 """
 
@@ -315,11 +313,8 @@ def test_a_dataset_with_tests_of_its_own_is_one_file(model_dir, suite, tmp_path,
         data._datasets.cache_clear()
     data.verify(tmp_path / "data")
     result = evaluate(model_dir, tmp_path / "data", suite("{task: own}"), out=tmp_path)
-    scores = by_metric(result)
-    assert scores["riddle_pairs", "acc", "test"]["num_items"] == 20
-    assert scores["riddle_pairs", "acc", "test"]["chance"] == 0.5
-    assert scores["riddle_answers", "exact_match", "test"]["num_items"] == 2
-    with pytest.raises(ValueError, match="task is 'nope'.*riddle_pairs"):
+    assert by_metric(result)["riddles", "exact_match", "test"]["num_items"] == 2
+    with pytest.raises(ValueError, match="task is 'nope'.*riddles"):
         evaluate(model_dir, tmp_path / "data", suite("{task: nope}"), out=tmp_path)
 
 
