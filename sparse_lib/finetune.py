@@ -18,22 +18,19 @@ def keep_zeros(model: nn.Module, optimizer: Any = None) -> Group:
     """Keep the zeros of a pruned model while it is trained further, whoever pruned it.
 
     Every weight of two or more dimensions outside of embeddings, norms and heads that has zeros
-    gets a mask of them (a mask that is there already is kept); a tensor that is zero everywhere
-    is left alone. With masks gone (``sl.finalize``), the zeros are those of the start.
+    gets a mask of them (a mask that is there already is kept); a tensor that is zero everywhere is
+    left alone. With masks gone (``sl.finalize``), the zeros are those of the start.
 
     Args:
         model: The pruned model, with its weights loaded.
-        optimizer: Its optimizer; or apply the returned algorithm to it later, or give that to an
-            integration such as `sparse_lib.integrations.transformers.SparsityCallback`.
-
-    Returns:
-        The algorithm that holds the masks.
+        optimizer: Its optimizer; or apply the returned algorithm, which holds the masks, to it
+            later, or give that to an integration such as
+            `sparse_lib.integrations.transformers.SparsityCallback`.
 
     Raises:
         ValueError: If no weight has zeros, a matrix is quantized, so that its zeros cannot be
             masked, or the model has adapters of peft, which merge into the zeros:
             `sparse_lib.integrations.peft.keep_zeros` masks them too.
-        TypeError: If ``model`` is no module.
 
     >>> model = nn.Linear(4, 4, bias=False)
     >>> _ = nn.init.eye_(model.weight)

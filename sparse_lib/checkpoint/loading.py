@@ -19,15 +19,11 @@ from sparse_lib.core.parameter import unwrap
 def load_checkpoint(
     model: nn.Module, state: Mapping[str, Any], *, strict: bool = True
 ) -> dict[str, Tensor]:
-    """Load weights and masks of any form that `split_state` knows, in place.
+    """Load weights and masks of any form that `split_state` knows into a model, in place.
 
-    Masks become ``<name>_mask`` buffers, which an algorithm applied later keeps; a mask that the
-    model has and the checkpoint lacks is filled with ones where ``strict`` is false.
-
-    Args:
-        model: Model, wrapped or not, with or without masks.
-        state: Checkpoint.
-        strict: Names must match exactly.
+    Masks become ``<name>_mask`` buffers, which an algorithm applied later keeps. If ``strict``,
+    names must match exactly; else a mask that the model has and the checkpoint lacks is filled with
+    ones.
 
     Returns:
         Full name to the masks that were loaded.

@@ -77,8 +77,8 @@ def _with_tensors(call: Callable) -> Callable[..., float]:
 class BaseSparsityOptimizer(Optimizer, ABC):
     """Base of sparsity in the form of an optimizer, whose state is masks.
 
-    A subclass says how sparse a group is to be, and may set ``self.state[p]["mask"]`` in
-    `step`, which is called after the step of the optimizer that trains the weights::
+    A subclass says how sparse a group is to be, and may set ``self.state[p]["mask"]`` in `step`,
+    which is called after the step of the optimizer that trains the weights::
 
         sparsity = Mine(model.named_parameters(), defaults={"sparsity": 0.5})
         sparsity.hook_module(model)
@@ -88,16 +88,9 @@ class BaseSparsityOptimizer(Optimizer, ABC):
         optimizer.step()
         sparsity.step()
 
-    `SparsityWrapperOptimizer` makes these calls.
-
-    Args:
-        params: ``(name, parameter)`` pairs; dicts with ``params`` (pairs) and settings of their
-            own; or a model, which means all its parameters.
-        init_method: First masks, see `sparse_lib.masks.init`.
-        defaults: Settings of groups without their own.
-
-    Raises:
-        ValueError: If parameters come without names, or a setting is not allowed.
+    `SparsityWrapperOptimizer` makes these calls. Parameters are ``(name, parameter)`` pairs, dicts
+    with ``params`` (pairs) and settings of their own, or a model, which means all of its;
+    ``defaults`` are settings of groups without their own.
     """
 
     def __init__(

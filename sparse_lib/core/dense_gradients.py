@@ -46,8 +46,6 @@ class DenseGradients:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(state["params"])  # type: ignore[misc]
 
-    # ------------------------------------------------------------------------------ keeping them
-
     def keep_next(self, wanted: bool, *, past: bool) -> None:
         """Keep what the next backward passes give, if wanted, and what is past, if it stays."""
         self.stop()
@@ -203,8 +201,6 @@ class DenseGradients:
                 self.kept[name] = torch.zeros_like(sparse.param)
         shared = [self.kept[name] for name in self._params]
         distributed.average_(kept for kept in shared if not shards.is_sharded(kept))
-
-    # --------------------------------------------------------------------- as the optimizer's
 
     def as_optimized(self, sparse: SparseParameter, gradient: Tensor) -> Tensor:
         """A dense gradient, unscaled and clipped as ``.grad`` was before the optimizer saw it."""

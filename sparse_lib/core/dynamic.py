@@ -151,8 +151,6 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
             )
         return self.dense_gradients.as_optimized(sparse, kept) if scaled else kept
 
-    # ---------------------------------------------------------------------------------- updating
-
     @torch.no_grad()
     def update(self, optimizer: Optimizer | None = None) -> None:
         """Update every mask now, whatever the update schedule says."""

@@ -64,9 +64,6 @@ def default_costs() -> Costs:
     They follow from the environment variable `SPARSE_LIB_SKIP_COSTS`, if it is set, or from the
     processor's vendor, family and vector width by a table; never from a clock, since a layer that
     skips rounds otherwise than a dense one, and a run must be repeatable.
-
-    Raises:
-        ValueError: The variable is not three to six numbers above 0.
     """
     if text := os.environ.get(COSTS_VARIABLE):
         return Costs.parse(text)
@@ -132,12 +129,6 @@ def worth_skipping(
         half: Whether the dense execution would be in bfloat16.
         multiplies_half: Whether skipping would be so as well: see `takes_half`.
         costs: Those of another processor; `default_costs()` if None.
-
-    Returns:
-        False where the kernels are not available.
-
-    Raises:
-        ValueError: `SPARSE_LIB_SKIP_COSTS` is set to something else than numbers above 0.
     """
     if kernels.unavailable() is not None:
         return False

@@ -282,12 +282,9 @@ def gradients(
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """The gradients of `multiply`'s input, weight and bias, as far as they are needed.
 
+    ``source``, prepared, to ``structures`` are those that `multiply` was given.
+
     Args:
-        gradient: Of the output.
-        source: The input that `multiply` was given, as are the next three arguments.
-        weight: See `multiply`.
-        geometry: See `multiply`.
-        structures: See `multiply`.
         half: What `is_half` says.
         needs: Which of the three are needed.
         dense: Whether the gradient of masked weights is needed, too.

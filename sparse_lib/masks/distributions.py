@@ -139,9 +139,6 @@ def from_map(
     return result
 
 
-# ------------------------------------------------------------------------------------------------
-
-
 def _check_map(sparsity_map: Any) -> None:
     if not isinstance(sparsity_map, Mapping):
         raise TypeError(f"distribution.sparsity_map must be a dict, not {sparsity_map!r}")

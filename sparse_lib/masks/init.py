@@ -166,23 +166,22 @@ INIT_METHODS: dict[str, InitMethod] = {
 def make_init_method(spec: str | InitMethod, *, compat: str | Rules | None = None) -> InitMethod:
     """An init method from its name or from a user's function.
 
-    A function may take two to four arguments, with or without annotations: the weights, the
-    sparsity, the score shaper (or None), and either the device of the weights (if that argument is
-    called ``device`` or annotated ``torch.device``) or a private ``torch.Generator``. An argument
-    with a default is given only if its name says shaper, device or generator.
+    A function returns a mask of the shape of the weights, and may take two to four arguments, with
+    or without annotations: the weights, the sparsity, the score shaper (or None), and either the
+    device of the weights (if that argument is called ``device`` or annotated ``torch.device``) or a
+    private ``torch.Generator``. An argument with a default is given only if its name says shaper,
+    device or generator.
 
     Args:
-        spec: ``"random"``, ``"topk"``, ``"balanced-topk"``, ``"from_zeros"``, ``"checkerboard"``,
-            ``"snip"``, ``"grasp"``, ``"force"``, ``"iterative-snip"``, or a
-            function which returns a mask of the shape of the weights.
+        spec: A key of ``INIT_METHODS``, or a function.
         compat: How many weights stay at a sparsity.
 
     Returns:
         ``f(param, sparsity, score_shaper=None, generator=None)``, which returns a boolean mask.
 
     Raises:
-        ValueError: If the name is unknown, or a function takes too few or too many arguments.
-        TypeError: If ``spec`` is neither a name nor a function.
+        ValueError: If the name is unknown, or a function takes too few or too many arguments;
+            TypeError if ``spec`` is neither.
     """
     rules = rules_of(compat)
     if isinstance(spec, str):

@@ -20,9 +20,6 @@ from sparse_lib.masks.selection import comparable, select, select_flat
 from sparse_lib.masks.shapers import NMScoreShaper, ScoreFlattener, ScoreShaper, make_score_shaper
 from sparse_lib.rules import Rules, rules_of
 
-# ------------------------------------------------------------------------------------------------
-# Randomness
-
 
 def generator(seed: int, name: str, index: int) -> torch.Generator:
     """A private random generator for one parameter at one mask update (0 is initialisation).
@@ -47,10 +44,6 @@ def random_score(like: Tensor, generator: torch.Generator | None = None) -> Tens
     where = like.device if generator is None else generator.device
     score = torch.rand(like.shape, generator=generator, device=where, dtype=torch.float32)
     return score.to(like.device)
-
-
-# ------------------------------------------------------------------------------------------------
-# Mask makers
 
 
 @torch.no_grad()
@@ -272,10 +265,6 @@ def make_masks_global_topk(
         name: shards.as_shard((own | more).reshape(shards.local(score).shape), score)
         for (name, score), own, more in zip(scores.items(), best, chosen, strict=True)
     }
-
-
-# ------------------------------------------------------------------------------------------------
-# Arguments
 
 
 def _spans_ranks(score: Tensor, shaper: ScoreShaper) -> bool:

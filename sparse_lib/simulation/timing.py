@@ -150,10 +150,9 @@ def simulate(
     recompute: bool | None = None,
     flops: ModelFlops | None = None,
 ) -> Simulation:
-    """Simulates one training step. The model may live on the meta device.
+    """Simulates one training step. Only shapes of the model are read; it may be on the meta device.
 
     Args:
-        model: The model; only shapes are read.
         device: A name (``"cs2"``, ``"cs3"``, ``"h100"``, ``"a100"``, ``"host"``) or a spec.
         batch_size: Samples per step over all systems.
         sequence_length: Tokens per sample, for language models.
@@ -166,7 +165,6 @@ def simulate(
         flops: What ``count`` returned for these sizes, to simulate many cases of one model.
 
     Raises:
-        TypeError: If the model is no module, or the sparsity neither number nor mapping.
         ValueError: If the device is unknown, it can't be joined by so many systems, the efficiency
             is out of range, or ``flops`` are those of another batch size.
     """
