@@ -8,6 +8,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from sparse_lib.masks import shards
+
 
 def world_size() -> int:
     """Number of data-parallel processes; 1 without ``torch.distributed``."""
@@ -25,15 +27,9 @@ def shared_seed(seed: int) -> int:
 
 def any_rank(flags: Sequence[bool]) -> list[bool]:
     """Flags that are true where those of any rank are; a collective."""
-    box = torch.tensor(flags, dtype=torch.int32, device=_device())
+    box = torch.tensor(flags, dtype=torch.int32, device=shards.device_of())
     dist.all_reduce(box, dist.ReduceOp.MAX)
     return box.bool().tolist()
-
-
-def _device() -> torch.device:
-    """Where collectives take tensors from."""
-    accelerated = dist.get_backend() == "nccl"
-    return torch.device("cuda", torch.cuda.current_device()) if accelerated else torch.device("cpu")
 
 
 def average_(tensors: Iterable[Tensor]) -> None:

@@ -121,7 +121,7 @@ def total(value: Tensor | int, group: Any) -> Any:
         value = value.clone()
         dist.all_reduce(value, group=group)
         return value
-    box = torch.tensor([value], device=_device(group))
+    box = torch.tensor([value], device=device_of(group))
     dist.all_reduce(box, group=group)
     return int(box)
 
@@ -130,21 +130,14 @@ def before(count: int, group: Any) -> int:
     """The sum of the counts of the ranks before this one."""
     if group is None:
         return 0
-    box = torch.tensor([count], device=_device(group))
+    box = torch.tensor([count], device=device_of(group))
     everyone = [torch.empty_like(box) for _ in range(dist.get_world_size(group))]
     dist.all_gather(everyone, box, group=group)
     return sum(map(int, everyone[: dist.get_rank(group)]))
 
 
-def any_rank(flags: Tensor, group: Any) -> Tensor:
-    """Bool flags that are true where those of any rank of a group are."""
-    if group is None:
-        return flags
-    return total(flags.int(), group) > 0
-
-
-def _device(group: Any) -> torch.device:
-    """Where a group's collectives take tensors from."""
+def device_of(group: Any = None) -> torch.device:
+    """Where the collectives of a group, or of all ranks, take tensors from."""
     accelerated = dist.get_backend(group) == "nccl"
     return torch.device("cuda", torch.cuda.current_device()) if accelerated else torch.device("cpu")
 
@@ -236,7 +229,7 @@ def _drop_last(
 ) -> None:
     """Take the last ``surplus`` ties out of masks, in place."""
     device = ties[0].device
-    counts = torch.tensor([part.numel() for part in ties], device=_device(group))
+    counts = torch.tensor([part.numel() for part in ties], device=device_of(group))
     everyone = [torch.empty_like(counts) for _ in range(dist.get_world_size(group))]
     dist.all_gather(everyone, counts, group=group)
     table = torch.stack(everyone, 1).cpu()  # (tensors, ranks)
