@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sparse_lib.core.algorithm import SparsityAlgorithm
+from sparse_lib.core.codes import start_of
 from sparse_lib.core.drop_and_grow import DropAndGrow
 from sparse_lib.core.dynamic import DynamicSparsityAlgorithm
 from sparse_lib.masks.counts import num_nonzero
@@ -171,7 +172,7 @@ def expect_equal(first: dict[str, Tensor], second: dict[str, Tensor], when: str)
 
 
 def expect_enforced(algorithm: SparsityAlgorithm, optimizer: Optimizer | None = None) -> None:
-    """Weights are zero where masked, and optimizer states too where the algorithm masks these."""
+    """Weights are zero where masked; states that the algorithm masks are what they begin with."""
     expect(algorithm.sparse_params, "no parameter is sparse")
     members = [(a, *item) for a in algorithm.algorithms for item in a.sparse_params.items()]
     for member, name, sparse in members:
@@ -180,7 +181,9 @@ def expect_enforced(algorithm: SparsityAlgorithm, optimizer: Optimizer | None = 
         if optimizer is not None and member.masks_states:
             for key, state in optimizer.state[sparse.param].items():
                 if isinstance(state, Tensor) and state.shape == sparse.param.shape:
-                    expect(not state[off].any(), f"{key} of {name!r} is not zero where masked")
+                    start = start_of(optimizer, key, sparse.param)
+                    says = f"{key} of {name!r} is not {start:g} where masked"
+                    expect((state[off] == start).all(), says)
 
 
 def masked_positions_are_zero_after_every_step(case: Case) -> None:

@@ -66,12 +66,10 @@ class PlannedParameter:
 
 @dataclass(frozen=True)
 class Plan:
-    """A table of parameters, with FLOPs (2 per multiply-add) and warnings.
+    """A table of a model's parameters in order, with warnings and FLOPs (2 per multiply-add).
 
-    Attributes:
-        parameters: One row per parameter, in the order of the model.
-        warnings: Sentences about what looks like a mistake.
-        flops: FLOPs of the model, None if no size of a batch was given.
+    Warnings are sentences about what looks like a mistake; ``flops`` is None if no size of a batch
+    was given.
     """
 
     parameters: tuple[PlannedParameter, ...]

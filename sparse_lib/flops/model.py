@@ -40,18 +40,16 @@ class LayerFlops:
     """Dense forward cost of one weight, or of the weightless products of one module.
 
     Attributes:
-        name: Module path.
-        operation: Kind of the layer (``LayerDescription.kind``), or ``"attention"`` for products
-            of activations.
+        operation: Kind of the layer (``LayerDescription.kind``), or ``"attention"`` for products of
+            activations, as is the role then.
         weight_name: Full parameter name, None without a weight.
         tied_to: First name of a tied weight, else None.
-        role: Role of the layer (``LayerDescription.role``), or ``"attention"``.
         num_weights: Elements of the weight, 0 without one.
         dense_flops: Forward FLOPs without sparsity, for the whole batch.
         sparsified: True if the default filter would sparsify the weight.
         num_kept: Elements of its inputs that the backward pass needs, for the whole batch; an input
-            shared with an earlier layer counts there. Attention keeps queries, keys and values
-            (one of each per head), not its scores, as fused kernels do.
+            shared with an earlier layer counts there. Attention keeps queries, keys and values (one
+            of each per head), not its scores, as fused kernels do.
     """
 
     name: str
@@ -93,10 +91,8 @@ class LayerFlops:
 class ModelFlops:
     """FLOPs of one forward pass or training step of a model on one batch.
 
-    Attributes:
-        layers: Costs in the order of first use.
-        batch_size: Samples in the batch.
-        weight_names: All names under which the model knows its weights.
+    ``layers`` are in the order of first use; ``weight_names`` are all under which the model knows
+    them.
     """
 
     layers: tuple[LayerFlops, ...]

@@ -42,15 +42,11 @@ def transformable(
     These are the weights of role ``"block"``: not the first convolution, embeddings, norms and
     output heads, nor what carries ``requires_dense``. Grouped (depthwise) convolutions stay dense
     too: each of their outputs sums over a few weights only. A module that is used in several places
-    is one layer, chosen by any of its names.
-
-    Args:
-        model: Any module.
-        layers: A glob on module names, or several, that choose among these layers; default all.
+    is one layer, chosen by any of its names. ``layers``, a glob on module names or several, choose
+    among these.
 
     Raises:
-        TypeError: If ``layers`` is something else.
-        ValueError: If nothing is left.
+        ValueError: If nothing is left; TypeError if ``layers`` is something else.
     """
     globs = [layers] if isinstance(layers, str) else layers
     is_list = isinstance(globs, Collection) and all(isinstance(glob, str) for glob in globs)

@@ -25,10 +25,8 @@ InitMethod = Callable[..., Tensor]
 class BestScores:
     """First masks that keep the weights with the highest scores, in the exact number.
 
-    Attributes:
-        score: ``score(param, generator)``, a tensor of the shape of the weights.
-        default_shaper: Which weights compete where the caller names no shaper.
-        compat: How many weights stay at a sparsity.
+    ``score(param, generator)`` is a tensor of the shape of the weights; the default shaper says
+    which compete where the caller names no shaper.
     """
 
     score: Callable[[Tensor, torch.Generator | None], Tensor]
