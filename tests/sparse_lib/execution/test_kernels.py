@@ -1,5 +1,6 @@
 """The kernels against dense torch, at every vector width that this machine has."""
 
+import itertools
 import os
 import shutil
 import subprocess
@@ -53,27 +54,28 @@ def run_both(mask, weight, source, gradient, bias, lanes, inputs_first=False, ti
     return target, source_gradient, weight_gradient.T if inputs_first else weight_gradient
 
 
-@pytest.mark.parametrize("inputs_first", (False, True))
-@pytest.mark.parametrize("sparsity", (0.0, 0.5, 0.95, 1.0))
+STORED = list(itertools.product((0.0, 0.5, 0.95, 1.0), (False, True)))
+
+
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_products_equal_masked_dense(shape, sparsity, inputs_first, lanes):
+def test_products_equal_masked_dense(shape, lanes):
     tokens, inputs, outputs = shape
-    torch.manual_seed(0)
-    mask = random_mask(outputs, inputs, sparsity) if 0 < sparsity < 1 else None
-    if mask is None:
+    for sparsity, inputs_first in STORED:
+        torch.manual_seed(0)
         mask = torch.full((outputs, inputs), sparsity == 0)
-    weight, bias = torch.randn(outputs, inputs), torch.randn(outputs)
-    source, gradient = torch.randn(tokens, inputs), torch.randn(tokens, outputs)
-    results = run_both(mask, weight, source, gradient, bias, lanes, inputs_first)
-    masked = (weight * mask).double()
-    expected = (
-        source.double() @ masked.T + bias,
-        gradient.double() @ masked,
-        (gradient.double().T @ source.double()) * mask,
-    )
-    for result, truth in zip(results, expected, strict=True):
-        assert relative_error(result, truth) < TOLERANCE
-    assert not results[2][~mask].any()
+        mask = random_mask(outputs, inputs, sparsity) if 0 < sparsity < 1 else mask
+        weight, bias = torch.randn(outputs, inputs), torch.randn(outputs)
+        source, gradient = torch.randn(tokens, inputs), torch.randn(tokens, outputs)
+        results = run_both(mask, weight, source, gradient, bias, lanes, inputs_first)
+        masked = (weight * mask).double()
+        expected = (
+            source.double() @ masked.T + bias,
+            gradient.double() @ masked,
+            (gradient.double().T @ source.double()) * mask,
+        )
+        for result, truth in zip(results, expected, strict=True):
+            assert relative_error(result, truth) < TOLERANCE, (sparsity, inputs_first)
+        assert not results[2][~mask].any()
 
 
 @pytest.mark.parametrize("tile", (1, 7, 4096))
@@ -180,26 +182,25 @@ def test_fingerprint_sees_every_single_change():
 
 @pytest.mark.skipif(not kernels.takes_half(48), reason="no fast bfloat16 products")
 @pytest.mark.parametrize("half_lanes", (48, 64), ids="lanes{}".format)
-@pytest.mark.parametrize("inputs_first", (False, True))
-@pytest.mark.parametrize("weight_type", (torch.float32, torch.bfloat16), ids=str)
-@pytest.mark.parametrize("sparsity", (0.0, 0.5, 0.95, 1.0))
 @pytest.mark.parametrize("shape", [*SHAPES, (128, 64, 96), (300, 31, 95)], ids=str)
-def test_products_of_bfloat16_round_once(shape, sparsity, weight_type, inputs_first, half_lanes):
-    tokens, inputs, outputs = shape
+def test_products_of_bfloat16_round_once(shape, half_lanes):
+    for weight_type in (torch.float32, torch.bfloat16):
+        for sparsity, inputs_first in STORED:
+            check_rounding(*shape, half_lanes, weight_type, sparsity, inputs_first)
+
+
+def check_rounding(tokens, inputs, outputs, lanes, weight_type, sparsity, inputs_first):
     torch.manual_seed(0)
     mask = torch.rand(outputs, inputs) >= sparsity
     weight = torch.randn(outputs, inputs).bfloat16().to(weight_type)
     weight[~mask] = torch.nan
-    source, gradient = (
-        torch.randn(tokens, inputs).bfloat16(),
-        torch.randn(tokens, outputs).bfloat16(),
-    )
+    source, gradient = (torch.randn(tokens, n).bfloat16() for n in (inputs, outputs))
     bias, bias_gradient = torch.randn(outputs), torch.full((outputs,), torch.nan)
     stored, stored_mask = (
         (weight.T.contiguous(), mask.T.contiguous()) if inputs_first else (weight, mask)
     )
-    forward = Structure(stored_mask, transposed=inputs_first, lanes=half_lanes)
-    backward = Structure(stored_mask, transposed=not inputs_first, lanes=half_lanes)
+    forward = Structure(stored_mask, transposed=inputs_first, lanes=lanes)
+    backward = Structure(stored_mask, transposed=not inputs_first, lanes=lanes)
     wide = torch.full((tokens, outputs + 3), torch.nan, dtype=torch.bfloat16)
     target, source_gradient = wide[:, :outputs], torch.full_like(source, torch.nan)
     forward.multiply(stored, rows_view(source), rows_view(target), bias)
