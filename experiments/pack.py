@@ -85,11 +85,11 @@ def pack(
     if out.exists() and any(out.iterdir()):
         raise UserError(f"out is {str(out)!r}, which is not empty; name a new folder")
     out.mkdir(parents=True, exist_ok=True)
-    data = {run.data_label: paths.data(run.data_label) for run in runs}
-    for run in {run.data_label: run for run in runs}.values():
-        if not (data[run.data_label] / "meta.json").is_file():
-            module = tasks.get(run.spec.task)
-            module.prepare(run.spec.data, out=data[run.data_label], mirror=mirror, offline=True)
+    specs = {run.data_label: run.spec for run in runs}
+    data = {
+        label: tasks.ensure(spec.task, spec.data, paths.data(label), mirror)
+        for label, spec in specs.items()
+    }
     with tempfile.TemporaryDirectory(prefix="wheels-") as scratch:
         wheels = download(required(needed(runs), has), Path(scratch), python)
         pieces = Pieces(out, piece_mb * MB)

@@ -1,4 +1,52 @@
-"""Analysis of finished runs: records, statistics, claims, tables and figures.
+"""Analysis of finished runs: tables and figures, each a file that is found by its name.
 
 Nothing here imports torch: every input is a JSON, JSONL or CSV file that a run wrote.
 """
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from experiments.errors import UserError, not_one_of
+from experiments.specs.schema import module_names
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from experiments.specs.planned import PlannedStudy
+
+
+class Files:
+    """The modules of a folder here, by name.
+
+    Args:
+        kind: What one of them is, in words; the folder has its plural.
+    """
+
+    def __init__(self, kind: str) -> None:
+        self.kind, self.folder = kind, f"{kind}s"
+
+    def names(self) -> list[str]:
+        """Return the names of all."""
+        return module_names(Path(__file__).parent / self.folder)
+
+    def load(self, name: str) -> ModuleType:
+        """Return the module of a name; raises `UserError` where there is none."""
+        if name not in self.names():
+            place = f"experiments/analysis/{self.folder}"
+            raise UserError(not_one_of(self.kind, name, self.names(), place))
+        return importlib.import_module(f"{__name__}.{self.folder}.{name}")
+
+    def caption(self, name: str) -> str:
+        """Return the docstring of a module on one line."""
+        return " ".join((self.load(name).__doc__ or "").split())
+
+    def shown(self, name: str, records: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
+        """Return the records that a module reads: of the headline runs, unless it reads all."""
+        from experiments.analysis.select import headline
+
+        every = getattr(self.load(name), "EVERY_RECIPE", False)
+        return records if every else headline(records, study)

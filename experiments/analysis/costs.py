@@ -10,7 +10,6 @@ import pandas as pd
 from experiments.specs.planned import PlannedStudy
 from experiments.store import tidy
 
-EXECUTED = "flops_executed"
 #: Seconds of a training: of the clock, and of the processor.
 CLOCK, CPU_CLOCK = "trained_s", "trained_cpu_s"
 #: Least share of its seconds that a process computes which has a core to itself.
@@ -20,25 +19,17 @@ BESIDE = "beside other work"
 
 
 def executed(records: pd.DataFrame, study: PlannedStudy) -> pd.Series:
-    """Return the training FLOPs that each run executed, 2 per multiply-add; see `spent`."""
-    return spent(records, study, (EXECUTED,))
-
-
-def spent(records: pd.DataFrame, study: PlannedStudy, metrics: tuple[str, ...]) -> pd.Series:
-    """Return what each run took of something, by run id.
+    """Return the training FLOPs that each run executed, 2 per multiply-add, by run id.
 
     A run that starts from the weights of another one includes what that one took; NaN where that
     one has no record. A run that goes on from another one's state has counted it.
     """
-    own = records[records["metric"].isin(metrics)].groupby("run")["value"].first()
-    first = {
-        run.id: run.spec.starts_from.run
-        for run in study.runs
-        if run.spec.starts_from is not None and run.spec.starts_from.step is None
-    }
+    own = records[records["metric"] == "flops_executed"].groupby("run")["value"].first()
+    starts = {run.id: run.spec.starts_from for run in study.runs}
 
     def whole(run: str) -> float:
-        before = whole(first[run]) if run in first else 0.0
+        start = starts.get(run)
+        before = whole(start.run) if start is not None and start.step is None else 0.0
         return before + float(own.get(run, math.nan))
 
     return pd.Series({run: whole(run) for run in own.index}, dtype=float)

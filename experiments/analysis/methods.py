@@ -1,6 +1,5 @@
 """What the methods of a study are called and how they look, from the study's facts."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,18 +73,12 @@ class Method:
     algorithm: str = DENSE
     family: str | None = None
     sparsity: float = 0.0
-    recipe: str | None = None
     first: str | None = None
     revived: str | None = None
     retuned: bool = False
     is_plain: bool = False
     color: str = SPARE_COLORS[0]
     marker: str = SPARE_MARKERS[0]
-
-    @property
-    def is_dense(self) -> bool:
-        """Whether it trains the model as it is, in one phase."""
-        return self.algorithm == DENSE and self.family is None and self.first is None
 
 
 class Methods:
@@ -174,19 +167,6 @@ class Methods:
         own = self[key]
         return own.algorithm if own.is_plain and own.family is None else key
 
-    def dense(self, keys: Iterable[str]) -> str | None:
-        """Return the dense method that sparse ones are held against; None without one.
-
-        The first by the recipe that most sparse methods of the study have, else the first.
-        """
-        recipes = [own.recipe for own in self._methods.values() if not own.is_dense]
-        usual = max(recipes, key=recipes.count, default=None)
-        present = set(keys)
-        found = [own for own in map(self.__getitem__, [*self._methods]) if own.key in present]
-        found += [self[key] for key in sorted(present - {own.key for own in found})]
-        found = [own for own in found if own.is_dense]
-        return min(found, key=lambda own: own.recipe != usual).key if found else None
-
 
 def _facts(study: PlannedStudy) -> dict[str, dict[str, Any]]:
     """The facts of each method, from the study's file and from the specs of its runs."""
@@ -197,7 +177,6 @@ def _facts(study: PlannedStudy) -> dict[str, dict[str, Any]]:
             "family": own.family,
             "sparsity": own.final_sparsity,
             "label": own.label,
-            "recipe": own.recipe,
             "retuned": own.retuned,
             "first": None if own.starts_from is None else own.starts_from.method,
             "revived": None if own.starts_from is None else own.starts_from.revived,
@@ -208,7 +187,6 @@ def _facts(study: PlannedStudy) -> dict[str, dict[str, Any]]:
                 "algorithm": spec.algorithm,
                 "family": spec.family,
                 "sparsity": spec.final_sparsity or 0.0,
-                "recipe": spec.recipe.name,
             }
     return facts
 

@@ -10,8 +10,6 @@ import pandas as pd
 from experiments.specs.planned import PlannedStudy
 from experiments.store import tidy
 
-PLAN_COLUMNS = ["run", "model", "dataset", "method", "sparsity", "recipe", "seed"]
-
 
 def headline(rows: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
     """Return the rows of runs by their method's own recipe, and by those that the study shows.
@@ -26,23 +24,6 @@ def headline(rows: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
     wanted = rows["method"].map(own)
     is_shown = rows["recipe"].isin(study.shown)
     return rows[wanted.isna() | (rows["recipe"] == wanted) | is_shown]
-
-
-def planned(study: PlannedStudy) -> pd.DataFrame:
-    """Return the runs that the study asks for, finished or not; the columns are `PLAN_COLUMNS`."""
-    rows = [
-        {
-            "run": run.id,
-            "model": run.spec.model.label,
-            "dataset": run.spec.data.name,
-            "method": run.spec.method,
-            "sparsity": run.spec.final_sparsity or 0.0,
-            "recipe": run.spec.recipe.name,
-            "seed": run.spec.seed,
-        }
-        for run in study.runs
-    ]
-    return pd.DataFrame(rows, columns=PLAN_COLUMNS)
 
 
 def per_run(records: pd.DataFrame, *metrics: str) -> pd.DataFrame:

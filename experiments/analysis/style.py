@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter, LogLocator
+from matplotlib.ticker import EngFormatter
 
 from experiments.analysis.methods import Method
 from experiments.errors import UserError, reason
@@ -165,21 +165,13 @@ def spread(places: Sequence[float], gap: float, *, top: float = 0.96) -> list[fl
     return spots
 
 
-def count_axis(axes: Axes, name: str, values: Sequence[float] | None = None) -> None:
-    """Make the x axis logarithmic, with a tick at each value, or at 1, 2 and 5 of each decade.
-
-    Args:
-        values: The few places that occur; None where they are too many or too close.
-    """
+def count_axis(axes: Axes, name: str, values: Sequence[float]) -> None:
+    """Make the x axis logarithmic, with a tick at each value."""
     axes.set_xscale("log")
-    if values is None:
-        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=12))
-        axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0e}".replace("e+", "e"))
-    else:
-        ticks = sorted(set(values))
-        short = EngFormatter(sep="")
-        names = [short(float(f"{tick:.3g}")) if tick >= 1 else f"{tick:g}" for tick in ticks]
-        axes.set_xticks(ticks, names)
+    ticks = sorted(set(values))
+    short = EngFormatter(sep="")
+    names = [short(float(f"{tick:.3g}")) if tick >= 1 else f"{tick:g}" for tick in ticks]
+    axes.set_xticks(ticks, names)
     axes.minorticks_off()
     axes.set_xlabel(name)
 
@@ -214,15 +206,13 @@ def method_line(
     axes.plot(x, y, color=look.color, marker=look.marker, markevery=every, **how)
 
 
-def interval_bars(
-    axes: Axes, rows: pd.DataFrame, coordinate: str, by: str, color: str, *, most: float = np.inf
-) -> None:
-    """Draw the 95% t interval of each group at its mean coordinate, cut at 0 and ``most``."""
-    for _, own in rows.groupby(by):
+def interval_bars(axes: Axes, rows: pd.DataFrame, coordinate: str, color: str) -> None:
+    """Draw the 95% t interval of each method at its mean coordinate, cut at 0."""
+    for _, own in rows.groupby("method"):
         _, low, high = mean_interval(own["value"])
         if low == low:
             place = own[coordinate].mean()
-            axes.plot([place, place], [max(low, 0.0), min(high, most)], color=color, lw=1.4)
+            axes.plot([place, place], [max(low, 0.0), high], color=color, lw=1.4)
 
 
 def mean_by(rows: pd.DataFrame, coordinate: str) -> pd.DataFrame:

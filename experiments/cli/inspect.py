@@ -200,10 +200,10 @@ def where(arguments: Annotated[list[str] | None, typer.Argument()] = None) -> No
     for line in render.short(ledger.nine(found)):
         print(f"  {line}")
     print(f"The page is {folder}/index.html; commands.csv beside it repeats each number.")
-    from experiments.cli.verify import made_here
+    from experiments.cli.verify import came_out
     from experiments.store import verification
 
-    if again := made_here(chosen["scale"], chosen["study"]):
+    if again := came_out(chosen["scale"], chosen["study"]):
         for item in again:
             if not item.is_good:
                 print(item.line())

@@ -36,12 +36,11 @@ def collect(
     committed: Annotated[
         bool, typer.Option("--committed", help="take committed records of the other runs")
     ] = False,
-    none: Annotated[bool, typer.Option("--none", help="let the tables be empty")] = False,
 ) -> None:
     """Collect the records of a study into tidy tables."""
     folder, facts, files = paths.study(scale, study), planned(study, scale), files or []
-    if not files and not (none or committed):
-        raise SpecError(f"no records of {study} are given; --none makes empty tables of it")
+    if not files and not committed:
+        raise SpecError(f"no records of {study} are given; --committed takes the committed ones")
     from experiments.store import reference
     from experiments.store.collect import write_tables
     from experiments.store.record import read_record
@@ -52,28 +51,19 @@ def collect(
         if run not in known:
             raise SpecError(f"{path} is of run {run!r}, which {study} does not have")
         records[run] = read_json(path)
-    _tell_of_other_code(
-        run
-        for run, record in records.items()
-        if record["code_hash"] != training_code_hash(known[run].spec)
-    )
+    made = ((run, record["code_hash"]) for run, record in records.items())
+    if old := [run for run, code in made if code != training_code_hash(known[run].spec)]:
+        print(
+            f"{len(old)} records were trained by other code than is here: {', '.join(old[:3])}"
+            f"{', ...' if len(old) > 3 else ''}; `{rerun_command(old)}` trains them again"
+        )
     others = [
         name
         for name, run in known.items()
         if committed and name not in records and reference.reusable(run, data_folder=paths.DATA)
     ]
-    write_tables(
-        [*records.values(), *reference.find_all(others).values()], facts, folder, committed=others
-    )
-
-
-def _tell_of_other_code(runs: Iterable[str]) -> None:
-    """Print which records were made by other code than is here."""
-    if names := list(runs):
-        print(
-            f"{len(names)} records were trained by other code than is here: {', '.join(names[:3])}"
-            f"{', ...' if len(names) > 3 else ''}; `{rerun_command(names)}` trains them again"
-        )
+    own = [*records.values(), *reference.find_all(others).values()]
+    write_tables(own, facts, folder, committed=others)
 
 
 def read_study(study: str, scale: str) -> tuple:
@@ -227,7 +217,7 @@ def keep(
     not those of here.
     """
     paths.scale(scale)
-    from experiments.cli.verify import trained_again
+    from experiments.cli.verify import came_out
     from experiments.store import fold, verification
 
     if source is not None:
@@ -236,7 +226,7 @@ def keep(
         _say_kept(fold.fold(read_json(path) for _, path in returned(source)))
         return
     _say_kept(fold.fold(fold.read_own(scale)))
-    verification.keep(trained_again(scale))
+    verification.keep(came_out(scale, folder=paths.verified))
     for path in sorted((paths.scale(scale) / "computations").glob("*/*.csv")):
         _keep(path, paths.REFERENCE / path.parent.name / path.name)
 

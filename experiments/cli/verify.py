@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -37,8 +37,7 @@ def named_runs(run: str | None, study: str | None, scale: str | None) -> list[Ru
     else:
         check_choice("scale", scale or "quick", SCALES)
         check_study(study or "all", "all")
-        named = scale or "quick"
-        chosen = study_runs(load_study(study), named) if study else [*all_runs(named).values()]
+        chosen = runs_of(scale or "quick", study or "all")
     known = reference.entries()
     found = [each for each in chosen if each.id in known]
     if not found:
@@ -116,9 +115,7 @@ def train_again(run: Run, mirror: Path | None, *, repeat: bool = False) -> None:
     from experiments.training import loop as training
 
     shutil.rmtree(folder, ignore_errors=True)
-    data = paths.data(run.data_label)
-    if not (data / "meta.json").is_file():
-        tasks.get(run.spec.task).prepare(run.spec.data, out=data, mirror=mirror, offline=True)
+    data = tasks.ensure(run.spec.task, run.spec.data, paths.data(run.data_label), mirror)
     training.train(
         run.spec,
         code_hash=training_code_hash(run.spec),
@@ -142,22 +139,15 @@ def train_again(run: Run, mirror: Path | None, *, repeat: bool = False) -> None:
     write_record(make_record(*files), folder / "record.json")
 
 
-def made_here(scale: str, study: str = "all") -> list[Verified]:
-    """How the finished runs of this folder came out that have a committed record."""
-    known, found = reference.entries(), []
-    for run in _of(scale, study):
-        path = paths.run(scale, run.id) / "record.json"
-        if run.id in known and path.is_file():
-            found.append(_judge(run, path))
-    return found
-
-
-def trained_again(scale: str) -> list[Verified]:
-    """How the committed runs came out that `verify` trained again in this folder."""
+def came_out(
+    scale: str, study: str = "all", *, folder: Callable[[str, str], Path] = paths.run
+) -> list[Verified]:
+    """How the committed runs came out that have a new record: in this folder, or in `verified`."""
     known = reference.entries()
-    records = {name: paths.verified(scale, name) / "record.json" for name in all_runs(scale)}
-    return [_judge(find_run(n), p) for n, p in records.items() if n in known and p.is_file()]
+    found = ((run, folder(scale, run.id) / "record.json") for run in runs_of(scale, study))
+    return [_judge(run, path) for run, path in found if run.id in known and path.is_file()]
 
 
-def _of(scale: str, study: str) -> Iterable[Run]:
-    return all_runs(scale).values() if study == "all" else study_runs(load_study(study), scale)
+def runs_of(scale: str, study: str) -> list[Run]:
+    """The runs of a study, or of all, at a scale."""
+    return [*all_runs(scale).values()] if study == "all" else study_runs(load_study(study), scale)

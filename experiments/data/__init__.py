@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from experiments.data import files
 from experiments.data.base import (
     END_OF_TEXT,
     SPLITS,
@@ -25,7 +24,7 @@ from experiments.data.base import (
     Source,
     Texts,
 )
-from experiments.data.files import files_digest, hashed_files, read_meta, seal
+from experiments.data.files import files_digest, hashed_files, read_meta, seal, verify
 from experiments.errors import UserError, not_one_of
 
 if TYPE_CHECKING:
@@ -193,16 +192,6 @@ def load(out: Path) -> "Corpus | ImageFolder":
     return Corpus(Path(out), meta)
 
 
-def verify(out: Path) -> None:
-    """Check that a prepared dataset is as it was prepared.
-
-    Raises:
-        MissingData: If the folder holds no prepared dataset.
-        ValueError: If a file is missing, cut short or changed; the message names it.
-    """
-    files.verify(out)
-
-
 @dataclass(frozen=True)
 class Corpus:
     """A prepared dataset."""
@@ -248,7 +237,7 @@ def _tokenizer(texts: Texts, out: Path, vocab_size: int, shared: "Tokenizer | No
         return tools.load(folder)
     shutil.rmtree(folder, ignore_errors=True)
     key_file.unlink(missing_ok=True)
-    tokenizer = shared or tools.train_bpe(texts.sample(), vocab_size=vocab_size)
+    tokenizer = shared or tools.train_bpe(texts.splits["train"], vocab_size=vocab_size)
     tools.save(tokenizer, folder)
     if trains:
         key_file.write_text(_key(texts, vocab_size, folder))
@@ -268,7 +257,7 @@ def _shared_tokenizer(name: str, source: Source, vocab_size: int, beside: Path) 
     key_file, folder = prepared / "tokenizer.key", prepared / "tokenizer"
     if key_file.is_file() and key_file.read_text("utf-8") == _key(texts, vocab_size, folder):
         return tools.load(folder)
-    return tools.train_bpe(texts.sample(), vocab_size=vocab_size)
+    return tools.train_bpe(texts.splits["train"], vocab_size=vocab_size)
 
 
 def _key(texts: Texts, vocab_size: int, folder: Path) -> str:

@@ -1,7 +1,7 @@
 """What a dataset is, and what all datasets share."""
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -70,10 +70,6 @@ class Texts:
     meta: Mapping[str, Any] = field(default_factory=dict)
     extras: Mapping[str, list[dict[str, Any]]] = field(default_factory=dict)
     tests: Mapping[str, OwnTest] = field(default_factory=dict)
-
-    def sample(self) -> Iterable[str]:
-        """Return what a tokenizer is trained on."""
-        return self.splits["train"]
 
     def digest(self) -> str:
         """Return the SHA-256 of all documents, split by split."""

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 BATCH = 512
-#: Tokens that are looked at in one piece.
-PIECE = 2**24
 
 
 def write_tokens(documents: Iterable[str], tokenizer: "Tokenizer", path: Path) -> int:

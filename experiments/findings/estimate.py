@@ -51,11 +51,9 @@ class Estimate:
         low: Lower end of the 95% interval; NaN where the workload has too few seeds.
         se: Standard error of the effect.
         sd: Standard deviation of one run about the mean of its arm.
-        freedom: Degrees of freedom of ``sd``.
         seeds: Seeds of a and of b.
         means: Means of a and of b.
         better: Probability that a run of a is better than one of b.
-        correlation: Of runs that share a seed, over all arms of the workload; NaN if not measured.
         paired: Whether the interval is that of differences by seed.
     """
 
@@ -64,11 +62,9 @@ class Estimate:
     high: float
     se: float
     sd: float
-    freedom: int
     seeds: tuple[int, int]
     means: tuple[float, float]
     better: float
-    correlation: float
     paired: bool
 
     @property
@@ -152,13 +148,11 @@ def estimate(cells: Cells, strata: Sequence[tuple[Arm, Arm]], *, sign: int = 1) 
         high,
         se,
         sd,
-        freedom,
         seeds=(sum(len(a) for a, _ in sides), sum(len(b) for _, b in sides)),
         means=tuple(
             float(np.average([_mean(side[at]) for side in sides], weights=weights)) for at in (0, 1)
         ),
         better=float(np.average(wins, weights=weights)),
-        correlation=shared,
         paired=bool(is_paired),
     )
 

@@ -35,7 +35,6 @@ class Finding:
         gate: What the baseline gate found.
         trend: Other sparsities or budgets: label and estimate.
         runs: Ids of the runs of both arms.
-        missing: Planned runs of both arms without a record.
     """
 
     claim: Claim
@@ -48,7 +47,6 @@ class Finding:
     gate: Gate = Gate()
     trend: tuple[tuple[str, Estimate], ...] = ()
     runs: tuple[str, ...] = ()
-    missing: int = 0
     tau: tuple[float, float, int] | None = None
 
     @property
@@ -125,7 +123,6 @@ def _estimated(
     compared = {(arm.model, arm.method, arm.recipe) for arm in arms}
     keys = zip(rows["model"], rows["method"], rows["recipe"], strict=True)
     own = rows[[key in compared for key in keys]]
-    done = own["run"].isin(values.index)
     return Finding(
         claim,
         comparison,
@@ -136,8 +133,7 @@ def _estimated(
         target,
         gate,
         trend=_trend(claim, comparison, evidence, outcome),
-        runs=tuple(own.loc[done, "run"]),
-        missing=int((~done).sum()),
+        runs=tuple(own.loc[own["run"].isin(values.index), "run"]),
     )
 
 

@@ -38,12 +38,6 @@ class Config(Strict):
             )
         return self
 
-    @property
-    def block_weights(self) -> int:
-        """Weights of the matrices in the blocks: all that studies make sparse."""
-        per_block = 4 * self.hidden_size**2 + 3 * self.hidden_size * self.intermediate_size
-        return self.num_layers * per_block
-
 
 def build(config: Config, *, vocab_size: int, context: int, eos_id: int) -> PreTrainedModel:
     """A randomly initialised ``LlamaForCausalLM``; draws from torch's global generator.

@@ -44,23 +44,6 @@ class Config(Strict):
                 raise UserError(f"hidden_sizes holds {width}; bottlenecks need multiples of 4")
         return self
 
-    @property
-    def block_weights(self) -> int:
-        """Weights of the convolutions in the stages: all that studies make sparse."""
-        weights, inputs = 0, self.embedding_size
-        for stage, (depth, width) in enumerate(zip(self.depths, self.hidden_sizes, strict=True)):
-            halves = stage > 0 or self.downsample_in_first_stage
-            if halves or inputs != width:
-                weights += inputs * width  # the shortcut
-            for _ in range(depth):
-                if self.layer_type == "basic":
-                    weights += 9 * width * (inputs + width)
-                else:
-                    narrow = width // 4
-                    weights += narrow * (inputs + 9 * narrow + width)
-                inputs = width
-        return weights
-
 
 def build(
     config: Config, *, classes: Sequence[str], num_channels: int, image_size: int

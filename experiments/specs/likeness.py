@@ -6,7 +6,7 @@ out once more. Keys beside ``like`` replace those of the section that is named.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from experiments.errors import UserError
@@ -19,51 +19,45 @@ def _sections(study: Any) -> dict[Any, Any]:
     return methods if isinstance(methods, dict) else {}
 
 
-def _place(key: Any, like: Any) -> tuple[str, str]:
-    """Study and method that a ``like`` names."""
-    study, dot, method = like.partition(".") if isinstance(like, str) else ("", "", "")
-    if not (study and dot and method):
-        raise UserError(f"methods.{key}.like is {like!r}, but must be <study>.<method>")
-    return study, method
-
-
-def named_studies(study: Any) -> Iterator[str]:
-    """Names of the studies whose methods a study, as its YAML reads, takes.
+def likes(study: Any) -> dict[Any, tuple[str, str]]:
+    """Methods of a study, as its YAML reads, to the study and method that each is like.
 
     Raises:
-        ValueError: For a ``like`` that is no ``<study>.<method>``.
+        UserError: For a ``like`` that is no ``<study>.<method>``.
     """
+    found = {}
     for key, section in _sections(study).items():
         if isinstance(section, dict) and "like" in section:
-            yield _place(key, section["like"])[0]
+            like = section["like"]
+            other, _, method = like.partition(".") if isinstance(like, str) else ("", "", "")
+            if not (other and method):
+                raise UserError(f"methods.{key}.like is {like!r}, but must be <study>.<method>")
+            found[key] = other, method
+    return found
 
 
 def with_likeness(study: Any, read: Callable[[str], Any]) -> Any:
-    """The study, as its YAML reads, with every ``like`` replaced by the section that it names.
+    """A study, as its YAML reads, with every ``like`` replaced by the section that it names.
+
+    Args:
+        read: Name of a study to what its file holds.
 
     Raises:
-        ValueError: For a ``like`` that names no method, or that leads back to itself.
+        UserError: For a ``like`` that names no method, or one that is itself like another.
     """
-    methods = {key: _resolved(key, section, read, ()) for key, section in _sections(study).items()}
+    methods = dict(_sections(study))
+    for key, (other, method) in likes(study).items():
+        others = _sections(read(other))
+        place = f"experiments/studies/{other}.yaml"
+        check_choice(f"methods.{key}.like", method, map(str, others), place)
+        base, own = others[method], dict(methods[key])
+        if not isinstance(base, dict) or "like" in base:
+            raise UserError(
+                f"methods.{key}.like is {own['like']!r}, which has no settings of its own"
+            )
+        del own["like"]
+        for one, two in (("levels", "final_sparsity"), ("final_sparsity", "levels")):
+            if one in own and two not in own:
+                base = {name: value for name, value in base.items() if name != two}
+        methods[key] = {**base, **own}
     return {**study, "methods": methods} if methods else study
-
-
-def _resolved(
-    key: Any, section: Any, read: Callable[[str], Any], seen: tuple[tuple[str, str], ...]
-) -> Any:
-    if not isinstance(section, dict) or "like" not in section:
-        return section
-    place = _place(key, section["like"])
-    if place in seen:
-        raise UserError(f"methods.{key}.like is {section['like']!r}, which leads back to itself")
-    study, method = place
-    others = _sections(read(study))
-    check_choice(
-        f"methods.{key}.like", method, map(str, others), f"experiments/studies/{study}.yaml"
-    )
-    base = dict(_resolved(method, others[method], read, (*seen, place)))
-    own = {name: value for name, value in section.items() if name != "like"}
-    for one, other in (("levels", "final_sparsity"), ("final_sparsity", "levels")):
-        if one in own and other not in own:
-            base.pop(other, None)
-    return {**base, **own}

@@ -91,19 +91,15 @@ def sound_studies() -> list[Study]:
 
 
 def _likened(text: str, folder: Path) -> dict[str, str]:
-    """Name and text of each study that this one takes methods from, theirs included."""
+    """Name and text of each study that this one takes methods from."""
     found: dict[str, str] = {}
-    unread = [text]
-    while unread:
-        last = unread.pop()
-        for name in likeness.named_studies(_parsed(last)) if "like:" in last else ():
-            if name not in found:
-                check_choice("like", name, study_names(folder), "experiments/studies")
-                other = folder / f"{name}.yaml"
-                with one_sentence(other):
-                    found[name] = other.read_text("utf-8")
-                    _parsed(found[name])
-                unread.append(found[name])
+    for name, _ in likeness.likes(_parsed(text)).values() if "like:" in text else ():
+        if name not in found:
+            check_choice("like", name, study_names(folder), "experiments/studies")
+            other = folder / f"{name}.yaml"
+            with one_sentence(other):
+                found[name] = other.read_text("utf-8")
+                _parsed(found[name])
     return found
 
 

@@ -170,11 +170,6 @@ class Run:
         return self.spec.data.label
 
     @property
-    def block_weights(self) -> int | None:
-        """Weights of the matrices in the model's blocks; None where its file counts none."""
-        return getattr(self.spec.model.config, "block_weights", None)
-
-    @property
     def first(self) -> str | None:
         """Id of the run that this one starts from, if it is a second phase."""
         return None if self.spec.starts_from is None else self.spec.starts_from.run

@@ -17,8 +17,7 @@ from typing import Any, NamedTuple
 from experiments.errors import UserError
 from experiments.store import machine, paths, reference
 
-SAME, ROUNDED, DIFFERS, ABSENT = "same bits", "within rounding", "differs", "no record"
-VERDICTS = (SAME, ROUNDED, DIFFERS)
+VERDICTS = SAME, ROUNDED, DIFFERS = "same bits", "within rounding", "differs"
 #: Of the file of committed verdicts.
 COLUMNS = ["run", "machine", "verdict"]
 #: Share of the validation loss by which the same run may end apart on two processors, where its
@@ -34,7 +33,7 @@ class Verified(NamedTuple):
     """How a run came out.
 
     Attributes:
-        verdict: `SAME`, `ROUNDED`, `DIFFERS`, or `ABSENT` where no record is committed.
+        verdict: One of `VERDICTS`.
         metric: What is shown of it.
         recorded: Its recorded value; None without one.
         why: What the verdict rests on.
@@ -61,18 +60,14 @@ class Verified(NamedTuple):
 
 
 def judge(
-    recorded: Mapping[str, Any] | None, new: Mapping[str, Any], *, seeds: Sequence[float] = ()
+    recorded: Mapping[str, Any], new: Mapping[str, Any], *, seeds: Sequence[float] = ()
 ) -> Verified:
-    """Compare two records of a run in their JSON form.
+    """Compare the committed record of a run and a new one, in their JSON form.
 
     Args:
         seeds: Recorded validation losses of the run and of its further seeds.
     """
     metric, value = _headline(new)
-    if recorded is None:
-        key = machine.key(new.get("machine"))
-        why = "no record of it is committed"
-        return Verified(new["run"], ABSENT, metric, None, value, why, ("", key))
     machines = machine.key(recorded.get("machine")), machine.key(new.get("machine"))
     before = recorded["final"].get(metric)
 
@@ -101,10 +96,8 @@ def judge(
 
 def summary(found: Iterable[Verified]) -> str:
     """How many runs came out as recorded, in words."""
-    found = [item for item in found if item.verdict != ABSENT]
-    counts = {
-        word: sum(item.verdict == word for item in found) for word in (SAME, ROUNDED, DIFFERS)
-    }
+    found = list(found)
+    counts = {word: sum(item.verdict == word for item in found) for word in VERDICTS}
     parts = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
     good = sum(item.is_good for item in found)
     return f"{good} of {len(found)} runs came out as recorded" + (f" ({parts})" if parts else "")

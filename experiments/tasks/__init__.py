@@ -264,6 +264,16 @@ class Task(ABC):
         return warmup_cosine(step, self.recipe)
 
 
+def save_pretrained(model: torch.nn.Module, folder: Path) -> None:
+    """Write a model of transformers without its masks."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    buffers = {name for name, _ in model.named_buffers() if name.endswith("_mask")}
+    weights = {k: v for k, v in model.state_dict().items() if k not in buffers}
+    model.save_pretrained(folder, state_dict=weights)  # type: ignore[operator]
+
+
 def warmup_cosine(step: int, recipe: Recipe) -> float:
     """Linear warm-up over a share of the steps, then a cosine to the minimum."""
     steps, warmup = recipe.steps, math.ceil(recipe.warmup * recipe.steps)
@@ -306,6 +316,13 @@ def epoch_order(num_samples: int, *, seed: int, epoch: int) -> np.ndarray:
 
     key = hashlib.sha256(f"order:{seed}:{epoch}".encode()).digest()
     return np.random.default_rng(int.from_bytes(key[:8], "big")).permutation(num_samples)
+
+
+def ensure(task: str, data: Data, folder: Path, mirror: Path | None) -> Path:
+    """The folder, which is prepared offline where it holds no data yet."""
+    if not (folder / "meta.json").is_file():
+        get(task).prepare(data, out=folder, mirror=mirror, offline=True)
+    return folder
 
 
 def names() -> list[str]:

@@ -208,11 +208,6 @@ class Task(tasks.Task):
 
     def export(self, model: torch.nn.Module, folder: Path) -> None:
         """A folder that ``AutoModelForCausalLM`` and ``AutoTokenizer`` load."""
-        from transformers.utils import logging
-
-        logging.disable_progress_bar()
-        buffers = {name for name, _ in model.named_buffers() if name.endswith("_mask")}
-        weights = {k: v for k, v in model.state_dict().items() if k not in buffers}
-        model.save_pretrained(folder, state_dict=weights)  # type: ignore[operator]
+        tasks.save_pretrained(model, folder)
         for path in Path(self.corpus.tokenizer_dir).iterdir():
             shutil.copy(path, folder / path.name)

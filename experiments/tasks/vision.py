@@ -220,12 +220,7 @@ class Task(tasks.Task):
         Layers that Sparse-IFT put in place of others are unknown to transformers;
         `experiments.evaluation.vision.load_classifier` puts them back.
         """
-        from transformers.utils import logging
-
-        logging.disable_progress_bar()
-        buffers = {name for name, _ in model.named_buffers() if name.endswith("_mask")}
-        weights = {k: v for k, v in model.state_dict().items() if k not in buffers}
-        model.save_pretrained(folder, state_dict=weights)  # type: ignore[operator]
+        tasks.save_pretrained(model, folder)
 
 
 def augment(

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 from experiments import data, machine
 from experiments.errors import CannotWrite, reason, variable
@@ -107,20 +108,15 @@ def train(
     data_dir: Path,
     out: Path,
     state_dir: Path,
-    num_threads: int = 1,
-    device: str = "cpu",
-    precision: str | None = None,
-    compile: bool | None = None,
-    execution: str = "auto",
-    first: Path | None = None,
     log: Path | None = None,
     keep_states: bool = False,
+    **options: Any,
 ) -> None:
     """Train one run into ``out``: ``metrics.jsonl``, ``model/`` and, last, ``train.json``.
 
-    A second trainer of the same run waits for the first one's lock, and then finds its result.
-    ``keep_states`` leaves the states to the caller, who still works on the result: killed
-    meanwhile, the run goes on from its last one.
+    Further ``options`` are those of `Trainer`. A second trainer of the same run waits for the first
+    one's lock, and then finds its result. ``keep_states`` leaves the states to the caller, who
+    still works on the result: killed meanwhile, the run goes on from its last one.
 
     Raises:
         Interrupted: after SIGINT or SIGTERM with the state saved.
@@ -139,13 +135,8 @@ def train(
             data_dir=data_dir,
             state_dir=state_dir,
             code_hash=code_hash,
-            num_threads=num_threads,
-            device=device,
-            precision=precision,
-            compile=compile,
-            execution=execution,
-            first=first,
             log=log,
+            **options,
         )
         held.callback(trainer.batches.close)
         if trainer.resume():

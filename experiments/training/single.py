@@ -64,7 +64,7 @@ def run(
     for note in _check_sparsity(spec, params):
         if mode != "eval":
             say(f"Warning: {note}", None)
-    data_dir = _prepared(spec, mirror)
+    data_dir = tasks.ensure(spec.task, spec.data, paths.data(spec.data.label), mirror)
     if mode != "eval":
         files = f"--params {shlex.quote(params.name)} --model_dir {shlex.quote(spec.id)}"
         command = f"python -m experiments run --mode train {files}"
@@ -88,14 +88,6 @@ def _check_sparsity(spec: RunSpec, params: Path) -> list[str]:
         algorithm = configure(spec.mask_config())
         notes = [] if algorithm is None else unreached(algorithm, spec.recipe.steps)
     return [f"{place}: {note}" for note in notes]
-
-
-def _prepared(spec: RunSpec, mirror: Path | None) -> Path:
-    """Folder of the prepared data; prepares it if it is not there."""
-    folder = paths.data(spec.data.label)
-    if not (folder / "meta.json").is_file():
-        tasks.get(spec.task).prepare(spec.data, out=folder, mirror=mirror, offline=True)
-    return folder
 
 
 def _train(

@@ -14,7 +14,7 @@ rule collect:
         study=lambda wildcards: REQUEST.study_hash(wildcards.study, wildcards.scale),
         borrowed=lambda wildcards: code.digest(REQUEST.borrowed(wildcards)),
     shell:
-        "python -m experiments collect --none --committed --study {wildcards.study:q}"
+        "python -m experiments collect --committed --study {wildcards.study:q}"
         " --scale {wildcards.scale:q} -- {input.own:q} 2>&1 | tee {log:q}"
 
 

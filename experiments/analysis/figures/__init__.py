@@ -8,44 +8,20 @@ per run if it sets ``CURVES = True``.
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from experiments.analysis import select as selection
-from experiments.errors import UserError, not_one_of
+from experiments.analysis import Files
 from experiments.specs.planned import PlannedStudy
-from experiments.specs.schema import module_names
 from experiments.store import tidy
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-
-def names() -> list[str]:
-    """Return the names of all figures."""
-    return module_names(Path(__file__).parent)
-
-
-def load(name: str) -> ModuleType:
-    """Return the module of one figure."""
-    if name not in names():
-        raise UserError(not_one_of("figure", name, names(), "experiments/analysis/figures"))
-    return importlib.import_module(f"{__name__}.{name}")
-
-
-def shown(name: str, records: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
-    """Return the records that a figure is drawn from."""
-    every = getattr(load(name), "EVERY_RECIPE", False)
-    return records if every else selection.headline(records, study)
-
-
-def caption(name: str) -> str:
-    """Return a figure's docstring on one line."""
-    return " ".join((load(name).__doc__ or "").split())
+_FILES = Files("figure")
+names, load, caption, shown = _FILES.names, _FILES.load, _FILES.caption, _FILES.shown
 
 
 def draw(

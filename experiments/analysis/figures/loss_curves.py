@@ -47,7 +47,7 @@ def _draw_panel(axes: Axes, rows: pd.DataFrame, looks: Methods) -> None:
         marks = len(mean) if len(mean) <= 20 else 8
         style.method_line(axes, mean[coordinate], mean["value"], look, marks=marks)
         last = group.sort_values("step").groupby("run").tail(1)
-        style.interval_bars(axes, last, coordinate, "method", look.color)
+        style.interval_bars(axes, last, coordinate, look.color)
         labels.append((last["value"].mean(), looks.treatment(method, sparsity), look.color))
     # The first steps fall from the loss of a uniform guess and would flatten everything else.
     late = rows[rows["step"] > 0.15 * rows["step"].max()]

@@ -82,15 +82,6 @@ def test_a_label_names_a_method_and_sparsity_alone_makes_no_new_look():
     assert looks["never-heard-of"].name == "never-heard-of"
 
 
-def test_sparse_methods_are_held_against_the_dense_one_of_their_recipe():
-    dense = {"final_sparsity": 0.0}
-    plain, fair = dense | {"recipe": "full"}, dense | {"recipe": "half"}
-    looks = looks_of(plain=plain, fair=fair, sparse=masks("set", recipe="half"))
-    assert looks.dense(["plain", "fair", "sparse"]) == "fair"
-    assert looks.dense(["plain", "sparse"]) == "plain"
-    assert looks.dense(["sparse"]) is None
-
-
 def test_phases_are_those_of_the_study():
     second = {"final_sparsity": 0.0, "starts_from": Start(method="first")}
     looks = looks_of(first=masks("static", final_sparsity=0.75), second=second)

@@ -75,7 +75,7 @@ def test_collect_deletes_nothing_before_it_has_read_everything(place, call):
     assert code == 0 and "trained by other code than is here" in text
     before = contents(place)
     assert "results/small/spdf/records.csv" in before
-    assert "--none" in call(*collect)[1]
+    assert "--committed" in call(*collect)[1]
     broken = place.parent / "record.json"
     broken.write_text(json.dumps(RECORDS[1])[:200])
     other = next(name for name in reference.entries() if name.startswith("small__resnet"))

@@ -55,7 +55,7 @@ def test_answer_has_at_most_sixty_words():
 )
 def test_a_result_agrees_with_the_reference_only_where_its_interval_excludes_zero(mine, said):
     claim = nine()[0]
-    own = Estimate(*mine, 0.01, 0.01, 4, (3, 3), (3.0, 3.0), 0.5, 0.0, False)
+    own = Estimate(*mine, 0.01, 0.01, (3, 3), (3.0, 3.0), 0.5, False)
     found = Finding(claim, claim, Word("own word"), estimate=own)
     kept = {"word": "their word", "effect": -0.01, "low": -0.02, "high": -0.005}
     assert cards.agreement(found, kept) == said

@@ -45,12 +45,13 @@ def test_levels_replace_those_of_the_other_study_and_a_single_sparsity(like):
         {
             "first": {**level, "levels": {"some": 0.5, "more": 0.9}},
             "second": {"like": "other.first", "levels": {"most": 0.95}},
-            "third": {"like": "other.second", "final_sparsity": 0.7, "sparsity": static},
-            "fourth": {"like": "other.third", **level, "levels": {"least": 0.3}},
+            "third": {"like": "other.first", "final_sparsity": 0.7, "sparsity": static},
+            "one": {"recipe": "full-batch", "final_sparsity": 0.7, "sparsity": static},
+            "fourth": {"like": "other.one", **level, "levels": {"least": 0.3}},
         }
     )
     found = {name: method.sparsity["sparsity"] for name, method in methods(folder).items()}
-    assert found == {"some": 0.5, "more": 0.9, "most": 0.95, "third": 0.7, "least": 0.3}
+    assert found == {"some": 0.5, "more": 0.9, "most": 0.95, "third": 0.7, "one": 0.7, "least": 0.3}
     assert {name: method.final_sparsity for name, method in methods(folder).items()} == found
 
 
@@ -60,8 +61,8 @@ def test_what_is_no_method_is_one_sentence(like):
         (3, "methods.set.like is 3, .*<study>.<method>"),
         ("sparsity_librari.set", "like is 'sparsity_librari', .*did you mean"),
         ("sparsity_library.sett", "methods.set.like is 'sett', .*did you mean 'set'"),
-        ("other.set", "methods.set.like is 'other.set', .*back to itself"),
-        ("other.two", "back to itself"),
+        ("other.set", "methods.set.like is 'other.set', .*no settings of its own"),
+        ("other.two", "no settings of its own"),
     ):
         message = error_of(like({"set": {"like": likeness}, "two": {"like": "other.set"}}))
         assert re.search(f"^other.yaml: .*{words}", message), message

@@ -60,11 +60,9 @@ def test_other_masks_scores_and_data_differ():
 def test_the_sum_counts_what_has_a_record():
     new = record(), record(4.001, "b"), record(9.0, "b")
     judged = [verification.judge(record(), one) for one in new]
-    judged.append(verification.judge(None, record()))
     assert verification.summary(judged) == (
         "2 of 3 runs came out as recorded (1 same bits, 1 within rounding, 1 differs)"
     )
-    assert judged[3].verdict == "no record" and judged[3].line().startswith("no record ")
 
 
 def test_pages_say_how_often_and_where_runs_were_trained_again(tmp_path, monkeypatch):
