@@ -6,7 +6,6 @@ A pack is a folder: ``piece.000``, ``piece.001``, ... (parts of one compressed a
 
 from __future__ import annotations
 
-import hashlib
 import importlib.metadata
 import io
 import platform
@@ -23,6 +22,7 @@ from typing import Any
 from experiments import tasks
 from experiments.errors import UserError
 from experiments.specs.code import ROOT, training_code_hash
+from experiments.specs.digest import file_digest
 from experiments.specs.lookup import find_run
 from experiments.specs.run import Run
 from experiments.store import paths
@@ -116,7 +116,7 @@ def pack(
         )
     facts = {
         "bytes": pieces.written,
-        "pieces": {path.name: _sha256(path) for path in sorted(out.glob("piece.*"))},
+        "pieces": {path.name: file_digest(path) for path in sorted(out.glob("piece.*"))},
         "runs": [
             {"run": run.id, "scale": run.scale, "spec_hash": run.spec_hash,
              "code_hash": training_code_hash(run.spec),
@@ -241,8 +241,3 @@ def download(versions: dict[str, str], folder: Path, python: str | None) -> list
             "machine has"
         )
     return sorted(folder.glob("*.whl"))
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from experiments.computations._published_flops import Row, published_rows, row
+from experiments.models import gpt2
 from sparse_lib.flops.model import count
 from sparse_lib.ift import transform
 
@@ -25,20 +26,9 @@ SWAPPED = {"WebNLG": "DART", "DART": "WebNLG"}
 
 def gpt(layers: int, width: int, heads: int, vocabulary: int, length: int) -> nn.Module:
     """A GPT-2 style decoder without memory."""
-    from transformers import GPT2Config, GPT2LMHeadModel
-
+    config = gpt2.Config(hidden_size=width, num_layers=layers, num_heads=heads)
     with torch.device("meta"):
-        return GPT2LMHeadModel(
-            GPT2Config(
-                vocab_size=vocabulary,
-                n_positions=length,
-                n_embd=width,
-                n_layer=layers,
-                n_head=heads,
-                bos_token_id=0,
-                eos_token_id=0,
-            )
-        )
+        return gpt2.build(config, vocab_size=vocabulary, context=length, eos_id=0)
 
 
 def gpt_step(name: str, length: int) -> Callable[[float], int]:

@@ -18,9 +18,10 @@ import torch
 from torch import nn
 
 from experiments.computations import _measured as measured
-from experiments.computations._machine import machine_row
+from experiments.machine import facts
 from experiments.memory import keep_memory
-from experiments.models import llama
+from experiments.models import gpt2, llama
+from experiments.store.machine import key
 from sparse_lib.flops.model import LayerFlops, ModelFlops, count, gpt_training_step
 from sparse_lib.simulation.devices import SPECS
 from sparse_lib.simulation.devices.cs2 import MATMUL_SPEEDUP
@@ -108,11 +109,25 @@ def compute(scale: str) -> dict[str, pd.DataFrame]:
 # Measured
 
 
+def machine_row() -> dict[str, Any]:
+    """The machine's key, as the tables with timings carry it, and its facts, of one thread."""
+    found = facts(num_threads=1)
+    versions, kernels = found.pop("versions"), found.pop("kernels")
+    return {
+        "machine": key({**found, "versions": versions, "kernels": kernels}),
+        **found,
+        "isa": " ".join(found["isa"]),
+        "versions": "; ".join(f"{name} {version}" for name, version in versions.items()),
+        "kernels": kernels.get("build"),
+        "lanes": kernels.get("lanes"),
+    }
+
+
 def gpt_steps(layer: list[dict[str, Any]], sizes: Sizes) -> list[dict[str, Any]]:
     """Training step of a small GPT with a fused AdamW, and its bound."""
     shape = [sizes.gpt[name] for name in ("num_layers", "width", "num_heads", "context")]
     rows = measured.bounded_steps(
-        lambda: gpt2(*shape, 256),
+        lambda: gpt(*shape, 256),
         layer,
         levels=(0.8, 0.9, 0.95),
         batch=(sizes.gpt["batch_size"], sizes.gpt["context"]),
@@ -174,17 +189,10 @@ def overhead() -> list[dict[str, Any]]:
     return rows
 
 
-def gpt2(num_layers: int, width: int, num_heads: int, context: int, vocab_size: int) -> nn.Module:
+def gpt(num_layers: int, width: int, num_heads: int, context: int, vocab_size: int) -> nn.Module:
     """A GPT-2 without dropout."""
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    return GPT2LMHeadModel(
-        GPT2Config(
-            n_layer=num_layers, n_embd=width, n_head=num_heads, n_positions=context,
-            vocab_size=vocab_size, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
-            bos_token_id=0, eos_token_id=0, loss_type="ForCausalLM",
-        )
-    )  # fmt: skip
+    config = gpt2.Config(hidden_size=width, num_layers=num_layers, num_heads=num_heads)
+    return gpt2.build(config, vocab_size=vocab_size, context=context, eos_id=0)
 
 
 # Layers, width and heads of GPT-2 Small and GPT-3 XL: SPDF, supplement table 2.
@@ -205,7 +213,7 @@ def build(name: str) -> nn.Module:
     """A model by name, on the meta device: shapes without memory."""
     with torch.device("meta"):
         if name in GPTS:
-            return gpt2(*GPTS[name], CONTEXT, 50257)
+            return gpt(*GPTS[name], CONTEXT, 50257)
         return llama_model(name, CONTEXT)
 
 
@@ -360,12 +368,12 @@ def whole_model() -> list[dict[str, Any]]:
             )
             row: dict[str, Any] = {"model": name, "sparsity": sparsity}
             row |= {"flops_ratio": dense / sparse, "label": "simulated"}
-            for key, device in (("compute_bound", unlimited), ("streaming", SPECS["cs2"])):
+            for kind, device in (("compute_bound", unlimited), ("streaming", SPECS["cs2"])):
                 seconds = [
                     simulate(model, device, sparsity=level, flops=flops, **STEP).step_s
                     for level in (0.0, sparsity)
                 ]
-                row[key] = seconds[0] / seconds[1]
+                row[kind] = seconds[0] / seconds[1]
             rows.append(row)
     return rows
 

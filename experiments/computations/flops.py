@@ -23,6 +23,7 @@ from experiments.computations._language_flops import (
 )
 from experiments.computations._published_flops import COLUMNS, Row
 from experiments.computations._vision_flops import ResNet50, ift_rows, readme_rows, rigl_rows
+from experiments.models import gpt2, llama
 from sparse_lib.algorithms.static import Static
 from sparse_lib.core.group import Group
 from sparse_lib.execution.backend import backend, compile
@@ -120,17 +121,7 @@ def _ledger_row(model: str, counted: int, closed: int) -> Row:
 
 
 def _small_models() -> Iterator[tuple[str, nn.Module]]:
-    from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
-
-    shared = {"vocab_size": 256, "bos_token_id": 0, "eos_token_id": 0}
-    gpt2 = GPT2Config(n_positions=32, n_embd=64, n_layer=2, n_head=4, **shared)
-    yield "GPT-2", GPT2LMHeadModel(gpt2)
-    llama = LlamaConfig(
-        hidden_size=64,
-        intermediate_size=172,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        max_position_embeddings=32,
-        **shared,
-    )
-    yield "Llama", LlamaForCausalLM(llama)
+    sizes = {"hidden_size": 64, "num_layers": 2, "num_heads": 4}
+    inputs = {"vocab_size": 256, "context": 32, "eos_id": 0}
+    yield "GPT-2", gpt2.build(gpt2.Config(**sizes), **inputs)
+    yield "Llama", llama.build(llama.Config(**sizes, intermediate_size=172), **inputs)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 from experiments import machine
 from experiments.data.base import MissingData
 from experiments.errors import UserError
-from experiments.specs.digest import digest
+from experiments.specs.digest import digest, file_digest
 from experiments.store.io import read_cache, read_jsonl, write_json
 
 
@@ -29,14 +28,8 @@ def weights_hash(model_dir: Path) -> str:
 
 def hash_files(root: Path, paths: Iterable[Path]) -> str:
     """SHA-256 over names and contents of the files that exist."""
-    contents = {}
-    for path in paths:
-        if path.is_file():
-            with path.open("rb") as file:
-                contents[path.relative_to(root).as_posix()] = hashlib.file_digest(
-                    file, "sha256"
-                ).hexdigest()
-    return digest(contents)
+    found = (path for path in paths if path.is_file())
+    return digest({path.relative_to(root).as_posix(): file_digest(path) for path in found})
 
 
 def run_of(model_dir: Path) -> str:

@@ -114,12 +114,4 @@ def _scores(
                 parts.append(model(pixel_values=inputs).logits.double().cpu().numpy())
         outputs = Images(np.concatenate(parts), split.labels[:count], images.meta["classes"])
         for row in metrics.rows(outputs, suite.metrics, task="images"):
-            yield {
-                **row,
-                "num_fewshot": 0,
-                "limit": suite.max_images,
-                **suite.how,
-                "truncated_fraction": 0.0,
-                "split": name,
-                "data_hash": data_hash,
-            }
+            yield row | suite.facts(name, data_hash, suite.max_images)

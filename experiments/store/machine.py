@@ -49,22 +49,3 @@ def processor(facts: Mapping[str, Any] | None, name: str = "") -> str:
     cores = facts.get("cores")
     about.append(f"{cores} {'core' if cores == 1 else 'cores'}")
     return f"{facts['processor']} ({'; '.join(part for part in about if part)})"
-
-
-def words(facts: Mapping[str, Any] | None, name: str = "") -> str:
-    """Return a machine in words: processor, threads, versions and kernels; arguments as above."""
-    if not facts:
-        return processor(facts, name)
-    parts = [processor(facts)]
-    threads = facts.get("num_threads")
-    parts.append(f"{threads} {'thread' if threads == 1 else 'threads'}")
-    versions = facts.get("versions") or {}
-    parts += [f"{library} {versions[library]}" for library in sorted(versions)]
-    if facts.get("torch_isa"):
-        parts.append(f"torch for {facts['torch_isa']}")
-    kernels = facts.get("kernels") or {}
-    if kernels.get("build"):
-        parts.append(f"kernels {kernels['build']} with {kernels['lanes']} floats per vector")
-    else:
-        parts.append("no kernels")
-    return ", ".join(parts)

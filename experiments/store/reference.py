@@ -7,13 +7,12 @@ records.
 from __future__ import annotations
 
 import functools
-import hashlib
 from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from experiments.errors import UserError, not_one_of
-from experiments.specs.digest import digest
+from experiments.specs.digest import digest, file_digest
 from experiments.specs.read import BEFORE_RETIREMENT
 from experiments.specs.run import Run
 from experiments.store import parquet, paths
@@ -98,5 +97,4 @@ def reusable(run: Run, *, data_folder: Path) -> bool:
 def stamp() -> str:
     """A hash that changes with the committed records."""
     files = sorted(paths.REFERENCE.glob("*/*.parquet"))
-    hashes = [hashlib.sha256(path.read_bytes()).hexdigest() for path in files]
-    return digest([[path.as_posix() for path in files], hashes])
+    return digest([[path.as_posix() for path in files], [file_digest(path) for path in files]])

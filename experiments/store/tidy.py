@@ -18,7 +18,6 @@ from experiments import tasks
 from experiments.errors import UserError
 from experiments.specs.planned import PlannedStudy
 from experiments.store import paths
-from experiments.store.machine import NOT_RECORDED
 
 RECORD_COLUMNS = {
     "study": "study that shows the run",
@@ -54,15 +53,6 @@ RECORD_COLUMNS = {
     "command": "command that repeats the run",
     "committed": "True where the committed record stands for the run, False where it ran here",
 }
-#: Columns that a file may lack.
-OPTIONAL = frozenset(
-    {
-        "committed",
-        "alike_fraction",
-        "answer_place_fraction",
-        "machine",
-    }
-)
 #: Rows are chosen thousands of times for a page; Arrow's texts would be copied each time.
 TEXT = pd.StringDtype("python")
 TEXT_COLUMNS = (
@@ -87,19 +77,15 @@ class Workload(NamedTuple):
 def typed(table: pd.DataFrame) -> pd.DataFrame:
     """Fix the column types, so that a column without values reads back as it was written."""
     table = table.copy()
-    if "machine" not in table:
-        table["machine"] = NOT_RECORDED
     for name in TEXT_COLUMNS:
         table[name] = table[name].astype(TEXT)
     shares = ("truncated_fraction", "alike_fraction", "answer_place_fraction")
     for name in ("value", "stderr", "chance", "sparsity", *shares):
-        values = table[name] if name in table else pd.Series(None, index=table.index)
-        table[name] = pd.to_numeric(values).astype("float64")
+        table[name] = pd.to_numeric(table[name]).astype("float64")
     for name in ("seed", "num_items", "num_fewshot", "num_threads"):
         table[name] = pd.to_numeric(table[name]).astype("Int64")
     for name in ("higher_is_better", "committed"):
-        values = table[name] if name in table else pd.NA
-        table[name] = pd.Series(values, index=table.index, dtype="boolean")
+        table[name] = table[name].astype("boolean")
     return table
 
 
@@ -131,8 +117,7 @@ def read_records(path: Path) -> pd.DataFrame:
     Raises:
         ValueError: If it is no such table; the message names the file.
     """
-    needed = [name for name in RECORD_COLUMNS if name not in OPTIONAL]
-    table = read_table(path, needed, dtype=dict.fromkeys(TEXT_COLUMNS, TEXT))
+    table = read_table(path, RECORD_COLUMNS, dtype=dict.fromkeys(TEXT_COLUMNS, TEXT))
     try:
         return typed(table)
     except (TypeError, ValueError) as error:
@@ -166,11 +151,6 @@ def computed(scale: str, name: str, table: str) -> pd.DataFrame:
             f"--scale {scale}`, or correct the table's name"
         )
     return pd.read_csv(path)
-
-
-def with_machine(table: pd.DataFrame) -> pd.DataFrame:
-    """Return a computation's timings with the column ``machine``, which older ones lack."""
-    return table if "machine" in table else table.assign(machine=NOT_RECORDED)
 
 
 def missing_runs(records: pd.DataFrame, study: PlannedStudy) -> list[str]:

@@ -7,7 +7,6 @@ weights are NaN in the checkpoint (the sideband form), so one file holds weights
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import shlex
@@ -17,6 +16,7 @@ from typing import Any
 from experiments import tasks
 from experiments.errors import UserError, refusals
 from experiments.specs.code import training_code_hash
+from experiments.specs.digest import file_digest
 from experiments.specs.expand import load_single
 from experiments.specs.run import FirstPhase, RunSpec
 from experiments.specs.schema import SpecError, check_choice
@@ -160,13 +160,8 @@ def _starting_from(spec: RunSpec, weights: Path) -> RunSpec:
     file = weights / "model.safetensors" if weights.is_dir() else weights
     if not file.is_file():
         raise SpecError(f"checkpoint_path is {str(weights)!r}, but there is no such file")
-    start = FirstPhase(run=weights.name, spec_hash=_digest(file), densify=False)
+    start = FirstPhase(run=weights.name, spec_hash=file_digest(file), densify=False)
     return spec.model_copy(update={"starts_from": start})
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _last_checkpoint(model_dir: Path) -> Path:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from experiments.errors import UserError
+from experiments.specs.digest import file_digest
 from experiments.specs.run import RunSpec
 from experiments.training import exports, revive
 from sparse_lib.checkpoint import densify, load_checkpoint, masks_of, read_safetensors
@@ -47,7 +47,7 @@ def take_over(model: torch.nn.Module, path: Path, spec: RunSpec, task: Any) -> s
         densify(model)
     if start.revived is not None:
         revive.scaled_normal(model, masks, seed=spec.seed)
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    return file_digest(path)
 
 
 def kept_state(path: Path, spec: RunSpec, data_hash: str) -> tuple[dict[str, Any], str]:
@@ -64,4 +64,4 @@ def kept_state(path: Path, spec: RunSpec, data_hash: str) -> tuple[dict[str, Any
     state = torch.load(file, map_location="cpu", weights_only=True)
     if state["origin"]["data"] != data_hash:
         raise UserError(f"{start.run} was trained on other data than {spec.id} is")
-    return state, hashlib.sha256(file.read_bytes()).hexdigest()
+    return state, file_digest(file)

@@ -6,7 +6,6 @@ other data or another first phase is of no use and is removed.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import random
 import shutil
@@ -21,6 +20,7 @@ import numpy as np
 import torch
 
 from experiments.errors import CannotWrite
+from experiments.specs.digest import file_digest
 from experiments.store.io import flush_folder
 
 #: The last state, and the one before it in case that the last is damaged.
@@ -59,7 +59,7 @@ class Saved:
                 torch.save({"origin": self.origin, **state}, stream)
                 stream.flush()
                 os.fsync(stream.fileno())
-            os.replace(part, self.folder / f"state-{step}-{_digest(part)}.pt")
+            os.replace(part, self.folder / f"state-{step}-{file_digest(part)[:32]}.pt")
         except (OSError, RuntimeError) as error:
             with suppress(OSError):
                 part.unlink()
@@ -94,7 +94,7 @@ class Saved:
         Its tensors are read from the disk where they are used.
         """
         try:
-            if not path.stem.endswith(f"-{_digest(path)}"):
+            if not path.stem.endswith(f"-{file_digest(path)[:32]}"):
                 return None
             state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         # A file that has the digest of its own garbage, or that cannot be read at all.
@@ -143,11 +143,6 @@ def set_generators(states: dict[str, Any], device: torch.device) -> None:
 def _step(path: Path) -> int:
     number = path.stem.split("-")[1]
     return int(number) if number.isdecimal() else -1
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()[:32]
 
 
 def _reason(folder: Path) -> str:

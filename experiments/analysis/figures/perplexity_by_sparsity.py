@@ -14,18 +14,7 @@ from experiments.store import tidy
 
 #: Distance of methods beside each other, as a share of the distance of the outer ticks.
 ASIDE = 0.012
-COLUMNS = [
-    "run",
-    "model",
-    "dataset",
-    "method",
-    "algorithm",
-    "sparsity",
-    "seed",
-    "split",
-    "task",
-    "value",
-]
+COLUMNS = "run model dataset method algorithm sparsity seed split task value".split()
 
 
 def data(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:

@@ -26,7 +26,6 @@ def make(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd
     """One row per sparsity, the dense step first."""
     rows = tidy.computed(study.scale, "device", "run_step")
     times = [name for name in COLUMNS if name.endswith("_s")]
-    rows = tidy.with_machine(rows)
     return rows.assign(**{name: 1e3 * rows[name] for name in times})[list(COLUMNS)].rename(
         columns=COLUMNS
     )

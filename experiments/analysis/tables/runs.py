@@ -14,7 +14,12 @@ from experiments.specs.run import RunSpec
 EVERY_RECIPE = True
 #: What tells a run from others; figures of curves name their runs by id alone.
 IDENTITY = ("model", "method", "algorithm", "family", "sparsity", "recipe", "seed")
-METRICS = ("wall_s", "steps", "tokens", "images", "num_nonzero")
+#: Columns to what tidy records call them: texts, and whole numbers among the metrics.
+FACTS = {"data": "dataset", "data hash": "data_hash", "machine": "machine", "processor": "cpu"}
+FACTS |= {"threads": "num_threads", "versions": "versions", "command": "command"}
+COUNTS = {"steps": "steps", "tokens": "tokens", "images": "images"}
+COUNTS |= {"non-zero parameters": "num_nonzero"}
+METRICS = ("wall_s", *COUNTS.values())
 COLUMNS = ["run", "status", *IDENTITY, "data", "data hash", "steps", "tokens", "images"]
 COLUMNS += ["non-zero parameters", "wall time (s)", costs.BESIDE, "machine", "processor", "threads"]
 COLUMNS += ["versions", "command"]
@@ -45,24 +50,10 @@ def _identity(spec: RunSpec) -> dict[str, Any]:
 
 
 def _row(run: str, facts: pd.Series, measured: pd.Series) -> dict[str, Any]:
-    counts = {name: measured.get(name) for name in METRICS}
-    return {
-        "run": run,
-        "status": "finished",
-        **{name: facts[name] for name in IDENTITY},
-        "data": facts["dataset"],
-        "data hash": facts["data_hash"],
-        "steps": _count(counts["steps"]),
-        "tokens": _count(counts["tokens"]),
-        "images": _count(counts["images"]),
-        "non-zero parameters": _count(counts["num_nonzero"]),
-        "wall time (s)": counts["wall_s"],
-        "machine": facts["machine"],
-        "processor": facts["cpu"],
-        "threads": facts["num_threads"],
-        "versions": facts["versions"],
-        "command": facts["command"],
-    }
+    row = {"run": run, "status": "finished", "wall time (s)": measured.get("wall_s")}
+    row |= {name: facts[name] for name in IDENTITY}
+    row |= {name: facts[key] for name, key in FACTS.items()}
+    return row | {name: _count(measured.get(key)) for name, key in COUNTS.items()}
 
 
 def _count(value: float | None) -> int | None:

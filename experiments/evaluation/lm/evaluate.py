@@ -85,18 +85,7 @@ def _scores(
     for split in suite.perplexity.splits if suite.perplexity else ():
         assert suite.perplexity is not None and data_dir is not None
         for row in split_scores(lm, data_dir, split, suite.perplexity):
-            yield {
-                "task": "perplexity",
-                **row,
-                "chance": None,
-                "higher_is_better": False,
-                "num_fewshot": 0,
-                "limit": suite.perplexity.max_tokens,
-                **suite.how,
-                "truncated_fraction": 0.0,
-                "split": split,
-                "data_hash": data_hash,
-            }
+            yield row | suite.facts(split, data_hash, suite.perplexity.max_tokens)
     if tasks.entries:
         for row in tasks.score(lm, suite, folder):
             hub = tasks.hub_id(row["task"])

@@ -43,7 +43,7 @@ def test_processors_of_one_name_are_told_apart(tmp_path, monkeypatch):
     assert (old["isa"], old["vector_bits"]) == (["avx", "avx2", "fma"], 256)
     assert "avx512_bf16" in new["isa"] and new["vector_bits"] == 512
     assert machine.key(old) != machine.key(new)
-    assert "model 17" in machine.words(new) and "avx512_bf16" in machine.words(new)
+    assert "model 17" in machine.processor(new) and "avx512_bf16" in machine.processor(new)
 
 
 def test_threads_versions_and_kernels_make_another_machine():
