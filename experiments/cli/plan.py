@@ -22,8 +22,7 @@ def print_plan(
     scale: Scale = "quick",
     study: str = "all",
     missing: Annotated[
-        bool,
-        typer.Option("--missing", help="only what is neither finished here nor committed"),
+        bool, typer.Option("--missing", help="only what is neither finished here nor committed")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="for programs")] = False,
 ) -> None:

@@ -189,8 +189,7 @@ def evaluate(
         str | None, typer.Option(help="suite, or path of its YAML; a run has one of its own")
     ] = None,
     data: Annotated[
-        Path | None,
-        typer.Option(help="folder of prepared data; default: what it was trained on"),
+        Path | None, typer.Option(help="folder of prepared data; default: what it was trained on")
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="file to write; default: eval-<suite>.json beside the model")

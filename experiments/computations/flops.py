@@ -3,7 +3,6 @@
 ``published``: one row per published number; ``counted as published`` repeats our count under the
 source's own convention where it differs from ours, and ``explanation`` says what that is. A row is
 ``met`` if either is within 1% of the published value, or prints the same digits.
-``amdahl``: FLOPs that whole models save, beside the speed-up of one product on a CS-2.
 ``schedule``: RigL's mean cost per step by stepping through a schedule, beside its formula.
 ``ledger``: what the device's ledger counts in a real step, beside the closed forms.
 """
@@ -14,13 +13,7 @@ import pandas as pd
 import torch
 from torch import nn
 
-from experiments.computations._language_flops import (
-    SPDF_LENGTH,
-    gpt,
-    gpt3_rows,
-    gpt_step,
-    spdf_rows,
-)
+from experiments.computations._language_flops import gpt, gpt3_rows, spdf_rows
 from experiments.computations._published_flops import COLUMNS, Row
 from experiments.computations._vision_flops import ResNet50, ift_rows, readme_rows, rigl_rows
 from experiments.models import gpt2, llama
@@ -30,8 +23,6 @@ from sparse_lib.execution.backend import backend, compile
 from sparse_lib.flops.ledger import Ledger
 from sparse_lib.flops.model import count, gpt_training_step, rigl_mean_step
 from sparse_lib.schedules import make_update_schedule
-from sparse_lib.simulation.devices import SPECS
-from sparse_lib.simulation.timing import relative_time
 
 
 def compute(scale: str) -> dict[str, pd.DataFrame]:
@@ -39,22 +30,9 @@ def compute(scale: str) -> dict[str, pd.DataFrame]:
     rows = [*spdf_rows(), *rigl_rows(), *readme_rows(), *ift_rows(), *gpt3_rows()]
     return {
         "published": pd.DataFrame(rows, columns=COLUMNS),
-        "amdahl": pd.DataFrame(amdahl_rows()),
         "schedule": pd.DataFrame(schedule_rows()),
         "ledger": pd.DataFrame(ledger_rows()),
     }
-
-
-def amdahl_rows() -> list[Row]:
-    """Dense over sparse FLOPs of whole models, and the simulated speed-up of one product."""
-    sparsity = 0.75
-    product = 1 / relative_time(sparsity, SPECS["cs2"].sparse_overhead)
-    rows = []
-    for name in ("GPT-2 Small (125M)", "GPT-3 XL (1.3B)"):
-        step = gpt_step(name, SPDF_LENGTH)
-        ratio = step(0) / step(sparsity)
-        rows.append({"model": name, "sparsity": sparsity, "whole_model": ratio, "product": product})
-    return rows
 
 
 def schedule_rows() -> list[Row]:

@@ -47,10 +47,9 @@ def _row(name: str, algorithm: Any) -> dict[str, Any]:
     levels = {key: param.sparsity for key, param in algorithm.sparse_params.items()}
     dense = flops.training_step() / 3
     sparse = flops.training_step(levels) / 3
-    formula = {
-        "RigL": rigl_mean_step(sparse, dense, INTERVAL),
-        "SNFS": 2 * sparse + dense,
-    }.get(name, 3 * sparse)
+    formula = {"RigL": rigl_mean_step(sparse, dense, INTERVAL), "SNFS": 2 * sparse + dense}.get(
+        name, 3 * sparse
+    )
     mean = algorithm.metrics(flops)["flops"]["run"] / steps
     return {
         "method": name,

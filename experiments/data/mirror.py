@@ -106,11 +106,7 @@ def layout(folder: Path, config: str | None) -> Layout | None:
 
 
 def missing_rows(
-    name: str,
-    hub_id: str,
-    config: str | None,
-    source: Source,
-    splits: Sequence[str] = SPLITS,
+    name: str, hub_id: str, config: str | None, source: Source, splits: Sequence[str] = SPLITS
 ) -> str | None:
     """Say in one sentence what of a dataset is not on this machine; None if nothing."""
     folder = folder_of(hub_id, source)

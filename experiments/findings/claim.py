@@ -168,17 +168,12 @@ def _read(path: Path, entry: Any) -> Claim:
         ) from None
 
 
-def _number(path: Path) -> tuple[float, str]:
-    first = path.name.partition("_")[0]
-    return (int(first) if first.isdigit() else float("inf"), path.name)
-
-
 @functools.cache
 def nine() -> tuple[Claim, ...]:
     """The results of the sources, in their order."""
     return tuple(
         _read(path, read_yaml(path.read_text(encoding="utf-8")))
-        for path in sorted(NINE.glob("*.yaml"), key=_number)
+        for path in sorted(NINE.glob("*.yaml"))
     )
 
 

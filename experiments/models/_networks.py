@@ -5,10 +5,7 @@ The file imports nothing of this repository: an exported model carries a copy of
 """
 
 from torch import nn
-from transformers import (
-    AutoConfig,
-    AutoModelForImageClassification,
-)
+from transformers import AutoConfig, AutoModelForImageClassification
 from transformers.models.mobilenet_v2.modeling_mobilenet_v2 import MobileNetV2ForImageClassification
 from transformers.models.resnet.configuration_resnet import ResNetConfig
 from transformers.models.resnet.modeling_resnet import ResNetForImageClassification

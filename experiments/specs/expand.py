@@ -12,13 +12,7 @@ from pydantic import ValidationError
 
 from experiments import tasks
 from experiments.errors import UserError
-from experiments.specs.read import (
-    load_study,
-    one_sentence,
-    read_single,
-    sound_studies,
-    study_names,
-)
+from experiments.specs.read import load_study, one_sentence, read_single, sound_studies, study_names
 from experiments.specs.run import FirstPhase, Run, RunSpec
 from experiments.specs.schema import (
     SCALES,

@@ -81,10 +81,9 @@ def _training_rows(record: Record) -> list[Row]:
     last = train[-1] if train else {}
     executed, dense = record.flops.executed, record.flops.dense_equivalent
     rows = [_row("loss", record.final_loss, better=False)]
-    better = {metric.name: metric.higher_is_better for metric in task.metrics}
     for validation in record.rows("validation")[-1:]:
-        for name, value in _measured(validation, task.unit, first=tuple(better)):
-            rows.append(_row(name, value, "validation", better.get(name)))
+        for name, value in _measured(validation, task.unit, first=tuple(task.metrics)):
+            rows.append(_row(name, value, "validation", task.metrics.get(name)))
     rows += [_row(to, last.get(key)) for to, key in (("steps", "step"), (task.unit, task.unit))]
     rows += [
         _row("itop", last.get("itop")),

@@ -23,7 +23,6 @@ import importlib
 import math
 import pkgutil
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
@@ -154,21 +153,6 @@ class Recipe(Strict, ABC):
         """
 
 
-@dataclass(frozen=True)
-class Metric:
-    """A score that a task measures on validation data.
-
-    Attributes:
-        name: Key in what `Task.validate` returns, and in the records.
-        higher_is_better: Direction.
-        label: Axis label of figures.
-    """
-
-    name: str
-    higher_is_better: bool
-    label: str
-
-
 class Task(ABC):
     """What one run trains. Everything is a function of the spec and the step.
 
@@ -177,15 +161,15 @@ class Task(ABC):
 
     Attributes:
         unit: what training counts: ``tokens``, ``images``.
-        metrics: what `validate` returns, in the order of tables. Other numbers that it returns
-            reach the record too, without a direction.
+        metrics: names of what `validate` returns, in the order of tables, and whether higher is
+            better. Other numbers that it returns reach the record too, without a direction.
         units_per_step: units of one optimizer step.
         data: facts for the record: ``name``, ``hash`` and what else is known of the data.
         input_size: ``sequence_length`` or ``image_size``, for counting FLOPs.
     """
 
     unit: ClassVar[str]
-    metrics: ClassVar[tuple[Metric, ...]]
+    metrics: ClassVar[dict[str, bool]]
     recipe: Recipe
     units_per_step: int
     data: dict[str, Any]

@@ -108,10 +108,7 @@ class Task(tasks.Task):
     """Packed windows of one token stream; next-token cross-entropy."""
 
     unit = "tokens"
-    metrics = (
-        tasks.Metric("loss", higher_is_better=False, label="loss (nats per token)"),
-        tasks.Metric("perplexity", higher_is_better=False, label="perplexity"),
-    )
+    metrics = {"loss": False, "perplexity": False}
     recipe: Recipe
 
     def __init__(self, spec: RunSpec, data_dir: Path) -> None:

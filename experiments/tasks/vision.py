@@ -135,10 +135,7 @@ class Task(tasks.Task):
     """Shuffled, augmented images; cross-entropy with label smoothing."""
 
     unit = "images"
-    metrics = (
-        tasks.Metric("loss", higher_is_better=False, label="loss (nats per image)"),
-        tasks.Metric("accuracy", higher_is_better=True, label="accuracy"),
-    )
+    metrics = {"loss": False, "accuracy": True}
     recipe: Recipe
 
     def __init__(self, spec: RunSpec, data_dir: Path) -> None:

@@ -60,11 +60,7 @@ def gpu_facts(device: torch.device) -> dict[str, Any]:
     if device.type != "cuda":
         return {}
     known = torch.cuda.get_device_properties(device)
-    facts = {
-        "name": known.name,
-        "memory_bytes": known.total_memory,
-        "cuda": torch.version.cuda,
-    }
+    facts = {"name": known.name, "memory_bytes": known.total_memory, "cuda": torch.version.cuda}
     keys = ("driver_version", "clocks.sm", "clocks.max.sm", "clocks.mem")
     command = ["nvidia-smi", f"--query-gpu={','.join(keys)}", "--format=csv,noheader"]
     try:

@@ -131,12 +131,7 @@ def train(
             return
         data.verify(data_dir)
         trainer = Trainer(
-            spec,
-            data_dir=data_dir,
-            state_dir=state_dir,
-            code_hash=code_hash,
-            log=log,
-            **options,
+            spec, data_dir=data_dir, state_dir=state_dir, code_hash=code_hash, log=log, **options
         )
         held.callback(trainer.batches.close)
         if trainer.resume():

@@ -129,10 +129,7 @@ class Tasks:
                     options.get("max_gen_toks", MAX_TOKENS), lm.max_length - 1
                 )
         found: Any = evaluate(
-            lm=lm,
-            task_dict=self.loaded,
-            samples=self.chosen,
-            bootstrap_iters=suite.bootstrap_iters,
+            lm=lm, task_dict=self.loaded, samples=self.chosen, bootstrap_iters=suite.bootstrap_iters
         )
         samples = found.pop("samples")
         _keep(keep, found, samples)

@@ -61,11 +61,7 @@ def losses(lm: CausalLM, found: Sequence[Window]) -> list[float]:
 
 
 def corpus_losses(
-    lm: CausalLM,
-    tokens: Sequence[int],
-    *,
-    stride: int | None = None,
-    max_tokens: int | None = None,
+    lm: CausalLM, tokens: Sequence[int], *, stride: int | None = None, max_tokens: int | None = None
 ) -> Tokens:
     """Losses of a token stream; see the module's text.
 

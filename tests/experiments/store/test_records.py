@@ -166,9 +166,7 @@ def test_every_number_that_a_task_returns_reaches_the_tables(made):
 def test_a_task_of_ones_own_has_its_unit_and_its_metrics(made, monkeypatch):
     task = tasks.lm.Task
     monkeypatch.setattr(task, "unit", "sentences")
-    monkeypatch.setattr(
-        task, "metrics", (tasks.Metric("bleu", higher_is_better=True, label="BLEU"),)
-    )
+    monkeypatch.setattr(task, "metrics", {"bleu": True})
     record = json.loads(json.dumps(made[0]))
     for row in record["curve"]:
         row["sentences"] = row.pop("tokens") // 10
