@@ -78,11 +78,7 @@ def not_one_of(key: str, value: object, allowed: Iterable[str], found_in: str = 
 
 
 def variable(name: str, default: float) -> float:
-    """The number in an environment variable, at least 0.
-
-    Raises:
-        UserError: if it is none.
-    """
+    """The number in an environment variable, at least 0."""
     text = os.environ.get(name, str(default))
     if not re.fullmatch(r"\d+(\.\d*)?", text):
         raise UserError(f"the environment variable {name} is {text!r}; it must be a number from 0")

@@ -109,11 +109,7 @@ def main() -> None:
 
 
 def call(command: list, folder: Path, environment: dict, seconds: float) -> bool:
-    """Run a command of the studies; past its time it saves its state and ends.
-
-    Returns:
-        Whether it came to its own end.
-    """
+    """Run a command of the studies; past its time it saves its state and ends."""
     process = subprocess.Popen(
         [sys.executable, "-m", "experiments", *command], cwd=folder, env=environment
     )

@@ -135,9 +135,6 @@ def returned(folder: Path) -> list[tuple[Run, Path]]:
     Args:
         folder: Holds ``records.tar.gz`` as ``go.py`` writes it, or folders with ``record.json``.
 
-    Returns:
-        Runs of this repository's studies, each with the file of its record.
-
     Raises:
         UserError: If there are none, or one is of another spec, code or data than is here.
     """

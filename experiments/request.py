@@ -192,11 +192,7 @@ class Request:
         return files, ids
 
     def rerun_pages(self) -> list[str]:
-        """Pages of the studies whose runs are redone.
-
-        Raises:
-            SpecError: If no run is named.
-        """
+        """Pages of the studies whose runs are redone."""
         if not self.again:
             raise SpecError("run is None: rerun needs --config run=<run id>")
         studies = sorted({study for run in self.again for study in run.studies})
@@ -261,11 +257,7 @@ class Request:
         return [file.as_posix() for file in files]
 
     def verified(self) -> list[str]:
-        """New records of the committed runs that are asked for.
-
-        Raises:
-            SpecError: If no such run is committed.
-        """
+        """New records of the committed runs that are asked for."""
         shown, known = {*self.shown(self.scale)}, reference.entries()
         runs = self.again or [r for r in self.runs(self.scale).values() if {*r.studies} & shown]
         files = [paths.verified(self.scale, run.id) for run in runs if run.id in known]

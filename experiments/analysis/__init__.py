@@ -20,11 +20,7 @@ if TYPE_CHECKING:
 
 
 class Files:
-    """The modules of a folder here, by name.
-
-    Args:
-        kind: What one of them is, in words; the folder has its plural.
-    """
+    """The modules of a folder here, by name."""
 
     def __init__(self, kind: str) -> None:
         self.kind, self.folder = kind, f"{kind}s"

@@ -71,7 +71,6 @@ def by_level(rows: pd.DataFrame, *, most: int | None = None) -> list[tuple[float
     """Return (sparsity, its rows and the dense ones) by sparsity; one entry if all are dense.
 
     Args:
-        rows: Any table with the columns ``run`` and ``sparsity``.
         most: How many sparsities at most, those with the most runs; None for all.
     """
     runs = rows[rows["sparsity"] > 0].groupby("sparsity")["run"].nunique()

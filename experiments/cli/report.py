@@ -70,9 +70,6 @@ def read_study(study: str, scale: str) -> tuple:
     """Records, curves and the study: what every table and figure takes.
 
     Where nothing was collected here, committed records stand for its runs.
-
-    Raises:
-        SpecError: If there is no such study or scale, or it has no results.
     """
     folder, facts = paths.study(scale, study), planned(study, scale)
     if not load_study(study).shows(scale):

@@ -34,9 +34,6 @@ def take_committed(name: str, folder: Path) -> bool:
 
     Such a computation has a table ``machine``. Measured beside other work, or on another machine,
     it would put other figures beside records that stayed.
-
-    Returns:
-        Whether there are any; else the folder is left as it is.
     """
     committed = paths.REFERENCE / name
     if not (committed / "machine.csv").is_file():

@@ -93,11 +93,7 @@ def get(name: str, kind: str | None = None) -> Dataset | ImageDataset:
 
 
 def available(name: str, mirror: Path | None = None, *, tokenizer: str | None = None) -> str | None:
-    """Say what a dataset lacks to be prepared offline.
-
-    Returns:
-        One sentence, or None if nothing is missing.
-    """
+    """Say what a dataset lacks to be prepared offline."""
     source = Source(_mirror(mirror))
     problem = get(name).missing(source)
     if problem is None and tokenizer is not None:

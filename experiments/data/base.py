@@ -60,7 +60,6 @@ class Texts:
 
     Attributes:
         splits: Documents of each split, in their fixed order.
-        meta: Facts for meta.json, such as versions.
         extras: Rows of further JSON Lines files of the dataset, by file name; our own lm-eval
             tasks name the files that they read.
         tests: Tests of this dataset alone, by name.
@@ -124,8 +123,6 @@ class Images:
 
     Attributes:
         splits: Train, validation and, where there is one, test, in this order.
-        classes: Names of the classes, in the order of their labels.
-        meta: Facts for meta.json.
     """
 
     splits: Mapping[str, Split]

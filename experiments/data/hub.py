@@ -35,13 +35,8 @@ def hub_dataset(
     """Describe a text dataset by its hub id.
 
     Args:
-        name: Name used in studies.
         hub_id: "<owner>/<name>" on the hub and below the mirror root.
-        config: Config (subset) of the dataset.
-        license: Licence as published.
         to_documents: Turns the rows of a split into documents.
-        column: Column that holds the text.
-        splits: How the splits were made, in words.
     """
 
     def missing(source: Source) -> str | None:

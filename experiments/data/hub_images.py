@@ -37,15 +37,10 @@ def hub_images(
     """Describe an image dataset by its hub id.
 
     Args:
-        name: Name used in studies.
         hub_id: "<owner>/<name>" on the hub and below the mirror root.
-        config: Config (subset) of the dataset.
-        license: Licence as published.
         size: Pixels per side of all images.
         classes: Names of the classes, in the order of their labels.
         num_channels: 3 for colour, 1 for grey.
-        image: Column that holds the images.
-        label: Column that holds the labels.
         splits: The hub's name of train, validation and test; default: train and test. A tenth of
             each training class is held out where there is no validation.
         flip: Whether a mirrored image shows the same class.

@@ -47,11 +47,7 @@ def read_model(model_dir: Path, auto_model: Any) -> Any:
 
 
 def read_tokenizer(model_dir: Path) -> Any:
-    """The tokenizer of an exported folder.
-
-    Raises:
-        UserError: if the folder holds none, or a damaged one.
-    """
+    """The tokenizer of an exported folder."""
     from transformers import AutoTokenizer
 
     with _whole(model_dir, "tokenizer"):

@@ -38,11 +38,7 @@ def run_of(model_dir: Path) -> str:
 
 
 def prepared_rows(path: Path) -> list[dict[str, Any]]:
-    """Rows of a prepared dataset's JSON Lines file.
-
-    Raises:
-        MissingData: if there is no such file.
-    """
+    """Rows of a prepared dataset's JSON Lines file."""
     if not path.is_file():
         raise MissingData(f"{path} does not exist; prepare the dataset first")
     return read_jsonl(path)

@@ -24,19 +24,12 @@ def evaluate_model(
     """Score a model by a suite and write the result.
 
     Args:
-        model_dir: a folder that transformers loads, or that a run exported.
-        suite: name of a suite, or path of a YAML file.
         data_dir: prepared dataset; None for suites of published tasks alone.
         out: file to write, or the folder to write ``eval.json`` into.
         cache: folder of what is scored so far; None is ``out``'s folder.
-        mirror: root of mirrored hub datasets, or None.
         task: what the model is for; None asks its config, which imports transformers.
 
-    Returns:
-        What was written; see the evaluation of the model's task.
-
     Raises:
-        MissingData: if a dataset is not available.
         ValueError: if the model is of no known kind, or does not fit the suite or the data.
     """
     module = importlib.import_module(tasks.get(task or task_of(model_dir)).EVALUATION)

@@ -16,7 +16,6 @@ class Estimate(NamedTuple):
     """A score with its standard error.
 
     Attributes:
-        value: the score.
         stderr: its standard error over items, None where unknown.
         num_items: how many independent items it is taken over.
         chance: score of a uniform guess, where that has one.
@@ -35,7 +34,6 @@ class Images:
     Attributes:
         logits: (N, K).
         labels: (N,), from 0 to K - 1.
-        classes: names of the K classes.
     """
 
     logits: np.ndarray

@@ -212,9 +212,6 @@ def load_suite(name: str, kind: type[Kind] | None = None) -> Kind:
 
     Args:
         kind: what it must be a suite of; None takes what the file says.
-
-    Raises:
-        ValueError: if there is no such suite, it is of another kind, or a key or value is wrong.
     """
     path = suite_path(name)
     return _read(path, path.read_bytes(), kind)  # type: ignore[return-value]
@@ -246,11 +243,7 @@ def _read(path: Path, text: bytes, kind: type[Suite | ImageSuite] | None) -> Sui
 
 
 def suite_path(name: str) -> Path:
-    """File of a suite, given its name or the path of a YAML file.
-
-    Raises:
-        ValueError: if there is no such suite.
-    """
+    """File of a suite, given its name or the path of a YAML file."""
     path = Path(name) if name.endswith(".yaml") else FOLDER / f"{name}.yaml"
     if not path.is_file():
         known = not_one_of("suite", name, (file.stem for file in FOLDER.glob("*.yaml")))

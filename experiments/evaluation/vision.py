@@ -59,11 +59,7 @@ def evaluate(
 
 
 def load_classifier(model_dir: Path) -> nn.Module:
-    """An exported classifier in evaluation mode, transformed by Sparse-IFT or not.
-
-    Raises:
-        ValueError: if the folder lacks weights that the model has.
-    """
+    """An exported classifier in evaluation mode, transformed by Sparse-IFT or not."""
     from transformers import AutoModelForImageClassification
 
     from experiments.models import _networks  # noqa: F401  registers its classes

@@ -51,8 +51,6 @@ class Estimate:
         low: Lower end of the 95% interval; NaN where the workload has too few seeds.
         se: Standard error of the effect.
         sd: Standard deviation of one run about the mean of its arm.
-        seeds: Seeds of a and of b.
-        means: Means of a and of b.
         better: Probability that a run of a is better than one of b.
         paired: Whether the interval is that of differences by seed.
     """
@@ -118,8 +116,6 @@ def estimate(cells: Cells, strata: Sequence[tuple[Arm, Arm]], *, sign: int = 1) 
     """Estimate a minus b.
 
     Args:
-        cells: All runs of the workload; its deviation is pooled over them.
-        strata: Arms a and b, once for each model.
         sign: 1 where larger values are better, -1 where smaller ones are.
     """
     sides = [(cells[a], cells[b]) for a, b in strata]
@@ -177,7 +173,6 @@ class Word:
     Attributes:
         word: One of `WORDS`.
         size: ``as large``, ``smaller`` or ``larger``; empty without a published size.
-        reason: Why, in words.
     """
 
     word: str

@@ -153,11 +153,7 @@ def gather(studies: Sequence[PlannedStudy], records: Sequence[pd.DataFrame]) -> 
 
 @functools.lru_cache(maxsize=4)
 def load(scale: str, study: str = "") -> Evidence:
-    """The evidence of a scale, from the tables of its studies or of one of them.
-
-    Raises:
-        UserError: If no study of the scale has results.
-    """
+    """The evidence of a scale, from the tables of its studies or of one of them."""
     from experiments.specs.lookup import planned_study
     from experiments.specs.read import load_study, study_names
     from experiments.store import paths, tidy

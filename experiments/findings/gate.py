@@ -36,7 +36,6 @@ class Gate:
 
     Attributes:
         failed: Why the comparison is no fair test; empty if it passed.
-        notes: What it looked at, in words.
     """
 
     failed: str = ""
@@ -49,7 +48,6 @@ def ask(
     """Ask the gate about the arms of a comparison.
 
     Args:
-        rows: The runs of the comparison's workload.
         rates: ``own``, or ``shared`` where one rate for all is part of the claim.
     """
     for workload, measured in _workloads(evidence, rows, outcome):

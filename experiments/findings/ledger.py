@@ -27,14 +27,8 @@ class Finding:
     """A comparison with what was found.
 
     Attributes:
-        word: What the estimate says, or why it says nothing.
-        place: The workload; None without one.
-        estimate: None without runs of both arms.
         unseen: The estimate from seeds that nobody had read when n was fixed, where some had.
         target: Published effect in the unit of ours; without one the smallest of interest.
-        gate: What the baseline gate found.
-        trend: Other sparsities or budgets: label and estimate.
-        runs: Ids of the runs of both arms.
     """
 
     claim: Claim

@@ -38,11 +38,9 @@ class Pooled:
     """A random-effects mean.
 
     Attributes:
-        mean: Mean over workloads.
         low: Lower end of its 95% interval (Hartung, Knapp, Sidik and Jonkman).
         spread: Standard deviation between workloads, beyond that of seeds (DerSimonian and Laird).
         better: Number of workloads in which a is better: its loss is lower.
-        effects: The workloads, the strongest first.
     """
 
     mean: float

@@ -18,11 +18,7 @@ FILE = "transform.json"
 def apply(
     model: nn.Module, transform: dict[str, Any]
 ) -> tuple[nn.Module, dict[str, Any], dict[str, Any]]:
-    """The transformed model, the filter and levels of its masks, and the transformation's totals.
-
-    Args:
-        transform: arguments of `sparse_lib.ift.transform`.
-    """
+    """The transformed model, filter and levels of its masks, and the transformation's totals."""
     transformed, config, report = ift.transform(model, **transform)
     return transformed, config, report.summary()
 
@@ -34,11 +30,7 @@ def write(folder: Path, config: dict[str, Any], transform: dict[str, Any]) -> No
 
 
 def load(folder: Path, build: Callable[[dict[str, Any]], nn.Module]) -> nn.Module | None:
-    """An exported model, or None if it was not transformed and loads like any other.
-
-    Args:
-        build: the dense model of a config, which comes as a dict.
-    """
+    """An exported model, or None if it was not transformed and loads like any other."""
     if not (folder / FILE).is_file():
         return None
     from safetensors.torch import load_model

@@ -31,7 +31,6 @@ def card(
     """The text of the README.md.
 
     Args:
-        evaluations: What suites said of these weights; ``eval.json`` and its like.
         tensors: One dict per tensor of the weights: ``name``, ``shape``, ``weights``, ``nonzero``,
             and ``masked`` (whether it has a mask).
         own_code: Whether the folder brings the Python file of its model.

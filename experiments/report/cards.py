@@ -247,11 +247,7 @@ def chance(evidence: Evidence) -> str:
 
 
 def card(found: Finding, evidence: Evidence, pictures: dict[str, str]) -> dict[str, Any]:
-    """A result's card.
-
-    Args:
-        pictures: Name of a figure to its path from the page, of those with data.
-    """
+    """A result's card."""
     claim, shown = found.claim, found.claim.card
     known = facts(found, evidence)
     wanted = [shown["figure"]] if "figure" in shown else shown.get("figures", [])

@@ -88,9 +88,6 @@ def to_html(page: str) -> str:
 def answer(study: PlannedStudy, findings: Iterable[Finding], *, strict: bool = False) -> str:
     """The answer of a study at its scale: its text where its words hold, else one from the words.
 
-    Args:
-        strict: Whether to refuse a text that no longer holds.
-
     Raises:
         SpecError: If it is strict and a word differs.
     """
@@ -197,10 +194,6 @@ def render_index(
 ) -> Path:
     """Write the front page of a scale with its forest, and the page of supporting claims.
 
-    Args:
-        results_dir: ``results/<scale>``, with the records of each study as Parquet.
-        out_dir: ``reports/<scale>``, with the pages of the studies.
-
     Returns:
         The path of ``index.html``. Beside it are ``claims.md``, ``replication.png`` and
         ``commands.csv``, with the command behind each row of each table.
@@ -279,10 +272,6 @@ def publish(scale_dir: Path, reports_dir: Path) -> Path:
 
     Pages are their Markdown and its pictures, the front page as HTML too; tables are made on
     demand.
-
-    Args:
-        scale_dir: ``reports/<scale>`` with its front page and study folders.
-        reports_dir: ``reports``; its own files and study folders are replaced.
 
     Raises:
         ValueError: If the scale has no report yet.

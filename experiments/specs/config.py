@@ -22,11 +22,7 @@ SCHEMA = json.loads((ROOT / "workflow" / "schemas" / "config.schema.json").read_
 
 
 def checked(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration, if every key and value is allowed.
-
-    Raises:
-        SpecError: One sentence that names the key.
-    """
+    """The configuration, if every key and value is allowed."""
     # Snakemake reads numbers, True and False of the command line, but not false or null.
     words = {"true": True, "false": False, "null": None}
     config = DEFAULTS | {k: words.get(v, v) if type(v) is str else v for k, v in config.items()}

@@ -41,11 +41,7 @@ def memory_mb(spec: RunSpec) -> int:
 
 
 def check_mirror(mirror: str | Path) -> Path:
-    """The folder of hub datasets, if it is one.
-
-    Raises:
-        SpecError: If it is no folder.
-    """
+    """The folder of hub datasets, if it is one."""
     if not Path(str(mirror)).is_dir():
         raise SpecError(f"mirror is {str(mirror)!r}, but must be a folder with <hub id> datasets")
     return Path(str(mirror))

@@ -106,9 +106,6 @@ def load_single(path: Path, *, run_id: str, max_steps: int | None = None) -> Run
 
     Args:
         max_steps: bound on the optimizer steps of the recipe.
-
-    Raises:
-        SpecError: if the file is missing or wrong; one sentence.
     """
     run = read_single(path)
     with one_sentence(path):

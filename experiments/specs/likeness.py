@@ -39,9 +39,6 @@ def likes(study: Any) -> dict[Any, tuple[str, str]]:
 def with_likeness(study: Any, read: Callable[[str], Any]) -> Any:
     """A study, as its YAML reads, with every ``like`` replaced by the section that it names.
 
-    Args:
-        read: Name of a study to what its file holds.
-
     Raises:
         UserError: For a ``like`` that names no method, or one that is itself like another.
     """

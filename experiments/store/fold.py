@@ -28,9 +28,6 @@ def fold(records: Iterable[Mapping[str, Any]]) -> list[Path]:
     Args:
         records: In their JSON form; one takes the place of the committed record of its run.
 
-    Returns:
-        The files that changed.
-
     Raises:
         UserError: If a study is wrong, whose records would be dropped.
     """

@@ -54,9 +54,6 @@ def write(records: Iterable[Mapping[str, Any]], folder: Path, *, level: int = 19
 
     Args:
         level: Of compression by zstd, 1 to 22; higher is smaller and slower.
-
-    Returns:
-        The files that changed.
     """
     rows, changed = _tables(sorted(records, key=lambda record: record["run"])), []
     for name in TABLES:

@@ -239,9 +239,6 @@ def thin_curve(rows: Sequence[Row], *, max_rows: int = MAX_CURVE_ROWS) -> list[R
 
     Args:
         max_rows: Upper bound on the number of rows returned, at least 8.
-
-    Returns:
-        The kept rows, ordered by step.
     """
     if len(rows) <= max_rows:
         return list(rows)

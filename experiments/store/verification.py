@@ -33,9 +33,6 @@ class Verified(NamedTuple):
     """How a run came out.
 
     Attributes:
-        verdict: One of `VERDICTS`.
-        metric: What is shown of it.
-        recorded: Its recorded value; None without one.
         why: What the verdict rests on.
         machines: Keys of the machines of the record and of the new run.
     """

@@ -55,10 +55,6 @@ class Tasks:
 
     Args:
         entries: of the suite, those that fit the dataset.
-
-    Raises:
-        MissingData: if a dataset is not available.
-        UserError: if a folder or a task does not exist.
     """
 
     def __init__(
@@ -115,11 +111,7 @@ class Tasks:
         return None if config.custom_dataset else config.dataset_path
 
     def score(self, lm: CausalLM, suite: Suite, keep: Path) -> Iterator[dict[str, Any]]:
-        """Scores of all tasks and groups, in the form of eval.json.
-
-        Args:
-            keep: folder to write lm-eval's own results and samples into.
-        """
+        """Scores of all tasks and groups, in the form of eval.json."""
         from lm_eval.evaluator import evaluate
 
         for task in self.loaded["tasks"].values():

@@ -31,9 +31,6 @@ class CausalLM(HFLM):
 
     Attributes:
         truncated: contexts of requests whose first tokens did not fit the model.
-
-    Raises:
-        UserError: if the tokenizer has no token that stands for "nothing before".
     """
 
     def __init__(self, model: Any, tokenizer: Any, *, batch_size: int) -> None:
@@ -48,9 +45,6 @@ class CausalLM(HFLM):
 
         Args:
             execution: ``auto`` skips the work of zeros where that is faster, ``dense`` never does.
-
-        Raises:
-            UserError: if the folder does not hold a whole model with its tokenizer.
         """
         keep_memory()
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -67,11 +61,7 @@ class CausalLM(HFLM):
         disable_tqdm: bool = False,
         override_bs: int | None = None,
     ) -> list[tuple[float, bool]]:
-        """Log-likelihood (nats) of each request's last tokens, and whether all are the likeliest.
-
-        Args:
-            requests: texts, tokens of the context, tokens to predict.
-        """
+        """Log-likelihood (nats) of each request's last tokens; whether all are the likeliest."""
         results = [(0.0, True)] * len(requests)
         rows: dict[tuple[int, ...], list[int]] = {}
         for index, (texts, context, targets) in enumerate(requests):

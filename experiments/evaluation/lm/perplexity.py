@@ -101,10 +101,6 @@ def split_scores(
     Under ``max_tokens`` the documents are taken in the order of their SHA-256 until they hold
     that many tokens, so that the sample is spread over the split. A model with another tokenizer
     than the dataset's reads the documents in its own tokens.
-
-    Raises:
-        MissingData: if the split was not prepared.
-        UserError: if it is empty, or of another vocabulary than the model's.
     """
     texts = [row["text"] for row in prepared_rows(data_dir / "text" / f"{split}.jsonl")]
     wanted, found = metrics.read(settings.metrics), []

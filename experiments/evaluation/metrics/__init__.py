@@ -29,11 +29,7 @@ def names() -> list[str]:
 
 
 def path(name: str) -> Path:
-    """File of a metric.
-
-    Raises:
-        ValueError: if there is none of that name.
-    """
+    """File of a metric."""
     if name not in names():
         raise UserError(not_one_of("metric", name, names(), "experiments/evaluation/metrics"))
     return FOLDER / f"{name}.py"

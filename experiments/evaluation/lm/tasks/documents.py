@@ -24,10 +24,6 @@ def rows(
 
     Args:
         make: makes the rows of a task from the texts of the file.
-
-    Raises:
-        MissingData: if there is no such file.
-        UserError: if it yields no rows.
     """
     found = prepared_rows(Path(data_dir) / file)
     if make is not None:
