@@ -228,10 +228,9 @@ def evaluate(
     mirror = mirror_root(mirror)
     result = evaluate_model(model, suite, data_dir=data, out=out, mirror=mirror, task=task)
     if run is not None and suite == own and out == model.parent / "eval.json":
-        from experiments.store.record import make_record, write_record
+        from experiments.store.record import gather
 
-        files = (model.parent / name for name in ("train.json", "eval.json", "metrics.jsonl"))
-        write_record(make_record(*files), model.parent / "record.json")
+        gather(model.parent)
     terminal.show(terminal.scores(result, f"{model}, suite {result['suite']}"))
 
 

@@ -111,7 +111,7 @@ def train_again(run: Run, mirror: Path | None, *, repeat: bool = False) -> None:
         train_again(find_run(run.first), mirror)
     quiet_and_offline()
     from experiments.evaluation.model import evaluate_model
-    from experiments.store.record import make_record, write_record
+    from experiments.store.record import gather
     from experiments.training import loop as training
 
     shutil.rmtree(folder, ignore_errors=True)
@@ -127,16 +127,9 @@ def train_again(run: Run, mirror: Path | None, *, repeat: bool = False) -> None:
         first=paths.verified(run.scale, run.first) / "model" if run.first else None,
     )
     assert run.spec.suite is not None  # each run of a study has one
-    evaluate_model(
-        folder / "model",
-        run.spec.suite,
-        data_dir=data,
-        out=folder / "eval.json",
-        mirror=mirror,
-        task=run.spec.task,
-    )
-    files = (folder / name for name in ("train.json", "eval.json", "metrics.jsonl"))
-    write_record(make_record(*files), folder / "record.json")
+    where = {"data_dir": data, "out": folder / "eval.json", "mirror": mirror}
+    evaluate_model(folder / "model", run.spec.suite, task=run.spec.task, **where)
+    gather(folder)
 
 
 def came_out(

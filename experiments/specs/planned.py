@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Self
+from typing import Any
 
 from experiments.data.base import MIN_VOCABULARY
 from experiments.specs.run import Run
@@ -15,10 +15,6 @@ class PlannedStudy(Study):
 
     scale: Scale
     runs: tuple[Run, ...] = ()
-
-    def changed(self, **values: Any) -> Self:
-        """This study with other values in some fields."""
-        return self.model_copy(update=values)
 
     def to_json(self) -> dict[str, Any]:
         """The JSON form; it changes with the study's file and with what its runs are."""

@@ -24,18 +24,9 @@ FIRST_METRICS = tuple(
 )
 
 
-def curve_columns() -> dict[str, str]:
-    """Columns of ``curves.csv``; each unit that a task counts is one."""
-    return {
-        "run": "run id",
-        "kind": "train or validation",
-        "step": "optimizer step",
-        **{unit: f"training {unit} seen" for unit in tasks.units()},
-        "flops_executed": "training FLOPs executed so far",
-        "elapsed_s": "seconds of training so far",
-        "metric": "what was measured",
-        "value": "measured value",
-    }
+def curve_columns() -> list[str]:
+    """Columns of ``curves.csv``: a row is a metric of a run at a step, of so many units seen."""
+    return ["run", "kind", "step", *tasks.units(), "flops_executed", "elapsed_s", "metric", "value"]
 
 
 def _identity(record: Record, study_name: str) -> dict[str, Any]:
@@ -163,7 +154,7 @@ def records_table(records: Iterable[Record | dict[str, Any]], study: PlannedStud
 def curves_table(records: Iterable[Record | dict[str, Any]]) -> pd.DataFrame:
     """The tidy long table of several learning curves."""
     rows = [row for record in records for row in curve_rows(record)]
-    return pd.DataFrame(rows, columns=list(curve_columns()))
+    return pd.DataFrame(rows, columns=curve_columns())
 
 
 def tables(

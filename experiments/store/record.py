@@ -210,6 +210,12 @@ def write_record(record: dict[str, Any], path: Path) -> None:
     write_whole(path, lambda stream: stream.write(text.encode()))
 
 
+def gather(folder: Path) -> None:
+    """Write ``record.json`` of a run that was trained and scored in a folder."""
+    files = (folder / name for name in ("train.json", "eval.json", "metrics.jsonl"))
+    write_record(make_record(*files), folder / "record.json")
+
+
 def _plain(value: Any) -> Any:
     """JSON has no NaN or infinity: a diverged loss is kept as null."""
     return None if isinstance(value, float) and not math.isfinite(value) else value

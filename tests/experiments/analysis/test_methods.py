@@ -44,7 +44,7 @@ def looks_of(**own):
         key: Method.model_construct(**{"recipe": "all", "final_sparsity": 0.8, **settings})
         for key, settings in own.items()
     }
-    return Methods(NO_STUDY.changed(methods=methods))
+    return Methods(NO_STUDY.model_copy(update={"methods": methods}))
 
 
 def masks(algorithm, **settings):

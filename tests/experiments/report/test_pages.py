@@ -24,7 +24,9 @@ def finding(word: str, size: str = "") -> Finding:
 
 def study(when: str):
     own = planned_study(load_study("sparsity_library"), "smoke")
-    return own.changed(answer={"smoke": Answer(text="It is {set}.", when={"set": when})})
+    return own.model_copy(
+        update={"answer": {"smoke": Answer(text="It is {set}.", when={"set": when})}}
+    )
 
 
 def test_answer_is_printed_where_its_words_hold():

@@ -66,7 +66,7 @@ def test_collect_reads_back_as_it_was(made, tmp_path):
     pd.testing.assert_frame_equal(table, expected)
     assert parquet.read(path.parent) == sorted(made[1:], key=lambda record: record["run"])
     assert list(table.columns) == list(tidy.RECORD_COLUMNS)
-    assert list(tidy.read_curves(path.with_name("curves.csv"))) == list(curve_columns())
+    assert list(tidy.read_curves(path.with_name("curves.csv"))) == curve_columns()
     assert tidy.missing_runs(table, study) == [made[0]["run"]]
 
 
