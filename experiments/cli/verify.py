@@ -127,8 +127,8 @@ def train_again(run: Run, mirror: Path | None, *, repeat: bool = False) -> None:
         first=paths.verified(run.scale, run.first) / "model" if run.first else None,
     )
     assert run.spec.suite is not None  # each run of a study has one
-    where = {"data_dir": data, "out": folder / "eval.json", "mirror": mirror}
-    evaluate_model(folder / "model", run.spec.suite, task=run.spec.task, **where)
+    model, out, task = folder / "model", folder / "eval.json", run.spec.task
+    evaluate_model(model, run.spec.suite, data_dir=data, out=out, mirror=mirror, task=task)
     gather(folder)
 
 
