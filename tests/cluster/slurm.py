@@ -1,9 +1,6 @@
 """A Slurm cluster of two nodes on this machine, for tests: Debian's slurm-wlm and munge.
 
-    python -m tests.cluster.slurm install     # as root, where apt can reach packages
-    python -m tests.cluster.slurm run COMMAND...
-
-Its daemons, munge's too, are its own: they end with it, and leave only what apt installs.
+Its daemons, munge's too, are its own: they end with it.
 """
 
 from __future__ import annotations
@@ -12,10 +9,9 @@ import os
 import shutil
 import socket
 import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -66,26 +62,8 @@ def missing() -> str | None:
         DEFAULT_CONF.unlink()  # of a test that was killed
     if DEFAULT_CONF.exists():
         return f"this machine belongs to a cluster already ({DEFAULT_CONF})"
-    absent = [name for name in PROGRAMS if shutil.which(name) is None]
-    return (
-        f"{', '.join(absent)} are not installed (apt-get install slurm-wlm munge)" * bool(absent)
-        or None
-    )
-
-
-def install() -> str | None:
-    """Install Slurm by apt where it is missing; returns why that failed."""
-    reason = missing()
-    if reason is None or os.geteuid() != 0 or shutil.which("apt-get") is None:
-        return reason
-    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    for words in ("update -q", "install -q -y --no-install-recommends slurm-wlm munge"):
-        done = subprocess.run(
-            ["apt-get", *words.split()], env=environment, capture_output=True, text=True
-        )
-        if done.returncode:
-            return f"apt-get {words.split()[0]} failed: {done.stderr.strip()[-200:]}"
-    return missing()
+    absent = ", ".join(name for name in PROGRAMS if shutil.which(name) is None)
+    return f"{absent} are not installed (apt-get install slurm-wlm munge)" if absent else None
 
 
 def free_port() -> int:
@@ -120,8 +98,8 @@ def cluster() -> Iterator[Path]:
             words = ["setpriv", "--pdeathsig", "TERM", *command]
             daemons.append(subprocess.Popen(words, stdout=log, stderr=log))
             if command[0] == "munged":
-                wait_for(folder / "munge.socket")
-        wait_for_nodes(folder)
+                wait_for((folder / "munge.socket").exists, folder)
+        wait_for(nodes_are_idle, folder)
         yield folder
     finally:
         subprocess.run(["scancel", "--user", "root"], capture_output=True)
@@ -151,29 +129,16 @@ def commands(folder: Path) -> Iterator[list[str]]:
         yield ["slurmd", "-D", "-N", name]
 
 
-def wait_for(path: Path, seconds: float = 30) -> None:
-    """Wait until there is a file."""
+def wait_for(is_ready: Callable[[], bool], folder: Path, seconds: float = 60) -> None:
+    """Wait until it is so; raises RuntimeError with the logs where it does not come to that."""
     end = time.monotonic() + seconds
-    while not path.exists():
+    while not is_ready():
         if time.monotonic() > end:
-            raise RuntimeError(f"{path} did not appear in {seconds:.0f} s")
-        time.sleep(0.05)
-
-
-def wait_for_nodes(folder: Path, seconds: float = 60) -> None:
-    """Wait until all nodes are idle."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        said = subprocess.run(["sinfo", "-h", "-N", "-o", "%t"], capture_output=True, text=True)
-        if said.stdout.split() == ["idle"] * len(NODES):
-            return
+            logs = [path.read_text()[-600:] for path in sorted(folder.glob("*.log"))]
+            raise RuntimeError("the cluster did not start:\n" + "\n".join(logs))
         time.sleep(0.2)
-    logs = [path.read_text()[-600:] for path in sorted(folder.glob("*.log"))]
-    raise RuntimeError("the cluster did not start:\n" + "\n".join([said.stderr, *logs]))
 
 
-if __name__ == "__main__":
-    if sys.argv[1:2] == ["install"]:
-        sys.exit(install())
-    with cluster():
-        sys.exit(subprocess.run(sys.argv[2:]).returncode)
+def nodes_are_idle() -> bool:
+    said = subprocess.run(["sinfo", "-h", "-N", "-o", "%t"], capture_output=True, text=True)
+    return said.stdout.split() == ["idle"] * len(NODES)

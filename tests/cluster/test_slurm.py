@@ -3,14 +3,12 @@
 import os
 import shutil
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import psutil
 import pytest
 
-from experiments.specs.code import ROOT
 from experiments.specs.expand import study_runs
 from experiments.specs.read import load_study
 from tests.cluster import slurm
@@ -30,7 +28,7 @@ PATIENCE_S = 900
 @pytest.fixture(scope="module")
 def cluster():
     pytest.importorskip("snakemake_executor_plugin_slurm")
-    reason = slurm.install()
+    reason = slurm.missing()
     if reason:
         pytest.skip(reason)
     with slurm.cluster() as folder:
@@ -39,27 +37,9 @@ def cluster():
 
 def start(folder: Path) -> subprocess.Popen:
     """The workflow with the profile, polling more often than for a real cluster."""
-    with (folder / "workflow.log").open("w") as stream:
-        return subprocess.Popen(
-            [
-                *(sys.executable, "-m", "snakemake", *TARGETS, "--directory", str(folder)),
-                *("--snakefile", str(ROOT / "Snakefile")),
-                *("--workflow-profile", str(ROOT / "profiles" / "slurm")),
-                *("--seconds-between-status-checks", "2", "--slurm-no-account"),
-                *("--slurm-init-seconds-before-status-checks", "1", "--latency-wait", "5"),
-            ],
-            cwd=folder,
-            env={
-                **os.environ,
-                "PYTHONPATH": str(ROOT),
-                "OMP_NUM_THREADS": "1",
-                "SPARSE_SAVE_EVERY_S": "0",
-                running.MARK: str(folder),
-            },
-            start_new_session=True,
-            stdout=stream,
-            stderr=subprocess.STDOUT,
-        )
+    own = ("--seconds-between-status-checks", "2", "--slurm-no-account", "--latency-wait", "5",
+           "--slurm-init-seconds-before-status-checks", "1")  # fmt: skip
+    return running.start(folder, *TARGETS, cores=2, profile="slurm", options=own)
 
 
 def said(*command: str) -> str:
@@ -91,7 +71,7 @@ def trainer_of(folder: Path, run: str) -> psutil.Process | None:
 
 
 def befall(incident: str, number: str, node: str) -> None:
-    """What happens to a job whose trainer hangs."""
+    """Let an incident happen to a job."""
     if incident == "scancel":
         said("scancel", number)
     elif incident == "out of time":

@@ -21,7 +21,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import uuid
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -38,19 +37,14 @@ WORKFLOW = ("reproduce", "--config", "scale=smoke", "study=spdf")
 #: Environment variable that marks every process of one workflow, orphans included.
 MARK = "SPARSE_TEST_WORKFLOW"
 #: Keys, columns and metrics that hold times, or digests of them, which no two runs share.
-TIMES = {
-    "wall_s",
-    "wall time (s)",
-    "elapsed_s",
-    "trained_s",
-    "trained_cpu_s",
-    "tokens_per_s",
-    "images_per_s",
-}
+TIMES = {"wall_s", "wall time (s)", "elapsed_s", "trained_s", "trained_cpu_s"}
+TIMES |= {"tokens_per_s", "images_per_s"}
 #: Files without results: locks, Snakemake's own, and digests of files that hold times.
 NOTES = (".lock", ".snakemake_timestamp", "made.json")
-#: Seconds that an undisturbed start may take on a busy machine.
-PATIENCE_S = 3600
+#: Seconds that an undisturbed start may take on a busy machine, and that pass between two kills.
+PATIENCE_S, MEAN_DELAY_S = 3600, 10.0
+#: After so many kills a workflow is left alone.
+MAX_KILLS = 12
 
 
 @dataclass
@@ -69,34 +63,24 @@ def start(
     log: str = "workflow.log",
     cores: int = 1,
     preload: bool = False,
+    profile: str = "default",
+    options: tuple[str, ...] = (),
 ) -> subprocess.Popen[str]:
     """Snakemake in a folder and a process group of its own, saving its state at each step.
 
     With ``preload``, jobs are forks of one process, and those that wait for them have their names.
     """
     words = list(targets or WORKFLOW)
-    words += [*([] if "--config" in words else ["--config"]), f"preload={preload}"]
+    words += [*([] if "--config" in words else ["--config"]), f"preload={preload}", *options]
+    words += ["--snakefile", str(ROOT / "Snakefile"), "--cores", str(cores)]
+    words += ["--workflow-profile", str(ROOT / "profiles" / profile), "--directory", str(folder)]
+    own = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", MARK: str(folder)}
     with (folder / log).open("w") as stream:
         return subprocess.Popen(
-            [
-                *(sys.executable, "-m", "snakemake", *words),
-                *("--snakefile", str(ROOT / "Snakefile"), "--cores", str(cores)),
-                *("--workflow-profile", str(ROOT / "profiles" / "default")),
-                *("--directory", str(folder)),
-            ],
-            cwd=folder,
-            env={
-                **os.environ,
-                "PYTHONPATH": str(ROOT),
-                "OMP_NUM_THREADS": "1",
-                "SPARSE_SAVE_EVERY_S": str(save_every_s),
-                MARK: str(folder),
-            },
-            start_new_session=True,
-            stdout=stream,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+            [sys.executable, "-m", "snakemake", *words], cwd=folder, start_new_session=True,
+            env={**os.environ, **own, "SPARSE_SAVE_EVERY_S": str(save_every_s)},
+            stdout=stream, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
 
 
 def by_hand(folder: Path, runs: list[Run]) -> None:
@@ -135,29 +119,18 @@ def role(process: psutil.Process) -> str:
     return "snakemake" if "snakemake" in words else Path(words[0]).name if words else "?"
 
 
-def run_trial(
-    folder: Path,
-    *targets: str,
-    seed: int,
-    max_kills: int,
-    mean_delay_s: float,
-    cores: int = 1,
-    preload: bool = False,
-) -> Trial:
+def run_trial(folder: Path, *, seed: int, max_kills: int, preload: bool = False) -> Trial:
     """Start, kill and start again until the workflow ends; one start without kills must end well.
 
     Args:
         folder: where the workflow works.
-        targets: what Snakemake is asked for; `WORKFLOW` by default.
         seed: of the victims and the times.
         max_kills: after so many the workflow is left alone.
-        mean_delay_s: seconds between two kills.
-        cores: jobs at a time.
         preload: see `start`.
     """
     rng, trial = random.Random(seed), Trial()
     while not trial.problem:
-        process, undisturbed = start(folder, *targets, cores=cores, preload=preload), True
+        process, undisturbed = start(folder, preload=preload), True
         trial.starts += 1
         while process.poll() is None:
             if sum(trial.kills.values()) >= max_kills:
@@ -167,7 +140,7 @@ def run_trial(
                     trial.problem = f"still busy after {PATIENCE_S} s"
                     stop(folder)
                 break
-            killed = kill_one(folder, process, rng, mean_delay_s)
+            killed = kill_one(folder, process, rng)
             if killed is not None:
                 trial.kills[killed] += 1
                 undisturbed = False
@@ -179,19 +152,17 @@ def run_trial(
     return trial
 
 
-def kill_one(
-    folder: Path, root: subprocess.Popen[str], rng: random.Random, mean_delay_s: float
-) -> str | None:
+def kill_one(folder: Path, root: subprocess.Popen[str], rng: random.Random) -> str | None:
     """Wait a random time, then kill a process, every other time that of a job.
 
     Returns:
         What it was; None if it was too late.
     """
     wants_job = rng.random() < 0.5
-    due = time.monotonic() + rng.expovariate(1 / mean_delay_s)
+    due = time.monotonic() + rng.expovariate(1 / MEAN_DELAY_S)
     while root.poll() is None:
         if time.monotonic() > due:
-            late = time.monotonic() > due + mean_delay_s  # there is no job
+            late = time.monotonic() > due + MEAN_DELAY_S  # there is no job
             candidates = processes(folder)
             if wants_job and not late:
                 candidates = [process for process in candidates if role(process) != "snakemake"]
@@ -236,11 +207,8 @@ def _timeless(path: Path) -> bytes:
     if path.suffix == ".json":
         return json.dumps(_without_times(json.loads(path.read_text(encoding="utf-8")))).encode()
     if path.suffix == ".jsonl":
-        rows = [
-            _without_times(json.loads(line))
-            for line in path.read_text(encoding="utf-8").splitlines()
-        ]
-        return json.dumps(rows).encode()
+        lines = path.read_text(encoding="utf-8").splitlines()
+        return json.dumps([_without_times(json.loads(line)) for line in lines]).encode()
     if path.suffix == ".csv":
         rows = csv.DictReader(io.StringIO(path.read_text(encoding="utf-8")))
         kept = [_without_times(row) for row in rows if row.get("metric") not in TIMES]
@@ -260,37 +228,22 @@ def differences(folder: Path, reference: dict[str, str]) -> list[str]:
     return sorted(name for name in own.keys() | reference if own.get(name) != reference.get(name))
 
 
-def trials(
-    kills: int,
-    *targets: str,
-    seed: int,
-    work: Path,
-    max_kills: int,
-    mean_delay_s: float,
-    cores: int = 1,
-) -> Iterator[Trial]:
+def trials(kills: int, work: Path) -> Iterator[Trial]:
     """Trials with fresh folders until so many processes were killed; a failed folder is kept."""
-    whole = work / f"whole-{uuid.uuid4().hex[:8]}"
-    whole.mkdir(parents=True)
-    undisturbed = run_trial(whole, *targets, seed=seed, max_kills=0, mean_delay_s=1, cores=cores)
+    whole = work / "whole"
+    whole.mkdir()
+    undisturbed = run_trial(whole, seed=0, max_kills=0)
     if undisturbed.problem:
         raise RuntimeError(undisturbed.problem)
     reference, done, number = results(whole), 0, 0
     while done < kills:
-        folder = work / f"trial-{seed}-{number}-{uuid.uuid4().hex[:8]}"
+        folder = work / f"trial-{number}"
         folder.mkdir()
         # Every other trial prepares its data under fire too, and every other pair forks its jobs.
         if number % 2:
             shutil.copytree(whole / "resources", folder / "resources")
-        trial = run_trial(
-            folder,
-            *targets,
-            seed=seed * 1000 + number,
-            max_kills=min(max_kills, kills - done),
-            mean_delay_s=mean_delay_s,
-            cores=cores,
-            preload=number % 4 >= 2,
-        )
+        most = min(MAX_KILLS, kills - done)
+        trial = run_trial(folder, seed=number, max_kills=most, preload=number % 4 >= 2)
         if not trial.problem and (differing := differences(folder, reference)):
             trial.problem = f"other results in {folder}: {', '.join(differing)}"
         done, number = done + sum(trial.kills.values()), number + 1
@@ -303,38 +256,13 @@ def main() -> None:
     """Print one line per trial and the sum of the kills; exit 1 after a problem."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kills", type=int, default=100)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--max-kills", type=int, default=12, help="per trial")
-    parser.add_argument("--mean-delay", type=float, default=10.0, help="seconds between kills")
-    parser.add_argument("--work", type=Path, default=None, help="folder of the trials")
-    parser.add_argument("--cores", type=int, default=1, help="jobs at a time")
-    parser.add_argument("targets", nargs="*", help="for Snakemake, in place of the study spdf")
-    options = parser.parse_args()
-    work = options.work or Path(tempfile.mkdtemp(prefix="killer-"))
-    total: Counter[str] = Counter()
-    failed = 0
-    for number, trial in enumerate(
-        trials(
-            options.kills,
-            *options.targets,
-            seed=options.seed,
-            work=work,
-            max_kills=options.max_kills,
-            mean_delay_s=options.mean_delay,
-            cores=options.cores,
-        )
-    ):
+    total, failed = Counter[str](), 0
+    for trial in trials(parser.parse_args().kills, Path(tempfile.mkdtemp(prefix="killer-"))):
         total += trial.kills
         failed += bool(trial.problem)
         killed = ", ".join(f"{name} {count}" for name, count in sorted(trial.kills.items()))
-        print(
-            f"trial {number}: {sum(trial.kills.values())} kills in {trial.starts} starts "
-            f"({killed}): {trial.problem or 'identical'}",
-            flush=True,
-        )
-    print(f"{sum(total.values())} kills, {failed} trials with another outcome")
-    for name, count in total.most_common():
-        print(f"  {count:4d}  {name}")
+        print(f"{trial.starts} starts ({killed}): {trial.problem or 'identical'}", flush=True)
+    print(f"{sum(total.values())} kills, {failed} trials with another outcome: {dict(total)}")
     sys.exit(bool(failed))
 
 
