@@ -116,10 +116,9 @@ def configure_sparsity_optimizer(
         raise ValueError("give sparse_param_filter or param_name_patterns, not both")
     if not isinstance(sparsity_type, str):
         raise TypeError(f"sparsity_type must be a name, not {sparsity_type!r}")
-    model, pairs = None, named_parameters
-    if isinstance(named_parameters, nn.Module):
-        model, pairs = named_parameters, named_parameters.named_parameters()
-    pairs = list(pairs)
+    given: Any = named_parameters
+    model = given if isinstance(given, nn.Module) else None
+    pairs: list[Any] = list(given if model is None else model.named_parameters())
     if not all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
         raise TypeError("named_parameters must be a model or (name, parameter) pairs")
     settings = dict(kwargs) if init_method is None else {"init_method": init_method, **kwargs}
