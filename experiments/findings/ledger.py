@@ -178,7 +178,7 @@ def _checked(claim: Claim, check: Check, scale: str) -> Finding:
     path = paths.computation(scale, check.computation) / f"{check.table}.csv"
     if not path.is_file():
         return Finding(
-            claim, claim, Word(NO_TEST, reason=f"computation {check.computation} is not made")
+            claim, claim, Word(NO_TEST, reason=f"{check.computation} was not computed here")
         )
     rows = tidy.computed(scale, check.computation, check.table)
     for column, kept in check.rows.items():

@@ -109,7 +109,7 @@ def load_single(path: Path, *, run_id: str, max_steps: int | None = None) -> Run
     """
     run = read_single(path)
     with one_sentence(path):
-        recipe = _recipe(run, path.stem, Variant())
+        recipe = _recipe(run, run_id, Variant())  # the file may be renamed
         steps = min(recipe.steps, max_steps or recipe.steps)
         recipe = recipe.model_copy(update={"steps": steps})
         return RunSpec(

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from experiments.errors import UserError
+from experiments.store import paths
 from experiments.store.io import write_whole
 
 if TYPE_CHECKING:
@@ -202,7 +203,12 @@ def _arrow(
     try:
         found = pq.read_table(path, filters=chosen, columns=columns)
     except FileNotFoundError:
-        raise UserError(f"{path} is missing: `git checkout -- {path.parent}` restores it") from None
+        cure = (
+            f"`git checkout -- {path.parent}` restores it"
+            if paths.REFERENCE in path.absolute().parents
+            else "`snakemake reproduce` of this study and scale makes it"
+        )
+        raise UserError(f"{path} is missing: {cure}") from None
     except (pa.ArrowException, OSError, ValueError) as error:
         said = " ".join(str(error).rpartition("': ")[2].split())[:200]
         raise UserError(

@@ -64,7 +64,8 @@ onstart:
 
 onsuccess:
     REQUEST.note_reruns(done=True)
-    logger.info(f"Pages and figures are in reports/{SCALE}/.")
+    if "verify" not in sys.argv:
+        logger.info(f"Pages and figures are in reports/{SCALE}/.")
 
 
 onerror:

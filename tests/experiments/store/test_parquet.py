@@ -53,3 +53,5 @@ def test_a_damaged_file_is_named_in_one_sentence(made, tmp_path, name, damage):
     with pytest.raises(UserError, match=f"^{path} (is|has)") as caught:
         parquet.read(tmp_path)
     assert "\n" not in str(caught.value)
+    if damage == "missing":  # of a folder that git does not have
+        assert "git checkout" not in str(caught.value)

@@ -48,7 +48,8 @@ def test_a_finished_training_is_not_repeated(params, tmp_path):
     folder = tmp_path / "model_dir"
     single.run("train", params, folder, max_steps=2)
     before = (folder / "train.json").stat().st_mtime_ns
-    single.run("train", params, folder, max_steps=2)
+    single.run("train", params.rename(params.with_name("renamed.yaml")), folder, max_steps=2)
+    params = params.with_name("renamed.yaml")
     assert (folder / "train.json").stat().st_mtime_ns == before
     with pytest.raises(SpecError, match="holds a training with another recipe; name another"):
         single.run("train", params, folder, max_steps=3)
