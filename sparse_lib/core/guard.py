@@ -75,8 +75,9 @@ class MaskGuard:
         # Of a copy: whose it is, and how many weights its mask had.
         self._origin: tuple[weakref.ref[MaskGuard] | None, int] | None = None
         self.was_loaded = False
-        # Parameter and version that an optimizer's step left masked; no version while it goes on.
-        self._left = (-1, -1)
+        # Parameter, version and memory that an optimizer's step left masked; the first alone
+        # while it goes on.
+        self._left: tuple[int, ...] = ()
         self._trained = False  # a gradient came since the weight was last looked at
         self._missed_steps = 0
 
@@ -255,19 +256,18 @@ class MaskGuard:
 
     def is_being_written(self) -> None:
         """Mask the weight before the next forward pass, should the step fail on its way."""
-        self._left = (id(self.param), -1)
+        self._left = (id(self.param),)
 
     def is_left(self) -> None:
         """Record the weight as masked: if its memory changes from now on, it is masked again."""
         param = self.module._parameters.get(self.name)
         if param is not None and not param.is_inference():
-            self._left = id(param), param._version
+            self._left = _state_of(param)
 
     def _settle_written(self, param: nn.Parameter) -> None:
-        """Mask a weight written between steps; one written through ``.data`` waits for the next."""
-        known, version = self._left
+        """Mask a weight written between steps; if through ``.data`` in place, at the next one."""
         # functional_call puts parameters of the caller's in place, which are not ours to change.
-        if known != id(param) or version == param._version:
+        if id(param) not in self._left[:1] or self._left == _state_of(param):
             return
         if self.mask is None or shards.is_sharded(self.mask) != shards.is_sharded(param):
             return
@@ -381,6 +381,11 @@ class MaskGuard:
         state["param"].__dict__.pop(_WANTS_DENSE, None)
         self._install(state["param"])
         self._know(state.get("mask"))
+
+
+def _state_of(param: Tensor) -> tuple[int, ...]:
+    """What changes when a parameter is written, or gets other memory by ``param.data = ...``."""
+    return id(param), param._version, shards.local(param).data_ptr()
 
 
 def _refuse_averages(

@@ -327,6 +327,7 @@ def by_hand(model):
         lambda model: model[0].reset_parameters(),
         lambda model: model.apply(lambda part: hasattr(part, "weight") and part.reset_parameters()),
         by_hand,
+        lambda model: nn.utils.vector_to_parameters(torch.ones(1000), model.parameters()),
     ],
 )
 @pytest.mark.parametrize("trained", [False, True])
