@@ -66,7 +66,7 @@ def data(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd
                 rows.append(row | {"flops": share})
         base = [arm for arm in plain if arm.model in set(wide["model"])][: not stable]
         for arm in plain if base else ():  # larger dense models against the one that was widened
-            if arm.model not in set(wide["model"]) and arm.rate == base[0].rate:
+            if arm.model not in set(wide["model"]) and arm.recipe == base[0].recipe:
                 row = shared | _gain(cells, [(arm, base[0])], found.sign)
                 row |= {"method": f"D, {arm.model}", "sparsity": 0.0, "masks": 0.0}
                 rows.append(row | {"flops": cost([arm.model]) / cost([base[0].model])})
@@ -126,13 +126,15 @@ def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Fi
 
 def _by_flops(axes: Axes, table: pd.DataFrame, lengths: pd.DataFrame, found: Outcome) -> None:
     axes.plot(1, 0, "o", color="#7F7F7F", label="A: dense")
-    shown = set()
-    for row in table[table["panel"] == "flops"].itertuples():
+    shown, table = set(), table[table["panel"] == "flops"]
+    is_mixed = found is ACCURACY and table["budget"].nunique() > 1
+    for row in table.itertuples():
         is_dense = row.method.startswith("D,")
         if not is_dense and "rigl" not in row.method and "iso" not in row.method and len(table) > 6:
             continue
         color = "#7F7F7F" if is_dense else FAMILIES["wide"][1]
         label = row.method if is_dense else _level(row.sparsity, row.masks)
+        label += f", {row.budget:g} epochs" if is_mixed else ""
         axes.errorbar(
             row.flops,
             row.gain,

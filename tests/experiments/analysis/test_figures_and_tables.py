@@ -102,18 +102,6 @@ def test_missing_runs_stay_in_the_run_table(full):
     }
 
 
-def test_loss_curves_of_many_methods_have_a_few_to_a_panel_and_each_method_once(full, monkeypatch):
-    module = figures.load("loss_curves")
-    monkeypatch.setattr(module, "MOST", 4)
-    monkeypatch.setattr(module, "EACH", 2)
-    drawn = [panel for panel in module.draw(*full).axes if panel.get_title().endswith(" of 3")]
-    names = [text.get_text() for panel in drawn for text in panel.texts]
-    assert len(drawn) == 3 and all(len(panel.texts) == 2 for panel in drawn)
-    assert len(names) == len(set(names)) == len(synthetic.METHODS)
-    assert "Dense" in drawn[0].texts[0].get_text() + drawn[0].texts[1].get_text()  # it ends lowest
-    assert len({panel.get_ylim() for panel in drawn}) == 1
-
-
 @pytest.mark.parametrize("scale", ["linear", "log"])
 def test_the_name_of_a_line_stands_at_its_height(scale):
     _, (panel,) = style.panels(1)
