@@ -51,8 +51,8 @@ MANY = 4
 def main(curves: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
     """Return the labelled curves of one model, dataset and length, without retuned methods.
 
-    It is the longest training of at least `MANY` methods at one sparsity each or, where none has so
-    many, that of the most.
+    It is the longest training that at least `MANY` methods share or, where none has so many, the
+    longest of those that most methods share.
     """
     retuned = {name for name, method in study.methods.items() if method.retuned}
     curves = curves[~curves["method"].isin(retuned)]

@@ -124,6 +124,6 @@ def gpt3_rows() -> Iterator[Row]:
 
 
 def _claimed(source: str, model: str, method: str, sparsity: float) -> dict[str, str]:
-    """What a text says, in the form of a row of ``results.csv``."""
+    """A number that a text states, as a row of ``results.csv``."""
     where = {"source_id": source, "table_or_figure": "text", "metric": "", "value": ""}
     return where | {"model": model, "method": method, "sparsity": str(sparsity)}

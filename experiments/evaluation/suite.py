@@ -94,7 +94,7 @@ class Common(Strict):
         return {"batch_size": self.batch_size, "dtype": self.dtype, "execution": self.execution}
 
     def facts(self, split: str, data_hash: str | None, limit: int | None) -> dict[str, Any]:
-        """What scores of a split say beside their values, where no prompt is given."""
+        """Fields of a split's scores beside their values, where no prompt is given."""
         shown = {"num_fewshot": 0, "limit": limit, **self.how, "truncated_fraction": 0.0}
         return shown | {"split": split, "data_hash": data_hash}
 

@@ -67,7 +67,7 @@ class Score(Facts):
 
 
 class Machine(Facts):
-    """What `experiments.machine.facts` gathered of the machine of a training."""
+    """Facts of the machine that trained, as `experiments.machine.facts` gathers them."""
 
     processor: str
     num_threads: NonNegativeInt

@@ -106,7 +106,7 @@ class SNFS(DropAndGrow):
             self._momenta[name] = self.momentum_of(weight).lerp_(gradient, 1 - self.momentum)
 
     def _scales(self) -> dict[str, float]:
-        """What clipping and loss scaling made of the mean of the ranks' dense gradients, by name.
+        """Mean of the ranks' dense gradients after clipping and loss scaling, by name.
 
         Of weights with a gradient on any rank; the same on each. Empty where means are kept
         already: in one process, and of sharded weights.

@@ -1,4 +1,4 @@
-"""What optimizer states hold of a weight without a past, where that is not the number 0.
+"""Starting values of optimizer states that are not the number 0.
 
 8-bit optimizers have codes, one of which stands for 0; some states begin with another number.
 """
